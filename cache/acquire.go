@@ -28,7 +28,7 @@ func (c *Cache) Acquire(ctx context.Context, r *request.Request,
 // acquireResumed is Acquire for a job that an earlier daemon did not finish.
 func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed request.ResumedJob,
 	progress func(request.Progress)) (*request.Answer, error) {
-	t := jobs.NewTelling(progress, c.now())
+	t := jobs.NewProgressReporter(progress, c.now())
 	defer t.End()
 	defer c.Store.Packer().BeginRequest()()
 	ctx = lookup.WithTelling(ctx, t)
@@ -42,7 +42,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 		moved := errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced)
 		most := acquireAttempts
 		if errors.Is(err, store.ErrGone) {
-			moved, most = true, goneAttempts
+			moved, most = true, removedAttempts
 		}
 		if !moved || tries >= most || ctx.Err() != nil {
 			if err == nil && a.LeasedView != nil && !r.HoldsView {
@@ -57,7 +57,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 // How often a request is tried.
 const (
 	acquireAttempts = 3  // while its runtime is being replaced
-	goneAttempts    = 10 // while its build is removed, or replaced, each time before the lease
+	removedAttempts = 10 // while its build is removed, or replaced, each time before the lease
 )
 
 func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
@@ -66,8 +66,8 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 		return nil, err
 	}
 	rt, rc, err := c.runtimes.Resolve(ctx, at.Wanted(), at.Phase)
-	if err != nil && c.bringsLibraries(at.Request, err) {
-		a, err := c.answerOwn(ctx, at, err)
+	if err != nil && c.hasOwnLibraries(at.Request, err) {
+		a, err := c.answerForOwnLibraries(ctx, at, err)
 		loadcheck.NotLoaded(a, at)
 		return a, err
 	}
@@ -88,7 +88,7 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 		}
 	}
 	if err == nil && slow.Load() {
-		err = unmoved(a, at)
+		err = checkNotReplaced(a, at)
 	}
 	if err != nil {
 		return nil, err
@@ -96,9 +96,9 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	return a, nil
 }
 
-// unmoved refuses an answer for libraries that were replaced while something was verified, loaded
-// or compiled for it. Other answers were compared with the libraries' files just before.
-func unmoved(a *request.Answer, at *request.Attempt) error {
+// checkNotReplaced refuses an answer for libraries that were replaced while something was verified,
+// loaded or compiled for it. Other answers were compared with the libraries' files just before.
+func checkNotReplaced(a *request.Answer, at *request.Attempt) error {
 	if a.View == nil || at.Content.Stands() {
 		return nil
 	}
@@ -109,7 +109,7 @@ func unmoved(a *request.Answer, at *request.Attempt) error {
 
 func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	if at.Identity.Compiled {
-		return c.answers.Compiled(ctx, at)
+		return c.answers.AnswerCompiled(ctx, at)
 	}
 	at, err := c.planner.Planned(ctx, at)
 	if err != nil {
@@ -128,13 +128,13 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		}
 		c.index.Counters.Add("misses", 1)
 	}
-	if err := c.mayCompile(at, &found); err != nil {
+	if err := c.whyNotCompile(at, &found); err != nil {
 		return nil, err
 	}
 	if found.Doubted > 0 {
 		at = at.Apart()
 	}
-	if err := c.mayReplace(at); err != nil {
+	if err := c.whyNotReplace(at); err != nil {
 		return nil, err
 	}
 	var a *request.Answer
@@ -169,8 +169,8 @@ func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Fou
 	return found, err
 }
 
-// mayCompile returns why a miss is not compiled; nil: it is.
-func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found) error {
+// whyNotCompile returns why a miss is not compiled; nil: it is.
+func (c *Cache) whyNotCompile(at *request.Attempt, found *lookup.Found) error {
 	var running *jobs.Job // compiles it at this moment
 	if at.OnMiss == request.Fail {
 		running = c.JobList.Of(at)
@@ -195,7 +195,7 @@ func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found) error {
 		return refused(apierr.Stale, "model %q: %s",
 			"compile it for what is here now: ask with on_miss refresh")
 	case running != nil:
-		return c.JobList.NotYet(at, running)
+		return c.JobList.NotDoneError(at, running)
 	case at.OnMiss == request.Fail:
 		return refused(apierr.NotFound, "no build for model %q: %s",
 			"compile it: ask again with on_miss wait")
@@ -203,9 +203,9 @@ func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found) error {
 	return nil
 }
 
-// mayReplace returns why a refresh may not replace the build that there is: a shared build is
+// whyNotReplace returns why a refresh may not replace the build that there is: a shared build is
 // replaced for administrators only, unless it is damaged.
-func (c *Cache) mayReplace(at *request.Attempt) error {
+func (c *Cache) whyNotReplace(at *request.Attempt) error {
 	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.Rights.Administrator(at.Peer) {
 		return nil
 	}
@@ -229,8 +229,8 @@ func (c *Cache) mayReplace(at *request.Attempt) error {
 // All of it is in the build key, and only an equal key is a hit, because without the libraries it
 // cannot be judged whether another build suits them.
 
-// bringsLibraries reports whether the request can be answered though no runtime here is for it.
-func (c *Cache) bringsLibraries(r *request.Request, err error) bool {
+// hasOwnLibraries reports whether the request can be answered though no runtime here is for it.
+func (c *Cache) hasOwnLibraries(r *request.Request, err error) bool {
 	if apierr.ClassOf(err) != apierr.Unavailable || r.Runtime.ORTVersion == "" ||
 		len(r.EPs) == 0 || len(r.Group) > 0 {
 		return false
@@ -247,9 +247,9 @@ func (c *Cache) bringsLibraries(r *request.Request, err error) bool {
 	return c.runtimes.ReplacedPath(r.Wanted()) == "" // else what the caller has open is no whole runtime
 }
 
-// answerOwn answers a request for libraries that are the caller's own. missing says why no runtime
-// here will do.
-func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing error) (
+// answerForOwnLibraries answers a request for libraries that are the caller's own. missing says why
+// no runtime here will do.
+func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, missing error) (
 	*request.Answer, error) {
 	if at.Identity.Compiled {
 		return nil, missing

@@ -33,7 +33,7 @@ func TestBackgroundOutlivesAClaimThatIsYetToBeGiven(t *testing.T) {
 	before := len(g.begun())
 
 	claim := endsClaim{make(chan struct{})}
-	_, first, err := b.cache.jobs.Send(key, jobs.Caller{UID: b.cache.uid},
+	_, first, err := b.cache.jobs.Start(key, jobs.Caller{UID: b.cache.uid},
 		func() (jobs.Work, error) { return claim, nil })
 	require.NoError(t, err)
 	require.True(t, first)

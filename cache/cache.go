@@ -147,10 +147,10 @@ func Open(dir string, o Options) (*Cache, error) {
 	return c, nil
 }
 
-// background does what no request waits for: it looks at the runtimes so that the first request
+// runBackground does what no request waits for: it looks at the runtimes so that the first request
 // need not, queues again what was queued before, removes what crashes left behind, and then looks
 // around from time to time.
-func (c *Cache) background(ctx context.Context, before map[string][]byte) {
+func (c *Cache) runBackground(ctx context.Context, before map[string][]byte) {
 	// Soon, because views that clients of an earlier run have open count from then on.
 	strangers := sync.OnceValue(func() error { return c.views.DropUnknown(ctx) })
 	go strangers()
@@ -198,9 +198,9 @@ func (c *Cache) Close() error {
 	return errors.Join(err, c.Store.Close())
 }
 
-// Leave says that the cache will be closed as soon as the requests under way are answered: a worker
-// that dies is not replaced, and its death counts against no model.
-func (c *Cache) Leave() { c.builder.Leave() }
+// PrepareClose says that the cache will be closed as soon as the requests under way are answered: a
+// worker that dies is not replaced, and its death counts against no model.
+func (c *Cache) PrepareClose() { c.builder.PrepareClose() }
 
 // Idle reports whether nothing is compiled and no client holds a view that was served since the
 // start. It looks into the directory of every view that is in use, so it is not for each request.
@@ -219,15 +219,15 @@ func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, fr
 	return c.reports.Take(ctx, p, r, examine)
 }
 
-// later does something that Close waits for.
-func (c *Cache) later(do func(context.Context)) { c.work.Go(func() { do(c.ctx) }) }
+// runLater does something that Close waits for.
+func (c *Cache) runLater(do func(context.Context)) { c.work.Go(func() { do(c.ctx) }) }
 
 // SetConfigured has status and the doctor report what is not in force, until it is called again.
 func (c *Cache) SetConfigured(now query.Configured) { c.configured.Store(&now) }
 
-// TellConfiguration writes into the history, and tells subscribers, that the configuration was
+// RecordConfiguration writes into the history, and tells subscribers, that the configuration was
 // changed or was refused.
-func (c *Cache) TellConfiguration(text string) {
+func (c *Cache) RecordConfiguration(text string) {
 	text = strings.ToValidUTF8(text[:min(len(text), maxConfigurationText)], "")
 	c.Store.RecordEvent(index.Event{Kind: event.Configuration, Text: text})
 }
@@ -252,7 +252,7 @@ func (c *Cache) open() error {
 		Limits: func() upkeep.Limits { return c.settings.Load().rebuild }}) // before anything is wished for
 	c.runtimes.Start(c.ctx)
 	before := c.backlog.Rows()
-	c.work.Go(func() { c.background(c.ctx, before) })
+	c.work.Go(func() { c.runBackground(c.ctx, before) })
 	c.Store.Start(c.ctx)
 	return nil
 }
@@ -266,14 +266,14 @@ func (c *Cache) openStore() (err error) {
 		PathAccess: o.PathAccess, UnpackedDir: o.UnpackedDir, Settings: c.settings.Load().store,
 		Heard: c.events.Add, Compiling: c.compiling,
 		Making: func(builds uint64, percent int) {
-			if o.Opening != nil {
-				o.Opening(fmt.Sprintf("the index is being made from the manifests: %d builds, %d %%",
+			if o.OnOpening != nil {
+				o.OnOpening(fmt.Sprintf("the index is being made from the manifests: %d builds, %d %%",
 					builds, percent))
 			}
 		},
 		Broken: func(err *index.BrokenError) {
-			if o.Broken != nil {
-				o.Broken(err)
+			if o.OnBroken != nil {
+				o.OnBroken(err)
 			}
 		},
 		Published: func(b *index.Build, uid uint32) {
@@ -301,8 +301,8 @@ func (c *Cache) openPlanning() {
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
 	c.kept = &workspace.Sources{Models: c.models, References: c.sources, Store: c.Store, UID: c.uid}
 	c.jobs = jobs.New(jobs.Options{Slots: o.Jobs, Memory: o.JobsMemory, Now: c.now,
-		Costs: jobs.NewCosts(&c.index.Memos, c.log), GivenUp: runtimes.ErrGivenUp,
-		Expect: c.Store.ExpectTakers, Taken: c.Store.TakerDone, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
+		Costs: jobs.NewCosts(&c.index.Memos, c.log), OnGivenUp: runtimes.ErrGivenUp,
+		Expect: c.Store.ExpectTakers, OnTaken: c.Store.TakerDone, OnBegan: c.gains.Disturb, OnEnded: c.rebuilds.Wake})
 	c.runtimes = runtimes.New(runtimes.Options{Compiler: c.compiler, Runtimes: o.Runtimes,
 		Drivers: o.Drivers, Quiet: o.Quiet, Poll: o.Poll, UID: c.uid,
 		Book: &c.index.Memos, Now: c.now, Log: c.log, Event: c.Store.RecordEvent,
@@ -325,7 +325,7 @@ func (c *Cache) openPlanning() {
 			return s.AllowOptions, s.planning
 		},
 		TooLarge: func(r *request.Request) (string, error) {
-			return answer.TooLarge(c.settings.Load().Claims.Bytes, r)
+			return answer.WhyTooLarge(c.settings.Load().Claims.Bytes, r)
 		}}
 }
 
@@ -351,7 +351,7 @@ func (c *Cache) openJudging() {
 			return at.Plan.Against(rt.Name, rc).Target(), nil
 		},
 	}
-	c.facts = ttlcache.New(c.now, c.later)
+	c.facts = ttlcache.New(c.now, c.runLater)
 	c.loadChecker = &loadcheck.Checker{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
 		Judges: &c.judges, Results: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf, Now: c.now,
 		Planner: c.planner}
@@ -373,11 +373,11 @@ func (c *Cache) openAnswering() {
 	c.JobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures,
 		Rights: c.Rights, Store: c.Store, Now: c.now}
 	c.Queries = query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Now: c.now,
-		Remade: c.options.Remade, Store: c.Store, Stream: &c.events, Rights: c.Rights,
+		Remade: c.options.Rebuilt, Store: c.Store, Stream: &c.events, Rights: c.Rights,
 		Runtimes: c.runtimes, Owner: c.owners.Of,
 		Configured: c.configured.Load, Sandbox: c.loadChecker.Sandbox, Try: c.loadChecker.EP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,
-		PlanAgain: c.answers.Again,
+		PlanAgain: c.answers.ExplainEntry,
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
@@ -388,15 +388,15 @@ func (c *Cache) openAnswering() {
 		WhyNone: c.Queries.WhyNone, Planned: c.planner.Planned,
 		Served:   c.recompiler.Freshen,
 		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
-	c.backlog = &upkeep.Backlog{Later: c.later, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
+	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Kept: c.kept, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
-		Owner: c.owners.Of, Later: c.later, Queued: c.backlog.Keep, Stored: c.gains.MeasureBuild,
+		Owner: c.owners.Of, RunLater: c.runLater, OnQueued: c.backlog.Keep, OnStored: c.gains.MeasureBuild,
 		Settings: func() build.Settings { return c.settings.Load().builder },
 		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
-			return c.Claims.MayPut(ctx, owner, model, sizes)
+			return c.Claims.CheckPutQuota(ctx, owner, model, sizes)
 		}})
 	c.recompiler = upkeep.Recompiler{Builder: c.builder, Queue: &c.rebuilds}
 	c.Claims = claims.New(c.builder, func() claims.Limits { return c.settings.Load().Claims })

@@ -229,7 +229,7 @@ func TestAbandonedCompileIsNoFailure(t *testing.T) {
 	a := about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles")
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
-	for _, past := range b.cache.jobs.Known() {
+	for _, past := range b.cache.jobs.ListWithEnded() {
 		require.True(t, past.About().Inquiry ||
 			past.Info().State == jobs.Cancelled, past.Info().State)
 	}

@@ -66,7 +66,7 @@ func TestFailureReasons(t *testing.T) {
 			b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond, Output: 1 << 20}
 			e := b.refused(b.failing(1, how))
 			require.Equal(t, apierr.CompileFailed, e.Class)
-			require.Equal(t, c.reason, failure.In(e).Reason)
+			require.Equal(t, c.reason, failure.FromError(e).Reason)
 			require.Equal(t, string(c.reason), e.Facts["reason"])
 			for key, value := range c.facts {
 				require.Equal(t, value, e.Facts[key], key)
@@ -89,7 +89,7 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 		require.Equal(t, value, again.Facts[key], key)
 	}
 	require.Contains(t, again.Text, "failed once, last at ")
-	require.Contains(t, again.Text, failure.In(first).Text)
+	require.Contains(t, again.Text, failure.FromError(first).Text)
 	require.Equal(t, "1", again.Facts["failed"])
 	require.Contains(t, again.Hint, "epcachectl jobs retry "+again.Facts["request_key"][:16])
 	events, err := b.cache.Queries.Events(context.Background(), b.self(), time.Time{}, 0)
@@ -125,7 +125,7 @@ func TestAllWaitersHearOfTheFailure(t *testing.T) {
 			_, err := b.cache.Acquire(context.Background(), r, nil)
 			var e *apierr.Error
 			if errors.As(err, &e) {
-				texts[i] = e.Facts["reason"] + " " + failure.In(e).Text
+				texts[i] = e.Facts["reason"] + " " + failure.FromError(e).Text
 			}
 		})
 	}
@@ -191,7 +191,7 @@ func TestAnotherLibraryIsTried(t *testing.T) {
 func TestRetry(t *testing.T) {
 	b := newBench(t)
 	e := b.refused(b.failing(1, standin.Refuse))
-	key := failure.In(e).RequestKey.String()
+	key := failure.FromError(e).RequestKey.String()
 	retry := func(p request.Peer, names ...string) ([]failure.Failure, error) {
 		return b.cache.JobList.Retry(context.Background(), p, names, false)
 	}
@@ -200,8 +200,8 @@ func TestRetry(t *testing.T) {
 	_, err = retry(request.Peer{UID: 2001}, key)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "who never asked knows nothing of it")
 	require.Len(t, b.failures(b.self()), 1)
-	for i, name := range []string{"model.onnx", key[:16], failure.In(e).BuildKey.String(),
-		failure.In(e).ModelDigest.String()[:8]} {
+	for i, name := range []string{"model.onnx", key[:16], failure.FromError(e).BuildKey.String(),
+		failure.FromError(e).ModelDigest.String()[:8]} {
 		gone, err := retry(b.self(), name)
 		require.NoError(t, err)
 		require.Len(t, gone, 1)
@@ -391,10 +391,10 @@ func TestClassesOfReasons(t *testing.T) {
 			require.ErrorAs(t, request.CompileError(c.err, "before\nlast words\n", "model"), &e)
 			require.Equal(t, c.class, e.Class)
 			if c.reason == "" {
-				require.Nil(t, failure.In(e), "it is no failure of a compile's")
+				require.Nil(t, failure.FromError(e), "it is no failure of a compile's")
 				return
 			}
-			require.Equal(t, c.reason, failure.In(e).Reason)
+			require.Equal(t, c.reason, failure.FromError(e).Reason)
 		})
 	}
 }

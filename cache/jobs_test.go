@@ -473,7 +473,7 @@ func TestPastJobsAreForgotten(t *testing.T) {
 	close(g.pass)
 	a := b.later1(1, somebody)
 	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State)
-	b.later.Add(int64(jobs.PastFor + time.Second))
+	b.later.Add(int64(jobs.EndedFor + time.Second))
 	_, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }

@@ -55,19 +55,19 @@ type Options struct {
 	PackAfter   time.Duration // without use, also until an unpacked copy is dropped; 0: two hours
 	Verify      time.Duration // in which all stored bytes are read and compared once; 0: never
 	UnpackedDir string        // for copies of packed builds, perhaps in memory; "": the state directory
-	Remade      string        // why this process opens the state directory again; "": it does not
+	Rebuilt     string        // why this process opens the state directory again; "": it does not
 	// Conditions are the configuration that compiles depend on, in any words: a model that failed
 	// to compile under others is tried again.
 	Conditions string
 
-	// Opening is called every few seconds with the progress while Open makes the index from all
+	// OnOpening is called every few seconds with the progress while Open makes the index from all
 	// manifests, which takes long. It must not wait. It may be nil.
-	Opening func(what string)
+	OnOpening func(what string)
 
-	// Broken is called once if the index turns out to be damaged after Open: no request can be
+	// OnBroken is called once if the index turns out to be damaged after Open: no request can be
 	// answered from then on, and Close may block. The process should end, because its next start
-	// makes the index again. Broken must not wait. It may be nil.
-	Broken func(error)
+	// makes the index again. OnBroken must not wait. It may be nil.
+	OnBroken func(error)
 
 	Log *slog.Logger
 	Now func() time.Time // nil: time.Now

@@ -192,7 +192,7 @@ func (b *bench) acquire(r *request.Request) *request.Answer {
 // identified is the attempt that Acquire makes of the request, once its model is identified.
 func (b *bench) identified(r *request.Request) *request.Attempt {
 	b.Helper()
-	at, err := request.NewAttempt(r, jobs.NewTelling(nil, b.cache.now()))
+	at, err := request.NewAttempt(r, jobs.NewProgressReporter(nil, b.cache.now()))
 	require.NoError(b, err)
 	at, err = b.cache.planner.Identified(context.Background(), at)
 	require.NoError(b, err)

@@ -17,8 +17,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Compiled answers for a model that has EPContext nodes already.
-func (c *Answerer) Compiled(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+// AnswerCompiled answers for a model that has EPContext nodes already.
+func (c *Answerer) AnswerCompiled(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	why := at.TooLarge
 	if at.Adopts() {
 		a, said, err := c.adopt(ctx, at)
@@ -45,7 +45,7 @@ func (c *Answerer) Compiled(ctx context.Context, at *request.Attempt) (*request.
 
 // explainPassThrough explains the answer to a model that is compiled already.
 func explainPassThrough(a *request.Answer) *request.Answer {
-	reason := strings.TrimPrefix(a.Why, compiledAlready)
+	reason := strings.TrimPrefix(a.Why, compiledPrefix)
 	e := &wire.Explanation{Decision: request.PassThrough, Reason: reason, Runtime: a.Runtime}
 	if a.Compatibility.Reason != "" {
 		e.Reason += "; " + a.Compatibility.Reason
@@ -55,8 +55,8 @@ func explainPassThrough(a *request.Answer) *request.Answer {
 	return a
 }
 
-// compiledAlready begins the reason why a model is passed through.
-const compiledAlready = "the model is compiled already: "
+// compiledPrefix begins the reason why a model is passed through.
+const compiledPrefix = "the model is compiled already: "
 
 // passThrough judges the model for the caller's runtime. The application loads its own file.
 func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
@@ -72,7 +72,7 @@ func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*reque
 		}
 	}
 	a := &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest,
-		Runtime: at.RuntimeName, Why: compiledAlready + madeOf(len(m.Contexts), sources)}
+		Runtime: at.RuntimeName, Why: compiledPrefix + compiledBecause(len(m.Contexts), sources)}
 	if at, err = c.Planner.Planned(ctx, at); err != nil {
 		return nil, err
 	}
@@ -88,17 +88,17 @@ func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*reque
 	return a, nil
 }
 
-// madeOf says what makes a model a compiled one.
-func madeOf(nodes int, sources []string) string {
+// compiledBecause says what makes a model a compiled one.
+func compiledBecause(nodes int, sources []string) string {
 	if nodes == 1 {
 		return "it has one EPContext node, made by " + sources[0]
 	}
 	return fmt.Sprintf("it has %d EPContext nodes, made by %s", nodes, strings.Join(sources, ", "))
 }
 
-// TooLarge says that a request brings more than may be put, "" if it does not. Its files are not
+// WhyTooLarge says that a request brings more than may be put, "" if it does not. Its files are not
 // read then, because hashing them would delay the application, and its model is passed through.
-func TooLarge(most int64, r *request.Request) (why string, err error) {
+func WhyTooLarge(most int64, r *request.Request) (why string, err error) {
 	if !r.Adopt || len(r.Group) > 0 {
 		return "", nil
 	}
@@ -132,7 +132,7 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 		return nil, err.Error(), nil
 	}
 	own := *at.Request
-	own.Embed, own.External = embedded(m), make(map[string]*os.File, len(names))
+	own.Embed, own.External = isEmbedded(m), make(map[string]*os.File, len(names))
 	for _, name := range names {
 		own.External[name] = at.External[name] // and nothing else that its user sent
 	}
@@ -179,8 +179,8 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 	return a, "", nil
 }
 
-// embedded reports which form an artefact has.
-func embedded(m *epmodel.Model) bool {
+// isEmbedded reports which form an artefact has.
+func isEmbedded(m *epmodel.Model) bool {
 	for i := range m.Contexts {
 		if n := &m.Contexts[i]; n.MainContext == 1 {
 			return n.EmbedMode == 1

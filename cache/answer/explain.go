@@ -36,7 +36,7 @@ func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.A
 		Key: at.Plan.RequestKey, Model: at.Plan.Canonical.Model, Record: at.Plan.RecordJSON,
 		Runtime: at.RuntimeName, Outside: at.Plan.Outside,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
-			order, err := c.order(ctx, at)
+			order, err := c.candidateOrder(ctx, at)
 			return candidates(at, order), err
 		},
 		Failed:    func() *failure.Failure { return c.FailedBefore(at) },
@@ -67,9 +67,9 @@ func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate
 	return out
 }
 
-// Again plans the request of the first of an entry's builds again, and explains its look-up of
-// them to the peer.
-func (c *Answerer) Again(ctx context.Context, p request.Peer, builds []index.Build) (
+// ExplainEntry plans the request of the first of an entry's builds again, and explains its look-up
+// of them to the peer.
+func (c *Answerer) ExplainEntry(ctx context.Context, p request.Peer, builds []index.Build) (
 	*query.Question, error) {
 	at, err := c.replan(ctx, &builds[0])
 	if err != nil {
@@ -111,8 +111,8 @@ func (c *Answerer) replan(ctx context.Context, b *index.Build) (*request.Attempt
 	return nil, last
 }
 
-// order returns the builds of the entry in the order in which a look-up considers them.
-func (c *Answerer) order(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
+// candidateOrder returns the builds of the entry in the order in which a look-up considers them.
+func (c *Answerer) candidateOrder(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
 	out, err := c.Lookup.Order(ctx, at, c.Lookup.Stored(at.Plan, at.Scopes))
 	served := func(o lookup.Candidate) bool { return o.Refused == "" }
 	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, served) {
@@ -146,13 +146,13 @@ func (c *Answerer) otherForm(ctx context.Context, at *request.Attempt) (string, 
 	if len(at.Group) > 0 {
 		return "", nil
 	}
-	order, err := c.order(ctx, c.InOtherForm(at))
+	order, err := c.candidateOrder(ctx, c.OtherFormAttempt(at))
 	if err != nil {
 		return "", err
 	}
 	for _, o := range order {
 		b := o.Build
-		if o.Refused == "" && len(b.Members) == 0 && !c.WithheldWith(at, b) &&
+		if o.Refused == "" && len(b.Members) == 0 && !c.IsWithheldCopy(at, b) &&
 			c.Query.Unsound(ctx, b) == "" {
 			return fmt.Sprintf("not there in this form; it would be converted from the %s form, "+
 				"without a compile: build %s of %s", request.FormName(b.Embed), b.BuildKey,

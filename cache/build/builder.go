@@ -53,14 +53,14 @@ type Options struct {
 	Policy   func([]compilers.EP) request.Policy
 	// Owner returns the user that a user of a container belongs to.
 	Owner func(uid uint32) uint32
-	// Later runs a function that the daemon waits for when it ends.
-	Later func(func(context.Context))
+	// RunLater runs a function that the daemon waits for when it ends.
+	RunLater func(func(context.Context))
 	// MayPut says why a user may not keep files of these sizes, of builds that applications put.
 	MayPut func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error)
-	// Queued is called for a job that outlives its request.
-	Queued func(*jobs.Job, *request.Attempt)
-	// Stored is called when a job has stored its build. The job's files are open until then.
-	Stored func(at *request.Attempt, b *index.Build, ended <-chan struct{})
+	// OnQueued is called for a job that outlives its request.
+	OnQueued func(*jobs.Job, *request.Attempt)
+	// OnStored is called when a job has stored its build. The job's files are open until then.
+	OnStored func(at *request.Attempt, b *index.Build, ended <-chan struct{})
 }
 
 // Builder makes builds: it compiles models in jobs, and converts builds into their other form.
@@ -68,15 +68,15 @@ type Builder struct {
 	Options
 
 	conversions keyed.Group[*jobs.Result] // by build key, scope and what is converted
-	leaving     atomic.Bool
+	closing     atomic.Bool
 }
 
 // New returns a Builder.
 func New(o Options) *Builder { return &Builder{Options: o} }
 
-// Leave says that the daemon is about to end: a worker that dies is not replaced, and its death
-// counts against no model.
-func (bd *Builder) Leave() { bd.leaving.Store(true) }
+// PrepareClose says that the daemon is about to end: a worker that dies is not replaced, and its
+// death counts against no model.
+func (bd *Builder) PrepareClose() { bd.closing.Store(true) }
 
 // Compile compiles the model, or waits for a job that does, and answers with a lease on the result.
 func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string) (
@@ -87,10 +87,10 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	for range request.MaxHandOvers {
 		key := at.JobKey()
 		own := jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)}
-		if at.OnMiss == request.Wait && key.Scope != "" && bd.Jobs.Open(own) != nil {
+		if at.OnMiss == request.Wait && key.Scope != "" && bd.Jobs.Joinable(own) != nil {
 			key = own // an application of the same user's holds the claim
 		}
-		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner), bd.begin(at, key.Scope))
+		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner), bd.prepareJob(at, key.Scope))
 		if err == nil && !first && at.OtherORT(result.Build.ORTVersion) {
 			bd.Store.TakerDone(result.Build.ID) // or rather, not taken
 			err = request.OtherORTError(at, result.Build)
@@ -106,7 +106,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 		return nil, request.JobError(ctx, at.Name, err)
 	}
 	if !first && result.Build.Put {
-		return bd.Waited(ctx, at, result)
+		return bd.AnswerWaiter(ctx, at, result)
 	}
 	defer bd.Store.TakerDone(result.Build.ID)
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
@@ -139,10 +139,10 @@ func (bd *Builder) serveCompiled(ctx context.Context, result *jobs.Result, phase
 	return a, err
 }
 
-// MadeMeanwhile looks again for the build that a job in this scope would make, and returns work
+// WorkIfMade looks again for the build that a job in this scope would make, and returns work
 // that returns it, or nil if the build is still to be made. A job stores its build before it can no
 // longer be joined, so under the lock of Jobs no build is overlooked.
-func (bd *Builder) MadeMeanwhile(at *request.Attempt, scope string) jobs.Work {
+func (bd *Builder) WorkIfMade(at *request.Attempt, scope string) jobs.Work {
 	if at.OnMiss == request.Refresh || at.OnMiss == request.Bypass || scope == "" {
 		return nil
 	}
@@ -161,8 +161,8 @@ func (bd *Builder) MadeMeanwhile(at *request.Attempt, scope string) jobs.Work {
 	return nil
 }
 
-// Waited answers with the result of another request's job, or of an application.
-func (bd *Builder) Waited(ctx context.Context, at *request.Attempt, result *jobs.Result) (
+// AnswerWaiter answers with the result of another request's job, or of an application.
+func (bd *Builder) AnswerWaiter(ctx context.Context, at *request.Attempt, result *jobs.Result) (
 	*request.Answer, error) {
 	defer bd.Store.TakerDone(result.Build.ID)
 	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.Elsewhere(result.Build) {
@@ -192,26 +192,26 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 			"so there is nothing to compile in the background", at.Name).
 			WithHint("ask with on_miss wait")
 	}
-	f, first, err := bd.Jobs.Send(key, at.Untold().Caller(bd.Owner), bd.begin(at, key.Scope))
+	f, first, err := bd.Jobs.Start(key, at.Untold().Caller(bd.Owner), bd.prepareJob(at, key.Scope))
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
 	if !first {
 		why = "it is being compiled already"
-		if err := bd.inherit(f, key, at); err != nil {
+		if err := bd.compileForHeir(f, key, at); err != nil {
 			return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 		}
 	}
-	bd.Queued(f, at)
+	bd.OnQueued(f, at)
 	a := at.Answer(request.Later)
 	a.Job, a.Why = f.ID, why
 	return a, nil
 }
 
-// inherit compiles after the job if its result may not do: that of an application, which may put
-// nothing, or for a request that is strict about ONNX Runtime that of another one. It keeps one
+// compileForHeir compiles after the job if its result may not do: that of an application, which may
+// put nothing, or for a request that is strict about ONNX Runtime that of another one. It keeps one
 // request of each user until then.
-func (bd *Builder) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
+func (bd *Builder) compileForHeir(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
 	heir := jobs.Heir{UID: at.Peer.UID, Strict: at.StrictORT}
 	if !f.About().Claim && !at.StrictORT || !f.Inherit(heir, len(at.Descriptors())) {
 		return nil
@@ -221,7 +221,7 @@ func (bd *Builder) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error
 		return err
 	}
 	own := at.WithRequest(files).Untold()
-	bd.Later(func(ctx context.Context) {
+	bd.RunLater(func(ctx context.Context) {
 		defer files.Close()
 		select {
 		case <-f.Done():
@@ -233,10 +233,10 @@ func (bd *Builder) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error
 			(err != nil || !own.OtherORT(result.Build.ORTVersion)) {
 			return
 		}
-		next, _, err := bd.Jobs.Send(key, own.Caller(bd.Owner), bd.begin(own, key.Scope))
+		next, _, err := bd.Jobs.Start(key, own.Caller(bd.Owner), bd.prepareJob(own, key.Scope))
 		switch {
 		case err == nil:
-			bd.Queued(next, own)
+			bd.OnQueued(next, own)
 		case ctx.Err() == nil: // else the daemon ends, and nothing failed
 			bd.Log.Info("not compiled after a claim that ended without a result",
 				"model", own.Name, "error", err)

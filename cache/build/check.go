@@ -12,10 +12,10 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// verified returns the tolerance at which the build computes the same as its model, 0 where it does
-// not or the request sets none. Such a build is kept all the same, because the tolerance is one
-// request's: [loadcheck.Checker.VerifyOutput] refuses it to that.
-func (j *Job) verified(ctx context.Context, out string, b *index.Build) float64 {
+// compareOutputs returns the tolerance at which the build computes the same as its model, 0 where
+// it does not or the request sets none. Such a build is kept all the same, because the tolerance is
+// one request's: [loadcheck.Checker.VerifyOutput] refuses it to that.
+func (j *Job) compareOutputs(ctx context.Context, out string, b *index.Build) float64 {
 	v, ok := j.bd.Compiler.(compilers.OutputVerifier)
 	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {
 		return 0
@@ -24,7 +24,7 @@ func (j *Job) verified(ctx context.Context, out string, b *index.Build) float64 
 		CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, j.level()))
 	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check),
 		Source: j.Copies[0].Path, Most: j.VerifyOutput, Compiled: b.CompileSeconds})
-	j.spent(result.CPUSeconds)
+	j.addCPU(result.CPUSeconds)
 	if err == nil {
 		j.compared = &result
 	}
@@ -49,7 +49,7 @@ func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 	}
 	checked, err := j.checkTwice(ctx, check)
 	if err != nil {
-		err = request.WorkerError(err, "model %q: load check", j.nameIn(err))
+		err = request.WorkerError(err, "model %q: load check", j.replaceName(err))
 	}
 	return checked, err
 }
@@ -81,7 +81,7 @@ func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Resul
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
-func (j *Job) check(ctx context.Context, out string, result compilers.Result, workers *early) (
+func (j *Job) check(ctx context.Context, out string, result compilers.Result, workers *earlyWorkers) (
 	*index.Build, error) {
 	models, _, err := ReadOutput(ctx, out, result)
 	if err != nil {
@@ -97,7 +97,7 @@ func (j *Job) check(ctx context.Context, out string, result compilers.Result, wo
 		return nil, err
 	}
 	b.LoadCheck = checked.Outcome
-	j.memory = workers.memory(j.memory, checked)
+	j.memory = workers.peakMemory(j.memory, checked)
 	switch {
 	case checked.Outcome == compilers.Failed:
 		return nil, failure.OfLoad(checked).
@@ -106,7 +106,7 @@ func (j *Job) check(ctx context.Context, out string, result compilers.Result, wo
 		b.GraphOptimizationLevel = "disable_all"
 	}
 	if checked.Outcome == compilers.Passed {
-		b.VerifiedOutput = j.verified(ctx, out, b)
+		b.VerifiedOutput = j.compareOutputs(ctx, out, b)
 	}
 	return b, j.checkAlone(ctx, out, result, b)
 }
@@ -116,17 +116,17 @@ func (j *Job) check(ctx context.Context, out string, result compilers.Result, wo
 func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (
 	compilers.CheckResult, error) {
 	checked, err := j.bd.Compiler.Check(ctx, spec)
-	j.spent(checked.CPUSeconds)
+	j.addCPU(checked.CPUSeconds)
 	if err != nil || !checked.Crashed() || !j.mayRetry(ctx) {
 		return checked, err
 	}
 	checked, err = j.bd.Compiler.Check(ctx, spec)
-	j.spent(checked.CPUSeconds)
+	j.addCPU(checked.CPUSeconds)
 	return checked, err
 }
 
-// loads reports whether a load check found nothing wrong at all.
-func (j *Job) loads(checked compilers.CheckResult) bool {
+// loadsClean reports whether a load check found nothing wrong at all.
+func (j *Job) loadsClean(checked compilers.CheckResult) bool {
 	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == j.level()
 }
 

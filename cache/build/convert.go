@@ -31,11 +31,11 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	if len(at.Group) > 0 || at.AsMember {
 		return nil, nil // a group's context is all its members'
 	}
-	found, err := bd.Lookup.Find(ctx, bd.InOtherForm(at))
+	found, err := bd.Lookup.Find(ctx, bd.OtherFormAttempt(at))
 	if err != nil || found.Answer == nil {
 		return nil, err
 	}
-	if len(found.Answer.Build.Members) > 0 || bd.WithheldWith(at, found.Answer.Build) {
+	if len(found.Answer.Build.Members) > 0 || bd.IsWithheldCopy(at, found.Answer.Build) {
 		return nil, found.Answer.View.Close()
 	}
 	from, judgement := found.Answer.Build, found.Answer.Compatibility
@@ -64,10 +64,10 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	return a, nil
 }
 
-// WithheldWith tells whether a build in the form that is asked for is withheld, and is of the same
-// compile as the one in the other form: a conversion would bring back the very context that is
+// IsWithheldCopy tells whether a build in the form that is asked for is withheld, and is of the
+// same compile as the one in the other form: a conversion would bring back the very context that is
 // withheld.
-func (bd *Builder) WithheldWith(at *request.Attempt, from *index.Build) bool {
+func (bd *Builder) IsWithheldCopy(at *request.Attempt, from *index.Build) bool {
 	for b, err := range bd.Lookup.Stored(at.Plan, at.Scopes) {
 		if err != nil { // the compile fails with it
 			return true
@@ -80,8 +80,8 @@ func (bd *Builder) WithheldWith(at *request.Attempt, from *index.Build) bool {
 	return false
 }
 
-// InOtherForm is the attempt for the same but for where the context stands.
-func (bd *Builder) InOtherForm(at *request.Attempt) *request.Attempt {
+// OtherFormAttempt is the attempt for the same but for where the context stands.
+func (bd *Builder) OtherFormAttempt(at *request.Attempt) *request.Attempt {
 	r, out := *at.Request, *at.Plan
 	r.Embed = !at.Embed
 	out.Canonical.Embed = !at.Plan.Canonical.Embed
@@ -111,7 +111,7 @@ func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *i
 	if scope == "" {
 		key += jobs.NewID()
 	}
-	return bd.conversions.Do(ctx, bd.Later, key, func(ctx context.Context) (*jobs.Result, error) {
+	return bd.conversions.Do(ctx, bd.RunLater, key, func(ctx context.Context) (*jobs.Result, error) {
 		leave, err := bd.Workspaces.Slot(ctx, at.Request)
 		if err != nil {
 			return nil, err
@@ -122,7 +122,7 @@ func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *i
 }
 
 func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
-	if b, err := v.made(); b != nil || err != nil {
+	if b, err := v.earlierResult(); b != nil || err != nil {
 		return &jobs.Result{Build: b}, err // between the caller's look-up and here
 	}
 	// A lease of its own, because the request may end.
@@ -153,14 +153,14 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		return nil, err
 	}
 	if v.scope == "" {
-		return v.bd.keepAlone(b, v.folder)
+		return v.bd.createUnkeptView(b, v.folder)
 	}
 	if noRoom != nil {
-		return v.bd.unkept(b, v.folder, noRoom)
+		return v.bd.serveUnkept(b, v.folder, noRoom)
 	}
 	hold := v.bd.Store.Blobs().Hold()
 	defer v.bd.Store.Forms().Release(hold) // after what is served all the same has its links
-	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
+	if b.Source.Kind == index.SourceCopy && !allKept(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
 	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID,
@@ -169,7 +169,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	case err != nil && ctx.Err() != nil:
 		return nil, err
 	case err != nil:
-		return v.bd.unkept(b, v.folder, err)
+		return v.bd.serveUnkept(b, v.folder, err)
 	}
 	return &jobs.Result{Build: b}, nil
 }
@@ -181,8 +181,9 @@ func sizesOf(files []index.File) (sizes []int64) {
 	return sizes
 }
 
-// made returns the result of an earlier conversion of the same build, nil if there is none.
-func (v *conversion) made() (*index.Build, error) {
+// earlierResult returns the result of an earlier conversion of the same build, nil if there is
+// none.
+func (v *conversion) earlierResult() (*index.Build, error) {
 	if v.scope == "" {
 		return nil, nil
 	}
@@ -229,7 +230,7 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.Plan.RequestKey, v.Plan.BuildKey
-	if v.bd.InOtherForm(v.Attempt).Plan.BuildKey != v.from.BuildKey {
+	if v.bd.OtherFormAttempt(v.Attempt).Plan.BuildKey != v.from.BuildKey {
 		// Other libraries made it, or another machine.
 		b.BuildKey = identity.BuildKey(v.Plan.RequestKey, v.from.EPs, v.from.Route)
 	}
@@ -263,7 +264,7 @@ type Form struct {
 
 // Write makes the files from those in the folder, and returns their names, the graph first.
 func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
-	in := opened{folder: from}
+	in := openFiles{folder: from}
 	defer in.Close()
 	graph, err := in.source(v.Of.Graph)
 	if err != nil {
@@ -300,7 +301,7 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 	return append(files, rest...), err
 }
 
-func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Source, in *opened) (
+func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Source, in *openFiles) (
 	*epmodel.Splice, []epmodel.DetachedContext, error) {
 	bins := make(map[string]epmodel.Source)
 	for _, name := range m.ContextFiles() {
@@ -313,7 +314,7 @@ func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Sou
 	return written, nil, err
 }
 
-func (v *Form) detached(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *opened) (
+func (v *Form) detached(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *openFiles) (
 	*epmodel.Splice, []epmodel.DetachedContext, error) {
 	return epmodel.Detach(ctx, m, graph, v.Graph, identity.Sum)
 }
@@ -353,13 +354,13 @@ func (v *Form) writeFile(name string, write func(io.Writer) error) error {
 	return nil
 }
 
-// opened are files of a view, open for reading.
-type opened struct {
+// openFiles are files of a view, open for reading.
+type openFiles struct {
 	workspace.OpenFiles
 	folder string
 }
 
-func (o *opened) source(name string) (epmodel.Source, error) {
+func (o *openFiles) source(name string) (epmodel.Source, error) {
 	if name == "" || !filepath.IsLocal(filepath.FromSlash(name)) || strings.ContainsRune(name, 0) {
 		return nil, fmt.Errorf("%q is not the name of a file of a build", name)
 	}
@@ -368,17 +369,17 @@ func (o *opened) source(name string) (epmodel.Source, error) {
 
 // copyAll copies in large pieces, and ends with its context.
 func copyAll(ctx context.Context, w io.Writer, r io.Reader) error {
-	from := struct{ io.Reader }{untilDone{ctx, r}}
+	from := struct{ io.Reader }{contextReader{ctx, r}}
 	_, err := io.CopyBuffer(struct{ io.Writer }{w}, from, make([]byte, 1<<20))
 	return err
 }
 
-type untilDone struct {
+type contextReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
-func (u untilDone) Read(p []byte) (int, error) {
+func (u contextReader) Read(p []byte) (int, error) {
 	if err := u.ctx.Err(); err != nil {
 		return 0, err
 	}

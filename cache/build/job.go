@@ -30,26 +30,26 @@ type Job struct {
 	bd *Builder
 	*request.Attempt
 	*workspace.Workspace
-	scope string // "" to keep nothing
-	again Again
+	scope     string // "" to keep nothing
+	recompile Recompile
 
-	running *jobs.Job
-	urgent  <-chan struct{}    // closed as soon as a request waits for this job
-	copied  bool               // the model is copied, because compiling the original failed
-	died    bool               // a worker did, and its compile is retried
-	cpu     atomic.Int64       // nanoseconds that workers took of all processors
-	memory  int64              // bytes that its workers took at most; 0: not measured
-	room    *store.Reservation // for what is compiled; nil: it is not kept
-	output  int64              // bytes of what was compiled; 0: that is not known
+	running        *jobs.Job
+	urgent         <-chan struct{}    // closed as soon as a request waits for this job
+	modelCopied    bool               // the model is copied, because compiling the original failed
+	workerDied     bool               // a worker did, and its compile is retried
+	cpu            atomic.Int64       // nanoseconds that workers took of all processors
+	memory         int64              // bytes that its workers took at most; 0: not measured
+	room           *store.Reservation // for what is compiled; nil: it is not kept
+	outputEstimate int64              // bytes of what was compiled; 0: that is not known
 
 	compared *compilers.VerifyResult // with the source model; nil: it was not
 
-	kept map[string]index.File // while the models' copies are stored: which are, by path
+	keptSources map[string]index.File // while the models' copies are stored: which are, by path
 }
 
-// Again says why and from what a job compiles a build again. The zero value is for a job that a
+// Recompile says why and from what a job compiles a build again. The zero value is for a job that a
 // request begins.
-type Again struct {
+type Recompile struct {
 	ID       string         // that users know the job by already; "": they do not
 	Why      string         // the daemon itself compiles it
 	Replaces index.BuildID  // the build that it was wished for
@@ -59,13 +59,13 @@ type Again struct {
 
 // NewJob returns a job that compiles the attempt's model for the scope, "" to keep nothing. It has
 // descriptors of its own, and closes them at its end.
-func (bd *Builder) NewJob(at *request.Attempt, scope string, why Again) (*Job, error) {
+func (bd *Builder) NewJob(at *request.Attempt, scope string, why Recompile) (*Job, error) {
 	own, err := at.Own()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
 	at = at.WithRequest(own)
-	return &Job{bd: bd, again: why, Attempt: at, scope: scope,
+	return &Job{bd: bd, recompile: why, Attempt: at, scope: scope,
 		Workspace: workspace.New(own, &at.Plan.Canonical, at.Plan.ShortKey())}, nil
 }
 
@@ -73,49 +73,50 @@ func (bd *Builder) NewJob(at *request.Attempt, scope string, why Again) (*Job, e
 func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	defer j.Request.Close()
 	j.running = f
-	result, err := j.placed(ctx, f)
+	result, err := j.runInQueue(ctx, f)
 	for errors.Is(err, jobs.ErrYielded) {
-		result, err = j.placed(ctx, f)
+		result, err = j.runInQueue(ctx, f)
 	}
 	if err != nil {
 		return nil, j.failed(ctx, err)
 	}
-	j.succeeded()
+	j.forgetFailure()
 	if j.compared != nil {
 		result.Fact = j.compared
 	}
-	if !waits(j.urgent) && result.Alone == nil {
+	if !isOpen(j.urgent) && result.Alone == nil {
 		// Once for all requests that wait, which find themselves what is wrong with it.
-		_, _ = lookup.View(ctx, j.bd.Store, result.Build, f.Tell)
+		_, _ = lookup.View(ctx, j.bd.Store, result.Build, f.SetPhase)
 	}
 	j.bd.Store.Index().Counters.Add("compiles", 1)
 	return result, nil
 }
 
-// placed compiles when it is the job's turn. jobs.ErrYielded says that it is to wait for another.
-func (j *Job) placed(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
+// runInQueue compiles when it is the job's turn. jobs.ErrYielded says that it is to wait for
+// another.
+func (j *Job) runInQueue(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	p, err := f.Begin(ctx)
 	if err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "model %q", j.Request.Name)
 	}
 	defer p.End()
-	j.setAside(ctx, f.About())
+	j.reserveEstimate(ctx, f.About())
 	defer func() { j.room.Release() }()
 	j.urgent = p.Idle
 	began := j.bd.Now()
-	result, err := j.staged(p.Context, f.Tell)
+	result, err := j.compileStaged(p.Context, f.SetPhase)
 	switch {
 	case err == nil:
 		took := j.bd.Now().Sub(began)
-		j.bd.Jobs.Costs.Learn(f.About().Kind(), took, j.memory, j.output, waits(p.Idle))
+		j.bd.Jobs.Costs.Learn(f.About().Kind(), took, j.memory, j.outputEstimate, isOpen(p.Idle))
 	case ctx.Err() == nil && context.Cause(p.Context) == jobs.ErrYielded:
 		return nil, jobs.ErrYielded
 	}
 	return result, err
 }
 
-// waits reports whether the channel is still open.
-func waits(urgent <-chan struct{}) bool {
+// isOpen reports whether the channel is still open.
+func isOpen(urgent <-chan struct{}) bool {
 	select {
 	case <-urgent:
 		return false
@@ -124,20 +125,20 @@ func waits(urgent <-chan struct{}) bool {
 	}
 }
 
-// staged compiles the model where it is, if it can, or else a private copy.
-func (j *Job) staged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
-	result, err := j.stagedOnce(ctx, phase)
+// compileStaged compiles the model where it is, if it can, or else a private copy.
+func (j *Job) compileStaged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
+	result, err := j.compileStagedOnce(ctx, phase)
 	if errors.Is(err, workspace.ErrOriginal) && ctx.Err() == nil {
 		j.bd.Log.Info("a compile begins again with a private copy of its model",
 			"model", j.Request.Name, "why", err)
-		j.copied = true
-		return j.stagedOnce(ctx, phase)
+		j.modelCopied = true
+		return j.compileStagedOnce(ctx, phase)
 	}
 	return result, err
 }
 
-// stagedOnce compiles in a directory of its own, and removes it.
-func (j *Job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
+// compileStagedOnce compiles in a directory of its own, and removes it.
+func (j *Job) compileStagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	folder, remove, err := j.bd.Store.Stage("job-")
 	defer remove()
 	j.Folder = folder
@@ -159,10 +160,10 @@ const outFolder = "out"
 func (j *Job) About() jobs.About {
 	files := j.Descriptors()
 	a := j.JobAbout(j.scope, "asked for")
-	a.ID, a.Replaces, a.Files = j.again.ID, j.again.Replaces, len(files)
+	a.ID, a.Replaces, a.Files = j.recompile.ID, j.recompile.Replaces, len(files)
 	switch {
-	case j.again.Why != "":
-		a.Why = j.again.Why
+	case j.recompile.Why != "":
+		a.Why = j.recompile.Why
 	case j.Resumed.Starts > 0:
 		a.Why = "asked for before the daemon's restart"
 	}
@@ -180,7 +181,7 @@ func (j *Job) About() jobs.About {
 // CPU is the processor time that the workers took until now.
 func (j *Job) CPU() time.Duration { return time.Duration(j.cpu.Load()) }
 
-func (j *Job) spent(seconds float64) {
+func (j *Job) addCPU(seconds float64) {
 	j.cpu.Add(int64(seconds * float64(time.Second)))
 }
 
@@ -202,9 +203,9 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	} else if err := workspace.Room(j.Folder, j.AllFiles()); err != nil {
 		return nil, request.StoreError(err, j.Request.Name)
 	}
-	workers := j.startEarly(ctx, spec, o)
+	workers := j.startEarlyWorkers(ctx, spec, o)
 	defer workers.end() // before the folder is removed
-	proven, err := j.given(ctx, o, workers)
+	proven, err := j.provideModel(ctx, o, workers)
 	if err != nil {
 		return nil, err
 	}
@@ -214,12 +215,12 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	result, err := workers.compile(ctx, spec)
 	j.memory = result.MaxRSS
 	if ctx.Err() == nil && !j.Content.Stands() {
-		return nil, j.moved()
+		return nil, j.librariesReplaced()
 	}
 	if err := proven(); err != nil {
 		return nil, err
 	}
-	if err != nil && ctx.Err() == nil && !j.bd.leaving.Load() && o.MayBeToBlame(err, spec.Model) {
+	if err != nil && ctx.Err() == nil && !j.bd.closing.Load() && o.MayBeToBlame(err, spec.Model) {
 		return nil, fmt.Errorf("%w: %w", workspace.ErrOriginal, err)
 	}
 	if err != nil {
@@ -228,25 +229,25 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 				"model %q does not compile, and only %s are free in %q",
 				j.Request.Name, bytesize.Text(free), j.bd.Store.Directory())
 		}
-		return nil, j.advised(
-			request.CompileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
+		return nil, j.withAdvice(
+			request.CompileError(err, result.Log, "model %q does not compile", j.replaceName(err)))
 	}
 	phase("checking")
 	hashed := j.hashAhead(ctx, out, result.Files)
 	defer hashed()
 	b, err := j.check(ctx, out, result, workers)
 	if ctx.Err() == nil && !j.Content.Stands() {
-		return nil, j.moved()
+		return nil, j.librariesReplaced()
 	}
 	if err != nil {
 		return nil, err
 	}
 	phase("storing")
 	if j.scope == "" {
-		return j.bd.keepAlone(b, out)
+		return j.bd.createUnkeptView(b, out)
 	}
 	if least := j.bd.Policy(j.Plan.EPs).MinCompileSeconds; b.CompileSeconds < least {
-		result, err := j.bd.keepAlone(b, out)
+		result, err := j.bd.createUnkeptView(b, out)
 		if err == nil {
 			result.Why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, "+
 				"%g s: not kept", b.CompileSeconds, least)
@@ -256,10 +257,10 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	return j.store(ctx, b, out, hashed())
 }
 
-// given has the model ready for the worker. It returns a function that waits for the proof that the
-// worker read the bytes that were keyed: for an original, call it only after the compile. Where it
-// fails the output must not be used.
-func (j *Job) given(ctx context.Context, o *workspace.Original, workers *early) (
+// provideModel has the model ready for the worker. It returns a function that waits for the proof
+// that the worker read the bytes that were keyed: for an original, call it only after the compile.
+// Where it fails the output must not be used.
+func (j *Job) provideModel(ctx context.Context, o *workspace.Original, workers *earlyWorkers) (
 	proven func() error, err error) {
 	if o != nil {
 		return o.Proof, nil
@@ -268,7 +269,7 @@ func (j *Job) given(ctx context.Context, o *workspace.Original, workers *early) 
 	if err != nil {
 		return nil, err
 	}
-	return alongside(func() error {
+	return startAsync(func() error {
 		err := proof(ctx)
 		if err != nil {
 			workers.cancel()
@@ -277,15 +278,15 @@ func (j *Job) given(ctx context.Context, o *workspace.Original, workers *early) 
 	}), nil
 }
 
-// alongside starts do, and returns a function that waits for it and returns its result.
-func alongside[T any](do func() T) (wait func() T) {
+// startAsync starts do, and returns a function that waits for it and returns its result.
+func startAsync[T any](do func() T) (wait func() T) {
 	wait = sync.OnceValue(do)
 	go wait()
 	return wait
 }
 
-// worthAhead is the least size, in bytes, of a file that is hashed ahead.
-const worthAhead = 1 << 20
+// minHashAhead is the least size, in bytes, of a file that is hashed ahead.
+const minHashAhead = 1 << 20
 
 // hashAhead hashes the large files of the output while that is checked. hashed waits for the
 // results, by name.
@@ -294,11 +295,11 @@ func (j *Job) hashAhead(ctx context.Context, out string, files []string) (
 	if j.scope == "" {
 		return func() map[string]cas.Hashed { return nil }
 	}
-	return alongside(func() map[string]cas.Hashed {
+	return startAsync(func() map[string]cas.Hashed {
 		found := make(map[string]cas.Hashed)
 		for _, name := range files {
 			path := filepath.Join(out, filepath.FromSlash(name))
-			if info, err := os.Lstat(path); err != nil || info.Size() < worthAhead {
+			if info, err := os.Lstat(path); err != nil || info.Size() < minHashAhead {
 				continue // what is wrong with it the check tells
 			}
 			if h, err := j.bd.Store.Blobs().HashAhead(ctx, path); err == nil {
@@ -309,9 +310,9 @@ func (j *Job) hashAhead(ctx context.Context, out string, files []string) (
 	})
 }
 
-// moved is the end of a compile during which the runtime's libraries changed: what came of it, a
-// crash as well, may be of neither version, and belongs to no build key.
-func (j *Job) moved() error {
+// librariesReplaced is the end of a compile during which the runtime's libraries changed: what came
+// of it, a crash as well, may be of neither version, and belongs to no build key.
+func (j *Job) librariesReplaced() error {
 	return apierr.New(apierr.Busy, runtimes.ErrMoving,
 		"model %q: the runtime's libraries changed during the compile", j.Request.Name).
 		WithHint("ask again")
@@ -326,7 +327,7 @@ func (j *Job) share() []compilers.ShareMember {
 	return out
 }
 
-func (j *Job) nameIn(err error) string {
+func (j *Job) replaceName(err error) string {
 	var member *compilers.MemberError
 	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.Request.Models() {
 		return j.Request.ModelFiles(member.Member).Name
@@ -339,7 +340,7 @@ func (j *Job) nameIn(err error) string {
 // files are copied, because execution providers refuse files that do not lie in one folder.
 func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Original {
 	opener, ok := j.bd.Compiler.(compilers.Opener)
-	if !ok || j.copied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
+	if !ok || j.modelCopied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
 	stamp, ok := j.bd.Kept.Models.Stamp(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)

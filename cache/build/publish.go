@@ -25,11 +25,11 @@ import (
 // store puts the files and then the manifest: from there on the build is acknowledged.
 func (j *Job) store(ctx context.Context, b *index.Build, out string,
 	hashed map[string]cas.Hashed) (*jobs.Result, error) {
-	if why := j.settle(ctx, b, out); why != nil {
-		return j.bd.unkept(b, out, why)
+	if why := j.resizeReservation(ctx, b, out); why != nil {
+		return j.bd.serveUnkept(b, out, why)
 	}
 	hold := j.bd.Store.Blobs().Hold()
-	j.kept = make(map[string]index.File) // by this hold
+	j.keptSources = make(map[string]index.File) // by this hold
 	b.Source = j.keepSource(ctx, 0, hold)
 	for i := 1; i < len(b.Members); i++ {
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
@@ -38,26 +38,26 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 	m := store.Publication{Build: b, Folder: out, Hashed: hashed, UID: j.Peer.UID, Reservation: j.room,
 		Kind: event.Compiled,
 		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
-	if j.again.Why != "" {
-		m.Kind, m.Counter, m.Text = event.Rebuilt, "rebuilds", m.Text+": "+j.again.Why
-		m.Replaces = j.again.Replaces // of other libraries, perhaps
+	if j.recompile.Why != "" {
+		m.Kind, m.Counter, m.Text = event.Rebuilt, "rebuilds", m.Text+": "+j.recompile.Why
+		m.Replaces = j.recompile.Replaces // of other libraries, perhaps
 	}
 	err := j.bd.Store.Publish(ctx, m, hold)
 	if err != nil && ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "model %q", b.ModelName)
 	}
 	if err != nil {
-		return j.bd.unkept(b, out, err)
+		return j.bd.serveUnkept(b, out, err)
 	}
-	j.bd.Stored(j.Attempt, b, j.running.Done())
+	j.bd.OnStored(j.Attempt, b, j.running.Done())
 	return &jobs.Result{Build: b}, nil
 }
 
-// setAside reserves space for the job's result, as far as that can be guessed, so that the
+// reserveEstimate reserves space for the job's result, as far as that can be guessed, so that the
 // collector can make it while the compile runs. A failure says nothing, because settle reserves
 // what counts. A guess does not count to the user's quota: otherwise the user's other builds might
 // be evicted for a result that is not kept.
-func (j *Job) setAside(ctx context.Context, about *jobs.About) {
+func (j *Job) reserveEstimate(ctx context.Context, about *jobs.About) {
 	if j.scope == "" {
 		return
 	}
@@ -66,17 +66,17 @@ func (j *Job) setAside(ctx context.Context, about *jobs.About) {
 	_ = j.room.ResizeTo(ctx, false, disk, 0)
 }
 
-// settle resizes the reservation to the result, or returns why there is no space for it.
-func (j *Job) settle(ctx context.Context, b *index.Build, out string) (why error) {
+// resizeReservation resizes the reservation to the result, or returns why there is no space for it.
+func (j *Job) resizeReservation(ctx context.Context, b *index.Build, out string) (why error) {
 	var sizes []int64
-	j.output = 0
+	j.outputEstimate = 0
 	for _, f := range b.Files {
 		info, err := os.Lstat(filepath.Join(out, filepath.FromSlash(f.Name)))
 		if err != nil {
 			return err
 		}
 		sizes = append(sizes, info.Size())
-		j.output += info.Size()
+		j.outputEstimate += info.Size()
 	}
 	if j.bd.Settings().KeepSource == KeepCopy {
 		for _, f := range j.Descriptors() {
@@ -85,21 +85,21 @@ func (j *Job) settle(ctx context.Context, b *index.Build, out string) (why error
 			}
 		}
 	}
-	j.room.Written = writtenOf(b, sizes)
+	j.room.Written = writtenBytes(b, sizes)
 	return j.room.Resize(ctx, true, sizes...)
 }
 
-// writtenOf is what of a compile's result is on the disk already: sizes are those of its files, and
-// then of what is copied.
-func writtenOf(b *index.Build, sizes []int64) (disk int64) {
+// writtenBytes is what of a compile's result is on the disk already: sizes are those of its files,
+// and then of what is copied.
+func writtenBytes(b *index.Build, sizes []int64) (disk int64) {
 	for _, size := range sizes[:min(len(b.Files), len(sizes))] {
 		disk += cas.OnDisk(size)
 	}
 	return disk
 }
 
-// unkept serves a build that cannot be stored, because the application waits for it.
-func (bd *Builder) unkept(b *index.Build, out string, why error) (*jobs.Result, error) {
+// serveUnkept serves a build that cannot be stored, because the application waits for it.
+func (bd *Builder) serveUnkept(b *index.Build, out string, why error) (*jobs.Result, error) {
 	text := "not kept: " + textOf(why)
 	hint := ""
 	if e := (*apierr.Error)(nil); errors.As(why, &e) && e.Class == apierr.NoSpace && e.Hint != "" {
@@ -107,7 +107,7 @@ func (bd *Builder) unkept(b *index.Build, out string, why error) (*jobs.Result, 
 		text += "; " + hint
 	}
 	b.Warnings = append(b.Warnings[:len(b.Warnings):len(b.Warnings)], text)
-	result, err := bd.keepAlone(b, out)
+	result, err := bd.createUnkeptView(b, out)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +137,8 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// keepAlone makes a view for the requests that wait now. Nothing is stored.
-func (bd *Builder) keepAlone(b *index.Build, out string) (*jobs.Result, error) {
+// createUnkeptView makes a view for the requests that wait now. Nothing is stored.
+func (bd *Builder) createUnkeptView(b *index.Build, out string) (*jobs.Result, error) {
 	v, err := bd.Store.Views().CreateUnkept(b, out)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
@@ -172,10 +172,10 @@ func CheckKeepSource(how string) (string, error) {
 func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
 	how := j.bd.Settings().KeepSource
 	var s index.Source
-	if member < len(j.again.Sources) {
-		s = j.again.Sources[member]
+	if member < len(j.recompile.Sources) {
+		s = j.recompile.Sources[member]
 	}
-	if how != KeepNone && s.Kind == index.SourceCopy && keepAll(ctx, hold, s.Files) {
+	if how != KeepNone && s.Kind == index.SourceCopy && allKept(ctx, hold, s.Files) {
 		return s // compiled from there just now; a path of it would be one in the store
 	}
 	var err error
@@ -186,7 +186,7 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 			external[location] = f.External[location]
 		}
 		f.External = external
-		s, err = j.bd.Kept.References.Reference(ctx, f, !j.again.Foreign && j.Peer.UID == j.bd.Kept.UID)
+		s, err = j.bd.Kept.References.Reference(ctx, f, !j.recompile.Foreign && j.Peer.UID == j.bd.Kept.UID)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:
@@ -214,8 +214,8 @@ func whyNotKept(err error) string {
 	return index.WhyFailed
 }
 
-// keepAll reports whether all of the files are blobs that will stay.
-func keepAll(ctx context.Context, hold *cas.Hold, files []index.File) bool {
+// allKept reports whether all of the files are blobs that will stay.
+func allKept(ctx context.Context, hold *cas.Hold, files []index.File) bool {
 	return !slices.ContainsFunc(files, func(f index.File) bool {
 		there, err := hold.Keep(ctx, f.Digest)
 		return err != nil || !there
@@ -230,7 +230,7 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		if !utf8.ValidString(location) {
 			return fmt.Errorf("external data %q: not UTF-8", location)
 		}
-		if there, ok := j.kept[path]; ok { // for another of the group; no space is reserved for two
+		if there, ok := j.keptSources[path]; ok { // for another of the group; no space is reserved for two
 			there.Name = location
 			s.Files = append(s.Files, there)
 			return nil
@@ -243,7 +243,7 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 			f.Digest, f.Size, err = hold.PutFile(ctx, from)
 		}
 		if err == nil {
-			j.kept[path] = f
+			j.keptSources[path] = f
 		}
 		s.Files = append(s.Files, f)
 		return errors.Join(err, from.Close())

@@ -33,7 +33,7 @@ func openJob(t *testing.T, space store.SpaceOptions) *Job {
 // quota.
 func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 	j := openJob(t, store.SpaceOptions{UserBytes: store.Amount{Bytes: 1}})
-	j.setAside(t.Context(), &jobs.About{Size: 4096})
+	j.reserveEstimate(t.Context(), &jobs.About{Size: 4096})
 	defer j.room.Release()
 	reserved := j.bd.Store.Ledger().Reserved()
 	require.Positive(t, reserved.Disk)
@@ -44,7 +44,7 @@ func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	j := openJob(t, store.SpaceOptions{})
 	st := j.bd.Store
-	j.setAside(t.Context(), &jobs.About{Size: 4096})
+	j.reserveEstimate(t.Context(), &jobs.About{Size: 4096})
 	require.Positive(t, st.Ledger().Reserved().Disk)
 	require.Zero(t, st.Ledger().Reserved().Written, "a guess is not")
 
@@ -53,12 +53,12 @@ func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(out, "graph.onnx"), make([]byte, 1), 0o600))
 	weights := make([]byte, 3*cas.Block)
 	require.NoError(t, os.WriteFile(filepath.Join(out, "weights.bin"), weights, 0o600))
-	require.NoError(t, j.settle(t.Context(), build, out))
+	require.NoError(t, j.resizeReservation(t.Context(), build, out))
 	sizes := []int64{1, 3 * cas.Block}
 	reserved := st.Ledger().Reserved()
 	require.EqualValues(t, 4*cas.Block+store.ManifestNeed, reserved.Disk)
 	require.EqualValues(t, 4*cas.Block, reserved.Written)
-	require.EqualValues(t, 4*cas.Block, writtenOf(build, append(sizes, 1<<20)), "a copy is not")
+	require.EqualValues(t, 4*cas.Block, writtenBytes(build, append(sizes, 1<<20)), "a copy is not")
 
 	now, err := st.Account()
 	require.NoError(t, err)

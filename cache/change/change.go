@@ -36,9 +36,9 @@ func New(s *store.Store, q *query.Queries, r *rights.Rights, now func() time.Tim
 	return &Changes{store: s, index: s.Index(), query: q, rights: r, now: now}
 }
 
-// changing reports the builds that were changed, or would be: the first of them, as many as fit
+// changeLog reports the builds that were changed, or would be: the first of them, as many as fit
 // into an answer.
-type changing struct {
+type changeLog struct {
 	query *query.Queries
 	peer  request.Peer
 	reply *wire.ChangeReply
@@ -48,20 +48,20 @@ type changing struct {
 // maxChanged is how many of the builds that were changed an answer lists.
 const maxChanged = 256
 
-func (c *Changes) changed(p request.Peer) *changing {
-	return &changing{c.query, p, &wire.ChangeReply{}, wire.MaxReply}
+func (c *Changes) newChangeLog(p request.Peer) *changeLog {
+	return &changeLog{c.query, p, &wire.ChangeReply{}, wire.MaxReply}
 }
 
-// took notes a build that is still stored, and gone one that was removed.
-func (ch *changing) took(b *index.Build) error {
-	return ch.note(func() (*wire.Build, error) { return ch.query.Listed(ch.peer, b) })
+// noteKept notes a build that is still stored, and gone one that was removed.
+func (ch *changeLog) noteKept(b *index.Build) error {
+	return ch.add(func() (*wire.Build, error) { return ch.query.Listed(ch.peer, b) })
 }
 
-func (ch *changing) gone(b *index.Build) {
-	_ = ch.note(func() (*wire.Build, error) { return ch.query.Listing(b), nil }) // cannot fail
+func (ch *changeLog) noteRemoved(b *index.Build) {
+	_ = ch.add(func() (*wire.Build, error) { return ch.query.Listing(b), nil }) // cannot fail
 }
 
-func (ch *changing) note(list func() (*wire.Build, error)) error {
+func (ch *changeLog) add(list func() (*wire.Build, error)) error {
 	if n := len(ch.reply.Builds); n < maxChanged && ch.left > 0 {
 		one, err := list()
 		if err != nil {
@@ -76,8 +76,8 @@ func (ch *changing) note(list func() (*wire.Build, error)) error {
 	return nil
 }
 
-// eachOf calls fn with the builds that are still there, one after the other.
-func (c *Changes) eachOf(ctx context.Context, ids []index.BuildID,
+// eachStored calls fn with the builds that are still there, one after the other.
+func (c *Changes) eachStored(ctx context.Context, ids []index.BuildID,
 	fn func(*index.Build) error) error {
 	for _, id := range ids {
 		if ctx.Err() != nil {
@@ -105,14 +105,14 @@ func (c *Changes) change(ctx context.Context, p request.Peer, names []string, dr
 	if err != nil {
 		return nil, err
 	}
-	out := c.changed(p)
-	err = c.eachOf(ctx, ids, func(b *index.Build) error {
+	out := c.newChangeLog(p)
+	err = c.eachStored(ctx, ids, func(b *index.Build) error {
 		if !dryRun {
 			if err := do(b); err != nil {
 				return request.StoreError(err, b.ModelName)
 			}
 		}
-		return out.took(b)
+		return out.noteKept(b)
 	})
 	return out.reply, err
 }
@@ -149,7 +149,7 @@ func (c *Changes) Unpin(ctx context.Context, p request.Peer, names []string, dry
 func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, all,
 	dryRun bool) (*wire.ChangeReply, error) {
 	everything := all && c.rights.Administrator(p)
-	ids, err := c.toRemove(ctx, p, names, all)
+	ids, err := c.buildsToRemove(ctx, p, names, all)
 	if err != nil {
 		return nil, err
 	}
@@ -162,8 +162,8 @@ func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, al
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "remove")
 	}
-	removed := c.changed(p)
-	err = c.removeByHand(ctx, ids, dryRun, removed)
+	removed := c.newChangeLog(p)
+	err = c.removeInBatches(ctx, ids, dryRun, removed)
 	if err == nil && everything && !dryRun {
 		left := int64(0)
 		err = c.store.RemoveRest(ctx)
@@ -179,17 +179,17 @@ func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, al
 	return removed.reply, err
 }
 
-// removeByHand removes builds in batches, and notes those that were removed; with dryRun it only
+// removeInBatches removes builds in batches, and notes those that were removed; with dryRun it only
 // notes them all.
-func (c *Changes) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bool,
-	removed *changing) error {
+func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryRun bool,
+	removed *changeLog) error {
 	var some []store.Removal
 	remove := func() error {
 		err := c.store.RemoveAll(some)
 		for i := range some {
 			d := &some[i]
 			if d.Gone {
-				removed.gone(d.Build)
+				removed.noteRemoved(d.Build)
 			}
 			if !errors.Is(d.Err, index.ErrNotFound) { // else it was just removed
 				err = cmp.Or(err, d.Err)
@@ -201,9 +201,9 @@ func (c *Changes) removeByHand(ctx context.Context, ids []index.BuildID, dryRun 
 		}
 		return nil
 	}
-	err := c.eachOf(ctx, ids, func(b *index.Build) error {
+	err := c.eachStored(ctx, ids, func(b *index.Build) error {
 		if dryRun {
-			return removed.took(b)
+			return removed.noteKept(b)
 		}
 		some = append(some, store.Removal{Build: b, Why: "removed by hand"})
 		if len(some) < store.BatchSize {
@@ -217,8 +217,8 @@ func (c *Changes) removeByHand(ctx context.Context, ids []index.BuildID, dryRun 
 	return remove()
 }
 
-// toRemove lists the builds that the names mean, or all that the peer may change.
-func (c *Changes) toRemove(ctx context.Context, p request.Peer, names []string, all bool) (
+// buildsToRemove lists the builds that the names mean, or all that the peer may change.
+func (c *Changes) buildsToRemove(ctx context.Context, p request.Peer, names []string, all bool) (
 	ids []index.BuildID, err error) {
 	if !all {
 		return c.changeable(ctx, p, names)
@@ -257,16 +257,16 @@ func (c *Changes) changeable(ctx context.Context, p request.Peer, names []string
 // would free. progress, which may be nil, counts builds.
 func (c *Changes) Pack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
-	ids, err := c.toPack(ctx, p, names, all)
+	ids, err := c.buildsToPack(ctx, p, names, all)
 	if err != nil {
 		return nil, err
 	}
-	return c.eachPacked(ctx, ids, true, progress, c.store.Packer().PackOnRequest(ctx, dryRun))
+	return c.packEach(ctx, ids, true, progress, c.store.Packer().PackOnRequest(ctx, dryRun))
 }
 
-// packLater returns what packing would free of a build that stays whole because a client uses it,
-// or may use it; else 0.
-func (c *Changes) packLater(b *index.Build, outcome string) int64 {
+// packableBytes returns what packing would free of a build that stays whole because a client uses
+// it, or may use it; else 0.
+func (c *Changes) packableBytes(b *index.Build, outcome string) int64 {
 	if !strings.HasPrefix(outcome, "kept: ") || c.store.Busy(b) == "" {
 		return 0
 	}
@@ -277,20 +277,20 @@ func (c *Changes) packLater(b *index.Build, outcome string) int64 {
 // again when they are cold.
 func (c *Changes) Unpack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
-	ids, err := c.toPack(ctx, p, names, all)
+	ids, err := c.buildsToPack(ctx, p, names, all)
 	if err != nil {
 		return nil, err
 	}
-	return c.eachPacked(ctx, ids, false, progress, c.store.Packer().UnpackOnRequest(ctx, dryRun))
+	return c.packEach(ctx, ids, false, progress, c.store.Packer().UnpackOnRequest(ctx, dryRun))
 }
 
-// eachPacked calls do with each build, and reports what became of it.
-func (c *Changes) eachPacked(
+// packEach calls do with each build, and reports what became of it.
+func (c *Changes) packEach(
 	ctx context.Context, ids []index.BuildID, packs bool, progress func(done, total int64),
 	do func(*index.Build) (string, int64, error),
 ) (*wire.PackReply, error) {
 	out, done := &wire.PackReply{}, int64(0)
-	err := c.eachOf(ctx, ids, func(b *index.Build) error {
+	err := c.eachStored(ctx, ids, func(b *index.Build) error {
 		if progress != nil {
 			progress(done, int64(len(ids)))
 		}
@@ -299,7 +299,7 @@ func (c *Changes) eachPacked(
 		switch {
 		case ctx.Err() != nil:
 			return apierr.New(apierr.Cancelled, ctx.Err(), "pack")
-		case err != nil && c.isGone(b.ID): // collected or removed meanwhile
+		case err != nil && c.isRemoved(b.ID): // collected or removed meanwhile
 			outcome, frees = "kept: "+store.KeptRemoved, 0
 		case packing.IsMissingOrDamaged(err):
 			outcome = "kept: " + c.store.WithholdDamaged(ctx, b, err)
@@ -308,7 +308,7 @@ func (c *Changes) eachPacked(
 		}
 		later := int64(0)
 		if err == nil && packs {
-			later = c.packLater(b, outcome)
+			later = c.packableBytes(b, outcome)
 		}
 		out.FreedBytes += frees
 		out.LaterBytes += later
@@ -327,8 +327,8 @@ func (c *Changes) eachPacked(
 	return out, err
 }
 
-// toPack lists the builds that Pack or Unpack is for.
-func (c *Changes) toPack(ctx context.Context, p request.Peer, names []string, all bool) (
+// buildsToPack lists the builds that Pack or Unpack is for.
+func (c *Changes) buildsToPack(ctx context.Context, p request.Peer, names []string, all bool) (
 	[]index.BuildID, error) {
 	switch {
 	case all && len(names) > 0:
@@ -336,10 +336,10 @@ func (c *Changes) toPack(ctx context.Context, p request.Peer, names []string, al
 	case !all && len(names) == 0:
 		return nil, apierr.New(apierr.BadRequest, nil, "pack: no build is named")
 	}
-	return c.toRemove(ctx, p, names, all)
+	return c.buildsToRemove(ctx, p, names, all)
 }
 
-func (c *Changes) isGone(id index.BuildID) bool {
+func (c *Changes) isRemoved(id index.BuildID) bool {
 	_, err := c.index.Get(id)
 	return errors.Is(err, index.ErrNotFound)
 }

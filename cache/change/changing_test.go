@@ -14,9 +14,9 @@ import (
 // many are left out.
 func TestLongAnswersAreCutAndSaySo(t *testing.T) {
 	const limit = 20_000
-	out := &changing{reply: &wire.ChangeReply{}, left: limit}
+	out := &changeLog{reply: &wire.ChangeReply{}, left: limit}
 	for range 400 {
-		require.NoError(t, out.note(func() (*wire.Build, error) {
+		require.NoError(t, out.add(func() (*wire.Build, error) {
 			return &wire.Build{ModelName: strings.Repeat("m", 500)}, nil
 		}))
 	}

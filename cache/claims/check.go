@@ -60,13 +60,13 @@ func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 	return s, err
 }
 
-// differs says in what an artefact is not of the model, nil if nothing tells.
-func (s signature) differs(m *epmodel.Model) error {
-	return cmp.Or(differs("output", s.outputs, m.Outputs, nil),
-		differs("input", s.inputs, m.Inputs, s.constant))
+// mismatch says in what an artefact is not of the model, nil if nothing tells.
+func (s signature) mismatch(m *epmodel.Model) error {
+	return cmp.Or(valuesMismatch("output", s.outputs, m.Outputs, nil),
+		valuesMismatch("input", s.inputs, m.Inputs, s.constant))
 }
 
-func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bool) error {
+func valuesMismatch(what string, model, artefact []epmodel.Value, mayLack map[string]bool) error {
 	wanted := make(map[string]epmodel.Value, len(model))
 	for _, v := range model {
 		wanted[v.Name] = v
@@ -94,18 +94,18 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 	names []string) (*index.Build, error) {
 	ort, err := cl.ortVersion(put)
 	if err != nil {
-		return nil, notThis(cl, err)
+		return nil, refusePut(cl, err)
 	}
 	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: ort}
 	models, used, err := build.ReadOutput(ctx, folder, result)
 	if err == nil {
-		err = nothingElse(used, names)
+		err = refuseUnusedFiles(used, names)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, notThis(cl, err)
+		return nil, refusePut(cl, err)
 	}
 	m := models[0]
 	if cl.adopts {
@@ -113,23 +113,23 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 			return nil, err
 		}
 	}
-	if err := cl.suits(m); err != nil {
-		return nil, notThis(cl, err)
+	if err := cl.checkOptions(m); err != nil {
+		return nil, refusePut(cl, err)
 	}
-	facts, err := cl.made(ctx, m, put)
+	facts, err := cl.makerFacts(ctx, m, put)
 	switch {
 	case runtimes.Unsettled(ctx, err):
-		return nil, cmp.Or(ctx.Err(), cl.moved())
+		return nil, cmp.Or(ctx.Err(), cl.checkNotReplaced())
 	case err != nil:
-		return nil, notThis(cl, err)
+		return nil, refusePut(cl, err)
 	}
 	b := build.NewBuild(cl.Attempt, cl.scope, models, result, nil, cs.Now())
 	b.EPs, b.Put = facts, true
 	if cl.adopts {
 		b.BuildKey = identity.BuildKey(b.RequestKey, facts, b.Route)
 	}
-	if err := cl.stillOpen(); err != nil {
-		return nil, notThis(cl, err)
+	if err := cl.checkLibrariesUnchanged(); err != nil {
+		return nil, refusePut(cl, err)
 	}
 	b.LoadCheck = compilers.NotCheckable
 	if cl.Content != nil {
@@ -143,7 +143,7 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (err error) {
 	m.External = nil
 	if m.Whole, err = m.ArtefactFiles(); err != nil {
-		return notThis(cl, err)
+		return refusePut(cl, err)
 	}
 	got, err := (*identity.Sums)(nil).DigestAt(ctx, &m, path)
 	switch {
@@ -177,8 +177,8 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 	return said, nil
 }
 
-// notThis refuses the artefact that was put.
-func notThis(cl *claim, err error) error {
+// refusePut refuses the artefact that was put.
+func refusePut(cl *claim, err error) error {
 	said := "what was put is not its artefact"
 	if cl.adopts {
 		said = "it is no artefact for this request"
@@ -192,8 +192,8 @@ func notThis(cl *claim, err error) error {
 	return e
 }
 
-// nothingElse refuses files that nothing in the artefact refers to.
-func nothingElse(used map[string]bool, names []string) error {
+// refuseUnusedFiles refuses files that nothing in the artefact refers to.
+func refuseUnusedFiles(used map[string]bool, names []string) error {
 	for _, name := range names[1:] {
 		if !used[name] {
 			return fmt.Errorf("nothing refers to file %q", name)
@@ -205,7 +205,7 @@ func nothingElse(used map[string]bool, names []string) error {
 	return nil
 }
 
-func (cl *claim) suits(m *epmodel.Model) error {
+func (cl *claim) checkOptions(m *epmodel.Model) error {
 	for i := range m.Contexts {
 		n := &m.Contexts[i]
 		if !slices.ContainsFunc(cl.EPs, func(ep identity.EP) bool { return ep.Name == n.Source }) {
@@ -216,13 +216,13 @@ func (cl *claim) suits(m *epmodel.Model) error {
 			return fmt.Errorf("node %q: embed_mode %d is not what was asked for", n.Node, n.EmbedMode)
 		}
 	}
-	return cmp.Or(cl.takes.differs(m), build.CheckComplete(&cl.Plan.Canonical, m),
+	return cmp.Or(cl.acceptsPut.mismatch(m), build.CheckComplete(&cl.Plan.Canonical, m),
 		build.SuitsOutput(cl.Plan.Canonical.Output, m))
 }
 
-// made says what made the artefact, as far as it states that itself. Where the libraries are here
-// as well, it must be made by their SDK for their hardware.
-func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
+// makerFacts says what made the artefact, as far as it states that itself. Where the libraries are
+// here as well, it must be made by their SDK for their hardware.
+func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
 	facts := slices.Clone(cl.Plan.Facts)
 	for i := range facts {
 		f := &facts[i]
@@ -239,27 +239,28 @@ func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.
 			f.Version = shownText(version[:min(len(version), request.MaxVersion)])
 		}
 		if cl.adopts {
-			unknownMaker(f)
+			clearUnstatedFacts(f)
 		}
 		if cl.Plan.Outside || cl.adopts || !took {
 			continue
 		}
-		if err := cl.like(ctx, facts, i); err != nil {
+		if err := cl.checkStatedFacts(ctx, facts, i); err != nil {
 			return nil, err
 		}
 	}
 	return facts, nil
 }
 
-// like compares what an execution provider states in the artefact with the libraries that the claim
-// is for. Options and the model may change its compatibility string, so another string is judged.
-func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
+// checkStatedFacts compares what an execution provider states in the artefact with the libraries
+// that the claim is for. Options and the model may change its compatibility string, so another
+// string is judged.
+func (cl *claim) checkStatedFacts(ctx context.Context, facts []index.EPFacts, i int) error {
 	f, mark := &facts[i], &cl.Plan.Marks[i]
 	j := judge.Judgement{Verdict: compilers.Unsupported}
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
 		a := cl.Plan.Against("", cl.Content)
-		if j, err = cl.of.LoadChecker.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
+		if j, err = cl.claims.LoadChecker.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
 			return err
 		}
 	}
@@ -295,12 +296,12 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case !cl.Content.Stands():
-		return cl.moved()
+		return cl.checkNotReplaced()
 	case err != nil:
 		return request.WorkerError(err, "model %q: load check", b.ModelName)
 	case checked.Outcome == compilers.Failed:
 		return apierr.New(apierr.CompileFailed, nil, "model %q: %s: %s", b.ModelName,
-			doesNotLoad(cl), checked.Text).WithFact("code", fmt.Sprint(checked.Code))
+			notLoadedText(cl), checked.Text).WithFact("code", fmt.Sprint(checked.Code))
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}
@@ -313,14 +314,15 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	return nil
 }
 
-// moved refuses what is put because other libraries are in the place of those that it is for.
-func (cl *claim) moved() error {
+// checkNotReplaced refuses what is put because other libraries are in the place of those that it is
+// for.
+func (cl *claim) checkNotReplaced() error {
 	return apierr.New(apierr.Unavailable, runtimes.ErrMoving,
 		"model %q: the runtime's libraries changed since the claim was given", cl.Name).
 		WithHint("ask for the model again")
 }
 
-func doesNotLoad(cl *claim) string {
+func notLoadedText(cl *claim) string {
 	if cl.adopts {
 		return "it does not load"
 	}

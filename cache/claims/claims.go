@@ -45,24 +45,24 @@ func (o Limits) OrDefault() Limits {
 // Claims are those that are held, and the requests that want one.
 type Claims struct {
 	*build.Builder
-	limits  func() Limits // those in force
-	Limiter rights.Limiter
-	Puts    keyed.Locks[uint32]           // an owner puts one at a time, because files may block
-	past    memo.Table[string, pastClaim] // that ended, by id
+	limits     func() Limits // those in force
+	Limiter    rights.Limiter
+	Puts       keyed.Locks[uint32]            // an owner puts one at a time, because files may block
+	pastClaims memo.Table[string, endedClaim] // that ended, by id
 
-	mu     sync.Mutex
-	open   map[string]*claim       // by id; guarded by mu
-	asking map[jobs.Key][]*claimer // in order; guarded by mu
+	mu       sync.Mutex
+	open     map[string]*claim       // by id; guarded by mu
+	claimers map[jobs.Key][]*claimer // in order; guarded by mu
 }
 
-// pastClaim has the reason for refusing a put that comes too late.
-type pastClaim struct {
+// endedClaim has the reason for refusing a put that comes too late.
+type endedClaim struct {
 	why string
 	uid uint32
 }
 
 const (
-	maxPastClaims = 1024
+	maxEndedClaims = 1024
 	// A user may be given so many claims at once, and then one in each interval, because an
 	// application may load many models.
 	claimBurst    = 64
@@ -73,11 +73,11 @@ const (
 func New(bd *build.Builder, limits func() Limits) *Claims {
 	return &Claims{Builder: bd, limits: limits,
 		Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: bd.Now},
-		open:    make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
+		open:    make(map[string]*claim), claimers: make(map[jobs.Key][]*claimer)}
 }
 
-// enter puts a request among those that want the claim, unless its user has too many.
-func (cs *Claims) enter(key jobs.Key, a *claimer) error {
+// addClaimer puts a request among those that want the claim, unless its user has too many.
+func (cs *Claims) addClaimer(key jobs.Key, a *claimer) error {
 	if wait, ok := cs.Limiter.Take(a.owner); !ok {
 		return apierr.New(apierr.Busy, nil, "too many claims").
 			WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
@@ -94,40 +94,40 @@ func (cs *Claims) enter(key jobs.Key, a *claimer) error {
 		return apierr.New(apierr.Busy, nil, "you hold %d claims already", n).
 			WithHint("put what they are for, or give them up")
 	}
-	cs.asking[key] = append(cs.asking[key], a)
+	cs.claimers[key] = append(cs.claimers[key], a)
 	return nil
 }
 
-// withdraw takes a request out again, and returns the claim that it was given.
-func (cs *Claims) withdraw(key jobs.Key, a *claimer) *claim {
+// removeClaimer takes a request out again, and returns the claim that it was given.
+func (cs *Claims) removeClaimer(key jobs.Key, a *claimer) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	cs.drop(key, a)
+	cs.removeClaimerLocked(key, a)
 	return a.granted
 }
 
-// drop is withdraw for a caller that holds mu.
-func (cs *Claims) drop(key jobs.Key, a *claimer) {
-	cs.asking[key] = slices.DeleteFunc(cs.asking[key], func(other *claimer) bool { return other == a })
-	if len(cs.asking[key]) == 0 {
-		delete(cs.asking, key)
+// removeClaimerLocked is withdraw for a caller that holds mu.
+func (cs *Claims) removeClaimerLocked(key jobs.Key, a *claimer) {
+	cs.claimers[key] = slices.DeleteFunc(cs.claimers[key], func(other *claimer) bool { return other == a })
+	if len(cs.claimers[key]) == 0 {
+		delete(cs.claimers, key)
 	}
 }
 
-// remove forgets a claim that is over, but for the reason.
-func (cs *Claims) remove(cl *claim) {
-	why := cl.overWhy()
+// forgetClaim forgets a claim that is over, but for the reason.
+func (cs *Claims) forgetClaim(cl *claim) {
+	why := cl.endReason()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.open, cl.ID)
-	cs.past.Save(cl.ID, pastClaim{why, cl.Peer.UID}, maxPastClaims)
+	cs.pastClaims.Save(cl.ID, endedClaim{why, cl.Peer.UID}, maxEndedClaims)
 }
 
 // Counts returns how many claims are held, and how many requests want one.
 func (cs *Claims) Counts() (held, wanted int) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for _, some := range cs.asking {
+	for _, some := range cs.claimers {
 		wanted += len(some)
 	}
 	return len(cs.open), wanted
@@ -139,11 +139,11 @@ func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	defer cs.mu.Unlock()
 	cl, why := cs.open[id], ""
 	if cl != nil && cl.Peer.UID == p.UID {
-		if why = cl.overWhy(); why == "" {
+		if why = cl.endReason(); why == "" {
 			return cl, nil
 		}
 	}
-	if past, ok := cs.past.Load(id); ok && past.uid == p.UID {
+	if past, ok := cs.pastClaims.Load(id); ok && past.uid == p.UID {
 		why = past.why
 	}
 	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).
@@ -162,7 +162,7 @@ func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	if err != nil {
 		return err
 	}
-	if !cl.finish(cmp.Or(shownText(text), "it was given up"), code) {
+	if !cl.endWithoutResult(cmp.Or(shownText(text), "it was given up"), code) {
 		return apierr.New(apierr.NotFound, nil, "claim %.80q is over", id)
 	}
 	return nil
@@ -190,19 +190,19 @@ func cleanText(text string) string {
 // in time may be finished.
 type claim struct {
 	request.Claim
-	of               *Claims
+	claims           *Claims
 	scope            string // of what is put
 	job              *jobs.Job
 	*request.Attempt // of the claimant; its files are those of libraries only, and the claim's own
 	owner            uint32
 	began            time.Time
-	takes            signature
+	acceptsPut       signature
 	adopts           bool // what is put is the request's own model
 
-	lasts context.Context    // ends when it is over
-	ends  context.CancelFunc // ends lasts
-	timer *time.Timer
-	leave func() bool // stops the wait for the connection's end
+	duration context.Context    // ends when it is over
+	ends     context.CancelFunc // ends lasts
+	timer    *time.Timer
+	release  func() bool // stops the wait for the connection's end
 
 	mu     sync.Mutex // guards the rest
 	state  claimState
@@ -215,23 +215,23 @@ type claim struct {
 type claimState int
 
 const (
-	claimHeld    claimState = iota
+	claimGranted claimState = iota
 	claimPutting            // its artefact is being copied and checked
 	claimStoring            // the artefact is sound, and is being stored
-	claimOver
+	claimEnded
 )
 
 // putTime is how long a put may take that was begun in time.
 const putTime = 10 * time.Minute
 
-// finish ends the claim without a result, unless it is over or being stored, and reports whether it
-// did.
-func (cl *claim) finish(text string, code int32) bool {
-	return cl.finishUpTo(claimPutting, text, code)
+// endWithoutResult ends the claim without a result, unless it is over or being stored, and reports
+// whether it did.
+func (cl *claim) endWithoutResult(text string, code int32) bool {
+	return cl.endIfStateAtMost(claimPutting, text, code)
 }
 
-// finishUpTo is finish for a claim that has come so far at most.
-func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
+// endIfStateAtMost is finish for a claim that has come so far at most.
+func (cl *claim) endIfStateAtMost(latest claimState, text string, code int32) bool {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	end := &request.ClaimEnd{UID: cl.Peer.UID, Text: text, Code: code}
@@ -242,7 +242,7 @@ func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
 		return false
 	}
 	cl.end = end
-	cl.over()
+	cl.endLocked()
 	return true
 }
 
@@ -251,15 +251,15 @@ func (cl *claim) deliver(result *jobs.Result) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	cl.result = result
-	cl.over()
+	cl.endLocked()
 }
 
-// overWhy returns why the claim is over; "": it is not.
-func (cl *claim) overWhy() string {
+// endReason returns why the claim is over; "": it is not.
+func (cl *claim) endReason() string {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	switch {
-	case cl.state != claimOver:
+	case cl.state != claimEnded:
 		return ""
 	case cl.end != nil:
 		return cl.end.Text
@@ -267,41 +267,41 @@ func (cl *claim) overWhy() string {
 	return "it was put already"
 }
 
-// over ends the claim. The caller holds mu.
-func (cl *claim) over() {
-	cl.state = claimOver
+// endLocked ends the claim. The caller holds mu.
+func (cl *claim) endLocked() {
+	cl.state = claimEnded
 	cl.timer.Stop()
-	if cl.leave != nil {
-		cl.leave()
+	if cl.release != nil {
+		cl.release()
 	}
 	cl.ends()
 }
 
-// move takes the claim from one state to another, and reports whether it was in the first.
-func (cl *claim) move(from, to claimState) bool {
+// changeState takes the claim from one state to another, and reports whether it was in the first.
+func (cl *claim) changeState(from, to claimState) bool {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	if cl.state != from {
 		return false
 	}
-	if to == claimHeld && cl.due != nil {
+	if to == claimGranted && cl.due != nil {
 		cl.end = cl.due
-		cl.over()
+		cl.endLocked()
 		return true
 	}
 	cl.state = to
 	switch to {
 	case claimPutting:
 		cl.timer.Reset(putTime)
-	case claimHeld:
+	case claimGranted:
 		cl.timer.Reset(max(0, time.Until(cl.Deadline)))
 	}
 	return true
 }
 
-// during returns the context of work that ends with the claim.
-func (cl *claim) during(ctx context.Context) (context.Context, context.CancelFunc) {
+// contextOf returns the context of work that ends with the claim.
+func (cl *claim) contextOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(cl.lasts, cancel)
+	stop := context.AfterFunc(cl.duration, cancel)
 	return ctx, func() { stop(); cancel() }
 }

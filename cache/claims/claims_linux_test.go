@@ -65,21 +65,21 @@ func TestStagedPutsKeepTheirHoles(t *testing.T) {
 // and is not given a claim that ends at once.
 func TestACancelledJobGrantsNothing(t *testing.T) {
 	const user = 4242
-	js := jobs.New(jobs.Options{Slots: 1, Now: time.Now, GivenUp: runtimes.ErrGivenUp})
+	js := jobs.New(jobs.Options{Slots: 1, Now: time.Now, OnGivenUp: runtimes.ErrGivenUp})
 	cs := New(build.New(build.Options{Now: time.Now}),
 		func() Limits { return Limits{}.OrDefault() })
 	at := &request.Attempt{Request: &request.Request{Peer: request.Peer{UID: user}},
 		Plan: &request.Plan{EPs: []compilers.EP{{Name: "EP"}}}}
 	key := jobs.Key{Scope: rights.OwnScope(at.Peer)}
 	a := &claimer{Attempt: at, owner: user, wake: func() {}}
-	require.NoError(t, cs.enter(key, a))
+	require.NoError(t, cs.addClaimer(key, a))
 	running := func() *jobs.Job {
 		work := jobs.Func{Is: jobs.About{Claim: true},
 			Do: func(ctx context.Context, _ *jobs.Job) (*jobs.Result, error) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}}
-		j, _, err := js.Send(jobs.Key{Alone: jobs.NewID()}, jobs.Caller{UID: user, Owner: user},
+		j, _, err := js.Start(jobs.Key{Alone: jobs.NewID()}, jobs.Caller{UID: user, Owner: user},
 			func() (jobs.Work, error) { return work, nil })
 		require.NoError(t, err)
 		t.Cleanup(func() { j.GiveUp(0, true) })
@@ -92,8 +92,8 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	cl := cs.grant(key, running(), nil)
 	require.NotNil(t, cl, "the request has waited for the next job")
 	require.Same(t, cl, a.granted)
-	cl.finish("", 0)
-	cs.remove(cl)
+	cl.endWithoutResult("", 0)
+	cs.forgetClaim(cl)
 }
 
 // A caller that cancels the job while it is granted the claim gets none, and the claim ends.
@@ -101,7 +101,7 @@ func TestCancelCrossesTheGrant(t *testing.T) {
 	for name, cross := range map[string]func(*claim) error{
 		"the asker gave up": func(*claim) error { return runtimes.ErrGivenUp },
 		"and so did all who asked": func(cl *claim) error {
-			cl.finish(jobCancelled,
+			cl.endWithoutResult(jobCancelled,
 				0)
 			return context.Canceled
 		},
@@ -109,11 +109,11 @@ func TestCancelCrossesTheGrant(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			at := &request.Attempt{Request: &request.Request{Name: "m.onnx"}}
 			cl := &claim{Attempt: at, timer: time.NewTimer(time.Hour), ends: func() {}}
-			a, err := (&claimer{Attempt: at}).handed(context.Background(), cl, cross(cl))
+			a, err := (&claimer{Attempt: at}).answerGranted(context.Background(), cl, cross(cl))
 			require.Nil(t, a)
 			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 			require.ErrorContains(t, err, "cancelled")
-			require.Equal(t, jobCancelled, cl.overWhy())
+			require.Equal(t, jobCancelled, cl.endReason())
 		})
 	}
 }

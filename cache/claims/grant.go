@@ -23,11 +23,11 @@ import (
 // claimer is a request that wants a claim.
 type claimer struct {
 	*request.Attempt
-	owner   uint32
-	takes   signature
-	why     string // what the look-up found
-	granted *claim // guarded by Claims.mu
-	wake    context.CancelFunc
+	owner         uint32
+	acceptsResult signature
+	why           string // what the look-up found
+	granted       *claim // guarded by Claims.mu
+	wake          context.CancelFunc
 }
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to
@@ -35,7 +35,7 @@ type claimer struct {
 func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (
 	a *claimer, err error) {
 	a = &claimer{owner: cs.Owner(at.Peer.UID), why: why}
-	if a.takes, err = readSignature(ctx, at.Request); err != nil {
+	if a.acceptsResult, err = readSignature(ctx, at.Request); err != nil {
 		return nil, err
 	}
 	own := *at.Request
@@ -60,7 +60,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
 	if at.Content != nil { // else what is known of failures is of other libraries
-		if f := cs.FailedBefore(at); f != nil && f.Reason.OfProvider() {
+		if f := cs.FailedBefore(at); f != nil && f.Reason.BlamesProvider() {
 			return nil, f.FromMemory(at.Name)
 		}
 	}
@@ -75,17 +75,17 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	waiting, wake := context.WithCancel(ctx)
 	defer wake()
 	a.wake = wake
-	if err := cs.enter(key, a); err != nil {
+	if err := cs.addClaimer(key, a); err != nil {
 		closeLibraries(&a.Runtime)
 		return nil, err
 	}
 	var result *jobs.Result
 	for range request.MaxHandOvers {
 		result, _, err = cs.Jobs.Join(waiting, key, at.Caller(cs.Owner), func() (jobs.Work, error) {
-			if m := cs.MadeMeanwhile(at, key.Scope); m != nil {
+			if m := cs.WorkIfMade(at, key.Scope); m != nil {
 				return m, nil
 			}
-			return cs.outside(key, a), nil
+			return cs.externalWork(key, a), nil
 		})
 		if err == nil && at.Content != nil && at.OtherORT(result.Build.ORTVersion) {
 			cs.Store.TakerDone(result.Build.ID) // or rather, not taken
@@ -96,14 +96,14 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 			break // else the last claim ended while this one was about to wait for it
 		}
 	}
-	if cl := cs.withdraw(key, a); cl != nil {
-		return a.handed(ctx, cl, err)
+	if cl := cs.removeClaimer(key, a); cl != nil {
+		return a.answerGranted(ctx, cl, err)
 	}
 	closeLibraries(&a.Runtime)
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	return cs.Waited(ctx, at, result)
+	return cs.AnswerWaiter(ctx, at, result)
 }
 
 // key says which job the claim is for. Artefacts of ordinary users are private to them, so that
@@ -115,25 +115,25 @@ func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 			WithHint("compile it without epcached")
 	}
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}
-	if at.Scope != "shared" || !cs.Rights.Publisher(at.Peer) && cs.Jobs.Open(key) == nil {
+	if at.Scope != "shared" || !cs.Rights.Publisher(at.Peer) && cs.Jobs.Joinable(key) == nil {
 		key.Scope = rights.OwnScope(at.Peer)
 	}
 	return key, nil
 }
 
-// outside is the work that applications do which hold the claim, one after the other. Requests wait
-// for it as for any job.
-func (cs *Claims) outside(key jobs.Key, first *claimer) jobs.Work {
+// externalWork is the work that applications do which hold the claim, one after the other. Requests
+// wait for it as for any job.
+func (cs *Claims) externalWork(key jobs.Key, first *claimer) jobs.Work {
 	about := first.JobAbout(key.Scope, "claimed by an application that compiles it itself")
 	about.Claim = true
 	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (*jobs.Result, error) {
-		return cs.run(ctx, j, key)
+		return cs.grantInTurn(ctx, j, key)
 	}}
 }
 
-// run gives the claim to one request after the other, until one of them puts a result or none wants
-// it any more.
-func (cs *Claims) run(ctx context.Context, j *jobs.Job, key jobs.Key) (*jobs.Result, error) {
+// grantInTurn gives the claim to one request after the other, until one of them puts a result or
+// none wants it any more.
+func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job, key jobs.Key) (*jobs.Result, error) {
 	about := j.About()
 	var last *request.ClaimEnd
 	for {
@@ -151,8 +151,8 @@ func (cs *Claims) run(ctx context.Context, j *jobs.Job, key jobs.Key) (*jobs.Res
 		of := event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name}
 		cs.Store.RecordEvent(event.For(of, event.Claimed, "by uid %d, until %s", cl.Peer.UID,
 			cl.Deadline.UTC().Format(time.RFC3339)))
-		j.Tell("claimed")
-		result, end := cs.await(ctx, cl)
+		j.SetPhase("claimed")
+		result, end := cs.awaitClaimEnd(ctx, cl)
 		if end != nil {
 			cs.Store.Index().Counters.Add("claims_without_result", 1)
 			cs.Store.RecordEvent(event.For(of, event.ClaimEnded, "%s", end.Error()))
@@ -176,61 +176,61 @@ const jobCancelled = "its job was cancelled"
 func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if len(cs.asking[key]) == 0 {
+	if len(cs.claimers[key]) == 0 {
 		return nil
 	}
-	a, most, now := cs.asking[key][0], cs.limits().Deadline, time.Now()
-	cl := &claim{of: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner, takes: a.takes,
+	a, most, now := cs.claimers[key][0], cs.limits().Deadline, time.Now()
+	cl := &claim{claims: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner, acceptsPut: a.acceptsResult,
 		began: now, Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(),
 			Route: a.Plan.Canonical.Route, Deadline: now.Add(most)}}
-	cl.lasts, cl.ends = context.WithCancel(context.Background())
+	cl.duration, cl.ends = context.WithCancel(context.Background())
 	if last != nil {
 		a.why = last.Error()
 	}
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
-	if !j.Hold(cl.Peer.UID, cl.owner, func() { cl.finish(jobCancelled, 0) }) {
+	if !j.Hold(cl.Peer.UID, cl.owner, func() { cl.endWithoutResult(jobCancelled, 0) }) {
 		return nil
 	}
 	late := fmt.Sprintf("its deadline of %s passed", most)
-	cl.timer = time.AfterFunc(most, func() { cl.finish(late, 0) })
+	cl.timer = time.AfterFunc(most, func() { cl.endWithoutResult(late, 0) })
 	if a.Connection != nil {
-		cl.leave = context.AfterFunc(a.Connection, func() { cl.finish("its connection ended", 0) })
+		cl.release = context.AfterFunc(a.Connection, func() { cl.endWithoutResult("its connection ended", 0) })
 	}
-	cs.drop(key, a)
+	cs.removeClaimerLocked(key, a)
 	cs.open[cl.ID], a.granted = cl, cl
 	a.wake()
 	return cl
 }
 
-// await waits for the end of the claim.
-func (cs *Claims) await(ctx context.Context, cl *claim) (*jobs.Result, *request.ClaimEnd) {
+// awaitClaimEnd waits for the end of the claim.
+func (cs *Claims) awaitClaimEnd(ctx context.Context, cl *claim) (*jobs.Result, *request.ClaimEnd) {
 	select {
-	case <-cl.lasts.Done():
+	case <-cl.duration.Done():
 	case <-ctx.Done():
-		cl.finish(jobCancelled, 0)
-		<-cl.lasts.Done() // what is being stored is stored first
+		cl.endWithoutResult(jobCancelled, 0)
+		<-cl.duration.Done() // what is being stored is stored first
 	}
 	closeLibraries(&cl.Runtime)
-	cs.remove(cl)
+	cs.forgetClaim(cl)
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	return cl.result, cl.end
 }
 
-// handed answers a request that was given the claim. err is how its wait ended: a user that gave
-// the job up at that moment has given the claim up as well, and the next request that asked for it
-// gets it.
-func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*request.Answer, error) {
+// answerGranted answers a request that was given the claim. err is how its wait ended: a user that
+// gave the job up at that moment has given the claim up as well, and the next request that asked
+// for it gets it.
+func (a *claimer) answerGranted(ctx context.Context, cl *claim, err error) (*request.Answer, error) {
 	switch {
 	case ctx.Err() != nil:
-		cl.finish("who asked for it left", 0)
+		cl.endWithoutResult("who asked for it left", 0)
 		return nil, request.ContextError(ctx, a.Name)
 	case errors.Is(err, runtimes.ErrGivenUp):
-		cl.finish(jobCancelled, 0)
+		cl.endWithoutResult(jobCancelled, 0)
 		return nil, request.JobError(ctx, a.Name, err)
 	}
-	if why := cl.overWhy(); why != "" {
+	if why := cl.endReason(); why != "" {
 		return nil, apierr.New(apierr.Cancelled, runtimes.ErrGivenUp,
 			"model %q: the claim ended as it was given: %s", a.Name, why)
 	}
@@ -250,7 +250,7 @@ func (cs *Claims) Await(ctx context.Context, at *request.Attempt, missing error)
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	return cs.Waited(ctx, at, result)
+	return cs.AnswerWaiter(ctx, at, result)
 }
 
 // keepLibraries returns the reference with descriptors of its own: of each execution provider's
@@ -281,8 +281,9 @@ func closeLibraries(ref *runtimes.Ref) {
 	}
 }
 
-// stillOpen fails if the libraries that the claim was given for are not in their places.
-func (cl *claim) stillOpen() error {
+// checkLibrariesUnchanged fails if the libraries that the claim was given for are not in their
+// places.
+func (cl *claim) checkLibrariesUnchanged() error {
 	for _, l := range cl.Runtime.EPLibraries {
 		if l.File == nil {
 			continue

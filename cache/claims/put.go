@@ -65,19 +65,19 @@ const (
 // A refusal of the artefact ends the claim.
 func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	progress func(request.Progress)) (*request.Answer, error) {
-	t := jobs.NewTelling(progress, cs.Now())
+	t := jobs.NewProgressReporter(progress, cs.Now())
 	defer t.End()
 	cl, err := cs.find(p, put.Claim)
 	if err != nil {
 		return nil, err
 	}
-	if !cl.move(claimHeld, claimPutting) {
+	if !cl.changeState(claimGranted, claimPutting) {
 		if _, err := cs.find(p, put.Claim); err != nil {
 			return nil, err // it ended just now
 		}
 		return nil, apierr.New(apierr.Busy, nil, "claim %.80q: it is being put already", put.Claim)
 	}
-	result, err := cs.take(ctx, cl, put, t.Phase)
+	result, err := cs.storePut(ctx, cl, put, t.Phase)
 	if err != nil {
 		return nil, cl.putFailed(ctx, err)
 	}
@@ -111,23 +111,23 @@ func (cl *claim) putFailed(ctx context.Context, err error) error {
 	}
 	class := apierr.ClassOf(err)
 	if ctx.Err() != nil || class == apierr.NoSpace || class == apierr.Busy {
-		if !cl.move(claimPutting, claimHeld) {
-			cl.move(claimStoring, claimHeld)
+		if !cl.changeState(claimPutting, claimGranted) {
+			cl.changeState(claimStoring, claimGranted)
 		}
 	} else {
-		cl.finishUpTo(claimStoring, "what was put is refused: "+err.Error(), 0)
+		cl.endIfStateAtMost(claimStoring, "what was put is refused: "+err.Error(), 0)
 	}
-	if why := cl.overWhy(); why != "" && !strings.Contains(why, err.Error()) { // it ended meanwhile
+	if why := cl.endReason(); why != "" && !strings.Contains(why, err.Error()) { // it ended meanwhile
 		return apierr.New(class, err, "claim %s: %s", cl.ID, why)
 	}
 	return err
 }
 
-// take copies, checks and stores the artefact.
-func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (
+// storePut copies, checks and stores the artefact.
+func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(string)) (
 	*jobs.Result, error) {
 	phase("queued")
-	lasting, end := cl.during(ctx)
+	lasting, end := cl.contextOf(ctx)
 	defer end()
 	leave, err := cs.Puts.Lock(lasting, cl.owner)
 	if err != nil && ctx.Err() == nil {
@@ -140,7 +140,7 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 	if err != nil {
 		return nil, err
 	}
-	room, err := cs.mayStore(ctx, cl, sizes)
+	room, err := cs.reservePut(ctx, cl, sizes)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 		return nil, err
 	}
 	b.CompileSeconds = seconds
-	if !cl.move(claimPutting, claimStoring) {
+	if !cl.changeState(claimPutting, claimStoring) {
 		return nil, apierr.New(apierr.NotFound, nil, "claim %s is over", cl.ID)
 	}
 	phase("storing")
@@ -185,11 +185,11 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 	return &jobs.Result{Build: b}, nil
 }
 
-// mayStore bounds what one user brings, and says with numbers why it would not fit. It reserves the
-// space until the reservation is released.
-func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (
+// reservePut bounds what one user brings, and says with numbers why it would not fit. It reserves
+// the space until the reservation is released.
+func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	*store.Reservation, error) {
-	total, err := cs.MayPut(ctx, cl.owner, cl.Name, sizes)
+	total, err := cs.CheckPutQuota(ctx, cl.owner, cl.Name, sizes)
 	if err != nil {
 		return nil, err
 	}
@@ -215,9 +215,9 @@ func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (
 	return room, nil
 }
 
-// MayPut bounds all that is kept of what a user put, conversions of it as well, and returns the sum
-// of the sizes.
-func (cs *Claims) MayPut(ctx context.Context, owner uint32, model string, sizes []int64) (
+// CheckPutQuota bounds all that is kept of what a user put, conversions of it as well, and returns
+// the sum of the sizes.
+func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string, sizes []int64) (
 	total int64, err error) {
 	most := cs.limits().UserBytes
 	users, err := cs.Store.Index().Users(ctx)
@@ -248,7 +248,7 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 		text := fmt.Sprintf(format, args...)
 		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.Name, text)
 	}
-	most := cl.of.limits().Bytes
+	most := cl.claims.limits().Bytes
 	switch {
 	case len(put.Files) == 0 || len(put.Files) > maxPutFiles:
 		return nil, nil, bad("%d files, not 1 to %d", len(put.Files), maxPutFiles)
@@ -266,7 +266,7 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 			return nil, nil, bad("file %q comes twice", f.Name)
 		}
 		seen[f.Name] = true
-		if err := unwritable(f.File); err != nil {
+		if err := refuseWritable(f.File); err != nil {
 			return nil, nil, bad("file %q: %v", f.Name, err)
 		}
 		info, err := f.File.Stat()
@@ -303,18 +303,18 @@ func badPutName(name string) string {
 // meanwhile is io.ErrUnexpectedEOF.
 func copyPut(ctx context.Context, blobs *cas.Store, f PutFile, size int64, to string) (
 	cas.Hashed, error) {
-	before, err := stampSettled(f.File)
+	before, err := stampWrittenBack(f.File)
 	if err != nil {
 		return cas.Hashed{}, err
 	}
 	if before.Size != size { // its space is reserved for so many
 		return cas.Hashed{}, io.ErrUnexpectedEOF
 	}
-	hashed, err := stagePut(ctx, blobs, &patient{ctx, f.File}, f.File, to, size)
+	hashed, err := stagePut(ctx, blobs, &contextReader{ctx, f.File}, f.File, to, size)
 	if err != nil {
 		return hashed, err
 	}
-	after, err := stampSettled(f.File)
+	after, err := stampWrittenBack(f.File)
 	if err == nil && before != after {
 		err = io.ErrUnexpectedEOF
 	}
@@ -331,14 +331,14 @@ func putError(err error, model, file string) error {
 	return request.StoreError(fmt.Errorf("file %q: %w", file, err), model)
 }
 
-// patient reads until its context ends.
-type patient struct {
+// contextReader reads until its context ends.
+type contextReader struct {
 	ctx  context.Context
 	file *os.File
 }
 
 // ReadAt implements io.ReaderAt.
-func (r *patient) ReadAt(p []byte, off int64) (int, error) {
+func (r *contextReader) ReadAt(p []byte, off int64) (int, error) {
 	if err := r.ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -383,29 +383,29 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
 	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()},
-		adopts: true, state: claimPutting, of: cs, scope: key.Scope,
-		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(), lasts: context.Background()}
+		adopts: true, state: claimPutting, claims: cs, scope: key.Scope,
+		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(), duration: context.Background()}
 	do := func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
 		defer files.Close()
-		if cl.takes, err = readSignature(ctx, files); err != nil {
+		if cl.acceptsPut, err = readSignature(ctx, files); err != nil {
 			return nil, err
 		}
 		cl.job = j
-		return cs.take(ctx, cl, put, j.Tell)
+		return cs.storePut(ctx, cl, put, j.SetPhase)
 	}
 	return jobs.Func{Is: about, Do: do}, nil
 }
 
-// unknownMaker leaves of the facts what the graph of an adopted model states itself.
-func unknownMaker(f *index.EPFacts) {
+// clearUnstatedFacts leaves of the facts what the graph of an adopted model states itself.
+func clearUnstatedFacts(f *index.EPFacts) {
 	*f = index.EPFacts{Name: f.Name, Devices: f.Devices, SDKVersion: f.SDKVersion,
 		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString,
 		TookNone: f.TookNone}
 }
 
-// unwritable refuses a file that its sender could write through the very descriptor: it has to be
-// opened for reading only, or be a memory file that is sealed.
-func unwritable(f *os.File) error {
+// refuseWritable refuses a file that its sender could write through the very descriptor: it has to
+// be opened for reading only, or be a memory file that is sealed.
+func refuseWritable(f *os.File) error {
 	fd := f.Fd()
 	flags, err := unix.FcntlInt(fd, unix.F_GETFL, 0)
 	if err != nil {
@@ -430,8 +430,9 @@ func unwritable(f *os.File) error {
 	return nil
 }
 
-// stampSettled is the file's stamp after what was stored through mappings has been written back.
-func stampSettled(f *os.File) (cas.Stamp, error) {
+// stampWrittenBack is the file's stamp after what was stored through mappings has been written
+// back.
+func stampWrittenBack(f *os.File) (cas.Stamp, error) {
 	if err := filestamp.WriteBack(f); err != nil {
 		return cas.Stamp{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
 	}

@@ -77,18 +77,18 @@ func Of(err error, log string) *Failure {
 	case errors.As(err, &none):
 		f.Reason = NoNode
 		if len(none.Errors) > 0 {
-			f.Facts["logged"] = ending(strings.Join(none.Errors, "\n"))
+			f.Facts["logged"] = lastPart(strings.Join(none.Errors, "\n"))
 			f.Hint = "mend what ONNX Runtime logged as an error; epcachectl doctor tries the execution provider again"
 		}
 	case errors.Is(err, compilers.ErrStart):
 		f.Reason = NoWorker
 	case errors.As(err, &refused):
-		f.Reason, f.Facts["code"] = cmp.Or(limitSaid(refused.Text), Refused), fmt.Sprint(refused.Code)
+		f.Reason, f.Facts["code"] = cmp.Or(limitInOutput(refused.Text), Refused), fmt.Sprint(refused.Code)
 		if refused.Doing == "compile" { // as every failure of a compile says
 			f.Text = strings.Replace(f.Text, refused.Error(), refused.Cause(), 1)
 		}
 	case errors.As(err, &exit):
-		f.ended(exit)
+		f.setExit(exit)
 		log = exit.Stderr
 	default:
 		if f.Reason = limitReason(err); f.Reason == "" {
@@ -100,13 +100,13 @@ func Of(err error, log string) *Failure {
 	}
 	f.Facts["reason"] = string(f.Reason)
 	if log != "" {
-		f.Facts["stderr"] = ending(log)
+		f.Facts["stderr"] = lastPart(log)
 	}
-	f.Text = ending(f.Text)
+	f.Text = lastPart(f.Text)
 	return f
 }
 
-func (f *Failure) ended(exit *compilers.ExitError) {
+func (f *Failure) setExit(exit *compilers.ExitError) {
 	f.Facts["exit"] = fmt.Sprint(exit.Code)
 	if exit.Signal != "" {
 		f.Facts["signal"] = exit.Name
@@ -116,7 +116,7 @@ func (f *Failure) ended(exit *compilers.ExitError) {
 		return
 	}
 	// The kernel gives a process no more than its limit, and that gives up.
-	f.Reason = cmp.Or(limitSaid(compilers.LastLine(exit.Stderr)), Crash)
+	f.Reason = cmp.Or(limitInOutput(compilers.LastLine(exit.Stderr)), Crash)
 }
 
 // limitReason is for what the worker did not say itself: limits, and output that is none.
@@ -139,8 +139,8 @@ func limitReason(err error) Reason {
 	return ""
 }
 
-// saidOfLimits are messages of C, C++, Python and the system when memory or space is refused.
-var saidOfLimits = []struct {
+// limitMessages are messages of C, C++, Python and the system when memory or space is refused.
+var limitMessages = []struct {
 	reason Reason
 	words  []string
 }{
@@ -148,10 +148,10 @@ var saidOfLimits = []struct {
 	{OutputLimit, []string{"EFBIG", "file too large", "ENOSPC", "no space left on device", "EDQUOT", "disk quota exceeded", "EMFILE", "too many open files"}},
 }
 
-// limitSaid returns the limit of the worker that a program's message reports; "": none.
-func limitSaid(words string) Reason {
+// limitInOutput returns the limit of the worker that a program's message reports; "": none.
+func limitInOutput(words string) Reason {
 	words = strings.ToLower(words)
-	for _, one := range saidOfLimits {
+	for _, one := range limitMessages {
 		for _, said := range one.words {
 			if strings.Contains(words, strings.ToLower(said)) {
 				return one.reason
@@ -161,8 +161,8 @@ func limitSaid(words string) Reason {
 	return ""
 }
 
-// ending is the end of a text, which is where its point is, as valid UTF-8.
-func ending(text string) string {
+// lastPart is the end of a text, which is where its point is, as valid UTF-8.
+func lastPart(text string) string {
 	text = strings.TrimSpace(text)
 	if len(text) > maxLastWords {
 		text = "[...]" + text[len(text)-maxLastWords:]
@@ -192,8 +192,8 @@ func (f *failed) Error() string { return f.Text }
 
 func (f *failed) Unwrap() error { return f.cause }
 
-// In returns the compile's failure that an error wraps, nil for other errors.
-func In(err error) *Failure {
+// FromError returns the compile's failure that an error wraps, nil for other errors.
+func FromError(err error) *Failure {
 	var e *apierr.Error
 	if !errors.As(err, &e) {
 		return nil
@@ -251,16 +251,17 @@ const (
 	hintMachine = "nothing is known against the model; epcachectl doctor tells what is wrong with this machine"
 )
 
-// OfModel reports whether a failure may be the model's doing, and not the machine's or the asker's.
-func (r Reason) OfModel() bool { return !meanings[r].notOfModel }
+// BlamesModel reports whether a failure may be the model's doing, and not the machine's or the
+// asker's.
+func (r Reason) BlamesModel() bool { return !meanings[r].notOfModel }
 
-// OfProvider reports whether the execution provider fails so wherever it runs: an application that has the same one fares no
-// better by compiling itself. Limits are the daemon's own.
-func (r Reason) OfProvider() bool { return meanings[r].ofProvider }
+// BlamesProvider reports whether the execution provider fails so wherever it runs: an application
+// that has the same one fares no better by compiling itself. Limits are the daemon's own.
+func (r Reason) BlamesProvider() bool { return meanings[r].ofProvider }
 
 // OfLoad is for what compiles and then does not load.
 func OfLoad(checked compilers.CheckResult) *Failure {
-	f := &Failure{Reason: LoadCheck, Text: ending("what comes out does not load: " + checked.Cause()),
+	f := &Failure{Reason: LoadCheck, Text: lastPart("what comes out does not load: " + checked.Cause()),
 		Facts: map[string]string{"reason": string(LoadCheck), "code": fmt.Sprint(checked.Code)}}
 	if checked.Signal != "" {
 		f.Facts["signal"] = checked.Signal
@@ -270,47 +271,48 @@ func OfLoad(checked compilers.CheckResult) *Failure {
 
 // OfOutput is for output that is no artefact.
 func OfOutput(err error) *Failure {
-	return &Failure{Reason: Invalid, Text: ending("the execution provider's output is not an artefact: " + err.Error()),
+	return &Failure{Reason: Invalid, Text: lastPart("the execution provider's output is not an artefact: " + err.Error()),
 		Facts: map[string]string{"reason": string(Invalid)}}
 }
 
 // OfMachine replaces a failure that is not the model's.
 func OfMachine(text string) *Failure {
-	return &Failure{Reason: Sandbox, Text: ending(text), Facts: map[string]string{"reason": string(Sandbox)}}
+	return &Failure{Reason: Sandbox, Text: lastPart(text), Facts: map[string]string{"reason": string(Sandbox)}}
 }
 
-// ItsModel stands in a failure's text where a compiler named the model that it was given. As
-// replaces it by each user's own name.
-const ItsModel = "\uFFFC"
+// ModelPlaceholder stands in a failure's text where a compiler named the model that it was given.
+// As replaces it by each user's own name.
+const ModelPlaceholder = "\uFFFC"
 
-// Words are the facts that are a compiler's own words, and may name the model.
-var Words = []string{"stderr", "logged"}
+// CompilerWordFacts are the facts that are a compiler's own words, and may name the model.
+var CompilerWordFacts = []string{"stderr", "logged"}
 
-// As returns the failure for a user that gives the model this name.
-func (f *Failure) As(name string) *Failure {
+// ForName returns the failure for a user that gives the model this name.
+func (f *Failure) ForName(name string) *Failure {
 	out := *f
 	out.ModelName = name
-	out.Text = strings.ReplaceAll(f.Text, ItsModel, name)
+	out.Text = strings.ReplaceAll(f.Text, ModelPlaceholder, name)
 	out.Facts = maps.Clone(f.Facts)
-	for _, fact := range Words {
+	for _, fact := range CompilerWordFacts {
 		if words := f.Facts[fact]; words != "" {
-			out.Facts[fact] = strings.ReplaceAll(words, ItsModel, name)
+			out.Facts[fact] = strings.ReplaceAll(words, ModelPlaceholder, name)
 		}
 	}
 	return &out
 }
 
-// Retold is what a user is told of a job that failed, which may have been begun by another with another name for the model.
-func Retold(e *apierr.Error, name string) *apierr.Error {
+// RenamedError is what a user is told of a job that failed, which may have been begun by another
+// with another name for the model.
+func RenamedError(e *apierr.Error, name string) *apierr.Error {
 	f, ok := e.Err.(*failed)
 	if !ok || name == f.ModelName {
 		return e
 	}
-	head, ok := strings.CutSuffix(e.Text, f.As(f.ModelName).Text)
+	head, ok := strings.CutSuffix(e.Text, f.ForName(f.ModelName).Text)
 	if !ok {
 		return e
 	}
-	own, renamed := *e, f.As(name)
+	own, renamed := *e, f.ForName(name)
 	own.Err = &failed{renamed, f.cause}
 	own.Text = strings.Replace(head, strconv.Quote(f.ModelName), strconv.Quote(name), 1) + renamed.Text
 	own.Facts = maps.Clone(e.Facts)
@@ -321,13 +323,13 @@ func Retold(e *apierr.Error, name string) *apierr.Error {
 // Missing is the error of a request that wants no compile, and would not get one either.
 func (f *Failure) Missing(model string) *apierr.Error {
 	e := f.FromMemory(model)
-	e.Class, e.Text = apierr.NotFound, fmt.Sprintf("no build for model %q, which does not compile (%s): %s", model, f.story(), f.Text)
+	e.Class, e.Text = apierr.NotFound, fmt.Sprintf("no build for model %q, which does not compile (%s): %s", model, f.history(), f.Text)
 	return e
 }
 
 // FromMemory is the error of a request that is answered from memory.
 func (f *Failure) FromMemory(model string) *apierr.Error {
-	e := f.Refusal(nil, "model %q does not compile (%s)", model, f.story())
+	e := f.Refusal(nil, "model %q does not compile (%s)", model, f.history())
 	e.WithFact("request_key", f.RequestKey.String()).WithFact("failed", fmt.Sprint(f.Count)).
 		WithFact("last_at", f.Last.UTC().Format(time.RFC3339)).WithFact("retry_at", f.Retry.UTC().Format(time.RFC3339))
 	retry := "to have it tried before: epcachectl jobs retry " + f.RequestKey.String()[:16]
@@ -337,7 +339,7 @@ func (f *Failure) FromMemory(model string) *apierr.Error {
 	return e.WithHint("%s", retry)
 }
 
-func (f *Failure) story() string {
+func (f *Failure) history() string {
 	times := "failed once"
 	if f.Count > 1 {
 		times = fmt.Sprintf("failed %d times", f.Count)
@@ -361,7 +363,7 @@ func (f *Failure) Means(name string) bool {
 	return false
 }
 
-// Said is the failure in one line.
-func (f *Failure) Said() string {
-	return fmt.Sprintf("it does not compile (%s): %s", f.story(), f.Text)
+// Line is the failure in one line.
+func (f *Failure) Line() string {
+	return fmt.Sprintf("it does not compile (%s): %s", f.history(), f.Text)
 }

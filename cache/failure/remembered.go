@@ -22,9 +22,9 @@ type Remembered struct {
 	under [32]byte // of the configuration that compiles depend on
 	log   *slog.Logger
 
-	mu    sync.Mutex
-	known map[Key]*entry            // guarded by mu
-	told  map[toldFailure]time.Time // events of late; guarded by mu
+	mu       sync.Mutex
+	known    map[Key]*entry                // guarded by mu
+	reported map[reportedFailure]time.Time // events of late; guarded by mu
 }
 
 // Key is what a failure is remembered for.
@@ -36,22 +36,22 @@ type Key struct {
 
 type entry struct {
 	Failure
-	askers map[uint32]string // by uid, what that user calls the model
+	users map[uint32]string // by uid, what that user calls the model
 }
 
-type toldFailure struct {
+type reportedFailure struct {
 	request index.RequestKey
 	uid     uint32
 	reason  Reason
 }
 
 const (
-	maxFailures     = 2048
-	failuresPerUser = 256            // counted for the user of the first request
-	askersPerOne    = 64             // users with known names for the model
-	keptAfter       = 24 * time.Hour // from the retry: a failure within it is one in a row
-	toldEvery       = 10 * time.Minute
-	maxToldFailures = 1 << 12
+	maxFailures         = 2048
+	failuresPerUser     = 256            // counted for the user of the first request
+	usersPerFailure     = 64             // users with known names for the model
+	keptUnused          = 24 * time.Hour // from the retry: a failure within it is one in a row
+	reportInterval      = 10 * time.Minute
+	maxReportedFailures = 1 << 12
 )
 
 // Options say how long failures of each kind are answered from memory.
@@ -70,11 +70,11 @@ func (o Options) OrDefault() Options {
 	return o
 }
 
-// lasts says how long the count-th failure in a row is answered from memory; 0: not at all.
-func (o Options) lasts(f *Failure, count int) time.Duration {
+// holdTime says how long the count-th failure in a row is answered from memory; 0: not at all.
+func (o Options) holdTime(f *Failure, count int) time.Duration {
 	reason := f.Reason
 	switch {
-	case o.Off || !reason.OfModel():
+	case o.Off || !reason.BlamesModel():
 		return 0
 	case reason == Crash || reason == WorkerDied || f.Facts["signal"] != "":
 		return doubled(o.Crash, count-1, o.Longest)
@@ -95,7 +95,7 @@ func doubled(first time.Duration, times int, longest time.Duration) time.Duratio
 // conditions: the configuration that compiles depend on.
 func NewRemembered(now func() time.Time, x *index.Index, conditions string, log *slog.Logger) *Remembered {
 	fs := &Remembered{now: now, index: x, under: blake3.Sum256([]byte(conditions)), log: log,
-		known: make(map[Key]*entry), told: make(map[toldFailure]time.Time)}
+		known: make(map[Key]*entry), reported: make(map[reportedFailure]time.Time)}
 	rows, err := x.Failures.All()
 	if err != nil {
 		log.Warn("remembered failures not read", "error", err) // they are retried
@@ -157,13 +157,13 @@ func (fs *Remembered) Remember(key Key, f *Failure, o Options) {
 			f.Count = before.Count + 1
 		}
 	}
-	lasts := o.lasts(f, f.Count)
+	lasts := o.holdTime(f, f.Count)
 	if lasts == 0 {
 		return
 	}
 	f.Retry = now.Add(lasts)
 	if before == nil {
-		fs.makeRoom(f.UID)
+		fs.dropOldest(f.UID)
 		before = &entry{}
 		fs.known[key] = before
 	}
@@ -171,8 +171,8 @@ func (fs *Remembered) Remember(key Key, f *Failure, o Options) {
 	fs.save(key, f)
 }
 
-// makeRoom forgets a user's oldest failure above its bound, else the oldest. The caller holds mu.
-func (fs *Remembered) makeRoom(uid uint32) {
+// dropOldest forgets a user's oldest failure above its bound, else the oldest. The caller holds mu.
+func (fs *Remembered) dropOldest(uid uint32) {
 	var own, any []Key
 	for key, f := range fs.known {
 		any = append(any, key)
@@ -206,21 +206,22 @@ func (fs *Remembered) Forget(key Key) {
 	}
 }
 
-// Holds gives the failure that a request of the user for the key is answered with, nil if it may be tried.
-func (fs *Remembered) Holds(key Key, uid uint32, name string) *Failure {
+// Lookup gives the failure that a request of the user for the key is answered with, nil if it may
+// be tried.
+func (fs *Remembered) Lookup(key Key, uid uint32, name string) *Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f, now := fs.known[key], fs.now()
 	if f == nil || !now.Before(f.Retry) || now.Before(f.Last.Add(-time.Minute)) { // the clock was set back
 		return nil
 	}
-	if f.askers == nil {
-		f.askers = make(map[uint32]string)
+	if f.users == nil {
+		f.users = make(map[uint32]string)
 	}
-	if len(f.askers) < askersPerOne {
-		f.askers[uid] = name
+	if len(f.users) < usersPerFailure {
+		f.users[uid] = name
 	}
-	return f.As(name)
+	return f.ForName(name)
 }
 
 // Sweep forgets failures of libraries or models that have not been used for long.
@@ -229,30 +230,30 @@ func (fs *Remembered) Sweep() {
 	defer fs.mu.Unlock()
 	now := fs.now()
 	for key, f := range fs.known {
-		if now.After(f.Retry.Add(keptAfter)) || f.Last.After(now.Add(24*time.Hour)) {
+		if now.After(f.Retry.Add(keptUnused)) || f.Last.After(now.Add(24*time.Hour)) {
 			fs.drop(key)
 		}
 	}
-	for told, at := range fs.told {
-		if now.Sub(at) > toldEvery {
-			delete(fs.told, told)
+	for told, at := range fs.reported {
+		if now.Sub(at) > reportInterval {
+			delete(fs.reported, told)
 		}
 	}
 }
 
-// News reports whether the history is to have this failure: one that comes over and over must not wash away what else is
-// known.
-func (fs *Remembered) News(request index.RequestKey, uid uint32, reason Reason) bool {
+// IsNew reports whether the history is to have this failure: one that comes over and over must not
+// wash away what else is known.
+func (fs *Remembered) IsNew(request index.RequestKey, uid uint32, reason Reason) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	key, now := toldFailure{request, uid, reason}, fs.now()
-	if at, told := fs.told[key]; told && now.Sub(at) < toldEvery && !now.Before(at) {
+	key, now := reportedFailure{request, uid, reason}, fs.now()
+	if at, told := fs.reported[key]; told && now.Sub(at) < reportInterval && !now.Before(at) {
 		return false
 	}
-	if len(fs.told) >= maxToldFailures {
-		clear(fs.told)
+	if len(fs.reported) >= maxReportedFailures {
+		clear(fs.reported)
 	}
-	fs.told[key] = now
+	fs.reported[key] = now
 	return true
 }
 
@@ -263,14 +264,14 @@ type Audience struct {
 	All   bool
 }
 
-// hears returns the failure as the audience may see it, nil if it may not.
-func (to Audience) hears(r *entry) *Failure {
-	name, asked := r.askers[to.UID]
+// visible returns the failure as the audience may see it, nil if it may not.
+func (to Audience) visible(r *entry) *Failure {
+	name, asked := r.users[to.UID]
 	switch {
 	case to.All || r.UID == to.UID || r.Scope == to.Scope:
-		return r.As(r.ModelName)
+		return r.ForName(r.ModelName)
 	case asked:
-		return r.As(name)
+		return r.ForName(name)
 	}
 	return nil
 }
@@ -282,14 +283,14 @@ func (fs *Remembered) List(to Audience, forget func(*Failure) bool) []Failure {
 	defer fs.mu.Unlock()
 	var out []Failure
 	for key, one := range fs.known {
-		f := to.hears(one)
+		f := to.visible(one)
 		if f == nil || forget != nil && !forget(f) {
 			continue
 		}
 		out = append(out, *f)
 		if forget != nil {
 			fs.drop(key)
-			delete(fs.told, toldFailure{f.RequestKey, one.UID, f.Reason})
+			delete(fs.reported, reportedFailure{f.RequestKey, one.UID, f.Reason})
 		}
 	}
 	slices.SortFunc(out, func(a, b Failure) int {

@@ -31,9 +31,9 @@ func TestHowLongFailuresLast(t *testing.T) {
 		"nothing compiles here": {Failure{Reason: Sandbox}, 1, 0},
 		"no worker":             {Failure{Reason: NoWorker}, 1, 0},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, c.lasts, o.lasts(&c.f, c.count)) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.lasts, o.holdTime(&c.f, c.count)) })
 	}
-	require.Zero(t, Options{Off: true}.OrDefault().lasts(&Failure{Reason: Crash}, 1))
+	require.Zero(t, Options{Off: true}.OrDefault().holdTime(&Failure{Reason: Crash}, 1))
 }
 
 func TestFailuresAreBounded(t *testing.T) {

@@ -38,12 +38,12 @@ type List struct {
 // Administrators may follow all.
 func (l *List) mayFollow(p request.Peer, j *jobs.Job) bool {
 	a := j.About()
-	return j.AskedBy(p.UID) || l.Rights.Administrator(p) ||
+	return j.IsRequestedBy(p.UID) || l.Rights.Administrator(p) ||
 		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope) // else another user asked
 }
 
-// toldTo is what the peer may hear of a job.
-func (l *List) toldTo(p request.Peer, i jobs.Info) jobs.Info {
+// infoFor is what the peer may hear of a job.
+func (l *List) infoFor(p request.Peer, i jobs.Info) jobs.Info {
 	return i.For(p.UID, l.Rights.Administrator(p))
 }
 
@@ -56,19 +56,19 @@ func (l *List) All(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
 		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "jobs")
 	}
 	for i := range all {
-		all[i] = l.toldTo(p, all[i])
+		all[i] = l.infoFor(p, all[i])
 	}
-	return append(all, l.jobsAnew(p)...), nil
+	return append(all, l.rebuildsFor(p)...), nil
 }
 
 // Of returns the job that the request would wait for, nil if there is none.
 func (l *List) Of(at *request.Attempt) *jobs.Job {
 	claim := jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)} // of the user's
-	return l.Jobs.Open(at.JobKey(), claim)
+	return l.Jobs.Joinable(at.JobKey(), claim)
 }
 
-// NotYet is the error of a request that does not wait for the compile that is under way.
-func (l *List) NotYet(at *request.Attempt, f *jobs.Job) *apierr.Error {
+// NotDoneError is the error of a request that does not wait for the compile that is under way.
+func (l *List) NotDoneError(at *request.Attempt, f *jobs.Job) *apierr.Error {
 	j := f.Info()
 	phase, of := cmp.Or(j.Phase, j.State), ""
 	if j.Estimate > 0 {
@@ -100,15 +100,15 @@ func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 		return jobs.Info{}, err
 	}
 	if f == nil {
-		return l.toldTo(p, *rebuild), nil
+		return l.infoFor(p, *rebuild), nil
 	}
 	since := l.Now()
-	told := jobs.NewTelling(progress, since)
+	told := jobs.NewProgressReporter(progress, since)
 	defer told.End()
-	if !f.Follow(ctx, p.UID, since, told.Tell) {
+	if !f.Follow(ctx, p.UID, since, told.Report) {
 		return jobs.Info{}, request.ContextError(ctx, f.About().ModelName)
 	}
-	return l.toldTo(p, f.Info()), nil
+	return l.infoFor(p, f.Info()), nil
 }
 
 // Cancel ends jobs, or all that the peer asked for, for administrators all there are, and returns
@@ -119,7 +119,7 @@ func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all boo
 	if all == (len(ids) > 0) {
 		return nil, apierr.New(apierr.BadRequest, nil, "cancel: name jobs, or say all")
 	}
-	named, past, err := l.named(p, ids, all)
+	named, past, err := l.jobsNamed(p, ids, all)
 	if err != nil {
 		return nil, err
 	}
@@ -141,21 +141,21 @@ func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all boo
 				return past, request.ContextError(ctx, f.About().ModelName)
 			}
 		}
-		past = append(past, l.toldTo(p, f.Info()))
+		past = append(past, l.infoFor(p, f.Info()))
 	}
 	return past, nil
 }
 
-// named returns the jobs that are meant. past are those that have ended, and rebuilds.
-func (l *List) named(p request.Peer, ids []string, all bool) (
+// jobsNamed returns the jobs that are meant. past are those that have ended, and rebuilds.
+func (l *List) jobsNamed(p request.Peer, ids []string, all bool) (
 	named []*jobs.Job, past []jobs.Info, err error) {
 	if all {
 		for _, f := range l.Jobs.List() {
-			if f.AskedBy(p.UID) || l.Rights.Administrator(p) {
+			if f.IsRequestedBy(p.UID) || l.Rights.Administrator(p) {
 				named = append(named, f)
 			}
 		}
-		return named, l.dropAnew(p), nil
+		return named, l.cancelRebuilds(p), nil
 	}
 	for _, id := range ids {
 		f, rebuild, err := l.Find(p, id)
@@ -163,14 +163,14 @@ func (l *List) named(p request.Peer, ids []string, all bool) (
 		case err != nil:
 			return nil, nil, err
 		case f != nil && f.Ended():
-			past = append(past, l.toldTo(p, f.Info()))
-		case !l.Rights.Administrator(p) && (f == nil || !f.AskedBy(p.UID)):
+			past = append(past, l.infoFor(p, f.Info()))
+		case !l.Rights.Administrator(p) && (f == nil || !f.IsRequestedBy(p.UID)):
 			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		case f == nil:
 			if l.Rebuilds.Drop(id) {
 				rebuild.State = jobs.Cancelled
 			}
-			past = append(past, l.toldTo(p, *rebuild))
+			past = append(past, l.infoFor(p, *rebuild))
 		default:
 			named = append(named, f)
 		}
@@ -205,18 +205,18 @@ func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all 
 				WithHint("epcachectl jobs lists those that are")
 		}
 	}
-	return l.Failed.List(l.hears(p), func(f *failure.Failure) bool {
+	return l.Failed.List(l.audience(p), func(f *failure.Failure) bool {
 		return all || slices.ContainsFunc(entries, f.Means)
 	}), nil
 }
 
 // Remembered is Failures without a context.
 func (l *List) Remembered(p request.Peer) []failure.Failure {
-	return l.Failed.List(l.hears(p), nil)
+	return l.Failed.List(l.audience(p), nil)
 }
 
-// hears says of which failures the peer may hear.
-func (l *List) hears(p request.Peer) failure.Audience {
+// audience says of which failures the peer may hear.
+func (l *List) audience(p request.Peer) failure.Audience {
 	return failure.Audience{UID: p.UID, Scope: rights.OwnScope(p), All: l.Rights.Administrator(p)}
 }
 

@@ -13,27 +13,27 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// maxJobsAnew bounds the rebuilds that are listed, because after an update there may be one of
+// maxRebuilds bounds the rebuilds that are listed, because after an update there may be one of
 // every build.
-const maxJobsAnew = 256
+const maxRebuilds = 256
 
-// jobsAnew returns the rebuilds that have not begun, as far as the peer may see the builds.
-func (l *List) jobsAnew(p request.Peer) []jobs.Info {
+// rebuildsFor returns the rebuilds that have not begun, as far as the peer may see the builds.
+func (l *List) rebuildsFor(p request.Peer) []jobs.Info {
 	var out []jobs.Info
 	for _, r := range l.Rebuilds.List() {
-		if len(out) == maxJobsAnew {
+		if len(out) == maxRebuilds {
 			break
 		}
-		if j := l.toBeMade(p, &r); j != nil && r.State == upkeep.Queued {
-			out = append(out, l.toldTo(p, *j))
+		if j := l.rebuildInfo(p, &r); j != nil && r.State == upkeep.Queued {
+			out = append(out, l.infoFor(p, *j))
 		}
 	}
 	return out
 }
 
-// toBeMade returns a rebuild as a job that has not begun; nil: it waits for a request, or is not
+// rebuildInfo returns a rebuild as a job that has not begun; nil: it waits for a request, or is not
 // for the peer to see.
-func (l *List) toBeMade(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
+func (l *List) rebuildInfo(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	if r.State != upkeep.Queued && r.State != upkeep.Running {
 		return nil
 	}
@@ -73,12 +73,13 @@ func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (
 	}
 }
 
-// dropAnew takes all rebuilds out of the queue, for an administrator, and returns the first ones.
-func (l *List) dropAnew(p request.Peer) []jobs.Info {
+// cancelRebuilds takes all rebuilds out of the queue, for an administrator, and returns the first
+// ones.
+func (l *List) cancelRebuilds(p request.Peer) []jobs.Info {
 	if !l.Rights.Administrator(p) {
 		return nil
 	}
-	out := l.jobsAnew(p)
+	out := l.rebuildsFor(p)
 	l.Rebuilds.DropAll()
 	for i := range out {
 		out[i].State = jobs.Cancelled
@@ -90,12 +91,12 @@ func (l *List) dropAnew(p request.Peer) []jobs.Info {
 // have ended lately; the second result is a rebuild that the daemon has not begun.
 func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, err error) {
 	found := make(map[string]bool)
-	for _, one := range l.Jobs.Known() {
+	for _, one := range l.Jobs.ListWithEnded() {
 		if strings.HasPrefix(one.ID, name) && l.mayFollow(p, one) {
 			found[one.ID] = true
 		}
 	}
-	for _, j := range l.jobsAnew(p) {
+	for _, j := range l.rebuildsFor(p) {
 		if strings.HasPrefix(j.ID, name) {
 			found[j.ID] = true
 		}
@@ -110,9 +111,9 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 		id = slices.Collect(maps.Keys(found))[0]
 	}
 	if r := l.Rebuilds.Named(id); r != nil {
-		anew = l.toBeMade(p, r) // looked for first: what it becomes then is found
+		anew = l.rebuildInfo(p, r) // looked for first: what it becomes then is found
 	}
-	for _, one := range l.Jobs.Known() {
+	for _, one := range l.Jobs.ListWithEnded() {
 		if one.ID == id { // one that failed may have been begun again
 			f = one
 		}
@@ -124,6 +125,6 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 		return nil, anew, nil
 	}
 	return nil, nil, apierr.New(apierr.NotFound, nil,
-		"no job %.80q: none is under way, or ended within %s, whose id begins so", name, jobs.PastFor).
+		"no job %.80q: none is under way, or ended within %s, whose id begins so", name, jobs.EndedFor).
 		WithHint("epcachectl jobs shows those that wait or run")
 }

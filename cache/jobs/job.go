@@ -42,12 +42,12 @@ type Info struct {
 	Err         error         // of one that failed
 	Models      int           // of a group: how many; else 0
 
-	askers map[uint32]string // by uid, the users' names for the model; its own
+	users map[uint32]string // by uid, the users' names for the model; its own
 }
 
 // For returns the info with the user's own name for the model and, for non-administrators, uid.
 func (i Info) For(uid uint32, administrator bool) Info {
-	if name := i.askers[uid]; name != "" {
+	if name := i.users[uid]; name != "" {
 		i.ModelName = name
 	}
 	if !administrator {
@@ -94,11 +94,11 @@ type Job struct {
 	phase    string
 	waiters  map[*waiter]struct{} // each is told the phases
 	kept     map[uint32]uint32    // users that do not wait for it but want it -> owner
-	askers   map[uint32]string    // users that may see it -> their names for the model
+	users    map[uint32]string    // users that may see it -> their names for the model
 	heirs    map[Heir]int         // users for a job of their own -> files held open
-	held     func()               // ends an application's claim; nil: no claim
+	endHeld  func()               // ends an application's claim; nil: no claim
 	holder   uint32               // the user of that application
-	turn     *Turn                // nil: it has no place in the queue
+	ticket   *Ticket              // nil: it has no place in the queue
 	urgent   chan struct{}        // closed as soon as a request waits
 	started  time.Time            // zero: not yet
 	ended    time.Time
@@ -119,7 +119,7 @@ type waiter struct {
 	counted bool               // protects the build until it has it; guarded by Job.mu
 }
 
-const maxAskers = 1024
+const maxUsers = 1024
 
 // ProgressEvery is how often waiters hear how many they are, though nothing else is new.
 const ProgressEvery = time.Second
@@ -150,11 +150,11 @@ func (j *Job) Stopped() bool {
 	return j.stopped
 }
 
-// AskedBy reports whether the user asked for the job.
-func (j *Job) AskedBy(uid uint32) bool {
+// IsRequestedBy reports whether the user asked for the job.
+func (j *Job) IsRequestedBy(uid uint32) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	_, asked := j.askers[uid]
+	_, asked := j.users[uid]
 	return asked
 }
 
@@ -170,12 +170,12 @@ func (j *Job) Info() Info {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	i := j.about.Info
-	i.askers = maps.Clone(j.askers)
+	i.users = maps.Clone(j.users)
 	i.ID, i.State, i.Phase, i.Waiting = j.ID, j.state, j.phase, j.waiting()
 	i.Queued, i.Started, i.Estimate = j.Since, j.started, j.estimate()
 	i.Background = i.Waiting == 0
 	end := j.ended
-	if !j.over() {
+	if !j.hasEndedLocked() {
 		end = j.jobs.Now()
 	}
 	i.Elapsed = end.Sub(j.Since)
@@ -188,7 +188,7 @@ func (j *Job) Info() Info {
 // Follow waits until the job ends, and reports whether that came before the end of the context.
 // tell is called at each change of phase. A caller that only follows a job does not keep it going.
 func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, tell func(Progress)) bool {
-	w := &waiter{Caller: Caller{UID: uid, Since: since, Tell: tell}}
+	w := &waiter{Caller: Caller{UID: uid, Since: since, Progress: tell}}
 	j.mu.Lock()
 	j.followed[w] = struct{}{}
 	j.report(w)
@@ -221,7 +221,7 @@ func (j *Job) Hold(uid, owner uint32, end func()) bool {
 	if j.stopped {
 		return false
 	}
-	j.state, j.started, j.held, j.holder = Claimed, j.jobs.Now(), end, uid
+	j.state, j.started, j.endHeld, j.holder = Claimed, j.jobs.Now(), end, uid
 	j.kept[uid] = owner
 	return true
 }
@@ -230,7 +230,7 @@ func (j *Job) Hold(uid, owner uint32, end func()) bool {
 func (j *Job) Release(uid uint32) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.held = nil
+	j.endHeld = nil
 	delete(j.kept, uid)
 }
 
@@ -242,11 +242,11 @@ func (j *Job) GiveUp(uid uint32, everybody bool) (ends bool, held func()) {
 	defer js.mu.Unlock()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.over() || j.stopped {
+	if j.hasEndedLocked() || j.stopped {
 		return false, nil
 	}
 	if everybody || j.holder == uid {
-		held = j.held
+		held = j.endHeld
 	}
 	left := 0
 	for w := range j.waiters {
@@ -260,12 +260,12 @@ func (j *Job) GiveUp(uid uint32, everybody bool) (ends bool, held func()) {
 	if everybody {
 		clear(j.kept)
 	}
-	return j.settle(left), held
+	return j.cancelIfUnwanted(left), held
 }
 
-// settle cancels the job if no waiter is left and no user keeps it, and reports whether it did. The
-// caller holds Jobs.mu and j.mu.
-func (j *Job) settle(left int) (ends bool) {
+// cancelIfUnwanted cancels the job if no waiter is left and no user keeps it, and reports whether
+// it did. The caller holds Jobs.mu and j.mu.
+func (j *Job) cancelIfUnwanted(left int) (ends bool) {
 	if left == 0 && len(j.kept) == 0 {
 		j.jobs.stop(j)
 		return true
@@ -292,14 +292,14 @@ func (j *Job) wait(ctx context.Context, w *waiter) bool {
 	}
 }
 
-// enter notes the caller, and the waiter unless it is nil. The caller holds Jobs.mu.
-func (j *Job) enter(who *Caller, w *waiter) {
+// addCaller notes the caller, and the waiter unless it is nil. The caller holds Jobs.mu.
+func (j *Job) addCaller(who *Caller, w *waiter) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if !who.Idle && len(j.askers) < maxAskers {
-		j.askers[who.UID] = who.Name
+	if !who.Idle && len(j.users) < maxUsers {
+		j.users[who.UID] = who.Name
 	}
-	if who.Keep || who.GoOn {
+	if who.Keep || who.Continue {
 		j.kept[who.UID] = who.Owner
 	}
 	if w != nil {
@@ -309,13 +309,13 @@ func (j *Job) enter(who *Caller, w *waiter) {
 	j.rerank()
 }
 
-// giveUp is leave for a waiter that does not take the result, if it has come meanwhile.
-func (j *Job) giveUp(w *waiter) {
+// leaveUntaken is leave for a waiter that does not take the result, if it has come meanwhile.
+func (j *Job) leaveUntaken(w *waiter) {
 	j.leave(w)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.over() && w.counted {
-		j.jobs.Taken(j.result.Build.ID)
+	if j.hasEndedLocked() && w.counted {
+		j.jobs.OnTaken(j.result.Build.ID)
 	}
 }
 
@@ -327,50 +327,50 @@ func (j *Job) leave(w *waiter) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.waiters, w)
-	if !j.over() {
-		j.settle(len(j.waiters))
+	if !j.hasEndedLocked() {
+		j.cancelIfUnwanted(len(j.waiters))
 	}
 }
 
-// over reports whether the work has ended. The caller holds j.mu.
-func (j *Job) over() bool { return !j.ended.IsZero() }
+// hasEndedLocked reports whether the work has ended. The caller holds j.mu.
+func (j *Job) hasEndedLocked() bool { return !j.ended.IsZero() }
 
-func (j *Job) hidden() bool {
+func (j *Job) isHidden() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.about.Inquiry && len(j.askers) == 0
+	return j.about.Inquiry && len(j.users) == 0
 }
 
-// wanted tells whether a user wants a compile. An inquiry takes no slot from a compile.
-func (j *Job) wanted() bool {
+// isWanted tells whether a user wants a compile. An inquiry takes no slot from a compile.
+func (j *Job) isWanted() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return !j.stopped && !j.about.Inquiry && j.rank() != OwnWish
+	return !j.stopped && !j.about.Inquiry && j.rank() != RankBackground
 }
 
 // rank is how much the job matters now. The caller holds j.mu.
 func (j *Job) rank() Rank {
 	for w := range j.waiters {
 		if !w.Idle {
-			return WaitedFor
+			return RankWaited
 		}
 	}
 	if len(j.kept) > 0 {
-		return AskedFor
+		return RankRequested
 	}
-	return OwnWish
+	return RankBackground
 }
 
 // owners returns the users that give the job its rank. The caller holds j.mu.
 func (j *Job) owners(rank Rank) (users []uint32) {
 	switch rank {
-	case WaitedFor:
+	case RankWaited:
 		for w := range j.waiters {
 			if !w.Idle {
 				users = append(users, w.Owner)
 			}
 		}
-	case AskedFor:
+	case RankRequested:
 		users = slices.Collect(maps.Values(j.kept))
 	}
 	slices.Sort(users)
@@ -380,47 +380,47 @@ func (j *Job) owners(rank Rank) (users []uint32) {
 // rerank moves the job in the queue, and hurries what runs already. The caller holds j.mu.
 func (j *Job) rerank() {
 	now := j.rank()
-	running := j.turn != nil && j.jobs.queue.Move(j.turn, now, j.owners(now)...)
+	running := j.ticket != nil && j.jobs.queue.Move(j.ticket, now, j.owners(now)...)
 	select {
 	case <-j.urgent:
-		if now != WaitedFor && !running {
+		if now != RankWaited && !running {
 			j.urgent = make(chan struct{}) // no request waits any more, and the job has not begun
 		}
 	default:
-		if now == WaitedFor {
+		if now == RankWaited {
 			close(j.urgent)
 		}
 	}
 }
 
-// Place is the right to run a process of the daemon's.
-type Place struct {
+// Slot is the right to run a process of the daemon's.
+type Slot struct {
 	Context context.Context // of the process: it ends with the job's, or with ErrYielded as its cause
 	Idle    <-chan struct{} // closed as soon as a request waits for the job; before that it runs at the lowest priority
 	End     func()          // gives the place back, after the process has ended
 }
 
 // Begin waits until the job may run. Work that yielded its place may begin again.
-func (j *Job) Begin(ctx context.Context) (Place, error) {
+func (j *Job) Begin(ctx context.Context) (Slot, error) {
 	q := j.jobs.queue
 	memory, length := j.jobs.Costs.Estimate(j.about.Kind())
 	run, stop := context.WithCancelCause(ctx)
 	j.mu.Lock()
-	t := &Turn{Number: j.number, Memory: memory, Length: length, Yield: func() { stop(ErrYielded) }}
-	j.turn, j.state, j.started = t, Queued, time.Time{}
+	t := &Ticket{Number: j.number, Memory: memory, Length: length, Yield: func() { stop(ErrYielded) }}
+	j.ticket, j.state, j.started = t, Queued, time.Time{}
 	rank := j.rank()
 	q.Enter(t, rank, j.owners(rank)...)
-	j.tellLocked("queued")
+	j.setPhaseLocked("queued")
 	j.mu.Unlock()
 	if err := q.Await(ctx, t); err != nil {
 		stop(nil)
-		return Place{}, err
+		return Slot{}, err
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.state, j.started = Running, j.jobs.Now()
 	j.rerank()
-	return Place{Context: run, Idle: j.urgent, End: func() { stop(nil); q.Leave(t) }}, nil
+	return Slot{Context: run, Idle: j.urgent, End: func() { stop(nil); q.Leave(t) }}, nil
 }
 
 // Run marks a job that needs no place in the queue as running.
@@ -428,7 +428,7 @@ func (j *Job) Run(phase string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.state, j.started = Running, j.jobs.Now()
-	j.tellLocked(phase)
+	j.setPhaseLocked(phase)
 }
 
 // finish notes the end. The caller holds Jobs.mu.
@@ -449,20 +449,20 @@ func (j *Job) finish(result *Result, err error) {
 	case err == nil:
 		j.state = Done
 	case j.stopped:
-		j.state, j.err = Cancelled, j.jobs.GivenUp
+		j.state, j.err = Cancelled, j.jobs.OnGivenUp
 	default:
 		j.state = Failed
 	}
 }
 
-// Tell passes a change of phase to all waiters.
-func (j *Job) Tell(phase string) {
+// SetPhase passes a change of phase to all waiters.
+func (j *Job) SetPhase(phase string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.tellLocked(phase)
+	j.setPhaseLocked(phase)
 }
 
-func (j *Job) tellLocked(phase string) {
+func (j *Job) setPhaseLocked(phase string) {
 	j.phase = phase
 	for _, set := range []map[*waiter]struct{}{j.waiters, j.followed} {
 		for w := range set {
@@ -473,14 +473,14 @@ func (j *Job) tellLocked(phase string) {
 
 // report sends the progress to a waiter. The caller holds j.mu.
 func (j *Job) report(w *waiter) {
-	if w.Tell == nil || j.phase == "" || j.over() {
+	if w.Progress == nil || j.phase == "" || j.hasEndedLocked() {
 		return
 	}
 	p := Progress{Phase: j.phase, Job: j.ID, Waiting: j.waiting()}
 	if whole := j.estimate(); whole > 0 {
 		p.Estimate = j.Since.Add(whole).Sub(w.Since)
 	}
-	w.Tell(p)
+	w.Progress(p)
 }
 
 // waiting counts the requests that wait. The caller holds j.mu.
@@ -497,10 +497,10 @@ func (j *Job) waiting() int {
 // estimate is how long it may take from queued to done; 0: not known. The caller holds j.mu.
 func (j *Job) estimate() time.Duration {
 	switch {
-	case j.turn == nil || j.turn.Length == 0 || j.over() && j.started.IsZero():
+	case j.ticket == nil || j.ticket.Length == 0 || j.hasEndedLocked() && j.started.IsZero():
 		return 0
 	case j.started.IsZero():
-		return j.jobs.Now().Sub(j.Since) + j.jobs.queue.Wait(j.turn) + j.turn.Length
+		return j.jobs.Now().Sub(j.Since) + j.jobs.queue.EstimateWait(j.ticket) + j.ticket.Length
 	}
-	return j.started.Sub(j.Since) + j.turn.Length
+	return j.started.Sub(j.Since) + j.ticket.Length
 }

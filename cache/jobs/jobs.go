@@ -31,12 +31,12 @@ type Options struct {
 	Costs  Costs
 	Now    func() time.Time
 
-	GivenUp error // ends the wait of a caller whose job was cancelled
+	OnGivenUp error // ends the wait of a caller whose job was cancelled
 
-	Expect func(id index.BuildID, takers int) // the waiters, which have yet to take the build
-	Taken  func(id index.BuildID)             // one of them has it, or will not take it
+	Expect  func(id index.BuildID, takers int) // the waiters, which have yet to take the build
+	OnTaken func(id index.BuildID)             // one of them has it, or will not take it
 
-	Began, Ended func() // a compile begins, with a lock held, and has ended
+	OnBegan, OnEnded func() // a compile begins, with a lock held, and has ended
 }
 
 // Jobs are the jobs under way: one for each build key and scope, however many callers wait for it.
@@ -49,7 +49,7 @@ type Jobs struct {
 	number uint64          // of the latest; guarded by mu
 	open   map[Key]*Job    // that can be joined; guarded by mu
 	all    map[string]*Job // by id: also those that are cancelled and have not ended yet; guarded by mu
-	past   []*Job          // that ended lately, oldest first; guarded by mu
+	ended  []*Job          // that ended lately, oldest first; guarded by mu
 	closed bool            // guarded by mu
 	work   sync.WaitGroup
 }
@@ -98,14 +98,14 @@ type Result struct {
 
 // Caller is how a request takes part in a job.
 type Caller struct {
-	UID   uint32
-	Owner uint32 // the user that the uid belongs to
-	Name  string // of the model
-	Idle  bool   // the daemon's own: no request waits
-	Keep  bool   // to be finished even if no caller waits
-	GoOn  bool   // as Keep, and exempt from the bound on a user's kept jobs
-	Since time.Time
-	Tell  func(Progress)
+	UID      uint32
+	Owner    uint32 // the user that the uid belongs to
+	Name     string // of the model
+	Idle     bool   // the daemon's own: no request waits
+	Keep     bool   // to be finished even if no caller waits
+	Continue bool   // as Keep, and exempt from the bound on a user's kept jobs
+	Since    time.Time
+	Progress func(Progress)
 }
 
 // Join enters the job for the key, starting it with the work that prepare returns if there is none,
@@ -120,15 +120,15 @@ func (js *Jobs) Join(ctx context.Context, key Key, who Caller, prepare func() (W
 		return nil, first, err
 	}
 	if !j.wait(waiting, w) {
-		j.giveUp(w)
-		return nil, first, cmp.Or(ctx.Err(), js.GivenUp)
+		j.leaveUntaken(w)
+		return nil, first, cmp.Or(ctx.Err(), js.OnGivenUp)
 	}
 	j.leave(w)
 	return j.result, first, j.err
 }
 
-// Send has the job for the key finished, starting it if there is none, without waiting.
-func (js *Jobs) Send(key Key, who Caller, prepare func() (Work, error)) (j *Job, first bool, err error) {
+// Start has the job for the key finished, starting it if there is none, without waiting.
+func (js *Jobs) Start(key Key, who Caller, prepare func() (Work, error)) (j *Job, first bool, err error) {
 	who.Keep = true
 	return js.find(key, who, nil, prepare)
 }
@@ -142,7 +142,7 @@ func (js *Jobs) find(key Key, who Caller, w *waiter, prepare func() (Work, error
 		return nil, false, err
 	}
 	if j != nil {
-		j.enter(&who, w)
+		j.addCaller(&who, w)
 		return j, false, nil
 	}
 	if js.closed {
@@ -153,7 +153,7 @@ func (js *Jobs) find(key Key, who Caller, w *waiter, prepare func() (Work, error
 		return nil, true, err
 	}
 	j = js.add(key, work)
-	j.enter(&who, w)
+	j.addCaller(&who, w)
 	js.start(key, j, work)
 	return j, true, nil
 }
@@ -203,7 +203,7 @@ func (js *Jobs) add(key Key, work Work) *Job {
 	js.number++
 	about := work.About()
 	j := &Job{jobs: js, ID: cmp.Or(about.ID, NewID()), about: about, number: js.number, Since: js.Now(), done: make(chan struct{}), state: Queued,
-		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), askers: make(map[uint32]string), urgent: make(chan struct{}),
+		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), users: make(map[uint32]string), urgent: make(chan struct{}),
 		heirs: make(map[Heir]int), followed: make(map[*waiter]struct{})}
 	js.open[key], js.all[j.ID] = j, j
 	return j
@@ -213,8 +213,8 @@ func (js *Jobs) add(key Key, work Work) *Job {
 func (js *Jobs) start(key Key, j *Job, work Work) {
 	ctx, cancel := context.WithCancel(context.Background())
 	j.cancel = cancel
-	if js.Began != nil && j.about.Compiles() {
-		js.Began()
+	if js.OnBegan != nil && j.about.Compiles() {
+		js.OnBegan()
 	}
 	js.work.Go(func() {
 		defer cancel()
@@ -225,33 +225,34 @@ func (js *Jobs) start(key Key, j *Job, work Work) {
 			delete(js.open, key)
 		}
 		delete(js.all, j.ID)
-		if !j.hidden() {
-			js.past = append(js.past, j)
+		if !j.isHidden() {
+			js.ended = append(js.ended, j)
 			js.forget()
 		}
 		js.mu.Unlock()
 		close(j.done)
-		if js.Ended != nil && j.about.Compiles() {
-			js.Ended()
+		if js.OnEnded != nil && j.about.Compiles() {
+			js.OnEnded()
 		}
 	})
 }
 
-// maxPast and PastFor bound the jobs that are remembered after their end: a caller that follows one asks soon.
+// maxEnded and EndedFor bound the jobs that are remembered after their end: a caller that follows
+// one asks soon.
 const (
-	maxPast = 256
-	PastFor = 10 * time.Minute
+	maxEnded = 256
+	EndedFor = 10 * time.Minute
 )
 
 // forget drops what ended long ago. The caller holds js.mu.
 func (js *Jobs) forget() {
-	old := js.Now().Add(-PastFor)
-	first := max(0, len(js.past)-maxPast)
-	for first < len(js.past) && js.past[first].ended.Before(old) {
+	old := js.Now().Add(-EndedFor)
+	first := max(0, len(js.ended)-maxEnded)
+	for first < len(js.ended) && js.ended[first].ended.Before(old) {
 		first++
 	}
 	if first > 0 {
-		js.past = slices.Clone(js.past[first:])
+		js.ended = slices.Clone(js.ended[first:])
 	}
 }
 
@@ -266,8 +267,9 @@ func (js *Jobs) stop(j *Job) {
 	}
 }
 
-// Open returns the job for the first of the keys that has one which can be joined, nil if none has.
-func (js *Jobs) Open(keys ...Key) *Job {
+// Joinable returns the job for the first of the keys that has one which can be joined, nil if none
+// has.
+func (js *Jobs) Joinable(keys ...Key) *Job {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	for _, key := range keys {
@@ -285,12 +287,13 @@ func (js *Jobs) List() []*Job {
 	return slices.Collect(maps.Values(js.all))
 }
 
-// Known returns the jobs that ended lately, the oldest first, and then those that have not ended.
-func (js *Jobs) Known() []*Job {
+// ListWithEnded returns the jobs that ended lately, the oldest first, and then those that have not
+// ended.
+func (js *Jobs) ListWithEnded() []*Job {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	js.forget()
-	return slices.AppendSeq(slices.Clone(js.past), maps.Values(js.all))
+	return slices.AppendSeq(slices.Clone(js.ended), maps.Values(js.all))
 }
 
 // InOrder returns what can be said of the jobs that have not ended and that a user asked for, in the order in which they
@@ -303,9 +306,9 @@ func (js *Jobs) InOrder(only func(*Job) bool) []Info {
 		number uint64
 	}
 	var all []placed
-	places := js.queue.places()
+	places := js.queue.positions()
 	for _, j := range js.List() {
-		if j.hidden() || !only(j) {
+		if j.isHidden() || !only(j) {
 			continue
 		}
 		one := placed{info: j.Info(), number: j.number, rank: -1}
@@ -313,7 +316,7 @@ func (js *Jobs) InOrder(only func(*Job) bool) []Info {
 			j.mu.Lock()
 			one.rank = j.rank()
 			var entered bool
-			if one.place, entered = places[j.turn]; !entered {
+			if one.place, entered = places[j.ticket]; !entered {
 				one.place = len(places)
 			}
 			j.mu.Unlock()
@@ -333,7 +336,7 @@ func (js *Jobs) InOrder(only func(*Job) bool) []Info {
 // Count returns how many jobs are under way.
 func (js *Jobs) Count() (n int) {
 	for _, j := range js.List() {
-		if !j.hidden() {
+		if !j.isHidden() {
 			n++
 		}
 	}
@@ -341,7 +344,7 @@ func (js *Jobs) Count() (n int) {
 }
 
 // Busy reports whether a user wants a compile.
-func (js *Jobs) Busy() bool { return slices.ContainsFunc(js.List(), (*Job).wanted) }
+func (js *Jobs) Busy() bool { return slices.ContainsFunc(js.List(), (*Job).isWanted) }
 
 // Close cancels what is under way and waits for it to end.
 func (js *Jobs) Close() {
@@ -364,7 +367,7 @@ func NewID() string { return views.NewID() }
 // users see it among the jobs, and may cancel it. It continues after its callers have left, because
 // the result serves the next caller. ep is the execution provider that it is about.
 func (js *Jobs) Inquire(ctx context.Context, key string, who Caller, ep string, find func(context.Context) (any, error)) (any, error) {
-	who.GoOn, who.Since = true, js.Now()
+	who.Continue, who.Since = true, js.Now()
 	about := About{Inquiry: true, Info: Info{ModelName: who.Name, EP: ep, UID: who.UID,
 		Why: "asked for: what its execution provider does here is found out first"}}
 	result, _, err := js.Join(ctx, Key{Alone: key}, who, func() (Work, error) {
@@ -390,8 +393,9 @@ type Progress struct {
 	Waiting     int           // requests that wait for this job
 }
 
-// Telling reports progress to one caller: what is new, and nothing after its end. A nil one reports nothing.
-type Telling struct {
+// ProgressReporter reports progress to one caller: what is new, and nothing after its end. A nil
+// one reports nothing.
+type ProgressReporter struct {
 	Since    time.Time // when the caller asked
 	progress func(Progress)
 
@@ -400,16 +404,17 @@ type Telling struct {
 	over bool     // guarded by mu
 }
 
-// NewTelling returns nil for nil, so that a hit costs nothing. since is when the caller asked.
-func NewTelling(progress func(Progress), since time.Time) *Telling {
+// NewProgressReporter returns nil for nil, so that a hit costs nothing. since is when the caller
+// asked.
+func NewProgressReporter(progress func(Progress), since time.Time) *ProgressReporter {
 	if progress == nil {
 		return nil
 	}
-	return &Telling{Since: since, progress: progress}
+	return &ProgressReporter{Since: since, progress: progress}
 }
 
-// Tell reports progress.
-func (t *Telling) Tell(p Progress) {
+// Report reports progress.
+func (t *ProgressReporter) Report(p Progress) {
 	if t == nil {
 		return
 	}
@@ -423,10 +428,10 @@ func (t *Telling) Tell(p Progress) {
 }
 
 // Phase reports a change of phase.
-func (t *Telling) Phase(name string) { t.Tell(Progress{Phase: name}) }
+func (t *ProgressReporter) Phase(name string) { t.Report(Progress{Phase: name}) }
 
 // End returns after the last report.
-func (t *Telling) End() {
+func (t *ProgressReporter) End() {
 	if t == nil {
 		return
 	}

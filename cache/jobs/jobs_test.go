@@ -22,7 +22,7 @@ func (b blocks) Run(ctx context.Context, _ *Job) (*Result, error) {
 }
 
 func newTestJobs(t *testing.T) *Jobs {
-	js := New(Options{Slots: 1, Now: time.Now, GivenUp: errors.New("given up")})
+	js := New(Options{Slots: 1, Now: time.Now, OnGivenUp: errors.New("given up")})
 	t.Cleanup(js.Close)
 	return js
 }
@@ -31,37 +31,37 @@ func TestPastJobsAreForgotten(t *testing.T) {
 	js := newTestJobs(t)
 	js.mu.Lock()
 	defer js.mu.Unlock()
-	for range 2 * maxPast {
-		js.past = append(js.past, &Job{jobs: js, ended: js.Now()})
+	for range 2 * maxEnded {
+		js.ended = append(js.ended, &Job{jobs: js, ended: js.Now()})
 	}
 	js.forget()
-	require.Len(t, js.past, maxPast)
-	for _, j := range js.past {
-		j.ended = js.Now().Add(-PastFor - time.Second)
+	require.Len(t, js.ended, maxEnded)
+	for _, j := range js.ended {
+		j.ended = js.Now().Add(-EndedFor - time.Second)
 	}
 	js.forget()
-	require.Empty(t, js.past)
+	require.Empty(t, js.ended)
 }
 
 // Files that are held open for an heir count towards the bound on the user's queued jobs.
 func TestFilesHeldOpenForAnHeirCount(t *testing.T) {
 	js := newTestJobs(t)
 	begin := func() (Work, error) { return blocks{About{Claim: true}}, nil }
-	j, first, err := js.Send(Key{Alone: "claim"}, Caller{UID: 1, Owner: 1}, begin)
+	j, first, err := js.Start(Key{Alone: "claim"}, Caller{UID: 1, Owner: 1}, begin)
 	require.NoError(t, err)
 	require.True(t, first)
 	require.True(t, j.Inherit(Heir{UID: 1}, maxKeptFiles))
 	require.False(t, j.Inherit(Heir{UID: 1}, 1), "it is noted already")
-	_, _, err = js.Send(Key{Alone: "other"}, Caller{UID: 1, Owner: 1}, begin)
+	_, _, err = js.Start(Key{Alone: "other"}, Caller{UID: 1, Owner: 1}, begin)
 	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
-	_, _, err = js.Send(Key{Alone: "other"}, Caller{UID: 2, Owner: 2}, begin)
+	_, _, err = js.Start(Key{Alone: "other"}, Caller{UID: 2, Owner: 2}, begin)
 	require.NoError(t, err)
 }
 
 // A cancelled job is not held by an application: the next request has another job.
 func TestACancelledJobIsNotHeld(t *testing.T) {
 	js := newTestJobs(t)
-	j, _, err := js.Send(Key{Alone: "claim"}, Caller{UID: 1},
+	j, _, err := js.Start(Key{Alone: "claim"}, Caller{UID: 1},
 		func() (Work, error) { return blocks{}, nil })
 	require.NoError(t, err)
 	ended := false

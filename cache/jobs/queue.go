@@ -20,9 +20,9 @@ type Rank int
 
 // The ranks.
 const (
-	WaitedFor Rank = iota // a request waits for it
-	AskedFor              // a user wants it without waiting
-	OwnWish               // no user asked: the daemon recompiles a build
+	RankWaited     Rank = iota // a request waits for it
+	RankRequested              // a user wants it without waiting
+	RankBackground             // no user asked: the daemon recompiles a build
 )
 
 // Queue decides which jobs run: the higher rank before the lower. Within a rank the users take
@@ -44,15 +44,15 @@ type Queue struct {
 	memory int64 // bytes; 0: no bound
 	now    func() time.Time
 
-	mu      sync.Mutex
-	waiting []*Turn           // sorted; guarded by mu
-	running []*Turn           // in the order in which they began; guarded by mu
-	moments uint64            // that were given out for latest; guarded by mu
-	latest  map[uint32]uint64 // when a job of each user came first, began or ended; guarded by mu
+	mu            sync.Mutex
+	waiting       []*Ticket         // sorted; guarded by mu
+	running       []*Ticket         // in the order in which they began; guarded by mu
+	lastActivity  uint64            // that were given out for latest; guarded by mu
+	activityCount map[uint32]uint64 // when a job of each user came first, began or ended; guarded by mu
 }
 
-// Turn is a job's place in a queue. Its exported fields are set before it enters one, and stay.
-type Turn struct {
+// Ticket is a job's place in a queue. Its exported fields are set before it enters one, and stay.
+type Ticket struct {
 	Number uint64        // of two of one user with the same rank the lower is the first
 	Memory int64         // bytes that the job is thought to need
 	Length time.Duration // that it is thought to take; 0: not known
@@ -78,16 +78,16 @@ func NewQueue(jobs int, memory int64, now func() time.Time) *Queue {
 }
 
 // Enter puts a turn of the users into the queue.
-func (q *Queue) Enter(t *Turn, rank Rank, users ...uint32) {
+func (q *Queue) Enter(t *Ticket, rank Rank, users ...uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t.begun, t.rank, t.users = make(chan struct{}), rank, users
 	q.waiting = append(q.waiting, t)
-	q.admit()
+	q.startReady()
 }
 
 // Await blocks until the turn may run. After an error it is not in the queue.
-func (q *Queue) Await(ctx context.Context, t *Turn) error {
+func (q *Queue) Await(ctx context.Context, t *Ticket) error {
 	select {
 	case <-t.begun:
 		return nil
@@ -97,30 +97,30 @@ func (q *Queue) Await(ctx context.Context, t *Turn) error {
 	}
 }
 
-// Take waits for a slot for work that is no job of Jobs, and that a request of the users waits for.
-// leave gives the slot back.
-func (q *Queue) Take(ctx context.Context, users ...uint32) (leave func(), err error) {
-	t := &Turn{}
-	q.Enter(t, WaitedFor, users...)
+// AcquireSlot waits for a slot for work that is no job of Jobs, and that a request of the users
+// waits for. leave gives the slot back.
+func (q *Queue) AcquireSlot(ctx context.Context, users ...uint32) (leave func(), err error) {
+	t := &Ticket{}
+	q.Enter(t, RankWaited, users...)
 	return func() { q.Leave(t) }, q.Await(ctx, t)
 }
 
 // Leave removes a turn, running or waiting.
-func (q *Queue) Leave(t *Turn) {
+func (q *Queue) Leave(t *Ticket) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	is := func(one *Turn) bool { return one == t }
+	is := func(one *Ticket) bool { return one == t }
 	q.waiting = slices.DeleteFunc(q.waiting, is)
 	q.running = slices.DeleteFunc(q.running, is)
 	if t.running {
-		q.touch(t.users...)
+		q.noteActivity(t.users...)
 	}
-	q.admit()
+	q.startReady()
 }
 
 // Move changes a turn's rank and users, and reports whether it runs. A running one can only rise,
 // and counts for the same user.
-func (q *Queue) Move(t *Turn, to Rank, users ...uint32) (running bool) {
+func (q *Queue) Move(t *Ticket, to Rank, users ...uint32) (running bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
@@ -134,20 +134,20 @@ func (q *Queue) Move(t *Turn, to Rank, users ...uint32) (running bool) {
 			t.users = users[:min(1, len(users))]
 		}
 	}
-	q.admit()
+	q.startReady()
 	return t.running
 }
 
-// touch notes that a job of the users began or ended. The caller holds mu.
-func (q *Queue) touch(users ...uint32) {
-	q.moments++
+// noteActivity notes that a job of the users began or ended. The caller holds mu.
+func (q *Queue) noteActivity(users ...uint32) {
+	q.lastActivity++
 	for _, u := range users {
-		q.latest[u] = q.moments
+		q.activityCount[u] = q.lastActivity
 	}
 }
 
-// admit starts the turns that may run. The caller holds mu.
-func (q *Queue) admit() {
+// startReady starts the turns that may run. The caller holds mu.
+func (q *Queue) startReady() {
 	q.sort()
 	for len(q.waiting) > 0 && q.fits(q.waiting[0]) {
 		t := q.waiting[0]
@@ -156,12 +156,12 @@ func (q *Queue) admit() {
 		t.running, t.since = true, q.now()
 		if len(t.users) > 0 {
 			t.users = []uint32{t.user}
-			q.touch(t.user)
+			q.noteActivity(t.user)
 		}
 		close(t.begun)
 	}
-	if len(q.waiting) > 0 && q.waiting[0].rank == WaitedFor {
-		q.makeRoom(q.waiting[0])
+	if len(q.waiting) > 0 && q.waiting[0].rank == RankWaited {
+		q.stopForMemory(q.waiting[0])
 	}
 }
 
@@ -170,10 +170,10 @@ func (q *Queue) sort() {
 	latest, ahead := make(map[uint32]uint64), make(map[uint32]int)
 	for _, t := range slices.Concat(q.running, q.waiting) {
 		for _, u := range t.users {
-			at, known := q.latest[u]
+			at, known := q.activityCount[u]
 			if !known && latest[u] == 0 {
-				q.moments++
-				at = q.moments
+				q.lastActivity++
+				at = q.lastActivity
 			}
 			latest[u] = max(latest[u], at)
 			if t.running {
@@ -181,8 +181,8 @@ func (q *Queue) sort() {
 			}
 		}
 	}
-	q.latest = latest
-	slices.SortStableFunc(q.waiting, func(a, b *Turn) int {
+	q.activityCount = latest
+	slices.SortStableFunc(q.waiting, func(a, b *Ticket) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Number, b.Number))
 	})
 	for _, t := range q.waiting {
@@ -195,15 +195,15 @@ func (q *Queue) sort() {
 		t.round = ahead[t.user]
 		ahead[t.user]++
 	}
-	slices.SortStableFunc(q.waiting, func(a, b *Turn) int {
+	slices.SortStableFunc(q.waiting, func(a, b *Ticket) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.round, b.round),
 			cmp.Compare(latest[a.user], latest[b.user]))
 	})
 }
 
-// loans returns the turns of up to a rank that run beyond the shares of their users, and how many
-// run of each user: all slots but one are a share. The caller holds mu.
-func (q *Queue) loans(rank Rank) (loans []*Turn, held map[uint32]int) {
+// turnsOnLoan returns the turns of up to a rank that run beyond the shares of their users, and how
+// many run of each user: all slots but one are a share. The caller holds mu.
+func (q *Queue) turnsOnLoan(rank Rank) (loans []*Ticket, held map[uint32]int) {
 	held = make(map[uint32]int)
 	for _, one := range q.running {
 		if one.rank > rank || len(one.users) == 0 {
@@ -219,15 +219,15 @@ func (q *Queue) loans(rank Rank) (loans []*Turn, held map[uint32]int) {
 
 func (q *Queue) share() int { return max(1, q.jobs-1) }
 
-// makeRoom stops jobs of lower ranks, and on loan to others, if that frees the memory which the
-// turn lacks. The caller holds mu.
-func (q *Queue) makeRoom(t *Turn) {
+// stopForMemory stops jobs of lower ranks, and on loan to others, if that frees the memory which
+// the turn lacks. The caller holds mu.
+func (q *Queue) stopForMemory(t *Ticket) {
 	if !q.hasSlot(t) {
 		return // it is not the memory that is missing
 	}
 	used, kept := t.Memory, 0
-	loans, _ := q.loans(WaitedFor)
-	loans = slices.DeleteFunc(loans, func(one *Turn) bool {
+	loans, _ := q.turnsOnLoan(RankWaited)
+	loans = slices.DeleteFunc(loans, func(one *Ticket) bool {
 		return one.yielded || one.users[0] == t.user
 	})
 	lower := loans
@@ -235,14 +235,14 @@ func (q *Queue) makeRoom(t *Turn) {
 		switch {
 		case one.yielded: // its memory will be free
 			continue
-		case one.rank > WaitedFor:
+		case one.rank > RankWaited:
 			lower = append(lower, one)
 		case !slices.Contains(loans, one):
 			kept++
 		}
 		used += one.Memory
 	}
-	var stop []*Turn
+	var stop []*Ticket
 	for len(lower) > 0 && used > q.memory {
 		last := lower[len(lower)-1]
 		lower, stop, used = lower[:len(lower)-1], append(stop, last), used-last.Memory
@@ -257,7 +257,7 @@ func (q *Queue) makeRoom(t *Turn) {
 }
 
 // fits reports whether the turn may run beside those that do. The caller holds mu.
-func (q *Queue) fits(t *Turn) bool {
+func (q *Queue) fits(t *Ticket) bool {
 	if len(q.running) == 0 {
 		return true
 	}
@@ -269,8 +269,8 @@ func (q *Queue) fits(t *Turn) bool {
 }
 
 // hasSlot reports whether there is a slot for the turn. The caller holds mu.
-func (q *Queue) hasSlot(t *Turn) bool {
-	if t.rank == OwnWish {
+func (q *Queue) hasSlot(t *Ticket) bool {
+	if t.rank == RankBackground {
 		return true
 	}
 	taken := 0
@@ -279,16 +279,16 @@ func (q *Queue) hasSlot(t *Turn) bool {
 			taken++
 		}
 	}
-	loans, held := q.loans(t.rank)
+	loans, held := q.turnsOnLoan(t.rank)
 	if len(t.users) > 0 && held[t.user] < q.share() {
 		taken -= len(loans)
 	}
 	return taken < q.jobs
 }
 
-// Wait estimates how long it takes until the turn runs, from the lengths of the jobs before it. It
-// is too low if the length of some is unknown.
-func (q *Queue) Wait(t *Turn) time.Duration {
+// EstimateWait estimates how long it takes until the turn runs, from the lengths of the jobs before
+// it. It is too low if the length of some is unknown.
+func (q *Queue) EstimateWait(t *Ticket) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if t.running {
@@ -310,11 +310,11 @@ func (q *Queue) Wait(t *Turn) time.Duration {
 	return before / time.Duration(q.jobs)
 }
 
-// places returns the queue positions of the waiting turns.
-func (q *Queue) places() map[*Turn]int {
+// positions returns the queue positions of the waiting turns.
+func (q *Queue) positions() map[*Ticket]int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	places := make(map[*Turn]int, len(q.waiting))
+	places := make(map[*Ticket]int, len(q.waiting))
 	for i, t := range q.waiting {
 		places[t] = i
 	}
@@ -349,14 +349,15 @@ type cost struct {
 	Count   int     // of jobs that these are from
 }
 
-// LeastMemory is what the workers of a job of which nothing is known take at the least, in bytes: the libraries alone do.
-const LeastMemory = 256 << 20
+// MinMemory is what the workers of a job of which nothing is known take at the least, in bytes: the
+// libraries alone do.
+const MinMemory = 256 << 20
 
 const (
-	newTimeCounts  = 0.3
-	memoryFades    = 0.1
-	furthestClass  = 4
-	memoryPerModel = 4 // copies of the model that the workers of a job hold of which nothing is known
+	newTimeCounts    = 0.3
+	memoryFades      = 0.1
+	maxClassDistance = 4
+	memoryPerModel   = 4 // copies of the model that the workers of a job hold of which nothing is known
 
 	// Larger values are not measurements. Sums of values within these bounds do not overflow.
 	longestJob = 365 * 24 * time.Hour
@@ -376,10 +377,10 @@ func (cs *Costs) load(k Kind, class int) (cost, bool) {
 	return one, ok
 }
 
-// near returns the cost of the nearest known size, in proportion.
-func (cs *Costs) near(k Kind) (cost, bool) {
+// nearest returns the cost of the nearest known size, in proportion.
+func (cs *Costs) nearest(k Kind) (cost, bool) {
 	class := sizeClass(k.Size)
-	for away := range furthestClass + 1 {
+	for away := range maxClassDistance + 1 {
 		if one, ok := cs.load(k, class-away); ok { // smaller ones
 			one.Seconds *= float64(int64(1) << away)
 			one.Memory <<= away
@@ -395,8 +396,8 @@ func (cs *Costs) near(k Kind) (cost, bool) {
 
 // Estimate says how much memory a job will need, and how long it will take; 0: that is not known.
 func (cs *Costs) Estimate(k Kind) (memory int64, length time.Duration) {
-	memory = LeastMemory + memoryPerModel*min(k.Size, largestJob) // a sparse file may have any size
-	one, ok := cs.near(k)
+	memory = MinMemory + memoryPerModel*min(k.Size, largestJob) // a sparse file may have any size
+	one, ok := cs.nearest(k)
 	if !ok {
 		return memory, 0
 	}
@@ -408,7 +409,7 @@ func (cs *Costs) Estimate(k Kind) (memory int64, length time.Duration) {
 
 // Output says how many bytes will be compiled, about: as many as the model has where nothing is known.
 func (cs *Costs) Output(k Kind) int64 {
-	one, ok := cs.near(k)
+	one, ok := cs.nearest(k)
 	if !ok || one.Output == 0 {
 		return k.Size
 	}

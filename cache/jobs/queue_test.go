@@ -25,18 +25,18 @@ func newLane(t testing.TB, jobs int, memory int64) *lane {
 }
 
 // comes puts a job of that rank into the queue.
-func (l *lane) comes(r Rank, memory int64, users ...uint32) *Turn {
+func (l *lane) comes(r Rank, memory int64, users ...uint32) *Ticket {
 	l.count++
-	t := &Turn{Number: l.count, Memory: memory, Yield: func() {}}
+	t := &Ticket{Number: l.count, Memory: memory, Yield: func() {}}
 	l.Enter(t, r, users...)
 	return t
 }
 
 // order ends the one job that runs again and again, and lists which of the turns runs next.
-func (l *lane) order(turns ...*Turn) (order []int) {
+func (l *lane) order(turns ...*Ticket) (order []int) {
 	for range turns {
 		i := slices.IndexFunc(turns,
-			func(t *Turn) bool { return t.runs() && slices.Contains(l.running, t) })
+			func(t *Ticket) bool { return t.runs() && slices.Contains(l.running, t) })
 		require.NotEqual(l, -1, i, "nothing runs after %v", order)
 		order = append(order, i)
 		l.Leave(turns[i])
@@ -48,16 +48,16 @@ const ann, bob, eve = 1, 2, 3
 
 func TestUsersTakeTurnsWithinARank(t *testing.T) {
 	l := newLane(t, 1, 0)
-	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
-	asked := l.comes(AskedFor, 0, eve)
-	b0, b1 := l.comes(WaitedFor, 0, bob), l.comes(WaitedFor, 0, bob)
+	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann)
+	asked := l.comes(RankRequested, 0, eve)
+	b0, b1 := l.comes(RankWaited, 0, bob), l.comes(RankWaited, 0, bob)
 	require.Equal(t, []int{1, 0, 2, 3, 4, 5}, l.placesOf(b0, a0, a1, b1, a2, asked),
 		"as they are listed")
 	require.Equal(t, []int{0, 4, 1, 5, 2, 3}, l.order(a0, a1, a2, asked, b0, b1))
 }
 
 // placesOf numbers turns in the order in which they run.
-func (l *lane) placesOf(turns ...*Turn) (out []int) {
+func (l *lane) placesOf(turns ...*Ticket) (out []int) {
 	for _, t := range turns {
 		out = append(out, l.position(t))
 	}
@@ -66,21 +66,21 @@ func (l *lane) placesOf(turns ...*Turn) (out []int) {
 
 func TestSharedJobCountsForTheFirstOfItsUsers(t *testing.T) {
 	l := newLane(t, 1, 0)
-	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
-	e0 := l.comes(WaitedFor, 0, eve)
-	l.Move(a2, WaitedFor, ann, bob)
+	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann)
+	e0 := l.comes(RankWaited, 0, eve)
+	l.Move(a2, RankWaited, ann, bob)
 	require.Equal(t, []int{0, 3, 2, 1}, l.order(a0, a1, a2, e0))
 }
 
 func TestLastSlotIsOnLoan(t *testing.T) {
 	l := newLane(t, 2, 0)
-	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
+	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann)
 	require.Equal(t, []bool{true, true, false}, []bool{a0.runs(), a1.runs(), a2.runs()},
 		"nobody else needs a slot")
-	b0, b1 := l.comes(WaitedFor, 0, bob), l.comes(WaitedFor, 0, bob)
+	b0, b1 := l.comes(RankWaited, 0, bob), l.comes(RankWaited, 0, bob)
 	require.Equal(t, []bool{true, false}, []bool{b0.runs(), b1.runs()},
 		"the slot on loan is free for others")
-	e0 := l.comes(WaitedFor, 0, eve)
+	e0 := l.comes(RankWaited, 0, eve)
 	l.Leave(a1)
 	require.False(t, e0.runs(), "the two slots are taken")
 	l.Leave(a0)
@@ -93,11 +93,11 @@ func TestLastSlotIsOnLoan(t *testing.T) {
 func TestJobOnLoanIsStoppedForTheMemoryOfAnotherUser(t *testing.T) {
 	l := newLane(t, 2, 100)
 	stopped := 0
-	a0, a1 := l.comes(WaitedFor, 40, ann), l.comes(WaitedFor, 40, ann)
+	a0, a1 := l.comes(RankWaited, 40, ann), l.comes(RankWaited, 40, ann)
 	a0.Yield, a1.Yield = func() { stopped += 10 }, func() { stopped++ }
-	l.comes(WaitedFor, 40, ann)
+	l.comes(RankWaited, 40, ann)
 	require.Zero(t, stopped, "not for the user's own")
-	b0 := l.comes(WaitedFor, 40, bob)
+	b0 := l.comes(RankWaited, 40, bob)
 	require.Equal(t, 1, stopped, "the one that began last")
 	require.False(t, b0.runs(), "before the other one has ended")
 	l.Leave(a1)
@@ -107,13 +107,13 @@ func TestJobOnLoanIsStoppedForTheMemoryOfAnotherUser(t *testing.T) {
 // However others come and go, a job that needs much memory has its turn.
 func TestLargeJobIsNotStarvedByOtherUsers(t *testing.T) {
 	l := newLane(t, 2, 100)
-	before := l.comes(WaitedFor, 10, ann)
-	large := l.comes(WaitedFor, 100, ann)
-	b, e := l.comes(WaitedFor, 10, bob), (*Turn)(nil)
+	before := l.comes(RankWaited, 10, ann)
+	large := l.comes(RankWaited, 100, ann)
+	b, e := l.comes(RankWaited, 10, bob), (*Ticket)(nil)
 	l.Leave(before)
 	require.False(t, large.runs())
 	for range 3 {
-		e = l.comes(WaitedFor, 10, eve)
+		e = l.comes(RankWaited, 10, eve)
 		require.False(t, e.runs())
 		l.Leave(e)
 	}
@@ -121,7 +121,7 @@ func TestLargeJobIsNotStarvedByOtherUsers(t *testing.T) {
 	require.True(t, large.runs())
 }
 
-func (t *Turn) runs() bool {
+func (t *Ticket) runs() bool {
 	select {
 	case <-t.begun:
 		return true
@@ -132,7 +132,7 @@ func (t *Turn) runs() bool {
 
 func TestFirstComeFirstServedWithinARank(t *testing.T) {
 	l := newLane(t, 1, 0)
-	a, b, c := l.comes(WaitedFor, 0), l.comes(WaitedFor, 0), l.comes(WaitedFor, 0)
+	a, b, c := l.comes(RankWaited, 0), l.comes(RankWaited, 0), l.comes(RankWaited, 0)
 	require.Equal(t, []bool{true, false, false}, []bool{a.runs(), b.runs(), c.runs()})
 	require.Equal(t, []int{0, 1, 2}, []int{l.position(a), l.position(b), l.position(c)})
 	l.Leave(b)
@@ -142,9 +142,9 @@ func TestFirstComeFirstServedWithinARank(t *testing.T) {
 
 func TestHigherRankGoesFirst(t *testing.T) {
 	l := newLane(t, 1, 10)
-	busy := l.comes(WaitedFor, 10)
-	own, asked, waited := l.comes(OwnWish, 1), l.comes(AskedFor, 1), l.comes(WaitedFor, 10)
-	for _, next := range []*Turn{waited, asked} {
+	busy := l.comes(RankWaited, 10)
+	own, asked, waited := l.comes(RankBackground, 1), l.comes(RankRequested, 1), l.comes(RankWaited, 10)
+	for _, next := range []*Ticket{waited, asked} {
 		l.Leave(busy)
 		require.True(t, next.runs())
 		busy = next
@@ -154,11 +154,11 @@ func TestHigherRankGoesFirst(t *testing.T) {
 
 func TestSlots(t *testing.T) {
 	l := newLane(t, 2, 0)
-	own := l.comes(OwnWish, 0)
-	b1, b2, b3 := l.comes(AskedFor, 0), l.comes(AskedFor, 0), l.comes(AskedFor, 0)
+	own := l.comes(RankBackground, 0)
+	b1, b2, b3 := l.comes(RankRequested, 0), l.comes(RankRequested, 0), l.comes(RankRequested, 0)
 	require.Equal(t, []bool{true, true, true, false},
 		[]bool{own.runs(), b1.runs(), b2.runs(), b3.runs()})
-	w1, w2, w3 := l.comes(WaitedFor, 0), l.comes(WaitedFor, 0), l.comes(WaitedFor, 0)
+	w1, w2, w3 := l.comes(RankWaited, 0), l.comes(RankWaited, 0), l.comes(RankWaited, 0)
 	require.Equal(t, []bool{true, true, false}, []bool{w1.runs(), w2.runs(), w3.runs()},
 		"those that run for nobody who waits do not count")
 	l.Leave(b1)
@@ -172,7 +172,7 @@ func TestSlots(t *testing.T) {
 
 func TestMemoryIsShared(t *testing.T) {
 	l := newLane(t, 8, 100)
-	a, b, c := l.comes(WaitedFor, 60), l.comes(WaitedFor, 50), l.comes(WaitedFor, 10)
+	a, b, c := l.comes(RankWaited, 60), l.comes(RankWaited, 50), l.comes(RankWaited, 10)
 	require.Equal(t, []bool{true, false, false}, []bool{a.runs(), b.runs(), c.runs()},
 		"nobody overtakes the one that needs more")
 	l.Leave(a)
@@ -182,8 +182,8 @@ func TestMemoryIsShared(t *testing.T) {
 
 func TestJobAboveTheMemoryBoundRunsAlone(t *testing.T) {
 	l := newLane(t, 8, 100)
-	small := l.comes(WaitedFor, 1)
-	large, after := l.comes(WaitedFor, 1000), l.comes(WaitedFor, 1)
+	small := l.comes(RankWaited, 1)
+	large, after := l.comes(RankWaited, 1000), l.comes(RankWaited, 1)
 	require.False(t, large.runs())
 	l.Leave(small)
 	require.True(t, large.runs())
@@ -198,27 +198,27 @@ func TestRequestTakesMemoryFromBackgroundJobs(t *testing.T) {
 		need    int64
 		yields  []bool
 	}{
-		"there is enough":         {[]Rank{AskedFor}, 60, []bool{false}},
-		"the one that began last": {[]Rank{AskedFor, OwnWish}, 50, []bool{false, true}},
-		"both":                    {[]Rank{OwnWish, AskedFor}, 90, []bool{true, true}},
-		"more than there is": {[]Rank{OwnWish, AskedFor}, 1000,
+		"there is enough":         {[]Rank{RankRequested}, 60, []bool{false}},
+		"the one that began last": {[]Rank{RankRequested, RankBackground}, 50, []bool{false, true}},
+		"both":                    {[]Rank{RankBackground, RankRequested}, 90, []bool{true, true}},
+		"more than there is": {[]Rank{RankBackground, RankRequested}, 1000,
 			[]bool{true, true}},
-		"it would not do": {[]Rank{WaitedFor, OwnWish}, 90,
+		"it would not do": {[]Rank{RankWaited, RankBackground}, 90,
 			[]bool{false, false}},
-		"the other one waits for it, as well": {[]Rank{WaitedFor, OwnWish}, 50,
+		"the other one waits for it, as well": {[]Rank{RankWaited, RankBackground}, 50,
 			[]bool{false, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLane(t, 8, 100)
 			yields := make([]bool, len(test.running))
-			var running []*Turn
+			var running []*Ticket
 			for i, r := range test.running {
 				one := l.comes(r, 40)
 				one.Yield = func() { yields[i] = true }
 				running = append(running, one)
 				require.True(t, one.runs())
 			}
-			asks := l.comes(WaitedFor, test.need)
+			asks := l.comes(RankWaited, test.need)
 			require.Equal(t, test.yields, yields)
 			for i := range yields {
 				if yields[i] {
@@ -233,14 +233,14 @@ func TestRequestTakesMemoryFromBackgroundJobs(t *testing.T) {
 
 func TestARunningJobOnlyRises(t *testing.T) {
 	l := newLane(t, 1, 0)
-	a := l.comes(AskedFor, 0)
-	require.True(t, l.Move(a, WaitedFor))
-	b := l.comes(WaitedFor, 0)
+	a := l.comes(RankRequested, 0)
+	require.True(t, l.Move(a, RankWaited))
+	b := l.comes(RankWaited, 0)
 	require.False(t, b.runs())
-	l.Move(a, AskedFor)
+	l.Move(a, RankRequested)
 	require.False(t, b.runs(), "it runs at the priority that it has got")
-	require.False(t, l.Move(b, AskedFor))
-	c := l.comes(WaitedFor, 0)
+	require.False(t, l.Move(b, RankRequested))
+	c := l.comes(RankWaited, 0)
 	l.Leave(a)
 	require.True(t, c.runs(), "what nobody waits for any more goes back")
 	require.False(t, b.runs())
@@ -248,7 +248,7 @@ func TestARunningJobOnlyRises(t *testing.T) {
 
 func TestGivingUpLeavesTheQueue(t *testing.T) {
 	l := newLane(t, 1, 0)
-	a, b := l.comes(WaitedFor, 0), l.comes(WaitedFor, 0)
+	a, b := l.comes(RankWaited, 0), l.comes(RankWaited, 0)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	require.ErrorIs(t, l.Await(ctx, b), context.Canceled)
@@ -261,16 +261,16 @@ func TestGivingUpLeavesTheQueue(t *testing.T) {
 func TestEstimateCountsJobsAhead(t *testing.T) {
 	l := newLane(t, 2, 0)
 	lengths := []time.Duration{10 * time.Second, 6 * time.Second, 4 * time.Second, 0, time.Minute}
-	var turns []*Turn
+	var turns []*Ticket
 	for _, length := range lengths {
-		turns = append(turns, l.comes(WaitedFor, 0))
+		turns = append(turns, l.comes(RankWaited, 0))
 		turns[len(turns)-1].Length = length
 	}
 	l.at = l.at.Add(8 * time.Second)
-	require.Zero(t, l.Wait(turns[0]))
-	require.Equal(t, time.Second, l.Wait(turns[2]),
+	require.Zero(t, l.EstimateWait(turns[0]))
+	require.Equal(t, time.Second, l.EstimateWait(turns[2]),
 		"2 s of the first are left, and nothing of the second, on two slots")
-	require.Equal(t, 3*time.Second, l.Wait(turns[4]))
+	require.Equal(t, 3*time.Second, l.EstimateWait(turns[4]))
 }
 
 // With any order of arrivals and departures the bounds hold and every job runs.
@@ -283,15 +283,15 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 			users = append(users, random.Uint32N(4))
 		}
 		slices.Sort(users)
-		if users = slices.Compact(users); r == OwnWish {
+		if users = slices.Compact(users); r == RankBackground {
 			return nil
 		}
 		return users
 	}
-	var all []*Turn
+	var all []*Ticket
 	for step := range 3000 {
 		switch runs := slices.DeleteFunc(slices.Clone(all),
-			func(one *Turn) bool { return !one.runs() }); {
+			func(one *Ticket) bool { return !one.runs() }); {
 		case step < 2000 && random.IntN(2) == 0:
 			rank := Rank(random.IntN(3))
 			all = append(all, l.comes(rank, random.Int64N(130), users(rank)...))
@@ -301,18 +301,18 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 		case len(runs) > 0:
 			ends := runs[random.IntN(len(runs))]
 			l.Leave(ends)
-			all = slices.DeleteFunc(all, func(one *Turn) bool { return one == ends })
+			all = slices.DeleteFunc(all, func(one *Ticket) bool { return one == ends })
 		}
 		var used int64
 		for _, one := range l.running {
 			used += one.Memory
 		}
-		require.LessOrEqual(t, len(l.latest), len(all)*2, "users are forgotten with their jobs")
+		require.LessOrEqual(t, len(l.activityCount), len(all)*2, "users are forgotten with their jobs")
 		require.True(t, used <= 100 || len(l.running) == 1,
 			"step %d of seed %d: %d bytes of %d jobs", step, seed, used, len(l.running))
 	}
 	for len(all) > 0 {
-		i := slices.IndexFunc(all, (*Turn).runs)
+		i := slices.IndexFunc(all, (*Ticket).runs)
 		require.NotEqual(t, -1, i, "nothing runs though %d wait, seed %d", len(all), seed)
 		l.Leave(all[i])
 		all = slices.Delete(all, i, i+1)
@@ -320,7 +320,7 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 }
 
 // position says where the turn stands in the order in which jobs run: those that run come first.
-func (q *Queue) position(t *Turn) int {
+func (q *Queue) position(t *Ticket) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if i := slices.Index(q.waiting, t); i >= 0 {

@@ -314,7 +314,7 @@ func View(ctx context.Context, st *store.Store, b *index.Build, phase func(strin
 type tellingKey struct{}
 
 // WithTelling returns a context that reports how far the unpacking for a request is.
-func WithTelling(ctx context.Context, t *jobs.Telling) context.Context {
+func WithTelling(ctx context.Context, t *jobs.ProgressReporter) context.Context {
 	if t == nil {
 		return ctx
 	}
@@ -323,9 +323,9 @@ func WithTelling(ctx context.Context, t *jobs.Telling) context.Context {
 
 // unpackProgress returns what is called with the bytes that are unpacked; nil: no request waits.
 func unpackProgress(ctx context.Context) func(done, total int64) {
-	t, _ := ctx.Value(tellingKey{}).(*jobs.Telling)
+	t, _ := ctx.Value(tellingKey{}).(*jobs.ProgressReporter)
 	if t == nil {
 		return nil
 	}
-	return func(done, total int64) { t.Tell(request.Progress{Phase: Unpacking, Done: done, Total: total}) }
+	return func(done, total int64) { t.Report(request.Progress{Phase: Unpacking, Done: done, Total: total}) }
 }

@@ -131,7 +131,7 @@ func cannotCompile(at *request.Attempt, p *request.Plan, err error) error {
 		err = request.WorkerError(err, "execution provider %s cannot compile here", names)
 	}
 	var told *apierr.Error
-	f := failure.In(err)
+	f := failure.FromError(err)
 	if given := at.GivenOptions(); given != "" && f != nil && errors.As(err, &told) &&
 		(f.Reason == failure.NoNode || f.Reason == failure.Refused) {
 		const suspect = "; or an option may not suit the execution provider: "

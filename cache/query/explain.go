@@ -105,9 +105,9 @@ func (q *Queries) Explain(ctx context.Context, of *Question) (*wire.Explanation,
 	if out.Decision != Hit && !of.Outside {
 		if f := of.Failed(); f != nil {
 			if out.Decision == Miss {
-				out.Decision, out.Reason = Failed, f.Said()
+				out.Decision, out.Reason = Failed, f.Line()
 			} else {
-				out.Reason += "; " + f.Said()
+				out.Reason += "; " + f.Line()
 			}
 		}
 		other, err := of.OtherForm(ctx)
@@ -303,7 +303,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 		for _, f := range q.options.Failures(p) {
 			if f.Means(entry) { // it has no builds, because its compile failed
 				out := &wire.Explanation{Decision: Failed, RequestKey: f.RequestKey.String(),
-					Reason: f.Said()}
+					Reason: f.Line()}
 				return q.WithHistory(p, f.RequestKey, out), nil
 			}
 		}

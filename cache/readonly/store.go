@@ -107,7 +107,7 @@ func (s *Store) Problems() (lines []string) {
 // the files. It is nil where the store has no sound view of the build, because a file of it is
 // packed or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
 func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*request.Answer, error) {
-	at, err := request.NewAttempt(r, jobs.NewTelling(nil, time.Now()))
+	at, err := request.NewAttempt(r, jobs.NewProgressReporter(nil, time.Now()))
 	if err != nil {
 		return nil, err
 	}

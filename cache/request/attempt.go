@@ -29,8 +29,8 @@ type Attempt struct {
 	Plan        *Plan
 
 	Resumed  ResumedJob
-	Unserved *[]index.BuildID // found by any attempt, and not served: they are to be compiled again, not found again
-	Told     *jobs.Telling    // nil: the caller hears nothing of a job
+	Unserved *[]index.BuildID       // found by any attempt, and not served: they are to be compiled again, not found again
+	Told     *jobs.ProgressReporter // nil: the caller hears nothing of a job
 	Phase    func(string)
 }
 
@@ -41,7 +41,7 @@ type ResumedJob struct {
 }
 
 // NewAttempt checks the request. The attempt has a copy of it.
-func NewAttempt(r *Request, t *jobs.Telling) (*Attempt, error) {
+func NewAttempt(r *Request, t *jobs.ProgressReporter) (*Attempt, error) {
 	own := *r
 	at := &Attempt{Request: &own, Unserved: new([]index.BuildID), Told: t, Phase: t.Phase}
 	if err := own.check(); err != nil {
@@ -200,7 +200,7 @@ func (at *Attempt) Caller(owner func(uid uint32) uint32) jobs.Caller {
 	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none" // else the build is for this caller alone
 	who := jobs.Caller{UID: at.Peer.UID, Owner: owner(at.Peer.UID), Name: at.Name, Keep: keep}
 	if at.Told != nil {
-		who.Since, who.Tell = at.Told.Since, at.Told.Tell
+		who.Since, who.Progress = at.Told.Since, at.Told.Report
 	}
 	return who
 }

@@ -87,8 +87,8 @@ func JobError(ctx context.Context, model string, err error) error {
 		return ContextError(ctx, model)
 	case errors.As(err, &end):
 		return ClaimFailed(model, end)
-	case errors.As(err, &known) && failure.In(known) != nil:
-		return failure.Retold(known, model)
+	case errors.As(err, &known) && failure.FromError(known) != nil:
+		return failure.RenamedError(known, model)
 	case known != nil:
 		return err
 	}

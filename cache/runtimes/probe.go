@@ -183,7 +183,7 @@ func (s *Set) Print(ctx context.Context, rc *Content, eps []compilers.EP, own *c
 		return s.options.Compiler.Fingerprint(ctx, rc.Spec, eps, own)
 	})
 	if err != nil && ctx.Err() == nil {
-		if f := failure.Of(err, ""); f != nil && f.Reason.OfModel() {
+		if f := failure.Of(err, ""); f != nil && f.Reason.BlamesModel() {
 			return Prints{err: err}, nil
 		}
 	}

@@ -186,7 +186,7 @@ func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
 	}
 	l.Sources.Store.Index().Wanted.Drop([]byte(id))
 	if err != nil {
-		if failure.In(err) == nil { // else it is known that it does not compile, and was told
+		if failure.FromError(err) == nil { // else it is known that it does not compile, and was told
 			l.Sources.Store.RecordEvent(event.For(event.About{Peer: request.Peer{UID: w.UID},
 				Key: index.RequestKey(request.DigestOf(w.Record)), Model: w.Name},
 				event.Cancelled, "not compiled after the daemon's restart: %v", err))

@@ -105,7 +105,7 @@ func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Reque
 		}
 		err = t.needed(builds, at.Plan)
 	}
-	again := build.Again{ID: t.ID, Why: t.Why, Replaces: b.ID}
+	again := build.Recompile{ID: t.ID, Why: t.Why, Replaces: b.ID}
 	if err == nil {
 		at, err = t.withModel(ctx, at, b, builds, &again)
 	}
@@ -120,7 +120,7 @@ func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Reque
 
 // fly runs the compile, or waits for that of a request for the same. It returns the processor time
 // that the workers took.
-func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, again build.Again) (
+func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, again build.Recompile) (
 	time.Duration, error) {
 	t.Store.RecordEvent(event.Of(b, event.Rebuild, "%s", t.Why))
 	var own *build.Job
@@ -246,7 +246,7 @@ func (r *Recompiler) HealAll(ctx context.Context) error {
 // withModel returns the attempt with the model open, and notes where it is from: the files of the
 // request that asked, or else a source that one of the request's builds has, its own first.
 func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Build,
-	builds []index.Build, again *build.Again) (*request.Attempt, error) {
+	builds []index.Build, again *build.Recompile) (*request.Attempt, error) {
 	if t.asked != nil {
 		if r, err := t.Kept.RequestWith(ctx, t.asked, b); err == nil {
 			again.Foreign = t.asked.Peer.UID != r.Peer.UID

@@ -45,9 +45,9 @@ type Maker struct {
 // Slot waits for one of Checks for the request, which may be nil: for none.
 func (in *Maker) Slot(ctx context.Context, r *request.Request) (leave func(), err error) {
 	if r == nil {
-		return in.Checks.Take(ctx)
+		return in.Checks.AcquireSlot(ctx)
 	}
-	return in.Checks.Take(ctx, in.Owner(r.Peer.UID))
+	return in.Checks.AcquireSlot(ctx, in.Owner(r.Peer.UID))
 }
 
 // OnCopy returns a function for Remember that calls find with a private copy of the request's

@@ -86,7 +86,7 @@ func startSlowly(t *testing.T, ready func()) *slowStart {
 	d.process = &process{stderr: &syncBuffer{}, ready: ready,
 		read: func() (*config.Settings, *rules.Set, error) { return settings, nil, nil },
 		open: func(dir string, o cache.Options) (*cache.Cache, error) {
-			o.Opening("the index is being made: 7 builds, 3 %")
+			o.OnOpening("the index is being made: 7 builds, 3 %")
 			close(d.opens)
 			<-d.opened
 			return cache.Open(dir, o)

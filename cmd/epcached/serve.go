@@ -165,13 +165,13 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	}
 	e := p.newEntrance(s.Socket, log)
 	options := optionsOf(s, set, compiler, log)
-	options.Remade = p.remade
-	options.Opening = func(what string) {
+	options.Rebuilt = p.remade
+	options.OnOpening = func(what string) {
 		p.opening.Store(true)
 		systemd.Notify(log, systemd.StillOpening(what))
 		e.turnAway(what)
 	}
-	options.Broken = func(err error) {
+	options.OnBroken = func(err error) {
 		e.server.Refuse(unavailable("the index is damaged, and the daemon ends",
 			"its next start repairs that; compile without it until then"))
 		p.broken(err)
@@ -237,7 +237,7 @@ func (p *process) answer(
 		log.Warn("opening the state directory again", "state", c.Store.Directory(), "why", gone)
 	case <-ctx.Done():
 		end() // a daemon that stops is not ready again
-		c.Leave()
+		c.PrepareClose()
 		log.Info("stopping")
 		systemd.Notify(log, daemon.SdNotifyStopping)
 	}

@@ -157,7 +157,7 @@ func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
 	}
 	LogWarnings(r.Log, s)
 	r.Log.Info("configuration read again", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
-	r.Cache.TellConfiguration(accepted(changed, r.waiting))
+	r.Cache.RecordConfiguration(accepted(changed, r.waiting))
 }
 
 func accepted(changed, waiting []string) string {
@@ -185,7 +185,7 @@ func (r *Reloader) refuse(err error) {
 	}
 	r.Cache.SetConfigured(query.Configured{Refused: lines, Waiting: r.waiting})
 	if text != r.refused {
-		r.Cache.TellConfiguration("refused, and the earlier one stays in force: " + strings.Join(lines, "; "))
+		r.Cache.RecordConfiguration("refused, and the earlier one stays in force: " + strings.Join(lines, "; "))
 	}
 	r.refused = text
 }

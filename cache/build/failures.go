@@ -28,7 +28,7 @@ func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 	}
 	for _, scope := range at.Scopes {
 		key := at.Plan.FailureKey(at.Content, scope)
-		f := bd.Failures.Holds(key, at.Peer.UID, at.Name)
+		f := bd.Failures.Lookup(key, at.Peer.UID, at.Name)
 		switch {
 		case f == nil:
 		case at.OnMiss == request.Refresh && (bd.Rights.Administrator(at.Peer) ||
@@ -41,16 +41,16 @@ func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 	return nil
 }
 
-// begin returns a function that makes the request's job, unless it is answered from memory.
-func (bd *Builder) begin(at *request.Attempt, scope string) func() (jobs.Work, error) {
+// prepareJob returns a function that makes the request's job, unless it is answered from memory.
+func (bd *Builder) prepareJob(at *request.Attempt, scope string) func() (jobs.Work, error) {
 	return func() (jobs.Work, error) {
-		if m := bd.MadeMeanwhile(at, scope); m != nil {
+		if m := bd.WorkIfMade(at, scope); m != nil {
 			return m, nil
 		}
 		if f := bd.FailedBefore(at); f != nil {
 			return nil, f.FromMemory(at.Name)
 		}
-		return bd.NewJob(at, scope, Again{ID: at.Resumed.ID})
+		return bd.NewJob(at, scope, Recompile{ID: at.Resumed.ID})
 	}
 }
 
@@ -59,31 +59,31 @@ func (bd *Builder) begin(at *request.Attempt, scope string) func() (jobs.Work, e
 func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (
 	compilers.Result, error) {
 	result, err := j.bd.Compiler.Compile(ctx, spec, phase)
-	j.spent(result.CPUSeconds)
+	j.addCPU(result.CPUSeconds)
 	died := errors.As(err, new(*compilers.ExitError)) && !errors.Is(err, compilers.ErrStart)
-	if !died || j.died || !j.mayRetry(ctx) {
+	if !died || j.workerDied || !j.mayRetry(ctx) {
 		return result, err
 	}
 	j.bd.Log.Warn("a worker died; its compile is tried once more",
 		"model", j.Request.Name, "error", err)
-	if j.died = true; spec.ModelFile != nil {
+	if j.workerDied = true; spec.ModelFile != nil {
 		return result, err // that is tried with a copy
 	}
-	if err := emptied(spec.Folder); err != nil {
+	if err := emptyFolder(spec.Folder); err != nil {
 		return result, err
 	}
 	spec.Written = nil // a load may have begun with what the first one wrote
 	result, err = j.bd.Compiler.Compile(ctx, spec, phase)
-	j.spent(result.CPUSeconds)
+	j.addCPU(result.CPUSeconds)
 	return result, err
 }
 
 // mayRetry reports whether the death of a worker may have been the machine's doing.
 func (j *Job) mayRetry(ctx context.Context) bool {
-	return ctx.Err() == nil && j.Content.Stands() && !j.bd.leaving.Load()
+	return ctx.Err() == nil && j.Content.Stands() && !j.bd.closing.Load()
 }
 
-func emptied(folder string) error {
+func emptyFolder(folder string) error {
 	entries, err := os.ReadDir(folder)
 	for _, e := range entries {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(folder, e.Name())))
@@ -103,32 +103,32 @@ func (j *Job) failed(ctx context.Context, err error) error {
 		j.bd.Log.Info("a compile was ended, for the runtime's libraries changed",
 			"model", j.Request.Name)
 		return err // that is no failure: it is asked for again
-	case !errors.As(err, &e) || failure.In(e) == nil:
-		return j.tellFailed("", err)
+	case !errors.As(err, &e) || failure.FromError(e) == nil:
+		return j.recordFailure("", err)
 	}
-	j.plain(e)
-	f := failure.In(e)
-	if j.bd.leaving.Load() && f.Reason == failure.WorkerDied {
+	j.nameModel(e)
+	f := failure.FromError(e)
+	if j.bd.closing.Load() && f.Reason == failure.WorkerDied {
 		// systemd may end all processes of the service at once
 		return apierr.New(apierr.Busy, err,
 			"model %q: the daemon is stopping, and its compile was ended", j.Request.Name)
 	}
-	if f.Reason.OfModel() {
-		broken, err2 := j.control(ctx)
+	if f.Reason.BlamesModel() {
+		broken, err2 := j.controlFailure(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", j.Request.Name)
 		case err2 != nil && runtimes.Unsettled(ctx, err2):
-			return j.moved()
+			return j.librariesReplaced()
 		case err2 != nil:
 			j.bd.Log.Warn("whether anything compiles here could not be tried", "error", err2)
-			return j.tellFailed(f.Reason, err) // then nothing is remembered either
+			return j.recordFailure(f.Reason, err) // then nothing is remembered either
 		case broken != "":
 			text := f.Text + "; but the smallest model there is fails as well: " + broken
 			here := failure.OfMachine(text).
 				Refusal(err, "model %q cannot be compiled here", j.Request.Name)
-			j.plain(here)
-			return j.tellFailed(failure.Sandbox, here)
+			j.nameModel(here)
+			return j.recordFailure(failure.Sandbox, here)
 		}
 	}
 	p := j.Plan
@@ -137,12 +137,12 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	if f.Scope != "" {
 		j.bd.Failures.Remember(p.FailureKey(j.Content, f.Scope), f, j.bd.Settings().Failures)
 	}
-	return j.tellFailed(f.Reason, err)
+	return j.recordFailure(f.Reason, err)
 }
 
-// control says why not even the smallest model compiles and loads here, "" if it does. The job has
-// left the queue by now, so it waits for a turn as load checks do.
-func (j *Job) control(ctx context.Context) (string, error) {
+// controlFailure says why not even the smallest model compiles and loads here, "" if it does. The
+// job has left the queue by now, so it waits for a turn as load checks do.
+func (j *Job) controlFailure(ctx context.Context) (string, error) {
 	leave, err := j.bd.Workspaces.Slot(ctx, j.Request)
 	if err != nil {
 		return "", err
@@ -151,34 +151,35 @@ func (j *Job) control(ctx context.Context) (string, error) {
 	return j.bd.LoadChecker.Control(ctx, j.Plan.Against("", j.Content))
 }
 
-// tellFailed counts a failure and writes it into the history, unless the recompiler, or the user
+// recordFailure counts a failure and writes it into the history, unless the recompiler, or the user
 // that cancelled the job, does that.
-func (j *Job) tellFailed(reason failure.Reason, err error) error {
-	if j.again.Why != "" || reason == failure.Cancelled {
+func (j *Job) recordFailure(reason failure.Reason, err error) error {
+	if j.recompile.Why != "" || reason == failure.Cancelled {
 		return err
 	}
 	j.bd.Store.Index().Counters.Add("failures", 1)
 	j.bd.Log.Info("compile failed", "model", j.Request.Name, "error", err, "uid", j.Peer.UID)
-	if j.bd.Failures.News(j.Plan.RequestKey, j.Peer.UID, reason) {
+	if j.bd.Failures.IsNew(j.Plan.RequestKey, j.Peer.UID, reason) {
 		about := event.About{Peer: j.Peer, Key: j.Plan.RequestKey, Model: j.Request.Name}
 		j.bd.Store.RecordEvent(event.For(about, event.Failed, "%v", err))
 	}
 	return err
 }
 
-// succeeded forgets that the job's compile ever failed.
-func (j *Job) succeeded() {
+// forgetFailure forgets that the job's compile ever failed.
+func (j *Job) forgetFailure() {
 	for _, scope := range []string{j.scope, j.MemoryScope(j.scope)} {
 		j.bd.Failures.Forget(j.Plan.FailureKey(j.Content, scope))
 	}
 }
 
-// neutral removes the job's own names from a failure: of the private copy and of its directory.
-func (j *Job) neutral(f *failure.Failure) {
+// removeOwnNames removes the job's own names from a failure: of the private copy and of its
+// directory.
+func (j *Job) removeOwnNames(f *failure.Failure) {
 	var pairs []string
 	out := filepath.Join(j.Folder, outFolder)
 	for i := range j.Request.Models() {
-		name := failure.ItsModel
+		name := failure.ModelPlaceholder
 		if j.Request.Models() > 1 {
 			name = fmt.Sprintf("model %d of the group", i+1)
 		}
@@ -196,33 +197,33 @@ func (j *Job) neutral(f *failure.Failure) {
 	}
 	plain := strings.NewReplacer(pairs...) // where several fit, the first of them does
 	f.Text = plain.Replace(f.Text)
-	for _, fact := range failure.Words {
+	for _, fact := range failure.CompilerWordFacts {
 		if words, ok := f.Facts[fact]; ok {
 			f.Facts[fact] = plain.Replace(words)
 		}
 	}
 }
 
-// plain has a failure of the job call the model as the request that began the job does.
-func (j *Job) plain(e *apierr.Error) {
-	f := failure.In(e)
+// nameModel has a failure of the job call the model as the request that began the job does.
+func (j *Job) nameModel(e *apierr.Error) {
+	f := failure.FromError(e)
 	head, _ := strings.CutSuffix(e.Text, f.Text)
-	j.neutral(f)
+	j.removeOwnNames(f)
 	f.ModelName = j.Request.Name
-	told := f.As(f.ModelName)
+	told := f.ForName(f.ModelName)
 	e.Text = head + told.Text
 	maps.Copy(e.Facts, told.Facts)
 }
 
-// advised adds to a failure what the request could change.
-func (j *Job) advised(err error) error {
+// withAdvice adds to a failure what the request could change.
+func (j *Job) withAdvice(err error) error {
 	var e *apierr.Error
-	if !errors.As(err, &e) || failure.In(e) == nil {
+	if !errors.As(err, &e) || failure.FromError(e) == nil {
 		return err
 	}
-	f := failure.In(e)
-	j.aboutDimensions(f)
-	aboutFallback(f, &j.Plan.Canonical)
+	f := failure.FromError(e)
+	j.addDimensionsHint(f)
+	addFallbackHint(f, &j.Plan.Canonical)
 	for key, value := range f.Facts {
 		e.WithFact(key, value)
 	}
@@ -230,23 +231,23 @@ func (j *Job) advised(err error) error {
 	return e
 }
 
-// saidOfFallback is what ONNX Runtime says of a session that may leave no node to the CPU, and
+// ortFallbackText is what ONNX Runtime says of a session that may leave no node to the CPU, and
 // would have to.
-const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
+const ortFallbackText = "fallback to CPU EP has been explicitly disabled"
 
-// aboutFallback adds to a failure that it was the request's own wish which the model cannot be
+// addFallbackHint adds to a failure that it was the request's own wish which the model cannot be
 // compiled with.
-func aboutFallback(f *failure.Failure, c *identity.Record) {
+func addFallbackHint(f *failure.Failure, c *identity.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" &&
-		strings.Contains(f.Text, saidOfFallback) {
+		strings.Contains(f.Text, ortFallbackText) {
 		f.AddHint("without --complete (session.disable_cpu_ep_fallback) " +
 			"the rest is left to the CPU, and the answer says which nodes those are")
 	}
 }
 
-// aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the
+// addDimensionsHint adds the hint to a failure that open dimensions may be the cause of: the
 // execution provider refused the model, or took nothing of it.
-func (j *Job) aboutDimensions(f *failure.Failure) {
+func (j *Job) addDimensionsHint(f *failure.Failure) {
 	if f.Reason != failure.NoNode && f.Reason != failure.Refused {
 		return
 	}
