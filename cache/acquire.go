@@ -31,7 +31,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	t := jobs.NewProgressReporter(progress, c.now())
 	defer t.End()
 	defer c.Store.Packer().BeginRequest()()
-	ctx = lookup.WithTelling(ctx, t)
+	ctx = lookup.WithProgress(ctx, t)
 	at, err := request.NewAttempt(r, t)
 	if err != nil {
 		return nil, err
@@ -39,13 +39,13 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	at.Resumed = resumed
 	for tries := 1; ; tries++ {
 		a, err := c.acquire(ctx, at)
-		moved := errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced)
+		moved := errors.Is(err, runtimes.ErrFilesChanging) || errors.Is(err, runtimes.ErrReplaced)
 		most := acquireAttempts
 		if errors.Is(err, store.ErrGone) {
 			moved, most = true, removedAttempts
 		}
 		if !moved || tries >= most || ctx.Err() != nil {
-			if err == nil && a.LeasedView != nil && !r.HoldsView {
+			if err == nil && a.LeasedView != nil && !r.KeepsView {
 				c.views.NotePathGiven(a.LeasedView)
 			}
 			return a, err
@@ -61,11 +61,11 @@ const (
 )
 
 func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
-	at, err := c.planner.Identified(ctx, at)
+	at, err := c.planner.WithIdentity(ctx, at)
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := c.runtimes.Resolve(ctx, at.Wanted(), at.Phase)
+	rt, rc, err := c.runtimes.Resolve(ctx, at.RuntimeWanted(), at.Phase)
 	if err != nil && c.hasOwnLibraries(at.Request, err) {
 		a, err := c.answerForOwnLibraries(ctx, at, err)
 		loadcheck.NotLoaded(a, at)
@@ -99,10 +99,10 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 // checkNotReplaced refuses an answer for libraries that were replaced while something was verified,
 // loaded or compiled for it. Other answers were compared with the libraries' files just before.
 func checkNotReplaced(a *request.Answer, at *request.Attempt) error {
-	if a.View == nil || at.Content.Stands() {
+	if a.View == nil || at.Content.IsCurrent() {
 		return nil
 	}
-	return errors.Join(apierr.New(apierr.Busy, runtimes.ErrMoving,
+	return errors.Join(apierr.New(apierr.Busy, runtimes.ErrFilesChanging,
 		"model %q: the runtime's libraries changed meanwhile", at.Name).
 		WithHint("ask again when the update is done"), a.View.Close())
 }
@@ -111,7 +111,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if at.Identity.Compiled {
 		return c.answers.AnswerCompiled(ctx, at)
 	}
-	at, err := c.planner.Planned(ctx, at)
+	at, err := c.planner.WithPlan(ctx, at)
 	if err != nil {
 		return nil, err
 	}
@@ -131,8 +131,8 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if err := c.whyNotCompile(at, &found); err != nil {
 		return nil, err
 	}
-	if found.Doubted > 0 {
-		at = at.Apart()
+	if found.Withheld > 0 {
+		at = at.WithOwnScope()
 	}
 	if err := c.whyNotReplace(at); err != nil {
 		return nil, err
@@ -150,7 +150,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 				Reason: "made now", At: c.now(), Runtime: at.RuntimeName}
 		}
 	}
-	return c.lookup.Finish(a, at), err
+	return c.lookup.FillAnswer(a, at), err
 }
 
 // find finds a build of the request, or of a group that has its model, or one in the other form,
@@ -161,11 +161,11 @@ func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Fou
 		if found.Answer, err = c.lookup.FindMember(ctx, at); found.Answer != nil || err != nil {
 			return found, err
 		}
-		if found.Doubted == 0 {
+		if found.Withheld == 0 {
 			found.Answer, err = c.builder.Convert(ctx, at)
 		}
 	}
-	found.Answer = c.lookup.Finish(found.Answer, at)
+	found.Answer = c.lookup.FillAnswer(found.Answer, at)
 	return found, err
 }
 
@@ -189,8 +189,8 @@ func (c *Cache) whyNotCompile(at *request.Attempt, found *lookup.Found) error {
 			WithFact("request_key", at.Plan.RequestKey.String()).WithHint("%s", hint)
 	}
 	switch {
-	case found.Doubted >= reports.MaxRounds:
-		return reports.ErrDoubted(at.Name, at.Plan.RequestKey)
+	case found.Withheld >= reports.MaxRounds:
+		return reports.ErrWithheld(at.Name, at.Plan.RequestKey)
 	case found.Stale && (at.OnMiss == request.Fail || refuses):
 		return refused(apierr.Stale, "model %q: %s",
 			"compile it for what is here now: ask with on_miss refresh")
@@ -244,7 +244,7 @@ func (c *Cache) hasOwnLibraries(r *request.Request, err error) bool {
 			return false
 		}
 	}
-	return c.runtimes.ReplacedPath(r.Wanted()) == "" // else what the caller has open is no whole runtime
+	return c.runtimes.ReplacedPath(r.RuntimeWanted()) == "" // else what the caller has open is no whole runtime
 }
 
 // answerForOwnLibraries answers a request for libraries that are the caller's own. missing says why
@@ -254,7 +254,7 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 	if at.Identity.Compiled {
 		return nil, missing
 	}
-	p, err := c.planner.Own(ctx, at)
+	p, err := c.planner.PlanForeign(ctx, at)
 	if err != nil {
 		return nil, err
 	}
@@ -267,14 +267,14 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 	}
 	found, err := c.lookup.Find(ctx, at)
 	if found.Answer != nil || err != nil {
-		return c.lookup.Finish(found.Answer, at), err
+		return c.lookup.FillAnswer(found.Answer, at), err
 	}
-	if at.Wanted().Shows() || at.OnMiss != request.Wait && at.OnMiss != request.Background {
+	if at.RuntimeWanted().ShowsLibraries() || at.OnMiss != request.Wait && at.OnMiss != request.Background {
 		c.index.Counters.Add("misses", 1) // else the client asks again, and shows its libraries
 	}
 	switch {
-	case found.Doubted >= reports.MaxRounds:
-		return nil, reports.ErrDoubted(at.Name, at.Plan.RequestKey)
+	case found.Withheld >= reports.MaxRounds:
+		return nil, reports.ErrWithheld(at.Name, at.Plan.RequestKey)
 	case at.OnMiss == request.Fail:
 		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).
 			WithFact("request_key", p.RequestKey.String()).
@@ -283,8 +283,8 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 		return nil, missing // no job of the daemon's can compile it
 	case at.OnMiss == request.ForClaim:
 		a, err := c.Claims.ClaimOrWait(ctx, at, found.Why)
-		return c.lookup.Finish(a, at), err
+		return c.lookup.FillAnswer(a, at), err
 	}
 	a, err := c.Claims.Await(ctx, at, missing)
-	return c.lookup.Finish(a, at), err
+	return c.lookup.FillAnswer(a, at), err
 }

@@ -87,7 +87,7 @@ func TestUnkeptBuildIsRemovedWithItsHolder(t *testing.T) {
 func TestUnkeptBuildIsRemovedAfterAMinute(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
-	r.Store, r.HoldsView = "none", false
+	r.Store, r.KeepsView = "none", false
 	a := b.acquire(r)
 	require.NoError(t, a.View.Close())
 	b.later.Store(int64(views.HandOver - time.Second))

@@ -26,11 +26,11 @@ func BenchmarkJudgeAll(b *testing.B) {
 	rt := c.cache.runtimes.All()[0]
 	_, err := c.cache.runtimes.Content(context.Background(), rt, func(string) {})
 	require.NoError(b, err)
-	rc := rt.Found()
+	rc := rt.LastContent()
 	former := map[string]string{a.Build.EPs[0].Name: a.Build.EPs[0].LibraryDigest.String()}
 	for b.Loop() {
-		c.cache.judges.All(context.Background(), rt, rc, former, true)
+		c.cache.judges.JudgeAll(context.Background(), rt, rc, former, true)
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/builds, "us/build")
-	require.Equal(b, "unsupported", c.cache.judges.Standing(a.Build).Verdict.String())
+	require.Equal(b, "unsupported", c.cache.judges.BestKnown(a.Build).Verdict.String())
 }

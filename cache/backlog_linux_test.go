@@ -154,13 +154,13 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	rows, err := b.cache.index.Wanted.All()
 	require.NoError(t, err)
 	require.NoError(t, b.cache.index.Wanted.SaveNow([]byte("another"), rows[later.Job]))
-	b.cache.backlog.TakeUp(context.Background(), map[string][]byte{"another": rows[later.Job]})
+	b.cache.backlog.Resume(context.Background(), map[string][]byte{"another": rows[later.Job]})
 	time.Sleep(100 * time.Millisecond)
 	rows, err = b.cache.index.Wanted.All()
 	require.NoError(t, err)
 	require.Contains(t, rows, "another",
 		"it is not taken up at once, and so not found to be the same")
-	b.cache.backlog.TakeUp(context.Background(),
+	b.cache.backlog.Resume(context.Background(),
 		map[string][]byte{"another": []byte(`{"Name": "model.onnx", "Starts": 3}`)})
 	require.Contains(t, b.happens(event.Cancelled), "daemons ended before it did")
 	close(g.pass)

@@ -67,7 +67,7 @@ func BenchmarkDigest(b *testing.B) {
 	for b.Loop() {
 		ours += timed(b, func() error {
 			_, err := identity.NewModels(forgets{}, time.Now).Identify(context.Background(),
-				&identity.Asked{Models: r.AllModels(), Phase: func(string) {}})
+				&identity.IdentifyRequest{Models: r.AllModels(), Phase: func(string) {}})
 			return err
 		})
 		raw += timed(b, func() error { return hashEverywhere(r.Graph, info.Size()) })

@@ -154,15 +154,15 @@ func (c *Cache) runBackground(ctx context.Context, before map[string][]byte) {
 	// Soon, because views that clients of an earlier run have open count from then on.
 	strangers := sync.OnceValue(func() error { return c.views.DropUnknown(ctx) })
 	go strangers()
-	c.runtimes.LookAtAll(ctx)
-	c.backlog.TakeUp(ctx, before)
+	c.runtimes.RefreshAll(ctx)
+	c.backlog.Resume(ctx, before)
 	if err := strangers(); err != nil && ctx.Err() == nil {
 		c.log.Warn("stray views not found", "error", err)
 	}
 	if err := c.Store.RemoveLeftovers(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("leftovers not removed, or the account of the space not looked through", "error", err)
 	}
-	if err := c.recompiler.HealAll(ctx); err != nil && ctx.Err() == nil {
+	if err := c.recompiler.RebuildAllDamaged(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("damaged builds not found", "error", err)
 	}
 	close(c.tidied)
@@ -178,7 +178,7 @@ func (c *Cache) runBackground(ctx context.Context, before map[string][]byte) {
 		case <-tick.C:
 			c.Store.CheckStateDirectory()
 		case <-machine.C:
-			c.runtimes.LookAtMachine(ctx)
+			c.runtimes.WatchMachine(ctx)
 			c.failures.Sweep()
 		}
 	}
@@ -216,7 +216,7 @@ func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, fr
 	examine := func(ctx context.Context, b *index.Build) (reports.Examined, error) {
 		return c.loadChecker.Examine(ctx, p, from, b)
 	}
-	return c.reports.Take(ctx, p, r, examine)
+	return c.reports.Handle(ctx, p, r, examine)
 }
 
 // runLater does something that Close waits for.
@@ -277,10 +277,10 @@ func (c *Cache) openStore() (err error) {
 			}
 		},
 		Published: func(b *index.Build, uid uint32) {
-			c.Rights.Saw(request.Peer{UID: uid}, b)
-			c.rebuilds.Published(b)
+			c.Rights.RecordSeen(request.Peer{UID: uid}, b)
+			c.rebuilds.NotePublished(b)
 		},
-		Withheld: c.recompiler.Heal,
+		Withheld: c.recompiler.RebuildDamaged,
 		Bound:    func(uid uint32) bool { return !c.Rights.Publisher(request.Peer{UID: uid}) },
 	})
 	if err != nil {
@@ -302,16 +302,16 @@ func (c *Cache) openPlanning() {
 	c.kept = &workspace.Sources{Models: c.models, References: c.sources, Store: c.Store, UID: c.uid}
 	c.jobs = jobs.New(jobs.Options{Slots: o.Jobs, Memory: o.JobsMemory, Now: c.now,
 		Costs: jobs.NewCosts(&c.index.Memos, c.log), OnGivenUp: runtimes.ErrGivenUp,
-		Expect: c.Store.ExpectTakers, OnTaken: c.Store.TakerDone, OnBegan: c.gains.Disturb, OnEnded: c.rebuilds.Wake})
+		Expect: c.Store.ExpectTakers, OnTaken: c.Store.TakerDone, OnBegan: c.gains.Interrupt, OnEnded: c.rebuilds.Wake})
 	c.runtimes = runtimes.New(runtimes.Options{Compiler: c.compiler, Runtimes: o.Runtimes,
 		Drivers: o.Drivers, Quiet: o.Quiet, Poll: o.Poll, UID: c.uid,
 		Book: &c.index.Memos, Now: c.now, Log: c.log, Event: c.Store.RecordEvent,
-		Inquire: func(ctx context.Context, q runtimes.Question,
+		Inquire: func(ctx context.Context, q runtimes.Inquiry,
 			find func(context.Context) (any, error)) (any, error) {
 			who := jobs.Caller{UID: q.Asker.UID, Name: q.Asker.Model, Idle: !q.Asker.Request}
 			return c.jobs.Inquire(ctx, q.Key, who, q.EP, find)
 		},
-		Assessed: c.judges.All,
+		Assessed: c.judges.JudgeAll,
 		Attach:   func() any { return &plan.Notes{} },
 		ReadShown: func(ctx context.Context, uid uint32) (func(), error) {
 			return c.reading.Lock(ctx, c.owners.Of(uid))
@@ -343,12 +343,12 @@ func (c *Cache) openJudging() {
 			*judge.Target, error) {
 			at, err := workspace.AttemptOf(b)
 			if err == nil {
-				at, err = c.planner.Planned(ctx, at.WithRuntime(rt.Name, rc))
+				at, err = c.planner.WithPlan(ctx, at.WithRuntime(rt.Name, rc))
 			}
 			if err != nil {
 				return nil, err
 			}
-			return at.Plan.Against(rt.Name, rc).Target(), nil
+			return at.Plan.JudgeTarget(rt.Name, rc).Target(), nil
 		},
 	}
 	c.facts = ttlcache.New(c.now, c.runLater)
@@ -373,27 +373,27 @@ func (c *Cache) openAnswering() {
 	c.JobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures,
 		Rights: c.Rights, Store: c.Store, Now: c.now}
 	c.Queries = query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Now: c.now,
-		Remade: c.options.Rebuilt, Store: c.Store, Stream: &c.events, Rights: c.Rights,
+		Rebuilt: c.options.Rebuilt, Store: c.Store, Stream: &c.events, Rights: c.Rights,
 		Runtimes: c.runtimes, Owner: c.owners.Of,
-		Configured: c.configured.Load, Sandbox: c.loadChecker.Sandbox, Try: c.loadChecker.EP,
+		Configured: c.configured.Load, Sandbox: c.loadChecker.Sandbox, Try: c.loadChecker.TryEP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,
 		PlanAgain: c.answers.ExplainEntry,
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
-			c.judges.Standing(b).Fill(out)
+			c.judges.BestKnown(b).FillBuild(out)
 		}})
 	c.lookup = lookup.New(lookup.Options{Store: c.Store, Rights: c.Rights,
 		Reports: c.reports, Judge: c.loadChecker, Policy: c.policyOf, Now: c.now,
-		WhyNone: c.Queries.WhyNone, Planned: c.planner.Planned,
-		Served:   c.recompiler.Freshen,
+		WhyNone: c.Queries.WhyNone, Planned: c.planner.WithPlan,
+		Served:   c.recompiler.RefreshIfStale,
 		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Kept: c.kept, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
-		Owner: c.owners.Of, RunLater: c.runLater, OnQueued: c.backlog.Keep, OnStored: c.gains.MeasureBuild,
+		Owner: c.owners.Of, RunLater: c.runLater, OnQueued: c.backlog.Save, OnStored: c.gains.MeasureBuild,
 		Settings: func() build.Settings { return c.settings.Load().builder },
 		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
 			return c.Claims.CheckPutQuota(ctx, owner, model, sizes)

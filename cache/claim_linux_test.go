@@ -287,7 +287,7 @@ func TestReportOfAPutIsNotTriedWithOtherLibraries(t *testing.T) {
 	require.NotEqual(t, builds[0], builds[1])
 	refused := b.refused(app.ask(b.model(1)))
 	require.Equal(t, apierr.Stale, refused.Class, "and not a third time, for a day")
-	b.later.Add(int64(reports.DoubtHolds + time.Second))
+	b.later.Add(int64(reports.WithholdTime + time.Second))
 	require.Equal(t, request.Hit, app.bench.acquire(app.ask(b.model(1))).Outcome)
 }
 
@@ -459,7 +459,7 @@ func TestAnotherMachine(t *testing.T) {
 	version := filepath.Join(t.TempDir(), "version")
 	require.NoError(t, os.WriteFile(version, []byte("1.0\n"), 0o644))
 	b.reload(func(o *Options) { o.Drivers = []runtimes.DriverSource{{File: version}} })
-	b.cache.runtimes.LookAtMachine(t.Context())
+	b.cache.runtimes.WatchMachine(t.Context())
 	r.OnMiss = request.Fail
 	require.Equal(t, apierr.NotFound, b.refused(r).Class)
 }

@@ -102,7 +102,7 @@ func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 				First: []index.BuildID{builds[1].ID}}}, plan.Kept)
 	require.Positive(t, plan.Short)
 	r := b.request(b.model(3))
-	r.HoldsView = true // so that the use alone keeps it, and not the time that paths are given
+	r.KeepsView = true // so that the use alone keeps it, and not the time that paths are given
 	used := b.acquire(r)
 	require.NoError(t, used.View.Close())
 	b.collect(plan)

@@ -142,7 +142,7 @@ func TestPackingSkipsLeasedAndRequestedBuilds(t *testing.T) {
 	plan := b.plan(all - 1<<19)
 	require.Equal(t, []string{"pack c"}, actions(plan, builds))
 	r := b.variant(3)
-	r.HoldsView = true
+	r.KeepsView = true
 	a := b.acquire(r)
 	require.NoError(t, a.View.Close())
 	b.collect(plan)

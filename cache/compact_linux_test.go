@@ -34,7 +34,7 @@ func family(t *testing.T, n int) (b *bench, builds []*index.Build, files []map[s
 func (b *bench) askFor(variant int, want map[string]string) {
 	b.Helper()
 	r := b.variant(variant)
-	r.HoldsView = true
+	r.KeepsView = true
 	a := b.acquire(r)
 	require.Equal(b, request.Hit, a.Outcome)
 	require.Equal(b, want, b.read(a))
@@ -164,7 +164,7 @@ func TestAUsersOwnDoesNotReplaceASharedContainer(t *testing.T) {
 	require.Positive(t, b.pack(builds[1]))
 	b.later.Add(int64(25 * time.Hour))
 	own = b.variant(2)
-	own.Store, own.HoldsView = "user", true
+	own.Store, own.KeepsView = "user", true
 	a := b.acquire(own)
 	require.Equal(t, files[1], b.read(a))
 	require.NoError(t, a.View.Close())

@@ -65,7 +65,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	require.InDelta(t, promised+256<<10, before-after-recipe, 16<<10,
 		"hexadecimal digits have four bits of eight")
 	b.exact()
-	own, err := b.cache.Queries.OwnBytes(b.self(), builds[1])
+	own, err := b.cache.Queries.RemovalBytes(b.self(), builds[1])
 	require.NoError(t, err)
 	require.Greater(t, own, recipe, "what its removal would free")
 	b.requireSound()

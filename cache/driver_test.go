@@ -33,7 +33,7 @@ func driven(t *testing.T, verdict string) (*bench, func(version string)) {
 	driver := func(version string) {
 		require.NoError(t, os.WriteFile(file, []byte(version+"\n"), 0o644))
 		if b.cache != nil {
-			b.cache.runtimes.LookAtMachine(context.Background())
+			b.cache.runtimes.WatchMachine(context.Background())
 		}
 	}
 	driver("32.0.1")
@@ -93,7 +93,7 @@ func TestAnotherDriverIsTriedOnce(t *testing.T) {
 			first := b.acquire(b.request(b.model(1)))
 			checks := o.checks.Load()
 			require.NoError(t, os.WriteFile(file, []byte("2.0\n"), 0o644))
-			b.cache.runtimes.LookAtMachine(t.Context())
+			b.cache.runtimes.WatchMachine(t.Context())
 			a := b.acquire(b.request(b.model(1)))
 			require.Equal(t, c.outcome, a.Outcome)
 			require.Positive(t, o.Verdicts.Load(), "it was asked")
@@ -134,7 +134,7 @@ func TestADriverVersionThatCannotBeReadStays(t *testing.T) {
 	require.Empty(t, b.cache.Queries.Doctor().DriverAdvice())
 
 	require.NoError(t, os.Remove(version))
-	b.cache.runtimes.LookAtMachine(t.Context())
+	b.cache.runtimes.WatchMachine(t.Context())
 	again := b.acquire(b.request(b.model(2)))
 	require.Equal(t, request.Hit, again.Outcome)
 	advice := b.cache.Queries.Doctor().DriverAdvice()

@@ -108,7 +108,7 @@ func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 			r.OnMiss = request.Wait
 			_, err := b.cache.Acquire(context.Background(), r, nil)
 			require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
-			require.Equal(t, "claim own", factsOf(err)[runtimes.FactInstead])
+			require.Equal(t, "claim own", factsOf(err)[runtimes.FactAlternatives])
 			r.OnMiss = request.Fail
 			_, err = b.cache.Acquire(context.Background(), r, nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
@@ -133,7 +133,7 @@ func TestClientsAreToldToClaim(t *testing.T) {
 		change(r)
 		_, err := b.cache.Acquire(context.Background(), r, nil)
 		require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
-		return factsOf(err)[runtimes.FactInstead]
+		return factsOf(err)[runtimes.FactAlternatives]
 	}
 	require.Equal(t, "show claim own", instead(func(*request.Request) {}))
 	require.Equal(t, "claim own", instead(func(r *request.Request) { app.showing(r) }))
@@ -233,7 +233,7 @@ func TestLibrariesThatAreLinkedElsewhereStand(t *testing.T) {
 			row.between()
 			taken, err := b.cache.Claims.Put(t.Context(), r.Peer, put, nil)
 			if row.refused {
-				require.ErrorIs(t, err, runtimes.ErrMoving)
+				require.ErrorIs(t, err, runtimes.ErrFilesChanging)
 				return
 			}
 			require.NoError(t, err)

@@ -74,7 +74,7 @@ func TestTheKeySaysThatItIsAGroup(t *testing.T) {
 	require.Equal(t, a.RequestKey, key)
 	require.Equal(t, a.Build.Record, record)
 	require.Contains(t, a.Record, fmt.Sprintf(`"group":[%q]`, a.Members[1].ModelDigest))
-	require.NotEqual(t, c.Alone(0), c.Alone(1))
+	require.NotEqual(t, c.MemberKey(0), c.MemberKey(1))
 }
 
 func TestAMemberAloneIsAnsweredFromTheGroup(t *testing.T) {
@@ -471,7 +471,7 @@ func TestAGroupNeedsTheFilesOfEachModel(t *testing.T) {
 
 func TestAnOptionThatMakesAnEPShareIsFilledIn(t *testing.T) {
 	r := &request.Request{
-		Wish: identity.Wish{EPs: []identity.EP{{Name: "QNNExecutionProvider",
+		CompileTerms: identity.CompileTerms{EPs: []identity.EP{{Name: "QNNExecutionProvider",
 			Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}}
 	out := r.Sharing()
 	require.Equal(t, map[string]string{"soc_model": "60", "enable_htp_weight_sharing": "1"},

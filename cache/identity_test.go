@@ -147,10 +147,10 @@ func TestARecordMeansItsRequest(t *testing.T) {
 			build := b.acquire(r).Build
 			again, err := workspace.AttemptOf(build)
 			require.NoError(t, err)
-			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.Wanted(),
+			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.RuntimeWanted(),
 				func(string) {})
 			require.NoError(t, err)
-			planned, err := b.cache.planner.Planned(context.Background(), again.WithRuntime("", rc))
+			planned, err := b.cache.planner.WithPlan(context.Background(), again.WithRuntime("", rc))
 			require.NoError(t, err)
 			require.Equal(t, build.RequestKey, planned.Plan.RequestKey)
 			require.Equal(t, build.BuildKey, planned.Plan.BuildKey)

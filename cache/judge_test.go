@@ -338,7 +338,7 @@ func TestDriverIsAnotherOne(t *testing.T) {
 	prints := b.compiler.Fingerprints.Load()
 
 	require.NoError(t, os.WriteFile(file, []byte("32.0.1\n"), 0o644))
-	b.cache.runtimes.LookAtMachine(context.Background())
+	b.cache.runtimes.WatchMachine(context.Background())
 	second := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, second.Outcome, "nothing says that the driver matters here")
 	require.Greater(t, b.compiler.Fingerprints.Load(), prints,

@@ -50,8 +50,8 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 		}
 		return one
 	}
-	require.Equal(t, "packed", b.cache.Queries.KeptWord(both(builds[0], builds[2])))
-	require.Equal(t, "packed", b.cache.Queries.KeptWord(both(builds[2], builds[0])))
+	require.Equal(t, "packed", b.cache.Queries.FormWord(both(builds[0], builds[2])))
+	require.Equal(t, "packed", b.cache.Queries.FormWord(both(builds[2], builds[0])))
 
 	p, _ := b.cache.forms.Recipes.Has(large(builds[1]))
 	compressed := fmt.Sprintf("packed, %s of %s its own, compressed to %s",
@@ -63,7 +63,7 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 		bytesize.Text(q.Size))
 	require.Equal(t, packed, b.kept(builds[2].BuildKey.String()))
 	require.Equal(t, bytesize.Text(p.Size)+" "+compressed+"; "+bytesize.Text(q.Size)+" "+packed,
-		b.cache.Queries.KeptText(both(builds[1], builds[2])))
+		b.cache.Queries.FormText(both(builds[1], builds[2])))
 	require.Equal(t, "whole", b.kept(builds[0].BuildKey.String()))
 
 	a := b.acquire(b.dense(512, 3))
@@ -71,7 +71,7 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Equal(t, packed+", with a copy that is served", b.kept(builds[2].BuildKey.String()))
 
 	small := b.acquire(b.request(b.model(1)))
-	require.Equal(t, "whole", b.cache.Queries.KeptText(small.Build),
+	require.Equal(t, "whole", b.cache.Queries.FormText(small.Build),
 		"nothing more is to be said of what is small")
 	require.True(t,
 		slices.ContainsFunc(b.list(),

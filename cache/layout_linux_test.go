@@ -42,10 +42,10 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 				}
 			}
 			require.Equal(t, f.Size, at)
-			require.GreaterOrEqual(t, f.Told.SharedBytes, int64(1<<20), "the megabyte of weights")
-			require.Less(t, f.Told.SharedBytes, f.Size)
+			require.GreaterOrEqual(t, f.Text.SharedBytes, int64(1<<20), "the megabyte of weights")
+			require.Less(t, f.Text.SharedBytes, f.Size)
 			if f.Digest != large(builds[0]) {
-				require.Equal(t, f.Told.SharedBytes, others)
+				require.Equal(t, f.Text.SharedBytes, others)
 			}
 		}
 	}
@@ -65,8 +65,8 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	// Builds that share bytes are named, if the peer may see them.
 	l = b.layout(b.self(), 0, true, builds[2].ID.String())
 	require.Len(t, l.Files, 2)
-	require.True(t, l.Files[0].Told.Packed)
-	require.Len(t, l.Files[0].Told.Sharers, 2)
+	require.True(t, l.Files[0].Text.Packed)
+	require.Len(t, l.Files[0].Text.Sharers, 2)
 }
 
 // Literals of a packed base are reported under the base, wherever in its literals they are, because
@@ -88,7 +88,7 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 	others := int64(0)
 	for i := range l.Files {
 		f := &l.Files[i]
-		require.GreaterOrEqual(t, f.Told.SharedBytes, int64(300*300*4), f.Name)
+		require.GreaterOrEqual(t, f.Text.SharedBytes, int64(300*300*4), f.Name)
 		at := int64(0)
 		for _, p := range f.Pieces {
 			require.Equal(t, at, p.At)
@@ -101,7 +101,7 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 			}
 		}
 		require.Equal(t, f.Size, at)
-		require.Len(t, f.Told.Sharers, 1, "the other one")
+		require.Len(t, f.Text.Sharers, 1, "the other one")
 	}
 	require.GreaterOrEqual(t, others, int64(300*300*4))
 }
@@ -110,14 +110,14 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	for _, f := range b.layout(b.self(), 0, false).Files {
-		if !f.Told.Packed {
-			require.Equal(t, f.Size, f.Told.OwnBytes)
+		if !f.Text.Packed {
+			require.Equal(t, f.Size, f.Text.OwnBytes)
 			continue
 		}
 		require.Equal(t, large(builds[1]), f.Digest)
-		require.Less(t, f.Told.OwnBytes, f.Size/2)
-		require.Contains(t, b.cache.Queries.KeptText(builds[1]),
-			fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Told.OwnBytes),
+		require.Less(t, f.Text.OwnBytes, f.Size/2)
+		require.Contains(t, b.cache.Queries.FormText(builds[1]),
+			fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Text.OwnBytes),
 				bytesize.Text(f.Size)))
 	}
 }
@@ -127,8 +127,8 @@ func TestALayoutNamesTheBuildThatHasItsBytes(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	for _, f := range b.layout(b.self(), 0, true).Files {
 		if f.Digest == large(builds[1]) {
-			require.Len(t, f.Told.Sharers, 1)
-			require.Equal(t, builds[0].BuildKey.String(), f.Told.Sharers[0].Build)
+			require.Len(t, f.Text.Sharers, 1)
+			require.Equal(t, builds[0].BuildKey.String(), f.Text.Sharers[0].Build)
 		}
 	}
 }

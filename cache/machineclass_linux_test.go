@@ -86,7 +86,7 @@ func inThrees(t *testing.T) string {
 // requireRuns has an answer run as an application does.
 func (b *bench) requireRuns(ort *runCounter, a *request.Answer) {
 	b.Helper()
-	rt := b.cache.runtimes.All()[0].Found().Spec
+	rt := b.cache.runtimes.All()[0].LastContent().Spec
 	ep := compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "CPU"}}}
 	job := compilers.CheckJob{Runtime: rt, EPs: []compilers.EP{ep},
 		Graph: filepath.Join(a.Path, a.Graph),
@@ -224,7 +224,7 @@ func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
 	path := collected(t, "tiny-convolution")
 	claim := b.acquire(b.forOpenVINO(path, request.ForClaim))
 	folder := t.TempDir()
-	rt := b.cache.runtimes.All()[0].Found().Spec
+	rt := b.cache.runtimes.All()[0].LastContent().Spec
 	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: rt, Model: path, Folder: folder,
 		EPs: []compilers.EP{{Name: openVINO}}, Output: claim.Claim.Output, Route: claim.Claim.Route,
 		Session: compilers.Session{GraphOptimizationLevel: "disable_all"}}, nil)

@@ -92,7 +92,7 @@ func (m *multitude) compile(template string) {
 
 func (m *multitude) ask(i int) *request.Request {
 	r := m.request(m.openFile(m.models[i]))
-	r.HoldsView = true
+	r.KeepsView = true
 	return r
 }
 

@@ -136,7 +136,7 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 	o.broken.Store(true)
 	control := func() string {
 		broken, err := b.cache.loadChecker.Control(t.Context(),
-			b.planned(b.request(b.model(1))).Against())
+			b.planned(b.request(b.model(1))).JudgeTarget())
 		require.NoError(t, err)
 		return broken
 	}

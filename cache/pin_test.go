@@ -43,7 +43,7 @@ func TestPins(t *testing.T) {
 	require.Equal(t, 1, pinned())
 
 	b.acquire(b.request(b.model(1)))
-	b.cache.Rights.Saw(other, shared.Build)
+	b.cache.Rights.RecordSeen(other, shared.Build)
 	_, err = b.cache.Pin(ctx, other, []string{shared.Build.BuildKey.String()}, false)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err), "it is everybody's")
 	_, err = b.cache.Unpin(ctx, request.Peer{UID: b.cache.uid},

@@ -56,7 +56,7 @@ func TestFailedProbeIsTriedAgain(t *testing.T) {
 		"a library that crashes does not do so for each request")
 
 	a.ill.Store(false)
-	b.later.Store(int64(runtimes.FailureHolds + time.Second))
+	b.later.Store(int64(runtimes.FailureLifetime + time.Second))
 	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 }
 
@@ -108,7 +108,7 @@ func TestOptionsThatCrashDoNotCrashEachTime(t *testing.T) {
 	}
 	require.EqualValues(t, 1, c.Fingerprints.Load())
 	c.well.Store(true)
-	b.waits(runtimes.FailureHolds + time.Second)
+	b.waits(runtimes.FailureLifetime + time.Second)
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 

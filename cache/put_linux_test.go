@@ -282,7 +282,7 @@ func embedSelf(c *claimed) {
 func TestReleasedPutMayBeEvicted(t *testing.T) {
 	for _, holds := range []bool{true, false} {
 		b := newBench(t)
-		c := newClaimed(b, func(r *request.Request) { r.HoldsView = holds })
+		c := newClaimed(b, func(r *request.Request) { r.KeepsView = holds })
 		a := c.application.put(c.put)
 		require.NotEmpty(t, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, a.View.Close())
@@ -300,7 +300,7 @@ func TestPutIsAnsweredBeforeEviction(t *testing.T) {
 	b.cache.Claims.Limiter.Burst = 1 << 20 // each round may take a claim
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
-	r.HoldsView = true
+	r.KeepsView = true
 	ctx, stop := context.WithCancel(context.Background())
 	var collecting sync.WaitGroup
 	collecting.Go(func() {
@@ -327,11 +327,11 @@ func TestPutIsAnsweredBeforeEviction(t *testing.T) {
 // expected.
 func TestReleasedBuildMayBeEvictedAfterTheWait(t *testing.T) {
 	b := newBench(t)
-	c := newClaimed(b, func(r *request.Request) { r.HoldsView = true })
+	c := newClaimed(b, func(r *request.Request) { r.KeepsView = true })
 	var waits []<-chan waitResult
 	for _, miss := range []request.OnMiss{request.ForClaim, request.Wait} {
 		r := c.application.ask(c.request.Graph)
-		r.OnMiss, r.HoldsView = miss, true
+		r.OnMiss, r.KeepsView = miss, true
 		waits = append(waits, b.asked(r))
 	}
 	a := c.application.put(c.put)
@@ -598,7 +598,7 @@ func TestPutEndsARebuildThatWaits(t *testing.T) {
 		require.NoError(t, a.View.Close())
 		return a
 	}
-	b.cache.rebuilds.Want(upkeep.Wish{Build: put().Build,
+	b.cache.rebuilds.Enqueue(upkeep.RebuildRequest{Build: put().Build,
 		Compile: func(context.Context, upkeep.Rebuild, *request.Request) upkeep.Outcome {
 			return upkeep.Outcome{Err: workspace.ErrNoSource}
 		}})

@@ -57,7 +57,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "large.onnx")
 		require.NoError(t, os.WriteFile(path, compilertest.Dense(3, 256, 1), 0o644))
 		r := b.request(b.openFile(path))
-		r.HoldsView = true
+		r.KeepsView = true
 		large := b.acquire(r)
 		require.NoError(t, large.View.Close())
 		require.Len(t, large.Warnings, 1)

@@ -49,7 +49,7 @@ func (b *bench) settles() []upkeep.Rebuild {
 }
 
 func (b *bench) want(build *index.Build, why string) {
-	b.cache.rebuilds.Want(b.cache.recompiler.Wish(build, b.cache.runtimes.All()[0], why, nil))
+	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(build, b.cache.runtimes.All()[0], why, nil))
 }
 
 // age makes all builds so old that they may be recompiled for the very same libraries.
@@ -62,9 +62,9 @@ func (b *bench) refresh(build *index.Build) {
 
 // refreshWith does so with the files of a request.
 func (b *bench) refreshWith(build *index.Build, r *request.Request) {
-	w := b.cache.recompiler.Wish(build, b.cache.runtimes.All()[0], "test", r)
+	w := b.cache.recompiler.RebuildRequest(build, b.cache.runtimes.All()[0], "test", r)
 	w.Refresh = true
-	b.cache.rebuilds.Want(w)
+	b.cache.rebuilds.Enqueue(w)
 }
 
 // kinds are the kinds of events in the history of a request, oldest first.
@@ -362,10 +362,10 @@ func TestARefreshIsNoLoop(t *testing.T) {
 	b := rebuilding(t, nil)
 	a := b.acquire(b.request(b.model(1)))
 	refresh := func() {
-		w := b.cache.recompiler.Wish(b.acquire(b.request(b.model(1))).Build, nil, "not the best",
+		w := b.cache.recompiler.RebuildRequest(b.acquire(b.request(b.model(1))).Build, nil, "not the best",
 			nil)
 		w.Refresh = true
-		b.cache.rebuilds.Want(w)
+		b.cache.rebuilds.Enqueue(w)
 		require.Empty(t, b.settles())
 	}
 	refresh()
@@ -397,7 +397,7 @@ func TestSourceThatChanged(t *testing.T) {
 		"not looked for with each hit")
 
 	asked := b.request(b.model(1))
-	b.cache.rebuilds.Want(b.cache.recompiler.Wish(first.Build, nil, "asked for", asked))
+	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(first.Build, nil, "asked for", asked))
 	require.Empty(t, b.settles(), "a request brings it")
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }

@@ -150,7 +150,7 @@ func TestFailuresFitIntoAnAnswer(t *testing.T) {
 
 func TestUnknownValuesAreOmitted(t *testing.T) {
 	build := &wire.Build{}
-	judge.Judgement{}.Fill(build)
+	judge.Judgement{}.FillBuild(build)
 	require.Empty(t, build.Compatibility, "nobody judged it")
 	require.Zero(t, build.JudgedMs)
 	event := event.Reply(&index.Event{})
@@ -162,7 +162,7 @@ func TestUnknownValuesAreOmitted(t *testing.T) {
 
 func TestUnknownJudgement(t *testing.T) {
 	build := &wire.Build{}
-	judge.Judgement{Reason: "no rule speaks of it", Runtime: "/opt/ort"}.Fill(build)
+	judge.Judgement{Reason: "no rule speaks of it", Runtime: "/opt/ort"}.FillBuild(build)
 	require.Equal(t, "unknown", build.Compatibility)
 }
 
@@ -170,7 +170,7 @@ func TestUnknownJudgement(t *testing.T) {
 func TestTextThatIsNone(t *testing.T) {
 	bad := "not \xff text"
 	build := &wire.Build{}
-	judge.Judgement{Reason: bad}.Fill(build)
+	judge.Judgement{Reason: bad}.FillBuild(build)
 	for _, reply := range []proto.Message{
 		event.Reply(&index.Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build},
@@ -193,7 +193,7 @@ func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	// told twice, which is too often
 	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"}
-	b.cache.Queries.WithHistory(b.self(), index.RequestKey{1}, out)
+	b.cache.Queries.AddHistory(b.self(), index.RequestKey{1}, out)
 	answer := (&request.Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()
 	require.Less(t, proto.Size(answer), wire.MaxFrame)
 	require.Equal(t, "why", answer.Explanation.Reason)

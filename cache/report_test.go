@@ -239,7 +239,7 @@ func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 	require.Equal(t, apierr.Stale, refused.Class)
 	require.Equal(t, compiles, b.compiler.Compiles.Load(), "not a third time")
 
-	b.later.Add(int64(reports.DoubtHolds + time.Hour))
+	b.later.Add(int64(reports.WithholdTime + time.Hour))
 	require.Equal(t, request.Hit, b.acquire(b.others(alice, 1)).Outcome, "doubts end")
 	require.Zero(t, b.counter("reports_confirmed"))
 }
@@ -263,7 +263,7 @@ func TestEnoughUsersAreBelieved(t *testing.T) {
 	require.Equal(t, index.Withheld, d.State)
 	require.Equal(t, reports.DecidedRetry, d.Decision)
 	require.Contains(t, d.Text, "3 users")
-	require.Zero(t, b.cache.reports.Doubts(), "the state says it all")
+	require.Zero(t, b.cache.reports.TotalWithheld(), "the state says it all")
 }
 
 func TestATrustedUserIsBelieved(t *testing.T) {
@@ -304,7 +304,7 @@ func TestReportsOfADeviceThatIsGone(t *testing.T) {
 	b := newReporting(t)
 	a := b.served(1, alice)
 	b.wrap = deviceless{b.compiler}
-	rc := b.cache.runtimes.All()[0].Found()
+	rc := b.cache.runtimes.All()[0].LastContent()
 	b.cache.index.Memos.Drop([]byte("probe:" +
 		b.cache.runtimes.Key("devices", rc, []byte(rc.Spec.ORTLibrary))))
 	b.reopen()
@@ -315,7 +315,7 @@ func TestReportsOfADeviceThatIsGone(t *testing.T) {
 	require.Contains(t, d.Text, "not in this machine")
 	require.Equal(t, index.Current, d.State)
 	require.Zero(t, b.checks.Load())
-	require.Zero(t, b.cache.reports.Doubts())
+	require.Zero(t, b.cache.reports.TotalWithheld())
 }
 
 func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
@@ -433,7 +433,7 @@ func TestManyReportAtOnce(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.EqualValues(t, 1, b.checks.Load())
-	require.Zero(t, b.cache.reports.Doubts())
+	require.Zero(t, b.cache.reports.TotalWithheld())
 }
 
 func TestAReportThatIsCancelled(t *testing.T) {
@@ -446,7 +446,7 @@ func TestAReportThatIsCancelled(t *testing.T) {
 
 	ctx, cancel = context.WithCancel(context.Background())
 	b.compiler.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {
-		if b.cache.reports.Doubt(a.Build.ID, alice) == "" {
+		if b.cache.reports.WhyWithheld(a.Build.ID, alice) == "" {
 			return &compilers.CheckResult{Outcome: compilers.Failed, Text: "not withheld meanwhile"}
 		}
 		cancel()
@@ -454,5 +454,5 @@ func TestAReportThatIsCancelled(t *testing.T) {
 	}
 	_, err = b.cache.Report(ctx, request.Peer{UID: alice}, stale(a), runtimes.Ref{})
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
-	require.Zero(t, b.cache.reports.Doubts())
+	require.Zero(t, b.cache.reports.TotalWithheld())
 }

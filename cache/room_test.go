@@ -27,7 +27,7 @@ func withSpace(o store.SpaceOptions) func(*Options) { return func(all *Options) 
 // held is a request of a client that keeps the descriptor, as the Python package does.
 func (b *bench) held(seed uint64) *request.Request {
 	r := b.request(b.model(seed))
-	r.HoldsView = true
+	r.KeepsView = true
 	return r
 }
 

@@ -348,7 +348,7 @@ func TestFoundDamageHeals(t *testing.T) {
 	b.reopen() // the queue is forgotten, the damage is not
 	require.Eventually(t, func() bool { return len(b.cache.rebuilds.List()) == 1 }, soon,
 		time.Millisecond)
-	b.later.Add(int64(upkeep.HealDelay))
+	b.later.Add(int64(upkeep.DamageDelay))
 	b.cache.rebuilds.Wake()
 	require.Empty(t, b.settles())
 	again := b.acquire(b.request(b.model(1)))
@@ -364,7 +364,7 @@ func TestOneDescriptorStaysOne(t *testing.T) {
 	for i := range 100 {
 		r.External[fmt.Sprint(i)], r.Group[0].External[fmt.Sprint(i)] = r.Graph, r.Graph
 	}
-	own, err := r.Own()
+	own, err := r.WithOwnFiles()
 	require.NoError(t, err)
 	defer own.Close()
 	require.Len(t, own.External, 100)

@@ -35,7 +35,7 @@ func TestSharedFilesOfAGroupAreWrittenOnce(t *testing.T) {
 		for i := range r.Group {
 			r.Group[i].External = r.External // one descriptor, as clients send it
 		}
-		r.HoldsView = true
+		r.KeepsView = true
 		return r
 	}
 	requireKept := func(b *index.Build) {

@@ -78,7 +78,7 @@ func TestResultsWithoutSpaceAreServedAndNotStored(t *testing.T) {
 // numbers. Its claim stays, so that the same put is stored as soon as a build may be evicted.
 func TestPutsWithoutSpaceAreRefused(t *testing.T) {
 	f := newFullStore(t)
-	claimed := newClaimed(f.bench, func(r *request.Request) { r.HoldsView = true })
+	claimed := newClaimed(f.bench, func(r *request.Request) { r.KeepsView = true })
 	f.bound()
 	before := f.account()
 	put := func() (*request.Answer, error) {

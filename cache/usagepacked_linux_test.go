@@ -67,7 +67,7 @@ func TestRemovalOfSeveralFreesTheirCommonBytes(t *testing.T) {
 	own := make([]int64, len(builds))
 	for i := range builds {
 		var err error
-		own[i], err = b.cache.Queries.OwnBytes(b.self(), builds[i])
+		own[i], err = b.cache.Queries.RemovalBytes(b.self(), builds[i])
 		require.NoError(t, err)
 		require.Equal(t, own[i], would(false, i), "build %d alone", i)
 	}

@@ -130,7 +130,7 @@ func TestFailedVerificationIsRetried(t *testing.T) {
 	b.acquire(b.verifying(0.01))
 	require.Equal(t, before, b.compiler.Comparisons.Load(), "not at once")
 	b.compiler.Comparison = nil
-	b.later.Add(int64(2 * runtimes.FailureHolds))
+	b.later.Add(int64(2 * runtimes.FailureLifetime))
 	require.Empty(t, b.acquire(b.verifying(0.01)).Warnings)
 }
 

@@ -105,7 +105,7 @@ func TestStartRemovesViewsWithoutUnpackedCopies(t *testing.T) {
 	b, builds, files := packedPair(t)
 	for _, held := range []bool{false, true} {
 		r := b.variant(2)
-		r.HoldsView = true
+		r.KeepsView = true
 		a := b.acquire(r)
 		require.Equal(t, files[1], b.read(a))
 		if !held {

@@ -176,7 +176,7 @@ func (b *bench) openFile(path string) *os.File {
 func (b *bench) request(graph *os.File) *request.Request {
 	return &request.Request{Peer: request.Peer{UID: uint32(os.Getuid())},
 		Name: filepath.Base(graph.Name()), Graph: graph,
-		Wish: identity.Wish{EPs: []identity.EP{{Name: standin.EP}}}}
+		CompileTerms: identity.CompileTerms{EPs: []identity.EP{{Name: standin.EP}}}}
 }
 
 func (b *bench) acquire(r *request.Request) *request.Answer {
@@ -194,7 +194,7 @@ func (b *bench) identified(r *request.Request) *request.Attempt {
 	b.Helper()
 	at, err := request.NewAttempt(r, jobs.NewProgressReporter(nil, b.cache.now()))
 	require.NoError(b, err)
-	at, err = b.cache.planner.Identified(context.Background(), at)
+	at, err = b.cache.planner.WithIdentity(context.Background(), at)
 	require.NoError(b, err)
 	return at
 }
@@ -203,9 +203,9 @@ func (b *bench) identified(r *request.Request) *request.Attempt {
 func (b *bench) planned(r *request.Request) *request.Attempt {
 	b.Helper()
 	at := b.identified(r)
-	rt, rc, err := b.cache.runtimes.Resolve(context.Background(), at.Wanted(), at.Phase)
+	rt, rc, err := b.cache.runtimes.Resolve(context.Background(), at.RuntimeWanted(), at.Phase)
 	require.NoError(b, err)
-	at, err = b.cache.planner.Planned(context.Background(), at.WithRuntime(rt.Name, rc))
+	at, err = b.cache.planner.WithPlan(context.Background(), at.WithRuntime(rt.Name, rc))
 	require.NoError(b, err)
 	return at
 }

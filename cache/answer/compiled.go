@@ -73,10 +73,10 @@ func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*reque
 	}
 	a := &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest,
 		Runtime: at.RuntimeName, Why: compiledPrefix + compiledBecause(len(m.Contexts), sources)}
-	if at, err = c.Planner.Planned(ctx, at); err != nil {
+	if at, err = c.Planner.WithPlan(ctx, at); err != nil {
 		return nil, err
 	}
-	if a.Compatibility, err = c.LoadChecker.JudgeOwn(ctx, at, m); err != nil {
+	if a.Compatibility, err = c.LoadChecker.JudgeCompiled(ctx, at, m); err != nil {
 		return nil, request.WorkerError(err, "model %q", at.Name)
 	}
 	for _, s := range sources {
@@ -136,7 +136,7 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 	for _, name := range names {
 		own.External[name] = at.External[name] // and nothing else that its user sent
 	}
-	if at, err = c.Planner.Planned(ctx, at.AsAdoption(&own)); err != nil {
+	if at, err = c.Planner.WithPlan(ctx, at.AsAdoption(&own)); err != nil {
 		return nil, "", err
 	}
 	switch at.OnMiss {
@@ -152,7 +152,7 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 	if at.OnMiss != request.Refresh && at.OnMiss != request.Bypass {
 		found, err := c.Lookup.Find(ctx, at)
 		if found.Answer != nil || err != nil {
-			return c.Lookup.Finish(found.Answer, at), "", err
+			return c.Lookup.FillAnswer(found.Answer, at), "", err
 		}
 		if found.Stale {
 			return nil, found.Why, nil
@@ -174,7 +174,7 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 	if found.Answer == nil {
 		return nil, "it is kept, and not served here: " + found.Why, nil
 	}
-	a = c.Lookup.Finish(found.Answer, at)
+	a = c.Lookup.FillAnswer(found.Answer, at)
 	a.Outcome, a.Why = request.Adopted, "your compiled model is kept now"
 	return a, "", nil
 }

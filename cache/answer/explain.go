@@ -32,7 +32,7 @@ type Answerer struct {
 // Explain decides as any request does, but compiles nothing, withholds nothing, and neither counts
 // nor leases.
 func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
-	out, err := c.Query.Explain(ctx, &query.Question{Peer: at.Peer, Name: at.Name,
+	out, err := c.Query.Explain(ctx, &query.ExplainRequest{Peer: at.Peer, Name: at.Name,
 		Key: at.Plan.RequestKey, Model: at.Plan.Canonical.Model, Record: at.Plan.RecordJSON,
 		Runtime: at.RuntimeName, Outside: at.Plan.Outside,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
@@ -53,7 +53,7 @@ func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.A
 func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate {
 	out := make([]query.Candidate, len(order))
 	for i, o := range order {
-		differences := identity.MakerDifferences(at.Plan.Expected(o.Build), at.ORTVersion(), o.Build)
+		differences := identity.MakerDifferences(at.Plan.ExpectedFacts(o.Build), at.ORTVersion(), o.Build)
 		if at.Plan.Outside { // of libraries that are not run here little is known
 			differences = slices.DeleteFunc(differences,
 				func(d identity.Difference) bool { return d.Asked == "" })
@@ -61,7 +61,7 @@ func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate
 		out[i] = query.Candidate{Build: o.Build, Refused: o.Refused, Together: o.Together,
 			Fits: o.Judgement.Reason, Members: at.NamedMembers(o.Build.Members), Differences: differences}
 		if o.Judgement.Runtime != "" {
-			out[i].Judge = func(b *wire.Build) { o.Judgement.Fill(b) }
+			out[i].Judge = func(b *wire.Build) { o.Judgement.FillBuild(b) }
 		}
 	}
 	return out
@@ -70,7 +70,7 @@ func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate
 // ExplainEntry plans the request of the first of an entry's builds again, and explains its look-up
 // of them to the peer.
 func (c *Answerer) ExplainEntry(ctx context.Context, p request.Peer, builds []index.Build) (
-	*query.Question, error) {
+	*query.ExplainRequest, error) {
 	at, err := c.replan(ctx, &builds[0])
 	if err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (c *Answerer) ExplainEntry(ctx context.Context, p request.Peer, builds []in
 	r := *at.Request
 	r.Peer = p
 	at = at.WithRequest(&r)
-	return &query.Question{Runtime: at.RuntimeName,
+	return &query.ExplainRequest{Runtime: at.RuntimeName,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
 			order, err := c.Lookup.Order(ctx, at, func(yield func(*index.Build, error) bool) {
 				for i := range builds {
@@ -97,14 +97,14 @@ func (c *Answerer) replan(ctx context.Context, b *index.Build) (*request.Attempt
 	if err != nil {
 		return nil, err
 	}
-	last := runtimes.None(at.EPs, nil)
+	last := runtimes.NoRuntimeError(at.EPs, nil)
 	for _, rt := range c.Planner.Runtimes.All() {
 		rc, err := c.Planner.Runtimes.Content(ctx, rt, func(string) {})
 		if err != nil || !rc.HasAll(at.EPs) {
 			continue // another one may do
 		}
 		var planned *request.Attempt
-		if planned, last = c.Planner.Planned(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
+		if planned, last = c.Planner.WithPlan(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
 			return planned, nil
 		}
 	}
@@ -153,7 +153,7 @@ func (c *Answerer) otherForm(ctx context.Context, at *request.Attempt) (string, 
 	for _, o := range order {
 		b := o.Build
 		if o.Refused == "" && len(b.Members) == 0 && !c.IsWithheldCopy(at, b) &&
-			c.Query.Unsound(ctx, b) == "" {
+			c.Query.WhyDamaged(ctx, b) == "" {
 			return fmt.Sprintf("not there in this form; it would be converted from the %s form, "+
 				"without a compile: build %s of %s", request.FormName(b.Embed), b.BuildKey,
 				b.Created.Format(time.RFC3339)), nil

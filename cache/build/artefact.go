@@ -117,7 +117,7 @@ func members(at *request.Attempt, result compilers.Result) []index.Member {
 	var out []index.Member
 	for i, graph := range result.Graphs {
 		out = append(out, index.Member{ModelName: at.Request.ModelFiles(i).Name, ModelDigest: at.Plan.Canonical.ModelOf(i), Graph: graph,
-			SessionOptions: compilers.ShareOptions(), AloneKey: at.Plan.Canonical.Alone(i)})
+			SessionOptions: compilers.ShareOptions(), AloneKey: at.Plan.Canonical.MemberKey(i)})
 	}
 	return out
 }
@@ -152,7 +152,7 @@ func NewBuild(at *request.Attempt, scope string, models []*epmodel.Model, result
 	b := &index.Build{
 		RequestKey: p.RequestKey, BuildKey: p.BuildKey, Scope: scope, UID: r.Peer.UID,
 		ModelDigest: p.Canonical.Model, ModelName: r.Name, Record: p.Record, RecordJSON: p.RecordJSON,
-		EPs: p.Stated(models), ORTVersion: result.ORTVersion,
+		EPs: p.StatedFacts(models), ORTVersion: result.ORTVersion,
 		Route: p.Canonical.Route, Graph: result.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
 		CompileSeconds: result.Seconds, Created: created, IRVersion: m.IRVersion, Embed: r.Embed,
@@ -162,7 +162,7 @@ func NewBuild(at *request.Attempt, scope string, models []*epmodel.Model, result
 	}
 	for _, ep := range p.EPs {
 		info, _ := compilers.EPByName(ep.Name)
-		b.ProviderOptions[ep.Name] = identity.BaseNames(info, ep.Options)
+		b.ProviderOptions[ep.Name] = identity.LibraryBaseNames(info, ep.Options)
 	}
 	b.Members = members(at, result)
 	for i, m := range models {
@@ -171,7 +171,7 @@ func NewBuild(at *request.Attempt, scope string, models []*epmodel.Model, result
 			whose = fmt.Sprintf("model %q: ", r.ModelFiles(i).Name)
 		}
 		b.IRVersion = max(b.IRVersion, m.IRVersion)
-		for _, warning := range p.Untaken(m, open) {
+		for _, warning := range p.UncompiledWarnings(m, open) {
 			b.Warnings = append(b.Warnings, whose+warning)
 		}
 	}

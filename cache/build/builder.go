@@ -91,7 +91,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 			key = own // an application of the same user's holds the claim
 		}
 		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner), bd.prepareJob(at, key.Scope))
-		if err == nil && !first && at.OtherORT(result.Build.ORTVersion) {
+		if err == nil && !first && at.NeedsOtherORT(result.Build.ORTVersion) {
 			bd.Store.TakerDone(result.Build.ID) // or rather, not taken
 			err = request.OtherORTError(at, result.Build)
 			continue
@@ -111,10 +111,10 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	defer bd.Store.TakerDone(result.Build.ID)
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if errors.Is(err, store.ErrGone) {
-		*at.Unserved = append(*at.Unserved, result.Build.ID)
+		*at.SkipServing = append(*at.SkipServing, result.Build.ID)
 	}
 	if err != nil {
-		return nil, request.Unservable(err, at.Name, "compiled")
+		return nil, request.UnservableError(err, at.Name, "compiled")
 	}
 	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
 	if first && !result.Found {
@@ -150,8 +150,8 @@ func (bd *Builder) WorkIfMade(at *request.Attempt, scope string) jobs.Work {
 		if err != nil {
 			return nil // the job fails with it
 		}
-		if at.Plan.MadeExactly(b) && !slices.Contains(*at.Unserved, b.ID) &&
-			bd.Lookup.Barred(at, b) == "" {
+		if at.Plan.MadeExactly(b) && !slices.Contains(*at.SkipServing, b.ID) &&
+			bd.Lookup.WhyWithheld(at, b) == "" {
 			return jobs.Func{Is: at.JobAbout(scope, "asked for"),
 				Do: func(context.Context, *jobs.Job) (*jobs.Result, error) {
 					return &jobs.Result{Build: b, Found: true}, nil
@@ -165,13 +165,13 @@ func (bd *Builder) WorkIfMade(at *request.Attempt, scope string) jobs.Work {
 func (bd *Builder) AnswerWaiter(ctx context.Context, at *request.Attempt, result *jobs.Result) (
 	*request.Answer, error) {
 	defer bd.Store.TakerDone(result.Build.ID)
-	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.Elsewhere(result.Build) {
+	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.OtherMachine(result.Build) {
 		// The request begins again: it brings the model with which the build is judged.
 		return nil, store.ErrGone
 	}
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if err != nil {
-		return nil, request.Unservable(err, at.Name, "compiled")
+		return nil, request.UnservableError(err, at.Name, "compiled")
 	}
 	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary,
@@ -192,7 +192,7 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 			"so there is nothing to compile in the background", at.Name).
 			WithHint("ask with on_miss wait")
 	}
-	f, first, err := bd.Jobs.Start(key, at.Untold().Caller(bd.Owner), bd.prepareJob(at, key.Scope))
+	f, first, err := bd.Jobs.Start(key, at.WithoutProgress().Caller(bd.Owner), bd.prepareJob(at, key.Scope))
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
@@ -216,11 +216,11 @@ func (bd *Builder) compileForHeir(f *jobs.Job, key jobs.Key, at *request.Attempt
 	if !f.About().Claim && !at.StrictORT || !f.Inherit(heir, len(at.Descriptors())) {
 		return nil
 	}
-	files, err := at.Own()
+	files, err := at.WithOwnFiles()
 	if err != nil {
 		return err
 	}
-	own := at.WithRequest(files).Untold()
+	own := at.WithRequest(files).WithoutProgress()
 	bd.RunLater(func(ctx context.Context) {
 		defer files.Close()
 		select {
@@ -230,7 +230,7 @@ func (bd *Builder) compileForHeir(f *jobs.Job, key jobs.Key, at *request.Attempt
 		}
 		result, err := f.End()
 		if !errors.As(err, new(*request.ClaimEnd)) &&
-			(err != nil || !own.OtherORT(result.Build.ORTVersion)) {
+			(err != nil || !own.NeedsOtherORT(result.Build.ORTVersion)) {
 			return
 		}
 		next, _, err := bd.Jobs.Start(key, own.Caller(bd.Owner), bd.prepareJob(own, key.Scope))

@@ -20,7 +20,7 @@ func (j *Job) compareOutputs(ctx context.Context, out string, b *index.Build) fl
 	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {
 		return 0
 	}
-	check := j.Plan.Against("", j.Content).
+	check := j.Plan.JudgeTarget("", j.Content).
 		CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, j.level()))
 	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check),
 		Source: j.Copies[0].Path, Most: j.VerifyOutput, Compiled: b.CompileSeconds})

@@ -57,7 +57,7 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	}
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if err != nil {
-		return nil, request.Unservable(err, at.Name, "converted")
+		return nil, request.UnservableError(err, at.Name, "converted")
 	}
 	judgement.Reason += "; " + request.Origin(result.Build)
 	a.Outcome, a.Compatibility, a.Why = request.Hit, judgement, request.Origin(result.Build)
@@ -112,7 +112,7 @@ func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *i
 		key += jobs.NewID()
 	}
 	return bd.conversions.Do(ctx, bd.RunLater, key, func(ctx context.Context) (*jobs.Result, error) {
-		leave, err := bd.Workspaces.Slot(ctx, at.Request)
+		leave, err := bd.Workspaces.AcquireSlot(ctx, at.Request)
 		if err != nil {
 			return nil, err
 		}
@@ -207,9 +207,9 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 	}
 	b := v.record(models[0], files)
 	level := request.LoadLevel(v.Plan.Canonical.GraphOptimizationLevel)
-	job := v.Plan.Against("", v.Content).
+	job := v.Plan.JudgeTarget("", v.Content).
 		CheckJob(filepath.Join(v.folder, graph), cmp.Or(v.from.GraphOptimizationLevel, level))
-	checked, err := runtimes.Still(v.Content, func() (compilers.CheckResult, error) {
+	checked, err := runtimes.RunUnreplaced(v.Content, func() (compilers.CheckResult, error) {
 		return v.bd.Compiler.Check(ctx, job)
 	})
 	if err != nil {
@@ -282,7 +282,7 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := workspace.Room(v.Folder, in.Open); err != nil {
+	if err := workspace.CheckSpace(v.Folder, in.Open); err != nil {
 		return nil, err
 	}
 	files := []string{v.Graph}

@@ -80,7 +80,7 @@ func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 
 // mayRetry reports whether the death of a worker may have been the machine's doing.
 func (j *Job) mayRetry(ctx context.Context) bool {
-	return ctx.Err() == nil && j.Content.Stands() && !j.bd.closing.Load()
+	return ctx.Err() == nil && j.Content.IsCurrent() && !j.bd.closing.Load()
 }
 
 func emptyFolder(folder string) error {
@@ -99,7 +99,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return err // cancelling it is an event of its own
-	case errors.Is(err, runtimes.ErrMoving):
+	case errors.Is(err, runtimes.ErrFilesChanging):
 		j.bd.Log.Info("a compile was ended, for the runtime's libraries changed",
 			"model", j.Request.Name)
 		return err // that is no failure: it is asked for again
@@ -118,7 +118,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 		switch {
 		case ctx.Err() != nil:
 			return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", j.Request.Name)
-		case err2 != nil && runtimes.Unsettled(ctx, err2):
+		case err2 != nil && runtimes.IsTransient(ctx, err2):
 			return j.librariesReplaced()
 		case err2 != nil:
 			j.bd.Log.Warn("whether anything compiles here could not be tried", "error", err2)
@@ -133,7 +133,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	}
 	p := j.Plan
 	f.RequestKey, f.BuildKey, f.ModelDigest = p.RequestKey, p.BuildKey, p.Canonical.Model
-	f.UID, f.Scope, f.EP = j.Peer.UID, j.MemoryScope(j.scope), p.EPs[0].Name
+	f.UID, f.Scope, f.EP = j.Peer.UID, j.FailureScope(j.scope), p.EPs[0].Name
 	if f.Scope != "" {
 		j.bd.Failures.Remember(p.FailureKey(j.Content, f.Scope), f, j.bd.Settings().Failures)
 	}
@@ -143,12 +143,12 @@ func (j *Job) failed(ctx context.Context, err error) error {
 // controlFailure says why not even the smallest model compiles and loads here, "" if it does. The
 // job has left the queue by now, so it waits for a turn as load checks do.
 func (j *Job) controlFailure(ctx context.Context) (string, error) {
-	leave, err := j.bd.Workspaces.Slot(ctx, j.Request)
+	leave, err := j.bd.Workspaces.AcquireSlot(ctx, j.Request)
 	if err != nil {
 		return "", err
 	}
 	defer leave()
-	return j.bd.LoadChecker.Control(ctx, j.Plan.Against("", j.Content))
+	return j.bd.LoadChecker.Control(ctx, j.Plan.JudgeTarget("", j.Content))
 }
 
 // recordFailure counts a failure and writes it into the history, unless the recompiler, or the user
@@ -168,7 +168,7 @@ func (j *Job) recordFailure(reason failure.Reason, err error) error {
 
 // forgetFailure forgets that the job's compile ever failed.
 func (j *Job) forgetFailure() {
-	for _, scope := range []string{j.scope, j.MemoryScope(j.scope)} {
+	for _, scope := range []string{j.scope, j.FailureScope(j.scope)} {
 		j.bd.Failures.Forget(j.Plan.FailureKey(j.Content, scope))
 	}
 }
@@ -251,8 +251,8 @@ func (j *Job) addDimensionsHint(f *failure.Failure) {
 	if f.Reason != failure.NoNode && f.Reason != failure.Refused {
 		return
 	}
-	if vain := j.FixedInVain(); len(vain) > 0 {
-		f.AddHint("no input of the model has a free dimension " + request.SpelledNames(vain))
+	if vain := j.UnusedDimensions(); len(vain) > 0 {
+		f.AddHint("no input of the model has a free dimension " + request.QuotedNames(vain))
 	}
 	if len(j.Open) == 0 {
 		return
@@ -260,7 +260,7 @@ func (j *Job) addDimensionsHint(f *failure.Failure) {
 	var names []string
 	for _, d := range j.Open {
 		if d.Name != "" {
-			names = append(names, request.SpelledName(d.Name))
+			names = append(names, request.QuotedName(d.Name))
 		}
 	}
 	f.AddHint(request.DimensionsHint(j.Open))

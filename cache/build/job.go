@@ -60,7 +60,7 @@ type Recompile struct {
 // NewJob returns a job that compiles the attempt's model for the scope, "" to keep nothing. It has
 // descriptors of its own, and closes them at its end.
 func (bd *Builder) NewJob(at *request.Attempt, scope string, why Recompile) (*Job, error) {
-	own, err := at.Own()
+	own, err := at.WithOwnFiles()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
@@ -200,7 +200,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	defer o.Close()
 	if o != nil {
 		spec.ModelFile = o.File
-	} else if err := workspace.Room(j.Folder, j.AllFiles()); err != nil {
+	} else if err := workspace.CheckSpace(j.Folder, j.AllFiles()); err != nil {
 		return nil, request.StoreError(err, j.Request.Name)
 	}
 	workers := j.startEarlyWorkers(ctx, spec, o)
@@ -214,13 +214,13 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	spec.Share = j.share()
 	result, err := workers.compile(ctx, spec)
 	j.memory = result.MaxRSS
-	if ctx.Err() == nil && !j.Content.Stands() {
+	if ctx.Err() == nil && !j.Content.IsCurrent() {
 		return nil, j.librariesReplaced()
 	}
 	if err := proven(); err != nil {
 		return nil, err
 	}
-	if err != nil && ctx.Err() == nil && !j.bd.closing.Load() && o.MayBeToBlame(err, spec.Model) {
+	if err != nil && ctx.Err() == nil && !j.bd.closing.Load() && o.MayHaveCaused(err, spec.Model) {
 		return nil, fmt.Errorf("%w: %w", workspace.ErrOriginal, err)
 	}
 	if err != nil {
@@ -236,7 +236,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	hashed := j.hashAhead(ctx, out, result.Files)
 	defer hashed()
 	b, err := j.check(ctx, out, result, workers)
-	if ctx.Err() == nil && !j.Content.Stands() {
+	if ctx.Err() == nil && !j.Content.IsCurrent() {
 		return nil, j.librariesReplaced()
 	}
 	if err != nil {
@@ -263,7 +263,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 func (j *Job) provideModel(ctx context.Context, o *workspace.Original, workers *earlyWorkers) (
 	proven func() error, err error) {
 	if o != nil {
-		return o.Proof, nil
+		return o.Verify, nil
 	}
 	proof, err := j.CopyModel(ctx)
 	if err != nil {
@@ -313,7 +313,7 @@ func (j *Job) hashAhead(ctx context.Context, out string, files []string) (
 // librariesReplaced is the end of a compile during which the runtime's libraries changed: what came
 // of it, a crash as well, may be of neither version, and belongs to no build key.
 func (j *Job) librariesReplaced() error {
-	return apierr.New(apierr.Busy, runtimes.ErrMoving,
+	return apierr.New(apierr.Busy, runtimes.ErrFilesChanging,
 		"model %q: the runtime's libraries changed during the compile", j.Request.Name).
 		WithHint("ask again")
 }

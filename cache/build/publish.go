@@ -239,7 +239,7 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		if err != nil {
 			return err
 		}
-		if err = workspace.Room(j.Folder, []*os.File{from}); err == nil {
+		if err = workspace.CheckSpace(j.Folder, []*os.File{from}); err == nil {
 			f.Digest, f.Size, err = hold.PutFile(ctx, from)
 		}
 		if err == nil {
@@ -253,7 +253,7 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		return index.Source{}, err
 	}
 	if model.Original != nil {
-		if err := model.Original.Proof(); err != nil {
+		if err := model.Original.Verify(); err != nil {
 			return index.Source{}, err // what was copied may be something else
 		}
 	}

@@ -157,7 +157,7 @@ func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, al
 	if everything {
 		freed, err = c.store.RemovableBytes(ctx)
 	} else {
-		freed, err = c.query.FreedBy(ctx, p, ids)
+		freed, err = c.query.FreedByRemoval(ctx, p, ids)
 	}
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "remove")

@@ -47,7 +47,7 @@ func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 	}
 	if size > maxSignature {
 		return signature{}, apierr.New(apierr.BadModel, nil,
-			"model %q: no claim is given, because its inputs and outputs are too many", identity.Shortened(r.Name))
+			"model %q: no claim is given, because its inputs and outputs are too many", identity.Truncated(r.Name))
 	}
 	for _, v := range m.Inputs {
 		s.constant[v.Name] = false
@@ -118,7 +118,7 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 	}
 	facts, err := cl.makerFacts(ctx, m, put)
 	switch {
-	case runtimes.Unsettled(ctx, err):
+	case runtimes.IsTransient(ctx, err):
 		return nil, cmp.Or(ctx.Err(), cl.checkNotReplaced())
 	case err != nil:
 		return nil, refusePut(cl, err)
@@ -148,9 +148,9 @@ func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (e
 	got, err := (*identity.Sums)(nil).DigestAt(ctx, &m, path)
 	switch {
 	case err != nil:
-		return cl.Request.ModelFiles(0).Refused(err)
+		return cl.Request.ModelFiles(0).ModelError(err)
 	case got != cl.Plan.Canonical.Model:
-		return cl.Request.ModelFiles(0).Changed(nil)
+		return cl.Request.ModelFiles(0).ChangedError(nil)
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q",
 			said, stated)
 	}
-	if cl.Content != nil && cl.OtherORT(said) {
+	if cl.Content != nil && cl.NeedsOtherORT(said) {
 		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, "+
 			"and the claim is for what %.40q makes", said, cl.Content.Spec.ORTVersion)
 	}
@@ -226,14 +226,14 @@ func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model, put *Put) ([]
 	facts := slices.Clone(cl.Plan.Facts)
 	for i := range facts {
 		f := &facts[i]
-		stated, took, err := compilers.StatedBy(f.Name, cl.adopts || cl.Plan.Writes(i), m)
+		stated, took, err := compilers.StatedBy(f.Name, cl.adopts || cl.Plan.WritesCompatibility(i), m)
 		if err != nil {
 			return nil, err
 		}
 		if len(stated.CompatibilityString) > maxClaimText {
 			return nil, fmt.Errorf("a compatibility string of %d bytes", len(stated.CompatibilityString))
 		}
-		request.SetStated(f, stated, took)
+		request.SetStatedFacts(f, stated, took)
 		if cl.Plan.Outside && i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
 			version := put.MadeBy[i].Version
 			f.Version = shownText(version[:min(len(version), request.MaxVersion)])
@@ -259,7 +259,7 @@ func (cl *claim) checkStatedFacts(ctx context.Context, facts []index.EPFacts, i 
 	j := judge.Judgement{Verdict: compilers.Unsupported}
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
-		a := cl.Plan.Against("", cl.Content)
+		a := cl.Plan.JudgeTarget("", cl.Content)
 		if j, err = cl.claims.LoadChecker.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
 			return err
 		}
@@ -269,20 +269,20 @@ func (cl *claim) checkStatedFacts(ctx context.Context, facts []index.EPFacts, i 
 	}
 	return fmt.Errorf("%s made it with SDK %q for %q (%s), and the libraries that the claim is for "+
 		"make SDK %q, %q (%s)", f.Name, f.SDKVersion, f.HardwareArchitecture,
-		judge.Shown(f.CompatibilityString), mark.SDKVersion, mark.HardwareArchitecture,
-		judge.Shown(mark.CompatibilityString))
+		judge.ShortCompatibility(f.CompatibilityString), mark.SDKVersion, mark.HardwareArchitecture,
+		judge.ShortCompatibility(mark.CompatibilityString))
 }
 
 // loadPut loads the artefact in a worker, as applications will.
 func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
-	leave, err := cs.Workspaces.Slot(ctx, cl.Request)
+	leave, err := cs.Workspaces.AcquireSlot(ctx, cl.Request)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	a := cl.Plan.Against("", cl.Content)
+	a := cl.Plan.JudgeTarget("", cl.Content)
 	job := a.CheckJob(graph, request.LoadLevel(cl.Plan.Canonical.GraphOptimizationLevel))
-	if a.Marks.Elsewhere(b) {
+	if a.Marks.OtherMachine(b) {
 		job.Zeros = loadcheck.FreeSizes[0]
 	}
 	checked, err := cs.LoadChecker.Check(ctx, a, job)
@@ -295,7 +295,7 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case !cl.Content.Stands():
+	case !cl.Content.IsCurrent():
 		return cl.checkNotReplaced()
 	case err != nil:
 		return request.WorkerError(err, "model %q: load check", b.ModelName)
@@ -317,7 +317,7 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 // checkNotReplaced refuses what is put because other libraries are in the place of those that it is
 // for.
 func (cl *claim) checkNotReplaced() error {
-	return apierr.New(apierr.Unavailable, runtimes.ErrMoving,
+	return apierr.New(apierr.Unavailable, runtimes.ErrFilesChanging,
 		"model %q: the runtime's libraries changed since the claim was given", cl.Name).
 		WithHint("ask for the model again")
 }

@@ -78,7 +78,7 @@ func New(bd *build.Builder, limits func() Limits) *Claims {
 
 // addClaimer puts a request among those that want the claim, unless its user has too many.
 func (cs *Claims) addClaimer(key jobs.Key, a *claimer) error {
-	if wait, ok := cs.Limiter.Take(a.owner); !ok {
+	if wait, ok := cs.Limiter.Allow(a.owner); !ok {
 		return apierr.New(apierr.Busy, nil, "too many claims").
 			WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
 	}

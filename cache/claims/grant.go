@@ -87,7 +87,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 			}
 			return cs.externalWork(key, a), nil
 		})
-		if err == nil && at.Content != nil && at.OtherORT(result.Build.ORTVersion) {
+		if err == nil && at.Content != nil && at.NeedsOtherORT(result.Build.ORTVersion) {
 			cs.Store.TakerDone(result.Build.ID) // or rather, not taken
 			err = request.OtherORTError(at, result.Build)
 			continue // for the next claim, which may be its own

@@ -84,7 +84,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	// Otherwise the collector could remove it between the end of the job and the answer.
 	done, err := cs.Store.BeginServing(result.Build.ID)
 	if err != nil {
-		return nil, request.Unservable(err, cl.Name, "put")
+		return nil, request.UnservableError(err, cl.Name, "put")
 	}
 	defer done()
 	// Before the others are told, because one that may not take this build compiles one in its place.
@@ -93,15 +93,15 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	// Requests that come after this find the build: none joins a job that has ended.
 	<-cl.job.Done()
 	if err != nil {
-		return nil, request.Unservable(err, cl.Name, "put")
+		return nil, request.UnservableError(err, cl.Name, "put")
 	}
-	if !cl.HoldsView { // said of the answer to the claim's request, which this is
+	if !cl.KeepsView { // said of the answer to the claim's request, which this is
 		cs.Store.Views().NotePathGiven(a.LeasedView)
 	}
 	a.Outcome, a.Why = request.Taken, "put by you"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut,
 		Reason: request.PutBy(result.Build), At: cs.Now()}
-	return cs.Lookup.Finish(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
+	return cs.Lookup.FillAnswer(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
 }
 
 // putFailed ends the claim, unless another try may succeed.
@@ -178,7 +178,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
 	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed,
-		UID: cl.Peer.UID, Reservation: room, Kind: event.Put, Text: request.PutText(b), Counter: "puts"}, hold)
+		UID: cl.Peer.UID, Reservation: room, Kind: event.Put, Text: request.PutDescription(b), Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
 	}
@@ -367,7 +367,7 @@ func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (
 
 // newAdoption is the work that makes a build of a user's compiled model: a claim with its put.
 func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error) {
-	files, err := at.Own()
+	files, err := at.WithOwnFiles()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}

@@ -104,11 +104,11 @@ func differ(list []Difference, field, asked, found string) []Difference {
 	case len(list) > maxDifferences:
 		return list
 	}
-	return append(list, Difference{Field: Shortened(field), Asked: Shortened(asked), Found: Shortened(found)})
+	return append(list, Difference{Field: Truncated(field), Asked: Truncated(asked), Found: Truncated(found)})
 }
 
-// Shortened cuts what others chose, so that it can be told.
-func Shortened(s string) string {
+// Truncated cuts what others chose, so that it can be told.
+func Truncated(s string) string {
 	if len(s) <= maxValue {
 		return s
 	}

@@ -35,8 +35,8 @@ func (e *NeedFilesError) Error() string {
 	return fmt.Sprintf("the model refers to %d files of external data that were not presented", len(e.Locations))
 }
 
-// All lists every file of the models in a fixed order.
-func All(models ...Files) (files []*os.File) {
+// AllFiles lists every file of the models in a fixed order.
+func AllFiles(models ...Files) (files []*os.File) {
 	for _, m := range models {
 		files = append(files, m.Graph)
 		for _, l := range slices.Sorted(maps.Keys(m.External)) {
@@ -46,10 +46,11 @@ func All(models ...Files) (files []*os.File) {
 	return files
 }
 
-// Descriptors lists the files of the models, each once: one descriptor may stand for several of them.
-func Descriptors(models ...Files) (files []*os.File) {
+// DistinctFiles lists the files of the models, each once: one descriptor may stand for several of
+// them.
+func DistinctFiles(models ...Files) (files []*os.File) {
 	seen := make(map[*os.File]bool)
-	for _, f := range All(models...) {
+	for _, f := range AllFiles(models...) {
 		if !seen[f] {
 			seen[f] = true
 			files = append(files, f)
@@ -58,9 +59,10 @@ func Descriptors(models ...Files) (files []*os.File) {
 	return files
 }
 
-// Own returns the models with descriptors of their own, which the caller closes. A descriptor that
-// stands for several files is duplicated once: a request may name each as often as it likes.
-func Own(models ...Files) (own []Files, err error) {
+// DuplicateAll returns the models with descriptors of their own, which the caller closes. A
+// descriptor that stands for several files is duplicated once: a request may name each as often as
+// it likes.
+func DuplicateAll(models ...Files) (own []Files, err error) {
 	made := make(map[*os.File]*os.File)
 	again := func(f *os.File) *os.File {
 		if made[f] == nil && err == nil {
@@ -76,15 +78,15 @@ func Own(models ...Files) (own []Files, err error) {
 		own = append(own, one)
 	}
 	if err != nil {
-		Close(own...)
+		CloseAll(own...)
 		return nil, err
 	}
 	return own, nil
 }
 
-// Close closes the files of the models, which were opened for reading only: nothing can be lost.
-func Close(models ...Files) {
-	for _, f := range All(models...) {
+// CloseAll closes the files of the models, which were opened for reading only: nothing can be lost.
+func CloseAll(models ...Files) {
+	for _, f := range AllFiles(models...) {
 		if f != nil {
 			_ = f.Close()
 		}
@@ -104,19 +106,20 @@ func (f Files) Tensors(ctx context.Context, each func(*epmodel.Initializer)) (*e
 	}
 	m, err := epmodel.Tensors(ctx, f.Name, src, each)
 	if err != nil {
-		return nil, f.Refused(err)
+		return nil, f.ModelError(err)
 	}
 	return m, nil
 }
 
-// Changed is the error for a model that has other bytes than those that were hashed.
-func (f Files) Changed(err error) error {
+// ChangedError is the error for a model that has other bytes than those that were hashed.
+func (f Files) ChangedError(err error) error {
 	return apierr.New(apierr.BadModel, err, "model %q changed while being read", f.Name).
 		WithHint("wait until whatever writes it is done, and ask again")
 }
 
-// Refused turns an error of epmodel into one with a class: damage in the bytes is the model's fault.
-func (f Files) Refused(err error) error {
+// ModelError turns an error of epmodel into one with a class: damage in the bytes is the model's
+// fault.
+func (f Files) ModelError(err error) error {
 	var format *epmodel.FormatError
 	switch {
 	case errors.As(err, &format):
@@ -173,10 +176,10 @@ func FreeDimensions(m *epmodel.Model) []string {
 // no client can write. One goroutine uses it.
 type Sums struct {
 	now   func() time.Time // nil: every file's stamp is believed
-	known map[rangeOf][32]byte
+	known map[fileRange][32]byte
 }
 
-type rangeOf struct {
+type fileRange struct {
 	file   cas.Stamp
 	off, n int64
 }
@@ -208,7 +211,7 @@ func (s *Sums) DigestAt(ctx context.Context, m *epmodel.Model, graph string) (ca
 	}
 	d, err := epmodel.Digest(ctx, m, src, func(location string) (epmodel.Source, error) {
 		return source(filepath.Join(filepath.Dir(graph), filepath.FromSlash(location)))
-	}, s.of)
+	}, s.sumRange)
 	return cas.Digest(d), err
 }
 
@@ -228,20 +231,20 @@ func (s *Sums) source(f *os.File) (epmodel.Source, error) {
 	return stamped{src, stamp}, nil
 }
 
-// of is an epmodel.Sum.
-func (s *Sums) of(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
+// sumRange is an epmodel.Sum.
+func (s *Sums) sumRange(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
 	file, ok := r.(stamped)
 	if s == nil || !ok {
 		return Sum(ctx, r, off, n)
 	}
-	key := rangeOf{file.stamp, off, n}
+	key := fileRange{file.stamp, off, n}
 	if d, ok := s.known[key]; ok {
 		return d, nil
 	}
 	d, err := Sum(ctx, file.Source, off, n)
 	if err == nil {
 		if s.known == nil {
-			s.known = make(map[rangeOf][32]byte)
+			s.known = make(map[fileRange][32]byte)
 		}
 		s.known[key] = d
 	}

@@ -20,9 +20,9 @@ func BuildKey(key index.RequestKey, eps []index.EPFacts, route string) index.Bui
 	return index.BuildKey(blake3.Sum256(appendBytes(b, 3, []byte(route))))
 }
 
-// OwnBuildKey is the build key for libraries that are not run here. It has fields that BuildKey's record has not, so that
-// the two are never equal.
-func OwnBuildKey(key index.RequestKey, eps []index.EPFacts, route, ort string, here [32]byte) index.BuildKey {
+// ForeignBuildKey is the build key for libraries that are not run here. It has fields that
+// BuildKey's record has not, so that the two are never equal.
+func ForeignBuildKey(key index.RequestKey, eps []index.EPFacts, route, ort string, here [32]byte) index.BuildKey {
 	b := appendBytes(nil, 1, key[:])
 	for _, ep := range eps {
 		b = appendBytes(b, 2, appendBytes(nil, 1, ep.LibraryDigest[:]))

@@ -62,30 +62,30 @@ const (
 // NewModels returns Models that remember in the book.
 func NewModels(book memo.Book, now func() time.Time) *Models { return &Models{book: book, now: now} }
 
-// Asked are the models of one request.
-type Asked struct {
+// IdentifyRequest are the models of one request.
+type IdentifyRequest struct {
 	UID    uint32 // the user whose files they are
 	Models []Files
 	Adopt  bool         // a model that is compiled already is to be kept: more is part of its identity
 	Phase  func(string) // is called before files are read
 }
 
-type reading struct {
+type identification struct {
 	Files
-	asked *Asked
-	sums  *Sums // nil: nothing is remembered of external data
+	request *IdentifyRequest
+	sums    *Sums // nil: nothing is remembered of external data
 }
 
 // Identify returns the identity of the models, from the memo where every file is unchanged, else by
 // reading and hashing every byte. A *NeedFilesError says which external data is missing.
-func (ms *Models) Identify(ctx context.Context, asked *Asked) (Model, error) {
+func (ms *Models) Identify(ctx context.Context, asked *IdentifyRequest) (Model, error) {
 	if len(asked.Models) == 1 {
-		return ms.identify(ctx, &reading{Files: asked.Models[0], asked: asked})
+		return ms.identify(ctx, &identification{Files: asked.Models[0], request: asked})
 	}
 	var all Model
 	sums, need, seen := &Sums{now: ms.now}, &NeedFilesError{}, make(map[cas.Digest]string)
 	for i, one := range asked.Models {
-		m, err := ms.identify(ctx, &reading{one, asked, sums})
+		m, err := ms.identify(ctx, &identification{one, asked, sums})
 		var missing *NeedFilesError
 		switch {
 		case errors.As(err, &missing):
@@ -106,7 +106,7 @@ func (ms *Models) Identify(ctx context.Context, asked *Asked) (Model, error) {
 			continue
 		}
 		all.Group = append(all.Group, m.Digest)
-		all.Store = narrower(all.Store, m.Store)
+		all.Store = narrowerScope(all.Store, m.Store)
 		all.FreeDims = slices.Concat(all.FreeDims, m.FreeDims) // what the memo remembers is others' too
 	}
 	if len(need.Locations) > 0 {
@@ -115,8 +115,9 @@ func (ms *Models) Identify(ctx context.Context, asked *Asked) (Model, error) {
 	return all, nil
 }
 
-// narrower of two models' wishes about where to store: what holds for one member holds for the group.
-func narrower(a, b string) string {
+// narrowerScope of two models' wishes about where to store: what holds for one member holds for the
+// group.
+func narrowerScope(a, b string) string {
 	for _, wish := range []string{"none", "user"} {
 		if a == wish || b == wish {
 			return wish
@@ -135,13 +136,13 @@ func (ms *Models) Stamp(uid uint32, f Files, digest cas.Digest) (cas.Stamp, bool
 	if !ok {
 		return cas.Stamp{}, false
 	}
-	m, ok, err := ms.remembered(&reading{Files: f, asked: &Asked{UID: uid}}, key)
+	m, ok, err := ms.remembered(&identification{Files: f, request: &IdentifyRequest{UID: uid}}, key)
 	return stamp, ok && err == nil && m.Digest == digest
 }
 
-func (ms *Models) identify(ctx context.Context, r *reading) (Model, error) {
-	graphKey, believable := memo.FileKey(r.asked.UID, r.Graph)
-	if r.asked.Adopt {
+func (ms *Models) identify(ctx context.Context, r *identification) (Model, error) {
+	graphKey, believable := memo.FileKey(r.request.UID, r.Graph)
+	if r.request.Adopt {
 		graphKey = blake3.Sum256(append([]byte("adopt"), graphKey[:]...))
 	}
 	if believable {
@@ -149,11 +150,11 @@ func (ms *Models) identify(ctx context.Context, r *reading) (Model, error) {
 			return m, err
 		}
 	}
-	r.asked.Phase("reading")
+	r.request.Phase("reading")
 	return ms.read(ctx, r, graphKey, believable)
 }
 
-func (ms *Models) remembered(r *reading, graphKey memo.ID) (m Model, ok bool, err error) {
+func (ms *Models) remembered(r *identification, graphKey memo.ID) (m Model, ok bool, err error) {
 	m, ok = ms.load(graphKey, "graph")
 	if !ok {
 		return Model{}, false, nil
@@ -171,19 +172,19 @@ func (ms *Models) remembered(r *reading, graphKey memo.ID) (m Model, ok bool, er
 	return m, ok, nil
 }
 
-func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believable bool) (Model, error) {
+func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID, believable bool) (Model, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
 		return Model{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
-	before, err := filestamp.Watch(Descriptors(r.Files), ms.now(), believable)
+	before, err := filestamp.Watch(DistinctFiles(r.Files), ms.now(), believable)
 	if err != nil {
 		return Model{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	if before.Reliable() { // else nothing will be remembered
 		end, err := ms.reading.Lock(ctx, graphKey)
 		if err != nil {
-			return Model{}, r.Refused(err)
+			return Model{}, r.ModelError(err)
 		}
 		defer end()
 		if m, ok, err := ms.remembered(r, graphKey); ok || err != nil {
@@ -192,7 +193,7 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 	}
 	read, err := epmodel.Read(ctx, r.Name, src)
 	if err != nil {
-		return Model{}, r.Refused(err)
+		return Model{}, r.ModelError(err)
 	}
 	m := Model{Locations: read.Locations(), Compiled: isArtefact(read), Store: read.Metadata["epcache.store"], FreeDims: FreeDimensions(read)}
 	if m.Compiled {
@@ -201,7 +202,7 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 		// be kept.
 		read.External, m.Locations = nil, nil
 		// A model with a bad name cannot be adopted; the adoption reports it.
-		if files, err := read.ArtefactFiles(); r.asked.Adopt && err == nil {
+		if files, err := read.ArtefactFiles(); r.request.Adopt && err == nil {
 			read.Whole, m.Locations = files, files
 		}
 	}
@@ -215,13 +216,13 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 	read = &epmodel.Model{Name: read.Name, Size: read.Size, External: read.External, Whole: read.Whole}
 	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
 	modelKey, keyed := r.modelKey(graphKey, m.Locations)
-	sum, err := epmodel.Digest(ctx, read, src, r.open(r.sums), r.sums.of)
+	sum, err := epmodel.Digest(ctx, read, src, r.open(r.sums), r.sums.sumRange)
 	if err != nil {
-		return Model{}, r.Refused(err)
+		return Model{}, r.ModelError(err)
 	}
 	m.Digest = cas.Digest(sum)
 	if err := before.Unchanged(); err != nil {
-		return Model{}, r.Changed(err)
+		return Model{}, r.ChangedError(err)
 	}
 	if before.Reliable() {
 		ms.save(graphKey, "graph", m)
@@ -245,7 +246,7 @@ func (ms *Models) load(key memo.ID, kind string) (Model, bool) {
 	if !ok || m.Compiled && m.Reader != readerVersion {
 		return Model{}, false
 	}
-	ms.keep(e, m)
+	ms.remember(e, m)
 	return m, m.complete(kind)
 }
 
@@ -254,8 +255,8 @@ func (m *Model) complete(kind string) bool {
 	return !m.Digest.IsZero() || kind == "graph" && len(m.Locations) > 0
 }
 
-// keep remembers a model in memory, unless its file says too much: that is read each time.
-func (ms *Models) keep(e memoEntry, m Model) {
+// remember remembers a model in memory, unless its file says too much: that is read each time.
+func (ms *Models) remember(e memoEntry, m Model) {
 	size := len(m.Store)
 	for _, name := range slices.Concat(m.Locations, m.FreeDims) {
 		size += 16 + len(name)
@@ -269,16 +270,16 @@ func (ms *Models) keep(e memoEntry, m Model) {
 }
 
 func (ms *Models) save(key memo.ID, kind string, m Model) {
-	ms.keep(memoEntry{key, kind}, m)
+	ms.remember(memoEntry{key, kind}, m)
 	// A memo that cannot be saved costs another hashing later, nothing else.
 	_ = memo.Save(ms.book, kind+":"+string(key[:]), m)
 }
 
 // modelKey is the key of a graph with its external data: false when one of the files cannot be believed.
-func (r *reading) modelKey(graph memo.ID, locations []string) (memo.ID, bool) {
+func (r *identification) modelKey(graph memo.ID, locations []string) (memo.ID, bool) {
 	b := append(make([]byte, 0, 64+64*len(locations)), graph[:]...)
 	for _, l := range locations {
-		k, ok := memo.FileKey(r.asked.UID, r.External[l])
+		k, ok := memo.FileKey(r.request.UID, r.External[l])
 		if !ok {
 			return memo.ID{}, false
 		}

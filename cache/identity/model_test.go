@@ -28,7 +28,7 @@ func TestARangeThatModelsShareIsHashedOnce(t *testing.T) {
 	for range 2 {
 		src, err := s.source(f)
 		require.NoError(t, err)
-		d, err := s.of(context.Background(), src, 10, 500)
+		d, err := s.sumRange(context.Background(), src, 10, 500)
 		require.NoError(t, err)
 		want, err := Sum(context.Background(), src, 10, 500)
 		require.NoError(t, err)
@@ -40,10 +40,10 @@ func TestARangeThatModelsShareIsHashedOnce(t *testing.T) {
 	}
 	src, err := s.source(f)
 	require.NoError(t, err)
-	d, err := s.of(context.Background(), src, 10, 500)
+	d, err := s.sumRange(context.Background(), src, 10, 500)
 	require.NoError(t, err)
 	require.Equal(t, [32]byte{1}, d, "it is from memory")
-	d, err = s.of(context.Background(), src, 10, 501)
+	d, err = s.sumRange(context.Background(), src, 10, 501)
 	require.NoError(t, err)
 	require.NotEqual(t, [32]byte{1}, d, "another range is not")
 }
@@ -80,7 +80,7 @@ func TestGroupLeavesRememberedFailuresOfMembers(t *testing.T) {
 		ms.known.Save(memoEntry{key, "graph"},
 			Model{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
 	}
-	m, err := ms.Identify(t.Context(), &Asked{UID: 1, Models: models})
+	m, err := ms.Identify(t.Context(), &IdentifyRequest{UID: 1, Models: models})
 	require.NoError(t, err)
 	require.Equal(t, []string{"batch", "batch"}, m.FreeDims)
 	require.Equal(t, "untouched", names[1])
@@ -105,7 +105,7 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 		t.Skip("SKIPPED: the temporary folder's file system promises nothing of stamps")
 	}
 	identify := func(ctx context.Context) (Model, error) {
-		return ms.Identify(ctx, &Asked{UID: 1, Models: []Files{f}, Phase: func(string) {}})
+		return ms.Identify(ctx, &IdentifyRequest{UID: 1, Models: []Files{f}, Phase: func(string) {}})
 	}
 	end, err := ms.reading.Lock(t.Context(), key)
 	require.NoError(t, err)

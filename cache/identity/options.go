@@ -29,7 +29,7 @@ func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep.Name)
 	info.Name = ep.Name
 	// A library is found beside the EP's own, wherever the client has its copy.
-	out, unknown, err := info.Normalize(BaseNames(info, ep.Options), true)
+	out, unknown, err := info.Normalize(LibraryBaseNames(info, ep.Options), true)
 	if err != nil {
 		return nil, apierr.New(apierr.BadRequest, err, "execution provider %s", ep.Name)
 	}
@@ -98,7 +98,7 @@ var ErrNoLibrary = errors.New("a library is missing")
 // own, and what has to be there filled in.
 func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep)
-	out := info.Resolve(lib.Path, BaseNames(info, options))
+	out := info.Resolve(lib.Path, LibraryBaseNames(info, options))
 	for name, value := range out {
 		if info.Options[name].Policy == compilers.LibraryName && !slices.Contains(lib.Files, value) {
 			_, asked := options[name]
@@ -146,8 +146,8 @@ func canonicalRoute(route string) (string, error) {
 	return "", apierr.New(apierr.BadRequest, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
 }
 
-// BaseNames takes the folders off options that name libraries.
-func BaseNames(info compilers.EPInfo, options map[string]string) map[string]string {
+// LibraryBaseNames takes the folders off options that name libraries.
+func LibraryBaseNames(info compilers.EPInfo, options map[string]string) map[string]string {
 	out := make(map[string]string, len(options))
 	for name, value := range options {
 		if info.Options[name].Policy == compilers.LibraryName {
@@ -171,8 +171,9 @@ func Denotations(sizes map[string]int64) (map[string]int64, error) {
 	return out, nil
 }
 
-// StatedDevices takes the devices as they are spelled, where nothing lists those that there are.
-func StatedDevices(ep EP) ([]compilers.Device, error) {
+// UnresolvedDevices takes the devices as they are spelled, where nothing lists those that there
+// are.
+func UnresolvedDevices(ep EP) ([]compilers.Device, error) {
 	out := slices.Clone(ep.Devices)
 	if len(out) == 0 {
 		out = []compilers.Device{{}} // the provider's first: the machine is part of the key

@@ -152,8 +152,8 @@ func (r *Record) ModelOf(i int) cas.Digest {
 	return r.Group[i-1]
 }
 
-// Alone is the key that finds a group by a request for one of its models with the same options.
-func (r *Record) Alone(member int) index.RequestKey {
+// MemberKey is the key that finds a group by a request for one of its models with the same options.
+func (r *Record) MemberKey(member int) index.RequestKey {
 	one := *r
 	one.Model, one.Group, one.Member = r.ModelOf(member), nil, true
 	key, _ := one.Key()
@@ -189,9 +189,9 @@ func deviceCovers(asked, made RecordDevice) bool {
 		(asked.DeviceID == 0 || asked.DeviceID == made.DeviceID) && maps.Equal(asked.Metadata, made.Metadata)
 }
 
-// Shapes tells for people what the free dimensions of a build's model were fixed at, "batch=1, sequence=128", by which variants of one model
-// are told apart; "" where there are none.
-func Shapes(b *index.Build) string {
+// DimensionsText tells for people what the free dimensions of a build's model were fixed at,
+// "batch=1, sequence=128", by which variants of one model are told apart; "" where there are none.
+func DimensionsText(b *index.Build) string {
 	var record struct {
 		Named       map[string]int64 `json:"free_dimensions"`
 		Denotations map[string]int64 `json:"free_dimensions_by_denotation"`
@@ -262,7 +262,7 @@ func (r *Record) Terms() (Terms, error) {
 		}
 	}
 	return Terms{Model: r.Model, Group: r.Group, Member: r.Member,
-		Wish: Wish{EPs: r.eps(), Session: r.Session, Embed: r.Embed, Route: r.Route, Output: r.Output.output()}}, nil
+		CompileTerms: CompileTerms{EPs: r.eps(), Session: r.Session, Embed: r.Embed, Route: r.Route, Output: r.Output.output()}}, nil
 }
 
 func (r *Record) eps() []EP {

@@ -42,11 +42,11 @@ type Terms struct {
 	Model  cas.Digest
 	Group  []cas.Digest // of further models that are compiled with it, in order
 	Member bool         // it is for a group that has the model among its members
-	Wish
+	CompileTerms
 }
 
-// Wish is what a request says of how its models are compiled.
-type Wish struct {
+// CompileTerms is what a request says of how its models are compiled.
+type CompileTerms struct {
 	EPs []EP
 	compilers.Session
 	Embed  bool
@@ -57,7 +57,7 @@ type Wish struct {
 // Spelling digests the terms as they came. Those with files are not remembered.
 func (t *Terms) Spelling() ([32]byte, bool) {
 	raw := Record{Version: recordVersion, Model: t.Model, Session: t.Session,
-		Embed: t.Embed, Route: t.Route, Output: t.Output.spelled(), Group: t.Group, Member: t.Member}
+		Embed: t.Embed, Route: t.Route, Output: t.Output.asGiven(), Group: t.Group, Member: t.Member}
 	raw.EPs = make([]RecordEP, len(t.EPs))
 	for i, ep := range t.EPs {
 		if len(ep.Files) > 0 {
@@ -152,8 +152,9 @@ type RecordOutput struct {
 	InitializersInSource  bool   `json:"initializers_in_source,omitempty"`
 }
 
-// Fold writes those wishes that are session options where these stand, so that a wish has one spelling.
-func (o Output) Fold(session map[string]string) (map[string]string, Output, error) {
+// FoldIntoSession writes those wishes that are session options where these stand, so that a wish
+// has one spelling.
+func (o Output) FoldIntoSession(session map[string]string) (map[string]string, Output, error) {
 	entries := make(map[string]string)
 	if o.NodeNamePrefix != "" {
 		entries["ep.context_node_name_prefix"] = o.NodeNamePrefix
@@ -178,8 +179,8 @@ func (o Output) Fold(session map[string]string) (map[string]string, Output, erro
 	return entries, o, nil
 }
 
-// spelled is the rest as it came, nil for the default.
-func (o Output) spelled() *RecordOutput {
+// asGiven is the rest as it came, nil for the default.
+func (o Output) asGiven() *RecordOutput {
 	if o == (Output{}) {
 		return nil
 	}
@@ -188,7 +189,7 @@ func (o Output) spelled() *RecordOutput {
 
 // canonical gives the rest in its one spelling, nil for the default. It refuses what ONNX Runtime has no way to write.
 func (o Output) canonical(route string) (*RecordOutput, error) {
-	out := o.spelled()
+	out := o.asGiven()
 	if out == nil {
 		return nil, nil
 	}
@@ -198,8 +199,8 @@ func (o Output) canonical(route string) (*RecordOutput, error) {
 		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes on: it is 0 or more", out.InitializersThreshold)
 	case out.InitializersThreshold > 0 && out.InitializersFile == "":
 		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes on: no file for them is named", out.InitializersThreshold)
-	case out.InitializersFile != "" && !plainName(out.InitializersFile):
-		return nil, apierr.New(apierr.BadRequest, nil, "external initializers in %q: not the name of a file beside the graph", Shortened(out.InitializersFile))
+	case out.InitializersFile != "" && !isPlainName(out.InitializersFile):
+		return nil, apierr.New(apierr.BadRequest, nil, "external initializers in %q: not the name of a file beside the graph", Truncated(out.InitializersFile))
 	case out.InitializersFile != "" && out.InitializersInSource:
 		return nil, apierr.New(apierr.BadRequest, nil, "initializers cannot both stay in the source's files and go into %q", out.InitializersFile)
 	case bySession && out.InitializersInSource:
@@ -211,8 +212,9 @@ func (o Output) canonical(route string) (*RecordOutput, error) {
 	return out, nil
 }
 
-// plainName reports whether a client may choose this name for a file. Names of graphs and binaries begin with the build key, and have these endings.
-func plainName(name string) bool {
+// isPlainName reports whether a client may choose this name for a file. Names of graphs and
+// binaries begin with the build key, and have these endings.
+func isPlainName(name string) bool {
 	return len(name) <= 100 && name == filepath.Base(name) && name[0] != '.' && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == ':' }) &&
 		!strings.HasSuffix(name, ".onnx")
 }

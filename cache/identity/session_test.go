@@ -133,9 +133,9 @@ func TestUnclassifiedEntriesAreFound(t *testing.T) {
 }
 
 func requestKey(t *testing.T, entries map[string]string) string {
-	terms := Terms{Wish: Wish{EPs: []EP{{Name: "QNNExecutionProvider"}},
+	terms := Terms{CompileTerms: CompileTerms{EPs: []EP{{Name: "QNNExecutionProvider"}},
 		Session: compilers.Session{SessionOptions: entries}}}
-	record, err := terms.Record(t.Context(), nil, StatedDevices)
+	record, err := terms.Record(t.Context(), nil, UnresolvedDevices)
 	require.NoError(t, err)
 	key, _ := record.Key()
 	return key.String()
@@ -160,9 +160,9 @@ func TestOnlyEntriesThatConcernTheCompileChangeTheKey(t *testing.T) {
 			require.NotEqual(t, plain, requestKey(t, entries), key)
 			require.Equal(t, entries, compile, key)
 		default:
-			terms := Terms{Wish: Wish{EPs: []EP{{Name: "QNNExecutionProvider"}},
+			terms := Terms{CompileTerms: CompileTerms{EPs: []EP{{Name: "QNNExecutionProvider"}},
 				Session: compilers.Session{SessionOptions: entries}}}
-			_, err := terms.Record(t.Context(), Allowed{"session/" + key}, StatedDevices)
+			_, err := terms.Record(t.Context(), Allowed{"session/" + key}, UnresolvedDevices)
 			require.ErrorContains(t, err, key, "refused, whatever an administrator allows")
 		}
 	}

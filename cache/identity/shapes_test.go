@@ -15,6 +15,6 @@ func TestShapesTellVariantsApart(t *testing.T) {
 		`{"free_dimensions":{"batch":"one"}}`: "",
 		``:                                    "",
 	} {
-		require.Equal(t, want, Shapes(&index.Build{RecordJSON: record}), record)
+		require.Equal(t, want, DimensionsText(&index.Build{RecordJSON: record}), record)
 	}
 }

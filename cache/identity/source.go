@@ -64,7 +64,7 @@ func (s *Sources) Reference(ctx context.Context, f Files, own bool) (index.Sourc
 // Open opens the files that Reference remembered, which the caller closes. own is that of Reference.
 func (s *Sources) Open(ctx context.Context, from *index.Source, own bool) (Files, error) {
 	open := func(path string) (*os.File, error) {
-		return s.open(ctx, func() (*os.File, error) { return openKept(path, s.uid, own) })
+		return s.open(ctx, func() (*os.File, error) { return reopenPath(path, s.uid, own) })
 	}
 	f := Files{External: make(map[string]*os.File)}
 	var err error
@@ -73,7 +73,7 @@ func (s *Sources) Open(ctx context.Context, from *index.Source, own bool) (Files
 	}
 	for location, path := range from.External {
 		if f.External[location], err = open(path); err != nil {
-			Close(f)
+			CloseAll(f)
 			return Files{}, fmt.Errorf("external data %q: %w", location, err)
 		}
 	}
@@ -86,7 +86,7 @@ func (s *Sources) path(ctx context.Context, f *os.File, own bool) (string, error
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrNoPath, err)
 		}
-		return openKept(path, s.uid, own)
+		return reopenPath(path, s.uid, own)
 	})
 	if err != nil {
 		return "", err
@@ -155,11 +155,11 @@ func pathOf(f *os.File) (string, error) {
 	return path, nil
 }
 
-// openKept opens a file by a remembered path. Anything may be there by now: a link, which is not
+// reopenPath opens a file by a remembered path. Anything may be there by now: a link, which is not
 // followed, or a pipe, which must not block. own: the path was remembered for a request of this
 // user, the daemon's; then the file has to be this user's or root's, or one that all may read.
 // Otherwise it has to be one that all may read, and not on a file system that another user serves.
-func openKept(path string, uid uint32, own bool) (*os.File, error) {
+func reopenPath(path string, uid uint32, own bool) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}

@@ -110,7 +110,7 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 	case len(found) == 1:
 		id = slices.Collect(maps.Keys(found))[0]
 	}
-	if r := l.Rebuilds.Named(id); r != nil {
+	if r := l.Rebuilds.ByID(id); r != nil {
 		anew = l.rebuildInfo(p, r) // looked for first: what it becomes then is found
 	}
 	for _, one := range l.Jobs.ListWithEnded() {

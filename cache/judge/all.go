@@ -18,10 +18,11 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// All judges every stored build that a runtime could load, once for each distinct maker. It runs only the
-// execution providers' own verdicts. Builds that the runtime's earlier libraries made, and that are not
-// optimal now, are compiled again; so are builds that other rules judge worse than before.
-func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
+// JudgeAll judges every stored build that a runtime could load, once for each distinct maker. It
+// runs only the execution providers' own verdicts. Builds that the runtime's earlier libraries
+// made, and that are not optimal now, are compiled again; so are builds that other rules judge
+// worse than before.
+func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
 	former map[string]string, tell bool) (done bool) {
 	under, verdicts := x.generation(), x.Verdicts(rc)
 	last := verdicts.lots.Load()
@@ -64,20 +65,20 @@ func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Cont
 	verdicts.lots.Store(&judgedLots{lots, under})
 	for _, m := range slices.Sorted(maps.Keys(lots)) {
 		if tell || lots[m].changed() {
-			x.tellLot(rt, lots[m])
+			x.reportLot(rt, lots[m])
 		}
 	}
 	what := "rules or policies"
 	if tell {
 		what = "the runtime"
 	}
-	x.rebuildAffected(ctx, rt, what+" changed", lots, affected)
+	x.rebuildWorsened(ctx, rt, what+" changed", lots, affected)
 	return true
 }
 
-// rebuildAffected reports builds that a change made worse, and has them compiled again where there
+// rebuildWorsened reports builds that a change made worse, and has them compiled again where there
 // is no better one.
-func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why string,
+func (x *Judge) rebuildWorsened(ctx context.Context, rt *runtimes.Runtime, why string,
 	lots map[maker]*lot, affected []index.BuildID) {
 	for i, id := range affected {
 		b, err := x.Index.Get(id)
@@ -88,19 +89,19 @@ func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why s
 		if err != nil || l == nil {
 			continue // it was just removed
 		}
-		if i < maxTold {
+		if i < maxReportedBuilds {
 			x.Event(event.Of(&b, event.Judged, "%s for %s now: %s", l.judgement.Verdict, rt.Name,
 				cmp.Or(l.judgement.Reason, "none")))
 		}
-		if !x.optimalThere(&b, lots) {
+		if !x.hasOptimal(&b, lots) {
 			why := fmt.Sprintf("%s, and this build is %s for %s", why, l.judgement.Verdict, rt.Name)
 			x.Rebuild(&b, rt.Name, why)
 		}
 	}
 }
 
-// optimalThere reports whether one that is served in the build's place is the best there can be.
-func (x *Judge) optimalThere(b *index.Build, lots map[maker]*lot) bool {
+// hasOptimal reports whether one that is served in the build's place is the best there can be.
+func (x *Judge) hasOptimal(b *index.Build, lots map[maker]*lot) bool {
 	builds, err := x.Index.Lookup(b.RequestKey, b.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(one index.Build) bool {
 		l := lots[makerOf(&one)]
@@ -109,10 +110,10 @@ func (x *Judge) optimalThere(b *index.Build, lots map[maker]*lot) bool {
 	})
 }
 
-// maxTold bounds the events about single builds after one change.
-const maxTold = 200
+// maxReportedBuilds bounds the events about single builds after one change.
+const maxReportedBuilds = 200
 
-func (x *Judge) tellLot(rt *runtimes.Runtime, l *lot) {
+func (x *Judge) reportLot(rt *runtimes.Runtime, l *lot) {
 	what := "1 build"
 	if l.builds > 1 {
 		what = fmt.Sprintf("%d builds", l.builds)
@@ -136,7 +137,7 @@ func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 	if err == nil {
 		return x.Glance(ctx, t, b)
 	}
-	if runtimes.Unsettled(ctx, err) {
+	if runtimes.IsTransient(ctx, err) {
 		return Judgement{}, err
 	}
 	return Judgement{At: x.Now(), Runtime: rt.Name,
@@ -208,5 +209,5 @@ func (l *lot) changed() bool {
 }
 
 func (l *lot) worse() bool {
-	return l.before != nil && Badness(l.judgement.Verdict) > Badness(l.before.Verdict)
+	return l.before != nil && Rank(l.judgement.Verdict) > Rank(l.before.Verdict)
 }

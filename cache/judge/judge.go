@@ -53,9 +53,9 @@ const (
 	SourceRule        = "rule "
 )
 
-// Badness orders verdicts: 0 is the best. Not to know is worse than to prefer recompilation, and
+// Rank orders verdicts: 0 is the best. Not to know is worse than to prefer recompilation, and
 // better than a refusal.
-func Badness(v compilers.Verdict) int {
+func Rank(v compilers.Verdict) int {
 	switch v {
 	case compilers.Optimal:
 		return 0
@@ -104,7 +104,7 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build, check Chec
 	if j, ok := verdicts.load(b.ID, under); ok {
 		return j, nil
 	}
-	if j, ok := x.disproved(t, b); ok {
+	if j, ok := x.recordedNotLoading(t, b); ok {
 		verdicts.save(b.ID, j, under)
 		return j, nil
 	}
@@ -120,38 +120,38 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build, check Chec
 		return j, err
 	}
 	if tried {
-		j = x.tried(t, b, j, checked)
+		j = x.judgeLoaded(t, b, j, checked)
 	}
 	verdicts.save(b.ID, j, under)
 	return j, nil
 }
 
-// Knows reports whether Build need not work anything out.
-func (x *Judge) Knows(t *Target, b *index.Build) bool {
+// IsKnown reports whether Build need not work anything out.
+func (x *Judge) IsKnown(t *Target, b *index.Build) bool {
 	_, known := x.Verdicts(t.Content).load(b.ID, x.generation())
 	return known
 }
 
-// Disprove remembers that a build of another library does not load with the runtime, whatever
-// judgements said. It returns the judgement.
-func (x *Judge) Disprove(t *Target, b *index.Build, text string) Judgement {
+// RecordNotLoading remembers that a build of another library does not load with the runtime,
+// whatever judgements said. It returns the judgement.
+func (x *Judge) RecordNotLoading(t *Target, b *index.Build, text string) Judgement {
 	j := Judgement{Verdict: compilers.Unsupported, Source: SourceLoadCheck, Reason: text,
 		At: x.Now(), Runtime: t.Runtime, Firm: true}
 	x.Verdicts(t.Content).save(b.ID, j, x.generation())
-	if err := memo.Save(&x.Index.Memos, x.disprovedKey(t, b), j); err != nil {
+	if err := memo.Save(&x.Index.Memos, x.notLoadingKey(t, b), j); err != nil {
 		// It is reported again after a restart.
 		x.Log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err)
 	}
 	return j
 }
 
-func (x *Judge) disproved(t *Target, b *index.Build) (j Judgement, ok bool) {
-	j, ok = memo.Recall[Judgement](&x.Index.Memos, x.disprovedKey(t, b))
+func (x *Judge) recordedNotLoading(t *Target, b *index.Build) (j Judgement, ok bool) {
+	j, ok = memo.Recall[Judgement](&x.Index.Memos, x.notLoadingKey(t, b))
 	j.Firm = ok
 	return j, ok
 }
 
-func (x *Judge) disprovedKey(t *Target, b *index.Build) string {
+func (x *Judge) notLoadingKey(t *Target, b *index.Build) string {
 	return "disproved:" + x.Runtimes.Key("report", t.Content, b.ID[:])
 }
 
@@ -163,13 +163,13 @@ type Target struct {
 	Marks    Marks
 	Facts    []index.EPFacts // of a build that would be compiled for it, by the EPs' order
 	BuildKey index.BuildKey  // of such a build
-	Seen     [32]byte        // Marks.Digest
+	Noticed  [32]byte        // Marks.Digest
 }
 
 // Key is for what is remembered of a judgement. It covers all that a probe can notice, such as
 // another SDK or driver.
 func (x *Judge) Key(t *Target, kind string, more []byte) string {
-	return x.Runtimes.Key(kind, t.Content, append(t.Seen[:], more...))
+	return x.Runtimes.Key(kind, t.Content, append(t.Noticed[:], more...))
 }
 
 // Marks are the fingerprints of a request's execution providers, in their order.
@@ -189,19 +189,19 @@ func (f Marks) Digest(facts []index.EPFacts) [32]byte {
 	return blake3.Sum256(raw)
 }
 
-// Elsewhere reports whether one of the execution providers may have made its part of the build on a
-// machine of another class, and does not state the hardware: then the build may load here and fail
-// when it is run.
-func (f Marks) Elsewhere(b *index.Build) bool {
+// OtherMachine reports whether one of the execution providers may have made its part of the build
+// on a machine of another class, and does not state the hardware: then the build may load here and
+// fail when it is run.
+func (f Marks) OtherMachine(b *index.Build) bool {
 	for i := range b.EPs {
-		if f.elsewhere(i, &b.EPs[i]) {
+		if f.otherMachine(i, &b.EPs[i]) {
 			return true
 		}
 	}
 	return false
 }
 
-func (f Marks) elsewhere(i int, made *index.EPFacts) bool {
+func (f Marks) otherMachine(i int, made *index.EPFacts) bool {
 	class, hardware := f[i].MachineClass, made.HardwareArchitecture
 	if made.TookNone || class == "" || hardware == class {
 		return false
@@ -209,8 +209,8 @@ func (f Marks) elsewhere(i int, made *index.EPFacts) bool {
 	return hardware == "" || compilers.IsMachineClass(hardware) || f[i].HardwareArchitecture == ""
 }
 
-// Fill says in the message that clients receive how the build suits the runtime.
-func (j Judgement) Fill(out *wire.Build) {
+// FillBuild says in the message that clients receive how the build suits the runtime.
+func (j Judgement) FillBuild(out *wire.Build) {
 	if j.Source != "" || j.Reason != "" { // else it was not judged
 		out.Compatibility, out.CompatibilitySource = j.Verdict.String(), j.Source
 		out.CompatibilityReason = wire.Valid(j.Reason)
@@ -218,20 +218,20 @@ func (j Judgement) Fill(out *wire.Build) {
 	}
 }
 
-// Standing returns how a build suits the registered runtimes: the best of what is known.
-func (x *Judge) Standing(b *index.Build) Judgement {
+// BestKnown returns how a build suits the registered runtimes: the best of what is known.
+func (x *Judge) BestKnown(b *index.Build) Judgement {
 	var best Judgement
 	for _, rt := range x.Runtimes.All() {
-		rc := rt.Found()
+		rc := rt.LastContent()
 		if rc == nil || !rc.HasEvery(b) {
 			continue
 		}
 		j, ok := x.Verdicts(rc).glance(b, x.generation())
-		if !ok && rc.Made(b) {
+		if !ok && rc.MadeBuild(b) {
 			j, ok = Judgement{Verdict: compilers.Optimal, Source: SourceLibrary,
 				Reason: "made by equal libraries", At: b.Created, Runtime: rt.Name}, true
 		}
-		if ok && (best.Runtime == "" || Badness(j.Verdict) < Badness(best.Verdict)) {
+		if ok && (best.Runtime == "" || Rank(j.Verdict) < Rank(best.Verdict)) {
 			best = j
 		}
 	}
@@ -250,7 +250,7 @@ func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgemen
 			return out, err
 		}
 		firm := j.Firm && (i == 0 || out.Firm)
-		if i == 0 || Badness(j.Verdict) > Badness(out.Verdict) || out.Source == SourceLibrary && j.Verdict == out.Verdict {
+		if i == 0 || Rank(j.Verdict) > Rank(out.Verdict) || out.Source == SourceLibrary && j.Verdict == out.Verdict {
 			out = j
 		}
 		out.Firm = firm
@@ -270,7 +270,7 @@ type Part struct {
 func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judgement, error) {
 	made, now := b.Made, &t.Facts[i]
 	if made.TookNone {
-		return tookNone(made, now), nil
+		return judgeUnused(made, now), nil
 	}
 	set, _ := x.Rules()
 	rule := set.Judge(ruleFacts(made, b.ORT), ruleFacts(now, t.Content.Spec.ORTVersion))
@@ -278,13 +278,13 @@ func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judge
 	if rule.Rule == "" {
 		byRule.Source = ""
 	}
-	own, equal := t.ownLibrary(i, b)
+	own, equal := t.sameLibrary(i, b)
 	if own.Firm {
 		return own, nil
 	}
 	verdict, err := x.Verdict(ctx, t, i, made.CompatibilityString)
 	if err != nil {
-		if runtimes.Unsettled(ctx, err) {
+		if runtimes.IsTransient(ctx, err) {
 			return Judgement{}, err
 		}
 		verdict = compilers.Unknown // an execution provider that cannot say is no reason to give up
@@ -300,16 +300,16 @@ func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judge
 	case made.CompatibilityString != "" && made.CompatibilityString == now.CompatibilityString:
 		j = Judgement{Verdict: compilers.Optimal, Source: SourceFingerprint, Firm: true,
 			Reason: fmt.Sprintf("what %s compiles now says the same of itself: %s",
-				made.Name, Shown(made.CompatibilityString))}
+				made.Name, ShortCompatibility(made.CompatibilityString))}
 	}
-	if equal && rule.Rule != "" && Badness(rule.Verdict) > Badness(j.Verdict) {
+	if equal && rule.Rule != "" && Rank(rule.Verdict) > Rank(j.Verdict) {
 		return byRule, nil // such as one about drivers
 	}
 	return j, nil
 }
 
-// tookNone judges the part of an execution provider that took no node of the model.
-func tookNone(made, now *index.EPFacts) Judgement {
+// judgeUnused judges the part of an execution provider that took no node of the model.
+func judgeUnused(made, now *index.EPFacts) Judgement {
 	j := Judgement{Verdict: compilers.Optimal, Source: SourceLibrary,
 		Reason: made.Name + " took no node of it", Firm: true}
 	if made.LibraryDigest != now.LibraryDigest && !made.LibraryDigest.IsZero() {
@@ -319,11 +319,12 @@ func tookNone(made, now *index.EPFacts) Judgement {
 	return j
 }
 
-// ownLibrary judges what an equal library made, and reports whether one did. It is firm where nothing
-// else changed: the driver and, for execution providers that state no hardware, the machine.
-func (t *Target) ownLibrary(i int, b Part) (j Judgement, equal bool) {
+// sameLibrary judges what an equal library made, and reports whether one did. It is firm where
+// nothing else changed: the driver and, for execution providers that state no hardware, the
+// machine.
+func (t *Target) sameLibrary(i int, b Part) (j Judgement, equal bool) {
 	made, now := b.Made, &t.Facts[i]
-	elsewhere := t.Marks.elsewhere(i, made)
+	elsewhere := t.Marks.otherMachine(i, made)
 	if !b.Own && (made.LibraryDigest != now.LibraryDigest ||
 		made.SDKVersion != now.SDKVersion || made.CompatibilityString != now.CompatibilityString ||
 		made.HardwareArchitecture != now.HardwareArchitecture && !elsewhere) {
@@ -355,8 +356,8 @@ func makerName(f *index.EPFacts) string {
 		cmp.Or(f.SDKVersion, "unknown"), f.LibraryDigest)
 }
 
-// Shown shortens a compatibility string for people.
-func Shown(s string) string {
+// ShortCompatibility shortens a compatibility string for people.
+func ShortCompatibility(s string) string {
 	const most = 160
 	if len(s) > most {
 		return s[:most] + "..."
@@ -364,10 +365,10 @@ func Shown(s string) string {
 	return s
 }
 
-// tried judges a build that was loaded in a process of its own, and was run where it may be of
-// another machine. Where the target device is here, that proves whether it loads; that it loads
+// judgeLoaded judges a build that was loaded in a process of its own, and was run where it may be
+// of another machine. Where the target device is here, that proves whether it loads; that it loads
 // does not prove that it is the best there could be.
-func (x *Judge) tried(t *Target, b *index.Build, glance Judgement, checked compilers.CheckResult) Judgement {
+func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement, checked compilers.CheckResult) Judgement {
 	out := Judgement{At: x.Now(), Runtime: t.Runtime, Source: SourceLoadCheck}
 	loads := "it loads"
 	if checked.Ran {
@@ -381,7 +382,7 @@ func (x *Judge) tried(t *Target, b *index.Build, glance Judgement, checked compi
 		}
 	case compilers.Passed:
 		out.Verdict, out.Reason = compilers.PreferRecompilation, loads
-		if !t.Content.Made(b) {
+		if !t.Content.MadeBuild(b) {
 			out.Reason += ", though another library made it: " + MakerNames(b)
 		}
 		if glance.Source == SourceLibrary || glance.Verdict == compilers.Optimal {
@@ -397,7 +398,7 @@ func (x *Judge) tried(t *Target, b *index.Build, glance Judgement, checked compi
 		if out.Source == "" {
 			out.Reason = "no rule tells, and whether it loads cannot be tried on this machine"
 		}
-		if t.Marks.Elsewhere(b) {
+		if t.Marks.OtherMachine(b) {
 			out.Verdict, out.Source = compilers.Unknown, ""
 			out.Reason = "whether it runs on this machine cannot be tried: " + checked.Text
 		}
@@ -423,7 +424,7 @@ func (x *Judge) Verdict(ctx context.Context, t *Target, i int, info string) (com
 	rc, ep := t.Content, t.EPs[i]
 	key := x.Key(t, "verdict", []byte(ep.Name+"\x00"+info))
 	ask := func(ctx context.Context) (compilers.Verdict, error) {
-		return runtimes.Still(rc, func() (compilers.Verdict, error) {
+		return runtimes.RunUnreplaced(rc, func() (compilers.Verdict, error) {
 			verdicts, err := x.Compiler.Compatibility(ctx, rc.Spec, ep, []string{info})
 			switch {
 			case errors.As(err, new(*compilers.RefusedError)), err == nil && len(verdicts) != 1:
@@ -435,7 +436,7 @@ func (x *Judge) Verdict(ctx context.Context, t *Target, i int, info string) (com
 		})
 	}
 	always := func(compilers.Verdict) bool { return true }
-	return runtimes.Remember(ctx, x.Runtimes, runtimes.Question{Key: key}, always, ask)
+	return runtimes.Remember(ctx, x.Runtimes, runtimes.Inquiry{Key: key}, always, ask)
 }
 
 func ruleFacts(f *index.EPFacts, ort string) rules.Facts {

@@ -37,7 +37,7 @@ type Checker struct {
 }
 
 // Judge judges a build. It loads the build where that could change what becomes of it.
-func (ts *Checker) Judge(ctx context.Context, a *request.Against, b *index.Build) (judge.Judgement, error) {
+func (ts *Checker) Judge(ctx context.Context, a *request.JudgeTarget, b *index.Build) (judge.Judgement, error) {
 	return ts.Judges.Build(ctx, a.Target(), b, func(ctx context.Context, j judge.Judgement) (compilers.CheckResult, bool, error) {
 		if !ts.worthLoading(a, b, j) {
 			return compilers.CheckResult{}, false, nil
@@ -47,51 +47,51 @@ func (ts *Checker) Judge(ctx context.Context, a *request.Against, b *index.Build
 	})
 }
 
-// Knows reports whether Judge need not work anything out.
-func (ts *Checker) Knows(a *request.Against, b *index.Build) bool {
-	return ts.Judges.Knows(a.Target(), b)
+// IsKnown reports whether Judge need not work anything out.
+func (ts *Checker) IsKnown(a *request.JudgeTarget, b *index.Build) bool {
+	return ts.Judges.IsKnown(a.Target(), b)
 }
 
 // LoadsAlone loads the models of a group without sharing.
-func (ts *Checker) LoadsAlone(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
+func (ts *Checker) LoadsAlone(ctx context.Context, a *request.JudgeTarget, b *index.Build) (compilers.CheckResult, error) {
 	return ts.loadAs(ctx, a, b, "load alone", a.CheckJobAlone)
 }
 
 // worthLoading reports whether a load check could change what becomes of the build. A policy that
 // refuses what is unknown does so whatever loads. A build of another machine is always tried.
-func (ts *Checker) worthLoading(a *request.Against, b *index.Build, j judge.Judgement) bool {
+func (ts *Checker) worthLoading(a *request.JudgeTarget, b *index.Build, j judge.Judgement) bool {
 	policy := ts.Policy(a.EPs).Unknown
 	if j.Verdict == compilers.Unsupported || policy == request.PolicyRefuse && j.Verdict == compilers.Unknown {
 		return false
 	}
-	return a.Marks.Elsewhere(b) || !j.Firm && policy != request.PolicyServe
+	return a.Marks.OtherMachine(b) || !j.Firm && policy != request.PolicyServe
 }
 
 // load loads the build's graph with the libraries that it is judged for, once for each pair. A
 // build that may be of another machine is run as well.
-func (ts *Checker) load(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
-	if a.Marks.Elsewhere(b) {
+func (ts *Checker) load(ctx context.Context, a *request.JudgeTarget, b *index.Build) (compilers.CheckResult, error) {
+	if a.Marks.OtherMachine(b) {
 		return ts.runOnce(ctx, a, b)
 	}
 	return ts.loadAs(ctx, a, b, "load", a.CheckJobOf)
 }
 
 // loadAs is load in one of the ways in which a build is loaded.
-func (ts *Checker) loadAs(ctx context.Context, a *request.Against, b *index.Build, way string,
+func (ts *Checker) loadAs(ctx context.Context, a *request.JudgeTarget, b *index.Build, way string,
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	key := ts.Judges.Key(a.Target(), way, b.ID[:])
-	return runtimes.Remember(ctx, ts.Runtimes, runtimes.Question{Key: key}, Proven, func(ctx context.Context) (compilers.CheckResult, error) {
-		leave, err := ts.Workspaces.Slot(ctx, a.Model) // after an update many may be asked for at a time
+	return runtimes.Remember(ctx, ts.Runtimes, runtimes.Inquiry{Key: key}, IsFinal, func(ctx context.Context) (compilers.CheckResult, error) {
+		leave, err := ts.Workspaces.AcquireSlot(ctx, a.Model) // after an update many may be asked for at a time
 		if err != nil {
 			return compilers.CheckResult{}, err
 		}
 		defer leave()
-		return ts.tryView(ctx, a, b, job)
+		return ts.loadView(ctx, a, b, job)
 	})
 }
 
-// tryView loads the build from its view.
-func (ts *Checker) tryView(ctx context.Context, a *request.Against, b *index.Build,
+// loadView loads the build from its view.
+func (ts *Checker) loadView(ctx context.Context, a *request.JudgeTarget, b *index.Build,
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	answer, err := lookup.Lease(ctx, ts.Store, b, func(string) {})
 	if err != nil {
@@ -101,14 +101,14 @@ func (ts *Checker) tryView(ctx context.Context, a *request.Against, b *index.Bui
 	return ts.Check(ctx, a, job(b, answer))
 }
 
-// Proven reports whether the result of a load check is for good. A worker that crashed may have
+// IsFinal reports whether the result of a load check is for good. A worker that crashed may have
 // lacked memory for a moment.
-func Proven(r compilers.CheckResult) bool { return !r.Crashed() }
+func IsFinal(r compilers.CheckResult) bool { return !r.Crashed() }
 
 // runOnce loads a build that may be of another machine, and runs it once on zeros: an execution
 // provider may load code for instruction sets that this processor lacks, and fail only when that is
 // run. The result is remembered, once for each pair.
-func (ts *Checker) runOnce(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
+func (ts *Checker) runOnce(ctx context.Context, a *request.JudgeTarget, b *index.Build) (compilers.CheckResult, error) {
 	if a.Model == nil {
 		return notRun("its source model is not here"), nil
 	}
@@ -122,18 +122,18 @@ func (ts *Checker) runOnce(ctx context.Context, a *request.Against, b *index.Bui
 				job.Zeros = free
 				return job
 			}
-			checked, err = ts.tryView(ctx, &mine, b, run)
+			checked, err = ts.loadView(ctx, &mine, b, run)
 			if err != nil || checked.Outcome != compilers.Failed || !checked.Ran {
 				return checked, err
 			}
-			checked, err = ts.blame(ctx, &mine, b, checked, free)
+			checked, err = ts.checkSource(ctx, &mine, b, checked, free)
 			if err != nil || checked.Outcome == compilers.Failed {
 				return checked, err
 			}
 		}
 		return checked, nil
 	}
-	return workspace.Remember(ctx, ts.Workspaces, a.Model, key, Proven, try)
+	return workspace.Remember(ctx, ts.Workspaces, a.Model, key, IsFinal, try)
 }
 
 // FreeSizes are the sizes of free dimensions with which a build is run. The second is for models
@@ -145,9 +145,10 @@ func notRun(why string) compilers.CheckResult {
 	return compilers.CheckResult{Outcome: compilers.NotCheckable, Text: why}
 }
 
-// blame has the execution providers load the source model here, and run it on the same zeros. Where
-// that fails as well, these are no input for the model, and the failure says nothing of the build.
-func (ts *Checker) blame(ctx context.Context, a *request.Against, b *index.Build, failed compilers.CheckResult,
+// checkSource has the execution providers load the source model here, and run it on the same zeros.
+// Where that fails as well, these are no input for the model, and the failure says nothing of the
+// build.
+func (ts *Checker) checkSource(ctx context.Context, a *request.JudgeTarget, b *index.Build, failed compilers.CheckResult,
 	free int64) (compilers.CheckResult, error) {
 	if a.Adopting {
 		return notRun("it does not run on zeros, and its source model is not here: " + failed.Text), nil
@@ -166,7 +167,7 @@ func (ts *Checker) blame(ctx context.Context, a *request.Against, b *index.Build
 	}
 	source := a.CheckJob(j.Copies[member].Path, request.LoadLevel(a.Canonical.GraphOptimizationLevel))
 	source.Zeros = free
-	ran, err := ts.still(ctx, a, a.WithDimensions(source))
+	ran, err := ts.loadUnreplaced(ctx, a, a.WithDimensions(source))
 	if err != nil || ran.Outcome == compilers.Passed {
 		return failed, err
 	}
@@ -180,10 +181,10 @@ type Result struct {
 	Control string // why a failure is not to be believed; "" if it is
 }
 
-// reported loads the build in a process of its own, twice if it fails, because a worker may lack
-// memory for a moment. A failure is believed only where the smallest artefact that these libraries
-// make loads.
-func (ts *Checker) reported(ctx context.Context, a *request.Against, b *index.Build) (Result, error) {
+// loadReported loads the build in a process of its own, twice if it fails, because a worker may
+// lack memory for a moment. A failure is believed only where the smallest artefact that these
+// libraries make loads.
+func (ts *Checker) loadReported(ctx context.Context, a *request.JudgeTarget, b *index.Build) (Result, error) {
 	key := ts.Runtimes.Key("report", a.Content, b.ID[:])
 	return ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (Result, error) {
 		answer, err := lookup.Lease(ctx, ts.Store, b, func(string) {})
@@ -194,7 +195,7 @@ func (ts *Checker) reported(ctx context.Context, a *request.Against, b *index.Bu
 		job := a.CheckJobOf(b, answer)
 		var t Result
 		for range 2 {
-			if t.CheckResult, err = ts.still(ctx, a, job); err != nil || t.Outcome != compilers.Failed {
+			if t.CheckResult, err = ts.loadUnreplaced(ctx, a, job); err != nil || t.Outcome != compilers.Failed {
 				return t, err
 			}
 		}
@@ -203,21 +204,21 @@ func (ts *Checker) reported(ctx context.Context, a *request.Against, b *index.Bu
 	})
 }
 
-// still loads a graph, with libraries that are not replaced meanwhile.
-func (ts *Checker) still(ctx context.Context, a *request.Against, job compilers.CheckJob) (compilers.CheckResult, error) {
-	return runtimes.Still(a.Content, func() (compilers.CheckResult, error) { return ts.Compiler.Check(ctx, job) })
+// loadUnreplaced loads a graph, with libraries that are not replaced meanwhile.
+func (ts *Checker) loadUnreplaced(ctx context.Context, a *request.JudgeTarget, job compilers.CheckJob) (compilers.CheckResult, error) {
+	return runtimes.RunUnreplaced(a.Content, func() (compilers.CheckResult, error) { return ts.Compiler.Check(ctx, job) })
 }
 
 // Check loads a graph, and believes its failure only where the smallest artefact that these libraries
 // make loads: otherwise the failure says something of this machine, and nothing of the graph.
-func (ts *Checker) Check(ctx context.Context, a *request.Against, job compilers.CheckJob) (compilers.CheckResult, error) {
-	checked, err := ts.still(ctx, a, job)
+func (ts *Checker) Check(ctx context.Context, a *request.JudgeTarget, job compilers.CheckJob) (compilers.CheckResult, error) {
+	checked, err := ts.loadUnreplaced(ctx, a, job)
 	if err != nil || checked.Outcome != compilers.Failed {
 		return checked, err
 	}
 	// After an update many fail one after the other, so that one loads is remembered. That none
 	// does is not.
-	key := ts.Runtimes.Key("control", a.Content, a.Spelled())
+	key := ts.Runtimes.Key("control", a.Content, a.Encoded())
 	_, err = ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (bool, error) {
 		broken, err := ts.Control(ctx, a)
 		if err == nil && broken != "" {
@@ -233,12 +234,12 @@ func (ts *Checker) Check(ctx context.Context, a *request.Against, job compilers.
 
 // Control returns why what these libraries make does not load here, "" if it does or if nothing can
 // be made to try that with.
-func (ts *Checker) Control(ctx context.Context, a *request.Against) (string, error) {
+func (ts *Checker) Control(ctx context.Context, a *request.JudgeTarget) (string, error) {
 	broken, err := ts.control(ctx, a)
-	return runtimes.Text(broken), err
+	return runtimes.ErrorText(broken), err
 }
 
-func (ts *Checker) control(ctx context.Context, a *request.Against) (broken, err error) {
+func (ts *Checker) control(ctx context.Context, a *request.JudgeTarget) (broken, err error) {
 	var own *compilers.Job
 	if a.OnOwnModel {
 		if a.Model == nil {
@@ -249,18 +250,18 @@ func (ts *Checker) control(ctx context.Context, a *request.Against) (broken, err
 		if err != nil {
 			return nil, err
 		}
-		own = plan.OwnJob(a.Canonical, j.Copies[0].Path)
+		own = plan.FingerprintJob(a.Canonical, j.Copies[0].Path)
 	}
 	folder, remove, err := ts.Store.Stage("control-")
 	if err != nil {
 		return nil, err
 	}
 	defer remove()
-	result, err := runtimes.Still(a.Content, func() (compilers.CheckResult, error) {
+	result, err := runtimes.RunUnreplaced(a.Content, func() (compilers.CheckResult, error) {
 		return compilers.Control(ctx, ts.Compiler, a.Content.Spec, a.EPs, folder, own)
 	})
 	switch {
-	case errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced):
+	case errors.Is(err, runtimes.ErrFilesChanging) || errors.Is(err, runtimes.ErrReplaced):
 		return nil, err
 	case err == nil && result.Outcome == compilers.Failed:
 		return errors.New(cmp.Or(result.Text, result.Outcome)), nil
@@ -268,20 +269,20 @@ func (ts *Checker) control(ctx context.Context, a *request.Against) (broken, err
 	return err, nil // where the device is elsewhere, a failed load proves nothing
 }
 
-// EP compiles one node, and loads it, unless that was tried lately. It returns what is wrong.
-func (ts *Checker) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) error {
+// TryEP compiles one node, and loads it, unless that was tried lately. It returns what is wrong.
+func (ts *Checker) TryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) error {
 	rc, err := ts.Runtimes.Content(ctx, rt, func(string) {})
 	if err != nil {
 		return err
 	}
-	eps, err := runtimes.Alone(rc, facts.Facts, name)
+	eps, err := runtimes.SingleEP(rc, facts.Facts, name)
 	if err != nil {
 		return err
 	}
 	type tried struct{ broken error }
 	key := ts.Runtimes.Key("doctor", rc, []byte(name))
 	found, err := ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (tried, error) {
-		broken, err := ts.control(ctx, (&request.Plan{EPs: eps}).Against("", rc))
+		broken, err := ts.control(ctx, (&request.Plan{EPs: eps}).JudgeTarget("", rc))
 		return tried{broken}, err
 	})
 	return cmp.Or(err, found.broken)

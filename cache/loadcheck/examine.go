@@ -23,7 +23,7 @@ import (
 // runtime that the reporter used, where that may be loaded here.
 func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Ref, b *index.Build) (
 	reports.Examined, error) {
-	err := ts.sameBytesAsEver(ctx, b)
+	err := ts.verifyBytes(ctx, b)
 	if ctx.Err() != nil {
 		return reports.Examined{}, ctx.Err()
 	}
@@ -35,16 +35,16 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 	if ctx.Err() != nil {
 		return reports.Examined{}, ctx.Err()
 	}
-	if errors.Is(err, errElsewhere) {
-		return reports.Examined{Verdict: reports.Elsewhere, Text: err.Error()}, nil
+	if errors.Is(err, errDeviceAbsent) {
+		return reports.Examined{Verdict: reports.DeviceAbsent, Text: err.Error()}, nil
 	}
 	if err != nil {
 		return reports.Examined{Text: "it could not be tried with your runtime: " + err.Error()}, nil
 	}
-	a := at.Plan.Against(at.RuntimeName, at.Content)
-	out := reports.Examined{Runtime: a.Runtime, Exactly: at.Plan.MadeExactly(b),
-		Disprove: func(text string) { ts.disprove(a, b, text) }}
-	t, err := ts.reported(ctx, a, b)
+	a := at.Plan.JudgeTarget(at.RuntimeName, at.Content)
+	out := reports.Examined{Runtime: a.Runtime, MadeForIt: at.Plan.MadeExactly(b),
+		Record: func(text string) { ts.recordNotLoading(a, b, text) }}
+	t, err := ts.loadReported(ctx, a, b)
 	switch {
 	case ctx.Err() != nil:
 		return reports.Examined{}, ctx.Err()
@@ -54,20 +54,20 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 		out.Verdict, out.Level = reports.Loads, t.GraphOptimizationLevel
 		out.Text = "it loads here, in a process of its own, with " + at.RuntimeName
 	case t.Outcome == compilers.NotCheckable:
-		out.Verdict = reports.Unprovable
+		out.Verdict = reports.Unverifiable
 		out.Text = "whether it loads cannot be told on this machine, which lacks the device that it is for"
 	case t.Control != "":
 		out.Text = "it does not load here, but neither does what is known to be sound: " +
 			compilers.LastWords(t.Control)
 	default:
-		out.Verdict = reports.Refuted
-		out.Text = "it does not load here either: " + identity.Shortened(t.Text)
+		out.Verdict = reports.DoesNotLoad
+		out.Text = "it does not load here either: " + identity.Truncated(t.Text)
 	}
 	return out, nil
 }
 
-// sameBytesAsEver hashes the build's files, whatever their stamps say.
-func (ts *Checker) sameBytesAsEver(ctx context.Context, b *index.Build) error {
+// verifyBytes hashes the build's files, whatever their stamps say.
+func (ts *Checker) verifyBytes(ctx context.Context, b *index.Build) error {
 	_, err := ttlcache.Do(ctx, ts.Results, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
 		for _, f := range b.Files {
 			if err := ts.Store.Forms().Check(ctx, f.Digest); err != nil {
@@ -79,7 +79,7 @@ func (ts *Checker) sameBytesAsEver(ctx context.Context, b *index.Build) error {
 	return err
 }
 
-var errElsewhere = errors.New("the device that it is for is not in this machine")
+var errDeviceAbsent = errors.New("the device that it is for is not in this machine")
 
 // planReported plans the build's request for the runtime that the reporter used.
 func (ts *Checker) planReported(ctx context.Context, p request.Peer, from runtimes.Ref,
@@ -88,7 +88,7 @@ func (ts *Checker) planReported(ctx context.Context, p request.Peer, from runtim
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := ts.runtimeReported(ctx, b, &request.Request{Peer: p, Wish: identity.Wish{EPs: again.EPs}, Runtime: from})
+	rt, rc, err := ts.runtimeReported(ctx, b, &request.Request{Peer: p, CompileTerms: identity.CompileTerms{EPs: again.EPs}, Runtime: from})
 	if err != nil {
 		return nil, err
 	}
@@ -102,11 +102,11 @@ func (ts *Checker) planReported(ctx context.Context, p request.Peer, from runtim
 				continue
 			}
 			if _, err := runtimes.ResolveDevices(facts, ep); err != nil {
-				return nil, fmt.Errorf("%w: %w", errElsewhere, err)
+				return nil, fmt.Errorf("%w: %w", errDeviceAbsent, err)
 			}
 		}
 	}
-	return ts.Planner.Planned(ctx, again.WithRuntime(rt.Name, rc))
+	return ts.Planner.WithPlan(ctx, again.WithRuntime(rt.Name, rc))
 }
 
 // runtimeReported is the runtime that the reporter named, if the daemon knows it. Reports name
@@ -116,37 +116,37 @@ func (ts *Checker) runtimeReported(ctx context.Context, b *index.Build, req *req
 	*runtimes.Runtime, *runtimes.Content, error) {
 	named := req.Runtime.Directory != "" || len(req.Runtime.EPLibraries) > 0
 	if named {
-		rt, rc, err := ts.Runtimes.Resolve(ctx, req.Wanted(), func(string) {})
+		rt, rc, err := ts.Runtimes.Resolve(ctx, req.RuntimeWanted(), func(string) {})
 		if err == nil || ctx.Err() != nil {
 			return rt, rc, err
 		}
 	}
 	for _, rt := range ts.Runtimes.All() {
 		rc, err := ts.Runtimes.Content(ctx, rt, func(string) {})
-		if err == nil && rc.HasEvery(b) && rc.Made(b) {
+		if err == nil && rc.HasEvery(b) && rc.MadeBuild(b) {
 			return rt, rc, nil
 		}
 	}
 	if named || b.Put { // a build that was put is of libraries that only its application has
 		return nil, nil, errors.New("it is not known here, and no other one made the build")
 	}
-	return ts.Runtimes.Resolve(ctx, req.Wanted(), func(string) {})
+	return ts.Runtimes.Resolve(ctx, req.RuntimeWanted(), func(string) {})
 }
 
-// disprove remembers that a build of another library does not load with the runtime, whatever
-// judgements said.
-func (ts *Checker) disprove(a *request.Against, b *index.Build, text string) {
-	j := ts.Judges.Disprove(a.Target(), b, text)
+// recordNotLoading remembers that a build of another library does not load with the runtime,
+// whatever judgements said.
+func (ts *Checker) recordNotLoading(a *request.JudgeTarget, b *index.Build, text string) {
+	j := ts.Judges.RecordNotLoading(a.Target(), b, text)
 	ts.Store.RecordEvent(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.Runtime, text))
 }
 
-// JudgeOwn judges a compiled model that an application brings. The model's own metadata is not
+// JudgeCompiled judges a compiled model that an application brings. The model's own metadata is not
 // enough, because the string may have been edited, or copied from the source model, and no
 // execution provider compares it with its bytes. A complete model is loaded in a worker, and the
 // result of that counts.
-func (ts *Checker) JudgeOwn(ctx context.Context, at *request.Attempt, m *epmodel.Model) (
+func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *epmodel.Model) (
 	judge.Judgement, error) {
-	a := at.Plan.Against(at.RuntimeName, at.Content)
+	a := at.Plan.JudgeTarget(at.RuntimeName, at.Content)
 	said, made := judge.Judgement{Verdict: compilers.Optimal, At: ts.Now(), Runtime: a.Runtime}, false
 	infos := m.CompatibilityInfo()
 	for i, ep := range a.EPs {
@@ -155,13 +155,13 @@ func (ts *Checker) JudgeOwn(ctx context.Context, at *request.Attempt, m *epmodel
 		}
 		made = true
 		verdict, err := ts.Judges.Verdict(ctx, a.Target(), i, infos[ep.Name])
-		if runtimes.Unsettled(ctx, err) {
+		if runtimes.IsTransient(ctx, err) {
 			return said, err
 		}
 		if err != nil {
 			verdict = compilers.Unknown // it has no word for this
 		}
-		if judge.Badness(verdict) > judge.Badness(said.Verdict) {
+		if judge.Rank(verdict) > judge.Rank(said.Verdict) {
 			said.Verdict = verdict
 		}
 	}
@@ -171,13 +171,13 @@ func (ts *Checker) JudgeOwn(ctx context.Context, at *request.Attempt, m *epmodel
 				"that made no node of it"}, nil
 	}
 	if len(m.Sidecars()) > 0 {
-		said.Reason = ofString(said) +
+		said.Reason = compatibilityVerdict(said) +
 			"; whether it loads is not known, because only what is adopted is loaded with its context files"
 		said.Verdict = compilers.Unknown
 		return said, nil
 	}
-	checked, err := ts.checkOwn(ctx, at.Request, a)
-	if runtimes.Unsettled(ctx, err) {
+	checked, err := ts.loadPrivateCopy(ctx, at.Request, a)
+	if runtimes.IsTransient(ctx, err) {
 		return said, err
 	}
 	said.Source = judge.SourceLoadCheck
@@ -189,32 +189,34 @@ func (ts *Checker) JudgeOwn(ctx context.Context, at *request.Attempt, m *epmodel
 		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
 	case checked.Outcome != compilers.Passed:
 		said.Source = ""
-		said.Reason = ofString(said) + "; whether it loads cannot be tried on this machine"
+		said.Reason = compatibilityVerdict(said) + "; whether it loads cannot be tried on this machine"
 		said.Verdict = compilers.Unknown
 	case said.Verdict == compilers.Optimal:
 		said.Reason = "it loads, and its compatibility string is the execution provider's"
 	default:
-		said.Reason = "it loads, though " + ofString(said)
+		said.Reason = "it loads, though " + compatibilityVerdict(said)
 		said.Verdict = compilers.PreferRecompilation
 	}
 	return said, nil
 }
 
-// ofString says what the execution provider thinks of a model's own compatibility string.
-func ofString(j judge.Judgement) string {
+// compatibilityVerdict says what the execution provider thinks of a model's own compatibility
+// string.
+func compatibilityVerdict(j judge.Judgement) string {
 	if j.Verdict == compilers.Unknown {
 		return "its execution provider gives no verdict on its compatibility string"
 	}
 	return "its compatibility string is " + j.Verdict.String() + " for this runtime"
 }
 
-// checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
-func (ts *Checker) checkOwn(ctx context.Context, r *request.Request, a *request.Against) (
+// loadPrivateCopy loads a private copy of the caller's compiled model, once for its bytes and the
+// runtime.
+func (ts *Checker) loadPrivateCopy(ctx context.Context, r *request.Request, a *request.JudgeTarget) (
 	compilers.CheckResult, error) {
-	key := ts.Judges.Key(a.Target(), "own", append(a.Canonical.Model[:], a.Spelled()...))
+	key := ts.Judges.Key(a.Target(), "own", append(a.Canonical.Model[:], a.Encoded()...))
 	check := func(ctx context.Context, graph string) (compilers.CheckResult, error) {
 		return ts.Check(ctx, a, a.CheckJob(graph, request.LoadLevel("")))
 	}
-	return workspace.Remember(ctx, ts.Workspaces, r, key, Proven,
-		workspace.OnCopy(ts.Workspaces, a.Canonical, check))
+	return workspace.Remember(ctx, ts.Workspaces, r, key, IsFinal,
+		workspace.WithCopy(ts.Workspaces, a.Canonical, check))
 }

@@ -31,7 +31,7 @@ func (ts *Checker) VerifyOutput(ctx context.Context, at *request.Attempt, a *req
 	case b == nil:
 		return nil
 	}
-	at, err := ts.Planner.Planned(ctx, at)
+	at, err := ts.Planner.WithPlan(ctx, at)
 	if err != nil {
 		return err
 	}
@@ -111,8 +111,8 @@ func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *
 			return compilers.VerifyResult{}, err
 		}
 	}
-	check := at.Plan.Against("", at.Content).CheckGraph(b, filepath.Join(built, b.Graph))
+	check := at.Plan.JudgeTarget("", at.Content).CheckGraph(b, filepath.Join(built, b.Graph))
 	job := compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check), Source: source.Copies[0].Path, Most: at.VerifyOutput,
 		Compiled: b.CompileSeconds}
-	return runtimes.Still(at.Content, func() (compilers.VerifyResult, error) { return v.VerifyOutput(ctx, job) })
+	return runtimes.RunUnreplaced(at.Content, func() (compilers.VerifyResult, error) { return v.VerifyOutput(ctx, job) })
 }

@@ -30,11 +30,11 @@ import (
 // Judge says how builds suit a runtime.
 type Judge interface {
 	// Judge judges a build. It loads it where that could change what becomes of it.
-	Judge(context.Context, *request.Against, *index.Build) (judge.Judgement, error)
-	// Knows reports whether Judge need not work anything out.
-	Knows(*request.Against, *index.Build) bool
+	Judge(context.Context, *request.JudgeTarget, *index.Build) (judge.Judgement, error)
+	// IsKnown reports whether Judge need not work anything out.
+	IsKnown(*request.JudgeTarget, *index.Build) bool
 	// LoadsAlone loads the models of a group without sharing.
-	LoadsAlone(context.Context, *request.Against, *index.Build) (compilers.CheckResult, error)
+	LoadsAlone(context.Context, *request.JudgeTarget, *index.Build) (compilers.CheckResult, error)
 }
 
 // Options say what a Lookup works with.
@@ -73,10 +73,10 @@ func New(o Options) *Lookup {
 
 // Found is the result of a look-up.
 type Found struct {
-	Answer  *request.Answer // nil: there is no build to serve
-	Why     string          // there is none
-	Stale   bool            // there are builds, and they must not be loaded with this runtime
-	Doubted int             // builds that would be served if the caller had not reported them
+	Answer   *request.Answer // nil: there is no build to serve
+	Why      string          // there is none
+	Stale    bool            // there are builds, and they must not be loaded with this runtime
+	Withheld int             // builds that would be served if the caller had not reported them
 }
 
 // Find finds the best build for the caller's runtime, and takes a lease on its view. Without one it
@@ -95,17 +95,17 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 		b := one.Build
 		switch {
 		case at.Plan.Outside && !at.Plan.MadeExactly(b): // nothing is known of it
-		case one.barred:
+		case one.withheld:
 			found.Why = one.Refused
-			l.countDoubt(at, b, &found)
-		case cas.Unsound(one.untried) || errors.Is(one.untried, cas.ErrNotFound):
-			found.Why = l.o.Store.WithholdDamaged(ctx, b, one.untried)
+			l.countWithheld(at, b, &found)
+		case cas.Unsound(one.notTried) || errors.Is(one.notTried, cas.ErrNotFound):
+			found.Why = l.o.Store.WithholdDamaged(ctx, b, one.notTried)
 		case one.Refused != "":
 			found.Why = fmt.Sprintf("the build of %s by %s is %s: %s", b.Created.Format(time.RFC3339),
 				judge.MakerNames(b), one.Judgement.Verdict, one.Refused)
 			found.Stale = true
 		default:
-			if err := l.try(ctx, at, b, one.Judgement, &found); found.Answer != nil || err != nil {
+			if err := l.serve(ctx, at, b, one.Judgement, &found); found.Answer != nil || err != nil {
 				return found, err
 			}
 		}
@@ -118,26 +118,26 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 	return found, nil
 }
 
-// countDoubt counts a build that is not served only because the caller reported it.
-func (l *Lookup) countDoubt(at *request.Attempt, b *index.Build, found *Found) {
+// countWithheld counts a build that is not served only because the caller reported it.
+func (l *Lookup) countWithheld(at *request.Attempt, b *index.Build, found *Found) {
 	switch {
-	case !at.Plan.MadeExactly(b) || l.o.Reports.Doubt(b.ID, at.Peer.UID) == "":
+	case !at.Plan.MadeExactly(b) || l.o.Reports.WhyWithheld(b.ID, at.Peer.UID) == "":
 	case at.Plan.Outside: // an earlier one is superseded, and removed
-		found.Doubted = l.o.Reports.Doubted(at.Plan.RequestKey, at.Peer.UID)
+		found.Withheld = l.o.Reports.CountWithheld(at.Plan.RequestKey, at.Peer.UID)
 	default:
-		found.Doubted++
+		found.Withheld++
 	}
 }
 
-// try serves the build, or notes in found why it cannot be.
-func (l *Lookup) try(ctx context.Context, at *request.Attempt, b *index.Build, j judge.Judgement,
+// serve serves the build, or notes in found why it cannot be.
+func (l *Lookup) serve(ctx context.Context, at *request.Attempt, b *index.Build, j judge.Judgement,
 	found *Found) error {
 	a, err := l.o.Lease(ctx, l.o.Store, b, at.Phase)
 	switch {
 	case err == nil:
 		a.Outcome, a.Compatibility, a.Why = request.Hit, j, j.Reason
 		found.Answer = a
-		l.used(b)
+		l.countHit(b)
 		if l.o.Served != nil {
 			l.o.Served(at, b, j)
 		}
@@ -150,30 +150,31 @@ func (l *Lookup) try(ctx context.Context, at *request.Attempt, b *index.Build, j
 	case errors.Is(err, store.ErrGone):
 		found.Why = store.ErrGone.Error()
 	case errors.Is(err, packing.ErrNoSpace):
-		return noCopy(b, err)
+		return noUnpackSpace(b, err)
 	default:
 		found.Why = l.o.Store.WithholdDamaged(ctx, b, err)
 	}
 	// Until it is removed, it is not to be found again instead of being compiled.
-	*at.Unserved = append(*at.Unserved, b.ID)
+	*at.SkipServing = append(*at.SkipServing, b.ID)
 	return nil
 }
 
-// used counts a hit, in memory: the index writes it down within seconds.
-func (l *Lookup) used(b *index.Build) {
+// countHit counts a hit, in memory: the index writes it down within seconds.
+func (l *Lookup) countHit(b *index.Build) {
 	l.o.Store.Index().Uses.Add(b.ID, l.o.Now(), 1, b.CompileSeconds)
 	l.o.Store.Index().Counters.Add("hits", 1)
 	l.o.Store.Index().Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }
 
-// noCopy is the error where no space is left to unpack a build: a compile would have none either.
-func noCopy(b *index.Build, err error) error {
+// noUnpackSpace is the error where no space is left to unpack a build: a compile would have none
+// either.
+func noUnpackSpace(b *index.Build, err error) error {
 	err = fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err)
 	return request.StoreError(err, b.ModelName)
 }
 
-// Finish fills in what every answer with a build says. It returns nil for no answer.
-func (l *Lookup) Finish(a *request.Answer, at *request.Attempt) *request.Answer {
+// FillAnswer fills in what every answer with a build says. It returns nil for no answer.
+func (l *Lookup) FillAnswer(a *request.Answer, at *request.Attempt) *request.Answer {
 	if a == nil {
 		return nil
 	}
@@ -187,8 +188,8 @@ func (l *Lookup) Finish(a *request.Answer, at *request.Attempt) *request.Answer 
 		if l.o.Warnings != nil {
 			a.Warnings = append(a.Warnings, l.o.Warnings(a.Build.ID)...)
 		}
-		a.TellMembers(at.Request, at.Plan.Canonical.Model)
-		l.o.Rights.Saw(at.Peer, a.Build)
+		a.FillMembers(at.Request, at.Plan.Canonical.Model)
+		l.o.Rights.RecordSeen(at.Peer, a.Build)
 	}
 	for _, name := range slices.Sorted(maps.Keys(at.FreeDimensions)) {
 		if !slices.Contains(at.Identity.FreeDims, name) {
@@ -227,7 +228,7 @@ func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.
 	if found.Answer == nil || err != nil {
 		return nil, err
 	}
-	a := l.Finish(found.Answer, member)
+	a := l.FillAnswer(found.Answer, member)
 	a.RequestKey, a.Record = at.Plan.RequestKey, at.Plan.RecordJSON
 	a.Why = "one of a group of models that was compiled together: " + a.Why
 	return a, nil
@@ -248,17 +249,17 @@ func (l *Lookup) Member(ctx context.Context, at *request.Attempt) (*request.Atte
 	return member, err
 }
 
-// notAlone returns why a group's build is not served for one of its models, "" if it is: the models
-// were loaded without sharing when an equal library compiled them, or they load so now.
-func (l *Lookup) notAlone(ctx context.Context, at *request.Attempt, one *Candidate) (string, error) {
+// whyNotAlone returns why a group's build is not served for one of its models, "" if it is: the
+// models were loaded without sharing when an equal library compiled them, or they load so now.
+func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt, one *Candidate) (string, error) {
 	const notKnownAlone = "the models of this group are not known to load alone: "
 	b := one.Build
 	if !at.AsMember || b.LoadCheck == compilers.Passed && one.Judgement.Source == judge.SourceLibrary {
 		return "", nil
 	}
-	checked, err := l.o.Judge.LoadsAlone(ctx, at.Plan.Against(at.RuntimeName, at.Content), b)
+	checked, err := l.o.Judge.LoadsAlone(ctx, at.Plan.JudgeTarget(at.RuntimeName, at.Content), b)
 	switch {
-	case err != nil && runtimes.Unsettled(ctx, err):
+	case err != nil && runtimes.IsTransient(ctx, err):
 		return "", err
 	case err != nil:
 		return notKnownAlone + err.Error(), nil
@@ -311,19 +312,19 @@ func View(ctx context.Context, st *store.Store, b *index.Build, phase func(strin
 	return st.View(ctx, b, store.Phases{Phase: phase, Unpacked: unpackProgress(ctx)})
 }
 
-type tellingKey struct{}
+type progressKey struct{}
 
-// WithTelling returns a context that reports how far the unpacking for a request is.
-func WithTelling(ctx context.Context, t *jobs.ProgressReporter) context.Context {
+// WithProgress returns a context that reports how far the unpacking for a request is.
+func WithProgress(ctx context.Context, t *jobs.ProgressReporter) context.Context {
 	if t == nil {
 		return ctx
 	}
-	return context.WithValue(ctx, tellingKey{}, t)
+	return context.WithValue(ctx, progressKey{}, t)
 }
 
 // unpackProgress returns what is called with the bytes that are unpacked; nil: no request waits.
 func unpackProgress(ctx context.Context) func(done, total int64) {
-	t, _ := ctx.Value(tellingKey{}).(*jobs.ProgressReporter)
+	t, _ := ctx.Value(progressKey{}).(*jobs.ProgressReporter)
 	if t == nil {
 		return nil
 	}

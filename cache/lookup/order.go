@@ -24,8 +24,8 @@ type Candidate struct {
 	Judgement judge.Judgement // how it suits the runtime
 	Together  bool            // it is a group's, and refused only for the request of one model alone
 	Refused   string          // why it is not served, "" if it may be
-	barred    bool            // whatever the runtime: it was not judged
-	untried   error           // why it could not be judged; nil: it was
+	withheld  bool            // whatever the runtime: it was not judged
+	notTried  error           // why it could not be judged; nil: it was
 }
 
 // Builds are builds in the order in which they are read.
@@ -62,7 +62,7 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds Builds
 		offer := func(one Candidate) bool {
 			if one.Refused == "" {
 				var err error
-				if one.Refused, err = l.notAlone(ctx, at, &one); err != nil {
+				if one.Refused, err = l.whyNotAlone(ctx, at, &one); err != nil {
 					return yield(Candidate{}, err)
 				}
 				one.Together = one.Refused != ""
@@ -75,10 +75,10 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds Builds
 				yield(Candidate{}, err)
 				return
 			}
-			one := Candidate{Build: b, Refused: l.Barred(at, b)}
+			one := Candidate{Build: b, Refused: l.WhyWithheld(at, b)}
 			switch {
 			case one.Refused != "":
-				one.barred = true
+				one.withheld = true
 			case at.Plan.MadeExactly(b):
 				one.Judgement = at.Plan.OwnJudgement(b, at.RuntimeName)
 			case at.Plan.Outside:
@@ -95,13 +95,13 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds Builds
 		if len(others) == 0 {
 			return
 		}
-		ranked, err := l.rank(ctx, at.Against(), others, at.Phase)
+		ranked, err := l.rank(ctx, at.JudgeTarget(), others, at.Phase)
 		if err != nil {
 			yield(Candidate{}, request.WorkerError(err, "model %q", at.Name))
 			return
 		}
 		for _, one := range ranked {
-			one.Refused = l.refused(at, one.Judgement)
+			one.Refused = l.whyRefused(at, one.Judgement)
 			if !offer(one) {
 				return
 			}
@@ -122,34 +122,34 @@ func (l *Lookup) Order(ctx context.Context, at *request.Attempt, builds Builds) 
 
 // rank judges builds, and puts the best first, and the newest of equals. A build that cannot be
 // judged, because its files are damaged or its load check does not end, is unknown.
-func (l *Lookup) rank(ctx context.Context, a *request.Against, builds []*index.Build,
+func (l *Lookup) rank(ctx context.Context, a *request.JudgeTarget, builds []*index.Build,
 	phase func(string)) (out []Candidate, err error) {
 	for _, b := range builds {
-		if !l.o.Judge.Knows(a, b) {
+		if !l.o.Judge.IsKnown(a, b) {
 			phase("judging")
 		}
 		j, err := l.o.Judge.Judge(ctx, a, b)
 		switch {
 		case err == nil:
-		case runtimes.Unsettled(ctx, err):
+		case runtimes.IsTransient(ctx, err):
 			return nil, err
 		case errors.Is(err, packing.ErrNoSpace):
-			return nil, noCopy(b, err)
+			return nil, noUnpackSpace(b, err)
 		default:
 			j = judge.Judgement{Verdict: compilers.Unknown, At: l.o.Now(), Runtime: a.Runtime,
 				Reason: "whether it loads could not be tried: " + err.Error()}
 		}
-		out = append(out, Candidate{Build: b, Judgement: j, untried: err})
+		out = append(out, Candidate{Build: b, Judgement: j, notTried: err})
 	}
 	slices.SortStableFunc(out, func(a, b Candidate) int {
-		return cmp.Or(judge.Badness(a.Judgement.Verdict)-judge.Badness(b.Judgement.Verdict),
+		return cmp.Or(judge.Rank(a.Judgement.Verdict)-judge.Rank(b.Judgement.Verdict),
 			b.Build.Created.Compare(a.Build.Created))
 	})
 	return out, nil
 }
 
-// refused returns why a build with this judgement is not served, "" if it is.
-func (l *Lookup) refused(at *request.Attempt, j judge.Judgement) string {
+// whyRefused returns why a build with this judgement is not served, "" if it is.
+func (l *Lookup) whyRefused(at *request.Attempt, j judge.Judgement) string {
 	policy := l.o.Policy(at.Plan.EPs)
 	switch {
 	case j.Verdict == compilers.Optimal:
@@ -165,10 +165,10 @@ func (l *Lookup) refused(at *request.Attempt, j judge.Judgement) string {
 	return ""
 }
 
-// Barred returns why a build is served to no caller, or not to this one, whatever its runtime; ""
-// if it may be.
-func (l *Lookup) Barred(at *request.Attempt, b *index.Build) string {
-	state, doubt := l.o.Store.Index().Journal.StateOf(b.ID), l.o.Reports.Doubt(b.ID, at.Peer.UID)
+// WhyWithheld returns why a build is served to no caller, or not to this one, whatever its runtime;
+// "" if it may be.
+func (l *Lookup) WhyWithheld(at *request.Attempt, b *index.Build) string {
+	state, doubt := l.o.Store.Index().Journal.StateOf(b.ID), l.o.Reports.WhyWithheld(b.ID, at.Peer.UID)
 	switch {
 	case at.AsMember && !l.o.Rights.MaySee(at.Peer, b.ID, b.Scope):
 		return "it is of models that you have not asked for"
@@ -178,7 +178,7 @@ func (l *Lookup) Barred(at *request.Attempt, b *index.Build) string {
 	case doubt != "":
 		return fmt.Sprintf("the build of %s is withheld from you: %s",
 			b.Created.Format(time.RFC3339), doubt)
-	case at.OtherORT(b.ORTVersion):
+	case at.NeedsOtherORT(b.ORTVersion):
 		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s",
 			b.ORTVersion, at.ORTVersion())
 	}

@@ -41,8 +41,8 @@ type Planner struct {
 	TooLarge func(*request.Request) (why string, err error)
 }
 
-// Planned is the attempt with its plan.
-func (pl *Planner) Planned(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+// WithPlan is the attempt with its plan.
+func (pl *Planner) WithPlan(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
 	p, err := pl.plan(ctx, at)
 	if err != nil {
 		return nil, err
@@ -73,13 +73,13 @@ func (pl *Planner) plan(ctx context.Context, at *request.Attempt) (*request.Plan
 
 func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	at.Phase("probing")
-	facts, err := pl.Runtimes.Devices(ctx, inquirer(at.Request), at.Content, false)
-	if err := givenUp(ctx, at.Name, err); err != nil {
+	facts, err := pl.Runtimes.Devices(ctx, asker(at.Request), at.Content, false)
+	if err := givenUpError(ctx, at.Name, err); err != nil {
 		return nil, err
 	}
 	library := at.Content.Spec.ORTLibrary
 	switch {
-	case errors.Is(err, runtimes.ErrMoving), errors.Is(err, runtimes.ErrReplaced):
+	case errors.Is(err, runtimes.ErrFilesChanging), errors.Is(err, runtimes.ErrReplaced):
 		return nil, request.WorkerError(err, "runtime %q", library)
 	case err != nil:
 		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", library)
@@ -102,18 +102,18 @@ func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.P
 		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
 	}
 	if err := pl.marks(ctx, at, p); err != nil {
-		if left := givenUp(ctx, at.Name, err); left != nil {
+		if left := givenUpError(ctx, at.Name, err); left != nil {
 			return nil, left
 		}
-		return nil, cannotCompile(at, p, err)
+		return nil, noFingerprintError(at, p, err)
 	}
 	pl.Name(p, at.Content)
 	return p, nil
 }
 
-// cannotCompile says why the request's execution providers have no fingerprint. Options that were
-// not given are not blamed.
-func cannotCompile(at *request.Attempt, p *request.Plan, err error) error {
+// noFingerprintError says why the request's execution providers have no fingerprint. Options that
+// were not given are not blamed.
+func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 	names := request.EPNames(at.EPs)
 	switch {
 	case p.OnOwnModel:
@@ -154,23 +154,24 @@ func (pl *Planner) Name(p *request.Plan, rc *runtimes.Content) {
 // they are made with the request's own.
 func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Plan) error {
 	var err error
-	p.Marks, err = pl.Runtimes.Fingerprints(ctx, inquirer(at.Request), at.Content, p.EPs, false)
+	p.Marks, err = pl.Runtimes.Fingerprints(ctx, asker(at.Request), at.Content, p.EPs, false)
 	if at.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
 		return err
 	}
 	p.OnOwnModel = true
 	key := pl.Runtimes.Key("fingerprint", at.Content, p.RequestKey[:])
-	onModel := func(ctx context.Context, model string) (runtimes.Prints, error) {
-		return pl.Runtimes.Print(ctx, at.Content, p.EPs, OwnJob(p.Canonical, model))
+	onModel := func(ctx context.Context, model string) (runtimes.FingerprintResult, error) {
+		return pl.Runtimes.MakeFingerprints(ctx, at.Content, p.EPs, FingerprintJob(p.Canonical, model))
 	}
-	made, err := workspace.Remember(ctx, pl.Workspaces, at.Request, key, runtimes.Prints.Last,
-		workspace.OnCopy(pl.Workspaces, p.Canonical, onModel))
-	p.Marks, err = made.Of(p.EPs, err)
+	made, err := workspace.Remember(ctx, pl.Workspaces, at.Request, key, runtimes.FingerprintResult.IsFinal,
+		workspace.WithCopy(pl.Workspaces, p.Canonical, onModel))
+	p.Marks, err = made.For(p.EPs, err)
 	return err
 }
 
-// OwnJob is a job with a request's own model, for compilers.Fingerprint and compilers.Control.
-func OwnJob(r identity.Record, model string) *compilers.Job {
+// FingerprintJob is a job with a request's own model, for compilers.Fingerprint and
+// compilers.Control.
+func FingerprintJob(r identity.Record, model string) *compilers.Job {
 	return &compilers.Job{Model: model, Session: r.Session}
 }
 
@@ -183,21 +184,22 @@ type Notes struct {
 // NotesOn returns the notes of the runtime.
 func NotesOn(rc *runtimes.Content) *Notes { return rc.Attached.(*Notes) }
 
-// inquirer is the request as it asks about a runtime.
-func inquirer(r *request.Request) runtimes.Asker {
+// asker is the request as it asks about a runtime.
+func asker(r *request.Request) runtimes.Asker {
 	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
 }
 
-// givenUp is the error of a request that left, or had its inquiry cancelled; nil for other errors.
-func givenUp(ctx context.Context, model string, err error) error {
+// givenUpError is the error of a request that left, or had its inquiry cancelled; nil for other
+// errors.
+func givenUpError(ctx context.Context, model string, err error) error {
 	if err != nil && (ctx.Err() != nil || errors.Is(err, runtimes.ErrGivenUp)) {
 		return request.JobError(ctx, model, err)
 	}
 	return nil
 }
 
-// Identified is the attempt with the identity of every model of the request.
-func (pl *Planner) Identified(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+// WithIdentity is the attempt with the identity of every model of the request.
+func (pl *Planner) WithIdentity(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
 	why, err := pl.TooLarge(at.Request)
 	if err != nil {
 		return nil, err
@@ -206,11 +208,11 @@ func (pl *Planner) Identified(ctx context.Context, at *request.Attempt) (*reques
 		known := *at
 		known.TooLarge, at = why, &known
 	}
-	return at.Identified(ctx, pl.Models)
+	return at.WithIdentity(ctx, pl.Models)
 }
 
-// Own thinks a request through for libraries that are not run here.
-func (pl *Planner) Own(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
+// PlanForeign thinks a request through for libraries that are not run here.
+func (pl *Planner) PlanForeign(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	if len(at.Runtime.ORTVersion) > request.MaxVersion {
 		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version",
 			at.Runtime.ORTVersion)
@@ -218,7 +220,7 @@ func (pl *Planner) Own(ctx context.Context, at *request.Attempt) (*request.Plan,
 	p := &request.Plan{Outside: true, Libraries: make(map[string]cas.Stamp)}
 	allowed, _ := pl.Allowed()
 	var err error
-	if p.Canonical, err = at.Terms().Record(ctx, allowed, identity.StatedDevices); err != nil {
+	if p.Canonical, err = at.Terms().Record(ctx, allowed, identity.UnresolvedDevices); err != nil {
 		return nil, err
 	}
 	p.RequestKey, p.Record = p.Canonical.Key()
@@ -233,7 +235,7 @@ func (pl *Planner) Own(ctx context.Context, at *request.Attempt) (*request.Plan,
 		p.Libraries[ep.Name] = stamp
 		info, _ := compilers.EPByName(ep.Name)
 		one := compilers.EP{Name: ep.Name, Library: ref.Path,
-			Options: info.Resolve(ref.Path, identity.BaseNames(info, ep.Options))}
+			Options: info.Resolve(ref.Path, identity.LibraryBaseNames(info, ep.Options))}
 		facts := index.EPFacts{Name: ep.Name, Library: strings.ToValidUTF8(ref.Path, "?"),
 			LibraryDigest: digest}
 		for _, d := range p.Canonical.EPs[i].Devices {
@@ -243,7 +245,7 @@ func (pl *Planner) Own(ctx context.Context, at *request.Attempt) (*request.Plan,
 		}
 		p.EPs, p.Facts = append(p.EPs, one), append(p.Facts, facts)
 	}
-	p.BuildKey = identity.OwnBuildKey(p.RequestKey, p.Facts, p.Canonical.Route, at.Runtime.ORTVersion,
-		pl.Runtimes.Machine().Now())
+	p.BuildKey = identity.ForeignBuildKey(p.RequestKey, p.Facts, p.Canonical.Route, at.Runtime.ORTVersion,
+		pl.Runtimes.Machine().ID())
 	return p, nil
 }

@@ -136,7 +136,7 @@ func adviseUnusable(subject string, cause error) Advice {
 		hint = "the folder was moved or removed, or holds no ONNX Runtime with an execution " +
 			"provider: install it there again, or register another"
 	}
-	return problem(subject, "it cannot be used: %v", cause).explained(cause, hint)
+	return problem(subject, "it cannot be used: %v", cause).withCause(cause, hint)
 }
 
 func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark compilers.Fingerprint) Advice {
@@ -162,7 +162,7 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark c
 		what = "it loads, but not even a model of one node compiles and loads"
 	}
 	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, compilers.LastWords(cause.Error()))
-	return a.explained(cause, "its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --refresh tries again")
+	return a.withCause(cause, "its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --refresh tries again")
 }
 
 // whyNoDevice returns why an execution provider lists no device, and "" where that is not known.
@@ -215,8 +215,8 @@ var causes = []cause{
 	{compilers.ErrTimeout, "", "", "it did not answer in time: a driver may hang"},
 }
 
-// explained gives the hint of a known cause of the error, or else another one.
-func (a Advice) explained(err error, otherwise string) Advice {
+// withCause gives the hint of a known cause of the error, or else another one.
+func (a Advice) withCause(err error, otherwise string) Advice {
 	a.Hint = otherwise
 	for _, c := range causes {
 		if c.err != nil && errors.Is(err, c.err) || c.text != "" && strings.Contains(err.Error(), c.text) {
@@ -231,13 +231,13 @@ func (d *Doctor) adviseWatching() []Advice {
 	var out []Advice
 	for _, rt := range d.q.options.Runtimes.All() {
 		if how := d.q.options.Runtimes.Watched(rt); how != "" {
-			out = append(out, adviseHow(rt.Name, how))
+			out = append(out, adviseWatch(rt.Name, how))
 		}
 	}
 	return slices.Compact(out) // the advice that all is well is the same for each runtime
 }
 
-func adviseHow(runtime, how string) Advice {
+func adviseWatch(runtime, how string) Advice {
 	why, polled := strings.CutPrefix(how, "polled: ")
 	if !polled {
 		return fine("watching", "changes of libraries are noticed at once")
@@ -314,15 +314,15 @@ func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
 	return append(out, fine("builds", "%d may be served", served))
 }
 
-const lately = 24 * time.Hour
+const recentPeriod = 24 * time.Hour
 
 // LatelyAdvice reports the failures of the last day that the peer may see, to administrators with
 // their texts.
 func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	counts := make(map[string]int)
 	last := ""
-	for _, e := range d.q.index.Journal.Events(d.q.options.Now().Add(-lately)) {
-		if !d.q.rights.MayHear(p, &e) {
+	for _, e := range d.q.index.Journal.Events(d.q.options.Now().Add(-recentPeriod)) {
+		if !d.q.rights.MaySeeEvent(p, &e) {
 			continue
 		}
 		counts[e.Kind]++
@@ -335,7 +335,7 @@ func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 		a := warning("compiles", "%d failed in the last day, and %d succeeded", n, good).
 			hint("epcachectl events shows why; a model that fails always is best loaded without epcached")
 		if d.q.rights.Administrator(p) {
-			a.Text += "; the last: " + identity.Shortened(last)
+			a.Text += "; the last: " + identity.Truncated(last)
 		}
 		out = append(out, a)
 	} else {

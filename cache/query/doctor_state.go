@@ -122,8 +122,9 @@ func adviseRights(dir string, o owner, uid uint32) []Advice {
 	return out
 }
 
-// ahead is how much later than now something may have been written before the clock is to blame.
-const ahead = time.Minute
+// clockTolerance is how much later than now something may have been written before the clock is to
+// blame.
+const clockTolerance = time.Minute
 
 func (d *Doctor) adviseClock() Advice {
 	now, latest, what := d.q.options.Now(), time.Time{}, ""
@@ -155,7 +156,7 @@ func adviseTime(now, latest time.Time, what string) Advice {
 	case now.Year() < 2025:
 		return problem(subject, "it says %s: it was never set", now.Format(time.DateTime)).
 			hint("set it, or wait for the time service; until then ages and histories are wrong")
-	case latest.After(now.Add(ahead)):
+	case latest.After(now.Add(clockTolerance)):
 		return warning(subject, "%s is of %s, which is %s from now", what, latest.Format(time.DateTime), latest.Sub(now).Round(time.Second)).
 			hint("the clock was ahead then, or is behind now; until it catches up, times of files are not believed and models are hashed for each request")
 	}
@@ -169,10 +170,10 @@ func (d *Doctor) StateAdvice() []Advice {
 		return []Advice{problem("state", "%s: %s; nothing that is compiled now is kept", d.q.options.Dir, why).
 			hint("the daemon makes it anew within seconds, and tells in its log why it cannot")}
 	}
-	if d.q.options.Remade == "" {
+	if d.q.options.Rebuilt == "" {
 		return nil
 	}
-	return []Advice{warning("state", "%s was made anew while the daemon ran: %s; what is gone is compiled once more", d.q.options.Dir, d.q.options.Remade).
+	return []Advice{warning("state", "%s was made anew while the daemon ran: %s; what is gone is compiled once more", d.q.options.Dir, d.q.options.Rebuilt).
 		hint("whoever cleans up there should leave it out, or stop the daemon before; epcachectl rm --all empties it")}
 }
 
@@ -276,7 +277,7 @@ func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	byKey := make(map[index.RequestKey]*lost)
 	all := d.q.index.Journal.Events(d.q.options.Now().Add(-thrashSpan))
 	for i := range all {
-		if e := &all[i]; e.Kind == event.Unkept && d.q.rights.MayHear(p, e) {
+		if e := &all[i]; e.Kind == event.Unkept && d.q.rights.MaySeeEvent(p, e) {
 			if byKey[e.RequestKey] == nil {
 				byKey[e.RequestKey] = &lost{}
 			}
@@ -351,7 +352,7 @@ func (d *Doctor) adviseSandbox(ctx context.Context) []Advice {
 	measures, err := d.q.options.Sandbox(ctx)
 	if err != nil {
 		return []Advice{problem(subject, "no worker starts: %v", err).
-			explained(err, "the worker program has to stand beside epcached, of the same version")}
+			withCause(err, "the worker program has to stand beside epcached, of the same version")}
 	}
 	var out []Advice
 	for _, m := range measures {

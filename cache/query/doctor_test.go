@@ -173,7 +173,7 @@ func TestDoctorOnAClockThatWasNeverSet(t *testing.T) {
 }
 
 func TestDoctorOnPolling(t *testing.T) {
-	a := adviseHow("/mnt/ort", "polled: the file system is NFS")
+	a := adviseWatch("/mnt/ort", "polled: the file system is NFS")
 	require.Equal(t, SeverityWarning, a.Severity)
 	require.Contains(t, a.Text, "/mnt/ort")
 	require.Contains(t, a.Text, "NFS")

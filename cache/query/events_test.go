@@ -14,7 +14,7 @@ func TestAStreamKeepsABoundedNumberOfEvents(t *testing.T) {
 		s.Add(index.Event{Sequence: uint64(i + 1)})
 		require.LessOrEqual(t, len(s.latest), 2*MaxBehind)
 	}
-	events, missed, _ := s.from(1)
+	events, missed, _ := s.since(1)
 	require.Len(t, events, MaxBehind)
 	require.EqualValues(t, 4*MaxBehind, missed)
 }

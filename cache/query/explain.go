@@ -32,8 +32,8 @@ const (
 
 const maxCandidates = 32
 
-// explaining bounds explanations at a time: each hashes its builds' files, and may load them.
-type explaining struct {
+// explainSlots bounds explanations at a time: each hashes its builds' files, and may load them.
+type explainSlots struct {
 	users keyed.Locks[uint32] // one of each user's
 	slots keyed.Slots         // and so many in all
 }
@@ -41,7 +41,7 @@ type explaining struct {
 const maxExplaining = 4
 
 // enter waits until the owner may have another explanation made. leave ends it.
-func (e *explaining) enter(ctx context.Context, owner uint32, name string) (leave func(), err error) {
+func (e *explainSlots) enter(ctx context.Context, owner uint32, name string) (leave func(), err error) {
 	unlock, err := e.users.Lock(ctx, owner)
 	if err != nil {
 		return nil, apierr.OfContext(ctx, "model %q", name)
@@ -54,8 +54,8 @@ func (e *explaining) enter(ctx context.Context, owner uint32, name string) (leav
 	return func() { done(); unlock() }, nil
 }
 
-// Question is a planned request that is to be explained, with the steps of its look-up.
-type Question struct {
+// ExplainRequest is a planned request that is to be explained, with the steps of its look-up.
+type ExplainRequest struct {
 	Peer    rights.Peer
 	Name    string // of the model, as the peer calls it
 	Key     index.RequestKey
@@ -81,7 +81,7 @@ type Candidate struct {
 }
 
 // Explain decides as the request does, but compiles, withholds, counts and leases nothing.
-func (q *Queries) Explain(ctx context.Context, of *Question) (*wire.Explanation, error) {
+func (q *Queries) Explain(ctx context.Context, of *ExplainRequest) (*wire.Explanation, error) {
 	leave, err := q.explaining.enter(ctx, q.options.Owner(of.Peer.UID), of.Name)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (q *Queries) Explain(ctx context.Context, of *Question) (*wire.Explanation,
 		if gone := q.WhyNone(of.Peer, of.Key); gone != "" {
 			out.Reason = gone
 		} else if len(out.Neighbours) > 0 {
-			out.Reason = missedBy(out.Neighbours[0])
+			out.Reason = differenceText(out.Neighbours[0])
 		}
 	}
 	if out.Decision != Hit && !of.Outside {
@@ -118,10 +118,10 @@ func (q *Queries) Explain(ctx context.Context, of *Question) (*wire.Explanation,
 			out.Reason = other
 		}
 	}
-	return q.WithHistory(of.Peer, of.Key, out), nil
+	return q.AddHistory(of.Peer, of.Key, out), nil
 }
 
-func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *Question) error {
+func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *ExplainRequest) error {
 	order, err := of.Order(ctx)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *Quest
 			c.Judge(one.Build)
 		}
 		if one.Reason == "" {
-			one.Reason = wire.Valid(q.Unsound(ctx, c.Build))
+			one.Reason = wire.Valid(q.WhyDamaged(ctx, c.Build))
 		}
 		if ctx.Err() != nil {
 			return apierr.OfContext(ctx, "model %q", of.Name)
@@ -166,12 +166,12 @@ func (q *Queries) candidate(p rights.Peer, b *index.Build, reason string) (*wire
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "build %s", b.BuildKey)
 	}
-	of.KeptText = wire.Valid(q.KeptText(b))
+	of.KeptText = wire.Valid(q.FormText(b))
 	return &wire.Candidate{Build: of, Reason: wire.Valid(reason)}, nil
 }
 
-// Unsound returns which of a build's files is damaged, and "" if none is.
-func (q *Queries) Unsound(ctx context.Context, b *index.Build) string {
+// WhyDamaged returns which of a build's files is damaged, and "" if none is.
+func (q *Queries) WhyDamaged(ctx context.Context, b *index.Build) string {
 	for _, f := range b.Files {
 		if err := q.forms.Verify(ctx, f.Digest); err != nil {
 			return fmt.Sprintf("the stored build is damaged: %s: %v", f.Name, err)
@@ -189,7 +189,7 @@ func differencesReply(list []identity.Difference) []*wire.Difference {
 	return out
 }
 
-func missedBy(n *wire.Neighbour) string {
+func differenceText(n *wire.Neighbour) string {
 	if len(n.Differences) > 0 && n.Differences[0].Field == "model" {
 		return "never compiled for this request; a model of the same name was, with other content: the file was changed, or it is another one"
 	}
@@ -212,12 +212,12 @@ const (
 	maxSearches = 2 // at the same time
 )
 
-type near struct {
+type neighbour struct {
 	build    *index.Build
 	distance int // fields that differ, and farther than any of the model for another one
 }
 
-func (n *near) compare(other *near) int {
+func (n *neighbour) compare(other *neighbour) int {
 	return cmp.Or(n.distance-other.distance,
 		other.build.Created.Compare(n.build.Created),
 		strings.Compare(n.build.ID.String(), other.build.ID.String()))
@@ -226,7 +226,7 @@ func (n *near) compare(other *near) int {
 // addNeighbours adds the entries nearest to the request among those that the peer may see: of the
 // same model the ones with the fewest fields of the request different, then those of another model
 // with the same name, because the application's file may have been changed.
-func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *Question) error {
+func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *ExplainRequest) error {
 	asked, err := identity.ParseFields(of.Record)
 	if err != nil {
 		return apierr.New(apierr.Internal, err, "model %q", of.Name)
@@ -243,7 +243,7 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 		return Error(ctx, ctx.Err())
 	}
 	builds := make(map[index.RequestKey]uint32) // of each entry that came up
-	var best []*near                            // nearest first
+	var best []*neighbour                       // nearest first
 	err = q.index.OfModel(limited, of.Model, of.Name, func(b index.Build) error {
 		other := b.ModelDigest != of.Model
 		if b.RequestKey == of.Key || other && (of.Name == "" || b.ModelName != of.Name) ||
@@ -258,11 +258,11 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 		if err != nil {
 			return nil // of a build that a later epcached made, perhaps: no neighbour that could be explained
 		}
-		n := &near{build: &b, distance: asked.Count(record)}
+		n := &neighbour{build: &b, distance: asked.Count(record)}
 		if other {
 			n.distance += 1 << 30
 		}
-		best = keepNearest(best, n)
+		best = insertNearest(best, n)
 		return nil
 	})
 	if err != nil && !(errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil) {
@@ -280,8 +280,8 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 	return nil
 }
 
-func keepNearest(best []*near, n *near) []*near {
-	at, _ := slices.BinarySearchFunc(best, n, func(a, b *near) int { return a.compare(b) })
+func insertNearest(best []*neighbour, n *neighbour) []*neighbour {
+	at, _ := slices.BinarySearchFunc(best, n, func(a, b *neighbour) int { return a.compare(b) })
 	if at == MaxNeighbours {
 		return best
 	}
@@ -304,10 +304,10 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 			if f.Means(entry) { // it has no builds, because its compile failed
 				out := &wire.Explanation{Decision: Failed, RequestKey: f.RequestKey.String(),
 					Reason: f.Line()}
-				return q.WithHistory(p, f.RequestKey, out), nil
+				return q.AddHistory(p, f.RequestKey, out), nil
 			}
 		}
-		return q.whyGone(p, entry, err)
+		return q.whyRemoved(p, entry, err)
 	}
 	if err != nil {
 		return nil, err
@@ -315,7 +315,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 	if err := oneEntry(entry, builds); err != nil {
 		return nil, err
 	}
-	if builds, err = q.wholeEntry(p, builds); err != nil {
+	if builds, err = q.entryBuilds(p, builds); err != nil {
 		return nil, err
 	}
 	first := &builds[0]
@@ -331,7 +331,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 			}
 			out.Candidates = append(out.Candidates, one)
 		}
-		of = &Question{}
+		of = &ExplainRequest{}
 	}
 	of.Peer, of.Name, of.Key = p, first.ModelName, first.RequestKey
 	of.Model, of.Record, out.Runtime = first.ModelDigest, first.RecordJSON, of.Runtime
@@ -344,11 +344,11 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 	if err := q.addNeighbours(ctx, out, of); err != nil {
 		return nil, err
 	}
-	return q.WithHistory(p, first.RequestKey, out), nil
+	return q.AddHistory(p, first.RequestKey, out), nil
 }
 
-// wholeEntry returns the entry's builds that the peer may see, in the order of a look-up.
-func (q *Queries) wholeEntry(p rights.Peer, found []index.Build) ([]index.Build, error) {
+// entryBuilds returns the entry's builds that the peer may see, in the order of a look-up.
+func (q *Queries) entryBuilds(p rights.Peer, found []index.Build) ([]index.Build, error) {
 	scopes := []string{"shared", rights.OwnScope(p)}
 	for i := range found {
 		if !slices.Contains(scopes, found[i].Scope) {
@@ -404,13 +404,13 @@ func oneEntry(name string, builds []index.Build) error {
 		WithHint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
 }
 
-func (q *Queries) whyGone(p rights.Peer, name string, notFound error) (*wire.Explanation, error) {
+func (q *Queries) whyRemoved(p rights.Peer, name string, notFound error) (*wire.Explanation, error) {
 	// A crash may come between a tombstone and the event of the removal, and events are dropped earlier.
 	stone := q.tombstoneOf(p, name)
 	events := q.index.Journal.Events(time.Time{})
 	for i := len(events) - 1; i >= 0; i-- {
 		e := &events[i]
-		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, e) || !q.rights.MayHear(p, e) {
+		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, e) || !q.rights.MaySeeEvent(p, e) {
 			continue
 		}
 		if stone != nil && e.At.Before(stone.At) {
@@ -419,16 +419,16 @@ func (q *Queries) whyGone(p rights.Peer, name string, notFound error) (*wire.Exp
 		out := &wire.Explanation{Decision: Gone, RequestKey: e.RequestKey.String(),
 			Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
 		if e.Kind == event.Unkept {
-			out.Reason = "there is no build; " + unkept(e)
+			out.Reason = "there is no build; " + unkeptText(e)
 		}
-		return q.WithHistory(p, e.RequestKey, out), nil
+		return q.AddHistory(p, e.RequestKey, out), nil
 	}
 	if stone == nil {
 		return nil, notFound
 	}
 	out := &wire.Explanation{Decision: Gone, RequestKey: stone.RequestKey.String(),
 		Reason: "no build is left; the last that happened: " + stone.Reason}
-	return q.WithHistory(p, stone.RequestKey, out), nil
+	return q.AddHistory(p, stone.RequestKey, out), nil
 }
 
 // WhyNone returns what became of a request's last build, as the peer may know, or "".
@@ -437,7 +437,7 @@ func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	var last *index.Event
 	told := make(map[index.BuildID]bool)
 	for i := range all {
-		if e := &all[i]; (e.Kind == event.Retracted || e.Kind == event.Unkept) && q.rights.MayHear(p, e) {
+		if e := &all[i]; (e.Kind == event.Retracted || e.Kind == event.Unkept) && q.rights.MaySeeEvent(p, e) {
 			last, told[e.BuildID] = e, true
 		}
 	}
@@ -445,7 +445,7 @@ func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	// the event, and events are dropped earlier.
 	stones := q.index.Journal.Tombstones(func(t *index.Tombstone) bool {
 		return t.RequestKey == key && (!told[t.BuildID] || t.BuildID == last.BuildID) &&
-			q.rights.MayHear(p, eventOf(t))
+			q.rights.MaySeeEvent(p, eventOf(t))
 	})
 	if n := len(stones); n > 0 {
 		stone := &stones[n-1]
@@ -457,19 +457,19 @@ func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	case last == nil:
 		return ""
 	case last.Kind == event.Unkept:
-		return unkept(last)
+		return unkeptText(last)
 	}
 	return fmt.Sprintf("no build is left; the last went on %s: %s", last.At.Format(time.RFC3339), last.Text)
 }
 
-func unkept(e *index.Event) string {
+func unkeptText(e *index.Event) string {
 	return fmt.Sprintf("compiled on %s, and not kept: %s", e.At.Format(time.RFC3339), e.Text)
 }
 
 func (q *Queries) tombstoneOf(p rights.Peer, name string) *index.Tombstone {
 	found := q.index.Journal.Tombstones(func(g *index.Tombstone) bool {
 		e := eventOf(g)
-		return meansEvent(name, e) && q.rights.MayHear(p, e)
+		return meansEvent(name, e) && q.rights.MaySeeEvent(p, e)
 	})
 	if len(found) == 0 {
 		return nil

@@ -22,13 +22,13 @@ func TestExplanationsDoNotWaitForOthersSearches(t *testing.T) {
 		q.searches <- struct{}{}
 	}
 	out := &wire.Explanation{}
-	require.NoError(t, q.addNeighbours(t.Context(), out, &Question{Record: "{}"}))
+	require.NoError(t, q.addNeighbours(t.Context(), out, &ExplainRequest{Record: "{}"}))
 	require.Empty(t, out.Neighbours)
 }
 
 // One explanation of each user is made at a time, and a few in all.
 func TestFewExplanationsAtATime(t *testing.T) {
-	e := &explaining{slots: make(keyed.Slots, maxExplaining)}
+	e := &explainSlots{slots: make(keyed.Slots, maxExplaining)}
 	waits := func(user uint32) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

@@ -22,7 +22,7 @@ func TestExplanationFitsIntoAFrame(t *testing.T) {
 		e.Candidates = append(e.Candidates, &wire.Candidate{Reason: fmt.Sprint(i, long)})
 	}
 	reply := proto.CloneOf(e)
-	shorten(reply, wire.MaxReply)
+	shortenExplanation(reply, wire.MaxReply)
 	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.Equal(t, "miss", reply.Decision)
 	require.NotEmpty(t, reply.Candidates, "the history goes first, then the neighbours")
@@ -31,13 +31,13 @@ func TestExplanationFitsIntoAFrame(t *testing.T) {
 
 	e.Candidates = nil
 	reply = proto.CloneOf(e)
-	shorten(reply, wire.MaxReply)
+	shortenExplanation(reply, wire.MaxReply)
 	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.Equal(t, "0", reply.Neighbours[0].ModelName, "the nearest stay")
 
 	e.Neighbours = nil
 	reply = proto.CloneOf(e)
-	shorten(reply, wire.MaxReply)
+	shortenExplanation(reply, wire.MaxReply)
 	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.EqualValues(t, 300, reply.History[len(reply.History)-1].Sequence, "the newest stay")
 }

@@ -21,20 +21,20 @@ import (
 
 // Layout is what files of builds are made of, and where their bytes stand.
 type Layout struct {
-	Files     []LaidFile
+	Files     []FileLayout
 	More      uint64 // files that are left out, since there are larger ones
 	MoreBytes int64
 
 	Holders map[cas.Digest]*wire.Sharer // with tensors: a build for each holder that has it as a file; not there for one that only recipes need
 }
 
-// LaidFile is one file of one build.
-type LaidFile struct {
+// FileLayout is one file of one build.
+type FileLayout struct {
 	index.File
 	Build   index.Build
-	Told    *wire.LaidFile // as clients receive it, without pieces and tensors
+	Text    *wire.LaidFile // as clients receive it, without pieces and tensors
 	Pieces  []Piece        // all of it, in order
-	Tensors []Placed       // the ranges with known names, in order; if they were requested
+	Tensors []NamedRange   // the ranges with known names, in order; if they were requested
 }
 
 // Piece is a range of a file, and where the bytes stand whole.
@@ -44,21 +44,21 @@ type Piece struct {
 	From       int64      // in the holder
 }
 
-// Placed is a named range of a file.
-type Placed struct {
-	Told   *wire.Placed // as clients receive it, without the holder
+// NamedRange is a named range of a file.
+type NamedRange struct {
+	Text   *wire.Placed // as clients receive it, without the holder
 	Holder cas.Digest   // of its first byte
 }
 
 const (
-	maxLaid    = 200      // files of one layout
-	maxPieces  = 512      // of one file; smaller ones are told together
-	finePieces = 1 << 12  // of one file while it is compared
-	keptPieces = 1 << 18  // of all files that are compared
-	maxPlaced  = 4096     // named ranges of one file: the largest
-	allPlaced  = 1 << 15  // of all files; more do not fit into an answer
-	maxFamily  = 64       // blobs that one is compared with
-	leastLaid  = 64 << 10 // smaller files, graphs mostly, are no part of a picture
+	maxFiles       = 200      // files of one layout
+	maxPieces      = 512      // of one file; smaller ones are told together
+	finePieces     = 1 << 12  // of one file while it is compared
+	keptPieces     = 1 << 18  // of all files that are compared
+	maxNamedRanges = 4096     // named ranges of one file: the largest
+	allNamedRanges = 1 << 15  // of all files; more do not fit into an answer
+	maxFamily      = 64       // blobs that one is compared with
+	minFileSize    = 64 << 10 // smaller files, graphs mostly, are no part of a picture
 )
 
 // Layout lays out the files of the builds that the names mean, or without names of all that the peer
@@ -66,14 +66,14 @@ const (
 // files that share these. A file that shares bytes and is not packed is compared, which takes as long
 // as reading it.
 func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, most int, tensors bool) (*Layout, error) {
-	if most <= 0 || most > maxLaid {
-		most = maxLaid
+	if most <= 0 || most > maxFiles {
+		most = maxFiles
 	}
 	out := &Layout{}
-	err := q.eachToLayOut(ctx, p, names, func(b *index.Build) error {
+	err := q.eachForLayout(ctx, p, names, func(b *index.Build) error {
 		for _, f := range b.Files {
-			if tensors || f.Size >= leastLaid || len(names) > 0 {
-				out.Files = append(out.Files, LaidFile{File: f, Build: *b})
+			if tensors || f.Size >= minFileSize || len(names) > 0 {
+				out.Files = append(out.Files, FileLayout{File: f, Build: *b})
 			}
 		}
 		if len(out.Files) >= 4*most { // only now and then, because there may be millions
@@ -85,19 +85,19 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 		return nil, err
 	}
 	out.largest(most)
-	kin, err := q.kinships(ctx)
+	kin, err := q.newSharedBytes(ctx)
 	if err != nil {
 		return nil, Error(ctx, err)
 	}
 	for i := range out.Files {
 		f := &out.Files[i]
-		f.Told = q.laidFile(f)
+		f.Text = q.fileReply(f)
 		var err error
 		if f.Pieces, err = kin.piecesOf(ctx, f.Digest, f.Size); err != nil {
 			f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}} // check reports what is missing
 		}
 		if err == nil && tensors {
-			err = kin.place(ctx, p, f)
+			err = kin.nameRanges(ctx, p, f)
 		}
 		if err != nil && (ctx.Err() != nil || !packing.IsMissingOrDamaged(err)) {
 			return nil, Error(ctx, err)
@@ -110,20 +110,20 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 		}
 	}
 	for i := range out.Files {
-		out.Files[i].Pieces = coarse(out.Files[i].Pieces, maxPieces)
+		out.Files[i].Pieces = mergePieces(out.Files[i].Pieces, maxPieces)
 	}
 	return out, nil
 }
 
-// laidFile fills in what is known without looking for shared bytes.
-func (q *Queries) laidFile(f *LaidFile) *wire.LaidFile {
+// fileReply fills in what is known without looking for shared bytes.
+func (q *Queries) fileReply(f *FileLayout) *wire.LaidFile {
 	out := &wire.LaidFile{Build: f.Build.BuildKey.String(),
 		ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(),
-		Ep: wire.Clip(FirstEP(&f.Build)), Shapes: wire.Clip(identity.Shapes(&f.Build)),
+		Ep: wire.Clip(FirstEP(&f.Build)), Shapes: wire.Clip(identity.DimensionsText(&f.Build)),
 		Name: wire.Clip(f.Name), Digest: f.Digest.String(), Size: f.Size, OwnBytes: f.Size,
 		Packed: q.forms.OnlyPacked(f.Digest)}
 	if recipe, there := q.forms.Recipes.Has(f.Digest); out.Packed && there {
-		out.OwnBytes, out.CompressedBytes = ownOf(&recipe), recipe.Compressed
+		out.OwnBytes, out.CompressedBytes = packedBytes(&recipe), recipe.Compressed
 	}
 	return out
 }
@@ -163,7 +163,7 @@ func sharer(b *index.Build, file int) *wire.Sharer {
 
 // largest leaves out all files but so many.
 func (l *Layout) largest(most int) {
-	slices.SortStableFunc(l.Files, func(a, b LaidFile) int { return cmp.Compare(b.Size, a.Size) })
+	slices.SortStableFunc(l.Files, func(a, b FileLayout) int { return cmp.Compare(b.Size, a.Size) })
 	for _, f := range l.Files[min(most, len(l.Files)):] {
 		l.More++
 		l.MoreBytes += f.Size
@@ -188,7 +188,7 @@ func (l *Layout) countShared() {
 	for i := range l.Files {
 		f := &l.Files[i]
 		if builds[f.Digest] > 1 {
-			f.Told.SharedBytes = f.Size
+			f.Text.SharedBytes = f.Size
 			continue
 		}
 		shared := taken[f.Digest]
@@ -198,13 +198,13 @@ func (l *Layout) countShared() {
 			}
 		}
 		for _, r := range rangesIn(shared, map[cas.Digest]bool{f.Digest: true})[f.Digest] {
-			f.Told.SharedBytes += r.Length
+			f.Text.SharedBytes += r.Length
 		}
 	}
 }
 
-// eachToLayOut is EachNamed, or calls fn with all builds that the peer may see.
-func (q *Queries) eachToLayOut(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
+// eachForLayout is EachNamed, or calls fn with all builds that the peer may see.
+func (q *Queries) eachForLayout(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
 	if len(names) > 0 {
 		return q.EachNamed(ctx, p, names, fn)
 	}
@@ -228,25 +228,25 @@ func FirstEP(b *index.Build) string {
 	return b.EPs[0].Name
 }
 
-// kinship finds out which blobs have bytes of which others, each once.
-type kinship struct {
-	q      *Queries
-	takers map[cas.Digest][]cas.Digest // the blobs that are packed, or could be, by the blobs that they take from
-	whose  map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
-	stands map[cas.Digest][]dedupe.Extent
-	pieces map[cas.Digest][]Piece
-	kept   int // pieces in all of them
-	placed int // named ranges
+// sharedBytes finds out which blobs have bytes of which others, each once.
+type sharedBytes struct {
+	q          *Queries
+	dependents map[cas.Digest][]cas.Digest // the blobs that are packed, or could be, by the blobs that they take from
+	buildsOf   map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
+	wholeAt    map[cas.Digest][]dedupe.Extent
+	pieces     map[cas.Digest][]Piece
+	kept       int // pieces in all of them
+	named      int // named ranges
 }
 
-func (q *Queries) kinships(ctx context.Context) (*kinship, error) {
-	k := &kinship{q: q, takers: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece),
-		whose: make(map[cas.Digest]cas.Digest), stands: make(map[cas.Digest][]dedupe.Extent)}
+func (q *Queries) newSharedBytes(ctx context.Context) (*sharedBytes, error) {
+	k := &sharedBytes{q: q, dependents: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece),
+		buildsOf: make(map[cas.Digest]cas.Digest), wholeAt: make(map[cas.Digest][]dedupe.Extent)}
 	err := q.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		for i, from := range p.Containers {
-			k.takers[from.Digest] = append(k.takers[from.Digest], d)
+			k.dependents[from.Digest] = append(k.dependents[from.Digest], d)
 			if i == p.Literals {
-				k.whose[from.Digest] = d
+				k.buildsOf[from.Digest] = d
 			}
 		}
 		return nil
@@ -254,20 +254,20 @@ func (q *Queries) kinships(ctx context.Context) (*kinship, error) {
 	if err != nil {
 		return nil, err
 	}
-	for literals, d := range k.whose {
-		k.takers[d] = append(k.takers[d], k.takers[literals]...)
+	for literals, d := range k.buildsOf {
+		k.dependents[d] = append(k.dependents[d], k.dependents[literals]...)
 	}
 	return k, q.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 		if q.blobs.Has(d) {
 			for _, from := range s.From {
-				k.takers[from] = append(k.takers[from], d)
+				k.dependents[from] = append(k.dependents[from], d)
 			}
 		}
 		return nil
 	})
 }
 
-func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Piece, error) {
+func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Piece, error) {
 	if known, ok := k.pieces[d]; ok {
 		return known, nil
 	}
@@ -282,10 +282,10 @@ func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Pie
 				pieces = append(pieces, Piece{At: e.At, Length: e.Length, Holder: d, From: e.At})
 				continue
 			}
-			pieces = k.appendHeld(pieces, Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest, From: e.From})
+			pieces = k.appendPiece(pieces, Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest, From: e.From})
 		}
 	}
-	pieces = coarse(pieces, finePieces)
+	pieces = mergePieces(pieces, finePieces)
 	if k.kept += len(pieces); k.kept > keptPieces {
 		k.kept = len(pieces)
 		clear(k.pieces) // they are found again
@@ -294,19 +294,19 @@ func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Pie
 	return pieces, nil
 }
 
-// appendHeld appends a piece. A piece in the literals of another blob is given by its place in that
-// blob, because the digest of literals means nothing to users.
-func (k *kinship) appendHeld(pieces []Piece, p Piece) []Piece {
-	d, ok := k.whose[p.Holder]
+// appendPiece appends a piece. A piece in the literals of another blob is given by its place in
+// that blob, because the digest of literals means nothing to users.
+func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
+	d, ok := k.buildsOf[p.Holder]
 	if !ok {
 		return append(pieces, p)
 	}
-	stands, known := k.stands[d]
+	stands, known := k.wholeAt[d]
 	if !known {
 		if r, err := k.q.forms.Recipes.Get(d); err == nil { // else it was removed meanwhile, or check reports it
 			stands = literalsOf(r)
 		}
-		k.stands[d] = stands
+		k.wholeAt[d] = stands
 	}
 	for _, e := range stands {
 		if p.From < e.From {
@@ -334,7 +334,7 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 }
 
 // extentsOf returns none for a blob that shares nothing. own is the container that only it has.
-func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container, extents []dedupe.Extent, own int, err error) {
+func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container, extents []dedupe.Extent, own int, err error) {
 	q := k.q
 	if q.forms.OnlyPacked(d) {
 		r, err := q.forms.Recipes.Get(d)
@@ -358,8 +358,8 @@ func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []ded
 	return m.Plan.Containers, m.Plan.Extents, own, nil
 }
 
-// coarse joins pieces until there are few enough: small ones become part of those before them.
-func coarse(all []Piece, most int) []Piece {
+// mergePieces joins pieces until there are few enough: small ones become part of those before them.
+func mergePieces(all []Piece, most int) []Piece {
 	for least := int64(4096); len(all) > most; least *= 2 {
 		var out []Piece
 		for _, p := range all {
@@ -374,21 +374,21 @@ func coarse(all []Piece, most int) []Piece {
 	return all
 }
 
-func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
+func (k *sharedBytes) nameRanges(ctx context.Context, p rights.Peer, f *FileLayout) error {
 	named, err := k.q.nameRanges(ctx, f)
 	if err != nil {
 		if ctx.Err() != nil {
 			return err
 		}
-		f.Told.Unknown = wire.Clip(err.Error())
+		f.Text.Unknown = wire.Clip(err.Error())
 		return nil
 	}
-	f.Told.NamedBytes = namedBytes(named)
-	most := min(maxPlaced, allPlaced-k.placed)
-	k.placed += min(most, len(named))
+	f.Text.NamedBytes = namedBytes(named)
+	most := min(maxNamedRanges, allNamedRanges-k.named)
+	k.named += min(most, len(named))
 	if len(named) > most {
 		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(b.Length, a.Length) })
-		f.Told.MoreTensors = uint32(len(named) - most)
+		f.Text.MoreTensors = uint32(len(named) - most)
 		named = named[:most]
 		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(a.Offset, b.Offset) })
 	}
@@ -399,7 +399,7 @@ func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 	for _, n := range named {
 		told := &wire.Placed{Name: wire.Valid(n.Name), Kind: n.Kind, Type: wire.Valid(n.Type),
 			Shape: wire.Valid(n.Shape), Offset: n.Offset, Length: n.Length}
-		one := Placed{Told: told}
+		one := NamedRange{Text: told}
 		var parts []Piece
 		for _, piece := range f.Pieces[firstAt(f.Pieces, n.Offset):] {
 			if piece.At >= n.Offset+n.Length {
@@ -433,12 +433,12 @@ func firstAt(all []Piece, off int64) int {
 
 type byteRange struct{ From, Length int64 }
 
-type relative struct {
+type relatedFile struct {
 	same bool                       // it is the same blob
 	has  map[cas.Digest][]byteRange // by holder, in order and apart from each other
 }
 
-func (r *relative) overlap(parts []Piece) (sum int64) {
+func (r *relatedFile) overlap(parts []Piece) (sum int64) {
 	for _, part := range parts {
 		all := r.has[part.Holder]
 		i, _ := slices.BinarySearchFunc(all, part.From, func(has byteRange, from int64) int {
@@ -474,8 +474,9 @@ func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byte
 	return out
 }
 
-// heldBy is rangesIn for a blob, which has all of itself, also what it could take from others.
-func heldBy(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
+// wholeRangesIn is rangesIn for a blob, which has all of itself, also what it could take from
+// others.
+func wholeRangesIn(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
 	has := rangesIn(pieces, holders)
 	if holders[d] {
 		has[d] = []byteRange{{Length: size}}
@@ -484,7 +485,7 @@ func heldBy(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]boo
 }
 
 // relatives finds the files of other builds, visible to the peer, that may share bytes.
-func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (out []relative, err error) {
+func (k *sharedBytes) relatives(ctx context.Context, p rights.Peer, f *FileLayout) (out []relatedFile, err error) {
 	holders := map[cas.Digest]bool{f.Digest: true}
 	for _, piece := range f.Pieces {
 		holders[piece.Holder] = true
@@ -492,7 +493,7 @@ func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (ou
 	kin := make(map[cas.Digest]bool)
 	for h := range holders {
 		kin[h] = true
-		for _, d := range k.takers[h] {
+		for _, d := range k.dependents[h] {
 			kin[d] = true
 		}
 	}
@@ -520,10 +521,10 @@ func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (ou
 					}
 					break
 				}
-				has = heldBy(d, b.Files[i].Size, pieces, holders)
+				has = wholeRangesIn(d, b.Files[i].Size, pieces, holders)
 			}
-			out = append(out, relative{same: d == f.Digest, has: has})
-			f.Told.Sharers = append(f.Told.Sharers, sharer(&b, i))
+			out = append(out, relatedFile{same: d == f.Digest, has: has})
+			f.Text.Sharers = append(f.Text.Sharers, sharer(&b, i))
 		}
 	}
 	return out, nil
@@ -566,8 +567,8 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 }
 
 // add takes a file in as far as there is room: names go first, then the file.
-func (r *layoutReply) add(f *LaidFile) {
-	out := f.Told
+func (r *layoutReply) add(f *FileLayout) {
+	out := f.Text
 	for _, p := range f.Pieces {
 		out.Pieces = append(out.Pieces, &wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
 	}
@@ -579,7 +580,7 @@ func (r *layoutReply) add(f *LaidFile) {
 	}
 	r.size += n
 	for _, t := range f.Tensors {
-		one := t.Told
+		one := t.Text
 		one.Holder = r.holder(t.Holder)
 		if n := proto.Size(one) + 4; r.size+n <= wire.MaxReply {
 			r.size += n
@@ -595,7 +596,7 @@ func (r *layoutReply) add(f *LaidFile) {
 // depend on them, the newest reader finds them, and other requests do not pay for them. A file that
 // names its tensors is believed.
 
-func (q *Queries) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named, error) {
+func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Named, error) {
 	source, err := q.forms.Look(f.Digest)
 	if err != nil {
 		return nil, err
@@ -619,7 +620,7 @@ func (q *Queries) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named,
 		all = append(all, inside...)
 	}
 	if len(all) == 0 {
-		f.Told.Unknown = "this graph has no tensors: the files beside it have them"
+		f.Text.Unknown = "this graph has no tensors: the files beside it have them"
 	}
 	epmodel.SortNamed(all)
 	return all[:min(len(all), maxNames)], nil
@@ -628,7 +629,7 @@ func (q *Queries) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named,
 const maxNames = 1 << 16
 
 // nameBinary names the ranges of a context binary. Names that do not fit are ignored.
-func (q *Queries) nameBinary(ctx context.Context, f *LaidFile, source epmodel.Source, within epmodel.Range) ([]epmodel.Named, error) {
+func (q *Queries) nameBinary(ctx context.Context, f *FileLayout, source epmodel.Source, within epmodel.Range) ([]epmodel.Named, error) {
 	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))
 	var format *epmodel.FormatError
 	if err != nil && !errors.As(err, &format) {
@@ -640,8 +641,8 @@ func (q *Queries) nameBinary(ctx context.Context, f *LaidFile, source epmodel.So
 	if slices.ContainsFunc(all, func(n epmodel.Named) bool { return n.Kind == epmodel.TensorKind }) {
 		return all, nil
 	}
-	if f.Told.Unknown = "this kind of file does not name its tensors"; err != nil {
-		f.Told.Unknown = wire.Clip(err.Error())
+	if f.Text.Unknown = "this kind of file does not name its tensors"; err != nil {
+		f.Text.Unknown = wire.Clip(err.Error())
 	}
 	return all, nil
 }

@@ -18,7 +18,7 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 		{Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
 	require.Equal(t,
 		map[cas.Digest][]byteRange{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
-	r := relative{has: has}
+	r := relatedFile{has: has}
 	require.EqualValues(t, 90, r.overlap([]Piece{{Length: 140, Holder: h, From: 1000}}))
 	require.EqualValues(t, 95,
 		r.overlap([]Piece{{Length: 145, Holder: h, From: 1000}, {Length: 9, Holder: other}}))
@@ -33,26 +33,26 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 // those that show prints.
 func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 	d := func(n byte) cas.Digest { return cas.Digest{n} }
-	l := Layout{Files: []LaidFile{
-		{File: index.File{Digest: d(1), Size: 100}, Told: &wire.LaidFile{},
+	l := Layout{Files: []FileLayout{
+		{File: index.File{Digest: d(1), Size: 100}, Text: &wire.LaidFile{},
 			Pieces: []Piece{{Length: 100, Holder: d(1)}}},
-		{File: index.File{Digest: d(2), Size: 100}, Told: &wire.LaidFile{},
+		{File: index.File{Digest: d(2), Size: 100}, Text: &wire.LaidFile{},
 			Pieces: []Piece{{Length: 90, Holder: d(1)},
 				{At: 90, Length: 10, Holder: d(2), From: 90}}},
-		{File: index.File{Digest: d(3), Size: 100}, Told: &wire.LaidFile{},
+		{File: index.File{Digest: d(3), Size: 100}, Text: &wire.LaidFile{},
 			Pieces: []Piece{{Length: 95, Holder: d(2)},
 				{At: 95, Length: 5, Holder: d(3), From: 95}}},
 	}}
 	l.countShared()
 	require.Equal(t, []int64{90, 95, 95},
-		[]int64{l.Files[0].Told.SharedBytes, l.Files[1].Told.SharedBytes,
-			l.Files[2].Told.SharedBytes})
+		[]int64{l.Files[0].Text.SharedBytes, l.Files[1].Text.SharedBytes,
+			l.Files[2].Text.SharedBytes})
 }
 
 // A blob has all of itself, also where it might be packed with a third one.
 func TestABlobHasAllOfItself(t *testing.T) {
 	h := cas.Digest{1}
-	has := heldBy(h, 100, []Piece{{Length: 100, Holder: cas.Digest{9}}},
+	has := wholeRangesIn(h, 100, []Piece{{Length: 100, Holder: cas.Digest{9}}},
 		map[cas.Digest]bool{h: true})
 	require.Equal(t, map[cas.Digest][]byteRange{h: {{Length: 100}}}, has)
 }

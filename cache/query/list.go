@@ -46,7 +46,7 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 	reply, left, last := &wire.ListReply{}, wire.Left(wire.MaxReply), index.BuildID{}
 	err = q.index.EachAfter(ctx, after, func(b index.Build) error {
 		if looked++; progress != nil && looked%wire.FarAfter == 0 {
-			wire.Far(progress, "reading builds", "builds", before(b.ID, all), all)
+			wire.Far(progress, "reading builds", "builds", estimateBefore(b.ID, all), all)
 		}
 		if !q.rights.MaySee(p, b.ID, b.Scope) || !isListed(w, &b) {
 			return nil
@@ -71,8 +71,8 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 	return reply, nil
 }
 
-// before is about how many of so many builds come before this one: ids are random.
-func before(id index.BuildID, all uint64) uint64 {
+// estimateBefore is about how many of so many builds come before this one: ids are random.
+func estimateBefore(id index.BuildID, all uint64) uint64 {
 	return uint64(float64(binary.BigEndian.Uint32(id[:])) / (1 << 32) * float64(all))
 }
 
@@ -137,12 +137,12 @@ func MembersReply(members []index.Member) (out []*wire.Member) {
 
 // Listed is Listing of a build that has not been removed.
 func (q *Queries) Listed(p rights.Peer, b *index.Build) (*wire.Build, error) {
-	own, err := q.OwnBytes(p, b)
+	own, err := q.RemovalBytes(p, b)
 	if err != nil {
 		return nil, err
 	}
 	out := q.Listing(b)
-	out.KeptAs, out.OwnBytes = q.KeptWord(b), own
+	out.KeptAs, out.OwnBytes = q.FormWord(b), own
 	return out, nil
 }
 
@@ -161,7 +161,7 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 		if err != nil {
 			return nil, apierr.New(apierr.Internal, err, "show %q", name)
 		}
-		one.KeptText, one.ModelName = wire.Valid(q.KeptText(b)), wire.Valid(b.ModelName)
+		one.KeptText, one.ModelName = wire.Valid(q.FormText(b)), wire.Valid(b.ModelName)
 		if !left.TakesBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
 			reply.More = uint64(len(builds) - i)
 			break
@@ -255,8 +255,8 @@ func (q *Queries) Events(ctx context.Context, p rights.Peer, since time.Time, li
 		if ctx.Err() != nil {
 			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "events")
 		}
-		if e := &all[i]; q.rights.MayHear(p, e) {
-			one := event.Reply(q.complete(e))
+		if e := &all[i]; q.rights.MaySeeEvent(p, e) {
+			one := event.Reply(q.completeEvent(e))
 			if !left.Takes(one) {
 				break
 			}
@@ -267,8 +267,8 @@ func (q *Queries) Events(ctx context.Context, p rights.Peer, since time.Time, li
 	return out, nil
 }
 
-// complete adds what an earlier epcached did not write down.
-func (q *Queries) complete(e *index.Event) *index.Event {
+// completeEvent adds what an earlier epcached did not write down.
+func (q *Queries) completeEvent(e *index.Event) *index.Event {
 	if e.Scope == "" && !e.BuildID.IsZero() {
 		if b, err := q.index.Get(e.BuildID); err == nil {
 			e.BuildKey, e.ModelName, e.Scope = b.BuildKey, b.ModelName, b.Scope
@@ -287,7 +287,7 @@ func (q *Queries) Subscribe(ctx context.Context, p rights.Peer, next uint64,
 		next = q.options.Stream.End()
 	}
 	for {
-		events, missed, more := q.options.Stream.from(next)
+		events, missed, more := q.options.Stream.since(next)
 		if missed > 0 {
 			next += missed
 			e := index.Event{At: q.options.Now(), Kind: event.Missed, Text: "this subscriber was too slow; epcachectl events shows what is kept"}
@@ -297,7 +297,7 @@ func (q *Queries) Subscribe(ctx context.Context, p rights.Peer, next uint64,
 		}
 		for i := range events {
 			next = events[i].Sequence + 1
-			if !q.rights.MayHear(p, &events[i]) {
+			if !q.rights.MaySeeEvent(p, &events[i]) {
 				continue
 			}
 			if err := fn(event.Reply(&events[i])); err != nil {
@@ -349,8 +349,8 @@ func (s *Stream) End() uint64 {
 	return s.latest[len(s.latest)-1].Sequence + 1
 }
 
-// from returns the events from next on, how many were dropped, and what is closed with a new one.
-func (s *Stream) from(next uint64) (events []index.Event, missed uint64, more <-chan struct{}) {
+// since returns the events from next on, how many were dropped, and what is closed with a new one.
+func (s *Stream) since(next uint64) (events []index.Event, missed uint64, more <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.more == nil {
@@ -368,23 +368,24 @@ func (s *Stream) from(next uint64) (events []index.Event, missed uint64, more <-
 
 const maxHistory = 200
 
-// WithHistory adds what the peer may see of the entry's events and fits, and returns the answer.
-func (q *Queries) WithHistory(p rights.Peer, key index.RequestKey,
+// AddHistory adds what the peer may see of the entry's events and fits, and returns the answer.
+func (q *Queries) AddHistory(p rights.Peer, key index.RequestKey,
 	out *wire.Explanation) *wire.Explanation {
 	all := q.index.Journal.History(key)
 	out.Reason = wire.Valid(out.Reason)
 	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {
-		if e := &all[i]; q.rights.MayHear(p, e) {
-			out.History = append(out.History, event.Reply(q.complete(e)))
+		if e := &all[i]; q.rights.MaySeeEvent(p, e) {
+			out.History = append(out.History, event.Reply(q.completeEvent(e)))
 		}
 	}
 	slices.Reverse(out.History)
-	shorten(out, wire.MaxReply-len(out.Record)-len(out.Reason)) // the answer repeats these
+	shortenExplanation(out, wire.MaxReply-len(out.Record)-len(out.Reason)) // the answer repeats these
 	return out
 }
 
-// shorten drops first what is farthest from the decision: old history, then far neighbours.
-func shorten(e *wire.Explanation, limit int) {
+// shortenExplanation drops first what is farthest from the decision: old history, then far
+// neighbours.
+func shortenExplanation(e *wire.Explanation, limit int) {
 	for proto.Size(e) > limit {
 		switch {
 		case len(e.History) > 0:

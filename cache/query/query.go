@@ -30,7 +30,7 @@ type Options struct {
 	Dir      string // the state directory
 	UID      uint32 // of the daemon
 	Started  time.Time
-	Remade   string // why the daemon opened the store again; "": it did not
+	Rebuilt  string // why the daemon opened the store again; "": it did not
 	Now      func() time.Time
 	Store    *store.Store
 	Stream   *Stream // of the store's events
@@ -44,7 +44,7 @@ type Options struct {
 	Try        func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error // compiles and loads a tiny model with an EP; returns what is wrong
 	Owner      func(uid uint32) uint32                                                 // the user that a uid of a container belongs to
 	Failures   func(rights.Peer) []failure.Failure
-	PlanAgain  func(context.Context, rights.Peer, []index.Build) (*Question, error) // the request that an entry's builds answer
+	PlanAgain  func(context.Context, rights.Peer, []index.Build) (*ExplainRequest, error) // the request that an entry's builds answer
 
 	Judge func(*wire.Build, *index.Build) // fills in what the build is good for, and what it gains
 }
@@ -57,9 +57,9 @@ type Queries struct {
 	index   *index.Index
 	blobs   *cas.Store
 	forms   *packing.Store
-	usages  usages
+	usages  usageLists
 
-	explaining explaining
+	explaining explainSlots
 	searches   chan struct{} // one token for each search for neighbours
 }
 
@@ -68,7 +68,7 @@ func New(o Options) *Queries {
 	return &Queries{options: o, rights: o.Rights, store: o.Store, index: o.Store.Index(),
 		blobs: o.Store.Blobs(), forms: o.Store.Forms(),
 		searches:   make(chan struct{}, maxSearches),
-		explaining: explaining{slots: make(keyed.Slots, maxExplaining)}}
+		explaining: explainSlots{slots: make(keyed.Slots, maxExplaining)}}
 }
 
 // Error returns what a client is told of an error of the index or of a file.
@@ -126,7 +126,7 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 		facts := &wire.RuntimeFacts{Directory: rt.Name, Registered: rt.Registered,
 			ProbedMs: wire.Milliseconds(q.options.Now()),
 			State:    rt.State(), Watched: q.options.Runtimes.Watched(rt)}
-		if rc := rt.Found(); rc == nil {
+		if rc := rt.LastContent(); rc == nil {
 			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
 		} else {
 			facts.OrtVersion, facts.OrtLibrary = rc.Spec.ORTVersion, rc.Spec.ORTLibrary
@@ -177,7 +177,7 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
 		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),
-		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(runtimes.Text(f.Err)),
+		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(runtimes.ErrorText(f.Err)),
 		Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
 		ProbedMs: wire.Milliseconds(f.At), PreviousMs: wire.Milliseconds(f.Previous),
 	}
@@ -192,7 +192,7 @@ func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 			if i == 0 { // which the fingerprint is of
 				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
 				dev.CompatibilityString, dev.Error = mark.CompatibilityString,
-					wire.Valid(runtimes.Text(f.MarkErrors[ep.Name]))
+					wire.Valid(runtimes.ErrorText(f.MarkErrors[ep.Name]))
 			}
 			one.Devices = append(one.Devices, dev)
 		}

@@ -107,8 +107,9 @@ func usageSums(list []evict.Sum, quota int64) (out []*wire.UsageSum) {
 	return out
 }
 
-// usages keeps the latest lists that did not fit into one answer, so that all pages are of one survey.
-type usages struct {
+// usageLists keeps the latest lists that did not fit into one answer, so that all pages are of one
+// survey.
+type usageLists struct {
 	mu    sync.Mutex
 	lists []usageList // oldest first; guarded by mu
 }
@@ -120,7 +121,7 @@ type usageList struct {
 
 const maxLists = 4 // bounds them: a list takes some 40 bytes for each build
 
-func (us *usages) keep(rows []evict.Row) usageList {
+func (us *usageLists) keep(rows []evict.Row) usageList {
 	l := usageList{rand.Text(), rows}
 	if len(rows) > usagePage {
 		us.mu.Lock()
@@ -160,14 +161,14 @@ func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
 		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey,
 			ModelDigest: of.ModelDigest, ModelName: wire.Clip(of.ModelName), Ep: wire.Clip(of.Ep),
 			Scope: wire.Clip(of.Scope), State: of.State, Pinned: of.Pinned, OwnBytes: r.Own,
-			KeptAs: q.KeptWord(&b), Hits: of.Hits, LastUsedMs: of.LastUsedMs,
+			KeptAs: q.FormWord(&b), Hits: of.Hits, LastUsedMs: of.LastUsedMs,
 			CreatedMs: of.CreatedMs, CompileSeconds: of.CompileSeconds}
 		for range min(len(b.Members), maxUsageMembers) {
 			brief.Members = append(brief.Members, &wire.Member{})
 		}
 		u.Builds = append(u.Builds, &wire.BuildUsage{Build: brief, LogicalBytes: r.Logical,
 			OwnBytes: r.Own, SharedBytes: r.Shared, OnceBytes: r.Once,
-			Shapes: wire.Clip(identity.Shapes(&b))})
+			Shapes: wire.Clip(identity.DimensionsText(&b))})
 	}
 	if to < len(l.rows) {
 		u.Next = l.id + "-" + strconv.Itoa(to)
@@ -252,9 +253,9 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 	return nil
 }
 
-// OwnBytes returns what removing a build would free on the disk now. Bytes shared with builds that
-// the peer may not see count as freed, so that the sum does not disclose them.
-func (q *Queries) OwnBytes(p rights.Peer, b *index.Build) (sum int64, err error) {
+// RemovalBytes returns what removing a build would free on the disk now. Bytes shared with builds
+// that the peer may not see count as freed, so that the sum does not disclose them.
+func (q *Queries) RemovalBytes(p rights.Peer, b *index.Build) (sum int64, err error) {
 	for d := range q.store.PartsOf(b) {
 		others, err := q.othersNeed(p, b, d)
 		if err != nil {
@@ -267,9 +268,9 @@ func (q *Queries) OwnBytes(p rights.Peer, b *index.Build) (sum int64, err error)
 	return sum, nil
 }
 
-// FreedBy is OwnBytes of removing several builds together. It is more than the sum of OwnBytes where
-// they share bytes, or one is packed with the bytes of another.
-func (q *Queries) FreedBy(ctx context.Context, p rights.Peer, ids []index.BuildID) (sum int64, err error) {
+// FreedByRemoval is RemovalBytes of removing several builds together. It is more than the sum of
+// RemovalBytes where they share bytes, or one is packed with the bytes of another.
+func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer, ids []index.BuildID) (sum int64, err error) {
 	going := make(map[index.BuildID]bool, len(ids))
 	for _, id := range ids {
 		going[id] = true
@@ -340,7 +341,7 @@ func (q *Queries) Space() (*wire.Space, error) {
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "space")
 	}
-	s, held, packed, err := q.spaceAtOnce()
+	s, held, packed, err := q.consistentSpace()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "space")
 	}
@@ -355,19 +356,19 @@ func (q *Queries) Space() (*wire.Space, error) {
 		ToLookAt: uint64(q.store.Packer().Remaining())}, nil
 }
 
-// spaceAtOnce reads three accounts as of one moment, as far as possible: a build that is removed
-// meanwhile would be counted twice, as stored, and as open or needed by others. A blob that is being
-// packed counts as what it takes now.
-func (q *Queries) spaceAtOnce() (s index.Space, held int64, packed packing.Space, err error) {
-	var before, after moment
+// consistentSpace reads three accounts as of one moment, as far as possible: a build that is
+// removed meanwhile would be counted twice, as stored, and as open or needed by others. A blob that
+// is being packed counts as what it takes now.
+func (q *Queries) consistentSpace() (s index.Space, held int64, packed packing.Space, err error) {
+	var before, after spaceFigures
 	for range 10 { // always something going: as near as it gets
-		if before, err = q.moment(); err != nil {
+		if before, err = q.spaceFigures(); err != nil {
 			return s, 0, packed, err
 		}
 		if packed, err = q.forms.Space(true); err != nil {
 			return s, 0, packed, err
 		}
-		if after, err = q.moment(); err != nil {
+		if after, err = q.spaceFigures(); err != nil {
 			return s, 0, packed, err
 		}
 		if after == before {
@@ -378,13 +379,13 @@ func (q *Queries) spaceAtOnce() (s index.Space, held int64, packed packing.Space
 	return after.space, after.held, packed, nil
 }
 
-// moment are the figures that change whenever bytes move from one account to another.
-type moment struct {
+// spaceFigures are the figures that change whenever bytes move from one account to another.
+type spaceFigures struct {
 	space       index.Space
 	held, ahead int64
 }
 
-func (q *Queries) moment() (m moment, err error) {
+func (q *Queries) spaceFigures() (m spaceFigures, err error) {
 	if m.space, err = q.index.Space(); err != nil {
 		return m, err
 	}
@@ -410,12 +411,12 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 	return sum
 }
 
-// KeptText says how the large files of a build are kept on the disk.
-func (q *Queries) KeptText(b *index.Build) string {
+// FormText says how the large files of a build are kept on the disk.
+func (q *Queries) FormText(b *index.Build) string {
 	said := make(map[string]int64) // text -> bytes of the files that it describes
 	for d, size := range b.DistinctBlobs() {
 		if size >= packing.MinBlobSize {
-			said[q.formText(d)] += size
+			said[q.blobFormText(d)] += size
 		}
 	}
 	texts := slices.SortedFunc(maps.Keys(said), func(a, b string) int { return cmp.Or(cmp.Compare(said[b], said[a]), strings.Compare(a, b)) })
@@ -425,14 +426,14 @@ func (q *Queries) KeptText(b *index.Build) string {
 		}
 	}
 	if len(texts) == 0 {
-		return q.KeptWord(b)
+		return q.FormWord(b)
 	}
 	return strings.Join(texts, "; ")
 }
 
-// KeptWord says in a word how a build is kept: whole, or packed if some of its files is. A copy is
+// FormWord says in a word how a build is kept: whole, or packed if some of its files is. A copy is
 // the unpacked form beside it that requests are served from.
-func (q *Queries) KeptWord(b *index.Build) string {
+func (q *Queries) FormWord(b *index.Build) string {
 	word, copied := "whole", false
 	for d := range b.DistinctBlobs() {
 		if !q.forms.OnlyPacked(d) {
@@ -447,12 +448,12 @@ func (q *Queries) KeptWord(b *index.Build) string {
 	return word
 }
 
-func (q *Queries) formText(d cas.Digest) string {
+func (q *Queries) blobFormText(d cas.Digest) string {
 	p, packed := q.forms.Recipes.Has(d)
 	if !packed || !q.forms.OnlyPacked(d) {
 		return "whole"
 	}
-	text := fmt.Sprintf("packed, %s of %s its own", bytesize.Text(ownOf(&p)), bytesize.Text(p.Size))
+	text := fmt.Sprintf("packed, %s of %s its own", bytesize.Text(packedBytes(&p)), bytesize.Text(p.Size))
 	if p.Compressed > 0 {
 		text += fmt.Sprintf(", compressed to %s", bytesize.Text(p.Stored))
 	}
@@ -462,7 +463,7 @@ func (q *Queries) formText(d cas.Digest) string {
 	return text
 }
 
-func ownOf(p *dedupe.Packed) int64 {
+func packedBytes(p *dedupe.Packed) int64 {
 	if p.Literals >= 0 {
 		return p.Containers[p.Literals].Size
 	}

@@ -47,8 +47,8 @@ type Store struct {
 	reports *reports.Reports // none
 }
 
-// readable ends hints about files that the caller may not read.
-const readable = "lets others read it: chmod -R a+rX %s"
+// readableHint ends hints about files that the caller may not read.
+const readableHint = "lets others read it: chmod -R a+rX %s"
 
 // Open opens the store in the state directory dir read-only for the user uid. It fails where a
 // daemon has the store: ask that one. Problems returns what could not be read.
@@ -72,7 +72,7 @@ func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
 			WithHint("name the state folder of an epcached")
 	case errors.Is(err, fs.ErrPermission):
 		return nil, apierr.New(apierr.NotAllowed, err, "the store cannot be read").
-			WithHint("a store is its owner's alone; whoever makes it a factory image "+readable, dir)
+			WithHint("a store is its owner's alone; whoever makes it a factory image "+readableHint, dir)
 	case err != nil:
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 		return nil, err
 	}
 	at.Peer = request.Peer{UID: s.uid}
-	if at, err = at.Identified(ctx, s.models); err != nil {
+	if at, err = at.WithIdentity(ctx, s.models); err != nil {
 		return nil, err
 	}
 	at.Scopes = nil // the plan lists the builds, because no request key is known
@@ -120,7 +120,7 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 		return &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest,
 			Why: "the model is compiled already"}, nil
 	}
-	f := &finding{Store: s, build: build, why: "never compiled for this request"}
+	f := &search{Store: s, build: build, why: "never compiled for this request"}
 	if build != "" {
 		f.why = fmt.Sprintf("no build of this model has a key that begins with %q", build)
 	}
@@ -128,15 +128,15 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 	if err != nil {
 		return nil, err
 	}
-	if at, err = f.planned(ctx, at.WithRuntime(rc.Spec.Directory, rc)); err != nil {
+	if at, err = f.withPlan(ctx, at.WithRuntime(rc.Spec.Directory, rc)); err != nil {
 		return nil, err
 	}
 	serve := func([]compilers.EP) request.Policy { return request.Policy{Unknown: request.PolicyServe} }
 	builds := lookup.New(lookup.Options{Store: s.store, Rights: s.rights,
-		Reports: s.reports, Judge: recorded{}, Policy: serve, Now: time.Now, Planned: f.planned,
-		Lease: s.lease, Pass: f.pass})
+		Reports: s.reports, Judge: manifestJudge{}, Policy: serve, Now: time.Now, Planned: f.withPlan,
+		Lease: s.lease, Pass: f.notePassed})
 	found, err := builds.Find(ctx, at)
-	a := builds.Finish(found.Answer, at)
+	a := builds.FillAnswer(found.Answer, at)
 	if a == nil && err == nil && f.several == nil {
 		a, err = builds.FindMember(ctx, at)
 	}
@@ -144,7 +144,7 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 		return nil, err
 	}
 	if a == nil {
-		return nil, f.none(r)
+		return nil, f.notFoundError(r)
 	}
 	asked, _ := at.Plan.Canonical.OnDevicesOf(a.Build)
 	a.RequestKey, _ = asked.Key()
@@ -169,23 +169,23 @@ func (s *Store) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
 	}{io.NewSectionReader(from, 0, from.Size()), from}, nil
 }
 
-// recorded judges by what the builds' manifests say.
-type recorded struct{}
+// manifestJudge judges by what the builds' manifests say.
+type manifestJudge struct{}
 
-// Knows reports false: there is nothing to remember.
-func (recorded) Knows(*request.Against, *index.Build) bool { return false }
+// IsKnown reports false: there is nothing to remember.
+func (manifestJudge) IsKnown(*request.JudgeTarget, *index.Build) bool { return false }
 
 // LoadsAlone lets each group pass, because nothing is loaded here.
-func (recorded) LoadsAlone(context.Context, *request.Against, *index.Build) (compilers.CheckResult, error) {
+func (manifestJudge) LoadsAlone(context.Context, *request.JudgeTarget, *index.Build) (compilers.CheckResult, error) {
 	return compilers.CheckResult{Outcome: compilers.Passed}, nil
 }
 
 // Judge judges a build by what its manifest says.
-func (recorded) Judge(_ context.Context, a *request.Against, b *index.Build) (judge.Judgement, error) {
+func (manifestJudge) Judge(_ context.Context, a *request.JudgeTarget, b *index.Build) (judge.Judgement, error) {
 	j := judge.Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.Runtime,
 		Reason: "no execution provider was asked whether it suits: that takes a daemon"}
 	switch known := a.Runtime != ""; {
-	case known && a.Content.Made(b):
+	case known && a.Content.MadeBuild(b):
 		j.Verdict, j.Source = compilers.Optimal, judge.SourceLibrary
 		j.Reason = "the same libraries made it; whether this machine has the device nobody was asked"
 	case known:
@@ -206,7 +206,7 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 		return err
 	case errors.Is(err, fs.ErrPermission):
 		return apierr.New(apierr.NotAllowed, err, "%s cannot be read", name).
-			WithHint("whoever makes the store a factory image "+readable, s.dir)
+			WithHint("whoever makes the store a factory image "+readableHint, s.dir)
 	case errors.Is(err, dedupe.ErrNewer):
 		return apierr.New(apierr.Version, err, "%s: %s", name, f.Name).
 			WithHint("read it with the epcached that packed it, or a later one")
@@ -219,8 +219,8 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 	return apierr.New(apierr.Internal, err, "%s: %s", name, f.Name)
 }
 
-// finding is one look-up in a store that is only read, and why it found nothing so far.
-type finding struct {
+// search is one look-up in a store that is only read, and why it found nothing so far.
+type search struct {
 	*Store
 	build string // how the build's key begins
 
@@ -249,11 +249,11 @@ func libraries(ctx context.Context, r *request.Request) (*runtimes.Content, erro
 	return rc, nil
 }
 
-// planned is the attempt with a plan that is made without asking an execution provider, and has the
-// builds that fit.
-func (f *finding) planned(ctx context.Context, at *request.Attempt) (_ *request.Attempt, err error) {
+// withPlan is the attempt with a plan that is made without asking an execution provider, and has
+// the builds that fit.
+func (f *search) withPlan(ctx context.Context, at *request.Attempt) (_ *request.Attempt, err error) {
 	p := &request.Plan{}
-	p.Canonical, err = at.Terms().Record(ctx, everyOption(at.Request), identity.StatedDevices)
+	p.Canonical, err = at.Terms().Record(ctx, allOptions(at.Request), identity.UnresolvedDevices)
 	if err != nil {
 		return nil, err
 	}
@@ -261,25 +261,25 @@ func (f *finding) planned(ctx context.Context, at *request.Attempt) (_ *request.
 		p.EPs = append(p.EPs, compilers.EP{Name: ep.Name})
 	}
 	known := at.Content.Spec.Directory != ""
-	if p.Fitting = f.fitting(&p.Canonical); len(p.Fitting) > 0 && known {
+	if p.Fitting = f.matching(&p.Canonical); len(p.Fitting) > 0 && known {
 		if p.EPs, err = runtimes.ResolveEPs(at.EPs, p.Canonical.EPs, at.Content); err != nil {
 			return nil, err
 		}
 	}
-	made := func(b *index.Build) bool { return known && at.Content.Made(b) }
+	made := func(b *index.Build) bool { return known && at.Content.MadeBuild(b) }
 	own := slices.DeleteFunc(slices.Clone(p.Fitting), func(b *index.Build) bool { return !made(b) })
 	switch others := slices.DeleteFunc(slices.Clone(p.Fitting), made); {
-	case different(own):
-		f.several, p.Fitting = f.ambiguous(at.Name, own), nil
-	case different(others):
-		f.several, p.Fitting = f.ambiguous(at.Name, others), own
+	case areDifferent(own):
+		f.several, p.Fitting = f.ambiguousError(at.Name, own), nil
+	case areDifferent(others):
+		f.several, p.Fitting = f.ambiguousError(at.Name, others), own
 	}
 	return at.WithPlan(p), nil
 }
 
-// everyOption allows every option of the request: what an administrator once allowed is in the
+// allOptions allows every option of the request: what an administrator once allowed is in the
 // builds' records, and nothing is compiled here.
-func everyOption(r *request.Request) (all identity.Allowed) {
+func allOptions(r *request.Request) (all identity.Allowed) {
 	for _, ep := range r.EPs {
 		for name := range ep.Options {
 			all = append(all, ep.Name+"/"+name)
@@ -291,10 +291,10 @@ func everyOption(r *request.Request) (all identity.Allowed) {
 	return all
 }
 
-// fitting lists the builds that were made for the request and may be served. Builds for all users,
+// matching lists the builds that were made for the request and may be served. Builds for all users,
 // the caller's own, and those of the store's owner are considered: what another user put is served
 // to no one else, even where file rights would let one read it.
-func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
+func (f *search) matching(wanted *identity.Record) (fitting []*index.Build) {
 	scopes := []string{rights.Shared, rights.OwnScope(rights.Peer{UID: f.uid}),
 		rights.OwnScope(rights.Peer{UID: f.owner})}
 	for i := range f.Builds {
@@ -312,8 +312,8 @@ func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
 			f.why = "the model was compiled for other requests only"
 			continue
 		}
-		if why := ofAnotherMachine(b); why != "" {
-			f.pass(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
+		if why := whyOtherMachine(b); why != "" {
+			f.notePassed(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
 				WithHint("a daemon runs it once before it serves it: the same without --state"))
 			continue
 		}
@@ -322,9 +322,9 @@ func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
 	return fitting
 }
 
-// ofAnotherMachine says why a build may load here and fail when it is run: its execution provider
+// whyOtherMachine says why a build may load here and fail when it is run: its execution provider
 // states no hardware, and the processor that it was made on is of another class, or not known.
-func ofAnotherMachine(b *index.Build) string {
+func whyOtherMachine(b *index.Build) string {
 	for i := range b.EPs {
 		ep := &b.EPs[i]
 		made, here := ep.HardwareArchitecture, compilers.ProcessorClass()
@@ -344,14 +344,14 @@ func ofAnotherMachine(b *index.Build) string {
 	return ""
 }
 
-// different reports whether the builds are not all equal: which is meant is not known unless an
+// areDifferent reports whether the builds are not all equal: which is meant is not known unless an
 // execution provider is run.
-func different(builds []*index.Build) bool {
+func areDifferent(builds []*index.Build) bool {
 	return slices.ContainsFunc(builds, func(b *index.Build) bool { return b.BuildKey != builds[0].BuildKey })
 }
 
-// ambiguous names the builds that fit.
-func (f *finding) ambiguous(model string, builds []*index.Build) error {
+// ambiguousError names the builds that fit.
+func (f *search) ambiguousError(model string, builds []*index.Build) error {
 	var lines []string
 	for _, b := range builds {
 		var makers []string
@@ -369,15 +369,15 @@ func (f *finding) ambiguous(model string, builds []*index.Build) error {
 		WithHint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
 }
 
-// pass notes that a build that fits is not served.
-func (f *finding) pass(b *index.Build, err error) {
+// notePassed notes that a build that fits is not served.
+func (f *search) notePassed(b *index.Build, err error) {
 	f.passed = cmp.Or(f.passed, err)
 	f.notes = append(f.notes, fmt.Sprintf("the build of %s is passed over: %s",
 		b.Created.Format(time.RFC3339), err))
 }
 
-// none says why there is no answer.
-func (f *finding) none(r *request.Request) error {
+// notFoundError says why there is no answer.
+func (f *search) notFoundError(r *request.Request) error {
 	hint := "a daemon compiles it: the same without --state"
 	if f.build != "" {
 		hint = "without --build any build that fits is taken"

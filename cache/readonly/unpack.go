@@ -33,7 +33,7 @@ func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ fun
 	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph)) // the pattern is sound
 	unsound := func([]index.File) error { return cas.ErrNotFound }
 	for _, path := range found {
-		if hold(ctx, a, strings.TrimSuffix(path, graph), unsound) == nil {
+		if lockView(ctx, a, strings.TrimSuffix(path, graph), unsound) == nil {
 			return a, nil
 		}
 	}
@@ -45,9 +45,9 @@ func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ fun
 	return a, nil
 }
 
-// hold puts the view with the files in folder into the answer, and holds it against its removal.
-// fill is called with the files that are missing or damaged.
-func hold(ctx context.Context, a *request.Answer, folder string, fill func(lacking []index.File) error) error {
+// lockView puts the view with the files in folder into the answer, and holds it against its
+// removal. fill is called with the files that are missing or damaged.
+func lockView(ctx context.Context, a *request.Answer, folder string, fill func(lacking []index.File) error) error {
 	view, err := os.Open(filepath.Dir(folder))
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progr
 		"name a folder of your own to unpack it into: --unpack-to DIR"
 	dir, err := filepath.Abs(dir)
 	if err == nil {
-		err = ownFolder(dir)
+		err = makePrivateFolder(dir)
 	}
 	if err != nil {
 		return apierr.New(apierr.NotAllowed, err, "no private folder to unpack into at %q", dir).WithHint(hint)
@@ -109,9 +109,9 @@ func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progr
 // idleUnpacked is how long what was unpacked is kept for the next call.
 const idleUnpacked = 30 * 24 * time.Hour
 
-// ownFolder makes the folder. One that others may write is refused: what is in it is loaded as code
-// would be.
-func ownFolder(dir string) error {
+// makePrivateFolder makes the folder. One that others may write is refused: what is in it is loaded
+// as code would be.
+func makePrivateFolder(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string, progr
 	}
 	now := time.Now()
 	_ = os.Chtimes(filepath.Dir(folder), now, now) // otherwise it is removed earlier than it has to be
-	return hold(ctx, a, folder, func(lacking []index.File) error {
+	return lockView(ctx, a, folder, func(lacking []index.File) error {
 		var done, total int64
 		for _, f := range lacking {
 			total += f.Size

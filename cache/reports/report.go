@@ -1,8 +1,8 @@
 // Package reports decides on what clients report of builds that did not load: whether a build is withheld
 // from the reporting user or from all, and whether the client retries or loads the model itself.
 //
-// Start with Reports.Take. The package stores nothing and loads nothing: the cache examines a build, and
-// Options say how a build is withheld, judged and compiled again.
+// Start with Reports.Handle. The package stores nothing and loads nothing: the cache examines a
+// build, and Options say how a build is withheld, judged and compiled again.
 package reports
 
 import (
@@ -69,13 +69,13 @@ type Settings struct {
 // Reports take the reports of clients, and remember which builds are withheld from which user. All
 // methods may be called at the same time.
 type Reports struct {
-	o       Options
-	doubts  *doubts
-	limiter rights.Limiter
-	told    memo.Table[toldKey, string]
+	o        Options
+	doubts   *userWithholds
+	limiter  rights.Limiter
+	reported memo.Table[reportKey, string]
 }
 
-type toldKey struct {
+type reportKey struct {
 	owner uint32
 	build index.BuildID
 }
@@ -91,19 +91,19 @@ const (
 
 // New returns reports without any.
 func New(o Options) *Reports {
-	return &Reports{o: o, doubts: newDoubts(o.Now), limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: o.Now}}
+	return &Reports{o: o, doubts: newUserWithholds(o.Now), limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: o.Now}}
 }
 
-// Doubt returns why the build is withheld from the user, "" if it is not.
-func (rs *Reports) Doubt(id index.BuildID, uid uint32) string { return rs.doubts.holds(id, uid) }
+// WhyWithheld returns why the build is withheld from the user, "" if it is not.
+func (rs *Reports) WhyWithheld(id index.BuildID, uid uint32) string { return rs.doubts.why(id, uid) }
 
-// Doubted counts the builds of the request that are withheld from the user.
-func (rs *Reports) Doubted(request index.RequestKey, uid uint32) int {
-	return rs.doubts.rounds(request, uid)
+// CountWithheld counts the builds of the request that are withheld from the user.
+func (rs *Reports) CountWithheld(request index.RequestKey, uid uint32) int {
+	return rs.doubts.countOfRequest(request, uid)
 }
 
-// Doubts counts the builds that are withheld from single users.
-func (rs *Reports) Doubts() int64 { return rs.doubts.any.Load() }
+// TotalWithheld counts the builds that are withheld from single users.
+func (rs *Reports) TotalWithheld() int64 { return rs.doubts.total.Load() }
 
 // Verdict is the result of an examination.
 type Verdict int
@@ -112,34 +112,34 @@ type Verdict int
 const (
 	Unverified Verdict = iota // nothing could be found out
 	Loads
-	Refuted    // it does not load, and others do
-	Elsewhere  // the device that it is for is not in this machine
-	Unprovable // it does not load here, which proves nothing of other devices
-	Damaged    // its bytes are not what they were
+	DoesNotLoad  // it does not load, and others do
+	DeviceAbsent // the device that it is for is not in this machine
+	Unverifiable // it does not load here, which proves nothing of other devices
+	Damaged      // its bytes are not what they were
 )
 
 // Examined is what was found out about a reported build.
 type Examined struct {
-	Verdict  Verdict
-	Text     string
-	Level    string            // the only optimisation level at which it loads
-	Runtime  string            // that it was loaded with
-	Exactly  bool              // the compiler would produce this very build now
-	Disprove func(text string) // remembers that a refuted build does not load with Runtime
+	Verdict   Verdict
+	Text      string
+	Level     string            // the only optimisation level at which it loads
+	Runtime   string            // that it was loaded with
+	MadeForIt bool              // the compiler would produce this very build now
+	Record    func(text string) // remembers that a refuted build does not load with Runtime
 }
 
 // Examine finds out whether a build is sound.
 type Examine func(context.Context, *index.Build) (Examined, error)
 
-// Take decides on a report. The client is not simply believed: one user must not be able to empty what
-// all share. The build is examined. Meanwhile, and if nothing can be found out, it is withheld from that
-// user alone, and from all only when enough other users report the same.
-func (rs *Reports) Take(ctx context.Context, p rights.Peer, r Report, examine Examine) (*wire.ReportReply, error) {
+// Handle decides on a report. The client is not simply believed: one user must not be able to empty
+// what all share. The build is examined. Meanwhile, and if nothing can be found out, it is withheld
+// from that user alone, and from all only when enough other users report the same.
+func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report, examine Examine) (*wire.ReportReply, error) {
 	if len(r.Text) > maxReportText {
 		r.Text = strings.ToValidUTF8(r.Text[:maxReportText], "")
 	}
 	owner := rs.o.Owner(p.UID)
-	if wait, ok := rs.limiter.Take(owner); !ok {
+	if wait, ok := rs.limiter.Allow(owner); !ok {
 		return nil, apierr.New(apierr.Busy, nil, "too many reports").WithHint("the next one is looked into in %s; load with plain ONNX Runtime until then", wait.Round(time.Second)+time.Second)
 	}
 	b, err := rs.find(ctx, p, &r)
@@ -149,7 +149,7 @@ func (rs *Reports) Take(ctx context.Context, p rights.Peer, r Report, examine Ex
 	rs.o.Store.Index().Counters.Add("reports", 1)
 	class := rs.classify(b, &r)
 	from := reporter{p.UID, owner}
-	d, err := rs.decide(ctx, from, r.Graph, class, examining{b, examine})
+	d, err := rs.decide(ctx, from, r.Graph, class, reportedBuild{b, examine})
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, apierr.OfContext(ctx, "model %q", b.ModelName)
@@ -202,34 +202,34 @@ type reporter struct {
 	uid, owner uint32
 }
 
-// examining is a reported build, and how it is examined.
-type examining struct {
+// reportedBuild is a reported build, and how it is examined.
+type reportedBuild struct {
 	*index.Build
 	examine Examine
 }
 
 // decide takes all steps of a report. An error is the context's, or the store's.
-func (rs *Reports) decide(ctx context.Context, from reporter, graph string, class rules.Class, x examining) (*wire.ReportReply, error) {
+func (rs *Reports) decide(ctx context.Context, from reporter, graph string, class rules.Class, x reportedBuild) (*wire.ReportReply, error) {
 	b := x.Build
 	if state := rs.o.Store.Index().Journal.StateOf(b.ID); state.Name != index.Current {
-		return retry("it is %s already: %s", state.Name, state.Reason), nil
+		return retryReply("it is %s already: %s", state.Name, state.Reason), nil
 	}
 	if !rs.isCopy(b, graph) {
-		return retry("the copy that you loaded has been replaced since"), nil
+		return retryReply("the copy that you loaded has been replaced since"), nil
 	}
 	if view, err := rs.o.Store.View(ctx, b, store.Phases{Phase: func(string) {}}); err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return retry("%s", rs.o.Store.WithholdDamaged(ctx, b, err)), nil
+		return retryReply("%s", rs.o.Store.WithholdDamaged(ctx, b, err)), nil
 	} else if graph != "" && !strings.HasPrefix(graph, view.ID()+"/") {
-		return retry("a file of the copy that you loaded was changed or missing; there is a new one"), nil
+		return retryReply("a file of the copy that you loaded was changed or missing; there is a new one"), nil
 	}
 	if class.Name == rules.NotStale {
-		return sound(class.Reason, class.Hint), nil
+		return soundReply(class.Reason, class.Hint), nil
 	}
 	ds := rs.doubts
-	again := ds.holds(b.ID, from.uid) != ""
+	again := ds.why(b.ID, from.uid) != ""
 	if !again && !ds.add(b, from.uid, from.owner, "you reported that it does not load, and it is being looked into", false) {
 		return nil, apierr.New(apierr.Busy, nil, "too many reports that could not be verified").WithHint("load with plain ONNX Runtime")
 	}
@@ -240,24 +240,24 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 		}
 		return nil, err
 	}
-	return rs.conclude(from, b, class, found), nil
+	return rs.act(from, b, class, found), nil
 }
 
-// conclude does what follows from an examination.
-func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x Examined) *wire.ReportReply {
+// act does what follows from an examination.
+func (rs *Reports) act(from reporter, b *index.Build, class rules.Class, x Examined) *wire.ReportReply {
 	ds := rs.doubts
 	switch x.Verdict {
 	case Damaged:
-		ds.settle(b.ID)
+		ds.endForAll(b.ID)
 		// Otherwise the disk could not be read, which may pass.
 		if rs.o.Store.Index().Journal.StateOf(b.ID).Name == index.Damaged {
 			rs.o.Store.Index().Counters.Add("reports_confirmed", 1)
 			rs.o.Rebuild(b, "", x.Text)
 		}
-		return retry("%s", x.Text)
+		return retryReply("%s", x.Text)
 	case Loads:
-		ds.answer(b.ID, from.uid)
-		d := sound("its bytes are what was compiled, and "+x.Text, "")
+		ds.endForUser(b.ID, from.uid)
+		d := soundReply("its bytes are what was compiled, and "+x.Text, "")
 		if class.Hint != "" && !strings.HasPrefix(class.Hint, "ask again") {
 			d.Hint += "; " + class.Hint
 		}
@@ -265,12 +265,12 @@ func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x 
 			d.Hint = "it loads with graph optimisation disabled only (ORT_DISABLE_ALL)"
 		}
 		return d
-	case Refuted:
-		ds.answer(b.ID, from.uid)
+	case DoesNotLoad:
+		ds.endForUser(b.ID, from.uid)
 		rs.o.Store.Index().Counters.Add("reports_confirmed", 1)
-		rs.refute(b, x)
-		return retry("%s", x.Text)
-	case Elsewhere:
+		rs.withdraw(b, x)
+		return retryReply("%s", x.Text)
+	case DeviceAbsent:
 		ds.drop(b.ID, from.uid)
 		return &wire.ReportReply{Decision: DecidedCompileYourself,
 			Text: x.Text + "; nothing is wrong with the build",
@@ -279,14 +279,14 @@ func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x 
 	return rs.withholdFrom(from, b, x)
 }
 
-// refute takes a build that does not load out of service: for all if it was made for just these libraries, else for
-// them alone.
-func (rs *Reports) refute(b *index.Build, x Examined) {
-	if x.Exactly {
-		rs.doubts.settle(b.ID)
+// withdraw takes a build that does not load out of service: for all if it was made for just these
+// libraries, else for them alone.
+func (rs *Reports) withdraw(b *index.Build, x Examined) {
+	if x.MadeForIt {
+		rs.doubts.endForAll(b.ID)
 		_ = rs.o.Store.Withhold(b.ID, index.Withheld, "reported, and "+x.Text)
 	} else {
-		x.Disprove(x.Text)
+		x.Record(x.Text)
 	}
 	rs.o.Rebuild(b, x.Runtime, "reported, and "+x.Text)
 }
@@ -303,17 +303,17 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 		if trusted {
 			reason = "a trusted user reported that it does not load; " + x.Text
 		}
-		ds.settle(b.ID)
+		ds.endForAll(b.ID)
 		_ = rs.o.Store.Withhold(b.ID, index.Withheld, reason)
 		rs.o.Rebuild(b, "", reason)
-		return retry("%s", reason)
+		return retryReply("%s", reason)
 	}
 	d := &wire.ReportReply{Decision: DecidedRetry, Text: x.Text, State: WithheldFromYou,
 		Hint: "ask again: one of your own is compiled, and others keep this one"}
 	switch {
-	case ds.rounds(b.RequestKey, from.uid) >= MaxRounds:
+	case ds.countOfRequest(b.RequestKey, from.uid) >= MaxRounds:
 		d.Decision = DecidedCompileYourself
-		d.Hint = fmt.Sprintf("what is compiled here does not load for you, twice: load the model itself; epcached offers it again after %s", DoubtHolds)
+		d.Hint = fmt.Sprintf("what is compiled here does not load for you, twice: load the model itself; epcached offers it again after %s", WithholdTime)
 	case b.Put && b.UID == from.uid: // there is no other to be had from here, and the same compile a moment later makes the same
 		d.Decision = DecidedCompileYourself
 		d.Hint = "it is one of your own, made with your libraries: load the model itself; the next session may compile it once more"
@@ -324,12 +324,12 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 // MaxRounds is how often a user's report that cannot be verified brings that user another build for the same request.
 const MaxRounds = 2
 
-func retry(format string, args ...any) *wire.ReportReply {
+func retryReply(format string, args ...any) *wire.ReportReply {
 	return &wire.ReportReply{Decision: DecidedRetry, Text: fmt.Sprintf(format, args...),
 		Hint: "ask again"}
 }
 
-func sound(text, hint string) *wire.ReportReply {
+func soundReply(text, hint string) *wire.ReportReply {
 	return &wire.ReportReply{Decision: DecidedSound, Text: text,
 		Hint: cmp.Or(hint, "the artefact is sound; look at your session's options: provider options, session options and optimisation level have to be those of the answer")}
 }
@@ -339,30 +339,30 @@ func sound(text, hint string) *wire.ReportReply {
 // may contain paths.
 func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.ReportReply) {
 	outcome := d.Decision + ": " + d.Text
-	key := toldKey{from.owner, b.ID}
-	if last, _ := rs.told.Load(key); last == outcome {
+	key := reportKey{from.owner, b.ID}
+	if last, _ := rs.reported.Load(key); last == outcome {
 		return
 	}
-	rs.told.Save(key, outcome, maxReported)
-	rs.o.Log.Info("report", "build", b.BuildKey.String(), "uid", from.uid, "code", r.Code, "text", identity.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
+	rs.reported.Save(key, outcome, maxReported)
+	rs.o.Log.Info("report", "build", b.BuildKey.String(), "uid", from.uid, "code", r.Code, "text", identity.Truncated(r.Text), "decision", d.Decision, "found", d.Text)
 	rs.o.Store.RecordEvent(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
 
-// doubts are the builds that are withheld from single users, who reported that they do not load.
-// They are kept in memory only: after a restart such a build is served, and reported, again.
-type doubts struct {
+// userWithholds are the builds that are withheld from single users, who reported that they do not
+// load. They are kept in memory only: after a restart such a build is served, and reported, again.
+type userWithholds struct {
 	now   func() time.Time
-	any   atomic.Int64 // how many there are: a hit looks no further when there are none
+	total atomic.Int64 // how many there are: a hit looks no further when there are none
 	mu    sync.Mutex
-	known map[doubtKey]doubt // guarded by mu
+	known map[withholdKey]userWithhold // guarded by mu
 }
 
-type doubtKey struct {
+type withholdKey struct {
 	build index.BuildID
 	uid   uint32
 }
 
-type doubt struct {
+type userWithhold struct {
 	owner   uint32
 	request index.RequestKey
 	why     string
@@ -371,71 +371,71 @@ type doubt struct {
 }
 
 const (
-	DoubtHolds    = 24 * time.Hour
-	doubtsPerUser = 256
-	maxDoubts     = 1 << 14
+	WithholdTime     = 24 * time.Hour
+	withholdsPerUser = 256
+	maxWithholds     = 1 << 14
 )
 
-func newDoubts(now func() time.Time) *doubts {
-	return &doubts{now: now, known: make(map[doubtKey]doubt)}
+func newUserWithholds(now func() time.Time) *userWithholds {
+	return &userWithholds{now: now, known: make(map[withholdKey]userWithhold)}
 }
 
 // add withholds a build from a user; false: there are too many doubts already.
-func (ds *doubts) add(b *index.Build, uid, owner uint32, why string, counts bool) bool {
+func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string, counts bool) bool {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	key := doubtKey{b.ID, uid}
+	key := withholdKey{b.ID, uid}
 	if _, again := ds.known[key]; !again && ds.full(owner) {
-		ds.delete(func(_ doubtKey, d doubt) bool { return ds.now().After(d.until) })
+		ds.delete(func(_ withholdKey, d userWithhold) bool { return ds.now().After(d.until) })
 		if ds.full(owner) {
 			return false
 		}
 	}
-	ds.known[key] = doubt{owner: owner, request: b.RequestKey, why: why, counts: counts, until: ds.now().Add(DoubtHolds)}
-	ds.any.Store(int64(len(ds.known)))
+	ds.known[key] = userWithhold{owner: owner, request: b.RequestKey, why: why, counts: counts, until: ds.now().Add(WithholdTime)}
+	ds.total.Store(int64(len(ds.known)))
 	return true
 }
 
 // full reports whether there may be no other of an owner's. The caller holds mu.
-func (ds *doubts) full(owner uint32) bool {
+func (ds *userWithholds) full(owner uint32) bool {
 	own := 0
 	for _, d := range ds.known {
 		if d.owner == owner {
 			own++
 		}
 	}
-	return own >= doubtsPerUser || len(ds.known) >= maxDoubts
+	return own >= withholdsPerUser || len(ds.known) >= maxWithholds
 }
 
 // delete is called with mu held.
-func (ds *doubts) delete(which func(doubtKey, doubt) bool) {
+func (ds *userWithholds) delete(which func(withholdKey, userWithhold) bool) {
 	maps.DeleteFunc(ds.known, which)
-	ds.any.Store(int64(len(ds.known)))
+	ds.total.Store(int64(len(ds.known)))
 }
 
-// holds says why the build is withheld from the user, "" if it is not.
-func (ds *doubts) holds(id index.BuildID, uid uint32) string {
-	if ds.any.Load() == 0 {
+// why says why the build is withheld from the user, "" if it is not.
+func (ds *userWithholds) why(id index.BuildID, uid uint32) string {
+	if ds.total.Load() == 0 {
 		return ""
 	}
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	d, ok := ds.known[doubtKey{id, uid}]
+	d, ok := ds.known[withholdKey{id, uid}]
 	if !ok || ds.now().After(d.until) {
 		return ""
 	}
 	return d.why
 }
 
-func (ds *doubts) drop(id index.BuildID, uid uint32) {
+func (ds *userWithholds) drop(id index.BuildID, uid uint32) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	ds.delete(func(k doubtKey, _ doubt) bool { return k == doubtKey{id, uid} })
+	ds.delete(func(k withholdKey, _ userWithhold) bool { return k == withholdKey{id, uid} })
 }
 
-// answer ends the doubt of a user after the build was tried with that user's runtime. Others keep
-// theirs, because they may have another runtime, but they no longer count towards the quorum.
-func (ds *doubts) answer(id index.BuildID, uid uint32) {
+// endForUser ends the doubt of a user after the build was tried with that user's runtime. Others
+// keep theirs, because they may have another runtime, but they no longer count towards the quorum.
+func (ds *userWithholds) endForUser(id index.BuildID, uid uint32) {
 	ds.drop(id, uid)
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -447,15 +447,15 @@ func (ds *doubts) answer(id index.BuildID, uid uint32) {
 	}
 }
 
-// settle ends all doubts about a build after a trial.
-func (ds *doubts) settle(id index.BuildID) {
+// endForAll ends all doubts about a build after a trial.
+func (ds *userWithholds) endForAll(id index.BuildID) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	ds.delete(func(k doubtKey, _ doubt) bool { return k.build == id })
+	ds.delete(func(k withholdKey, _ userWithhold) bool { return k.build == id })
 }
 
 // owners counts the distinct owners of doubts about the build that count.
-func (ds *doubts) owners(id index.BuildID) int {
+func (ds *userWithholds) owners(id index.BuildID) int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	distinct := make(map[uint32]bool)
@@ -467,8 +467,8 @@ func (ds *doubts) owners(id index.BuildID) int {
 	return len(distinct)
 }
 
-// rounds counts the builds of the request that are withheld from the user.
-func (ds *doubts) rounds(request index.RequestKey, uid uint32) int {
+// countOfRequest counts the builds of the request that are withheld from the user.
+func (ds *userWithholds) countOfRequest(request index.RequestKey, uid uint32) int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	n := 0
@@ -480,10 +480,11 @@ func (ds *doubts) rounds(request index.RequestKey, uid uint32) int {
 	return n
 }
 
-// ErrDoubted refuses to compile for a request again what its user reported as often as that counts.
-func ErrDoubted(model string, key index.RequestKey) error {
+// ErrWithheld refuses to compile for a request again what its user reported as often as that
+// counts.
+func ErrWithheld(model string, key index.RequestKey) error {
 	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this "+
 		"request does not load, and it could not be verified", model).
 		WithFact("request_key", key.String()).
-		WithHint("load the model without epcached; what is compiled here is offered again after %s", DoubtHolds)
+		WithHint("load the model without epcached; what is compiled here is offered again after %s", WithholdTime)
 }

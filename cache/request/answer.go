@@ -68,8 +68,8 @@ type Member struct {
 	SessionOptions map[string]string // besides the answer's, when several members are loaded in one process
 }
 
-// TellMembers says what a group consists of, and which of its models was asked for.
-func (a *Answer) TellMembers(r *Request, model cas.Digest) {
+// FillMembers says what a group consists of, and which of its models was asked for.
+func (a *Answer) FillMembers(r *Request, model cas.Digest) {
 	b := a.Build
 	if len(b.Members) == 0 {
 		return

@@ -28,10 +28,10 @@ type Attempt struct {
 	Content     *runtimes.Content // nil: of libraries that are not run here
 	Plan        *Plan
 
-	Resumed  ResumedJob
-	Unserved *[]index.BuildID       // found by any attempt, and not served: they are to be compiled again, not found again
-	Told     *jobs.ProgressReporter // nil: the caller hears nothing of a job
-	Phase    func(string)
+	Resumed     ResumedJob
+	SkipServing *[]index.BuildID       // found by any attempt, and not served: they are to be compiled again, not found again
+	Progress    *jobs.ProgressReporter // nil: the caller hears nothing of a job
+	Phase       func(string)
 }
 
 // ResumedJob is a job that an earlier daemon did not finish. The zero value is none.
@@ -43,21 +43,21 @@ type ResumedJob struct {
 // NewAttempt checks the request. The attempt has a copy of it.
 func NewAttempt(r *Request, t *jobs.ProgressReporter) (*Attempt, error) {
 	own := *r
-	at := &Attempt{Request: &own, Unserved: new([]index.BuildID), Told: t, Phase: t.Phase}
+	at := &Attempt{Request: &own, SkipServing: new([]index.BuildID), Progress: t, Phase: t.Phase}
 	if err := own.check(); err != nil {
 		return nil, err
 	}
 	var err error
-	own.SessionOptions, own.Output, err = own.Output.Fold(own.SessionOptions)
+	own.SessionOptions, own.Output, err = own.Output.FoldIntoSession(own.SessionOptions)
 	own.SessionOptions, at.OnlyOptimal = identity.SplitSession(own.SessionOptions)
 	return at, err
 }
 
-// Identified is the attempt with the identity of every model of the request. That for a group asks
-// for what makes execution providers share.
-func (at *Attempt) Identified(ctx context.Context, models *identity.Models) (*Attempt, error) {
+// WithIdentity is the attempt with the identity of every model of the request. That for a group
+// asks for what makes execution providers share.
+func (at *Attempt) WithIdentity(ctx context.Context, models *identity.Models) (*Attempt, error) {
 	r := at.Request
-	id, err := models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(),
+	id, err := models.Identify(ctx, &identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(),
 		Adopt: at.Adopts(), Phase: at.Phase})
 	if err != nil {
 		return nil, err
@@ -104,16 +104,16 @@ func (at *Attempt) WithPhase(phase func(string)) *Attempt {
 	return &out
 }
 
-// Untold is the attempt of a caller that does not wait for the job.
-func (at *Attempt) Untold() *Attempt {
+// WithoutProgress is the attempt of a caller that does not wait for the job.
+func (at *Attempt) WithoutProgress() *Attempt {
 	out := *at
-	out.Told = nil
+	out.Progress = nil
 	return &out
 }
 
-// Apart is the attempt of a user that reported that the shared build does not load: a new build is
-// private to that user, and the others keep the shared one.
-func (at *Attempt) Apart() *Attempt {
+// WithOwnScope is the attempt of a user that reported that the shared build does not load: a new
+// build is private to that user, and the others keep the shared one.
+func (at *Attempt) WithOwnScope() *Attempt {
 	own := *at.Request
 	if own.Store != "none" {
 		own.Store = "user"
@@ -128,9 +128,9 @@ func (at *Attempt) AsAdoption(r *Request) *Attempt {
 	return out
 }
 
-// Against is what builds are judged against, with the request's models for controls.
-func (at *Attempt) Against() *Against {
-	a := at.Plan.Against(at.RuntimeName, at.Content)
+// JudgeTarget is what builds are judged against, with the request's models for controls.
+func (at *Attempt) JudgeTarget() *JudgeTarget {
+	a := at.Plan.JudgeTarget(at.RuntimeName, at.Content)
 	a.Model, a.Adopting = at.Request, at.Adopting
 	return a
 }
@@ -148,7 +148,7 @@ func (at *Attempt) Adopts() bool { return at.Adopt && at.TooLarge == "" }
 
 // Terms are what decides what is compiled.
 func (at *Attempt) Terms() *identity.Terms {
-	return &identity.Terms{Model: at.Identity.Digest, Group: at.Identity.Group, Member: at.AsMember, Wish: at.Wish}
+	return &identity.Terms{Model: at.Identity.Digest, Group: at.Identity.Group, Member: at.AsMember, CompileTerms: at.CompileTerms}
 }
 
 // Answer is an answer without a build.
@@ -157,9 +157,9 @@ func (at *Attempt) Answer(outcome string) *Answer {
 		Record: at.Plan.RecordJSON, Runtime: at.RuntimeName}
 }
 
-// OtherORT reports whether the version of ONNX Runtime that made a build keeps it from the request.
-// Build keys do not cover that version where the libraries are the daemon's.
-func (at *Attempt) OtherORT(made string) bool {
+// NeedsOtherORT reports whether the version of ONNX Runtime that made a build keeps it from the
+// request. Build keys do not cover that version where the libraries are the daemon's.
+func (at *Attempt) NeedsOtherORT(made string) bool {
 	return at.StrictORT && made != at.ORTVersion()
 }
 
@@ -175,8 +175,8 @@ func (at *Attempt) JobAbout(scope, why string) jobs.About {
 	return a
 }
 
-// MemoryScope is the scope in which a failure of the request is remembered; "": in none.
-func (at *Attempt) MemoryScope(scope string) string {
+// FailureScope is the scope in which a failure of the request is remembered; "": in none.
+func (at *Attempt) FailureScope(scope string) string {
 	switch {
 	case at.OnMiss == Bypass:
 		return ""
@@ -199,8 +199,8 @@ func (at *Attempt) JobKey() jobs.Key {
 func (at *Attempt) Caller(owner func(uid uint32) uint32) jobs.Caller {
 	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none" // else the build is for this caller alone
 	who := jobs.Caller{UID: at.Peer.UID, Owner: owner(at.Peer.UID), Name: at.Name, Keep: keep}
-	if at.Told != nil {
-		who.Since, who.Progress = at.Told.Since, at.Told.Report
+	if at.Progress != nil {
+		who.Since, who.Progress = at.Progress.Since, at.Progress.Report
 	}
 	return who
 }

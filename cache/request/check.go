@@ -37,20 +37,20 @@ func (r *Request) checkGroup() error {
 	case len(r.Group) == 0:
 		return nil
 	case r.Models() > MaxGroup:
-		return bad("a group of %d models, more than %d", r.Models(), MaxGroup)
+		return badRequest("a group of %d models, more than %d", r.Models(), MaxGroup)
 	case r.Embed:
-		return bad("the models of a group share a context binary beside their graphs, which cannot be embedded").
+		return badRequest("the models of a group share a context binary beside their graphs, which cannot be embedded").
 			WithHint("ask for them one by one, or without embedding")
 	case r.OnMiss == ForClaim:
-		return bad("a group is compiled by the daemon, and not under a claim").
+		return badRequest("a group is compiled by the daemon, and not under a claim").
 			WithHint("ask with on_miss wait, or claim the models one by one")
 	case r.Output.InitializersFile != "" || r.Output.InitializersInSource:
-		return bad("the initializers of a group's models stay in their graphs").
+		return badRequest("the initializers of a group's models stay in their graphs").
 			WithHint("ask for the models one by one")
 	}
 	for i, m := range r.Group {
 		if m.Graph == nil {
-			return bad("the request has no model %d of the group", i+2)
+			return badRequest("the request has no model %d of the group", i+2)
 		}
 	}
 	return nil
@@ -85,7 +85,7 @@ func (r *Request) NamedMembers(members []index.Member) []index.Member {
 	return out
 }
 
-func bad(format string, args ...any) *apierr.Error {
+func badRequest(format string, args ...any) *apierr.Error {
 	return apierr.New(apierr.BadRequest, nil, format, args...)
 }
 
@@ -101,43 +101,43 @@ const (
 func (r *Request) check() error {
 	switch {
 	case r.Graph == nil:
-		return bad("the request has no model")
+		return badRequest("the request has no model")
 	case len(r.EPs) == 0:
-		return bad("model %q: the request names no execution provider", r.Name).
+		return badRequest("model %q: the request names no execution provider", r.Name).
 			WithHint("for example OpenVINOExecutionProvider or QNNExecutionProvider")
 	case len(r.EPs) > maxEPs:
-		return bad("model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
+		return badRequest("model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
 	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
-		return bad("model %q: more than %d options", r.Name, maxOptions)
+		return badRequest("model %q: more than %d options", r.Name, maxOptions)
 	}
 	for i := range r.Models() {
 		if n := len(r.ModelFiles(i).Name); n > maxModelName {
-			return bad("model %q: its name has %d bytes, more than %d",
-				identity.Shortened(r.ModelFiles(i).Name), n, maxModelName)
+			return badRequest("model %q: its name has %d bytes, more than %d",
+				identity.Truncated(r.ModelFiles(i).Name), n, maxModelName)
 		}
 	}
 	if err := r.checkGroup(); err != nil {
 		return err
 	}
 	if r.VerifyOutput < 0 || math.IsNaN(r.VerifyOutput) || math.IsInf(r.VerifyOutput, 0) {
-		return bad("verify_output %g is no tolerance", r.VerifyOutput)
+		return badRequest("verify_output %g is no tolerance", r.VerifyOutput)
 	}
 	if !slices.Contains([]string{"", "shared", "user", "none"}, r.Store) {
-		return bad("store %q: it is one of shared, user, none", r.Store)
+		return badRequest("store %q: it is one of shared, user, none", r.Store)
 	}
 	seen := make(map[string]bool)
 	for _, ep := range r.EPs {
 		if ep.Name == "" || len(ep.Name) > 200 || strings.ContainsAny(ep.Name, "/\x00\n") {
-			return bad("execution provider %q: not a name", ep.Name)
+			return badRequest("execution provider %q: not a name", ep.Name)
 		}
 		if seen[ep.Name] {
-			return bad("execution provider %q is named twice", ep.Name)
+			return badRequest("execution provider %q is named twice", ep.Name)
 		}
 		seen[ep.Name] = true
 	}
 	for name, v := range r.FreeDimensions {
 		if v <= 0 {
-			return bad("free dimension %q: %d is not a size", name, v)
+			return badRequest("free dimension %q: %d is not a size", name, v)
 		}
 	}
 	return nil
@@ -189,7 +189,7 @@ func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	model := modelFiles([]*wire.Model{w.Model}, fds)[0]
 	r := &Request{
 		Peer: p, Name: model.Name, Graph: model.Graph, External: model.External, Group: modelFiles(w.Group, fds),
-		Wish: identity.Wish{Embed: w.Embed, Route: w.Route, Session: compilers.Session{
+		CompileTerms: identity.CompileTerms{Embed: w.Embed, Route: w.Route, Session: compilers.Session{
 			SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions,
 			FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
 			GraphOptimizationLevel:     w.GraphOptimizationLevel,
@@ -198,7 +198,7 @@ func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 			InitializersInSource:  w.Output.GetKeepInitializersInSource(),
 			NodeNamePrefix:        w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()}},
 		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput,
-		OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView, Adopt: w.Adopt,
+		OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, KeepsView: w.HoldsView, Adopt: w.Adopt,
 	}
 	for _, ep := range w.Eps {
 		one := identity.EP{Name: ep.Name, Options: ep.Options}

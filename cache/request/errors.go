@@ -24,7 +24,7 @@ func CompileError(err error, log string, format string, args ...any) error {
 	switch {
 	case errors.As(err, new(*apierr.Error)):
 		return err
-	case errors.Is(err, runtimes.ErrMoving):
+	case errors.Is(err, runtimes.ErrFilesChanging):
 		return apierr.New(apierr.Busy, err, format, args...).WithHint("ask again when the update is done")
 	case errors.Is(err, runtimes.ErrReplaced):
 		return apierr.New(apierr.Unavailable, err, format, args...).WithHint("restart the application")
@@ -50,8 +50,8 @@ func StoreError(err error, model string) error {
 	return e
 }
 
-// Unservable is for a build that was made, as the word says, and then no view of it.
-func Unservable(err error, model, made string) error {
+// UnservableError is for a build that was made, as the word says, and then no view of it.
+func UnservableError(err error, model, made string) error {
 	return apierr.New(StoreClass(err), err, "model %q: %s, but cannot be served", model, made)
 }
 

@@ -30,8 +30,8 @@ func (p *Plan) WithDimensions(check compilers.CheckJob) compilers.CheckJob {
 	return check
 }
 
-// PutText describes how a build was put.
-func PutText(b *index.Build) string {
+// PutDescription describes how a build was put.
+func PutDescription(b *index.Build) string {
 	if IsAdopted(b) {
 		return PutBy(b)
 	}
@@ -89,7 +89,7 @@ type Plan struct {
 // build of the very same key may have been made with another one, and is judged. So is one that was
 // put and could not be run then. For libraries that are not run here the whole machine is part of it.
 func (p *Plan) MadeExactly(b *index.Build) bool {
-	here := p.Outside || store.SameDrivers(b.EPs, p.Facts) && !(b.Put && p.Marks.Elsewhere(b))
+	here := p.Outside || store.SameDrivers(b.EPs, p.Facts) && !(b.Put && p.Marks.OtherMachine(b))
 	return b.BuildKey == p.BuildKey && here
 }
 
@@ -105,9 +105,9 @@ func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
 }
 
-// Against is what a build is judged against: a runtime, with the execution providers and options of
-// a request.
-type Against struct {
+// JudgeTarget is what a build is judged against: a runtime, with the execution providers and
+// options of a request.
+type JudgeTarget struct {
 	*Plan
 	Runtime string
 	Content *runtimes.Content
@@ -116,25 +116,25 @@ type Against struct {
 	Adopting bool     // that is of an artefact
 }
 
-// Against is what builds are judged against for the plan.
-func (p *Plan) Against(rt string, rc *runtimes.Content) *Against {
-	return &Against{Plan: p, Runtime: rt, Content: rc}
+// JudgeTarget is what builds are judged against for the plan.
+func (p *Plan) JudgeTarget(rt string, rc *runtimes.Content) *JudgeTarget {
+	return &JudgeTarget{Plan: p, Runtime: rt, Content: rc}
 }
 
 // Target is what the builds are judged for.
-func (a *Against) Target() *judge.Target {
+func (a *JudgeTarget) Target() *judge.Target {
 	return &judge.Target{Runtime: a.Runtime, Content: a.Content, EPs: a.EPs, Marks: a.Marks, Facts: a.Facts,
-		BuildKey: a.BuildKey, Seen: a.MarksDigest}
+		BuildKey: a.BuildKey, Noticed: a.MarksDigest}
 }
 
 // CheckJob loads a graph as an application would that asked for what is judged.
-func (a *Against) CheckJob(graph, level string) compilers.CheckJob {
+func (a *JudgeTarget) CheckJob(graph, level string) compilers.CheckJob {
 	return compilers.CheckJob{Runtime: a.Content.Spec, EPs: a.EPs, Graph: graph,
 		Session: compilers.Session{SessionOptions: a.Canonical.SessionOptions, GraphOptimizationLevel: level}}
 }
 
-// Spelled is the request but for its model.
-func (a *Against) Spelled() []byte {
+// Encoded is the request but for its model.
+func (a *JudgeTarget) Encoded() []byte {
 	r := a.Canonical
 	r.Model = cas.Digest{}
 	return r.Encode()
@@ -149,14 +149,14 @@ func LoadLevel(compiledAt string) string {
 	return "all"
 }
 
-// Stated is what the execution providers state in the graphs, with the libraries that the plan is
-// for. The class of this machine is the hardware where they state none.
-func (p *Plan) Stated(models []*epmodel.Model) []index.EPFacts {
+// StatedFacts is what the execution providers state in the graphs, with the libraries that the plan
+// is for. The class of this machine is the hardware where they state none.
+func (p *Plan) StatedFacts(models []*epmodel.Model) []index.EPFacts {
 	facts := slices.Clone(p.Facts)
 	for i := range facts {
 		// Of a contradiction the first part counts.
-		says, took, _ := compilers.StatedBy(facts[i].Name, p.Writes(i), models...)
-		SetStated(&facts[i], says, took)
+		says, took, _ := compilers.StatedBy(facts[i].Name, p.WritesCompatibility(i), models...)
+		SetStatedFacts(&facts[i], says, took)
 		if took && !p.Outside {
 			facts[i].HardwareArchitecture = cmp.Or(says.HardwareArchitecture, p.Marks[i].MachineClass)
 		}
@@ -164,18 +164,21 @@ func (p *Plan) Stated(models []*epmodel.Model) []index.EPFacts {
 	return facts
 }
 
-// Writes reports whether an execution provider writes compatibility strings, as far as is known.
-func (p *Plan) Writes(i int) bool { return p.Outside || p.Marks[i].CompatibilityString != "" }
+// WritesCompatibility reports whether an execution provider writes compatibility strings, as far as
+// is known.
+func (p *Plan) WritesCompatibility(i int) bool {
+	return p.Outside || p.Marks[i].CompatibilityString != ""
+}
 
-// SetStated replaces what a one-node compile said by what the graphs of a build do.
-func SetStated(f *index.EPFacts, says compilers.Stated, took bool) {
+// SetStatedFacts replaces what a one-node compile said by what the graphs of a build do.
+func SetStatedFacts(f *index.EPFacts, says compilers.Stated, took bool) {
 	f.SDKVersion, f.HardwareArchitecture = says.SDKVersion, says.HardwareArchitecture
 	f.CompatibilityString = says.CompatibilityString
 	f.TookNone = !took
 }
 
-// Untaken lists what the execution providers left of a model.
-func (p *Plan) Untaken(m *epmodel.Model, open []OpenDimension) (warnings []string) {
+// UncompiledWarnings lists what the execution providers left of a model.
+func (p *Plan) UncompiledWarnings(m *epmodel.Model, open []OpenDimension) (warnings []string) {
 	made := make(map[string]bool)
 	for _, n := range m.Contexts {
 		made[n.Source] = true
@@ -204,9 +207,9 @@ func (p *Plan) FailureKey(rc *runtimes.Content, scope string) failure.Key {
 	return failure.Key{Build: p.BuildKey, Scope: scope, With: [16]byte(sum[:16])}
 }
 
-// Expected is what would make the build, for comparing it with what made the build. Of the plan's
-// own builds, the graphs may state more than a one-node compile does.
-func (p *Plan) Expected(b *index.Build) []index.EPFacts {
+// ExpectedFacts is what would make the build, for comparing it with what made the build. Of the
+// plan's own builds, the graphs may state more than a one-node compile does.
+func (p *Plan) ExpectedFacts(b *index.Build) []index.EPFacts {
 	if b.BuildKey != p.BuildKey || len(b.EPs) != len(p.Facts) {
 		return p.Facts
 	}
@@ -236,12 +239,12 @@ func (p *Plan) ShortKey() string { return hex.EncodeToString(p.BuildKey[:8]) }
 func (p *Plan) OutputName() string { return p.ShortKey() + "_ctx.onnx" }
 
 // CheckGraph loads a graph of the build at the level at which applications load it.
-func (a *Against) CheckGraph(b *index.Build, graph string) compilers.CheckJob {
+func (a *JudgeTarget) CheckGraph(b *index.Build, graph string) compilers.CheckJob {
 	return a.CheckJob(graph, cmp.Or(b.GraphOptimizationLevel, LoadLevel(a.Canonical.GraphOptimizationLevel)))
 }
 
 // CheckJobOf loads a build from its view: a group's graphs together, in order.
-func (a *Against) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJob {
+func (a *JudgeTarget) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 	graph := filepath.Join(view.Path, filepath.FromSlash(view.Graph))
 	job := a.CheckGraph(b, graph)
 	for i := range b.Members {
@@ -255,7 +258,7 @@ func (a *Against) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 
 // CheckJobAlone loads a group's graphs as CheckJobOf does, but none of them shares anything with
 // the others.
-func (a *Against) CheckJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
+func (a *JudgeTarget) CheckJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
 	job := a.CheckJobOf(b, view)
 	job.SessionOptions = a.Canonical.SessionOptions
 	return job
@@ -330,8 +333,8 @@ func DimensionsHint(open []OpenDimension) string {
 			what = append(what, fmt.Sprintf("%d more", len(open)-i))
 			break
 		}
-		of := " of " + SpelledNames(d.inputs)
-		name, denotation := SpelledName(d.Name), SpelledName(d.Denotation)
+		of := " of " + QuotedNames(d.inputs)
+		name, denotation := QuotedName(d.Name), QuotedName(d.Denotation)
 		switch {
 		case d.Name != "":
 			what, how = append(what, name+of), append(how, "--dim "+name+"=N")
@@ -348,28 +351,28 @@ func DimensionsHint(open []OpenDimension) string {
 	return hint
 }
 
-// SpelledName gives a name that a model chose as it can be told, and typed: plain ones as they are,
+// QuotedName gives a name that a model chose as it can be told, and typed: plain ones as they are,
 // others in quotes.
-func SpelledName(name string) string {
+func QuotedName(name string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.:/", r)
 	}
-	name = identity.Shortened(name)
+	name = identity.Truncated(name)
 	if strings.IndexFunc(name, func(r rune) bool { return !plain(r) }) < 0 {
 		return name
 	}
 	return strconv.Quote(name)
 }
 
-// SpelledNames lists names, the first few of them.
-func SpelledNames(names []string) string {
+// QuotedNames lists names, the first few of them.
+func QuotedNames(names []string) string {
 	var list []string
 	for i, name := range names {
 		if i == maxNamedDimensions {
 			list = append(list, fmt.Sprintf("%d more", len(names)-i))
 			break
 		}
-		list = append(list, strconv.Quote(identity.Shortened(name)))
+		list = append(list, strconv.Quote(identity.Truncated(name)))
 	}
 	return strings.Join(list, " and ")
 }

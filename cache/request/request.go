@@ -51,7 +51,7 @@ type Request struct {
 	// so that all share context binaries.
 	Group []identity.Files
 
-	identity.Wish
+	identity.CompileTerms
 
 	Runtime   runtimes.Ref
 	StrictORT bool
@@ -62,7 +62,7 @@ type Request struct {
 	// may differ by so much, as it is or as a part of the model's. No part of the identity.
 	VerifyOutput float64
 	KeepGoing    bool // finish the compile even if no request waits any more
-	HoldsView    bool // the caller keeps Answer.View for as long as it uses the files; else the path lasts for some time
+	KeepsView    bool // the caller keeps Answer.View for as long as it uses the files; else the path lasts for some time
 
 	// Adopt has a model that is compiled already kept, with the files that it refers to: they are
 	// External then.
@@ -73,8 +73,8 @@ type Request struct {
 	Connection context.Context
 }
 
-// Wanted is the runtime that the request asks for.
-func (r *Request) Wanted() *runtimes.Wanted {
+// RuntimeWanted is the runtime that the request asks for.
+func (r *Request) RuntimeWanted() *runtimes.Wanted {
 	return &runtimes.Wanted{Ref: r.Runtime, EPs: r.EPs, UID: r.Peer.UID, StrictORT: r.StrictORT,
 		MayClaim: r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none"}
 }
@@ -96,10 +96,10 @@ func (r *Request) AllModels() []identity.Files {
 }
 
 // AllFiles lists every file of the models in a fixed order.
-func (r *Request) AllFiles() []*os.File { return identity.All(r.AllModels()...) }
+func (r *Request) AllFiles() []*os.File { return identity.AllFiles(r.AllModels()...) }
 
 // Descriptors lists the files of the models, each once.
-func (r *Request) Descriptors() []*os.File { return identity.Descriptors(r.AllModels()...) }
+func (r *Request) Descriptors() []*os.File { return identity.DistinctFiles(r.AllModels()...) }
 
 // WithModels is the request with other files of its models.
 func (r *Request) WithModels(files []identity.Files) *Request {
@@ -108,9 +108,9 @@ func (r *Request) WithModels(files []identity.Files) *Request {
 	return &out
 }
 
-// Own is the request with descriptors of its own, because the caller may leave.
-func (r *Request) Own() (*Request, error) {
-	files, err := identity.Own(r.AllModels()...)
+// WithOwnFiles is the request with descriptors of its own, because the caller may leave.
+func (r *Request) WithOwnFiles() (*Request, error) {
+	files, err := identity.DuplicateAll(r.AllModels()...)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (r *Request) Own() (*Request, error) {
 }
 
 // Close closes the files of a request that is the cache's own.
-func (r *Request) Close() { identity.Close(r.AllModels()...) }
+func (r *Request) Close() { identity.CloseAll(r.AllModels()...) }
 
 // Policy says what to do with builds that are not the best for a runtime. The zero value is the default.
 type Policy struct {

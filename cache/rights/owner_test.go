@@ -13,32 +13,32 @@ func TestLimiter(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := &Limiter{Burst: 3, Interval: 2 * time.Second, Now: func() time.Time { return now }}
 	for range 3 {
-		_, ok := l.Take(7)
+		_, ok := l.Allow(7)
 		require.True(t, ok)
 	}
-	wait, ok := l.Take(7)
+	wait, ok := l.Allow(7)
 	require.False(t, ok)
 	require.Equal(t, 2*time.Second, wait)
 	now = now.Add(2 * time.Second)
-	_, ok = l.Take(7)
+	_, ok = l.Allow(7)
 	require.True(t, ok)
-	_, ok = l.Take(7)
+	_, ok = l.Allow(7)
 	require.False(t, ok)
 	now = now.Add(-time.Hour)
-	_, ok = l.Take(7)
+	_, ok = l.Allow(7)
 	require.False(t, ok, "a clock that goes back gives nothing")
 	now = now.Add(2 * time.Hour)
 	for range 3 {
-		_, ok = l.Take(7)
+		_, ok = l.Allow(7)
 		require.True(t, ok)
 	}
 
 	for user := range uint32(maxLimited) {
-		l.Take(100 + user)
+		l.Allow(100 + user)
 	}
 	require.LessOrEqual(t, len(l.left), maxLimited)
 	now = now.Add(time.Hour)
-	_, ok = l.Take(1_000_000)
+	_, ok = l.Allow(1_000_000)
 	require.True(t, ok, "who has all again is forgotten")
 	require.Len(t, l.left, 1)
 }

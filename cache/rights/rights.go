@@ -91,9 +91,9 @@ func (r *Rights) MayKnow(p Peer, id index.BuildID) bool {
 	return err == nil && r.MaySee(p, id, b.Scope)
 }
 
-// MayHear reports whether the peer may see an event: one of the machine, one of a build that it
+// MaySeeEvent reports whether the peer may see an event: one of the machine, one of a build that it
 // may see or could see before the build was removed, or one of its own requests.
-func (r *Rights) MayHear(p Peer, e *index.Event) bool {
+func (r *Rights) MaySeeEvent(p Peer, e *index.Event) bool {
 	switch {
 	case e.RequestKey == index.RequestKey{} || r.MayChange(p, e.Scope):
 		return true
@@ -105,8 +105,9 @@ func (r *Rights) MayHear(p Peer, e *index.Event) bool {
 	return r.MaySee(p, e.BuildID, e.Scope)
 }
 
-// Saw records that the peer was served a shared build, so that the build may be listed to it.
-func (r *Rights) Saw(p Peer, b *index.Build) {
+// RecordSeen records that the peer was served a shared build, so that the build may be listed to
+// it.
+func (r *Rights) RecordSeen(p Peer, b *index.Build) {
 	if b.Scope != Shared || r.Administrator(p) {
 		return
 	}
@@ -137,8 +138,9 @@ type Limiter struct {
 // maxLimited bounds the users that are remembered at one time.
 const maxLimited = 1 << 12
 
-// Take uses up one request of a user. Where there is none left, it returns after which time there is.
-func (l *Limiter) Take(user uint32) (wait time.Duration, ok bool) {
+// Allow uses up one request of a user. Where there is none left, it returns after which time there
+// is.
+func (l *Limiter) Allow(user uint32) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.Now()

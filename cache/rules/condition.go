@@ -25,33 +25,33 @@ const (
 	bothSides   = "both"
 )
 
-func both(compare check) check {
+func ofBoth(compare check) check {
 	return func(build, runtime string) string {
 		switch {
 		case build == "" && runtime == "":
 			return "is not known"
 		case build == "":
-			return missing(buildSide)
+			return unknownText(buildSide)
 		case runtime == "":
-			return missing(runtimeSide)
+			return unknownText(runtimeSide)
 		}
 		return compare(build, runtime)
 	}
 }
 
-func missing(side string) string { return "of the " + side + " is not known" }
+func unknownText(side string) string { return "of the " + side + " is not known" }
 
-func one(side string, whyNot func(value string) string) check {
+func ofSide(side string, whyNot func(value string) string) check {
 	return func(build, runtime string) string {
-		value := pick(side, build, runtime)
+		value := sideValue(side, build, runtime)
 		if value == "" {
-			return missing(side)
+			return unknownText(side)
 		}
 		return whyNot(value)
 	}
 }
 
-func pick(side, build, runtime string) string {
+func sideValue(side, build, runtime string) string {
 	if side == runtimeSide {
 		return runtime
 	}
@@ -60,7 +60,7 @@ func pick(side, build, runtime string) string {
 
 // sameText: "same" and "different".
 func sameText(different bool) check {
-	return both(func(build, runtime string) string {
+	return ofBoth(func(build, runtime string) string {
 		switch {
 		case build != runtime && !different:
 			return fmt.Sprintf("differs: %s, %s", shown(build), shown(runtime))
@@ -92,7 +92,7 @@ func ordered(operator string) check {
 }
 
 func versions(compare func(build, runtime version) (format string)) check {
-	return both(func(build, runtime string) string {
+	return ofBoth(func(build, runtime string) string {
 		b, ok1 := parseVersion(build)
 		r, ok2 := parseVersion(runtime)
 		switch {
@@ -119,7 +119,7 @@ type bound struct {
 
 // bounded: "runtime >= 535.104, < 600".
 func bounded(side string, bounds []bound) check {
-	return one(side, func(value string) string {
+	return ofSide(side, func(value string) string {
 		v, ok := parseVersion(value)
 		if !ok {
 			return notComparable(value)
@@ -141,11 +141,11 @@ func known(side string, unknown bool) check {
 	}
 	return func(build, runtime string) string {
 		for _, side := range sides {
-			switch value := pick(side, build, runtime); {
+			switch value := sideValue(side, build, runtime); {
 			case unknown && value != "":
 				return fmt.Sprintf("of the %s is known: %s", side, shown(value))
 			case !unknown && value == "":
-				return missing(side)
+				return unknownText(side)
 			}
 		}
 		return ""
@@ -154,7 +154,7 @@ func known(side string, unknown bool) check {
 
 // oneOf: { build = ["80", "86"] }.
 func oneOf(side string, values []string) check {
-	return one(side, func(value string) string {
+	return ofSide(side, func(value string) string {
 		if slices.Contains(values, value) {
 			return ""
 		}
@@ -164,7 +164,7 @@ func oneOf(side string, values []string) check {
 
 // equivalent: { equivalent = [["a", "b"], ["c", "d"]] }.
 func equivalent(groups [][]string) check {
-	return both(func(build, runtime string) string {
+	return ofBoth(func(build, runtime string) string {
 		if build == runtime || slices.ContainsFunc(groups, func(group []string) bool {
 			return slices.Contains(group, build) && slices.Contains(group, runtime)
 		}) {
@@ -176,7 +176,7 @@ func equivalent(groups [][]string) check {
 
 // covers: { covers = { "80+" = ["80", "86"] } }: what the build is for covers what the runtime has.
 func covers(sets map[string]texts) check {
-	return both(func(build, runtime string) string {
+	return ofBoth(func(build, runtime string) string {
 		if slices.Contains(sets[build], runtime) {
 			return ""
 		}
@@ -186,7 +186,7 @@ func covers(sets map[string]texts) check {
 
 // matches: { build_matches = '^v2:' }.
 func matches(side string, re *regexp.Regexp) check {
-	return one(side, func(value string) string {
+	return ofSide(side, func(value string) string {
 		if re.MatchString(value) {
 			return ""
 		}

@@ -33,8 +33,8 @@ import (
 	"github.com/epcached/epcached/internal/tomlfile"
 )
 
-// every is the name under which rules for all EPs stand. They come after those for the EP itself.
-const every = "*"
+// anyEP is the name under which rules for all EPs stand. They come after those for the EP itself.
+const anyEP = "*"
 
 // Set is a collection of rules for EPs.
 type Set struct {
@@ -114,10 +114,10 @@ func (s *Set) sections(ep string) []section {
 	if s == nil {
 		return nil
 	}
-	if ep == every {
-		return s.eps[every].parts
+	if ep == anyEP {
+		return s.eps[anyEP].parts
 	}
-	return slices.Concat(s.eps[ep].parts, s.eps[every].parts)
+	return slices.Concat(s.eps[ep].parts, s.eps[anyEP].parts)
 }
 
 // Judge reports how a build suits a runtime. The first rule with all conditions true decides; if

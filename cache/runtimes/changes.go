@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/internal/watch"
 )
 
-func (s *Set) changed(rt *Runtime) {
+func (s *Set) noteChanged(rt *Runtime) {
 	rt.pending.Store(true)
 	select {
 	case s.wake <- struct{}{}:
@@ -41,9 +41,9 @@ func (s *Set) assessChanges(ctx context.Context) {
 // MachineEvery is how often the machine is looked at where nothing tells of a change.
 const MachineEvery = time.Minute
 
-// LookAtMachine, every MachineEvery, reads drivers again, and looks at runtimes if they changed.
-func (s *Set) LookAtMachine(ctx context.Context) {
-	lines := s.machine.Look(ctx)
+// WatchMachine, every MachineEvery, reads drivers again, and looks at runtimes if they changed.
+func (s *Set) WatchMachine(ctx context.Context) {
+	lines := s.machine.Refresh(ctx)
 	for _, line := range lines {
 		s.log.Info("machine changed", "what", line)
 		s.options.Event(index.Event{Kind: event.Changed, Text: line})
@@ -52,8 +52,8 @@ func (s *Set) LookAtMachine(ctx context.Context) {
 		return
 	}
 	for _, rt := range s.All() {
-		if rt.Found() != nil {
-			s.lookAgain(ctx, rt)
+		if rt.LastContent() != nil {
+			s.refreshContent(ctx, rt)
 		}
 	}
 }
@@ -79,23 +79,23 @@ func (s *Set) watch(rt *Runtime, rc *Content) {
 	s.watcher.Set(rt.subject, paths)
 }
 
-func (s *Set) heed(ctx context.Context) {
+func (s *Set) watchChanges(ctx context.Context) {
 	for e := range s.watcher.Events() {
 		if e.Subject == watchedDrivers {
-			s.work.Go(func() { s.LookAtMachine(ctx) }) // it may wait for runtimes, and others change too
+			s.work.Go(func() { s.WatchMachine(ctx) }) // it may wait for runtimes, and others change too
 			continue
 		}
 		for _, rt := range s.All() {
 			if rt.subject == e.Subject {
-				s.heedRuntime(ctx, rt, e.Kind)
+				s.handleChange(ctx, rt, e.Kind)
 			}
 		}
 	}
 }
 
-func (s *Set) heedRuntime(ctx context.Context, rt *Runtime, kind watch.Kind) {
-	rc := rt.Found()
-	if rc != nil && s.holds(rc) {
+func (s *Set) handleChange(ctx context.Context, rt *Runtime, kind watch.Kind) {
+	rc := rt.LastContent()
+	if rc != nil && s.isCurrent(rc) {
 		rt.state.CompareAndSwap(&stateChanging, &stateReady) // it was touched, and is as it was
 		return
 	}
@@ -111,23 +111,23 @@ func (s *Set) heedRuntime(ctx context.Context, rt *Runtime, kind watch.Kind) {
 	})
 }
 
-// probed is what a runtime was when it was last assessed. It is remembered over restarts, so that a change while the
-// daemon was away is noticed.
-type probed struct {
+// probeRecord is what a runtime was when it was last assessed. It is remembered over restarts, so
+// that a change while the daemon was away is noticed.
+type probeRecord struct {
 	At         time.Time
 	ORTVersion string
-	EPs        map[string]probedEP
+	EPs        map[string]probeRecordEP
 	Changes    []string  // against the assessment before
 	Previous   time.Time // when that was; zero: never
 }
 
-type probedEP struct {
+type probeRecordEP struct {
 	Version, LibraryDigest, SDKVersion, Hardware, Compatibility, Driver, Error string
 	Devices                                                                    []string
 }
 
-func (s *Set) lastProbe(rt *Runtime) (last probed, ok bool) {
-	return memo.Recall[probed](s.options.Book, "probed:"+rt.subject)
+func (s *Set) lastProbe(rt *Runtime) (last probeRecord, ok bool) {
+	return memo.Recall[probeRecord](s.options.Book, "probed:"+rt.subject)
 }
 
 // assess probes a runtime that is new or changed, says what is different, and judges what is stored for it. Where its
@@ -153,9 +153,9 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 	if known && len(now.Changes) == 0 {
 		now.Previous, now.Changes = before.Previous, before.Changes // what changed last stays to be seen
 	} else {
-		s.tellProbed(rt, &now, known)
+		s.recordProbe(rt, &now, known)
 	}
-	rc := rt.Found()
+	rc := rt.LastContent()
 	if rc == nil || !s.options.Assessed(ctx, rt, rc, before.libraries(), !known || !now.Previous.Equal(before.Previous)) {
 		return // the next assessment compares with the same one as this
 	}
@@ -164,7 +164,7 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 	_ = memo.Save(s.options.Book, "probed:"+rt.subject, now)
 }
 
-func (s *Set) tellProbed(rt *Runtime, now *probed, known bool) {
+func (s *Set) recordProbe(rt *Runtime, now *probeRecord, known bool) {
 	e := index.Event{Kind: event.Probed, Runtime: rt.Name, Text: "ONNX Runtime " + now.ORTVersion}
 	for _, name := range slices.Sorted(maps.Keys(now.EPs)) {
 		ep := now.EPs[name]
@@ -179,13 +179,13 @@ func (s *Set) tellProbed(rt *Runtime, now *probed, known bool) {
 	s.options.Event(e)
 }
 
-func (s *Set) summary(facts *Facts) probed {
-	out := probed{At: s.options.Now(), ORTVersion: facts.Spec.ORTVersion, EPs: make(map[string]probedEP)}
+func (s *Set) summary(facts *Facts) probeRecord {
+	out := probeRecord{At: s.options.Now(), ORTVersion: facts.Spec.ORTVersion, EPs: make(map[string]probeRecordEP)}
 	for _, ep := range facts.Facts.EPs {
 		mark := facts.Marks[ep.Name]
-		one := probedEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name], SDKVersion: mark.SDKVersion,
+		one := probeRecordEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name], SDKVersion: mark.SDKVersion,
 			Hardware: mark.Hardware(), Compatibility: mark.CompatibilityString,
-			Error: cmp.Or(ep.Error, Text(facts.MarkErrors[ep.Name]))}
+			Error: cmp.Or(ep.Error, ErrorText(facts.MarkErrors[ep.Name]))}
 		one.Driver, _ = s.machine.Driver(ep.Name, mark)
 		for _, d := range ep.Devices {
 			one.Devices = append(one.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
@@ -195,7 +195,7 @@ func (s *Set) summary(facts *Facts) probed {
 	return out
 }
 
-func (p *probed) libraries() map[string]string {
+func (p *probeRecord) libraries() map[string]string {
 	out := make(map[string]string, len(p.EPs))
 	for name, ep := range p.EPs {
 		out[name] = ep.LibraryDigest
@@ -203,7 +203,7 @@ func (p *probed) libraries() map[string]string {
 	return out
 }
 
-func (p *probed) differences(now *probed) (lines []string) {
+func (p *probeRecord) differences(now *probeRecord) (lines []string) {
 	add := func(what, from, to string) {
 		if from != to {
 			lines = append(lines, fmt.Sprintf("%s: %s, was %s", what, cmp.Or(to, "none"), cmp.Or(from, "none")))

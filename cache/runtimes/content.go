@@ -43,8 +43,8 @@ type Content struct {
 	files   []stampedFile
 	folders *folders // the same files, for looking often
 	// by EP: what an application shows that has a library of this content
-	shown map[string]contents
-	past  atomic.Bool // other files are in its place: nothing can be run with it any more
+	shown         map[string]contents
+	librariesGone atomic.Bool // other files are in its place: nothing can be run with it any more
 }
 
 // contents are digests of libraries, by their paths from an EP library's folder.
@@ -56,8 +56,8 @@ type stampedFile struct {
 	digest cas.Digest
 }
 
-// linkedElsewhere: all but the ctime is the same, as with a new name. The bytes are hashed, though.
-func (f *stampedFile) linkedElsewhere(now cas.Stamp) bool {
+// onlyNewName: all but the ctime is the same, as with a new name. The bytes are hashed, though.
+func (f *stampedFile) onlyNewName(now cas.Stamp) bool {
 	if now.Ctime = f.stamp.Ctime; now != f.stamp {
 		return false
 	}
@@ -73,11 +73,12 @@ func (f *stampedFile) linkedElsewhere(now cas.Stamp) bool {
 	return err == nil && d == f.digest
 }
 
-// intact is unchanged for work with the libraries that has ended. Other times of a directory do not matter
-// if every library is there as it was, and no other: Python writes its own files beside them when it first
-// imports a package. Nor does it matter that a package manager links a library into another environment,
-// if the times of the directories show that no other file was in a library's place meanwhile.
-func (rc *Content) intact() bool {
+// filesUnchanged is unchanged for work with the libraries that has ended. Other times of a
+// directory do not matter if every library is there as it was, and no other: Python writes its own
+// files beside them when it first imports a package. Nor does it matter that a package manager
+// links a library into another environment, if the times of the directories show that no other file
+// was in a library's place meanwhile.
+func (rc *Content) filesUnchanged() bool {
 	if rc.folders.unchanged() {
 		return true
 	}
@@ -87,7 +88,7 @@ func (rc *Content) intact() bool {
 	})
 	for _, f := range rc.files {
 		s, err := cas.StampPath(f.path)
-		if err != nil || s != f.stamp && !(inPlace && f.linkedElsewhere(s)) {
+		if err != nil || s != f.stamp && !(inPlace && f.onlyNewName(s)) {
 			return false
 		}
 	}
@@ -95,9 +96,9 @@ func (rc *Content) intact() bool {
 	return err == nil && reflect.DeepEqual(spec, rc.Spec)
 }
 
-// Stands reports whether work with the libraries until now was with these alone, and on this machine. A
-// driver that is another one by now may have been another one before.
-func (rc *Content) Stands() bool { return rc.now() == rc.Machine && rc.intact() }
+// IsCurrent reports whether work with the libraries until now was with these alone, and on this
+// machine. A driver that is another one by now may have been another one before.
+func (rc *Content) IsCurrent() bool { return rc.now() == rc.Machine && rc.filesUnchanged() }
 
 func (rc *Content) newest() time.Time {
 	var last int64
@@ -125,8 +126,8 @@ func (rc *Content) Library(ep string) (compilers.EPLibrary, bool) {
 	return compilers.EPLibrary{}, false
 }
 
-func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (_ *Content, err error) {
-	if err := s.machine.Await(ctx); err != nil {
+func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err error) {
+	if err := s.machine.AwaitFirst(ctx); err != nil {
 		return nil, err
 	}
 	find := s.equipped(rt.find)
@@ -135,7 +136,7 @@ func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (_ *Content, err error)
 		return nil, err
 	}
 	s.recallNoticed(rt)
-	now := func() MachineID { return rt.on(s.machine.Now()) }
+	now := func() MachineID { return rt.machineID(s.machine.ID()) }
 	rc := &Content{Spec: spec, find: find, Machine: now(), now: now,
 		Digests: make(map[string]cas.Digest), shown: make(map[string]contents),
 		Attached: s.options.Attach()}
@@ -164,7 +165,7 @@ func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (_ *Content, err error)
 		}
 	}()
 	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
-		return nil, cmp.Or(err, ErrMoving) // something came or went before its folder was stamped
+		return nil, cmp.Or(err, ErrFilesChanging) // something came or went before its folder was stamped
 	}
 	read := make(map[string]cas.Digest, len(rc.files))
 	digest := func(path string) (d cas.Digest, err error) {
@@ -239,8 +240,8 @@ func (rc *Content) HasEvery(b *index.Build) bool {
 	})
 }
 
-// Made reports whether the runtime's own libraries made the build.
-func (rc *Content) Made(b *index.Build) bool {
+// MadeBuild reports whether the runtime's own libraries made the build.
+func (rc *Content) MadeBuild(b *index.Build) bool {
 	return !slices.ContainsFunc(b.EPs, func(ep index.EPFacts) bool {
 		return rc.Digests[ep.Name] != ep.LibraryDigest
 	})
@@ -508,7 +509,7 @@ func (s *Set) OwnDigest(ctx context.Context, uid uint32, ref *LibraryRef) (diges
 		return digest, library, err
 	}
 	if library, err = cas.StampOf(ref.File); err != nil {
-		return digest, library, shownError(ctx, err, ref, "")
+		return digest, library, clientLibraryError(ctx, err, ref, "")
 	}
 	b := []byte("own")
 	if len(ref.Beside) == 0 && !ref.Complete {
@@ -530,23 +531,23 @@ func (x *digests) contents(ctx context.Context, uid uint32, ref *LibraryRef) (co
 	}
 	out := make(contents, 1+len(ref.Beside))
 	var err error
-	if out[""], err = x.shown(ctx, uid, ref.File); err != nil {
-		return nil, shownError(ctx, err, ref, "")
+	if out[""], err = x.clientLibrary(ctx, uid, ref.File); err != nil {
+		return nil, clientLibraryError(ctx, err, ref, "")
 	}
 	for _, name := range slices.Sorted(maps.Keys(ref.Beside)) {
 		if name == "" || len(name) > maxLibraryName || ref.Beside[name] == nil {
 			return nil, apierr.New(apierr.BadRequest, nil,
 				"library of %s: %.80q beside it: not a name", ref.EP, name)
 		}
-		if out[name], err = x.shown(ctx, uid, ref.Beside[name]); err != nil {
-			return nil, shownError(ctx, err, ref, name)
+		if out[name], err = x.clientLibrary(ctx, uid, ref.Beside[name]); err != nil {
+			return nil, clientLibraryError(ctx, err, ref, name)
 		}
 	}
 	return out, nil
 }
 
-// of gives the contents as a runtime's are: the library by name, without what is no part of it.
-func (shown contents) of(ref *LibraryRef) contents {
+// like gives the contents as a runtime's are: the library by name, without what is no part of it.
+func (shown contents) like(ref *LibraryRef) contents {
 	out := make(contents, len(shown))
 	for name, d := range shown {
 		if name != "" && !compilers.Foreign(name) {
@@ -559,10 +560,10 @@ func (shown contents) of(ref *LibraryRef) contents {
 
 var errReplacedOpen = errors.New("it has been replaced since it was opened")
 
-// shown hashes a library that a client has open, or remembers it. A package manager may link
-// or unlink another name of the file meanwhile: its stamp changes and its bytes do not, so it is
-// hashed again.
-func (x *digests) shown(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
+// clientLibrary hashes a library that a client has open, or remembers it. A package manager may
+// link or unlink another name of the file meanwhile: its stamp changes and its bytes do not, so it
+// is hashed again.
+func (x *digests) clientLibrary(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
 	for range 2 {
 		before, err := cas.StampOf(f)
 		if err != nil {
@@ -617,13 +618,13 @@ func (x *digests) read(ctx context.Context, uid uint32, f *os.File) (cas.Digest,
 	}
 }
 
-func shownError(ctx context.Context, err error, ref *LibraryRef, name string) error {
+func clientLibraryError(ctx context.Context, err error, ref *LibraryRef, name string) error {
 	path := cmp.Or(name, ref.Path)
 	switch {
 	case ctx.Err() != nil:
 		return apierr.New(apierr.Cancelled, ctx.Err(), "library %q", path)
 	case errors.Is(err, errReplacedOpen):
-		return replaced(path)
+		return replacedError(path)
 	}
 	return apierr.New(apierr.BadRequest, err, "library %q of %s", path, ref.EP)
 }

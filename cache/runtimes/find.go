@@ -81,11 +81,12 @@ func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(strin
 	if last != nil && len(have) == 0 {
 		return nil, nil, last
 	}
-	return nil, nil, None(w.EPs, have)
+	return nil, nil, NoRuntimeError(w.EPs, have)
 }
 
-// None is the error for EPs that no registered runtime has all of. have lists those of runtimes.
-func None(eps []identity.EP, have []string) error {
+// NoRuntimeError is the error for EPs that no registered runtime has all of. have lists those of
+// runtimes.
+func NoRuntimeError(eps []identity.EP, have []string) error {
 	var all, names []string
 	for _, ep := range eps {
 		all = append(all, ep.Name)
@@ -138,7 +139,7 @@ func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(str
 			if rt, rc, err := s.equalRuntime(ctx, w, progress); rc != nil || err != nil {
 				return rt, rc, err
 			}
-			return nil, nil, s.notMine(w, dir)
+			return nil, nil, s.notOwnError(w, dir)
 		}
 		if _, err := compilers.Find(dir); err != nil {
 			return nil, nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err}
@@ -150,7 +151,7 @@ func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(str
 		return nil, nil, err
 	}
 	if !rc.HasAll(w.EPs) {
-		return nil, nil, None(w.EPs, rc.providers())
+		return nil, nil, NoRuntimeError(w.EPs, rc.providers())
 	}
 	return found, rc, nil
 }
@@ -158,36 +159,36 @@ func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(str
 // mayName: only the daemon's own user may bring libraries, because they are executed as that user.
 func (s *Set) mayName(w *Wanted) bool { return w.UID == s.options.UID }
 
-// FactInstead of an error lists what the client can do instead, the best first, after spaces.
+// FactAlternatives of an error lists what the client can do instead, the best first, after spaces.
 const (
-	FactInstead = "instead"
-	insteadShow = "show" // ask again, and show all libraries beside those of the EPs
+	FactAlternatives = "instead"
+	AlternativeShow  = "show" // ask again, and show all libraries beside those of the EPs
 	// ask again with on_miss claim, and compile with the client's own libraries
-	insteadClaim = "claim"
-	insteadOwn   = "own" // ask a daemon of the user's own, which may run the user's libraries
+	AlternativeClaim = "claim"
+	AlternativeOwn   = "own" // ask a daemon of the user's own, which may run the user's libraries
 )
 
-func (s *Set) notMine(w *Wanted, what string) error {
+func (s *Set) notOwnError(w *Wanted, what string) error {
 	var instead []string
-	if !w.Shows() {
-		instead = append(instead, insteadShow)
+	if !w.ShowsLibraries() {
+		instead = append(instead, AlternativeShow)
 	}
 	if w.MayClaim {
-		instead = append(instead, insteadClaim)
+		instead = append(instead, AlternativeClaim)
 	}
 	at := len(instead)
 	if !slices.ContainsFunc(s.All(), func(rt *Runtime) bool { return rt.Registered }) {
 		at = 0 // a daemon that can compile nothing for this user steps aside
 	}
-	instead = slices.Insert(instead, at, insteadOwn)
+	instead = slices.Insert(instead, at, AlternativeOwn)
 	return apierr.New(apierr.Unavailable, nil,
 		"runtime %q is not registered with this daemon, nor one of equal libraries", what).
-		WithFact(FactInstead, strings.Join(instead, " ")).
+		WithFact(FactAlternatives, strings.Join(instead, " ")).
 		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
 }
 
-// Shows reports whether the caller shows whole libraries of all EPs, and not only paths.
-func (w *Wanted) Shows() bool {
+// ShowsLibraries reports whether the caller shows whole libraries of all EPs, and not only paths.
+func (w *Wanted) ShowsLibraries() bool {
 	for _, ep := range w.EPs {
 		if ref := w.Library(ep.Name); ref == nil || ref.File == nil || !ref.Complete {
 			return false
@@ -202,26 +203,26 @@ func (w *Wanted) Shows() bool {
 func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
 	likely, unknown := s.candidates(w)
 	for _, rt := range likely {
-		if rc := s.carrying(ctx, rt, w, progress); rc != nil {
+		if rc := s.contentIfCarrying(ctx, rt, w, progress); rc != nil {
 			return rt, rc, nil
 		}
 	}
 	for _, rt := range unknown {
-		if rc := rt.Found(); rc != nil && s.holds(rc) {
+		if rc := rt.LastContent(); rc != nil && s.isCurrent(rc) {
 			continue // it is as it was, and it was not the caller's
 		}
-		if rc := s.carrying(ctx, rt, w, progress); rc != nil {
+		if rc := s.contentIfCarrying(ctx, rt, w, progress); rc != nil {
 			return rt, rc, nil
 		}
 	}
 	if path := s.ReplacedPath(w); path != "" {
-		return nil, nil, replaced(path)
+		return nil, nil, replacedError(path)
 	}
 	if rt, rc, err := s.equalRuntime(ctx, w, progress); rc != nil || err != nil {
 		return rt, rc, err
 	}
 	if !s.mayName(w) {
-		return nil, nil, s.notMine(w, w.EPLibraries[0].Path)
+		return nil, nil, s.notOwnError(w, w.EPLibraries[0].Path)
 	}
 	if w.ORTLibrary == "" {
 		return nil, nil, apierr.New(apierr.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", w.EPLibraries[0].Path).
@@ -235,7 +236,7 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 // libraries by path instead.
 func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 	progress func(string)) (*Runtime, *Content, error) {
-	if s.mayName(w) || !w.Shows() {
+	if s.mayName(w) || !w.ShowsLibraries() {
 		return nil, nil, nil
 	}
 	shown := make(map[string]contents)
@@ -245,7 +246,7 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 		if err != nil {
 			return nil, nil, err
 		}
-		shown[ep.Name] = all.of(ref)
+		shown[ep.Name] = all.like(ref)
 	}
 	var found *Runtime
 	var content *Content
@@ -274,11 +275,12 @@ func (rc *Content) equals(shown map[string]contents) bool {
 	return true
 }
 
-// carrying returns the contents if they have the caller's very libraries and all it needs, or nil.
-func (s *Set) carrying(ctx context.Context, rt *Runtime, w *Wanted, progress func(string)) *Content {
-	rc := rt.Found()
-	if rc == nil || !s.holds(rc) {
-		if rc != nil && rc.replacedUnder(w) {
+// contentIfCarrying returns the contents if they have the caller's very libraries and all it needs,
+// or nil.
+func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted, progress func(string)) *Content {
+	rc := rt.LastContent()
+	if rc == nil || !s.isCurrent(rc) {
+		if rc != nil && rc.replacedLibrary(w) {
 			return nil // no waiting for the new libraries: the caller has one from before
 		}
 		var err error
@@ -298,7 +300,7 @@ func (s *Set) carrying(ctx context.Context, rt *Runtime, w *Wanted, progress fun
 func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
 	var own, other []*Runtime
 	for _, rt := range s.All() {
-		rc := rt.Found()
+		rc := rt.LastContent()
 		switch {
 		case rc == nil || !rc.carries(w, s.mayName(w)):
 			unknown = append(unknown, rt)
@@ -317,7 +319,7 @@ func (rc *Content) carries(w *Wanted, own bool) bool {
 			continue
 		}
 		lib, ok := rc.Library(ref.EP)
-		if !ok || !ref.is(lib.Path, rc.files, own) {
+		if !ok || !ref.matches(lib.Path, rc.files, own) {
 			return false
 		}
 	}
@@ -328,8 +330,8 @@ func needs(eps []identity.EP, name string) bool {
 	return slices.ContainsFunc(eps, func(ep identity.EP) bool { return ep.Name == name })
 }
 
-// is compares the open file, else the path. Another user's path may never answer: no look-up.
-func (ref LibraryRef) is(path string, files []stampedFile, own bool) bool {
+// matches compares the open file, else the path. Another user's path may never answer: no look-up.
+func (ref LibraryRef) matches(path string, files []stampedFile, own bool) bool {
 	if ref.File == nil {
 		return ref.Path == path || own && sameFile(path, ref.Path)
 	}
@@ -342,8 +344,8 @@ func (ref LibraryRef) is(path string, files []stampedFile, own bool) bool {
 	})
 }
 
-// stillAt: the path leads to the file that the caller opened, and no update has replaced it.
-func (ref LibraryRef) stillAt(path string) bool {
+// isStillAt: the path leads to the file that the caller opened, and no update has replaced it.
+func (ref LibraryRef) isStillAt(path string) bool {
 	if ref.File == nil {
 		return true // the caller knows no more than the path
 	}
@@ -355,10 +357,10 @@ func (ref LibraryRef) stillAt(path string) bool {
 	return err == nil && now.Dev == theirs.Dev && now.Ino == theirs.Ino
 }
 
-func (rc *Content) replacedUnder(w *Wanted) bool {
+func (rc *Content) replacedLibrary(w *Wanted) bool {
 	return slices.ContainsFunc(w.EPLibraries, func(ref LibraryRef) bool {
 		lib, ok := rc.Library(ref.EP)
-		return ok && needs(w.EPs, ref.EP) && !ref.stillAt(lib.Path)
+		return ok && needs(w.EPs, ref.EP) && !ref.isStillAt(lib.Path)
 	})
 }
 
@@ -373,11 +375,11 @@ func (s *Set) ReplacedPath(w *Wanted) string {
 			continue
 		}
 		for _, rt := range s.All() {
-			rc := rt.Found()
+			rc := rt.LastContent()
 			if rc == nil {
 				continue
 			}
-			if lib, ok := rc.Library(ref.EP); ok && lib.Path == ref.Path && !ref.stillAt(lib.Path) {
+			if lib, ok := rc.Library(ref.EP); ok && lib.Path == ref.Path && !ref.isStillAt(lib.Path) {
 				return lib.Path
 			}
 		}
@@ -385,15 +387,15 @@ func (s *Set) ReplacedPath(w *Wanted) string {
 	return ""
 }
 
-func replaced(path string) error {
+func replacedError(path string) error {
 	return apierr.New(apierr.Unavailable, nil, "library %q is another file now than the one that the caller has open", path).
 		WithHint("it was replaced, perhaps by an update: restart the application")
 }
 
 func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
 	for _, l := range w.EPLibraries {
-		if !l.stillAt(l.Path) {
-			return nil, nil, replaced(l.Path)
+		if !l.isStillAt(l.Path) {
+			return nil, nil, replacedError(l.Path)
 		}
 	}
 	spec := compilers.Runtime{ORTLibrary: w.ORTLibrary, ORTVersion: w.ORTVersion}
@@ -411,10 +413,10 @@ func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string
 		return nil, nil, err
 	}
 	if !rc.carries(w, true) {
-		return nil, nil, replaced(w.EPLibraries[0].Path)
+		return nil, nil, replacedError(w.EPLibraries[0].Path)
 	}
 	if !rc.HasAll(w.EPs) {
-		return nil, nil, None(w.EPs, nil)
+		return nil, nil, NoRuntimeError(w.EPs, nil)
 	}
 	return rt, rc, nil
 }

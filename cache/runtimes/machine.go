@@ -28,7 +28,7 @@ type MachineID [32]byte
 // Machine is the processor with its devices and drivers, as they were last looked at.
 type Machine struct {
 	current atomic.Pointer[MachineID] // nil before the first look
-	seen    chan struct{}             // closed by the first look
+	looked  chan struct{}             // closed by the first look
 
 	looking sync.Mutex // held for a whole look; taken before mu
 
@@ -53,29 +53,31 @@ type driver struct {
 	err     error  // why it could not be read at the last look
 }
 
-// NewMachine returns a machine that was not looked at. Now and Driver block until Look returns.
+// NewMachine returns a machine that was not looked at. ID and Driver block until Refresh returns.
 func NewMachine(sources []DriverSource) *Machine {
-	m := &Machine{seen: make(chan struct{})}
+	m := &Machine{looked: make(chan struct{})}
 	m.SetSources(sources)
 	return m
 }
 
-// Await blocks until the first look ends, because a command that prints a driver's version may be slow.
-func (m *Machine) Await(ctx context.Context) error {
+// AwaitFirst blocks until the first look ends, because a command that prints a driver's version may
+// be slow.
+func (m *Machine) AwaitFirst(ctx context.Context) error {
 	select {
-	case <-m.seen:
+	case <-m.looked:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// Now returns the identity that the last look found. It blocks until the first look ends: see Await.
-func (m *Machine) Now() MachineID {
+// ID returns the identity that the last look found. It blocks until the first look ends: see
+// AwaitFirst.
+func (m *Machine) ID() MachineID {
 	if known := m.current.Load(); known != nil {
 		return *known
 	}
-	<-m.seen
+	<-m.looked
 	return *m.current.Load()
 }
 
@@ -107,10 +109,10 @@ func (m *Machine) known() []driver {
 	return m.drivers
 }
 
-// Look reads the drivers' versions and the machine's stamp, and returns what is different from the last
-// time, a line each. A source that cannot be read keeps its last version, because a command that fails
-// does not make the driver another one.
-func (m *Machine) Look(ctx context.Context) (changes []string) {
+// Refresh reads the drivers' versions and the machine's stamp, and returns what is different from
+// the last time, a line each. A source that cannot be read keeps its last version, because a
+// command that fails does not make the driver another one.
+func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 	m.looking.Lock() // so that the later reading is kept
 	defer m.looking.Unlock()
 	drivers := slices.Clone(m.known())
@@ -123,7 +125,7 @@ func (m *Machine) Look(ctx context.Context) (changes []string) {
 	before := m.current.Load()
 	if !slices.EqualFunc(drivers, m.drivers, func(d, now driver) bool { return d.isOf(now.DriverSource) }) {
 		if before == nil {
-			m.first(m.stamp()) // Now must not block until the next look, which SetSources' caller begins
+			m.noteFirst(m.stamp()) // ID must not block until the next look, which SetSources' caller begins
 		}
 		return nil
 	}
@@ -139,7 +141,7 @@ func (m *Machine) Look(ctx context.Context) (changes []string) {
 	m.drivers = drivers
 	after := m.stamp()
 	if before == nil {
-		m.first(after)
+		m.noteFirst(after)
 		return nil
 	}
 	if *before != after && len(changes) == 0 {
@@ -159,9 +161,9 @@ func (m *Machine) stamp() MachineID {
 	return blake3.Sum256(b.Bytes())
 }
 
-func (m *Machine) first(now MachineID) {
+func (m *Machine) noteFirst(now MachineID) {
 	m.current.Store(&now)
-	close(m.seen)
+	close(m.looked)
 }
 
 // Unreadable lists the sources that the last look could not read.
@@ -179,7 +181,7 @@ func (m *Machine) Driver(ep string, mark compilers.Fingerprint) (version, source
 	if mark.DriverVersion != "" {
 		return mark.DriverVersion, "device metadata"
 	}
-	<-m.seen
+	<-m.looked
 	for _, d := range m.known() {
 		if (d.EP == "" || d.EP == ep) && d.version != "" {
 			return d.version, d.String()

@@ -20,16 +20,16 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// FailureHolds is how long what went wrong with an EP is answered without trying again: long enough that a
-// library which crashes does not do so for each request, and short, because a missing file may have come, and
-// nothing that we look at need tell of it.
-const FailureHolds = 30 * time.Second
+// FailureLifetime is how long what went wrong with an EP is answered without trying again: long
+// enough that a library which crashes does not do so for each request, and short, because a missing
+// file may have come, and nothing that we look at need tell of it.
+const FailureLifetime = 30 * time.Second
 
 // maxFacts bounds memory, because clients choose options. Permanent facts are in the book too.
 const maxFacts = 1 << 14
 
-// Question is a fact to find out about a runtime, once for all callers.
-type Question struct {
+// Inquiry is a fact to find out about a runtime, once for all callers.
+type Inquiry struct {
 	Key   string // from Set.Key: it says what kind of fact it is
 	EP    string // that is asked about, for people
 	Asker Asker
@@ -44,9 +44,9 @@ type Asker struct {
 }
 
 // Remember runs find, once for all callers of the key, and keeps the result: for good, or for
-// FailureHolds if lasts reports false. A result holds for the libraries' digests and the machine,
-// which are in the key. It outlives the daemon.
-func Remember[T any](ctx context.Context, s *Set, q Question, lasts func(T) bool,
+// FailureLifetime if lasts reports false. A result holds for the libraries' digests and the
+// machine, which are in the key. It outlives the daemon.
+func Remember[T any](ctx context.Context, s *Set, q Inquiry, lasts func(T) bool,
 	find func(context.Context) (T, error)) (T, error) {
 	var out T
 	if !q.Fresh {
@@ -62,9 +62,9 @@ func Remember[T any](ctx context.Context, s *Set, q Question, lasts func(T) bool
 		if err != nil {
 			return nil, err
 		}
-		if s.hold(q.Key, v, lasts(v)); lasts(v) {
+		if s.save(q.Key, v, lasts(v)); lasts(v) {
 			// Not saved costs a probe at the next start, nothing else.
-			_ = memo.Save(atOnce{s.options.Book}, "probe:"+q.Key, v)
+			_ = memo.Save(durableBook{s.options.Book}, "probe:"+q.Key, v)
 		}
 		return v, nil
 	})
@@ -80,12 +80,12 @@ type Book interface {
 	SaveNow(key, value []byte) error
 }
 
-// atOnce saves what is found out before a build is published for it: otherwise that build would need a
-// worker after a crash, for which a full disk has no space.
-type atOnce struct{ Book }
+// durableBook saves what is found out before a build is published for it: otherwise that build
+// would need a worker after a crash, for which a full disk has no space.
+type durableBook struct{ Book }
 
 // Save implements memo.Book.
-func (b atOnce) Save(key, value []byte) error { return b.SaveNow(key, value) }
+func (b durableBook) Save(key, value []byte) error { return b.SaveNow(key, value) }
 
 // Recall returns what Remember keeps under the key.
 func Recall[T any](s *Set, key string) (out T, ok bool) {
@@ -93,7 +93,7 @@ func Recall[T any](s *Set, key string) (out T, ok bool) {
 		return out, true
 	}
 	if out, ok = memo.Recall[T](s.options.Book, "probe:"+key); ok {
-		s.hold(key, out, true)
+		s.save(key, out, true)
 	}
 	return out, ok
 }
@@ -103,10 +103,10 @@ func (s *Set) load(key string) any {
 	return f.Now(s.options.Now())
 }
 
-func (s *Set) hold(key string, v any, lasts bool) {
+func (s *Set) save(key string, v any, lasts bool) {
 	f := memo.Fact{Value: v}
 	if !lasts {
-		f.Until = s.options.Now().Add(FailureHolds)
+		f.Until = s.options.Now().Add(FailureLifetime)
 	}
 	s.facts.Save(key, f, maxFacts)
 }
@@ -126,23 +126,23 @@ func (s *Set) Key(kind string, rc *Content, more []byte) string {
 // Devices lists the devices of the runtime's EPs. fresh: they are probed, whatever is remembered.
 func (s *Set) Devices(ctx context.Context, who Asker, rc *Content, fresh bool) (compilers.Facts, error) {
 	// A library may fail because of the ONNX Runtime beside it, and the error names both.
-	q := Question{Key: s.Key("devices", rc, []byte(rc.Spec.ORTLibrary)), Asker: who, Fresh: fresh,
+	q := Inquiry{Key: s.Key("devices", rc, []byte(rc.Spec.ORTLibrary)), Asker: who, Fresh: fresh,
 		EP: strings.Join(slices.Sorted(maps.Keys(rc.Digests)), ", ")}
-	return Remember(ctx, s, q, allWork, func(ctx context.Context) (compilers.Facts, error) {
-		return Still(rc, func() (compilers.Facts, error) { return s.options.Compiler.Probe(ctx, rc.Spec) })
+	return Remember(ctx, s, q, allUsable, func(ctx context.Context) (compilers.Facts, error) {
+		return RunUnreplaced(rc, func() (compilers.Facts, error) { return s.options.Compiler.Probe(ctx, rc.Spec) })
 	})
 }
 
-// Still runs what loads the runtime's libraries, and takes the result only if they are the same afterwards: what two
-// versions did together is said of neither.
-func Still[T any](rc *Content, run func() (T, error)) (T, error) {
+// RunUnreplaced runs what loads the runtime's libraries, and takes the result only if they are the
+// same afterwards: what two versions did together is said of neither.
+func RunUnreplaced[T any](rc *Content, run func() (T, error)) (T, error) {
 	var none T
-	if rc.past.Load() {
+	if rc.librariesGone.Load() {
 		return none, ErrReplaced
 	}
 	v, err := run()
-	if !rc.Stands() {
-		return none, ErrMoving
+	if !rc.IsCurrent() {
+		return none, ErrFilesChanging
 	}
 	return v, err
 }
@@ -153,13 +153,14 @@ var ErrReplaced = errors.New("the libraries were replaced, perhaps by an update"
 // ErrGivenUp ends a request, or an inquiry, that its user cancelled.
 var ErrGivenUp = errors.New("the job was cancelled")
 
-// Unsettled reports whether an error does not answer the question: the caller left, or files moved.
-func Unsettled(ctx context.Context, err error) bool {
-	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrMoving) || errors.Is(err, ErrReplaced) ||
+// IsTransient reports whether an error does not answer the question: the caller left, or files
+// moved.
+func IsTransient(ctx context.Context, err error) bool {
+	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrFilesChanging) || errors.Is(err, ErrReplaced) ||
 		errors.Is(err, ErrGivenUp))
 }
 
-func allWork(f compilers.Facts) bool {
+func allUsable(f compilers.Facts) bool {
 	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool { return ep.Error != "" || len(ep.Devices) == 0 })
 }
 
@@ -170,38 +171,39 @@ func (s *Set) Fingerprints(ctx context.Context, who Asker, rc *Content, eps []co
 	if err != nil {
 		return nil, err
 	}
-	q := Question{Key: s.Key("fingerprint", rc, more), EP: eps[0].Name, Asker: who, Fresh: fresh}
-	made, err := Remember(ctx, s, q, Prints.Last, func(ctx context.Context) (Prints, error) {
-		return s.Print(ctx, rc, eps, nil)
+	q := Inquiry{Key: s.Key("fingerprint", rc, more), EP: eps[0].Name, Asker: who, Fresh: fresh}
+	made, err := Remember(ctx, s, q, FingerprintResult.IsFinal, func(ctx context.Context) (FingerprintResult, error) {
+		return s.MakeFingerprints(ctx, rc, eps, nil)
 	})
-	return made.Of(eps, err)
+	return made.For(eps, err)
 }
 
-// Print makes the fingerprints, with own's model where an EP takes none of the tiny ones.
-func (s *Set) Print(ctx context.Context, rc *Content, eps []compilers.EP, own *compilers.Job) (Prints, error) {
-	marks, err := Still(rc, func() ([]compilers.Fingerprint, error) {
+// MakeFingerprints makes the fingerprints, with own's model where an EP takes none of the tiny
+// ones.
+func (s *Set) MakeFingerprints(ctx context.Context, rc *Content, eps []compilers.EP, own *compilers.Job) (FingerprintResult, error) {
+	marks, err := RunUnreplaced(rc, func() ([]compilers.Fingerprint, error) {
 		return s.options.Compiler.Fingerprint(ctx, rc.Spec, eps, own)
 	})
 	if err != nil && ctx.Err() == nil {
 		if f := failure.Of(err, ""); f != nil && f.Reason.BlamesModel() {
-			return Prints{err: err}, nil
+			return FingerprintResult{err: err}, nil
 		}
 	}
-	return Prints{Marks: marks}, err
+	return FingerprintResult{Marks: marks}, err
 }
 
-// Prints are fingerprints, or why there are none: an option over which the execution provider crashes
-// must not make it do so with each request.
-type Prints struct {
+// FingerprintResult are fingerprints, or why there are none: an option over which the execution
+// provider crashes must not make it do so with each request.
+type FingerprintResult struct {
 	Marks []compilers.Fingerprint
 	err   error
 }
 
-// Last reports whether they are remembered for good: an EP that compiles one node is known.
-func (p Prints) Last() bool { return p.err == nil }
+// IsFinal reports whether they are remembered for good: an EP that compiles one node is known.
+func (p FingerprintResult) IsFinal() bool { return p.err == nil }
 
-// Of returns the fingerprints of the EPs. err is from what made them.
-func (p Prints) Of(eps []compilers.EP, err error) ([]compilers.Fingerprint, error) {
+// For returns the fingerprints of the EPs. err is from what made them.
+func (p FingerprintResult) For(eps []compilers.EP, err error) ([]compilers.Fingerprint, error) {
 	if err = cmp.Or(err, p.err); err == nil && len(p.Marks) != len(eps) {
 		err = errors.New("the worker answered for another number of execution providers")
 	}
@@ -219,7 +221,7 @@ func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 	out := slices.Clone(eps)
 	for i := range out {
 		info, _ := compilers.EPByName(out[i].Name)
-		out[i].Library, out[i].Options = "", info.ForFingerprint(identity.BaseNames(info, out[i].Options))
+		out[i].Library, out[i].Options = "", info.ForFingerprint(identity.LibraryBaseNames(info, out[i].Options))
 	}
 	return out
 }
@@ -300,8 +302,8 @@ func ResolveEPs(eps []identity.EP, canon []identity.RecordEP, rc *Content) ([]co
 	return out, nil
 }
 
-// Alone returns one execution provider with its first device and default options.
-func Alone(rc *Content, facts compilers.Facts, name string) ([]compilers.EP, error) {
+// SingleEP returns one execution provider with its first device and default options.
+func SingleEP(rc *Content, facts compilers.Facts, name string) ([]compilers.EP, error) {
 	ep := identity.EP{Name: name}
 	devices, err := ResolveDevices(facts, ep)
 	if err != nil {
@@ -332,8 +334,8 @@ type Facts struct {
 	Unsettled bool // the files changed meanwhile, or it was cancelled: an error among these says nothing of the runtime
 }
 
-// Text returns an error's text, and "" for none.
-func Text(err error) string {
+// ErrorText returns an error's text, and "" for none.
+func ErrorText(err error) string {
 	if err == nil {
 		return ""
 	}
@@ -358,7 +360,7 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 		out.Changes, out.Assessed, out.Previous = last.Changes, last.At, last.Previous
 	}
 	if err != nil {
-		out.Err, out.Unsettled = err, Unsettled(ctx, err)
+		out.Err, out.Unsettled = err, IsTransient(ctx, err)
 		return out
 	}
 	out.Spec = rc.Spec
@@ -366,7 +368,7 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 		out.Digests[ep] = d.String()
 	}
 	if out.Facts, err = s.Devices(ctx, Asker{}, rc, fresh); err != nil {
-		out.Err, out.Unsettled = err, Unsettled(ctx, err)
+		out.Err, out.Unsettled = err, IsTransient(ctx, err)
 		return out
 	}
 	for _, ep := range out.Facts.EPs {
@@ -376,7 +378,7 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 		mark, err := s.defaultFingerprint(ctx, rc, out.Facts, ep.Name, fresh)
 		if err != nil {
 			out.MarkErrors[ep.Name] = err
-			out.Unsettled = out.Unsettled || Unsettled(ctx, err)
+			out.Unsettled = out.Unsettled || IsTransient(ctx, err)
 			continue
 		}
 		out.Marks[ep.Name] = mark
@@ -389,7 +391,7 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 
 func (s *Set) defaultFingerprint(ctx context.Context, rc *Content, facts compilers.Facts, name string,
 	fresh bool) (compilers.Fingerprint, error) {
-	eps, err := Alone(rc, facts, name)
+	eps, err := SingleEP(rc, facts, name)
 	if err != nil {
 		return compilers.Fingerprint{}, err
 	}
@@ -406,8 +408,8 @@ func (s *Set) defaultFingerprint(ctx context.Context, rc *Content, facts compile
 func (s *Set) Refresh(ctx context.Context, rt *Runtime) Facts {
 	before := s.probe(ctx, rt, false)
 	after := s.probe(ctx, rt, true)
-	seen := MachineID(after.likeness(&before))
-	if ctx.Err() != nil || after.Unsettled || before.Unsettled || seen == before.likeness(&after) {
+	seen := MachineID(after.fingerprint(&before))
+	if ctx.Err() != nil || after.Unsettled || before.Unsettled || seen == before.fingerprint(&after) {
 		return after
 	}
 	// Not saved costs what it prevents only if the daemon starts again before the next refresh.
@@ -427,7 +429,7 @@ func (s *Set) recallNoticed(rt *Runtime) {
 	}
 }
 
-func (f *Facts) likeness(other *Facts) [32]byte {
+func (f *Facts) fingerprint(other *Facts) [32]byte {
 	type likeness struct {
 		Devices []compilers.DeviceFacts
 		Mark    compilers.Fingerprint

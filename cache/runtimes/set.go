@@ -53,7 +53,7 @@ type Options struct {
 	// Event adds an event to the history.
 	Event func(index.Event)
 	// Inquire runs find, once for all callers of one key at a time. The jobs show it to the asker.
-	Inquire func(ctx context.Context, q Question, find func(context.Context) (any, error)) (any, error)
+	Inquire func(ctx context.Context, q Inquiry, find func(context.Context) (any, error)) (any, error)
 	// ReadShown blocks until a library may be read: its file system may never answer.
 	ReadShown func(ctx context.Context, uid uint32) (leave func(), err error)
 	// Assessed is called when a runtime was probed that is new or changed, with the digests of the
@@ -96,8 +96,8 @@ func New(o Options) *Set {
 // Start looks at the machine and assesses changes until the context ends. Close must follow.
 func (s *Set) Start(ctx context.Context) {
 	s.ctx = ctx
-	s.work.Go(func() { s.machine.Look(ctx) })
-	s.work.Go(func() { s.heed(ctx) })
+	s.work.Go(func() { s.machine.Refresh(ctx) })
+	s.work.Go(func() { s.watchChanges(ctx) })
 	s.work.Go(func() { s.assessChanges(ctx) })
 }
 
@@ -111,16 +111,16 @@ func (s *Set) Close() error {
 	return err
 }
 
-// LookAtAll looks at each runtime, so that the first request need not, and has its files watched.
-func (s *Set) LookAtAll(ctx context.Context) {
+// RefreshAll looks at each runtime, so that the first request need not, and has its files watched.
+func (s *Set) RefreshAll(ctx context.Context) {
 	s.watcher.Set(watchedDrivers, s.machine.Files())
 	for _, rt := range s.All() {
 		s.watch(rt, nil)
-		s.lookAgain(ctx, rt)
+		s.refreshContent(ctx, rt)
 	}
 }
 
-func (s *Set) lookAgain(ctx context.Context, rt *Runtime) {
+func (s *Set) refreshContent(ctx context.Context, rt *Runtime) {
 	if _, err := s.Content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
 		s.log.Warn("runtime cannot be used", "runtime", rt.Name, "error", err)
 	}
@@ -143,7 +143,7 @@ func (s *Set) Register(specs []compilers.Runtime) {
 func (s *Set) SetDrivers(sources []DriverSource) {
 	if s.machine.SetSources(sources) {
 		s.watcher.Set(watchedDrivers, s.machine.Files())
-		s.work.Go(func() { s.LookAtMachine(s.ctx) }) // a driver's version may come from a command
+		s.work.Go(func() { s.WatchMachine(s.ctx) }) // a driver's version may come from a command
 	}
 }
 
@@ -156,7 +156,7 @@ func (s *Set) Watched(rt *Runtime) string { return s.watcher.How(rt.subject) }
 // Reassess has each runtime assessed again, because builds are judged otherwise now.
 func (s *Set) Reassess() {
 	for _, rt := range s.All() {
-		s.changed(rt)
+		s.noteChanged(rt)
 	}
 }
 
@@ -173,7 +173,7 @@ func (s *Set) Has(rt *Runtime) bool { return slices.Contains(s.All(), rt) }
 // Named returns the runtime of that name that has the build's EPs, nil if none is known.
 func (s *Set) Named(name string, b *index.Build) *Runtime {
 	for _, rt := range s.All() {
-		if rc := rt.Found(); rt.Name == name && rc != nil && rc.HasEvery(b) {
+		if rc := rt.LastContent(); rt.Name == name && rc != nil && rc.HasEvery(b) {
 			return rt
 		}
 	}
@@ -299,8 +299,8 @@ type Runtime struct {
 	noticed atomic.Pointer[MachineID] // what a probe found changed last, though neither files nor machine did; nil: nothing
 }
 
-// on is the machine as it counts for this runtime: with what only a probe notices.
-func (rt *Runtime) on(m MachineID) MachineID {
+// machineID is the machine as it counts for this runtime: with what only a probe notices.
+func (rt *Runtime) machineID(m MachineID) MachineID {
 	if seen := rt.noticed.Load(); seen != nil {
 		return blake3.Sum256(append(m[:], seen[:]...))
 	}
@@ -314,15 +314,15 @@ var (
 	stateUnusable = "unusable"
 )
 
-// Found returns the contents that were found last, nil before the runtime was looked at.
-func (rt *Runtime) Found() *Content { return rt.facts.Load() }
+// LastContent returns the contents that were found last, nil before the runtime was looked at.
+func (rt *Runtime) LastContent() *Content { return rt.facts.Load() }
 
 // State returns "ready", "changing" or "unusable".
 func (rt *Runtime) State() string { return *rt.state.Load() }
 
 // close is called after the runtime's removal from the set. Requests that have it may go on.
 func (rt *Runtime) close() {
-	if rc := rt.Found(); rc != nil {
+	if rc := rt.LastContent(); rc != nil {
 		rc.folders.close()
 	}
 }
@@ -335,7 +335,7 @@ func newRuntime(name string, registered bool, find func() (compilers.Runtime, er
 
 // Content returns the runtime as it is now. It looks again, or blocks, while its files change.
 func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (*Content, error) {
-	if rc := rt.Found(); rc != nil && s.holds(rc) {
+	if rc := rt.LastContent(); rc != nil && s.isCurrent(rc) {
 		return rc, nil
 	}
 	progress("probing")
@@ -345,22 +345,22 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	before := rt.Found()
-	if before != nil && s.holds(before) {
+	before := rt.LastContent()
+	if before != nil && s.isCurrent(before) {
 		return before, nil
 	}
-	if before != nil && !before.intact() {
+	if before != nil && !before.filesUnchanged() {
 		s.changing(rt)
 	}
-	rc, err := s.look(ctx, rt, before)
+	rc, err := s.findContent(ctx, rt, before)
 	if err != nil {
-		return nil, s.lost(ctx, rt, before, err)
+		return nil, s.noteUnusable(ctx, rt, before, err)
 	}
-	s.found(rt, before, rc)
+	s.noteFound(rt, before, rc)
 	return rc, nil
 }
 
-func (s *Set) holds(rc *Content) bool {
+func (s *Set) isCurrent(rc *Content) bool {
 	return rc.Machine == rc.now() && rc.folders.unchanged()
 }
 
@@ -370,7 +370,7 @@ func (s *Set) changing(rt *Runtime) {
 	}
 }
 
-func (s *Set) lost(ctx context.Context, rt *Runtime, before *Content, err error) error {
+func (s *Set) noteUnusable(ctx context.Context, rt *Runtime, before *Content, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
@@ -384,7 +384,7 @@ func (s *Set) lost(ctx context.Context, rt *Runtime, before *Content, err error)
 	return apierr.New(apierr.Unavailable, err, "runtime %q cannot be used", rt.Name)
 }
 
-func (s *Set) found(rt *Runtime, before, rc *Content) {
+func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 	rt.facts.Store(rc)
 	if before != nil {
 		before.folders.close()
@@ -397,36 +397,38 @@ func (s *Set) found(rt *Runtime, before, rc *Content) {
 	if before == nil || !before.Same(rc) {
 		if before != nil {
 			s.log.Info("runtime changed", "runtime", rt.Name)
-			before.past.Store(true)
+			before.librariesGone.Store(true)
 		}
-		s.changed(rt)
+		s.noteChanged(rt)
 	} else if rt.due.Load() {
-		s.changed(rt) // the same libraries as before, but they moved while they were assessed
+		s.noteChanged(rt) // the same libraries as before, but they moved while they were assessed
 	}
 }
 
 // Attempts and pause while a package manager is at work on a runtime's files.
 const (
-	lookAttempts = 20
+	maxLooks     = 20
 	lookPause    = 250 * time.Millisecond
 	lookPatience = 30 * time.Second // for files that are whole each time one looks, and other ones
 )
 
-// ErrMoving says that a runtime's files did not come to rest, or changed while they were used.
-var ErrMoving = errors.New("its files keep changing")
+// ErrFilesChanging says that a runtime's files did not come to rest, or changed while they were
+// used.
+var ErrFilesChanging = errors.New("its files keep changing")
 
-// look identifies the runtime's libraries. Stamps are taken before and after the bytes are hashed.
-// While they differ, a package manager is writing, and the bytes are of no library. Where there was something
-// before, the files must have come to rest as well: half of an update may look like a whole runtime.
-func (s *Set) look(ctx context.Context, rt *Runtime, before *Content) (*Content, error) {
+// findContent identifies the runtime's libraries. Stamps are taken before and after the bytes are
+// hashed. While they differ, a package manager is writing, and the bytes are of no library. Where
+// there was something before, the files must have come to rest as well: half of an update may look
+// like a whole runtime.
+func (s *Set) findContent(ctx context.Context, rt *Runtime, before *Content) (*Content, error) {
 	began := time.Now()
 	patient := before != nil && rt.state.Load() != &stateUnusable // it was here a moment ago, and will be again
 	for attempt := 0; ; {
-		rc, err := s.lookOnce(ctx, rt)
+		rc, err := s.readContent(ctx, rt)
 		pause := lookPause
 		settled := err == nil && rc.folders.unchanged()
 		if settled {
-			if pause = s.unrest(rc, before); pause <= 0 {
+			if pause = s.settlingTime(rc, before); pause <= 0 {
 				return rc, nil
 			}
 		}
@@ -436,10 +438,10 @@ func (s *Set) look(ctx context.Context, rt *Runtime, before *Content) (*Content,
 		if !settled {
 			attempt++
 		}
-		if attempt == lookAttempts || time.Since(began) > lookPatience {
-			return nil, cmp.Or(err, ErrMoving)
+		if attempt == maxLooks || time.Since(began) > lookPatience {
+			return nil, cmp.Or(err, ErrFilesChanging)
 		}
-		if err != nil && !errors.Is(err, ErrMoving) && !patient {
+		if err != nil && !errors.Is(err, ErrFilesChanging) && !patient {
 			return nil, err
 		}
 		select {
@@ -450,8 +452,9 @@ func (s *Set) look(ctx context.Context, rt *Runtime, before *Content) (*Content,
 	}
 }
 
-// unrest is how long the files must still be at rest before they are believed to be all there.
-func (s *Set) unrest(rc, before *Content) time.Duration {
+// settlingTime is how long the files must still be at rest before they are believed to be all
+// there.
+func (s *Set) settlingTime(rc, before *Content) time.Duration {
 	if before == nil || before.Same(rc) {
 		return 0
 	}

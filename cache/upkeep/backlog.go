@@ -71,8 +71,8 @@ type Backlog struct {
 // end may be what ends them.
 const maxStarts = 3
 
-// Keep has the job of the attempt outlive the daemon, until the job ends.
-func (l *Backlog) Keep(j *jobs.Job, at *request.Attempt) {
+// Save has the job of the attempt outlive the daemon, until the job ends.
+func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 	w := QueuedJob{UID: at.Peer.UID, Name: at.Name, Record: at.Plan.Record, Model: at.Plan.Canonical.Model,
 		Runtime: at.Runtime.Directory, Store: at.Store, StrictORT: at.StrictORT, Queued: j.Since,
 		Starts: at.Resumed.Starts}
@@ -136,8 +136,8 @@ func (l *Backlog) Rows() map[string][]byte {
 	return rows
 }
 
-// TakeUp queues again what Rows returned, the oldest first.
-func (l *Backlog) TakeUp(ctx context.Context, rows map[string][]byte) {
+// Resume queues again what Rows returned, the oldest first.
+func (l *Backlog) Resume(ctx context.Context, rows map[string][]byte) {
 	type queued struct {
 		id string
 		QueuedJob
@@ -160,17 +160,17 @@ func (l *Backlog) TakeUp(ctx context.Context, rows map[string][]byte) {
 			l.Later(func(ctx context.Context) {
 				select {
 				case <-time.After(Backoff(w.Starts - 1)):
-					l.takeUp(ctx, w.id, &w.QueuedJob)
+					l.resume(ctx, w.id, &w.QueuedJob)
 				case <-ctx.Done():
 				}
 			})
 			continue
 		}
-		l.takeUp(ctx, w.id, &w.QueuedJob)
+		l.resume(ctx, w.id, &w.QueuedJob)
 	}
 }
 
-func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
+func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 	var again bool
 	err := fmt.Errorf("%d daemons ended before it did", w.Starts)
 	if w.Starts <= maxStarts {
@@ -200,7 +200,7 @@ func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
 // under its id.
 func (l *Backlog) queue(ctx context.Context, id string, w *QueuedJob) (bool, error) {
 	if w.Source.Kind == "" {
-		return false, workspace.Gone("the daemon cannot open the model by itself; ask again")
+		return false, workspace.NoSource("the daemon cannot open the model by itself; ask again")
 	}
 	at, err := workspace.Attempt(w.UID, w.Name, w.Model, w.Record)
 	if err != nil {

@@ -33,15 +33,15 @@ const (
 	gainMargin = 0.01
 )
 
-// Loses reports whether the compiled form takes more processor time to load than the source model,
+// IsLoss reports whether the compiled form takes more processor time to load than the source model,
 // by a clear margin.
-func (g Gain) Loses() bool {
+func (g Gain) IsLoss() bool {
 	return g.SourceLoad > 0 && g.Load > gainRatio*g.SourceLoad && g.Load > g.SourceLoad+gainMargin
 }
 
 // Warnings are for the application that is given the build.
 func (g Gain) Warnings() []string {
-	if !g.Loses() {
+	if !g.IsLoss() {
 		return nil
 	}
 	return []string{fmt.Sprintf("compiling gained nothing: the compiled model takes %.3f s of processor "+
@@ -77,8 +77,8 @@ func (gs *Gains) Start(ctx context.Context, bd *build.Builder) { gs.builder, gs.
 // Wait waits for the measurements under way.
 func (gs *Gains) Wait() { gs.work.Wait() }
 
-// Disturb ends the measurement under way, because a compile begins. It does not wait.
-func (gs *Gains) Disturb() {
+// Interrupt ends the measurement under way, because a compile begins. It does not wait.
+func (gs *Gains) Interrupt() {
 	if stop := gs.stop.Load(); stop != nil {
 		(*stop)()
 	}
@@ -120,7 +120,7 @@ func (gs *Gains) measure(ctx context.Context, at *request.Attempt, b *index.Buil
 		log.Info("gain not measured", "error", err)
 	default:
 		gs.save(b.ID, g)
-		if g.Loses() {
+		if g.IsLoss() {
 			log.Info("compiling gained nothing", "load", g.Load, "source", g.SourceLoad)
 		}
 	}
@@ -135,7 +135,7 @@ func (gs *Gains) MeasureBuild(at *request.Attempt, b *index.Build, ended <-chan 
 	if measure := gs.builder.Policy(at.Plan.EPs).MeasureGain; measure != nil && !*measure {
 		return
 	}
-	own, err := at.Own() // the job's descriptors are closed by then
+	own, err := at.WithOwnFiles() // the job's descriptors are closed by then
 	if err != nil {
 		gs.builder.Log.Info("gain not measured", "model", b.ModelName, "build", b.BuildKey.String(),
 			"error", err)
@@ -166,7 +166,7 @@ func (gs *Gains) MeasureBuild(at *request.Attempt, b *index.Build, ended <-chan 
 // evict builds for it.
 func (gs *Gains) loadBoth(ctx context.Context, at *request.Attempt, b *index.Build) (Gain, error) {
 	o := gs.builder
-	return runtimes.Still(at.Content, func() (g Gain, err error) {
+	return runtimes.RunUnreplaced(at.Content, func() (g Gain, err error) {
 		if err := fitsAboveFloor(o.Store, at.AllFiles()); err != nil {
 			return g, err
 		}
@@ -183,7 +183,7 @@ func (gs *Gains) loadBoth(ctx context.Context, at *request.Attempt, b *index.Bui
 			_ = answer.View.Close() // only read
 			o.Store.Views().Sweep() // the build may have been removed meanwhile
 		}()
-		check := at.Plan.WithDimensions(at.Plan.Against("", at.Content).CheckJobOf(b, answer))
+		check := at.Plan.WithDimensions(at.Plan.JudgeTarget("", at.Content).CheckJobOf(b, answer))
 		check.Against, check.Pace = source.Copies[0].Path, compilers.Pace{Idle: make(chan struct{})}
 		checked, err := o.Compiler.Check(ctx, check)
 		if err == nil && checked.LoadCPU <= 0 {

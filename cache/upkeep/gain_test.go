@@ -17,6 +17,6 @@ func TestLossNeedsAClearMargin(t *testing.T) {
 		"slower":                 {Gain{Load: 1.3, SourceLoad: 1}, true},
 		"slower by milliseconds": {Gain{Load: 0.009, SourceLoad: 0.002}, false},
 	} {
-		require.Equal(t, c.loses, c.g.Loses(), name)
+		require.Equal(t, c.loses, c.g.IsLoss(), name)
 	}
 }

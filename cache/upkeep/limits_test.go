@@ -30,7 +30,7 @@ func TestWindow(t *testing.T) {
 	} {
 		w, err := parseWindow(c.window)
 		require.NoError(t, err)
-		require.Equal(t, c.opens, w.opens(at(c.now)), "%s at %s", c.window, c.now)
+		require.Equal(t, c.opens, w.untilOpen(at(c.now)), "%s at %s", c.window, c.now)
 	}
 	for _, bad := range []string{"22:00", "22-06", "25:00-06:00", "22:00-06:00-07:00", "-",
 		"22:61-06:00"} {

@@ -15,8 +15,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Wish asks for a build to be compiled again, though no request waits for that.
-type Wish struct {
+// RebuildRequest asks for a build to be compiled again, though no request waits for that.
+type RebuildRequest struct {
 	Build   *index.Build // its request is compiled again, into the build's own scope
 	Why     string       // for people and for the history: "the SDK is 1.8.1 now"
 	Runtime string       // name of the runtime that it is compiled for; "": Compile chooses
@@ -46,7 +46,7 @@ type Outcome struct {
 	// known. nil: they were not determined.
 	Same func() bool
 
-	Err error // nil: published. ErrSettled and ErrNoSource have meanings of their own.
+	Err error // nil: published. ErrNotNeeded and ErrNoSource have meanings of their own.
 }
 
 // Options are what rebuilds need of the cache.
@@ -94,11 +94,11 @@ type taskKey struct {
 // task is a wish in the queue.
 type task struct {
 	Rebuild
-	compile  Compile
-	asked    *request.Request // with duplicates of its files; nil: none is held
-	heldTill time.Time
-	same     func() bool // Outcome.Same of the last try that got so far
-	again    *Wish       // arrived while the task was running
+	compile   Compile
+	asked     *request.Request // with duplicates of its files; nil: none is held
+	keepUntil time.Time
+	same      func() bool     // Outcome.Same of the last try that got so far
+	again     *RebuildRequest // arrived while the task was running
 }
 
 func (t *task) key() taskKey { return taskKey{t.RequestKey, t.Scope, t.Runtime} }
@@ -112,14 +112,14 @@ const (
 )
 
 const (
-	maxTries     = 3
-	giveUpFor    = 24 * time.Hour
-	askAgain     = time.Hour       // before a source that was not there is looked for again without a request
-	holdFor      = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
-	maxHeld      = 16              // requests whose files are held
-	maxHeldFiles = 64              // of one of them
-	maxTasks     = 1 << 16
-	longestWait  = time.Minute // of a timer: clocks are set, and machines sleep
+	maxTries          = 3
+	giveUpTime        = 24 * time.Hour
+	retryInterval     = time.Hour       // before a source that was not there is looked for again without a request
+	keepFilesFor      = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
+	maxTasksWithFiles = 16              // requests whose files are held
+	maxHeldFiles      = 64              // of one of them
+	maxTasks          = 1 << 16
+	longestWait       = time.Minute // of a timer: clocks are set, and machines sleep
 )
 
 // Backoff returns how long to wait after so many failures.
@@ -131,9 +131,9 @@ func Backoff(tries int) time.Duration {
 	return pause
 }
 
-// Want queues a rebuild. It returns at once, and may be called for each hit: a rebuild that is
+// Enqueue queues a rebuild. It returns at once, and may be called for each hit: a rebuild that is
 // queued already, or failed lately with the same libraries, is not queued again.
-func (q *Rebuilds) Want(w Wish) {
+func (q *Rebuilds) Enqueue(w RebuildRequest) {
 	if q.ctx == nil || q.options.Limits().Off {
 		return
 	}
@@ -156,9 +156,9 @@ func (q *Rebuilds) Want(w Wish) {
 		return
 	case t.State == Queued:
 		t.Refresh = t.Refresh || w.Refresh
-		q.hold(t, &w, now)
+		q.keepFiles(t, &w, now)
 		return
-	case t.State == Waiting && !q.hold(t, &w, now) && now.Before(t.After):
+	case t.State == Waiting && !q.keepFiles(t, &w, now) && now.Before(t.After):
 		return
 	case t.State == Failed && now.Before(t.After) && t.sameLibraries():
 		return
@@ -168,35 +168,35 @@ func (q *Rebuilds) Want(w Wish) {
 	t.Build, t.ModelName, t.Why = w.Build.ID, w.Build.ModelName, w.Why
 	t.compile, t.Refresh = w.Compile, w.Refresh
 	t.State, t.Text, t.After = Queued, "", now.Add(w.Delay)
-	q.hold(t, &w, now)
+	q.keepFiles(t, &w, now)
 	q.wakeLocked()
 }
 
 // sameLibraries reports whether the runtime is, as far as is known, what it was at the last try.
 func (t *task) sameLibraries() bool { return t.same == nil || t.same() }
 
-// hold keeps a request's files open for a task that is going to run soon, if possible. The caller
-// holds mu.
-func (q *Rebuilds) hold(t *task, w *Wish, now time.Time) bool {
+// keepFiles keeps a request's files open for a task that is going to run soon, if possible. The
+// caller holds mu.
+func (q *Rebuilds) keepFiles(t *task, w *RebuildRequest, now time.Time) bool {
 	if t.asked != nil {
 		return true
 	}
-	if w.Asked == nil || q.held >= maxHeld || len(w.Asked.Descriptors()) > maxHeldFiles ||
-		q.options.Limits().window.opens(now) > 0 {
+	if w.Asked == nil || q.held >= maxTasksWithFiles || len(w.Asked.Descriptors()) > maxHeldFiles ||
+		q.options.Limits().window.untilOpen(now) > 0 {
 		return false
 	}
-	own, err := w.Asked.Own()
+	own, err := w.Asked.WithOwnFiles()
 	if err != nil {
 		q.options.Log.Warn("a request's files cannot be held", "model", t.ModelName, "error", err)
 		return false
 	}
-	t.asked, t.compile, t.heldTill = own, w.Compile, now.Add(holdFor)
+	t.asked, t.compile, t.keepUntil = own, w.Compile, now.Add(keepFilesFor)
 	q.held++
 	return true
 }
 
-// release closes the files that the task holds.
-func (q *Rebuilds) release(t *task) {
+// closeFiles closes the files that the task holds.
+func (q *Rebuilds) closeFiles(t *task) {
 	if t.asked != nil {
 		t.asked.Close()
 		t.asked = nil
@@ -204,8 +204,8 @@ func (q *Rebuilds) release(t *task) {
 	}
 }
 
-// Published reports a published build to the queue: a rebuild that waits for a request is done.
-func (q *Rebuilds) Published(b *index.Build) {
+// NotePublished reports a published build to the queue: a rebuild that waits for a request is done.
+func (q *Rebuilds) NotePublished(b *index.Build) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for key, t := range q.tasks {
@@ -224,7 +224,7 @@ type Rebuild struct {
 	ModelName    string
 	Runtime      string // its name; "" where it is not decided yet
 	Why          string
-	Refresh      bool      // see Wish
+	Refresh      bool      // see RebuildRequest
 	State        string    // "queued", "running", "waiting" for a request that brings the model, "failed"
 	Text         string    // why it waits, or what went wrong
 	Since, After time.Time // queued, and not tried again before
@@ -270,7 +270,7 @@ func (q *Rebuilds) drop(which func(*task) bool) (any bool) {
 	defer q.mu.Unlock()
 	for key, t := range q.tasks {
 		if t.State == Queued && which(t) {
-			q.release(t)
+			q.closeFiles(t)
 			delete(q.tasks, key)
 			any = true
 		}
@@ -278,8 +278,8 @@ func (q *Rebuilds) drop(which func(*task) bool) (any bool) {
 	return any
 }
 
-// Named returns the rebuild with that id, nil if there is none.
-func (q *Rebuilds) Named(id string) *Rebuild {
+// ByID returns the rebuild with that id, nil if there is none.
+func (q *Rebuilds) ByID(id string) *Rebuild {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, t := range q.tasks {
@@ -347,9 +347,9 @@ func timeOfDay(text string) (time.Duration, error) {
 	return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute, nil
 }
 
-// opens says how long it is until the window is open; 0: it is. Days that are longer or shorter
+// untilOpen says how long it is until the window is open; 0: it is. Days that are longer or shorter
 // because the clocks were changed are taken as the clocks show them.
-func (w window) opens(now time.Time) time.Duration {
+func (w window) untilOpen(now time.Time) time.Duration {
 	if w.begin == w.end {
 		return 0
 	}

@@ -34,7 +34,7 @@ func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
 				r.External[fmt.Sprint(i)] = f
 			}
 			r.Graph = r.External["0"]
-			q.Want(Wish{Build: &index.Build{}, Asked: r, Delay: time.Hour})
+			q.Enqueue(RebuildRequest{Build: &index.Build{}, Asked: r, Delay: time.Hour})
 			require.Equal(t, c.held, q.held == 1)
 			cancel()
 			q.Close()

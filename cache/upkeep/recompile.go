@@ -26,8 +26,8 @@ type Recompiler struct {
 	Queue *Rebuilds
 }
 
-// rebuild compiles a build again.
-type rebuild struct {
+// rebuildRun compiles a build again.
+type rebuildRun struct {
 	*Recompiler
 
 	// runtime is nil for a build that its own libraries compile, as they are by then, or else the
@@ -38,13 +38,13 @@ type rebuild struct {
 	Rebuild // while it is compiled
 }
 
-// Wish is the wish for a build to be compiled again. A runtime of nil means the build's own
-// libraries. A request that the build answers, nil if there is none, may bring the model; its files
-// stay the caller's to close.
-func (r *Recompiler) Wish(b *index.Build, rt *runtimes.Runtime, why string,
-	asked *request.Request) Wish {
-	t := rebuild{Recompiler: r, runtime: rt}
-	w := Wish{Build: b, Why: why, Compile: t.compile, Asked: asked}
+// RebuildRequest is the wish for a build to be compiled again. A runtime of nil means the build's
+// own libraries. A request that the build answers, nil if there is none, may bring the model; its
+// files stay the caller's to close.
+func (r *Recompiler) RebuildRequest(b *index.Build, rt *runtimes.Runtime, why string,
+	asked *request.Request) RebuildRequest {
+	t := rebuildRun{Recompiler: r, runtime: rt}
+	w := RebuildRequest{Build: b, Why: why, Compile: t.compile, Asked: asked}
 	if rt != nil {
 		w.Runtime = rt.Name
 	}
@@ -55,14 +55,14 @@ func (r *Recompiler) Wish(b *index.Build, rt *runtimes.Runtime, why string,
 // have made it. A request that it answers, nil if there is none, may bring the model.
 func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request.Request) {
 	r.Log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
-	w := r.Wish(b, r.Planner.Runtimes.Named(runtime, b), why, asked)
+	w := r.RebuildRequest(b, r.Planner.Runtimes.Named(runtime, b), why, asked)
 	w.Refresh = true
-	r.Queue.Want(w)
+	r.Queue.Enqueue(w)
 }
 
-// Freshen has a build that was served for the attempt compiled again if it is not the best there
-// could be.
-func (r *Recompiler) Freshen(at *request.Attempt, b *index.Build, j judge.Judgement) {
+// RefreshIfStale has a build that was served for the attempt compiled again if it is not the best
+// there could be.
+func (r *Recompiler) RefreshIfStale(at *request.Attempt, b *index.Build, j judge.Judgement) {
 	if at.Plan.Outside || at.Adopting {
 		return // with libraries that are not run here, or from an artefact
 	}
@@ -76,20 +76,20 @@ func (r *Recompiler) Freshen(at *request.Attempt, b *index.Build, j judge.Judgem
 	case j.Verdict == compilers.PreferRecompilation &&
 		cmp.Or(policy.PreferRecompilation, preferred) == preferred:
 		r.Refresh(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, asked)
-	case r.tooOld(b, policy):
+	case r.isTooOld(b, policy):
 		r.Refresh(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), asked)
 	}
 }
 
 // compile compiles the build again, unless that is settled already, and publishes it in its scope.
-func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Request) (out Outcome) {
+func (t rebuildRun) compile(ctx context.Context, what Rebuild, asked *request.Request) (out Outcome) {
 	t.Rebuild, t.asked = what, asked
 	builds, err := t.Store.Index().Lookup(t.RequestKey, t.Scope)
 	if err != nil {
 		return Outcome{Err: err}
 	}
 	if len(builds) == 0 {
-		return Outcome{Err: Settled("the builds of the request are gone")}
+		return Outcome{Err: NotNeeded("the builds of the request are gone")}
 	}
 	// The build that was wished for may have been replaced, but all of them are of one request.
 	of := slices.IndexFunc(builds, func(b index.Build) bool { return b.ID == t.Build })
@@ -99,11 +99,11 @@ func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Reque
 		if rt := t.runtime; rt != nil {
 			tried := at.Content
 			out.Same = func() bool {
-				now := rt.Found()
+				now := rt.LastContent()
 				return now == nil || now.Same(tried)
 			}
 		}
-		err = t.needed(builds, at.Plan)
+		err = t.whyNeeded(builds, at.Plan)
 	}
 	again := build.Recompile{ID: t.ID, Why: t.Why, Replaces: b.ID}
 	if err == nil {
@@ -111,16 +111,16 @@ func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Reque
 	}
 	if err == nil {
 		defer at.Close()
-		out.CPU, err = t.fly(ctx, b, at, again)
+		out.CPU, err = t.runOrJoin(ctx, b, at, again)
 	}
-	t.tellNotRebuilt(ctx, b, err)
+	t.recordNotRebuilt(ctx, b, err)
 	out.Err = err
 	return out
 }
 
-// fly runs the compile, or waits for that of a request for the same. It returns the processor time
-// that the workers took.
-func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, again build.Recompile) (
+// runOrJoin runs the compile, or waits for that of a request for the same. It returns the processor
+// time that the workers took.
+func (t rebuildRun) runOrJoin(ctx context.Context, b *index.Build, at *request.Attempt, again build.Recompile) (
 	time.Duration, error) {
 	t.Store.RecordEvent(event.Of(b, event.Rebuild, "%s", t.Why))
 	var own *build.Job
@@ -134,16 +134,16 @@ func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, a
 		cpu = own.CPU()
 	}
 	if errors.Is(err, runtimes.ErrGivenUp) {
-		return cpu, Settled("cancelled")
+		return cpu, NotNeeded("cancelled")
 	}
 	if err == nil && result.Alone != nil {
-		return cpu, Settled("not kept: %s %v", result.Why, result.Build.Warnings)
+		return cpu, NotNeeded("not kept: %s %v", result.Why, result.Build.Warnings)
 	}
 	return cpu, err
 }
 
 // plan plans the build's request for the runtime that it is compiled for.
-func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
+func (t rebuildRun) plan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
 	at, err := workspace.AttemptOf(b)
 	if err != nil {
 		return nil, err
@@ -152,7 +152,7 @@ func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, er
 	if err != nil {
 		return nil, err
 	}
-	if at, err = t.Planner.Planned(ctx, at.WithRuntime("", rc)); err != nil {
+	if at, err = t.Planner.WithPlan(ctx, at.WithRuntime("", rc)); err != nil {
 		return nil, err
 	}
 	if now := at.Plan.RequestKey; now != b.RequestKey {
@@ -162,11 +162,11 @@ func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, er
 }
 
 // libraries finds what the build is compiled with.
-func (t rebuild) libraries(ctx context.Context, b *index.Build, r *request.Request) (
+func (t rebuildRun) libraries(ctx context.Context, b *index.Build, r *request.Request) (
 	*runtimes.Content, error) {
 	quiet := func(string) {}
 	if t.runtime != nil && !t.Planner.Runtimes.Has(t.runtime) {
-		return nil, Settled("runtime %q is not registered any more", t.runtime.Name)
+		return nil, NotNeeded("runtime %q is not registered any more", t.runtime.Name)
 	}
 	if t.runtime != nil {
 		rc, err := t.Planner.Runtimes.Content(ctx, t.runtime, quiet)
@@ -181,26 +181,26 @@ func (t rebuild) libraries(ctx context.Context, b *index.Build, r *request.Reque
 			runtimes.LibraryRef{EP: ep.Name, Path: ep.Library})
 	}
 	if len(r.Runtime.EPLibraries) > 0 {
-		if _, rc, err := t.Planner.Runtimes.Resolve(ctx, r.Wanted(), quiet); err == nil {
+		if _, rc, err := t.Planner.Runtimes.Resolve(ctx, r.RuntimeWanted(), quiet); err == nil {
 			return rc, nil
 		}
 	}
-	any := r.Wanted()
+	any := r.RuntimeWanted()
 	any.EPLibraries = nil
 	_, rc, err := t.Planner.Runtimes.Resolve(ctx, any, quiet)
 	return rc, err
 }
 
-// needed returns an ErrSettled if there is already a build that is what would be compiled.
-func (t rebuild) needed(builds []index.Build, p *request.Plan) error {
+// whyNeeded returns an ErrNotNeeded if there is already a build that is what would be compiled.
+func (t rebuildRun) whyNeeded(builds []index.Build, p *request.Plan) error {
 	for i := range builds {
 		have := &builds[i]
 		if !p.MadeExactly(have) || t.Store.Index().Journal.StateOf(have.ID).Name != index.Current {
 			continue
 		}
 		if have.ID != t.Build || !t.Rebuild.Refresh ||
-			t.Now().Sub(have.Created) < RefreshEvery && !t.tooOld(have, t.Policy(p.EPs)) {
-			return Settled("build %s is there", have.ID)
+			t.Now().Sub(have.Created) < RefreshEvery && !t.isTooOld(have, t.Policy(p.EPs)) {
+			return NotNeeded("build %s is there", have.ID)
 		}
 	}
 	return nil
@@ -210,26 +210,26 @@ func (t rebuild) needed(builds []index.Build, p *request.Plan) error {
 // for their sake, because some libraries prefer another build to each of their own.
 const RefreshEvery = 24 * time.Hour
 
-// tooOld reports whether the build is older than the policy allows.
-func (r *Recompiler) tooOld(b *index.Build, p request.Policy) bool {
+// isTooOld reports whether the build is older than the policy allows.
+func (r *Recompiler) isTooOld(b *index.Build, p request.Policy) bool {
 	return p.MaxAge > 0 && r.Now().Sub(b.Compiled()) > p.MaxAge
 }
 
-// HealDelay is how long a rebuild of a damaged build waits, because the request that met the damage
-// compiles for itself.
-const HealDelay = 5 * time.Second
+// DamageDelay is how long a rebuild of a damaged build waits, because the request that met the
+// damage compiles for itself.
+const DamageDelay = 5 * time.Second
 
-// Heal has a build compiled again if it is damaged.
-func (r *Recompiler) Heal(b *index.Build) {
+// RebuildDamaged has a build compiled again if it is damaged.
+func (r *Recompiler) RebuildDamaged(b *index.Build) {
 	if s := r.Store.Index().Journal.StateOf(b.ID); s.Name == index.Damaged {
-		w := r.Wish(b, nil, "it was damaged: "+s.Reason, nil)
-		w.Delay = HealDelay
-		r.Queue.Want(w)
+		w := r.RebuildRequest(b, nil, "it was damaged: "+s.Reason, nil)
+		w.Delay = DamageDelay
+		r.Queue.Enqueue(w)
 	}
 }
 
-// HealAll does so with all builds that an earlier run found damaged.
-func (r *Recompiler) HealAll(ctx context.Context) error {
+// RebuildAllDamaged does so with all builds that an earlier run found damaged.
+func (r *Recompiler) RebuildAllDamaged(ctx context.Context) error {
 	for _, id := range r.Store.Index().Journal.NotServed() {
 		b, err := r.Store.Index().Get(id)
 		if errors.Is(err, index.ErrNotFound) {
@@ -238,14 +238,14 @@ func (r *Recompiler) HealAll(ctx context.Context) error {
 		if err = cmp.Or(err, ctx.Err()); err != nil {
 			return err
 		}
-		r.Heal(&b)
+		r.RebuildDamaged(&b)
 	}
 	return nil
 }
 
 // withModel returns the attempt with the model open, and notes where it is from: the files of the
 // request that asked, or else a source that one of the request's builds has, its own first.
-func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Build,
+func (t rebuildRun) withModel(ctx context.Context, at *request.Attempt, b *index.Build,
 	builds []index.Build, again *build.Recompile) (*request.Attempt, error) {
 	if t.asked != nil {
 		if r, err := t.Kept.RequestWith(ctx, t.asked, b); err == nil {
@@ -274,10 +274,10 @@ func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Bu
 	return at.WithRequest(r), nil
 }
 
-// tellNotRebuilt writes into the history why a build was not compiled again. It says nothing of a
+// recordNotRebuilt writes into the history why a build was not compiled again. It says nothing of a
 // source that was never kept, because that may be so with thousands of builds.
-func (t rebuild) tellNotRebuilt(ctx context.Context, b *index.Build, err error) {
-	if err == nil || ctx.Err() != nil || errors.Is(err, ErrSettled) ||
+func (t rebuildRun) recordNotRebuilt(ctx context.Context, b *index.Build, err error) {
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrNotNeeded) ||
 		errors.Is(err, workspace.ErrNoSource) && b.Source.Kind == "" {
 		return
 	}

@@ -20,7 +20,7 @@ import (
 // paused reports whether nothing is begun now, and for how long that lasts: 0 until something
 // changes.
 func (q *Rebuilds) paused(now time.Time) (paused bool, wait time.Duration) {
-	if wait := q.options.Limits().window.opens(now); wait > 0 {
+	if wait := q.options.Limits().window.untilOpen(now); wait > 0 {
 		return true, wait
 	}
 	return q.options.Busy(), 0
@@ -44,14 +44,14 @@ func (q *Rebuilds) Adjust() {
 	if limits.Off {
 		for key, t := range q.tasks {
 			if t.State != Running {
-				q.release(t)
+				q.closeFiles(t)
 				delete(q.tasks, key)
 			}
 		}
 	}
 	for ; !limits.Off && q.serving < limits.Jobs; q.serving++ {
 		number := q.serving
-		q.work.Go(func() { q.serve(number) })
+		q.work.Go(func() { q.worker(number) })
 	}
 	q.wakeLocked()
 }
@@ -65,7 +65,7 @@ func (q *Rebuilds) Close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, t := range q.tasks {
-		q.release(t)
+		q.closeFiles(t)
 	}
 }
 
@@ -88,8 +88,8 @@ func (q *Rebuilds) wakeLocked() {
 	q.changed = make(chan struct{})
 }
 
-// serve works on one task after the other, as long as there are more jobs than its number.
-func (q *Rebuilds) serve(number int) {
+// worker works on one task after the other, as long as there are more jobs than its number.
+func (q *Rebuilds) worker(number int) {
 	ctx := q.ctx
 	var rest time.Time // nothing is begun before
 	for ctx.Err() == nil {
@@ -163,10 +163,10 @@ func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 	}
 	for _, t := range q.tasks {
 		if t.asked != nil && t.State != Running {
-			if now.After(t.heldTill) {
-				q.release(t)
+			if now.After(t.keepUntil) {
+				q.closeFiles(t)
 			} else {
-				later(t.heldTill)
+				later(t.keepUntil)
 			}
 		}
 		switch {
@@ -218,16 +218,16 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	case ctx.Err() != nil:
 		t.State = Queued
 		return out.CPU
-	case err == nil || errors.Is(err, ErrSettled):
-		q.release(t)
+	case err == nil || errors.Is(err, ErrNotNeeded):
+		q.closeFiles(t)
 		delete(q.tasks, t.key())
 	case errors.Is(err, workspace.ErrNoSource):
-		q.release(t)
-		t.State, t.Text, t.After = Waiting, err.Error(), now.Add(askAgain)
+		q.closeFiles(t)
+		t.State, t.Text, t.After = Waiting, err.Error(), now.Add(retryInterval)
 	case t.Tries+1 >= maxTries:
-		q.release(t)
+		q.closeFiles(t)
 		t.Tries++
-		t.State, t.Text, t.After = Failed, err.Error(), now.Add(giveUpFor)
+		t.State, t.Text, t.After = Failed, err.Error(), now.Add(giveUpTime)
 	default:
 		t.Tries++
 		t.State, t.Text, t.After = Queued, err.Error(), now.Add(Backoff(t.Tries))
@@ -237,16 +237,16 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 			t.After, t.Tries = time.Time{}, 0 // it failed of the very change that it is wanted for again
 		}
 		q.mu.Unlock()
-		q.Want(*again)
+		q.Enqueue(*again)
 		q.mu.Lock()
 	}
 	return out.CPU
 }
 
-// ErrSettled says that there is nothing left to do.
-var ErrSettled = errors.New("settled")
+// ErrNotNeeded says that there is nothing left to do.
+var ErrNotNeeded = errors.New("settled")
 
-// Settled returns an ErrSettled with the reason.
-func Settled(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", ErrSettled, fmt.Sprintf(format, args...))
+// NotNeeded returns an ErrNotNeeded with the reason.
+func NotNeeded(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrNotNeeded, fmt.Sprintf(format, args...))
 }

@@ -44,7 +44,7 @@ func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read f
 			continue
 		}
 		if err != nil {
-			return nil, remove, unread(ctx, err, f)
+			return nil, remove, notCopiedError(ctx, err, f)
 		}
 		if err = in.reserveSlow(st.Size); err != nil {
 			return nil, remove, request.StoreError(err, f.Name())
@@ -85,7 +85,7 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 	*os.File, error) {
 	leave, err := in.Slow.Take(ctx, in.Owner(uid))
 	if err != nil {
-		return nil, unread(ctx, fmt.Errorf("other files of the same user do not answer: %w", err), f)
+		return nil, notCopiedError(ctx, fmt.Errorf("other files of the same user do not answer: %w", err), f)
 	}
 	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -97,7 +97,7 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 		if ctx.Err() == nil && cas.Full(err) {
 			return nil, request.StoreError(err, f.Name())
 		}
-		return nil, unread(ctx, err, f)
+		return nil, notCopiedError(ctx, err, f)
 	}
 	own, err := os.Open(path)
 	if err == nil {
@@ -110,8 +110,8 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 	return own, nil
 }
 
-// unread is the error for a file that was not copied.
-func unread(ctx context.Context, err error, f *os.File) error {
+// notCopiedError is the error for a file that was not copied.
+func notCopiedError(ctx context.Context, err error, f *os.File) error {
 	if ctx.Err() == nil {
 		return apierr.New(apierr.BadModel, err, "%s cannot be read", f.Name())
 	}

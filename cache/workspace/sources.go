@@ -19,14 +19,14 @@ import (
 // ErrNoSource says that a build cannot be compiled again before a request brings the model.
 var ErrNoSource = errors.New("the source model is not kept")
 
-// goneError is ErrNoSource with what became of the source.
-type goneError struct{ text string }
+// noSourceError is ErrNoSource with what became of the source.
+type noSourceError struct{ text string }
 
-func (e *goneError) Error() string        { return e.text }
-func (e *goneError) Is(target error) bool { return target == ErrNoSource }
+func (e *noSourceError) Error() string        { return e.text }
+func (e *noSourceError) Is(target error) bool { return target == ErrNoSource }
 
-// Gone returns an ErrNoSource with the reason.
-func Gone(format string, args ...any) error { return &goneError{fmt.Sprintf(format, args...)} }
+// NoSource returns an ErrNoSource with the reason.
+func NoSource(format string, args ...any) error { return &noSourceError{fmt.Sprintf(format, args...)} }
 
 // Sources opens kept models. Its methods may be called by several goroutines.
 type Sources struct {
@@ -58,14 +58,14 @@ func (s *Sources) Reopen(ctx context.Context, at *request.Attempt, names []strin
 	for i := range list {
 		f, err := s.open(ctx, &list[i], at.Peer.UID == s.UID)
 		if err != nil {
-			identity.Close(open...)
+			identity.CloseAll(open...)
 			return nil, err
 		}
 		f.Name = names[i]
 		open = append(open, f)
 	}
 	r := at.Request.WithModels(open)
-	return r, s.Same(ctx, r, at.Identity)
+	return r, s.CheckSame(ctx, r, at.Identity)
 }
 
 // RequestWith returns the build's request with the files of another request that means the same,
@@ -77,18 +77,18 @@ func (s *Sources) RequestWith(ctx context.Context, asked *request.Request, b *in
 		return nil, err
 	}
 	r := at.Request
-	files, err := asked.Own()
+	files, err := asked.WithOwnFiles()
 	if err != nil {
 		return nil, err
 	}
 	r.Graph, r.External, r.Group = files.Graph, files.External, files.Group
-	return r, s.Same(ctx, r, at.Identity)
+	return r, s.CheckSame(ctx, r, at.Identity)
 }
 
-// Same compares the models of the request with those that it was made for. It closes them if they
-// differ.
-func (s *Sources) Same(ctx context.Context, r *request.Request, made identity.Model) error {
-	id, err := s.Models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(),
+// CheckSame compares the models of the request with those that it was made for. It closes them if
+// they differ.
+func (s *Sources) CheckSame(ctx context.Context, r *request.Request, made identity.Model) error {
+	id, err := s.Models.Identify(ctx, &identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(),
 		Phase: func(string) {}})
 	if err == nil && id.Digest == made.Digest && slices.Equal(id.Group, made.Group) {
 		return nil
@@ -99,9 +99,9 @@ func (s *Sources) Same(ctx context.Context, r *request.Request, made identity.Mo
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		return Gone("the source model at %q has changed: %v", where, err)
+		return NoSource("the source model at %q has changed: %v", where, err)
 	}
-	return Gone("the source model at %q has changed", where)
+	return NoSource("the source model at %q has changed", where)
 }
 
 // open opens one of the models that a build was made from. own: for the daemon's own user.
@@ -111,9 +111,9 @@ func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (ident
 		f, err := s.References.Open(ctx, from, own)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			err = Gone("the source model is gone: %v", err)
+			err = NoSource("the source model is gone: %v", err)
 		case err != nil:
-			err = Gone("the source model cannot be opened: %v", err)
+			err = NoSource("the source model cannot be opened: %v", err)
 		}
 		return f, err
 	case index.SourceCopy:
@@ -124,8 +124,8 @@ func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (ident
 				s.Store.QuarantineAll(s.Store.Forms().DamageOf(ctx, f.Digest))
 			}
 			if err != nil {
-				identity.Close(out)
-				return out, Gone("the copy of the source model: %v", err)
+				identity.CloseAll(out)
+				return out, NoSource("the copy of the source model: %v", err)
 			}
 			if i == 0 {
 				out.Graph = open
@@ -160,9 +160,9 @@ func Attempt(uid uint32, name string, model cas.Digest, record []byte) (*request
 	}
 	terms, err := decoded.Terms()
 	if err != nil {
-		return nil, Gone("the request cannot be made again: %v", err)
+		return nil, NoSource("the request cannot be made again: %v", err)
 	}
-	r := &request.Request{Wish: terms.Wish, Peer: request.Peer{UID: uid}, Name: name, OnMiss: request.Refresh}
+	r := &request.Request{CompileTerms: terms.CompileTerms, Peer: request.Peer{UID: uid}, Name: name, OnMiss: request.Refresh}
 	return &request.Attempt{Request: r, Identity: identity.Model{Digest: model, Group: terms.Group},
-		Unserved: new([]index.BuildID), Phase: func(string) {}}, nil
+		SkipServing: new([]index.BuildID), Phase: func(string) {}}, nil
 }

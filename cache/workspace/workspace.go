@@ -42,17 +42,17 @@ type Maker struct {
 	slow     atomic.Int64          // bytes of the copies of Fetch that exist or are being made
 }
 
-// Slot waits for one of Checks for the request, which may be nil: for none.
-func (in *Maker) Slot(ctx context.Context, r *request.Request) (leave func(), err error) {
+// AcquireSlot waits for one of Checks for the request, which may be nil: for none.
+func (in *Maker) AcquireSlot(ctx context.Context, r *request.Request) (leave func(), err error) {
 	if r == nil {
 		return in.Checks.AcquireSlot(ctx)
 	}
 	return in.Checks.AcquireSlot(ctx, in.Owner(r.Peer.UID))
 }
 
-// OnCopy returns a function for Remember that calls find with a private copy of the request's
+// WithCopy returns a function for Remember that calls find with a private copy of the request's
 // model. find continues when the request that began it leaves.
-func OnCopy[T any](
+func WithCopy[T any](
 	in *Maker, record identity.Record, find func(ctx context.Context, graph string) (T, error),
 ) func(context.Context, *request.Request) (T, error) {
 	return func(ctx context.Context, r *request.Request) (out T, err error) {
@@ -71,7 +71,7 @@ func (in *Maker) Copy(ctx context.Context, r *request.Request, record identity.R
 	w *Workspace, remove func(), err error) {
 	w = New(r, &record, jobs.NewID()[:16])
 	if w.Folder, remove, err = in.Store.Stage("own-"); err == nil {
-		err = Room(w.Folder, r.AllFiles())
+		err = CheckSpace(w.Folder, r.AllFiles())
 	}
 	if err != nil {
 		return nil, remove, request.StoreError(err, r.Name)
@@ -91,7 +91,7 @@ func Remember[T any](ctx context.Context, in *Maker, r *request.Request, key str
 	if known {
 		return none, nil
 	}
-	own, err := r.Own()
+	own, err := r.WithOwnFiles()
 	if err != nil {
 		return none, err
 	}
@@ -106,14 +106,14 @@ func Remember[T any](ctx context.Context, in *Maker, r *request.Request, key str
 			return none, context.Canceled
 		}
 		defer own.Close()
-		leave, err := in.Slot(ctx, own) // after an update many may be asked for at a time
+		leave, err := in.AcquireSlot(ctx, own) // after an update many may be asked for at a time
 		if err != nil {
 			return none, err
 		}
 		defer leave()
 		return find(ctx, own)
 	}
-	return runtimes.Remember(ctx, in.Runtimes, runtimes.Question{Key: key}, lasts, try)
+	return runtimes.Remember(ctx, in.Runtimes, runtimes.Inquiry{Key: key}, lasts, try)
 }
 
 // Original is a job's model in its owner's file. A worker may read it there, without a private
@@ -127,10 +127,10 @@ type Original struct {
 // ErrOriginal says that the model has to be compiled from a private copy.
 var ErrOriginal = errors.New("the model's file changed, or cannot be compiled where it lies")
 
-// Proof reports whether the file has the bytes that were keyed, and had them all the time. The
+// Verify reports whether the file has the bytes that were keyed, and had them all the time. The
 // memo's digest was taken after the file was written back, so every store since has moved its
 // times.
-func (o *Original) Proof() error {
+func (o *Original) Verify() error {
 	stamp, err := cas.StampOf(o.File)
 	if err != nil || stamp != o.Stamp {
 		return ErrOriginal
@@ -145,10 +145,10 @@ func (o *Original) Close() {
 	}
 }
 
-// MayBeToBlame reports whether a compile may have failed because it read the original and not a
+// MayHaveCaused reports whether a compile may have failed because it read the original and not a
 // copy: a worker that died is replaced anyway, and a refusal that names the file may be about its
 // path.
-func (o *Original) MayBeToBlame(err error, path string) bool {
+func (o *Original) MayHaveCaused(err error, path string) bool {
 	var exit *compilers.ExitError
 	var refused *compilers.RefusedError
 	switch {
@@ -178,10 +178,10 @@ func (c modelCopy) OpenGraph() (*os.File, error) {
 
 // Workspace is a folder with private copies of a request's models.
 type Workspace struct {
-	of     *request.Request
-	keyed  *identity.Record // that the copies have to be the models of
-	name   string           // what the models are called: EPs write file names into what they make
-	Folder string
+	request *request.Request
+	record  *identity.Record // that the copies have to be the models of
+	name    string           // what the models are called: EPs write file names into what they make
+	Folder  string
 
 	Copies     []modelCopy             // once they are made
 	Open       []request.OpenDimension // likewise: of the inputs, where the request fixes none
@@ -191,7 +191,7 @@ type Workspace struct {
 // New returns a workspace without a directory yet. keyed is what the copies have to be the models
 // of, and EPs write name into the files that they make.
 func New(of *request.Request, keyed *identity.Record, name string) *Workspace {
-	return &Workspace{of: of, keyed: keyed, name: name}
+	return &Workspace{request: of, record: keyed, name: name}
 }
 
 // UseOriginal has the model at the path stand for a copy, where a worker finds the original.
@@ -205,16 +205,16 @@ func (w *Workspace) UseOriginal(path string, o *Original, m *epmodel.Model) {
 // of them may be used.
 func (w *Workspace) CopyModel(ctx context.Context) (proof func(context.Context) error, err error) {
 	w.Copies, w.Open, w.dimensions = nil, nil, nil // of an earlier try of a job that yielded
-	made := make(copied)
+	made := make(copiedFiles)
 	var models []*epmodel.Model
-	for i := range w.of.Models() {
+	for i := range w.request.Models() {
 		m, err := w.copyMember(ctx, i, made)
 		if err != nil {
 			return nil, err
 		}
 		models = append(models, m)
 	}
-	return func(ctx context.Context) error { return w.prove(ctx, models) }, nil
+	return func(ctx context.Context) error { return w.verifyCopies(ctx, models) }, nil
 }
 
 // ModelPath is where a model is copied to at first, and the first one stays.
@@ -222,15 +222,15 @@ func (w *Workspace) ModelPath(i int) string {
 	return filepath.Join(w.ModelFolder(), w.memberName(i)+".onnx")
 }
 
-// prove compares the copies with the digests that the key is made of.
-func (w *Workspace) prove(ctx context.Context, models []*epmodel.Model) error {
+// verifyCopies compares the copies with the digests that the key is made of.
+func (w *Workspace) verifyCopies(ctx context.Context, models []*epmodel.Model) error {
 	var seen identity.Sums
 	for i, m := range models {
 		got, err := seen.DigestAt(ctx, m, w.Copies[i].Path)
 		if err != nil {
-			return w.of.ModelFiles(i).Refused(err)
+			return w.request.ModelFiles(i).ModelError(err)
 		}
-		if got != w.keyed.ModelOf(i) {
+		if got != w.record.ModelOf(i) {
 			return w.changed(i)
 		}
 	}
@@ -257,19 +257,19 @@ func (w *Workspace) changed(member int) error {
 	if two := w.Copies[member].respelled; two[0] != two[1] {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q "+
 			"are one file by their spelling, and have different bytes",
-			w.of.ModelFiles(member).Name, two[0], two[1]).
+			w.request.ModelFiles(member).Name, two[0], two[1]).
 			WithHint("a symbolic link in one of the paths leads elsewhere, " +
 				"or the file was written meanwhile: name both by their real paths")
 	}
-	return w.of.ModelFiles(member).Changed(nil)
+	return w.request.ModelFiles(member).ChangedError(nil)
 }
 
-// copied maps each path in a folder, relative and clean, to the file that was copied there.
-type copied map[string]*os.File
+// copiedFiles maps each path in a folder, relative and clean, to the file that was copied there.
+type copiedFiles map[string]*os.File
 
-// taken reports whether a location's path is taken in the folder, and whether it is taken by the
+// isTaken reports whether a location's path is taken in the folder, and whether it is taken by the
 // very file.
-func (c copied) taken(location string, f *os.File) (there, same bool) {
+func (c copiedFiles) isTaken(location string, f *os.File) (there, same bool) {
 	other := c[path.Clean(location)]
 	if other == nil {
 		return false, false
@@ -286,8 +286,8 @@ func (c copied) taken(location string, f *os.File) (there, same bool) {
 // that the graph refers to are copied, because those were checked: others may have any name. A file
 // that several models of a group share is copied once; where they call different files the same, a
 // model gets a directory of its own.
-func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
-	r := w.of.ModelFiles(i)
+func (w *Workspace) copyMember(ctx context.Context, i int, made copiedFiles) (*epmodel.Model, error) {
+	r := w.request.ModelFiles(i)
 	model := w.ModelPath(i)
 	if err := CopyPrivate(r.Graph, model); err != nil {
 		return nil, request.StoreError(err, r.Name)
@@ -300,7 +300,7 @@ func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmode
 	}
 	m, err := epmodel.Read(ctx, filepath.Base(model), graph)
 	if err != nil {
-		return nil, r.Refused(err)
+		return nil, r.ModelError(err)
 	}
 	locations := m.Locations()
 	w.addDimensions(m)
@@ -313,7 +313,7 @@ func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmode
 		if err := os.Rename(model, moved); err != nil {
 			return nil, request.StoreError(err, r.Name)
 		}
-		model, made = moved, make(copied)
+		model, made = moved, make(copiedFiles)
 	}
 	one := modelCopy{Path: model, Locations: locations}
 	for _, location := range locations {
@@ -327,12 +327,12 @@ func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmode
 
 // copyExternal copies the external data at one location. A file that is there under another
 // spelling is not copied again: the proof reads it under both, so that a difference is found.
-func (c *modelCopy) copyExternal(location string, f *os.File, made copied) error {
+func (c *modelCopy) copyExternal(location string, f *os.File, made copiedFiles) error {
 	folder, at := filepath.Dir(c.Path), path.Clean(location)
-	if err := makeSteps(folder, location); err != nil {
+	if err := makeParents(folder, location); err != nil {
 		return err
 	}
-	if there, same := made.taken(location, f); there {
+	if there, same := made.isTaken(location, f); there {
 		if !same {
 			c.respelled = [2]string{at, location}
 		}
@@ -342,9 +342,9 @@ func (c *modelCopy) copyExternal(location string, f *os.File, made copied) error
 	return CopyPrivate(f, filepath.Join(folder, filepath.FromSlash(at)))
 }
 
-// makeSteps makes the directories that a location steps into and leaves again, such as "s" of
+// makeParents makes the directories that a location steps into and leaves again, such as "s" of
 // "s/../w.bin", because the system resolves each step.
-func makeSteps(folder, location string) error {
+func makeParents(folder, location string) error {
 	parts := strings.Split(location, "/")
 	for i, part := range parts {
 		if part != ".." {
@@ -360,14 +360,14 @@ func makeSteps(folder, location string) error {
 
 // folderFor returns the directory for a model: that of the first one, unless another file has one
 // of its names there.
-func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copied) (
+func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copiedFiles) (
 	string, error) {
 	for _, location := range locations {
 		f := r.External[location]
 		if f == nil {
-			return "", r.Changed(nil)
+			return "", r.ChangedError(nil)
 		}
-		if there, same := made.taken(location, f); there && !same {
+		if there, same := made.isTaken(location, f); there && !same {
 			folder := filepath.Join(w.ModelFolder(), strconv.Itoa(i+1))
 			if err := os.MkdirAll(folder, 0o700); err != nil {
 				return "", request.StoreError(err, r.Name)
@@ -401,7 +401,7 @@ func (o *OpenFiles) Close() {
 // addDimensions notes the dimensions of one model's inputs. One that several models leave open
 // counts once.
 func (w *Workspace) addDimensions(m *epmodel.Model) {
-	for _, d := range w.of.OpenDimensions(m) {
+	for _, d := range w.request.OpenDimensions(m) {
 		same := func(o request.OpenDimension) bool {
 			return o.Name == d.Name && o.Denotation == d.Denotation
 		}
@@ -412,10 +412,10 @@ func (w *Workspace) addDimensions(m *epmodel.Model) {
 	w.dimensions = append(w.dimensions, identity.FreeDimensions(m)...)
 }
 
-// FixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX
+// UnusedDimensions lists the dimensions that the request fixes and no input of the models has: ONNX
 // Runtime says nothing of them.
-func (w *Workspace) FixedInVain() (names []string) {
-	for _, name := range slices.Sorted(maps.Keys(w.of.FreeDimensions)) {
+func (w *Workspace) UnusedDimensions() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(w.request.FreeDimensions)) {
 		if !slices.Contains(w.dimensions, name) {
 			names = append(names, name)
 		}
@@ -458,9 +458,9 @@ func CopyPrivate(from *os.File, path string) error {
 	return err
 }
 
-// Room fails if a private copy of the files does not fit into the directory's file system with
-// something to spare. It counts blocks, because holes cost nothing.
-func Room(folder string, files []*os.File) error {
+// CheckSpace fails if a private copy of the files does not fit into the directory's file system
+// with something to spare. It counts blocks, because holes cost nothing.
+func CheckSpace(folder string, files []*os.File) error {
 	var need int64
 	for _, f := range files {
 		var st unix.Stat_t

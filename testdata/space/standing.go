@@ -183,7 +183,7 @@ func (s *standing) ask(ctx context.Context, one onebuild, miss request.OnMiss) (
 		return nil, err
 	}
 	defer lib.Close()
-	return s.cache.Acquire(ctx, &request.Request{Peer: self, Name: filepath.Base(one.model), Graph: model, Wish: identity.Wish{EPs: []identity.EP{{Name: one.ep}}}, OnMiss: miss, Connection: ctx, HoldsView: true,
+	return s.cache.Acquire(ctx, &request.Request{Peer: self, Name: filepath.Base(one.model), Graph: model, CompileTerms: identity.CompileTerms{EPs: []identity.EP{{Name: one.ep}}}, OnMiss: miss, Connection: ctx, KeepsView: true,
 		Runtime: runtimes.Ref{ORTVersion: ortVersion, EPLibraries: []runtimes.LibraryRef{{EP: one.ep, Path: one.lib, File: lib}}}}, nil)
 }
 
