@@ -193,7 +193,7 @@ func TestLibraryIsLinkedElsewhereWhileItIsHashed(t *testing.T) {
 	linked := make(chan error, 1)
 	go func() {
 		defer leave()
-		for b.cache.reading.Users(owner) < 2 && b.Context().Err() == nil {
+		for b.cache.reading.UsersOf(owner) < 2 && b.Context().Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		linked <- os.Link(path, filepath.Join(filepath.Dir(app.folder), "another environment"))

@@ -100,7 +100,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 			"read only": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
 				b, builds, files := packed(t)
-				r, err := dedupe.ReadShelf(b.state).Get(large(builds[1]))
+				r, err := dedupe.ReadRecipeStore(b.state).Get(large(builds[1]))
 				require.NoError(t, err)
 				if !restart {
 					b.openSound()

@@ -99,15 +99,15 @@ func BenchmarkUnpackCompressed(b *testing.B) {
 	plain = append(plain, noise[size/4:]...)
 	object := filepath.Join(dir, "plain")
 	require.NoError(b, os.WriteFile(object, plain, 0o644))
-	shelf, err := dedupe.OpenShelf(dir, nil)
+	recipes, err := dedupe.OpenRecipeStore(dir, nil)
 	require.NoError(b, err)
 	r := &dedupe.Recipe{Blob: blake3.Sum256(plain), Size: size, Literals: dedupe.NoLiterals,
 		Extents: []dedupe.Extent{{Length: size}},
 		Frames:  &dedupe.Frames{Size: size, Each: 256 << 10}}
-	require.NoError(b, shelf.Put(ctx, r, bytes.NewReader(plain), nil))
-	packed, _ := shelf.Has(r.Blob)
+	require.NoError(b, recipes.Put(ctx, r, bytes.NewReader(plain), nil))
+	packed, _ := recipes.Has(r.Blob)
 	stored := packed.Stored
-	if r, err = shelf.Get(r.Blob); err != nil {
+	if r, err = recipes.Get(r.Blob); err != nil {
 		b.Fatal(err)
 	}
 	none := func(cas.Digest) (dedupe.Source, error) { return nil, cas.ErrNotFound }

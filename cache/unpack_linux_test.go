@@ -267,19 +267,19 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 		return a
 	}
 	require.NoError(t, take(2).View.Close())
-	require.Equal(t, cas.OnDisk(size), copies())
+	require.Equal(t, cas.RoundUpToBlock(size), copies())
 	now, err := b.cache.Store.Account()
 	require.NoError(t, err)
 	b.change = func(o *Options) { o.Space.Budget = store.Amount{Bytes: now.Counted() - 1} }
 	b.reopen()
 	b.later.Add(int64(time.Hour))
 	held := take(3)
-	require.Equal(t, cas.OnDisk(size), copies(), "the one that nobody uses went")
+	require.Equal(t, cas.RoundUpToBlock(size), copies(), "the one that nobody uses went")
 	refused := b.refused(b.variant(2))
 	require.Equal(t, apierr.NoSpace, refused.Class)
 	require.Regexp(t,
 		`it is kept packed, and there is no room to unpack it: .* it takes 1\.0 MiB on disk; of the budget of .*; what stays: 3 builds of .*: pinned`, refused.Text)
-	require.Equal(t, cas.OnDisk(size), copies(), "nothing goes above")
+	require.Equal(t, cas.RoundUpToBlock(size), copies(), "nothing goes above")
 	require.Zero(t, reserved())
 	_, err = b.cache.Unpack(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
 		false, false, nil)
@@ -288,7 +288,7 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	require.NoError(t, held.View.Close())
 	b.later.Add(int64(time.Hour)) // it was given out by path as well
 	require.NoError(t, take(2).View.Close())
-	require.Equal(t, cas.OnDisk(size), copies(), "the one that was in use is gone")
+	require.Equal(t, cas.RoundUpToBlock(size), copies(), "the one that was in use is gone")
 }
 
 // While a request is answered with a build, neither its copy nor its whole file is removed, because

@@ -58,17 +58,17 @@ func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
 
 // hash hashes a read-only file. The stamp is taken before, so that a change during hashing shows.
 func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
-	if err := regular(f); err != nil {
+	if err := checkRegular(f); err != nil {
 		return Hashed{}, err
 	}
-	if alone, err := ownAlone(s.fs, f); err != nil || !alone {
+	if alone, err := makeOwnReadOnly(s.fs, f); err != nil || !alone {
 		return Hashed{}, err
 	}
 	before, err := StampOf(f)
 	if err != nil {
 		return Hashed{}, err
 	}
-	d, err := Sum(ctx, at{s.fs, f}, 0, before.Size)
+	d, err := Sum(ctx, fileAt{s.fs, f}, 0, before.Size)
 	if err == nil {
 		err = unchanged(f, before)
 	}
@@ -87,9 +87,9 @@ func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, e
 		if info.Size() != n {
 			return Digest{}, fmt.Errorf("%w: %d bytes before, %d after", ErrChanged, n, info.Size())
 		}
-		return Sum(ctx, at{s.fs, dst}, 0, n)
+		return Sum(ctx, fileAt{s.fs, dst}, 0, n)
 	}
-	return s.copyFrom(ctx, dst, at{s.fs, src}, n)
+	return s.copyFrom(ctx, dst, fileAt{s.fs, src}, n)
 }
 
 func (s *Store) copyFrom(ctx context.Context, dst *os.File, src io.ReaderAt, n int64) (Digest,
@@ -108,15 +108,15 @@ type copier struct {
 	copied atomic.Int64 // bytes
 }
 
-// writeEvery is how much is copied before the disk begins to write, long before the sync.
-const writeEvery = 16 << 20
+// writebackEvery is how much is copied before the disk begins to write, long before the sync.
+const writebackEvery = 16 << 20
 
 func (c *copier) ReadAt(p []byte, off int64) (int, error) {
 	n, err := c.src.ReadAt(p, off)
-	if k, err := WriteInSteps(at{c.fs, c.dst}, p[:n], off); err != nil {
+	if k, err := WriteInSteps(fileAt{c.fs, c.dst}, p[:n], off); err != nil {
 		return k, err
 	}
-	if copied := c.copied.Add(int64(n)); copied/writeEvery != (copied-int64(n))/writeEvery {
+	if copied := c.copied.Add(int64(n)); copied/writebackEvery != (copied-int64(n))/writebackEvery {
 		startWriting(c.dst)
 	}
 	return n, err

@@ -87,45 +87,45 @@ type StampBook interface {
 type stampCache struct {
 	book StampBook // nil: nothing outlives the process
 
-	mu   sync.RWMutex // guards held
-	held map[Digest]Stamp
+	mu     sync.RWMutex // guards held
+	stamps map[Digest]Stamp
 }
 
 const maxStamps = 1 << 15 // bounds memory to a few megabytes. Others are looked up in the book
 
 func (c *stampCache) load(d Digest) (Stamp, bool) {
 	c.mu.RLock()
-	s, ok := c.held[d]
+	s, ok := c.stamps[d]
 	c.mu.RUnlock()
 	if ok || c.book == nil {
 		return s, ok
 	}
 	if s, ok = c.book.LoadStamp(d); ok {
 		c.mu.Lock()
-		if now, renewed := c.held[d]; renewed {
+		if now, renewed := c.stamps[d]; renewed {
 			s = now // another caller saved one meanwhile
 		} else {
-			c.hold(d, s)
+			c.put(d, s)
 		}
 		c.mu.Unlock()
 	}
 	return s, ok
 }
 
-// hold is called with mu held for writing. Without a book nothing is dropped: it could not return.
-func (c *stampCache) hold(d Digest, s Stamp) {
-	if c.book != nil && len(c.held) >= maxStamps {
-		for other := range c.held { // any one: Go's order is as good as random
-			delete(c.held, other)
+// put is called with mu held for writing. Without a book nothing is dropped: it could not return.
+func (c *stampCache) put(d Digest, s Stamp) {
+	if c.book != nil && len(c.stamps) >= maxStamps {
+		for other := range c.stamps { // any one: Go's order is as good as random
+			delete(c.stamps, other)
 			break
 		}
 	}
-	c.held[d] = s
+	c.stamps[d] = s
 }
 
 func (c *stampCache) save(d Digest, s Stamp) {
 	c.mu.Lock()
-	c.hold(d, s)
+	c.put(d, s)
 	c.mu.Unlock()
 	if c.book != nil {
 		// A stamp that is not kept costs hashing after the next start.
@@ -140,6 +140,6 @@ func (c *stampCache) forget(d Digest) {
 		_ = c.book.ForgetStamp(d)
 	}
 	c.mu.Lock()
-	delete(c.held, d)
+	delete(c.stamps, d)
 	c.mu.Unlock()
 }

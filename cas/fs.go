@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaseMoment is for how long opening a file is retried while another process has a lease on it.
-const leaseMoment = 5 * time.Second
+// leaseRetryTime is for how long opening a file is retried while another process has a lease on it.
+const leaseRetryTime = 5 * time.Second
 
 // openSafely opens a file without following a link and without blocking on a FIFO. It retries after
 // EAGAIN, because a process that asks the kernel whether a file is in use has a write lease on it
 // for a moment, and a non-blocking open fails then (fcntl(2)).
 func openSafely(path string, flag int) (*os.File, error) {
-	end := time.Now().Add(leaseMoment)
+	end := time.Now().Add(leaseRetryTime)
 	for {
 		f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 		if !errors.Is(err, unix.EAGAIN) || time.Now().After(end) {
@@ -133,9 +133,9 @@ func stampFrom(st *unix.Stat_t) Stamp {
 	}
 }
 
-// ownAlone makes the staged file f read-only and owned by the daemon. It reports whether no process
-// can write it any more: no writable descriptor or mapping is left, and it has one name.
-func ownAlone(fs FS, f *os.File) (bool, error) {
+// makeOwnReadOnly makes the staged file f read-only and owned by the daemon. It reports whether no
+// process can write it any more: no writable descriptor or mapping is left, and it has one name.
+func makeOwnReadOnly(fs FS, f *os.File) (bool, error) {
 	var st unix.Stat_t
 	if err := control(f, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
 		return false, err
@@ -189,8 +189,8 @@ var Boot = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(b))
 })
 
-// unreadable: the disk cannot give the bytes, or a link (ELOOP) or a socket (ENXIO) stands there.
-func unreadable(err error) bool {
+// isUnreadable: the disk cannot give the bytes, or a link (ELOOP) or a socket (ENXIO) stands there.
+func isUnreadable(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
 }
 
@@ -252,8 +252,8 @@ type FS interface {
 	SyncDir(path string) error
 }
 
-// Full reports whether err means that the disk, or the quota of the daemon's user, is full.
-func Full(err error) bool {
+// IsDiskFull reports whether err means that the disk, or the quota of the daemon's user, is full.
+func IsDiskFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
@@ -321,11 +321,11 @@ func writeZeros(f *os.File, size int64) error {
 	return nil
 }
 
-type at struct {
+type fileAt struct {
 	fs FS
 	f  *os.File
 }
 
-func (a at) ReadAt(p []byte, off int64) (int, error) { return a.fs.ReadAt(a.f, p, off) }
+func (a fileAt) ReadAt(p []byte, off int64) (int, error) { return a.fs.ReadAt(a.f, p, off) }
 
-func (a at) WriteAt(p []byte, off int64) (int, error) { return a.fs.WriteAt(a.f, p, off) }
+func (a fileAt) WriteAt(p []byte, off int64) (int, error) { return a.fs.WriteAt(a.f, p, off) }

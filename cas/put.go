@@ -34,7 +34,7 @@ func (h *Hold) Put(ctx context.Context, r Source) (Digest, int64, error) {
 func (h *Hold) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
 	before, err := StampOf(f)
 	if err == nil {
-		err = regular(f)
+		err = checkRegular(f)
 	}
 	var d Digest
 	if err == nil {
@@ -99,7 +99,7 @@ func (h *Hold) adopt(ctx context.Context, f *os.File, path string, known Hashed)
 	}
 	if known != (Hashed{}) {
 		err = h.commit(ctx, f, path, known.digest, true)
-		if !errors.Is(err, errElsewhere) {
+		if !errors.Is(err, errOtherFileSystem) {
 			return known.digest, known.stamp.Size, err
 		}
 	}
@@ -130,7 +130,7 @@ func (s *Store) stage() (*os.File, string, error) {
 	return f, path, err
 }
 
-var errElsewhere = errors.New("staged on another file system")
+var errOtherFileSystem = errors.New("staged on another file system")
 
 // commit gives the staged file f at path its name, durably, and removes path.
 // The order is what the whole store rests on:
@@ -209,7 +209,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 		case err == nil:
 			return true, s.sameFile(f, d)
 		case errors.Is(err, syscall.EXDEV):
-			return false, errElsewhere
+			return false, errOtherFileSystem
 		case errors.Is(err, fs.ErrNotExist):
 			// The folder was deleted behind our back.
 			if err := s.shards.Make(d[0], true); err != nil {
@@ -223,7 +223,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 		if err == nil {
 			return false, there.Close()
 		}
-		if !Unsound(err) {
+		if !IsUnsound(err) {
 			return false, err
 		}
 		if err := s.quarantine(d, err.Error()); err != nil {
@@ -233,13 +233,13 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 	return false, err
 }
 
-// Unsound reports whether err, of opening or verifying a blob, says that what
+// IsUnsound reports whether err, of opening or verifying a blob, says that what
 // has its name is no good: other bytes, no regular file, or one that cannot be
 // read. All other errors say nothing about it, nor does ErrNotFound.
-func Unsound(err error) bool {
+func IsUnsound(err error) bool {
 	var corrupt *CorruptError
 	return errors.As(err, &corrupt) || errors.Is(err, errNotRegular) ||
-		errors.Is(err, fs.ErrPermission) || unreadable(err)
+		errors.Is(err, fs.ErrPermission) || isUnreadable(err)
 }
 
 // sameFile checks that the linked path is the hashed file: a compiler could have replaced it.
@@ -306,8 +306,8 @@ func (h *Hold) Release() {
 	h.s.heldMu.Lock()
 	defer h.s.heldMu.Unlock()
 	for _, d := range h.kept {
-		if h.s.held[d]--; h.s.held[d] == 0 {
-			delete(h.s.held, d)
+		if h.s.holds[d]--; h.s.holds[d] == 0 {
+			delete(h.s.holds, d)
 		}
 	}
 	h.kept = nil
@@ -319,6 +319,6 @@ func (h *Hold) keep(d Digest) {
 	h.kept = append(h.kept, d)
 	h.mu.Unlock()
 	h.s.heldMu.Lock()
-	h.s.held[d]++
+	h.s.holds[d]++
 	h.s.heldMu.Unlock()
 }

@@ -38,7 +38,7 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 	// now links it again and syncs the folder too.
 	defer unlock()
 	s.heldMu.Lock()
-	held := s.held[d] > 0
+	held := s.holds[d] > 0
 	s.heldMu.Unlock()
 	if held {
 		return false, nil
@@ -86,7 +86,7 @@ func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed boo
 	return removed, nil
 }
 
-const syncsAtOnce = 16
+const parallelSyncs = 16
 
 // SyncDirs is SyncDir of several folders, at the same time: where names have
 // changed in all of them, the first has the file system write its transaction,
@@ -95,7 +95,7 @@ const syncsAtOnce = 16
 func SyncDirs(fsys FS, paths []string) []error {
 	errs := make([]error, len(paths))
 	var all errgroup.Group
-	all.SetLimit(syncsAtOnce)
+	all.SetLimit(parallelSyncs)
 	for i, path := range paths {
 		all.Go(func() error {
 			errs[i] = fsys.SyncDir(path)

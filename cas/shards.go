@@ -46,18 +46,18 @@ func (s *Shards) Open() error {
 // Path is a shard's folder.
 func (s *Shards) Path(first byte) string { return filepath.Join(s.Dir, fmt.Sprintf("%02x", first)) }
 
-// There reports whether there was such a shard when the folder was opened, or one was made since.
-func (s *Shards) There(first byte) bool { return s.synced[first].Load() }
+// Exists reports whether there was such a shard when the folder was opened, or one was made since.
+func (s *Shards) Exists(first byte) bool { return s.synced[first].Load() }
 
 // Make makes a shard durably where that was not done. again means that the shard
 // was deleted since. Calls for an existing shard do not block.
 func (s *Shards) Make(first byte, again bool) error {
-	if s.There(first) && !again {
+	if s.Exists(first) && !again {
 		return nil
 	}
 	s.making.Lock()
 	defer s.making.Unlock()
-	if s.There(first) && !again {
+	if s.Exists(first) && !again {
 		return nil // made meanwhile
 	}
 	s.synced[first].Store(false)

@@ -46,7 +46,7 @@ type Store struct {
 	locks keyed.Locks[Digest]
 
 	heldMu sync.Mutex     // guards held; taken last
-	held   map[Digest]int // how many Holds keep a blob
+	holds  map[Digest]int // how many Holds keep a blob
 }
 
 // Options of Open.
@@ -80,8 +80,8 @@ func Open(dir string, o Options) (*Store, error) {
 		objects:  filepath.Join(dir, objectsName),
 		incoming: filepath.Join(dir, objectsName, incomingName),
 		fs:       o.FS,
-		stamps:   stampCache{book: o.Stamps, held: make(map[Digest]Stamp)},
-		held:     make(map[Digest]int),
+		stamps:   stampCache{book: o.Stamps, stamps: make(map[Digest]Stamp)},
+		holds:    make(map[Digest]int),
 	}
 	if s.fs == nil {
 		s.fs = OS{}
@@ -184,9 +184,9 @@ func (s *Store) Size(d Digest) (int64, error) {
 // Block is what a file's size is rounded up to on the disk.
 const Block = 4096
 
-// OnDisk returns what a file of so many bytes takes on the disk, in whole
+// RoundUpToBlock returns what a file of so many bytes takes on the disk, in whole
 // blocks, where that is not known yet, if it has no holes.
-func OnDisk(size int64) int64 { return (size + Block - 1) / Block * Block }
+func RoundUpToBlock(size int64) int64 { return (size + Block - 1) / Block * Block }
 
 // DiskBytesIn returns what a blob of the store in the state folder dir takes on
 // the disk, in whole blocks. It needs no open store, for the index, which a
@@ -234,13 +234,13 @@ func (s *Store) Remove(d Digest) error {
 	}
 	defer unlock()
 	s.stamps.forget(d)
-	return s.gone(d, s.fs.Remove(s.path(d)))
+	return s.syncRemoved(d, s.fs.Remove(s.path(d)))
 }
 
-// gone makes it durable that the blob has no name, after err came of taking
+// syncRemoved makes it durable that the blob has no name, after err came of taking
 // the name away. It does so also if there was none: an earlier call may have
 // got no further than that, and ErrNotFound has to stay true after a crash.
-func (s *Store) gone(d Digest, err error) error {
+func (s *Store) syncRemoved(d Digest, err error) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return s.wrap(d, err)
 	}
@@ -271,9 +271,9 @@ func (s *Store) Quarantine(d Digest, why string) error {
 func (s *Store) quarantine(d Digest, why string) error {
 	s.stamps.forget(d)
 	if s.volatile {
-		return s.gone(d, s.fs.Remove(s.path(d)))
+		return s.syncRemoved(d, s.fs.Remove(s.path(d)))
 	}
-	return s.gone(d, SetAside(s.fs, s.dir, s.path(d), why))
+	return s.syncRemoved(d, SetAside(s.fs, s.dir, s.path(d), why))
 }
 
 // Walk calls fn with every blob, its length, and the bytes that it takes on the disk, in whole

@@ -24,15 +24,15 @@ const (
 	pieceSize = 1 << 20
 )
 
-// Turns bounds the pieces of large inputs that are hashed at the same time. It blocks until the
+// PieceGate bounds the pieces of large inputs that are hashed at the same time. It blocks until the
 // caller may hash one, or ctx ends. leave ends that.
-type Turns func(ctx context.Context) (leave func(), err error)
+type PieceGate func(ctx context.Context) (leave func(), err error)
 
-type turnsKey struct{}
+type pieceGateKey struct{}
 
-// WithTurns returns a context under which [Sum] takes a turn for each piece.
-func WithTurns(ctx context.Context, turns Turns) context.Context {
-	return context.WithValue(ctx, turnsKey{}, turns)
+// WithPieceGate returns a context under which [Sum] takes a turn for each piece.
+func WithPieceGate(ctx context.Context, turns PieceGate) context.Context {
+	return context.WithValue(ctx, pieceGateKey{}, turns)
 }
 
 // pieces are shared by everything that hashes: a buffer a core is all that it needs.
@@ -63,7 +63,7 @@ func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 	nodes := make([][8]uint32, count) // chaining values of the pieces
 	var only guts.Node                // the piece, if there is one alone
 	var next atomic.Int64             // the piece that the next free worker takes
-	turns, _ := ctx.Value(turnsKey{}).(Turns)
+	turns, _ := ctx.Value(pieceGateKey{}).(PieceGate)
 	one := func(i int64) error {
 		if turns != nil && count > 1 {
 			leave, err := turns(ctx)

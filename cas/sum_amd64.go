@@ -8,7 +8,7 @@ import (
 	"lukechampine.com/blake3/guts"
 )
 
-const mostLanes = 16
+const maxLanes = 16
 
 // lanes is how many this processor compresses side by side: 16 with AVX-512, 8 with AVX2, else 0.
 var lanes = func() int {
@@ -41,7 +41,7 @@ func fullPieceOf(lanes int, b []byte, chunk uint64) guts.Node {
 	c := allChains.Get().(*chains)
 	defer allChains.Put(c)
 	_ = b[pieceSize-1]
-	var low [mostLanes]uint32
+	var low [maxLanes]uint32
 	for i := 0; i < len(c); i += lanes {
 		for k := range low {
 			// a piece begins at a multiple of its chunks: nothing is carried
@@ -53,7 +53,7 @@ func fullPieceOf(lanes int, b []byte, chunk uint64) guts.Node {
 			first: guts.FlagChunkStart, last: guts.FlagChunkEnd,
 		})
 	}
-	low = [mostLanes]uint32{}
+	low = [maxLanes]uint32{}
 	for n := len(c) / 2; n > 1; n /= 2 {
 		// Below a whole step, the bytes behind the n pairs are joined as well, and the result is
 		// ignored.
@@ -74,7 +74,7 @@ type inputs struct {
 	stride int
 	blocks int // of each input
 
-	low                *[mostLanes]uint32 // counters, with high
+	low                *[maxLanes]uint32 // counters, with high
 	high               uint32
 	flags, first, last uint32
 }

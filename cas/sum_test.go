@@ -136,7 +136,7 @@ func TestSumTakesATurnForEachPiece(t *testing.T) {
 	const count = 5
 	data := make([]byte, count*pieceSize-1)
 	var taken, held, most atomic.Int64
-	ctx := WithTurns(t.Context(), func(ctx context.Context) (func(), error) {
+	ctx := WithPieceGate(t.Context(), func(ctx context.Context) (func(), error) {
 		taken.Add(1)
 		now := held.Add(1)
 		for seen := most.Load(); now > seen && !most.CompareAndSwap(seen, now); seen = most.Load() {
@@ -151,7 +151,7 @@ func TestSumTakesATurnForEachPiece(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int64(runtime.GOMAXPROCS(0)))
 
 	failed := errors.New("no turn")
-	ctx = WithTurns(t.Context(), func(context.Context) (func(), error) { return nil, failed })
+	ctx = WithPieceGate(t.Context(), func(context.Context) (func(), error) { return nil, failed })
 	_, err = Sum(ctx, bytes.NewReader(data), 0, int64(len(data)))
 	require.ErrorIs(t, err, failed)
 }

@@ -19,13 +19,13 @@ func (s *Store) openFile(d Digest) (*os.File, error) {
 	if err != nil {
 		return nil, s.wrap(d, err)
 	}
-	if err := regular(f); err != nil {
+	if err := checkRegular(f); err != nil {
 		return nil, errors.Join(s.wrap(d, err), f.Close())
 	}
 	return f, nil
 }
 
-func regular(f *os.File) error {
+func checkRegular(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func regular(f *os.File) error {
 	return nil
 }
 
-func (s *Store) holds(d Digest, f *os.File) (Stamp, bool) {
+func (s *Store) stampHolds(d Digest, f *os.File) (Stamp, bool) {
 	kept, ok := s.stamps.load(d)
 	if !ok {
 		return Stamp{}, false
@@ -51,7 +51,7 @@ func (s *Store) OpenUnverified(d Digest) (f *os.File, verified bool, err error) 
 	if f, err = s.openFile(d); err != nil {
 		return nil, false, err
 	}
-	_, verified = s.holds(d, f)
+	_, verified = s.stampHolds(d, f)
 	return f, verified, nil
 }
 
@@ -63,7 +63,7 @@ func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := s.holds(d, f); ok {
+	if _, ok := s.stampHolds(d, f); ok {
 		return f, nil
 	}
 	if err := f.Close(); err != nil {
@@ -84,7 +84,7 @@ func (s *Store) openLocked(ctx context.Context, d Digest) (*os.File, Stamp, erro
 	if err != nil {
 		return nil, Stamp{}, err
 	}
-	stamp, ok := s.holds(d, f)
+	stamp, ok := s.stampHolds(d, f)
 	if ok {
 		return f, stamp, nil
 	}
@@ -114,7 +114,7 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error)
 			boot = Boot()
 		}
 		var after Stamp
-		got, err := Sum(ctx, at{s.fs, f}, 0, before.Size)
+		got, err := Sum(ctx, fileAt{s.fs, f}, 0, before.Size)
 		if err == nil {
 			after, err = StampOf(f)
 		}
@@ -153,7 +153,7 @@ func (s *Store) Link(ctx context.Context, d Digest, dir *os.File, name string) (
 	case errors.Is(err, syscall.EMLINK), errors.Is(err, syscall.EXDEV):
 		stamp, err = s.copyTo(ctx, f, dir, name)
 	case err == nil:
-		stamp, err = s.renew(d, f, stamp)
+		stamp, err = s.restamp(d, f, stamp)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return Stamp{}, fmt.Errorf("link blob %s as %s/%s: %w", d, dir.Name(), name, err)
@@ -173,12 +173,12 @@ func (s *Store) Unlink(d Digest, dir *os.File, name string) error {
 		// the blob is gone or unreadable; its view has to go all the same
 		return s.unlinkAt(dir, name)
 	}
-	stamp, held := s.holds(d, f)
+	stamp, held := s.stampHolds(d, f)
 	if err := s.unlinkAt(dir, name); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	if held {
-		_, err = s.renew(d, f, stamp)
+		_, err = s.restamp(d, f, stamp)
 	}
 	return errors.Join(err, f.Close())
 }
@@ -191,10 +191,10 @@ func (s *Store) unlinkAt(dir *os.File, name string) error {
 	return err
 }
 
-// renew keeps the stamp that the blob's file has after we linked or unlinked a
+// restamp keeps the stamp that the blob's file has after we linked or unlinked a
 // name of it, which changes its ctime. The stamp before was good and the
 // blob's lock is held, so nothing but the ctime may differ.
-func (s *Store) renew(d Digest, f *os.File, before Stamp) (Stamp, error) {
+func (s *Store) restamp(d Digest, f *os.File, before Stamp) (Stamp, error) {
 	after, err := StampOf(f)
 	if err != nil {
 		return Stamp{}, err

@@ -31,7 +31,7 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 	if err == nil {
 		return there.Close()
 	}
-	if !errors.Is(err, ErrNotFound) && !Unsound(err) {
+	if !errors.Is(err, ErrNotFound) && !IsUnsound(err) {
 		return err
 	}
 	if err := s.dropStale(d); err != nil {
@@ -95,7 +95,7 @@ func (s *Store) removeStale() error {
 		if err != nil {
 			return err
 		}
-		_, held := s.holds(d, f)
+		_, held := s.stampHolds(d, f)
 		if err := f.Close(); err != nil || held {
 			return err
 		}

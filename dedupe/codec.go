@@ -93,8 +93,8 @@ func (r *Recipe) Encode() ([]byte, error) {
 	return append(b, sum[:]...), nil
 }
 
-// Same tells whether two recipes say the same.
-func (r *Recipe) Same(other *Recipe) bool {
+// Equal tells whether two recipes say the same.
+func (r *Recipe) Equal(other *Recipe) bool {
 	a, err := r.Encode()
 	b, err2 := other.Encode()
 	return err == nil && err2 == nil && bytes.Equal(a, b)
@@ -139,7 +139,7 @@ func (r *Recipe) appendExtents(b []byte) []byte {
 		if e.Period > 0 {
 			b = binary.AppendUvarint(b, uint64(e.Period))
 		}
-		ends[e.Container] = e.From + e.used()
+		ends[e.Container] = e.From + e.containerBytes()
 	}
 	return b
 }
@@ -409,7 +409,7 @@ func (d *decoder) extents(r *Recipe, n int) {
 			d.err = err
 			return
 		}
-		ends[e.Container] = e.From + e.used()
+		ends[e.Container] = e.From + e.containerBytes()
 		at += e.Length
 		r.Extents[i] = e
 	}

@@ -225,13 +225,13 @@ func (s *framedSource) read(b []byte, i int) error {
 		}
 		return fmt.Errorf("read frame %d at offset %d: %w", i, s.starts[i], err)
 	}
-	if halfSum(b) != s.frames.Table[i].Sum {
+	if truncatedSum(b) != s.frames.Table[i].Sum {
 		return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i), "its checksum does not fit"}
 	}
 	return nil
 }
 
-func halfSum(b []byte) (half [frameHash]byte) {
+func truncatedSum(b []byte) (half [frameHash]byte) {
 	sum := blake3.Sum256(b)
 	copy(half[:], sum[:])
 	return half
@@ -321,7 +321,7 @@ func (f *Frames) compressTo(
 		if out = c.EncodeAll(p, out[:0]); len(out) < len(p) {
 			p = out
 		}
-		f.Table[i] = Frame{int64(len(p)), halfSum(p)}
+		f.Table[i] = Frame{int64(len(p)), truncatedSum(p)}
 		if err := write(p, at); err != nil {
 			return err
 		}

@@ -48,7 +48,7 @@ func framedSample() (r *Recipe, plain, own []byte) {
 func putSample(t testing.TB) (dir string, r *Recipe, plain []byte) {
 	t.Helper()
 	dir = t.TempDir()
-	s, err := OpenShelf(dir, nil)
+	s, err := OpenRecipeStore(dir, nil)
 	require.NoError(t, err)
 	r, plain, own := framedSample()
 	require.NoError(t, s.Put(context.Background(), r, bytes.NewReader(own), nil))
@@ -62,7 +62,7 @@ func recipePath(dir string, d cas.Digest) string {
 // restored is what a recipe in dir gives.
 func restored(t testing.TB, dir string, d cas.Digest, trusted bool) ([]byte, error) {
 	t.Helper()
-	r, err := ReadShelf(dir).Get(d)
+	r, err := ReadRecipeStore(dir).Get(d)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func TestRecipeOfFormat2(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(recipeFolder(dir, r.Blob), 0o700))
 	require.NoError(t, os.WriteFile(recipePath(dir, r.Blob), b, 0o444))
-	got, err := ReadShelf(dir).Get(r.Blob)
+	got, err := ReadRecipeStore(dir).Get(r.Blob)
 	require.NoError(t, err)
 	// another encoder may find something shorter
 	got.Frames.file, got.Frames.Table, r.Frames.Table = nil, nil, nil
@@ -101,7 +101,7 @@ func TestRecipeOfFormat2(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(plain, out), "trusted %v", trusted)
 	}
-	s, err := OpenShelf(dir, nil)
+	s, err := OpenRecipeStore(dir, nil)
 	require.NoError(t, err)
 	require.Empty(t, s.Problems())
 	p, ok := s.Has(r.Blob)
@@ -117,7 +117,7 @@ func TestFramesAreReadInAnyRange(t *testing.T) {
 	stored := r.Frames.Table
 	require.Less(t, stored[0].Stored, int64(MinFrame/8))
 	require.Equal(t, int64(MinFrame), stored[1].Stored)
-	got, err := ReadShelf(dir).Get(r.Blob)
+	got, err := ReadRecipeStore(dir).Get(r.Blob)
 	require.NoError(t, err)
 	a, err := Assemble(got, openSample)
 	require.NoError(t, err)
@@ -134,7 +134,7 @@ func TestPutLeavesThingsAsTheyWere(t *testing.T) {
 	}{"frames": {framed, bytes.NewReader(own)}, "none": {later(framed.Blob, framed.Size), nil}} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			s, err := OpenShelf(dir, nil)
+			s, err := OpenRecipeStore(dir, nil)
 			require.NoError(t, err)
 			before := later(framed.Blob, framed.Size)
 			before.Containers[0].Digest[0] ^= 1
@@ -222,7 +222,7 @@ func TestFramesRefused(t *testing.T) {
 func replaceFrame(t testing.TB, dir string, r *Recipe, i int, bad []byte) {
 	t.Helper()
 	path := recipePath(dir, r.Blob)
-	read, err := ReadShelf(dir).Get(r.Blob)
+	read, err := ReadRecipeStore(dir).Get(r.Blob)
 	require.NoError(t, err)
 	src, err := read.Frames.open()
 	require.NoError(t, err)
@@ -236,7 +236,7 @@ func replaceFrame(t testing.TB, dir string, r *Recipe, i int, bad []byte) {
 		frames = append(frames, b...)
 	}
 	require.NoError(t, src.Close())
-	read.Frames.Table[i] = Frame{int64(len(bad)), halfSum(bad)}
+	read.Frames.Table[i] = Frame{int64(len(bad)), truncatedSum(bad)}
 	head, err := read.Encode()
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(path))
@@ -287,7 +287,7 @@ func TestDamagedFiles(t *testing.T) {
 // A recipe that stands where the one stood that was read is not taken for it.
 func TestFramesOfAnotherRecipe(t *testing.T) {
 	dir, r, _ := putSample(t)
-	read, err := ReadShelf(dir).Get(r.Blob)
+	read, err := ReadRecipeStore(dir).Get(r.Blob)
 	require.NoError(t, err)
 	replaceFrame(t, dir, r, 2, frame(t, bytes.Repeat([]byte("else"), 250)))
 	_, err = Assemble(read, openSample)

@@ -14,7 +14,7 @@
 // nothing is hashed.
 //
 // All functions may be called at the same time, also with the same Recipe,
-// which nothing here changes. Start with Recipe, Apply and Shelf.
+// which nothing here changes. Start with Recipe, Apply and RecipeStore.
 package dedupe
 
 import (
@@ -52,7 +52,7 @@ type Extent struct {
 	Container int
 }
 
-func (e Extent) used() int64 {
+func (e Extent) containerBytes() int64 {
 	if e.Period > 0 {
 		return e.Period
 	}
@@ -159,8 +159,8 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 		reason = fmt.Sprintf("%d bytes at %d of %d", e.Length, at, r.Size)
 	case e.Period < 0 || e.Period >= e.Length:
 		reason = fmt.Sprintf("a period of %d in %d bytes", e.Period, e.Length)
-	case e.From < 0 || e.used() > r.sizeOf(e.Container) || e.From > r.sizeOf(e.Container)-e.used():
-		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.used(),
+	case e.From < 0 || e.containerBytes() > r.sizeOf(e.Container) || e.From > r.sizeOf(e.Container)-e.containerBytes():
+		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.containerBytes(),
 			r.sizeOf(e.Container))
 	default:
 		return nil
@@ -186,9 +186,9 @@ func invalid(field, format string, args ...any) *FormatError {
 	return &FormatError{Offset: -1, Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// Taken returns how many bytes of the blob come from each container, in the order of Containers,
-// and then from frames if there are any. A repeated range counts with all its bytes.
-func (r *Recipe) Taken() []int64 {
+// BytesPerContainer returns how many bytes of the blob come from each container, in the order of
+// Containers, and then from frames if there are any. A repeated range counts with all its bytes.
+func (r *Recipe) BytesPerContainer() []int64 {
 	taken := make([]int64, r.sources())
 	for _, e := range r.Extents {
 		taken[e.Container] += e.Length

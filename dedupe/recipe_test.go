@@ -269,7 +269,7 @@ func TestValidateAcceptsTheLimits(t *testing.T) {
 		require.NoError(t, err)
 		again, err := DecodeRecipe(b)
 		require.NoError(t, err)
-		require.True(t, again.Same(r))
+		require.True(t, again.Equal(r))
 	}
 }
 

@@ -14,21 +14,21 @@ import (
 // Sync, because a crash before it could restore the recipes. It is used by one goroutine, which
 // calls Sync at the end.
 type Removal struct {
-	s    *Shelf
+	s    *RecipeStore
 	gone []cas.Digest // in no order; of some there was no recipe
 }
 
 // Removal begins to remove recipes.
-func (s *Shelf) Removal() *Removal { return &Removal{s: s} }
+func (s *RecipeStore) Removal() *Removal { return &Removal{s: s} }
 
 // Remove deletes the recipe of a blob, durably when Sync returns, and tells what is given up then:
 // the containers of that very recipe, and of those before that were not certain to be gone. One
 // that is not there is cas.ErrNotFound, and then Sync makes that durable.
 func (r *Removal) Remove(d cas.Digest) (containers []Container, err error) {
-	return r.takeAway(d, func() error { return r.s.fs.Remove(r.s.path(d)) })
+	return r.removeWith(d, func() error { return r.s.fs.Remove(r.s.path(d)) })
 }
 
-func (r *Removal) takeAway(d cas.Digest, take func() error) (containers []Container, err error) {
+func (r *Removal) removeWith(d cas.Digest, take func() error) (containers []Container, err error) {
 	s := r.s
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -37,8 +37,8 @@ func (r *Removal) takeAway(d cas.Digest, take func() error) (containers []Contai
 		return nil, fmt.Errorf("recipe of blob %s: %w", d, err)
 	}
 	s.mu.Lock()
-	containers = append(s.going[d], s.packed[d].Containers...)
-	s.going[d] = slices.Clip(containers)
+	containers = append(s.removing[d], s.packed[d].Containers...)
+	s.removing[d] = slices.Clip(containers)
 	delete(s.packed, d)
 	s.mu.Unlock()
 	r.gone = append(r.gone, d)
@@ -73,12 +73,12 @@ func (r *Removal) Sync() (err error) {
 			err = errors.Join(err, fmt.Errorf("recipe of blob %s: %w", folders[i][0], err2))
 			continue
 		}
-		s.giveUp(folders[i])
+		s.releaseContainers(folders[i])
 	}
 	return err
 }
 
-func (s *Shelf) giveUp(gone []cas.Digest) {
+func (s *RecipeStore) releaseContainers(gone []cas.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range gone {
@@ -91,18 +91,18 @@ func (s *Shelf) giveUp(gone []cas.Digest) {
 
 // Remove deletes the recipe of a blob, durably. One that is not there is
 // cas.ErrNotFound, and then that is durable.
-func (s *Shelf) Remove(d cas.Digest) error {
-	return s.takeAway(d, func() error { return s.fs.Remove(s.path(d)) })
+func (s *RecipeStore) Remove(d cas.Digest) error {
+	return s.removeWith(d, func() error { return s.fs.Remove(s.path(d)) })
 }
 
 // Quarantine moves a recipe out of the way, with a note why.
-func (s *Shelf) Quarantine(d cas.Digest, why string) error {
-	return s.takeAway(d, func() error { return cas.SetAside(s.fs, s.dir, s.path(d), why) })
+func (s *RecipeStore) Quarantine(d cas.Digest, why string) error {
+	return s.removeWith(d, func() error { return cas.SetAside(s.fs, s.dir, s.path(d), why) })
 }
 
-func (s *Shelf) takeAway(d cas.Digest, take func() error) error {
+func (s *RecipeStore) removeWith(d cas.Digest, take func() error) error {
 	r := s.Removal()
-	_, err := r.takeAway(d, take)
+	_, err := r.removeWith(d, take)
 	if err != nil && !errors.Is(err, cas.ErrNotFound) {
 		return err
 	}

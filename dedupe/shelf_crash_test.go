@@ -54,25 +54,25 @@ var (
 // in may, nil for nothing, and after is what has to stand there when it was.
 type shelfOperation struct {
 	name  string
-	run   func(s *dedupe.Shelf) error
+	run   func(s *dedupe.RecipeStore) error
 	blob  cas.Digest
 	may   []*dedupe.Recipe
 	after *dedupe.Recipe
 }
 
 func shelfOperations() []shelfOperation {
-	put := func(r *dedupe.Recipe) func(s *dedupe.Shelf) error {
-		return func(s *dedupe.Shelf) error { return s.Put(context.Background(), r, nil, nil) }
+	put := func(r *dedupe.Recipe) func(s *dedupe.RecipeStore) error {
+		return func(s *dedupe.RecipeStore) error { return s.Put(context.Background(), r, nil, nil) }
 	}
 	return []shelfOperation{
 		{"put", put(other), other.Blob, []*dedupe.Recipe{nil, other}, other},
-		{"compress", func(s *dedupe.Shelf) error {
+		{"compress", func(s *dedupe.RecipeStore) error {
 			return s.Put(context.Background(), compressed, bytes.NewReader(text), nil)
 		}, compressed.Blob, []*dedupe.Recipe{nil, compressed}, compressed},
 		{"replace", put(later), early.Blob, []*dedupe.Recipe{early, later}, later},
-		{"remove", func(s *dedupe.Shelf) error { return s.Remove(early.Blob) }, early.Blob,
+		{"remove", func(s *dedupe.RecipeStore) error { return s.Remove(early.Blob) }, early.Blob,
 			[]*dedupe.Recipe{early, nil}, nil},
-		{"quarantine", func(s *dedupe.Shelf) error { return s.Quarantine(early.Blob, "a test") },
+		{"quarantine", func(s *dedupe.RecipeStore) error { return s.Quarantine(early.Blob, "a test") },
 			early.Blob, []*dedupe.Recipe{early, nil}, nil},
 	}
 }
@@ -81,7 +81,7 @@ func shelfOperations() []shelfOperation {
 // blob's name, whole, and its containers have it as a user. It gives that recipe, nil for none.
 func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recipe) *dedupe.Recipe {
 	t.Helper()
-	s, err := dedupe.OpenShelf(dir, nil)
+	s, err := dedupe.OpenRecipeStore(dir, nil)
 	require.NoError(t, err)
 	require.Empty(t, s.Problems(), "nothing is ever half there")
 	got, err := s.Get(blob)
@@ -93,7 +93,7 @@ func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recip
 		require.NoError(t, err)
 		require.True(t,
 			slices.ContainsFunc(may,
-				func(r *dedupe.Recipe) bool { return r != nil && r.Same(got) }), "%+v", got)
+				func(r *dedupe.Recipe) bool { return r != nil && r.Equal(got) }), "%+v", got)
 		if len(got.Containers) == 0 {
 			requireGives(t, got)
 		}
@@ -120,19 +120,19 @@ func requireGives(t *testing.T, r *dedupe.Recipe) {
 	require.NoError(t, a.Close())
 }
 
-func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.Shelf) {
+func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.RecipeStore) {
 	t.Helper()
 	root := memoryDir(t)
 	state := filepath.Join(root, "state")
 	require.NoError(t, os.MkdirAll(filepath.Join(state, "quarantine"), 0o700))
-	s, err := dedupe.OpenShelf(state, nil)
+	s, err := dedupe.OpenRecipeStore(state, nil)
 	require.NoError(t, err)
 	err = s.Put(context.Background(), early, nil, nil)
 	require.NoError(t, err)
 	fs, err = crashfs.New(root)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, fs.Close()) })
-	s, err = dedupe.OpenShelf(state, fs)
+	s, err = dedupe.OpenRecipeStore(state, fs)
 	require.NoError(t, err)
 	return fs, s
 }
@@ -216,11 +216,11 @@ func TestShelfKeepsItsFirstRecipe(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, fs.Close()) })
 		fs.StopAt(stopped) // 0: it is not
 		if stopped > 0 {
-			_, err = dedupe.OpenShelf(state, fs)
+			_, err = dedupe.OpenRecipeStore(state, fs)
 			require.ErrorIs(t, err, crashfs.ErrStopped)
 			fs.StopAt(0)
 		}
-		s, err := dedupe.OpenShelf(state, fs)
+		s, err := dedupe.OpenRecipeStore(state, fs)
 		require.NoError(t, err)
 		err = s.Put(context.Background(), early, nil, nil)
 		require.NoError(t, err)
@@ -238,7 +238,7 @@ func TestShelfMovesDamageDurably(t *testing.T) {
 	fs, err := crashfs.New(root)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, fs.Close()) })
-	s, err := dedupe.OpenShelf(filepath.Join(root, "state"), fs)
+	s, err := dedupe.OpenRecipeStore(filepath.Join(root, "state"), fs)
 	require.NoError(t, err)
 	require.Len(t, s.Problems(), 1)
 	requireShelfAfterCrash(t, fs, early.Blob, nil)
@@ -246,7 +246,7 @@ func TestShelfMovesDamageDurably(t *testing.T) {
 
 func TestShelfReturnsTheUsersOfAContainer(t *testing.T) {
 	dir := memoryDir(t)
-	s, err := dedupe.OpenShelf(dir, nil)
+	s, err := dedupe.OpenRecipeStore(dir, nil)
 	require.NoError(t, err)
 	for _, r := range []*dedupe.Recipe{early, other} {
 		require.NoError(t, s.Put(context.Background(), r, nil, nil))
@@ -271,7 +271,7 @@ func TestShelfReturnsTheUsersOfAContainer(t *testing.T) {
 					return nil
 				}))
 		require.Len(t, walked, 2)
-		s, err = dedupe.OpenShelf(dir, nil) // the same after a restart
+		s, err = dedupe.OpenRecipeStore(dir, nil) // the same after a restart
 		require.NoError(t, err)
 	}
 	err = s.Put(context.Background(), later, nil, nil)
@@ -313,7 +313,7 @@ func TestShelfWithBadRecipes(t *testing.T) {
 			path := filepath.Join(dir, "recipes", c.path)
 			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 			require.NoError(t, os.WriteFile(path, c.bytes, 0o444))
-			s, err := dedupe.OpenShelf(dir, nil)
+			s, err := dedupe.OpenRecipeStore(dir, nil)
 			require.NoError(t, err)
 			require.Len(t, s.Problems(), 1)
 			require.Contains(t, s.Problems()[0].Detail, c.want)
@@ -356,27 +356,27 @@ func (f *failsAt) ReadAt(file *os.File, p []byte, off int64) (int, error) {
 // An error of the system says nothing of a recipe: it stays, it may need anything until it is read,
 // and it is tried again.
 func TestShelfKeepsUnreadableRecipes(t *testing.T) {
-	over := map[string]func(t *testing.T, s *dedupe.Shelf, fs *failsAt){
-		"it is given later": func(t *testing.T, s *dedupe.Shelf, fs *failsAt) {
+	over := map[string]func(t *testing.T, s *dedupe.RecipeStore, fs *failsAt){
+		"it is given later": func(t *testing.T, s *dedupe.RecipeStore, fs *failsAt) {
 			*fs = failsAt{}
-			s.ReadAgain()
+			s.RetryUnread()
 			require.Equal(t, []cas.Digest{early.Blob}, s.Users(early.Containers[0].Digest))
 		},
-		"it is given to who uses it": func(t *testing.T, s *dedupe.Shelf, fs *failsAt) {
+		"it is given to who uses it": func(t *testing.T, s *dedupe.RecipeStore, fs *failsAt) {
 			*fs = failsAt{}
-			require.True(t, s.Stands(early.Blob))
+			require.True(t, s.HasOrRead(early.Blob))
 			_, known := s.Has(early.Blob)
 			require.True(t, known)
 		},
-		"another takes its place": func(t *testing.T, s *dedupe.Shelf, _ *failsAt) {
+		"another takes its place": func(t *testing.T, s *dedupe.RecipeStore, _ *failsAt) {
 			err := s.Put(context.Background(), later, nil, nil)
 			require.NoError(t, err)
 		},
-		"it is put aside": func(t *testing.T, s *dedupe.Shelf, _ *failsAt) {
+		"it is put aside": func(t *testing.T, s *dedupe.RecipeStore, _ *failsAt) {
 			require.NoError(t, s.Quarantine(early.Blob, "the disk does not give it"))
-			require.False(t, s.Stands(early.Blob))
+			require.False(t, s.HasOrRead(early.Blob))
 		},
-		"it is gone": func(t *testing.T, s *dedupe.Shelf, fs *failsAt) {
+		"it is gone": func(t *testing.T, s *dedupe.RecipeStore, fs *failsAt) {
 			*fs = failsAt{}
 			require.NoError(t, s.Remove(early.Blob))
 		},
@@ -386,12 +386,12 @@ func TestShelfKeepsUnreadableRecipes(t *testing.T) {
 		for how, end := range over {
 			t.Run(what+", "+how, func(t *testing.T) {
 				dir := memoryDir(t)
-				s, err := dedupe.OpenShelf(dir, nil)
+				s, err := dedupe.OpenRecipeStore(dir, nil)
 				require.NoError(t, err)
 				err = s.Put(context.Background(), early, nil, nil)
 				require.NoError(t, err)
 				fs := fails
-				s, err = dedupe.OpenShelf(dir, &fs)
+				s, err = dedupe.OpenRecipeStore(dir, &fs)
 				require.NoError(t, err)
 				require.Len(t, s.Problems(), 1)
 				require.True(t, s.Problems()[0].Unread)
@@ -400,7 +400,7 @@ func TestShelfKeepsUnreadableRecipes(t *testing.T) {
 				require.NoDirExists(t, filepath.Join(dir, "quarantine"))
 				_, known := s.Has(early.Blob)
 				require.False(t, known)
-				require.True(t, s.Stands(early.Blob))
+				require.True(t, s.HasOrRead(early.Blob))
 				_, err = s.Get(early.Blob)
 				require.ErrorIs(t, err, cmp.Or(fails.read, fails.open))
 				end(t, s, &fs)

@@ -49,7 +49,7 @@ type DetachedContext struct {
 func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Source, limit int64) (*Splice, error) {
 	s := newForm(ctx, m, graph)
 	for _, c := range m.Contexts {
-		if !c.beside() {
+		if !c.isExternal() {
 			continue
 		}
 		if len(c.sidecars()) > 1 {
@@ -73,7 +73,7 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 // their EPs would. The rest is as with Embed.
 func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum) (*Splice, []DetachedContext, error) {
 	s := newForm(ctx, m, graph)
-	files := detached{output: output, graph: graph, sum: sum, taken: map[string]bool{output: true}, lengths: map[int64]int{}, known: map[[32]byte]string{}}
+	files := detachment{output: output, graph: graph, sum: sum, taken: map[string]bool{output: true}, lengths: map[int64]int{}, known: map[[32]byte]string{}}
 	for _, r := range m.Sidecars() {
 		files.taken[r.Name] = true
 	}
@@ -94,21 +94,23 @@ func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum)
 	return out, files.list, err
 }
 
-// beside says whether the node holds a context, and in a file.
-func (c Context) beside() bool { return c.MainContext == 1 && c.EmbedMode == 0 && c.CacheContext != "" }
+// isExternal says whether the node holds a context, and in a file.
+func (c Context) isExternal() bool {
+	return c.MainContext == 1 && c.EmbedMode == 0 && c.CacheContext != ""
+}
 
 // ContextFiles are the names of the files that hold contexts, sorted, each once.
 func (m *Model) ContextFiles() []string {
 	names := map[string]bool{}
 	for _, c := range m.Contexts {
-		if c.beside() {
+		if c.isExternal() {
 			names[c.CacheContext] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(names))
 }
 
-type detached struct {
+type detachment struct {
 	output  string
 	graph   Source
 	sum     Sum
@@ -118,7 +120,7 @@ type detached struct {
 	list    []DetachedContext
 }
 
-func (d *detached) name(ctx context.Context, c Context) (string, error) {
+func (d *detachment) name(ctx context.Context, c Context) (string, error) {
 	if d.lengths[c.Inline.Length] == 1 {
 		return d.add(c), nil
 	}
@@ -132,7 +134,7 @@ func (d *detached) name(ctx context.Context, c Context) (string, error) {
 	return d.known[digest], nil
 }
 
-func (d *detached) add(c Context) string {
+func (d *detachment) add(c Context) string {
 	stem := strings.TrimSuffix(d.output, path.Ext(d.output)) + fileSuffix(c.Source)
 	name := stem + ".bin"
 	for i := max(1, len(d.list)); d.taken[name]; i++ { // further on than all before, so that many cost no more than their number
@@ -160,8 +162,9 @@ func fileSuffix(source string) string {
 	return "_" + clean[:min(len(clean), 100)]
 }
 
-// form rewrites nodes that hold contexts, and lengths around them. The rest stays, to the byte.
-type form struct {
+// contextForm rewrites nodes that hold contexts, and lengths around them. The rest stays, to the
+// byte.
+type contextForm struct {
 	*reader
 	change map[int64]change // by the offset of the NodeProto
 }
@@ -171,11 +174,11 @@ type change struct {
 	value     Source // of ep_cache_context
 }
 
-func newForm(ctx context.Context, m *Model, graph Source) *form {
-	return &form{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size(), most: maxKept}, map[int64]change{}}
+func newForm(ctx context.Context, m *Model, graph Source) *contextForm {
+	return &contextForm{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size(), most: maxKept}, map[int64]change{}}
 }
 
-func (s *form) rewrite(none string) (*Splice, error) {
+func (s *contextForm) rewrite(none string) (*Splice, error) {
 	if len(s.change) == 0 {
 		return nil, &FormError{s.name, "", none}
 	}
@@ -185,12 +188,12 @@ func (s *form) rewrite(none string) (*Splice, error) {
 }
 
 // around rewrites a message. at are the offsets of the nodes in it that change, ascending.
-func (s *form) around(in span, name string, at []int64) *Splice {
+func (s *contextForm) around(in span, name string, at []int64) *Splice {
 	out := new(Splice)
 	s.message(in, name, func(f field) {
 		n, _ := slices.BinarySearch(at, f.end())
 		if n == 0 {
-			out.keep(f.at, f.end()-f.at)
+			out.keepRange(f.at, f.end()-f.at)
 			return
 		}
 		inside := at[:n]
@@ -209,7 +212,7 @@ func (s *form) around(in span, name string, at []int64) *Splice {
 	return out
 }
 
-func (s *form) node(f field, c change) *Splice {
+func (s *contextForm) node(f field, c change) *Splice {
 	out, mode, value, payload := new(Splice), new(Splice), new(Splice), new(Splice)
 	number := protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), uint64(c.embedMode))
 	mode.addBytes(number)
@@ -229,7 +232,7 @@ func (s *form) node(f field, c change) *Splice {
 			hasContext = true
 			out.addField(5, s.attribute(g, 4, value))
 		default:
-			out.keep(g.at, g.end()-g.at)
+			out.keepRange(g.at, g.end()-g.at)
 		}
 	})
 	if !hasContext {
@@ -246,12 +249,12 @@ func (s *form) node(f field, c change) *Splice {
 }
 
 // attribute gives an AttributeProto whose field num has another value, at the place where it stood, else at the end.
-func (s *form) attribute(f field, num protowire.Number, value *Splice) *Splice {
+func (s *contextForm) attribute(f field, num protowire.Number, value *Splice) *Splice {
 	out, seen := new(Splice), false
 	s.message(f.span, "attribute", func(g field) {
 		switch {
 		case g.num != num:
-			out.keep(g.at, g.end()-g.at)
+			out.keepRange(g.at, g.end()-g.at)
 		case seen:
 			s.fail(g.at, "", "stands twice in an attribute")
 		default:
@@ -307,8 +310,9 @@ func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// keep appends n bytes of the rewritten file, and joins them to the last piece if they follow it.
-func (s *Splice) keep(off, n int64) {
+// keepRange appends n bytes of the rewritten file, and joins them to the last piece if they follow
+// it.
+func (s *Splice) keepRange(off, n int64) {
 	s.size += n
 	if last := len(s.pieces) - 1; last >= 0 && s.pieces[last].src == nil && s.pieces[last].off+s.pieces[last].n == off {
 		s.pieces[last].n += n
@@ -327,7 +331,7 @@ func (s *Splice) add(src Source) {
 func (s *Splice) addSplice(t *Splice) {
 	for _, p := range t.pieces {
 		if p.src == nil {
-			s.keep(p.off, p.n)
+			s.keepRange(p.off, p.n)
 			continue
 		}
 		s.pieces, s.size = append(s.pieces, p), s.size+p.n

@@ -35,7 +35,7 @@ const digestMagic = "\x00epcached model 1\n"
 func Digest(ctx context.Context, m *Model, graph Source, open func(location string) (Source, error), sum Sum) ([32]byte, error) {
 	var none [32]byte
 	if graph.Size() != m.Size {
-		return none, m.wrong(-1, "", fmt.Sprintf("its size is %d and was %d: it changed while being read", graph.Size(), m.Size))
+		return none, m.formatErrorAt(-1, "", fmt.Sprintf("its size is %d and was %d: it changed while being read", graph.Size(), m.Size))
 	}
 	d, err := sum(ctx, graph, 0, m.Size)
 	if err != nil {
@@ -44,7 +44,7 @@ func Digest(ctx context.Context, m *Model, graph Source, open func(location stri
 	if len(m.External)+len(m.Whole) == 0 {
 		return d, nil
 	}
-	err = admitted(ctx, m.Name, func(most int64, leave func()) error {
+	err = withGate(ctx, m.Name, func(most int64, leave func()) error {
 		files, err := m.byLocation(ctx, graph, most)
 		if err != nil {
 			return err
@@ -97,7 +97,7 @@ func (m *Model) byLocation(ctx context.Context, graph Source, most int64) (files
 		switch {
 		case t.Location == "":
 		case !known || files[i].tensors == nil:
-			w.fail(t.At, "external_data", "%s", changedMeanwhile)
+			w.fail(t.At, "external_data", "%s", changedWhileRead)
 		case files[i].add(t):
 			w.keep(t.At, 8)
 		}
@@ -122,7 +122,7 @@ func (f *spansOf) add(t *Initializer) bool {
 	return true
 }
 
-const changedMeanwhile = "it changed while being read"
+const changedWhileRead = "it changed while being read"
 
 func (m *Model) appendFile(ctx context.Context, rec []byte, file spansOf,
 	open func(string) (Source, error), sum Sum) ([]byte, error) {
@@ -158,7 +158,7 @@ func (m *Model) joined(all []span, size int64) ([]span, error) {
 	out := all[:0]
 	for _, s := range all {
 		if s.off > size {
-			return nil, m.wrong(-1, "", changedMeanwhile)
+			return nil, m.formatErrorAt(-1, "", changedWhileRead)
 		}
 		s.n = min(s.n, size-s.off)
 		if len(out) == 0 {

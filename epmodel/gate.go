@@ -23,10 +23,11 @@ func WithGate(ctx context.Context, gate Gate) context.Context {
 // errLarge ends a walk that needs more memory than smallKept.
 var errLarge = errors.New("more memory is needed")
 
-// admitted calls work with the memory that it may use: little first, because that is enough for nearly
-// every model, and then as much as any model may need. No walk waits for memory while it has some, so
-// that walks never wait for each other. Work that takes long may leave the gate with little memory.
-func admitted(ctx context.Context, name string, work func(most int64, leave func()) error) error {
+// withGate calls work with the memory that it may use: little first, because that is enough for
+// nearly every model, and then as much as any model may need. No walk waits for memory while it has
+// some, so that walks never wait for each other. Work that takes long may leave the gate with
+// little memory.
+func withGate(ctx context.Context, name string, work func(most int64, leave func()) error) error {
 	gate, _ := ctx.Value(gateKey{}).(Gate)
 	once := func(most int64) error {
 		leave := func() {}

@@ -288,16 +288,16 @@ func (w *walker) inFile(t *Initializer) {
 		w.keep(t.At, 1024+len(t.Location)+3*(len(t.Name)+8*len(t.Shape)))
 	}
 	f := &w.m.External[i]
-	if !known || t.reach() > f.farthest.reach() {
-		f.farthest = t.alone(f.Location)
+	if !known || t.endInFile() > f.farthest.endInFile() {
+		f.farthest = t.onlyExternal(f.Location)
 	}
 	if need, known := t.Bytes(); known && t.Length > 0 && need > t.Length && f.tight.Location == "" {
-		f.tight = t.alone(f.Location)
+		f.tight = t.onlyExternal(f.Location)
 	}
 }
 
-// alone returns the part of the tensor that its check needs.
-func (t *Initializer) alone(location string) Initializer {
+// onlyExternal returns the part of the tensor that its check needs.
+func (t *Initializer) onlyExternal(location string) Initializer {
 	return Initializer{Name: t.Name, Location: location, Type: t.Type, Shape: t.Shape, Sparse: t.Sparse,
 		Offset: t.Offset, Length: t.Length, At: t.At}
 }
@@ -366,7 +366,7 @@ func (w *walker) externalKey(v field, key string, t *Initializer) {
 	switch key {
 	case "location":
 		t.Location = w.exact(v, "external_data.location", maxPath)
-		if why := badLocation(t.Location); why != "" {
+		if why := locationProblem(t.Location); why != "" {
 			w.fail(v.at, "external_data.location", "tensor %q: file %q: %s", t.Name, t.Location, why)
 		}
 	case "offset":

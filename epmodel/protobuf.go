@@ -13,14 +13,14 @@ import (
 
 // Bounds on hostile input. Each is far above what real models have.
 const (
-	maxDepth  = 100       // nested messages; protobuf's own limit, so a deeper model cannot be loaded anyway
-	maxName   = 64 << 10  // names of nodes, tensors, operators, dimensions
-	maxText   = 1 << 20   // metadata values; longer ones are left out
-	maxKept   = 16 << 20  // memory of everything that Read keeps, estimated
-	smallKept = 256 << 10 // of nearly every model: see Gate
-	windowFar = 4 << 10   // read after a jump: usually a tensor's header, then the next jump
-	windowSeq = 64 << 10  // read when going on where the last window ended
-	headerMax = 24        // tag and value of any field but the payload of a length-delimited one
+	maxDepth         = 100       // nested messages; protobuf's own limit, so a deeper model cannot be loaded anyway
+	maxName          = 64 << 10  // names of nodes, tensors, operators, dimensions
+	maxText          = 1 << 20   // metadata values; longer ones are left out
+	maxKept          = 16 << 20  // memory of everything that Read keeps, estimated
+	smallKept        = 256 << 10 // of nearly every model: see Gate
+	randomWindow     = 4 << 10   // read after a jump: usually a tensor's header, then the next jump
+	sequentialWindow = 64 << 10  // read when going on where the last window ended
+	headerMax        = 24        // tag and value of any field but the payload of a length-delimited one
 )
 
 type span struct{ off, n int64 }
@@ -50,7 +50,7 @@ type reader struct {
 	kept   int64
 	most   int64 // bounds kept
 	err    error
-	buf    [windowSeq]byte
+	buf    [sequentialWindow]byte
 }
 
 // fail keeps the error for a field of the message that is open, unless there is one.
@@ -89,9 +89,9 @@ func (r *reader) peek(off int64, n int) []byte {
 	if rel := off - r.start; rel >= 0 && rel+int64(n) <= int64(len(r.window)) {
 		return r.window[rel : rel+int64(n)]
 	}
-	want := int64(windowFar)
+	want := int64(randomWindow)
 	if end := r.start + int64(len(r.window)); len(r.window) > 0 && off <= end && off >= r.start {
-		want = windowSeq
+		want = sequentialWindow
 	}
 	want = min(max(want, int64(n)), r.size-off)
 	r.window = nil
@@ -208,7 +208,7 @@ func (r *reader) bytes(f field, name string, limit int) []byte {
 		return nil
 	}
 	p := make([]byte, f.n)
-	if f.n <= windowFar {
+	if f.n <= randomWindow {
 		copy(p, r.peek(f.off, int(f.n)))
 	} else {
 		r.readAt(p, f.off)

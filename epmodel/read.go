@@ -40,7 +40,7 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 // Tensors is Read that also calls each with every tensor, in file order: initializers of every graph and function, and
 // constants in node attributes. A large model is walked again from its start, so each may see a tensor twice.
 func Tensors(ctx context.Context, name string, src Source, each func(*Initializer)) (m *Model, err error) {
-	err = admitted(ctx, name, func(most int64, _ func()) error {
+	err = withGate(ctx, name, func(most int64, _ func()) error {
 		m, err = walk(ctx, name, src, most, func(_ *walker, t *Initializer) { each(t) })
 		return err
 	})
@@ -104,11 +104,11 @@ func (w *walker) model() {
 	})
 	switch {
 	case w.err != nil && !graph:
-		w.unlike(ir)
+		w.notAModel(ir)
 	case w.err != nil:
 	case !graph:
 		w.fail(-1, "graph", "missing: not an ONNX model")
-		w.unlike(true)
+		w.notAModel(true)
 	case !ir:
 		w.fail(-1, "ir_version", "missing: not an ONNX model")
 	case w.m.IRVersion < 1:
@@ -186,8 +186,8 @@ func (w *walker) function(f field) {
 	})
 }
 
-// likenesses are taken for ONNX models. at: offset of the bytes; -1: of a text in lower case.
-var likenesses = []struct {
+// knownFormats are taken for ONNX models. at: offset of the bytes; -1: of a text in lower case.
+var knownFormats = []struct {
 	at           int
 	begins, what string
 }{
@@ -211,16 +211,16 @@ var likenesses = []struct {
 
 const likenessBytes = 64
 
-// unlike says of a file without a graph that it is no ONNX model, and which format it resembles. It
-// is called after the walk only, because a model may begin with any of these bytes.
-func (r *reader) unlike(began bool) {
+// notAModel says of a file without a graph that it is no ONNX model, and which format it resembles.
+// It is called after the walk only, because a model may begin with any of these bytes.
+func (r *reader) notAModel(began bool) {
 	var format *FormatError
 	head := r.peek(0, int(min(r.size, likenessBytes)))
 	if len(head) == 0 && r.size > 0 || !errors.As(r.err, &format) {
 		return
 	}
 	own := *format
-	switch what := likeness(head, r.size); {
+	switch what := looksLike(head, r.size); {
 	case what != "":
 		own.Field, own.Reason = "", "not an ONNX model, but "+what
 	case !began:
@@ -229,9 +229,9 @@ func (r *reader) unlike(began bool) {
 	r.err = &own
 }
 
-func likeness(head []byte, size int64) string {
+func looksLike(head []byte, size int64) string {
 	text := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
-	for _, one := range likenesses {
+	for _, one := range knownFormats {
 		b := bytes.ToLower(text)
 		if one.at >= 0 {
 			b = head[min(one.at, len(head)):]

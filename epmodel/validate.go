@@ -20,7 +20,7 @@ import (
 // It does not look into context binaries; callers add [BinaryReferences] for each.
 func Validate(m *Model, files map[string]int64) error {
 	if len(m.Contexts) == 0 {
-		return m.wrong(-1, "graph.node", "no EPContext node: "+m.NodeSummary(8))
+		return m.formatErrorAt(-1, "graph.node", "no EPContext node: "+m.NodeSummary(8))
 	}
 	if m.Size > MaxGraph {
 		return &TooLargeError{m.Name, m.Size, MaxGraph}
@@ -36,7 +36,7 @@ func Validate(m *Model, files map[string]int64) error {
 	}
 	for _, c := range m.Contexts {
 		if c.MainContext == 0 && !main[c.Source] {
-			return m.wrong(c.Offset, "attribute.main_context", fmt.Sprintf("node %q takes its context from another node of %q, and there is none with main_context 1", c.Node, c.Source))
+			return m.formatErrorAt(c.Offset, "attribute.main_context", fmt.Sprintf("node %q takes its context from another node of %q, and there is none with main_context 1", c.Node, c.Source))
 		}
 	}
 	if err := ValidateReferences(m.Name, m.Sidecars(), files); err != nil {
@@ -56,9 +56,9 @@ func Validate(m *Model, files map[string]int64) error {
 func (m *Model) ArtefactFiles() ([]string, error) {
 	var names []string
 	for _, r := range m.Sidecars() {
-		if why := badArtefactName(r.Name); why != "" {
+		if why := artefactNameProblem(r.Name); why != "" {
 			why = fmt.Sprintf("node %q: file %q: %s", r.Node, r.Name, why)
-			return nil, m.wrong(r.Offset, r.Attribute, why)
+			return nil, m.formatErrorAt(r.Offset, r.Attribute, why)
 		}
 		names = append(names, r.Name)
 	}
@@ -70,7 +70,7 @@ func (m *Model) ArtefactFiles() ([]string, error) {
 func ValidateReferences(file string, refs []Reference, files map[string]int64) error {
 	for _, r := range refs {
 		size, there := files[r.File()]
-		why := badArtefactName(r.File())
+		why := artefactNameProblem(r.File())
 		switch {
 		case why != "":
 			why = ": " + why
@@ -89,31 +89,31 @@ func ValidateReferences(file string, refs []Reference, files map[string]int64) e
 func (m *Model) validateContext(c Context) error {
 	switch {
 	case c.Domain != "com.microsoft":
-		return m.wrong(c.Offset, "domain", fmt.Sprintf("EPContext node %q is of the domain %q; ORT knows it in \"com.microsoft\"", c.Node, c.Domain))
+		return m.formatErrorAt(c.Offset, "domain", fmt.Sprintf("EPContext node %q is of the domain %q; ORT knows it in \"com.microsoft\"", c.Node, c.Domain))
 	case c.EmbedMode != 0 && c.EmbedMode != 1:
-		return m.wrong(c.Offset, "attribute.embed_mode", fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.EmbedMode))
+		return m.formatErrorAt(c.Offset, "attribute.embed_mode", fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.EmbedMode))
 	case c.MainContext != 0 && c.MainContext != 1:
-		return m.wrong(c.Offset, "attribute.main_context", fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.MainContext))
+		return m.formatErrorAt(c.Offset, "attribute.main_context", fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.MainContext))
 	case c.MainContext == 1 && c.DLCContext == "" && c.CacheContext == "" && c.Inline.Length == 0:
-		return m.wrong(c.Offset, "attribute.ep_cache_context", fmt.Sprintf("node %q has no context: neither bytes nor a file", c.Node))
+		return m.formatErrorAt(c.Offset, "attribute.ep_cache_context", fmt.Sprintf("node %q has no context: neither bytes nor a file", c.Node))
 	}
 	return nil
 }
 
-func (m *Model) wrong(at int64, field, reason string) error {
+func (m *Model) formatErrorAt(at int64, field, reason string) error {
 	return &FormatError{File: m.Name, Offset: at, Field: field, Reason: reason}
 }
 
 // fits checks that every tensor of the file is inside it.
 func (f *ExternalFile) fits(graph string, size int64) error {
-	if f.tight.Location != "" && f.farthest.reach() <= size {
+	if f.tight.Location != "" && f.farthest.endInFile() <= size {
 		return f.tight.fits(graph, size)
 	}
 	return f.farthest.fits(graph, size)
 }
 
-// reach is the size that the tensor's file must have.
-func (t Initializer) reach() int64 {
+// endInFile is the size that the tensor's file must have.
+func (t Initializer) endInFile() int64 {
 	n := max(t.Length, 0) // Read has refused what overflows
 	if need, known := t.Bytes(); n == 0 && known {
 		n = min(need, math.MaxInt64-t.Offset)
@@ -127,7 +127,7 @@ func (t Initializer) fits(graph string, size int64) error {
 		end += t.Length // Read has refused what overflows
 	}
 	if end <= size {
-		return t.filled(graph, size)
+		return t.coversShape(graph, size)
 	}
 	what := fmt.Sprintf("%d bytes from offset %d", t.Length, t.Offset)
 	if t.Length < 0 {
@@ -136,8 +136,8 @@ func (t Initializer) fits(graph string, size int64) error {
 	return &FormatError{graph, t.At, "external_data", fmt.Sprintf("tensor %q: %s of %q: beyond its end at %d", t.Name, what, t.Location, size)}
 }
 
-// filled checks that the range is enough for the tensor's type and shape. It may be larger.
-func (t Initializer) filled(graph string, size int64) error {
+// coversShape checks that the range is enough for the tensor's type and shape. It may be larger.
+func (t Initializer) coversShape(graph string, size int64) error {
 	have := t.Length
 	if have <= 0 {
 		have = size - t.Offset // to the end
@@ -195,7 +195,7 @@ func (m *Model) WrapsIR() bool {
 
 func (c Context) wrapsIR() bool {
 	return strings.HasPrefix(c.Source, "OpenVINO") && c.EmbedMode == 0 && c.MainContext == 1 &&
-		c.DLCContext == "" && len(c.WeightLocations) == 0 && badLocation(c.CacheContext) == "" &&
+		c.DLCContext == "" && len(c.WeightLocations) == 0 && locationProblem(c.CacheContext) == "" &&
 		path.Ext(c.CacheContext) == ".xml" // OpenVINO loads .XML too, and cannot compile it
 }
 
@@ -262,10 +262,11 @@ const maxPath = 4096 // PATH_MAX: nothing longer can be opened
 // address. In a file it is an attempt to make ORT read arbitrary memory.
 const memoryTag = "_ORT_MEM_ADDR_"
 
-// badLocation returns what is wrong with an external data location, "" if nothing is. Every spelling of a file below the
-// model's folder passes, because ONNX Runtime opens them all: "./w.bin", "w//x", "w/../x". Separators and drive letters of
-// Windows are refused where they could leave the folder there.
-func badLocation(s string) string {
+// locationProblem returns what is wrong with an external data location, "" if nothing is. Every
+// spelling of a file below the model's folder passes, because ONNX Runtime opens them all:
+// "./w.bin", "w//x", "w/../x". Separators and drive letters of Windows are refused where they could
+// leave the folder there.
+func locationProblem(s string) string {
 	slashed := path.Clean(strings.ReplaceAll(s, `\`, "/"))
 	switch {
 	case s == "" || path.Clean(s) == ".":
@@ -297,9 +298,10 @@ func (r Reference) File() string {
 	return path.Clean(r.Name)
 }
 
-// badArtefactName is stricter: a reference inside an artefact must be the name of one of its files, spelled in the one clean way.
-func badArtefactName(s string) string {
-	if why := badLocation(s); why != "" {
+// artefactNameProblem is stricter: a reference inside an artefact must be the name of one of its
+// files, spelled in the one clean way.
+func artefactNameProblem(s string) string {
+	if why := locationProblem(s); why != "" {
 		return strings.Replace(why, "the model's folder", "the artefact", 1)
 	}
 	if strings.Contains(s, `\`) || path.Clean(s) != s {

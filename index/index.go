@@ -228,7 +228,7 @@ func (x *Index) Close() (err error) {
 			return
 		}
 		x.stopped.Wait()
-		if err = x.flush(); cas.Full(err) {
+		if err = x.flush(); cas.IsDiskFull(err) {
 			x.Log.Warn("what may be lost could not be written", "store", x.dir, "error", err)
 			err = nil
 		}

@@ -43,7 +43,7 @@ func (x *Index) differences() (all []difference, err error) {
 		return nil, err
 	}
 	for i := range x.manifests.folders {
-		if !known[i] && !x.manifests.shards.There(byte(i)) {
+		if !known[i] && !x.manifests.shards.Exists(byte(i)) {
 			continue
 		}
 		if now := x.manifests.currentTimes(byte(i)); !kept[i].matches(now) {

@@ -232,7 +232,7 @@ func (t Table) Drop(key []byte) { t.rows.drop(t.bucket, key) }
 // arguments; no transaction is open while it runs.
 func (t Table) Each(ctx context.Context, fn func(key, value []byte) error) error {
 	var unwritten map[string][]byte
-	if err := t.rows.flush(); cas.Full(err) {
+	if err := t.rows.flush(); cas.IsDiskFull(err) {
 		unwritten = t.rows.pendingIn(t.bucket)
 	} else if err != nil {
 		return err

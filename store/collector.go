@@ -174,7 +174,7 @@ func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step)
 		s.Keep(KeptInUse)
 	case errors.Is(err, ErrReservationWaits):
 		return err
-	case cas.Full(err) || errors.Is(err, packing.ErrNoSpace):
+	case cas.IsDiskFull(err) || errors.Is(err, packing.ErrNoSpace):
 		s.Keep(KeptNoSpace)
 	case packing.IsMissingOrDamaged(err):
 		s.Keep(c.st.WithholdDamaged(ctx, &b, err))

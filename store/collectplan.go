@@ -37,7 +37,7 @@ const maxRecords = 256
 // evict.Snapshot.Plan decides what is removed in which order.
 func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, error) {
 	began := time.Now()
-	c.st.forms.Recipes.ReadAgain() // else nothing is evicted
+	c.st.forms.Recipes.RetryUnread() // else nothing is evicted
 	b, err := c.st.Bounds()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")

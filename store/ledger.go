@@ -185,7 +185,7 @@ func (s *Ledger) count(sum *int64, disk int64) (done func()) {
 func SpaceOf(sizes ...int64) (disk, bytes int64) {
 	disk = ManifestNeed
 	for _, size := range sizes {
-		disk += cas.OnDisk(size)
+		disk += cas.RoundUpToBlock(size)
 		bytes += size
 	}
 	return disk, bytes

@@ -96,7 +96,7 @@ func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planne
 	for d, size := range packed {
 		planned[d] = true
 		_, recipe, _ := p.st.forms.Bytes(d)
-		frees += recipe - cas.OnDisk(size)
+		frees += recipe - cas.RoundUpToBlock(size)
 		if !held {
 			frees += p.st.DiskBytesOf(d) - recipe
 		}

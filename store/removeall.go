@@ -40,7 +40,7 @@ func (st *Store) RemovableBytes(ctx context.Context) (sum int64, err error) {
 	}
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil { // else it is gone meanwhile
-			sum += cas.OnDisk(info.Size())
+			sum += cas.RoundUpToBlock(info.Size())
 		}
 	}
 	return sum, nil

@@ -43,7 +43,7 @@ func (st *Store) evictForCopy(ctx context.Context, size int64) error {
 	}
 	place := &Reservation{st: st}
 	defer place.Release()
-	return place.ResizeTo(ctx, true, cas.OnDisk(size), 0)
+	return place.ResizeTo(ctx, true, cas.RoundUpToBlock(size), 0)
 }
 
 // View returns a view of the build with every file checked: the one in use, one of an earlier run,

@@ -68,10 +68,10 @@ type NeedError struct {
 
 // Error counts the locations and names the first.
 func (e *NeedError) Error() string {
-	return fmt.Sprintf("%d files of external data are needed, the first is %q", len(e.Locations), first(e.Locations))
+	return fmt.Sprintf("%d files of external data are needed, the first is %q", len(e.Locations), firstOf(e.Locations))
 }
 
-func first(list []string) string {
+func firstOf(list []string) string {
 	if len(list) == 0 {
 		return ""
 	}

@@ -109,9 +109,9 @@ func (c *Client) Stop(ctx context.Context) error {
 	}
 }
 
-// maxNeeds bounds how often a daemon may ask for more external data for one request: once is enough, unless a model
-// was changed in between.
-const maxNeeds = 3
+// maxNeedReplies bounds how often a daemon may ask for more external data for one request: once is
+// enough, unless a model was changed in between.
+const maxNeedReplies = 3
 
 // External opens external data by its location as the model spells it. member is the model that
 // refers to it: 0 is Acquire.model (always without a group), 1 the first of Acquire.group.
@@ -123,8 +123,8 @@ type External func(member int, location string) (*os.File, error)
 func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File, external External, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
 	all := slices.Clip(fds)
 	defer func() { closeFiles(all[len(fds):]) }()
-	for asked := range maxNeeds {
-		answer, err := c.askWith(ctx, "acquire", request, all, progress)
+	for asked := range maxNeedReplies {
+		answer, err := c.askWithFiles(ctx, "acquire", request, all, progress)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -146,18 +146,18 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 // Put sends files that were compiled under a claim of this connection. Their fields "fd" are indices
 // into fds, which the caller closes: the daemon copies them first. The file is as Acquire's.
 func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
-	answer, err := c.askWith(ctx, "put", request, fds, progress)
+	answer, err := c.askWithFiles(ctx, "put", request, fds, progress)
 	if err != nil {
 		return nil, nil, err
 	}
 	return buildOf(answer)
 }
 
-// askWith is ask for a request with descriptors.
-func (c *Client) askWith(ctx context.Context, what string, message proto.Message, files []*os.File,
+// askWithFiles is ask for a request with descriptors.
+func (c *Client) askWithFiles(ctx context.Context, what string, message proto.Message, files []*os.File,
 	progress func(*wire.Progress)) (reply, error) {
 	if len(files) > MaxAttached {
-		return reply{}, refused("%s: %d descriptors; a request may have %d", what, len(files), MaxAttached)
+		return reply{}, descriptorRefusal("%s: %d descriptors; a request may have %d", what, len(files), MaxAttached)
 	}
 	fds := make([]int, len(files))
 	for i, f := range files {
@@ -183,12 +183,12 @@ func buildOf(answer reply) (*wire.AcquireReply, *os.File, error) {
 	return r, view, nil
 }
 
-var withBuild = []string{"hit", "compiled", "waited", "put"}
+var outcomesWithBuild = []string{"hit", "compiled", "waited", "put"}
 
 // checkBuild fails if the answer lacks a view or names a graph outside it: graphs load by name.
 func checkBuild(r *wire.AcquireReply, files []*os.File) error {
 	if r.Fd == nil && r.GetView() == "" {
-		if slices.Contains(withBuild, r.GetOutcome()) {
+		if slices.Contains(outcomesWithBuild, r.GetOutcome()) {
 			return violation("the reply says %q, and has no view", r.GetOutcome())
 		}
 		return nil
@@ -232,7 +232,7 @@ func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, extern
 		if member >= len(models) {
 			return files, violation("external data is needed of member %d of %d", member, len(models))
 		}
-		if err := mayNeed(models[member], location, external, len(files)); err != nil {
+		if err := checkNeed(models[member], location, external, len(files)); err != nil {
 			return files, err
 		}
 		f, err := external(member, location)
@@ -245,8 +245,8 @@ func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, extern
 	return files, nil
 }
 
-// mayNeed refuses locations that no model may refer to, even if the daemon asks for them.
-func mayNeed(model *wire.Model, location string, external External, files int) error {
+// checkNeed refuses locations that no model may refer to, even if the daemon asks for them.
+func checkNeed(model *wire.Model, location string, external External, files int) error {
 	bad := func(format string) error {
 		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf(format, location), Facts: map[string]string{"file": location}}
 	}
@@ -259,7 +259,7 @@ func mayNeed(model *wire.Model, location string, external External, files int) e
 	case external == nil:
 		return bad("the model refers to external data %q")
 	case files >= MaxAttached:
-		return refused("acquire: the model refers to more than %d files", MaxAttached-1)
+		return descriptorRefusal("acquire: the model refers to more than %d files", MaxAttached-1)
 	}
 	return nil
 }

@@ -21,27 +21,27 @@ const (
 	clientWriteTimeout = 2 * time.Second // for which a request that does not fit into the socket may stay unread
 	clientFrameTimeout = 2 * time.Second // from the first byte of an answer to its last
 	silenceLimit       = 5 * time.Second // without a word: then it is asked on another connection whether it still lives
-	signOfLife         = 2 * time.Second // for that
+	aliveInterval      = 2 * time.Second // for that
 )
 
 // Client is one connection to a daemon. Its methods may be called at the same time; their requests run at the same
 // time in the daemon. An error from the daemon is an *Error; when the connection breaks, every call answers
 // with ErrConnectionLost, and a new Client is needed. A context that ends cancels its request in the daemon as well.
 type Client struct {
-	stream *stream
-	hello  *wire.HelloReply
-	last   atomic.Uint64 // request number
-	done   chan struct{} // closed when the connection has ended
-	reason error         // why it has; valid after done is closed
-	closed atomic.Bool
-	alive  func(context.Context) error // asks on another connection
-	mute   atomic.Bool                 // and it has not answered
-	heard  atomic.Int64                // when a frame came last, in nanoseconds since made
-	made   time.Time
+	stream      *stream
+	hello       *wire.HelloReply
+	last        atomic.Uint64 // request number
+	done        chan struct{} // closed when the connection has ended
+	reason      error         // why it has; valid after done is closed
+	closed      atomic.Bool
+	alive       func(context.Context) error // asks on another connection
+	mute        atomic.Bool                 // and it has not answered
+	heard       atomic.Int64                // when a frame came last, in nanoseconds since made
+	waiterCount time.Time
 
 	mu      sync.Mutex
 	calls   map[uint64]*call // nil: the caller gave up, and the answer is still to come
-	reading bool             // a goroutine reads, or is about to; see ownread.go
+	reading bool             // a goroutine reads, or is about to; see callerread.go
 	gone    bool             // no new calls
 }
 
@@ -65,7 +65,7 @@ func (c *Client) Hello() *wire.HelloReply { return c.hello }
 func (c *Client) Close() error {
 	c.closed.Store(true)
 	err := c.stream.conn.Close()
-	c.readOn() // reads on until the end of the connection
+	c.continueReading() // reads on until the end of the connection
 	<-c.done
 	if errors.Is(err, net.ErrClosed) {
 		return nil // the daemon was first
@@ -80,7 +80,7 @@ func (c *Client) read() {
 			c.end(err)
 			return
 		}
-		if c.rest() {
+		if c.stopReading() {
 			return
 		}
 	}
@@ -104,7 +104,7 @@ func (c *Client) receive(envelope *wire.Envelope, fds []int, _ int, err error) e
 	if err != nil {
 		return err
 	}
-	c.heard.Store(int64(time.Since(c.made)))
+	c.heard.Store(int64(time.Since(c.waiterCount)))
 	number := envelope.GetRequest()
 	if number == 0 {
 		closeAll(fds)
@@ -131,7 +131,7 @@ func (c *Client) deliver(number uint64, envelope *wire.Envelope, fds []int) {
 		default:
 		}
 	case event != nil:
-		waiting.take(event)
+		waiting.enqueueEvent(event)
 	default:
 		delete(c.calls, number)
 		waiting.answer <- reply{envelope, toFiles(fds)}
@@ -234,7 +234,7 @@ func (c *Client) send(ctx context.Context, envelope *wire.Envelope, fds []int) e
 
 // reasonOfEnd waits for the reader, which finds the daemon's last word in what was received before the end.
 func (c *Client) reasonOfEnd(ctx context.Context) error {
-	c.readOn()
+	c.continueReading()
 	select {
 	case <-c.done:
 		return c.reason
@@ -253,10 +253,10 @@ func (c *Client) sendCancel(number uint64) {
 
 // wait gives the answer to a call. The files are the caller's.
 func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progress func(*wire.Progress)) (reply, error) {
-	c.readOwn()
+	c.readOwnAnswer()
 	select {
 	case r := <-waiting.answer:
-		waiting.tell(progress)
+		waiting.reportProgress(progress)
 		return r, nil
 	default:
 	}
@@ -265,9 +265,9 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progres
 	for {
 		select {
 		case <-silence.C:
-			silence.Reset(c.silent(ctx))
+			silence.Reset(c.checkAlive(ctx))
 		case r := <-waiting.answer:
-			waiting.tell(progress)
+			waiting.reportProgress(progress)
 			return r, nil
 		case m := <-waiting.progress:
 			progress(m)
@@ -285,20 +285,21 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progres
 	}
 }
 
-func (waiting *call) tell(progress func(*wire.Progress)) {
+func (waiting *call) reportProgress(progress func(*wire.Progress)) {
 	for len(waiting.progress) > 0 {
 		progress(<-waiting.progress)
 	}
 }
 
-// silent asks whether a daemon still lives of which nothing was heard for long, and gives after how long to look again. A
-// daemon that was stopped holds its connections open: they are given up here.
-func (c *Client) silent(ctx context.Context) time.Duration {
-	quiet := time.Since(c.made) - time.Duration(c.heard.Load())
+// checkAlive asks whether a daemon still lives of which nothing was heard for long, and gives after
+// how long to look again. A daemon that was stopped holds its connections open: they are given up
+// here.
+func (c *Client) checkAlive(ctx context.Context) time.Duration {
+	quiet := time.Since(c.waiterCount) - time.Duration(c.heard.Load())
 	if quiet < silenceLimit {
 		return silenceLimit - quiet
 	}
-	limited, stop := context.WithTimeout(ctx, signOfLife)
+	limited, stop := context.WithTimeout(ctx, aliveInterval)
 	defer stop()
 	err := c.alive(limited)
 	if ctx.Err() == nil && (errors.Is(err, ErrNoDaemon) || errors.Is(err, context.DeadlineExceeded)) {

@@ -15,7 +15,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// connection is the daemon's end of one connection. One goroutine at a time reads; see inline.go.
+// connection is the daemon's end of one connection. One goroutine at a time reads; see
+// requestslots.go.
 type connection struct {
 	server   *Server
 	stream   *stream
@@ -64,11 +65,12 @@ func (c *connection) refuse(err error) {
 	c.cancel()
 	// The client sees the connection close either way.
 	_ = c.send(c.ctx, envelopeOf(0, toWire(err)), nil)
-	c.turnAway()
+	c.closeSilently()
 }
 
-// turnAway closes a connection that is not served, without a word: the client may find, or start, another daemon.
-func (c *connection) turnAway() {
+// closeSilently closes a connection that is not served, without a word: the client may find, or
+// start, another daemon.
+func (c *connection) closeSilently() {
 	c.cancel()
 	c.stream.closeDescriptors()
 	_ = c.stream.conn.Close()
@@ -83,15 +85,15 @@ func (c *connection) serve() {
 	defer wake()
 	c.stream.closing = c.closeAll
 	if err := c.hello(); err != nil {
-		c.endReading(c.farewell(err))
+		c.stopReading(c.sendViolation(err))
 	} else {
-		c.readOn()
+		c.continueReading()
 	}
 	err := <-c.ended
 	c.handlers.Wait()
-	c.forgetAttached()
+	c.closeAttached()
 	c.stream.closeDescriptors()
-	c.user.frameBytes.Add(-int64(c.stream.paid))
+	c.user.frameBytes.Add(-int64(c.stream.charged))
 	if err != nil && !errors.Is(err, io.EOF) && c.server.base.Err() == nil {
 		c.server.Log.Info("connection ended", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
 	}
@@ -125,8 +127,8 @@ func (c *connection) idle(now time.Time) bool {
 	return c.inFlight.Load() == 0 && !c.released
 }
 
-// keepClaim notes a claim that ends with the connection.
-func (c *connection) keepClaim(claim *wire.Claim) {
+// addClaim notes a claim that ends with the connection.
+func (c *connection) addClaim(claim *wire.Claim) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.claims == nil {
@@ -135,36 +137,36 @@ func (c *connection) keepClaim(claim *wire.Claim) {
 	c.claims[claim.GetId()] = time.Now().Add(time.Duration(claim.GetDeadlineMs()) * time.Millisecond)
 }
 
-func (c *connection) dropClaim(id string) {
+func (c *connection) removeClaim(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.claims, id)
 }
 
-func (c *connection) readOn() {
+func (c *connection) continueReading() {
 	// The context is looked at each time: the end of a frame takes its deadline away, and with it the one that
 	// would have woken the reader.
 	for c.ctx.Err() == nil {
 		mine, err := c.receive()
 		if err != nil {
-			c.endReading(c.farewell(err))
+			c.stopReading(c.sendViolation(err))
 			return
 		}
 		if !mine {
 			return
 		}
 	}
-	c.endReading(nil)
+	c.stopReading(nil)
 }
 
-// endReading cancels all requests, because their answers could not be sent or would not be read.
-func (c *connection) endReading(err error) {
+// stopReading cancels all requests, because their answers could not be sent or would not be read.
+func (c *connection) stopReading(err error) {
 	c.cancel()
 	c.ended <- err
 }
 
-// farewell tells the client which rule it broke. There is no more to do for it.
-func (c *connection) farewell(err error) error {
+// sendViolation tells the client which rule it broke. There is no more to do for it.
+func (c *connection) sendViolation(err error) error {
 	if e, is := errors.AsType[*Error](err); is && c.ctx.Err() == nil {
 		return errors.Join(err, c.send(c.ctx, envelopeOf(0, toWire(e)), nil))
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func refused(format string, args ...any) *Error {
+func descriptorRefusal(format string, args ...any) *Error {
 	return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: fmt.Sprintf(format, args...)}
 }
 
@@ -16,7 +16,7 @@ func refused(format string, args ...any) *Error {
 // of checkFD, for any of them.
 func checkAcquire(a *wire.Acquire, fds []int) (slow bool, err error) {
 	if a.GetModel() == nil {
-		return false, refused("acquire: no model")
+		return false, descriptorRefusal("acquire: no model")
 	}
 	return checkDescriptors("acquire", fds, func(name namer) {
 		for _, m := range append([]*wire.Model{a.GetModel()}, a.GetGroup()...) {
@@ -43,10 +43,10 @@ func checkAcquire(a *wire.Acquire, fds []int) (slow bool, err error) {
 
 func checkPut(p *wire.Put, fds []int) (slow bool, err error) {
 	if len(p.GetFiles()) == 0 {
-		return false, refused("put: no files")
+		return false, descriptorRefusal("put: no files")
 	}
 	if int64(p.GetGraphs()) > int64(len(p.GetFiles())) {
-		return false, refused("put: %d graphs among %d files", p.GetGraphs(), len(p.GetFiles()))
+		return false, descriptorRefusal("put: %d graphs among %d files", p.GetGraphs(), len(p.GetFiles()))
 	}
 	return checkDescriptors("put", fds, func(name namer) {
 		for _, f := range p.GetFiles() {
@@ -66,7 +66,7 @@ func checkDescriptors(request string, fds []int, names func(namer)) (slow bool, 
 		switch {
 		case wrong != nil:
 		case int64(fd) >= int64(len(fds)):
-			wrong = refused("%s: %s %q is descriptor %d of %d", request, kind, name, fd, len(fds))
+			wrong = descriptorRefusal("%s: %s %q is descriptor %d of %d", request, kind, name, fd, len(fds))
 		default:
 			what[fd].kind, what[fd].name = kind, name
 		}

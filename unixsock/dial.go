@@ -38,7 +38,7 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 		client, err := d.dialOnce(ctx, paths)
 		// A daemon that was just killed may leave its socket to a child that is being started, so
 		// that connections are never accepted until the child closes it.
-		if err == nil || !errors.Is(err, ErrNoDaemon) && !WentAway(err) || !time.Now().Before(end) {
+		if err == nil || !errors.Is(err, ErrNoDaemon) && !ConnectionEnded(err) || !time.Now().Before(end) {
 			return client, err
 		}
 		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
@@ -108,7 +108,7 @@ func (d Dialer) greet(ctx context.Context, conn *net.UnixConn, path string) (*Cl
 	})
 	reply, err := exchangeHello(stream, d.Name, limit)
 	if err == nil {
-		err = stream.blockFor(ownReadLimit)
+		err = stream.blockFor(callerReadLimit)
 	}
 	if !stop() {
 		err = errors.Join(ctx.Err(), err)
@@ -121,13 +121,13 @@ func (d Dialer) greet(ctx context.Context, conn *net.UnixConn, path string) (*Cl
 		return nil, errors.Join(err, conn.Close())
 	}
 	alive := func(ctx context.Context) error {
-		c, err := Dialer{Name: d.Name, HelloTimeout: signOfLife}.Dial(ctx, path)
+		c, err := Dialer{Name: d.Name, HelloTimeout: aliveInterval}.Dial(ctx, path)
 		if err != nil {
 			return err
 		}
 		return c.Close()
 	}
-	return &Client{stream: stream, hello: reply, alive: alive, made: time.Now(),
+	return &Client{stream: stream, hello: reply, alive: alive, waiterCount: time.Now(),
 		done: make(chan struct{}), calls: make(map[uint64]*call)}, nil
 }
 
@@ -160,7 +160,7 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 	if err != nil {
 		return nil, err
 	}
-	fds, err := s.take(at, int(envelope.GetDescriptors()))
+	fds, err := s.takeDescriptors(at, int(envelope.GetDescriptors()))
 	closeAll(fds) // none are expected
 	if err != nil {
 		return nil, err
@@ -178,12 +178,13 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 	return reply, nil
 }
 
-// HelloLimit is the HelloTimeout where an application goes on without a daemon: too short to notice.
-const HelloLimit = 50 * time.Millisecond
+// QuickHelloTimeout is the HelloTimeout where an application goes on without a daemon: too short to
+// notice.
+const QuickHelloTimeout = 50 * time.Millisecond
 
-// WentAway reports whether a connection ended without a reason, so that the request may be repeated
-// on another one. An error from the daemon, or a breach of the protocol, is an answer.
-func WentAway(err error) bool {
+// ConnectionEnded reports whether a connection ended without a reason, so that the request may be
+// repeated on another one. An error from the daemon, or a breach of the protocol, is an answer.
+func ConnectionEnded(err error) bool {
 	_, said := errors.AsType[*Error](err)
 	return errors.Is(err, ErrConnectionLost) && !said
 }

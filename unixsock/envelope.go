@@ -76,7 +76,7 @@ func (s *stream) envelope(timeout time.Duration) (e *wire.Envelope, fds []int, s
 	if e, err = decode(payload); err != nil {
 		return nil, nil, 0, err
 	}
-	fds, err = s.take(at, int(e.GetDescriptors()))
+	fds, err = s.takeDescriptors(at, int(e.GetDescriptors()))
 	return e, fds, len(payload), err
 }
 

@@ -54,7 +54,7 @@ func TestRoundTripOfAnyFrames(t *testing.T) {
 			require.NoError(t, err)
 			got, err := decode(payload)
 			require.NoError(t, err)
-			fds, err := s.take(at, int(got.GetDescriptors()))
+			fds, err := s.takeDescriptors(at, int(got.GetDescriptors()))
 			require.NoError(t, err)
 			require.Len(t, fds, int(want.GetDescriptors()))
 			for i, fd := range fds {

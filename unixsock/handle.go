@@ -38,7 +38,7 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 		answer, err := withFiles(c, r, m, checkAcquire, c.server.Backend.Acquire)
 		return c.build(r, answer, err)
 	case *wire.Put:
-		c.dropClaim(m.GetClaim())
+		c.removeClaim(m.GetClaim())
 		answer, err := withFiles(c, r, m, checkPut, c.server.Backend.Put)
 		return c.build(r, answer, err)
 	case *wire.Stop:
@@ -69,7 +69,7 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 		answer.Reply = &wire.AcquireReply{}
 	}
 	if claim := answer.Reply.GetClaim(); claim != nil {
-		c.keepClaim(claim)
+		c.addClaim(claim)
 	}
 	answer.Reply.Fd = nil
 	if answer.View != nil {
@@ -94,7 +94,7 @@ func withFiles[M any](c *connection, r *request, message M, check func(M, []int)
 	r.files, r.fds = toFiles(r.fds), nil
 	reporter := c.reporter(r)
 	defer reporter.end()
-	return ask(r.ctx, peer, message, r.files, reporter.report)
+	return ask(r.ctx, peer, message, r.files, reporter.enqueue)
 }
 
 func (c *connection) reporter(r *request) *reporter {
@@ -106,14 +106,14 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 	case *wire.Report:
 		m.Text = cut(m.GetText(), MaxReportText)
 	case *wire.GiveUp:
-		c.dropClaim(m.GetClaim())
+		c.removeClaim(m.GetClaim())
 		m.Text = cut(m.GetText(), MaxReportText)
 	}
 	reporter := c.reporter(r)
 	defer reporter.end()
-	reply, err := c.server.Backend.Ask(r.ctx, c.peer, message, reporter.report)
+	reply, err := c.server.Backend.Ask(r.ctx, c.peer, message, reporter.enqueue)
 	if err == nil && reply == nil {
-		err = refused("protocol: a message that is no request")
+		err = descriptorRefusal("protocol: a message that is no request")
 	}
 	return reply, err
 }
@@ -223,7 +223,7 @@ func (c *connection) awaitReading(ctx context.Context, end time.Time) error {
 		}
 		c.noteReadLocked()
 		if !own {
-			c.server.sweep(c.user)
+			c.server.releaseRead(c.user)
 		}
 		if c.unread.Load() < int64(limits.Unread) && c.user.unread.Load() < int64(limits.UnreadPerUID) {
 			return nil
@@ -267,9 +267,10 @@ func (c *connection) noteReadLocked() {
 	}
 }
 
-// linger closes the connection, but only after its last answers with descriptors were read or the client is gone:
-// until then they count against its user, or one could leave 8 behind with each of any number of connections.
-func (c *connection) linger() {
+// closeAfterRead closes the connection, but only after its last answers with descriptors were read
+// or the client is gone: until then they count against its user, or one could leave 8 behind with
+// each of any number of connections.
+func (c *connection) closeAfterRead() {
 	poll := maxDrainPoll
 	// Tells the client that there is no more; what was sent stays readable. An error means that it is gone.
 	_ = c.stream.conn.CloseWrite()

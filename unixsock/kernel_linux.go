@@ -21,25 +21,25 @@ import (
 func checkFD(fd int) (slow bool, err error) {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
-		return slow, refused("cannot be looked at: %v", err)
+		return slow, descriptorRefusal("cannot be looked at: %v", err)
 	}
 	if flags&unix.O_PATH != 0 {
-		return slow, refused("was opened with O_PATH, not for reading")
+		return slow, descriptorRefusal("was opened with O_PATH, not for reading")
 	}
 	st, slow, err := slowfile.Stat(fd)
 	if err != nil {
-		return slow, refused("cannot be looked at: %v", err)
+		return slow, descriptorRefusal("cannot be looked at: %v", err)
 	}
 	if kind := kindOf(uint32(st.Mode)); kind != "" {
-		return slow, refused("is %s, not a regular file", kind)
+		return slow, descriptorRefusal("is %s, not a regular file", kind)
 	}
 	if flags&unix.O_ACCMODE == unix.O_WRONLY {
-		return slow, refused("was opened for writing only, not for reading")
+		return slow, descriptorRefusal("was opened for writing only, not for reading")
 	}
 	// means nothing for a regular file, but Go's runtime would try to poll it
 	if flags&unix.O_NONBLOCK != 0 {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_NONBLOCK); err != nil {
-			return slow, refused("cannot be made blocking: %v", err)
+			return slow, descriptorRefusal("cannot be made blocking: %v", err)
 		}
 	}
 	return slow, nil

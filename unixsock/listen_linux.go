@@ -143,14 +143,14 @@ func (l *listener) Close() error {
 	return errors.Join(l.UnixListener.Close(), removeErr)
 }
 
-// OwnFolder creates a directory for this user alone, with its parents, or refuses an existing one
-// that other users may change: a client loads what the daemon behind the socket gives it, and the
-// directory's owner may put another daemon there. OwnFolder creates nothing inside another user's
-// directory, as it would with sudo, which keeps HOME.
-func OwnFolder(dir string) error {
+// MakePrivateFolder creates a directory for this user alone, with its parents, or refuses an
+// existing one that other users may change: a client loads what the daemon behind the socket gives
+// it, and the directory's owner may put another daemon there. MakePrivateFolder creates nothing
+// inside another user's directory, as it would with sudo, which keeps HOME.
+func MakePrivateFolder(dir string) error {
 	switch info, err := os.Stat(dir); {
 	case err == nil:
-		return checkOwn(dir, info)
+		return checkPrivate(dir, info)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
@@ -174,10 +174,10 @@ func OwnFolder(dir string) error {
 	if err != nil {
 		return err
 	}
-	return checkOwn(dir, info)
+	return checkPrivate(dir, info)
 }
 
-func checkOwn(dir string, info fs.FileInfo) error {
+func checkPrivate(dir string, info fs.FileInfo) error {
 	switch owner := ownerOf(info); {
 	case !info.IsDir():
 		return fmt.Errorf("%s is no folder", dir)

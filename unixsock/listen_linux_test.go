@@ -282,14 +282,14 @@ func TestForeignFoldersAreNotOurs(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", "/nowhere")
 	t.Setenv(SocketVariable, "")
 	ours := filepath.Join(dir, "epcached")
-	require.NoError(t, OwnFolder(ours))
+	require.NoError(t, MakePrivateFolder(ours))
 	require.Contains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
 	require.NoError(t, os.Chmod(ours, 0o770))
-	require.ErrorContains(t, OwnFolder(ours), "may be changed by other users")
+	require.ErrorContains(t, MakePrivateFolder(ours), "may be changed by other users")
 	require.NoError(t, os.Chown(ours, 4711, 4711))
 	require.NotContains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
-	require.ErrorContains(t, OwnFolder(ours), "belongs to user 4711")
-	require.ErrorContains(t, OwnFolder(filepath.Join(ours, "state", "epcached")),
+	require.ErrorContains(t, MakePrivateFolder(ours), "belongs to user 4711")
+	require.ErrorContains(t, MakePrivateFolder(filepath.Join(ours, "state", "epcached")),
 		"nothing is made in it")
 	require.NoDirExists(t, filepath.Join(ours, "state"))
 }

@@ -29,7 +29,7 @@ type reporter struct {
 	ended   bool
 }
 
-func (p *reporter) report(m *wire.Progress) {
+func (p *reporter) enqueue(m *wire.Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended || m == nil {
@@ -50,10 +50,10 @@ func (p *reporter) report(m *wire.Progress) {
 		p.wake, p.done = make(chan struct{}, 1), make(chan struct{})
 		go p.run()
 	}
-	p.signal()
+	p.wakeSender()
 }
 
-func (p *reporter) signal() {
+func (p *reporter) wakeSender() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -66,7 +66,7 @@ func (p *reporter) end() {
 	p.ended = true
 	done := p.done
 	if done != nil {
-		p.signal()
+		p.wakeSender()
 	}
 	p.mu.Unlock()
 	if done != nil {

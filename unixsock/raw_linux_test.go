@@ -89,7 +89,7 @@ func (c *rawClient) tryRead(limit time.Duration) (*wire.Envelope, []int, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	fds, err := c.stream.take(at, int(e.GetDescriptors()))
+	fds, err := c.stream.takeDescriptors(at, int(e.GetDescriptors()))
 	return e, fds, err
 }
 

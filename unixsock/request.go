@@ -25,7 +25,7 @@ type request struct {
 
 // receive takes one frame. An error ends the connection. mine is false once another goroutine reads it.
 func (c *connection) receive() (mine bool, err error) {
-	if err := c.tooSlow(endAt); err != nil {
+	if err := c.tooSlow(closeLimitFactor); err != nil {
 		return true, err
 	}
 	envelope, fds, size, err := c.stream.envelope(c.server.limits.FrameTimeout)
@@ -67,7 +67,7 @@ func (c *connection) cancelRequest(number uint64) {
 		r.cancel()
 	default:
 		delete(c.requests, number)
-		c.drop(r)
+		c.discard(r)
 	}
 }
 
@@ -132,11 +132,11 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 
 	c.user.descriptors.Add(int64(len(fds)))
 	var inline *connection
-	if _, acquire := message.(*wire.Acquire); acquire && c.stream.drained() {
+	if _, acquire := message.(*wire.Acquire); acquire && c.stream.bufferEmpty() {
 		inline = c
 	}
 	turn := c.user.turns.take(c.ctx, inline)
-	c.server.overseer.rouse()
+	c.server.overseer.wakeUp()
 	err = c.overLimits(r)
 	if err == nil && message == nil {
 		err = &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request",
@@ -193,7 +193,7 @@ func (c *connection) overLimits(r *request) error {
 	case held > int64(limits.RequestBytesPerUID):
 		return busy("requests of more than %d bytes at once", limits.RequestBytesPerUID)
 	case len(r.fds) > MaxAttached:
-		return refused("more than %d descriptors for one request", MaxAttached)
+		return descriptorRefusal("more than %d descriptors for one request", MaxAttached)
 	case len(r.fds) > 0 && c.user.descriptors.Load() > int64(limits.DescriptorsPerUID):
 		return busy("more than %d descriptors of one user at once", limits.DescriptorsPerUID)
 	}
@@ -206,22 +206,22 @@ func (c *connection) finish(r *request) {
 	c.mu.Lock()
 	delete(c.requests, r.number)
 	c.mu.Unlock()
-	c.drop(r)
+	c.discard(r)
 }
 
-// drop closes descriptors that no handler took, and gives back what the request was charged.
-func (c *connection) drop(r *request) {
+// discard closes descriptors that no handler took, and gives back what the request was charged.
+func (c *connection) discard(r *request) {
 	c.closeAll(r.fds)
 	c.user.descriptors.Add(-int64(len(r.fds)))
 	r.fds = nil
 }
 
-// forgetAttached closes what came for requests that never followed.
-func (c *connection) forgetAttached() {
+// closeAttached closes what came for requests that never followed.
+func (c *connection) closeAttached() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for number, r := range c.requests {
 		delete(c.requests, number)
-		c.drop(r)
+		c.discard(r)
 	}
 }

@@ -30,13 +30,13 @@ type Server struct {
 	// Both are not called while requests are refused.
 	Administrator func(Peer) bool
 
-	once    sync.Once
-	limits  limits          // zero: the default; tests bring others
-	base    context.Context // ends every connection
-	stop    context.CancelFunc
-	serving context.Context // ends before base, as soon as nothing new is taken
-	drain   context.CancelFunc
-	running sync.WaitGroup // connections, and the waits for their unread answers
+	initOnce sync.Once
+	limits   limits          // zero: the default; tests bring others
+	base     context.Context // ends every connection
+	stop     context.CancelFunc
+	serving  context.Context // ends before base, as soon as nothing new is taken
+	drain    context.CancelFunc
+	running  sync.WaitGroup // connections, and the waits for their unread answers
 
 	overseer overseer
 	gates    [2]gates              // of users, and of administrators
@@ -49,7 +49,7 @@ type Server struct {
 	users     map[account]*user
 	total     int
 	accepted  uint64
-	leaving   bool
+	stopped   bool
 }
 
 // account identifies the user that limits hold for: all uids of one owner together, except that
@@ -63,12 +63,12 @@ type user struct {
 	account
 	requestBytes, frameBytes, descriptors, unread, subscriptions, slow atomic.Int64
 
-	turns       *turns
+	turns       *requestSlots
 	connections map[*connection]struct{} // guarded by Server.mu
 }
 
 func (s *Server) init() {
-	s.once.Do(func() {
+	s.initOnce.Do(func() {
 		if s.limits == (limits{}) {
 			s.limits = defaultLimits
 		}
@@ -165,9 +165,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// Refuse has every request answered with err: those under way, which are cancelled, and those that
-// come. New connections get err instead of a HelloReply. nil: the backend answers again.
-func (s *Server) Refuse(err *Error) {
+// RefuseAll has every request answered with err: those under way, which are cancelled, and those
+// that come. New connections get err instead of a HelloReply. nil: the backend answers again.
+func (s *Server) RefuseAll(err *Error) {
 	s.refusal.Store(err)
 	if err == nil {
 		return
@@ -229,16 +229,17 @@ func (s *Server) Accepted() uint64 {
 	return s.accepted
 }
 
-// Leave stops accepting if there is no client, and reports whether it did; Serve then returns. It
-// disconnects a client that connects at this moment, without an answer, as if it came too late.
-func (s *Server) Leave() bool {
+// StopIfUnused stops accepting if there is no client, and reports whether it did; Serve then
+// returns. It disconnects a client that connects at this moment, without an answer, as if it came
+// too late.
+func (s *Server) StopIfUnused() bool {
 	s.init()
 	s.mu.Lock()
 	if s.total > 0 {
 		s.mu.Unlock()
 		return false
 	}
-	s.leaving = true
+	s.stopped = true
 	s.mu.Unlock()
 	s.drain()
 	s.closeListeners()
@@ -257,8 +258,8 @@ func (s *Server) admit(accepted net.Conn) {
 		return
 	}
 	switch err := s.register(c); {
-	case errors.Is(err, errLeaving):
-		c.turnAway()
+	case errors.Is(err, errStopped):
+		c.closeSilently()
 		return
 	case err != nil:
 		if s.refused() == nil { // else all are
@@ -270,7 +271,7 @@ func (s *Server) admit(accepted net.Conn) {
 	go func() {
 		defer s.running.Done()
 		c.serve()
-		c.linger()
+		c.closeAfterRead()
 		s.unregister(c)
 	}()
 }
@@ -293,7 +294,7 @@ func (s *Server) refuse(c *connection, err error) {
 	})
 }
 
-var errLeaving = errors.New("the daemon leaves")
+var errStopped = errors.New("the daemon leaves")
 
 func (s *Server) register(c *connection) error {
 	err := s.refused()
@@ -306,8 +307,8 @@ func (s *Server) register(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.leaving:
-		return errLeaving
+	case s.stopped:
+		return errStopped
 	case err != nil:
 		return err
 	case s.refused() != nil:
@@ -317,9 +318,9 @@ func (s *Server) register(c *connection) error {
 	}
 	u := s.users[c.account]
 	if u == nil {
-		u = &user{account: c.account, turns: newTurns(s.limits.RunningPerUID), connections: make(map[*connection]struct{})}
+		u = &user{account: c.account, turns: newRequestSlots(s.limits.RunningPerUID), connections: make(map[*connection]struct{})}
 	}
-	if err := s.makeRoom(u); err != nil {
+	if err := s.checkUserConnections(u); err != nil {
 		return err
 	}
 	s.users[c.account] = u
@@ -337,10 +338,10 @@ func busy(text, hint string) error {
 	return &Error{Class: wire.ErrorClass_BUSY, Text: text, Hint: hint}
 }
 
-// makeRoom reports why a user may have no more connections. A user may have a part of those that
-// are free, so that a few users cannot have all of them. Beyond that it closes the connection that
-// was idle for longest, of the user with most connections.
-func (s *Server) makeRoom(u *user) error {
+// checkUserConnections reports why a user may have no more connections. A user may have a part of
+// those that are free, so that a few users cannot have all of them. Beyond that it closes the
+// connection that was idle for longest, of the user with most connections.
+func (s *Server) checkUserConnections(u *user) error {
 	own, free := len(u.connections), s.limits.Connections-s.total
 	shared := free - s.limits.Connections/reservedShare
 	switch {
@@ -393,8 +394,8 @@ func (s *Server) unregister(c *connection) {
 	s.release(c)
 }
 
-// sweep looks which of the user's answers have been read meanwhile.
-func (s *Server) sweep(u *user) {
+// releaseRead looks which of the user's answers have been read meanwhile.
+func (s *Server) releaseRead(u *user) {
 	s.mu.Lock()
 	connections := slices.Collect(maps.Keys(u.connections))
 	s.mu.Unlock()

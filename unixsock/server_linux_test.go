@@ -323,7 +323,7 @@ func TestNeedForEver(t *testing.T) {
 	external := func(int, string) (*os.File, error) { return os.Open("/proc/self/cmdline") }
 	_, _, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, external, nil)
 	require.ErrorIs(t, err, ErrBadRequest)
-	require.LessOrEqual(t, backend.calls.Load(), int64(maxNeeds))
+	require.LessOrEqual(t, backend.calls.Load(), int64(maxNeedReplies))
 }
 
 func TestManyDescriptors(t *testing.T) {
@@ -525,7 +525,7 @@ func TestRefusalAnswersEveryRequest(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience,
 		time.Millisecond)
-	s.Refuse(&Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "the index is damaged", Hint: "wait"})
+	s.RefuseAll(&Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "the index is damaged", Hint: "wait"})
 	status := func() error {
 		_,
 			err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
@@ -540,7 +540,7 @@ func TestRefusalAnswersEveryRequest(t *testing.T) {
 		require.Equal(t, "the index is damaged", refused.Text, name)
 		require.Equal(t, "wait", refused.Hint, name)
 	}
-	s.Refuse(nil)
+	s.RefuseAll(nil)
 	require.NoError(t, status())
 	_ = dial(t, s)
 }

@@ -11,8 +11,9 @@ import (
 // holds a thread for as long. Go ends the process at 10,000 threads. So requests with such files,
 // and closes of them, count as slow until they end, and are bounded for each user and in all.
 
-// endAt is how many times SlowPerUID a user's connections end at: only closes come so far.
-const endAt = 4
+// closeLimitFactor is how many times SlowPerUID a user's connections end at: only closes come so
+// far.
+const closeLimitFactor = 4
 
 // tooSlow fails where the user has more slow requests and closes than so many times the limits.
 func (c *connection) tooSlow(times int64) error {

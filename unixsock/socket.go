@@ -45,7 +45,7 @@ const socketName = "epcached.sock"
 // UserSocket is where the user's own daemon listens: in the runtime folder, else in the state folder; empty if the
 // user has neither.
 func UserSocket() string {
-	return first(UserSockets())
+	return firstOf(UserSockets())
 }
 
 // UserState is the state folder of the user's own daemon; empty for a user without a home.

@@ -27,20 +27,20 @@ type stream struct {
 	raw  syscall.RawConn
 
 	// Of the reader. buf[start:end] has arrived and is not consumed; offset is that of buf[start].
-	buf        []byte
-	start, end int
-	offset     int64
-	batches    []batch   // at most two: of a frame that is not complete yet, and of the one behind it
-	oob        [272]byte // room for MaxDescriptors and no more: the kernel closes the rest, and says so
-	recv       func(fd uintptr) bool
-	gotN       int
-	gotOOB     int
-	gotFlags   int
-	gotErr     error
-	soon       bool                  // fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
-	charge     func(bytes int) error // is called as large buffers grow and are given back; may be nil
-	paid       int                   // of these
-	closing    func([]int)           // closes descriptors that no frame names
+	buf         []byte
+	start, end  int
+	offset      int64
+	batches     []batch   // at most two: of a frame that is not complete yet, and of the one behind it
+	oob         [272]byte // room for MaxDescriptors and no more: the kernel closes the rest, and says so
+	recv        func(fd uintptr) bool
+	readBytes   int
+	readOOB     int
+	readFlags   int
+	readErr     error
+	deadlineSet bool                  // fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
+	charge      func(bytes int) error // is called as large buffers grow and are given back; may be nil
+	charged     int                   // of these
+	closing     func([]int)           // closes descriptors that no frame names
 
 	writing chan struct{} // a lock that a context can give up on; holds the fields below
 	send    func(fd uintptr) bool
@@ -112,26 +112,26 @@ func (s *stream) buffered() ([]byte, int64, error) {
 	return payload, at, nil
 }
 
-// drained tells whether nothing has arrived beyond the frames that were consumed.
-func (s *stream) drained() bool { return s.start == s.end }
+// bufferEmpty tells whether nothing has arrived beyond the frames that were consumed.
+func (s *stream) bufferEmpty() bool { return s.start == s.end }
 
 // fill reads once. The buffer grows with the bytes that arrive, never with an announced length.
 func (s *stream) fill() error {
-	if err := s.makeRoom(); err != nil {
+	if err := s.growBuffer(); err != nil {
 		return err
 	}
 	if err := s.raw.Read(s.recv); err != nil {
 		return err
 	}
-	if s.gotErr != nil {
-		return os.NewSyscallError("recvmsg", s.gotErr)
+	if s.readErr != nil {
+		return os.NewSyscallError("recvmsg", s.readErr)
 	}
 	first := s.offset + int64(s.end-s.start)
-	s.end += s.gotN
+	s.end += s.readBytes
 	if err := s.keepDescriptors(first); err != nil {
 		return err
 	}
-	if s.gotN == 0 {
+	if s.readBytes == 0 {
 		if s.end > s.start {
 			return io.ErrUnexpectedEOF
 		}
@@ -140,13 +140,13 @@ func (s *stream) fill() error {
 	return nil
 }
 
-func (s *stream) makeRoom() error {
+func (s *stream) growBuffer() error {
 	switch {
 	case s.start == s.end:
 		s.start, s.end = 0, 0
 		if len(s.buf) > keepBufferCapacity {
 			s.buf = make([]byte, firstBufferCapacity)
-			return s.pay(0)
+			return s.chargeBuffer(0)
 		}
 	case s.start > 0 && s.end == len(s.buf):
 		s.end = copy(s.buf, s.buf[s.start:s.end])
@@ -155,56 +155,57 @@ func (s *stream) makeRoom() error {
 	if s.end < len(s.buf) {
 		return nil
 	}
-	if err := s.pay(2 * len(s.buf)); err != nil {
+	if err := s.chargeBuffer(2 * len(s.buf)); err != nil {
 		return err
 	}
 	s.buf = append(s.buf, make([]byte, len(s.buf))...) // at most twice a frame
 	return nil
 }
 
-// pay charges for a buffer of so many bytes instead of the earlier one. Small ones cost nothing.
-func (s *stream) pay(bytes int) error {
+// chargeBuffer charges for a buffer of so many bytes instead of the earlier one. Small ones cost
+// nothing.
+func (s *stream) chargeBuffer(bytes int) error {
 	if bytes <= keepBufferCapacity {
 		bytes = 0
 	}
-	if s.charge == nil || bytes == s.paid {
+	if s.charge == nil || bytes == s.charged {
 		return nil
 	}
-	if err := s.charge(bytes - s.paid); err != nil {
+	if err := s.charge(bytes - s.charged); err != nil {
 		return err
 	}
-	s.paid = bytes
+	s.charged = bytes
 	return nil
 }
 
 func (s *stream) recvmsg(fd uintptr) bool {
 	flags := unix.MSG_CMSG_CLOEXEC | unix.MSG_DONTWAIT
-	if s.soon && s.start == s.end { // the rest of a frame is there, or comes too late
+	if s.deadlineSet && s.start == s.end { // the rest of a frame is there, or comes too late
 		flags &^= unix.MSG_DONTWAIT
 	}
 	for {
-		s.gotN, s.gotOOB, s.gotFlags, _, s.gotErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], flags)
-		if s.gotErr != unix.EINTR {
-			return s.gotErr != unix.EAGAIN || s.soon
+		s.readBytes, s.readOOB, s.readFlags, _, s.readErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], flags)
+		if s.readErr != unix.EINTR {
+			return s.readErr != unix.EAGAIN || s.deadlineSet
 		}
 	}
 }
 
 // keepDescriptors takes over the last read's descriptors; closeDescriptors closes the unused ones.
 func (s *stream) keepDescriptors(first int64) error {
-	if s.gotOOB == 0 {
+	if s.readOOB == 0 {
 		return nil
 	}
-	fds, err := parseRights(s.oob[:s.gotOOB])
+	fds, err := parseRights(s.oob[:s.readOOB])
 	if len(fds) > 0 {
-		s.batches = append(s.batches, batch{first: first, last: first + int64(s.gotN), fds: fds})
+		s.batches = append(s.batches, batch{first: first, last: first + int64(s.readBytes), fds: fds})
 	}
 	switch {
 	case err != nil:
 		return violation("control message: %v", err)
-	case s.gotFlags&unix.MSG_CTRUNC != 0 && len(fds) < MaxDescriptors:
+	case s.readFlags&unix.MSG_CTRUNC != 0 && len(fds) < MaxDescriptors:
 		return fmt.Errorf("receive descriptors: %w", unix.EMFILE)
-	case s.gotFlags&unix.MSG_CTRUNC != 0:
+	case s.readFlags&unix.MSG_CTRUNC != 0:
 		return violation("more than %d descriptors with one frame", MaxDescriptors)
 	case len(s.batches) > 2:
 		return violation("descriptors in the middle of a frame")
@@ -225,8 +226,9 @@ func parseRights(oob []byte) ([]int, error) {
 	return fds, err
 }
 
-// take hands over the n descriptors of the frame that began at that offset. They are the caller's from then on.
-func (s *stream) take(at int64, n int) ([]int, error) {
+// takeDescriptors hands over the n descriptors of the frame that began at that offset. They are the
+// caller's from then on.
+func (s *stream) takeDescriptors(at int64, n int) ([]int, error) {
 	if len(s.batches) > 0 && s.batches[0].last <= at {
 		return nil, violation("%d descriptors that no frame names", len(s.batches[0].fds))
 	}

@@ -29,7 +29,7 @@ func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) erro
 		}
 		return err
 	}
-	c.readOn()
+	c.continueReading()
 	defer c.giveUp(envelope.Request, waiting) // the daemon may still serve it
 	return c.follow(ctx, waiting, fn)
 }
@@ -44,7 +44,7 @@ func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event)
 		}
 		select {
 		case e := <-waiting.events:
-			if err := waiting.give(e, fn); err != nil {
+			if err := waiting.deliverEvents(e, fn); err != nil {
 				return err
 			}
 		case r := <-answer:
@@ -62,7 +62,7 @@ func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event)
 	return nil
 }
 
-func (waiting *call) give(e *wire.Event, fn func(*wire.Event) error) error {
+func (waiting *call) deliverEvents(e *wire.Event, fn func(*wire.Event) error) error {
 	if waiting.missed.Swap(false) {
 		missed := &wire.Event{AtMs: time.Now().UnixMilli(), Kind: EventMissed, Text: "this subscriber was too slow"}
 		if err := fn(missed); err != nil {
@@ -80,8 +80,8 @@ func endOf(r reply) error {
 	return unexpected(r.envelope)
 }
 
-// take keeps an event for the subscriber; the oldest makes room where there is none.
-func (waiting *call) take(event *wire.Event) {
+// enqueueEvent keeps an event for the subscriber; the oldest makes room where there is none.
+func (waiting *call) enqueueEvent(event *wire.Event) {
 	for waiting.events != nil {
 		select {
 		case waiting.events <- event:
@@ -149,15 +149,15 @@ func (c *connection) subscribe(r *request, message *wire.Subscribe) error {
 // sendEvent waits until the event is in the socket. A client that does not read ends its connection by that.
 func (c *connection) sendEvent(number uint64, e *wire.Event) error {
 	// Until the connection ends, not the request: a frame that is cut off would be the end of the connection.
-	err := c.send(c.ctx, envelopeOf(number, bounded(e)), nil)
+	err := c.send(c.ctx, envelopeOf(number, boundedEvent(e)), nil)
 	if _, refused := errors.AsType[*Error](err); err != nil && !refused {
 		c.cancel() // nothing else could be sent either
 	}
 	return err
 }
 
-// bounded copies: the backend may give the same event to all subscribers.
-func bounded(e *wire.Event) *wire.Event {
+// boundedEvent copies: the backend may give the same event to all subscribers.
+func boundedEvent(e *wire.Event) *wire.Event {
 	return &wire.Event{AtMs: e.GetAtMs(), Sequence: e.GetSequence(), Text: cut(e.GetText(), maxEventText),
 		Kind: cut(e.GetKind(), maxEventName), RequestKey: cut(e.GetRequestKey(), maxEventName), Build: cut(e.GetBuild(), maxEventName),
 		Model: cut(e.GetModel(), maxEventName), Runtime: cut(e.GetRuntime(), maxEventName)}

@@ -82,7 +82,7 @@ func alive(t *testing.T, c *Client) bool {
 	t.Helper()
 	_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	if err != nil {
-		require.True(t, WentAway(err),
+		require.True(t, ConnectionEnded(err),
 			"the daemon gives no reason, so that clients connect again: %v", err)
 	}
 	return err == nil
@@ -246,21 +246,21 @@ func TestRequestsThatWaitPassTheirTurnOn(t *testing.T) {
 }
 
 func TestTurns(t *testing.T) {
-	all := newTurns(2)
+	all := newRequestSlots(2)
 	first, second := all.take(t.Context(), nil), all.take(t.Context(), nil)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.Nil(t, all.take(ended, nil).place, "two run")
-	require.True(t, all.end(turn{}), "what has no turn keeps its reader")
+	require.Nil(t, all.take(ended, nil).requestSlot, "two run")
+	require.True(t, all.end(heldSlot{}), "what has no turn keeps its reader")
 
 	require.True(t, all.end(second))
 	third := all.take(t.Context(), nil)
 	require.False(t, all.end(second), "an ended turn is another request's by now")
-	require.True(t, all.passOn(), "the first look")
+	require.True(t, all.passOnSlow(), "the first look")
 	require.True(t, all.end(third))
 	fourth := all.take(t.Context(), nil)
-	require.True(t, all.passOn())
+	require.True(t, all.passOnSlow())
 	require.False(t, all.end(first), "the first request ran at two looks")
 	require.True(t, all.end(fourth), "the fourth ran at one")
-	require.False(t, all.passOn())
+	require.False(t, all.passOnSlow())
 }

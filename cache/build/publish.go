@@ -93,7 +93,7 @@ func (j *Job) resizeReservation(ctx context.Context, b *index.Build, out string)
 // and then of what is copied.
 func writtenBytes(b *index.Build, sizes []int64) (disk int64) {
 	for _, size := range sizes[:min(len(b.Files), len(sizes))] {
-		disk += cas.OnDisk(size)
+		disk += cas.RoundUpToBlock(size)
 	}
 	return disk
 }

@@ -42,7 +42,7 @@ type changeLog struct {
 	query *query.Queries
 	peer  request.Peer
 	reply *wire.ChangeReply
-	left  wire.Left
+	left  wire.SpaceLeft
 }
 
 // maxChanged is how many of the builds that were changed an answer lists.
@@ -349,7 +349,7 @@ func (c *Changes) isRemoved(id index.BuildID) bool {
 // nil, is told how far the survey of the store is.
 func (c *Changes) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal,
 	progress func(*wire.Progress)) (*store.Collection, error) {
-	goal.Progress = wire.FarThrough(progress, "reading")
+	goal.Progress = wire.StoreProgress(progress, "reading")
 	return c.store.Collector().Plan(ctx, store.Owner{UID: p.UID, All: c.rights.Administrator(p)}, goal)
 }
 

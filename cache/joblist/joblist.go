@@ -223,7 +223,7 @@ func (l *List) audience(p request.Peer) failure.Audience {
 // Reply fills the message that clients receive with the first jobs and failures, as many as fit.
 // The compiler's words are left out of the older failures.
 func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
-	reply, left := &wire.JobsReply{}, wire.Left(wire.MaxReply/2) // the rest is for failures
+	reply, left := &wire.JobsReply{}, wire.SpaceLeft(wire.MaxReply/2) // the rest is for failures
 	for i := range listed {
 		one := jobReply(&listed[i])
 		if !left.Takes(one) {
@@ -231,7 +231,7 @@ func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 		}
 		reply.Jobs = append(reply.Jobs, one)
 	}
-	left = wire.Left(wire.MaxReply - proto.Size(reply))
+	left = wire.SpaceLeft(wire.MaxReply - proto.Size(reply))
 	brief := left / 2
 	for i := range failed {
 		one := failureReply(&failed[i])

@@ -148,7 +148,7 @@ func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 // other rules or policies than those in force do not count: each call names the generation that the
 // caller works with. The zero value is ready for use.
 type Verdicts struct {
-	known memo.Table[memo.Under[index.BuildID], Judgement]
+	known memo.Table[memo.GenerationKey[index.BuildID], Judgement]
 	lots  atomic.Pointer[judgedLots] // nil: none were set yet
 }
 
@@ -162,11 +162,11 @@ type judgedLots struct {
 const maxJudged = 1 << 16
 
 func (vs *Verdicts) load(id index.BuildID, generation uint64) (Judgement, bool) {
-	return vs.known.Load(memo.Under[index.BuildID]{Generation: generation, Key: id})
+	return vs.known.Load(memo.GenerationKey[index.BuildID]{Generation: generation, Key: id})
 }
 
 func (vs *Verdicts) save(id index.BuildID, j Judgement, generation uint64) {
-	vs.known.Save(memo.Under[index.BuildID]{Generation: generation, Key: id}, j, maxJudged)
+	vs.known.Save(memo.GenerationKey[index.BuildID]{Generation: generation, Key: id}, j, maxJudged)
 }
 
 // glance returns what is known of the build, at a glance at least.

@@ -98,7 +98,7 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 		case one.withheld:
 			found.Why = one.Refused
 			l.countWithheld(at, b, &found)
-		case cas.Unsound(one.notTried) || errors.Is(one.notTried, cas.ErrNotFound):
+		case cas.IsUnsound(one.notTried) || errors.Is(one.notTried, cas.ErrNotFound):
 			found.Why = l.o.Store.WithholdDamaged(ctx, b, one.notTried)
 		case one.Refused != "":
 			found.Why = fmt.Sprintf("the build of %s by %s is %s: %s", b.Created.Format(time.RFC3339),

@@ -23,7 +23,7 @@ import (
 
 // plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither
 // parses options nor asks what devices there are.
-type plans = memo.Table[memo.Under[[32]byte], *request.Plan]
+type plans = memo.Table[memo.GenerationKey[[32]byte], *request.Plan]
 
 // maxPlans bounds the memory that remembered plans take.
 const maxPlans = 1 << 12
@@ -54,7 +54,7 @@ func (pl *Planner) WithPlan(ctx context.Context, at *request.Attempt) (*request.
 func (pl *Planner) plan(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	spelled, keep := at.Terms().Spelling()
 	_, generation := pl.Allowed()
-	key := memo.Under[[32]byte]{Generation: generation, Key: spelled}
+	key := memo.GenerationKey[[32]byte]{Generation: generation, Key: spelled}
 	if keep {
 		// A plan that was only made for its key lacks the rest, and is not kept.
 		if p, ok := NotesOn(at.Content).plans.Load(key); ok {

@@ -44,12 +44,12 @@ const maxExplaining = 4
 func (e *explainSlots) enter(ctx context.Context, owner uint32, name string) (leave func(), err error) {
 	unlock, err := e.users.Lock(ctx, owner)
 	if err != nil {
-		return nil, apierr.OfContext(ctx, "model %q", name)
+		return nil, apierr.FromContext(ctx, "model %q", name)
 	}
 	done, err := e.slots.Take(ctx)
 	if err != nil {
 		unlock()
-		return nil, apierr.OfContext(ctx, "model %q", name)
+		return nil, apierr.FromContext(ctx, "model %q", name)
 	}
 	return func() { done(); unlock() }, nil
 }
@@ -143,7 +143,7 @@ func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *Expla
 			one.Reason = wire.Valid(q.WhyDamaged(ctx, c.Build))
 		}
 		if ctx.Err() != nil {
-			return apierr.OfContext(ctx, "model %q", of.Name)
+			return apierr.FromContext(ctx, "model %q", of.Name)
 		}
 		switch {
 		case one.Reason != "":

@@ -43,10 +43,10 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 		}
 		all = space.Builds
 	}
-	reply, left, last := &wire.ListReply{}, wire.Left(wire.MaxReply), index.BuildID{}
+	reply, left, last := &wire.ListReply{}, wire.SpaceLeft(wire.MaxReply), index.BuildID{}
 	err = q.index.EachAfter(ctx, after, func(b index.Build) error {
-		if looked++; progress != nil && looked%wire.FarAfter == 0 {
-			wire.Far(progress, "reading builds", "builds", estimateBefore(b.ID, all), all)
+		if looked++; progress != nil && looked%wire.StoreProgressEvery == 0 {
+			wire.ReportStoreProgress(progress, "reading builds", "builds", estimateBefore(b.ID, all), all)
 		}
 		if !q.rights.MaySee(p, b.ID, b.Scope) || !isListed(w, &b) {
 			return nil
@@ -152,7 +152,7 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 	if err != nil {
 		return nil, err
 	}
-	reply, left := &wire.ShowReply{}, wire.Left(wire.MaxReply)
+	reply, left := &wire.ShowReply{}, wire.SpaceLeft(wire.MaxReply)
 	var history []string
 	told := make(map[index.RequestKey]bool)
 	for i := range builds {
@@ -250,7 +250,7 @@ func (q *Queries) Events(ctx context.Context, p rights.Peer, since time.Time, li
 		limit = eventsLimit
 	}
 	all := q.index.Journal.Events(since)
-	out, left := &wire.EventsReply{}, wire.Left(wire.MaxReply)
+	out, left := &wire.EventsReply{}, wire.SpaceLeft(wire.MaxReply)
 	for i := len(all) - 1; i >= 0 && len(out.Events) < limit; i-- {
 		if ctx.Err() != nil {
 			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "events")

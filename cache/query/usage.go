@@ -35,7 +35,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	if w.After != "" {
 		return q.usageFrom(ctx, w.After)
 	}
-	survey, inv, err := q.store.Collector().Inventory(ctx, wire.FarThrough(progress, "reading"))
+	survey, inv, err := q.store.Collector().Inventory(ctx, wire.StoreProgress(progress, "reading"))
 	if err != nil {
 		return nil, Error(ctx, err)
 	}

@@ -202,7 +202,7 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 		unit += fmt.Sprintf(", a group of %d models that is served as a whole or not at all", n)
 	}
 	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), cas.Full(err):
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), cas.IsDiskFull(err):
 		return err
 	case errors.Is(err, fs.ErrPermission):
 		return apierr.New(apierr.NotAllowed, err, "%s cannot be read", name).

@@ -95,10 +95,10 @@ func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progr
 		return apierr.New(apierr.NotAllowed, err, "no private folder to unpack into at %q", dir).WithHint(hint)
 	}
 	err = s.unpack(ctx, a, dir, progress)
-	if cas.Full(err) && sweepUnpacked(dir, 0) {
+	if cas.IsDiskFull(err) && sweepUnpacked(dir, 0) {
 		err = s.unpack(ctx, a, dir, progress)
 	}
-	if cas.Full(err) {
+	if cas.IsDiskFull(err) {
 		return apierr.New(apierr.NoSpace, err,
 			"build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir).WithHint(hint)
 	}
@@ -160,7 +160,7 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string, progr
 			total += f.Size
 		}
 		if free, unknown := cas.FreeBytes(dir); unknown == nil {
-			if err := store.Fits("the build", cas.OnDisk(total), free); err != nil {
+			if err := store.Fits("the build", cas.RoundUpToBlock(total), free); err != nil {
 				return err
 			}
 		}

@@ -152,7 +152,7 @@ func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report, examine 
 	d, err := rs.decide(ctx, from, r.Graph, class, reportedBuild{b, examine})
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, apierr.OfContext(ctx, "model %q", b.ModelName)
+			return nil, apierr.FromContext(ctx, "model %q", b.ModelName)
 		}
 		return nil, err
 	}

@@ -60,7 +60,7 @@ func StoreClass(err error) apierr.Class {
 	if known := (*apierr.Error)(nil); errors.As(err, &known) {
 		return known.Class
 	}
-	if cas.Full(err) {
+	if cas.IsDiskFull(err) {
 		return apierr.NoSpace
 	}
 	return apierr.Internal
@@ -68,7 +68,7 @@ func StoreClass(err error) apierr.Class {
 
 // ContextError is the error of a request after its caller left or its deadline passed.
 func ContextError(ctx context.Context, model string) error {
-	return apierr.OfContext(ctx, "model %q", model)
+	return apierr.FromContext(ctx, "model %q", model)
 }
 
 // OtherORTError refuses a request that waited for builds again and again, and may not have them

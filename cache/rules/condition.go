@@ -263,7 +263,7 @@ func (c *conditions) Decode(v tomlfile.Value) {
 		if text := one.Text("text"); text != "" {
 			parsed, err := parseExpression(text)
 			if err != nil {
-				one.Wrong("%v", err)
+				one.Errorf("%v", err)
 			}
 			*c = append(*c, parsed)
 		}
@@ -340,10 +340,10 @@ type sets struct {
 // Check refuses a table that asks for nothing.
 func (s *sets) Check(v tomlfile.Value) {
 	if len(v.Keys()) == 0 {
-		v.Wrong("empty")
+		v.Errorf("empty")
 	}
 	if groups := v.In("equivalent"); groups.Raw != nil && len(s.Equivalent) == 0 {
-		groups.Wrong("empty")
+		groups.Errorf("empty")
 	}
 }
 

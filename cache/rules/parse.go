@@ -38,7 +38,7 @@ func Parse(name string, text []byte) (*Set, error) {
 	for ep, p := range file.EPs {
 		at := root.In("ep", ep)
 		if !printable(ep) {
-			at.Wrong("not the name of an EP")
+			at.Errorf("not the name of an EP")
 		}
 		set.eps[ep] = provider{replace: p.Replace, parts: []section{p.section(at)}}
 	}
@@ -186,7 +186,7 @@ func (p *providerFile) section(v tomlfile.Value) section {
 		one := rule{name: r.Name, verdict: compilers.Verdict(r.Verdict)}
 		for _, fact := range slices.Sorted(maps.Keys(r.When)) {
 			if !slices.Contains(facts, fact) {
-				at.In("when", fact).Wrong("unknown fact: there are %s", strings.Join(facts, ", "))
+				at.In("when", fact).Errorf("unknown fact: there are %s", strings.Join(facts, ", "))
 			}
 			for _, c := range r.When[fact] {
 				one.conditions = append(one.conditions, condition{fact: fact, check: c})
@@ -218,7 +218,7 @@ func element(v tomlfile.Value, i int) tomlfile.Value { return v.In(strconv.Itoa(
 func readTemplate(v tomlfile.Value, text string, allowed []string) template {
 	parsed, err := parseTemplate(text, allowed)
 	if err != nil {
-		v.Wrong("%v", err)
+		v.Errorf("%v", err)
 	}
 	return parsed
 }
@@ -226,22 +226,22 @@ func readTemplate(v tomlfile.Value, text string, allowed []string) template {
 func (e *extract) check(v tomlfile.Value, facts *[]string) {
 	e.From = cmp.Or(e.From, compatibilityString)
 	if !slices.Contains(*facts, e.From) {
-		v.In("from").Wrong("unknown fact %q: there are %s", e.From, strings.Join(*facts, ", "))
+		v.In("from").Errorf("unknown fact %q: there are %s", e.From, strings.Join(*facts, ", "))
 	}
 	switch {
 	case v.Has("regexp") == (e.As != ""):
-		v.Wrong("either regexp, with named groups, or as is wanted")
+		v.Errorf("either regexp, with named groups, or as is wanted")
 	case e.Regexp.Regexp == nil && e.As == "":
 		return // a regexp that does not compile was told of
 	case len(e.names()) == 0:
-		v.In("regexp").Wrong("no named group")
+		v.In("regexp").Errorf("no named group")
 	}
 	for _, name := range e.names() {
 		switch {
 		case !factName(name):
-			v.Wrong("%q is no name for a fact: lower-case letters, digits and _", name)
+			v.Errorf("%q is no name for a fact: lower-case letters, digits and _", name)
 		case slices.Contains(givenNames, name):
-			v.Wrong("the fact %q is there already", name)
+			v.Errorf("the fact %q is there already", name)
 		case !slices.Contains(*facts, name):
 			*facts = append(*facts, name)
 		}
@@ -257,9 +257,9 @@ func checkName(rule tomlfile.Value, name string, taken map[string]bool) {
 	switch {
 	case name == "": // told already
 	case !printable(name):
-		rule.In("name").Wrong("at most 100 printable characters are wanted")
+		rule.In("name").Errorf("at most 100 printable characters are wanted")
 	case taken[name]:
-		rule.In("name").Wrong("another rule has the name %q", name)
+		rule.In("name").Errorf("another rule has the name %q", name)
 	}
 	taken[name] = true
 }
@@ -284,7 +284,7 @@ func (v *verdict) Decode(at tomlfile.Value) {
 		names = append(names, one.String())
 	}
 	if text != "" {
-		at.Wrong("unknown verdict %q: there are %s", text, strings.Join(names, ", "))
+		at.Errorf("unknown verdict %q: there are %s", text, strings.Join(names, ", "))
 	}
 }
 
@@ -296,18 +296,18 @@ func (c *codes) Decode(v tomlfile.Value) {
 		switch raw := one.Raw.(type) {
 		case int64:
 			if raw < -1 || raw >= 1000 {
-				one.Wrong("%d is no error code", raw)
+				one.Errorf("%d is no error code", raw)
 			}
 			*c = append(*c, int(raw))
 		case string:
 			code, ok := codeByName(raw)
 			if !ok {
-				one.Wrong("unknown error code %q: there are %s", shown(raw),
+				one.Errorf("unknown error code %q: there are %s", shown(raw),
 					strings.Join(compilers.CodeNames, ", "))
 			}
 			*c = append(*c, code)
 		default:
-			one.Wrong("%s, where an error code is wanted", tomlfile.Kind(raw))
+			one.Errorf("%s, where an error code is wanted", tomlfile.Kind(raw))
 		}
 	}
 }
@@ -319,7 +319,7 @@ func several(v tomlfile.Value) []tomlfile.Value {
 	}
 	all := v.Elements()
 	if len(all) == 0 && v.Raw != nil {
-		v.Wrong("empty")
+		v.Errorf("empty")
 	}
 	return all
 }

@@ -457,7 +457,7 @@ func (p *pattern) Decode(v tomlfile.Value) {
 	}
 	var err error
 	if p.Regexp, err = compilePattern(v.Text("text")); err != nil {
-		v.Wrong("%v", err)
+		v.Errorf("%v", err)
 	}
 }
 

@@ -100,7 +100,7 @@ func Recall[T any](s *Set, key string) (out T, ok bool) {
 
 func (s *Set) load(key string) any {
 	f, _ := s.facts.Load(key)
-	return f.Now(s.options.Now())
+	return f.ValueAt(s.options.Now())
 }
 
 func (s *Set) save(key string, v any, lasts bool) {

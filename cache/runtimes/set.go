@@ -151,7 +151,7 @@ func (s *Set) SetDrivers(sources []DriverSource) {
 func (s *Set) Machine() *Machine { return s.machine }
 
 // Watched says how changes are noticed: "inotify", "polled: REASON", or "": they are not.
-func (s *Set) Watched(rt *Runtime) string { return s.watcher.How(rt.subject) }
+func (s *Set) Watched(rt *Runtime) string { return s.watcher.Mode(rt.subject) }
 
 // Reassess has each runtime assessed again, because builds are judged otherwise now.
 func (s *Set) Reassess() {

@@ -94,7 +94,7 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 	}
 	done := func() { leave(); _ = to.Close() } // nothing of it counts but what is read
 	if err := slowfile.Copy(ctx, f, to, int64(st.Size), done); err != nil {
-		if ctx.Err() == nil && cas.Full(err) {
+		if ctx.Err() == nil && cas.IsDiskFull(err) {
 			return nil, request.StoreError(err, f.Name())
 		}
 		return nil, notCopiedError(ctx, err, f)

@@ -58,9 +58,9 @@ func (r *Refusal) Error() string { return r.Text }
 // ortMessage is how ONNX Runtime's bindings spell an error: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : ...".
 var ortMessage = regexp.MustCompile(`\[ONNXRuntimeError\] : (\d{1,9}) : `)
 
-// RefusalOf finds a Refusal in an error, or reads one from ONNX Runtime's message. Errors of other
-// origin have none.
-func RefusalOf(err error) (*Refusal, bool) {
+// ParseRefusal finds a Refusal in an error, or reads one from ONNX Runtime's message. Errors of
+// other origin have none.
+func ParseRefusal(err error) (*Refusal, bool) {
 	var r *Refusal
 	if err == nil || errors.As(err, &r) {
 		return r, r != nil
@@ -106,32 +106,32 @@ type Request struct {
 	Progress func(*wire.Progress)
 }
 
-// Load acquires a build and has the caller load it. When ONNX Runtime refuses it (see RefusalOf),
-// Load reports that, and if the daemon says so, calls load again with the daemon's next answer. The
-// caller closes the lease. A refused build is a *RefusedError; other errors of load are returned as
-// they are, and not reported.
+// Load acquires a build and has the caller load it. When ONNX Runtime refuses it (see
+// ParseRefusal), Load reports that, and if the daemon says so, calls load again with the daemon's
+// next answer. The caller closes the lease. A refused build is a *RefusedError; other errors of
+// load are returned as they are, and not reported.
 func Load(ctx context.Context, c *unixsock.Client, r Request,
 	load func(*Lease) error) (*Lease, error) {
 	var refusals RefusedError
 	for range 2 {
 		reply, view, err := c.Acquire(ctx, r.Acquire, r.Files, r.External, r.Progress)
 		if err != nil {
-			return nil, refusals.and(err)
+			return nil, refusals.withCause(err)
 		}
 		lease := &Lease{Reply: reply, View: view}
 		if err = load(lease); err == nil {
 			return lease, nil
 		}
-		refusal, ok := RefusalOf(err)
+		refusal, ok := ParseRefusal(err)
 		if !ok || reply.GetBuild() == "" {
-			return nil, errors.Join(refusals.and(err), lease.Close())
+			return nil, errors.Join(refusals.withCause(err), lease.Close())
 		}
 		refusals.Build, refusals.Errs = reply.GetBuild(), append(refusals.Errs, err)
 		decision := report(ctx, c, r.Acquire.GetRuntime(), reply, refusal)
 		refusals.Decision = append(refusals.Decision, decision)
 		// The lease ends only now, because the daemon looks into the loaded files.
 		if err := lease.Close(); err != nil {
-			return nil, refusals.and(err)
+			return nil, refusals.withCause(err)
 		}
 		if decision.GetDecision() != "retry" {
 			break
@@ -140,8 +140,8 @@ func Load(ctx context.Context, c *unixsock.Client, r Request,
 	return nil, &refusals
 }
 
-// and is an error that came after refusals, or alone.
-func (e *RefusedError) and(err error) error {
+// withCause is an error that came after refusals, or alone.
+func (e *RefusedError) withCause(err error) error {
 	if len(e.Errs) == 0 {
 		return err
 	}
@@ -160,7 +160,7 @@ func report(ctx context.Context, c *unixsock.Client, with *wire.Runtime, reply *
 	ctx, cancel := context.WithTimeout(ctx, ReportTimeout)
 	defer cancel()
 	decision, err := unixsock.Ask[wire.ReportReply](ctx, c, &wire.Report{
-		Build: reply.GetBuild(), Code: refusal.Code, Text: shortened(refusal.Text),
+		Build: reply.GetBuild(), Code: refusal.Code, Text: truncated(refusal.Text),
 		OrtVersion: runtime.GetOrtVersion(), Graph: reply.GetGraph(), Runtime: runtime}, nil)
 	if err != nil {
 		return nil
@@ -168,8 +168,8 @@ func report(ctx context.Context, c *unixsock.Client, with *wire.Runtime, reply *
 	return decision
 }
 
-// shortened is what the daemon keeps of a text. Protobuf takes only valid UTF-8.
-func shortened(text string) string {
+// truncated is what the daemon keeps of a text. Protobuf takes only valid UTF-8.
+func truncated(text string) string {
 	end := min(len(text), unixsock.MaxReportText)
 	for end > 0 && end < len(text) && !utf8.RuneStart(text[end]) {
 		end--
@@ -187,7 +187,7 @@ func Ask(ctx context.Context, d unixsock.Dialer, back time.Duration, ask func(*u
 	if err != nil {
 		return err
 	}
-	if err = errors.Join(ask(client), client.Close()); !unixsock.WentAway(err) {
+	if err = errors.Join(ask(client), client.Close()); !unixsock.ConnectionEnded(err) {
 		return err
 	}
 	d.Wait = back

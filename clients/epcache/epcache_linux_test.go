@@ -270,7 +270,7 @@ func TestRefusalOf(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			r, ok := epcache.RefusalOf(tc.err)
+			r, ok := epcache.ParseRefusal(tc.err)
 			require.Equal(t, tc.code >= 0, ok)
 			if ok {
 				require.Equal(t, tc.code, r.Code)

@@ -113,7 +113,7 @@ func configFile(args []string) (file string, load func(string) (*config.Settings
 	}
 	own := config.UserFile()
 	if _, err := os.Stat(own); err == nil {
-		return own, config.LoadOwn
+		return own, config.LoadUserFile
 	}
 	return config.DefaultFile, config.Load
 }

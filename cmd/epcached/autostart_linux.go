@@ -76,7 +76,7 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 
 // start starts the process that stays, and returns the pipe that it answers on.
 func (c *call) start(s *config.Settings) (answers *os.File, err error) {
-	err = cmp.Or(unixsock.OwnFolder(s.State), unixsock.OwnFolder(filepath.Dir(s.Socket)))
+	err = cmp.Or(unixsock.MakePrivateFolder(s.State), unixsock.MakePrivateFolder(filepath.Dir(s.Socket)))
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 		_ = tell.Close()
 	}
 	p.recreate = func() error {
-		if err := unixsock.OwnFolder(s.State); err != nil {
+		if err := unixsock.MakePrivateFolder(s.State); err != nil {
 			return err
 		}
 		return log.Begin() // the old one went with the folder

@@ -78,7 +78,7 @@ func (c *call) read(given *pflag.FlagSet) (*config.Settings, *rules.Set, error) 
 func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	load := config.Load
 	if c.autostart {
-		load = config.LoadOwn
+		load = config.LoadUserFile
 	}
 	s, err := load(c.config)
 	if err != nil {

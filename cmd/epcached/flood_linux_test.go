@@ -129,7 +129,7 @@ func (n *neighbour) round(when string) (r round) {
 		request.HoldsView = true
 		began := time.Now()
 		reply, view, err := c.Acquire(limited(n), request, []*os.File{file}, nil, nil)
-		if unixsock.WentAway(err) { // as all clients do: once, on another connection
+		if unixsock.ConnectionEnded(err) { // as all clients do: once, on another connection
 			connect()
 			reply, view, err = c.Acquire(limited(n), request, []*os.File{file}, nil, nil)
 		}

@@ -172,7 +172,7 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 		e.turnAway(what)
 	}
 	options.OnBroken = func(err error) {
-		e.server.Refuse(unavailable("the index is damaged, and the daemon ends",
+		e.server.RefuseAll(unavailable("the index is damaged, and the daemon ends",
 			"its next start repairs that; compile without it until then"))
 		p.broken(err)
 	}
@@ -282,7 +282,7 @@ func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
 
 // turnAway has clients go on without the daemon while opening the store takes long.
 func (e *entrance) turnAway(what string) {
-	e.server.Refuse(unavailable("the daemon is starting: "+what, "compile without it until then"))
+	e.server.RefuseAll(unavailable("the daemon is starting: "+what, "compile without it until then"))
 	if err := e.listen(); err != nil {
 		e.log.Warn("clients cannot be told that the daemon is starting", "error", err)
 	}
@@ -290,7 +290,7 @@ func (e *entrance) turnAway(what string) {
 
 func (e *entrance) open(c *cache.Cache) error {
 	e.backend.Cache = c
-	e.server.Refuse(nil)
+	e.server.RefuseAll(nil)
 	return e.listen()
 }
 

@@ -46,7 +46,7 @@ func TestFinderFindsEveryAnchor(t *testing.T) {
 			b = append(b, part[from:rapid.IntRange(from, len(part)).Draw(t, "end")]...)
 		}
 		from := rapid.IntRange(0, len(b)).Draw(t, "first position")
-		least := leastProduct(rapid.IntRange(denseLevel, 1).Draw(t, "level"))
+		least := minProduct(rapid.IntRange(denseLevel, 1).Draw(t, "level"))
 		var want []int
 		for at, ok := nextAnchor(b, from, least); ok; at, ok = nextAnchor(b, at+1, least) {
 			want = append(want, at)

@@ -45,7 +45,7 @@ func TestMatchIsCloseToAnExactMatcher(t *testing.T) {
 		}
 		bound := m.New(target)
 		p := pack(t, target, stored...)
-		// Where two extents meet, up to leastPiece bytes may be left.
-		require.LessOrEqual(t, p.LiteralSize(), bound+leastPiece*int64(len(p.Extents)))
+		// Where two extents meet, up to minPiece bytes may be left.
+		require.LessOrEqual(t, p.LiteralSize(), bound+minPiece*int64(len(p.Extents)))
 	})
 }

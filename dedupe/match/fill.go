@@ -16,11 +16,11 @@ import (
 // bytes missing between two matches are compared, exactly and at every offset, with the bytes
 // between these matches in the candidate.
 const (
-	// of the candidate, at multiples of it: any run of leastPiece bytes has a whole one
-	fillBlock = 32
-	fillMost  = 1 << 20 // a larger gap is something new
-	fillAll   = 8 << 20 // bytes of gaps that are looked at
-	fillTries = 4       // blocks that are compared at an offset
+	// of the candidate, at multiples of it: any run of minPiece bytes has a whole one
+	fillBlock    = 32
+	maxFillGap   = 1 << 20 // a larger gap is something new
+	maxFillBytes = 8 << 20 // bytes of gaps that are looked at
+	fillTries    = 4       // blocks that are compared at an offset
 )
 
 const fillBatch = 64 // how many gaps a core takes at a time. Results keep the order of the gaps
@@ -39,7 +39,7 @@ func (m *matcher) gaps(left int64) (all []gap) {
 		if i < len(m.covered) {
 			g.end = m.covered[i].at
 		}
-		if n := g.end - g.at; n >= leastPiece && n <= fillMost && n <= left {
+		if n := g.end - g.at; n >= minPiece && n <= maxFillGap && n <= left {
 			left -= n
 			all = append(all, g)
 		}
@@ -48,7 +48,7 @@ func (m *matcher) gaps(left int64) (all []gap) {
 }
 
 func (m *matcher) fill(ctx context.Context) error {
-	all := slices.Collect(slices.Chunk(m.gaps(fillAll), fillBatch))
+	all := slices.Collect(slices.Chunk(m.gaps(maxFillBytes), fillBatch))
 	found := make([][]match, len(all))
 	begin := func() *filler { return &filler{matcher: m} }
 	batch := func(f *filler, i int) error {
@@ -63,7 +63,7 @@ func (m *matcher) fill(ctx context.Context) error {
 	err := parallel.Do(ctx, len(all), begin, batch,
 		func(f *filler) { m.stats.compared += f.compared })
 	if more := slices.Concat(found...); err == nil && len(more) > 0 {
-		m.covered = m.covered.add(more, leastPiece)
+		m.covered = m.covered.add(more, minPiece)
 	}
 	return err
 }
@@ -91,13 +91,13 @@ func (f *filler) gap(g gap) error {
 	if i > 0 {
 		before := f.covered[i-1]
 		if err := f.compare(gap, g.at, before.source, before.from+before.length,
-			n+n/4+leastPiece); err != nil {
+			n+n/4+minPiece); err != nil {
 			return err
 		}
 	}
 	if i < len(f.covered) {
 		behind := f.covered[i]
-		length := n + n/4 + leastPiece
+		length := n + n/4 + minPiece
 		// Where the gap is as long in the candidate, it has been compared.
 		if i > 0 && f.covered[i-1].source == behind.source && behind.from >= f.covered[i-1].from &&
 			behind.from-(f.covered[i-1].from+f.covered[i-1].length) <= length {
@@ -113,7 +113,7 @@ func (f *filler) gap(g gap) error {
 func (f *filler) compare(gap []byte, at int64, source int, from, n int64) error {
 	src := f.candidates[source].Source
 	n = min(n, src.Size()-from)
-	if n < leastPiece {
+	if n < minPiece {
 		return nil
 	}
 	f.bytes = resized(f.bytes, int(n))
@@ -129,7 +129,7 @@ func (f *filler) compare(gap []byte, at int64, source int, from, n int64) error 
 			continue
 		}
 		k, length, back := f.longest(gap, i, done, b)
-		if length < leastPiece {
+		if length < minPiece {
 			continue
 		}
 		f.found = append(f.found,

@@ -48,7 +48,7 @@ func TestTenGigabytes(t *testing.T) {
 		t.Skip("takes minutes: set EPCACHED_LARGE=1")
 	}
 	tensor := randomBytes(91, 1<<20)
-	at, _ := nextAnchor(tensor, 0, leastProduct(0))
+	at, _ := nextAnchor(tensor, 0, minProduct(0))
 	word, window := binary.LittleEndian.Uint64(tensor[at:]), tensor[at:at+128]
 	period := bytes.Repeat([]byte("twelve bytes"), 1<<17)
 	allDifferent := func(off int64, b []byte) {

@@ -26,23 +26,23 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// defaultFloor is the least length of a match: an extent takes some ten bytes
+// defaultMinMatch is the least length of a match: an extent takes some ten bytes
 // of a recipe and a read of its own when the blob is rebuilt. Where anchors are
 // dense, matches that are shorter by as much are found as well as others.
-const defaultFloor = 1 << 10
+const defaultMinMatch = 1 << 10
 
-// leastFloor: shorter runs than that hardly ever pay.
-const leastFloor = windowSize
+// minMinMatch: shorter runs than that hardly ever pay.
+const minMinMatch = windowSize
 
-const leastPiece = 64 // what may be left of a match where another has the rest
+const minPiece = 64 // what may be left of a match where another has the rest
 
-// heldMost is up to how many bytes a target is held in memory while it is matched.
+// maxHeldMatches is up to how many bytes a target is held in memory while it is matched.
 // Such ones have dense anchors, and short matches and gaps by the ten thousand: a
 // read of each from the file takes longer than comparing it.
-const heldMost = 16 << 20
+const maxHeldMatches = 16 << 20
 
-// heldBytes has the memory for that: the system gives new memory out page by page.
-var heldBytes = sync.Pool{New: func() any { return new([heldMost]byte) }}
+// heldMatchBytes has the memory for that: the system gives new memory out page by page.
+var heldMatchBytes = sync.Pool{New: func() any { return new([maxHeldMatches]byte) }}
 
 // Candidate is a container that Find looks for shared bytes in.
 type Candidate struct {
@@ -72,9 +72,9 @@ func Find(ctx context.Context, target dedupe.Source, near Near) (*Plan, error) {
 	if size := target.Size(); size < 0 || size > dedupe.MaxSize {
 		return nil, fmt.Errorf("match: a target of %d bytes", size)
 	}
-	if size := target.Size(); size <= heldMost {
-		held := heldBytes.Get().(*[heldMost]byte)
-		defer heldBytes.Put(held)
+	if size := target.Size(); size <= maxHeldMatches {
+		held := heldMatchBytes.Get().(*[maxHeldMatches]byte)
+		defer heldMatchBytes.Put(held)
 		b := held[:size]
 		if err := dedupe.ReadFull(target, b, 0); err != nil {
 			return nil, fmt.Errorf("match: target: %w", err)
@@ -94,7 +94,7 @@ type matcher struct {
 	floor      int64
 	level      int
 	table      *table
-	own        cover // of the target, by what stands earlier in it
+	selfCopies cover // of the target, by what stands earlier in it
 	covered    cover // by the candidates
 	stats      stats
 }
@@ -102,7 +102,7 @@ type matcher struct {
 func newMatcher(target dedupe.Source) *matcher {
 	size := target.Size()
 	m := &matcher{target: target, level: levelOf(size)}
-	m.floor = max(int64(defaultFloor)>>max(-m.level, 0), leastFloor, size>>17)
+	m.floor = max(int64(defaultMinMatch)>>max(-m.level, 0), minMinMatch, size>>17)
 	return m
 }
 
@@ -122,7 +122,7 @@ func (m *matcher) match(ctx context.Context, near Near) (*Plan, error) {
 	// As many as random bytes have.
 	m.table = newTable(size/anchorEvery<<max(-m.level, 0)>>max(m.level, 0), size)
 	defer m.table.release()
-	copies := &ownCopies{matcher: m, spare: spareWork + workPerByte*size}
+	copies := &selfCopies{matcher: m, spare: spareWork + workPerByte*size}
 	sk := newSketcher()
 	o := scanOptions{level: m.level, least: int(m.floor), sketch: sk, each: copies.segment}
 	err := scanAll(ctx, m.target, o)

@@ -109,13 +109,13 @@ func TestMatch(t *testing.T) {
 // part could begin with, and stands beside more that is new than gaps are filled of.
 func TestMatchGoesOnOverTheSeamOfParts(t *testing.T) {
 	const still = 20 << 10
-	noise, before, behind, other := randomBytes(81, 200<<10), randomBytes(82, fillMost+1000),
-		randomBytes(85, fillMost+1000), randomBytes(83, streamSize)
+	noise, before, behind, other := randomBytes(81, 200<<10), randomBytes(82, maxFillGap+1000),
+		randomBytes(85, maxFillGap+1000), randomBytes(83, streamSize)
 	quiet := randomBytes(84, still)
 	for i := range quiet {
 		quiet[i] &^= 3 // pairs that differ there are none
 	}
-	require.Empty(t, anchorsAll(quiet, 0, leastProduct(denseLevel)))
+	require.Empty(t, anchorsAll(quiet, 0, minProduct(denseLevel)))
 	for name, shared := range map[string][]byte{
 		"to the end":       bytes.Join([][]byte{noise, quiet}, nil),
 		"to the beginning": bytes.Join([][]byte{quiet, noise}, nil),
@@ -168,14 +168,14 @@ func TestCandidatesThatHaveTheSameBesideOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := pack(t, join(a, b, c), stored...)
-			require.LessOrEqual(t, p.LiteralSize(), int64(leastPiece))
+			require.LessOrEqual(t, p.LiteralSize(), int64(minPiece))
 		})
 	}
 }
 
 func TestMatchWithAnchorsEverywhere(t *testing.T) {
 	b := randomBytes(31, 1<<20)
-	at, ok := nextAnchor(b, 0, leastProduct(0))
+	at, ok := nextAnchor(b, 0, minProduct(0))
 	require.True(t, ok)
 	dense := bytes.Clone(b)
 	for i := 0; i+16 <= len(dense); i += 16 {

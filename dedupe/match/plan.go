@@ -83,7 +83,7 @@ func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
 }
 
 // Framed returns the plan as a recipe that has the blob's own literals in its own
-// file, compressed: Shelf.Put writes them there. The plan has literals.
+// file, compressed: RecipeStore.Put writes them there. The plan has literals.
 func (p *Plan) Framed(blob cas.Digest) *dedupe.Recipe {
 	last := len(p.Containers) - 1 // the literals, which the frames take the place of
 	return &dedupe.Recipe{
@@ -98,11 +98,11 @@ func (p *Plan) Framed(blob cas.Digest) *dedupe.Recipe {
 func (m *matcher) plan() *Plan {
 	for least := m.floor; ; least *= 2 {
 		b := &builder{literal: len(m.candidates)}
-		b.lay(m.covered, m.own, m.target.Size())
+		b.build(m.covered, m.selfCopies, m.target.Size())
 		if len(b.out) <= dedupe.MaxExtents {
 			return m.named(b)
 		}
-		m.own = nil
+		m.selfCopies = nil
 		m.covered = slices.DeleteFunc(m.covered, func(c match) bool { return c.length < least })
 	}
 }
@@ -143,7 +143,7 @@ type builder struct {
 	at       int64           // what is laid so far
 }
 
-func (b *builder) lay(found, own cover, size int64) {
+func (b *builder) build(found, own cover, size int64) {
 	for _, m := range found {
 		b.gap(m.at, own)
 		b.push(dedupe.Extent{Length: m.length, From: m.from, Container: m.source})
@@ -155,7 +155,7 @@ func (b *builder) gap(end int64, own cover) {
 	i := sort.Search(len(own), func(i int) bool { return own[i].end() > b.at })
 	for ; i < len(own) && own[i].at < end; i++ {
 		at, stop := max(own[i].at, b.at), min(own[i].end(), end)
-		if stop-at < leastPiece {
+		if stop-at < minPiece {
 			continue
 		}
 		b.literalTo(at)
@@ -197,12 +197,12 @@ func (b *builder) copy(m match) {
 	}
 	// More than a recipe may have is not kept in any case.
 	for done := int64(0); done < m.length && len(b.out) <= dedupe.MaxExtents; {
-		done += b.again(m.from+done, m.length-done)
+		done += b.repeat(m.from+done, m.length-done)
 	}
 }
 
-// again lays at most n bytes of what the target has at from, one extent, and returns how many.
-func (b *builder) again(from, n int64) int64 {
+// repeat lays at most n bytes of what the target has at from, one extent, and returns how many.
+func (b *builder) repeat(from, n int64) int64 {
 	e := b.out[sort.Search(len(b.out),
 		func(i int) bool { return b.out[i].At+b.out[i].Length > from })]
 	skip := from - e.At

@@ -72,7 +72,7 @@ func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 		r := plan.Framed(cas.Digest(blake3.Sum256(plain)))
 		require.Len(t, r.Containers, len(candidates))
 		dir := t.TempDir()
-		s, err := dedupe.OpenShelf(dir, nil)
+		s, err := dedupe.OpenRecipeStore(dir, nil)
 		require.NoError(t, err)
 		open := func(cas.Digest) (dedupe.Source, error) { return candidate.Source, nil }
 		proven := false
@@ -91,7 +91,7 @@ func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 		require.True(t, proven)
 		again, err := s.Get(r.Blob)
 		require.NoError(t, err)
-		require.True(t, again.Same(r))
+		require.True(t, again.Equal(r))
 		a, err := dedupe.Assemble(again, open)
 		require.NoError(t, err)
 		for _, e := range again.Extents {

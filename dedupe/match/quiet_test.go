@@ -21,7 +21,7 @@ func TestQuietRangesAreSearched(t *testing.T) {
 		copy(b[i:i+400], b[4*r.IntN(1<<16):])
 		copies = append(copies, i)
 	}
-	_, found := nextAnchor(b, 0, leastProduct(denseLevel))
+	_, found := nextAnchor(b, 0, minProduct(denseLevel))
 	require.False(t, found)
 	p := pack(t, b)
 	missing := make([]int, len(b)) // 1: a literal

@@ -116,7 +116,7 @@ func (s *scanning) segment(i int) error {
 }
 
 func (s *scanning) anchors(b []byte, start int64) {
-	least, sparse, mask := leastProduct(s.level), leastProduct(0), uint64(1)<<max(s.level, 0)-1
+	least, sparse, mask := minProduct(s.level), minProduct(0), uint64(1)<<max(s.level, 0)-1
 	most := denseSegment(s.level, len(s.ready))
 	for i := 0; ; {
 		step, next := s.step(b, i, least)
@@ -221,8 +221,8 @@ const (
 	anchorFactor = 0x9E3779B97F4A7C15
 )
 
-// leastProduct is that of a level: 0 for sparse anchors, one less for twice as many.
-func leastProduct(level int) uint64 {
+// minProduct is that of a level: 0 for sparse anchors, one less for twice as many.
+func minProduct(level int) uint64 {
 	passed := min(level, 0) - denseLevel
 	return ^uint64(0) << (64 - passed)
 }

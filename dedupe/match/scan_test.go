@@ -25,7 +25,7 @@ func segmentsOf(t *testing.T, b []byte, o scanOptions) (all []segment) {
 // segments.
 func TestMatchFindsTheSketchAsWell(t *testing.T) {
 	noise := randomBytes(61, segmentSize)
-	at, ok := nextAnchor(noise, 0, leastProduct(0))
+	at, ok := nextAnchor(noise, 0, minProduct(0))
 	require.True(t, ok)
 	over := noise[at : at+windowSize]
 	for _, size := range []int{0, 1, windowSize, segmentSize - 1, segmentSize, segmentSize + 1,
@@ -41,7 +41,7 @@ func TestMatchFindsTheSketchAsWell(t *testing.T) {
 				all = append(all, int(a.at))
 			}
 		}
-		require.Equal(t, anchorsAll(b, 0, leastProduct(denseLevel)), all, "%d bytes", size)
+		require.Equal(t, anchorsAll(b, 0, minProduct(denseLevel)), all, "%d bytes", size)
 		sketch, err := SketchOf(context.Background(), source(b))
 		require.NoError(t, err)
 		plan, err := Find(context.Background(), source(b),

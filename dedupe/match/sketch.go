@@ -120,7 +120,7 @@ func formatError(offset int, field, reason string) error {
 	return &dedupe.FormatError{Offset: int64(offset), Field: field, Reason: reason}
 }
 
-const rankedMost = 64
+const maxRanked = 64
 
 // Candidates ranks known blobs by what Find would find in them, at most n: the best one first, then
 // the one that adds most to it, and so on. Blobs that share no key are left out, and then those of
@@ -135,13 +135,13 @@ func Candidates(
 			continue
 		}
 		best = append(best, c)
-		if len(best) == 2*rankedMost {
+		if len(best) == 2*maxRanked {
 			sortShared(best)
-			best = best[:rankedMost]
+			best = best[:maxRanked]
 		}
 	}
 	sortShared(best)
-	return choose(best[:min(len(best), rankedMost)], n)
+	return pickCandidates(best[:min(len(best), maxRanked)], n)
 }
 
 type shared struct {
@@ -188,8 +188,9 @@ func sortShared(all []shared) {
 	})
 }
 
-// choose takes the blob that has most of what those taken before have not, until nothing is added.
-func choose(all []shared, n int) (taken []cas.Digest) {
+// pickCandidates takes the blob that has most of what those taken before have not, until nothing is
+// added.
+func pickCandidates(all []shared, n int) (taken []cas.Digest) {
 	for len(taken) < n && len(all) > 0 {
 		sortShared(all)
 		first := all[0]

@@ -14,7 +14,7 @@ import (
 const (
 	streamSize = 8 << 20   // of a candidate that one core goes through at a time
 	streamRead = 32 << 10  // read at first where nothing is known
-	streamMost = 256 << 10 // and at most
+	maxStreams = 256 << 10 // and at most
 	// how far a match goes on into the parts beside its own: it may have no anchor there
 	overSeam    = 64 << 10
 	spareWork   = 4 << 20 // bytes compared in vain that a part may cost besides
@@ -37,7 +37,7 @@ func (m *matcher) candidate(ctx context.Context, i int) error {
 	found := make([][]match, (c.Size()+streamSize-1)/streamSize)
 	begin := func() *part {
 		return &part{matcher: m, candidate: c, index: i, mask: 1<<max(m.level, 0) - 1,
-			least: leastProduct(m.level), buf: make([]byte, streamMost+windowSize)}
+			least: minProduct(m.level), buf: make([]byte, maxStreams+windowSize)}
 	}
 	run := func(p *part, k int) (err error) {
 		found[k], err = p.run(int64(k) * streamSize)
@@ -48,7 +48,7 @@ func (m *matcher) candidate(ctx context.Context, i int) error {
 		m.stats.compared += p.compared
 	})
 	if err == nil {
-		m.covered = m.covered.add(slices.Concat(found...), leastPiece)
+		m.covered = m.covered.add(slices.Concat(found...), minPiece)
 	}
 	return err
 }
@@ -94,7 +94,7 @@ func (p *part) run(from int64) ([]match, error) {
 		if next > pos+n {
 			read = streamRead // behind a match
 		} else {
-			read = min(2*read, streamMost)
+			read = min(2*read, maxStreams)
 		}
 		pos = next
 	}
@@ -171,7 +171,7 @@ func (p *part) try(c int64, places []int64) (int64, error) {
 
 const (
 	firstCompare = 1 << 10   // bytes that are read to begin with: many comparisons end there
-	mostCompare  = 256 << 10 // fits a core's cache, twice
+	maxCompare   = 256 << 10 // fits a core's cache, twice
 )
 
 type comparer struct {
@@ -212,7 +212,7 @@ func (c *comparer) backward(a dedupe.Source, ai int64, b dedupe.Source, bi, limi
 func (c *comparer) equal(a dedupe.Source, ai int64, b dedupe.Source, bi, limit int64,
 	back bool) (int64, error) {
 	done := int64(0)
-	for step := int64(firstCompare); done < limit; step = min(2*step, mostCompare) {
+	for step := int64(firstCompare); done < limit; step = min(2*step, maxCompare) {
 		n := min(step, limit-done)
 		off, common := done, commonPrefix
 		if back {

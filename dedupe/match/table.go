@@ -35,16 +35,16 @@ type table struct {
 // The table of a target of some TB cannot grow: tags are too short to tell where else their keys
 // belong.
 const (
-	leastSlots = 1 << 4
-	mostBits   = 21
-	mostSlots  = 1 << mostBits
+	minSlots = 1 << 4
+	maxBits  = 21
+	maxSlots = 1 << maxBits
 )
 
 // newTable makes a table with room for n anchors, which grows with more.
 func newTable(n, size int64) *table {
 	t := &table{at: bits.Len64(uint64(size))}
-	slots := leastSlots
-	for slots < mostSlots && (int64(slots) < n+n/2 || t.at+mostBits > 64) {
+	slots := minSlots
+	for slots < maxSlots && (int64(slots) < n+n/2 || t.at+maxBits > 64) {
 		slots *= 2
 	}
 	t.slots = newSlots(slots)
@@ -93,7 +93,7 @@ func (t *table) touch(anchors []anchor) (sum uint64) {
 
 // insert adds a position; where there is no room for it, it is left out.
 func (t *table) insert(a anchor) {
-	if t.used >= len(t.slots)/3*2 && len(t.slots) < mostSlots {
+	if t.used >= len(t.slots)/3*2 && len(t.slots) < maxSlots {
 		t.grow()
 	}
 	t.put(t.tagged(a.key) | uint64(a.at+1))

@@ -15,7 +15,7 @@ import (
 // vain only as often as is worth it: with candidates, within the target, and where runs begin.
 func TestComparingInVainIsBounded(t *testing.T) {
 	noise := randomBytes(101, 1<<20)
-	at, _ := nextAnchor(noise, 0, leastProduct(0))
+	at, _ := nextAnchor(noise, 0, minProduct(0))
 	window := noise[at : at+2*windowSize]
 	crowd := func(seed uint64) []byte {
 		b := randomBytes(seed, 1<<20)
@@ -34,7 +34,7 @@ func TestComparingInVainIsBounded(t *testing.T) {
 	require.NoError(t, err)
 	size := int64(len(target))
 	// As much for the target's own copies and for the candidate, and one comparison more each.
-	require.LessOrEqual(t, p.stats.compared, 2*(spareWork+workPerByte*size+8*mostCompare))
+	require.LessOrEqual(t, p.stats.compared, 2*(spareWork+workPerByte*size+8*maxCompare))
 	require.Greater(t, p.stats.compared, size, "it was worth trying")
 
 	runs := randomBytes(104, 1<<20)
@@ -43,7 +43,7 @@ func TestComparingInVainIsBounded(t *testing.T) {
 	}
 	p, err = match(runs)
 	require.NoError(t, err)
-	require.LessOrEqual(t, p.stats.compared, spareWork+workPerByte*size+8*mostCompare)
+	require.LessOrEqual(t, p.stats.compared, spareWork+workPerByte*size+8*maxCompare)
 }
 
 // Bytes found in one candidate are not compared with the next one, and each byte of a candidate is
@@ -55,11 +55,11 @@ func TestEveryByteIsComparedOnce(t *testing.T) {
 		{Digest: cas.Digest{2}, Source: source(append([]byte("x"), a...))}}
 	p, err := Find(context.Background(), source(target), among(candidates[:1]...))
 	require.NoError(t, err)
-	require.Less(t, p.stats.compared, int64(len(a)+4*mostCompare))
-	require.Less(t, p.stats.scanned, int64(len(target)+4*streamMost))
+	require.Less(t, p.stats.compared, int64(len(a)+4*maxCompare))
+	require.Less(t, p.stats.scanned, int64(len(target)+4*maxStreams))
 	both, err := Find(context.Background(), source(target), among(candidates...))
 	require.NoError(t, err)
-	require.Less(t, both.stats.compared-p.stats.compared, int64(streamMost))
+	require.Less(t, both.stats.compared-p.stats.compared, int64(maxStreams))
 }
 
 // However large a target is, its anchors have room, and it has sparse ones up to a GiB.

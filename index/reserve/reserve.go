@@ -49,7 +49,7 @@ func (r *Reserve) UseSome(fn func() error) error { return r.use(Piece, fn) }
 func (r *Reserve) use(least int64, fn func() error) error {
 	for {
 		err := fn()
-		if !cas.Full(err) || !r.give(least) {
+		if !cas.IsDiskFull(err) || !r.give(least) {
 			return err
 		}
 	}

@@ -78,8 +78,9 @@ func ClassOf(err error) Class {
 	return Internal
 }
 
-// OfContext returns the error of a request after its context has ended. The text names the request.
-func OfContext(ctx context.Context, format string, args ...any) *Error {
+// FromContext returns the error of a request after its context has ended. The text names the
+// request.
+func FromContext(ctx context.Context, format string, args ...any) *Error {
 	class := Cancelled
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		class = Deadline

@@ -27,7 +27,7 @@ type PipelineRequest struct {
 	from []tomlfile.Value // the tables that it was read from, the top of the file first
 }
 
-type terms struct {
+type sharedTerms struct {
 	EPs            []string          `toml:"ep" is:"some"`
 	Options        map[string]string `toml:"options" loose:"true"`
 	SessionOptions map[string]string `toml:"session_options" loose:"true"`
@@ -46,42 +46,42 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	}
 	d.Checks = checks
 	var top struct {
-		terms
+		sharedTerms
 		Models []tomlfile.Value `toml:"model"`
 		Groups []tomlfile.Value `toml:"group"`
 	}
 	d.Root().Into(&top)
 	p := &Pipeline{}
-	add := func(v tomlfile.Value, t terms, models ...string) {
+	add := func(v tomlfile.Value, t sharedTerms, models ...string) {
 		r := PipelineRequest{models, t.EPs, t.Options, t.SessionOptions, t.Dims, t.Denotations,
 			t.Embed, t.Level, []tomlfile.Value{d.Root(), v}}
 		if len(models) > 1 && t.Embed {
 			why := errors.New("it is not for groups: what the models share is a file of its own")
-			d.Add(r.Wrong(why, "embed"))
+			d.Add(r.ErrorAt(why, "embed"))
 		}
 		p.Requests = append(p.Requests, r)
 	}
 	for _, v := range top.Models {
 		var m struct {
-			terms
+			sharedTerms
 			Path string `toml:"path" is:"path" required:"no path: it names the model's file"`
 		}
-		m.terms = top.over(v)
+		m.sharedTerms = top.over(v)
 		v.Into(&m)
-		add(v, m.terms, m.Path)
+		add(v, m.sharedTerms, m.Path)
 	}
 	for _, v := range top.Groups {
 		var g struct {
-			terms
+			sharedTerms
 			Models []string `toml:"models" is:"path" required:"no models: it names the files of two models or more"`
 		}
-		g.terms = top.over(v)
+		g.sharedTerms = top.over(v)
 		v.Into(&g)
 		models := v.In("models")
 		if _, ok := models.Raw.([]any); ok && len(g.Models) < 2 {
-			models.Wrong("a group has two models or more")
+			models.Errorf("a group has two models or more")
 		}
-		add(v, g.terms, g.Models...)
+		add(v, g.sharedTerms, g.Models...)
 	}
 	if err := d.Err(); err != nil {
 		return nil, err
@@ -94,20 +94,20 @@ func LoadPipeline(file string) (*Pipeline, error) {
 }
 
 // over gives what the top says for all, without options of execution providers that are replaced.
-func (t terms) over(v tomlfile.Value) terms {
+func (t sharedTerms) over(v tomlfile.Value) sharedTerms {
 	if v.Has("ep") {
 		t.Options = nil
 	}
 	return t
 }
 
-// Wrong is err with the place of the field, or of the element of one, that the request has from
+// ErrorAt is err with the place of the field, or of the element of one, that the request has from
 // the file. Where the file does not have it, it is the request's own place.
-func (r *PipelineRequest) Wrong(err error, name ...string) *Error {
+func (r *PipelineRequest) ErrorAt(err error, name ...string) *Error {
 	for _, v := range slices.Backward(r.from) {
-		if field := v.In(name...); field.At() != (Position{}) {
-			return field.Mistake(err.Error())
+		if field := v.In(name...); field.Position() != (Position{}) {
+			return field.AddError(err.Error())
 		}
 	}
-	return r.from[len(r.from)-1].Mistake(err.Error())
+	return r.from[len(r.from)-1].AddError(err.Error())
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/epcached/epcached/internal/tomlfile"
 )
 
-// whenEmpty says what a value stands for that says nothing by itself.
-var whenEmpty = map[string]string{
+// emptyDefaults says what a value stands for that says nothing by itself.
+var emptyDefaults = map[string]string{
 	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own",
 	"worker_socket": "workers are the daemon's children", "jobs": "one for each processor",
 	"jobs_memory_bytes": "half of the machine's memory", "memory_bytes": "three quarters of the machine's memory",
@@ -39,7 +39,7 @@ func (s *Settings) Print(w io.Writer) error {
 		}
 		name := f.path[len(f.path)-1]
 		origin := f.Origin
-		if empty := whenEmpty[name]; empty != "" && isZero(f.Value) {
+		if empty := emptyDefaults[name]; empty != "" && isZero(f.Value) {
 			origin += ": " + empty
 		}
 		if f.Origin == fromDefault && f.Value == "" {

@@ -18,11 +18,11 @@ func (r *Runtime) Check(v tomlfile.Value) {
 	folder, library, libraries := v.Has("directory"), v.Has("ort_library"), v.In("ep_libraries")
 	switch {
 	case folder == library:
-		v.Wrong("give either directory, or ort_library and ep_libraries")
+		v.Errorf("give either directory, or ort_library and ep_libraries")
 	case folder && len(libraries.Keys()) > 0:
-		libraries.Wrong("ep_libraries go with ort_library: in a directory they are found")
+		libraries.Errorf("ep_libraries go with ort_library: in a directory they are found")
 	case library && len(libraries.Keys()) == 0:
-		v.In("ort_library").Wrong("ort_library needs ep_libraries")
+		v.In("ort_library").Errorf("ort_library needs ep_libraries")
 	}
 }
 
@@ -35,11 +35,11 @@ func (d *Driver) Check(v tomlfile.Value) {
 		}
 	}
 	if given != 1 {
-		v.Wrong("give one of file, module and command")
+		v.Errorf("give one of file, module and command")
 	}
 	command := v.In("command")
 	if _, ok := command.Raw.([]any); ok && (len(d.Command) == 0 || d.Command[0] == "") {
-		command.Wrong("it names no program")
+		command.Errorf("it names no program")
 	}
 	if len(d.Command) > 0 && strings.Contains(d.Command[0], "/") {
 		d.Command[0] = v.Absolute(d.Command[0])
@@ -59,7 +59,7 @@ func (p *Policies) Decode(v tomlfile.Value) {
 	for _, ep := range slices.Sorted(maps.Keys(file.ByEP)) {
 		inner := file.ByEP[ep]
 		if err := checkEP(ep); err != nil {
-			inner.Wrong("%v", err)
+			inner.Errorf("%v", err)
 		}
 		one := file.Policy
 		inner.Into(&one)
@@ -92,11 +92,11 @@ func (c *Compiler) Check(v tomlfile.Value) {
 	switch {
 	case !v.Has("ep"):
 	case len(c.Command) == 0 || c.Command[0] == "":
-		v.In("command").Wrong("it names no program")
+		v.In("command").Errorf("it names no program")
 	case c.EP != "":
 		c.Command[0] = v.Absolute(c.Command[0])
 		if err := c.Tool().Check(); err != nil {
-			v.In("command").Wrong("%v", err)
+			v.In("command").Errorf("%v", err)
 		}
 	}
 }
@@ -112,7 +112,7 @@ func (s *Settings) Check(v tomlfile.Value) {
 	seen := map[string]bool{}
 	for i, c := range s.Compilers {
 		if seen[c.EP] {
-			v.In("compiler", strconv.Itoa(i)).Wrong("%s has a compiler already", c.EP)
+			v.In("compiler", strconv.Itoa(i)).Errorf("%s has a compiler already", c.EP)
 		}
 		seen[c.EP] = true
 	}

@@ -136,13 +136,14 @@ type Policy struct {
 // Age is MaxAge as a duration; 0: no limit.
 func (p Policy) Age() time.Duration { return duration(p.MaxAge) }
 
-// AutostartedIdle is how long a daemon that a client started waits for the next one, where nothing else is said.
-const AutostartedIdle = 15 * time.Minute
+// AutostartIdleExit is how long a daemon that a client started waits for the next one, where
+// nothing else is said.
+const AutostartIdleExit = 15 * time.Minute
 
 // IdleAfter is the time without use after which the daemon leaves; 0: never. started says that a client started it.
 func (s *Settings) IdleAfter(started bool) time.Duration {
 	if s.IdleExit == "" && started {
-		return AutostartedIdle
+		return AutostartIdleExit
 	}
 	return duration(s.IdleExit)
 }
@@ -195,7 +196,7 @@ type Space struct {
 
 // Defaults are the settings of an empty file.
 func Defaults() *Settings {
-	state, socket := defaultPlaces()
+	state, socket := defaultFiles()
 	return &Settings{
 		State: state, Socket: socket, LogLevel: "info",
 		Limits: Limits{
@@ -235,16 +236,16 @@ func Load(file string) (*Settings, error) {
 }
 
 func (s *Settings) decode(d *tomlfile.Document) {
-	d.Checks, d.Removed = checks, removed
+	d.Checks, d.Removed = checks, removedKeys
 	d.Note = func(v tomlfile.Value, show func() any) {
 		origin := fromDefault
 		switch {
 		case v.Raw != nil:
-			origin = fmt.Sprintf("%s:%d", d.File, v.At().Line)
+			origin = fmt.Sprintf("%s:%d", d.File, v.Position().Line)
 		case len(v.Path) == 3 && v.Path[0] == "policy": // of one execution provider
 			origin = "policy." + v.Path[2]
 		}
-		s.fields = append(s.fields, field{v.Path, origin, v.At(), show})
+		s.fields = append(s.fields, field{v.Path, origin, v.Position(), show})
 	}
 	d.Root().Into(s)
 }
@@ -263,9 +264,9 @@ type (
 	Errors   = tomlfile.Errors
 )
 
-// removed names the fields that earlier versions had, with what each meant and what replaces it.
-// They are accepted with a warning, so that the daemon starts after an upgrade.
-var removed = map[string]string{
+// removedKeys names the fields that earlier versions had, with what each meant and what replaces
+// it. They are accepted with a warning, so that the daemon starts after an upgrade.
+var removedKeys = map[string]string{
 	"space.compress_after": "it said after how long without use a build's own bytes are " +
 		"compressed; packing compresses them now, where that saves an eighth",
 	"standby_seconds": "it said how long a worker was kept ready after a compile; workers " +
@@ -321,8 +322,8 @@ func (s *Settings) CheckUnpackedDir(mayWrite func(dir string) error) error {
 	return Errors{{File: s.File, Position: at, Field: field, Text: text}}
 }
 
-// defaultPlaces returns the state and the socket, "" for a user without a home.
-func defaultPlaces() (state, socket string) {
+// defaultFiles returns the state and the socket, "" for a user without a home.
+func defaultFiles() (state, socket string) {
 	if os.Geteuid() == 0 {
 		return "/var/lib/epcached", unixsock.SystemSocket
 	}
@@ -338,9 +339,10 @@ func UserFile() string {
 	return filepath.Join(dir, "epcached", "epcached.toml")
 }
 
-// LoadOwn loads the configuration of the daemon that clients start: a file, the user's own where none is named, with
-// the user's own places. Where that user has none it returns the defaults, with File set all the same.
-func LoadOwn(file string) (*Settings, error) {
+// LoadUserFile loads the configuration of the daemon that clients start: a file, the user's own
+// where none is named, with the user's own places. Where that user has none it returns the
+// defaults, with File set all the same.
+func LoadUserFile(file string) (*Settings, error) {
 	read := file
 	if file == "" {
 		file = UserFile()
@@ -354,7 +356,7 @@ func LoadOwn(file string) (*Settings, error) {
 	}
 	s.File = file
 	// In place of the defaults, which for root are those of the system's daemon.
-	state, socket := defaultPlaces()
+	state, socket := defaultFiles()
 	if s.State == state {
 		s.State = unixsock.UserState()
 	}

@@ -24,12 +24,12 @@ var checks = map[string]func(string) error{
 	"window": checkWindow,
 }
 
-var dayPart = regexp.MustCompile(`^(\d+(?:\.\d+)?)d`)
+var dayDuration = regexp.MustCompile(`^(\d+(?:\.\d+)?)d`)
 
 // ParseDuration reads Go's durations, "1h30m", and days before them: "90d", "1d12h". It is not negative.
 func ParseDuration(text string) (time.Duration, error) {
 	rest, days, err := text, 0.0, error(nil)
-	if m := dayPart.FindStringSubmatch(text); m != nil {
+	if m := dayDuration.FindStringSubmatch(text); m != nil {
 		rest = text[len(m[0]):]
 		days, err = strconv.ParseFloat(m[1], 64)
 	}

@@ -58,15 +58,15 @@ func (s *Shares[K]) Take(ctx context.Context, key K) (leave func(), err error) {
 	s.mu.Unlock()
 	select {
 	case <-turn:
-		return func() { s.leave(key, turn) }, nil
+		return func() { s.release(key, turn) }, nil
 	case <-ctx.Done():
-		s.leave(key, turn)
+		s.release(key, turn)
 		return nil, ctx.Err()
 	}
 }
 
-// leave ends a caller's wait, or gives its slot back.
-func (s *Shares[K]) leave(key K, turn chan struct{}) {
+// release ends a caller's wait, or gives its slot back.
+func (s *Shares[K]) release(key K, turn chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := s.keys[key]
@@ -126,15 +126,15 @@ func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	l.mu.Unlock()
 	select {
 	case one.token <- struct{}{}:
-		return func() { <-one.token; l.leave(key, one) }, nil
+		return func() { <-one.token; l.unlock(key, one) }, nil
 	case <-ctx.Done():
-		l.leave(key, one)
+		l.unlock(key, one)
 		return nil, ctx.Err()
 	}
 }
 
-// Users returns how many callers hold the key's lock or wait for it.
-func (l *Locks[K]) Users(key K) int {
+// UsersOf returns how many callers hold the key's lock or wait for it.
+func (l *Locks[K]) UsersOf(key K) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one := l.inUse[key]; one != nil {
@@ -143,7 +143,7 @@ func (l *Locks[K]) Users(key K) int {
 	return 0
 }
 
-func (l *Locks[K]) leave(key K, one *lock) {
+func (l *Locks[K]) unlock(key K, one *lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one.users--; one.users == 0 {

@@ -48,16 +48,17 @@ type Fact struct {
 	Until time.Time // zero: for good
 }
 
-// Now returns the value, nil if it does not hold any more.
-func (f Fact) Now(at time.Time) any {
+// ValueAt returns the value, nil if it does not hold any more.
+func (f Fact) ValueAt(at time.Time) any {
 	if !f.Until.IsZero() && !at.Before(f.Until) {
 		return nil
 	}
 	return f.Value
 }
 
-// Under is a key of what was found out under a generation of the settings, and counts for no other.
-type Under[K comparable] struct {
+// GenerationKey is a key of what was found out under a generation of the settings, and counts for
+// no other.
+type GenerationKey[K comparable] struct {
 	Generation uint64
 	Key        K
 }

@@ -34,8 +34,8 @@ func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
 	return st, err != nil, nil
 }
 
-// exitFull is the status of a copy for which the disk has no space.
-const exitFull = int(unix.ENOSPC)
+// exitDiskFull is the status of a copy for which the disk has no space.
+const exitDiskFull = int(unix.ENOSPC)
 
 // Argument is the first one of the process that copies, which runs the same program as this one.
 const Argument = "copy-slow-file"
@@ -60,7 +60,7 @@ func Main(limit string) int {
 	}
 	fmt.Fprintln(os.Stderr, err)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return exitFull
+		return exitDiskFull
 	}
 	return 1
 }
@@ -76,7 +76,7 @@ func Copy(ctx context.Context, from, to *os.File, limit int64, done func()) erro
 	go func() {
 		defer done()
 		err := cmd.Run()
-		if cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitFull {
+		if cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitDiskFull {
 			err = unix.ENOSPC
 		} else if said.Len() > 0 {
 			err = errors.New(string(bytes.TrimSpace(said.Bytes())))

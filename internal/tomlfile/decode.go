@@ -21,11 +21,11 @@ type Value struct {
 	Raw  any // as go-toml decodes it; nil: the document does not have it
 }
 
-// Own is a type that decodes its value itself, also where the document does not have it.
-type Own interface{ Decode(Value) }
+// Decoder is a type that decodes its value itself, also where the document does not have it.
+type Decoder interface{ Decode(Value) }
 
-// Checked is a struct that looks for what is wrong beyond single fields, when they are decoded.
-type Checked interface{ Check(Value) }
+// Checker is a struct that looks for what is wrong beyond single fields, when they are decoded.
+type Checker interface{ Check(Value) }
 
 // Root is the table at the top.
 func (d *Document) Root() Value { return Value{d, nil, d.values} }
@@ -66,14 +66,14 @@ func (v Value) Keys() []string {
 	return slices.Sorted(maps.Keys(table))
 }
 
-// At gives the place of the value, the zero Position where the document does not have it.
-func (v Value) At() Position { return v.places[place(v.Path)] }
+// Position gives the place of the value, the zero Position where the document does not have it.
+func (v Value) Position() Position { return v.places[pathKey(v.Path)] }
 
-// Mistake makes an Error with the place of the value.
-func (v Value) Mistake(text string) *Error { return &Error{v.File, v.At(), Spell(v.Path), text} }
+// AddError makes an Error with the place of the value.
+func (v Value) AddError(text string) *Error { return &Error{v.File, v.Position(), Spell(v.Path), text} }
 
-// Wrong notes a mistake in the value.
-func (v Value) Wrong(format string, args ...any) { v.Add(v.Mistake(fmt.Sprintf(format, args...))) }
+// Errorf notes a mistake in the value.
+func (v Value) Errorf(format string, args ...any) { v.Add(v.AddError(fmt.Sprintf(format, args...))) }
 
 // Into decodes the value into what the pointer points to, over what is there. Mistakes are noted,
 // and leave there what was there. Into decodes texts, truths, numbers, arrays, and tables into
@@ -97,7 +97,7 @@ func (v Value) Text(check string) (text string) {
 
 func (v Value) into(to reflect.Value, tag reflect.StructTag) {
 	switch own := to.Addr().Interface().(type) {
-	case Own:
+	case Decoder:
 		own.Decode(v)
 		return
 	case *Value:
@@ -113,13 +113,13 @@ func (v Value) into(to reflect.Value, tag reflect.StructTag) {
 		if truth, ok := v.Raw.(bool); ok {
 			to.SetBool(truth)
 		} else {
-			v.Wrong("it is %s and must be true or false", Kind(v.Raw))
+			v.Errorf("it is %s and must be true or false", Kind(v.Raw))
 		}
 	case reflect.Uint64, reflect.Uint32, reflect.Int64, reflect.Float64:
 		v.number(to, tag)
 	case reflect.Slice:
 		if _, ok := v.Raw.([]any); !ok {
-			v.Wrong("it is %s and must be an array in brackets", Kind(v.Raw))
+			v.Errorf("it is %s and must be an array in brackets", Kind(v.Raw))
 		}
 		elements := v.Elements()
 		to.SetZero() // an empty array is like one that is not there
@@ -136,7 +136,7 @@ func (v Value) into(to reflect.Value, tag reflect.StructTag) {
 // entries adds a table to a copy of the map.
 func (v Value) entries(to reflect.Value, tag reflect.StructTag) {
 	if _, ok := v.Raw.(map[string]any); !ok {
-		v.Wrong("it is %s and must be a table", Kind(v.Raw))
+		v.Errorf("it is %s and must be a table", Kind(v.Raw))
 	}
 	all := reflect.MakeMap(to.Type())
 	for _, key := range to.MapKeys() {
@@ -152,7 +152,7 @@ func (v Value) entries(to reflect.Value, tag reflect.StructTag) {
 
 func (v Value) table(to reflect.Value) {
 	if _, ok := v.Raw.(map[string]any); v.Raw != nil && !ok {
-		v.Wrong("it is %s and must be a table", Kind(v.Raw))
+		v.Errorf("it is %s and must be a table", Kind(v.Raw))
 		return
 	}
 	known := make(map[string]bool)
@@ -168,7 +168,7 @@ func (v Value) table(to reflect.Value) {
 			inner.unknown(known)
 		}
 	}
-	if checked, ok := to.Addr().Interface().(Checked); ok {
+	if checked, ok := to.Addr().Interface().(Checker); ok {
 		checked.Check(v)
 	}
 }
@@ -185,7 +185,7 @@ func (v Value) fields(to reflect.Value, known map[string]bool) (rest reflect.Val
 		default:
 			known[key] = true
 			if need := f.Tag.Get("required"); need != "" && inner.Raw == nil {
-				v.Wrong("%s", need)
+				v.Errorf("%s", need)
 			}
 			inner.field(to.FieldByIndex(f.Index), f.Tag)
 		}
@@ -198,7 +198,7 @@ func (v Value) field(to reflect.Value, tag reflect.StructTag) {
 	if v.Note != nil && leaf(to.Type()) {
 		v.Note(v, to.Interface)
 	}
-	_, own := to.Addr().Interface().(Own)
+	_, own := to.Addr().Interface().(Decoder)
 	if v.Raw != nil || to.Kind() == reflect.Struct || own {
 		v.into(to, tag)
 	}
@@ -220,7 +220,7 @@ const maxListed = 8
 
 func (v Value) unknown(known map[string]bool) {
 	if why, was := v.Removed[Spell(v.Path)]; was {
-		v.Warnings = append(v.Warnings, v.Mistake("it has no effect any more: "+why))
+		v.Warnings = append(v.Warnings, v.AddError("it has no effect any more: "+why))
 		return
 	}
 	text := fmt.Sprintf("unknown field %q", Spell(v.Path))
@@ -229,7 +229,7 @@ func (v Value) unknown(known map[string]bool) {
 	} else if len(known) <= maxListed {
 		text += "; there are " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
 	}
-	v.Add(&Error{File: v.File, Position: v.At(), Text: text})
+	v.Add(&Error{File: v.File, Position: v.Position(), Text: text})
 }
 
 func (v Value) key() string { return v.Path[len(v.Path)-1] }
@@ -263,12 +263,12 @@ func (v Value) text(to reflect.Value, tag reflect.StructTag) {
 				said += fmt.Sprintf(": write %s = %q", v.key(), meant)
 			}
 		}
-		v.Wrong("%s", said)
+		v.Errorf("%s", said)
 		return
 	}
 	if check != nil {
 		if err := check(text); err != nil {
-			v.Wrong("%v", err)
+			v.Errorf("%v", err)
 			return
 		}
 	}
@@ -291,13 +291,13 @@ func (v Value) number(to reflect.Value, tag reflect.StructTag) {
 	least, most, _ := strings.Cut(tag.Get("range"), " ")
 	switch {
 	case !ok:
-		v.Wrong("it is %s and must be %s", Kind(v.Raw), kind)
+		v.Errorf("it is %s and must be %s", Kind(v.Raw), kind)
 	case math.IsNaN(n), n < bound(least, 0), n > bound(most, math.Inf(1)):
 		said := least + " or more"
 		if most != "" {
 			said = least + " to " + most
 		}
-		v.Wrong("%v is not %s", v.Raw, said)
+		v.Errorf("%v is not %s", v.Raw, said)
 	case to.Kind() == reflect.Float64:
 		to.SetFloat(n)
 	case to.Kind() == reflect.Int64:

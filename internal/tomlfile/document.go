@@ -125,7 +125,7 @@ func (d *Document) Err() error {
 	return all
 }
 
-func place(path []string) string { return strings.Join(path, "\x00") }
+func pathKey(path []string) string { return strings.Join(path, "\x00") }
 
 // Spell writes a path as people do: elements of arrays are counted from 1.
 func Spell(path []string) string {

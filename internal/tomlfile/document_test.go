@@ -36,7 +36,7 @@ v = { w = [1, { z = 2 }] }
 		{[]string{"n", "2"}, 0, 0},
 	} {
 		require.Equal(t, tomlfile.Position{Line: c.line, Column: c.column},
-			d.Root().In(c.path...).At(), "%v", c.path)
+			d.Root().In(c.path...).Position(), "%v", c.path)
 	}
 }
 
@@ -44,8 +44,8 @@ func TestMistakesAreToldInTheOrderOfTheFile(t *testing.T) {
 	d, err := tomlfile.Parse("f.toml", []byte("a = 1\n'b c' = [1, 2]\n"))
 	require.NoError(t, err)
 	require.NoError(t, d.Err())
-	d.Root().In("b c", "1").Wrong("no")
-	d.Root().In("a").Wrong("no either")
+	d.Root().In("b c", "1").Errorf("no")
+	d.Root().In("a").Errorf("no either")
 	require.EqualError(t, d.Err(), `f.toml:1:1: field "a": no either
 f.toml:2:13: field "b c[2]": no`)
 	var one *tomlfile.Error

@@ -34,13 +34,13 @@ func locate(d *Document, text []byte) *Error {
 		case unstable.ArrayTable:
 			var at Position
 			prefix, at, wrong = l.keys(nil, e)
-			index, again := l.last[place(prefix)]
+			index, again := l.last[pathKey(prefix)]
 			if again {
 				index++
 			}
-			l.last[place(prefix)] = index
+			l.last[pathKey(prefix)] = index
 			prefix = append(prefix, strconv.Itoa(index))
-			l.places[place(prefix)] = at
+			l.places[pathKey(prefix)] = at
 		case unstable.KeyValue:
 			wrong = l.keyValue(prefix, e)
 		}
@@ -67,15 +67,15 @@ func (l *locator) keyValue(prefix []string, e *unstable.Node) *Error {
 func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Position, wrong *Error) {
 	path = slices.Clone(prefix)
 	for it := e.Key(); it.Next(); {
-		if i, array := l.last[place(path)]; array && len(path) > len(prefix) {
+		if i, array := l.last[pathKey(path)]; array && len(path) > len(prefix) {
 			path = append(path, strconv.Itoa(i))
 		}
 		path = append(path, string(it.Node().Data))
 		if at = l.position(it.Node()); len(path) > maxDepth {
 			return nil, at, l.tooDeep(at)
 		}
-		if _, again := l.places[place(path)]; !again { // else a table that is opened again
-			l.places[place(path)] = at
+		if _, again := l.places[pathKey(path)]; !again { // else a table that is opened again
+			l.places[pathKey(path)] = at
 		}
 	}
 	return path, at, nil
@@ -87,7 +87,7 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 		return nil
 	}
 	if len(path) >= maxDepth {
-		return l.tooDeep(l.places[place(path)])
+		return l.tooDeep(l.places[pathKey(path)])
 	}
 	index := 0
 	for it := v.Children(); it.Next(); {
@@ -103,12 +103,12 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 		}
 		inner := append(slices.Clone(path), strconv.Itoa(index))
 		index++
-		l.places[place(inner)] = l.places[place(path)]
+		l.places[pathKey(inner)] = l.places[pathKey(path)]
 		if child.Raw.Length > 0 { // arrays and tables have no range of their own
-			l.places[place(inner)] = l.position(child)
+			l.places[pathKey(inner)] = l.position(child)
 		}
 		if len(l.places) > maxValues {
-			return l.tooMany(l.places[place(inner)])
+			return l.tooMany(l.places[pathKey(inner)])
 		}
 		if wrong := l.value(inner, child); wrong != nil {
 			return wrong

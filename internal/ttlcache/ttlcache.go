@@ -60,5 +60,5 @@ func Do[T any](ctx context.Context, f *Cache, key string, find func(context.Cont
 
 func (f *Cache) load(key string) any {
 	fact, _ := f.found.Load(key)
-	return fact.Now(f.now())
+	return fact.ValueAt(f.now())
 }

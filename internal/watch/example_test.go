@@ -11,7 +11,7 @@ func ExampleWatcher() {
 	defer w.Close()
 	w.Set("openvino", []string{"/opt/ort/current/libonnxruntime.so", "/opt/ort/current/openvino"})
 	w.Set("intel_vpu", []string{"/sys/module/intel_vpu/version"})
-	fmt.Println(w.How("intel_vpu"))
+	fmt.Println(w.Mode("intel_vpu"))
 
 	for e := range w.Events() {
 		switch e.Kind {

@@ -31,14 +31,14 @@ func openInotify() (notifier, error) {
 	return inotify{os.NewFile(uintptr(fd), "inotify")}, nil
 }
 
-// heard is what the kernel tells of a folder and its entries.
-const heard = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB |
+// watchedEvents is what the kernel tells of a folder and its entries.
+const watchedEvents = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB |
 	unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
 func (n inotify) add(path string) (watch int32, err error) {
 	controlErr := n.control(func(fd int) {
 		var wd int
-		wd, err = unix.InotifyAddWatch(fd, path, heard|unix.IN_ONLYDIR|unix.IN_DONT_FOLLOW)
+		wd, err = unix.InotifyAddWatch(fd, path, watchedEvents|unix.IN_ONLYDIR|unix.IN_DONT_FOLLOW)
 		watch = int32(wd)
 	})
 	return watch, errors.Join(controlErr, err)
@@ -78,9 +78,9 @@ type folders struct {
 	tell func(news)
 	wg   *sync.WaitGroup // of the readers
 
-	// arm is held while the kernel is asked for something, and taken before mu.
+	// rearm is held while the kernel is asked for something, and taken before mu.
 	// The readers and the loop never take it, because its holder may block on a file system.
-	arm    sync.Mutex
+	rearm  sync.Mutex
 	closed bool // guarded by arm
 
 	mu      sync.Mutex
@@ -101,8 +101,8 @@ var errClosed = errors.New("the watcher is closed")
 
 // hold has the kernel tell the subject of a name in a folder, and adds the name to needs.
 func (t *folders) hold(s *subject, needs map[int32]need, path, name string) error {
-	t.arm.Lock()
-	defer t.arm.Unlock()
+	t.rearm.Lock()
+	defer t.rearm.Unlock()
 	n, err := t.notifier()
 	if err != nil {
 		return explain(err)
@@ -116,14 +116,14 @@ func (t *folders) hold(s *subject, needs map[int32]need, path, name string) erro
 	if t.system != n {
 		return errors.New("watching was interrupted")
 	}
-	users := inner(t.byWatch, watch)
+	users := valuesOf(t.byWatch, watch)
 	// The folders of the last look stay watched until this one ends.
-	inner(users, s)[name], inner(needs, watch)[name] = true, true
+	valuesOf(users, s)[name], valuesOf(needs, watch)[name] = true, true
 	return nil
 }
 
-// inner returns the map under a key, which it makes where there is none.
-func inner[K, L comparable, V any, M ~map[L]V](of map[K]M, key K) M {
+// valuesOf returns the map under a key, which it makes where there is none.
+func valuesOf[K, L comparable, V any, M ~map[L]V](of map[K]M, key K) M {
 	if of[key] == nil {
 		of[key] = make(M)
 	}
@@ -150,8 +150,8 @@ func (t *folders) notifier() (notifier, error) {
 
 // keep forgets all that the subject needed but these, and ends watches without users.
 func (t *folders) keep(s *subject, needs map[int32]need) {
-	t.arm.Lock()
-	defer t.arm.Unlock()
+	t.rearm.Lock()
+	defer t.rearm.Unlock()
 	t.mu.Lock()
 	n := t.system
 	var unused []int32
@@ -170,7 +170,7 @@ func (t *folders) keep(s *subject, needs map[int32]need) {
 	switch {
 	case n == nil:
 	case none: // another is opened when there is something to watch
-		_ = t.lose(n)
+		_ = t.dropNotifier(n)
 	default:
 		for _, watch := range unused {
 			n.remove(watch)
@@ -178,8 +178,8 @@ func (t *folders) keep(s *subject, needs map[int32]need) {
 	}
 }
 
-// lose closes a notifier, and with it all its watches.
-func (t *folders) lose(n notifier) error {
+// dropNotifier closes a notifier, and with it all its watches.
+func (t *folders) dropNotifier(n notifier) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n == nil || t.system != n {
@@ -192,13 +192,13 @@ func (t *folders) lose(n notifier) error {
 
 // close ends all watches. No reader is started afterwards.
 func (t *folders) close() error {
-	t.arm.Lock()
-	defer t.arm.Unlock()
+	t.rearm.Lock()
+	defer t.rearm.Unlock()
 	t.closed = true
 	t.mu.Lock()
 	n := t.system
 	t.mu.Unlock()
-	return t.lose(n)
+	return t.dropNotifier(n)
 }
 
 // read passes on what concerns a subject.
@@ -210,7 +210,7 @@ func (t *folders) read(n notifier) {
 			return
 		}
 		if err != nil {
-			_ = t.lose(n) // the next look opens another
+			_ = t.dropNotifier(n) // the next look opens another
 			t.tell(news{all: err})
 			return
 		}

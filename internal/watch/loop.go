@@ -14,27 +14,27 @@ import (
 // looked at again. If that look is equal to the one before, nothing happened that no event told,
 // and the subject has settled; if not, that is another sign.
 type subject struct {
-	name    string
-	paths   []string
-	placed  []chan struct{} // closed when paths are watched
-	renewed bool            // paths are not those that were last looked at
+	name      string
+	paths     []string
+	ready     []chan struct{} // closed when paths are watched
+	rewatched bool            // paths are not those that were last looked at
 
-	looking bool // a look is under way
-	gone    bool // forgotten while a look was under way
-	last    *look
-	ended   time.Time // when the last look did
-	took    time.Duration
-	covered uint64 // signs when the last look began
-	polled  string // why it is polled; "" if it is not
+	looking  bool // a look is under way
+	removed  bool // forgotten while a look was under way
+	last     *snapshot
+	ended    time.Time // when the last look did
+	duration time.Duration
+	covered  uint64 // signs when the last look began
+	polled   string // why it is polled; "" if it is not
 
-	signs    uint64
-	changing bool
-	sign     time.Time // the last sign
+	changeSigns uint64
+	changing    bool
+	pendingSign time.Time // the last sign
 }
 
 type result struct {
 	subject *subject
-	look    *look
+	look    *snapshot
 	began   time.Time
 	signs   uint64 // when it began
 	renewed bool   // it is the first with these paths
@@ -61,7 +61,7 @@ func (w *Watcher) loop() {
 		case f := <-w.calls:
 			f()
 		case n := <-w.news:
-			w.hear(n)
+			w.handleNews(n)
 		case r := <-w.looked:
 			w.end(r)
 		case out <- head:
@@ -78,21 +78,21 @@ func (w *Watcher) set(name string, paths []string, placed chan struct{}) {
 		w.subjects[name] = s
 	}
 	same := slices.Equal(s.paths, paths)
-	if same && len(s.placed) == 0 {
+	if same && len(s.ready) == 0 {
 		close(placed)
 		return
 	}
-	s.renewed = s.renewed || !same
+	s.rewatched = s.rewatched || !same
 	s.paths = paths
-	s.placed = append(s.placed, placed)
+	s.ready = append(s.ready, placed)
 }
 
-// place releases the callers that wait until their paths are watched.
-func (s *subject) place() {
-	for _, placed := range s.placed {
+// makeReady releases the callers that wait until their paths are watched.
+func (s *subject) makeReady() {
+	for _, placed := range s.ready {
 		close(placed)
 	}
-	s.placed = nil
+	s.ready = nil
 }
 
 func (w *Watcher) forget(name string) {
@@ -102,8 +102,8 @@ func (w *Watcher) forget(name string) {
 	}
 	delete(w.subjects, name)
 	w.outbox = slices.DeleteFunc(w.outbox, func(e Event) bool { return e.Subject == name })
-	s.place()
-	s.gone = true
+	s.makeReady()
+	s.removed = true
 	if !s.looking {
 		w.release(s)
 	}
@@ -130,30 +130,30 @@ func (w *Watcher) start(now time.Time) (next time.Time, any bool) {
 
 func (w *Watcher) due(s *subject) time.Time {
 	switch {
-	case s.renewed:
+	case s.rewatched:
 		return time.Time{}
-	case s.signs != s.covered:
+	case s.changeSigns != s.covered:
 		// Soon after the last sign, but a large folder is not looked at all the time.
-		return s.ended.Add(min(max(w.quiet/4, 4*s.took), w.quiet, time.Second))
+		return s.ended.Add(min(max(w.quiet/4, 4*s.duration), w.quiet, time.Second))
 	case s.changing:
-		return s.sign.Add(w.quiet)
+		return s.pendingSign.Add(w.quiet)
 	case s.polled != "":
-		return w.beat(s.ended, w.poll)
+		return w.nextPoll(s.ended, w.poll)
 	default:
-		return w.beat(s.ended, w.backstop)
+		return w.nextPoll(s.ended, w.backstop)
 	}
 }
 
-// beat is the first common moment after t: all subjects are polled in one waking.
-func (w *Watcher) beat(t time.Time, every time.Duration) time.Time {
+// nextPoll is the first common moment after t: all subjects are polled in one waking.
+func (w *Watcher) nextPoll(t time.Time, every time.Duration) time.Time {
 	return w.began.Add((t.Sub(w.began)/every + 1) * every)
 }
 
 func (w *Watcher) begin(s *subject, now time.Time) {
-	r := result{subject: s, began: now, signs: s.signs, renewed: s.renewed, paths: s.paths}
-	s.looking, s.renewed = true, false
+	r := result{subject: s, began: now, signs: s.changeSigns, renewed: s.rewatched, paths: s.paths}
+	s.looking, s.rewatched = true, false
 	w.wg.Go(func() {
-		r.look = take(w.folders, s, r.paths)
+		r.look = takeSnapshot(w.folders, s, r.paths)
 		select {
 		case w.looked <- r:
 		case <-w.done:
@@ -164,16 +164,16 @@ func (w *Watcher) begin(s *subject, now time.Time) {
 func (w *Watcher) end(r result) {
 	s := r.subject
 	s.looking = false
-	if s.gone {
+	if s.removed {
 		w.release(s)
 		return
 	}
 	now := time.Now()
-	earlier, told := s.last, s.covered != s.signs // told: events explain what is different
-	s.last, s.ended, s.took, s.covered = r.look, now, now.Sub(r.began), r.signs
-	w.mode(s, r.look.deaf)
-	if !s.renewed {
-		s.place()
+	earlier, told := s.last, s.covered != s.changeSigns // told: events explain what is different
+	s.last, s.ended, s.duration, s.covered = r.look, now, now.Sub(r.began), r.signs
+	w.mode(s, r.look.unwatched)
+	if !s.rewatched {
+		s.makeReady()
 	}
 	if earlier == nil {
 		return
@@ -181,14 +181,14 @@ func (w *Watcher) end(r result) {
 	differ := r.look.differs(earlier, r.renewed)
 	switch {
 	case differ && !told:
-		caught := s.signs == s.covered
+		caught := s.changeSigns == s.covered
 		w.noticed(s, now)
 		if caught {
-			s.covered = s.signs // the look that found it has seen it
+			s.covered = s.changeSigns // the look that found it has seen it
 		}
 	case differ:
-		s.sign = now // what came under watch just now was perhaps written just before
-	case s.changing && !r.began.Before(s.sign.Add(w.quiet)):
+		s.pendingSign = now // what came under watch just now was perhaps written just before
+	case s.changing && !r.began.Before(s.pendingSign.Add(w.quiet)):
 		s.changing = false
 		w.outbox = append(w.outbox, Event{s.name, Settled})
 	}
@@ -206,19 +206,19 @@ func (w *Watcher) mode(s *subject, why string) {
 	s.polled = why
 }
 
-func (w *Watcher) hear(n news) {
+func (w *Watcher) handleNews(n news) {
 	if n.all != nil {
 		w.log.Warn("changes may have been missed, looking at everything", "reason", n.all)
 		n.subjects = slices.Collect(maps.Values(w.subjects))
 	}
 	for _, s := range n.subjects {
-		if !s.gone {
+		if !s.removed {
 			w.noticed(s, time.Now())
 		}
 	}
 }
 
-func (w *Watcher) tell(told news) {
+func (w *Watcher) emit(told news) {
 	select {
 	case w.news <- told:
 	case <-w.done:
@@ -226,8 +226,8 @@ func (w *Watcher) tell(told news) {
 }
 
 func (w *Watcher) noticed(s *subject, now time.Time) {
-	s.signs++
-	s.sign = now
+	s.changeSigns++
+	s.pendingSign = now
 	if s.changing {
 		return
 	}

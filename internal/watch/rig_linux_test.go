@@ -143,7 +143,7 @@ func (r *rig) rename(from, to string) { require.NoError(r.t, os.Rename(r.path(fr
 func (r *rig) remove(name string) { require.NoError(r.t, os.RemoveAll(r.path(name))) }
 
 // how runs in the loop, so it is after all that was decided before.
-func (r *rig) how(subject string) string { return r.w.How(subject) }
+func (r *rig) how(subject string) string { return r.w.Mode(subject) }
 
 func (r *rig) until(subject, how string) {
 	r.t.Helper()
@@ -246,7 +246,7 @@ func (b *between) Read(buffer []byte) (int, error) {
 }
 
 // overflow is what the kernel tells when its queue was full.
-func (r *rig) overflow() { r.w.tell(news{all: errors.New("overflow")}) }
+func (r *rig) overflow() { r.w.emit(news{all: errors.New("overflow")}) }
 
 // breaks has the next reading fail, after an event.
 func (r *rig) breaks(name string) {

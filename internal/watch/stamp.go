@@ -16,7 +16,7 @@ type stamp struct {
 	mode         fs.FileMode
 	size         int64
 	mtime, ctime int64  // nanoseconds since 1970
-	says         string // a link's target, the content where times say nothing, or the error: it cannot be looked at
+	content      string // a link's target, the content where times say nothing, or the error: it cannot be looked at
 	failed       bool   // says is an error
 }
 
@@ -31,7 +31,7 @@ func lstat(path string) stamp {
 		mtime: st.Mtim.Nano(), ctime: st.Ctim.Nano(),
 	}
 	if s.isLink() {
-		if s.says, err = os.Readlink(path); err != nil {
+		if s.content, err = os.Readlink(path); err != nil {
 			return failedStamp(err)
 		}
 	}
@@ -42,7 +42,7 @@ func failedStamp(err error) stamp {
 	if no, is := errors.AsType[syscall.Errno](err); is {
 		err = no // the same words for the same reason, whatever the path
 	}
-	return stamp{says: err.Error(), failed: true}
+	return stamp{content: err.Error(), failed: true}
 }
 
 func (s stamp) isLink() bool   { return !s.failed && s.mode&fs.ModeSymlink != 0 }
@@ -50,12 +50,12 @@ func (s stamp) isFolder() bool { return !s.failed && s.mode.IsDir() }
 
 // identity is what matters of a folder that is only passed: that it is the same one.
 func (s stamp) identity() stamp {
-	return stamp{dev: s.dev, ino: s.ino, mode: s.mode, says: s.says, failed: s.failed}
+	return stamp{dev: s.dev, ino: s.ino, mode: s.mode, content: s.content, failed: s.failed}
 }
 
-// timeless is the stamp of something in /sys or /proc: numbers and times there
+// withoutTimes is the stamp of something in /sys or /proc: numbers and times there
 // are made up when a process looks, and again after memory was short.
-func (s stamp) timeless() stamp { return stamp{mode: s.mode, says: s.says, failed: s.failed} }
+func (s stamp) withoutTimes() stamp { return stamp{mode: s.mode, content: s.content, failed: s.failed} }
 
 // withContent adds what a small file says to its stamp.
 func (s stamp) withContent(path string) stamp {
@@ -64,11 +64,11 @@ func (s stamp) withContent(path string) stamp {
 	}
 	b, err := readSmall(path)
 	if err != nil {
-		s.says = err.Error()
+		s.content = err.Error()
 		return s
 	}
 	sum := sha256.Sum256(b)
-	s.says = string(sum[:])
+	s.content = string(sum[:])
 	return s
 }
 
@@ -109,8 +109,8 @@ func retry(f func() error) error {
 
 // fsKind is what matters of a file system.
 type fsKind struct {
-	deaf     string // why watching finds nothing on it; "" where it does
-	timeless bool   // what lies on it is compared by content
+	noEvents string // why watching finds nothing on it; "" where it does
+	noTimes  bool   // what lies on it is compared by content
 }
 
 // kindOf asks what file system a folder lies on. The next look finds that one is gone.
@@ -121,10 +121,10 @@ func kindOf(path string) fsKind {
 	}
 	magic := uint32(st.Type) // wider on some machines, and with its sign on others
 	if name, ok := shared[magic]; ok {
-		return fsKind{deaf: name + " does not tell what other machines or its server change"}
+		return fsKind{noEvents: name + " does not tell what other machines or its server change"}
 	}
 	if name, ok := virtual[magic]; ok {
-		return fsKind{deaf: name + " does not tell of changes", timeless: true}
+		return fsKind{noEvents: name + " does not tell of changes", noTimes: true}
 	}
 	return fsKind{}
 }

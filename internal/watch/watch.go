@@ -77,7 +77,7 @@ func New(o Options) *Watcher {
 	if o.open == nil {
 		o.open = openInotify
 	}
-	w.folders = &folders{open: o.open, tell: w.tell, wg: &w.wg, byWatch: make(map[int32]map[*subject]need)}
+	w.folders = &folders{open: o.open, tell: w.emit, wg: &w.wg, byWatch: make(map[int32]map[*subject]need)}
 	w.wg.Go(w.loop)
 	return w
 }
@@ -126,9 +126,9 @@ func absolute(path string) string {
 // Settled is not delivered. The channel is closed by Close.
 func (w *Watcher) Events() <-chan Event { return w.events }
 
-// How says how a subject is watched: "inotify", or "polled: " and why; "" for a
+// Mode says how a subject is watched: "inotify", or "polled: " and why; "" for a
 // subject that is not set.
-func (w *Watcher) How(name string) (how string) {
+func (w *Watcher) Mode(name string) (how string) {
 	w.call(func() {
 		switch s := w.subjects[name]; {
 		case s == nil:

@@ -107,7 +107,7 @@ func TestPathsAreReplacedBeforeTheyAreWatched(t *testing.T) {
 		assert.True(t, watched.Load(), "Set returned before the watch was in place")
 	})
 	require.Eventually(t, func() (renewed bool) {
-		require.True(t, r.w.call(func() { renewed = r.w.subjects["ep"].renewed }))
+		require.True(t, r.w.call(func() { renewed = r.w.subjects["ep"].rewatched }))
 		return renewed
 	}, patient, time.Millisecond)
 	close(proceed)

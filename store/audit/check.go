@@ -44,7 +44,7 @@ func newAuditor(st *store.Store) *auditor {
 func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	a, deep, repair := newAuditor(st), w.Deep, w.Repair
 	out := &checking{CheckReply: &wire.CheckReply{}}
-	found, err := a.index.Check(ctx, wire.FarThrough(progress, "checking"))
+	found, err := a.index.Check(ctx, wire.StoreProgress(progress, "checking"))
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
@@ -59,7 +59,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 		return nil, checkError(ctx, err)
 	}
 	out.Builds = space.Builds
-	a.forms.Recipes.ReadAgain()
+	a.forms.Recipes.RetryUnread()
 	for _, p := range a.forms.Recipes.Problems() {
 		f := RecipeFinding(p)
 		if d, err := cas.ParseDigest(filepath.Base(p.Path)); p.Unread && err == nil { // else it is found where the blob is looked at
@@ -75,7 +75,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 		}
 		out.Blobs++
 		out.Bytes += size
-		if progress != nil && (deep || out.Blobs%wire.FarAfter == 0) {
+		if progress != nil && (deep || out.Blobs%wire.StoreProgressEvery == 0) {
 			progress(&wire.Progress{Phase: "checking files", DoneBytes: min(out.Bytes, space.UniqueBytes), TotalBytes: space.UniqueBytes})
 		}
 		if f := a.checkBlob(ctx, d, size, deep); f != nil {
@@ -204,7 +204,7 @@ func (r *checking) truncate(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
 		return leftover(a) - leftover(b)
 	})
-	left := wire.Left(limit)
+	left := wire.SpaceLeft(limit)
 	for i, f := range r.Findings {
 		if f.Detail = wire.Clip(f.Detail); !left.Takes(f) {
 			r.More += uint64(len(r.Findings) - i)
@@ -262,8 +262,8 @@ func (a *auditor) checkLeftovers(ctx context.Context, containers map[cas.Digest]
 	var needed map[cas.Digest]int64 // of those that begin with the same byte: they come in order
 	first := -1
 	return a.cas.Walk(ctx, func(d cas.Digest, size, _ int64) (err error) {
-		if seen++; seen%wire.FarAfter == 0 {
-			wire.Far(progress, "looking for leftovers", "files", seen, 0)
+		if seen++; seen%wire.StoreProgressEvery == 0 {
+			wire.ReportStoreProgress(progress, "looking for leftovers", "files", seen, 0)
 		}
 		if int(d[0]) != first {
 			if needed, err = a.index.NeededIn(ctx, d[0]); err != nil {
@@ -439,8 +439,8 @@ func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) 
 	looked := uint64(0)
 	for _, name := range spaceKinds { // objects first: their other names count nothing
 		err := a.eachFile(ctx, name, func(path string, folder bool) {
-			if looked++; looked%wire.FarAfter == 0 {
-				wire.Far(progress, "measuring files", "files", looked, 0)
+			if looked++; looked%wire.StoreProgressEvery == 0 {
+				wire.ReportStoreProgress(progress, "measuring files", "files", looked, 0)
 			}
 			line := lines[name]
 			if folder {
@@ -555,8 +555,8 @@ func (a *auditor) misaccounted(ctx context.Context, blobs []cas.Digest,
 	progress func(*wire.Progress)) ([]*wire.Finding, error) {
 	var out []*wire.Finding
 	for i, d := range blobs {
-		if i%wire.FarAfter == 0 {
-			wire.Far(progress, "comparing files", "files", uint64(i), uint64(len(blobs)))
+		if i%wire.StoreProgressEvery == 0 {
+			wire.ReportStoreProgress(progress, "comparing files", "files", uint64(i), uint64(len(blobs)))
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()

@@ -304,7 +304,7 @@ func (c *crowd) requireNothingElse(when string) {
 		}
 		return nil
 	}))
-	for _, d := range c.shelf.Containers() {
+	for _, d := range c.recipeStore.Containers() {
 		if !used[d] || !c.whole.Has(d) {
 			say("%s is told to be a container of %v", d, c.Recipes.Users(d))
 		}

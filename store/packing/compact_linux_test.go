@@ -213,7 +213,7 @@ func TestABlobThatIsMostlyItsOwnBecomesWholeWhenItIsUsed(t *testing.T) {
 	text := digits(3, mib)
 	alone := b.put(text)
 	size := int64(len(text))
-	err = b.shelf.Put(ctx, &dedupe.Recipe{Blob: alone, Size: size, Literals: dedupe.NoLiterals, Extents: []dedupe.Extent{{Length: size}},
+	err = b.recipeStore.Put(ctx, &dedupe.Recipe{Blob: alone, Size: size, Literals: dedupe.NoLiterals, Extents: []dedupe.Extent{{Length: size}},
 		Frames: &dedupe.Frames{Size: size, Each: 256 << 10}}, b.source(text), nil)
 	require.NoError(t, err)
 	removed, err := b.removeWhole(alone)

@@ -49,13 +49,13 @@ func (b *bench) evict(all ...cas.Digest) {
 func (b *bench) requireNothingLeft() {
 	b.Helper()
 	var recipes []cas.Digest
-	require.NoError(b, b.shelf.Walk(context.Background(), func(d cas.Digest, _ dedupe.Packed) error {
+	require.NoError(b, b.recipeStore.Walk(context.Background(), func(d cas.Digest, _ dedupe.Packed) error {
 		recipes = append(recipes, d)
 		return nil
 	}))
 	for _, d := range append(b.objects(), recipes...) {
 		if _, needed := b.needed[d]; !needed {
-			require.NotEmpty(b, b.shelf.Users(d), "%s stays for nobody", d)
+			require.NotEmpty(b, b.recipeStore.Users(d), "%s stays for nobody", d)
 		}
 	}
 	for d := range b.needed {
@@ -68,7 +68,7 @@ func (b *bench) requireNothingLeft() {
 		}
 	}
 	require.Empty(b, b.objects())
-	require.Empty(b, b.shelf.Containers())
+	require.Empty(b, b.recipeStore.Containers())
 	require.NoError(b, b.Copies.Each(context.Background(), func(d cas.Digest, _ int64) error { return fmt.Errorf("a copy of %s stays", d) }))
 }
 
@@ -185,11 +185,11 @@ func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	require.NoError(t, b.makeRecipe(ctx, all[1], search{}, packing))
 	made, err := b.Recipes.Get(all[1])
 	require.NoError(t, err)
-	require.NoError(t, b.shelf.Remove(all[1])) // packing is as far as to have stored its literals
+	require.NoError(t, b.recipeStore.Remove(all[1])) // packing is as far as to have stored its literals
 	b.needs = func(d cas.Digest) {
 		if d == all[1] {
 			b.needs = nil
-			require.NoError(t, b.shelf.Put(ctx, made, nil, nil))
+			require.NoError(t, b.recipeStore.Put(ctx, made, nil, nil))
 		}
 	}
 	delete(b.needed, all[1])

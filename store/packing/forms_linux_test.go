@@ -121,7 +121,7 @@ func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 	b := newBench(t)
 	all, _ := b.variants(2, mib)
 	b.pack(all[1])
-	before, err := b.shelf.Get(all[1])
+	before, err := b.recipeStore.Get(all[1])
 	require.NoError(t, err)
 	wrong := *before
 	wrong.Extents = slices.Clone(wrong.Extents)
@@ -130,12 +130,12 @@ func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 			e.From -= 4
 		}
 	}
-	require.False(t, wrong.Same(before))
+	require.False(t, wrong.Equal(before))
 	require.True(t, IsDamage(b.putRecipe(context.Background(), &wrong, nil)))
 	wrong = *before
 	wrong.Blob[0] ^= 1
 	require.True(t, IsDamage(b.putRecipe(context.Background(), &wrong, nil)))
-	_, there := b.shelf.Has(wrong.Blob)
+	_, there := b.recipeStore.Has(wrong.Blob)
 	require.False(t, there)
 	require.NotContains(t, b.Recipes.Users(all[0]), wrong.Blob)
 	require.NoError(t, b.Check(context.Background(), all[1]), "the one that was there is as it was")
@@ -170,7 +170,7 @@ func TestNothingStaysOfAContainerThatWasBeingPacked(t *testing.T) {
 	_, err = b.Remove(taker)
 	require.NoError(t, err)
 	require.Empty(t, b.objects())
-	_, there := b.shelf.Has(container)
+	_, there := b.recipeStore.Has(container)
 	require.False(t, there)
 }
 
@@ -245,7 +245,7 @@ func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 		require.Nil(t, b.asks)
 		require.Zero(t, freed)
 		require.True(t, b.whole.Has(d))
-		_, there := b.shelf.Has(d)
+		_, there := b.recipeStore.Has(d)
 		require.False(t, there)
 		if damaged {
 			require.True(t, IsMissingOrDamaged(err), err)

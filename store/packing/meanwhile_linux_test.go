@@ -148,7 +148,7 @@ func TestCopiesMakeRoomForAnother(t *testing.T) {
 			f.full = func() error { return full }
 			err = b.Unpack(context.Background(), all[1], nil, nil)
 			require.ErrorIs(t, err, full)
-			require.True(t, cas.Full(err))
+			require.True(t, cas.IsDiskFull(err))
 			require.Equal(t, contents[2], b.read(all[2]), "somebody has it")
 		})
 	}

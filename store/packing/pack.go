@@ -58,7 +58,7 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	if err != nil {
 		return 0, ignore(cas.ErrNotFound, err) // it is packed already
 	}
-	if len(s.shelf.Users(d)) > 0 && s.Sharing.Saving(d) < least.minimum(size) {
+	if len(s.recipeStore.Users(d)) > 0 && s.Sharing.Saving(d) < least.minimum(size) {
 		return 0, nil // most bases: they need not be read again for that
 	}
 	freed, err = s.pack(ctx, d, least, nil, gate)
@@ -78,7 +78,7 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 	defer s.accountByForm(d)()
 	hold, done := s.hold()
 	defer done()
-	users := s.shelf.Users(d)
+	users := s.recipeStore.Users(d)
 	before := s.diskBytesOf(append(users, d))
 	how := search{minGain: least, include: also, dependents: users, single: len(users) == 0, gate: gate}
 	if err = s.makeRecipe(ctx, d, how, hold); err == nil {
@@ -102,7 +102,7 @@ func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 	for _, d := range all {
 		whole, recipe, _ := s.Bytes(d)
 		sum += whole + recipe
-		if p, ok := s.shelf.Has(d); ok && p.Literals != dedupe.NoLiterals {
+		if p, ok := s.recipeStore.Has(d); ok && p.Literals != dedupe.NoLiterals {
 			own, _ := cas.DiskBytesIn(s.dir, p.Containers[p.Literals].Digest)
 			sum += own // of a removed one, none
 		}
@@ -115,13 +115,13 @@ func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 // names, or from any other. A blob that would save too little becomes whole. The caller has the
 // turn.
 func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
-	if p, packed := s.shelf.Has(base); packed {
+	if p, packed := s.recipeStore.Has(base); packed {
 		how.include = append(how.include, digestsOf(p.Containers)...)
 	}
 	how.exclude, how.single = []cas.Digest{base}, true
 	for _, d := range s.dependents(base) {
-		was, packed := s.shelf.Has(d)
-		if !packed || !slices.Contains(s.shelf.Users(base), d) {
+		was, packed := s.recipeStore.Has(d)
+		if !packed || !slices.Contains(s.recipeStore.Users(base), d) {
 			continue // it was removed, durably or not yet, or was packed again for another base
 		}
 		if err := s.repackWithout(ctx, d, was, how); err != nil {
@@ -135,13 +135,13 @@ func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 // may become the base of the others.
 func (s *Store) dependents(base cas.Digest) []cas.Digest {
 	taken := func(d cas.Digest) int64 {
-		p, _ := s.shelf.Has(d) // of one that was just removed, nothing
+		p, _ := s.recipeStore.Has(d) // of one that was just removed, nothing
 		if at := slices.Index(digestsOf(p.Containers), base); at >= 0 {
 			return p.Taken[at]
 		}
 		return 0
 	}
-	all := s.shelf.Users(base)
+	all := s.recipeStore.Users(base)
 	slices.SortStableFunc(all, func(a, b cas.Digest) int { return cmp.Compare(taken(b), taken(a)) })
 	return all
 }
@@ -152,7 +152,7 @@ func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Pack
 	defer done()
 	how.include, how.exclude = slices.Clone(how.include), slices.Clone(how.exclude)
 	for i, one := range was.Containers {
-		if i == was.Literals && len(s.shelf.Users(one.Digest)) == 1 {
+		if i == was.Literals && len(s.recipeStore.Users(one.Digest)) == 1 {
 			how.exclude = append(how.exclude, one.Digest) // they are written again, in one piece
 		} else {
 			how.include = append(how.include, one.Digest)
@@ -192,7 +192,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 	}
 	now := s.diskBytesOf([]cas.Digest{d})
 	s.countTransient(now)
-	needs := cas.OnDisk(found.Plan.LiteralSize()) + cas.OnDisk(found.recipeBytes())
+	needs := cas.RoundUpToBlock(found.Plan.LiteralSize()) + cas.RoundUpToBlock(found.recipeBytes())
 	release, err := s.owner.Reserve(ctx, needs, now)
 	if err != nil {
 		return err
@@ -271,7 +271,7 @@ func (s *Store) isWantedBase(ctx context.Context, d cas.Digest) (wanted bool) {
 // worthCompressing reports whether compressing to so many bytes is worth it: packing has to
 // save as much, for the same reason.
 func worthCompressing(size, stored int64) bool {
-	return cas.OnDisk(size)-cas.OnDisk(stored) >= Worth.minimum(size)
+	return cas.RoundUpToBlock(size)-cas.RoundUpToBlock(stored) >= Worth.minimum(size)
 }
 
 // removeWhole removes the whole form of a blob that has a sound recipe.
@@ -280,11 +280,11 @@ func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
 		return false, err
 	}
 	removed, err = s.whole.RemoveUnless(d, func() (bool, error) {
-		if !s.shelf.Complete() {
+		if !s.recipeStore.Complete() {
 			return true, nil // a recipe that cannot be read may take from it
 		}
-		p, ok := s.shelf.Has(d)
-		if !ok || len(s.shelf.Users(d)) > 0 || s.owner.BeingServed(d) {
+		p, ok := s.recipeStore.Has(d)
+		if !ok || len(s.recipeStore.Users(d)) > 0 || s.owner.BeingServed(d) {
 			return true, nil // another recipe takes from it by now, or a request is being given it
 		}
 		for _, container := range p.Containers {
@@ -334,7 +334,7 @@ func (s *Store) Families(ctx context.Context, hot, idle func(cas.Digest) bool) (
 		}
 	}
 	literals := make(map[cas.Digest]bool)
-	err := s.shelf.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := s.recipeStore.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		own, best := p.Compressed, dedupe.NoLiterals
 		for i, one := range p.Containers {
 			if i == p.Literals {
@@ -360,7 +360,7 @@ func (s *Store) Families(ctx context.Context, hot, idle func(cas.Digest) bool) (
 			return nil
 		})
 	}
-	for _, base := range s.shelf.Containers() {
+	for _, base := range s.recipeStore.Containers() {
 		needed, err := s.owner.Needed(base)
 		if err == nil && !needed && !literals[base] { // what cannot be read says so elsewhere
 			found[Family{Base: base}] = 0
@@ -381,7 +381,7 @@ func (s *Store) Families(ctx context.Context, hot, idle func(cas.Digest) bool) (
 // is used: else more would be stored than is saved.
 func (s *Store) mayCompact(f Family) bool {
 	isHot := func(d cas.Digest) bool { return d == f.Hot }
-	others := slices.DeleteFunc(s.shelf.Users(f.Base), isHot)
+	others := slices.DeleteFunc(s.recipeStore.Users(f.Base), isHot)
 	may, err := s.Sharing.mayTake(append(others, f.Base))
 	if err != nil {
 		return false

@@ -35,19 +35,19 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 		all = append(all, d)
 	}
 	require.Empty(t, asked(), "what is only looked at takes none")
-	whole := cas.OnDisk(int64(len(content)))
+	whole := cas.RoundUpToBlock(int64(len(content)))
 
 	freed := b.pack(all[1])
 	p, _ := b.Recipes.Has(all[1])
 	literals := p.Containers[p.Literals].Size
-	require.Equal(t, []place{{cas.OnDisk(literals) + p.Disk, whole}}, asked())
-	require.Equal(t, whole-cas.OnDisk(literals)-p.Disk, freed)
+	require.Equal(t, []place{{cas.RoundUpToBlock(literals) + p.Disk, whole}}, asked())
+	require.Equal(t, whole-cas.RoundUpToBlock(literals)-p.Disk, freed)
 	require.NoError(t, b.Unpack(ctx, all[1], nil, nil))
 	require.Equal(t, []place{{whole, 0}}, asked())
 	require.NoError(t, b.DropCopy(all[1]))
 	require.Empty(t, asked())
 	require.NoError(t, b.MakeWhole(ctx, all[1]))
-	require.Equal(t, []place{{whole, cas.OnDisk(literals) + p.Disk}}, asked(), "no build is evicted for it")
+	require.Equal(t, []place{{whole, cas.RoundUpToBlock(literals) + p.Disk}}, asked(), "no build is evicted for it")
 
 	// Compacting writes the one whole, and then what the other has of its own.
 	require.Positive(t, b.pack(all[1]))
@@ -55,7 +55,7 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	require.NoError(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, nil))
 	require.True(t, b.OnlyPacked(all[0]))
 	recipe, _ := b.Recipes.Has(all[0])
-	require.Equal(t, []place{{whole, cas.OnDisk(literals) + p.Disk}, {recipe.Disk, mib}}, asked())
+	require.Equal(t, []place{{whole, cas.RoundUpToBlock(literals) + p.Disk}, {recipe.Disk, mib}}, asked())
 	require.Zero(t, b.reserved)
 	for _, d := range all {
 		delete(b.needed, d)
@@ -74,7 +74,7 @@ func TestCompressedLiteralsAreReserved(t *testing.T) {
 	d, _ := b.looked(content)
 	b.places = nil
 	require.Positive(t, b.pack(d))
-	require.Equal(t, []place{{mib/2 + 4096, cas.OnDisk(int64(len(content)))}}, b.places)
+	require.Equal(t, []place{{mib/2 + 4096, cas.RoundUpToBlock(int64(len(content)))}}, b.places)
 	p, _ := b.Recipes.Has(d)
 	require.Positive(t, p.Compressed)
 	require.Less(t, p.Disk, int64(mib/2))
@@ -114,11 +114,11 @@ func TestContainerTakenAfterReleaseStays(t *testing.T) {
 	b.given = nil
 	size := int64(len(contents[1]))
 	b.letGo = func() {
-		require.NoError(t, b.shelf.Put(ctx, &dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
+		require.NoError(t, b.recipeStore.Put(ctx, &dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
 			Containers: []dedupe.Container{{Digest: all[1], Size: size}}, Extents: []dedupe.Extent{{Length: 9}}}, nil, nil))
 	}
 	stays()
-	require.NoError(t, b.shelf.Remove(all[2]))
+	require.NoError(t, b.recipeStore.Remove(all[2]))
 	b.letGo = nil
 	require.Positive(t, b.pack(all[1]))
 

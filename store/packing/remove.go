@@ -22,7 +22,7 @@ type Removal struct {
 
 // Removal begins to remove blobs.
 func (s *Store) Removal() *Removal {
-	return &Removal{s: s, whole: s.whole.Removal(), recipes: s.shelf.Removal()}
+	return &Removal{s: s, whole: s.whole.Removal(), recipes: s.recipeStore.Removal()}
 }
 
 // Remove removes a blob in all its forms, durably when End returns, unless it is needed or about to
@@ -32,7 +32,7 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 	s.account.changed()        // what recipes take from may count there from now on
 	size, _ := s.whole.Size(d) // 0 where it is not whole
 	removed, err := r.whole.RemoveUnless(d, func() (bool, error) {
-		if !s.shelf.Complete() {
+		if !s.recipeStore.Complete() {
 			return true, nil // the needs of recipes that cannot be read are unknown
 		}
 		needed, err := s.owner.Needed(d)
@@ -41,7 +41,7 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 		}
 		// Under the blob's lock, as the whole form: packing removes that only if there is a recipe.
 		freed, err = r.removePacked(d)
-		return len(s.shelf.Users(d)) > 0, err
+		return len(s.recipeStore.Users(d)) > 0, err
 	})
 	s.account.changed() // it may have been a container, or be held by now
 	if removed {
@@ -84,7 +84,7 @@ func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
 
 // RemoveDoubles removes the recipes of blobs that are whole: a crash leaves them.
 func (s *Store) RemoveDoubles(ctx context.Context) error {
-	return s.shelf.Walk(ctx, func(d cas.Digest, _ dedupe.Packed) error {
+	return s.recipeStore.Walk(ctx, func(d cas.Digest, _ dedupe.Packed) error {
 		if !s.whole.Has(d) {
 			return nil // mostly
 		}
@@ -103,7 +103,7 @@ func (s *Store) RemoveDoubles(ctx context.Context) error {
 // removeDouble removes the recipe of a blob that is whole, if its whole form is sound, and after
 // that is durable: a crash may have come before it was. The caller has the turn.
 func (s *Store) removeDouble(ctx context.Context, d cas.Digest) error {
-	was, packed := s.shelf.Has(d)
+	was, packed := s.recipeStore.Has(d)
 	if !packed || !s.whole.Has(d) {
 		return nil
 	}
@@ -166,7 +166,7 @@ func (s *Store) removeIfUnneeded(d cas.Digest) {
 	needed, err := s.owner.Needed(d)
 	switch {
 	case err != nil || needed:
-	case len(s.shelf.Users(d)) > 0: // the last one that takes from it removes it
+	case len(s.recipeStore.Users(d)) > 0: // the last one that takes from it removes it
 		s.account.changed() // it may have been missing
 	default:
 		_, err = s.Remove(d)
@@ -179,7 +179,7 @@ func (s *Store) removeIfUnneeded(d cas.Digest) {
 // removePacked removes the recipe and the unpacked form of a blob, where there are any.
 func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 	s := r.s
-	if p, ok := s.shelf.Has(d); ok {
+	if p, ok := s.recipeStore.Has(d); ok {
 		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
 		containers, err := r.recipes.Remove(d)     // of what is there now: packing may have written another one since
 		r.containers = append(r.containers, digestsOf(containers)...)
@@ -203,7 +203,7 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 // recipe reads the recipe of a packed blob. proven: this very file was proven before to give the
 // blob. It refuses a size other than that of the builds before any caller acts on it.
 func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven bool, err error) {
-	r, stamp, err = s.shelf.GetStamped(d)
+	r, stamp, err = s.recipeStore.GetStamped(d)
 	if err != nil {
 		return nil, stamp, false, err
 	}
@@ -227,41 +227,41 @@ func (s *Store) provenAs(d cas.Digest, stamp cas.Stamp) {
 
 // putRecipe makes a recipe durable that takes the place of the one that the blob may have, after
 // it was proven to give the blob, and removes what only that one took from. literals are as
-// for Shelf.Put.
+// for RecipeStore.Put.
 func (s *Store) putRecipe(ctx context.Context, r *dedupe.Recipe, literals dedupe.Source) error {
-	was, _ := s.shelf.Has(r.Blob)
+	was, _ := s.recipeStore.Has(r.Blob)
 	err := s.removeUnneededAfter(was, func() error {
 		// The last build that needed the blob may have been removed before the recipe was there,
 		// and has not removed that.
 		defer s.removeIfUnneeded(r.Blob)
-		return s.shelf.Put(ctx, r, literals, func(written *dedupe.Recipe) error {
+		return s.recipeStore.Put(ctx, r, literals, func(written *dedupe.Recipe) error {
 			return s.prove(ctx, written)
 		})
 	})
 	if err != nil {
 		return err
 	}
-	if written, stamp, _, err := s.recipe(r.Blob); err == nil && written.Same(r) {
+	if written, stamp, _, err := s.recipe(r.Blob); err == nil && written.Equal(r) {
 		s.provenAs(r.Blob, stamp) // else it is proven again when it is used
 	}
 	return nil
 }
 
-// removeRecipe is Shelf.Remove. A stamp that stayed would fit no later file.
+// removeRecipe is RecipeStore.Remove. A stamp that stayed would fit no later file.
 func (s *Store) removeRecipe(d cas.Digest) error {
 	defer s.account.changed()
 	_ = s.memory.RecipeStamps().ForgetStamp(d)
-	return s.shelf.Remove(d)
+	return s.recipeStore.Remove(d)
 }
 
 // QuarantineRecipe quarantines a blob's recipe, durably, and removes its containers that are not
 // needed. Errors are cas.ErrNotFound and the system's.
 func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
-	was, _ := s.shelf.Has(d)
+	was, _ := s.recipeStore.Has(d)
 	return s.removeUnneededAfter(was, func() error {
 		defer s.account.changed()
 		_ = s.memory.RecipeStamps().ForgetStamp(d)
-		return s.shelf.Quarantine(d, why)
+		return s.recipeStore.Quarantine(d, why)
 	})
 }
 

@@ -44,7 +44,7 @@ func (r restless) change(what, path string, do func() error) error {
 	folder, name := filepath.Split(path)
 	if d, noBlob := cas.ParseDigest(name); noBlob == nil {
 		state := filepath.Join(folder, "..", "..")
-		made, _ := dedupe.ReadShelf(state).Get(d) // of what has none, nil
+		made, _ := dedupe.ReadRecipeStore(state).Get(d) // of what has none, nil
 		if kind := filepath.Base(filepath.Dir(filepath.Clean(folder))); kind == "recipes" && made != nil {
 			r.add("%s recipe of %s, which takes from %v: %v", what, d, made.Containers, err)
 		} else {

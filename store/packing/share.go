@@ -75,7 +75,7 @@ func eachBlob(ctx context.Context, t Table, fn func(d cas.Digest, raw []byte) er
 
 // forgetIfGone drops the new share of a removed blob, because the removal came too early for it.
 func (s *Sharing) forgetIfGone(d cas.Digest) {
-	if !s.whole.Has(d) && !s.shelf.Stands(d) {
+	if !s.whole.Has(d) && !s.recipeStore.HasOrRead(d) {
 		s.memory.dropSharing(d)
 	}
 }
@@ -146,11 +146,11 @@ func (s *Sharing) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error)
 // mayBePacked tells whether a blob is packed, or could be with bytes of others, so that it is no
 // good container. One that others take from already is.
 func (s *Sharing) mayBePacked(d cas.Digest) bool {
-	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
+	if _, packed := s.recipeStore.Has(d); packed || !s.whole.Has(d) {
 		return true
 	}
 	found, _ := s.share(d)
-	return len(found.From) > 0 && !found.Little && len(s.shelf.Users(d)) == 0 && s.Saving(d) > 0
+	return len(found.From) > 0 && !found.Little && len(s.recipeStore.Users(d)) == 0 && s.Saving(d) > 0
 }
 
 // Share is what is known of a blob: what packing it would save, and which blobs it would take from.
@@ -298,7 +298,7 @@ func (s *Sharing) Renew(ctx context.Context, gate Gate) error {
 	for _, d := range old {
 		s.memory.dropSharing(d)
 	}
-	for _, d := range s.shelf.Containers() {
+	for _, d := range s.recipeStore.Containers() {
 		if err := s.addSketch(ctx, d, gate); err != nil && !IsMissingOrDamaged(err) {
 			return err
 		}
@@ -347,7 +347,7 @@ func (m *Matched) recipeBytes() int64 {
 
 // saving is how many bytes on disk go when the whole form does.
 func (m *Matched) saving() int64 {
-	return cas.OnDisk(m.Plan.Size) - cas.OnDisk(m.Plan.LiteralSize()) - cas.OnDisk(m.recipeBytes())
+	return cas.RoundUpToBlock(m.Plan.Size) - cas.RoundUpToBlock(m.Plan.LiteralSize()) - cas.RoundUpToBlock(m.recipeBytes())
 }
 
 func (m *Matched) isWorth(least Gain) bool {

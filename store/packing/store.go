@@ -179,15 +179,15 @@ func Open(o Options) (*Store, error) {
 	}
 	var err error
 	if s.whole = o.Whole; o.ReadOnly {
-		s.shelf = dedupe.ReadShelf(s.dir)
-	} else if s.shelf, err = dedupe.OpenShelf(s.dir, o.FS); err != nil {
+		s.recipeStore = dedupe.ReadRecipeStore(s.dir)
+	} else if s.recipeStore, err = dedupe.OpenRecipeStore(s.dir, o.FS); err != nil {
 		return nil, err
 	}
-	s.Recipes, s.Sharing = s.shelf, &Sharing{s.reader, s.memory, s.owner}
+	s.Recipes, s.Sharing = s.recipeStore, &Sharing{s.reader, s.memory, s.owner}
 	if o.ReadOnly {
 		return s, nil
 	}
-	for _, p := range s.shelf.Problems() {
+	for _, p := range s.recipeStore.Problems() {
 		s.log.Error("store has a problem", "store", s.dir, "object", p.Path, "newer", p.Newer, "unread", p.Unread, "detail", p.Detail)
 	}
 	if _, err := os.Lstat(o.Copies); errors.Is(err, fs.ErrNotExist) {
@@ -197,14 +197,14 @@ func Open(o Options) (*Store, error) {
 	return s, err
 }
 
-// Recipes is the part of dedupe.Shelf that reads; its methods are documented there.
+// Recipes is the part of dedupe.RecipeStore that reads; its methods are documented there.
 type Recipes interface {
 	Has(d cas.Digest) (dedupe.Packed, bool)
 	Get(d cas.Digest) (*dedupe.Recipe, error)
 	Walk(ctx context.Context, fn func(cas.Digest, dedupe.Packed) error) error
 	Users(container cas.Digest) []cas.Digest
 	Complete() bool
-	ReadAgain()
+	RetryUnread()
 	Problems() []dedupe.Problem
 }
 
@@ -362,7 +362,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		return a.last, nil
 	}
 	var now Space
-	err := s.shelf.Walk(context.Background(), func(_ cas.Digest, p dedupe.Packed) error {
+	err := s.recipeStore.Walk(context.Background(), func(_ cas.Digest, p dedupe.Packed) error {
 		now.Recipes += p.Disk
 		return nil
 	})
@@ -370,7 +370,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		return now, err
 	}
 	counted := make(map[cas.Digest]bool)
-	for _, d := range slices.Concat(s.shelf.Containers(), a.heldBlobs.all()) { // in this order: what is no container any more is going by then
+	for _, d := range slices.Concat(s.recipeStore.Containers(), a.heldBlobs.all()) { // in this order: what is no container any more is going by then
 		_, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return now, err
@@ -395,7 +395,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 // containers, unpacked.
 func (s *Store) Bytes(d cas.Digest) (whole, recipe, unpacked int64) {
 	whole, _ = cas.DiskBytesIn(s.dir, d) // of one that is not there, none
-	if p, ok := s.shelf.Has(d); ok {
+	if p, ok := s.recipeStore.Has(d); ok {
 		recipe = p.Disk
 	}
 	if s.Copies.Store() != nil {

@@ -17,8 +17,8 @@ import (
 // Unpack makes the unpacked form of a packed blob, unless it is there. Equal calls at the same time
 // write it once, and the others wait for that. begins, which may be nil, is called before anything
 // is written; progress, which may be nil, a hundred times at most while bytes are. Errors that
-// IsMissingOrDamaged knows say that a container or the recipe is no good; those that cas.Full knows
-// and ErrNoSpace, that there is no room.
+// IsMissingOrDamaged knows say that a container or the recipe is no good; those that cas.IsDiskFull
+// knows and ErrNoSpace, that there is no room.
 func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progress func(done, total int64)) error {
 	store, err := s.Copies.open()
 	if err != nil {
@@ -33,7 +33,7 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 		begins()
 	}
 	err = s.fillCopy(ctx, store, d, progress)
-	if (cas.Full(err) || errors.Is(err, ErrNoSpace)) && s.dropIdleCopies(ctx, store) > 0 {
+	if (cas.IsDiskFull(err) || errors.Is(err, ErrNoSpace)) && s.dropIdleCopies(ctx, store) > 0 {
 		err = s.fillCopy(ctx, store, d, progress)
 	}
 	if errors.Is(err, cas.ErrNotFound) && s.whole.Has(d) {
@@ -57,7 +57,7 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, pr
 			return fmt.Errorf("%w in %s", err, s.Copies.dir)
 		}
 		if !s.Copies.apart {
-			place, err := s.owner.Reserve(ctx, cas.OnDisk(r.Size), 0)
+			place, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(r.Size), 0)
 			if err != nil {
 				return err
 			}
@@ -88,7 +88,7 @@ func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int
 		if err := s.DropCopy(d); err != nil {
 			return ignore(ErrInUse, err)
 		}
-		freed += cas.OnDisk(size)
+		freed += cas.RoundUpToBlock(size)
 		return nil
 	})
 	if err != nil && ctx.Err() == nil {
@@ -166,7 +166,7 @@ func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven 
 
 // MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe.
 // Blobs that took from its literals take from the blob. Errors are ErrNoSpace, those that
-// cas.Full knows, those of which IsMissingOrDamaged tells, and the system's.
+// cas.IsDiskFull knows, those of which IsMissingOrDamaged tells, and the system's.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	leave, err := s.TakeTurn(ctx)
 	if err != nil {
@@ -180,7 +180,7 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 
 // makeWhole is MakeWhole; the hold keeps the whole form. The caller has the turn.
 func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) error {
-	was, packed := s.shelf.Has(d)
+	was, packed := s.recipeStore.Has(d)
 	there, err := hold.Keep(ctx, d)
 	if !packed || err != nil {
 		return err
@@ -208,7 +208,7 @@ func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Pack
 	if err := s.owner.Fits(s.dir, "the whole form of a packed file", was.Size, 0); err != nil {
 		return err
 	}
-	release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), s.diskBytesOf([]cas.Digest{d}))
+	release, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(was.Size), s.diskBytesOf([]cas.Digest{d}))
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Pack
 
 // putWhole stores what the recipe gives, and has the hold keep it.
 func (s *Store) putWhole(ctx context.Context, d cas.Digest, hold *cas.Hold) error {
-	r, err := s.shelf.Get(d)
+	r, err := s.recipeStore.Get(d)
 	if err != nil {
 		return err
 	}
@@ -246,23 +246,23 @@ func (s *Store) putWhole(ctx context.Context, d cas.Digest, hold *cas.Hold) erro
 
 // reader reads blobs in whichever form they are.
 type reader struct {
-	whole *cas.Store
-	shelf *dedupe.Shelf
+	whole       *cas.Store
+	recipeStore *dedupe.RecipeStore
 }
 
 // OnlyPacked tells that a blob is not whole, and that there is a recipe of it.
-func (s *reader) OnlyPacked(d cas.Digest) bool { return s.shelf.Stands(d) && !s.whole.Has(d) }
+func (s *reader) OnlyPacked(d cas.Digest) bool { return s.recipeStore.HasOrRead(d) && !s.whole.Has(d) }
 
 // Size gives the plain bytes of a blob, whole or packed. Errors are cas.ErrNotFound and the system's.
 func (s *reader) Size(d cas.Digest) (int64, error) {
 	size, err := s.whole.Size(d)
-	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
+	if !errors.Is(err, cas.ErrNotFound) || !s.recipeStore.HasOrRead(d) {
 		return size, err
 	}
-	if p, known := s.shelf.Has(d); known {
+	if p, known := s.recipeStore.Has(d); known {
 		return p.Size, nil
 	}
-	r, err := s.shelf.Get(d)
+	r, err := s.recipeStore.Get(d)
 	if err != nil {
 		return 0, err
 	}
@@ -281,7 +281,7 @@ func (s *reader) Look(d cas.Digest) (Source, error) {
 		f, _, err := s.unverified(d)
 		return f, err
 	}
-	r, err := s.shelf.Get(d)
+	r, err := s.recipeStore.Get(d)
 	if err != nil {
 		return nil, err
 	}
@@ -418,7 +418,7 @@ func (s *Store) inEitherForm(d cas.Digest, whole, packed func() error) error {
 		if !errors.Is(err, cas.ErrNotFound) {
 			return err
 		}
-		if s.shelf.Stands(d) {
+		if s.recipeStore.HasOrRead(d) {
 			err = packed()
 		} else if !s.whole.Has(d) {
 			return err
@@ -475,7 +475,7 @@ func (s *Store) Check(ctx context.Context, d cas.Digest) error {
 // container or a recipe.
 func IsDamage(err error) bool {
 	var format *dedupe.FormatError
-	return cas.Unsound(err) || errors.As(err, &format)
+	return cas.IsUnsound(err) || errors.As(err, &format)
 }
 
 // IsMissingOrDamaged tells that an error is about something that is not there, or is broken, or
@@ -497,13 +497,13 @@ type Damage struct {
 // does not hash again bytes that were just verified.
 func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	err := s.whole.Verify(ctx, d)
-	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
-		if cas.Unsound(err) {
+	if !errors.Is(err, cas.ErrNotFound) || !s.recipeStore.HasOrRead(d) {
+		if cas.IsUnsound(err) {
 			out = append(out, Damage{Digest: d, Why: err.Error()})
 		}
 		return out
 	}
-	p, _ := s.shelf.Has(d) // of one that cannot be read, none
+	p, _ := s.recipeStore.Has(d) // of one that cannot be read, none
 	for _, container := range p.Containers {
 		err := s.whole.Verify(ctx, container.Digest)
 		if size, _ := s.whole.Size(container.Digest); err == nil && size != container.Size {

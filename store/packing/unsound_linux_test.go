@@ -18,14 +18,14 @@ import (
 // forge puts a recipe that is sound in itself in the place of one, with other bytes of its container.
 func (b *bench) forge(d cas.Digest) *dedupe.Recipe {
 	b.Helper()
-	r, err := b.shelf.Get(d)
+	r, err := b.recipeStore.Get(d)
 	require.NoError(b, err)
 	for i := range r.Extents {
 		if e := &r.Extents[i]; e.Container != r.Literals && e.From >= 4 {
 			e.From -= 4
 		}
 	}
-	require.NoError(b, b.shelf.Put(context.Background(), r, nil, nil))
+	require.NoError(b, b.recipeStore.Put(context.Background(), r, nil, nil))
 	return r
 }
 
@@ -41,9 +41,9 @@ func TestARecipeThatGivesOtherBytesIsMovedNowhere(t *testing.T) {
 	require.True(t, IsDamage(b.MakeWhole(ctx, all[1])))
 	require.True(t, b.OnlyPacked(all[1]))
 	require.True(t, IsDamage(b.Compact(ctx, Family{Hot: all[2], Base: all[0]}, nil)))
-	now, err := b.shelf.Get(all[1])
+	now, err := b.recipeStore.Get(all[1])
 	require.NoError(t, err)
-	require.True(t, now.Same(forged))
+	require.True(t, now.Equal(forged))
 	require.True(t, b.whole.Has(all[0]), "it takes from there")
 	require.True(t, IsDamage(b.Check(ctx, all[1])))
 	for _, i := range []int{0, 2} {

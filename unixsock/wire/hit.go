@@ -39,13 +39,13 @@ func ParseHit(b []byte) *Envelope {
 	return e
 }
 
-// passer is a message. pass passes its fields, in the order of their numbers, to be read or written;
-// several of one kind by the number of the first.
-type passer interface{ pass(c *codec) }
+// fieldCodec is a message. pass passes its fields, in the order of their numbers, to be read or
+// written; several of one kind by the number of the first.
+type fieldCodec interface{ pass(c *codec) }
 
 type message[M any] interface {
 	*M
-	passer
+	fieldCodec
 }
 
 func (e *Envelope) pass(c *codec) {
@@ -341,7 +341,7 @@ func many[M any, P message[M]](c *codec, n protowire.Number, p *[]*M) {
 	}
 }
 
-func (c *codec) child(n protowire.Number, m passer) {
+func (c *codec) child(n protowire.Number, m fieldCodec) {
 	if b, read := c.bytes(n); read {
 		outer := *c
 		*c = codec{b: b}

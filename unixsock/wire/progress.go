@@ -2,12 +2,12 @@ package wire
 
 import "fmt"
 
-// FarAfter is how many builds or files are gone through between two reports.
-const FarAfter = 256
+// StoreProgressEvery is how many builds or files are gone through between two reports.
+const StoreProgressEvery = 256
 
-// Far reports progress through a whole store: of so many things, or, where of is 0, of an unknown
-// number. progress may be nil.
-func Far(progress func(*Progress), phase, things string, through, of uint64) {
+// ReportStoreProgress reports progress through a whole store: of so many things, or, where of is 0,
+// of an unknown number. progress may be nil.
+func ReportStoreProgress(progress func(*Progress), phase, things string, through, of uint64) {
 	if progress == nil {
 		return
 	}
@@ -19,13 +19,13 @@ func Far(progress func(*Progress), phase, things string, through, of uint64) {
 	progress(p)
 }
 
-// FarThrough is Far for the index, of a phase that is called by a verb and the things that it goes
-// through.
-func FarThrough(progress func(*Progress), verb string) func(things string, through, of uint64) {
+// StoreProgress is ReportStoreProgress for the index, of a phase that is called by a verb and the
+// things that it goes through.
+func StoreProgress(progress func(*Progress), verb string) func(things string, through, of uint64) {
 	if progress == nil {
 		return nil
 	}
 	return func(things string, through, of uint64) {
-		Far(progress, verb+" "+things, things, through, of)
+		ReportStoreProgress(progress, verb+" "+things, things, through, of)
 	}
 }

@@ -11,21 +11,21 @@ import (
 // MaxReply keeps an answer whose length is not known before well inside a frame.
 const MaxReply = MaxFrame - 64<<10
 
-// Left is the space left in an answer, in bytes. An answer is cut where its frame is full.
-type Left int
+// SpaceLeft is the space left in an answer, in bytes. An answer is cut where its frame is full.
+type SpaceLeft int
 
 // Takes reports whether a message still fits, and counts it.
-func (l *Left) Takes(m proto.Message) bool { return l.TakesBytes(proto.Size(m)) }
+func (l *SpaceLeft) Takes(m proto.Message) bool { return l.TakesBytes(proto.Size(m)) }
 
 // TakesBytes reports whether a field of n bytes still fits, and counts it. After the first that
 // does not fit, none fits, so that an answer is the beginning of a list.
-func (l *Left) TakesBytes(n int) bool {
+func (l *SpaceLeft) TakesBytes(n int) bool {
 	const head = 8 // a field's tag and length, at most
-	if *l < Left(n+head) {
+	if *l < SpaceLeft(n+head) {
 		*l = 0
 		return false
 	}
-	*l -= Left(n + head)
+	*l -= SpaceLeft(n + head)
 	return true
 }
 

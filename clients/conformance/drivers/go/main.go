@@ -54,7 +54,7 @@ func main() {
 func answerTo(q question) (a answer) {
 	ctx, stop := context.WithTimeout(context.Background(), time.Duration(q.TimeoutMs)*time.Millisecond)
 	defer stop()
-	dialer := unixsock.Dialer{Name: "conformance", HelloTimeout: unixsock.HelloLimit}
+	dialer := unixsock.Dialer{Name: "conformance", HelloTimeout: unixsock.QuickHelloTimeout}
 	if q.HelloMs > 0 {
 		dialer.HelloTimeout = time.Duration(q.HelloMs) * time.Millisecond
 	}

@@ -224,7 +224,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 		return err
 	}
 	err = ask(c)
-	if unixsock.WentAway(err) {
+	if unixsock.ConnectionEnded(err) {
 		err = g.Again(ctx, ask)
 	}
 	if slices.Contains(instead(err), "own") {

@@ -164,16 +164,16 @@ func (r *Request) over(file *config.PipelineRequest) *config.Error {
 	}
 	for i, ep := range file.EPs {
 		if err := r.AddEP(ep); err != nil {
-			return file.Wrong(err, "ep", strconv.Itoa(i))
+			return file.ErrorAt(err, "ep", strconv.Itoa(i))
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(file.Options)) {
 		if err := r.replaceOption(key, file.Options[key]); err != nil {
-			return file.Wrong(err, "options", key)
+			return file.ErrorAt(err, "options", key)
 		}
 	}
 	if len(file.Models) > 1 && r.embed {
-		return file.Wrong(errors.New("what the models share is a file of its own, so --embed cannot be"), "models")
+		return file.ErrorAt(errors.New("what the models share is a file of its own, so --embed cannot be"), "models")
 	}
 	r.sessionOptions = merged(r.sessionOptions, file.SessionOptions)
 	r.dims = merged(r.dims, file.Dims)

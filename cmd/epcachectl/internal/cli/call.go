@@ -78,7 +78,7 @@ func (a *Call) Within(ctx context.Context) (context.Context, context.CancelFunc)
 func (a *Call) WithReader(ctx context.Context, look func(context.Context, *unixsock.Client) error) error {
 	return a.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		err := look(ctx, c)
-		if unixsock.WentAway(err) {
+		if unixsock.ConnectionEnded(err) {
 			err = a.Again(ctx, func(c *unixsock.Client) error { return look(ctx, c) })
 		}
 		return err

@@ -221,7 +221,7 @@ const correctOwn = "correct it: epcachectl config check lists all mistakes"
 
 // ownConfiguration reads what the user's own daemon would start with. Its error is one line.
 func ownConfiguration() (*config.Settings, error) {
-	s, err := config.LoadOwn("")
+	s, err := config.LoadUserFile("")
 	if err == nil {
 		_, err = s.LoadRules()
 	}

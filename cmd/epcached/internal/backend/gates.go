@@ -27,7 +27,7 @@ func newGates() gates {
 // reading returns the context of a request whose models are read for the peer. Hashing takes turns,
 // because hundreds of large files of one user would take the processors from requests of others.
 func (b *Backend) reading(ctx context.Context, p unixsock.Peer) context.Context {
-	ctx = cas.WithTurns(ctx, func(ctx context.Context) (leave func(), err error) {
+	ctx = cas.WithPieceGate(ctx, func(ctx context.Context) (leave func(), err error) {
 		return b.gates.hashing.Take(ctx, b.Owner(p.UID))
 	})
 	return epmodel.WithGate(ctx, func(ctx context.Context, large bool) (leave func(), err error) {

@@ -36,7 +36,7 @@ func Watch(after time.Duration, places []Place, server *unixsock.Server,
 			case <-ended:
 				return
 			case now := <-tick.C:
-				if why := i.look(now); why != "" && server.Leave() {
+				if why := i.look(now); why != "" && server.StopIfUnused() {
 					told <- why
 					return
 				}

@@ -16,15 +16,15 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Shelf keeps the recipes of a store, in the folder recipes below the state
+// RecipeStore keeps the recipes of a store, in the folder recipes below the state
 // folder, and knows which containers they need. A recipe's name is the digest of
 // the blob that it rebuilds. It never removes or reads a blob: what a recipe
 // refers to is the caller's to keep, for as long as Users tells of one.
 //
 // Put and Remove return when the change is durable; a crash at any step leaves the earlier recipe
-// or the new one under the name, whole, and at most a staged file, which the next OpenShelf
+// or the new one under the name, whole, and at most a staged file, which the next OpenRecipeStore
 // removes. All methods may be called at the same time.
-type Shelf struct {
+type RecipeStore struct {
 	dir      string // the state folder
 	recipes  string
 	incoming string // recipes that have no name yet
@@ -37,12 +37,12 @@ type Shelf struct {
 	packed map[cas.Digest]Packed                  // by blob
 	users  map[cas.Digest]map[cas.Digest]struct{} // container -> blobs whose recipes need it
 	// of recipes that were taken away, and may come back after a crash: they are users still
-	going    map[cas.Digest][]Container
+	removing map[cas.Digest][]Container
 	unread   map[cas.Digest]Problem // recipes that could not be read: their containers are unknown
 	problems []Problem
 }
 
-// Packed is what the shelf knows of a recipe without reading it.
+// Packed is what the recipe store knows of a recipe without reading it.
 type Packed struct {
 	Size       int64 // bytes of the blob that it rebuilds
 	Stored     int64 // bytes of the recipe's file
@@ -54,14 +54,14 @@ type Packed struct {
 	Literals int // as in Recipe
 }
 
-// Problem is a recipe that could not be read when the shelf was opened. It is in
+// Problem is a recipe that could not be read when the recipe store was opened. It is in
 // the quarantine, unless one of these says that it was left where it is.
 type Problem struct {
 	Path  string // below the state folder
 	Newer bool   // written by a newer epcached
 	// no recipe, and not in the place of one: nothing reads it
 	Foreign bool
-	// the system did not give its bytes, which says nothing of them: Stands tries again
+	// the system did not give its bytes, which says nothing of them: HasOrRead tries again
 	Unread bool
 	Detail string
 }
@@ -71,15 +71,15 @@ const (
 	incomingName = "incoming" // below recipes, so that a rename never leaves the file system
 )
 
-// OpenShelf opens the recipes in the state folder dir. fsys may be nil: the operating system's. A
-// recipe that is damaged is moved into the quarantine, and one that the system does not give stays;
-// Problems returns them. No other process may use the directory meanwhile.
-func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
-	s := &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName),
+// OpenRecipeStore opens the recipes in the state folder dir. fsys may be nil: the operating
+// system's. A recipe that is damaged is moved into the quarantine, and one that the system does not
+// give stays; Problems returns them. No other process may use the directory meanwhile.
+func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
+	s := &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName),
 		incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
 		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}),
-		going:  make(map[cas.Digest][]Container),
-		unread: make(map[cas.Digest]Problem)}
+		removing: make(map[cas.Digest][]Container),
+		unread:   make(map[cas.Digest]Problem)}
 	if s.fs == nil {
 		s.fs = cas.OS{}
 	}
@@ -89,14 +89,14 @@ func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
 	return s, nil
 }
 
-// ReadShelf is the shelf in the state folder dir for callers that only read. It reads a recipe when
-// it is asked for, writes nothing and takes no lock, so a store on a read-only file system will do.
-// Of what is known from memory only Stands answers.
-func ReadShelf(dir string) *Shelf {
-	return &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName), fs: cas.OS{}, onlyRead: true}
+// ReadRecipeStore is the recipe store in the state folder dir for callers that only read. It reads
+// a recipe when it is asked for, writes nothing and takes no lock, so a store on a read-only file
+// system will do. Of what is known from memory only HasOrRead answers.
+func ReadRecipeStore(dir string) *RecipeStore {
+	return &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName), fs: cas.OS{}, onlyRead: true}
 }
 
-func (s *Shelf) open() error {
+func (s *RecipeStore) open() error {
 	for _, path := range []string{s.recipes, s.incoming} {
 		if err := s.fs.Mkdir(path); err != nil {
 			return err
@@ -129,7 +129,7 @@ func (s *Shelf) open() error {
 	return nil
 }
 
-func (s *Shelf) openFolder(folder string) error {
+func (s *RecipeStore) openFolder(folder string) error {
 	names, err := s.fs.ReadDir(filepath.Join(s.recipes, folder))
 	if err != nil {
 		return err
@@ -139,7 +139,7 @@ func (s *Shelf) openFolder(folder string) error {
 		path := filepath.Join(folder, name)
 		d, err := digestOf(path)
 		if err == nil {
-			err = s.take(d)
+			err = s.loadRecipe(d)
 		}
 		if err == nil {
 			continue
@@ -148,7 +148,7 @@ func (s *Shelf) openFolder(folder string) error {
 			Detail: err.Error()}
 		// An error of the system says nothing of what stands there: memory may have been short, and
 		// a disk may give later what it does not give now.
-		noGood := cas.Unsound(err) && !errors.Is(err, syscall.EIO)
+		noGood := cas.IsUnsound(err) && !errors.Is(err, syscall.EIO)
 		p.Unread = !p.Newer && !noGood && !errors.As(err, new(*FormatError))
 		s.problems = append(s.problems, p)
 		if p.Newer || p.Unread {
@@ -178,17 +178,17 @@ func digestOf(path string) (cas.Digest, error) {
 	return d, nil
 }
 
-func (s *Shelf) take(d cas.Digest) error {
+func (s *RecipeStore) loadRecipe(d cas.Digest) error {
 	r, stamp, err := readRecipe(s.fs, s.path(d), d)
 	if err != nil {
 		return err
 	}
-	s.know(r, stamp.Size, true)
+	s.noteRecipe(r, stamp.Size, true)
 	return nil
 }
 
-func (s *Shelf) folder(d cas.Digest) string { return recipeFolder(s.dir, d) }
-func (s *Shelf) path(d cas.Digest) string   { return RecipePath(s.dir, d) }
+func (s *RecipeStore) folder(d cas.Digest) string { return recipeFolder(s.dir, d) }
+func (s *RecipeStore) path(d cas.Digest) string   { return RecipePath(s.dir, d) }
 
 // RecipePath is where the recipe of a blob lies in the state folder dir, if there is one.
 func RecipePath(dir string, d cas.Digest) string {
@@ -199,17 +199,17 @@ func recipeFolder(dir string, d cas.Digest) string {
 	return filepath.Join(dir, recipesName, d.String()[:2])
 }
 
-// know notes a recipe. certain: no earlier one can come back, so its containers are given up.
-func (s *Shelf) know(r *Recipe, stored int64, certain bool) {
+// noteRecipe notes a recipe. certain: no earlier one can come back, so its containers are given up.
+func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if certain {
 		s.forgetLocked(r.Blob)
 	} else if was, ok := s.packed[r.Blob]; ok {
-		s.going[r.Blob] = append(s.going[r.Blob], was.Containers...)
+		s.removing[r.Blob] = append(s.removing[r.Blob], was.Containers...)
 	}
 	p := Packed{Size: r.Size, Stored: stored, Containers: slices.Clone(r.Containers),
-		Taken: r.Taken(), Literals: r.Literals}
+		Taken: r.BytesPerContainer(), Literals: r.Literals}
 	if r.Frames != nil {
 		p.Compressed = r.Frames.Size
 	}
@@ -224,18 +224,18 @@ func (s *Shelf) know(r *Recipe, stored int64, certain bool) {
 }
 
 // forgetLocked gives up the containers of the recipe that a blob has, and of those that it had.
-func (s *Shelf) forgetLocked(d cas.Digest) {
-	s.giveUpLocked(d, s.packed[d].Containers)
+func (s *RecipeStore) forgetLocked(d cas.Digest) {
+	s.releaseContainersLocked(d, s.packed[d].Containers)
 	delete(s.packed, d)
-	s.giveUpLocked(d, s.going[d])
-	delete(s.going, d)
+	s.releaseContainersLocked(d, s.removing[d])
+	delete(s.removing, d)
 	if was, ok := s.unread[d]; ok {
 		delete(s.unread, d)
 		s.problems = slices.DeleteFunc(s.problems, func(p Problem) bool { return p == was })
 	}
 }
 
-func (s *Shelf) giveUpLocked(d cas.Digest, containers []Container) {
+func (s *RecipeStore) releaseContainersLocked(d cas.Digest, containers []Container) {
 	for _, c := range containers {
 		if delete(s.users[c.Digest], d); len(s.users[c.Digest]) == 0 {
 			delete(s.users, c.Digest)
@@ -248,12 +248,12 @@ func (s *Shelf) giveUpLocked(d cas.Digest, containers []Container) {
 // has no frames. prove, which may be nil, is called with the recipe as it was written, before that
 // gets its name; its error leaves things as they were. From then on Users tells of the recipe's
 // containers, which have to be durable before.
-func (s *Shelf) Put(
+func (s *RecipeStore) Put(
 	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
 ) error {
 	path, stored, err := s.stage(ctx, r, literals, prove) // others put and remove meanwhile
 	if err == nil {
-		err = s.place(r, path, stored)
+		err = s.rename(r, path, stored)
 	}
 	if err != nil {
 		return fmt.Errorf("store the recipe of blob %s: %w", r.Blob, err)
@@ -261,7 +261,7 @@ func (s *Shelf) Put(
 	return nil
 }
 
-func (s *Shelf) stage(
+func (s *RecipeStore) stage(
 	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
 ) (path string, stored int64, err error) {
 	var id [16]byte
@@ -296,7 +296,7 @@ func (s *Shelf) stage(
 	return path, stored, nil
 }
 
-func (s *Shelf) write(ctx context.Context, f *os.File, r *Recipe, literals Source) error {
+func (s *RecipeStore) write(ctx context.Context, f *os.File, r *Recipe, literals Source) error {
 	if r.Frames != nil {
 		if literals == nil || literals.Size() != r.Frames.Size {
 			return invalid("literals", "not the %d bytes of its frames", r.Frames.Size)
@@ -319,8 +319,8 @@ func (s *Shelf) write(ctx context.Context, f *os.File, r *Recipe, literals Sourc
 	return err
 }
 
-// place makes the name durable. After an error a crash may bring the earlier recipe back.
-func (s *Shelf) place(r *Recipe, path string, stored int64) error {
+// rename makes the name durable. After an error a crash may bring the earlier recipe back.
+func (s *RecipeStore) rename(r *Recipe, path string, stored int64) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	err := s.fs.Mkdir(s.folder(r.Blob)) // with the first recipe in it, because few stores have many
@@ -335,19 +335,19 @@ func (s *Shelf) place(r *Recipe, path string, stored int64) error {
 		return errors.Join(err, s.fs.Remove(path))
 	}
 	err = s.fs.SyncDir(s.folder(r.Blob))
-	s.know(r, stored, err == nil)
+	s.noteRecipe(r, stored, err == nil)
 	return err
 }
 
 // Get reads a blob's recipe. Errors are cas.ErrNotFound, *FormatError, ErrNewer, or the system's.
-func (s *Shelf) Get(d cas.Digest) (*Recipe, error) {
+func (s *RecipeStore) Get(d cas.Digest) (*Recipe, error) {
 	r, _, err := s.GetStamped(d)
 	return r, err
 }
 
 // GetStamped is Get, and also returns the stamp of the file that was read, so that a caller that
 // has verified the recipe can tell whether the file is still the same.
-func (s *Shelf) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
+func (s *RecipeStore) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
 	r, stamp, err := readRecipe(s.fs, s.path(d), d)
 	if err != nil {
 		return nil, cas.Stamp{}, fmt.Errorf("recipe of blob %s: %w", d, err)
@@ -356,16 +356,16 @@ func (s *Shelf) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
 }
 
 // Has tells of a blob's recipe, from memory.
-func (s *Shelf) Has(d cas.Digest) (Packed, bool) {
+func (s *RecipeStore) Has(d cas.Digest) (Packed, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	p, ok := s.packed[d]
 	return p, ok
 }
 
-// Stands is Has, but first retries reading a recipe that could not be read when the shelf was
-// opened.
-func (s *Shelf) Stands(d cas.Digest) bool {
+// HasOrRead is Has, but first retries reading a recipe that could not be read when the recipe store
+// was opened.
+func (s *RecipeStore) HasOrRead(d cas.Digest) bool {
 	if s.onlyRead {
 		_, err := s.Get(d)
 		return !errors.Is(err, cas.ErrNotFound)
@@ -382,11 +382,11 @@ func (s *Shelf) Stands(d cas.Digest) bool {
 	if _, known := s.Has(d); known {
 		return true // another caller was faster
 	}
-	return !errors.Is(s.take(d), cas.ErrNotFound)
+	return !errors.Is(s.loadRecipe(d), cas.ErrNotFound)
 }
 
-// ReadAgain retries reading the recipes that could not be read when the shelf was opened.
-func (s *Shelf) ReadAgain() {
+// RetryUnread retries reading the recipes that could not be read when the recipe store was opened.
+func (s *RecipeStore) RetryUnread() {
 	var again []cas.Digest
 	s.mu.RLock()
 	for d, p := range s.unread {
@@ -396,19 +396,19 @@ func (s *Shelf) ReadAgain() {
 	}
 	s.mu.RUnlock()
 	for _, d := range again {
-		_ = s.Stands(d) // what is not read now stays in Problems
+		_ = s.HasOrRead(d) // what is not read now stays in Problems
 	}
 }
 
 // Users returns the blobs whose recipes need a container, in order of digests.
-func (s *Shelf) Users(container cas.Digest) []cas.Digest {
+func (s *RecipeStore) Users(container cas.Digest) []cas.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.SortedFunc(maps.Keys(s.users[container]), cas.Digest.Compare)
 }
 
 // Containers returns every container that a recipe needs, in order of digests.
-func (s *Shelf) Containers() []cas.Digest {
+func (s *RecipeStore) Containers() []cas.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.SortedFunc(maps.Keys(s.users), cas.Digest.Compare)
@@ -416,7 +416,7 @@ func (s *Shelf) Containers() []cas.Digest {
 
 // Walk calls fn with every recipe that there was when it began, in order of
 // digests, and stops at fn's first error.
-func (s *Shelf) Walk(ctx context.Context, fn func(cas.Digest, Packed) error) error {
+func (s *RecipeStore) Walk(ctx context.Context, fn func(cas.Digest, Packed) error) error {
 	s.mu.RLock()
 	all := slices.SortedFunc(maps.Keys(s.packed), cas.Digest.Compare)
 	s.mu.RUnlock()
@@ -435,10 +435,10 @@ func (s *Shelf) Walk(ctx context.Context, fn func(cas.Digest, Packed) error) err
 
 // Complete reports whether every recipe could be read. While one could not, its containers are
 // unknown, so no blob may be removed as unreferenced.
-func (s *Shelf) Complete() bool { s.mu.RLock(); defer s.mu.RUnlock(); return len(s.unread) == 0 }
+func (s *RecipeStore) Complete() bool { s.mu.RLock(); defer s.mu.RUnlock(); return len(s.unread) == 0 }
 
-// Problems returns what was wrong when the shelf was opened, and is still.
-func (s *Shelf) Problems() []Problem {
+// Problems returns what was wrong when the recipe store was opened, and is still.
+func (s *RecipeStore) Problems() []Problem {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.Clone(s.problems)

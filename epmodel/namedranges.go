@@ -62,7 +62,7 @@ func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) 
 // NamedTensors reads a model, and lists the tensors in the graph's own file, and the contexts in
 // its nodes.
 func NamedTensors(ctx context.Context, name string, graph Source) (m *Model, out []Named, err error) {
-	err = admitted(ctx, name, func(most int64, _ func()) error {
+	err = withGate(ctx, name, func(most int64, _ func()) error {
 		out = nil
 		m, err = walk(ctx, name, graph, most, func(w *walker, t *Initializer) {
 			if t.Location == "" && t.Length > 0 && len(out) < maxNamed {

@@ -15,33 +15,33 @@ import (
 // multiple of quietStep, each against those before it.
 const (
 	// times the mean distance of anchors make a range quiet: one in e^16 with random bytes
-	quietFor  = 16
-	quietStep = 4       // what values are aligned to
-	longRun   = 4 << 10 // bytes of a run with a period that are not searched as well
-	quietAll  = 8 << 20 // bytes of a target that are searched
+	quietLength   = 16
+	quietStep     = 4       // what values are aligned to
+	longRun       = 4 << 10 // bytes of a run with a period that are not searched as well
+	maxQuietBytes = 8 << 20 // bytes of a target that are searched
 )
 
-type quiet struct {
+type uniformRange struct {
 	at  int64
 	pos int // where its bytes begin among those of all quiet ranges
 }
 
 type quietRanges struct {
 	bytes  []byte
-	ranges []quiet
+	ranges []uniformRange
 	slots  []int32 // 1 + position in bytes
 	found  []match
 }
 
 func (q *quietRanges) add(target dedupe.Source, at, end int64) error {
 	at = (at + quietStep - 1) &^ (quietStep - 1)
-	end = min(end, at+int64(quietAll-len(q.bytes)))
+	end = min(end, at+int64(maxQuietBytes-len(q.bytes)))
 	if end-at < windowSize {
 		return nil
 	}
 	pos := len(q.bytes)
 	q.bytes = append(q.bytes, make([]byte, (end-at)&^(quietStep-1))...)
-	q.ranges = append(q.ranges, quiet{at, pos})
+	q.ranges = append(q.ranges, uniformRange{at, pos})
 	return dedupe.ReadFull(target, q.bytes[pos:], at)
 }
 
@@ -104,10 +104,10 @@ func (q *quietRanges) place(i int) (from int, known bool) {
 }
 
 // quietUntil is told of each anchor in order, and last of the target's end.
-func (o *ownCopies) quietUntil(at int64) error {
+func (o *selfCopies) quietUntil(at int64) error {
 	from := o.heard
 	o.heard = max(o.heard, at)
-	if at-from < int64(quietFor*anchorEvery)>>max(-o.level, 0) {
+	if at-from < int64(quietLength*anchorEvery)>>max(-o.level, 0) {
 		return nil
 	}
 	if err := o.quiet.add(o.target, from, at); err != nil {
@@ -187,8 +187,8 @@ func extend(b []byte, at, period, least int) (from, to int) {
 	return at - back, at + ahead + period
 }
 
-// ownCopies fills the table from the target's segments, and finds what stands there twice.
-type ownCopies struct {
+// selfCopies fills the table from the target's segments, and finds what stands there twice.
+type selfCopies struct {
 	*matcher
 	comparer
 	spare  int64 // bytes that may still be compared in vain
@@ -199,20 +199,20 @@ type ownCopies struct {
 	warm   uint64 // nothing; see table.touch
 }
 
-func (o *ownCopies) done() error {
+func (o *selfCopies) done() error {
 	o.stats.scanned += o.target.Size()
 	o.stats.compared += o.compared
 	if err := o.quietUntil(o.target.Size()); err != nil {
 		return err
 	}
-	o.own = o.own.add(o.quiet.search(), leastPiece)
+	o.selfCopies = o.selfCopies.add(o.quiet.search(), minPiece)
 	o.quiet, o.comparer = quietRanges{}, comparer{}
 	return nil
 }
 
 const touchAhead = 128 // for how many anchors the table's slots are fetched at once
 
-func (o *ownCopies) segment(s segment) error {
+func (o *selfCopies) segment(s segment) error {
 	for i, a := range s.anchors {
 		if i%touchAhead == 0 {
 			o.warm |= o.table.touch(s.anchors[i:min(i+touchAhead, len(s.anchors))])
@@ -246,7 +246,7 @@ func (o *ownCopies) segment(s segment) error {
 }
 
 // run takes what repeats the first period of a run, which may go on in further segments.
-func (o *ownCopies) run(r run) error {
+func (o *selfCopies) run(r run) error {
 	at := max(r.at+r.period, o.end)
 	if at >= r.end() || o.spare <= 0 {
 		return nil
@@ -272,7 +272,7 @@ func (o *ownCopies) run(r run) error {
 }
 
 // anchor looks whether what stands around an anchor of the target stands earlier in it.
-func (o *ownCopies) anchor(a anchor) (bool, error) {
+func (o *selfCopies) anchor(a anchor) (bool, error) {
 	best := match{}
 	o.places = o.table.lookup(a.key, o.places[:0])
 	for _, from := range o.places {
@@ -297,8 +297,8 @@ func (o *ownCopies) anchor(a anchor) (bool, error) {
 	return true, nil
 }
 
-func (o *ownCopies) take(found match) {
-	o.own = o.own.push(found)
+func (o *selfCopies) take(found match) {
+	o.selfCopies = o.selfCopies.push(found)
 	o.end = found.end()
 }
 

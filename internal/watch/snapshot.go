@@ -14,36 +14,36 @@ import (
 // maxLinks bounds the links on the way of one path, as the kernel does.
 const maxLinks = 40
 
-// look is a subject as it lay there at one moment.
-type look struct {
+// snapshot is a subject as it lay there at one moment.
+type snapshot struct {
 	// By path, as the links lead to it; with a / behind it: of all entries of a folder.
-	stamps map[string]stamp
-	deaf   string // why part of it cannot be watched; "" if all can
+	stamps    map[string]stamp
+	unwatched string // why part of it cannot be watched; "" if all can
 }
 
-// take looks at all that the subject's paths lead over, and has each folder on
+// takeSnapshot looks at all that the subject's paths lead over, and has each folder on
 // the way watched before it looks into it: what changes afterwards is told.
-func take(t *folders, s *subject, paths []string) *look {
+func takeSnapshot(t *folders, s *subject, paths []string) *snapshot {
 	k := walker{
-		look: &look{stamps: make(map[string]stamp)}, folders: t, subject: s, needs: make(map[int32]need),
-		seen: make(map[string]stamp), kinds: make(map[uint64]fsKind), heard: make(map[string]bool),
+		snapshot: &snapshot{stamps: make(map[string]stamp)}, folders: t, subject: s, needs: make(map[int32]need),
+		seen: make(map[string]stamp), kinds: make(map[uint64]fsKind), watched: make(map[string]bool),
 	}
 	for _, p := range paths {
 		k.walk(p, true)
 	}
 	t.keep(s, k.needs)
-	return k.look
+	return k.snapshot
 }
 
 // walker remembers what it has seen in one look: most paths share their way.
 type walker struct {
-	*look
+	*snapshot
 	folders *folders
 	subject *subject
 	needs   map[int32]need // by watch
 	seen    map[string]stamp
 	kinds   map[uint64]fsKind // by device
-	heard   map[string]bool   // paths of names that are watched or cannot be
+	watched map[string]bool   // paths of names that are watched or cannot be
 }
 
 // walk follows a path one name at a time, as the kernel does, and notes each
@@ -57,7 +57,7 @@ func (k *walker) walk(path string, whole bool) {
 			at = filepath.Dir(at)
 			continue
 		}
-		kind := k.hear(at, name)
+		kind := k.watchFolder(at, name)
 		p := filepath.Join(at, name)
 		s := k.lstat(p)
 		switch {
@@ -69,13 +69,13 @@ func (k *walker) walk(path string, whole bool) {
 			if links++; links > maxLinks {
 				return // the path leads nowhere; a switched link is noticed
 			}
-			root, target := split(s.says)
+			root, target := split(s.content)
 			if root != "" {
 				at = root
 			}
 			rest = append(target, rest...)
 		default:
-			if kind.timeless {
+			if kind.noTimes {
 				s = s.withContent(p)
 			}
 			k.note(p, s, kind)
@@ -100,27 +100,27 @@ func split(path string) (root string, names []string) {
 	return root, names
 }
 
-func (k *walker) hear(at, name string) fsKind {
+func (k *walker) watchFolder(at, name string) fsKind {
 	s := k.lstat(at)
 	kind, ok := k.kinds[s.dev]
 	if !ok {
 		kind = kindOf(at)
 		k.kinds[s.dev] = kind
 	}
-	if of := at + "/" + name; !k.heard[of] {
-		k.heard[of] = true
+	if of := at + "/" + name; !k.watched[of] {
+		k.watched[of] = true
 		why := ""
 		switch {
-		case kind.deaf != "":
-			why = at + ": " + kind.deaf
+		case kind.noEvents != "":
+			why = at + ": " + kind.noEvents
 		case !s.failed:
 			err := k.folders.hold(k.subject, k.needs, at, name)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 				why = err.Error() // else it has gone since it was seen, and the folder above tells that
 			}
 		}
-		if k.deaf == "" {
-			k.deaf = why
+		if k.unwatched == "" {
+			k.unwatched = why
 		}
 	}
 	return kind
@@ -128,10 +128,10 @@ func (k *walker) hear(at, name string) fsKind {
 
 // folder notes the entries of a folder that a path names, and the way of those that are links.
 func (k *walker) folder(at string) {
-	if k.heard[at+"/"] {
+	if k.watched[at+"/"] {
 		return
 	}
-	kind := k.hear(at, "")
+	kind := k.watchFolder(at, "")
 	f, err := os.Open(at)
 	if err != nil {
 		k.stamps[at+"/"] = failedStamp(err)
@@ -150,8 +150,8 @@ func (k *walker) folder(at string) {
 			case s.isLink():
 				k.walk(p, false)
 			}
-			if kind.timeless {
-				s = s.timeless()
+			if kind.noTimes {
+				s = s.withoutTimes()
 			}
 			sum.ino ^= maphash.Comparable(seed, struct {
 				string
@@ -171,8 +171,8 @@ func (k *walker) folder(at string) {
 var seed = maphash.MakeSeed()
 
 func (k *walker) note(path string, s stamp, kind fsKind) {
-	if kind.timeless {
-		s = s.timeless()
+	if kind.noTimes {
+		s = s.withoutTimes()
 	}
 	k.stamps[path] = s
 }
@@ -187,7 +187,7 @@ func (k *walker) lstat(path string) stamp {
 }
 
 // differs compares with an earlier look, with common set only the paths that both know.
-func (l *look) differs(earlier *look, common bool) bool {
+func (l *snapshot) differs(earlier *snapshot, common bool) bool {
 	for p, s := range l.stamps {
 		if was, ok := earlier.stamps[p]; ok && was != s || !ok && !common {
 			return true
