@@ -55,7 +55,7 @@ func (o *outlasting) Compile(ctx context.Context, job compilers.Job,
 
 func (o *outlasting) TakesOpen(job compilers.Job) bool {
 	return !o.copies &&
-		o.Compiler.TakesOpen(job)
+		o.Compiler.AcceptsOpenModel(job)
 }
 
 func (o *outlasting) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult,

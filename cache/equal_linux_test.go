@@ -23,7 +23,7 @@ import (
 func (a *application) showing(r *request.Request) *request.Request {
 	ref := &r.Runtime.EPLibraries[0]
 	ref.Beside, ref.Complete = make(map[string]*os.File), true
-	for _, name := range compilers.Beside(ref.Path) {
+	for _, name := range compilers.LibrariesBeside(ref.Path) {
 		ref.Beside[name] = a.openFile(filepath.Join(filepath.Dir(ref.Path), name))
 	}
 	return r

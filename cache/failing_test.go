@@ -374,7 +374,7 @@ func TestClassesOfReasons(t *testing.T) {
 			apierr.CompileFailed},
 		"a link": {fmt.Errorf("x: %w", compilers.ErrOutput), failure.Invalid,
 			apierr.CompileFailed},
-		"talks nonsense": {fmt.Errorf("x: %w", compilers.ErrDialogue), failure.Invalid,
+		"talks nonsense": {fmt.Errorf("x: %w", compilers.ErrProtocol), failure.Invalid,
 			apierr.CompileFailed},
 		"not a model": {fmt.Errorf("graph: %w", &epmodel.FormatError{}), failure.Invalid,
 			apierr.CompileFailed},

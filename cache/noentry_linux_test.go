@@ -112,7 +112,7 @@ type picky struct{ *opinion }
 func (p picky) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
 	own *compilers.Job) ([]compilers.Fingerprint, error) {
 	if own == nil {
-		return nil, fmt.Errorf("%w: %w", compilers.ErrNotTaken,
+		return nil, fmt.Errorf("%w: %w", compilers.ErrNoModelCompiled,
 			&compilers.NoNodesError{EPs: []string{eps[0].Name}})
 	}
 	return p.opinion.Fingerprint(ctx, r, eps, own)

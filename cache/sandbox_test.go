@@ -13,14 +13,14 @@ import (
 // confined is a compiler that tells of its sandbox.
 type confined struct {
 	compilers.Compiler
-	measures []compilers.Measure
+	measures []compilers.Safeguard
 }
 
-func (c *confined) Sandbox(context.Context) ([]compilers.Measure, error) { return c.measures, nil }
+func (c *confined) Sandbox(context.Context) ([]compilers.Safeguard, error) { return c.measures, nil }
 
 func TestDoctorTellsOfTheSandbox(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) {
-		o.Compiler = &confined{o.Compiler, []compilers.Measure{
+		o.Compiler = &confined{o.Compiler, []compilers.Safeguard{
 			{Name: "files", InForce: true, Text: "they keep to their folder"},
 			{Name: "memory", Text: "there is no cgroup", Hint: "give it one"},
 		}}

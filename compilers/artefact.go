@@ -32,15 +32,15 @@ func Collect(ctx context.Context, folder string, graphs, inputs []string, limits
 	}
 	for i, graph := range graphs {
 		if !found[graph] {
-			return nil, nil, ofMember(i, len(graphs), &missingGraphError{graph})
+			return nil, nil, memberError(i, len(graphs), &missingGraphError{graph})
 		}
 		model, err := readGraph(ctx, filepath.Join(folder, graph))
 		if err != nil {
-			return nil, nil, ofMember(i, len(graphs), err)
+			return nil, nil, memberError(i, len(graphs), err)
 		}
 		models = append(models, model)
 		if len(model.Contexts) == 0 {
-			return nil, models, ofMember(i, len(graphs), &NoNodesError{OpTypes: model.OpTypes})
+			return nil, models, memberError(i, len(graphs), &NoNodesError{OpTypes: model.OpTypes})
 		}
 	}
 	return append(slices.Clone(graphs), others...), models, nil
@@ -124,24 +124,24 @@ func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
 
 // The clock that files get their times from goes on in steps of up to 10 ms: how often it is looked whether it has, and at most.
 const (
-	tick      = time.Millisecond
-	mostTicks = 50
+	clockTick = time.Millisecond
+	maxTicks  = 50
 )
 
-const mostTries = 8
+const maxTries = 8
 
-// writing looks at a job's folder while its worker compiles, for the moment at which the graph is
-// written. ONNX Runtime does that last, and then takes the session apart: to load the graph
+// outputWatch looks at a job's folder while its worker compiles, for the moment at which the graph
+// is written. ONNX Runtime does that last, and then takes the session apart: to load the graph
 // meanwhile saves a tenth of a miss.
-type writing struct {
+type outputWatch struct {
 	folder string
 	graph  []byte           // its name in the kernel's records, with a zero
 	skip   []string         // names in the folder that are not output
 	done   func(size int64) // Job.Written
 
-	events *os.File
-	ended  sync.WaitGroup
-	then   map[string]fileStamp // what was there when done was called; nil: it was not
+	events  *os.File
+	ended   sync.WaitGroup
+	earlier map[string]fileStamp // what was there when done was called; nil: it was not
 }
 
 type fileStamp struct {
@@ -150,7 +150,7 @@ type fileStamp struct {
 	mtime, ctime syscall.Timespec
 }
 
-func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logger) *writing {
+func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logger) *outputWatch {
 	if job.Written == nil {
 		return nil
 	}
@@ -159,20 +159,20 @@ func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logge
 		log.Debug("it is not seen when a graph is written", "error", err)
 		return nil
 	}
-	w := &writing{folder: job.Folder, graph: append([]byte(job.Output), 0), skip: append(slices.Clone(before), privateFolder),
+	w := &outputWatch{folder: job.Folder, graph: append([]byte(job.Output), 0), skip: append(slices.Clone(before), privateFolder),
 		done: job.Written, events: os.NewFile(uintptr(fd), "inotify")}
 	if _, err := unix.InotifyAddWatch(fd, job.Folder, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
 		log.Debug("it is not seen when a graph is written", "error", err)
 		_ = w.events.Close() // nothing was written
 		return nil
 	}
-	w.ended.Go(func() { w.look(ctx) })
+	w.ended.Go(func() { w.check(ctx) })
 	return w
 }
 
-func (w *writing) look(ctx context.Context) {
+func (w *outputWatch) check(ctx context.Context) {
 	buffer := make([]byte, 64<<10)
-	for tries := 0; tries < mostTries; {
+	for tries := 0; tries < maxTries; {
 		n, err := w.events.Read(buffer)
 		if err != nil {
 			return // it is closed
@@ -181,12 +181,12 @@ func (w *writing) look(ctx context.Context) {
 			continue
 		}
 		tries++
-		then, err := stampsThatTell(ctx, w.folder, w.skip)
+		then, err := stampsSettled(ctx, w.folder, w.skip)
 		if err != nil {
 			return
 		}
 		if then != nil {
-			w.then = then
+			w.earlier = then
 			var size int64
 			for _, s := range then {
 				size += s.size
@@ -198,17 +198,17 @@ func (w *writing) look(ctx context.Context) {
 }
 
 // end stops looking, after the worker's end, and reports whether no file changed since done's call.
-func (w *writing) end() (settled bool) {
+func (w *outputWatch) end() (settled bool) {
 	if w == nil {
 		return false
 	}
 	_ = w.events.Close() // look returns; nothing was written
 	w.ended.Wait()
-	if w.then == nil {
+	if w.earlier == nil {
 		return false
 	}
 	now, _, err := stamps(w.folder, w.skip)
-	return err == nil && maps.Equal(w.then, now)
+	return err == nil && maps.Equal(w.earlier, now)
 }
 
 func stamps(folder string, skip []string) (found map[string]fileStamp, last int64, err error) {
@@ -222,11 +222,11 @@ func stamps(folder string, skip []string) (found map[string]fileStamp, last int6
 	return found, last, err
 }
 
-// stampsThatTell gives stamps that any later change makes others: the clock that the kernel takes
+// stampsSettled gives stamps that any later change makes others: the clock that the kernel takes
 // files' times from had gone on since the last change when they were taken. nil: it does not, on a
 // file system with a clock of its own.
-func stampsThatTell(ctx context.Context, folder string, skip []string) (map[string]fileStamp, error) {
-	for range mostTicks {
+func stampsSettled(ctx context.Context, folder string, skip []string) (map[string]fileStamp, error) {
+	for range maxTicks {
 		var now unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
 			return nil, err
@@ -236,7 +236,7 @@ func stampsThatTell(ctx context.Context, folder string, skip []string) (map[stri
 			return found, err
 		}
 		select {
-		case <-time.After(tick):
+		case <-time.After(clockTick):
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

@@ -75,7 +75,7 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	result.Outcome = Failed
 	_, isTool, _ := o.toolFor(job.EPs)
 	absent := refused != nil && refused.Code < 0 // it never came to ONNX Runtime: there is no such device, for one
-	if targetAbsent(done.EPs, job.EPs) || isTool && absent {
+	if isTargetAbsent(done.EPs, job.EPs) || isTool && absent {
 		result.Outcome = NotCheckable
 	}
 	return result, nil
@@ -92,7 +92,7 @@ func loadRequest(job CheckJob) (workerproto.Request, error) {
 	req := workerproto.Request{Do: workerproto.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph,
 		Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Zeros,
 		Options: workerproto.Session(job.Session)}
-	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
+	if source, found := sourceOf(job.Graph); found && IsWeightless(job.SessionOptions) {
 		req.Options.SessionOptions = maps.Clone(req.Options.SessionOptions)
 		req.Options.SessionOptions[sourceOption] = source
 	}
@@ -112,9 +112,10 @@ func loadRequest(job CheckJob) (workerproto.Request, error) {
 	return req, nil
 }
 
-// targetAbsent tells whether one of the EPs compiles for a device that is elsewhere. A worker that crashed early told no devices: then
-// the selectors count, and without any it is not known, which proves nothing either.
-func targetAbsent(used []workerproto.EPResult, asked []EP) bool {
+// isTargetAbsent tells whether one of the EPs compiles for a device that is elsewhere. A worker
+// that crashed early told no devices: then the selectors count, and without any it is not known,
+// which proves nothing either.
+func isTargetAbsent(used []workerproto.EPResult, asked []EP) bool {
 	for i, ep := range asked {
 		if slices.ContainsFunc(ep.Devices, Device.Virtual) {
 			return true
@@ -231,7 +232,7 @@ func (o *ORT) notCompared(job VerifyJob, done answer, err error) (VerifyResult, 
 	if member.Member == 1 {
 		result.Outcome, result.Text = NotCheckable, "the source model does not run: "+err.Error()
 	}
-	if targetAbsent(done.EPs, job.EPs) || refused != nil && refused.Code < 0 {
+	if isTargetAbsent(done.EPs, job.EPs) || refused != nil && refused.Code < 0 {
 		result.Outcome = NotCheckable
 	}
 	return result, nil

@@ -56,10 +56,11 @@ type Compiler interface {
 	Compatibility(ctx context.Context, r Runtime, ep EP, infos []string) ([]Verdict, error)
 }
 
-// Opener is a Compiler that can have a model as an open file in the place of one that stands at Job.Model.
-type Opener interface {
-	// TakesOpen tells whether it can for this job, of which all but Pace is filled in.
-	TakesOpen(job Job) bool
+// OpenModelCompiler is a Compiler that can have a model as an open file in the place of one that
+// stands at Job.Model.
+type OpenModelCompiler interface {
+	// AcceptsOpenModel tells whether it can for this job, of which all but Pace is filled in.
+	AcceptsOpenModel(job Job) bool
 }
 
 // Device selects hardware devices of an EP.
@@ -87,8 +88,9 @@ type Job struct {
 	EPs     []EP   // at least one
 	Model   string // absolute path of a private copy; names in the output are of its Spelling
 
-	// ModelFile, if not nil, is the model, which is not at Model then: an open file of any owner, so
-	// that no copy is needed. The caller ensures that it does not change. Only if [Opener] allows it.
+	// ModelFile, if not nil, is the model, which is not at Model then: an open file of any owner,
+	// so that no copy is needed. The caller ensures that it does not change. Only if
+	// [OpenModelCompiler] allows it.
 	ModelFile *os.File
 
 	Folder string // absolute path of the private folder that the output goes into; it exists

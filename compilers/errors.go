@@ -26,8 +26,8 @@ var (
 	ErrStart = errors.New("worker cannot be started")
 	// ErrCrash is an ExitError of code that crashed by itself.
 	ErrCrash = errors.New("compiler crashed")
-	// ErrDialogue is returned when a worker answers with what is no answer.
-	ErrDialogue = workerproto.ErrMalformed
+	// ErrProtocol is returned when a worker answers with what is no answer.
+	ErrProtocol = workerproto.ErrMalformed
 	// ErrNotFound is returned when a folder holds no runtime, or a runtime holds no library for an EP.
 	ErrNotFound = errors.New("not found")
 	// ErrOption is returned for an EP or session option that may not be given.
@@ -46,7 +46,7 @@ type ExitError struct {
 func (e *ExitError) Error() string {
 	how := fmt.Sprintf("compiler left with exit status %d", e.Code)
 	switch {
-	case e.FromOutside():
+	case e.IsExternalSignal():
 		how = fmt.Sprintf("worker was killed (%s): %s", e.Name, e.Signal)
 	case e.Signal != "":
 		how = fmt.Sprintf("%v (%s): %s", ErrCrash, e.Name, e.Signal)
@@ -62,12 +62,12 @@ func (e *ExitError) Error() string {
 
 // Is reports whether it is ErrCrash.
 func (e *ExitError) Is(target error) bool {
-	return target == ErrCrash && e.Signal != "" && !e.FromOutside()
+	return target == ErrCrash && e.Signal != "" && !e.IsExternalSignal()
 }
 
-// FromOutside tells whether the signal is one that processes are ended with, by the kernel when memory is short or by people, and not one that code
-// brings upon itself.
-func (e *ExitError) FromOutside() bool {
+// IsExternalSignal tells whether the signal is one that processes are ended with, by the kernel
+// when memory is short or by people, and not one that code brings upon itself.
+func (e *ExitError) IsExternalSignal() bool {
 	return slices.Contains([]string{"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}, e.Name)
 }
 
@@ -143,9 +143,9 @@ func CodeName(code int) string {
 type Tail struct {
 	Limit int // bytes that are kept
 
-	mu   sync.Mutex // guards kept and cut
-	kept []byte
-	cut  bool
+	mu        sync.Mutex // guards kept and cut
+	buf       []byte
+	truncated bool
 }
 
 // Write keeps the end of p.
@@ -154,18 +154,18 @@ func (t *Tail) Write(p []byte) (int, error) {
 	defer t.mu.Unlock()
 	n := len(p)
 	if len(p) > t.Limit {
-		p, t.cut = p[len(p)-t.Limit:], true
+		p, t.truncated = p[len(p)-t.Limit:], true
 	}
-	t.kept = append(t.kept, p...)
-	if len(t.kept) > 2*t.Limit { // moved only now and then: writes are small
+	t.buf = append(t.buf, p...)
+	if len(t.buf) > 2*t.Limit { // moved only now and then: writes are small
 		t.trim()
 	}
 	return n, nil
 }
 
 func (t *Tail) trim() {
-	if extra := len(t.kept) - t.Limit; extra > 0 {
-		t.kept, t.cut = append(t.kept[:0:0], t.kept[extra:]...), true
+	if extra := len(t.buf) - t.Limit; extra > 0 {
+		t.buf, t.truncated = append(t.buf[:0:0], t.buf[extra:]...), true
 	}
 }
 
@@ -174,10 +174,10 @@ func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.trim()
-	if t.cut {
-		return "[...]" + string(t.kept)
+	if t.truncated {
+		return "[...]" + string(t.buf)
 	}
-	return string(t.kept)
+	return string(t.buf)
 }
 
 // LastWords shortens a message to its end, because ONNX Runtime's begin with a place in its source.

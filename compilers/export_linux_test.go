@@ -7,7 +7,7 @@ import (
 
 // StampsThatTell gives the stamps of what is in a folder, once each change would show in them.
 func StampsThatTell(ctx context.Context, folder string) (stamps any, err error) {
-	then, err := stampsThatTell(ctx, folder, nil)
+	then, err := stampsSettled(ctx, folder, nil)
 	if then == nil && err == nil {
 		err = errors.New("the clock of files stands still")
 	}

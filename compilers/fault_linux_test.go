@@ -89,7 +89,7 @@ func TestWorkerEndNamesItsCause(t *testing.T) {
 			var exit *compilers.ExitError
 			require.ErrorAs(t, err, &exit)
 			require.Equal(t, "SIG"+signal, exit.Name)
-			require.Equal(t, outside, exit.FromOutside())
+			require.Equal(t, outside, exit.IsExternalSignal())
 			if !outside {
 				require.ErrorContains(t, err, "compiler crashed (SIG"+signal+")")
 			}

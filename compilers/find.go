@@ -133,7 +133,7 @@ func findEPs(folders []string) []EPLibrary {
 			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
 				continue // a dangling link is a library that is not there
 			}
-			libs = append(libs, ownLibrary(ep, path))
+			libs = append(libs, describeLibrary(ep, path))
 		}
 	}
 	sortEPs(libs)
@@ -210,41 +210,41 @@ func environments() (dirs []string) {
 	return dirs
 }
 
-// ownLibrary describes the EP library at a path. Its Files are itself, the shared libraries in its
-// folder, and what the run paths of all of them reach by a way that starts at $ORIGIN.
+// describeLibrary describes the EP library at a path. Its Files are itself, the shared libraries in
+// its folder, and what the run paths of all of them reach by a way that starts at $ORIGIN.
 // libonnxruntime and its Python module are not among them, nor other EPs' plugin libraries: a build
 // does not depend on those. System libraries are not either; they change with every update and have
 // never been seen to matter.
-func ownLibrary(ep, library string) EPLibrary {
+func describeLibrary(ep, library string) EPLibrary {
 	l := EPLibrary{EP: ep, Path: library}
 	folder := filepath.Dir(library)
 	queue := append([]string{library}, sharedObjects(folder)...)
 	for len(queue) > 0 {
 		file := queue[0]
 		queue = queue[1:]
-		if slices.Contains(l.Files, file) || file != library && Foreign(file) {
+		if slices.Contains(l.Files, file) || file != library && IsForeign(file) {
 			continue
 		}
 		l.Files = append(l.Files, file)
-		more, folders := reached(file)
+		more, folders := runPathFiles(file)
 		queue = append(queue, more...)
 		l.Elsewhere = l.Elsewhere || slices.ContainsFunc(folders,
-			func(f string) bool { return f != folder && f != bundled(folder) })
+			func(f string) bool { return f != folder && f != wheelLibraries(folder) })
 	}
 	slices.Sort(l.Files)
 	return l
 }
 
-// bundled is the folder in which Python wheels keep the libraries that they brought along.
-func bundled(folder string) string { return folder + ".libs" }
+// wheelLibraries is the folder in which Python wheels keep the libraries that they brought along.
+func wheelLibraries(folder string) string { return folder + ".libs" }
 
-// Beside lists the shared libraries that an application shows to a daemon that may have other
-// libraries: those in the folder of an EP library and in the bundled one, by their paths relative
-// to the folder. The clients in other languages show the same ones.
-func Beside(library string) []string {
+// LibrariesBeside lists the shared libraries that an application shows to a daemon that may have
+// other libraries: those in the folder of an EP library and in the bundled one, by their paths
+// relative to the folder. The clients in other languages show the same ones.
+func LibrariesBeside(library string) []string {
 	folder := filepath.Dir(library)
 	var names []string
-	for _, file := range append(sharedObjects(folder), sharedObjects(bundled(folder))...) {
+	for _, file := range append(sharedObjects(folder), sharedObjects(wheelLibraries(folder))...) {
 		if name, err := filepath.Rel(folder, file); err == nil && file != library {
 			names = append(names, name)
 		}
@@ -252,8 +252,9 @@ func Beside(library string) []string {
 	return names
 }
 
-// Foreign tells files of ONNX Runtime and of other EPs, which are no part of a library beside them.
-func Foreign(file string) bool {
+// IsForeign tells files of ONNX Runtime and of other EPs, which are no part of a library beside
+// them.
+func IsForeign(file string) bool {
 	base := filepath.Base(file)
 	if _, isEP := epOfLibrary(base); isEP {
 		return true
@@ -278,8 +279,8 @@ func sharedObjects(folder string) []string {
 	return files
 }
 
-// reached lists the files and folders on a library's run path: none for a file that is no ELF.
-func reached(file string) (files, folders []string) {
+// runPathFiles lists the files and folders on a library's run path: none for a file that is no ELF.
+func runPathFiles(file string) (files, folders []string) {
 	f, err := elf.Open(file)
 	if err != nil {
 		return nil, nil

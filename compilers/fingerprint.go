@@ -40,8 +40,8 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Jo
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	defer o.drop(folder)
-	job, done, err := smallestTaken(ctx, o, probeJob(r, ep, folder), own)
+	defer o.removeScratch(folder)
+	job, done, err := compileSmallest(ctx, o, probeJob(r, ep, folder), own)
 	if err != nil {
 		return Fingerprint{}, err
 	}
@@ -49,7 +49,7 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Jo
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	stated, _, _ := StatedBy(ep.Name, true, graph) // of a contradiction the first part counts
+	stated, _, _ := ReadStated(ep.Name, true, graph) // of a contradiction the first part counts
 	print := Fingerprint{SDKVersion: cmp.Or(stated.SDKVersion, version),
 		HardwareArchitecture: stated.HardwareArchitecture,
 		CompatibilityString:  stated.CompatibilityString, Seconds: done.Seconds}
@@ -100,21 +100,21 @@ func (p *Fingerprint) describe(used EPUsed, info EPInfo) {
 	}
 }
 
-// Stated is what compiled graphs say of themselves about one EP.
-type Stated struct {
+// StatedFacts is what compiled graphs say of themselves about one EP.
+type StatedFacts struct {
 	SDKVersion           string // attribute ep_sdk_version of the EP's nodes
 	HardwareArchitecture string // attribute hardware_architecture, else a part of CompatibilityString
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
 }
 
-// StatedBy reads what the graphs of one build state about an EP. took is false, and nothing is
+// ReadStated reads what the graphs of one build state about an EP. took is false, and nothing is
 // stated, if the EP took no node. writes tells whether the EP writes compatibility strings: the
 // metadata of the source model survive a compile, so that another's string may be left over from
 // there. The error says that nodes or graphs contradict each other; the first statement is returned
 // with it.
-func StatedBy(ep string, writes bool, graphs ...*epmodel.Model) (s Stated, took bool, err error) {
+func ReadStated(ep string, writes bool, graphs ...*epmodel.Model) (s StatedFacts, took bool, err error) {
 	for _, graph := range graphs {
-		took, err = s.add(ep, graph, took, err)
+		took, err = s.merge(ep, graph, took, err)
 	}
 	if !writes {
 		s.CompatibilityString = ""
@@ -125,13 +125,13 @@ func StatedBy(ep string, writes bool, graphs ...*epmodel.Model) (s Stated, took 
 	return s, took, err
 }
 
-func (s *Stated) add(ep string, graph *epmodel.Model, took bool, err error) (bool, error) {
+func (s *StatedFacts) merge(ep string, graph *epmodel.Model, took bool, err error) (bool, error) {
 	for _, node := range graph.Contexts {
 		if node.Source != ep && node.Source != "" {
 			continue
 		}
 		said := graph.Metadata["ep_compatibility_info."+ep]
-		one := Stated{node.SDKVersion, node.HardwareArchitecture, said}
+		one := StatedFacts{node.SDKVersion, node.HardwareArchitecture, said}
 		if took && *s != one && err == nil {
 			err = fmt.Errorf("nodes of %s are of two SDK versions, hardware architectures or "+
 				"compatibility strings", ep)
@@ -143,14 +143,14 @@ func (s *Stated) add(ep string, graph *epmodel.Model, took bool, err error) (boo
 	return took, err
 }
 
-// ErrNotTaken is returned where an EP takes none of the tiny models. It may take others.
-var ErrNotTaken = errors.New("none of the tiny models is taken")
+// ErrNoModelCompiled is returned where an EP takes none of the tiny models. It may take others.
+var ErrNoModelCompiled = errors.New("none of the tiny models is taken")
 
-// smallestTaken compiles with the EP the first of the tiny models that it takes a node of, and
+// compileSmallest compiles with the EP the first of the tiny models that it takes a node of, and
 // where it takes none of them the model of own, if that is not nil, with the session's options that
 // own has. The compiled model is in a folder below folder, and job.Folder is its path. The error is
-// that of own's model; without own it is that of the smallest and wraps ErrNotTaken.
-func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Result, error) {
+// that of own's model; without own it is that of the smallest and wraps ErrNoModelCompiled.
+func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, Result, error) {
 	folder, all := job.Folder, job
 	var first error
 	for i, model := range ProbeModels() {
@@ -164,7 +164,7 @@ func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Res
 		if err == nil {
 			done, err = c.Compile(ctx, job, nil)
 		}
-		if err == nil || !mayTakeAnother(err) {
+		if err == nil || !mayTryAnother(err) {
 			return job, done, err
 		}
 		if i == 0 {
@@ -175,12 +175,12 @@ func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Res
 		if i == 1 && errors.As(err, new(*NoNodesError)) {
 			break
 		}
-		if i == 1 && causeOf(err) == causeOf(first) {
+		if i == 1 && shortCause(err) == shortCause(first) {
 			return job, Result{}, first
 		}
 	}
 	if own == nil {
-		return job, Result{}, fmt.Errorf("%w: %w", ErrNotTaken, first)
+		return job, Result{}, fmt.Errorf("%w: %w", ErrNoModelCompiled, first)
 	}
 	all.Model, all.ModelFile, all.Folder = own.Model, own.ModelFile, filepath.Join(folder, "own")
 	all.Session = own.Session
@@ -191,14 +191,14 @@ func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Res
 	return all, done, err
 }
 
-// mayTakeAnother tells whether to try another model: the EP was asked, and refused in order.
-func mayTakeAnother(err error) bool {
+// mayTryAnother tells whether to try another model: the EP was asked, and refused in order.
+func mayTryAnother(err error) bool {
 	var refused *RefusedError
 	return errors.As(err, new(*NoNodesError)) || errors.As(err, &refused) &&
 		refused.Doing == "compile" && refused.Code >= 0
 }
 
-func causeOf(err error) string {
+func shortCause(err error) string {
 	var refused *RefusedError
 	if errors.As(err, &refused) {
 		return refused.Cause()
@@ -217,7 +217,7 @@ func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, folder string
 		if err := os.Mkdir(below, 0o700); err != nil {
 			return CheckResult{}, err
 		}
-		job, done, err := smallestTaken(ctx, c, probeJob(r, ep, below), own)
+		job, done, err := compileSmallest(ctx, c, probeJob(r, ep, below), own)
 		if err != nil {
 			return CheckResult{}, fmt.Errorf("control of %s: %w", ep.Name, err)
 		}

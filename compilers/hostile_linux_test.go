@@ -198,7 +198,7 @@ func TestWorkerKeepsToItsOpenModel(t *testing.T) {
 	require.NoError(t, err)
 	defer job.ModelFile.Close()
 	c := newORT(t, compilers.ORTOptions{Env: []string{"MODEL=" + job.Model}})
-	require.True(t, c.TakesOpen(job))
+	require.True(t, c.AcceptsOpenModel(job))
 	result, err := c.Compile(t.Context(), job, nil)
 	require.Error(t, err)
 	came := told(err, result.Log)
@@ -387,7 +387,7 @@ func TestNothingStaysBehind(t *testing.T) {
 					case "hang":
 						require.ErrorIs(t, err, compilers.ErrTimeout)
 					}
-					stayed := running(seconds)
+					stayed := workerProcess(seconds)
 					for _, pid := range stayed {
 						_ = unix.Kill(pid, unix.SIGKILL) // the test fails, and leaves none either
 					}
@@ -412,8 +412,8 @@ func withLimits(o compilers.ORTOptions, l compilers.Limits) compilers.ORTOptions
 	return o
 }
 
-// running lists processes that have the text in their command line.
-func running(text string) []int {
+// workerProcess lists processes that have the text in their command line.
+func workerProcess(text string) []int {
 	var found []int
 	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline") // only a malformed pattern fails
 	for _, path := range paths {

@@ -46,7 +46,7 @@ func TestRunPathsThatLeadElsewhere(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, elsewhere, r.EPs[0].Elsewhere)
 			require.Equal(t, []string{"../ep.libs/libc++-71bc.so.1", "libonnxruntime.so.1.31.1",
-				"libsdk.so.2"}, slices.Sorted(slices.Values(compilers.Beside(library))))
+				"libsdk.so.2"}, slices.Sorted(slices.Values(compilers.LibrariesBeside(library))))
 		})
 	}
 }
@@ -63,7 +63,7 @@ func TestClientsShowTheSameLibraries(t *testing.T) {
 			r := compilertest.Runtime(t, name)
 			lib := r.EPs[0]
 			require.False(t, lib.Elsewhere)
-			beside := compilers.Beside(lib.Path)
+			beside := compilers.LibrariesBeside(lib.Path)
 			for _, path := range lib.Files {
 				relative, err := filepath.Rel(filepath.Dir(lib.Path), path)
 				require.NoError(t, err)

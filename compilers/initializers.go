@@ -18,7 +18,7 @@ import (
 func (job Job) checkInitializers() error {
 	i := job.Initializers
 	switch {
-	case Weightless(job.SessionOptions) && len(job.Share) > 0:
+	case IsWeightless(job.SessionOptions) && len(job.Share) > 0:
 		return fmt.Errorf("%w: weightless contexts of a group: its models may have weights in files of equal names", ErrOption)
 	case i != (Initializers{}) && len(job.Share) > 0:
 		return fmt.Errorf("%w: external initializers of a group: its graphs would all write into one file", ErrOption)
@@ -36,8 +36,9 @@ func (job Job) checkInitializers() error {
 	return nil
 }
 
-// Weightless tells whether session options ask the EP to leave weights in the source model, and to find them there by itself.
-func Weightless(entries map[string]string) bool {
+// IsWeightless tells whether session options ask the EP to leave weights in the source model, and
+// to find them there by itself.
+func IsWeightless(entries map[string]string) bool {
 	on, err := CanonicalValue("bool", entries["ep.enable_weightless"])
 	mode := entries["ep.enable_weightless_mode"]
 	return err == nil && on == "1" || mode != "" && mode != "0"
@@ -75,7 +76,7 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 	}
 	defer root.Close() // nothing is written through it any more
 	names := model.Locations()
-	if Weightless(job.SessionOptions) {
+	if IsWeightless(job.SessionOptions) {
 		whole, err := readGraph(ctx, job.Model)
 		if err != nil {
 			return nil, err
@@ -97,9 +98,10 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 	return before, nil
 }
 
-// keepShared copies those files of a group's models beside their graphs that the shared context binaries refer to: OpenVINO leaves weights that the models
-// have in external data there. Which of the models a name is of no binary says.
-func keepShared(ctx context.Context, job Job, before []string, limits Limits) error {
+// keepSharedSources copies those files of a group's models beside their graphs that the shared
+// context binaries refer to: OpenVINO leaves weights that the models have in external data there.
+// Which of the models a name is of no binary says.
+func keepSharedSources(ctx context.Context, job Job, before []string, limits Limits) error {
 	written, _, err := listOutput(job.Folder, job.Outputs(), before, limits.orDefault())
 	if err != nil {
 		return err

@@ -38,20 +38,20 @@ type ORT struct {
 	opts     ORTOptions
 	launcher *launcher
 	// of address space that threads may reserve beside a default limit: most of a small machine's
-	stacks  int64
-	host    *host         // what of the system's means workers get
-	left    []os.DirEntry // in Scratch, of an earlier process
-	leave   sync.Once     // removes them, which can only be done by the workers' unit
-	tried   tried
-	unknown sync.Map        // by the paths of EPs: those that need more system calls than the known ones
-	tools   map[string]Tool // by EP: see AddTools
+	stacks        int64
+	host          *host         // what of the system's means workers get
+	leftFolders   []os.DirEntry // in Scratch, of an earlier process
+	leave         sync.Once     // removes them, which can only be done by the workers' unit
+	sandboxResult sandboxResult
+	unknown       sync.Map        // by the paths of EPs: those that need more system calls than the known ones
+	tools         map[string]Tool // by EP: see AddTools
 }
 
 var (
-	_ Compiler  = (*ORT)(nil)
-	_ Sandboxed = (*ORT)(nil)
-	_ Opener    = (*ORT)(nil)
-	_ Equipped  = (*ORT)(nil)
+	_ Compiler          = (*ORT)(nil)
+	_ SandboxReporter   = (*ORT)(nil)
+	_ OpenModelCompiler = (*ORT)(nil)
+	_ ToolCompiler      = (*ORT)(nil)
 )
 
 // NewORT prepares a compiler. It starts one thread, from which all workers are started, and which Close ends. Workers die with that thread, and so
@@ -74,7 +74,7 @@ func NewORT(o ORTOptions) *ORT {
 	if o.Socket != "" {
 		left, _ = os.ReadDir(o.Scratch) // none yet
 	}
-	return &ORT{left: left, opts: o, stacks: stacks, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
+	return &ORT{leftFolders: left, opts: o, stacks: stacks, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
 }
 
 // Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.
@@ -134,7 +134,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err != nil {
 		return Result{}, err
 	}
-	before, err := o.handOver(job.Folder)
+	before, err := o.giveToWorker(job.Folder)
 	if err != nil {
 		return Result{}, err
 	}
@@ -144,7 +144,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	result := Result{Log: done.log, CPUSeconds: done.cpu}
 	if err != nil {
 		if isTool {
-			err = fmt.Errorf("%q: %w", filepath.Base(job.Model), t.said(err, done.log))
+			err = fmt.Errorf("%q: %w", filepath.Base(job.Model), t.outputError(err, done.log))
 		}
 		return result, err
 	}
@@ -171,7 +171,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	}
 	result.Graph, result.Graphs, result.Files = job.Output, job.Outputs(), files
 	result.Seconds, result.Route, result.MaxRSS = done.Seconds, req.Route, done.PeakMemory
-	result.Settled = settled && !job.Initializers.InSource && !Weightless(job.SessionOptions)
+	result.Settled = settled && !job.Initializers.InSource && !IsWeightless(job.SessionOptions)
 	if isTool {
 		result.ORTVersion = job.Runtime.ORTVersion
 		result.EPs = []EPUsed{{Name: t.EP, Devices: []DeviceFacts{t.device()}}}
@@ -183,14 +183,14 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 
 // keepFiles copies source files beside the graphs. It returns names that are not output.
 func (o *ORT) keepFiles(ctx context.Context, job Job, before []string) ([]string, error) {
-	if job.Initializers.InSource || Weightless(job.SessionOptions) {
+	if job.Initializers.InSource || IsWeightless(job.SessionOptions) {
 		var err error
 		if before, err = keepSources(ctx, job, before); err != nil {
 			return nil, err
 		}
 	}
 	if len(job.Share) > 0 {
-		return before, keepShared(ctx, job, before, o.opts.Limits)
+		return before, keepSharedSources(ctx, job, before, o.opts.Limits)
 	}
 	return before, nil
 }
@@ -312,7 +312,7 @@ func (o *ORT) scratchJob(ctx context.Context, req workerproto.Request, pace Pace
 	if err != nil {
 		return answer{}, err
 	}
-	defer o.drop(folder)
+	defer o.removeScratch(folder)
 	return o.work(ctx, req, folder, pace, progress)
 }
 
@@ -321,18 +321,19 @@ func (o *ORT) scratch() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("scratch folder: %w", err)
 	}
-	if _, err := o.handOver(folder); err != nil {
-		o.drop(folder)
+	if _, err := o.giveToWorker(folder); err != nil {
+		o.removeScratch(folder)
 		return "", err
 	}
 	return folder, nil
 }
 
-// drop removes a scratch folder. A failure costs space in a temporary folder, not correctness.
-func (o *ORT) drop(folder string) {
+// removeScratch removes a scratch folder. A failure costs space in a temporary folder, not
+// correctness.
+func (o *ORT) removeScratch(folder string) {
 	err := os.RemoveAll(folder)
 	if errors.Is(err, fs.ErrPermission) && o.opts.Socket != "" { // directories of the workers' user
-		if err = o.tidy(folder); err == nil {
+		if err = o.releaseFolder(folder); err == nil {
 			err = os.RemoveAll(folder)
 		}
 	}
@@ -341,7 +342,7 @@ func (o *ORT) drop(folder string) {
 	}
 }
 
-func (o *ORT) handOver(folder string) ([]string, error) {
+func (o *ORT) giveToWorker(folder string) ([]string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, fmt.Errorf("job's folder: %w", err)
@@ -359,7 +360,7 @@ func (o *ORT) chown(folder string, names []string, to *Credential) error {
 		return nil
 	}
 	if o.opts.Socket != "" {
-		return o.lend(folder, names, to == o.opts.User)
+		return o.grantGroupWrite(folder, names, to == o.opts.User)
 	}
 	uid, gid := int(to.UID), int(to.GID)
 	for _, name := range append([]string{"."}, names...) {
@@ -370,9 +371,10 @@ func (o *ORT) chown(folder string, names []string, to *Credential) error {
 	return nil
 }
 
-// lend lets the workers' group write into a folder, and into those names in it; without out, only
-// the daemon may reach it. Files that workers leave stay their user's; the store copies them.
-func (o *ORT) lend(folder string, names []string, out bool) error {
+// grantGroupWrite lets the workers' group write into a folder, and into those names in it; without
+// out, only the daemon may reach it. Files that workers leave stay their user's; the store copies
+// them.
+func (o *ORT) grantGroupWrite(folder string, names []string, out bool) error {
 	if !out {
 		return os.Chmod(folder, 0o700)
 	}

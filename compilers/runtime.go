@@ -30,8 +30,8 @@ type EPLibrary struct {
 	// folder, and those in package folders that its run path reaches. Never libonnxruntime: builds do not depend on its version.
 	Files []string
 	// Elsewhere: a run path leads, from $ORIGIN, to other folders than the library's own and the
-	// one that [Beside] names. An application's own library, as far as the daemon sees it, then
-	// does not tell whether it is this one.
+	// one that [LibrariesBeside] names. An application's own library, as far as the daemon sees it,
+	// then does not tell whether it is this one.
 	Elsewhere bool
 	// Tool is the identity of the arguments of the vendor's compiler that replaces the library; its
 	// files are among Files. Empty: there is none.
@@ -69,7 +69,7 @@ func Complete(r Runtime) (Runtime, error) {
 		if err := library(l.EP, l.Path); err != nil {
 			return Runtime{}, err
 		}
-		full.EPs = append(full.EPs, ownLibrary(l.EP, l.Path))
+		full.EPs = append(full.EPs, describeLibrary(l.EP, l.Path))
 	}
 	if len(full.EPs) == 0 {
 		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w: none is named", r.ORTLibrary, ErrNotFound)
@@ -96,7 +96,7 @@ func library(what, path string) error {
 // the type, vendor and device, such as "npu:8086:7d1d". It is "" where the EP compiles for a device
 // that is not in this machine, and where the instruction sets cannot be read.
 func MachineClass(ep EP, devices []DeviceFacts) string {
-	if targetAbsent([]workerproto.EPResult{{Name: ep.Name, Devices: devices}}, []EP{ep}) {
+	if isTargetAbsent([]workerproto.EPResult{{Name: ep.Name, Devices: devices}}, []EP{ep}) {
 		return ""
 	}
 	var parts []string

@@ -24,8 +24,8 @@ type SandboxOptions struct {
 	NoNamespaces bool     // workers get no pid namespace of their own
 }
 
-// Measure is one thing that keeps workers from doing harm.
-type Measure struct {
+// Safeguard is one thing that keeps workers from doing harm.
+type Safeguard struct {
 	Name    string // "files", "network", "processes", "memory", "process limit", "privileges", "user"
 	InForce bool
 	Text    string // how it is done, or what is missing
@@ -33,17 +33,17 @@ type Measure struct {
 }
 
 // String gives a line for people.
-func (m Measure) String() string {
+func (m Safeguard) String() string {
 	if m.InForce {
 		return m.Name + ": " + m.Text
 	}
 	return m.Name + ": NOT IN FORCE: " + m.Text
 }
 
-// Sandboxed is a Compiler that tells how its workers are kept from doing harm.
-type Sandboxed interface {
+// SandboxReporter is a Compiler that tells how its workers are kept from doing harm.
+type SandboxReporter interface {
 	// Sandbox tries it out, once, in a worker that loads nothing of a vendor. Later calls give what the first found.
-	Sandbox(ctx context.Context) ([]Measure, error)
+	Sandbox(ctx context.Context) ([]Safeguard, error)
 }
 
 // systemFiles are the system's files that programs need besides their own libraries; of /etc, those
@@ -86,7 +86,7 @@ func (o *ORT) confinement(req workerproto.Request, folder string) *workerproto.C
 	for _, ep := range req.EPs {
 		c.Read = append(c.Read, foldersOf(ep.Library)...)
 	}
-	if req.Do == workerproto.Try {
+	if req.Do == workerproto.TrySandbox {
 		c.Read = slices.DeleteFunc(c.Read, func(path string) bool { return path == filepath.Dir(req.Model) })
 	}
 	slices.Sort(c.Read)
@@ -115,38 +115,39 @@ func readable(r Runtime, eps []EP) []string {
 	return files
 }
 
-// patience is how long a worker that loads nothing may take; concurrent callers wait as long.
-const patience = 10 * time.Second
+// sandboxTimeout is how long a worker that loads nothing may take; concurrent callers wait as long.
+const sandboxTimeout = 10 * time.Second
 
-type tried struct {
-	mu       sync.Mutex // guards measures
-	measures []Measure
+type sandboxResult struct {
+	mu         sync.Mutex // guards measures
+	safeguards []Safeguard
 }
 
-// Sandbox implements Sandboxed.
-func (o *ORT) Sandbox(ctx context.Context) ([]Measure, error) {
-	o.tried.mu.Lock()
-	defer o.tried.mu.Unlock()
-	if o.tried.measures != nil {
-		return o.tried.measures, nil
+// Sandbox implements SandboxReporter.
+func (o *ORT) Sandbox(ctx context.Context) ([]Safeguard, error) {
+	o.sandboxResult.mu.Lock()
+	defer o.sandboxResult.mu.Unlock()
+	if o.sandboxResult.safeguards != nil {
+		return o.sandboxResult.safeguards, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, sandboxTimeout)
 	defer cancel()
-	found, err := o.try(ctx)
+	found, err := o.probeSandbox(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)
 	}
-	o.tried.measures = o.measures(found)
-	return o.tried.measures, nil
+	o.sandboxResult.safeguards = o.safeguards(found)
+	return o.sandboxResult.safeguards, nil
 }
 
-// try lets a worker try to read and to write in a folder beside its own that its user may read and write.
-func (o *ORT) try(ctx context.Context) (workerproto.Confined, error) {
+// probeSandbox lets a worker try to read and to write in a folder beside its own that its user may
+// read and write.
+func (o *ORT) probeSandbox(ctx context.Context) (workerproto.Confined, error) {
 	outside, err := o.scratch()
 	if err != nil {
 		return workerproto.Confined{}, err
 	}
-	defer o.drop(outside)
+	defer o.removeScratch(outside)
 	bait := filepath.Join(outside, "bait")
 	if err := os.WriteFile(bait, []byte("bait"), 0o600); err != nil {
 		return workerproto.Confined{}, err
@@ -154,7 +155,7 @@ func (o *ORT) try(ctx context.Context) (workerproto.Confined, error) {
 	if err := o.chown(outside, []string{"bait"}, o.opts.User); err != nil {
 		return workerproto.Confined{}, err
 	}
-	done, err := o.scratchJob(ctx, workerproto.Request{Do: workerproto.Try, Model: bait, Output: filepath.Join(outside, "made")}, Pace{}, nil)
+	done, err := o.scratchJob(ctx, workerproto.Request{Do: workerproto.TrySandbox, Model: bait, Output: filepath.Join(outside, "made")}, Pace{}, nil)
 	if err != nil {
 		return workerproto.Confined{}, err
 	}
@@ -164,15 +165,15 @@ func (o *ORT) try(ctx context.Context) (workerproto.Confined, error) {
 	return *done.Confined, nil
 }
 
-func (o *ORT) measures(found workerproto.Confined) []Measure {
+func (o *ORT) safeguards(found workerproto.Confined) []Safeguard {
 	way := o.host.current()
-	return []Measure{
+	return []Safeguard{
 		files(found), o.network(found), processes(way, o.opts.Socket != ""), o.memory(found), o.count(way), privileges(found), o.user(found),
 	}
 }
 
-func files(found workerproto.Confined) Measure {
-	m := Measure{Name: "files", InForce: !found.Reads && !found.Writes}
+func files(found workerproto.Confined) Safeguard {
+	m := Safeguard{Name: "files", InForce: !found.Reads && !found.Writes}
 	switch {
 	case m.InForce:
 		m.Text = fmt.Sprintf("workers write only into their job's folder, and do not see the store (Landlock ABI %d)", found.Landlock)
@@ -184,8 +185,8 @@ func files(found workerproto.Confined) Measure {
 	return m
 }
 
-func (o *ORT) network(found workerproto.Confined) Measure {
-	m := Measure{Name: "network", InForce: !found.Connects}
+func (o *ORT) network(found workerproto.Confined) Safeguard {
+	m := Safeguard{Name: "network", InForce: !found.Connects}
 	switch {
 	case m.InForce && found.Landlock >= 4:
 		m.Text = "workers get no sockets (seccomp, and Landlock for TCP)"
@@ -199,8 +200,8 @@ func (o *ORT) network(found workerproto.Confined) Measure {
 	return m
 }
 
-func processes(way isolation, unit bool) Measure {
-	m := Measure{Name: "processes", InForce: true}
+func processes(way isolation, unit bool) Safeguard {
+	m := Safeguard{Name: "processes", InForce: true}
 	switch {
 	case way.namespace && way.user:
 		m.Text = "nothing that a worker starts outlives it (pid namespace, in a user namespace)"
@@ -216,8 +217,8 @@ func processes(way isolation, unit bool) Measure {
 	return m
 }
 
-func (o *ORT) memory(found workerproto.Confined) Measure {
-	m := Measure{Name: "memory", InForce: true, Text: bytesize.Text(o.opts.Limits.Memory) + " for all processes of a worker, looked at twice a second, and for what each allocates"}
+func (o *ORT) memory(found workerproto.Confined) Safeguard {
+	m := Safeguard{Name: "memory", InForce: true, Text: bytesize.Text(o.opts.Limits.Memory) + " for all processes of a worker, looked at twice a second, and for what each allocates"}
 	switch {
 	case o.opts.Socket == "":
 	case found.Memory > 0:
@@ -229,26 +230,26 @@ func (o *ORT) memory(found workerproto.Confined) Measure {
 	return m
 }
 
-func (o *ORT) count(way isolation) Measure {
+func (o *ORT) count(way isolation) Safeguard {
 	if o.countsProcesses(way) {
-		return Measure{Name: "process limit", InForce: true, Text: fmt.Sprintf("%d (of the workers' user)", o.opts.Limits.Processes)}
+		return Safeguard{Name: "process limit", InForce: true, Text: fmt.Sprintf("%d (of the workers' user)", o.opts.Limits.Processes)}
 	}
-	return Measure{Name: "process limit", Text: "no user of the workers' own that the kernel could count for", Hint: "use the shipped systemd units, or set worker_user"}
+	return Safeguard{Name: "process limit", Text: "no user of the workers' own that the kernel could count for", Hint: "use the shipped systemd units, or set worker_user"}
 }
 
-func privileges(found workerproto.Confined) Measure {
+func privileges(found workerproto.Confined) Safeguard {
 	if found.Privileged || !found.Seccomp {
-		return Measure{Name: "privileges", Text: "workers have privileges, or system calls, that they have no use for",
+		return Safeguard{Name: "privileges", Text: "workers have privileges, or system calls, that they have no use for",
 			Hint: "run the daemon as a user of its own, on a kernel that filters system calls"}
 	}
-	return Measure{Name: "privileges", InForce: true, Text: "none beyond files; calls that reach other processes or leave objects behind are refused (seccomp)"}
+	return Safeguard{Name: "privileges", InForce: true, Text: "none beyond files; calls that reach other processes or leave objects behind are refused (seccomp)"}
 }
 
-func (o *ORT) user(found workerproto.Confined) Measure {
-	m := Measure{Name: "user", InForce: true, Text: fmt.Sprintf("workers run as uid %d", found.UID)}
+func (o *ORT) user(found workerproto.Confined) Safeguard {
+	m := Safeguard{Name: "user", InForce: true, Text: fmt.Sprintf("workers run as uid %d", found.UID)}
 	switch int(found.UID) {
 	case 0:
-		return Measure{Name: "user", Text: "workers run as root", Hint: "set worker_user, or run the daemon as a user of its own"}
+		return Safeguard{Name: "user", Text: "workers run as root", Hint: "set worker_user, or run the daemon as a user of its own"}
 	case os.Geteuid():
 		m.Text = fmt.Sprintf("workers run as the daemon's user, uid %d", found.UID)
 	}

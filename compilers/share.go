@@ -42,8 +42,8 @@ func (e *MemberError) Error() string {
 }
 func (e *MemberError) Unwrap() error { return e.Err }
 
-// ofMember names the model of a group that an error is of; a worker's number may be wrong.
-func ofMember(member, count int, err error) error {
+// memberError names the model of a group that an error is of; a worker's number may be wrong.
+func memberError(member, count int, err error) error {
 	if err == nil || count < 2 || member < 0 || member >= count {
 		return err
 	}
@@ -87,7 +87,7 @@ func noGraph(ctx context.Context, job Job, err error) error {
 	if err2 != nil {
 		return errors.Join(err, err2)
 	}
-	return ofMember(member, len(job.Share)+1, &NoNodesError{OpTypes: model.OpTypes})
+	return memberError(member, len(job.Share)+1, &NoNodesError{OpTypes: model.OpTypes})
 }
 
 // Outputs names the job's graphs in order.

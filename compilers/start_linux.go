@@ -21,8 +21,8 @@ import (
 
 // host is how workers are isolated here, found by trying: containers forbid what kernels allow.
 type host struct {
-	mu   sync.Mutex  // guards ways
-	ways []isolation // that were not refused, the best first
+	mu         sync.Mutex  // guards ways
+	isolations []isolation // that were not refused, the best first
 }
 
 type isolation struct {
@@ -32,15 +32,15 @@ type isolation struct {
 
 // newHost lists the ways from the best on; those that turn out to be forbidden are dropped.
 func newHost(o ORTOptions) *host {
-	h := &host{ways: []isolation{{}}}
+	h := &host{isolations: []isolation{{}}}
 	if !o.Sandbox.NoNamespaces {
-		h.ways = []isolation{{namespace: true}, {namespace: true, user: true}, {}}
+		h.isolations = []isolation{{namespace: true}, {namespace: true, user: true}, {}}
 	}
 	if o.Socket != "" { // systemd looks after all that an instance leaves
-		h.ways = []isolation{{}}
+		h.isolations = []isolation{{}}
 	}
 	if o.User != nil { // in a user namespace there is only one user
-		h.ways = slices.DeleteFunc(h.ways, func(i isolation) bool { return i.user })
+		h.isolations = slices.DeleteFunc(h.isolations, func(i isolation) bool { return i.user })
 	}
 	return h
 }
@@ -48,24 +48,25 @@ func newHost(o ORTOptions) *host {
 func (h *host) current() isolation {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.ways[0]
+	return h.isolations[0]
 }
 
-func (h *host) refuse(way isolation) bool {
+func (h *host) drop(way isolation) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ways[0] != way {
+	if h.isolations[0] != way {
 		return true // another job was told the same before
 	}
-	if len(h.ways) == 1 {
+	if len(h.isolations) == 1 {
 		return false
 	}
-	h.ways = h.ways[1:]
+	h.isolations = h.isolations[1:]
 	return true
 }
 
-// forbidden tells whether an error may be about namespaces: none are left, or they are not allowed.
-func forbidden(err error) bool {
+// isNamespaceError tells whether an error may be about namespaces: none are left, or they are not
+// allowed.
+func isNamespaceError(err error) bool {
 	about := []error{unix.EPERM, unix.EINVAL, unix.ENOSPC, unix.ENOSYS, unix.EUSERS, unix.EACCES}
 	return slices.ContainsFunc(about, func(e error) bool { return errors.Is(err, e) })
 }
@@ -76,7 +77,7 @@ func (o *ORT) start(req workerproto.Request, folder string, idle <-chan struct{}
 	for {
 		way := o.host.current()
 		w, err := o.startIn(way, req, folder, idle)
-		if err == nil || !forbidden(err) || !o.host.refuse(way) {
+		if err == nil || !isNamespaceError(err) || !o.host.drop(way) {
 			return w, err
 		}
 		o.opts.Log.Debug("workers get less isolation", "wanted", way, "error", err)
@@ -84,7 +85,7 @@ func (o *ORT) start(req workerproto.Request, folder string, idle <-chan struct{}
 }
 
 func (o *ORT) startIn(way isolation, req workerproto.Request, folder string, idle <-chan struct{}) (*worker, error) {
-	p := o.preparation(way, waits(idle))
+	p := o.preparation(way, isWaiting(idle))
 	p.Confine, p.Model = o.confinement(req, folder), req.ModelFile != nil
 	preparation, err := json.Marshal(p)
 	if err != nil {
@@ -160,11 +161,11 @@ func (c *child) stop() { _ = syscall.Kill(c.cmd.Process.Pid, syscall.SIGTERM) }
 
 func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) } // ESRCH: no process is left
 
-func (c *child) reap() workerproto.Ended {
+func (c *child) reap() workerproto.ExitReport {
 	_ = c.cmd.Wait() // the state says it all
 	awaitGroup(c.cmd.Process.Pid)
 	state := c.cmd.ProcessState
-	ended := workerproto.Ended{Status: state.ExitCode(), CPU: state.UserTime() + state.SystemTime()}
+	ended := workerproto.ExitReport{Status: state.ExitCode(), CPU: state.UserTime() + state.SystemTime()}
 	if own, _ := state.Sys().(syscall.WaitStatus); own.Signaled() {
 		ended.Status = workerproto.ExitSignal + int(own.Signal())
 	}
@@ -201,7 +202,7 @@ func (o *ORT) preparation(way isolation, idle bool) workerproto.Preparation {
 		p.Processes = uint64(max(l.Processes, 0))
 	}
 	if idle {
-		p.Nice = lowest
+		p.Nice = lowestPriority
 	}
 	return p
 }
@@ -289,9 +290,9 @@ func spelled(req workerproto.Request, workingDirectory string) workerproto.Reque
 	return req
 }
 
-const lowest = 19
+const lowestPriority = 19
 
-func waits(idle <-chan struct{}) bool {
+func isWaiting(idle <-chan struct{}) bool {
 	select {
 	case <-idle:
 		return false
@@ -302,7 +303,7 @@ func waits(idle <-chan struct{}) bool {
 
 // raise gives the worker the usual priority once idle is closed.
 func (o *ORT) raise(w *worker, idle <-chan struct{}) {
-	if !waits(idle) {
+	if !isWaiting(idle) {
 		return
 	}
 	select {

@@ -151,7 +151,7 @@ func (s subject) testSidecar(t *testing.T) {
 
 // The way in which a model is passed makes no difference to the artefact.
 func (s subject) testOpenFile(t *testing.T) {
-	opener, ok := s.Compiler.(compilers.Opener)
+	opener, ok := s.Compiler.(compilers.OpenModelCompiler)
 	job := s.job(t, compilertest.Dense(1, 64, 1))
 	inPlace := job.Model
 	require.NoError(t, os.Mkdir(filepath.Join(job.Folder, "model"), 0o700))
@@ -160,12 +160,12 @@ func (s subject) testOpenFile(t *testing.T) {
 	require.NoError(t, err)
 	defer f.Close()
 	job.ModelFile = f
-	if !ok || !opener.TakesOpen(job) {
+	if !ok || !opener.AcceptsOpenModel(job) {
 		require.True(t, s.Tool, "a compiler in a process of ours can have it so")
 		return
 	}
 	require.False(t,
-		opener.TakesOpen(compilers.Job{Runtime: job.Runtime, EPs: job.EPs, Model: job.Model,
+		opener.AcceptsOpenModel(compilers.Job{Runtime: job.Runtime, EPs: job.EPs, Model: job.Model,
 			ModelFile: f, Folder: job.Folder, Output: job.Output,
 			Share: []compilers.ShareMember{{Model: inPlace, Output: "2_ctx.onnx"}}}))
 	var made [2]map[string][]byte

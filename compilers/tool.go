@@ -193,8 +193,8 @@ func fill(arg string, fixed map[string]string, values map[string]map[string]stri
 // RouteCommand is the route of builds that a vendor's tool compiled.
 const RouteCommand = "command"
 
-// Equipped is a Compiler with tools of its own.
-type Equipped interface {
+// ToolCompiler is a Compiler with tools of its own.
+type ToolCompiler interface {
 	// Equip returns the runtime as this compiler uses it: a tool that replaces an EP's library
 	// becomes part of that library's identity, and so of build keys.
 	Equip(r Runtime) Runtime
@@ -213,12 +213,12 @@ func (o *ORT) AddTools(tools []Tool) error {
 			return fmt.Errorf("compiler for %s: there are two", t.EP)
 		}
 		o.tools[t.EP] = t
-		t.makeKnown()
+		t.registerEP()
 	}
 	return nil
 }
 
-func (t Tool) makeKnown() {
+func (t Tool) registerEP() {
 	info := EPInfo{Name: t.EP, Options: map[string]EPOption{}}
 	for _, arg := range t.Args {
 		for _, m := range placeholder.FindAllStringSubmatch(arg, -1) {
@@ -235,7 +235,7 @@ func (t Tool) makeKnown() {
 	}
 }
 
-// Equip implements Equipped.
+// Equip implements ToolCompiler.
 func (o *ORT) Equip(r Runtime) Runtime {
 	r.EPs = slices.Clone(r.EPs)
 	for _, name := range slices.Sorted(maps.Keys(o.tools)) {
@@ -292,7 +292,7 @@ func (o *ORT) unloadable(r Runtime, eps []EP) string {
 	for _, ep := range eps {
 		info, _ := EPByName(ep.Name)
 		for name, value := range ep.Options {
-			if info.Options[name].Unchecked && value == "1" && targetAbsent(nil, []EP{ep}) {
+			if info.Options[name].Unchecked && value == "1" && isTargetAbsent(nil, []EP{ep}) {
 				return "builds with " + name + "=" + value + " do not load where the device that they are for is absent"
 			}
 		}
@@ -312,7 +312,7 @@ func (t Tool) request() workerproto.Request {
 	return workerproto.Request{Do: workerproto.Command, EPs: []EP{{Name: t.EP}}, Readable: t.files(), Read: t.Read}
 }
 
-func (t Tool) said(err error, log string) error {
+func (t Tool) outputError(err error, log string) error {
 	var refused *RefusedError
 	if line := LastLine(log); line != "" && errors.As(err, &refused) {
 		refused.Text += ": " + line
@@ -328,7 +328,7 @@ func (o *ORT) version(ctx context.Context, t Tool) (string, error) {
 	req.Args, req.Tell = append([]string{t.Program}, t.Version...), true
 	done, err := o.scratchJob(ctx, req, Pace{}, nil)
 	if err != nil {
-		return "", fmt.Errorf("version: %w", t.said(err, done.log))
+		return "", fmt.Errorf("version: %w", t.outputError(err, done.log))
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(done.Printed), "\n")
 	return strings.ToValidUTF8(strings.TrimSpace(line[:min(len(line), 200)]), ""), nil

@@ -12,8 +12,8 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// startPatience is how long systemd may take to start an instance of the workers' unit.
-const startPatience = 30 * time.Second
+// unitStartTimeout is how long systemd may take to start an instance of the workers' unit.
+const unitStartTimeout = 30 * time.Second
 
 // noUser is the id of no user: the workers of a unit are known by their group.
 const noUser = ^uint32(0)
@@ -38,13 +38,13 @@ func UnitCredential(socket string) (*Credential, error) {
 type unit struct {
 	conn  *net.UnixConn
 	in    *bufio.Reader
-	ended workerproto.Ended
+	ended workerproto.ExitReport
 	err   error // the instance ended without a word
 }
 
 // startUnit has systemd start an instance, which starts the worker with these descriptors from 2 on.
 func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err error) {
-	conn, err := net.DialTimeout("unix", o.opts.Socket, startPatience)
+	conn, err := net.DialTimeout("unix", o.opts.Socket, unitStartTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("worker_socket: %w", err)
 	}
@@ -54,7 +54,7 @@ func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err er
 		}
 	}()
 	u := &unit{conn: conn.(*net.UnixConn), in: bufio.NewReader(conn)}
-	if err := conn.SetReadDeadline(time.Now().Add(startPatience)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(unitStartTimeout)); err != nil {
 		return nil, err
 	}
 	if err := workerproto.Receive(u.in, &u.ended); err != nil {
@@ -75,9 +75,9 @@ func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err er
 	return u, conn.SetReadDeadline(time.Time{})
 }
 
-// tidy has an instance open the leftovers in a job's directory to the daemon, after a worker was
-// killed before it could do so.
-func (o *ORT) tidy(folder string) error {
+// releaseFolder has an instance open the leftovers in a job's directory to the daemon, after a
+// worker was killed before it could do so.
+func (o *ORT) releaseFolder(folder string) error {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return err
@@ -101,10 +101,10 @@ func (u *unit) stop() { _ = u.conn.CloseWrite() } // likewise
 
 func (u *unit) kill() { _ = u.conn.SetReadDeadline(time.Now()) } // systemd kills the rest
 
-func (u *unit) reap() workerproto.Ended {
+func (u *unit) reap() workerproto.ExitReport {
 	_ = u.conn.Close() // it has said all
 	if u.err != nil {
-		return workerproto.Ended{Status: workerproto.ExitSignal + int(syscall.SIGKILL)}
+		return workerproto.ExitReport{Status: workerproto.ExitSignal + int(syscall.SIGKILL)}
 	}
 	return u.ended
 }

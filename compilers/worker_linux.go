@@ -21,41 +21,42 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// grace is how long a killed process, or a pipe that another process holds, may take to go away.
-const grace = 2 * time.Second
+// killGrace is how long a killed process, or a pipe that another process holds, may take to go
+// away.
+const killGrace = 2 * time.Second
 
-// running is the process that looks after a worker.
-type running interface {
+// workerProcess is the process that looks after a worker.
+type workerProcess interface {
 	wait() // until it has ended
 	raise(nice int)
-	stop()                   // has it end the worker, and all that it started
-	kill()                   // with all of its group
-	reap() workerproto.Ended // after wait
+	stop()                        // has it end the worker, and all that it started
+	kill()                        // with all of its group
+	reap() workerproto.ExitReport // after wait
 }
 
 type worker struct {
-	process  running
-	ended    workerproto.Ended
-	request  *os.File // our ends of the dialogue
-	answers  *os.File
-	printed  *os.File
-	stderr   *Tail
-	exited   chan struct{} // closed when the process has ended, before it is reaped
-	answered chan struct{} // closed when nothing more is read from it
-	event    workerproto.Event
-	eventErr error
-	eps      []workerproto.EPResult // written by the reader, read when it is done
-	before   int64                  // bytes that it took until they were registered; likewise
-	member   int                    // of a group, from 1: which model it works on; likewise
-	readers  sync.WaitGroup
+	process     workerProcess
+	ended       workerproto.ExitReport
+	request     *os.File // our ends of the dialogue
+	answers     *os.File
+	printed     *os.File
+	stderr      *Tail
+	exited      chan struct{} // closed when the process has ended, before it is reaped
+	answered    chan struct{} // closed when nothing more is read from it
+	event       workerproto.Event
+	eventErr    error
+	eps         []workerproto.EPResult // written by the reader, read when it is done
+	phaseBefore int64                  // bytes that it took until they were registered; likewise
+	member      int                    // of a group, from 1: which model it works on; likewise
+	readers     sync.WaitGroup
 }
 
 // work has a worker do the request. If the worker fails after it was refused a system call that is
 // not known, work retries without that refusal.
 func (o *ORT) work(ctx context.Context, req workerproto.Request, folder string, pace Pace, progress func(string)) (answer, error) {
 	o.leave.Do(func() {
-		for _, e := range o.left { // those that the store could remove are gone
-			o.drop(filepath.Join(o.opts.Scratch, e.Name()))
+		for _, e := range o.leftFolders { // those that the store could remove are gone
+			o.removeScratch(filepath.Join(o.opts.Scratch, e.Name()))
 		}
 	})
 	before, err := os.ReadDir(folder)
@@ -71,7 +72,7 @@ func (o *ORT) work(ctx context.Context, req workerproto.Request, folder string, 
 	left, _ := os.ReadDir(folder) // an unreadable folder cannot be cleaned
 	for _, e := range left {
 		if !slices.ContainsFunc(before, func(b os.DirEntry) bool { return b.Name() == e.Name() }) {
-			o.drop(filepath.Join(folder, e.Name()))
+			o.removeScratch(filepath.Join(folder, e.Name()))
 		}
 	}
 	req.AnyCall = true
@@ -101,16 +102,16 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder stri
 		pace.Ready = nil
 	}
 	name := strings.Join(epNames(req.EPs), ", ")
-	go limitTime(ctx, name, o.opts.Limits.Wall, pace.Ready, cancel)
+	go watchTime(ctx, name, o.opts.Limits.Wall, pace.Ready, cancel)
 	private := filepath.Join(folder, privateFolder)
 	if err := os.Mkdir(private, 0o700); err != nil {
 		return answer{}, fmt.Errorf("worker's folder: %w", err)
 	}
-	defer o.drop(private)
+	defer o.removeScratch(private)
 	if err := o.chown(private, nil, o.opts.User); err != nil {
 		return answer{}, err
 	}
-	given, closeWay, err := o.letPass(req, folder)
+	given, closeWay, err := o.grantModelAccess(req, folder)
 	if err != nil {
 		return answer{}, err
 	}
@@ -137,12 +138,12 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder stri
 	w.wait(ctx, func() { o.raise(w, pace.Idle) })
 	done, err := w.result(ctx, name, o.opts.Limits)
 	if w.member > 0 {
-		err = ofMember(w.member-1, len(req.Share)+1, err)
+		err = memberError(w.member-1, len(req.Share)+1, err)
 	}
 	return done, err
 }
 
-func limitTime(ctx context.Context, name string, wall time.Duration, ready <-chan struct{}, cancel context.CancelCauseFunc) {
+func watchTime(ctx context.Context, name string, wall time.Duration, ready <-chan struct{}, cancel context.CancelCauseFunc) {
 	if wall <= 0 || !await(ctx, ready) {
 		return
 	}
@@ -209,7 +210,7 @@ func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progre
 		defer close(w.answered)
 		w.event, w.eventErr = workerproto.ReadEvents(w.answers, func(e workerproto.Event) {
 			if e.EPs != nil {
-				w.eps, w.before = e.EPs, e.Memory
+				w.eps, w.phaseBefore = e.EPs, e.Memory
 			}
 			if e.Phase != "" {
 				w.member = e.Member
@@ -240,19 +241,19 @@ func (w *worker) wait(ctx context.Context, raise func()) {
 		select {
 		case <-w.exited:
 		case <-ctx.Done():
-		case <-time.After(grace):
+		case <-time.After(killGrace):
 		}
 	}
 	w.process.stop()
 	select {
 	case <-w.exited:
-	case <-time.After(grace):
+	case <-time.After(killGrace):
 	}
 	w.process.kill()
 	<-w.exited
 	<-raised // the number is the process's until it is reaped
 	// Another process may hold the pipes, if it left the group; it is not waited for.
-	deadline := time.Now().Add(grace)
+	deadline := time.Now().Add(killGrace)
 	for _, pipe := range []*os.File{w.answers, w.printed} {
 		_ = pipe.SetReadDeadline(deadline) // pipes have deadlines
 	}
@@ -269,7 +270,7 @@ func awaitGroup(pid int) {
 		if err := syscall.Kill(-pid, 0); errors.Is(err, syscall.ESRCH) || !groupRuns(pid) {
 			return
 		}
-		time.Sleep(grace / 100)
+		time.Sleep(killGrace / 100)
 	}
 }
 
@@ -295,7 +296,7 @@ func groupRuns(group int) bool {
 }
 
 func (w *worker) result(ctx context.Context, name string, limits Limits) (answer, error) {
-	a := answer{log: w.stderr.String(), before: w.before, cpu: w.ended.CPU.Seconds()}
+	a := answer{log: w.stderr.String(), before: w.phaseBefore, cpu: w.ended.CPU.Seconds()}
 	a.EPs = w.eps // until there is a result
 	code, signal := exitOf(w.ended.Status)
 	switch {

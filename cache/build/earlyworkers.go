@@ -41,7 +41,7 @@ func (j *Job) startEarlyWorkers(ctx context.Context, spec compilers.Job, o *work
 		spec.Ready = e.copied
 	}
 	// A weightless graph says what the worker that loads it is given.
-	weightless := compilers.Weightless(spec.SessionOptions)
+	weightless := compilers.IsWeightless(spec.SessionOptions)
 	if !weightless && j.Plan.OnlyProcessors && !spec.Initializers.InSource {
 		spec.Written = e.loadWritten
 	}

@@ -339,7 +339,7 @@ func (j *Job) replaceName(err error) string {
 // be made, because no stamp vouches for the file or the compiler needs a copy. Models of several
 // files are copied, because execution providers refuse files that do not lie in one folder.
 func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Original {
-	opener, ok := j.bd.Compiler.(compilers.Opener)
+	opener, ok := j.bd.Compiler.(compilers.OpenModelCompiler)
 	if !ok || j.modelCopied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
@@ -354,7 +354,7 @@ func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Origi
 	o := &workspace.Original{File: file, Stamp: stamp}
 	spec.ModelFile = o.File
 	m, err := identity.Files{Name: j.Request.Name, Graph: file}.Read(ctx)
-	if err != nil || len(m.Locations()) > 0 || !opener.TakesOpen(spec) {
+	if err != nil || len(m.Locations()) > 0 || !opener.AcceptsOpenModel(spec) {
 		o.Close()
 		return nil // what is wrong with the model its copy tells
 	}

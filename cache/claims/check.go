@@ -226,7 +226,7 @@ func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model, put *Put) ([]
 	facts := slices.Clone(cl.Plan.Facts)
 	for i := range facts {
 		f := &facts[i]
-		stated, took, err := compilers.StatedBy(f.Name, cl.adopts || cl.Plan.WritesCompatibility(i), m)
+		stated, took, err := compilers.ReadStated(f.Name, cl.adopts || cl.Plan.WritesCompatibility(i), m)
 		if err != nil {
 			return nil, err
 		}

@@ -54,7 +54,7 @@ func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why strin
 // ClaimOrWait gives the caller the claim, or has it wait for the job that compiles already.
 func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why string) (
 	*request.Answer, error) {
-	if compilers.Weightless(at.SessionOptions) {
+	if compilers.IsWeightless(at.SessionOptions) {
 		return nil, apierr.New(apierr.NotAllowed, nil,
 			"model %q: a weightless build needs its source, which what is put does not bring", at.Name).
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")

@@ -111,7 +111,7 @@ func (f *Failure) setExit(exit *compilers.ExitError) {
 	if exit.Signal != "" {
 		f.Facts["signal"] = exit.Name
 	}
-	if exit.FromOutside() {
+	if exit.IsExternalSignal() {
 		f.Reason = WorkerDied
 		return
 	}
@@ -126,7 +126,7 @@ func limitReason(err error) Reason {
 		reason Reason
 	}{
 		{compilers.ErrTimeout, Timeout}, {compilers.ErrCPU, CPU}, {compilers.ErrMemory, Memory},
-		{compilers.ErrOutputLimit, OutputLimit}, {compilers.ErrOutput, Invalid}, {compilers.ErrDialogue, Invalid},
+		{compilers.ErrOutputLimit, OutputLimit}, {compilers.ErrOutput, Invalid}, {compilers.ErrProtocol, Invalid},
 		{context.Canceled, Cancelled},
 	} {
 		if errors.Is(err, one.is) {

@@ -290,8 +290,8 @@ func (ts *Checker) TryEP(ctx context.Context, rt *runtimes.Runtime, facts *runti
 
 // Sandbox returns what confines the execution providers' code, found out once by trying. It is
 // empty for a compiler that has no such code.
-func (ts *Checker) Sandbox(ctx context.Context) ([]compilers.Measure, error) {
-	s, ok := ts.Compiler.(compilers.Sandboxed)
+func (ts *Checker) Sandbox(ctx context.Context) ([]compilers.Safeguard, error) {
+	s, ok := ts.Compiler.(compilers.SandboxReporter)
 	if !ok {
 		return nil, nil
 	}

@@ -155,7 +155,7 @@ func (pl *Planner) Name(p *request.Plan, rc *runtimes.Content) {
 func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Plan) error {
 	var err error
 	p.Marks, err = pl.Runtimes.Fingerprints(ctx, asker(at.Request), at.Content, p.EPs, false)
-	if at.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
+	if at.Graph == nil || !errors.Is(err, compilers.ErrNoModelCompiled) {
 		return err
 	}
 	p.OnOwnModel = true

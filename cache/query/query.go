@@ -38,7 +38,7 @@ type Options struct {
 	Runtimes *runtimes.Set
 
 	Configured func() *Configured                                                      // what of the configuration is not in force
-	Sandbox    func(context.Context) ([]compilers.Measure, error)                      // what confines the workers
+	Sandbox    func(context.Context) ([]compilers.Safeguard, error)                    // what confines the workers
 	Jobs       func() int                                                              // that wait or run
 	Rebuilds   func() map[index.BuildID]bool                                           // builds to be compiled again that wait for their source
 	Try        func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error // compiles and loads a tiny model with an EP; returns what is wrong

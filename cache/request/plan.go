@@ -155,7 +155,7 @@ func (p *Plan) StatedFacts(models []*epmodel.Model) []index.EPFacts {
 	facts := slices.Clone(p.Facts)
 	for i := range facts {
 		// Of a contradiction the first part counts.
-		says, took, _ := compilers.StatedBy(facts[i].Name, p.WritesCompatibility(i), models...)
+		says, took, _ := compilers.ReadStated(facts[i].Name, p.WritesCompatibility(i), models...)
 		SetStatedFacts(&facts[i], says, took)
 		if took && !p.Outside {
 			facts[i].HardwareArchitecture = cmp.Or(says.HardwareArchitecture, p.Marks[i].MachineClass)
@@ -171,7 +171,7 @@ func (p *Plan) WritesCompatibility(i int) bool {
 }
 
 // SetStatedFacts replaces what a one-node compile said by what the graphs of a build do.
-func SetStatedFacts(f *index.EPFacts, says compilers.Stated, took bool) {
+func SetStatedFacts(f *index.EPFacts, says compilers.StatedFacts, took bool) {
 	f.SDKVersion, f.HardwareArchitecture = says.SDKVersion, says.HardwareArchitecture
 	f.CompatibilityString = says.CompatibilityString
 	f.TookNone = !took

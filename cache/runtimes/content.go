@@ -200,7 +200,7 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 }
 
 func (s *Set) equipped(find func() (compilers.Runtime, error)) func() (compilers.Runtime, error) {
-	e, ok := s.options.Compiler.(compilers.Equipped)
+	e, ok := s.options.Compiler.(compilers.ToolCompiler)
 	if !ok {
 		return find
 	}
@@ -550,7 +550,7 @@ func (x *digests) contents(ctx context.Context, uid uint32, ref *LibraryRef) (co
 func (shown contents) like(ref *LibraryRef) contents {
 	out := make(contents, len(shown))
 	for name, d := range shown {
-		if name != "" && !compilers.Foreign(name) {
+		if name != "" && !compilers.IsForeign(name) {
 			out[name] = d
 		}
 	}

@@ -36,7 +36,7 @@ type LibraryRef struct {
 	EP, Path string
 	File     *os.File
 	Beside   map[string]*os.File // other libraries that carry its SDK, by their paths from its folder
-	Complete bool                // Beside is all that compilers.Beside lists
+	Complete bool                // Beside is all that compilers.LibrariesBeside lists
 }
 
 // Library returns what the reference says of an execution provider's library, nil if nothing.

@@ -48,7 +48,7 @@ byte. --space compares the account of bytes with the file system, block by block
 }
 
 func check(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Check) error {
-	reply, err := cli.Shown[wire.CheckReply](ctx, a, c, request)
+	reply, err := cli.AskWithProgress[wire.CheckReply](ctx, a, c, request)
 	if err != nil {
 		return err
 	}
@@ -78,8 +78,8 @@ func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 	if damaged {
 		verdict = "damage found: epcachectl repair -n shows what a repair would do"
 	}
-	a.Print.Line("%s, %s, %s: %s", term.Counted(r.GetBuilds(), "build"),
-		term.Counted(r.GetBlobs(), "file"),
+	a.Print.Line("%s, %s, %s: %s", term.Count(r.GetBuilds(), "build"),
+		term.Count(r.GetBlobs(), "file"),
 		term.Bytes(r.GetBytes()), verdict)
 	return damaged, nil
 }

@@ -28,7 +28,7 @@ Status 1 means that there are problems. A daemon that the next program will star
   epcachectl doctor --python .venv/bin/python`,
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := a.Within(cmd.Context())
+			ctx, cancel := a.WithDeadline(cmd.Context())
 			defer cancel()
 			return doctor.Examine(ctx, a, runtime, python)
 		},

@@ -198,7 +198,7 @@ func TestDoctorOfARuntime(t *testing.T) {
 	r, err := compilers.Find(dir)
 	require.NoError(t, err)
 	others := &doctor.Examination{Client: client} // a daemon that runs as another user
-	others.Known(t.Context(), "runtime", r)
+	others.CheckKnown(t.Context(), "runtime", r)
 	require.Contains(t, find(t, doctor.Result{Findings: others.List}, "ok",
 		"has no equal OpenVINOExecutionProvider").Text, fmt.Sprintf("directory = %q", dir))
 	digest, err := runtimes.LibraryDigest(t.Context(), r.EPs[0])
@@ -210,7 +210,7 @@ func TestDoctorOfARuntime(t *testing.T) {
 			Eps: []*wire.EpFacts{equal}}}
 	})
 	others = &doctor.Examination{Client: client}
-	others.Known(t.Context(), "runtime", r)
+	others.CheckKnown(t.Context(), "runtime", r)
 	find(t, doctor.Result{Findings: others.List}, "ok",
 		"the daemon has its OpenVINOExecutionProvider")
 	b.set(func() { b.runtimes = nil })

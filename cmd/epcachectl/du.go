@@ -57,7 +57,7 @@ Users see their own builds and the shared ones that they requested. ENTRY is as 
 		Example: `  epcachectl du
   epcachectl du batch1.onnx batch4.onnx
   epcachectl du --svg > shared.svg`,
-		RunE: a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
 			if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 				return err
 			}
@@ -67,7 +67,7 @@ Users see their own builds and the shared ones that they requested. ENTRY is as 
 			} else {
 				err = usage(ctx, a, c, &request)
 			}
-			return exit.During("du", modelfile.AsGiven(err, args, entries))
+			return exit.WithVerb("du", modelfile.AsGiven(err, args, entries))
 		}),
 	}
 	cmd.Flags().BoolVar(&svg, "svg", false, "print a picture of what files share")
@@ -90,14 +90,14 @@ func draw(ctx context.Context, a *cli.Call, c *unixsock.Client, entries []string
 func usage(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Usage) error {
 	out := &usagePrinter{p: a.Print, json: a.JSON, entries: len(request.Entries),
 		array: term.NewArray(a.Print, "  "), table: term.NewColumns(a.Print)}
-	err := a.Showing(func(progress func(*wire.Progress)) error {
+	err := a.WithProgress(func(progress func(*wire.Progress)) error {
 		for first := true; first || request.After != ""; first = false {
 			reply, err := unixsock.Ask[wire.UsageReply](ctx, c, request, progress)
 			if err != nil {
 				return err
 			}
 			if first {
-				out.rest = reply
+				out.restBytes = reply
 			}
 			for _, b := range reply.GetBuilds() {
 				out.add(b)
@@ -106,8 +106,8 @@ func usage(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.U
 			if err := out.models(request.After == ""); err != nil {
 				return err
 			}
-			progress(&wire.Progress{Phase: "listing", Detail: term.Counted(out.builds, "build"),
-				Done: out.builds, Total: out.rest.GetSpace().GetBuilds()})
+			progress(&wire.Progress{Phase: "listing", Detail: term.Count(out.builds, "build"),
+				Done: out.builds, Total: out.restBytes.GetSpace().GetBuilds()})
 		}
 		return nil
 	})
@@ -118,25 +118,25 @@ func usage(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.U
 }
 
 type usagePrinter struct {
-	p       *term.Printer
-	json    bool
-	entries int // that were named
-	array   *term.Array
-	table   *term.Columns
-	rest    *wire.UsageReply // the first page, which alone has what stands below the models
-	coming  []duModel        // that are not printed; the builds of the last one are coming
-	builds  uint64           // that came
-	begun   bool
+	p         *term.Printer
+	json      bool
+	entries   int // that were named
+	array     *term.Array
+	table     *term.Columns
+	restBytes *wire.UsageReply // the first page, which alone has what stands below the models
+	current   []duModel        // that are not printed; the builds of the last one are coming
+	builds    uint64           // that came
+	started   bool
 }
 
 // add takes a build; those of a model come one after the other.
 func (u *usagePrinter) add(one *wire.BuildUsage) {
-	b, last := one.GetBuild(), len(u.coming)-1
-	if last < 0 || u.coming[last].digest != b.GetModelDigest() {
-		u.coming = append(u.coming, duModel{name: b.GetModelName(), digest: b.GetModelDigest()})
+	b, last := one.GetBuild(), len(u.current)-1
+	if last < 0 || u.current[last].digest != b.GetModelDigest() {
+		u.current = append(u.current, duModel{name: b.GetModelName(), digest: b.GetModelDigest()})
 		last++
 	}
-	m := &u.coming[last]
+	m := &u.current[last]
 	m.logical += one.GetLogicalBytes()
 	m.own += one.GetOwnBytes()
 	m.shared += one.GetOnceBytes()
@@ -146,14 +146,14 @@ func (u *usagePrinter) add(one *wire.BuildUsage) {
 
 // models prints the models that are complete: the last one as well when no build comes any more.
 func (u *usagePrinter) models(all bool) error {
-	list := u.coming
+	list := u.current
 	if !all {
 		list = list[:max(0, len(list)-1)]
 	}
-	u.coming = slices.Clone(u.coming[len(list):])
+	u.current = slices.Clone(u.current[len(list):])
 	if u.json {
-		if !u.begun {
-			u.begun = true
+		if !u.started {
+			u.started = true
 			if err := u.p.Result([]byte("{\n  \"models\": ")); err != nil {
 				return err
 			}
@@ -165,8 +165,8 @@ func (u *usagePrinter) models(all bool) error {
 		return u.array.Add(objects...)
 	}
 	var rows [][]string
-	if !u.begun && len(list) > 0 {
-		u.begun = true
+	if !u.started && len(list) > 0 {
+		u.started = true
 		rows = [][]string{{"OWN", "SHARED", "LOGICAL", "MODEL / BUILD"}}
 	}
 	for i := range list {
@@ -177,8 +177,8 @@ func (u *usagePrinter) models(all bool) error {
 
 func (u *usagePrinter) end() error {
 	if u.json {
-		rest := jsonout.Of(u.rest, "users", "eps", "shared", "shared_bytes", "packable_bytes")
-		rest["space"] = spaceOf(u.rest.GetSpace())
+		rest := jsonout.Of(u.restBytes, "users", "eps", "shared", "shared_bytes", "packable_bytes")
+		rest["space"] = spaceOf(u.restBytes.GetSpace())
 		if u.entries > 0 {
 			delete(rest, "packable_bytes") // which the daemon says of all builds only
 		}
@@ -194,20 +194,20 @@ func (u *usagePrinter) end() error {
 	switch {
 	case u.entries == 2:
 		few := int64(0)
-		for _, s := range u.rest.GetShared() {
-			if n := s.GetBytes(); n < fewBytes && n < u.rest.GetSharedBytes()/2 {
+		for _, s := range u.restBytes.GetShared() {
+			if n := s.GetBytes(); n < minSharedBytes && n < u.restBytes.GetSharedBytes()/2 {
 				few += n
 				continue
 			}
 			u.p.Line("%s of %s, %s, stand in %s as well", term.Bytes(s.GetBytes()),
-				term.OrDash(s.GetSecondName()), term.Bytes(s.GetSize()), term.OrDash(s.GetFirstName()))
+				term.TextOrDash(s.GetSecondName()), term.Bytes(s.GetSize()), term.TextOrDash(s.GetFirstName()))
 		}
 		if few > 0 {
 			u.p.Line("%s of small files, mostly graphs, as well", term.Bytes(few))
 		}
-		u.p.Line("the second has %s in common with the first", term.Bytes(u.rest.GetSharedBytes()))
+		u.p.Line("the second has %s in common with the first", term.Bytes(u.restBytes.GetSharedBytes()))
 	case u.entries == 0:
-		printUsageSums(u.p, u.rest)
+		printUsageSums(u.p, u.restBytes)
 	case u.entries > 2:
 		u.p.Note("nothing is compared: for what entries have in common name two")
 	}
@@ -216,27 +216,27 @@ func (u *usagePrinter) end() error {
 
 func (m *duModel) rows() [][]string {
 	rows := [][]string{{term.Bytes(m.own), term.Bytes(m.shared), term.Bytes(m.logical),
-		term.OrDash(m.name) + " " + term.Short(m.digest)}}
+		term.TextOrDash(m.name) + " " + term.Short(m.digest)}}
 	for i, one := range m.builds {
 		b, branch := one.GetBuild(), "├─ "
 		if i == len(m.builds)-1 {
 			branch = "└─ "
 		}
-		what := branch + term.Short(b.GetBuild()) + " " + term.OrDash(b.GetEp()) + term.After(", ", one.GetShapes())
+		what := branch + term.Short(b.GetBuild()) + " " + term.TextOrDash(b.GetEp()) + term.WithPrefix(", ", one.GetShapes())
 		if b.GetScope() != "shared" {
-			what += ", " + term.OrDash(b.GetScope()) + " only"
+			what += ", " + term.TextOrDash(b.GetScope()) + " only"
 		}
 		if n := len(b.GetMembers()); n > 1 {
 			what += fmt.Sprintf(", a group of %d", n)
 		}
 		if b.GetState() != "current" {
-			what += term.After(", ", b.GetState())
+			what += term.WithPrefix(", ", b.GetState())
 		}
 		if b.GetPinned() {
 			what += ", pinned"
 		}
 		if b.GetKeptAs() != "whole" {
-			what += term.After(", ", b.GetKeptAs())
+			what += term.WithPrefix(", ", b.GetKeptAs())
 		}
 		rows = append(rows, []string{term.Bytes(one.GetOwnBytes()), term.Bytes(one.GetSharedBytes()),
 			term.Bytes(one.GetLogicalBytes()), what})
@@ -251,22 +251,22 @@ func printUsageSums(p *term.Printer, r *wire.UsageReply) {
 		if s.GetQuotaBytes() > 0 {
 			quota = term.Bytes(s.GetQuotaBytes())
 		}
-		rows = append(rows, []string{term.OrDash(s.GetName()), term.Bytes(s.GetOwnBytes()),
+		rows = append(rows, []string{term.TextOrDash(s.GetName()), term.Bytes(s.GetOwnBytes()),
 			term.Bytes(s.GetDiskBytes()), term.Bytes(s.GetLogicalBytes()),
-			term.Counted(s.GetBuilds(), "build"), quota})
+			term.Count(s.GetBuilds(), "build"), quota})
 	}
 	if len(rows) > 1 {
 		p.Table(rows)
 	}
 	p.Line("%s", spaceLine(r.GetSpace()))
-	if !ofOneUser(r.GetSpace()) {
+	if !isUserAccount(r.GetSpace()) {
 		p.Line("%s", packableLine(r.GetPackableBytes(), r.GetSpace().GetToLookAt()))
 	}
 }
 
 // packableLine says what packing would free, as far as that is known.
 func packableLine(bytes int64, unknown uint64) string {
-	left := term.Counted(unknown, "file") + " are still to be compared with others"
+	left := term.Count(unknown, "file") + " are still to be compared with others"
 	if unknown == 1 {
 		left = "1 file is still to be compared with others"
 	}
@@ -284,12 +284,13 @@ func packableLine(bytes int64, unknown uint64) string {
 	return text + "; " + left
 }
 
-// fewBytes is what two files have in common that is not worth a line: graphs of one execution provider are alike.
-const fewBytes = 4 << 10
+// minSharedBytes is what two files have in common that is not worth a line: graphs of one execution
+// provider are alike.
+const minSharedBytes = 4 << 10
 
 func spaceLine(s *wire.Space) string {
-	if ofOneUser(s) {
-		text := term.Counted(s.GetBuilds(), "build") + " of yours, " + term.Bytes(s.GetLogicalBytes())
+	if isUserAccount(s) {
+		text := term.Count(s.GetBuilds(), "build") + " of yours, " + term.Bytes(s.GetLogicalBytes())
 		if s.GetBudgetBytes() > 0 {
 			text += "; all users' may have " + term.Bytes(s.GetBudgetBytes())
 		}
@@ -303,11 +304,12 @@ func spaceLine(s *wire.Space) string {
 	if s.GetUniqueBytes() != s.GetLogicalBytes() {
 		text += fmt.Sprintf(" (%s, equal ones once)", term.Bytes(s.GetUniqueBytes()))
 	}
-	return text + ", " + term.Counted(s.GetEntries(), "entry") + ", " + term.Counted(s.GetBuilds(), "build")
+	return text + ", " + term.Count(s.GetEntries(), "entry") + ", " + term.Count(s.GetBuilds(), "build")
 }
 
-// ofOneUser reports whether the account is of the caller's own builds: that of all is for administrators.
-func ofOneUser(s *wire.Space) bool { return usedBytes(s) == 0 && s.GetEntries() == 0 }
+// isUserAccount reports whether the account is of the caller's own builds: that of all is for
+// administrators.
+func isUserAccount(s *wire.Space) bool { return usedBytes(s) == 0 && s.GetEntries() == 0 }
 
 func usedBytes(s *wire.Space) int64 {
 	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes()

@@ -51,7 +51,7 @@ daemon, and misses and repeats nothing. --json prints one object a line.` + exit
 			}
 			if follow {
 				f := &follower{call: a, since: from, limit: limit, seen: make(map[string]int64)}
-				return a.OverRestarts(cmd.Context(), f.listen, func() {
+				return a.AcrossRestarts(cmd.Context(), f.listen, func() {
 					a.Print.Note("the daemon is back")
 					f.last = 0
 				})
@@ -93,13 +93,13 @@ func printEvent(a *cli.Call, e *wire.Event) error {
 
 func eventLine(e *wire.Event) string {
 	return fmt.Sprintf("%s  %-11s", term.Time(e.GetAtMs()), term.Printable(e.GetKind())) +
-		term.After("  ", e.GetModel()) + term.After("  build ", term.Short(e.GetBuild())) +
-		term.After("  ", e.GetRuntime()) + term.After("  ", e.GetText())
+		term.WithPrefix("  ", e.GetModel()) + term.WithPrefix("  build ", term.Short(e.GetBuild())) +
+		term.WithPrefix("  ", e.GetRuntime()) + term.WithPrefix("  ", e.GetText())
 }
 
-// settle is the time after subscribing at which past events are listed again, because a subscription
-// has no answer that says when it began.
-const settle = 200 * time.Millisecond
+// settleTime is the time after subscribing at which past events are listed again, because a
+// subscription has no answer that says when it began.
+const settleTime = 200 * time.Millisecond
 
 // follower prints events as they happen, over restarts of the daemon.
 type follower struct {
@@ -136,7 +136,7 @@ func (f *follower) merge(ctx context.Context, c *unixsock.Client, live <-chan *w
 	if err := f.catchUp(ctx, c); err != nil {
 		return err
 	}
-	settled := time.NewTimer(settle)
+	settled := time.NewTimer(settleTime)
 	defer settled.Stop()
 	for {
 		var err error
@@ -146,7 +146,7 @@ func (f *follower) merge(ctx context.Context, c *unixsock.Client, live <-chan *w
 		case <-settled.C:
 			err = f.catchUp(ctx, c)
 		case e := <-live:
-			err = f.next(ctx, c, e)
+			err = f.handleEvent(ctx, c, e)
 		}
 		if err != nil {
 			return err
@@ -167,8 +167,9 @@ func (f *follower) catchUp(ctx context.Context, c *unixsock.Client) error {
 	return err
 }
 
-// next prints an event that just happened. Where the numbers have a gap, those between are another user's, or were lost on the way: that is looked up.
-func (f *follower) next(ctx context.Context, c *unixsock.Client, e *wire.Event) error {
+// handleEvent prints an event that just happened. Where the numbers have a gap, those between are
+// another user's, or were lost on the way: that is looked up.
+func (f *follower) handleEvent(ctx context.Context, c *unixsock.Client, e *wire.Event) error {
 	missed := e.GetKind() == unixsock.EventMissed
 	if missed || f.last != 0 && e.GetSequence() > f.last+1 {
 		if err := f.catchUp(ctx, c); err != nil {

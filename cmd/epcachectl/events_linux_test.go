@@ -199,10 +199,10 @@ func TestFollowRefused(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	for _, err := range []error{unixsock.ErrConnectionLost, unixsock.ErrBusy, unixsock.ErrNoDaemon,
 		fmt.Errorf("x: %w", unixsock.ErrConnectionLost)} {
-		require.True(t, daemon.Interrupted(err), err)
+		require.True(t, daemon.IsConnectionLost(err), err)
 	}
 	for _, err := range []error{nil, unixsock.ErrNotAllowed, unixsock.ErrVersion,
 		context.Canceled} {
-		require.False(t, daemon.Interrupted(err), err)
+		require.False(t, daemon.IsConnectionLost(err), err)
 	}
 }

@@ -46,7 +46,7 @@ With -n it prints the plan, evicts nothing, and exits as the plan would.` + exit
 				request.ToBytes = &bytes
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				reply, err := cli.Shown[wire.CollectReply](ctx, a, c, &request)
+				reply, err := cli.AskWithProgress[wire.CollectReply](ctx, a, c, &request)
 				if err == nil {
 					err = printCollection(a, request.DryRun, reply)
 				}
@@ -84,7 +84,7 @@ func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {
 	for _, k := range r.GetKept() {
 		of := ""
 		if k.GetBuilds() > 0 {
-			of = term.Counted(k.GetBuilds(), "build") + ", "
+			of = term.Count(k.GetBuilds(), "build") + ", "
 		}
 		a.Print.Line("kept, %s: %s%s", term.Printable(k.GetReason()), of, term.Bytes(k.GetBytes()))
 	}
@@ -94,8 +94,8 @@ func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {
 	}
 	a.Print.Line("%s of %s %s: %s removed, %d packed, %s dropped", term.Bytes(r.GetFreedBytes()),
 		term.Bytes(r.GetUsedBytes()), done,
-		term.Counted(r.GetRemoved(), "build"), r.GetPacked(),
-		term.Counted(r.GetCopies(), "unpacked form"))
+		term.Count(r.GetRemoved(), "build"), r.GetPacked(),
+		term.Count(r.GetCopies(), "unpacked form"))
 	if n := r.GetShortBytes(); n > 0 {
 		a.Print.Line("%s above %s: nothing more may go", term.Bytes(n),
 			term.Bytes(r.GetBudgetBytes()))
@@ -108,10 +108,10 @@ func stepLine(s *wire.CollectStep) string {
 	if what == "planned" {
 		what, frees = "would "+term.Printable(s.GetAction()), "would free"
 	}
-	model := term.OrDash(s.GetModelName())
+	model := term.TextOrDash(s.GetModelName())
 	if n := s.GetModels(); n > 1 {
 		model += fmt.Sprintf(" +%d", n-1)
 	}
 	return fmt.Sprintf("%s %s: build %s of %s, %s %s: %s", what, model, term.Short(s.GetBuild()),
-		term.OrDash(s.GetEp()), frees, term.Bytes(s.GetFreesBytes()), term.Printable(s.GetReason()))
+		term.TextOrDash(s.GetEp()), frees, term.Bytes(s.GetFreesBytes()), term.Printable(s.GetReason()))
 }

@@ -280,11 +280,11 @@ func TestTimeoutIsToldAsSuch(t *testing.T) {
 
 func TestCounted(t *testing.T) {
 	for want, n := range map[string]int{"0 entries": 0, "1 entry": 1, "2 entries": 2} {
-		require.Equal(t, want, term.Counted(n, "entry"))
+		require.Equal(t, want, term.Count(n, "entry"))
 	}
 	require.Equal(t, []string{"1 miss", "2 misses", "1 hit", "2 hits"},
-		[]string{term.Counted(1, "miss"), term.Counted(2, "miss"), term.Counted(1, "hit"),
-			term.Counted(2, "hit")})
+		[]string{term.Count(1, "miss"), term.Count(2, "miss"), term.Count(1, "hit"),
+			term.Count(2, "hit")})
 }
 
 func TestDryRunWithAnUnknownOnMiss(t *testing.T) {

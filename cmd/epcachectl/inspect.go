@@ -81,7 +81,7 @@ compiled model from loading are printed as its problem, and give exit status 4.`
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out, err := inspect(cmd.Context(), args[0])
 			if err != nil {
-				return exit.Failing("inspect", args[0], err)
+				return exit.WithOperation("inspect", args[0], err)
 			}
 			if a.JSON {
 				err = a.Print.JSON(out)
@@ -188,14 +188,14 @@ func sidecarsOf(m *modelfile.Model, model *epmodel.Model, files map[string]int64
 func (i *inspected) rows() [][]string {
 	rows := [][]string{
 		{"file", term.Printable(i.File) + "  " + term.Bytes(i.Size)},
-		{"model digest", term.OrDash(i.ModelDigest)},
+		{"model digest", term.TextOrDash(i.ModelDigest)},
 		{"IR version", fmt.Sprint(i.IRVersion)},
 	}
 	for _, domain := range slices.Sorted(maps.Keys(i.Opsets)) {
-		rows = append(rows, []string{"opset", fmt.Sprintf("%s %d", term.OrDash(domain), i.Opsets[domain])})
+		rows = append(rows, []string{"opset", fmt.Sprintf("%s %d", term.TextOrDash(domain), i.Opsets[domain])})
 	}
-	rows = append(rows, []string{"producer", term.OrDash(strings.TrimSpace(i.Producer + " " + i.ProducerVersion))},
-		[]string{"graph", fmt.Sprintf("%s, %d nodes", term.OrDash(i.GraphName), i.Nodes)})
+	rows = append(rows, []string{"producer", term.TextOrDash(strings.TrimSpace(i.Producer + " " + i.ProducerVersion))},
+		[]string{"graph", fmt.Sprintf("%s, %d nodes", term.TextOrDash(i.GraphName), i.Nodes)})
 	for _, v := range i.Inputs {
 		rows = append(rows, v.row("input"))
 	}
@@ -207,7 +207,7 @@ func (i *inspected) rows() [][]string {
 	}
 	for _, c := range i.Contexts {
 		rows = append(rows, []string{"context", c.line()})
-		for _, more := range c.more() {
+		for _, more := range c.attributeLines() {
 			rows = append(rows, []string{"", more})
 		}
 	}
@@ -216,7 +216,7 @@ func (i *inspected) rows() [][]string {
 		if !s.Present {
 			state = "missing: " + term.Printable(s.Problem)
 		}
-		rows = append(rows, []string{"refers to", fmt.Sprintf("%s (%s of %s): %s", term.Printable(s.Name), s.Attribute, term.OrDash(s.Node), state)})
+		rows = append(rows, []string{"refers to", fmt.Sprintf("%s (%s of %s): %s", term.Printable(s.Name), s.Attribute, term.TextOrDash(s.Node), state)})
 	}
 	if i.Problem != "" {
 		rows = append(rows, []string{"problem", term.Printable(i.Problem)})
@@ -234,14 +234,14 @@ func (c *contextResult) line() string {
 	case c.MainContext == 0:
 		where = "in another node's"
 	case c.EmbedMode == 0:
-		where = "in " + term.OrDash(c.CacheContext)
+		where = "in " + term.TextOrDash(c.CacheContext)
 	}
-	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s", term.OrDash(c.Node), term.OrDash(c.Source), term.OrDash(c.SDKVersion),
-		term.OrDash(c.HardwareArchitecture), term.OrDash(c.PartitionName), where)
+	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s", term.TextOrDash(c.Node), term.TextOrDash(c.Source), term.TextOrDash(c.SDKVersion),
+		term.TextOrDash(c.HardwareArchitecture), term.TextOrDash(c.PartitionName), where)
 }
 
-// more lists the attributes that are not in line, each on a line of its own.
-func (c *contextResult) more() (lines []string) {
+// attributeLines lists the attributes that are not in line, each on a line of its own.
+func (c *contextResult) attributeLines() (lines []string) {
 	add := func(name, value string) {
 		lines = append(lines, "  "+term.Printable(name)+" = "+term.Printable(value))
 	}
@@ -258,7 +258,7 @@ func (c *contextResult) more() (lines []string) {
 		add(name, c.Attributes[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.AttributeBytes)) {
-		add(name, term.Counted(int(c.AttributeBytes[name]), "byte"))
+		add(name, term.Count(int(c.AttributeBytes[name]), "byte"))
 	}
 	return lines
 }

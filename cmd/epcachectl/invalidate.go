@@ -39,13 +39,13 @@ func change(a *cli.Call, cmd *cobra.Command, words changeWords, request proto.Me
 	entries *[]string, dryRun *bool) *cobra.Command {
 	cmd.Flags().BoolVarP(dryRun, "dry-run", "n", false, words.dryRun)
 	cmd.Args = cli.UsageArgs(cobra.MinimumNArgs(1))
-	cmd.RunE = a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
+	cmd.RunE = a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
 		if *entries, err = modelfile.Entries(ctx, args); err != nil {
 			return err
 		}
 		reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, request, nil)
 		if err != nil {
-			return exit.During(cmd.Name(), modelfile.AsGiven(err, args, *entries))
+			return exit.WithVerb(cmd.Name(), modelfile.AsGiven(err, args, *entries))
 		}
 		return printChange(a, words.done, words.would, *dryRun, reply)
 	})
@@ -64,7 +64,7 @@ func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.Chang
 		a.Print.Line("%s nothing: there are no such builds", done)
 	}
 	for _, b := range reply.GetBuilds() {
-		a.Print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()), term.OrDash(b.GetEp()))
+		a.Print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()))
 	}
 	if n := reply.GetMore(); n > 0 {
 		a.Print.Line("%s %d more", done, n)

@@ -71,15 +71,15 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) {
 	for _, j := range jobs {
 		usually, waiting := "-", "-"
 		if ms := j.GetEstimateMs(); ms > 0 {
-			usually = term.Whole(term.Milliseconds(ms))
+			usually = term.RoundSeconds(term.Milliseconds(ms))
 		}
 		if n := j.GetWaiting(); n > 0 {
 			waiting = fmt.Sprint(n)
 		}
 		rows = append(rows, []string{
-			term.OrDash(term.Short(j.GetId())), term.OrDash(j.GetState()), term.OrDash(j.GetPhase()),
-			term.Whole(term.Milliseconds(j.GetElapsedMs())), usually, waiting, modelOf(j),
-			term.OrDash(j.GetEp()), term.OrDash(j.GetWhy()),
+			term.TextOrDash(term.Short(j.GetId())), term.TextOrDash(j.GetState()), term.TextOrDash(j.GetPhase()),
+			term.RoundSeconds(term.Milliseconds(j.GetElapsedMs())), usually, waiting, modelOf(j),
+			term.TextOrDash(j.GetEp()), term.TextOrDash(j.GetWhy()),
 		})
 	}
 	if len(jobs) > 0 {
@@ -101,11 +101,11 @@ func jobID(listed []*wire.Job, name string) (string, error) {
 	case len(found) == 1:
 		return found[0], nil
 	}
-	return "", exit.Usage(exit.Hint(fmt.Errorf("job %q: %s begin so", term.Brief(name), term.Counted(len(found), "job")), "write more of it: epcachectl jobs --json"))
+	return "", exit.Usage(exit.Hint(fmt.Errorf("job %q: %s begin so", term.Brief(name), term.Count(len(found), "job")), "write more of it: epcachectl jobs --json"))
 }
 
 func modelOf(j *wire.Job) string {
-	name := term.OrDash(cmp.Or(j.GetModelName(), term.Short(j.GetModelDigest())))
+	name := term.TextOrDash(cmp.Or(j.GetModelName(), term.Short(j.GetModelDigest())))
 	if n := j.GetModels(); n > 1 {
 		name += fmt.Sprintf(" and %d more", n-1)
 	}
@@ -123,16 +123,16 @@ func printFailures(p *term.Printer, failures []*wire.Failure) {
 		if f.GetCount() > 1 {
 			times = fmt.Sprintf("%d times, the last %s", f.GetCount(), times)
 		}
-		p.Line("failed %s: %s, %s, %s", term.OrDash(name), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()), times)
+		p.Line("failed %s: %s, %s, %s", term.TextOrDash(name), term.TextOrDash(f.GetEp()), term.TextOrDash(f.GetReason()), times)
 		if f.GetText() != "" {
-			p.Line("  %s", term.Printable(term.Ending(strings.Join(strings.Fields(f.GetText()), " "))))
+			p.Line("  %s", term.Printable(term.KeepEnd(strings.Join(strings.Fields(f.GetText()), " "))))
 		}
 		p.Line("  %s", retryOf(f, time.Now()))
 	}
 }
 
 func retryOf(f *wire.Failure, now time.Time) string {
-	ways := "epcachectl jobs retry " + term.OrDash(term.Short(f.GetBuild()))
+	ways := "epcachectl jobs retry " + term.TextOrDash(term.Short(f.GetBuild()))
 	left := time.UnixMilli(f.GetRetryMs()).Sub(now)
 	switch {
 	case f.GetRetryMs() == 0:
@@ -140,7 +140,7 @@ func retryOf(f *wire.Failure, now time.Time) string {
 	case left <= 0:
 		return "tried again by the next request"
 	}
-	return fmt.Sprintf("tried again by a request in %s, or after: %s", term.Whole(left), ways)
+	return fmt.Sprintf("tried again by a request in %s, or after: %s", term.RoundSeconds(left), ways)
 }
 
 func newJobsCancel(a *cli.Call) *cobra.Command {
@@ -162,7 +162,7 @@ With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				listed, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 				if err != nil {
-					return exit.During("jobs cancel", err)
+					return exit.WithVerb("jobs cancel", err)
 				}
 				ids := make([]string, len(args))
 				for i, name := range args {
@@ -172,7 +172,7 @@ With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 				}
 				if !dryRun {
 					reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.CancelJobs{Jobs: ids, All: all}, nil)
-					return printEnded(a, reply, "cancelled", false, exit.During("jobs cancel", err))
+					return printEnded(a, reply, "cancelled", false, exit.WithVerb("jobs cancel", err))
 				}
 				for _, id := range ids {
 					if !slices.ContainsFunc(listed.GetJobs(), func(j *wire.Job) bool { return j.GetId() == id }) {
@@ -213,16 +213,16 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 				}
 				if !dryRun {
 					reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.RetryJobs{Entries: entries, All: all}, nil)
-					return printEnded(a, reply, "forgot", false, exit.During("jobs retry", modelfile.AsGiven(err, args, entries)))
+					return printEnded(a, reply, "forgot", false, exit.WithVerb("jobs retry", modelfile.AsGiven(err, args, entries)))
 				}
 				reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 				for i, entry := range entries {
-					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return isOf(f, entry) }) {
+					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return failureMatches(f, entry) }) {
 						return exit.Hint(exit.Missing(fmt.Sprintf("jobs retry: no failure is remembered of %q", term.Brief(args[i]))), "see what there is: epcachectl jobs")
 					}
 				}
 				chosen := slices.DeleteFunc(reply.GetFailures(), func(f *wire.Failure) bool {
-					return !all && !slices.ContainsFunc(entries, func(entry string) bool { return isOf(f, entry) })
+					return !all && !slices.ContainsFunc(entries, func(entry string) bool { return failureMatches(f, entry) })
 				})
 				return printEnded(a, &wire.JobsReply{Failures: chosen}, "would forget", true, err)
 			})
@@ -233,8 +233,8 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 	return cmd
 }
 
-// isOf tells whether the entry's name means the failure, as the daemon would.
-func isOf(f *wire.Failure, entry string) bool {
+// failureMatches tells whether the entry's name means the failure, as the daemon would.
+func failureMatches(f *wire.Failure, entry string) bool {
 	begins := func(key string) bool { return entry != "" && strings.HasPrefix(key, entry) }
 	return begins(f.GetBuild()) || begins(f.GetRequestKey()) || begins(f.GetModelDigest()) || entry == f.GetModelName()
 }
@@ -260,10 +260,10 @@ func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err
 		default:
 			what = "left " + modelOf(j) + " to others, who want it"
 		}
-		a.Print.Line("%s: %s, job %s", what, term.OrDash(j.GetEp()), term.OrDash(term.Short(j.GetId())))
+		a.Print.Line("%s: %s, job %s", what, term.TextOrDash(j.GetEp()), term.TextOrDash(term.Short(j.GetId())))
 	}
 	for _, f := range reply.GetFailures() {
-		a.Print.Line("%s %s: %s, %s", did, term.OrDash(f.GetModelName()), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()))
+		a.Print.Line("%s %s: %s, %s", did, term.TextOrDash(f.GetModelName()), term.TextOrDash(f.GetEp()), term.TextOrDash(f.GetReason()))
 	}
 	return nil
 }
@@ -281,7 +281,7 @@ alive: the job ends when all requests for it have ended, unless it runs in the b
 Status 1 means that the compile failed or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",
 		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
-		RunE: a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) error {
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
 			listed, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 			if err != nil {
 				return err
@@ -294,7 +294,7 @@ Status 1 means that the compile failed or was cancelled.`,
 			job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.Phase(args[0], p) })
 			show.End()
 			if err != nil {
-				return exit.Early(ctx, exit.Failing("follow", args[0], err), a.Timeout, func() (string, string) {
+				return exit.TimeoutError(ctx, exit.WithOperation("follow", args[0], err), a.Timeout, func() (string, string) {
 					return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + term.Printable(args[0])
 				})
 			}
@@ -313,8 +313,8 @@ func printEnd(a *cli.Call, job *wire.Job) error {
 		return exit.Status(exit.Code(failed))
 	}
 	if failed != nil {
-		return exit.Failing("compile", cmp.Or(job.GetModelName(), job.GetId()), failed)
+		return exit.WithOperation("compile", cmp.Or(job.GetModelName(), job.GetId()), failed)
 	}
-	a.Print.Line("%s %s: %s", term.OrDash(job.GetState()), modelOf(job), acquire.JobResultLine(job))
+	a.Print.Line("%s %s: %s", term.TextOrDash(job.GetState()), modelOf(job), acquire.JobResultLine(job))
 	return nil
 }

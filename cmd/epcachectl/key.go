@@ -30,14 +30,14 @@ Nothing is looked up or compiled. The flags are those of get.` + exit.Help(exit.
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				if err := g.Request.OnlyEP(ctx, c, a.Print); err != nil {
-					return exit.During("key", err)
+					return exit.WithVerb("key", err)
 				}
 				reply, err := g.Ask(ctx, c, args[0], wire.OnMiss_KEY_ONLY)
 				switch {
 				case err != nil:
 					return err
 				case reply.GetRequestKey() == "":
-					return exit.Failing("key", args[0],
+					return exit.WithOperation("key", args[0],
 						errors.New("it is compiled already, and nothing is looked up for it"))
 				case a.JSON:
 					return a.Print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))

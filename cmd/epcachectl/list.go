@@ -41,7 +41,7 @@ prints a list of objects.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, ex
 // list prints page after page. Where the daemon goes away in between, the next one is asked for the rest.
 func list(ctx context.Context, a *cli.Call, filter *wire.List) error {
 	array, table, listed := term.NewArray(a.Print, ""), term.NewColumns(a.Print), 0
-	err := a.Showing(func(progress func(*wire.Progress)) error {
+	err := a.WithProgress(func(progress func(*wire.Progress)) error {
 		return a.WithReader(ctx, func(ctx context.Context, c *unixsock.Client) error {
 			return c.ListPages(ctx, filter, progress, func(page []*wire.Build) error {
 				first := listed == 0
@@ -84,14 +84,14 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "KEPT", "STATE"}}
 	}
 	for _, b := range builds {
-		state := term.OrDash(b.GetState())
+		state := term.TextOrDash(b.GetState())
 		if b.GetPinned() {
 			state += ", pinned"
 		}
 		rows = append(rows, []string{
-			term.Short(b.GetBuild()), modelColumn(b), term.OrDash(b.GetEp()), term.OrDash(b.GetEpVersion()),
-			term.OrDash(b.GetSdkVersion()), cmp.Or(verdict(b.GetCompatibility()), "-"), term.Bytes(sizeOf(b)),
-			fmt.Sprint(b.GetHits()), term.Time(b.GetLastUsedMs()), gainColumn(b), term.OrDash(b.GetKeptAs()), state,
+			term.Short(b.GetBuild()), modelColumn(b), term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
+			term.TextOrDash(b.GetSdkVersion()), cmp.Or(verdict(b.GetCompatibility()), "-"), term.Bytes(sizeOf(b)),
+			fmt.Sprint(b.GetHits()), term.Time(b.GetLastUsedMs()), gainColumn(b), term.TextOrDash(b.GetKeptAs()), state,
 		})
 	}
 	return rows
@@ -99,7 +99,7 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 
 func modelColumn(b *wire.Build) string {
 	if n := len(b.GetMembers()); n > 1 {
-		return fmt.Sprintf("%s +%d", term.OrDash(b.GetModelName()), n-1)
+		return fmt.Sprintf("%s +%d", term.TextOrDash(b.GetModelName()), n-1)
 	}
-	return term.OrDash(b.GetModelName())
+	return term.TextOrDash(b.GetModelName())
 }

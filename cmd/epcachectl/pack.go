@@ -62,7 +62,7 @@ func changePacked(a *cli.Call, cmd *cobra.Command, request *wire.Pack, dryRun st
 			if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 				return err
 			}
-			reply, err := cli.Shown[wire.PackReply](ctx, a, c, request)
+			reply, err := cli.AskWithProgress[wire.PackReply](ctx, a, c, request)
 			if err != nil {
 				return modelfile.AsGiven(err, args, request.Entries)
 			}
@@ -86,13 +86,13 @@ func printPacked(a *cli.Call, dryRun bool, r *wire.PackReply, done string) error
 		if n := b.GetLaterBytes(); n > 0 {
 			text += "; packing would free " + term.Bytes(n) + " once that is over"
 		}
-		a.Print.Line("%s: build %s of %s: %s", term.OrDash(b.GetModelName()), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), text)
+		a.Print.Line("%s: build %s of %s: %s", term.TextOrDash(b.GetModelName()), term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), text)
 	}
 	a.Print.More(uint64(r.GetMore()))
 	if dryRun {
 		done = "would be " + done
 	}
-	text := fmt.Sprintf("%s %s%s", term.Counted(r.GetChanged(), "build"), done, freedText(dryRun, r.GetFreedBytes()))
+	text := fmt.Sprintf("%s %s%s", term.Count(r.GetChanged(), "build"), done, freedText(dryRun, r.GetFreedBytes()))
 	if n := r.GetLaterBytes(); n > 0 {
 		text += fmt.Sprintf("; %s more, as far as is known, of builds that are in use or were given out lately, once they are not", term.Bytes(n))
 	}

@@ -116,7 +116,7 @@ func findRuntimes(ctx context.Context, a *cli.Call, dir string) error {
 		return exit.Status(exit.NotFound)
 	}
 	for _, r := range runtimes {
-		a.Print.Line("# ONNX Runtime %s", term.OrDash(r.ORTVersion))
+		a.Print.Line("# ONNX Runtime %s", term.TextOrDash(r.ORTVersion))
 		for _, ep := range r.EPs {
 			a.Print.Line("# %s: %s", term.Printable(ep.EP), term.Printable(ep.Path))
 		}
@@ -141,11 +141,11 @@ func lookFor(ctx context.Context, dir string) ([]compilers.Runtime, error) {
 }
 
 func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
-	state := term.After(", ", r.GetState()) + term.After(", watched: ", r.GetWatched())
+	state := term.WithPrefix(", ", r.GetState()) + term.WithPrefix(", watched: ", r.GetWatched())
 	if r.GetProbedMs() != 0 {
 		state += ", probed " + term.Time(r.GetProbedMs())
 	}
-	p.Line("%s: ONNX Runtime %s%s", term.OrDash(r.GetDirectory()), term.OrDash(r.GetOrtVersion()), state)
+	p.Line("%s: ONNX Runtime %s%s", term.TextOrDash(r.GetDirectory()), term.TextOrDash(r.GetOrtVersion()), state)
 	if r.GetError() != "" {
 		p.Line("  not usable: %s", term.Printable(r.GetError()))
 	}
@@ -167,7 +167,7 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 			p.Line("    driver %s", term.Printable(version))
 		}
 		for _, d := range ep.GetDevices() {
-			p.Line("    %s %s (vendor %04x, device %04x)%s", term.OrDash(d.GetType()), term.OrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
+			p.Line("    %s %s (vendor %04x, device %04x)%s", term.TextOrDash(d.GetType()), term.TextOrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
 		}
 	}
 }
@@ -193,7 +193,7 @@ func fingerprint(d *wire.DeviceFacts) string {
 	case d.GetError() != "":
 		return ": cannot compile: " + term.Printable(d.GetError())
 	case d.GetSdkVersion() != "":
-		return fmt.Sprintf(": SDK %s, %s", term.Printable(d.GetSdkVersion()), term.OrDash(d.GetHardwareArchitecture()))
+		return fmt.Sprintf(": SDK %s, %s", term.Printable(d.GetSdkVersion()), term.TextOrDash(d.GetHardwareArchitecture()))
 	}
 	return ""
 }
@@ -208,5 +208,5 @@ func sourcelessLine(s *wire.Sourceless) string {
 		why = append(why, fmt.Sprintf("%d: %s", one.GetBuilds(), term.Printable(one.GetText())))
 	}
 	return fmt.Sprintf("%d of %s cannot be compiled again without a request (%s)", s.GetBuilds(),
-		term.Counted(s.GetLooked(), "build"), strings.Join(why, "; "))
+		term.Count(s.GetLooked(), "build"), strings.Join(why, "; "))
 }

@@ -52,7 +52,7 @@ Counters and last uses are lost; builds are not.` +
 }
 
 func repair(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Check) error {
-	r, err := cli.Shown[wire.CheckReply](ctx, a, c, request)
+	r, err := cli.AskWithProgress[wire.CheckReply](ctx, a, c, request)
 	if err != nil {
 		return err
 	}
@@ -77,9 +77,9 @@ func repair(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.
 	} else {
 		printStoreFindings(a.Print, r.GetFindings(), verb)
 		a.Print.More(r.GetMore())
-		a.Print.Line("%s, %s, %s: %s %s", term.Counted(r.GetBuilds(), "build"),
-			term.Counted(r.GetBlobs(), "file"), term.Bytes(r.GetBytes()),
-			term.Counted(done, "finding"), verdict)
+		a.Print.Line("%s, %s, %s: %s %s", term.Count(r.GetBuilds(), "build"),
+			term.Count(r.GetBlobs(), "file"), term.Bytes(r.GetBytes()),
+			term.Count(done, "finding"), verdict)
 	}
 	if reopens && request.Repair && err == nil {
 		err = waitForReopening(ctx, a, c)

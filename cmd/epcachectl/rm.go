@@ -48,7 +48,7 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 				}
 				reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, &request, nil)
 				if err != nil {
-					return exit.During("rm", modelfile.AsGiven(err, args, request.Entries))
+					return exit.WithVerb("rm", modelfile.AsGiven(err, args, request.Entries))
 				}
 				return printChange(a, "deleted", "would delete", request.DryRun, reply)
 			})
@@ -68,7 +68,7 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 	}
 	plan, err := unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true}, nil)
 	if err != nil {
-		return exit.During("rm", modelfile.AsGiven(err, args, request.GetEntries()))
+		return exit.WithVerb("rm", modelfile.AsGiven(err, args, request.GetEntries()))
 	}
 	builds := plan.GetBuilds()
 	count := uint64(len(builds)) + plan.GetMore()
@@ -80,9 +80,9 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 			a.Print.Note(fmt.Sprintf("  and %d more", count-uint64(i)))
 			break
 		}
-		a.Print.Note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), term.Bytes(sizeOf(b))))
+		a.Print.Note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b), term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), term.Bytes(sizeOf(b))))
 	}
-	question := "delete " + term.Counted(count, "build")
+	question := "delete " + term.Count(count, "build")
 	if n := plan.GetFreedBytes(); n > 0 {
 		question += ", " + term.Bytes(n) + " on the disk"
 	}

@@ -63,8 +63,8 @@ If PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUs
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what stands behind the program is the program's
-	f.Var(cli.Each(r.request.AddEP, "EP[:DEVICE]"), "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
-	f.Var(cli.Each(r.request.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.Var(cli.EachValue(r.request.AddEP, "EP[:DEVICE]"), "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
+	f.Var(cli.EachValue(r.request.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.StringVar(&r.request.Runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
 	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (the session is what it would have been without, until it is compiled), claim, or fail")
 	f.Float64Var(&r.request.Verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, on EP and on the CPU, and leave it on the CPU where a value differs by more than `TOLERANCE`, as it is and as a part; 0: do not")
@@ -79,21 +79,21 @@ func (r *runCall) run() error {
 	}
 	log, err := program.NewLog()
 	if err != nil {
-		return exit.Failing("run", r.program[0], err)
+		return exit.WithOperation("run", r.program[0], err)
 	}
 	defer log.Remove()
 	cmd, err := r.command(log)
 	if err != nil {
-		return exit.Failing("run", r.program[0], err)
+		return exit.WithOperation("run", r.program[0], err)
 	}
 	r.Print.Clear()
 	path := cmd.Path
 	status, err := program.Run(cmd)
 	if err != nil {
-		return exit.Failing("run", path, err)
+		return exit.WithOperation("run", path, err)
 	}
 	if err := r.summarise(log); err != nil {
-		r.Print.Failure(exit.Failing("run", path, err)) // and yet the program's own status counts
+		r.Print.Failure(exit.WithOperation("run", path, err)) // and yet the program's own status counts
 	}
 	status.Repeat()
 	if status.Code == 0 {

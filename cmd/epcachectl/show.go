@@ -40,7 +40,7 @@ same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` + exit.Help
 				entry, err := modelfile.Entry(ctx, args[0])
 				switch {
 				case err != nil:
-					return exit.Failing("show", args[0], err)
+					return exit.WithOperation("show", args[0], err)
 				case tensors:
 					return showTensors(ctx, a, c, args[0], entry)
 				}
@@ -55,7 +55,7 @@ same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` + exit.Help
 func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
 	reply, err := unixsock.Ask[wire.ShowReply](ctx, c, &wire.Show{Entry: entry}, nil)
 	if err != nil {
-		return exit.Failing("show", arg, err)
+		return exit.WithOperation("show", arg, err)
 	}
 	if a.JSON {
 		out, builds := jsonout.Of(reply, "history", "more"), jsonout.List(reply.GetBuilds())
@@ -73,7 +73,7 @@ func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry strin
 		printBuild(a.Print, b, record)
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.Print.Line("%s more: epcachectl list --model %s", term.Counted(n, "build"), term.Printable(term.Brief(entry)))
+		a.Print.Line("%s more: epcachectl list --model %s", term.Count(n, "build"), term.Printable(term.Brief(entry)))
 	}
 	for _, event := range reply.GetHistory() {
 		a.Print.Line("history: %s", term.Printable(event))
@@ -85,23 +85,23 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 	rows := [][]string{
 		{"build", b.GetBuild()},
 		{"request key", b.GetRequestKey()},
-		{"model", term.OrDash(b.GetModelName())},
+		{"model", term.TextOrDash(b.GetModelName())},
 		{"model digest", b.GetModelDigest()},
-		{"ep", term.OrDash(b.GetEp() + " " + b.GetEpVersion())},
+		{"ep", term.TextOrDash(b.GetEp() + " " + b.GetEpVersion())},
 		{"ep library", b.GetEpLibraryDigest()},
-		{"sdk version", term.OrDash(b.GetSdkVersion())},
-		{"hardware", term.OrDash(b.GetHardwareArchitecture())},
+		{"sdk version", term.TextOrDash(b.GetSdkVersion())},
+		{"hardware", term.TextOrDash(b.GetHardwareArchitecture())},
 		{"compatibility", judgement(b)},
-		{"says of itself", term.OrDash(b.GetCompatibilityString())},
-		{"driver", term.OrDash(b.GetDriverVersion())},
-		{"onnx runtime", term.OrDash(b.GetOrtVersion())},
-		{"scope", term.OrDash(b.GetScope())},
+		{"says of itself", term.TextOrDash(b.GetCompatibilityString())},
+		{"driver", term.TextOrDash(b.GetDriverVersion())},
+		{"onnx runtime", term.TextOrDash(b.GetOrtVersion())},
+		{"scope", term.TextOrDash(b.GetScope())},
 		{"created", term.Time(b.GetCreatedMs()) + ", compiled in " + term.Seconds(b.GetCompileSeconds())},
-		{"last used", term.Time(b.GetLastUsedMs()) + ", " + term.Counted(b.GetHits(), "hit")},
+		{"last used", term.Time(b.GetLastUsedMs()) + ", " + term.Count(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
 		{"space", term.Bytes(sizeOf(b)) + ", of which its removal would free " + term.Bytes(b.GetOwnBytes())},
 		{"kept", keptText(b)},
-		{"load check", term.OrDash(b.GetLoadCheck())},
+		{"load check", term.TextOrDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}
 	if by := b.GetMadeBy(); by != "" {
@@ -127,7 +127,7 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 }
 
 func keptText(b *wire.Build) string {
-	return cmp.Or(term.Printable(b.GetKeptText()), term.OrDash(b.GetKeptAs()))
+	return cmp.Or(term.Printable(b.GetKeptText()), term.TextOrDash(b.GetKeptAs()))
 }
 
 func compactRecord(record string) string {
@@ -139,7 +139,7 @@ func compactRecord(record string) string {
 }
 
 func stateOf(b *wire.Build) string {
-	text := term.OrDash(b.GetState()) + term.After(": ", b.GetReason())
+	text := term.TextOrDash(b.GetState()) + term.WithPrefix(": ", b.GetReason())
 	if b.GetLeases() > 0 {
 		text += ", in use"
 	}
@@ -164,11 +164,11 @@ func judgement(b *wire.Build) string {
 	default:
 		text += ", says " + term.Printable(source) // "rule NAME"
 	}
-	text += term.After(", for ", b.GetCompatibilityRuntime())
+	text += term.WithPrefix(", for ", b.GetCompatibilityRuntime())
 	if b.GetJudgedMs() != 0 {
 		text += ", " + term.Time(b.GetJudgedMs())
 	}
-	return text + term.After(": ", b.GetCompatibilityReason())
+	return text + term.WithPrefix(": ", b.GetCompatibilityReason())
 }
 
 // verdict spells ONNX Runtime's words as people do.
@@ -211,7 +211,7 @@ func gainColumn(b *wire.Build) string {
 func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
 	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c, &wire.Layout{Entries: []string{entry}, Tensors: true}, nil)
 	if err != nil {
-		return exit.Failing("show", arg, err)
+		return exit.WithOperation("show", arg, err)
 	}
 	if a.JSON {
 		return a.Print.JSON(jsonout.Of(reply))
@@ -220,7 +220,7 @@ func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entr
 		printTensors(a.Print, reply, f)
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.Print.Line("and %s more, %s", term.Counted(n, "file"), term.Bytes(reply.GetMoreBytes()))
+		a.Print.Line("and %s more, %s", term.Count(n, "file"), term.Bytes(reply.GetMoreBytes()))
 	}
 	return nil
 }
@@ -230,8 +230,8 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 	if f.GetPacked() {
 		form = ", packed" + picture.CompressedText(f)
 	}
-	p.Line("%s: %s of build %s by %s%s%s", term.OrDash(f.GetName()), term.Bytes(f.GetSize()),
-		term.Short(f.GetBuild()), term.OrDash(f.GetEp()), term.After(", ", f.GetShapes()), form)
+	p.Line("%s: %s of build %s by %s%s%s", term.TextOrDash(f.GetName()), term.Bytes(f.GetSize()),
+		term.Short(f.GetBuild()), term.TextOrDash(f.GetEp()), term.WithPrefix(", ", f.GetShapes()), form)
 	named := percent(f.GetNamedBytes(), f.GetSize())
 	switch {
 	case f.GetUnknown() != "":
@@ -242,7 +242,7 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "STANDS IN", "ALSO IN"}}
 	for _, t := range f.GetTensors() {
 		rows = append(rows, []string{fmt.Sprintf("  %d", t.GetOffset()), term.Bytes(t.GetLength()),
-			typeText(t), percent(t.GetSharedBytes(), t.GetLength()), term.OrDash(t.GetName()),
+			typeText(t), percent(t.GetSharedBytes(), t.GetLength()), term.TextOrDash(t.GetName()),
 			holderText(t, r, f), sharersText(f, t.GetWith())})
 	}
 	if len(rows) > 1 {
@@ -258,7 +258,7 @@ func typeText(t *wire.Placed) string {
 	if t.GetKind() != "tensor" {
 		return t.GetKind()
 	}
-	return term.OrDash(strings.TrimSpace(t.GetType() + " " + t.GetShape()))
+	return term.TextOrDash(strings.TrimSpace(t.GetType() + " " + t.GetShape()))
 }
 
 func holderText(t *wire.Placed, l *wire.LayoutReply, f *wire.LaidFile) string {
@@ -268,7 +268,7 @@ func holderText(t *wire.Placed, l *wire.LayoutReply, f *wire.LaidFile) string {
 	}
 	text := term.Short(picture.DigestAt(l, at))
 	if by := l.GetHeldBy(); int(at) < len(by) && by[at].GetBuild() != "" {
-		text += " of " + term.OrDash(by[at].GetModelName()) + " " + term.Short(by[at].GetBuild())
+		text += " of " + term.TextOrDash(by[at].GetModelName()) + " " + term.Short(by[at].GetBuild())
 	} else {
 		text += " of no listed build"
 	}
@@ -292,10 +292,10 @@ func sharersText(f *wire.LaidFile, with []uint32) string {
 	for _, at := range with[:min(len(with), 2)] {
 		if int(at) < len(f.GetSharers()) {
 			s := f.GetSharers()[at]
-			names = append(names, term.OrDash(s.GetModelName())+" "+term.Short(s.GetBuild()))
+			names = append(names, term.TextOrDash(s.GetModelName())+" "+term.Short(s.GetBuild()))
 		}
 	}
-	text := term.OrDash(strings.Join(names, ", "))
+	text := term.TextOrDash(strings.Join(names, ", "))
 	if n := len(with) - len(names); n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}

@@ -68,28 +68,28 @@ func statusOf(s *wire.StatusReply, h *wire.HelloReply) jsonout.Object {
 }
 
 func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) {
-	you := fmt.Sprintf("uid %d, scope %s", h.GetUid(), term.OrDash(h.GetScope()))
+	you := fmt.Sprintf("uid %d, scope %s", h.GetUid(), term.TextOrDash(h.GetScope()))
 	if rights := h.GetRights(); len(rights) > 0 {
 		you += ", " + term.Printable(strings.Join(rights, ", "))
 	}
 	uptime := time.Duration(s.GetUptimeSeconds() * float64(time.Second)).Round(time.Second)
 	rows := [][]string{
 		{"daemon", fmt.Sprintf("epcached %s, pid %d, up %v", term.Printable(s.GetVersion()), s.GetPid(), uptime)},
-		{"state", term.OrDash(s.GetStateDirectory())},
-		{"socket", term.OrDash(s.GetSocket()) + startedBy[s.GetStartedBy()]},
+		{"state", term.TextOrDash(s.GetStateDirectory())},
+		{"socket", term.TextOrDash(s.GetSocket()) + startedBy[s.GetStartedBy()]},
 		{"you", you},
 	}
 	if slices.Contains(h.GetRights(), "administrator") {
 		rows = append(rows,
-			[]string{"requests", strings.Join([]string{term.Counted(s.GetHits(), "hit"),
-				term.Counted(s.GetMisses(), "miss"), term.Counted(s.GetCompiles(), "compile"),
-				term.Counted(s.GetFailures(), "failure")}, ", ")},
+			[]string{"requests", strings.Join([]string{term.Count(s.GetHits(), "hit"),
+				term.Count(s.GetMisses(), "miss"), term.Count(s.GetCompiles(), "compile"),
+				term.Count(s.GetFailures(), "failure")}, ", ")},
 			[]string{"saved", term.Seconds(s.GetCompileSecondsSaved()) + " of compiling"},
-			[]string{"now", term.Counted(s.GetConnections(), "connection") + ", " +
-				term.Counted(s.GetJobs(), "job")},
+			[]string{"now", term.Count(s.GetConnections(), "connection") + ", " +
+				term.Count(s.GetJobs(), "job")},
 			[]string{"space", spaceLine(s.GetSpace())}, []string{"", spaceDetails(s.GetSpace())})
 	} else {
-		rows = append(rows, []string{"now", term.Counted(s.GetJobs(), "job") + " of yours"},
+		rows = append(rows, []string{"now", term.Count(s.GetJobs(), "job") + " of yours"},
 			[]string{"space", spaceLine(s.GetSpace())})
 	}
 	rows = append(rows, []string{"sandbox", sandboxSummary(s.GetSandbox())})
@@ -122,25 +122,25 @@ func spaceDetails(s *wire.Space) string {
 			parts = append(parts, term.Bytes(one.bytes)+" "+one.what)
 		}
 	}
-	parts = append(parts, term.Counted(s.GetEvicted(), "build")+" evicted")
+	parts = append(parts, term.Count(s.GetEvicted(), "build")+" evicted")
 	if s.GetToLookAt() > 0 {
-		parts = append(parts, term.Counted(s.GetToLookAt(), "blob")+" still to be compared with others")
+		parts = append(parts, term.Count(s.GetToLookAt(), "blob")+" still to be compared with others")
 	}
 	if s.GetUnkept() > 0 {
-		parts = append(parts, term.Counted(s.GetUnkept(), "result")+" not kept")
+		parts = append(parts, term.Count(s.GetUnkept(), "result")+" not kept")
 	}
 	return strings.Join(parts, ", ")
 }
 
 // watchStatus goes on until the context ends.
 func watchStatus(ctx context.Context, a *cli.Call, every time.Duration) error {
-	return a.OverRestarts(ctx, func(ctx context.Context, c *unixsock.Client) error {
+	return a.AcrossRestarts(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for first := true; ; first = false {
 			s, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
 			if err == nil {
-				err = printAgain(a, s, c.Hello(), first)
+				err = redrawStatus(a, s, c.Hello(), first)
 			}
 			if err != nil {
 				return err
@@ -154,8 +154,8 @@ func watchStatus(ctx context.Context, a *cli.Call, every time.Duration) error {
 	}, func() {})
 }
 
-// printAgain takes a terminal's screen, and puts an empty line between two anywhere else.
-func printAgain(a *cli.Call, s *wire.StatusReply, h *wire.HelloReply, first bool) error {
+// redrawStatus takes a terminal's screen, and puts an empty line between two anywhere else.
+func redrawStatus(a *cli.Call, s *wire.StatusReply, h *wire.HelloReply, first bool) error {
 	if a.JSON {
 		return json.NewEncoder(a.Print.Out).Encode(statusOf(s, h))
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// startsAgain says what starts a daemon again, by how it was started.
-var startsAgain = map[string]string{
+// restartHints says what starts a daemon again, by how it was started.
+var restartHints = map[string]string{
 	"socket": "systemd starts it again when a program connects to its socket; " +
 		"to keep it stopped: systemctl stop epcached.socket epcached.service",
 	"service": "systemd ran it as a service, and leaves it stopped; " +
@@ -53,9 +53,9 @@ func stop(ctx context.Context, a *cli.Call, c *unixsock.Client) error {
 		return err
 	}
 	if err := c.Stop(ctx); err != nil {
-		return exit.During("stop", err)
+		return exit.WithVerb("stop", err)
 	}
-	again := startsAgain[s.GetStartedBy()]
+	again := restartHints[s.GetStartedBy()]
 	if a.JSON {
 		out := jsonout.Of(s, "pid", "socket", "state_directory", "started_by")
 		out["again"] = again // what starts a daemon again, and how to prevent it; "": nothing does

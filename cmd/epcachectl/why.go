@@ -68,14 +68,14 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 	if !asked {
 		entry, err := modelfile.Entry(ctx, arg)
 		if err != nil {
-			return nil, exit.Failing("why", arg, err)
+			return nil, exit.WithOperation("why", arg, err)
 		}
 		e, err := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: entry}, nil)
 		if _, statErr := os.Stat(arg); statErr == nil && errors.Is(err, unixsock.ErrNotFound) {
 			err = exit.Hint(err, "ask what get would do: epcachectl why "+term.Printable(arg)+" --ep EP")
 		}
 		if err != nil {
-			return nil, exit.Failing("why", arg, err)
+			return nil, exit.WithOperation("why", arg, err)
 		}
 		return e, nil
 	}
@@ -92,7 +92,7 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 	if reply.GetOutcome() == "passthrough" {
 		return &wire.Explanation{Decision: "passthrough", Reason: reply.GetWhy(), RequestKey: reply.GetRequestKey()}, nil
 	}
-	return nil, exit.Failing("why", arg, errors.New("the daemon explains nothing: it is older than this program"))
+	return nil, exit.WithOperation("why", arg, errors.New("the daemon explains nothing: it is older than this program"))
 }
 
 func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
@@ -103,7 +103,7 @@ func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
 	} else if err := printExplanation(a.Print, arg, e, all); err != nil {
 		return err
 	}
-	decision, known := decisions[e.GetDecision()]
+	decision, known := decisionTexts[e.GetDecision()]
 	switch {
 	case !known: // by this program, and by a daemon that knows more
 		return exit.Status(exit.Failed)
@@ -113,8 +113,8 @@ func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
 	return nil
 }
 
-// decisions are the sentence that says it all, and an exit code that scripts can branch on.
-var decisions = map[string]struct {
+// decisionTexts are the sentence that says it all, and an exit code that scripts can branch on.
+var decisionTexts = map[string]struct {
 	sentence string
 	code     int
 }{
@@ -130,8 +130,8 @@ var decisions = map[string]struct {
 }
 
 func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool) error {
-	sentence := cmp.Or(decisions[e.GetDecision()].sentence, "%s: "+term.Printable(e.GetDecision()))
-	p.Line("%s", fmt.Sprintf(sentence, term.Printable(term.Brief(arg)))+term.After(": ", e.GetReason()))
+	sentence := cmp.Or(decisionTexts[e.GetDecision()].sentence, "%s: "+term.Printable(e.GetDecision()))
+	p.Line("%s", fmt.Sprintf(sentence, term.Printable(term.Brief(arg)))+term.WithPrefix(": ", e.GetReason()))
 	rows := [][]string{}
 	if e.GetRequestKey() != "" {
 		rows = append(rows, []string{"  request key", term.Printable(e.GetRequestKey())})
@@ -152,9 +152,9 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 		if i == 0 {
 			p.Line("\nnearest entries:")
 		}
-		p.Line("  %s, request key %s, %s, differs in %s", term.OrDash(n.GetModelName()),
-			term.Printable(term.Short(n.GetRequestKey())), term.Counted(int(n.GetBuilds()), "build"),
-			term.Counted(len(n.GetDifferences()), "field"))
+		p.Line("  %s, request key %s, %s, differs in %s", term.TextOrDash(n.GetModelName()),
+			term.Printable(term.Short(n.GetRequestKey())), term.Count(int(n.GetBuilds()), "build"),
+			term.Count(len(n.GetDifferences()), "field"))
 		printDifferences(p, "    ", "asked for", "there", n.GetDifferences())
 	}
 	for i, event := range e.GetHistory() {
@@ -172,15 +172,15 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) {
 	if c.GetServed() {
 		verb = "served"
 	}
-	p.Line("\nbuild %s is %s: %s", term.Printable(term.Short(b.GetBuild())), verb, term.OrDash(c.GetReason()))
+	p.Line("\nbuild %s is %s: %s", term.Printable(term.Short(b.GetBuild())), verb, term.TextOrDash(c.GetReason()))
 	if all {
 		printBuild(p, b, "")
 	} else {
 		p.Table([][]string{
 			{"  compatibility", judgement(b)},
-			{"  made by", term.OrDash(b.GetEp()) + " " + term.OrDash(b.GetEpVersion()) +
-				term.After(", SDK ", b.GetSdkVersion()) + term.After(", hardware ", b.GetHardwareArchitecture()) +
-				term.After(", driver ", b.GetDriverVersion()) + term.After(", ONNX Runtime ", b.GetOrtVersion())},
+			{"  made by", term.TextOrDash(b.GetEp()) + " " + term.TextOrDash(b.GetEpVersion()) +
+				term.WithPrefix(", SDK ", b.GetSdkVersion()) + term.WithPrefix(", hardware ", b.GetHardwareArchitecture()) +
+				term.WithPrefix(", driver ", b.GetDriverVersion()) + term.WithPrefix(", ONNX Runtime ", b.GetOrtVersion())},
 			{"  compiled", term.Time(b.GetCreatedMs()) + " in " + term.Seconds(b.GetCompileSeconds())},
 			{"  state", stateOf(b)},
 			{"  kept", keptText(b)},
@@ -212,7 +212,7 @@ func printRecord(p *term.Printer, record string) error {
 		return fmt.Errorf("request record: %w", err)
 	}
 	rows := [][]string{{"  FIELD", "ASKED FOR"}}
-	flatten("", tree, func(field, value string) {
+	eachLeaf("", tree, func(field, value string) {
 		rows = append(rows, []string{"  " + term.Printable(field), fieldValue(value)})
 	})
 	p.Line("")
@@ -220,16 +220,17 @@ func printRecord(p *term.Printer, record string) error {
 	return nil
 }
 
-// flatten names the leaves of a record as differences do: "execution_providers[0].options.precision".
-func flatten(path string, v any, leaf func(field, value string)) {
+// eachLeaf names the leaves of a record as differences do:
+// "execution_providers[0].options.precision".
+func eachLeaf(path string, v any, leaf func(field, value string)) {
 	switch v := v.(type) {
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			flatten(strings.TrimPrefix(path+"."+key, "."), v[key], leaf)
+			eachLeaf(strings.TrimPrefix(path+"."+key, "."), v[key], leaf)
 		}
 	case []any:
 		for i, one := range v {
-			flatten(fmt.Sprintf("%s[%d]", path, i), one, leaf)
+			eachLeaf(fmt.Sprintf("%s[%d]", path, i), one, leaf)
 		}
 	case string:
 		leaf(path, v)

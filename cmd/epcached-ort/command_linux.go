@@ -34,7 +34,7 @@ func (j *job) command() error {
 			return step(err, "start %s", name)
 		}
 		out = stdout
-		go func() { first <- passOn(printed) }()
+		go func() { first <- forwardOutput(printed) }()
 	} else {
 		first <- ""
 	}
@@ -59,7 +59,7 @@ func (j *job) command() error {
 	}
 	if status.Signaled() {
 		_ = unix.Kill(os.Getpid(), status.Signal()) // its action is the default one: see defaultSignals
-		time.Sleep(patience)                        // until it arrives
+		time.Sleep(reapTimeout)                     // until it arrives
 	}
 	if code := status.ExitStatus(); code != 0 {
 		return step(fmt.Errorf("exit status %d", code), "run %s", name)
@@ -67,14 +67,14 @@ func (j *job) command() error {
 	j.result.Seconds = time.Since(start).Seconds()
 	select {
 	case j.result.Printed = <-first:
-	case <-time.After(patience): // it left a process behind that holds the pipe
+	case <-time.After(reapTimeout): // it left a process behind that holds the pipe
 	}
 	j.result.PeakMemory = usage.Maxrss << 10
 	return nil
 }
 
-// passOn copies a tool's output to standard error, and returns the beginning of it.
-func passOn(from *os.File) string {
+// forwardOutput copies a tool's output to standard error, and returns the beginning of it.
+func forwardOutput(from *os.File) string {
 	var begin []byte
 	buf := make([]byte, 4<<10)
 	for {

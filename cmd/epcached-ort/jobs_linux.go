@@ -28,9 +28,9 @@ type job struct {
 	errors []string // that ONNX Runtime logged; guarded by mu
 }
 
-// failed keeps the errors that ONNX Runtime logs, because only they say why an EP takes no node.
+// logError keeps the errors that ONNX Runtime logs, because only they say why an EP takes no node.
 // Functions up the stack log an error again with words around it, which adds nothing.
-func (j *job) failed(text string) {
+func (j *job) logError(text string) {
 	text = strings.ToValidUTF8(strings.Join(strings.Fields(text[:min(len(text), workerproto.MaxErrorText)]), " "), "")
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -40,16 +40,16 @@ func (j *job) failed(text string) {
 	}
 }
 
-func (j *job) logged() []string {
+func (j *job) loggedErrors() []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Clone(j.errors)
 }
 
-func (j *job) do() error {
+func (j *job) run() error {
 	switch j.req.Do {
-	case workerproto.Try:
-		return j.try()
+	case workerproto.TrySandbox:
+		return j.trySandbox()
 	case workerproto.Command:
 		return j.command()
 	}
@@ -102,7 +102,7 @@ func (j *job) open() error {
 		return err
 	}
 	j.result.ORTVersion, j.result.ORTBuild = api.Version, api.Build
-	j.env, err = api.NewEnv(os.Stderr, j.failed)
+	j.env, err = api.NewEnv(os.Stderr, j.logError)
 	return step(err, "start ONNX Runtime %s", api.Version)
 }
 
@@ -114,7 +114,7 @@ func (j *job) probe() error {
 		if err == nil {
 			devices, err = j.env.DevicesOf(ep.Name)
 		}
-		r := described(ep, devices)
+		r := describeEP(ep, devices)
 		if err != nil {
 			r.Error = err.Error()
 		}
@@ -139,12 +139,12 @@ func (j *job) register() error {
 		if err != nil {
 			return step(err, "list devices")
 		}
-		chosen, err := choose(ep, devices)
+		chosen, err := chooseDevices(ep, devices)
 		if err != nil {
 			return err
 		}
 		j.devices = append(j.devices, chosen)
-		j.result.EPs = append(j.result.EPs, described(ep, chosen))
+		j.result.EPs = append(j.result.EPs, describeEP(ep, chosen))
 	}
 	return j.tell(workerproto.Event{EPs: j.result.EPs, Memory: peakMemory()})
 }
@@ -181,13 +181,13 @@ func (j *job) options() (*ort.SessionOptions, error) {
 	return o, failed
 }
 
-const spinning = "session.intra_op.allow_spinning"
+const spinningOptions = "session.intra_op.allow_spinning"
 
 // entries returns a session's config entries, with the worker's own: ONNX Runtime's threads do not
 // spin while the EP compiles on all cores. The result is the same. On two cores that saves a
 // twentieth of a compile.
 func entries(asked map[string]string) map[string]string {
-	all := map[string]string{spinning: "0"}
+	all := map[string]string{spinningOptions: "0"}
 	maps.Copy(all, asked)
 	return all
 }
@@ -204,13 +204,13 @@ func (j *job) compatibility() error {
 	return nil
 }
 
-// choose picks the devices that any of the selectors matches; each selector must match one.
-func choose(ep workerproto.EP, devices []ort.Device) (chosen []ort.Device, err error) {
+// chooseDevices picks the devices that any of the selectors matches; each selector must match one.
+func chooseDevices(ep workerproto.EP, devices []ort.Device) (chosen []ort.Device, err error) {
 	selectors := ep.Devices
 	if len(selectors) == 0 {
 		selectors = []workerproto.DeviceSelector{{}}
 	}
-	all := facts(devices)
+	all := deviceFacts(devices)
 	taken := make([]bool, len(devices))
 	for _, s := range selectors {
 		found, example := 0, uint32(0)
@@ -236,16 +236,16 @@ func choose(ep workerproto.EP, devices []ort.Device) (chosen []ort.Device, err e
 	return chosen, nil
 }
 
-// described puts an EP and devices of it into the dialogue's terms.
-func described(ep workerproto.EP, devices []ort.Device) workerproto.EPResult {
-	r := workerproto.EPResult{Name: ep.Name, Library: ep.Library, Devices: facts(devices)}
+// describeEP puts an EP and devices of it into the dialogue's terms.
+func describeEP(ep workerproto.EP, devices []ort.Device) workerproto.EPResult {
+	r := workerproto.EPResult{Name: ep.Name, Library: ep.Library, Devices: deviceFacts(devices)}
 	for _, d := range devices {
 		r.Version = d.EPMetadata["version"]
 	}
 	return r
 }
 
-func facts(devices []ort.Device) []workerproto.DeviceFacts {
+func deviceFacts(devices []ort.Device) []workerproto.DeviceFacts {
 	var list []workerproto.DeviceFacts
 	for _, d := range devices {
 		list = append(list, d.DeviceFacts)

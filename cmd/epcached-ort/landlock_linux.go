@@ -38,8 +38,8 @@ func landlockABI() int {
 	return int(abi)
 }
 
-// handled is everything that a version can forbid.
-func handled(abi int, network bool) unix.LandlockRulesetAttr {
+// handledRights is everything that a version can forbid.
+func handledRights(abi int, network bool) unix.LandlockRulesetAttr {
 	fs := uint64(unix.LANDLOCK_ACCESS_FS_MAKE_SYM)<<1 - 1 // all rights of the first version
 	for since, right := range map[int]uint64{2: unix.LANDLOCK_ACCESS_FS_REFER, 3: unix.LANDLOCK_ACCESS_FS_TRUNCATE, 5: unix.LANDLOCK_ACCESS_FS_IOCTL_DEV} {
 		if abi >= since {
@@ -66,7 +66,7 @@ func landlock(c *workerproto.Confinement, model int) error {
 	if abi == 0 {
 		return nil
 	}
-	attr := handled(abi, c.Network)
+	attr := handledRights(abi, c.Network)
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0)
 	if errno != 0 {
 		return fmt.Errorf("landlock: %w", errno)
@@ -78,7 +78,7 @@ func landlock(c *workerproto.Confinement, model int) error {
 		rights uint64
 	}{{append(c.Read, "/proc/self/exe"), readRights}, {devices(), deviceRights}, {c.Write, writeRights}} {
 		for _, path := range list.paths {
-			if err := rules.allow(path, list.rights); err != nil && !absent(err) {
+			if err := rules.allow(path, list.rights); err != nil && !isAbsent(err) {
 				return err
 			}
 		}
@@ -112,8 +112,8 @@ func devices() []string {
 	return found
 }
 
-// absent tells whether a path is not there for this user: then there is nothing to allow.
-func absent(err error) bool {
+// isAbsent tells whether a path is not there for this user: then there is nothing to allow.
+func isAbsent(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ELOOP)
 }
 
@@ -148,8 +148,8 @@ func (r ruleset) allowOpen(fd int, name string, rights uint64) error {
 	return nil
 }
 
-// try tries the accesses that a worker should be kept from.
-func (j *job) try() error {
+// trySandbox tries the accesses that a worker should be kept from.
+func (j *job) trySandbox() error {
 	c := workerproto.Confined{Landlock: landlockABI(), UID: uint32(os.Getuid())}
 	defer func() { j.result.Confined = &c }()
 	_, err := os.ReadFile(j.req.Model)
@@ -162,7 +162,7 @@ func (j *job) try() error {
 		c.Connects = true
 		_ = unix.Close(fd) // it was not used
 	}
-	c.Memory, _ = strconv.ParseInt(ofCgroup("memory.max"), 10, 64) // "max" is no bound
+	c.Memory, _ = strconv.ParseInt(readCgroup("memory.max"), 10, 64) // "max" is no bound
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return nil // what it would tell is taken for missing

@@ -119,7 +119,7 @@ func (j *job) compareOutputs() error {
 		return err
 	}
 	j.req.Options = sizes
-	want, err := j.original(inputs)
+	want, err := j.runSourceModel(inputs)
 	if err != nil {
 		j.result.Compared = &workerproto.Compared{Without: "the source model does not run on the CPU: " + err.Error()}
 		return nil
@@ -132,8 +132,9 @@ func (j *job) compareOutputs() error {
 	return nil
 }
 
-// original runs the source model without any of the EPs, and without the session options that are meant for them.
-func (j *job) original(inputs []ort.Tensor) ([]ort.Tensor, error) {
+// runSourceModel runs the source model without any of the EPs, and without the session options that
+// are meant for them.
+func (j *job) runSourceModel(inputs []ort.Tensor) ([]ort.Tensor, error) {
 	j.req.EPs, j.req.Options.SessionOptions, j.req.Options.GraphOptimizationLevel = nil, nil, ""
 	o, err := j.options()
 	if err != nil {
@@ -221,7 +222,7 @@ func compareTensor(got, want ort.Tensor, most float64) (string, error) {
 	}
 	for at := 0; at+int(size) <= len(want.Data); at += int(size) {
 		a, b := ort.Number(got.Data[at:], want.Type), ort.Number(want.Data[at:], want.Type)
-		if near(a, b, most) {
+		if withinTolerance(a, b, most) {
 			continue
 		}
 		return fmt.Sprintf("output %q of shape %v: value %d is %g, and %g in the source model: more than %g apart",
@@ -230,7 +231,7 @@ func compareTensor(got, want ort.Tensor, most float64) (string, error) {
 	return "", nil
 }
 
-func near(got, want, most float64) bool {
+func withinTolerance(got, want, most float64) bool {
 	if got == want || math.IsNaN(got) && math.IsNaN(want) {
 		return true
 	}

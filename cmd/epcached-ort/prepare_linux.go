@@ -64,9 +64,9 @@ func limit(p workerproto.Preparation) error {
 	}
 	raiseNiceness(p.Nice)
 	if p.Idle {
-		beIdle()
+		setIdlePriority()
 	}
-	preferToDie()
+	raiseOOMScore()
 	syscall.Umask(map[bool]int{false: 0o077, true: 0o007}[p.Group])
 	return nil
 }
@@ -117,8 +117,9 @@ func dropCapabilities() error {
 	return nil
 }
 
-// noDump is too small for a dump, which would hold the user's model. It is not 0, with which the kernel still starts programs that take dumps.
-const noDump = 1
+// coreLimit is too small for a dump, which would hold the user's model. It is not 0, with which the
+// kernel still starts programs that take dumps.
+const coreLimit = 1
 
 func setLimits(p workerproto.Preparation) error {
 	for _, l := range []struct {
@@ -126,7 +127,7 @@ func setLimits(p workerproto.Preparation) error {
 		resource int
 		value    uint64 // 0: no limit
 	}{
-		{"core dump", unix.RLIMIT_CORE, noDump},
+		{"core dump", unix.RLIMIT_CORE, coreLimit},
 		{"memory", unix.RLIMIT_DATA, p.Data},
 		{"file size", unix.RLIMIT_FSIZE, p.FileSize},
 		{"open files", unix.RLIMIT_NOFILE, p.OpenFiles},
@@ -137,16 +138,17 @@ func setLimits(p workerproto.Preparation) error {
 		if l.value == 0 {
 			continue
 		}
-		if err := lower(l.resource, l.value); err != nil {
+		if err := lowerLimit(l.resource, l.value); err != nil {
 			return fmt.Errorf("%s limit %d: %w", l.name, l.value, err)
 		}
 	}
 	return nil
 }
 
-// lower sets a limit for good, but not above the inherited one. It uses syscall's function, not
-// x/sys's, because only that tells the Go runtime to leave the number of open files alone at exec.
-func lower(resource int, value uint64) error {
+// lowerLimit sets a limit for good, but not above the inherited one. It uses syscall's function,
+// not x/sys's, because only that tells the Go runtime to leave the number of open files alone at
+// exec.
+func lowerLimit(resource int, value uint64) error {
 	var old syscall.Rlimit
 	if err := syscall.Getrlimit(resource, &old); err != nil {
 		return err
@@ -159,22 +161,24 @@ func lower(resource int, value uint64) error {
 	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: hard})
 }
 
-// beIdle takes the last place at the disk and, where the kernel shares the processor between sessions first and counts niceness only within
-// one, as desktops' kernels do, for this session, which is the worker's own. A kernel without either has neither to give.
-func beIdle() {
+// setIdlePriority takes the last place at the disk and, where the kernel shares the processor
+// between sessions first and counts niceness only within one, as desktops' kernels do, for this
+// session, which is the worker's own. A kernel without either has neither to give.
+func setIdlePriority() {
 	const ownProcess, idleClass = 1, 3 << 13 // IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ownProcess, 0, idleClass)
 	_ = os.WriteFile("/proc/self/autogroup", []byte("19"), 0)
 }
 
-// preferToDie makes this process the first to go when memory runs out: a compile can be made again, and the daemon serves everyone. The
-// kernel may forbid it in containers, which changes nothing but that preference.
-func preferToDie() {
+// raiseOOMScore makes this process the first to go when memory runs out: a compile can be made
+// again, and the daemon serves everyone. The kernel may forbid it in containers, which changes
+// nothing but that preference.
+func raiseOOMScore() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
 }
 
-// patience is how long killed processes may take to go away.
-const patience = 2 * time.Second
+// reapTimeout is how long killed processes may take to go away.
+const reapTimeout = 2 * time.Second
 
 // supervise starts the worker from this thread, whose limits it inherits, with its model, if one is
 // open, as workerproto.ModelFD. It waits for the worker, ends the processes that it left, and returns
@@ -246,7 +250,7 @@ func exitStatus(status unix.WaitStatus) int {
 
 // endChildren kills and reaps until there is no child. Each that dies leaves its own children to this process.
 func endChildren() {
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(reapTimeout); time.Now().Before(deadline); {
 		for _, pid := range children() {
 			_ = unix.Kill(pid, unix.SIGKILL) // ESRCH: it has ended by itself
 		}

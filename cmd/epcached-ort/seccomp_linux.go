@@ -20,9 +20,10 @@ type denial struct {
 	errno unix.Errno
 }
 
-// refused are calls that a compiler has no use for, and by which it would reach beyond its files and its processes. Objects of System V and message
-// queues, and keys, also stay behind when all processes are gone.
-var refused = []denial{
+// refusedCalls are calls that a compiler has no use for, and by which it would reach beyond its
+// files and its processes. Objects of System V and message queues, and keys, also stay behind when
+// all processes are gone.
+var refusedCalls = []denial{
 	{unix.SYS_IO_URING_SETUP, unix.ENOSYS}, // it makes sockets, and opens files, without the calls for it
 	{unix.SYS_SHMGET, unix.ENOSYS}, {unix.SYS_SEMGET, unix.ENOSYS}, {unix.SYS_MSGGET, unix.ENOSYS}, {unix.SYS_MQ_OPEN, unix.ENOSYS},
 	{unix.SYS_ADD_KEY, unix.ENOSYS}, {unix.SYS_REQUEST_KEY, unix.ENOSYS}, {unix.SYS_KEYCTL, unix.ENOSYS},
@@ -36,15 +37,15 @@ var refused = []denial{
 	{unix.SYS_SETXATTR, unix.EPERM}, {unix.SYS_LSETXATTR, unix.EPERM}, {unix.SYS_REMOVEXATTR, unix.EPERM}, {unix.SYS_LREMOVEXATTR, unix.EPERM},
 }
 
-// refusedOfOthers are refused besides to a worker that has its model open, which may be its user's
-// only one, and to one that makes no files, and reads those of the store.
-var refusedOfOthers = []denial{
+// refusedWithOpenModel are refused besides to a worker that has its model open, which may be its
+// user's only one, and to one that makes no files, and reads those of the store.
+var refusedWithOpenModel = []denial{
 	{unix.SYS_FCHMOD, unix.EPERM}, {unix.SYS_FCHOWN, unix.EPERM}, {unix.SYS_FSETXATTR, unix.EPERM}, {unix.SYS_FREMOVEXATTR, unix.EPERM},
 }
 
-// known are the calls that ONNX Runtime, OpenVINO's EP on processors and QNN's ahead of time were seen
-// to make over all tests, and others of the same kinds.
-var known = []uint32{
+// knownCalls are the calls that ONNX Runtime, OpenVINO's EP on processors and QNN's ahead of time
+// were seen to make over all tests, and others of the same kinds.
+var knownCalls = []uint32{
 	unix.SYS_READ, unix.SYS_WRITE, unix.SYS_READV, unix.SYS_WRITEV, unix.SYS_PREAD64,
 	unix.SYS_PWRITE64, unix.SYS_PREADV, unix.SYS_PWRITEV, unix.SYS_LSEEK, unix.SYS_CLOSE,
 	unix.SYS_CLOSE_RANGE, unix.SYS_DUP, unix.SYS_DUP3, unix.SYS_FCNTL, unix.SYS_FLOCK,
@@ -99,17 +100,17 @@ const (
 // With c.Known all calls but the known ones are refused as well, and the daemon is told of them. A
 // kernel that cannot tell (before Linux 5.0, or within a sandbox that is told itself) refuses only those by name.
 func filterCalls(c *workerproto.Confinement, others bool) error {
-	deny := slices.Concat(refused, refusedHere)
+	deny := slices.Concat(refusedCalls, archRefusedCalls)
 	if others {
-		deny = append(deny, refusedOfOthers...)
+		deny = append(deny, refusedWithOpenModel...)
 	}
 	if !c.Network {
 		deny = append(deny, denial{unix.SYS_SOCKET, unix.EACCES})
 	}
 	if c.Known {
-		listener, errno := install(filter(deny, slices.Concat(known, knownHere)), unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
+		listener, errno := install(filter(deny, slices.Concat(knownCalls, archKnownCalls)), unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
 		if errno == 0 {
-			go tellRefused(listener)
+			go reportRefused(listener)
 			return nil
 		}
 	}
@@ -127,12 +128,12 @@ func install(program []unix.SockFilter, flags uintptr) (listener uintptr, errno 
 	return listener, errno
 }
 
-// unified is the first of the calls that have one number everywhere. Programs go without a later one
-// where the kernel does not have it, and find an earlier one forbidden.
-const unified = 424
+// firstUnifiedCall is the first of the calls that have one number everywhere. Programs go without a
+// later one where the kernel does not have it, and find an earlier one forbidden.
+const firstUnifiedCall = 424
 
-// tellRefused answers calls that are not known, on a thread that no filter is on, and says which.
-func tellRefused(listener uintptr) {
+// reportRefused answers calls that are not known, on a thread that no filter is on, and says which.
+func reportRefused(listener uintptr) {
 	told := map[int32]bool{}
 	for {
 		var call struct {
@@ -160,7 +161,7 @@ func tellRefused(listener uintptr) {
 			errno int32
 			flags uint32
 		}{id: call.id, errno: -int32(unix.EPERM)}
-		if call.nr >= unified {
+		if call.nr >= firstUnifiedCall {
 			answer.errno = -int32(unix.ENOSYS)
 		}
 		_, _, _ = unix.Syscall(unix.SYS_IOCTL, listener, unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&answer))) // it may have ended

@@ -2,14 +2,14 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// refusedHere are calls that later architectures do not have.
-var refusedHere = []denial{
+// archRefusedCalls are calls that later architectures do not have.
+var archRefusedCalls = []denial{
 	{unix.SYS_CHMOD, unix.EPERM}, {unix.SYS_CHOWN, unix.EPERM}, {unix.SYS_LCHOWN, unix.EPERM},
 	{unix.SYS_UTIME, 0}, {unix.SYS_UTIMES, 0}, {unix.SYS_FUTIMESAT, 0},
 }
 
-// knownHere are calls that later architectures do not have.
-var knownHere = []uint32{
+// archKnownCalls are calls that later architectures do not have.
+var archKnownCalls = []uint32{
 	unix.SYS_NEWFSTATAT, unix.SYS_OPEN, unix.SYS_CREAT, unix.SYS_STAT, unix.SYS_LSTAT,
 	unix.SYS_ACCESS, unix.SYS_READLINK, unix.SYS_UNLINK, unix.SYS_RENAME, unix.SYS_MKDIR,
 	unix.SYS_RMDIR, unix.SYS_SYMLINK, unix.SYS_LINK, unix.SYS_GETDENTS, unix.SYS_PIPE,

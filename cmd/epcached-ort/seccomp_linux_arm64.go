@@ -2,7 +2,7 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// refusedHere are calls that only this architecture has: none.
-var refusedHere []denial
+// archRefusedCalls are calls that only this architecture has: none.
+var archRefusedCalls []denial
 
-var knownHere = []uint32{unix.SYS_FSTATAT}
+var archKnownCalls = []uint32{unix.SYS_FSTATAT}

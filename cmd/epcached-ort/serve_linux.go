@@ -25,7 +25,7 @@ import (
 // kills all processes left in the unit's cgroup when serve returns.
 func serve() error {
 	conn := os.NewFile(0, "connection")
-	if err := workerproto.Send(conn, workerproto.Ended{}); err != nil {
+	if err := workerproto.Send(conn, workerproto.ExitReport{}); err != nil {
 		return err
 	}
 	fds, err := receive()
@@ -38,8 +38,8 @@ func serve() error {
 		return err
 	}
 	if launch.Prepare == "" {
-		tidy(launch.Dir)
-		return workerproto.Send(conn, workerproto.Ended{})
+		cleanPrivate(launch.Dir)
+		return workerproto.Send(conn, workerproto.ExitReport{})
 	}
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -56,7 +56,7 @@ func serve() error {
 	for _, fd := range fds {
 		_ = unix.Close(int(fd)) // the worker has its own; its end must be seen
 	}
-	go follow(in, worker)
+	go obeyDaemon(in, worker)
 	var status unix.WaitStatus
 	var usage unix.Rusage
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
@@ -65,10 +65,10 @@ func serve() error {
 	if err != nil {
 		return fmt.Errorf("wait for the worker: %w", err)
 	}
-	tidy(launch.Dir)
-	killed := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(ofCgroup("memory.events"))
+	cleanPrivate(launch.Dir)
+	killed := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(readCgroup("memory.events"))
 	cpu := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-	ended := workerproto.Ended{Status: status.ExitStatus(), CPU: cpu, OutOfMemory: killed}
+	ended := workerproto.ExitReport{Status: status.ExitStatus(), CPU: cpu, OutOfMemory: killed}
 	if status.Signaled() {
 		ended.Status = workerproto.ExitSignal + int(status.Signal())
 	}
@@ -97,13 +97,13 @@ func receive() (fds []uintptr, err error) {
 	return fds, nil
 }
 
-// follow obeys the daemon until the connection ends, which ends the worker.
-func follow(in *bufio.Reader, worker int) {
+// obeyDaemon obeys the daemon until the connection ends, which ends the worker.
+func obeyDaemon(in *bufio.Reader, worker int) {
 	for {
 		word, err := in.ReadByte()
 		if err != nil {
 			_ = unix.Kill(worker, unix.SIGTERM) // ESRCH: it has ended
-			time.Sleep(2 * patience)
+			time.Sleep(2 * reapTimeout)
 			os.Exit(workerproto.ExitSetup) // systemd kills the processes that remain
 		}
 		if word == workerproto.Raise { // as far as LimitNICE= of the unit allows
@@ -113,9 +113,9 @@ func follow(in *bufio.Reader, worker int) {
 	}
 }
 
-// tidy removes what a worker left in its private directory, and lets the daemon, which is in the
-// group, reach the rest of the job's directory whatever modes the vendor's code gave it.
-func tidy(private string) {
+// cleanPrivate removes what a worker left in its private directory, and lets the daemon, which is
+// in the group, reach the rest of the job's directory whatever modes the vendor's code gave it.
+func cleanPrivate(private string) {
 	entries, _ := os.ReadDir(private) // nothing of one that is not there
 	for _, e := range entries {
 		_ = os.RemoveAll(filepath.Join(private, e.Name())) // the daemon says what stays
@@ -131,8 +131,9 @@ func tidy(private string) {
 	})
 }
 
-// ofCgroup returns the content of a file of this process's cgroup; "": there is none of version 2.
-func ofCgroup(file string) string {
+// readCgroup returns the content of a file of this process's cgroup; "": there is none of version
+// 2.
+func readCgroup(file string) string {
 	own, _ := os.ReadFile("/proc/self/cgroup")
 	_, path, found := strings.Cut("\n"+string(own), "\n0::")
 	path, _, _ = strings.Cut(path, "\n")

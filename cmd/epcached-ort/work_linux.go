@@ -23,26 +23,26 @@ const requestFD, answerFD = 3, 4
 
 func work() int {
 	runtime.LockOSThread() // some vendors' code keeps state per thread
-	if err := takeOver(); err != nil {
+	if err := prepareProcess(); err != nil {
 		return failed(workerproto.ExitSetup, err)
 	}
 	in, out := os.NewFile(requestFD, "request"), os.NewFile(answerFD, "answer")
 	lines := bufio.NewReader(in)
 	req, err := workerproto.ReadRequest(lines)
 	if err != nil {
-		return failed(workerproto.ExitDialogue, err)
+		return failed(workerproto.ExitProtocol, err)
 	}
 	j := &job{req: req, in: lines, tell: func(e workerproto.Event) error { return workerproto.WriteEvent(out, e) }}
 	event, status := j.answer()
 	if err := workerproto.WriteEvent(out, event); err != nil {
-		return failed(workerproto.ExitDialogue, err)
+		return failed(workerproto.ExitProtocol, err)
 	}
 	// The caller exits without running destructors of C: libraries crash in them, after the work is done.
 	return status
 }
 
-// takeOver makes the process fit for vendor code, before any is loaded.
-func takeOver() error {
+// prepareProcess makes the process fit for vendor code, before any is loaded.
+func prepareProcess() error {
 	// Some EPs print to standard output, which must not be the dialogue's.
 	if err := unix.Dup3(2, 1, 0); err != nil {
 		return fmt.Errorf("standard output: %w", err)
@@ -73,10 +73,10 @@ func defaultSignals() error {
 }
 
 func (j *job) answer() (workerproto.Event, int) {
-	if err := j.do(); err != nil {
+	if err := j.run(); err != nil {
 		return workerproto.Event{Refusal: refusal(j.req.Do, err)}, workerproto.ExitRefused
 	}
-	j.result.Errors = j.logged()
+	j.result.Errors = j.loggedErrors()
 	j.result.PeakMemory = max(j.result.PeakMemory, peakMemory())
 	return workerproto.Event{Result: &j.result}, workerproto.ExitDone
 }

@@ -51,7 +51,7 @@ func addOwnRuntime(s *config.Settings) {
 	s.Runtimes = append(s.Runtimes, config.Runtime{Directory: prefix})
 }
 
-func switchedOff(s *config.Settings) error {
+func autostartOff(s *config.Settings) error {
 	if !s.Autostart {
 		return fmt.Errorf("autostart is switched off in %s", s.File)
 	}
@@ -63,7 +63,7 @@ func switchedOff(s *config.Settings) error {
 }
 
 func (c *call) launch(ctx context.Context, s *config.Settings) error {
-	if err := switchedOff(s); err != nil {
+	if err := autostartOff(s); err != nil {
 		return err
 	}
 	answers, err := c.start(s)
@@ -71,7 +71,7 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 		return fmt.Errorf("autostart: %w", err)
 	}
 	defer answers.Close() // only read from
-	return heard(ctx, answers, s)
+	return awaitAnswer(ctx, answers, s)
 }
 
 // start starts the process that stays, and returns the pipe that it answers on.
@@ -99,7 +99,7 @@ func (c *call) start(s *config.Settings) (answers *os.File, err error) {
 	return answers, nil
 }
 
-func heard(ctx context.Context, answers *os.File, s *config.Settings) error {
+func awaitAnswer(ctx context.Context, answers *os.File, s *config.Settings) error {
 	defer context.AfterFunc(ctx, func() { _ = answers.SetReadDeadline(time.Unix(1, 0)) })() // fails only if it is closed
 	if err := answers.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
 		return fmt.Errorf("autostart: %w", err)
@@ -148,7 +148,7 @@ func environment() []string {
 
 // detached is the process that stays: it tells the one that started it when it answers, or why it does not.
 func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.Set) error {
-	tell, err := starter()
+	tell, err := starterPipe()
 	if err != nil {
 		return err
 	}
@@ -205,17 +205,17 @@ func detach(program string, args []string, log, told *os.File) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	runtime.LockOSThread() // priorities and processors belong to the thread, and are inherited from it
 	defer runtime.UnlockOSThread()
-	shedInherited()
+	resetLimits()
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	return cmd.Process.Release()
 }
 
-// shedInherited resets the limits of the application that happened to start the daemon, because the
+// resetLimits resets the limits of the application that happened to start the daemon, because the
 // daemon serves other applications as well. It is best effort: an ordinary user may not lower a
 // niceness, nor raise a hard limit.
-func shedInherited() {
+func resetLimits() {
 	usual := &unix.SchedAttr{Policy: unix.SCHED_NORMAL}
 	if unix.SchedSetAttr(0, usual, 0) != nil {
 		if left, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
@@ -238,8 +238,8 @@ func shedInherited() {
 	}
 }
 
-// starter returns the pipe to the process that started this one. Workers do not inherit it.
-func starter() (*os.File, error) {
+// starterPipe returns the pipe to the process that started this one. Workers do not inherit it.
+func starterPipe() (*os.File, error) {
 	const number = 3
 	unix.CloseOnExec(number)
 	unix.Umask(0o022) // the application's may leave files open to all

@@ -131,11 +131,11 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]request.Policy, len(s.Policies)),
-		Pack:     s.Space.Pack, PackAfter: pause(s.Space.PackAfter), Verify: s.Space.Verify(), UnpackedDir: s.Space.UnpackedDir,
+		Pack:     s.Space.Pack, PackAfter: parsePause(s.Space.PackAfter), Verify: s.Space.Verify(), UnpackedDir: s.Space.UnpackedDir,
 		Space: store.SpaceOptions{Budget: store.Amount(budget), Floor: store.Amount(floor),
 			UserBytes: store.Amount(user), UserShare: store.Amount(share), MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
-		Failures: failure.Options{Off: !s.Failures.Remember, Crash: pause(s.Failures.Crash),
-			Limit: pause(s.Failures.Limit), Longest: pause(s.Failures.Longest), Refused: pause(s.Failures.Refused)},
+		Failures: failure.Options{Off: !s.Failures.Remember, Crash: parsePause(s.Failures.Crash),
+			Limit: parsePause(s.Failures.Limit), Longest: parsePause(s.Failures.Longest), Refused: parsePause(s.Failures.Refused)},
 		Conditions: conditions(s),
 	}
 	for _, d := range s.Drivers {
@@ -174,8 +174,8 @@ func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write, NoNamespaces: !s.Namespaces}
 }
 
-// pause parses a duration that was checked when the configuration was read.
-func pause(text string) time.Duration {
+// parsePause parses a duration that was checked when the configuration was read.
+func parsePause(text string) time.Duration {
 	d, _ := config.ParseDuration(text)
 	return d // 0 is the cache's default
 }

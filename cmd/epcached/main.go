@@ -116,11 +116,11 @@ be damaged: start it again, and it makes the index again from its manifests befo
 		return 0
 	}
 	if _, usage := errors.AsType[usageError](err); usage {
-		logs.Complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: epcached --help", err))
+		logs.WriteFatal(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: epcached --help", err))
 		return exitUsage
 	}
 	if _, damaged := errors.AsType[damagedError](err); damaged {
-		logs.Complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: start it again: "+
+		logs.WriteFatal(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: start it again: "+
 			"it makes the index from the manifests before it serves", err))
 		return exitDamage
 	}
@@ -128,7 +128,7 @@ be damaged: start it again, and it makes the index again from its manifests befo
 	if e, ok := errors.AsType[*apierr.Error](err); ok && e.Hint != "" {
 		text += "\nepcached: hint: " + e.Hint
 	}
-	logs.Complain(stderr, text)
+	logs.WriteFatal(stderr, text)
 	return exitFailure
 }
 
@@ -146,14 +146,14 @@ func keepHeapFloor() {
 	var after func(*cycle)
 	after = func(*cycle) {
 		metrics.Read(live)
-		debug.SetGCPercent(gcPercent(live[0].Value.Uint64()))
+		debug.SetGCPercent(gcPercentFor(live[0].Value.Uint64()))
 		runtime.SetFinalizer(new(cycle), after) // runs after the next collection
 	}
 	after(nil)
 }
 
-// gcPercent lets a heap with so many live bytes grow to the floor, or to twice its size.
-func gcPercent(live uint64) int {
+// gcPercentFor lets a heap with so many live bytes grow to the floor, or to twice its size.
+func gcPercentFor(live uint64) int {
 	const most = 100 * heapFloor / (4 << 20) // the runtime's least heap is 4 MiB at 100
 	return int(min(most, max(200, 100*heapFloor/max(live, 1))-100))
 }

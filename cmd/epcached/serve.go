@@ -48,27 +48,27 @@ type process struct {
 	mu        sync.Mutex     // guards ends
 	ends      []*os.File     // clients wait for the end of these, which is that of the process
 
-	passed  *os.File    // the socket that systemd passed; nil: none, or not looked for yet
-	opening atomic.Bool // systemd was told how far the opening of a large store is
+	systemdListener *os.File    // the socket that systemd passed; nil: none, or not looked for yet
+	opening         atomic.Bool // systemd was told how far the opening of a large store is
 
-	remade string // why the state directory was opened again; "": it was not
+	rebuilt string // why the state directory was opened again; "": it was not
 
 	broken func(error) // ends the process because the index is damaged
 
 	open func(dir string, o cache.Options) (*cache.Cache, error) // nil: cache.Open
 }
 
-// lastAnswers is how long a daemon whose index is damaged may take to answer its current requests
-// and to end its workers. A request that blocks in the index would do so forever.
-const lastAnswers = 2 * time.Second
+// damagedStopTime is how long a daemon whose index is damaged may take to answer its current
+// requests and to end its workers. A request that blocks in the index would do so forever.
+const damagedStopTime = 2 * time.Second
 
 // damagedError is why a daemon ends that could run: its next start repairs the damage.
 type damagedError struct{ error }
 
 func (e damagedError) Unwrap() error { return e.error }
 
-// uprooted says why a store is opened again while the daemon runs, and with which settings.
-type uprooted struct {
+// reopening says why a store is opened again while the daemon runs, and with which settings.
+type reopening struct {
 	why      string
 	settings *config.Settings
 	rules    *rules.Set
@@ -93,7 +93,7 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 		stop(err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- p.again(ctx, s, set, hangup) }()
+	go func() { ended <- p.serveReopening(ctx, s, set, hangup) }()
 	select {
 	case err := <-ended:
 		select {
@@ -104,20 +104,20 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 	case err := <-damaged:
 		select {
 		case <-ended:
-		case <-time.After(lastAnswers): // the rest is left as a crash would leave it
+		case <-time.After(damagedStopTime): // the rest is left as a crash would leave it
 		}
 		return err
 	}
 }
 
-// again runs the daemon, and opens the store again when the state directory was removed, because
-// stopping would leave applications without a daemon that was started by hand, and going on would
-// compile for every request. It does so too when the index is to be rebuilt.
-func (p *process) again(
+// serveReopening runs the daemon, and opens the store again when the state directory was removed,
+// because stopping would leave applications without a daemon that was started by hand, and going on
+// would compile for every request. It does so too when the index is to be rebuilt.
+func (p *process) serveReopening(
 	ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal,
 ) error {
 	for {
-		gone, err := p.once(ctx, s, set, hangup)
+		gone, err := p.serveOnce(ctx, s, set, hangup)
 		if gone == nil || ctx.Err() != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (p *process) again(
 		if gone.why == store.IndexDiscarded {
 			continue
 		}
-		p.remade = gone.why + ", " + time.Now().UTC().Format(time.RFC3339)
+		p.rebuilt = gone.why + ", " + time.Now().UTC().Format(time.RFC3339)
 		if p.recreate != nil {
 			if err := p.recreate(); err != nil {
 				return err
@@ -134,9 +134,9 @@ func (p *process) again(
 	}
 }
 
-// once runs the daemon on one store. gone says that it is to be opened again, and errors of closing
-// it were logged.
-func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) (gone *uprooted, err error) {
+// serveOnce runs the daemon on one store. gone says that it is to be opened again, and errors of
+// closing it were logged.
+func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) (gone *reopening, err error) {
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
 	log := logs.New(p.stderr, level)
@@ -165,11 +165,11 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	}
 	e := p.newEntrance(s.Socket, log)
 	options := optionsOf(s, set, compiler, log)
-	options.Rebuilt = p.remade
+	options.Rebuilt = p.rebuilt
 	options.OnOpening = func(what string) {
 		p.opening.Store(true)
 		systemd.Notify(log, systemd.StillOpening(what))
-		e.turnAway(what)
+		e.refuseClients(what)
 	}
 	options.OnBroken = func(err error) {
 		e.server.RefuseAll(unavailable("the index is damaged, and the daemon ends",
@@ -184,7 +184,7 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	if err != nil {
 		return nil, errors.Join(err, e.close(), compiler.Close())
 	}
-	r := &reload.Reloader{Read: p.read, Cache: c, Level: level, Log: log, Started: s, InForce: s, Rules: set,
+	r := &reload.Reloader{Read: p.read, Cache: c, Level: level, Log: log, Started: s, Active: s, Rules: set,
 		Options: func(s *config.Settings, set *rules.Set) cache.Options { return optionsOf(s, set, compiler, log) }}
 	why, err := p.answer(ctx, s, c, e, func() func() { return r.Follow(ctx, hangup) })
 	err = errors.Join(err, c.Close(), compiler.Close())
@@ -194,14 +194,14 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	if err != nil {
 		log.Warn("the store was not closed cleanly", "error", err) // its directory may be gone
 	}
-	return &uprooted{why, r.InForce, r.Rules}, nil
+	return &reopening{why, r.Active, r.Rules}, nil
 }
 
 // answer serves the socket until the context ends, and then lets current requests finish, or until
 // no client needs it, or until the store is gone, which it reports. When ready it calls begin,
 // whose result ends what begin started.
 func (p *process) answer(
-	ctx context.Context, s *config.Settings, c *cache.Cache, e *entrance, begin func() func(),
+	ctx context.Context, s *config.Settings, c *cache.Cache, e *socketEntrance, begin func() func(),
 ) (gone string, err error) {
 	if err := e.open(c); err != nil {
 		return "", err
@@ -249,17 +249,17 @@ func (p *process) answer(
 	return gone, <-e.ended
 }
 
-type entrance struct {
+type socketEntrance struct {
 	server  *unixsock.Server
 	backend *backend.Backend
 	log     *slog.Logger
-	listen  func() error // begins to serve, once
-	places  []idle.Place // as they were before a client could know of the socket; set by listen
-	ended   chan error   // why the server has ended
+	listen  func() error        // begins to serve, once
+	places  []idle.RequiredFile // as they were before a client could know of the socket; set by listen
+	ended   chan error          // why the server has ended
 }
 
-func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
-	e := &entrance{backend: backend.New(), log: log, ended: make(chan error, 1)}
+func (p *process) newEntrance(socket string, log *slog.Logger) *socketEntrance {
+	e := &socketEntrance{backend: backend.New(), log: log, ended: make(chan error, 1)}
 	e.backend.End, e.backend.Version = p.stop, version
 	e.server = &unixsock.Server{Backend: e.backend, Name: "epcached " + version, Log: log,
 		Errors: backend.WireError, Owner: e.backend.Owner, Administrator: e.backend.Administrator}
@@ -270,7 +270,7 @@ func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
 			return err
 		}
 		e.backend.Socket, e.backend.StartedBy = l.Addr().String(), p.startedBy
-		e.places = idle.Places(e.backend.Socket)
+		e.places = idle.RequiredFiles(e.backend.Socket)
 		go func() { e.ended <- e.server.Serve(context.Background(), l) }()
 		if p.ready != nil {
 			p.ready()
@@ -280,22 +280,22 @@ func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
 	return e
 }
 
-// turnAway has clients go on without the daemon while opening the store takes long.
-func (e *entrance) turnAway(what string) {
+// refuseClients has clients go on without the daemon while opening the store takes long.
+func (e *socketEntrance) refuseClients(what string) {
 	e.server.RefuseAll(unavailable("the daemon is starting: "+what, "compile without it until then"))
 	if err := e.listen(); err != nil {
 		e.log.Warn("clients cannot be told that the daemon is starting", "error", err)
 	}
 }
 
-func (e *entrance) open(c *cache.Cache) error {
+func (e *socketEntrance) open(c *cache.Cache) error {
 	e.backend.Cache = c
 	e.server.RefuseAll(nil)
 	return e.listen()
 }
 
-// close ends the answers of turnAway.
-func (e *entrance) close() error {
+// close ends the answers of refuseClients.
+func (e *socketEntrance) close() error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := e.server.Shutdown(now); !errors.Is(err, context.Canceled) {
@@ -316,8 +316,8 @@ func (p *process) listen(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("socket activation: %w", err)
 	}
 	for _, l := range passed {
-		if own, ok := l.(*net.UnixListener); ok && own.Addr().Network() == "unix" && p.passed == nil {
-			if p.passed, err = own.File(); err != nil {
+		if own, ok := l.(*net.UnixListener); ok && own.Addr().Network() == "unix" && p.systemdListener == nil {
+			if p.systemdListener, err = own.File(); err != nil {
 				return nil, fmt.Errorf("socket activation: %w", err)
 			}
 		}
@@ -325,9 +325,9 @@ func (p *process) listen(path string) (net.Listener, error) {
 			_ = l.Close() // of another kind, or kept above
 		}
 	}
-	if p.passed != nil {
+	if p.systemdListener != nil {
 		p.startedBy = "socket"
-		return net.FileListener(p.passed)
+		return net.FileListener(p.systemdListener)
 	}
 	return unixsock.Listen(path, unixsock.DefaultSocketMode())
 }

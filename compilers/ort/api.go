@@ -49,17 +49,17 @@ func Open(path string) (*API, error) {
 	}
 	base := handle(call(handle(entry)))
 	a := &API{library: path, tables: map[table]handle{apiBase: base}}
-	a.Version = text(handle(call(at(base, fnGetVersionString.slot))))
+	a.Version = text(handle(call(functionAt(base, fnGetVersionString.slot))))
 	if err := a.parseVersion(); err != nil {
 		return nil, err
 	}
 	// Any version that the library accepts gives the same table; the oldest supported one is accepted by all.
-	api := handle(call(at(base, fnGetApi.slot), uint32(OldestMinor)))
+	api := handle(call(functionAt(base, fnGetApi.slot), uint32(OldestMinor)))
 	if api == 0 {
 		return nil, fmt.Errorf("load %q: version %s has no API %d: ONNX Runtime 1.%d is the oldest that is supported", path, a.Version, OldestMinor, OldestMinor)
 	}
 	a.tables[apiTable] = api
-	a.Build = text(handle(call(at(api, fnGetBuildInfoString.slot))))
+	a.Build = text(handle(call(functionAt(api, fnGetBuildInfoString.slot))))
 	if a.tables[compileAPI] = handle(a.raw(fnGetCompileApi)); a.tables[compileAPI] == 0 {
 		return nil, fmt.Errorf("%s: ONNX Runtime %s gives none", fnGetCompileApi.field, a.Version)
 	}
@@ -87,7 +87,7 @@ func (a *API) entry(f function) (handle, error) {
 	if f.minor > a.minor {
 		return 0, fmt.Errorf("%s: came with ONNX Runtime 1.%d, this is %s", f.field, f.minor, a.Version)
 	}
-	return at(a.tables[f.table], f.slot), nil
+	return functionAt(a.tables[f.table], f.slot), nil
 }
 
 func (a *API) do(f function, args ...any) error {
@@ -99,22 +99,22 @@ func (a *API) do(f function, args ...any) error {
 	if status == 0 {
 		return nil
 	}
-	defer call(at(a.tables[apiTable], fnReleaseStatus.slot), status)
+	defer call(functionAt(a.tables[apiTable], fnReleaseStatus.slot), status)
 	return &Error{
 		Doing: f.field,
-		Code:  int(int32(call(at(a.tables[apiTable], fnGetErrorCode.slot), status))),
-		Text:  text(handle(call(at(a.tables[apiTable], fnGetErrorMessage.slot), status))),
+		Code:  int(int32(call(functionAt(a.tables[apiTable], fnGetErrorCode.slot), status))),
+		Text:  text(handle(call(functionAt(a.tables[apiTable], fnGetErrorMessage.slot), status))),
 	}
 }
 
-// calls calls functions one after the other, up to the first that fails.
-type calls struct {
+// callSequence calls functions one after the other, up to the first that fails.
+type callSequence struct {
 	*API
 	err error
 }
 
 // do calls a function, unless one has failed, and tells whether none has.
-func (c *calls) do(f function, args ...any) bool {
+func (c *callSequence) do(f function, args ...any) bool {
 	if c.err == nil {
 		c.err = c.API.do(f, args...)
 	}
@@ -156,15 +156,16 @@ func call(fn handle, args ...any) uintptr {
 	defer pins.Unpin()
 	var words [15]uintptr
 	for i, arg := range args {
-		words[i] = word(&pins, arg)
+		words[i] = argumentWord(&pins, arg)
 	}
 	result, _, _ := purego.SyscallN(uintptr(fn), words[:len(args)]...)
 	runtime.KeepAlive(args)
 	return result
 }
 
-// word gives the machine word for an argument. Only types whose layout C shares are accepted: another one is a mistake in this package.
-func word(pins *runtime.Pinner, arg any) uintptr {
+// argumentWord gives the machine word for an argument. Only types whose layout C shares are
+// accepted: another one is a mistake in this package.
+func argumentWord(pins *runtime.Pinner, arg any) uintptr {
 	switch v := arg.(type) {
 	case nil:
 		return 0
@@ -245,6 +246,6 @@ func array(h handle, count uintptr) []handle {
 	return append([]handle(nil), unsafe.Slice((*handle)(pointer(h)), count)...)
 }
 
-func at(table handle, slot int) handle {
+func functionAt(table handle, slot int) handle {
 	return *(*handle)(unsafe.Add(pointer(table), uintptr(slot)*unsafe.Sizeof(table)))
 }

@@ -57,7 +57,7 @@ type Place struct {
 
 // Compile compiles a model by the compile API. The result is nil unless c.Buffer is set.
 func (o *SessionOptions) Compile(c Compilation) ([]byte, error) {
-	k := &compiling{calls: calls{API: o.env.api}, Compilation: c}
+	k := &compiling{callSequence: callSequence{API: o.env.api}, Compilation: c}
 	if !k.do(fnCreateCompilationOptions, o.env.ptr, o.ptr, &k.options) {
 		return nil, k.err
 	}
@@ -76,7 +76,7 @@ func (o *SessionOptions) Compile(c Compilation) ([]byte, error) {
 
 type compiling struct {
 	Compilation
-	calls
+	callSequence
 	options handle
 	pins    runtime.Pinner // of what ORT keeps pointers to until the model is compiled
 
@@ -136,7 +136,7 @@ func (k *compiling) write(_, data handle, size uintptr) handle {
 func (k *compiling) locate(_, name, value, source, out handle) handle {
 	*(*handle)(pointer(out)) = 0
 	i := Initializer{Name: text(name)}
-	c := calls{API: k.API}
+	c := callSequence{API: k.API}
 	if i.Data = c.bytesOf(value); c.err != nil {
 		return k.status(c.err)
 	}

@@ -37,7 +37,7 @@ func (s *Session) Inputs() ([]Tensor, error) {
 }
 
 func (s *Session) names(count, name function) ([]string, error) {
-	c := calls{API: s.env.api}
+	c := callSequence{API: s.env.api}
 	var n uintptr
 	var allocator handle // ORT's own: not to be released
 	c.do(count, s.ptr, &n)
@@ -54,7 +54,7 @@ func (s *Session) names(count, name function) ([]string, error) {
 }
 
 func (s *Session) inputType(i int) (Tensor, error) {
-	c := calls{API: s.env.api}
+	c := callSequence{API: s.env.api}
 	var info, tensor handle
 	if !c.do(fnSessionGetInputTypeInfo, s.ptr, i, &info) {
 		return Tensor{}, c.err
@@ -69,7 +69,7 @@ func (s *Session) inputType(i int) (Tensor, error) {
 
 var errNoTensor = errors.New("not a tensor")
 
-func (c *calls) typeAndShape(info handle) (t Tensor) {
+func (c *callSequence) typeAndShape(info handle) (t Tensor) {
 	var rank uintptr
 	c.do(fnGetTensorElementType, info, &t.Type)
 	c.do(fnGetDimensionsCount, info, &rank)
@@ -78,7 +78,7 @@ func (c *calls) typeAndShape(info handle) (t Tensor) {
 	return t
 }
 
-func (c *calls) bytesOf(value handle) []byte {
+func (c *callSequence) bytesOf(value handle) []byte {
 	var size uintptr
 	var data handle
 	if c.do(fnGetTensorSizeInBytes, value, &size) && size > 0 { // refuses tensors of strings
@@ -142,7 +142,7 @@ func (a *API) takeOutputs(names []string, values []handle) ([]Tensor, error) {
 }
 
 func (a *API) output(value handle) (Tensor, error) {
-	c := calls{API: a}
+	c := callSequence{API: a}
 	var tensor int32
 	if c.do(fnIsTensor, value, &tensor) && tensor == 0 {
 		c.err = errNoTensor

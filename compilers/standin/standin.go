@@ -54,8 +54,8 @@ type Compiler struct {
 }
 
 var (
-	_ compilers.Compiler = (*Compiler)(nil)
-	_ compilers.Opener   = (*Compiler)(nil)
+	_ compilers.Compiler          = (*Compiler)(nil)
+	_ compilers.OpenModelCompiler = (*Compiler)(nil)
 )
 
 // New makes a stand-in, and makes its EP known to package compilers.
@@ -126,8 +126,8 @@ func (c *Compiler) Compatibility(ctx context.Context, r compilers.Runtime, ep co
 	return verdicts, nil
 }
 
-// TakesOpen implements compilers.Opener.
-func (c *Compiler) TakesOpen(job compilers.Job) bool {
+// AcceptsOpenModel implements compilers.OpenModelCompiler.
+func (c *Compiler) AcceptsOpenModel(job compilers.Job) bool {
 	return job.ModelFile != nil && len(job.Share) == 0
 }
 

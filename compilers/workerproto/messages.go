@@ -30,7 +30,7 @@ const Version = 5
 const (
 	ExitDone     = 0
 	ExitRefused  = 60 // a Refusal was written
-	ExitDialogue = 61 // the request could not be read, or the answer not be written
+	ExitProtocol = 61 // the request could not be read, or the answer not be written
 	ExitSetup    = 62 // the worker's own process could not be prepared
 
 	// ExitSignal and above: a signal ended the worker, and its number is added. The process that looks after a worker cannot end as the worker did.
@@ -66,7 +66,7 @@ const (
 	Compile       = "compile"
 	Load          = "load"
 	Compatibility = "compatibility"
-	Try           = "try"     // try what the worker is kept from; loads no library
+	TrySandbox    = "try"     // try what the worker is kept from; loads no library
 	Compare       = "compare" // run a graph and the model that it was compiled from
 	Command       = "command" // run a vendor's own compiler; loads no library
 )
@@ -242,8 +242,8 @@ type Launch struct {
 	Prepare string // the Preparation, as JSON; "": only what workers left there is opened to the group
 }
 
-// Ended is the last that an instance says.
-type Ended struct {
+// ExitReport is the last that an instance says.
+type ExitReport struct {
 	Status      int           // the worker's exit status
 	CPU         time.Duration // of all its processes
 	OutOfMemory bool          // one was killed for the memory limit of the unit
@@ -314,7 +314,7 @@ func (s DeviceSelector) String() string {
 	for _, k := range slices.Sorted(maps.Keys(s.Metadata)) {
 		more = append(more, k+"="+s.Metadata[k])
 	}
-	return described(cmp.Or(strings.ToUpper(s.Type), "device"), more)
+	return describeDevice(cmp.Or(strings.ToUpper(s.Type), "device"), more)
 }
 
 // Listed describes devices by all that the selector may tell them apart by.
@@ -335,12 +335,12 @@ func (s DeviceSelector) Listed(devices []DeviceFacts) string {
 				more = append(more, "no "+k)
 			}
 		}
-		list = append(list, described(d.Type, more))
+		list = append(list, describeDevice(d.Type, more))
 	}
 	return strings.Join(list, "; ")
 }
 
-func described(kind string, more []string) string {
+func describeDevice(kind string, more []string) string {
 	if len(more) == 0 {
 		return kind
 	}
@@ -372,10 +372,10 @@ func ReadRequest(r *bufio.Reader) (Request, error) {
 	return req, nil
 }
 
-type goOn struct{ Go bool }
+type goMessage struct{ Go bool }
 
 // WriteGo tells a worker that waits that the model is there.
-func WriteGo(w io.Writer) error { return writeLine(w, goOn{true}, MaxRequest) }
+func WriteGo(w io.Writer) error { return writeLine(w, goMessage{true}, MaxRequest) }
 
 // ReadGo waits for WriteGo. io.ErrUnexpectedEOF means that the caller gave up. The reader has to be that of ReadRequest.
 func ReadGo(r *bufio.Reader) error {
@@ -383,14 +383,14 @@ func ReadGo(r *bufio.Reader) error {
 	if err != nil {
 		return fmt.Errorf("wait for the model: %w", err)
 	}
-	var told goOn
+	var told goMessage
 	if err := json.Unmarshal(line, &told); err != nil || !told.Go {
 		return fmt.Errorf("wait for the model: %w: %q", ErrMalformed, line)
 	}
 	return nil
 }
 
-// Send writes a Launch or an Ended; the first Ended of an instance says that it runs.
+// Send writes a Launch or an ExitReport; the first ExitReport of an instance says that it runs.
 func Send(w io.Writer, v any) error { return writeLine(w, v, MaxRequest) }
 
 // Receive reads a message that Send wrote.

@@ -29,28 +29,29 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// atOnce is how many models one call asks for at the same time; the daemon queues what is too much for it.
-const atOnce = 8
+// parallelRequests is how many models one call asks for at the same time; the daemon queues what is
+// too much for it.
+const parallelRequests = 8
 
 // Get is one call of get, or of a verb that asks as get does.
 type Get struct {
 	*cli.Call
-	Verb     string // empty: get
-	Request  Request
-	OnMiss   string
-	out      string
-	force    bool
-	DryRun   bool
-	Progress bool
-	keep     bool
-	share    bool
-	adopt    bool
-	Program  []string        // behind "--", empty: none
-	claimant *claimant       // compiles under claims; nil until there is one; guarded by once
-	state    string          // of a store that is read without a daemon; empty: the daemon is asked
-	build    string          // with state: how the build's key begins
-	unpackTo string          // with state: a folder for what is unpacked; empty: where programs keep what can be made again
-	stored   *readonly.Store // with state: the store
+	Verb         string // empty: get
+	Request      Request
+	OnMiss       string
+	out          string
+	force        bool
+	DryRun       bool
+	Progress     bool
+	keep         bool
+	share        bool
+	adopt        bool
+	Program      []string        // behind "--", empty: none
+	claimant     *claimant       // compiles under claims; nil until there is one; guarded by once
+	state        string          // of a store that is read without a daemon; empty: the daemon is asked
+	build        string          // with state: how the build's key begins
+	unpackFolder string          // with state: a folder for what is unpacked; empty: where programs keep what can be made again
+	stored       *readonly.Store // with state: the store
 }
 
 func (g *Get) copies() bool { return g.out != "" && len(g.Program) == 0 }
@@ -68,7 +69,7 @@ func (g *Get) AddFlags(cmd *cobra.Command) {
 	f.BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
 	f.StringVar(&g.state, "state", "", "read the store in `DIR`, and write nothing: no daemon is asked or started")
 	f.StringVar(&g.build, "build", "", "with --state: only the build whose `KEY` begins so")
-	f.StringVar(&g.unpackTo, "unpack-to", "", "with --state: unpack what is packed into `DIR`, which is this user's alone")
+	f.StringVar(&g.unpackFolder, "unpack-to", "", "with --state: unpack what is packed into `DIR`, which is this user's alone")
 	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
 	f.BoolVar(&g.adopt, "adopt", false, "keep models that are compiled already, with their files")
 }
@@ -99,7 +100,7 @@ func (g *Get) Run(ctx context.Context, models []string) (err error) {
 	}
 	return g.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		if err := g.Request.OnlyEP(ctx, c, g.Print); err != nil {
-			return exit.During("get", err)
+			return exit.WithVerb("get", err)
 		}
 		return g.acquireAndUse(ctx, c, models, onMiss)
 	})
@@ -111,7 +112,7 @@ func (g *Get) acquireAndUse(
 ) error {
 	asks := g.asksFor(models)
 	if g.share {
-		asks = []ask{{g, models}}
+		asks = []modelAsk{{g, models}}
 	}
 	show := term.NewPhases(g.Print, g.Progress, len(asks))
 	results := eachModel(asks, acquireEach(ctx, c, asks, onMiss, show))
@@ -122,12 +123,12 @@ func (g *Get) acquireAndUse(
 		err = g.copyOut(ctx, results)
 	}
 	if err == nil && len(g.Program) > 0 && !g.DryRun {
-		err = g.become(results)
+		err = g.replaceProcess(results)
 	}
 	return err
 }
 
-func mistake(made bool, text, hint string) error {
+func usageMistake(made bool, text, hint string) error {
 	if !made {
 		return nil
 	}
@@ -141,21 +142,21 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 		complete = g.Request.Complete
 	}
 	err := cmp.Or(
-		mistake(len(models) == 0, "no model", "epcachectl get MODEL --ep EP"),
-		mistake(g.share && len(models) < 2, "--share: a group has two models or more",
+		usageMistake(len(models) == 0, "no model", "epcachectl get MODEL --ep EP"),
+		usageMistake(g.share && len(models) < 2, "--share: a group has two models or more",
 			"epcachectl get --share MODEL MODEL... --ep EP"),
-		mistake(g.share && g.Request.embed,
+		usageMistake(g.share && g.Request.embed,
 			"--share: what the models share stands in a file of its own, so --embed cannot go with it", ""),
-		mistake(len(g.Program) > 0 && g.JSON,
+		usageMistake(len(g.Program) > 0 && g.JSON,
 			"--json cannot go with a program, whose output standard output is", ""),
-		program.CheckPlaces(g.Program, len(models)),
+		program.CheckPlaceholders(g.Program, len(models)),
 		complete(),
 		g.checkStored(),
-		mistake(g.adopt && (g.state != "" || g.share), "--adopt keeps single models in a daemon's store, "+
+		usageMistake(g.adopt && (g.state != "" || g.share), "--adopt keeps single models in a daemon's store, "+
 			"and cannot go with --state or --share", ""),
-		mistake(claims && g.share,
+		usageMistake(claims && g.share,
 			"--on-miss claim is for one model at a time, and --share for several at once", ""),
-		mistake(claims && g.Request.Runtime == "", "--on-miss claim compiles with libraries of your own, "+
+		usageMistake(claims && g.Request.Runtime == "", "--on-miss claim compiles with libraries of your own, "+
 			"and there is no --runtime", "name their folder: --runtime DIR"),
 		exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "refresh", "bypass"),
 	)
@@ -171,19 +172,19 @@ var onMissNames = map[string]wire.OnMiss{
 }
 
 // acquireModels asks for one model, or for several as a group.
-func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *term.Phases) got {
+func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *term.Phases) modelResult {
 	path := paths[0]
-	result := got{path: path, adopts: g.adopt}
+	result := modelResult{path: path, adopted: g.adopt}
 	defer show.Done(path)
 	models, failed, err := modelfile.OpenAll(paths)
 	if err != nil {
-		result.err = exit.Failing(g.name(), failed, err)
+		result.err = exit.WithOperation(g.name(), failed, err)
 		return result
 	}
 	defer modelfile.CloseAll(models)
 	message, files, err := g.Request.message(models[0])
 	if err != nil {
-		result.err = exit.Failing(g.name(), path, err)
+		result.err = exit.WithOperation(g.name(), path, err)
 		return result
 	}
 	defer closeExtra(files)
@@ -202,7 +203,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	}
 	if g.stored != nil {
 		if err := g.find(ctx, message, files, external, progress, &result); err != nil {
-			result.err = exit.Failing(g.name(), path, storedError(err))
+			result.err = exit.WithOperation(g.name(), path, storedError(err))
 		}
 		result.elapsed = time.Since(start)
 		return result
@@ -225,9 +226,9 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	}
 	err = ask(c)
 	if unixsock.ConnectionEnded(err) {
-		err = g.Again(ctx, ask)
+		err = g.Retry(ctx, ask)
 	}
-	if slices.Contains(instead(err), "own") {
+	if slices.Contains(alternatives(err), "own") {
 		if own, ownErr := g.OwnDaemon(ctx); ownErr == nil {
 			result.daemon, err = own, ask(own)
 		}
@@ -242,10 +243,10 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 		result.missing = g.DryRun && g.compilesAnyway() && result.reply.GetOutcome() == "hit"
 	// There is no build, and no remembered failure that is the answer instead.
 	case g.DryRun && errors.Is(err, unixsock.ErrNotFound) && g.OnMiss != "fail" &&
-		(g.compilesAnyway() || !failedBefore(err)):
-		result.missing, result.begun = true, underWay(err)
+		(g.compilesAnyway() || !isRememberedFailure(err)):
+		result.missing, result.startedAt = true, isUnderWay(err)
 	default:
-		result.err = exit.Early(ctx, exit.Failing(g.name(), path, g.withHint(err, paths)), g.Timeout, func() (string, string) { return g.fate(last.Load()) })
+		result.err = exit.TimeoutError(ctx, exit.WithOperation(g.name(), path, g.withHint(err, paths)), g.Timeout, func() (string, string) { return g.fateText(last.Load()) })
 	}
 	return result
 }
@@ -254,7 +255,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 // model, with --runtime. A daemon that can compile nothing for this user proposes one of the user's
 // own before that.
 func (g *Get) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
-	ways := instead(err)
+	ways := alternatives(err)
 	if len(ways) > 0 && ways[0] == "own" && g.DaemonProgram() != "" {
 		return false
 	}
@@ -269,7 +270,7 @@ func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,
 	show := term.NewPhases(g.Print, false, 1)
 	result := g.acquireModels(ctx, c, []string{path}, onMiss, show)
 	show.End()
-	closeViews([]got{result})
+	closeViews([]modelResult{result})
 	return result.reply, result.err
 }
 
@@ -289,16 +290,16 @@ func (g *Get) claiming() (*claimant, error) {
 // withHint tells how to get what is missing with this program; the daemon's own hint is in the protocol's words.
 func (g *Get) withHint(err error, paths []string) error {
 	e, is := errors.AsType[*unixsock.Error](err)
-	if !is || !errors.Is(err, unixsock.ErrNotFound) || failedBefore(err) {
+	if !is || !errors.Is(err, unixsock.ErrNotFound) || isRememberedFailure(err) {
 		return err
 	}
 	plain := *e
 	plain.Hint = ""
 	hint := "compile it: epcachectl get "
-	if underWay(err) {
+	if isUnderWay(err) {
 		hint = "wait for it: epcachectl get "
 	}
-	hint += g.Request.flags()
+	hint += g.Request.commandLine()
 	if len(paths) > 1 {
 		hint += "--share "
 	}
@@ -309,8 +310,8 @@ func (g *Get) withHint(err error, paths []string) error {
 	return exit.Hint(&plain, hint)
 }
 
-// underWay tells whether there is no build yet because it is being compiled.
-func underWay(err error) bool { return factOf(err, "phase") != "" }
+// isUnderWay tells whether there is no build yet because it is being compiled.
+func isUnderWay(err error) bool { return factOf(err, "phase") != "" }
 
 // factOf returns a fact that the daemon's error has; "": it has none of that name.
 func factOf(err error, name string) string {
@@ -320,14 +321,15 @@ func factOf(err error, name string) string {
 	return ""
 }
 
-// failedBefore tells whether there is no build because the daemon remembers that the model does not compile.
-func failedBefore(err error) bool { return factOf(err, "reason") != "" }
+// isRememberedFailure tells whether there is no build because the daemon remembers that the model
+// does not compile.
+func isRememberedFailure(err error) bool { return factOf(err, "reason") != "" }
 
 // report prints every model's result, and gives the exit code of the first that failed.
-func (g *Get) report(results []got) error {
+func (g *Get) report(results []modelResult) error {
 	var failed error
 	for _, r := range results {
-		if r.told() && (r.err == nil || failed != nil) {
+		if r.toldElsewhere() && (r.err == nil || failed != nil) {
 			continue
 		}
 		if r.err != nil {
@@ -373,8 +375,9 @@ func checkReferences(ctx context.Context, path string) error {
 	return nil // of another mistake the daemon knows more, because it has read the graph
 }
 
-// fate tells what becomes of a model's compile when its request leaves: last is what was last heard of it.
-func (g *Get) fate(last *wire.Progress) (text, hint string) {
+// fateText tells what becomes of a model's compile when its request leaves: last is what was last
+// heard of it.
+func (g *Get) fateText(last *wire.Progress) (text, hint string) {
 	if last.GetPhase() == "" {
 		return "", ""
 	}
@@ -392,34 +395,34 @@ func (g *Get) fate(last *wire.Progress) (text, hint string) {
 	return during + ": the compile ends, unless somebody else wants it", "with --keep-going it is finished all the same, and with --on-miss background it is not waited for"
 }
 
-// become runs the program in the place of this process: so it has the descriptor of the view under the same
-// number, gets its signals itself, and its exit status needs no passing on. The build is held until it ends, for the
-// descriptor is the lease.
-func (g *Get) become(results []got) error {
+// replaceProcess runs the program in the place of this process: so it has the descriptor of the
+// view under the same number, gets its signals itself, and its exit status needs no passing on. The
+// build is held until it ends, for the descriptor is the lease.
+func (g *Get) replaceProcess(results []modelResult) error {
 	paths := make([]string, len(results))
 	var views []*os.File
 	for i := range results {
 		graph, err := results[i].graphPath()
 		if err != nil {
-			return exit.Failing("get", results[i].path, err)
+			return exit.WithOperation("get", results[i].path, err)
 		}
 		paths[i] = graph
-		if results[i].view != nil && !results[i].told() {
+		if results[i].view != nil && !results[i].toldElsewhere() {
 			views = append(views, results[i].view)
 		}
 	}
 	path, err := program.Find(g.Program[0])
 	if err != nil {
-		return exit.Failing("run", g.Program[0], err)
+		return exit.WithOperation("run", g.Program[0], err)
 	}
-	argv := program.FillPlaces(g.Program, paths)
+	argv := program.FillPlaceholders(g.Program, paths)
 	g.Print.Clear()
-	told, err := program.Tell(objects(results, false))
+	told, err := program.SetResultVariable(objects(results, false))
 	if err == nil && !told {
-		g.Print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", path, program.ToldVariable, program.MaxTold))
+		g.Print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", path, program.ResultVariable, program.MaxResultBytes))
 	}
 	if err == nil {
 		err = program.Replace(path, argv, views)
 	}
-	return exit.Failing("run", path, err) // else it is the program
+	return exit.WithOperation("run", path, err) // else it is the program
 }

@@ -22,17 +22,18 @@ import (
 // WorkerVariable names the worker program that compiles under a claim. Without it that is epcached-ort beside this program.
 const WorkerVariable = "EPCACHE_WORKER"
 
-// giveUpTime is how long the daemon is waited for when a claim is given up; it ends with the connection in any case.
-const giveUpTime = 2 * time.Second
+// giveUpTimeout is how long the daemon is waited for when a claim is given up; it ends with the
+// connection in any case.
+const giveUpTimeout = 2 * time.Second
 
-// maxBeside is how many libraries beside an execution provider's own the daemon takes.
-const maxBeside = 512
+// maxLibrariesBeside is how many libraries beside an execution provider's own the daemon takes.
+const maxLibrariesBeside = 512
 
 // claimant compiles under claims, in workers of this program, with libraries of its own.
 type claimant struct {
-	runtime compilers.Runtime
-	worker  Worker
-	places  chan struct{} // a token for each compile that runs
+	runtime    compilers.Runtime
+	worker     Worker
+	placements chan struct{} // a token for each compile that runs
 }
 
 // Worker is what of a compiler is used here.
@@ -54,7 +55,7 @@ func newClaimant(r *Request) (*claimant, error) {
 			return nil, err
 		}
 	}
-	return &claimant{runtime: rt, worker: NewWorker(), places: make(chan struct{}, runtime.NumCPU())}, nil
+	return &claimant{runtime: rt, worker: NewWorker(), placements: make(chan struct{}, runtime.NumCPU())}, nil
 }
 
 // showLibraries adds the libraries of --runtime to a request. A daemon of another user's tells by
@@ -85,7 +86,7 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 			return files, err
 		}
 		// else it is known by its path
-		if beside := compilers.Beside(lib.Path); len(beside) <= maxBeside {
+		if beside := compilers.LibrariesBeside(lib.Path); len(beside) <= maxLibrariesBeside {
 			shown.Complete = true
 			for _, name := range beside {
 				one := &wire.ExternalFile{Location: name}
@@ -100,8 +101,9 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 	return files, nil
 }
 
-// instead lists what a daemon without the libraries proposes, the best first: show, claim, own.
-func instead(err error) []string {
+// alternatives lists what a daemon without the libraries proposes, the best first: show, claim,
+// own.
+func alternatives(err error) []string {
 	if !errors.Is(err, unixsock.ErrUnavailable) {
 		return nil
 	}
@@ -111,14 +113,14 @@ func instead(err error) []string {
 // work compiles what the claim in r is for, and puts it. It tells the daemon of a failure, so that the next
 // waiter may try. Where the store has no space for a result, and copies of its files are all that is wanted,
 // the files stay in the folder r.own, and the reply in r describes them.
-func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get, r *got, progress func(*wire.Progress)) error {
+func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get, r *modelResult, progress func(*wire.Progress)) error {
 	claimed, claim := r.reply, r.reply.GetClaim()
 	r.reply = nil
-	cl.places <- struct{}{}
-	defer func() { <-cl.places }()
+	cl.placements <- struct{}{}
+	defer func() { <-cl.placements }()
 	above, err := os.MkdirTemp("", "epcachectl-claim-")
 	defer func() {
-		if r.own == "" {
+		if r.ownDaemon == "" {
 			os.RemoveAll(above) // what stays is in a temporary folder
 		}
 	}()
@@ -155,7 +157,7 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 		reply.Files = append(reply.Files, f)
 		r.blobs[f.Name] = func() (io.ReadCloser, error) { return open() }
 	}
-	r.reply, r.own = reply, above
+	r.reply, r.ownDaemon = reply, above
 	return nil
 }
 
@@ -241,7 +243,7 @@ func put(ctx context.Context, c *unixsock.Client, folder string, made compilers.
 
 // giveUp passes on what the compiler said. It gives the error of telling the daemon, unless that has gone: the claim went with it.
 func giveUp(ctx context.Context, c *unixsock.Client, claim *wire.Claim, cause error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTimeout)
 	defer cancel()
 	told := &wire.GiveUp{Claim: claim.GetId(), Text: cause.Error()}
 	if refused, is := errors.AsType[*compilers.RefusedError](cause); is && refused.Code > 0 {

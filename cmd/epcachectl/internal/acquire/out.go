@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
-type copied struct {
+type outputCopy struct {
 	from   func() (io.ReadCloser, error)
 	to     string
 	size   int64
@@ -25,15 +25,15 @@ type copied struct {
 }
 
 // copyOut writes what the models came to. It looks at everything that is there before it writes anything.
-func (g *Get) copyOut(ctx context.Context, results []got) error {
-	var plan []copied
+func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
+	var plan []outputCopy
 	for _, r := range results {
-		if r.missing || r.told() {
+		if r.missing || r.toldElsewhere() {
 			continue
 		}
 		files, err := g.planOut(ctx, &r)
 		if err != nil {
-			return exit.Failing("get", r.path, err)
+			return exit.WithOperation("get", r.path, err)
 		}
 		plan = append(plan, files...)
 	}
@@ -46,7 +46,7 @@ func (g *Get) copyOut(ctx context.Context, results []got) error {
 			did = "is there already:"
 		default:
 			if err := c.write(ctx); err != nil {
-				return exit.Failing("write", c.to, err)
+				return exit.WithOperation("write", c.to, err)
 			}
 		}
 		if told {
@@ -56,7 +56,7 @@ func (g *Get) copyOut(ctx context.Context, results []got) error {
 	return nil
 }
 
-func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
+func (g *Get) planOut(ctx context.Context, r *modelResult) ([]outputCopy, error) {
 	if r.queued() {
 		return nil, r.errQueued()
 	}
@@ -64,7 +64,7 @@ func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
 		return g.planModel(ctx, r.path)
 	}
 	base := path.Dir(r.reply.GetGraph())
-	var plan []copied
+	var plan []outputCopy
 	for _, f := range r.reply.GetFiles() {
 		from, err := r.opener(f.GetName())
 		if err != nil {
@@ -83,7 +83,7 @@ func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
 				return nil, err
 			}
 		}
-		c := copied{from: from, to: filepath.Join(g.out, name), size: f.GetSize(), digest: f.GetDigest()}
+		c := outputCopy{from: from, to: filepath.Join(g.out, name), size: f.GetSize(), digest: f.GetDigest()}
 		if plan, err = g.add(ctx, plan, c); err != nil {
 			return nil, err
 		}
@@ -91,7 +91,7 @@ func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
 	return plan, nil
 }
 
-func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err error) {
+func (g *Get) planModel(ctx context.Context, path string) (plan []outputCopy, err error) {
 	m, err := modelfile.Open(path)
 	if err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err er
 		if err != nil {
 			return nil, err
 		}
-		c := copied{to: filepath.Join(g.out, filepath.FromSlash(name)), size: f.GetSize(), digest: f.GetDigest()}
+		c := outputCopy{to: filepath.Join(g.out, filepath.FromSlash(name)), size: f.GetSize(), digest: f.GetDigest()}
 		c.from = func() (io.ReadCloser, error) { return m.External(name) }
 		if plan, err = g.add(ctx, plan, c); err != nil {
 			return nil, err
@@ -115,8 +115,8 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err er
 	return plan, nil
 }
 
-func (g *Get) add(ctx context.Context, plan []copied, c copied) (_ []copied, err error) {
-	if c.same, err = c.isThere(ctx); err != nil {
+func (g *Get) add(ctx context.Context, plan []outputCopy, c outputCopy) (_ []outputCopy, err error) {
+	if c.same, err = c.isUpToDate(ctx); err != nil {
 		return nil, err
 	}
 	if !c.same && !g.force {
@@ -130,8 +130,8 @@ func (g *Get) add(ctx context.Context, plan []copied, c copied) (_ []copied, err
 	return append(plan, c), nil
 }
 
-// isThere compares bytes: a file of that name and size is not yet the same file.
-func (c *copied) isThere(ctx context.Context) (bool, error) {
+// isUpToDate compares bytes: a file of that name and size is not yet the same file.
+func (c *outputCopy) isUpToDate(ctx context.Context) (bool, error) {
 	info, err := os.Lstat(c.to)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != c.size {
 		return false, nil // absent, or to be replaced; what hinders that shows when it is tried
@@ -146,7 +146,7 @@ func (c *copied) isThere(ctx context.Context) (bool, error) {
 }
 
 // write makes the copy visible only when it is whole, and proven to be what the daemon said it is.
-func (c *copied) write(ctx context.Context) error {
+func (c *outputCopy) write(ctx context.Context) error {
 	dir := filepath.Dir(c.to)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
@@ -162,7 +162,7 @@ func (c *copied) write(ctx context.Context) error {
 	return os.Rename(temporary.Name(), c.to)
 }
 
-func (c *copied) fill(ctx context.Context, to *os.File) error {
+func (c *outputCopy) fill(ctx context.Context, to *os.File) error {
 	from, err := c.from()
 	if err != nil {
 		return err

@@ -29,33 +29,33 @@ import (
 
 // Request is what a call asks for, the model left out.
 type Request struct {
-	EPs            []*wire.ExecutionProvider
-	early          []pair // options before the first --ep
-	named          []pair // options that name their EP
-	sessionOptions map[string]string
-	dims           map[string]int64
-	Denotations    map[string]int64
-	Runtime        string
-	embed          bool
-	Verify         float64
-	strictORT      bool
-	level          string
-	route          string
-	store          string
-	output         *wire.Output
+	EPs             []*wire.ExecutionProvider
+	optionsBeforeEP []optionFlag // options before the first --ep
+	optionsWithEP   []optionFlag // options that name their EP
+	sessionOptions  map[string]string
+	dims            map[string]int64
+	Denotations     map[string]int64
+	Runtime         string
+	embed           bool
+	Verify          float64
+	strictORT       bool
+	level           string
+	route           string
+	store           string
+	output          *wire.Output
 }
 
-type pair struct{ ep, key, value string }
+type optionFlag struct{ ep, key, value string }
 
 // AddFlags adds the flags of a request.
 func (r *Request) AddFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(cli.Each(r.AddEP, "EP[:DEVICE]"), "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
+	f.Var(cli.EachValue(r.AddEP, "EP[:DEVICE]"), "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
 		"what epcachectl probe --json lists: EP:TYPE,vendor=0x8086,device=0x643e,KEY=VALUE of its metadata; is_virtual=1 names one that is not in this machine")
-	f.Var(cli.Each(r.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
-	f.Var(cli.Each(keyValue(&r.sessionOptions), "K=V"), "session-option", "session config entry; those that only say how a session runs change nothing; repeatable")
-	f.Var(cli.Each(dimension(&r.dims), "NAME=N"), "dim", "fix the free dimension NAME; repeatable")
-	f.Var(cli.Each(dimension(&r.Denotations), "DENOTATION=N"), "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
+	f.Var(cli.EachValue(r.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.Var(cli.EachValue(keyValue(&r.sessionOptions), "K=V"), "session-option", "session config entry; those that only say how a session runs change nothing; repeatable")
+	f.Var(cli.EachValue(dimension(&r.dims), "NAME=N"), "dim", "fix the free dimension NAME; repeatable")
+	f.Var(cli.EachValue(dimension(&r.Denotations), "DENOTATION=N"), "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
 	f.StringVar(&r.Runtime, "runtime", "", "`DIR` of the runtime that the model will be loaded with; default: the daemon's first")
 	f.BoolVar(&r.embed, "embed", false, "one file: the context inside the graph instead of beside it. It loads more slowly, and 2 GiB are its limit")
 	f.BoolVar(&r.strictORT, "strict-ort", false, "only take builds made under exactly the runtime's ONNX Runtime version")
@@ -97,7 +97,7 @@ func (r *Request) AddEP(v string) error {
 				d.Type = strings.ToUpper(part)
 				continue
 			}
-			if err := narrow(d, part); err != nil {
+			if err := restrictDevice(d, part); err != nil {
 				return fmt.Errorf("%q is not %s: %w", term.Brief(v), epForms, err)
 			}
 		}
@@ -107,8 +107,8 @@ func (r *Request) AddEP(v string) error {
 	return nil
 }
 
-// narrow adds what a part of a device's name says: its ids, or metadata.
-func narrow(d *wire.Device, part string) error {
+// restrictDevice adds what a part of a device's name says: its ids, or metadata.
+func restrictDevice(d *wire.Device, part string) error {
 	key, value, _ := strings.Cut(part, "=")
 	id, isID := map[string]*uint32{"vendor": &d.VendorId, "device": &d.DeviceId}[key]
 	if !isID {
@@ -129,11 +129,11 @@ func (r *Request) AddOption(v string) error {
 		return fmt.Errorf("%q is not K=V", term.Brief(v))
 	}
 	if ep, rest, named := strings.Cut(key, "/"); named {
-		r.named = append(r.named, pair{ep, rest, value})
+		r.optionsWithEP = append(r.optionsWithEP, optionFlag{ep, rest, value})
 		return nil
 	}
 	if len(r.EPs) == 0 {
-		r.early = append(r.early, pair{"", key, value})
+		r.optionsBeforeEP = append(r.optionsBeforeEP, optionFlag{"", key, value})
 		return nil
 	}
 	return setOption(r.EPs[len(r.EPs)-1], key, value)
@@ -175,7 +175,7 @@ func (r *Request) Complete() error {
 	if len(r.EPs) == 0 {
 		return exit.Hint(exit.Usagef("no --ep: which execution provider shall compile?"), "see which there are: epcachectl probe")
 	}
-	for _, o := range r.early {
+	for _, o := range r.optionsBeforeEP {
 		if len(r.EPs) > 1 {
 			return exit.Usage(exit.Hint(fmt.Errorf("--option %s stands before the first of several --ep", term.Brief(o.key)), "put it behind its --ep, or write EP/"+term.Brief(o.key)))
 		}
@@ -183,7 +183,7 @@ func (r *Request) Complete() error {
 			return exit.Usage(err)
 		}
 	}
-	for _, o := range r.named {
+	for _, o := range r.optionsWithEP {
 		i := slices.IndexFunc(r.EPs, func(ep *wire.ExecutionProvider) bool { return ep.Name == o.ep })
 		if i < 0 {
 			return exit.Usage(errNoEP(o))
@@ -196,7 +196,7 @@ func (r *Request) Complete() error {
 }
 
 // Given reports whether --ep or --option was.
-func (r *Request) Given() bool { return len(r.EPs)+len(r.early)+len(r.named) > 0 }
+func (r *Request) Given() bool { return len(r.EPs)+len(r.optionsBeforeEP)+len(r.optionsWithEP) > 0 }
 
 // CompleteOrEP is Complete for a call that OnlyEP may complete.
 func (r *Request) CompleteOrEP() error {
@@ -224,7 +224,7 @@ func (r *Request) checkValues() error {
 		oneOf("--store", r.store, "shared", "user", "none"))
 }
 
-func errNoEP(o pair) error {
+func errNoEP(o optionFlag) error {
 	return fmt.Errorf("--option %s/%s: there is no --ep %s", term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep))
 }
 
@@ -298,8 +298,8 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 
 func closeExtra(files []*os.File) { modelfile.CloseFiles(files[1:]) }
 
-// flags spells the request as on a command line, with a space behind each flag.
-func (r *Request) flags() string {
+// commandLine spells the request as on a command line, with a space behind each flag.
+func (r *Request) commandLine() string {
 	text := ""
 	for _, ep := range r.EPs {
 		text += "--ep " + term.Printable(ep.GetName())
@@ -367,7 +367,7 @@ func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printe
 	if err != nil {
 		return err
 	}
-	able := ableEPs(reply.GetRuntimes())
+	able := usableEPs(reply.GetRuntimes())
 	switch len(able) {
 	case 0:
 		return exit.Hint(errors.New("no --ep, and no execution provider here can compile"), "see why: epcachectl probe")
@@ -382,7 +382,7 @@ func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printe
 		"name one, such as --ep "+term.Printable(able[0])))
 }
 
-func ableEPs(runtimes []*wire.RuntimeFacts) []string {
+func usableEPs(runtimes []*wire.RuntimeFacts) []string {
 	var able []string
 	for _, rt := range runtimes {
 		for _, ep := range rt.GetEps() {

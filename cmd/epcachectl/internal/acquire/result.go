@@ -19,7 +19,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func objects(results []got, dryRun bool) []any {
+func objects(results []modelResult, dryRun bool) []any {
 	list := make([]any, len(results))
 	for i := range results {
 		list[i] = results[i].json(dryRun)
@@ -28,7 +28,7 @@ func objects(results []got, dryRun bool) []any {
 }
 
 // json is one element of what get --json prints. One that failed keeps its place in the list.
-func (r *got) json(dryRun bool) jsonout.Object {
+func (r *modelResult) json(dryRun bool) jsonout.Object {
 	out := jsonout.Object{"outcome": "missing"} // with -n: it would be compiled
 	a := r.reply
 	switch {
@@ -68,48 +68,48 @@ func (r *got) json(dryRun bool) jsonout.Object {
 	return out
 }
 
-type got struct {
-	path    string
-	reply   *wire.AcquireReply
-	view    *os.File
-	elapsed time.Duration
-	err     error
-	missing bool                                     // with -n: it would be compiled
-	adopts  bool                                     // it was to be adopted
-	begun   bool                                     // then: it is being compiled already
-	job     *wire.Job                                // how its job ended, when that was followed
-	graph   string                                   // relative to the view
-	blobs   map[string]func() (io.ReadCloser, error) // to copy it from a store that has no view of it: opens the files, by their names; else nil
-	group   []string                                 // the paths of all models of the group; nil: it is none
-	member  int                                      // which of them it is
-	own     string                                   // the folder of what was compiled here under a claim, where there is no view of it; else ""
+type modelResult struct {
+	path      string
+	reply     *wire.AcquireReply
+	view      *os.File
+	elapsed   time.Duration
+	err       error
+	missing   bool                                     // with -n: it would be compiled
+	adopted   bool                                     // it was to be adopted
+	startedAt bool                                     // then: it is being compiled already
+	job       *wire.Job                                // how its job ended, when that was followed
+	graph     string                                   // relative to the view
+	blobs     map[string]func() (io.ReadCloser, error) // to copy it from a store that has no view of it: opens the files, by their names; else nil
+	group     []string                                 // the paths of all models of the group; nil: it is none
+	member    int                                      // which of them it is
+	ownDaemon string                                   // the folder of what was compiled here under a claim, where there is no view of it; else ""
 	// daemon is the user's own, where it answered instead of another user's; else nil
 	daemon *unixsock.Client
 }
 
-// asked returns the connection to the daemon that answered, where the call asked with c.
-func (r *got) asked(c *unixsock.Client) *unixsock.Client { return cmp.Or(r.daemon, c) }
+// clientFor returns the connection to the daemon that answered, where the call asked with c.
+func (r *modelResult) clientFor(c *unixsock.Client) *unixsock.Client { return cmp.Or(r.daemon, c) }
 
-func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
+func (r *modelResult) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
 
 // errQueued is why nothing can be done yet with what is compiled in the background.
-func (r *got) errQueued() error {
+func (r *modelResult) errQueued() error {
 	return exit.Hint(exit.Missing("it is being compiled"), "wait for it: epcachectl jobs follow "+term.Printable(r.reply.GetJob()))
 }
 
-func (r *got) line(dryRun bool) string {
+func (r *modelResult) line(dryRun bool) string {
 	path, a := r.name(), r.reply
 	switch {
-	case r.begun:
+	case r.startedAt:
 		return "would wait for " + path + ": it is being compiled"
 	case r.missing:
 		return "would compile " + path
-	case dryRun && r.adopts && r.passedThrough() && !slices.ContainsFunc(a.GetWarnings(), notAdopted):
+	case dryRun && r.adopted && r.passedThrough() && !slices.ContainsFunc(a.GetWarnings(), notAdopted):
 		return "would adopt " + path
 	case r.passedThrough():
 		return passThroughLine(path, a)
 	case r.queued():
-		return fmt.Sprintf("queued %s: job %s", path, term.OrDash(a.GetJob()))
+		return fmt.Sprintf("queued %s: job %s", path, term.TextOrDash(a.GetJob()))
 	case r.job != nil:
 		return "compiled " + path + ": " + JobResultLine(r.job)
 	}
@@ -121,7 +121,7 @@ func (r *got) line(dryRun bool) string {
 	if dryRun {
 		outcome = "would hit"
 	}
-	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, term.Printable(a.GetEp()), term.OrDash(term.Short(a.GetBuild())), term.OrDash(a.GetCompatibility()), term.Bytes(size), term.Seconds(r.elapsed.Seconds()))
+	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, term.Printable(a.GetEp()), term.TextOrDash(term.Short(a.GetBuild())), term.TextOrDash(a.GetCompatibility()), term.Bytes(size), term.Seconds(r.elapsed.Seconds()))
 	if s := a.GetCompileSeconds(); s > 0 {
 		text += fmt.Sprintf(" (compiled in %s)", term.Seconds(s))
 	}
@@ -141,7 +141,7 @@ func passThroughLine(path string, a *wire.AcquireReply) string {
 	case "unknown":
 		return line + "whether it loads here is not known; load it as it is"
 	}
-	return line + term.OrDash(a.GetCompatibility()) + "; load it as it is"
+	return line + term.TextOrDash(a.GetCompatibility()) + "; load it as it is"
 }
 
 // outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put has been compiled.
@@ -163,27 +163,27 @@ func JobError(job *wire.Job) error {
 	case "cancelled":
 		return &unixsock.Error{Class: wire.ErrorClass_CANCELLED, Text: "it was cancelled"}
 	}
-	return fmt.Errorf("job %s is %s", term.Printable(job.GetId()), term.OrDash(job.GetState()))
+	return fmt.Errorf("job %s is %s", term.Printable(job.GetId()), term.TextOrDash(job.GetState()))
 }
 
 // JobResultLine says what a job came to, and how long it took.
 func JobResultLine(job *wire.Job) string {
-	return fmt.Sprintf("%s build %s in %s", term.OrDash(job.GetEp()), term.OrDash(term.Short(job.GetBuild())), term.Seconds(term.Milliseconds(job.GetElapsedMs()).Seconds()))
+	return fmt.Sprintf("%s build %s in %s", term.TextOrDash(job.GetEp()), term.TextOrDash(term.Short(job.GetBuild())), term.Seconds(term.Milliseconds(job.GetElapsedMs()).Seconds()))
 }
 
-func closeViews(results []got) {
+func closeViews(results []modelResult) {
 	for _, r := range results {
-		if r.own != "" {
-			os.RemoveAll(r.own) // what stays is in a temporary folder
+		if r.ownDaemon != "" {
+			os.RemoveAll(r.ownDaemon) // what stays is in a temporary folder
 		}
-		if r.view != nil && !r.told() {
+		if r.view != nil && !r.toldElsewhere() {
 			r.view.Close() // a folder that was only read from
 		}
 	}
 }
 
 // filePath gives the path of a file of a view, for this process and those that inherit the descriptor.
-func (r *got) filePath(name string) (string, error) {
+func (r *modelResult) filePath(name string) (string, error) {
 	switch {
 	case r.queued():
 		return "", r.errQueued()
@@ -195,7 +195,7 @@ func (r *got) filePath(name string) (string, error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", r.view.Fd(), name), nil
 }
 
-func (r *got) opener(name string) (func() (io.ReadCloser, error), error) {
+func (r *modelResult) opener(name string) (func() (io.ReadCloser, error), error) {
 	if open, ok := r.blobs[name]; ok {
 		return open, nil
 	}
@@ -210,10 +210,12 @@ func (r *got) opener(name string) (func() (io.ReadCloser, error), error) {
 }
 
 // passedThrough tells whether the model is compiled already, and is loaded from its own files.
-func (r *got) passedThrough() bool { return r.reply.GetOutcome() == "passthrough" && r.view == nil }
+func (r *modelResult) passedThrough() bool {
+	return r.reply.GetOutcome() == "passthrough" && r.view == nil
+}
 
 // graphPath is what a program can load: of a model that is compiled already, the model itself.
-func (r *got) graphPath() (string, error) {
+func (r *modelResult) graphPath() (string, error) {
 	if r.passedThrough() {
 		return filepath.Abs(r.path)
 	}
@@ -222,8 +224,8 @@ func (r *got) graphPath() (string, error) {
 
 // eachOfGroup gives each model of a group its own result, in order. All hold the same view; an error, and what else is
 // told once of a group, stands with the first.
-func eachOfGroup(all got, models []string) []got {
-	results := make([]got, len(models))
+func eachOfGroup(all modelResult, models []string) []modelResult {
+	results := make([]modelResult, len(models))
 	for i, path := range models {
 		r := &results[i]
 		*r = all
@@ -232,16 +234,16 @@ func eachOfGroup(all got, models []string) []got {
 			r.graph = members[i].GetGraph()
 		}
 		if all.err == nil && !all.missing && !all.queued() && all.job == nil && len(all.reply.GetMembers()) != len(models) {
-			r.err = exit.Failing("get", path, fmt.Errorf("there are %d graphs for %d models", len(all.reply.GetMembers()), len(models)))
+			r.err = exit.WithOperation("get", path, fmt.Errorf("there are %d graphs for %d models", len(all.reply.GetMembers()), len(models)))
 		}
 	}
 	return results
 }
 
-// told tells whether what there is to say of the result stands with another one.
-func (r *got) told() bool { return r.member > 0 }
+// toldElsewhere tells whether what there is to say of the result stands with another one.
+func (r *modelResult) toldElsewhere() bool { return r.member > 0 }
 
-func (r *got) name() string {
+func (r *modelResult) name() string {
 	if len(r.group) == 0 {
 		return term.Printable(r.path)
 	}
@@ -249,7 +251,7 @@ func (r *got) name() string {
 }
 
 // groupLines say which graph belongs to which model, and how several are loaded in one process.
-func (r *got) groupLines() []string {
+func (r *modelResult) groupLines() []string {
 	members := r.reply.GetMembers()
 	if len(r.group) == 0 || len(members) == 0 || r.missing {
 		return nil

@@ -25,21 +25,21 @@ func (g *Get) checkStored() error {
 	const none = " is for the daemon, and --state asks none"
 	with := g.state != ""
 	return cmp.Or(
-		mistake(!with && g.build != "", "--build is for --state: a daemon finds the build that suits", ""),
-		mistake(!with && g.unpackTo != "",
+		usageMistake(!with && g.build != "", "--build is for --state: a daemon finds the build that suits", ""),
+		usageMistake(!with && g.unpackFolder != "",
 			"--unpack-to is for --state: a daemon unpacks where its configuration says", ""),
-		mistake(with && g.Socket != "", "--socket"+none, ""),
-		mistake(with && g.keep, "--keep-going"+none, ""),
-		mistake(with && g.Request.strictORT, "--strict-ort"+none, ""),
-		mistake(with && g.Request.Verify != 0, "--verify-output"+none, ""),
-		mistake(with && g.Request.store != "", "--store"+none, ""),
-		mistake(with && g.OnMiss != "wait" && g.OnMiss != "fail", "--on-miss "+g.OnMiss+none, ""),
+		usageMistake(with && g.Socket != "", "--socket"+none, ""),
+		usageMistake(with && g.keep, "--keep-going"+none, ""),
+		usageMistake(with && g.Request.strictORT, "--strict-ort"+none, ""),
+		usageMistake(with && g.Request.Verify != 0, "--verify-output"+none, ""),
+		usageMistake(with && g.Request.store != "", "--store"+none, ""),
+		usageMistake(with && g.OnMiss != "wait" && g.OnMiss != "fail", "--on-miss "+g.OnMiss+none, ""),
 	)
 }
 
 func (g *Get) openStore(ctx context.Context) (err error) {
 	if g.stored, err = readonly.Open(ctx, g.state, uint32(os.Getuid())); err != nil {
-		return exit.Failing("read", g.state, storedError(err))
+		return exit.WithOperation("read", g.state, storedError(err))
 	}
 	for _, problem := range g.stored.Problems() {
 		g.Print.Warning(fmt.Sprintf("read %q: %s", g.state, problem))
@@ -49,7 +49,7 @@ func (g *Get) openStore(ctx context.Context) (err error) {
 
 // find looks into the store, and again with the external data to which the models refer.
 func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, external unixsock.External,
-	progress func(*wire.Progress), out *got) error {
+	progress func(*wire.Progress), out *modelResult) error {
 	request, err := request.FromWire(request.Peer{}, w, files)
 	if err != nil {
 		return err
@@ -112,8 +112,8 @@ func (g *Get) unpack(
 
 // unpackFolders lists where a build is unpacked: where the call says, else where programs keep what can be made again.
 func (g *Get) unpackFolders() (folders []string) {
-	if g.unpackTo != "" {
-		return []string{g.unpackTo}
+	if g.unpackFolder != "" {
+		return []string{g.unpackFolder}
 	}
 	if dir, err := os.UserCacheDir(); err == nil && filepath.IsAbs(dir) { // XDG_CACHE_HOME, or ~/.cache
 		folders = append(folders, filepath.Join(dir, "epcached", "unpacked"))

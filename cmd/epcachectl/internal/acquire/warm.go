@@ -24,18 +24,18 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// ask is a request for a model, or for several as a group.
-type ask struct {
+// modelAsk is a request for a model, or for several as a group.
+type modelAsk struct {
 	call   *Get
 	models []string
 }
 
-func (k ask) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.OnMiss, show *term.Phases) got {
+func (k modelAsk) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.OnMiss, show *term.Phases) modelResult {
 	return k.call.acquireModels(ctx, c, k.models, onMiss, show)
 }
 
-// warming is a call of warm before the daemon is asked.
-type warming struct {
+// warmPlan is a call of warm before the daemon is asked.
+type warmPlan struct {
 	call     *Get
 	models   []string // of the arguments
 	pipeline *config.Pipeline
@@ -43,12 +43,12 @@ type warming struct {
 }
 
 // warming checks the call and reads its pipeline file.
-func (g *Get) warming(args []string, file string) (*warming, error) {
+func (g *Get) warming(args []string, file string) (*warmPlan, error) {
 	if len(args) == 0 && file == "" {
 		return nil, exit.Usage(exit.Hint(errors.New("warm: no model"),
 			"epcachectl warm MODEL --ep EP, or epcachectl warm --pipeline FILE"))
 	}
-	w := &warming{call: g, pipeline: &config.Pipeline{}}
+	w := &warmPlan{call: g, pipeline: &config.Pipeline{}}
 	var err error
 	if file != "" {
 		if w.pipeline, err = config.LoadPipeline(file); err != nil {
@@ -65,7 +65,7 @@ func (g *Get) warming(args []string, file string) (*warming, error) {
 	if w.needsEP() != "" {
 		return w, nil
 	}
-	if o := append(g.Request.early, g.Request.named...); len(g.Request.EPs) == 0 && len(o) > 0 {
+	if o := append(g.Request.optionsBeforeEP, g.Request.optionsWithEP...); len(g.Request.EPs) == 0 && len(o) > 0 {
 		return nil, exit.Usagef("--option %s: there is no --ep; in %s each model names its own",
 			term.Brief(o[0].key), file)
 	}
@@ -74,7 +74,7 @@ func (g *Get) warming(args []string, file string) (*warming, error) {
 }
 
 // needsEP returns the first model that no flag and no file names an execution provider for, or "".
-func (w *warming) needsEP() string {
+func (w *warmPlan) needsEP() string {
 	if len(w.call.Request.EPs) > 0 {
 		return ""
 	}
@@ -88,23 +88,23 @@ func (w *warming) needsEP() string {
 	return ""
 }
 
-func (w *warming) lists(path string) bool {
+func (w *warmPlan) lists(path string) bool {
 	abs, err := filepath.Abs(path)
 	has := func(r config.PipelineRequest) bool { return slices.Contains(r.Models, abs) }
 	return err == nil && slices.ContainsFunc(w.pipeline.Requests, has)
 }
 
 // asks returns what is asked for. The flags hold where the file says nothing.
-func (w *warming) asks() ([]ask, error) {
+func (w *warmPlan) asks() ([]modelAsk, error) {
 	asks := w.call.asksFor(w.models)
 	var wrong config.Errors
 	for i := range w.pipeline.Requests {
 		r := &w.pipeline.Requests[i]
 		one := *w.call
-		if err := one.Request.over(r); err != nil {
+		if err := one.Request.withFile(r); err != nil {
 			wrong = append(wrong, err)
 		}
-		asks = append(asks, ask{&one, r.Models})
+		asks = append(asks, modelAsk{&one, r.Models})
 	}
 	if len(wrong) > 0 {
 		return nil, exit.Usage(wrong)
@@ -112,25 +112,25 @@ func (w *warming) asks() ([]ask, error) {
 	return asks, nil
 }
 
-func (g *Get) asksFor(models []string) []ask {
-	asks := make([]ask, len(models))
+func (g *Get) asksFor(models []string) []modelAsk {
+	asks := make([]modelAsk, len(models))
 	for i, path := range models {
-		asks[i] = ask{g, []string{path}}
+		asks[i] = modelAsk{g, []string{path}}
 	}
 	return asks
 }
 
-func acquireEach(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
-	show *term.Phases) []got {
-	results := make([]got, len(asks))
-	some(len(asks), func(i int) { results[i] = asks[i].acquire(ctx, c, onMiss, show) })
+func acquireEach(ctx context.Context, c *unixsock.Client, asks []modelAsk, onMiss wire.OnMiss,
+	show *term.Phases) []modelResult {
+	results := make([]modelResult, len(asks))
+	inParallel(len(asks), func(i int) { results[i] = asks[i].acquire(ctx, c, onMiss, show) })
 	return results
 }
 
-// some calls do for 0 to n-1, some at a time, in this order.
-func some(n int, do func(int)) {
+// inParallel calls do for 0 to n-1, some at a time, in this order.
+func inParallel(n int, do func(int)) {
 	var all errgroup.Group
-	all.SetLimit(atOnce)
+	all.SetLimit(parallelRequests)
 	for i := range n {
 		all.Go(func() error {
 			do(i)
@@ -141,8 +141,8 @@ func some(n int, do func(int)) {
 }
 
 // eachModel returns a result for each model, where there was one for each ask.
-func eachModel(asks []ask, results []got) []got {
-	var out []got
+func eachModel(asks []modelAsk, results []modelResult) []modelResult {
+	var out []modelResult
 	for i, k := range asks {
 		if len(k.models) == 1 {
 			out = append(out, results[i])
@@ -153,8 +153,8 @@ func eachModel(asks []ask, results []got) []got {
 	return out
 }
 
-// over changes a copy of the flags' request to what a pipeline file says.
-func (r *Request) over(file *config.PipelineRequest) *config.Error {
+// withFile changes a copy of the flags' request to what a pipeline file says.
+func (r *Request) withFile(file *config.PipelineRequest) *config.Error {
 	flags := r.EPs
 	r.EPs = nil
 	if len(file.EPs) == 0 {
@@ -209,8 +209,9 @@ func merged[V any](below, over map[string]V) map[string]V {
 	return out
 }
 
-// mostAsks bounds how often warm asks for one model again whose job is gone when it is to be followed.
-const mostAsks = 3
+// maxAsks bounds how often warm asks for one model again whose job is gone when it is to be
+// followed.
+const maxAsks = 3
 
 // Warm has the models of the arguments and of a pipeline file compiled, and with follow waits for them.
 func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool) error {
@@ -222,9 +223,9 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 		if path := w.needsEP(); path != "" {
 			switch err := g.Request.OnlyEP(ctx, c, g.Print); {
 			case err != nil && file != "":
-				return exit.Failing("warm", path, err) // others have one in the file
+				return exit.WithOperation("warm", path, err) // others have one in the file
 			case err != nil:
-				return exit.During("warm", err)
+				return exit.WithVerb("warm", err)
 			}
 		}
 		asks, err := w.asks()
@@ -264,10 +265,10 @@ func modelsBelow(args []string) ([]string, error) {
 			return err
 		})
 		if err != nil {
-			return nil, exit.Failing("warm", arg, modelfile.PlainPathError(err))
+			return nil, exit.WithOperation("warm", arg, modelfile.PlainPathError(err))
 		}
 		if len(models) == before {
-			return nil, exit.Failing("warm", arg, exit.Hint(exit.Missing("no model is in it: no *.onnx file that is not *_ctx.onnx"), "name the models themselves if they are called otherwise"))
+			return nil, exit.WithOperation("warm", arg, exit.Hint(exit.Missing("no model is in it: no *.onnx file that is not *_ctx.onnx"), "name the models themselves if they are called otherwise"))
 		}
 	}
 	return models, nil
@@ -279,14 +280,14 @@ func isStore(dir string) bool {
 }
 
 // askAgain asks for what the daemon had no room for, each time after the end of a compile that was asked for before.
-func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, results []got,
+func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
 	onMiss wire.OnMiss) {
-	if !slices.ContainsFunc(results, func(r got) bool { return errors.Is(r.err, unixsock.ErrBusy) }) {
+	if !slices.ContainsFunc(results, func(r modelResult) bool { return errors.Is(r.err, unixsock.ErrBusy) }) {
 		return
 	}
 	show := term.NewPhases(g.Print, g.Progress, len(results))
 	defer show.End()
-	var jobs []*got // that may still be under way, in the order in which they were taken
+	var jobs []*modelResult // that may still be under way, in the order in which they were taken
 	for i := range results {
 		if results[i].reply.GetJob() != "" {
 			jobs = append(jobs, &results[i])
@@ -298,11 +299,11 @@ func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, resu
 			before := jobs[0]
 			jobs = jobs[1:]
 			// Followers report how it ends; here it only has to end.
-			_, _ = before.asked(c).Follow(ctx, &wire.Follow{Job: before.reply.GetJob()},
+			_, _ = before.clientFor(c).Follow(ctx, &wire.Follow{Job: before.reply.GetJob()},
 				func(p *wire.Progress) { show.Phase(before.path, p) })
 			show.Done(before.path)
 			*r = asks[i].acquire(ctx, c, onMiss, show)
-			closeViews([]got{*r})
+			closeViews([]modelResult{*r})
 			if r.reply.GetJob() != "" {
 				jobs = append(jobs, r)
 			}
@@ -311,10 +312,10 @@ func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, resu
 }
 
 // followAll waits for the jobs among the results, some at a time: they run in the order in which they were asked for.
-func (g *Get) followAll(ctx context.Context, c *unixsock.Client, asks []ask, results []got) {
+func (g *Get) followAll(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult) {
 	show := term.NewPhases(g.Print, g.Progress || !g.Print.Terminal && !g.JSON, len(results))
 	defer show.End()
-	some(len(results), func(i int) {
+	inParallel(len(results), func(i int) {
 		r := &results[i]
 		if r.err == nil && r.reply.GetJob() != "" {
 			asks[i].follow(ctx, c, r, show)
@@ -324,28 +325,28 @@ func (g *Get) followAll(ctx context.Context, c *unixsock.Client, asks []ask, res
 }
 
 // follow waits for one job. One that is not known any more is asked for again.
-func (k ask) follow(ctx context.Context, c *unixsock.Client, r *got, show *term.Phases) {
-	for range mostAsks {
-		job, err := r.asked(c).Follow(ctx, &wire.Follow{Job: r.reply.GetJob()},
+func (k modelAsk) follow(ctx context.Context, c *unixsock.Client, r *modelResult, show *term.Phases) {
+	for range maxAsks {
+		job, err := r.clientFor(c).Follow(ctx, &wire.Follow{Job: r.reply.GetJob()},
 			func(p *wire.Progress) { show.Phase(r.path, p) })
 		if err == nil {
 			r.job = job
 			if failed := JobError(job); failed != nil {
-				r.err = exit.Failing("compile", r.path, failed)
+				r.err = exit.WithOperation("compile", r.path, failed)
 			}
 			return
 		}
 		if !errors.Is(err, unixsock.ErrNotFound) {
-			r.err = exit.Early(ctx, exit.Failing("follow", r.path, err), k.call.Timeout, func() (string, string) {
+			r.err = exit.TimeoutError(ctx, exit.WithOperation("follow", r.path, err), k.call.Timeout, func() (string, string) {
 				return "", "the compile goes on; wait for it: epcachectl jobs follow " + term.Printable(term.Short(r.reply.GetJob()))
 			})
 			return
 		}
 		*r = k.acquire(ctx, c, wire.OnMiss_BACKGROUND, show)
-		closeViews([]got{*r})
+		closeViews([]modelResult{*r})
 		if r.err != nil || r.reply.GetJob() == "" {
 			return
 		}
 	}
-	r.err = exit.Failing("follow", r.path, errors.New("its job is gone as often as it is asked for; see epcachectl jobs"))
+	r.err = exit.WithOperation("follow", r.path, errors.New("its job is gone as often as it is asked for; see epcachectl jobs"))
 }

@@ -48,8 +48,9 @@ func (a *Call) WithDaemon(ctx context.Context, do func(context.Context, *unixsoc
 	})
 }
 
-// Asking returns what a command runs that asks the daemon with its arguments: see WithDaemon.
-func (a *Call) Asking(
+// RunWithEntries returns what a command runs that asks the daemon with its arguments: see
+// WithDaemon.
+func (a *Call) RunWithEntries(
 	ask func(ctx context.Context, c *unixsock.Client, args []string) error,
 ) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
@@ -61,13 +62,13 @@ func (a *Call) Asking(
 
 // WithTimeout calls with a context that ends at --timeout.
 func (a *Call) WithTimeout(ctx context.Context, do func(context.Context) error) error {
-	ctx, cancel := a.Within(ctx)
+	ctx, cancel := a.WithDeadline(ctx)
 	defer cancel()
-	return exit.Early(ctx, do(ctx), a.Timeout, nil)
+	return exit.TimeoutError(ctx, do(ctx), a.Timeout, nil)
 }
 
-// Within returns a context that ends at --timeout.
-func (a *Call) Within(ctx context.Context) (context.Context, context.CancelFunc) {
+// WithDeadline returns a context that ends at --timeout.
+func (a *Call) WithDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if a.Timeout > 0 {
 		return context.WithTimeout(ctx, a.Timeout)
 	}
@@ -79,22 +80,23 @@ func (a *Call) WithReader(ctx context.Context, look func(context.Context, *unixs
 	return a.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		err := look(ctx, c)
 		if unixsock.ConnectionEnded(err) {
-			err = a.Again(ctx, func(c *unixsock.Client) error { return look(ctx, c) })
+			err = a.Retry(ctx, func(c *unixsock.Client) error { return look(ctx, c) })
 		}
 		return err
 	})
 }
 
-// OverRestarts calls do with a connection, again after each restart of the daemon, until the context
-// or --timeout ends, which is how it is meant to end. It calls back when a daemon answers again.
-func (a *Call) OverRestarts(ctx context.Context,
+// AcrossRestarts calls do with a connection, again after each restart of the daemon, until the
+// context or --timeout ends, which is how it is meant to end. It calls back when a daemon answers
+// again.
+func (a *Call) AcrossRestarts(ctx context.Context,
 	do func(context.Context, *unixsock.Client) error, back func()) error {
-	ctx, cancel := a.Within(ctx)
+	ctx, cancel := a.WithDeadline(ctx)
 	defer cancel()
 	client, err := a.Connect(ctx)
 	for err == nil {
 		err = errors.Join(do(ctx, client), client.Close())
-		if err == nil || !daemon.Interrupted(err) || ctx.Err() != nil {
+		if err == nil || !daemon.IsConnectionLost(err) || ctx.Err() != nil {
 			break
 		}
 		a.Print.Note("the daemon went away; waiting for it")
@@ -108,8 +110,9 @@ func (a *Call) OverRestarts(ctx context.Context,
 	return err
 }
 
-// Showing shows how far a question to the daemon is that goes through the whole store; it may be asked in several requests.
-func (a *Call) Showing(ask func(progress func(*wire.Progress)) error) error {
+// WithProgress shows how far a question to the daemon is that goes through the whole store; it may
+// be asked in several requests.
+func (a *Call) WithProgress(ask func(progress func(*wire.Progress)) error) error {
 	show := term.NewPhases(a.Print, false, 1)
 	defer show.End()
 	return ask(func(p *wire.Progress) {
@@ -118,9 +121,9 @@ func (a *Call) Showing(ask func(progress func(*wire.Progress)) error) error {
 	})
 }
 
-// Shown asks as unixsock.Ask does, and shows how far the daemon is.
-func Shown[R any](ctx context.Context, a *Call, c *unixsock.Client, request proto.Message) (reply *R, err error) {
-	err = a.Showing(func(progress func(*wire.Progress)) (err error) {
+// AskWithProgress asks as unixsock.Ask does, and shows how far the daemon is.
+func AskWithProgress[R any](ctx context.Context, a *Call, c *unixsock.Client, request proto.Message) (reply *R, err error) {
+	err = a.WithProgress(func(progress func(*wire.Progress)) (err error) {
 		reply, err = unixsock.Ask[R](ctx, c, request, progress)
 		return err
 	})
@@ -150,8 +153,8 @@ type setter struct {
 	kind string
 }
 
-// Each returns a flag whose values are taken by set, one by one.
-func Each(set func(string) error, kind string) pflag.Value { return setter{set, kind} }
+// EachValue returns a flag whose values are taken by set, one by one.
+func EachValue(set func(string) error, kind string) pflag.Value { return setter{set, kind} }
 
 func (s setter) Set(v string) error { return s.set(v) }
 func (s setter) String() string     { return "" }

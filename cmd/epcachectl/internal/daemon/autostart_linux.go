@@ -54,19 +54,20 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	case is && failed != nil:
 		err = none.WithHint(fmt.Sprintf("none can be started: %v", failed))
 	case is && os.Getenv(ProgramVariable) != "":
-		err = none.WithHint(fmt.Sprintf("%s --autostart ended as if it had started one%s", program, NamedBy()))
+		err = none.WithHint(fmt.Sprintf("%s --autostart ended as if it had started one%s", program, ProgramOrigin()))
 	}
 	return c, err
 }
 
-// starting guards the connection that the models of a call share, made by the first one that needs it.
-var starting sync.Mutex
+// startMu guards the connection that the models of a call share, made by the first one that needs
+// it.
+var startMu sync.Mutex
 
 // OwnDaemon returns the connection to the user's own daemon, for requests that another user's does
 // not serve. It starts the daemon if necessary. CloseOwn closes the connection.
 func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
-	starting.Lock()
-	defer starting.Unlock()
+	startMu.Lock()
+	defer startMu.Unlock()
 	if f.own != nil {
 		return f.own, nil
 	}
@@ -189,11 +190,12 @@ func start(ctx context.Context, program, socket string) string {
 		return ""
 	}
 	line, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(said.String()), "epcached: "), "\n")
-	return cmp.Or(line, fmt.Sprintf("%s --autostart: %v", program, err)) + NamedBy()
+	return cmp.Or(line, fmt.Sprintf("%s --autostart: %v", program, err)) + ProgramOrigin()
 }
 
-// NamedBy says what has the program be this one, where that is a variable: it may be no daemon at all.
-func NamedBy() string {
+// ProgramOrigin says what has the program be this one, where that is a variable: it may be no
+// daemon at all.
+func ProgramOrigin() string {
 	if os.Getenv(ProgramVariable) == "" {
 		return ""
 	}

@@ -59,10 +59,10 @@ func (f *Finder) Connect(ctx context.Context) (*unixsock.Client, error) {
 	return c, f.howToStart(noDaemon(paths, err))
 }
 
-// Again repeats a request after the connection broke, because a restart of the daemon in the middle
+// Retry repeats a request after the connection broke, because a restart of the daemon in the middle
 // of a call is no failure of the call. It is for idempotent requests only.
-func (f *Finder) Again(ctx context.Context, ask func(*unixsock.Client) error) error {
-	c, err := f.patient().Connect(ctx)
+func (f *Finder) Retry(ctx context.Context, ask func(*unixsock.Client) error) error {
+	c, err := f.withLongWait().Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -78,8 +78,8 @@ func (f *Finder) dialer() unixsock.Dialer {
 	return unixsock.Dialer{Name: "epcachectl " + f.Version, HelloTimeout: helloTimeout}
 }
 
-// patient returns a finder that waits for a daemon as long as may be.
-func (f *Finder) patient() *Finder {
+// withLongWait returns a finder that waits for a daemon as long as may be.
+func (f *Finder) withLongWait() *Finder {
 	patient := *f
 	patient.Wait, patient.WaitSet = MaxWait, true
 	return &patient
@@ -88,8 +88,8 @@ func (f *Finder) patient() *Finder {
 // Reconnect waits for a daemon as long as the context lasts.
 func (f *Finder) Reconnect(ctx context.Context) (*unixsock.Client, error) {
 	for {
-		c, err := f.patient().Connect(ctx)
-		if err == nil || !Interrupted(err) || ctx.Err() != nil {
+		c, err := f.withLongWait().Connect(ctx)
+		if err == nil || !IsConnectionLost(err) || ctx.Err() != nil {
 			return c, err
 		}
 		select {
@@ -99,7 +99,7 @@ func (f *Finder) Reconnect(ctx context.Context) (*unixsock.Client, error) {
 	}
 }
 
-// Interrupted tells the end of a daemon from a refusal.
-func Interrupted(err error) bool {
+// IsConnectionLost tells the end of a daemon from a refusal.
+func IsConnectionLost(err error) bool {
 	return errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrNoDaemon) || errors.Is(err, unixsock.ErrBusy)
 }

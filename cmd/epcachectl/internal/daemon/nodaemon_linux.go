@@ -33,19 +33,19 @@ func noDaemon(paths []string, err error) error {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		why = "the socket was left by one that ended"
 	case !errors.Is(err, fs.ErrNotExist):
-		return silent(paths, err)
+		return silentDaemon(paths, err)
 	}
 	text := "no daemon answers at " + strings.Join(paths, " or ") + ": " + why
-	return &exit.NoDaemonError{Text: text, Hint: startOne, Cause: err}
+	return &exit.NoDaemonError{Text: text, Hint: startHint, Cause: err}
 }
 
-const startOne = "start one with: epcached --runtime DIR, or name its socket with --socket or " +
+const startHint = "start one with: epcached --runtime DIR, or name its socket with --socket or " +
 	unixsock.SocketVariable
 
-// howToStart replaces the hint startOne by one that suits how the socket was found.
+// howToStart replaces the hint startHint by one that suits how the socket was found.
 func (f *Finder) howToStart(err error) error {
 	none, is := errors.AsType[*exit.NoDaemonError](err)
-	if !is || none.Hint != startOne {
+	if !is || none.Hint != startHint {
 		return err
 	}
 	switch named := cmp.Or(f.Socket, os.Getenv(unixsock.SocketVariable)); {
@@ -58,8 +58,8 @@ func (f *Finder) howToStart(err error) error {
 	return none
 }
 
-// silent tells of a daemon that has a socket and says nothing.
-func silent(paths []string, err error) error {
+// silentDaemon tells of a daemon that has a socket and says nothing.
+func silentDaemon(paths []string, err error) error {
 	h, known := holderOf(paths)
 	where, log := strings.Join(paths, " or "), LogOf(paths)
 	if known {

@@ -41,17 +41,18 @@ func (x *Examination) runtime(ctx context.Context, dir string) {
 	}
 	for _, ep := range r.EPs {
 		v := packageVersion(ep)
-		if text, hint := misfit(ep.EP, v, r.ORTVersion); text != "" {
+		if text, hint := incompatibility(ep.EP, v, r.ORTVersion); text != "" {
 			x.problem(subject, text, hint)
 			continue
 		}
-		x.ok(subject, "%s %s with ONNX Runtime %s", ep.EP, term.OrDash(v), term.OrDash(r.ORTVersion))
+		x.ok(subject, "%s %s with ONNX Runtime %s", ep.EP, term.TextOrDash(v), term.TextOrDash(r.ORTVersion))
 	}
-	x.Known(ctx, subject, r)
+	x.CheckKnown(ctx, subject, r)
 }
 
-// Known tells whether the daemon has what the application loads: it serves builds only for runtimes that it can judge.
-func (x *Examination) Known(ctx context.Context, subject string, r compilers.Runtime) {
+// CheckKnown tells whether the daemon has what the application loads: it serves builds only for
+// runtimes that it can judge.
+func (x *Examination) CheckKnown(ctx context.Context, subject string, r compilers.Runtime) {
 	if x.Client == nil {
 		return
 	}
@@ -64,7 +65,7 @@ func (x *Examination) Known(ctx context.Context, subject string, r compilers.Run
 		at := daemonsRuntime(ctx, reply.GetRuntimes(), ep)
 		switch {
 		case at != nil && at.GetError() != "":
-			x.problem(subject, fmt.Sprintf("the daemon has %s of it, and cannot use it: %s", ep.EP, term.Ending(at.GetError())), "see epcachectl probe")
+			x.problem(subject, fmt.Sprintf("the daemon has %s of it, and cannot use it: %s", ep.EP, term.KeepEnd(at.GetError())), "see epcachectl probe")
 		case at != nil:
 			x.ok(subject, "the daemon has its %s", ep.EP)
 		case x.own:
@@ -130,7 +131,7 @@ func (x *Examination) python(ctx context.Context, path string) {
 	r, err := compilers.Find(facts.Site)
 	switch {
 	case facts.Error != "":
-		x.problem(subject, "ONNX Runtime cannot be imported: "+term.Ending(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
+		x.problem(subject, "ONNX Runtime cannot be imported: "+term.KeepEnd(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
 	case !facts.Plugins:
 		x.problem(subject, fmt.Sprintf("ONNX Runtime %s knows no plugin execution providers", facts.ORTVersion), "install onnxruntime 1.24 or later")
 	case errors.Is(err, compilers.ErrNotFound):
@@ -140,26 +141,26 @@ func (x *Examination) python(ctx context.Context, path string) {
 		x.problem(subject, err.Error(), "its folder must be readable")
 	default:
 		for _, ep := range r.EPs {
-			if x.starts(ctx, subject, path, facts, ep) {
+			if x.checkStarts(ctx, subject, path, facts, ep) {
 				x.plainSessions(subject, facts, ep)
 			}
 		}
-		x.Known(ctx, subject, r)
+		x.CheckKnown(ctx, subject, r)
 	}
 }
 
-func (x *Examination) starts(ctx context.Context, subject, python string, facts *pythonFacts, ep compilers.EPLibrary) bool {
+func (x *Examination) checkStarts(ctx context.Context, subject, python string, facts *pythonFacts, ep compilers.EPLibrary) bool {
 	version := packageVersion(ep)
-	pair := fmt.Sprintf("%s %s starts with ONNX Runtime %s", ep.EP, term.OrDash(version), facts.ORTVersion)
+	pair := fmt.Sprintf("%s %s starts with ONNX Runtime %s", ep.EP, term.TextOrDash(version), facts.ORTVersion)
 	started, err := startPlugin(ctx, python, ep)
 	switch {
 	case err != nil:
-		text, hint := misfit(ep.EP, version, facts.ORTVersion)
+		text, hint := incompatibility(ep.EP, version, facts.ORTVersion)
 		if text == "" {
 			text = strings.Replace(pair, " starts ", " does not start ", 1)
 			hint = "its library and ONNX Runtime may not fit together, or a library that it needs is missing: install a pair of one release"
 		}
-		x.problem(subject, text+": "+term.Ending(err.Error()), hint)
+		x.problem(subject, text+": "+term.KeepEnd(err.Error()), hint)
 		return false
 	case len(started.Devices) == 0:
 		x.problem(subject, pair+" and lists no device: sessions cannot use it",
@@ -186,8 +187,9 @@ func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compi
 	x.warning(subject, text, hint)
 }
 
-// misfits are pairs of an execution provider's and ONNX Runtime's releases that were tried and do not work.
-var misfits = []struct {
+// incompatibleReleases are pairs of an execution provider's and ONNX Runtime's releases that were
+// tried and do not work.
+var incompatibleReleases = []struct {
 	ep       string
 	versions []string          // of the Python package
 	broken   func([2]int) bool // by ONNX Runtime's major and minor version
@@ -204,13 +206,14 @@ var misfits = []struct {
 		"install 2.4.0 or later of it, or onnxruntime 1.24.4 beside it"},
 }
 
-// misfit says why an execution provider does not start with an ONNX Runtime, and what to do; "" where nothing is known against the pair.
-func misfit(ep, version, ort string) (text, hint string) {
+// incompatibility says why an execution provider does not start with an ONNX Runtime, and what to
+// do; "" where nothing is known against the pair.
+func incompatibility(ep, version, ort string) (text, hint string) {
 	var numbers [2]int
 	if _, err := fmt.Sscanf(ort, "%d.%d", &numbers[0], &numbers[1]); err != nil {
 		return "", ""
 	}
-	for _, m := range misfits {
+	for _, m := range incompatibleReleases {
 		if m.ep == ep && slices.Contains(m.versions, version) && m.broken(numbers) {
 			return fmt.Sprintf("%s %s does not start with ONNX Runtime %s: %s", ep, version, ort, m.because), m.hint
 		}

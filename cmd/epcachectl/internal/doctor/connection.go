@@ -33,8 +33,9 @@ const (
 	subjectDaemon   = "daemon"
 )
 
-// slow is how long an answer that takes no work may take before it is remarked on. Clients of Python give up after 50 ms.
-const slow = 50 * time.Millisecond
+// slowAnswer is how long an answer that takes no work may take before it is remarked on. Clients of
+// Python give up after 50 ms.
+const slowAnswer = 50 * time.Millisecond
 
 // lookForDaemon finds the socket and connects. The client is nil if no daemon answers this user.
 func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Finding) {
@@ -63,14 +64,14 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 		return nil, f.List
 	}
 	took := time.Since(start)
-	f.ok(subjectSocket, "%s answers", term.OrDash(strings.Join(there, ", ")))
+	f.ok(subjectSocket, "%s answers", term.TextOrDash(strings.Join(there, ", ")))
 	start = time.Now()
 	status, err := unixsock.Ask[wire.StatusReply](ctx, client, &wire.Status{}, nil)
 	statusTook := time.Since(start)
 	if err == nil {
-		f.howFound(a, status)
+		f.socketOrigin(a, status)
 	}
-	if took > slow {
+	if took > slowAnswer {
 		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer at all; applications wait 50 ms and then compile for themselves", term.Seconds(took.Seconds())),
 			"see what the machine is busy with; of a daemon that is started by its socket the first answer is slow")
 	}
@@ -78,7 +79,7 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see "+daemon.LogOf(a.Sockets()))
 		return client, f.List
 	}
-	if statusTook > slow {
+	if statusTook > slowAnswer {
 		f.warning(subjectDaemon, "its status took "+term.Seconds(statusTook.Seconds())+": it is overloaded, or its disk is", "see what it is busy with: epcachectl status --watch")
 	}
 	f.versions(a, client.Hello(), status)
@@ -96,7 +97,7 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 	program := a.DaemonProgram()
 	starts := program != "" && len(unixsock.UserSockets()) > 0
 	if starts && (absent || errors.Is(err, syscall.ENOTDIR)) {
-		if text, hint := cannotStart(ctx, program); text != "" {
+		if text, hint := whyCannotStart(ctx, program); text != "" {
 			f.problem(subjectDaemon, "none runs, and none can be started: "+text+alone, hint)
 			return
 		}
@@ -139,28 +140,28 @@ func deniedSocket(paths []string) string {
 			return path
 		}
 	}
-	return term.OrDash(strings.Join(paths, ", "))
+	return term.TextOrDash(strings.Join(paths, ", "))
 }
 
 // versions compares this program with the daemon, and the daemon with the program that it was started from.
 func (f *findings) versions(a *cli.Call, hello *wire.HelloReply, status *wire.StatusReply) {
 	if status.GetVersion() != a.Version {
 		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one of the two is old", status.GetVersion(), a.Version),
-			"start the daemon again after an upgrade: "+stopTells)
+			"start the daemon again after an upgrade: "+restartHint)
 	} else {
 		f.ok(subjectDaemon, "epcached %s, pid %d, uid %d; you are uid %d, scope %s", status.GetVersion(), status.GetPid(), hello.GetDaemonUid(), hello.GetUid(), hello.GetScope())
 	}
 	// Readable only of one's own processes, or by root: else it is not known.
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", status.GetPid())); err == nil && strings.HasSuffix(exe, " (deleted)") {
-		f.warning(subjectDaemon, "its program was replaced since it was started, and it still runs the earlier one", "start it again: "+stopTells)
+		f.warning(subjectDaemon, "its program was replaced since it was started, and it still runs the earlier one", "start it again: "+restartHint)
 	}
 }
 
-// stopTells says how to restart a daemon, however it was started.
-const stopTells = "epcachectl stop ends it, and says what starts it again"
+// restartHint says how to restart a daemon, however it was started.
+const restartHint = "epcachectl stop ends it, and says what starts it again"
 
-// howFound says why it is this daemon that is asked, and whether a client started it.
-func (f *findings) howFound(a *cli.Call, status *wire.StatusReply) {
+// socketOrigin says why it is this daemon that is asked, and whether a client started it.
+func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
 	how := "found where a user's own daemon listens, or the system's"
 	if a.Socket != "" {
 		how = "named by --socket"
@@ -180,23 +181,25 @@ func (f *findings) howFound(a *cli.Call, status *wire.StatusReply) {
 		return // it reads the user's own configuration, and tells what is wrong with it
 	}
 	if _, err := ownConfiguration(); err != nil {
-		f.problem("configuration", "the user's own daemon would not start: "+err.Error(), correctOwn)
+		f.problem("configuration", "the user's own daemon would not start: "+err.Error(), fixConfigurationHint)
 	}
 }
 
-// leastRoom is what a daemon leaves free on its disk, in bytes: with less nothing is compiled, and with much less it does not start.
-const leastRoom = 16 << 20
+// minFreeSpace is what a daemon leaves free on its disk, in bytes: with less nothing is compiled,
+// and with much less it does not start.
+const minFreeSpace = 16 << 20
 
-// cannotStart says what would keep the program from starting the user's own daemon, and what to do; "" where nothing is seen. It tries nothing that leaves a trace.
-func cannotStart(ctx context.Context, program string) (text, hint string) {
+// whyCannotStart says what would keep the program from starting the user's own daemon, and what to
+// do; "" where nothing is seen. It tries nothing that leaves a trace.
+func whyCannotStart(ctx context.Context, program string) (text, hint string) {
 	if os.Getenv(daemon.ProgramVariable) != "" { // one that is beside this program is what it should be
-		if text := notTheDaemon(ctx, program); text != "" {
-			return text + daemon.NamedBy(), "name the program epcached with " + daemon.ProgramVariable + ", or nothing"
+		if text := whyNotDaemon(ctx, program); text != "" {
+			return text + daemon.ProgramOrigin(), "name the program epcached with " + daemon.ProgramVariable + ", or nothing"
 		}
 	}
 	s, err := ownConfiguration()
 	if err != nil {
-		return err.Error(), correctOwn
+		return err.Error(), fixConfigurationHint
 	}
 	state, above := s.State, s.State
 	info, err := os.Stat(above)
@@ -210,14 +213,14 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 	if err := unix.Access(above, unix.W_OK|unix.X_OK); err != nil {
 		return fmt.Sprintf("its state folder %s cannot be written: %v", state, err), "see whose the folder is, and that its disk is mounted writable; or put the state elsewhere: state in epcached.toml"
 	}
-	if free, err := cas.FreeBytes(above); err == nil && free < leastRoom {
-		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", term.Bytes(free), state, term.Bytes(leastRoom)),
+	if free, err := cas.FreeBytes(above); err == nil && free < minFreeSpace {
+		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", term.Bytes(free), state, term.Bytes(minFreeSpace)),
 			"make room on the disk, or put the state elsewhere: state in epcached.toml"
 	}
 	return "", ""
 }
 
-const correctOwn = "correct it: epcachectl config check lists all mistakes"
+const fixConfigurationHint = "correct it: epcachectl config check lists all mistakes"
 
 // ownConfiguration reads what the user's own daemon would start with. Its error is one line.
 func ownConfiguration() (*config.Settings, error) {
@@ -231,7 +234,7 @@ func ownConfiguration() (*config.Settings, error) {
 	return s, err
 }
 
-func notTheDaemon(ctx context.Context, program string) string {
+func whyNotDaemon(ctx context.Context, program string) string {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, "--version").Output()

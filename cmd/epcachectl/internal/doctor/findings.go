@@ -121,7 +121,7 @@ func listFindings(p *term.Printer, r *Result) {
 		p.Line("all is well")
 		return
 	}
-	p.Line("%s, %s", term.Counted(r.Problems, "problem"), term.Counted(r.Warnings, "warning"))
+	p.Line("%s, %s", term.Count(r.Problems, "problem"), term.Count(r.Warnings, "warning"))
 }
 
 func askDoctor(ctx context.Context, c *unixsock.Client) []Finding {

@@ -23,7 +23,7 @@ func TestMisfits(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			text, hint := misfit(c.ep, c.version, c.ort)
+			text, hint := incompatibility(c.ep, c.version, c.ort)
 			require.Equal(t, c.bad, text != "", text)
 			require.Equal(t, c.bad, hint != "")
 		})

@@ -137,10 +137,11 @@ type verbError struct {
 	cause        error
 }
 
-func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.said()) }
+func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.causeText()) }
 
-// said is the cause without the name of the object, because the daemon names the model already.
-func (e verbError) said() string {
+// causeText is the cause without the name of the object, because the daemon names the model
+// already.
+func (e verbError) causeText() string {
 	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
 	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", filepath.Base(e.object)))
 	switch after, listed := strings.CutPrefix(rest, ": "); {
@@ -154,13 +155,13 @@ func (e verbError) said() string {
 	return text
 }
 
-// Failing says which operation on which object failed.
-func Failing(verb, object string, err error) error { return verbError{verb, object, err} }
+// WithOperation says which operation on which object failed.
+func WithOperation(verb, object string, err error) error { return verbError{verb, object, err} }
 
 func (e verbError) Unwrap() error { return e.cause }
 
-// During adds the verb to an error that names its object itself.
-func During(verb string, err error) error {
+// WithVerb adds the verb to an error that names its object itself.
+func WithVerb(verb string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -246,10 +247,10 @@ type lateError time.Duration
 func (e lateError) Error() string { return fmt.Sprintf("given up after %v", time.Duration(e)) }
 func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 
-// Early says in this program's words that the time of --timeout is over, or that a signal came,
-// if the error comes from that. fate tells what becomes of what was asked for, and how to have it
-// otherwise; it may be nil.
-func Early(ctx context.Context, err error, timeout time.Duration,
+// TimeoutError says in this program's words that the time of --timeout is over, or that a signal
+// came, if the error comes from that. fate tells what becomes of what was asked for, and how to
+// have it otherwise; it may be nil.
+func TimeoutError(ctx context.Context, err error, timeout time.Duration,
 	fate func() (text, hint string)) error {
 	var stopped interruption
 	over := error(nil)
@@ -277,7 +278,7 @@ func Early(ctx context.Context, err error, timeout time.Duration,
 	}
 	over = Hint(over, hint)
 	if failed, is := errors.AsType[verbError](err); is {
-		return Failing(failed.verb, failed.object, over)
+		return WithOperation(failed.verb, failed.object, over)
 	}
 	return over
 }

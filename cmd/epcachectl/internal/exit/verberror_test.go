@@ -16,6 +16,6 @@ func TestAMessageNamesTheModelOnce(t *testing.T) {
 		`model "a.onnx"`:                                  `get "dir/a.onnx": model "a.onnx"`,
 		`no build for model "a.onnx": never compiled`:     `get "dir/a.onnx": no build for model "a.onnx": never compiled`,
 	} {
-		require.EqualError(t, Failing("get", "dir/a.onnx", errors.New(cause)), want)
+		require.EqualError(t, WithOperation("get", "dir/a.onnx", errors.New(cause)), want)
 	}
 }

@@ -281,7 +281,7 @@ func Entries(ctx context.Context, args []string) ([]string, error) {
 	for i, arg := range args {
 		entry, err := Entry(ctx, arg)
 		if err != nil {
-			return nil, exit.Failing("read", arg, err)
+			return nil, exit.WithOperation("read", arg, err)
 		}
 		entries[i] = entry
 	}

@@ -56,7 +56,7 @@ func Draw(l *wire.LayoutReply) []byte {
 	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{},
 		bytes: map[string]int64{}, taken: map[string][]*wire.Piece{},
 		byName: map[string]*wire.LaidFile{}, family: map[string]string{}}
-	p.relate()
+	p.findFamilies()
 	p.order()
 	high := p.draw()
 	return fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img" aria-label="what compiled models share">
@@ -66,7 +66,7 @@ func Draw(l *wire.LayoutReply) []byte {
 `, svgWidth, high, svgWidth, high, svgWidth, high, p.out.Bytes())
 }
 
-func (p *picture) relate() {
+func (p *picture) findFamilies() {
 	for _, f := range p.layout.GetFiles() {
 		if p.byName[f.Digest] != nil {
 			continue // several builds have this file: one bar
@@ -128,7 +128,7 @@ func escaped(text string) string {
 
 // shortened cuts a name in the middle: its end tells variants apart.
 func shortened(name string, most int) string {
-	r := []rune(term.OrDash(name))
+	r := []rune(term.TextOrDash(name))
 	if len(r) > most {
 		return string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
 	}
@@ -157,7 +157,7 @@ func variantParts(f *wire.LaidFile) (parts []string) {
 	if f.Shapes != "" {
 		parts = strings.Split(f.Shapes, ", ")
 	}
-	return append(parts, term.OrDash(strings.TrimSuffix(f.Ep, "ExecutionProvider")))
+	return append(parts, term.TextOrDash(strings.TrimSuffix(f.Ep, "ExecutionProvider")))
 }
 
 func (p *picture) add(format string, args ...any) { fmt.Fprintf(&p.out, format+"\n", args...) }
@@ -184,7 +184,7 @@ func (p *picture) draw() int {
 		y += svgRow
 	}
 	if p.layout.More > 0 {
-		p.text(svgMargin, y+14, "small", fmt.Sprintf("%s more, %s, are smaller than these, and not drawn", term.Counted(p.layout.More, "file"), term.Bytes(p.layout.MoreBytes)))
+		p.text(svgMargin, y+14, "small", fmt.Sprintf("%s more, %s, are smaller than these, and not drawn", term.Count(p.layout.More, "file"), term.Bytes(p.layout.MoreBytes)))
 		y += svgRow
 	}
 	return y + svgMargin/2
@@ -198,7 +198,7 @@ func (p *picture) head() int {
 	}
 	y := svgMargin + 36
 	p.text(svgMargin, y-22, "title", "What compiled models share")
-	p.text(svgMargin, y, "small", fmt.Sprintf("%s, %s in all, of which %s stand in one of them only. A bar is a file, as long as it is large.", term.Counted(len(p.files), "file"), term.Bytes(size), term.Bytes(own)))
+	p.text(svgMargin, y, "small", fmt.Sprintf("%s, %s in all, of which %s stand in one of them only. A bar is a file, as long as it is large.", term.Count(len(p.files), "file"), term.Bytes(size), term.Bytes(own)))
 	y += 18
 	p.swatch(svgMargin, y, svgAlone, "in this file only")
 	x, shown := svgMargin+150, min(len(p.shared), len(svgColours))
@@ -210,11 +210,11 @@ func (p *picture) head() int {
 		x += wide
 	}
 	for _, holder := range p.shared[:shown] {
-		label := shortened(p.holderName(holder), 30) + ", also in " + term.Counted(p.takers[holder], "other file")
+		label := shortened(p.holderName(holder), 30) + ", also in " + term.Count(p.takers[holder], "other file")
 		place(34+6*len([]rune(label)), p.colours[holder], label)
 	}
 	if others := len(p.shared) - shown; others > 0 {
-		place(220, svgOther, "bytes of "+term.Counted(others, "further file"))
+		place(220, svgOther, "bytes of "+term.Count(others, "further file"))
 	}
 	return y + 30
 }
@@ -241,7 +241,7 @@ func (p *picture) row(f *wire.LaidFile, y int, longest int64) {
 	p.text(svgMargin, y+25, "small", variant)
 	wide := max(int(int64(svgBar)*f.Size/longest), svgColumn)
 	x := svgMargin + svgLabels
-	for _, run := range p.runs(f, max(wide/svgColumn, 1)) {
+	for _, run := range p.colourRuns(f, max(wide/svgColumn, 1)) {
 		p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"><title>%s</title></rect>`, x+run.from*svgColumn, y+4, (run.to-run.from)*svgColumn, svgBarHigh, run.colour,
 			escaped(fmt.Sprintf("%s: %s", term.Bytes(run.bytes), run.what)))
 	}
@@ -258,16 +258,16 @@ func (p *picture) row(f *wire.LaidFile, y int, longest int64) {
 	p.text(right, y+25, "hint", form)
 }
 
-// stretch is a part of a bar with one colour; from and to count columns.
-type stretch struct {
+// colourRun is a part of a bar with one colour; from and to count columns.
+type colourRun struct {
 	from, to int
 	colour   string
 	what     string
 	bytes    int64
 }
 
-// runs paints a file in so many columns, each in what most of its bytes are.
-func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
+// colourRuns paints a file in so many columns, each in what most of its bytes are.
+func (p *picture) colourRuns(f *wire.LaidFile, columns int) (out []colourRun) {
 	type part struct {
 		at, end int64
 		holder  string
@@ -278,7 +278,7 @@ func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
 			parts = append(parts, part{piece.At, piece.At + piece.Length, holder})
 		}
 	}
-	for _, piece := range apart(p.taken[f.Digest]) {
+	for _, piece := range mergeOverlapping(p.taken[f.Digest]) {
 		parts = append(parts, part{piece.At, piece.At + piece.Length, f.Digest})
 	}
 	for i := range columns {
@@ -295,11 +295,11 @@ func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
 				best = holder
 			}
 		}
-		next := stretch{from: i, to: i + 1, colour: svgAlone, what: "in this file only", bytes: end - begin}
+		next := colourRun{from: i, to: i + 1, colour: svgAlone, what: "in this file only", bytes: end - begin}
 		if 2*sum >= end-begin && best != "" {
 			next.colour, next.what = p.colours[best], "of "+p.holderName(best)
 			if best == f.Digest {
-				next.what = "also in " + term.Counted(p.takers[best], "other file")
+				next.what = "also in " + term.Count(p.takers[best], "other file")
 			}
 		}
 		if n := len(out); n > 0 && out[n-1].colour == next.colour && out[n-1].what == next.what {
@@ -311,8 +311,8 @@ func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
 	return out
 }
 
-// apart joins ranges that overlap, in order.
-func apart(all []*wire.Piece) (out []*wire.Piece) {
+// mergeOverlapping joins ranges that overlap, in order.
+func mergeOverlapping(all []*wire.Piece) (out []*wire.Piece) {
 	slices.SortFunc(all, func(a, b *wire.Piece) int { return cmp.Compare(a.At, b.At) })
 	for _, r := range all {
 		if n := len(out); n > 0 && r.At <= out[n-1].At+out[n-1].Length {

@@ -34,7 +34,7 @@ func Run(cmd *exec.Cmd) (Status, error) {
 	for {
 		select {
 		case s := <-caught:
-			if !sentToBoth(s) {
+			if !reachedProgram(s) {
 				cmd.Process.Signal(s) // it may have ended this moment, which Wait tells
 			}
 		case err := <-ended:
@@ -49,9 +49,9 @@ func Run(cmd *exec.Cmd) (Status, error) {
 	}
 }
 
-// sentToBoth tells whether the program has had the signal already: a terminal sends those of its keys to the whole
-// foreground, and a second interrupt would be one too many.
-func sentToBoth(s os.Signal) bool {
+// reachedProgram tells whether the program has had the signal already: a terminal sends those of
+// its keys to the whole foreground, and a second interrupt would be one too many.
+func reachedProgram(s os.Signal) bool {
 	if s != syscall.SIGINT && s != syscall.SIGQUIT && s != syscall.SIGWINCH {
 		return false
 	}

@@ -31,26 +31,30 @@ func Find(name string) (string, error) {
 	return path, nil
 }
 
-// ToldVariable has for the program what get --json prints: a graph is to be loaded with exactly the options that stand there.
-const ToldVariable = "EPCACHE_GET"
+// ResultVariable has for the program what get --json prints: a graph is to be loaded with exactly
+// the options that stand there.
+const ResultVariable = "EPCACHE_GET"
 
-// MaxTold bounds it, in bytes: with a variable of 128 KiB (MAX_ARG_STRLEN) Linux starts no program.
-const MaxTold = 128<<10 - len(ToldVariable) - len("=\x00")
+// MaxResultBytes bounds it, in bytes: with a variable of 128 KiB (MAX_ARG_STRLEN) Linux starts no
+// program.
+const MaxResultBytes = 128<<10 - len(ResultVariable) - len("=\x00")
 
-// Tell sets the variable, and tells whether there is space for all of it: a part would be read as the whole.
-func Tell(results []any) (told bool, err error) {
+// SetResultVariable sets the variable, and tells whether there is space for all of it: a part would
+// be read as the whole.
+func SetResultVariable(results []any) (told bool, err error) {
 	text, err := json.Marshal(results)
 	if err != nil {
 		return false, err
 	}
-	if len(text) > MaxTold {
-		return false, os.Unsetenv(ToldVariable) // what the caller's own caller was told is not about these models
+	if len(text) > MaxResultBytes {
+		return false, os.Unsetenv(ResultVariable) // what the caller's own caller was told is not about these models
 	}
-	return true, os.Setenv(ToldVariable, string(text))
+	return true, os.Setenv(ResultVariable, string(text))
 }
 
-// CheckPlaces holds the places in a program's arguments against the number of models, before anything is compiled.
-func CheckPlaces(program []string, models int) error {
+// CheckPlaceholders holds the places in a program's arguments against the number of models, before
+// anything is compiled.
+func CheckPlaceholders(program []string, models int) error {
 	if len(program) == 0 {
 		return nil
 	}
@@ -63,7 +67,7 @@ func CheckPlaces(program []string, models int) error {
 			}
 		}
 		for i := range models {
-			found = found || strings.Contains(arg, place(i))
+			found = found || strings.Contains(arg, placeholderOf(i))
 		}
 		if other == "" {
 			other = numbered.FindString(arg)
@@ -80,10 +84,10 @@ func CheckPlaces(program []string, models int) error {
 
 var numbered = regexp.MustCompile(`\{[0-9]+\}`)
 
-func place(i int) string { return "{" + strconv.Itoa(i+1) + "}" }
+func placeholderOf(i int) string { return "{" + strconv.Itoa(i+1) + "}" }
 
-// FillPlaces returns the program with its arguments, with the paths in their places.
-func FillPlaces(program, paths []string) []string {
+// FillPlaceholders returns the program with its arguments, with the paths in their places.
+func FillPlaceholders(program, paths []string) []string {
 	argv := []string{program[0]}
 	for _, arg := range program[1:] {
 		if arg == "{}" {
@@ -91,7 +95,7 @@ func FillPlaces(program, paths []string) []string {
 			continue
 		}
 		for i, path := range paths {
-			arg = strings.ReplaceAll(arg, place(i), path)
+			arg = strings.ReplaceAll(arg, placeholderOf(i), path)
 		}
 		argv = append(argv, strings.ReplaceAll(arg, "{}", paths[0]))
 	}

@@ -26,8 +26,8 @@ type Summary struct {
 
 var cachedOutcomes = []string{"hit", "compiled", "waited", "put", "adopted"}
 
-// inPlace tells whether a session is as it should be: from the cache, or compiled already.
-func (e *Event) inPlace() bool {
+// isServed tells whether a session is as it should be: from the cache, or compiled already.
+func (e *Event) isServed() bool {
 	return slices.Contains(cachedOutcomes, e.Outcome) || e.Outcome == "passthrough"
 }
 
@@ -46,7 +46,7 @@ func summaryOf(events []Event, more bool) *Summary {
 			s.note(e.Why)
 		case "raised":
 			imported = true
-			s.note(fmt.Sprintf("%s could not be loaded, with or without epcached: %s", filepath.Base(e.Model), inShort(e.Why)))
+			s.note(fmt.Sprintf("%s could not be loaded, with or without epcached: %s", filepath.Base(e.Model), keyLine(e.Why)))
 		case "other":
 			s.note(fmt.Sprintf("%s was used: %s; what it does is not seen here", e.What, e.Why))
 		case "session":
@@ -61,7 +61,7 @@ func summaryOf(events []Event, more bool) *Summary {
 	case s.Pythons == 0:
 		s.note("no Python was reached: the program is in another language, or its Python was told to ignore its environment or to start without site (-I, -E, -S)")
 	case !imported && len(s.Notes) == 0:
-		s.note("onnxruntime was not imported, in " + term.Counted(s.Pythons, "Python process"))
+		s.note("onnxruntime was not imported, in " + term.Count(s.Pythons, "Python process"))
 	case len(s.Sessions) == 0 && len(s.Notes) == 0:
 		s.note("no session was made with onnxruntime")
 	}
@@ -112,8 +112,8 @@ func (s *Summary) Lines(all bool) []string {
 	if all && len(s.Sessions) > 0 {
 		lines = append(lines, s.total())
 	}
-	for _, group := range grouped(s.Sessions) {
-		if all || !group.inPlace() {
+	for _, group := range groupSessions(s.Sessions) {
+		if all || !group.isServed() {
 			lines = append(lines, group.line())
 		}
 	}
@@ -125,7 +125,7 @@ func (s *Summary) total() string {
 	for _, outcome := range slices.Sorted(maps.Keys(s.Outcomes)) {
 		parts = append(parts, fmt.Sprintf("%d %s", s.Outcomes[outcome], outcome))
 	}
-	text := fmt.Sprintf("%s: %s", term.Counted(len(s.Sessions), "session"), strings.Join(parts, ", "))
+	text := fmt.Sprintf("%s: %s", term.Count(len(s.Sessions), "session"), strings.Join(parts, ", "))
 	if s.SavedSeconds > 0 {
 		text += fmt.Sprintf("; %s of compiling saved", term.Seconds(s.SavedSeconds))
 	}
@@ -138,8 +138,8 @@ type sameSessions struct {
 	count int
 }
 
-// grouped puts together what differs in times only: programs make many sessions of one model.
-func grouped(sessions []Event) []*sameSessions {
+// groupSessions puts together what differs in times only: programs make many sessions of one model.
+func groupSessions(sessions []Event) []*sameSessions {
 	var groups []*sameSessions
 	for _, e := range sessions {
 		same := func(g *sameSessions) bool {
@@ -163,8 +163,8 @@ func (g *sameSessions) line() string {
 	if g.count > 1 {
 		text += fmt.Sprintf(" (%d sessions)", g.count)
 	}
-	if !g.inPlace() {
-		return text + ": " + term.Printable(inShort(g.Why))
+	if !g.isServed() {
+		return text + ": " + term.Printable(keyLine(g.Why))
 	}
 	text += fmt.Sprintf(": ready in %s", term.Seconds(g.AcquireSeconds+g.LoadSeconds))
 	if g.CompileSeconds > 0 {
@@ -173,8 +173,9 @@ func (g *sameSessions) line() string {
 	return text
 }
 
-// inShort gives the line of a reason that says most. A compiler's words run over many lines, of which the last sums them up; --json has all of them.
-func inShort(why string) string {
+// keyLine gives the line of a reason that says most. A compiler's words run over many lines, of
+// which the last sums them up; --json has all of them.
+func keyLine(why string) string {
 	const most = 300
 	lines := strings.Split(strings.TrimSpace(why), "\n")
 	said := []rune(strings.TrimPrefix(lines[len(lines)-1], "-- "))

@@ -89,7 +89,7 @@ func (p *Printer) Result(text []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.shown > 0 {
-		fmt.Fprint(p.Err, p.erased())
+		fmt.Fprint(p.Err, p.eraseSequence())
 	}
 	_, err := p.Out.Write(text)
 	return err
@@ -125,7 +125,7 @@ func (p *Printer) progress(lines []string) {
 	width := p.width()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	text := p.erased()
+	text := p.eraseSequence()
 	for i, line := range lines {
 		if i > 0 {
 			text += "\n"
@@ -139,8 +139,9 @@ func (p *Printer) progress(lines []string) {
 	fmt.Fprint(p.Err, text)
 }
 
-// erased is what takes the progress lines from the terminal. The cursor stands in the last of them.
-func (p *Printer) erased() string {
+// eraseSequence is what takes the progress lines from the terminal. The cursor stands in the last
+// of them.
+func (p *Printer) eraseSequence() string {
 	if p.shown == 0 {
 		return ""
 	}
@@ -157,7 +158,7 @@ func (p *Printer) Clear() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.shown > 0 {
-		fmt.Fprint(p.Err, p.erased())
+		fmt.Fprint(p.Err, p.eraseSequence())
 	}
 }
 
@@ -178,8 +179,9 @@ func Brief(text string) string {
 	return text
 }
 
-// Ending keeps the end of a long message: ONNX Runtime begins with where in its source it was, and the cause comes last.
-func Ending(text string) string {
+// KeepEnd keeps the end of a long message: ONNX Runtime begins with where in its source it was, and
+// the cause comes last.
+func KeepEnd(text string) string {
 	const most = 200
 	if runes := []rune(text); len(runes) > most {
 		return "..." + string(runes[len(runes)-most:])
@@ -187,8 +189,8 @@ func Ending(text string) string {
 	return text
 }
 
-// Counted spells a number of things.
-func Counted[N int | uint32 | uint64](n N, thing string) string {
+// Count spells a number of things.
+func Count[N int | uint32 | uint64](n N, thing string) string {
 	if n == 1 {
 		return "1 " + thing
 	}
@@ -204,11 +206,11 @@ func Counted[N int | uint32 | uint64](n N, thing string) string {
 // Short keeps the beginning of a key or digest.
 func Short(key string) string { return key[:min(len(key), 12)] }
 
-// OrDash is a printable text, "-" for none.
-func OrDash(text string) string { return cmp.Or(Printable(text), "-") }
+// TextOrDash is a printable text, "-" for none.
+func TextOrDash(text string) string { return cmp.Or(Printable(text), "-") }
 
-// After is a printable text with what goes before it, "" where there is no text.
-func After(before, text string) string {
+// WithPrefix is a printable text with what goes before it, "" where there is no text.
+func WithPrefix(before, text string) string {
 	if text == "" {
 		return ""
 	}

@@ -67,7 +67,7 @@ func (s *Phases) Phase(name string, p *wire.Progress) {
 	if s.plain && r.last.GetPhase() != p.GetPhase() {
 		text := detail(p)
 		if usual := Milliseconds(p.GetEstimateMs()); usual > 0 {
-			text += ", about " + Whole(usual) + " in all"
+			text += ", about " + RoundSeconds(usual) + " in all"
 		}
 		fmt.Fprintf(s.print.Err, "epcachectl: %s %s%s\n", Printable(p.GetPhase()), Printable(name), text)
 	}
@@ -113,10 +113,10 @@ func (s *Phases) lines(now time.Time) []string {
 		lines = append(lines, bar(r.name, r.last, now.Sub(r.at)))
 	}
 	if len(lines) == 0 {
-		lines = append(lines, "asking  "+Whole(now.Sub(s.Start)))
+		lines = append(lines, "asking  "+RoundSeconds(now.Sub(s.Start)))
 	}
 	if s.total > 1 {
-		lines = append(lines, fmt.Sprintf("%d of %d done  %s", s.finished, s.total, Whole(now.Sub(s.Start))))
+		lines = append(lines, fmt.Sprintf("%d of %d done  %s", s.finished, s.total, RoundSeconds(now.Sub(s.Start))))
 	}
 	return lines
 }
@@ -137,15 +137,15 @@ func bar(name string, p *wire.Progress, age time.Duration) string {
 	if name != "" {
 		text = fmt.Sprintf("%-9s  %s", text, Printable(name))
 	}
-	if part, known := portion(p, age); known {
+	if part, known := doneFraction(p, age); known {
 		full := int(part * barCells)
 		text += "  [" + strings.Repeat("#", full) + strings.Repeat(".", barCells-full) + "]"
 	}
 	return text + "  " + tookOf(p, age) + detail(p)
 }
 
-// portion is how much is done. An estimate never fills the bar: only the end does.
-func portion(p *wire.Progress, age time.Duration) (float64, bool) {
+// doneFraction is how much is done. An estimate never fills the bar: only the end does.
+func doneFraction(p *wire.Progress, age time.Duration) (float64, bool) {
 	switch {
 	case p.GetTotalBytes() > 0:
 		return min(max(float64(p.GetDoneBytes())/float64(p.GetTotalBytes()), 0), 1), true
@@ -168,12 +168,12 @@ func tookOf(p *wire.Progress, age time.Duration) string {
 	took, usual := elapsed(p, age), Milliseconds(p.GetEstimateMs())
 	switch {
 	case usual <= 0:
-		return Whole(took)
+		return RoundSeconds(took)
 	case took > usual:
-		return Whole(took) + ", usually " + Whole(usual)
+		return RoundSeconds(took) + ", usually " + RoundSeconds(usual)
 	}
-	return Whole(took) + " of about " + Whole(usual)
+	return RoundSeconds(took) + " of about " + RoundSeconds(usual)
 }
 
-// Whole spells a duration in whole seconds.
-func Whole(d time.Duration) string { return (d + time.Second/2).Truncate(time.Second).String() }
+// RoundSeconds spells a duration in whole seconds.
+func RoundSeconds(d time.Duration) string { return (d + time.Second/2).Truncate(time.Second).String() }

@@ -21,7 +21,7 @@ import (
 func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Message,
 	progress func(*wire.Progress)) (proto.Message, error) {
 	c, q := b.Cache, peer(p)
-	ctx = b.reading(ctx, p)
+	ctx = b.withReadGate(ctx, p)
 	far := func(pr request.Progress) { progress(pr.Reply()) }
 	switch w := message.(type) {
 	case *wire.Release:

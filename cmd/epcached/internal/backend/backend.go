@@ -55,7 +55,7 @@ func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
 	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.Fetch(ctx, p.UID, fds, read(w))
+		fetched, remove, err := b.Cache.Workspaces.Fetch(ctx, p.UID, fds, readDescriptors(w))
 		defer remove()
 		if err != nil {
 			return unixsock.Answer{}, err
@@ -67,7 +67,7 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
-	a, err := b.Cache.Acquire(b.reading(ctx, p), r, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Acquire(b.withReadGate(ctx, p), r, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -76,9 +76,9 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
 
-// read returns the descriptors of a request whose files the daemon reads at once. Libraries are told
-// by their stamps, and few of a user's are read at a time.
-func read(w *wire.Acquire) func(fd int) bool {
+// readDescriptors returns the descriptors of a request whose files the daemon reads at once.
+// Libraries are told by their stamps, and few of a user's are read at a time.
+func readDescriptors(w *wire.Acquire) func(fd int) bool {
 	named := make(map[uint32]bool)
 	for _, m := range append([]*wire.Model{w.GetModel()}, w.GetGroup()...) {
 		named[m.GetFd()] = true
@@ -117,7 +117,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, claims.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.Cache.Claims.Put(b.reading(ctx, p), peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Claims.Put(b.withReadGate(ctx, p), peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}

@@ -11,24 +11,24 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// often is the longest time between two looks whether the daemon is in use.
-const often = 5 * time.Second
+// maxInterval is the longest time between two looks whether the daemon is in use.
+const maxInterval = 5 * time.Second
 
 // Watch returns a channel with the reason why the daemon leaves after so long without use, 0 for
 // never. By then the server accepts no client, and may have ended before. stop ends the watching; a
 // reason, if any, is in the channel then. places are as before any client could know of the daemon,
 // so that an immediate removal is noticed too. idle reports that there is no job and no lease.
-func Watch(after time.Duration, places []Place, server *unixsock.Server,
+func Watch(after time.Duration, places []RequiredFile, server *unixsock.Server,
 	idle func() bool) (left <-chan string, stop func()) {
 	told := make(chan string, 1)
 	if after <= 0 {
 		return told, func() {}
 	}
 	ended, done := make(chan struct{}), make(chan struct{})
-	i := &idler{after: after, server: server, idle: idle, places: places}
+	i := &idler{after: after, server: server, idle: idle, files: places}
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(min(often, max(after/10, 10*time.Millisecond)))
+		tick := time.NewTicker(min(maxInterval, max(after/10, 10*time.Millisecond)))
 		defer tick.Stop()
 		i.since = time.Now()
 		for {
@@ -36,7 +36,7 @@ func Watch(after time.Duration, places []Place, server *unixsock.Server,
 			case <-ended:
 				return
 			case now := <-tick.C:
-				if why := i.look(now); why != "" && server.StopIfUnused() {
+				if why := i.check(now); why != "" && server.StopIfUnused() {
 					told <- why
 					return
 				}
@@ -50,18 +50,18 @@ type idler struct {
 	after  time.Duration
 	server *unixsock.Server
 	idle   func() bool // no job, and no lease
-	places []Place
+	files  []RequiredFile
 
 	since time.Time // the last time a client was seen
 	last  uint64
 }
 
-func (i *idler) look(now time.Time) string {
+func (i *idler) check(now time.Time) string {
 	if came := i.server.Accepted(); i.server.Connections() > 0 || came != i.last {
 		i.last, i.since = came, now
 		return ""
 	}
-	for _, p := range i.places {
+	for _, p := range i.files {
 		info, err := os.Stat(p.path)
 		if (err != nil || !os.SameFile(info, p.info)) && i.idle() {
 			return p.path + " is not there any more"
@@ -77,21 +77,21 @@ func (i *idler) look(now time.Time) string {
 	return fmt.Sprintf("idle for %v", i.after)
 }
 
-// Place is a file without which the daemon is of no use to clients: its socket, and the program,
-// which an upgrade or removal of the package removes together with the worker beside it.
-type Place struct {
+// RequiredFile is a file without which the daemon is of no use to clients: its socket, and the
+// program, which an upgrade or removal of the package removes together with the worker beside it.
+type RequiredFile struct {
 	path string
 	info os.FileInfo
 }
 
-// Places are the socket and the program, as they are now.
-func Places(socket string) []Place {
-	var out []Place
+// RequiredFiles are the socket and the program, as they are now.
+func RequiredFiles(socket string) []RequiredFile {
+	var out []RequiredFile
 	self, _ := os.Executable()
 	self, _ = filepath.EvalSymlinks(self) // "" after an error, which is not there
 	for _, path := range []string{socket, self} {
 		if info, err := os.Stat(path); err == nil { // a socket that systemd made may be elsewhere
-			out = append(out, Place{path, info})
+			out = append(out, RequiredFile{path, info})
 		}
 	}
 	return out

@@ -24,7 +24,7 @@ func New(w io.Writer, level slog.Leveler) *slog.Logger {
 		}
 		return a
 	}
-	return slog.New(limit(slog.NewTextHandler(prioritized{w}, options)))
+	return slog.New(limit(slog.NewTextHandler(priorityWriter{w}, options)))
 }
 
 func isJournal(w io.Writer) bool {
@@ -32,11 +32,11 @@ func isJournal(w io.Writer) bool {
 	return w == os.Stderr && is && err == nil // a malformed variable names no journal
 }
 
-// prioritized writes lines that begin with "level=ERROR" behind the priorities of sd-daemon(3).
-type prioritized struct{ out io.Writer }
+// priorityWriter writes lines that begin with "level=ERROR" behind the priorities of sd-daemon(3).
+type priorityWriter struct{ out io.Writer }
 
 // Write writes one record.
-func (p prioritized) Write(line []byte) (int, error) {
+func (p priorityWriter) Write(line []byte) (int, error) {
 	var level slog.Level
 	word, _, _ := strings.Cut(strings.TrimPrefix(string(line), "level="), " ")
 	_ = level.UnmarshalText([]byte(word)) // else it is slog.LevelInfo
@@ -58,8 +58,8 @@ func priority(level slog.Level) string {
 	return "<7>"
 }
 
-// Complain writes the error that keeps the program from going on.
-func Complain(w io.Writer, text string) {
+// WriteFatal writes the error that keeps the program from going on.
+func WriteFatal(w io.Writer, text string) {
 	if isJournal(w) {
 		text = priority(slog.LevelError) + strings.ReplaceAll(text, "\n", "\n"+priority(slog.LevelError))
 	}

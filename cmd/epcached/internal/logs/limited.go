@@ -10,41 +10,41 @@ import (
 // The rate limit of log lines that users cause, by user and kind of line. Further lines are
 // counted, and the count is a line.
 const (
-	mostLines = 20
-	perTime   = 10 * time.Second
+	maxLines      = 20
+	limitInterval = 10 * time.Second
 )
 
-// limited leaves out lines with the attribute uid, beyond the limit of their user and message. Loggers
-// with attributes of their own have no limit: they log about the daemon's own work.
-type limited struct {
+// limitHandler leaves out lines with the attribute uid, beyond the limit of their user and message.
+// Loggers with attributes of their own have no limit: they log about the daemon's own work.
+type limitHandler struct {
 	slog.Handler
-	kinds *kinds
+	counts *lineCounts
 }
 
-type kinds struct {
+type lineCounts struct {
 	mu      sync.Mutex
-	written map[kind]int // lines of a kind since its first one; forgotten after perTime
+	written map[lineKind]int // lines of a kind since its first one; forgotten after limitInterval
 }
 
-type kind struct {
+type lineKind struct {
 	message string
 	uid     uint64
 }
 
 func limit(h slog.Handler) slog.Handler {
-	return limited{h, &kinds{written: make(map[kind]int)}}
+	return limitHandler{h, &lineCounts{written: make(map[lineKind]int)}}
 }
 
 // Handle writes the record, or counts it.
-func (l limited) Handle(ctx context.Context, r slog.Record) error {
-	of, user := kind{message: r.Message}, false
+func (l limitHandler) Handle(ctx context.Context, r slog.Record) error {
+	of, user := lineKind{message: r.Message}, false
 	r.Attrs(func(a slog.Attr) bool {
 		if user = a.Key == "uid" && a.Value.Kind() == slog.KindUint64; user {
 			of.uid = a.Value.Uint64()
 		}
 		return !user
 	})
-	if user && !l.kinds.takes(of, func(more int) {
+	if user && !l.counts.allow(of, func(more int) {
 		said := slog.NewRecord(time.Now(), r.Level, "lines left out", 0)
 		said.Add("uid", of.uid, "lines", more, "message", of.message)
 		_ = l.Handler.Handle(context.Background(), said) // there is nowhere else to tell it
@@ -54,16 +54,16 @@ func (l limited) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// takes counts a line, and reports whether it is to be written. rest is called later with the lines
+// allow counts a line, and reports whether it is to be written. rest is called later with the lines
 // that were not.
-func (ks *kinds) takes(of kind, rest func(more int)) bool {
+func (ks *lineCounts) allow(of lineKind, rest func(more int)) bool {
 	ks.mu.Lock()
 	defer ks.mu.Unlock()
 	ks.written[of]++
 	if ks.written[of] == 1 {
-		time.AfterFunc(perTime, func() {
+		time.AfterFunc(limitInterval, func() {
 			ks.mu.Lock()
-			more := ks.written[of] - mostLines
+			more := ks.written[of] - maxLines
 			delete(ks.written, of)
 			ks.mu.Unlock()
 			if more > 0 {
@@ -71,5 +71,5 @@ func (ks *kinds) takes(of kind, rest func(more int)) bool {
 			}
 		})
 	}
-	return ks.written[of] <= mostLines
+	return ks.written[of] <= maxLines
 }

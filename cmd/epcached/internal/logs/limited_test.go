@@ -42,15 +42,15 @@ func TestLinesOfOneUserAreLimited(t *testing.T) {
 		}
 		log.Info("answer", "uid", uint32(2), "error", "broken pipe")
 		log.Warn("connection refused", "uid", uint32(1))
-		require.Equal(t, mostLines, count("msg=answer uid=1"))
+		require.Equal(t, maxLines, count("msg=answer uid=1"))
 		require.Equal(t, 100, count("msg=ready"), "lines that no user causes are all written")
 		require.Equal(t, 1, count("msg=answer uid=2"), "each user has a limit of its own")
 		require.Equal(t, 1, count(`msg="connection refused"`), "and so has each kind")
-		time.Sleep(perTime + time.Second)
+		time.Sleep(limitInterval + time.Second)
 		synctest.Wait()
 		require.Equal(t, 1, count(`msg="lines left out" uid=1 lines=80 message=answer`))
 		require.Equal(t, 1, count("left out"))
 		log.Info("answer", "uid", uint32(1))
-		require.Equal(t, mostLines+1, count("msg=answer uid=1"), "the time has passed")
+		require.Equal(t, maxLines+1, count("msg=answer uid=1"), "the time has passed")
 	})
 }

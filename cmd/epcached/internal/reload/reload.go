@@ -28,19 +28,19 @@ type Reader func() (*config.Settings, *rules.Set, error)
 // Reloader puts a changed configuration into force while the daemon runs. An error in one file
 // keeps all of it out of force, so that no half of a change is in force.
 type Reloader struct {
-	Read    Reader
-	Options func(*config.Settings, *rules.Set) cache.Options
-	Cache   *cache.Cache
-	Level   *slog.LevelVar
-	Log     *slog.Logger
-	watcher *watch.Watcher
-	watched []string
-	once    bool             // the file is a pipe or the like, which can be read once
-	Started *config.Settings // at the start: some fields take effect then only
-	InForce *config.Settings
-	Rules   *rules.Set
-	waiting []string // fields that take effect at the next start
-	refused string   // the last logged error; "": none
+	Read        Reader
+	Options     func(*config.Settings, *rules.Set) cache.Options
+	Cache       *cache.Cache
+	Level       *slog.LevelVar
+	Log         *slog.Logger
+	watcher     *watch.Watcher
+	watched     []string
+	initOnce    bool             // the file is a pipe or the like, which can be read once
+	Started     *config.Settings // at the start: some fields take effect then only
+	Active      *config.Settings
+	Rules       *rules.Set
+	waiting     []string // fields that take effect at the next start
+	refusedText string   // the last logged error; "": none
 }
 
 const configuration = "configuration"
@@ -51,7 +51,7 @@ func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 	r.watcher = watch.New(watch.Options{Quiet: config.Seconds(r.Started.Quiet), Poll: config.Seconds(r.Started.Poll), Log: r.Log})
 	if info, err := os.Stat(r.Started.File); err == nil && !info.Mode().IsRegular() {
 		r.Log.Info("the configuration is no regular file, so it is not read again", "file", r.Started.File)
-		r.once = true
+		r.initOnce = true
 	}
 	var work sync.WaitGroup
 	work.Go(func() {
@@ -79,13 +79,13 @@ func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 	})
 }
 
-// readAgain reads as at the start, but never blocks on a FIFO.
-func (r *Reloader) readAgain() (*config.Settings, *rules.Set, error) {
+// rereadFiles reads as at the start, but never blocks on a FIFO.
+func (r *Reloader) rereadFiles() (*config.Settings, *rules.Set, error) {
 	file := r.Started.File
-	if info, err := os.Stat(file); !r.once && err == nil && !info.Mode().IsRegular() {
+	if info, err := os.Stat(file); !r.initOnce && err == nil && !info.Mode().IsRegular() {
 		return nil, nil, fmt.Errorf("configuration %s: not a regular file", file)
 	}
-	if !r.once {
+	if !r.initOnce {
 		return r.Read()
 	}
 	set, err := r.Started.LoadRules()
@@ -96,8 +96,8 @@ func (r *Reloader) readAgain() (*config.Settings, *rules.Set, error) {
 // It tells whether these are other files than before.
 func (r *Reloader) watchFiles(others *config.Settings) bool {
 	var paths []string
-	for _, s := range []*config.Settings{r.InForce, others} {
-		if s != nil && s.File != "" && !r.once {
+	for _, s := range []*config.Settings{r.Active, others} {
+		if s != nil && s.File != "" && !r.initOnce {
 			paths = append(paths, s.File)
 		}
 		if s != nil {
@@ -119,9 +119,9 @@ func (r *Reloader) reload(tell bool) {
 	if tell {
 		systemd.Notify(r.Log, strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
 	}
-	s, set, err := r.readAgain()
+	s, set, err := r.rereadFiles()
 	for round := 0; round < maxRounds && r.watchFiles(s); round++ {
-		s, set, err = r.readAgain() // a change before the watch was not noticed
+		s, set, err = r.rereadFiles() // a change before the watch was not noticed
 	}
 	if err == nil {
 		err = r.Cache.Reload(r.Options(s, set))
@@ -130,7 +130,7 @@ func (r *Reloader) reload(tell bool) {
 	if err == nil {
 		r.accept(s, set)
 	} else {
-		r.refuse(err)
+		r.noteRefused(err)
 		status += "the configuration is wrong, and the earlier one stays in force"
 	}
 	if tell {
@@ -142,13 +142,13 @@ func (r *Reloader) reload(tell bool) {
 const maxRounds = 3
 
 func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
-	changed, _ := differences(r.InForce, s)
+	changed, _ := differences(r.Active, s)
 	if !set.Equal(r.Rules) && !slices.Contains(changed, "rules") {
 		changed = append(changed, "rules")
 	}
 	_, waiting := differences(r.Started, s)
-	news := len(changed) > 0 || r.refused != "" || !slices.Equal(waiting, r.waiting)
-	r.InForce, r.Rules, r.refused, r.waiting = s, set, "", waiting
+	news := len(changed) > 0 || r.refusedText != "" || !slices.Equal(waiting, r.waiting)
+	r.Active, r.Rules, r.refusedText, r.waiting = s, set, "", waiting
 	r.watchFiles(nil)
 	r.Level.Set(s.Level())
 	r.Cache.SetConfigured(query.Configured{Waiting: r.waiting})
@@ -157,10 +157,10 @@ func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
 	}
 	LogWarnings(r.Log, s)
 	r.Log.Info("configuration read again", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
-	r.Cache.RecordConfiguration(accepted(changed, r.waiting))
+	r.Cache.RecordConfiguration(acceptedText(changed, r.waiting))
 }
 
-func accepted(changed, waiting []string) string {
+func acceptedText(changed, waiting []string) string {
 	text := "read again; nothing of what is in force is different"
 	if len(changed) > 0 {
 		text = "changed, and in force now: " + strings.Join(changed, ", ")
@@ -173,8 +173,8 @@ func accepted(changed, waiting []string) string {
 
 const maxRefused = 20
 
-// refuse logs what is wrong. The configuration in force stays so.
-func (r *Reloader) refuse(err error) {
+// noteRefused logs what is wrong. The configuration in force stays so.
+func (r *Reloader) noteRefused(err error) {
 	text := err.Error()
 	lines := strings.Split(text, "\n")
 	if len(lines) > maxRefused {
@@ -184,14 +184,15 @@ func (r *Reloader) refuse(err error) {
 		r.Log.Error("configuration refused, the earlier one stays in force", "error", line)
 	}
 	r.Cache.SetConfigured(query.Configured{Refused: lines, Waiting: r.waiting})
-	if text != r.refused {
+	if text != r.refusedText {
 		r.Cache.RecordConfiguration("refused, and the earlier one stays in force: " + strings.Join(lines, "; "))
 	}
-	r.refused = text
+	r.refusedText = text
 }
 
-// atOnce are the fields and tables that take effect while the daemon runs. All others wait for the next start.
-var atOnce = []string{"log_level", "administrators", "publishers", "allow_options", "rules", "keep_source", "trusted_reporters", "report_quorum",
+// immediateFields are the fields and tables that take effect while the daemon runs. All others wait
+// for the next start.
+var immediateFields = []string{"log_level", "administrators", "publishers", "allow_options", "rules", "keep_source", "trusted_reporters", "report_quorum",
 	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack", "space.pack_after", "space.verify_every", "space.budget", "space.free_floor",
 	"space.max_unused", "space.max_entries", "space.user_bytes", "space.user_share"}
 
@@ -209,7 +210,7 @@ func differences(before, now *config.Settings) (changed, waiting []string) {
 		}
 	}
 	for _, name := range names {
-		if top, _, _ := strings.Cut(name, "."); slices.Contains(atOnce, top) || slices.Contains(atOnce, name) {
+		if top, _, _ := strings.Cut(name, "."); slices.Contains(immediateFields, top) || slices.Contains(immediateFields, name) {
 			changed = append(changed, name)
 		} else {
 			waiting = append(waiting, name)

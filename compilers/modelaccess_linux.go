@@ -15,13 +15,15 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// givenFolder is where a job's folder has the model, if that is where the workers' user does not come.
-const givenFolder = "given"
+// modelFolder is where a job's folder has the model, if that is where the workers' user does not
+// come.
+const modelFolder = "given"
 
-// letPass lets the workers' user reach the files of a request: it opens folders below Scratch to its
-// group, and files beside a model there; a model elsewhere, as in the store, gets a place in the
-// job's folder. It returns the request for the worker, and a function that undoes the opening.
-func (o *ORT) letPass(req workerproto.Request, folder string) (workerproto.Request, func(), error) {
+// grantModelAccess lets the workers' user reach the files of a request: it opens folders below
+// Scratch to its group, and files beside a model there; a model elsewhere, as in the store, gets a
+// place in the job's folder. It returns the request for the worker, and a function that undoes the
+// opening.
+func (o *ORT) grantModelAccess(req workerproto.Request, folder string) (workerproto.Request, func(), error) {
 	if o.opts.User == nil {
 		return req, func() {}, nil
 	}
@@ -36,8 +38,8 @@ func (o *ORT) letPass(req workerproto.Request, folder string) (workerproto.Reque
 		undo, err := o.openModels(req)
 		return req, undo, err
 	}
-	given := filepath.Join(folder, givenFolder)
-	if err := giveTree(model, given); err != nil {
+	given := filepath.Join(folder, modelFolder)
+	if err := linkTree(model, given); err != nil {
 		return req, nil, fmt.Errorf("model for the worker: %w", err)
 	}
 	req.Model = filepath.Join(given, filepath.Base(req.Model))
@@ -137,8 +139,9 @@ func (o *ORT) openFiles(folder string, shared *[]string) error {
 	})
 }
 
-// giveTree makes a folder with the regular files of another: second names of them where that can be and all may read them, else copies.
-func giveTree(from, to string) error {
+// linkTree makes a folder with the regular files of another: second names of them where that can be
+// and all may read them, else copies.
+func linkTree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -184,13 +187,14 @@ func copyForAll(from, to string) error {
 	return err
 }
 
-// TakesOpen implements Opener. A worker opens the file again, by its descriptor, so its user must be
-// allowed to. It is false if files beside the model are looked up, or go into the artefact.
-func (o *ORT) TakesOpen(job Job) bool {
+// AcceptsOpenModel implements OpenModelCompiler. A worker opens the file again, by its descriptor,
+// so its user must be allowed to. It is false if files beside the model are looked up, or go into
+// the artefact.
+func (o *ORT) AcceptsOpenModel(job Job) bool {
 	if _, isTool, err := o.toolFor(job.EPs); isTool || err != nil {
 		return false // a tool may use the model's path in any way
 	}
-	if job.ModelFile == nil || len(job.Share) > 0 || job.Initializers.InSource || Weightless(job.SessionOptions) {
+	if job.ModelFile == nil || len(job.Share) > 0 || job.Initializers.InSource || IsWeightless(job.SessionOptions) {
 		return false
 	}
 	if _, err := os.Stat("/proc/self/fd"); err != nil {
@@ -213,7 +217,7 @@ func (c *Credential) CanPass(path string) error {
 	if path == "" {
 		return nil
 	}
-	for _, folder := range above(path) {
+	for _, folder := range parents(path) {
 		info, err := os.Stat(folder)
 		if err != nil {
 			return nil // its user will report that it is missing
@@ -249,7 +253,7 @@ func (c *Credential) may(info os.FileInfo, bit fs.FileMode) bool {
 	return info.Mode()&bit != 0
 }
 
-func above(path string) []string {
+func parents(path string) []string {
 	var folders []string
 	for dir := filepath.Dir(filepath.Clean(path)); ; dir = filepath.Dir(dir) {
 		folders = append(folders, dir)
