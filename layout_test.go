@@ -25,6 +25,7 @@ const module = "github.com/epcached/epcached/"
 // thought about.
 var allowed = map[string][]string{
 	"internal/bytesize": {},
+	"portable":          {}, // what travels: no store, no daemon
 	"cas":               {"internal/keyed"},
 	"cas/crashfs":       {"cas"},
 	"epmodel":           {},

@@ -1,0 +1,301 @@
+package portable
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+
+	"github.com/klauspost/compress/zstd"
+	"lukechampine.com/blake3"
+)
+
+// Bundle is an image layout that is read: a directory or a tar.
+type Bundle struct {
+	from  source
+	Cards []Entry // in the order of the index
+}
+
+// Entry is one build of a bundle.
+type Entry struct {
+	Name string // what the bundle calls it
+	*Card
+	Err error // why there is no card
+}
+
+// source has the files of an image layout by name.
+type source interface {
+	open(name string) (io.ReadCloser, error)
+	io.Closer
+}
+
+// Open opens a directory or a tar, and reads the cards. A card that cannot be read does not keep
+// the others from being read.
+func Open(ctx context.Context, name string) (*Bundle, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe must not block here
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if info.IsDir() {
+		root, err := os.OpenRoot(name)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+		return read(ctx, directory{root})
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.Join(wrong(name, "", "neither a directory nor a regular file"), f.Close())
+	}
+	return OpenTar(ctx, f)
+}
+
+// OpenTar reads a tar from a regular file, which the bundle closes, even if this fails.
+func OpenTar(ctx context.Context, f *os.File) (*Bundle, error) {
+	t, err := newTar(ctx, f)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return read(ctx, t)
+}
+
+// Close closes the files.
+func (b *Bundle) Close() error { return b.from.Close() }
+
+func read(ctx context.Context, from source) (*Bundle, error) {
+	b := &Bundle{from: from}
+	err := b.readCards(ctx)
+	if err != nil {
+		return nil, errors.Join(err, from.Close())
+	}
+	return b, nil
+}
+
+func (b *Bundle) readCards(ctx context.Context) error {
+	raw, err := b.file(layoutFile, maxPEM)
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(string(raw), `"1.0.`) {
+		return wrong(layoutFile, "imageLayoutVersion", "%.80q, not 1.0.0", raw)
+	}
+	if raw, err = b.file(indexFile, maxIndex); err != nil {
+		return err
+	}
+	x, err := parseIndex(indexFile, raw)
+	if err != nil {
+		return err
+	}
+	seen := make(map[string]bool)
+	for i := range x.Manifests {
+		d := &x.Manifests[i]
+		name := d.Annotations[annotationRef]
+		if d.MediaType != MediaIndex || d.ArtifactType != ArtifactCard && !strings.HasPrefix(name, "b-") {
+			continue // of something else
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if seen[name] {
+			return wrong(indexFile, fmt.Sprintf("manifests[%d]", i), "a second build %.80q", name)
+		}
+		seen[name] = true
+		one := Entry{Name: name}
+		one.Card, one.Err = b.card(d)
+		b.Cards = append(b.Cards, one)
+	}
+	return nil
+}
+
+func (b *Bundle) card(d *Descriptor) (*Card, error) {
+	file := path.Join(blobsDir, d.Digest.Hex())
+	raw, err := b.file(file, maxCard)
+	if err != nil {
+		return nil, err
+	}
+	if DigestOf(raw) != d.Digest {
+		return nil, wrong(file, "", "its SHA-256 is another one")
+	}
+	return ParseCard(file, raw)
+}
+
+func (b *Bundle) file(name string, most int) ([]byte, error) {
+	f, err := b.from.open(name)
+	if err != nil {
+		return nil, missing(name, err)
+	}
+	defer f.Close()
+	return readAll(f, name, most)
+}
+
+func missing(name string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return wrong(name, "", "it is missing")
+	}
+	return err
+}
+
+// maxWindow bounds the memory that a frame of zstd asks for.
+const maxWindow = 32 << 20
+
+// Extract writes the plain bytes of a build's file, and checks them and the blob that they are in.
+// What it has written does not count if it fails. copied is called with bytes as they are written.
+func (b *Bundle) Extract(ctx context.Context, c *Card, i int, to io.Writer, copied func(int)) error {
+	d, want := c.Manifest.fileLayers()[i], c.Config.Files[i]
+	name := path.Join(blobsDir, d.Digest.Hex())
+	blob, err := b.from.open(name)
+	if err != nil {
+		return missing(name, err)
+	}
+	defer blob.Close()
+	sum, plain, size := sha256.New(), blake3.New(32, nil), &counter{}
+	whole := io.TeeReader(io.LimitReader(&telling{ctx, blob, nil}, d.Size+1), io.MultiWriter(sum, size))
+	dec, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),
+		zstd.WithDecoderLowmem(true))
+	if err != nil {
+		return err
+	}
+	defer dec.Close()
+	bad := func(format string, args ...any) error { return wrong(name, want.Name, format, args...) }
+	out := &telling{ctx, io.LimitReader(dec, want.Size+1), copied}
+	n, err := io.Copy(to, io.TeeReader(out, plain))
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, new(*fs.PathError)): // of the file that is written or read
+		return err
+	case err != nil:
+		return bad("%v, after %d bytes of it", err, n)
+	case n != want.Size:
+		return bad("%d bytes or more, not %d", n, want.Size)
+	}
+	// zstd stops behind its last frame, and the rest counts to the digest.
+	if _, err := io.Copy(io.Discard, whole); err != nil {
+		return err
+	}
+	switch {
+	case size.n != d.Size:
+		return bad("the blob has %d bytes or more, not %d", size.n, d.Size)
+	case !sumsTo(sum, d.Digest):
+		return bad("the SHA-256 of the blob is another one")
+	case Hash(plain.Sum(nil)) != want.Hash:
+		return bad("the BLAKE3 of the file is not the one that the manifest states")
+	}
+	return nil
+}
+
+// directory is an image layout as it lies on a disk. Links do not lead out of it.
+type directory struct{ *os.Root }
+
+func (d directory) open(name string) (io.ReadCloser, error) { return openFile(d.Root, name) }
+
+func openFile(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(wrong(name, "", "it is no regular file"), err, f.Close())
+	}
+	return f, nil
+}
+
+func readFile(root *os.Root, name string, most int) ([]byte, error) {
+	f, err := openFile(root, name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readAll(f, name, most)
+}
+
+// archive is an image layout in a tar, whose files are read where they lie in it.
+type archive struct {
+	file  *os.File
+	files map[string]extent
+}
+
+type extent struct{ at, size int64 }
+
+// maxEntries bounds the entries of a tar.
+const maxEntries = 1 << 17
+
+// newTar finds the files of a tar. An entry that an image layout does not have is refused.
+func newTar(ctx context.Context, f *os.File) (*archive, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	a := &archive{f, make(map[string]extent)}
+	r := io.NewSectionReader(f, 0, info.Size())
+	entries := tar.NewReader(r)
+	bad := func(field, format string, args ...any) error {
+		at, _ := r.Seek(0, io.SeekCurrent)
+		return &FormatError{f.Name(), field, at, fmt.Sprintf(format, args...)}
+	}
+	for n := 0; ; n++ {
+		h, err := entries.Next()
+		switch {
+		case errors.Is(err, io.EOF) && n == 0:
+			return nil, bad("", "an empty tar")
+		case errors.Is(err, io.EOF):
+			return a, ctx.Err()
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			return nil, bad("", "the tar ends early")
+		case err != nil:
+			return nil, bad("", "%v", err)
+		case n == maxEntries:
+			return nil, bad("", "more than %d entries", maxEntries)
+		}
+		if n%1024 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		at, err := r.Seek(0, io.SeekCurrent)
+		if err != nil {
+			return nil, err
+		}
+		name := strings.TrimPrefix(h.Name, "./") // as tar -C DIR . writes them
+		switch {
+		case h.Typeflag == tar.TypeDir && (name == "" || name == "blobs/" || name == blobsDir+"/"):
+			continue
+		case h.Typeflag != tar.TypeReg || !inLayout(name):
+			return nil, bad(fmt.Sprintf("entry %.120q", h.Name), "an image layout has no such file")
+		}
+		if _, twice := a.files[name]; twice {
+			return nil, bad(fmt.Sprintf("entry %q", name), "it comes twice")
+		}
+		if h.Size > info.Size()-at {
+			return nil, bad(fmt.Sprintf("entry %q", name), "the tar ends early")
+		}
+		a.files[name] = extent{at, h.Size}
+	}
+}
+
+func inLayout(name string) bool {
+	if name == layoutFile || name == indexFile {
+		return true
+	}
+	digits, ok := strings.CutPrefix(name, blobsDir+"/")
+	return ok && new(Hash).UnmarshalText([]byte(digits)) == nil
+}
+
+func (a *archive) open(name string) (io.ReadCloser, error) {
+	x, ok := a.files[name]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return io.NopCloser(io.NewSectionReader(a.file, x.at, x.size)), nil
+}
+
+// Close closes the tar.
+func (a *archive) Close() error { return a.file.Close() }

@@ -1,0 +1,335 @@
+package portable
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"lukechampine.com/blake3"
+)
+
+// The names in an image layout.
+const (
+	layoutFile  = "oci-layout"
+	layoutText  = `{"imageLayoutVersion":"1.0.0"}`
+	indexFile   = "index.json"
+	blobsDir    = "blobs/sha256"
+	titleSuffix = ".zst"
+)
+
+// Writer adds builds to an image layout in a directory. Blobs are durable before the index names
+// them, so that an interrupted export leaves a layout without the builds that were not finished.
+type Writer struct {
+	root  *os.Root
+	index index
+}
+
+// Create opens a directory for writing: an image layout, or an empty or missing directory.
+func Create(dir string) (*Writer, error) {
+	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	w := &Writer{root: root, index: index{SchemaVersion: 2, MediaType: MediaIndex, Manifests: []Descriptor{}}}
+	if err := w.begin(dir); err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return w, nil
+}
+
+func (w *Writer) begin(dir string) error {
+	some, err := fs.ReadDir(w.root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	if _, err := w.root.Stat(layoutFile); err != nil && len(some) > 0 {
+		return fmt.Errorf("%s: neither empty nor an image layout", dir)
+	}
+	switch raw, err := readFile(w.root, indexFile, maxIndex); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	default:
+		if w.index, err = parseIndex(indexFile, raw); err != nil {
+			return err
+		}
+	}
+	if err := w.root.MkdirAll(blobsDir, 0o777); err != nil {
+		return err
+	}
+	return w.write(layoutFile, []byte(layoutText))
+}
+
+// Build is what is exported of a build.
+type Build struct {
+	Config Config    // without the files
+	Says   Predicate // with the further requests that the build answers
+	Files  []Source
+	Signer *Signer     // nil: the build is not signed
+	Copied func(n int) // is called with the number of bytes as they are read; may be nil
+}
+
+// Source is a file of a build that is exported.
+type Source struct {
+	Name string
+	Size int64
+	From io.Reader
+}
+
+// Add writes the blobs of a build, and puts its card into the index. The config's files and the
+// statement's files and requests are filled in.
+func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
+	c := b.Config
+	c.Version, c.Files = configVersion, nil
+	var layers []Descriptor
+	for _, f := range b.Files {
+		if why := BadName(f.Name); why != "" {
+			return nil, fmt.Errorf("file %q: %s", f.Name, why)
+		}
+		d, file, err := w.layer(ctx, f, b.Copied)
+		if err != nil {
+			return nil, err
+		}
+		layers, c.Files = append(layers, d), append(c.Files, file)
+	}
+	m := newManifest(&c, layers)
+	raw := encode(m)
+	blobs := [][]byte{encode(&c), raw}
+	var signed [][]byte
+	if b.Signer != nil {
+		says := b.Says
+		says.BuildKey, says.Files = c.BuildKey, c.Files
+		says.Requests = append([]Request{RequestOf(c.Record)}, says.Requests...)
+		says.Issued = says.Issued.UTC().Truncate(time.Second)
+		one := b.Signer.sign(DigestOf(raw), "b-"+c.BuildKey.String(), says)
+		s := encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest, ArtifactType: MediaBundle,
+			Config: emptyConfig(), Layers: []Descriptor{descriptorOf(MediaBundle, one)},
+			Subject: &Descriptor{MediaType: MediaManifest, Digest: DigestOf(raw), Size: int64(len(raw))}})
+		blobs, signed = append(blobs, emptyConfig().Data, one, s), append(signed, s)
+	}
+	card := newCard(raw, signed...)
+	out, err := ParseCard("card", card) // what is written can be read
+	if err != nil {
+		return nil, err
+	}
+	for _, blob := range append(blobs, card) {
+		if err := w.write(path.Join(blobsDir, DigestOf(blob).Hex()), blob); err != nil {
+			return nil, err
+		}
+	}
+	w.name(out, card)
+	return out, nil
+}
+
+// name puts the card into the index, in the place of an earlier one of the same build.
+func (w *Writer) name(c *Card, raw []byte) {
+	d := descriptorOf(MediaIndex, raw)
+	d.Data, d.ArtifactType = nil, ArtifactCard
+	d.Annotations = map[string]string{annotationRef: c.Name()}
+	w.index.Manifests = slices.DeleteFunc(w.index.Manifests, func(old Descriptor) bool {
+		return old.Annotations[annotationRef] == c.Name()
+	})
+	w.index.Manifests = append(w.index.Manifests, d)
+}
+
+// layer compresses a file into a blob.
+func (w *Writer) layer(ctx context.Context, f Source, copied func(int)) (d Descriptor, out File, err error) {
+	name := path.Join(blobsDir, ".new-"+rand.Text())
+	to, err := w.root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	if err != nil {
+		return d, out, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.root.Remove(name))
+		}
+	}()
+	sum, plain := sha256.New(), blake3.New(32, nil)
+	size := &counter{}
+	err = compress(io.MultiWriter(to, sum, size), io.TeeReader(&telling{ctx, f.From, copied}, plain), f.Size)
+	if err = errors.Join(err, to.Sync(), to.Close()); err != nil {
+		return d, out, fmt.Errorf("file %q: %w", f.Name, err)
+	}
+	d = Descriptor{MediaType: MediaFile, Digest: Digest(sum.Sum(nil)), Size: size.n,
+		Annotations: map[string]string{annotationTitle: f.Name + titleSuffix}}
+	out = File{f.Name, f.Size, Hash(plain.Sum(nil))}
+	return d, out, w.root.Rename(name, path.Join(blobsDir, d.Digest.Hex()))
+}
+
+// compress writes one frame of zstd, which is the same for the same bytes.
+func compress(to io.Writer, from io.Reader, size int64) error {
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault),
+		zstd.WithZeroFrames(true))
+	if err != nil {
+		return err
+	}
+	enc.ResetContentSize(to, size)
+	n, err := io.Copy(enc, io.LimitReader(from, size+1))
+	if err == nil && n != size {
+		err = fmt.Errorf("it has another size than %d", size)
+	}
+	return errors.Join(err, enc.Close())
+}
+
+type counter struct{ n int64 }
+
+// Write implements io.Writer.
+func (c *counter) Write(p []byte) (int, error) {
+	c.n += int64(len(p))
+	return len(p), nil
+}
+
+// telling reads until its context ends, and tells how much.
+type telling struct {
+	ctx  context.Context
+	from io.Reader
+	tell func(int)
+}
+
+// Read implements io.Reader.
+func (t *telling) Read(p []byte) (int, error) {
+	if err := t.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := t.from.Read(p)
+	if t.tell != nil {
+		t.tell(n)
+	}
+	return n, err
+}
+
+// write makes a file with these bytes, all at once.
+func (w *Writer) write(name string, data []byte) error {
+	temporary := path.Join(path.Dir(name), ".new-"+rand.Text())
+	f, err := w.root.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = w.root.Rename(temporary, name)
+	}
+	if err != nil {
+		err = errors.Join(err, w.root.Remove(temporary))
+	}
+	return err
+}
+
+// Close writes the index, which names the builds that were added, and makes it durable.
+func (w *Writer) Close() error {
+	slices.SortStableFunc(w.index.Manifests, func(a, b Descriptor) int {
+		return strings.Compare(a.Annotations[annotationRef], b.Annotations[annotationRef])
+	})
+	err := w.sync(blobsDir)
+	if err == nil {
+		err = w.write(indexFile, encode(&w.index))
+	}
+	if err == nil {
+		err = w.sync(".")
+	}
+	return errors.Join(err, w.root.Close())
+}
+
+func (w *Writer) sync(dir string) error {
+	d, err := w.root.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// WriteTar writes the image layout of a directory as a tar, which is the same for the same builds.
+func WriteTar(ctx context.Context, to io.Writer, dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	blobs, err := fs.ReadDir(root.FS(), blobsDir)
+	if err != nil {
+		return err
+	}
+	infos := []fs.FileInfo(nil)
+	for _, b := range blobs {
+		info, err := b.Info()
+		if err != nil {
+			return err
+		}
+		infos = append(infos, info)
+	}
+	slices.SortFunc(infos, func(a, b fs.FileInfo) int {
+		return cmp.Or(cmp.Compare(a.Size(), b.Size()), strings.Compare(a.Name(), b.Name()))
+	})
+	names := []string{layoutFile, indexFile}
+	for _, info := range infos {
+		names = append(names, path.Join(blobsDir, info.Name()))
+	}
+	out := tar.NewWriter(to)
+	for _, name := range names {
+		if err := addFile(ctx, out, root, name); err != nil {
+			return err
+		}
+	}
+	return out.Close()
+}
+
+func addFile(ctx context.Context, out *tar.Writer, root *os.Root, name string) error {
+	f, err := root.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	err = out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: info.Size(),
+		ModTime: time.Unix(0, 0)})
+	if err == nil {
+		_, err = io.Copy(out, &telling{ctx, f, nil})
+	}
+	return err
+}
+
+// parseIndex reads an index that other tools may have written.
+func parseIndex(file string, raw []byte) (x index, err error) {
+	if err := bounded(file, raw, maxIndex, maxValues*16); err != nil {
+		return x, err
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	if err := dec.Decode(&x); err != nil {
+		return x, jsonError(file, dec.InputOffset(), err)
+	}
+	if len(x.Manifests) > maxCards {
+		return x, wrong(file, "manifests", "%d, more than %d", len(x.Manifests), maxCards)
+	}
+	return x, nil
+}
+
+func readAll(from io.Reader, file string, most int) ([]byte, error) {
+	raw, err := io.ReadAll(io.LimitReader(from, int64(most)+1))
+	if err == nil && len(raw) > most {
+		err = wrong(file, "", "more than %d bytes", most)
+	}
+	return raw, err
+}
+
+func sumsTo(h hash.Hash, d Digest) bool { return Digest(h.Sum(nil)) == d }

@@ -1,0 +1,208 @@
+package portable
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"fmt"
+	"time"
+
+	"lukechampine.com/blake3"
+)
+
+// What a statement says, and its types.
+const (
+	statementType = "https://in-toto.io/Statement/v1"
+	PredicateType = "https://epcached.org/build/v1"
+	payloadType   = "application/vnd.in-toto+json"
+)
+
+// Predicate is what a signature vouches for, besides the manifest that is its subject.
+type Predicate struct {
+	BuildKey       Hash      `json:"buildKey"`
+	Requests       []Request `json:"requests"` // that the build answers; the build's own is the first
+	Files          []File    `json:"files"`
+	MachineClass   string    `json:"machineClass,omitempty"` // of the machine that compiled it
+	Builder        string    `json:"builder,omitempty"`
+	CompileSeconds float64   `json:"compileSeconds"`
+	Issued         time.Time `json:"issued"`
+	NotAfter       time.Time `json:"notAfter,omitzero"` // zero: it does not expire
+}
+
+// Request is a request that a build answers.
+type Request struct {
+	Key    Hash   `json:"key"`
+	Record []byte `json:"record"` // the key is its digest
+}
+
+// maxRequests bounds the requests of one statement.
+const maxRequests = 16
+
+// RequestOf returns the request of a record.
+func RequestOf(record []byte) Request { return Request{blake3.Sum256(record), record} }
+
+type statement struct {
+	Type          string    `json:"_type"`
+	Subject       []subject `json:"subject"`
+	PredicateType string    `json:"predicateType"`
+	Predicate     Predicate `json:"predicate"`
+}
+
+type subject struct {
+	Name   string            `json:"name"`
+	Digest map[string]string `json:"digest"`
+}
+
+// bundle is a sigstore bundle v0.3 with a DSSE envelope, signed by a key that has no certificate.
+type bundle struct {
+	MediaType string   `json:"mediaType"`
+	Material  material `json:"verificationMaterial"`
+	Envelope  envelope `json:"dsseEnvelope"`
+
+	file string // for errors
+}
+
+type material struct {
+	PublicKey struct {
+		Hint string `json:"hint"`
+	} `json:"publicKey"`
+}
+
+type envelope struct {
+	Payload     []byte      `json:"payload"`
+	PayloadType string      `json:"payloadType"`
+	Signatures  []signature `json:"signatures"`
+}
+
+type signature struct {
+	Sig []byte `json:"sig"`
+}
+
+func parseBundle(file string, raw []byte) (*bundle, error) {
+	b := &bundle{file: file}
+	if err := decode(file, raw, maxCard, b); err != nil {
+		return nil, err
+	}
+	switch {
+	case b.MediaType != MediaBundle:
+		return nil, wrong(file, "mediaType", "%.80q, not %q", b.MediaType, MediaBundle)
+	case b.Envelope.PayloadType != payloadType:
+		return nil, wrong(file, "payloadType", "%.80q, not %q", b.Envelope.PayloadType, payloadType)
+	case len(b.Envelope.Signatures) != 1:
+		return nil, wrong(file, "signatures", "%d, not 1", len(b.Envelope.Signatures))
+	}
+	return b, nil
+}
+
+// statement reads what was signed, and holds it against the card. Nothing of it counts before the
+// signature is verified.
+func (b *bundle) statement(c *Card) (*Predicate, error) {
+	var s statement
+	file := b.file + ": payload"
+	if err := decode(file, b.Envelope.Payload, maxCard, &s); err != nil {
+		return nil, err
+	}
+	p := &s.Predicate
+	switch {
+	case s.Type != statementType || s.PredicateType != PredicateType:
+		return nil, wrong(file, "predicateType", "%.80q in a %.80q", s.PredicateType, s.Type)
+	case len(s.Subject) != 1 || len(s.Subject[0].Digest) != 1 ||
+		s.Subject[0].Digest["sha256"] != c.Digest.Hex():
+		return nil, wrong(file, "subject", "it is not the build's manifest, %s", c.Digest)
+	case p.BuildKey != c.Config.BuildKey:
+		return nil, wrong(file, "predicate.buildKey", "%s, and the config has %s", p.BuildKey, c.Config.BuildKey)
+	case len(p.Requests) == 0 || len(p.Requests) > maxRequests:
+		return nil, wrong(file, "predicate.requests", "%d, not 1 to %d", len(p.Requests), maxRequests)
+	case !bytes.Equal(p.Requests[0].Record, c.Config.Record):
+		return nil, wrong(file, "predicate.requests[0]", "it is not the request of the config")
+	case len(p.Files) != len(c.Config.Files):
+		return nil, wrong(file, "predicate.files", "%d, and the config has %d", len(p.Files), len(c.Config.Files))
+	}
+	for i, r := range p.Requests {
+		if RequestOf(r.Record).Key != r.Key || len(r.Record) > maxRecord {
+			return nil, wrong(file, fmt.Sprintf("predicate.requests[%d].key", i), "it is not its record's")
+		}
+	}
+	for i, f := range p.Files {
+		if f != c.Config.Files[i] {
+			return nil, wrong(file, fmt.Sprintf("predicate.files[%d]", i), "%q differs from the config's", f.Name)
+		}
+	}
+	return p, nil
+}
+
+// preAuth is DSSE's encoding of what is signed.
+func preAuth(kind string, payload []byte) []byte {
+	head := fmt.Sprintf("DSSEv1 %d %s %d ", len(kind), kind, len(payload))
+	return append([]byte(head), payload...)
+}
+
+// Signer signs builds. A nil *Signer signs none.
+type Signer struct {
+	key ed25519.PrivateKey
+	ID  string
+}
+
+// sign returns the sigstore bundle for a manifest.
+func (s *Signer) sign(manifest Digest, name string, p Predicate) []byte {
+	payload := encode(&statement{Type: statementType, PredicateType: PredicateType, Predicate: p,
+		Subject: []subject{{name, map[string]string{"sha256": manifest.Hex()}}}})
+	b := bundle{MediaType: MediaBundle, Envelope: envelope{Payload: payload, PayloadType: payloadType,
+		Signatures: []signature{{ed25519.Sign(s.key, preAuth(payloadType, payload))}}}}
+	b.Material.PublicKey.Hint = s.ID
+	return encode(&b)
+}
+
+// keyID is the SHA-256 of the public key in its DER form, in hexadecimal digits.
+func keyID(public ed25519.PublicKey) (id string, der []byte) {
+	der, err := x509.MarshalPKIXPublicKey(public)
+	if err != nil {
+		panic("portable: " + err.Error()) // an ed25519 key always has such a form
+	}
+	sum := sha256.Sum256(der)
+	return hex.EncodeToString(sum[:]), der
+}
+
+// The types of PEM blocks with keys.
+const (
+	pemPrivate = "PRIVATE KEY"
+	pemPublic  = "PUBLIC KEY"
+)
+
+// GenerateKey returns a new key pair as PEM texts, and its id.
+func GenerateKey() (private, public []byte, id string, err error) {
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	id, der := keyID(pub)
+	return pem.EncodeToMemory(&pem.Block{Type: pemPrivate, Bytes: secret}),
+		pem.EncodeToMemory(&pem.Block{Type: pemPublic, Bytes: der}), id, nil
+}
+
+// ParseSigner reads a private key.
+func ParseSigner(file string, text []byte) (*Signer, error) {
+	block, _ := pem.Decode(text)
+	if block == nil || block.Type != pemPrivate {
+		return nil, wrong(file, "", "no PEM block %q", pemPrivate)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, wrong(file, "", "%v", err)
+	}
+	private, ok := key.(ed25519.PrivateKey)
+	if !ok {
+		return nil, wrong(file, "", "%T, and builds are signed with ed25519 keys", key)
+	}
+	public, _ := private.Public().(ed25519.PublicKey)
+	id, _ := keyID(public)
+	return &Signer{private, id}, nil
+}

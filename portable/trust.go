@@ -1,0 +1,186 @@
+package portable
+
+import (
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Key is a public key that is trusted, and for what. The bounds are headers of its PEM block, with
+// commas between values: "EPs", "Builders", "Requests"; "Not-After" is a date.
+type Key struct {
+	ID   string
+	File string // that it stands in
+
+	EPs      []string // only builds of these execution providers; none: of all
+	Builders []string // only those that these builders made
+	Requests []string // only those that answer one of these request keys
+	NotAfter time.Time
+
+	public ed25519.PublicKey
+}
+
+// Short returns the beginning of the key's id, for people.
+func (k *Key) Short() string { return ShortID(k.ID) }
+
+// ShortID returns the beginning of a key's id, for people.
+func ShortID(id string) string { return id[:min(len(id), 16)] }
+
+// ParseKeys reads the public keys of one file.
+func ParseKeys(file string, text []byte) (keys []*Key, err error) {
+	if len(text) > maxPEM {
+		return nil, wrong(file, "", "%d bytes, more than %d", len(text), maxPEM)
+	}
+	for rest := text; ; {
+		block, after := pem.Decode(rest)
+		if block == nil {
+			break
+		}
+		at := int64(len(text) - len(rest))
+		rest = after
+		k, err := parseKey(file, block)
+		if err != nil {
+			err.Offset = at
+			return nil, err
+		}
+		keys = append(keys, k)
+	}
+	if len(keys) == 0 {
+		return nil, wrong(file, "", "no PEM block %q", pemPublic)
+	}
+	return keys, nil
+}
+
+func parseKey(file string, block *pem.Block) (*Key, *FormatError) {
+	if block.Type == pemPrivate {
+		return nil, wrong(file, "", "a private key: the trust set has public ones, FILE.pub")
+	}
+	if block.Type != pemPublic {
+		return nil, wrong(file, "", "a PEM block %.40q, not %q", block.Type, pemPublic)
+	}
+	any, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil {
+		return nil, wrong(file, "", "%v", err)
+	}
+	public, ok := any.(ed25519.PublicKey)
+	if !ok {
+		return nil, wrong(file, "", "%T, and builds are signed with ed25519 keys", any)
+	}
+	k := &Key{File: file, public: public}
+	k.ID, _ = keyID(public)
+	for name, value := range block.Headers {
+		list := strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' })
+		if len(list) == 0 {
+			return nil, wrong(file, name, "it is empty")
+		}
+		switch name {
+		case "EPs":
+			k.EPs = list
+		case "Builders":
+			k.Builders = list
+		case "Requests":
+			k.Requests = list
+		case "Not-After":
+			if k.NotAfter, err = ParseDate(value); err != nil {
+				return nil, wrong(file, name, "%v", err)
+			}
+		default: // a bound that is not understood is not dropped
+			return nil, wrong(file, name, "no such bound: there are EPs, Builders, Requests, Not-After")
+		}
+	}
+	return k, nil
+}
+
+// ParseDate reads a date, or a time in RFC 3339. A date means its end, in UTC.
+func ParseDate(text string) (time.Time, error) {
+	if t, err := time.Parse(time.DateOnly, text); err == nil {
+		return t.Add(24*time.Hour - time.Second), nil
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return t, fmt.Errorf("%.40q is neither a date, 2027-01-31, nor a time in RFC 3339", text)
+	}
+	return t.UTC(), nil
+}
+
+// Trust says which signatures count.
+type Trust struct {
+	Keys []*Key
+	// Revoked returns why a build is not to be used though its signature holds, "" if it may be;
+	// nil: nothing is revoked.
+	Revoked func(keyID string, manifest Digest, build Hash) string
+}
+
+// TrustError says why a card is not trusted. It is no damage.
+type TrustError struct{ Text string }
+
+// Error returns the reason.
+func (e *TrustError) Error() string { return e.Text }
+
+// Verify returns what a trusted key says of the build, and the key. Without one the error says what
+// is wrong with the first signature.
+func (t *Trust) Verify(c *Card, now time.Time) (*Predicate, *Key, error) {
+	err := error(&TrustError{"it is not signed"})
+	for i, b := range c.bundles {
+		p, k, why := t.verify(c, b, now)
+		if why == nil {
+			return p, k, nil
+		}
+		if i == 0 {
+			err = why
+		}
+	}
+	return nil, nil, err
+}
+
+func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, error) {
+	hint := b.Material.PublicKey.Hint
+	i := slices.IndexFunc(t.Keys, func(k *Key) bool { return k.ID == hint })
+	if i < 0 {
+		return nil, nil, &TrustError{fmt.Sprintf("signed by %.16q, not trusted here", hint)}
+	}
+	k, signed := t.Keys[i], preAuth(payloadType, b.Envelope.Payload)
+	if !ed25519.Verify(k.public, signed, b.Envelope.Signatures[0].Sig) {
+		return nil, nil, wrong(b.file, "signatures[0].sig", "it is not key %s's signature of this", k.Short())
+	}
+	p, err := b.statement(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if why := k.refuses(c, p, now); why != "" {
+		return nil, nil, &TrustError{fmt.Sprintf("signed by %s, %s", k.Short(), why)}
+	}
+	if t.Revoked != nil {
+		if why := t.Revoked(k.ID, c.Digest, p.BuildKey); why != "" {
+			return nil, nil, &TrustError{fmt.Sprintf("signed by %s, and revoked: %s", k.Short(), why)}
+		}
+	}
+	return p, k, nil
+}
+
+// refuses says why the key's signature does not count for the build, "" if it does.
+func (k *Key) refuses(c *Card, p *Predicate, now time.Time) string {
+	outside := func(may []string, is string) bool { return len(may) > 0 && !slices.Contains(may, is) }
+	switch {
+	case !k.NotAfter.IsZero() && now.After(k.NotAfter):
+		return "which is trusted until " + k.NotAfter.Format(time.RFC3339)
+	case !p.NotAfter.IsZero() && now.After(p.NotAfter):
+		return "and expired on " + p.NotAfter.Format(time.RFC3339)
+	case outside(k.Builders, p.Builder):
+		return fmt.Sprintf("which is not trusted for builder %.80q", p.Builder)
+	case len(k.Requests) > 0 && !slices.ContainsFunc(p.Requests, func(r Request) bool {
+		return slices.Contains(k.Requests, r.Key.String())
+	}):
+		return "which is not trusted for this request"
+	}
+	for _, ep := range c.Config.EPs {
+		if outside(k.EPs, ep.Name) {
+			return "which is not trusted for " + ep.Name
+		}
+	}
+	return ""
+}
