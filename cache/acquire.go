@@ -103,8 +103,8 @@ func checkNotReplaced(a *request.Answer, at *request.Attempt) error {
 		return nil
 	}
 	return errors.Join(apierr.New(apierr.Busy, runtimes.ErrFilesChanging,
-		"model %q: the runtime's libraries changed meanwhile", at.Name).
-		WithHint("ask again when the update is done"), a.View.Close())
+		"model %q: the runtime's libraries changed during the request", at.Name).
+		WithHint("retry when the update is done"), a.View.Close())
 }
 
 func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
@@ -147,7 +147,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		a, err = c.builder.Compile(ctx, at, found.Why)
 		if a != nil && a.Compatibility.Source == "" {
 			a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary,
-				Reason: "made now", At: c.now(), Runtime: at.RuntimeName}
+				Reason: "compiled for this request", At: c.now(), Runtime: at.RuntimeName}
 		}
 	}
 	return c.lookup.FillAnswer(a, at), err
@@ -193,12 +193,12 @@ func (c *Cache) whyNotCompile(at *request.Attempt, found *lookup.Found) error {
 		return reports.ErrWithheld(at.Name, at.Plan.RequestKey)
 	case found.Stale && (at.OnMiss == request.Fail || refuses):
 		return refused(apierr.Stale, "model %q: %s",
-			"compile it for what is here now: ask with on_miss refresh")
+			"recompile it for the current libraries: request it with on_miss refresh")
 	case running != nil:
 		return c.JobList.NotDoneError(at, running)
 	case at.OnMiss == request.Fail:
 		return refused(apierr.NotFound, "no build for model %q: %s",
-			"compile it: ask again with on_miss wait")
+			"compile it: repeat the request with on_miss wait")
 	}
 	return nil
 }
@@ -215,8 +215,9 @@ func (c *Cache) whyNotReplace(at *request.Attempt) error {
 		}
 		if b.BuildKey == at.Plan.BuildKey && c.index.Journal.StateOf(b.ID).Name != index.Damaged {
 			return apierr.New(apierr.NotAllowed, nil,
-				"build %s is shared: replacing it is for administrators", at.Plan.BuildKey).
-				WithHint("bypass compiles for this request alone, and store user keeps a build of your own")
+				"build %s is shared: only administrators may replace it", at.Plan.BuildKey).
+				WithHint("request it with on_miss bypass (compile, store nothing) or store user " +
+					"(a build of your own)")
 		}
 	}
 	return nil
@@ -278,7 +279,7 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 	case at.OnMiss == request.Fail:
 		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).
 			WithFact("request_key", p.RequestKey.String()).
-			WithHint("compile it: ask again with on_miss claim")
+			WithHint("compile it: repeat the request with on_miss claim")
 	case at.OnMiss == request.Background:
 		return nil, missing // no job of the daemon's can compile it
 	case at.OnMiss == request.ForClaim:

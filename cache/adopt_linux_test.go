@@ -126,7 +126,7 @@ func TestModelsTooLargeToAdoptAreNotRead(t *testing.T) {
 	defer a.View.Close()
 	require.Equal(t, request.PassThrough, a.Outcome)
 	require.Contains(t, strings.Join(a.Warnings, "\n"),
-		"not adopted: its files have 1.0 TiB, and a build that is put may have ")
+		"not adopted: its files have 1.0 TiB, X ")
 }
 
 // Every file that the graph refers to has to come, and is part of the identity.
@@ -176,12 +176,12 @@ func TestAdoptionIsStrict(t *testing.T) {
 			s.files = []string{"part.bin"}
 			return b.adopts(*s)
 		},
-			`not adopted: it is no artefact for this request: node "ContextNode" is of execution provider "OpenVINOExecutionProvider"`},
+			`not adopted: the build does not fit this request: node "ContextNode" is of execution provider "OpenVINOExecutionProvider"`},
 		"kept nowhere": {func(b *bench, s *shipped) *request.Request {
 			r := b.adopts(*s)
 			r.Store = "none"
 			return r
-		}, "not adopted: nothing is to be kept of it"},
+		}, "not adopted: the request says to store nothing"},
 		"outside its folder": {func(b *bench, s *shipped) *request.Request {
 			m := wrapsIR("../part.bin", 1)
 			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))

@@ -73,7 +73,7 @@ func testQueuedJobOutlivesTheDaemon(t *testing.T, uid func(*bench) uint32, mode 
 	require.Equal(t, later.Job, listed[0].ID, "whoever follows it by its id finds it")
 	require.Equal(t, later.RequestKey, listed[0].RequestKey)
 	require.True(t, listed[0].Background)
-	require.Equal(t, "asked for before the daemon's restart", listed[0].Why)
+	require.Equal(t, "requested before the daemon's restart", listed[0].Why)
 	close(g.pass)
 	require.Equal(t, jobs.Done, b.follow(0, later.Job).State)
 	b.noneWanted()

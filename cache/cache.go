@@ -157,13 +157,13 @@ func (c *Cache) runBackground(ctx context.Context, before map[string][]byte) {
 	c.runtimes.RefreshAll(ctx)
 	c.backlog.Resume(ctx, before)
 	if err := strangers(); err != nil && ctx.Err() == nil {
-		c.log.Warn("stray views not found", "error", err)
+		c.log.Warn("cannot search for stray views", "error", err)
 	}
 	if err := c.Store.RemoveLeftovers(ctx); err != nil && ctx.Err() == nil {
-		c.log.Warn("leftovers not removed, or the account of the space not looked through", "error", err)
+		c.log.Warn("cannot remove leftovers or verify the account of space", "error", err)
 	}
 	if err := c.recompiler.RebuildAllDamaged(ctx); err != nil && ctx.Err() == nil {
-		c.log.Warn("damaged builds not found", "error", err)
+		c.log.Warn("cannot search for damaged builds", "error", err)
 	}
 	close(c.tidied)
 	tick := time.NewTicker(sweepEvery)
@@ -267,7 +267,8 @@ func (c *Cache) openStore() (err error) {
 		Heard: c.events.Add, Compiling: c.compiling,
 		Making: func(builds uint64, percent int) {
 			if o.OnOpening != nil {
-				o.OnOpening(fmt.Sprintf("the index is being made from the manifests: %d builds, %d %%",
+				o.OnOpening(fmt.Sprintf("the index is being rebuilt from the manifests: %d "+
+					"builds, %d %%",
 					builds, percent))
 			}
 		},

@@ -310,7 +310,7 @@ func TestHandOver(t *testing.T) {
 			_, err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, put,
 				nil)
 			require.Equal(b, apierr.BadRequest, apierr.ClassOf(err), "%v", err)
-		}, "what was put is refused"},
+		}, "the submitted build is refused"},
 	}
 	for name, c := range ends {
 		t.Run(name, func(t *testing.T) {

@@ -234,7 +234,7 @@ func TestExplanationTellsOfAConversion(t *testing.T) {
 	e := b.acquire(r).Explanation
 	require.Equal(t, query.Miss, e.Decision)
 	require.Contains(t, e.Reason,
-		"it would be converted from the sidecar form, without a compile: build "+
+		"it would be converted from the sidecar format, without a compile: build "+
 			made.Build.BuildKey.String())
 	require.Len(t, b.list(), 1, "nothing is converted for it")
 }
@@ -302,7 +302,7 @@ func TestConversionWithoutSpaceIsServed(t *testing.T) {
 			require.NoError(t, os.Rename(manifests+".aside", manifests))
 			require.Equal(t, request.Hit, a.Outcome)
 			require.EqualValues(t, 1, b.compiler.Compiles.Load(), "it was compiled")
-			require.Contains(t, strings.Join(a.Warnings, "\n"), "not kept: ")
+			require.Contains(t, strings.Join(a.Warnings, "\n"), "not stored: ")
 			require.Equal(t, b.contexts(made), b.contexts(a))
 			require.Len(t, b.list(), 1)
 			require.Empty(t, b.acquire(b.form(embed)).Warnings, "kept as soon as it can be")

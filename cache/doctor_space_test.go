@@ -48,7 +48,7 @@ func TestDoctorNamesModelsThatNeverFit(t *testing.T) {
 			}
 			b.use(2)
 			a := b.spaceAdvice(b.self(),
-				"was compiled 2 times in the last 7 days and is not kept: it ")
+				"was compiled 2 times in the last 7 days and is not stored: it ")
 			require.Equal(t, query.SeverityWarning, a.Severity)
 			require.Contains(t, a.Text, "model \"model.onnx\" ")
 			require.Contains(t, a.Hint, of.hint)

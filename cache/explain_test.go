@@ -307,7 +307,7 @@ func TestWhyAnEntryWasRemoved(t *testing.T) {
 		"model.onnx"} {
 		e := b.why(b.self(), name)
 		require.Equal(t, "gone", e.Decision)
-		require.Contains(t, e.Reason, "removed by hand")
+		require.Contains(t, e.Reason, "removed by request")
 		require.Equal(t, []string{event.Compiled, event.Retracted}, kinds(e.History))
 	}
 	_, err = b.cache.Queries.Why(context.Background(), b.self(), "never.onnx")
@@ -332,7 +332,7 @@ func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 			_, err := b.cache.Remove(context.Background(), b.self(),
 				[]string{a.RequestKey.String()}, false, false)
 			require.NoError(t, err)
-		}, "removed by hand"},
+		}, "removed by request"},
 	} {
 		one.remove()
 		e := b.explain(b.request(b.model(1)))

@@ -269,7 +269,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	e := b.acquire(r).Explanation
 	require.Equal(t, query.Failed, e.Decision)
 	require.Contains(t, e.Reason, "told to refuse")
-	require.Contains(t, e.Reason, "not tried again before")
+	require.Contains(t, e.Reason, "not retried before")
 	require.NotContains(t, e.Reason, "never compiled")
 	why, err := b.cache.Queries.Why(context.Background(), b.self(), "model.onnx")
 	require.NoError(t, err)
@@ -380,11 +380,11 @@ func TestClassesOfReasons(t *testing.T) {
 			apierr.CompileFailed},
 		"cancelled": {fmt.Errorf("x: %w", context.Canceled), failure.Cancelled,
 			apierr.Cancelled},
-		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", apierr.BadRequest},
-		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", apierr.Unavailable},
-		"replaced meanwhile":  {runtimes.ErrReplaced, "", apierr.Unavailable},
-		"something else":      {os.ErrPermission, "", apierr.CompileFailed},
-		"left without a word": {&compilers.ExitError{Code: 3}, failure.Crash, apierr.CompileFailed},
+		"an unwanted option":          {fmt.Errorf("x: %w", compilers.ErrOption), "", apierr.BadRequest},
+		"a missing library":           {fmt.Errorf("x: %w", compilers.ErrNotFound), "", apierr.Unavailable},
+		"replaced during the request": {runtimes.ErrReplaced, "", apierr.Unavailable},
+		"something else":              {os.ErrPermission, "", apierr.CompileFailed},
+		"left without a word":         {&compilers.ExitError{Code: 3}, failure.Crash, apierr.CompileFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var e *apierr.Error

@@ -186,7 +186,7 @@ func TestFastCompilesAreNotStored(t *testing.T) {
 		func(o *Options) { o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 0.2}} })
 	fast := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Compiled, fast.Outcome)
-	require.Contains(t, fast.Why, "min_compile_seconds, 0.2 s: not kept")
+	require.Contains(t, fast.Why, "min_compile_seconds (0.2 s): not stored")
 	require.NotEmpty(t, b.read(fast))
 	require.Empty(t, b.list())
 	b.compiler.Delay = 250 * time.Millisecond

@@ -339,7 +339,7 @@ func TestGroupsAnswerSingleRequestsOnlyWhereMembersAreKnownToLoadAlone(t *testin
 	e := b.explain(b.request(b.model(3)))
 	require.Equal(t, query.Miss, e.Decision)
 	require.Contains(t, e.Candidates[0].Reason,
-		"not known to load alone: that cannot be tried on this machine")
+		"not known to load alone: it cannot be tested on this machine")
 	require.Equal(t, request.Hit, b.acquire(b.group(1, 2, 3)).Outcome)
 
 	b.close()

@@ -51,7 +51,7 @@ func TestALongFirstUseIsSeenAmongTheJobs(t *testing.T) {
 	}, soon, time.Millisecond)
 	require.Equal(t, "mine.onnx", listed[0].ModelName)
 	require.Equal(t, 1, listed[0].Waiting)
-	require.Contains(t, listed[0].Why, "found out first")
+	require.Contains(t, listed[0].Why, "probed first")
 	require.Empty(t, b.jobs(somebodyElse), "others do not see it")
 
 	ctx, leave := context.WithCancel(context.Background())

@@ -56,7 +56,7 @@ func TestJobsThatBeginEqually(t *testing.T) {
 		}
 		_, _, err := b.cache.JobList.Find(request.Peer{UID: somebody}, string(digit))
 		require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
-		require.ErrorContains(t, err, "jobs begin so")
+		require.ErrorContains(t, err, "jobs have this prefix")
 	}
 }
 

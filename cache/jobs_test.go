@@ -130,7 +130,8 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.Regexp(t,
 		`^no build yet for model "model.onnx": it is being compiled \((reading|compiling), for 0s\)$`, e.Text)
 	require.Equal(t, a.Job, e.Facts["job"])
-	require.Contains(t, e.Hint, "wait for it: ask with on_miss wait, or epcachectl jobs follow "+
+	require.Contains(t, e.Hint, "wait for it: request it with on_miss wait, or epcachectl jobs "+
+		"follow "+
 		a.Job)
 	// a user that has not asked for the job may wait for it, but not follow it
 	impatient = b.laterRequest(1, somebodyElse)
@@ -138,7 +139,7 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	e = b.refused(impatient)
 	require.Contains(t, e.Text, "it is being compiled")
 	require.Empty(t, e.Facts["job"])
-	require.Equal(t, "wait for it: ask with on_miss wait", e.Hint)
+	require.Equal(t, "wait for it: request it with on_miss wait", e.Hint)
 	close(g.pass)
 	done := b.follow(somebody, a.Job)
 	require.Equal(t, jobs.Done, done.State)

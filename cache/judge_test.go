@@ -257,7 +257,7 @@ func TestUnsupportedIsStaleWithoutACompile(t *testing.T) {
 	e := b.refused(r)
 	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Text, "unsupported")
-	require.Contains(t, e.Text, "2.0, asked about")
+	require.Contains(t, e.Text, "2.0 says of a build")
 	r.Graph = b.model(2)
 	require.Equal(t, apierr.NotFound, b.refused(r).Class, "there is none, not even a stale one")
 }

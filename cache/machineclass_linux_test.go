@@ -112,7 +112,7 @@ func TestBuildOfAnotherMachineClassMustRun(t *testing.T) {
 	doesNotLoad := collected(t, "silero-vad")
 	runsLarger := collected(t, "rapidocr-cls") // its free dimensions have to be larger than 1
 	notOnZeros := inThrees(t)
-	const equal = "made by an equal library of " + openVINO
+	const equal = "compiled by an equal library of " + openVINO
 	for name, models := range map[string][]string{
 		"openvino-1.4.0": {runs, doesNotRun, doesNotLoad, runsLarger, notOnZeros},
 		"openvino-1.6.1": {runs, doesNotRun},
@@ -149,8 +149,8 @@ func TestBuildOfAnotherMachineClassMustRun(t *testing.T) {
 				require.Contains(t, a.Compatibility.Reason, "it loads and runs; "+equal)
 				why = other.requireStale(notOnZeros)
 				require.Contains(t, why,
-					"is unknown: whether it runs on this machine cannot be tried: "+
-						"it does not run on zeros")
+					"is unknown: running it cannot be tested on this machine: it does not run "+
+						"on zeros")
 			}
 			a = other.acquire(other.forOpenVINO(doesNotRun, request.Wait))
 			require.Equal(t, request.Compiled, a.Outcome)
@@ -207,8 +207,8 @@ func TestBuildsOfUnknownMachinesAreRunOnce(t *testing.T) {
 		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
 		require.Contains(t, a.Compatibility.Reason,
-			"it loads and runs; made by an equal library of "+
-				openVINO+" on a machine that it does not state")
+			"it loads and runs; compiled by an equal library of "+
+				openVINO+" on an unknown machine")
 		require.EqualValues(t, 1, ort.runs.Load())
 		b.reopen()
 	}

@@ -64,9 +64,9 @@ func TestRefreshThatFindsAnotherSDKForgetsVerdicts(t *testing.T) {
 // the build is loaded once.
 func TestAnotherDriverIsJudged(t *testing.T) {
 	for name, c := range map[string]struct{ verdict, source, reason string }{
-		"optimal": {"optimal", judge.SourceEP, "says optimal"},
+		"optimal": {"optimal", judge.SourceEP, ": optimal"},
 		"no verdict": {"not_applicable", judge.SourceLoadCheck,
-			"it loads; made by an equal library of " +
+			"it loads; compiled by an equal library of " +
 				compilertest.TestEP + " with driver 1.0, and this machine has 2.0"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -90,6 +90,6 @@ func TestAnotherDriverIsJudged(t *testing.T) {
 		r.OnMiss = request.Fail
 		e := b.refused(r)
 		require.Equal(t, apierr.Stale, e.Class)
-		require.Contains(t, e.Text, "says unsupported")
+		require.Contains(t, e.Text, ": unsupported")
 	})
 }

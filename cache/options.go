@@ -146,7 +146,7 @@ func (o *Options) packWhen() (p store.Packing, err error) {
 	if all := []string{store.PackCold, store.PackAlways, store.PackOff}; !slices.Contains(all, p.When) {
 		err = fmt.Errorf("pack: %q is none of %q, %q and %q", p.When, all[0], all[1], all[2])
 	} else if p.After < 0 {
-		err = fmt.Errorf("pack after %s: it cannot be less than nothing", p.After)
+		err = fmt.Errorf("pack after %s: must not be negative", p.After)
 	}
 	return p, err
 }

@@ -115,20 +115,20 @@ func TestHostilePuts(t *testing.T) {
 		"FIFO": {fifo, "not a regular file"},
 		"device": {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") },
 			"not a regular file"},
-		"huge":           {func(c *claimed) { hollow(c, 1, 1<<40) }, "all together may have"},
+		"huge":           {func(c *claimed) { hollow(c, 1, 1<<40) }, "all files together may have"},
 		"growing":        {grow, "changed while it was read"},
 		"no files":       {func(c *claimed) { c.put.Files = nil }, "0 files"},
 		"too many files": {many, "files, not 1 to"},
 		"file twice": {func(c *claimed) { c.put.Files = append(c.put.Files, c.put.Files[1]) },
-			"comes twice"},
+			"is listed twice"},
 		"file for nothing": {func(c *claimed) {
 			c.put.Files = append(c.put.Files,
 				claims.PutFile{Name: "more.bin", File: c.put.Files[1].File})
-		}, `nothing refers to file "more.bin"`},
+		}, `no node refers to file "more.bin"`},
 		"graph twice": {func(c *claimed) {
 			c.put.Files = append(c.put.Files,
 				claims.PutFile{Name: "more_ctx.onnx", File: c.put.Files[0].File})
-		}, "nothing refers"},
+		}, "no node refers"},
 		"two graphs": {func(c *claimed) { c.put.Graphs = 2 }, "2 graphs"},
 		"other graph's name": {func(c *claimed) { c.put.Files[0].Name = "model_ctx.onnx" },
 			"the graph is called"},
@@ -149,10 +149,10 @@ func TestHostilePuts(t *testing.T) {
 		"name with a NUL": {func(c *claimed) { c.put.Files[1].Name = "x\x00.bin" },
 			"control characters"},
 		"name that is none": {func(c *claimed) { c.put.Files[1].Name = "" },
-			"the name has 0 bytes"},
+			"its name has 0 bytes"},
 		"long name": {func(c *claimed) { c.put.Files[1].Name = strings.Repeat("x", 300) },
-			"the name has 300 bytes"},
-		"deep name": {func(c *claimed) { c.put.Files[1].Name = "a/b/c/d/e/x.bin" }, "folders deep"},
+			"its name has 300 bytes"},
+		"deep name": {func(c *claimed) { c.put.Files[1].Name = "a/b/c/d/e/x.bin" }, "directories deep"},
 		"graph leads out": {func(c *claimed) {
 			c.graph(c.put.Files[1].Name, "../../../"+c.put.Files[1].Name[9:])
 		}, "leaves the artefact"},
@@ -170,13 +170,13 @@ func TestHostilePuts(t *testing.T) {
 			"no EPContext node"},
 		"truncated": {func(c *claimed) { b := c.bytes(0); c.content(0, b[:len(b)-20]) },
 			"offset"},
-		"empty":         {func(c *claimed) { c.content(0, nil) }, "not its artefact"},
+		"empty":         {func(c *claimed) { c.content(0, nil) }, "not a compiled form of it"},
 		"empty sidecar": {func(c *claimed) { c.content(1, nil) }, "is empty"},
 		"garbage": {func(c *claimed) {
 			c.content(0,
 				bytes.Repeat([]byte("\xff\x00garbage"), 100))
-		}, "not its artefact"},
-		"another model's": {func(c *claimed) { c.graph("\x01y", "\x01q") }, "the model has none"},
+		}, "not a compiled form of it"},
+		"another model's": {func(c *claimed) { c.graph("\x01y", "\x01q") }, "the model does not have"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -367,7 +367,7 @@ func TestPutWithoutOwner(t *testing.T) {
 	c.application.put(c.put)
 	_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	require.ErrorContains(t, err, "put already")
+	require.ErrorContains(t, err, "submitted already")
 	require.Zero(t, b.reserved())
 	require.Len(t, b.list(), 1)
 }
@@ -405,8 +405,8 @@ func TestConversionsOfPutsAreBoundedWithThem(t *testing.T) {
 	other.Embed = true
 	a := b.acquire(other)
 	require.Equal(t, request.Hit, a.Outcome)
-	require.Contains(t, strings.Join(a.Warnings, " "), "not kept: ")
-	require.Contains(t, strings.Join(a.Warnings, " "), "has put")
+	require.Contains(t, strings.Join(a.Warnings, " "), "not stored: ")
+	require.Contains(t, strings.Join(a.Warnings, " "), "builds submitted by uid")
 	require.Len(t, b.list(), 1)
 	b.reload(func(o *Options) { o.Claims.UserBytes = 3 * size })
 	require.Empty(t, b.acquire(other).Warnings)
@@ -468,7 +468,7 @@ func TestPutUnderAnotherORT(t *testing.T) {
 	c := newClaimed(b, nil)
 	c.put.ORTVersion = "1.31.1"
 	_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
-	require.ErrorContains(t, err, `under ONNX Runtime "1.31.1"`)
+	require.ErrorContains(t, err, `with ONNX Runtime "1.31.1"`)
 }
 
 // Publishers put for all users with the same libraries.

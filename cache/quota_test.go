@@ -45,7 +45,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		defer first.View.Close()
 		second := b.use(2)
 		require.Len(t, second.Warnings, 1)
-		require.Contains(t, second.Warnings[0], "not kept: it has ")
+		require.Contains(t, second.Warnings[0], "not stored: it has ")
 		require.Contains(t, second.Warnings[0], " with this build; ")
 		require.Contains(t, second.Warnings[0], "of them are pinned, in use or given out lately")
 		require.Equal(t, first.Build.ID, b.list()[0].Build.ID)
@@ -61,7 +61,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		large := b.acquire(r)
 		require.NoError(t, large.View.Close())
 		require.Len(t, large.Warnings, 1)
-		require.Contains(t, large.Warnings[0], "not kept: it has ")
+		require.Contains(t, large.Warnings[0], "not stored: it has ")
 		rounds := func() uint64 {
 			begun, done := b.cache.Store.Ledger().CountLacking(0, 0)
 			done()

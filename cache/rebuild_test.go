@@ -397,7 +397,7 @@ func TestSourceThatChanged(t *testing.T) {
 		"not looked for with each hit")
 
 	asked := b.request(b.model(1))
-	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(first.Build, nil, "asked for", asked))
+	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(first.Build, nil, "requested", asked))
 	require.Empty(t, b.settles(), "a request brings it")
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }

@@ -99,12 +99,12 @@ func TestBuildAboveTheBudgetIsServedAndNotStored(t *testing.T) {
 	require.Len(t, b.read(a), 2)
 	require.Len(t, a.Warnings, 1)
 	require.Contains(t, a.Warnings[0],
-		fmt.Sprintf("not kept: it takes %s on disk, and the budget for all is %s",
+		fmt.Sprintf("not stored: it takes %s on disk, and the budget for all is %s",
 			bytesize.Text(perBuild+cas.Block), bytesize.Text(perBuild-1)))
 	require.Empty(t, b.list())
 	require.Zero(t, b.blobs(), "nothing of it was stored")
 	require.Equal(t, []string{event.Unkept}, b.kinds(a.RequestKey))
-	require.Contains(t, b.explain(b.held(1)).Reason, "and not kept: it takes")
+	require.Contains(t, b.explain(b.held(1)).Reason, "and not stored: it takes")
 }
 
 func TestReservationsAddUp(t *testing.T) {

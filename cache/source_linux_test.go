@@ -107,7 +107,7 @@ func TestSourceAtAPathIsHashed(t *testing.T) {
 			}
 			require.NoError(b, os.Chown(path, 4711, 4711))
 			require.NoError(b, os.Chmod(path, 0o640))
-		}, "belongs to user 4711"},
+		}, "owned by user 4711"},
 		"not a model": {func(b *bench,
 			path string) {
 			require.NoError(b, os.WriteFile(path, []byte("no model"), 0o644))

@@ -75,7 +75,7 @@ func TestAStoredMemberIsFoundAsADaemonFindsIt(t *testing.T) {
 		require.Equal(t, want.GraphOptimizationLevel, a.GraphOptimizationLevel)
 		require.Equal(t, path.Base(want.Graph), path.Base(a.Graph))
 		require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
-		require.Contains(t, a.Why, "one of a group")
+		require.Contains(t, a.Why, "part of a group")
 		require.Equal(t, had, b.read(a))
 	}
 	for name, change := range map[string]func(*request.Request){

@@ -52,14 +52,14 @@ func TestResultsWithoutSpaceAreServedAndNotStored(t *testing.T) {
 		require.True(t, a.Unkept)
 		require.Len(t, f.read(a), 2)
 		require.Len(t, a.Warnings, 1)
-		require.Contains(t, a.Warnings[0], "not kept: it takes ")
+		require.Contains(t, a.Warnings[0], "not stored: it takes ")
 		require.Contains(t, a.Warnings[0], "; of the budget of ")
 		require.Contains(t, a.Warnings[0], "raise budget in [space]")
 		require.Equal(t, compiles+times, f.compiler.Compiles.Load())
 		require.Equal(t, before, f.account(), "nothing of it is in the store")
 		require.Len(t, f.list(), 2)
 		require.Empty(t, f.jobs(0), "nothing is left to do")
-		require.Contains(t, f.explain(f.held(1)).Reason, "and not kept: it takes ")
+		require.Contains(t, f.explain(f.held(1)).Reason, "and not stored: it takes ")
 		if times == 2 {
 			require.Equal(t, []string{event.Unkept, event.Unkept}, f.kinds(a.RequestKey))
 		}

@@ -68,7 +68,7 @@ func TestMissingDirectoriesAreNoticed(t *testing.T) {
 func TestAMarkOutlivesADeletedJournal(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
-	b.cache.Store.Withhold(a.Build.ID, index.Withheld, "invalidated by hand")
+	b.cache.Store.Withhold(a.Build.ID, index.Withheld, "invalidated by request")
 	require.NoError(t, os.Remove(filepath.Join(b.state, "journal")))
 	b.cache.Store.CheckStateDirectory()
 	require.Empty(t, b.cache.Store.ReopenNeeded())

@@ -23,7 +23,8 @@ func (job Job) checkInitializers() error {
 	case i != (Initializers{}) && len(job.Share) > 0:
 		return fmt.Errorf("%w: external initializers of a group: its graphs would all write into one file", ErrOption)
 	case i.InSource && i.File != "":
-		return fmt.Errorf("%w: initializers cannot both stay in the source's files and go into %q", ErrOption, i.File)
+		return fmt.Errorf("%w: initializers cannot both stay in the source's files and be "+
+			"written to %q", ErrOption, i.File)
 	case job.Route == RouteSessionOptions && i.InSource:
 		return fmt.Errorf("%w: by the route %s ONNX Runtime never leaves initializers in the source's files", ErrOption, job.Route)
 	case job.Route == RouteSessionOptions && i.Threshold != 0:

@@ -274,7 +274,7 @@ func locationProblem(s string) string {
 	case len(s) > maxPath:
 		return "the name is too long"
 	case !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		return "the name holds control characters or is not UTF-8"
+		return "the name has control characters or is not UTF-8"
 	case strings.Contains(s, memoryTag):
 		return "refers to memory of the process, not to a file"
 	case s[0] == '/' || s[0] == '\\' || len(s) > 1 && s[1] == ':':

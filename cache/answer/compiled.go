@@ -81,8 +81,8 @@ func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*reque
 	}
 	for _, s := range sources {
 		if !slices.ContainsFunc(at.EPs, func(ep identity.EP) bool { return ep.Name == s }) {
-			a.Warnings = append(a.Warnings, fmt.Sprintf("made by %q, which the request does not name: "+
-				"it will not load with these execution providers", s))
+			a.Warnings = append(a.Warnings, fmt.Sprintf("compiled by %q, which the request does "+
+				"not name: it does not load with these execution providers", s))
 		}
 	}
 	return a, nil
@@ -111,7 +111,7 @@ func WhyTooLarge(most int64, r *request.Request) (why string, err error) {
 		total += info.Size()
 	}
 	if total > most {
-		why = fmt.Sprintf("its files have %s, and a build that is put may have %s",
+		why = fmt.Sprintf("its files have %s; a submitted build may have at most %s",
 			bytesize.Text(total), bytesize.Text(most))
 	}
 	return why, nil
@@ -172,10 +172,10 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 		return nil, "", err
 	}
 	if found.Answer == nil {
-		return nil, "it is kept, and not served here: " + found.Why, nil
+		return nil, "it is stored, and not served here: " + found.Why, nil
 	}
 	a = c.Lookup.FillAnswer(found.Answer, at)
-	a.Outcome, a.Why = request.Adopted, "your compiled model is kept now"
+	a.Outcome, a.Why = request.Adopted, "your compiled model is now stored"
 	return a, "", nil
 }
 

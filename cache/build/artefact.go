@@ -93,9 +93,11 @@ func SuitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 	for _, location := range m.Locations() {
 		switch {
 		case o == nil:
-			return fmt.Errorf("initializers are in the file %q, and none was asked for", location)
+			return fmt.Errorf("initializers are in the file %q, and the request was for "+
+				"none", location)
 		case !o.InitializersInSource && location != o.InitializersFile:
-			return fmt.Errorf("initializers are in the file %q, and %q was asked for", location, o.InitializersFile)
+			return fmt.Errorf("initializers are in the file %q, and the request was for "+
+				"%q", location, o.InitializersFile)
 		}
 	}
 	return nil
@@ -104,7 +106,8 @@ func SuitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 // CheckComplete fails for a graph that leaves nodes to the CPU, where the request wants none left.
 func CheckComplete(c *identity.Record, m *epmodel.Model) error {
 	if rest := m.Nodes - len(m.Contexts); rest > 0 && c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
-		return fmt.Errorf("%d nodes are left to other execution providers, and none was to be", rest)
+		return fmt.Errorf("%d nodes are left to other execution providers, and the request was "+
+			"for none", rest)
 	}
 	return nil
 }
@@ -142,7 +145,8 @@ func groupWarnings(models []*epmodel.Model) []string {
 			return nil
 		}
 	}
-	return []string{"no context binary is shared by all models of the group: the execution provider made them apart"}
+	return []string{"no context binary is shared by all models of the group: the execution " +
+		"provider compiled them separately"}
 }
 
 // NewBuild is the build's record but for its files' digests. open are dimensions of the models' inputs.

@@ -116,7 +116,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	if err != nil {
 		return nil, request.UnservableError(err, at.Name, "compiled")
 	}
-	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
+	a.Outcome, a.Why = request.Waited, "compiled by another request for the same build build build"
 	if first && !result.Found {
 		a.Outcome, a.Why = request.Compiled, why
 		a.Compared, _ = result.Fact.(*compilers.VerifyResult) // nil: it was not compared
@@ -152,7 +152,7 @@ func (bd *Builder) WorkIfMade(at *request.Attempt, scope string) jobs.Work {
 		}
 		if at.Plan.MadeExactly(b) && !slices.Contains(*at.SkipServing, b.ID) &&
 			bd.Lookup.WhyWithheld(at, b) == "" {
-			return jobs.Func{Is: at.JobAbout(scope, "asked for"),
+			return jobs.Func{Is: at.JobAbout(scope, "requested"),
 				Do: func(context.Context, *jobs.Job) (*jobs.Result, error) {
 					return &jobs.Result{Build: b, Found: true}, nil
 				}}
@@ -173,9 +173,9 @@ func (bd *Builder) AnswerWaiter(ctx context.Context, at *request.Attempt, result
 	if err != nil {
 		return nil, request.UnservableError(err, at.Name, "compiled")
 	}
-	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
+	a.Outcome, a.Why = request.Waited, "compiled by another request for the same build build build"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary,
-		Reason: "made now", At: bd.Now()}
+		Reason: "compiled for this request", At: bd.Now()}
 	if result.Build.Put {
 		a.Why = request.PutBy(result.Build)
 		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
@@ -188,9 +188,9 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 	*request.Answer, error) {
 	key := at.JobKey()
 	if key.Scope == "" {
-		return nil, apierr.New(apierr.BadRequest, nil, "model %q: nothing is to be kept of it, "+
-			"so there is nothing to compile in the background", at.Name).
-			WithHint("ask with on_miss wait")
+		return nil, apierr.New(apierr.BadRequest, nil, "model %q: the request says to store "+
+			"nothing, so a compile in the background would be lost", at.Name).
+			WithHint("request it with on_miss wait")
 	}
 	f, first, err := bd.Jobs.Start(key, at.WithoutProgress().Caller(bd.Owner), bd.prepareJob(at, key.Scope))
 	if err != nil {
@@ -238,7 +238,7 @@ func (bd *Builder) compileForHeir(f *jobs.Job, key jobs.Key, at *request.Attempt
 		case err == nil:
 			bd.OnQueued(next, own)
 		case ctx.Err() == nil: // else the daemon ends, and nothing failed
-			bd.Log.Info("not compiled after a claim that ended without a result",
+			bd.Log.Info("no compile after a claim that ended without a result",
 				"model", own.Name, "error", err)
 			about := event.About{Peer: own.Peer, Key: f.About().RequestKey, Model: own.Name}
 			bd.Store.RecordEvent(event.For(about, event.Failed, "%v", err))

@@ -68,11 +68,12 @@ func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Resul
 	switch {
 	case checked.Outcome != compilers.Passed:
 	case checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel == "":
-		checked.Text = "only without graph optimisation"
+		checked.Text = "loads only without graph optimization"
 	default:
 		return nil
 	}
-	b.Warnings = append(b.Warnings, fmt.Sprintf("the models load together and not alone: %q: %s",
+	b.Warnings = append(b.Warnings, fmt.Sprintf("the models load as a group only, not one by "+
+		"one: %q: %s",
 		b.Members[checked.Member].ModelName, compilers.LastWords(checked.Text)))
 	for i := range b.Members {
 		b.Members[i].AloneKey = index.RequestKey{}

@@ -49,7 +49,7 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	case errors.As(err, &large):
 		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", at.Name).
 			WithFact("reason", "too large").
-			WithHint("ask for it without embedding: its context stays in a file beside the graph")
+			WithHint("request it without embedding: its context then is a file beside the graph")
 	case err != nil:
 		bd.Log.Info("build not converted",
 			"model", at.Name, "build", from.BuildKey.String(), "why", err)

@@ -64,7 +64,7 @@ func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	if !died || j.workerDied || !j.mayRetry(ctx) {
 		return result, err
 	}
-	j.bd.Log.Warn("a worker died; its compile is tried once more",
+	j.bd.Log.Warn("a worker died; its compile is retried once",
 		"model", j.Request.Name, "error", err)
 	if j.workerDied = true; spec.ModelFile != nil {
 		return result, err // that is tried with a copy
@@ -100,7 +100,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return err // cancelling it is an event of its own
 	case errors.Is(err, runtimes.ErrFilesChanging):
-		j.bd.Log.Info("a compile was ended, for the runtime's libraries changed",
+		j.bd.Log.Info("a compile was ended because the runtime's libraries changed",
 			"model", j.Request.Name)
 		return err // that is no failure: it is asked for again
 	case !errors.As(err, &e) || failure.FromError(e) == nil:
@@ -111,7 +111,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	if j.bd.closing.Load() && f.Reason == failure.WorkerDied {
 		// systemd may end all processes of the service at once
 		return apierr.New(apierr.Busy, err,
-			"model %q: the daemon is stopping, and its compile was ended", j.Request.Name)
+			"model %q: the daemon is stopping and has ended its compile", j.Request.Name)
 	}
 	if f.Reason.BlamesModel() {
 		broken, err2 := j.controlFailure(ctx)
@@ -121,10 +121,10 @@ func (j *Job) failed(ctx context.Context, err error) error {
 		case err2 != nil && runtimes.IsTransient(ctx, err2):
 			return j.librariesReplaced()
 		case err2 != nil:
-			j.bd.Log.Warn("whether anything compiles here could not be tried", "error", err2)
+			j.bd.Log.Warn("cannot test whether this runtime compiles at all", "error", err2)
 			return j.recordFailure(f.Reason, err) // then nothing is remembered either
 		case broken != "":
-			text := f.Text + "; but the smallest model there is fails as well: " + broken
+			text := f.Text + "; but even the smallest model fails: " + broken
 			here := failure.OfMachine(text).
 				Refusal(err, "model %q cannot be compiled here", j.Request.Name)
 			j.nameModel(here)
@@ -187,7 +187,7 @@ func (j *Job) removeOwnNames(f *failure.Failure) {
 			path := j.Copies[i].Path
 			pairs = append(pairs, path, name, compilers.Spelling(out, path), name)
 		}
-		made := "what " + name + " became"
+		made := "the compiled " + name
 		pairs = append(pairs, j.ModelPath(i), name, filepath.Join(out, j.MemberOutput(i)), made,
 			filepath.Base(j.ModelPath(i)), name, j.MemberOutput(i), made)
 	}
@@ -240,8 +240,8 @@ const ortFallbackText = "fallback to CPU EP has been explicitly disabled"
 func addFallbackHint(f *failure.Failure, c *identity.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" &&
 		strings.Contains(f.Text, ortFallbackText) {
-		f.AddHint("without --complete (session.disable_cpu_ep_fallback) " +
-			"the rest is left to the CPU, and the answer says which nodes those are")
+		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the CPU runs these " +
+			"nodes, and the answer lists them")
 	}
 }
 

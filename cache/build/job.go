@@ -129,7 +129,7 @@ func isOpen(urgent <-chan struct{}) bool {
 func (j *Job) compileStaged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	result, err := j.compileStagedOnce(ctx, phase)
 	if errors.Is(err, workspace.ErrOriginal) && ctx.Err() == nil {
-		j.bd.Log.Info("a compile begins again with a private copy of its model",
+		j.bd.Log.Info("a compile is retried with a private copy of its model",
 			"model", j.Request.Name, "why", err)
 		j.modelCopied = true
 		return j.compileStagedOnce(ctx, phase)
@@ -159,13 +159,13 @@ const outFolder = "out"
 // About describes the job.
 func (j *Job) About() jobs.About {
 	files := j.Descriptors()
-	a := j.JobAbout(j.scope, "asked for")
+	a := j.JobAbout(j.scope, "requested")
 	a.ID, a.Replaces, a.Files = j.recompile.ID, j.recompile.Replaces, len(files)
 	switch {
 	case j.recompile.Why != "":
 		a.Why = j.recompile.Why
 	case j.Resumed.Starts > 0:
-		a.Why = "asked for before the daemon's restart"
+		a.Why = "requested before the daemon's restart"
 	}
 	if n := j.Request.Models(); n > 1 {
 		a.Models = n
@@ -226,7 +226,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	if err != nil {
 		if free, err2 := cas.FreeBytes(out); err2 == nil && free < store.Spare {
 			return nil, apierr.New(apierr.NoSpace, err,
-				"model %q does not compile, and only %s are free in %q",
+				"model %q does not compile; only %s are free in %q",
 				j.Request.Name, bytesize.Text(free), j.bd.Store.Directory())
 		}
 		return nil, j.withAdvice(
@@ -249,8 +249,8 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	if least := j.bd.Policy(j.Plan.EPs).MinCompileSeconds; b.CompileSeconds < least {
 		result, err := j.bd.createUnkeptView(b, out)
 		if err == nil {
-			result.Why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, "+
-				"%g s: not kept", b.CompileSeconds, least)
+			result.Why = fmt.Sprintf("compiled in %.3f s, less than min_compile_seconds (%g s): "+
+				"not stored", b.CompileSeconds, least)
 		}
 		return result, err
 	}

@@ -100,7 +100,7 @@ func writtenBytes(b *index.Build, sizes []int64) (disk int64) {
 
 // serveUnkept serves a build that cannot be stored, because the application waits for it.
 func (bd *Builder) serveUnkept(b *index.Build, out string, why error) (*jobs.Result, error) {
-	text := "not kept: " + textOf(why)
+	text := "not stored: " + textOf(why)
 	hint := ""
 	if e := (*apierr.Error)(nil); errors.As(why, &e) && e.Class == apierr.NoSpace && e.Hint != "" {
 		hint = e.Hint
@@ -123,7 +123,7 @@ func (bd *Builder) serveUnkept(b *index.Build, out string, why error) (*jobs.Res
 	happened.Scope = happened.By // only the user that asked for it hears of it
 	if err := memo.Save(&bd.Store.Index().Memos, event.UnkeptKey(&happened), hint); err != nil {
 		// The doctor has a general one.
-		bd.Log.Warn("hint not kept", "model", b.ModelName, "error", err)
+		bd.Log.Warn("execution provider's hint not recorded", "model", b.ModelName, "error", err)
 	}
 	bd.Store.RecordEvent(happened)
 	return result, nil
@@ -162,7 +162,7 @@ func CheckKeepSource(how string) (string, error) {
 	case KeepReference, KeepCopy, KeepNone:
 		return how, nil
 	}
-	return "", fmt.Errorf("source models are kept as %q: it is one of %s, %s, %s",
+	return "", fmt.Errorf("keep_source is %q: it must be %s, %s or %s",
 		how, KeepReference, KeepCopy, KeepNone)
 }
 
@@ -193,7 +193,7 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 		return index.Source{Why: index.WhySwitchedOff}
 	}
 	if err != nil {
-		j.bd.Log.Info("source model not kept",
+		j.bd.Log.Info("no copy of the source model",
 			"model", j.Request.ModelFiles(member).Name, "why", err)
 		return index.Source{Why: whyNotKept(err)}
 	}

@@ -122,7 +122,7 @@ func (c *Changes) change(ctx context.Context, p request.Peer, names []string, dr
 func (c *Changes) Invalidate(ctx context.Context, p request.Peer, names []string, reason string,
 	dryRun bool) (*wire.ChangeReply, error) {
 	return c.change(ctx, p, names, dryRun, func(b *index.Build) error {
-		return c.store.Withhold(b.ID, index.Withheld, cmp.Or(reason, "invalidated by hand"))
+		return c.store.Withhold(b.ID, index.Withheld, cmp.Or(reason, "invalidated by request"))
 	})
 }
 
@@ -205,7 +205,7 @@ func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryR
 		if dryRun {
 			return removed.noteKept(b)
 		}
-		some = append(some, store.Removal{Build: b, Why: "removed by hand"})
+		some = append(some, store.Removal{Build: b, Why: "removed by request"})
 		if len(some) < store.BatchSize {
 			return nil
 		}
@@ -241,7 +241,7 @@ func (c *Changes) changeable(ctx context.Context, p request.Peer, names []string
 	err = c.query.EachNamed(ctx, p, names, func(b *index.Build) error {
 		if !c.rights.MayChange(p, b.Scope) {
 			return apierr.New(apierr.NotAllowed, nil,
-				"build %s is shared: changing it is for administrators", b.BuildKey)
+				"build %s is shared: only administrators may change it", b.BuildKey)
 		}
 		ids = append(ids, b.ID)
 		return nil
@@ -332,9 +332,9 @@ func (c *Changes) buildsToPack(ctx context.Context, p request.Peer, names []stri
 	[]index.BuildID, error) {
 	switch {
 	case all && len(names) > 0:
-		return nil, apierr.New(apierr.BadRequest, nil, "pack: all builds, or those that are named")
+		return nil, apierr.New(apierr.BadRequest, nil, "pack: either all builds or named ones")
 	case !all && len(names) == 0:
-		return nil, apierr.New(apierr.BadRequest, nil, "pack: no build is named")
+		return nil, apierr.New(apierr.BadRequest, nil, "pack: no build named")
 	}
 	return c.buildsToRemove(ctx, p, names, all)
 }
@@ -386,7 +386,7 @@ func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 func (c *Changes) Check(ctx context.Context, p request.Peer, w *wire.Check,
 	progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	if !c.rights.Administrator(p) {
-		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
+		return nil, apierr.New(apierr.NotAllowed, nil, "only administrators may check the store")
 	}
 	if w.Space {
 		return audit.Space(ctx, c.store, progress)

@@ -47,7 +47,8 @@ func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 	}
 	if size > maxSignature {
 		return signature{}, apierr.New(apierr.BadModel, nil,
-			"model %q: no claim is given, because its inputs and outputs are too many", identity.Truncated(r.Name))
+			"model %q: it cannot be claimed, because it has too many inputs and "+
+				"outputs", identity.Truncated(r.Name))
 	}
 	for _, v := range m.Inputs {
 		s.constant[v.Name] = false
@@ -76,9 +77,9 @@ func valuesMismatch(what string, model, artefact []epmodel.Value, mayLack map[st
 		has[v.Name] = true
 		switch m, ok := wanted[v.Name]; {
 		case !ok:
-			return fmt.Errorf("it has an %s %q, and the model has none", what, v.Name)
+			return fmt.Errorf("it has an %s %q, which the model does not have", what, v.Name)
 		case v.Kind != m.Kind || v.Type != m.Type:
-			return fmt.Errorf("its %s %q is of another type than the model's", what, v.Name)
+			return fmt.Errorf("its %s %q has another type than the model's", what, v.Name)
 		}
 	}
 	for _, v := range model {
@@ -167,21 +168,21 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 	}
 	said := cmp.Or(put.ORTVersion, stated)
 	if len(said) > request.MaxVersion || cleanText(said) != said || cl.Plan.Outside && said != stated {
-		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q",
+		return "", fmt.Errorf("it was compiled with ONNX Runtime %.40q, and the claim is for %.40q",
 			said, stated)
 	}
 	if cl.Content != nil && cl.NeedsOtherORT(said) {
-		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, "+
-			"and the claim is for what %.40q makes", said, cl.Content.Spec.ORTVersion)
+		return "", fmt.Errorf("strict_ort: it was compiled with ONNX Runtime %.40q, and the "+
+			"claim is for builds of %.40q", said, cl.Content.Spec.ORTVersion)
 	}
 	return said, nil
 }
 
 // refusePut refuses the artefact that was put.
 func refusePut(cl *claim, err error) error {
-	said := "what was put is not its artefact"
+	said := "the submitted files are not a compiled form of it"
 	if cl.adopts {
-		said = "it is no artefact for this request"
+		said = "the build does not fit this request"
 	}
 	e := apierr.New(apierr.BadRequest, err, "model %q: %s", cl.Name, said)
 	var format *epmodel.FormatError
@@ -196,7 +197,7 @@ func refusePut(cl *claim, err error) error {
 func refuseUnusedFiles(used map[string]bool, names []string) error {
 	for _, name := range names[1:] {
 		if !used[name] {
-			return fmt.Errorf("nothing refers to file %q", name)
+			return fmt.Errorf("no node refers to file %q", name)
 		}
 	}
 	if used[names[0]] {
@@ -213,7 +214,8 @@ func (cl *claim) checkOptions(m *epmodel.Model) error {
 				n.Node, n.Source, request.EPNames(cl.EPs))
 		}
 		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != cl.Embed {
-			return fmt.Errorf("node %q: embed_mode %d is not what was asked for", n.Node, n.EmbedMode)
+			return fmt.Errorf("node %q: embed_mode %d differs from the "+
+				"request", n.Node, n.EmbedMode)
 		}
 	}
 	return cmp.Or(cl.acceptsPut.mismatch(m), build.CheckComplete(&cl.Plan.Canonical, m),
@@ -231,7 +233,8 @@ func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model, put *Put) ([]
 			return nil, err
 		}
 		if len(stated.CompatibilityString) > maxClaimText {
-			return nil, fmt.Errorf("a compatibility string of %d bytes", len(stated.CompatibilityString))
+			return nil, fmt.Errorf("its compatibility string is too long: %d "+
+				"bytes", len(stated.CompatibilityString))
 		}
 		request.SetStatedFacts(f, stated, took)
 		if cl.Plan.Outside && i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
@@ -267,8 +270,8 @@ func (cl *claim) checkStatedFacts(ctx context.Context, facts []index.EPFacts, i 
 	if j.Verdict == compilers.Optimal || j.Verdict == compilers.Unknown {
 		return nil
 	}
-	return fmt.Errorf("%s made it with SDK %q for %q (%s), and the libraries that the claim is for "+
-		"make SDK %q, %q (%s)", f.Name, f.SDKVersion, f.HardwareArchitecture,
+	return fmt.Errorf("%s compiled it with SDK %q for %q (%s); the claim is for libraries of "+
+		"SDK %q, %q (%s)", f.Name, f.SDKVersion, f.HardwareArchitecture,
 		judge.ShortCompatibility(f.CompatibilityString), mark.SDKVersion, mark.HardwareArchitecture,
 		judge.ShortCompatibility(mark.CompatibilityString))
 }
@@ -318,13 +321,13 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 // for.
 func (cl *claim) checkNotReplaced() error {
 	return apierr.New(apierr.Unavailable, runtimes.ErrFilesChanging,
-		"model %q: the runtime's libraries changed since the claim was given", cl.Name).
-		WithHint("ask for the model again")
+		"model %q: the runtime's libraries changed since the claim was granted", cl.Name).
+		WithHint("request the model again")
 }
 
 func notLoadedText(cl *claim) string {
 	if cl.adopts {
 		return "it does not load"
 	}
-	return "what was put does not load"
+	return "the submitted build does not load"
 }

@@ -80,7 +80,7 @@ func New(bd *build.Builder, limits func() Limits) *Claims {
 func (cs *Claims) addClaimer(key jobs.Key, a *claimer) error {
 	if wait, ok := cs.Limiter.Allow(a.owner); !ok {
 		return apierr.New(apierr.Busy, nil, "too many claims").
-			WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
+			WithHint("the next one is granted in %s", wait.Round(time.Second)+time.Second)
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -91,8 +91,8 @@ func (cs *Claims) addClaimer(key jobs.Key, a *claimer) error {
 		}
 	}
 	if n >= cs.limits().Open {
-		return apierr.New(apierr.Busy, nil, "you hold %d claims already", n).
-			WithHint("put what they are for, or give them up")
+		return apierr.New(apierr.Busy, nil, "this user holds %d claims already", n).
+			WithHint("submit their builds, or release them")
 	}
 	cs.claimers[key] = append(cs.claimers[key], a)
 	return nil
@@ -147,7 +147,7 @@ func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 		why = past.why
 	}
 	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).
-		WithHint("ask for the model again with on_miss claim: " +
+		WithHint("request the model again with on_miss claim: " +
 			"claims end with their connection, and with the daemon")
 	if why != "" {
 		e.Text += ": " + why
@@ -162,7 +162,7 @@ func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	if err != nil {
 		return err
 	}
-	if !cl.endWithoutResult(cmp.Or(shownText(text), "it was given up"), code) {
+	if !cl.endWithoutResult(cmp.Or(shownText(text), "it was released"), code) {
 		return apierr.New(apierr.NotFound, nil, "claim %.80q is over", id)
 	}
 	return nil
@@ -264,7 +264,7 @@ func (cl *claim) endReason() string {
 	case cl.end != nil:
 		return cl.end.Text
 	}
-	return "it was put already"
+	return "its build was submitted already"
 }
 
 // endLocked ends the claim. The caller holds mu.

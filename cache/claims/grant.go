@@ -56,8 +56,9 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	*request.Answer, error) {
 	if compilers.IsWeightless(at.SessionOptions) {
 		return nil, apierr.New(apierr.NotAllowed, nil,
-			"model %q: a weightless build needs its source, which what is put does not bring", at.Name).
-			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
+			"model %q: a weightless build needs its source model, which a submitted build does "+
+				"not contain", at.Name).
+			WithHint("omit ep.enable_weightless, or let the daemon compile it")
 	}
 	if at.Content != nil { // else what is known of failures is of other libraries
 		if f := cs.FailedBefore(at); f != nil && f.Reason.BlamesProvider() {
@@ -111,7 +112,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 	if at.Scope == "" {
 		return jobs.Key{}, apierr.New(apierr.NotAllowed, nil,
-			"model %q: nothing is to be kept of it, so there is nothing to claim", at.Name).
+			"model %q: the request says to store nothing, so there is nothing to claim", at.Name).
 			WithHint("compile it without epcached")
 	}
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}
@@ -124,7 +125,7 @@ func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 // externalWork is the work that applications do which hold the claim, one after the other. Requests
 // wait for it as for any job.
 func (cs *Claims) externalWork(key jobs.Key, first *claimer) jobs.Work {
-	about := first.JobAbout(key.Scope, "claimed by an application that compiles it itself")
+	about := first.JobAbout(key.Scope, "claimed by an application that compiles it")
 	about.Claim = true
 	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (*jobs.Result, error) {
 		return cs.grantInTurn(ctx, j, key)
@@ -143,7 +144,7 @@ func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job, key jobs.Key) (*
 		case ctx.Err() != nil:
 			last = &request.ClaimEnd{UID: about.UID, Text: jobCancelled}
 		case last == nil:
-			last = &request.ClaimEnd{UID: about.UID, Text: "who asked for it left"}
+			last = &request.ClaimEnd{UID: about.UID, Text: "the claimant disconnected"}
 		}
 		if cl == nil {
 			return nil, request.ClaimFailed(about.ModelName, last)
@@ -224,7 +225,7 @@ func (cs *Claims) awaitClaimEnd(ctx context.Context, cl *claim) (*jobs.Result, *
 func (a *claimer) answerGranted(ctx context.Context, cl *claim, err error) (*request.Answer, error) {
 	switch {
 	case ctx.Err() != nil:
-		cl.endWithoutResult("who asked for it left", 0)
+		cl.endWithoutResult("the claimant disconnected", 0)
 		return nil, request.ContextError(ctx, a.Name)
 	case errors.Is(err, runtimes.ErrGivenUp):
 		cl.endWithoutResult(jobCancelled, 0)
@@ -232,7 +233,7 @@ func (a *claimer) answerGranted(ctx context.Context, cl *claim, err error) (*req
 	}
 	if why := cl.endReason(); why != "" {
 		return nil, apierr.New(apierr.Cancelled, runtimes.ErrGivenUp,
-			"model %q: the claim ended as it was given: %s", a.Name, why)
+			"model %q: the claim ended while it was granted: %s", a.Name, why)
 	}
 	given := cl.Claim
 	return &request.Answer{Outcome: request.Claimed, Claim: &given, Why: a.why}, nil
@@ -294,7 +295,7 @@ func (cl *claim) checkLibrariesUnchanged() error {
 			return &os.PathError{Op: "stat", Path: l.Path, Err: err}
 		}
 		if was := cl.Plan.Libraries[l.EP]; gone || now.Size != was.Size || now.Mtime != was.Mtime {
-			return fmt.Errorf("library %q was replaced meanwhile", l.Path)
+			return fmt.Errorf("library %q was replaced during the request", l.Path)
 		}
 	}
 	return nil

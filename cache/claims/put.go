@@ -75,7 +75,8 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 		if _, err := cs.find(p, put.Claim); err != nil {
 			return nil, err // it ended just now
 		}
-		return nil, apierr.New(apierr.Busy, nil, "claim %.80q: it is being put already", put.Claim)
+		return nil, apierr.New(apierr.Busy, nil, "claim %.80q: its build is being submitted "+
+			"already", put.Claim)
 	}
 	result, err := cs.storePut(ctx, cl, put, t.Phase)
 	if err != nil {
@@ -98,7 +99,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	if !cl.KeepsView { // said of the answer to the claim's request, which this is
 		cs.Store.Views().NotePathGiven(a.LeasedView)
 	}
-	a.Outcome, a.Why = request.Taken, "put by you"
+	a.Outcome, a.Why = request.Taken, "submitted by you"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut,
 		Reason: request.PutBy(result.Build), At: cs.Now()}
 	return cs.Lookup.FillAnswer(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
@@ -115,7 +116,7 @@ func (cl *claim) putFailed(ctx context.Context, err error) error {
 			cl.changeState(claimStoring, claimGranted)
 		}
 	} else {
-		cl.endIfStateAtMost(claimStoring, "what was put is refused: "+err.Error(), 0)
+		cl.endIfStateAtMost(claimStoring, "the submitted build is refused: "+err.Error(), 0)
 	}
 	if why := cl.endReason(); why != "" && !strings.Contains(why, err.Error()) { // it ended meanwhile
 		return apierr.New(class, err, "claim %s: %s", cl.ID, why)
@@ -222,7 +223,7 @@ func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string,
 	most := cs.limits().UserBytes
 	users, err := cs.Store.Index().Users(ctx)
 	if err != nil {
-		return 0, apierr.New(apierr.Internal, err, "what uid %d has put", owner)
+		return 0, apierr.New(apierr.Internal, err, "builds submitted by uid %d", owner)
 	}
 	var used int64
 	for uid, u := range users {
@@ -234,9 +235,10 @@ func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string,
 		total += size
 	}
 	if total > most-used {
-		return total, apierr.New(apierr.NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s",
+		return total, apierr.New(apierr.NoSpace, nil, "model %q: %s, and builds submitted by "+
+			"uid %d take %s of at most %s",
 			model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).
-			WithHint("remove what is not needed any more: epcachectl rm")
+			WithHint("remove builds that are not needed: epcachectl rm")
 	}
 	return total, nil
 }
@@ -246,14 +248,14 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 	var total int64
 	bad := func(format string, args ...any) error {
 		text := fmt.Sprintf(format, args...)
-		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.Name, text)
+		return apierr.New(apierr.BadRequest, nil, "model %q: submitted build: %s", cl.Name, text)
 	}
 	most := cl.claims.limits().Bytes
 	switch {
 	case len(put.Files) == 0 || len(put.Files) > maxPutFiles:
 		return nil, nil, bad("%d files, not 1 to %d", len(put.Files), maxPutFiles)
 	case put.Graphs > 1:
-		return nil, nil, bad("%d graphs: the claim is for one model", put.Graphs)
+		return nil, nil, bad("%d graphs, and the claim is for one model", put.Graphs)
 	case put.Files[0].Name != cl.Output:
 		return nil, nil, bad("the graph is called %.80q, not %q", put.Files[0].Name, cl.Output)
 	}
@@ -263,7 +265,7 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 			return nil, nil, bad("file %.80q: %s", f.Name, why)
 		}
 		if seen[f.Name] {
-			return nil, nil, bad("file %q comes twice", f.Name)
+			return nil, nil, bad("file %q is listed twice", f.Name)
 		}
 		seen[f.Name] = true
 		if err := refuseWritable(f.File); err != nil {
@@ -274,7 +276,7 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 			return nil, nil, bad("file %q: %v", f.Name, err)
 		}
 		if info.Size() > most-total {
-			return nil, nil, bad("file %q: %s, and all together may have %s", f.Name,
+			return nil, nil, bad("file %q: %s; all files together may have %s", f.Name,
 				bytesize.Text(info.Size()), bytesize.Text(most))
 		}
 		total += info.Size()
@@ -287,14 +289,14 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 func badPutName(name string) string {
 	switch {
 	case name == "" || len(name) > maxPutName:
-		return fmt.Sprintf("the name has %d bytes, not 1 to %d", len(name), maxPutName)
+		return fmt.Sprintf("its name has %d bytes, not 1 to %d", len(name), maxPutName)
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
-		return "the name holds control characters or is not UTF-8"
+		return "the name has control characters or is not UTF-8"
 	case strings.Contains(name, `\`) || path.Clean(name) != name || name == "." ||
 		!filepath.IsLocal(name):
-		return "not a clean relative name below one folder"
+		return "not a clean relative name in one directory"
 	case strings.Count(name, "/") >= maxPutDepth:
-		return fmt.Sprintf("more than %d folders deep", maxPutDepth)
+		return fmt.Sprintf("more than %d directories deep", maxPutDepth)
 	}
 	return ""
 }
@@ -325,8 +327,8 @@ func copyPut(ctx context.Context, blobs *cas.Store, f PutFile, size int64, to st
 func putError(err error, model, file string) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return apierr.New(apierr.BadRequest, nil,
-			"model %q: put: file %q changed while it was read", model, file).
-			WithHint("put it when whatever writes it is done")
+			"model %q: submitted build: file %q changed while it was read", model, file).
+			WithHint("submit it when it is complete")
 	}
 	return request.StoreError(fmt.Errorf("file %q: %w", file, err), model)
 }
@@ -352,7 +354,7 @@ func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (
 	done func(), why string, err error) {
 	key, err := cs.key(at)
 	if err != nil {
-		return nil, "nothing is to be kept of it", nil
+		return nil, "the request says to store nothing", nil
 	}
 	begin := func() (jobs.Work, error) { return cs.newAdoption(at, key) }
 	result, _, err := cs.Jobs.Join(ctx, key, at.Caller(cs.Owner), begin)
@@ -376,7 +378,7 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
 	at = at.WithRequest(files)
-	about := at.JobAbout(key.Scope, "adopted: its user compiled it")
+	about := at.JobAbout(key.Scope, "adopted: compiled outside epcached")
 	about.Keeps = true
 	put := &Put{Files: []PutFile{{Name: at.Plan.OutputName(), File: files.Graph}}}
 	for _, name := range slices.Sorted(maps.Keys(files.External)) {
@@ -425,7 +427,7 @@ func refuseWritable(f *os.File) error {
 	}
 	const sealed = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if seals, err := unix.FcntlInt(fd, unix.F_GET_SEALS, 0); err != nil || seals&sealed != sealed {
-		return errors.New("opened for writing as well: open it for reading only, or seal it")
+		return errors.New("opened for writing: open it for reading only, or seal it")
 	}
 	return nil
 }

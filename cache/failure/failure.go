@@ -78,7 +78,8 @@ func Of(err error, log string) *Failure {
 		f.Reason = NoNode
 		if len(none.Errors) > 0 {
 			f.Facts["logged"] = lastPart(strings.Join(none.Errors, "\n"))
-			f.Hint = "mend what ONNX Runtime logged as an error; epcachectl doctor tries the execution provider again"
+			f.Hint = "correct the error that ONNX Runtime logged; epcachectl doctor tests the " +
+				"execution provider again"
 		}
 	case errors.Is(err, compilers.ErrStart):
 		f.Reason = NoWorker
@@ -245,10 +246,11 @@ var meanings = map[Reason]struct {
 
 const (
 	hintNoNode = "use the model as it is: load it without epcached, or choose another execution provider"
-	hintCrash  = "the daemon is unhurt; an application that loads the model with this execution provider " +
-		"may crash likewise: choose another one, or change what it is asked for"
+	hintCrash  = "the daemon is not affected, but an application that loads the model with this " +
+		"execution provider may crash too: choose another provider or other options"
 	hintLimits  = "[limits] in the daemon's configuration sets the bounds of a compile"
-	hintMachine = "nothing is known against the model; epcachectl doctor tells what is wrong with this machine"
+	hintMachine = "the fault may be the machine's and not the model's; epcachectl doctor looks " +
+		"for it"
 )
 
 // BlamesModel reports whether a failure may be the model's doing, and not the machine's or the
@@ -261,7 +263,8 @@ func (r Reason) BlamesProvider() bool { return meanings[r].ofProvider }
 
 // OfLoad is for what compiles and then does not load.
 func OfLoad(checked compilers.CheckResult) *Failure {
-	f := &Failure{Reason: LoadCheck, Text: lastPart("what comes out does not load: " + checked.Cause()),
+	f := &Failure{Reason: LoadCheck, Text: lastPart("the compiled model does not load: " +
+		"" + checked.Cause()),
 		Facts: map[string]string{"reason": string(LoadCheck), "code": fmt.Sprint(checked.Code)}}
 	if checked.Signal != "" {
 		f.Facts["signal"] = checked.Signal
@@ -271,7 +274,8 @@ func OfLoad(checked compilers.CheckResult) *Failure {
 
 // OfOutput is for output that is no artefact.
 func OfOutput(err error) *Failure {
-	return &Failure{Reason: Invalid, Text: lastPart("the execution provider's output is not an artefact: " + err.Error()),
+	return &Failure{Reason: Invalid, Text: lastPart("the execution provider's output is not a " +
+		"valid compiled model: " + err.Error()),
 		Facts: map[string]string{"reason": string(Invalid)}}
 }
 
@@ -332,7 +336,7 @@ func (f *Failure) FromMemory(model string) *apierr.Error {
 	e := f.Refusal(nil, "model %q does not compile (%s)", model, f.history())
 	e.WithFact("request_key", f.RequestKey.String()).WithFact("failed", fmt.Sprint(f.Count)).
 		WithFact("last_at", f.Last.UTC().Format(time.RFC3339)).WithFact("retry_at", f.Retry.UTC().Format(time.RFC3339))
-	retry := "to have it tried before: epcachectl jobs retry " + f.RequestKey.String()[:16]
+	retry := "to retry now: epcachectl jobs retry " + f.RequestKey.String()[:16]
 	if e.Hint != "" {
 		retry = e.Hint + "; " + retry
 	}
@@ -344,7 +348,8 @@ func (f *Failure) history() string {
 	if f.Count > 1 {
 		times = fmt.Sprintf("failed %d times", f.Count)
 	}
-	return fmt.Sprintf("%s, last at %s, not tried again before %s", times, f.Last.UTC().Format(time.RFC3339), f.Retry.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("%s, last at %s, not retried before "+
+		"%s", times, f.Last.UTC().Format(time.RFC3339), f.Retry.UTC().Format(time.RFC3339))
 }
 
 // Means reports whether a name means the failure, as one means a build.

@@ -98,7 +98,7 @@ func NewRemembered(now func() time.Time, x *index.Index, conditions string, log 
 		known: make(map[Key]*entry), reported: make(map[reportedFailure]time.Time)}
 	rows, err := x.Failures.All()
 	if err != nil {
-		log.Warn("remembered failures not read", "error", err) // they are retried
+		log.Warn("cannot read remembered failures", "error", err) // they are retried
 	}
 	for row, raw := range rows {
 		key, f, ok := fs.decode(row, raw)
@@ -139,7 +139,8 @@ func (fs *Remembered) save(key Key, f *Failure) {
 		err = fs.index.Failures.Save(key.row(), raw)
 	}
 	if err != nil {
-		fs.log.Warn("failure not kept", "model", f.ModelName, "error", err) // lost by a restart
+		fs.log.Warn("cannot record a "+
+			"failure", "model", f.ModelName, "error", err) // lost by a restart
 	}
 }
 

@@ -32,7 +32,8 @@ type NeedFilesError struct {
 }
 
 func (e *NeedFilesError) Error() string {
-	return fmt.Sprintf("the model refers to %d files of external data that were not presented", len(e.Locations))
+	return fmt.Sprintf("the model refers to %d files of external data that the request does not "+
+		"have", len(e.Locations))
 }
 
 // AllFiles lists every file of the models in a fixed order.
@@ -114,7 +115,7 @@ func (f Files) Tensors(ctx context.Context, each func(*epmodel.Initializer)) (*e
 // ChangedError is the error for a model that has other bytes than those that were hashed.
 func (f Files) ChangedError(err error) error {
 	return apierr.New(apierr.BadModel, err, "model %q changed while being read", f.Name).
-		WithHint("wait until whatever writes it is done, and ask again")
+		WithHint("retry when the file is complete")
 }
 
 // ModelError turns an error of epmodel into one with a class: damage in the bytes is the model's

@@ -96,7 +96,8 @@ func (ms *Models) Identify(ctx context.Context, asked *IdentifyRequest) (Model, 
 		case err != nil:
 			return Model{}, err
 		case m.Compiled:
-			return Model{}, apierr.New(apierr.BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
+			return Model{}, apierr.New(apierr.BadRequest, nil, "model %q is compiled already: "+
+				"it cannot be compiled in a group", one.Name)
 		case seen[m.Digest] != "":
 			return Model{}, apierr.New(apierr.BadRequest, nil, "models %q and %q of the group are the same", seen[m.Digest], one.Name)
 		}

@@ -53,7 +53,8 @@ func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 func fileOptions(ep EP, info compilers.EPInfo) error {
 	for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
 		if info.Options[name].Policy == compilers.FileName {
-			return apierr.New(apierr.BadRequest, nil, "option %q of %s names a file: its content has to come as a descriptor", name, ep.Name)
+			return apierr.New(apierr.BadRequest, nil, "option %q of %s names a file: send the "+
+				"file as a descriptor", name, ep.Name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(ep.Files)) {
@@ -84,11 +85,12 @@ func namesFile(value []byte) (string, bool) {
 }
 
 func unknownOption(ep, name string, info compilers.EPInfo) error {
-	e := apierr.New(apierr.BadRequest, nil, "%s has no option %q that is known", ep, name)
+	e := apierr.New(apierr.BadRequest, nil, "%s: unknown option %q", ep, name)
 	if near := suggest.Closest(name, maps.Keys(info.Options)); near != "" {
 		return e.WithHint("did you mean %q?", near)
 	}
-	return e.WithHint("if this version has it, the administrator can allow it: allow_options = [%q]", ep+"/"+name)
+	return e.WithHint("if this version has the option, the administrator can allow it: "+
+		"allow_options = [%q]", ep+"/"+name)
 }
 
 // ErrNoLibrary is why FillOptions refuses what names a library that is not there.
@@ -109,7 +111,8 @@ func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) 
 			e := apierr.New(apierr.BadRequest, nil, "option %q of %s: there is no library %q beside %q",
 				name, ep, filepath.Base(value), lib.Path)
 			if !asked {
-				e = apierr.New(apierr.Unavailable, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
+				e = apierr.New(apierr.Unavailable, nil, "execution provider %s is incomplete: "+
+					"there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
 					WithHint("install it again")
 			}
 			e.Err = ErrNoLibrary
@@ -133,7 +136,8 @@ func canonicalLevel(level, route string) (string, error) {
 	case "disable_all", "basic", "extended", "layout", "all":
 		return level, nil
 	}
-	return "", apierr.New(apierr.BadRequest, nil, "graph optimization level %q: it is one of disable_all, basic, extended, layout, all", level)
+	return "", apierr.New(apierr.BadRequest, nil, "graph optimization level %q: it must be "+
+		"disable_all, basic, extended, layout or all", level)
 }
 
 func canonicalRoute(route string) (string, error) {
@@ -143,7 +147,8 @@ func canonicalRoute(route string) (string, error) {
 	case compilers.RouteSessionOptions:
 		return route, nil
 	}
-	return "", apierr.New(apierr.BadRequest, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
+	return "", apierr.New(apierr.BadRequest, nil, "route %q: it must be %s or "+
+		"%s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
 }
 
 // LibraryBaseNames takes the folders off options that name libraries.
@@ -164,7 +169,8 @@ func Denotations(sizes map[string]int64) (map[string]int64, error) {
 	for name, size := range sizes {
 		small := strings.ToLower(name)
 		if other, twice := out[small]; twice && other != size {
-			return nil, apierr.New(apierr.BadRequest, nil, "free dimensions of denotation %q are fixed twice, to %d and to %d", small, min(size, other), max(size, other))
+			return nil, apierr.New(apierr.BadRequest, nil, "free dimensions of denotation %q "+
+				"are set twice, to %d and to %d", small, min(size, other), max(size, other))
 		}
 		out[small] = size
 	}
@@ -301,10 +307,12 @@ func (a Allowed) canonicalSession(entries map[string]string) (map[string]string,
 		case classRun, classServe:
 			continue
 		case classFolder:
-			return nil, apierr.New(apierr.NotAllowed, nil, "session option %q is not taken from clients: it names a folder", key).
+			return nil, apierr.New(apierr.NotAllowed, nil, "session option %q is not accepted "+
+				"from clients: it names a directory", key).
 				WithHint("send external data as descriptors")
 		case classRefused:
-			return nil, apierr.New(apierr.NotAllowed, nil, "session option %q is not taken from clients: %s", key, rule.Because)
+			return nil, apierr.New(apierr.NotAllowed, nil, "session option %q is not accepted "+
+				"from clients: %s", key, rule.Because)
 		}
 		v, err := compilers.CanonicalValue(rule.Kind, entries[key])
 		if err != nil {
@@ -318,7 +326,7 @@ func (a Allowed) canonicalSession(entries map[string]string) (map[string]string,
 }
 
 func unknownEntry(key string) error {
-	e := apierr.New(apierr.BadRequest, nil, "session option %q is not known", key)
+	e := apierr.New(apierr.BadRequest, nil, "unknown session option %q", key)
 	if near := suggest.Closest(key, maps.Keys(sessionKeys)); near != "" {
 		return e.WithHint("did you mean %q?", near)
 	}

@@ -172,7 +172,8 @@ func (o Output) FoldIntoSession(session map[string]string) (map[string]string, O
 			continue
 		}
 		if same, err := compilers.CanonicalValue(sessionKeys[key].Kind, value); err != nil || same != wish {
-			return session, o, apierr.New(apierr.BadRequest, err, "session option %q is %q, and the output asked for makes it %q", key, value, wish)
+			return session, o, apierr.New(apierr.BadRequest, err, "session option %q is %q, and "+
+				"the requested output makes it %q", key, value, wish)
 		}
 	}
 	o.NodeNamePrefix, o.Complete = "", false
@@ -196,18 +197,23 @@ func (o Output) canonical(route string) (*RecordOutput, error) {
 	bySession := route == compilers.RouteSessionOptions
 	switch {
 	case out.InitializersThreshold < 0:
-		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes on: it is 0 or more", out.InitializersThreshold)
+		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes: "+
+			"must not be negative", out.InitializersThreshold)
 	case out.InitializersThreshold > 0 && out.InitializersFile == "":
-		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes on: no file for them is named", out.InitializersThreshold)
+		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes: no "+
+			"file named for them", out.InitializersThreshold)
 	case out.InitializersFile != "" && !isPlainName(out.InitializersFile):
 		return nil, apierr.New(apierr.BadRequest, nil, "external initializers in %q: not the name of a file beside the graph", Truncated(out.InitializersFile))
 	case out.InitializersFile != "" && out.InitializersInSource:
-		return nil, apierr.New(apierr.BadRequest, nil, "initializers cannot both stay in the source's files and go into %q", out.InitializersFile)
+		return nil, apierr.New(apierr.BadRequest, nil, "initializers cannot both stay in the "+
+			"source's files and be written to %q", out.InitializersFile)
 	case bySession && out.InitializersInSource:
-		return nil, apierr.New(apierr.BadRequest, nil, "initializers that stay in the source's files: ONNX Runtime writes none by the route %s", route).WithHint("leave the route out")
+		return nil, apierr.New(apierr.BadRequest, nil, "initializers that stay in the source's "+
+			"files: not possible on the route %s", route).WithHint("omit the route")
 	case bySession && out.InitializersThreshold > 0:
-		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes on: ONNX Runtime has no such bound by the route %s", out.InitializersThreshold, route).
-			WithHint("leave the route out")
+		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes: "+
+			"ONNX Runtime has no such threshold on the route %s", out.InitializersThreshold, route).
+			WithHint("omit the route")
 	}
 	return out, nil
 }

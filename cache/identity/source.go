@@ -179,7 +179,7 @@ func reopenPath(path string, uid uint32, own bool) (*os.File, error) {
 	case own && (st.Uid == uid || st.Uid == 0):
 		return os.NewFile(uintptr(fd), path), nil
 	case st.Mode&0o004 == 0:
-		err = fmt.Errorf("it belongs to user %d: %w", st.Uid, ErrPrivate)
+		err = fmt.Errorf("it is owned by user %d: %w", st.Uid, ErrPrivate)
 	case on.Type == unix.FUSE_SUPER_MAGIC:
 		err = fmt.Errorf("it is on FUSE: %w", ErrUnanswered)
 	default:

@@ -81,10 +81,10 @@ func (l *List) NotDoneError(at *request.Attempt, f *jobs.Job) *apierr.Error {
 		WithFact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).
 		WithFact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
 	if !l.mayFollow(at.Peer, f) {
-		return e.WithHint("wait for it: ask with on_miss wait")
+		return e.WithHint("wait for it: request it with on_miss wait")
 	}
 	return e.WithFact("job", j.ID).
-		WithHint("wait for it: ask with on_miss wait, or epcachectl jobs follow %s", j.ID)
+		WithHint("wait for it: request it with on_miss wait, or epcachectl jobs follow %s", j.ID)
 }
 
 // Follow waits until the job ends, and returns its end; that of a job which ended lately at once.
@@ -117,7 +117,7 @@ func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all bool) (
 	[]jobs.Info, error) {
 	if all == (len(ids) > 0) {
-		return nil, apierr.New(apierr.BadRequest, nil, "cancel: name jobs, or say all")
+		return nil, apierr.New(apierr.BadRequest, nil, "cancel: name jobs, or set all")
 	}
 	named, past, err := l.jobsNamed(p, ids, all)
 	if err != nil {
@@ -165,7 +165,8 @@ func (l *List) jobsNamed(p request.Peer, ids []string, all bool) (
 		case f != nil && f.Ended():
 			past = append(past, l.infoFor(p, f.Info()))
 		case !l.Rights.Administrator(p) && (f == nil || !f.IsRequestedBy(p.UID)):
-			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: you did not ask for it", id)
+			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: none of its "+
+				"requests is yours", id)
 		case f == nil:
 			if l.Rebuilds.Drop(id) {
 				rebuild.State = jobs.Cancelled
@@ -196,13 +197,13 @@ func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all 
 		return nil, apierr.New(apierr.Cancelled, err, "retry")
 	}
 	if all == (len(entries) > 0) {
-		return nil, apierr.New(apierr.BadRequest, nil, "retry: name entries, or say all")
+		return nil, apierr.New(apierr.BadRequest, nil, "retry: name entries, or set all")
 	}
 	known := l.Remembered(p)
 	for _, name := range entries {
 		if !slices.ContainsFunc(known, func(f failure.Failure) bool { return f.Means(name) }) {
-			return nil, apierr.New(apierr.NotFound, nil, "no failure is remembered of %q", name).
-				WithHint("epcachectl jobs lists those that are")
+			return nil, apierr.New(apierr.NotFound, nil, "no remembered failure of %q", name).
+				WithHint("epcachectl jobs lists the remembered failures")
 		}
 	}
 	return l.Failed.List(l.audience(p), func(f *failure.Failure) bool {

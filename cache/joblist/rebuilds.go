@@ -105,8 +105,9 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 	switch {
 	case name == "" || found[name]:
 	case len(found) > 1:
-		return nil, nil, apierr.New(apierr.BadRequest, nil, "job %.80q: %d jobs begin so", name, len(found)).
-			WithHint("write more of its id: epcachectl jobs --json")
+		return nil, nil, apierr.New(apierr.BadRequest, nil, "job %.80q: %d jobs have this "+
+			"prefix", name, len(found)).
+			WithHint("give more digits: epcachectl jobs --json")
 	case len(found) == 1:
 		id = slices.Collect(maps.Keys(found))[0]
 	}
@@ -125,6 +126,7 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 		return nil, anew, nil
 	}
 	return nil, nil, apierr.New(apierr.NotFound, nil,
-		"no job %.80q: none is under way, or ended within %s, whose id begins so", name, jobs.EndedFor).
-		WithHint("epcachectl jobs shows those that wait or run")
+		"no job %.80q: no running job, nor one that ended within %s, has this "+
+			"prefix", name, jobs.EndedFor).
+		WithHint("epcachectl jobs lists waiting and running jobs")
 }

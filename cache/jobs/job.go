@@ -38,7 +38,7 @@ type Info struct {
 	Started     time.Time     // zero: not yet
 	Elapsed     time.Duration // since it was queued, or until it ended
 	Estimate    time.Duration // from queued to done; 0: not known
-	Why         string        // "asked for", or why it is compiled again
+	Why         string        // "requested", or why it is compiled again
 	Err         error         // of one that failed
 	Models      int           // of a group: how many; else 0
 

@@ -192,8 +192,8 @@ func (js *Jobs) mayKeep(j *Job, who *Caller) error {
 		}
 	}
 	if jobs >= MaxKept || jobs > 0 && files >= maxKeptFiles {
-		return apierr.New(apierr.Busy, nil, "%d compiles are queued for you in the background", jobs).
-			WithHint("ask again when some are done, or cancel some: epcachectl jobs")
+		return apierr.New(apierr.Busy, nil, "this user has %d queued background compiles", jobs).
+			WithHint("retry when some are done, or cancel some: epcachectl jobs")
 	}
 	return nil
 }
@@ -369,7 +369,7 @@ func NewID() string { return views.NewID() }
 func (js *Jobs) Inquire(ctx context.Context, key string, who Caller, ep string, find func(context.Context) (any, error)) (any, error) {
 	who.Continue, who.Since = true, js.Now()
 	about := About{Inquiry: true, Info: Info{ModelName: who.Name, EP: ep, UID: who.UID,
-		Why: "asked for: what its execution provider does here is found out first"}}
+		Why: "requested: its execution provider is probed first"}}
 	result, _, err := js.Join(ctx, Key{Alone: key}, who, func() (Work, error) {
 		return Func{about, func(ctx context.Context, j *Job) (*Result, error) {
 			j.Run("probing")

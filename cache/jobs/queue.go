@@ -69,7 +69,7 @@ type Ticket struct {
 }
 
 // ErrYielded says that a job was stopped for one that a request waits for.
-var ErrYielded = errors.New("stopped for a request")
+var ErrYielded = errors.New("stopped because a request needs the processor")
 
 // NewQueue makes a queue with so many slots for jobs that requests wait for, at least one, and so many bytes of memory for all that run together; 0
 // or less: no bound.
@@ -433,6 +433,7 @@ func (cs *Costs) Learn(k Kind, took time.Duration, memory, output int64, idle bo
 	}
 	one.Count++
 	if err := memo.Save(cs.memos, costKey(k, class), one); err != nil {
-		cs.log.Warn("cost of a compile not kept", "error", err) // the next one tells as much
+		cs.log.Warn("cannot record the cost of a "+
+			"compile", "error", err) // the next one tells as much
 	}
 }

@@ -58,7 +58,7 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 	})
 	if err != nil {
 		if ctx.Err() == nil {
-			x.Log.Warn("builds not judged", "runtime", rt.Name, "error", err)
+			x.Log.Warn("cannot judge builds", "runtime", rt.Name, "error", err)
 		}
 		return false
 	}
@@ -141,7 +141,7 @@ func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 		return Judgement{}, err
 	}
 	return Judgement{At: x.Now(), Runtime: rt.Name,
-		Reason: "nothing can be compiled with these execution providers here: " + err.Error()}, nil
+		Reason: "these execution providers cannot compile on this machine: " + err.Error()}, nil
 }
 
 // Verdicts remembers how other libraries' builds suit a runtime with certain contents. Verdicts by

@@ -140,7 +140,7 @@ func (x *Judge) RecordNotLoading(t *Target, b *index.Build, text string) Judgeme
 	x.Verdicts(t.Content).save(b.ID, j, x.generation())
 	if err := memo.Save(&x.Index.Memos, x.notLoadingKey(t, b), j); err != nil {
 		// It is reported again after a restart.
-		x.Log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err)
+		x.Log.Warn("cannot record a judgement", "build", b.BuildKey.String(), "error", err)
 	}
 	return j
 }
@@ -229,7 +229,7 @@ func (x *Judge) BestKnown(b *index.Build) Judgement {
 		j, ok := x.Verdicts(rc).glance(b, x.generation())
 		if !ok && rc.MadeBuild(b) {
 			j, ok = Judgement{Verdict: compilers.Optimal, Source: SourceLibrary,
-				Reason: "made by equal libraries", At: b.Created, Runtime: rt.Name}, true
+				Reason: "compiled by equal libraries", At: b.Created, Runtime: rt.Name}, true
 		}
 		if ok && (best.Runtime == "" || Rank(j.Verdict) < Rank(best.Verdict)) {
 			best = j
@@ -293,13 +293,13 @@ func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judge
 	switch {
 	case verdict != compilers.Unknown:
 		j = Judgement{Verdict: verdict, Source: SourceEP, Firm: true,
-			Reason: fmt.Sprintf("%s %s, asked about what %s made, says %s",
+			Reason: fmt.Sprintf("%s %s says of a build of %s: %s",
 				made.Name, now.Version, makerName(made), verdict)}
 	case equal:
 		j = own
 	case made.CompatibilityString != "" && made.CompatibilityString == now.CompatibilityString:
 		j = Judgement{Verdict: compilers.Optimal, Source: SourceFingerprint, Firm: true,
-			Reason: fmt.Sprintf("what %s compiles now says the same of itself: %s",
+			Reason: fmt.Sprintf("a test compile by %s has the same compatibility string: %s",
 				made.Name, ShortCompatibility(made.CompatibilityString))}
 	}
 	if equal && rule.Rule != "" && Rank(rule.Verdict) > Rank(j.Verdict) {
@@ -314,7 +314,7 @@ func judgeUnused(made, now *index.EPFacts) Judgement {
 		Reason: made.Name + " took no node of it", Firm: true}
 	if made.LibraryDigest != now.LibraryDigest && !made.LibraryDigest.IsZero() {
 		j.Verdict = compilers.PreferRecompilation
-		j.Reason += "; the library is another one now, which may take some"
+		j.Reason += "; the library has changed since, and may take some"
 	}
 	return j
 }
@@ -331,7 +331,7 @@ func (t *Target) sameLibrary(i int, b Part) (j Judgement, equal bool) {
 		return Judgement{}, false
 	}
 	j = Judgement{Verdict: compilers.Optimal, Source: SourceLibrary,
-		Reason: "made by an equal library of " + made.Name, Firm: true}
+		Reason: "compiled by an equal library of " + made.Name, Firm: true}
 	if made.DriverVersion != now.DriverVersion {
 		j.Firm = false
 		j.Reason += fmt.Sprintf(" with driver %s, and this machine has %s",
@@ -340,10 +340,10 @@ func (t *Target) sameLibrary(i int, b Part) (j Judgement, equal bool) {
 	switch {
 	case elsewhere && made.HardwareArchitecture == "":
 		j.Firm = false
-		j.Reason += " on a machine that it does not state"
+		j.Reason += " on an unknown machine"
 	case elsewhere:
 		j.Firm, j.Verdict = false, compilers.PreferRecompilation
-		j.Reason += fmt.Sprintf(" on another class of machine, %s", made.HardwareArchitecture)
+		j.Reason += fmt.Sprintf(" on another class of machine: %s", made.HardwareArchitecture)
 	}
 	return j, true
 }
@@ -383,7 +383,7 @@ func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement, checked
 	case compilers.Passed:
 		out.Verdict, out.Reason = compilers.PreferRecompilation, loads
 		if !t.Content.MadeBuild(b) {
-			out.Reason += ", though another library made it: " + MakerNames(b)
+			out.Reason += ", though another library compiled it: " + MakerNames(b)
 		}
 		if glance.Source == SourceLibrary || glance.Verdict == compilers.Optimal {
 			out.Verdict, out.Reason = glance.Verdict, loads+"; "+glance.Reason
@@ -396,11 +396,11 @@ func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement, checked
 	default:
 		out = glance
 		if out.Source == "" {
-			out.Reason = "no rule tells, and whether it loads cannot be tried on this machine"
+			out.Reason = "no rule applies, and loading it cannot be tested on this machine"
 		}
 		if t.Marks.OtherMachine(b) {
 			out.Verdict, out.Source = compilers.Unknown, ""
-			out.Reason = "whether it runs on this machine cannot be tried: " + checked.Text
+			out.Reason = "running it cannot be tested on this machine: " + checked.Text
 		}
 	}
 	return out

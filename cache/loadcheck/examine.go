@@ -184,7 +184,7 @@ func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *ep
 	switch {
 	case err != nil:
 		said.Source, said.Verdict = "", compilers.Unknown
-		said.Reason = "whether it loads could not be tried: " + err.Error()
+		said.Reason = "loading it could not be tested: " + err.Error()
 	case checked.Outcome == compilers.Failed:
 		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
 	case checked.Outcome != compilers.Passed:

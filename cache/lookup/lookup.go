@@ -169,7 +169,7 @@ func (l *Lookup) countHit(b *index.Build) {
 // noUnpackSpace is the error where no space is left to unpack a build: a compile would have none
 // either.
 func noUnpackSpace(b *index.Build, err error) error {
-	err = fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err)
+	err = fmt.Errorf("it is stored packed, and there is no space to unpack it: %w", err)
 	return request.StoreError(err, b.ModelName)
 }
 
@@ -230,7 +230,7 @@ func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.
 	}
 	a := l.FillAnswer(found.Answer, member)
 	a.RequestKey, a.Record = at.Plan.RequestKey, at.Plan.RecordJSON
-	a.Why = "one of a group of models that was compiled together: " + a.Why
+	a.Why = "part of a group of models compiled together: " + a.Why
 	return a, nil
 }
 
@@ -252,7 +252,7 @@ func (l *Lookup) Member(ctx context.Context, at *request.Attempt) (*request.Atte
 // whyNotAlone returns why a group's build is not served for one of its models, "" if it is: the
 // models were loaded without sharing when an equal library compiled them, or they load so now.
 func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt, one *Candidate) (string, error) {
-	const notKnownAlone = "the models of this group are not known to load alone: "
+	const notKnownAlone = "whether a single model of this group loads is unknown: "
 	b := one.Build
 	if !at.AsMember || b.LoadCheck == compilers.Passed && one.Judgement.Source == judge.SourceLibrary {
 		return "", nil
@@ -264,11 +264,12 @@ func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt, one *Cand
 	case err != nil:
 		return notKnownAlone + err.Error(), nil
 	case checked.Outcome == compilers.Failed:
-		return "the models of this group load together and not alone: " + compilers.LastWords(checked.Text), nil
+		return "the models of this group load as a group only: " +
+			"" + compilers.LastWords(checked.Text), nil
 	case checked.Outcome != compilers.Passed:
-		return notKnownAlone + "that cannot be tried on this machine", nil
+		return notKnownAlone + "it cannot be tested on this machine", nil
 	case checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel != "disable_all":
-		return "the models of this group load alone only without graph optimisation", nil
+		return "a single model of this group loads only without graph optimization", nil
 	}
 	return "", nil
 }

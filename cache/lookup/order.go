@@ -82,8 +82,8 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds Builds
 			case at.Plan.MadeExactly(b):
 				one.Judgement = at.Plan.OwnJudgement(b, at.RuntimeName)
 			case at.Plan.Outside:
-				one.Refused = "made with other libraries, under another ONNX Runtime or on another machine: " +
-					"without running yours nobody can tell whether it suits them"
+				one.Refused = "compiled with other libraries, another ONNX Runtime or on " +
+					"another machine: only running yours could show whether it fits"
 			default:
 				others = append(others, b)
 				continue
@@ -137,7 +137,7 @@ func (l *Lookup) rank(ctx context.Context, a *request.JudgeTarget, builds []*ind
 			return nil, noUnpackSpace(b, err)
 		default:
 			j = judge.Judgement{Verdict: compilers.Unknown, At: l.o.Now(), Runtime: a.Runtime,
-				Reason: "whether it loads could not be tried: " + err.Error()}
+				Reason: "loading it could not be tested: " + err.Error()}
 		}
 		out = append(out, Candidate{Build: b, Judgement: j, notTried: err})
 	}
@@ -171,7 +171,7 @@ func (l *Lookup) WhyWithheld(at *request.Attempt, b *index.Build) string {
 	state, doubt := l.o.Store.Index().Journal.StateOf(b.ID), l.o.Reports.WhyWithheld(b.ID, at.Peer.UID)
 	switch {
 	case at.AsMember && !l.o.Rights.MaySee(at.Peer, b.ID, b.Scope):
-		return "it is of models that you have not asked for"
+		return "it has models that this user has not requested"
 	case state.Name == index.Withheld || state.Name == index.Damaged:
 		return fmt.Sprintf("the build of %s is %s: %s",
 			b.Created.Format(time.RFC3339), state.Name, state.Reason)
@@ -179,7 +179,7 @@ func (l *Lookup) WhyWithheld(at *request.Attempt, b *index.Build) string {
 		return fmt.Sprintf("the build of %s is withheld from you: %s",
 			b.Created.Format(time.RFC3339), doubt)
 	case at.NeedsOtherORT(b.ORTVersion):
-		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s",
+		return fmt.Sprintf("strict_ort: the build was compiled with ONNX Runtime %s, not %s",
 			b.ORTVersion, at.ORTVersion())
 	}
 	return ""

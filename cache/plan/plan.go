@@ -122,11 +122,11 @@ func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 			err = none
 		}
 		err = request.WorkerError(err,
-			"model %q does not compile, nor do the smallest models that %s may take", at.Name, names)
+			"model %q does not compile, and neither do the smallest models for %s", at.Name, names)
 	case errors.As(err, new(*compilers.ExitError)), errors.Is(err, compilers.ErrTimeout):
 		return apierr.New(apierr.Unavailable, err,
-			"execution provider %s cannot compile here: not even a model of one node", names).
-			WithHint("its files may be damaged, or being replaced")
+			"execution provider %s cannot compile here, not even a model of one node", names).
+			WithHint("its files may be damaged or in the middle of an update")
 	default:
 		err = request.WorkerError(err, "execution provider %s cannot compile here", names)
 	}
@@ -134,7 +134,7 @@ func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 	f := failure.FromError(err)
 	if given := at.GivenOptions(); given != "" && f != nil && errors.As(err, &told) &&
 		(f.Reason == failure.NoNode || f.Reason == failure.Refused) {
-		const suspect = "; or an option may not suit the execution provider: "
+		const suspect = "; or the execution provider may refuse an option: "
 		told.Hint = strings.TrimPrefix(told.Hint+suspect+given, "; or ")
 	}
 	return err

@@ -305,7 +305,7 @@ func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 			often = fmt.Sprintf("%d times", l.times)
 		}
 		out = append(out, warning(subject,
-			"model %q was compiled %s in the last 7 days and is not kept: %s", l.last.ModelName,
+			"model %q was compiled %s in the last 7 days and is not stored: %s", l.last.ModelName,
 			often, l.last.Text).hint("%s", d.unkeptHint(l.last)))
 	}
 	return out

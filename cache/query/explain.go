@@ -463,7 +463,7 @@ func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 }
 
 func unkeptText(e *index.Event) string {
-	return fmt.Sprintf("compiled on %s, and not kept: %s", e.At.Format(time.RFC3339), e.Text)
+	return fmt.Sprintf("compiled on %s, and not stored: %s", e.At.Format(time.RFC3339), e.Text)
 }
 
 func (q *Queries) tombstoneOf(p rights.Peer, name string) *index.Tombstone {

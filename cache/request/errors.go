@@ -25,7 +25,8 @@ func CompileError(err error, log string, format string, args ...any) error {
 	case errors.As(err, new(*apierr.Error)):
 		return err
 	case errors.Is(err, runtimes.ErrFilesChanging):
-		return apierr.New(apierr.Busy, err, format, args...).WithHint("ask again when the update is done")
+		return apierr.New(apierr.Busy, err, format, args...).WithHint("retry when the update is " +
+			"done")
 	case errors.Is(err, runtimes.ErrReplaced):
 		return apierr.New(apierr.Unavailable, err, format, args...).WithHint("restart the application")
 	case errors.Is(err, context.DeadlineExceeded):

@@ -137,7 +137,7 @@ func (t rebuildRun) runOrJoin(ctx context.Context, b *index.Build, at *request.A
 		return cpu, NotNeeded("cancelled")
 	}
 	if err == nil && result.Alone != nil {
-		return cpu, NotNeeded("not kept: %s %v", result.Why, result.Build.Warnings)
+		return cpu, NotNeeded("not stored: %s %v", result.Why, result.Build.Warnings)
 	}
 	return cpu, err
 }

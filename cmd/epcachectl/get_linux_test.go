@@ -711,7 +711,7 @@ func TestGetOfAModelBeingCompiled(t *testing.T) {
 		return unixsock.Answer{},
 			&unixsock.Error{Class: wire.ErrorClass_NOT_FOUND,
 				Text: `no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)`,
-				Hint: "ask with on_miss wait",
+				Hint: "request it with on_miss wait",
 				Facts: map[string]string{"phase": "compiling", "elapsed_ms": "12000",
 					"estimate_ms": "40000", "job": strings.Repeat("1f", 16)}}
 	}

@@ -218,7 +218,9 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 				reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 				for i, entry := range entries {
 					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return failureMatches(f, entry) }) {
-						return exit.Hint(exit.Missing(fmt.Sprintf("jobs retry: no failure is remembered of %q", term.Brief(args[i]))), "see what there is: epcachectl jobs")
+						return exit.Hint(exit.Missing(fmt.Sprintf("jobs retry: no remembered "+
+							"failure of %q", term.Brief(args[i]))), "see what there is: "+
+							"epcachectl jobs")
 					}
 				}
 				chosen := slices.DeleteFunc(reply.GetFailures(), func(f *wire.Failure) bool {

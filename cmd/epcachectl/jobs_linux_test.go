@@ -16,7 +16,7 @@ import (
 func someJobs() []*wire.Job {
 	return []*wire.Job{
 		{Id: "j1", State: "running", Phase: "compiling", ModelName: "det.onnx", Ep: "A",
-			ElapsedMs: 12_400, EstimateMs: 30_000, Waiting: 2, Why: "asked for"},
+			ElapsedMs: 12_400, EstimateMs: 30_000, Waiting: 2, Why: "requested"},
 		{Id: "j2", State: "queued", Phase: "queued", ModelDigest: "0123456789abcdef", Ep: "B",
 			Background: true, Models: 3},
 	}
@@ -38,7 +38,7 @@ func TestJobs(t *testing.T) {
 	r := call(t, "jobs")
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, `JOB  STATE    PHASE      ELAPSED  USUALLY  WAITING  MODEL                    EP  WHY
-j1   running  compiling  12s      30s      2        det.onnx                 A   asked for
+j1   running  compiling  12s      30s      2        det.onnx                 A   requested
 j2   queued   queued     0s       -        -        0123456789ab and 2 more  B   -
 
 failed bad.onnx: A, crash, 3 times, the last `+term.Time(1)+`
@@ -119,7 +119,7 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	require.Equal(t, result{exit.NotFound, "", "epcachectl: jobs cancel: no job " +
 		"\"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"},
 		call(t, "jobs", "cancel", "k", "-n"))
-	require.Equal(t, result{exit.NotFound, "", "epcachectl: jobs retry: no failure is remembered " +
+	require.Equal(t, result{exit.NotFound, "", "epcachectl: jobs retry: no remembered failure " +
 		"of \"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"},
 		call(t, "jobs", "retry", "k", "-n"))
 	require.Equal(t, exit.BadUsage, call(t, "jobs", "cancel", "j").code, "which one?")

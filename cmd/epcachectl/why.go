@@ -155,7 +155,7 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 		p.Line("  %s, request key %s, %s, differs in %s", term.TextOrDash(n.GetModelName()),
 			term.Printable(term.Short(n.GetRequestKey())), term.Count(int(n.GetBuilds()), "build"),
 			term.Count(len(n.GetDifferences()), "field"))
-		printDifferences(p, "    ", "asked for", "there", n.GetDifferences())
+		printDifferences(p, "    ", "requested", "there", n.GetDifferences())
 	}
 	for i, event := range e.GetHistory() {
 		if i == 0 {

@@ -280,7 +280,7 @@ func TestStopEndsNoCompileTwice(t *testing.T) {
 	require.Contains(t, a.got().Error, "the daemon is stopping")
 	d.wait()
 	require.NoError(t, d.err)
-	require.NotContains(t, d.log.String(), "tried once more")
+	require.NotContains(t, d.log.String(), "its compile is retried once")
 	require.Empty(t, d.site.start(t).failures())
 }
 

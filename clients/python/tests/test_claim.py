@@ -53,7 +53,7 @@ def takes(view: Path) -> Callable[[Peer, dict[str, Any]], None]:
 
 
 def refuses(peer: Peer, request: dict[str, Any]) -> None:
-    peer.send({"request": request["request"], "error": {"class": 7, "text": "nothing refers to file x"}})
+    peer.send({"request": request["request"], "error": {"class": 7, "text": "no node refers to file x"}})
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_put_that_is_refused_ends_the_claim(model: str, made: Path) -> None:
     with FakeDaemon(daemon.script) as fake, connect(fake) as client:
         claim = client.acquire(model, "E", on_miss="claim").claim
         assert claim is not None
-        with pytest.raises(epcache.BadRequest, match="nothing refers to file x"):
+        with pytest.raises(epcache.BadRequest, match="no node refers to file x"):
             claim.put(made)
         assert daemon.ended.wait(10), "or the daemon would wait for another try"
 

@@ -24,7 +24,7 @@ JOB: dict[str, Any] = {
     "started_ms": 1_001_000,
     "elapsed_ms": 2500,
     "estimate_ms": 30_000,
-    "why": "asked for",
+    "why": "requested",
 }
 FAILURE: dict[str, Any] = {"build": "b", "reason": "crash", "facts": {"signal": "SIGSEGV"}, "count": 3, "retry_ms": 9000}
 

@@ -140,7 +140,7 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 	if !g.copies() || !errors.Is(err, unixsock.ErrNoSpace) {
 		return err
 	}
-	why := "not kept: " + err.Error()
+	why := "not stored: " + err.Error()
 	_ = giveUp(ctx, c, claim, err) // the claim ends with the connection in any case
 	// The daemon's answer, without a view.
 	reply := &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(), ModelDigest: claimed.GetModelDigest(), Ep: g.Request.EPs[0].GetName(),
