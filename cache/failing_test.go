@@ -98,6 +98,21 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 		"what is answered from memory is no event")
 }
 
+// A failure that a wrong clock has dated keeps no model from being compiled, across restarts too.
+func TestFailuresOutliveNoClockJump(t *testing.T) {
+	b := newBench(t)
+	tries := int64(0)
+	for _, years := range []int{30, -20, 0} {
+		b.later.Store(int64(time.Until(time.Now().AddDate(years, 0, 0))))
+		b.reopen()
+		for range 2 {
+			b.refused(b.failing(1, standin.Refuse))
+		}
+		tries++
+		require.Equal(t, tries, b.compiler.Compiles.Load(), "once for each clock")
+	}
+}
+
 func TestCrashesAreTriedLaterAndLater(t *testing.T) {
 	b := newBench(t)
 	tries := int64(0)

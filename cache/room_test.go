@@ -226,14 +226,48 @@ func TestTheFloorStaysFree(t *testing.T) {
 func TestUnusedBuildsAreEvicted(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{MaxUnused: 48 * time.Hour}))
 	b.use(1)
-	b.later.Add(int64(47 * time.Hour))
+	for range 3 {
+		b.plan(-1)
+		b.later.Add(int64(47 * time.Hour / 3))
+	}
 	b.use(2)
+	b.plan(-1)
 	b.later.Add(int64(2 * time.Hour))
 	b.cache.Store.Ledger().WakeCollector()
 	require.Eventually(t, func() bool { return len(b.list()) == 1 }, soon, time.Millisecond)
 	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, 1)
 	require.Contains(t, ghosts[0].Reason, "which is longer than max_unused, 2d")
+}
+
+// A clock that was never set, or jumps by years, makes no build too old, and keeps none from being
+// served. After that builds get old as before, used with whatever clock.
+func TestClockJumpsEvictNothing(t *testing.T) {
+	b := newBenchWith(t, withSpace(store.SpaceOptions{MaxUnused: 48 * time.Hour}))
+	b.plan(-1)
+	b.use(1)
+	jump := func(to time.Time) {
+		b.later.Store(int64(time.Until(to)))
+		require.Empty(t, b.plan(-1).Steps)
+		require.Equal(t, request.Hit, b.use(1).Outcome)
+	}
+	now, unset := time.Now(), time.Unix(60, 0)
+	jump(now.AddDate(30, 0, 0))
+	jump(now)
+	jump(unset)
+	b.use(2) // made and used only then
+	jump(unset.Add(time.Hour))
+	b.reopen()
+	jump(now.Add(time.Hour))
+	for range 3 {
+		b.later.Add(int64(20 * time.Hour))
+		require.Len(t, b.list(), 2)
+		require.Equal(t, request.Hit, b.use(1).Outcome)
+		b.plan(-1)
+	}
+	b.collect(b.plan(-1))
+	require.Len(t, b.list(), 1, "the other one is too old by now")
+	require.Equal(t, request.Hit, b.use(1).Outcome)
 }
 
 func TestTheNumberOfEntriesIsBounded(t *testing.T) {

@@ -99,6 +99,9 @@ type Uses struct {
 	latest map[BuildID]Usage
 }
 
+// clockSlack is how much later than now a build may have been used before the clock is to blame.
+const clockSlack = 24 * time.Hour
+
 // Add counts hits of a build, the latest at the time at, and the compile time that they saved.
 func (us *Uses) Add(id BuildID, at time.Time, hits uint64, savedSeconds float64) {
 	us.mu.Lock()
@@ -107,7 +110,7 @@ func (us *Uses) Add(id BuildID, at time.Time, hits uint64, savedSeconds float64)
 	if !ok {
 		u = us.saved(id)
 	}
-	if at.After(u.Last) {
+	if at.After(u.Last) || u.Last.Sub(at) > clockSlack {
 		u.Last = at
 	}
 	u.Hits += hits

@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"slices"
 	"time"
 
@@ -61,6 +62,7 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 		to.Bytes, budgeted = *goal.Bytes, false
 	}
 	s := c.snapshot(survey, inv, !goal.Slack)
+	s.AgesFrom = c.agesFrom(s.At, to.Unused)
 	if s.Whole = of.All; !of.All {
 		own := ownScope(of.UID)
 		s.Builds = slices.DeleteFunc(s.Builds, func(b index.Brief) bool {
@@ -102,6 +104,41 @@ func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits b
 		return why
 	}
 	return s
+}
+
+// clock is what a store has seen of the clock. The index remembers it.
+type clock struct {
+	Seen     time.Time // at the latest plan
+	AgesFrom time.Time // it was believable since then
+}
+
+var clockKey = []byte("clock")
+
+// agesFrom returns the time since which the clock has been believable: it did not go on by more
+// than half of max_unused between two plans, so that a clock that jumps makes no build too old. A
+// machine that was off for longer has all ages begin again, because the two look the same.
+func (c *Collector) agesFrom(now time.Time, unused time.Duration) time.Time {
+	if unused == 0 {
+		return time.Time{}
+	}
+	var was clock
+	row, known := c.st.index.Memos.Get(clockKey)
+	if known = known && json.Unmarshal(row, &was) == nil; known && now.Sub(was.Seen).Abs() < time.Second {
+		return was.AgesFrom
+	}
+	now = now.Round(0)
+	if !known || now.Sub(was.Seen) > unused/2 || now.Before(was.AgesFrom) {
+		was.AgesFrom = now
+	}
+	was.Seen = now
+	row, err := json.Marshal(was)
+	if err == nil {
+		err = c.st.index.Memos.Save(clockKey, row)
+	}
+	if err != nil {
+		c.st.log.Warn("the time of this plan is not kept", "error", err) // ages begin again later
+	}
+	return was.AgesFrom
 }
 
 // SlackPart is the part of each bound that a collection leaves free beyond what it has to.

@@ -195,7 +195,11 @@ func (pl *planner) evictUnused() {
 	}
 	limit := days(pl.limits.Unused)
 	for _, one := range pl.sorted {
-		if idle := pl.At.Sub(one.last); idle > pl.limits.Unused {
+		from := one.last
+		if from.Before(pl.AgesFrom) || from.After(pl.At) {
+			from = pl.AgesFrom
+		}
+		if pl.At.Sub(from) > pl.limits.Unused {
 			pl.choose(one, true, causeUnused, limit)
 		}
 	}
@@ -264,7 +268,7 @@ func (pl *planner) newestOfUsers() map[uint32]*candidate {
 	all := make(map[uint32]*candidate)
 	for i := range pl.all {
 		one := &pl.all[i]
-		if one.chosen || one.class != classServed || pl.At.Sub(one.Created) >= newestGrace || one.LogicalBytes > pl.limits.User || pl.Storing[one.UID] > 0 {
+		if one.chosen || one.class != classServed || pl.At.Sub(one.Created).Abs() >= newestGrace || one.LogicalBytes > pl.limits.User || pl.Storing[one.UID] > 0 {
 			continue
 		}
 		if last := all[one.UID]; last == nil || last.Created.Before(one.Created) {
@@ -590,6 +594,7 @@ func days(d time.Duration) string {
 // Snapshot is what is known of a store when a plan is made for it. A plan uses its inventory up.
 type Snapshot struct {
 	At        time.Time
+	AgesFrom  time.Time     // the clock was not believable before: what Limits.Unused bounds begins there
 	Builds    []index.Brief // those that may be collected
 	Others    []index.Brief // that count for quotas as well, and may not be collected here
 	Whole     bool          // they are all that there are: bounds of the whole store are for them

@@ -37,8 +37,8 @@ func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
 		delete(vs.live, id)
 	}
 	after := vs.o.Now()
-	if served := v.lastGiven.Load(); served != 0 && grace > 0 {
-		after = time.Unix(0, served).Add(grace)
+	if given := v.lastGiven.Load(); given != nil && grace > 0 {
+		after = given.Add(grace)
 	}
 	vs.dropLocked(v, after)
 }

@@ -53,8 +53,8 @@ type View struct {
 	at    cas.Stamp // of inner, when the view was whole
 	files []file
 
-	dropped   atomic.Bool  // set before the view may be taken away
-	lastGiven atomic.Int64 // when it was last given out, Unix nanoseconds
+	dropped   atomic.Bool               // set before the view may be taken away
+	lastGiven atomic.Pointer[time.Time] // when it was last given out, whatever the clock is set to; nil: never
 }
 
 type file struct {
@@ -205,7 +205,7 @@ func (v *View) Lease() (*os.File, error) {
 // descriptor: the view stays for a while.
 func (vs *Store) NotePathGiven(v *View) {
 	now := vs.o.Now()
-	v.lastGiven.Store(now.UnixNano())
+	v.lastGiven.Store(&now)
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	d := vs.dropped[v.scope+"/"+v.name]
@@ -252,11 +252,11 @@ func (v *View) Leased() (bool, error) { return Leased(v.path) }
 // PathGraceEnd is when the time of clients that got the view's path is over, zero if there are
 // none.
 func (v *View) PathGraceEnd() time.Time {
-	served := v.lastGiven.Load()
-	if served == 0 {
+	given := v.lastGiven.Load()
+	if given == nil {
 		return time.Time{}
 	}
-	return time.Unix(0, served).Add(PathGrace)
+	return given.Add(PathGrace)
 }
 
 // OpenedBy reports which processes have a file open or mapped. own is what the daemon has open.

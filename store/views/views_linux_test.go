@@ -102,6 +102,7 @@ func TestPathOfAViewIsValidForAWhile(t *testing.T) {
 	v := s.get()
 	require.True(t, v.PathGraceEnd().IsZero())
 	s.NotePathGiven(v)
+	require.Contains(t, v.PathGraceEnd().String(), " m=", "whatever the clock is set to meanwhile")
 	s.Drop(s.build.ID, v, PathGrace)
 	s.Sweep()
 	require.DirExists(t, v.Path())
