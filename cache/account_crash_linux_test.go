@@ -55,7 +55,7 @@ func TestWhyReadsTheTombstoneWithoutAnEvent(t *testing.T) {
 	b.open()
 	why, err := b.cache.Queries.Why(context.Background(), b.self(), gone.BuildKey.String())
 	require.NoError(t, err)
-	require.Equal(t, "no build is left; the last that happened: evicted on a day to make room",
+	require.Equal(t, "no build is left; the last event: evicted on a day to make room",
 		why.Reason)
 	other := b.self()
 	other.UID++

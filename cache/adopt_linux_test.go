@@ -126,7 +126,7 @@ func TestModelsTooLargeToAdoptAreNotRead(t *testing.T) {
 	defer a.View.Close()
 	require.Equal(t, request.PassThrough, a.Outcome)
 	require.Contains(t, strings.Join(a.Warnings, "\n"),
-		"not adopted: its files have 1.0 TiB, X ")
+		"not adopted: its files have 1.0 TiB; ")
 }
 
 // Every file that the graph refers to has to come, and is part of the identity.
@@ -239,7 +239,7 @@ func TestAdoptionOnRequestOnly(t *testing.T) {
 	compared := b.adopts(s)
 	compared.VerifyOutput = 0.01
 	require.Contains(t, b.acquire(compared).Warnings[0],
-		"the model is compiled already, and there is none to compare with")
+		"the model is compiled already, so there is no source to compare with")
 	source := b.request(b.model(2))
 	source.Adopt = true
 	require.Equal(t, request.Compiled, b.acquire(source).Outcome, "a source is compiled")

@@ -108,7 +108,7 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 				return os.WriteFile(path, compilertest.Dense(9, 8, 1),
 					0o644)
 			}, "has changed"},
-		"a model that is gone": {itself, os.Remove, "the source model is gone"},
+		"a model that is gone": {itself, os.Remove, "the source model is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, g, later, model := queuedBefore(t, c.uid, 0o600)
@@ -162,7 +162,7 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 		"it is not taken up at once, and so not found to be the same")
 	b.cache.backlog.Resume(context.Background(),
 		map[string][]byte{"another": []byte(`{"Name": "model.onnx", "Starts": 3}`)})
-	require.Contains(t, b.happens(event.Cancelled), "daemons ended before it did")
+	require.Contains(t, b.happens(event.Cancelled), "daemons ended before it was compiled")
 	close(g.pass)
 	require.Equal(t, jobs.Done, b.follow(0, later.Job).State)
 	b.noneWanted()

@@ -282,7 +282,7 @@ func TestReportOfAPutIsNotTriedWithOtherLibraries(t *testing.T) {
 		require.Equal(t, reports.DecidedCompileYourself, d.Decision,
 			"the same compile would make the same")
 		require.Equal(t, reports.WithheldFromYou, d.State)
-		require.Contains(t, d.Text, "could not be tried with your runtime", round)
+		require.Contains(t, d.Text, "could not be tested with your runtime", round)
 	}
 	require.NotEqual(t, builds[0], builds[1])
 	refused := b.refused(app.ask(b.model(1)))

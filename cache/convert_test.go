@@ -67,7 +67,7 @@ func TestOneFormIsConvertedFromTheOther(t *testing.T) {
 			require.EqualValues(t, 1, b.compiler.Compiles.Load(), "the other form was compiled")
 			require.Equal(t, request.Hit, a.Outcome)
 			require.Contains(t, a.Why, "converted from the "+request.FormName(!embed)+
-				" form, build "+made.Build.BuildKey.String())
+				" format, build "+made.Build.BuildKey.String())
 			require.Contains(t, a.Compatibility.Reason, a.Why)
 			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
 			require.Equal(t, b.contexts(made), b.contexts(a), "the context's bytes")

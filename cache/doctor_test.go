@@ -88,15 +88,15 @@ func TestDoctorOnRuntimes(t *testing.T) {
 		hint    string
 	}{
 		{"gone", func(b *bench) { require.NoError(b, os.RemoveAll(b.runtime)) }, "", "no such file",
-			"install it there again"},
+			"install it again"},
 		{"without an EP", func(b *bench) { require.NoError(b, os.Remove(b.epLibrary())) }, "",
-			"EP library", "install it there again"},
+			"EP library", "install it again"},
 		{"one that does not load",
 			func(b *bench) {
 				require.NoError(b,
 					os.WriteFile(b.epLibrary(), []byte("garbage"), 0o644))
 			},
-			" " + standin.EP, "does not load with ONNX Runtime 1.31.1", "fit together"},
+			" " + standin.EP, "does not load with ONNX Runtime 1.31.1", "may not fit this ONNX Runtime"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -130,7 +130,7 @@ func TestDoctorOnTheClock(t *testing.T) {
 	b.later.Store(int64(-2 * time.Hour))
 	a := about(t, b.doctor(b.self()), "clock")
 	require.Equal(t, query.SeverityWarning, a.Severity)
-	require.Contains(t, a.Text, "from now")
+	require.Contains(t, a.Text, "ahead of the clock")
 }
 
 func TestDoctorReportsRecentFailures(t *testing.T) {

@@ -91,7 +91,7 @@ func TestExplainDecidesAsARequestDoes(t *testing.T) {
 	}{
 		{"nothing is there", func(*bench) {}, nil, "miss", "never compiled"},
 		{"compiled", func(b *bench) { b.acquire(b.request(b.model(1))) }, nil, "hit",
-			"made by these libraries"},
+			"compiled by these or equal libraries"},
 		{"another option", func(b *bench) { b.acquire(withLevel(b.request(b.model(1)), "3")) }, nil,
 			"miss", "eps[0].options.level"},
 		{"another model of that name", func(b *bench) { b.acquire(b.request(b.model(2))) }, nil,

@@ -61,7 +61,7 @@ func TestLossIsSaid(t *testing.T) {
 	b := measuring(t, 2, 0.5, nil)
 	b.acquire(b.request(b.model(1)))
 	b.measured()
-	want := []string{"compiling gained nothing: the compiled model takes 2.000 s of processor " +
+	want := []string{"compiling brought no gain: the compiled model takes 2.000 s of processor " +
 		"time to load, the source model 0.500 s"}
 	require.Equal(t, want, b.cache.gains.Of(b.list()[0].Build.ID).Warnings())
 	hit := b.acquire(b.request(b.model(1)))

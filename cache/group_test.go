@@ -182,10 +182,10 @@ func TestGroupsThatAreRefused(t *testing.T) {
 		"compiled already": {func(r *request.Request) { r.Group[0].Graph = compiled },
 			"compiled already"},
 		"under a claim": {func(r *request.Request) { r.OnMiss = request.ForClaim },
-			"by the daemon"},
+			"only the daemon"},
 		"external initializers": {
 			func(r *request.Request) { r.Output.InitializersFile = "weights.bin" },
-			"stay in their graphs"},
+			"initializers cannot be in external files"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.group(1, 2)
@@ -339,7 +339,7 @@ func TestGroupsAnswerSingleRequestsOnlyWhereMembersAreKnownToLoadAlone(t *testin
 	e := b.explain(b.request(b.model(3)))
 	require.Equal(t, query.Miss, e.Decision)
 	require.Contains(t, e.Candidates[0].Reason,
-		"not known to load alone: it cannot be tested on this machine")
+		"loads is unknown: it cannot be tested on this machine")
 	require.Equal(t, request.Hit, b.acquire(b.group(1, 2, 3)).Outcome)
 
 	b.close()

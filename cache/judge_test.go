@@ -461,7 +461,7 @@ func TestNothingIsJudgedWhereNothingLoads(t *testing.T) {
 	c := explained()
 	require.Equal(t, first.Build.BuildKey.String(), c.Build.Build)
 	require.Equal(t, compilers.Unknown.String(), c.Build.Compatibility, c.Reason)
-	require.Contains(t, c.Reason, "nothing loads here")
+	require.Contains(t, c.Reason, "no build loads here")
 	b.reopen() // a build that could not be tried is judged again
 	o.broken.Store(false)
 	require.Equal(t, compilers.Unsupported.String(), explained().Build.Compatibility)

@@ -54,12 +54,13 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Equal(t, "packed", b.cache.Queries.FormWord(both(builds[2], builds[0])))
 
 	p, _ := b.cache.forms.Recipes.Has(large(builds[1]))
-	compressed := fmt.Sprintf("packed, %s of %s its own, compressed to %s",
+	compressed := fmt.Sprintf("packed: %s of %s are its own, compressed to %s",
 		bytesize.Text(p.Compressed), bytesize.Text(p.Size), bytesize.Text(p.Stored))
 	require.Equal(t, compressed, b.kept(builds[1].BuildKey.String()))
 	q, _ := b.cache.forms.Recipes.Has(large(builds[2]))
 	require.Less(t, q.Containers[q.Literals].Size, q.Size/8)
-	packed := fmt.Sprintf("packed, %s of %s its own", bytesize.Text(q.Containers[q.Literals].Size),
+	packed := fmt.Sprintf("packed: %s of %s are its "+
+		"own", bytesize.Text(q.Containers[q.Literals].Size),
 		bytesize.Text(q.Size))
 	require.Equal(t, packed, b.kept(builds[2].BuildKey.String()))
 	require.Equal(t, bytesize.Text(p.Size)+" "+compressed+"; "+bytesize.Text(q.Size)+" "+packed,
@@ -68,7 +69,7 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 
 	a := b.acquire(b.dense(512, 3))
 	require.Equal(t, files[2], b.read(a))
-	require.Equal(t, packed+", with a copy that is served", b.kept(builds[2].BuildKey.String()))
+	require.Equal(t, packed+", with an unpacked copy in use", b.kept(builds[2].BuildKey.String()))
 
 	small := b.acquire(b.request(b.model(1)))
 	require.Equal(t, "whole", b.cache.Queries.FormText(small.Build),

@@ -117,7 +117,7 @@ func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 		require.Equal(t, large(builds[1]), f.Digest)
 		require.Less(t, f.Text.OwnBytes, f.Size/2)
 		require.Contains(t, b.cache.Queries.FormText(builds[1]),
-			fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Text.OwnBytes),
+			fmt.Sprintf("packed: %s of %s are its own", bytesize.Text(f.Text.OwnBytes),
 				bytesize.Text(f.Size)))
 	}
 }

@@ -129,7 +129,7 @@ func TestBuildOfAnotherMachineClassMustRun(t *testing.T) {
 			lesserProcessor(t)
 			other := copies(t)
 			e := other.notFound(other.forOpenVINO(runs, request.Fail), "")
-			require.Contains(t, e.Text, "made on a machine of class cpu:",
+			require.Contains(t, e.Text, "compiled on a machine of class cpu:",
 				"without a daemon none runs it")
 			other.change = change
 			other.openSound()
@@ -214,7 +214,7 @@ func TestBuildsOfUnknownMachinesAreRunOnce(t *testing.T) {
 	}
 	b.close()
 	e := b.notFound(b.forOpenVINO(path, request.Fail), "")
-	require.Contains(t, e.Text, "the machine that it was made on is not known")
+	require.Contains(t, e.Text, "the machine that compiled it is unknown")
 }
 
 // An artefact that an application puts states no hardware either, so it is run before others get

@@ -60,14 +60,14 @@ func TestReasonsOfCompiledModels(t *testing.T) {
 	a := b.acquire(b.request(b.writeModel("foreign.onnx", foreign.Encode())))
 	require.Equal(t, request.PassThrough, a.Outcome)
 	require.Equal(t, compilers.Unsupported, a.Compatibility.Verdict)
-	require.Contains(t, a.Compatibility.Reason, "it does not load, because the request names "+
-		"only execution providers that made no node of it")
+	require.Contains(t, a.Compatibility.Reason, "it does not load, because the request names no "+
+		"execution provider that compiled it")
 
 	aside := b.acquire(b.request(b.model(2)))
 	r := b.request(b.openFile(filepath.Join(aside.Path, filepath.FromSlash(aside.Graph))))
 	a = b.acquire(r)
 	require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
 	require.Equal(t, "its compatibility string is optimal for this runtime; whether it loads is "+
-		"not known, because only what is adopted is loaded with its context files",
+		"unknown, because only adopted models are loaded with their context files",
 		a.Compatibility.Reason)
 }

@@ -494,7 +494,7 @@ func TestPutIsExplained(t *testing.T) {
 	r.OnMiss = request.Explain
 	why := b.acquire(r)
 	require.Equal(t, query.Hit, why.Explanation.Decision)
-	require.Contains(t, why.Explanation.Reason, "made by uid 4242 with its own libraries")
+	require.Contains(t, why.Explanation.Reason, "compiled by uid 4242 with its own libraries")
 	require.Equal(t, "uid 4242", why.Explanation.Candidates[0].Build.MadeBy)
 	r.Peer.UID++
 	require.Equal(t, query.Miss, b.acquire(r).Explanation.Decision,
@@ -515,7 +515,7 @@ func TestOwnLibrariesAreExplained(t *testing.T) {
 	require.Equal(t, got.RequestKey, ask(c.application, request.KeyOnly).RequestKey)
 	why := ask(c.application, request.Explain).Explanation
 	require.Equal(t, query.Hit, why.Decision)
-	require.Contains(t, why.Reason, "made by uid 4242 with its own libraries")
+	require.Contains(t, why.Reason, "compiled by uid 4242 with its own libraries")
 	require.Empty(t, why.Candidates[0].Differences)
 	why = ask(b.application(stranger, "7.2"), request.Explain).Explanation
 	require.Equal(t, query.Stale, why.Decision)

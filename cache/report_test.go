@@ -112,7 +112,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 		}
 		require.Equal(t, reports.DecidedSound, d.Decision, d.Text)
 		require.Equal(t, index.Current, d.State)
-		require.Contains(t, d.Hint, "session's options")
+		require.Contains(t, d.Hint, "provider options")
 	}
 	require.Greater(t, busy, 900)
 	require.EqualValues(t, 1, b.checks.Load(), "no worker for each report")
@@ -357,7 +357,7 @@ func TestReportsFromARuntimeThatIsNotKnown(t *testing.T) {
 	b.library("2.0")
 	d = b.reportOf(alice, r, from)
 	require.Equal(t, reports.WithheldFromYou, d.State)
-	require.Contains(t, d.Text, "not known here")
+	require.Contains(t, d.Text, "unknown here")
 }
 
 func TestAReportOfACopyThatWasReplaced(t *testing.T) {

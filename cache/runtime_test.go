@@ -57,7 +57,7 @@ func TestApplicationWithoutItsONNXRuntime(t *testing.T) {
 	own := b.refused(r)
 	require.Equal(t, apierr.Unavailable, own.Class)
 	require.Contains(t, own.Text, "names no libonnxruntime")
-	require.Contains(t, own.Hint, "libonnxruntime.so.VERSION belongs beside")
+	require.Contains(t, own.Hint, "put libonnxruntime.so.VERSION beside")
 	r.Peer = request.Peer{UID: b.cache.uid + 1}
 	require.Contains(t, b.refused(r).Text, "is not registered with this daemon",
 		"which it would not load if it were whole")

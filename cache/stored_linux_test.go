@@ -140,10 +140,10 @@ func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 		one.EPs = []identity.EP{{Name: standin.EP}}
 		one.Graph = graph
 		other(&one)
-		require.Contains(t, b.notFound(&one, "").Hint, "without --state", name)
+		require.Contains(t, b.notFound(&one, "").Hint, "omit --state", name)
 	}
 	narrowed := b.notFound(r, "ffff")
-	require.Contains(t, narrowed.Text, `no build of this model has a key that begins with "ffff"`)
+	require.Contains(t, narrowed.Text, `no build of this model has the key prefix "ffff"`)
 	require.Contains(t, narrowed.Hint, "without --build")
 }
 

@@ -45,7 +45,7 @@ func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
 	}
 	require.Equal(t, before, everything(t, b.state))
 	for _, other := range []*request.Request{b.group(2, 1, 3), b.group(1, 2)} {
-		require.Contains(t, b.notFound(other, "").Hint, "without --state")
+		require.Contains(t, b.notFound(other, "").Hint, "omit --state")
 	}
 }
 
@@ -141,7 +141,7 @@ func TestStoredGroupWithAMissingFileIsNotServed(t *testing.T) {
 			b.request(b.model(3))} {
 			e := b.notFound(r, "")
 			require.Regexp(t,
-				"a group of 3 models that is served as a whole or not at all: .* is not in", e.Text)
+				"a group of 3 models that must be requested together: .* is not in", e.Text)
 		}
 		require.NoError(t, os.Rename(away, blob))
 	}

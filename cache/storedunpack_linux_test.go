@@ -299,5 +299,5 @@ func TestAStoredBuildIsTakenWhereANewerOneIsDamaged(t *testing.T) {
 	defer a.View.Close()
 	require.Equal(t, found.ID, a.Build.ID)
 	require.Equal(t, had, b.read(a))
-	require.Contains(t, strings.Join(a.Warnings, " "), "is passed over: build")
+	require.Contains(t, strings.Join(a.Warnings, " "), "is skipped: build")
 }

@@ -156,7 +156,7 @@ func TestThrashingIsSeen(t *testing.T) {
 		advice = b.cache.Queries.Doctor().SpaceAdvice(b.self())
 	}
 	require.Equal(t, query.SeverityWarning, advice[0].Severity)
-	require.Contains(t, advice[0].Hint, "the budget is too small: with ")
+	require.Contains(t, advice[0].Hint, "the budget is too small: ")
 	next := b.options()
 	// what the hint says, and manifests
 	next.Space.Budget = store.Amount{Bytes: budget + b.cache.Queries.Doctor().Thrashing().

@@ -117,7 +117,7 @@ func TestHowABuildIsKeptIsListed(t *testing.T) {
 	require.NotContains(t, b.kept(key), "with a copy")
 	require.NoError(t, b.acquire(b.variant(2)).View.Close())
 	require.Equal(t, "packed, with a copy", word())
-	require.Regexp(t, "^packed, .* its own, with a copy that is served$", b.kept(key))
+	require.Regexp(t, "^packed: .* are its own, with an unpacked copy in use$", b.kept(key))
 	removed, err := b.cache.Remove(ctx, b.self(), []string{key}, false, true)
 	require.NoError(t, err)
 	require.Positive(t, removed.Builds[0].OwnBytes)

@@ -117,7 +117,7 @@ func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
 	passed := b.acquire(own)
 	require.Equal(t, request.PassThrough, passed.Outcome)
 	require.Contains(t, passed.Warnings, "output not verified, not checkable here: the model is "+
-		"compiled already, and there is none to compare with")
+		"compiled already, so there is no source to compare with")
 }
 
 func TestFailedVerificationIsRetried(t *testing.T) {

@@ -301,11 +301,12 @@ func (s *Ledger) admit(now *usageNow, r *Reservation, disk, bytes int64) (final 
 	case b.Budget > 0 && used > b.Budget && used+disk > b.Budget+r.above:
 		return false, NoSpace("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesize.Text(disk), bytesize.Text(b.Budget), bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.Held), bytesize.Text(others)).
-			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
+			WithHint("epcachectl gc -n lists the builds that cannot be evicted, and why; or " +
+				"raise budget in [space]")
 	case b.Free-(s.reserved.Disk-s.reserved.Written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
 		return false, NoSpace("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
 			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.reserved.Written-r.counted)), bytesize.Text(b.Floor)).
-			WithHint("make room on the disk, or lower free_floor in [space]")
+			WithHint("free some space on the disk, or lower free_floor in [space]")
 	}
 	return s.admitUser(now, r, disk, bytes)
 }

@@ -110,7 +110,7 @@ func IsFinal(r compilers.CheckResult) bool { return !r.Crashed() }
 // run. The result is remembered, once for each pair.
 func (ts *Checker) runOnce(ctx context.Context, a *request.JudgeTarget, b *index.Build) (compilers.CheckResult, error) {
 	if a.Model == nil {
-		return notRun("its source model is not here"), nil
+		return notRun("its source model is missing"), nil
 	}
 	key := ts.Judges.Key(a.Target(), "run", b.ID[:])
 	try := func(ctx context.Context, r *request.Request) (checked compilers.CheckResult, err error) {
@@ -151,7 +151,8 @@ func notRun(why string) compilers.CheckResult {
 func (ts *Checker) checkSource(ctx context.Context, a *request.JudgeTarget, b *index.Build, failed compilers.CheckResult,
 	free int64) (compilers.CheckResult, error) {
 	if a.Adopting {
-		return notRun("it does not run on zeros, and its source model is not here: " + failed.Text), nil
+		return notRun("it does not run on zeros, and its source model is missing: " +
+			"" + failed.Text), nil
 	}
 	member := failed.Member
 	if len(b.Members) > 0 && a.Model.Models() == 1 {
@@ -222,7 +223,7 @@ func (ts *Checker) Check(ctx context.Context, a *request.JudgeTarget, job compil
 	_, err = ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (bool, error) {
 		broken, err := ts.Control(ctx, a)
 		if err == nil && broken != "" {
-			err = failure.OfMachine(broken).Refusal(nil, "nothing loads here")
+			err = failure.OfMachine(broken).Refusal(nil, "no build loads here")
 		}
 		return true, err
 	})

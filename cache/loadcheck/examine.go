@@ -39,7 +39,8 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 		return reports.Examined{Verdict: reports.DeviceAbsent, Text: err.Error()}, nil
 	}
 	if err != nil {
-		return reports.Examined{Text: "it could not be tried with your runtime: " + err.Error()}, nil
+		return reports.Examined{Text: "it could not be tested with your runtime: " +
+			"" + err.Error()}, nil
 	}
 	a := at.Plan.JudgeTarget(at.RuntimeName, at.Content)
 	out := reports.Examined{Runtime: a.Runtime, MadeForIt: at.Plan.MadeExactly(b),
@@ -49,15 +50,15 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 	case ctx.Err() != nil:
 		return reports.Examined{}, ctx.Err()
 	case err != nil:
-		out.Text = "it could not be tried here: " + err.Error()
+		out.Text = "it could not be tested here: " + err.Error()
 	case t.Outcome == compilers.Passed:
 		out.Verdict, out.Level = reports.Loads, t.GraphOptimizationLevel
 		out.Text = "it loads here, in a process of its own, with " + at.RuntimeName
 	case t.Outcome == compilers.NotCheckable:
 		out.Verdict = reports.Unverifiable
-		out.Text = "whether it loads cannot be told on this machine, which lacks the device that it is for"
+		out.Text = "loading it cannot be tested on this machine, which lacks its device"
 	case t.Control != "":
-		out.Text = "it does not load here, but neither does what is known to be sound: " +
+		out.Text = "it does not load here, but neither does a sound build: " +
 			compilers.LastWords(t.Control)
 	default:
 		out.Verdict = reports.DoesNotLoad
@@ -79,7 +80,7 @@ func (ts *Checker) verifyBytes(ctx context.Context, b *index.Build) error {
 	return err
 }
 
-var errDeviceAbsent = errors.New("the device that it is for is not in this machine")
+var errDeviceAbsent = errors.New("its device is not in this machine")
 
 // planReported plans the build's request for the runtime that the reporter used.
 func (ts *Checker) planReported(ctx context.Context, p request.Peer, from runtimes.Ref,
@@ -128,7 +129,7 @@ func (ts *Checker) runtimeReported(ctx context.Context, b *index.Build, req *req
 		}
 	}
 	if named || b.Put { // a build that was put is of libraries that only its application has
-		return nil, nil, errors.New("it is not known here, and no other one made the build")
+		return nil, nil, errors.New("it is unknown here, and the build is its own")
 	}
 	return ts.Runtimes.Resolve(ctx, req.RuntimeWanted(), func(string) {})
 }
@@ -167,12 +168,13 @@ func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *ep
 	}
 	if !made {
 		return judge.Judgement{Verdict: compilers.Unsupported, At: said.At, Runtime: a.Runtime,
-			Reason: "it does not load, because the request names only execution providers " +
-				"that made no node of it"}, nil
+			Reason: "it does not load, because the request names no execution provider that " +
+				"compiled it"}, nil
 	}
 	if len(m.Sidecars()) > 0 {
 		said.Reason = compatibilityVerdict(said) +
-			"; whether it loads is not known, because only what is adopted is loaded with its context files"
+			"; whether it loads is unknown, because only adopted models are loaded with their " +
+			"context files"
 		said.Verdict = compilers.Unknown
 		return said, nil
 	}
@@ -189,7 +191,7 @@ func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *ep
 		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
 	case checked.Outcome != compilers.Passed:
 		said.Source = ""
-		said.Reason = compatibilityVerdict(said) + "; whether it loads cannot be tried on this machine"
+		said.Reason = compatibilityVerdict(said) + "; loading it cannot be tested on this machine"
 		said.Verdict = compilers.Unknown
 	case said.Verdict == compilers.Optimal:
 		said.Reason = "it loads, and its compatibility string is the execution provider's"

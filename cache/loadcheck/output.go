@@ -26,7 +26,7 @@ func (ts *Checker) VerifyOutput(ctx context.Context, at *request.Attempt, a *req
 		b != nil && (a.View == nil || b.VerifiedOutput > 0 && b.VerifiedOutput <= at.VerifyOutput):
 		return nil
 	case a.Outcome == request.PassThrough || b != nil && request.IsAdopted(b):
-		notVerified(a, "the model is compiled already, and there is none to compare with")
+		notVerified(a, "the model is compiled already, so there is no source to compare with")
 		return nil
 	case b == nil:
 		return nil
@@ -62,11 +62,12 @@ func notVerified(a *request.Answer, why string) {
 }
 
 func outputDiffers(at *request.Attempt, result compilers.VerifyResult) error {
-	return apierr.New(apierr.CompileFailed, nil, "model %q: what is compiled computes something else: %s", at.Name, result.Text).
+	return apierr.New(apierr.CompileFailed, nil, "model %q: the compiled model's output differs "+
+		"from the source's: %s", at.Name, result.Text).
 		WithFact("reason", "output differs").
 		WithFact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
-		WithHint("allow more with a larger tolerance, or load the model without epcached; " +
-			"execution providers may compute in smaller types unless told otherwise")
+		WithHint("use a larger tolerance, or load the model without epcached; execution " +
+			"providers may compute with lower precision by default")
 }
 
 // compareOnce compares, or returns what an earlier comparison of the same build and tolerance with

@@ -82,7 +82,8 @@ func (d *Doctor) DriverAdvice() []Advice {
 	var out []Advice
 	for _, err := range d.q.options.Runtimes.Machine().Unreadable() {
 		out = append(out, warning("driver version", "cannot be read: %v", err).
-			hint("the version that was read last holds until then; see [[driver]] in the daemon's configuration"))
+			hint("until it can be read the last version is used; see [[driver]] in the daemon's "+
+				"configuration"))
 	}
 	return out
 }
@@ -101,12 +102,14 @@ func (d *Doctor) adviseRuntimes(ctx context.Context) []Advice {
 
 func adviseNoRuntime(uid uint32) Advice {
 	if uid != 0 {
-		return fine("runtimes", "none is registered; applications of this user bring their own").
-			hint("epcachectl takes --runtime DIR; without it, one has to be registered: " +
-				"epcached --runtime DIR, or [[runtime]] in the configuration")
+		return fine("runtimes", "none is registered; applications of this user use their own").
+			hint("give epcachectl --runtime DIR, or register one: epcached --runtime DIR, or " +
+				"[[runtime]] in the configuration")
 	}
-	return problem("runtimes", "no runtime is registered: nothing can be compiled for clients that bring none").
-		hint("start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
+	return problem("runtimes", "no runtime is registered: the daemon compiles only for clients "+
+		"that bring their own").
+		hint("start epcached with --runtime DIR, a directory made by: pip install --no-deps " +
+			"--target DIR onnxruntime onnxruntime-ep-openvino")
 }
 
 func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advice {
@@ -124,17 +127,18 @@ func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advi
 		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, wrong, facts.Marks[ep.Name]))
 	}
 	if s, err := fileSystemOf(facts.Spec.ORTLibrary); err == nil && !s.timesHold {
-		out = append(out, warning(subject, "it lies on %s, whose file times do not tell of every change: its libraries are hashed at each start", s.kind).
-			hint("a folder on ext4, XFS, btrfs or f2fs starts faster"))
+		out = append(out, warning(subject, "it is on %s, where file times do not change with "+
+			"every write: its libraries are hashed at each start", s.kind).
+			hint("a directory on ext4, XFS, btrfs or f2fs starts faster"))
 	}
 	return out
 }
 
 func adviseUnusable(subject string, cause error) Advice {
-	hint := "epcachectl probe --refresh tries again and shows all of it"
+	hint := "epcachectl probe --refresh tries again and shows the whole error"
 	if errors.Is(cause, fs.ErrNotExist) || errors.Is(cause, compilers.ErrNotFound) {
-		hint = "the folder was moved or removed, or holds no ONNX Runtime with an execution " +
-			"provider: install it there again, or register another"
+		hint = "the directory was moved or removed, or has no ONNX Runtime with an execution " +
+			"provider: install it again, or register another"
 	}
 	return problem(subject, "it cannot be used: %v", cause).withCause(cause, hint)
 }
@@ -148,27 +152,30 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark c
 	switch {
 	case ep.Error == "" && len(ep.Devices) == 0:
 		return problem(subject, "it loads, and lists no device on this machine%s", whyNoDevice(ep.Name, runtimes.ProcessorVendor())).
-			hint("models cannot be compiled with it here; for a GPU or NPU see that its driver is installed, and that the daemon's user may open its device")
+			hint("it cannot compile here; for a GPU or NPU, install its driver and let the " +
+				"daemon's user open its device")
 	case cause == nil:
 		var devices []string
 		for _, d := range ep.Devices {
 			devices = append(devices, strings.TrimSpace(d.Type+" "+d.Vendor))
 		}
 		return fine(subject, "it compiles with ONNX Runtime %s for %s (SDK %s)", ort, strings.Join(devices, ", "), mark.SDKVersion).
-			hint("a session that only names it in providers= runs on the CPU instead: applications register its library and add its devices, as epcache.InferenceSession does")
+			hint("a session that only names it in providers= runs on the CPU: register its " +
+				"library and add its devices, as epcache.InferenceSession does")
 	}
 	what := "it does not load"
 	if ep.Error == "" {
-		what = "it loads, but not even a model of one node compiles and loads"
+		what = "it loads, but even a model of one node does not compile and load"
 	}
 	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, compilers.LastWords(cause.Error()))
-	return a.withCause(cause, "its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --refresh tries again")
+	return a.withCause(cause, "its library may not fit this ONNX Runtime, or a library that it "+
+		"needs is missing; epcachectl probe --refresh tries again")
 }
 
 // whyNoDevice returns why an execution provider lists no device, and "" where that is not known.
 func whyNoDevice(ep, vendor string) string {
 	if strings.HasPrefix(ep, "OpenVINO") && vendor != "GenuineIntel" {
-		return ": OpenVINO's plugin offers only Intel's devices, and the processor is of " +
+		return ": OpenVINO's plugin supports Intel devices only, and the processor is made by " +
 			cmp.Or(vendor, "another vendor")
 	}
 	return ""
@@ -184,12 +191,15 @@ type cause struct {
 }
 
 const (
-	fullDisk   = "it is the disk that is full, and says nothing of this: make room, and ask again"
-	fullQuota  = "it is the file system's quota of the daemon's user that is full, and says nothing of this: make room, or have it raised, and ask again"
-	unreadable = "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers; what is not beside its libraries has to be named in [sandbox] read, and device files in [sandbox] write"
-	inGo       = "the kernel, in the words of Go 1.26"
-	inC        = "the kernel, in the words of glibc 2.36"
-	loader     = "the loader of glibc 2.36"
+	fullDisk  = "the disk is full, which prevented the test: free some space, and repeat it"
+	fullQuota = "the disk quota of the daemon's user is used up, which prevented the test: " +
+		"free some space or raise the quota, and repeat it"
+	unreadable = "the daemon's user cannot read it: let that user and the workers read every " +
+		"library and pass every directory above; name other files in [sandbox] read, and device " +
+		"files in [sandbox] write"
+	inGo   = "the kernel, in the words of Go 1.26"
+	inC    = "the kernel, in the words of glibc 2.36"
+	loader = "the loader of glibc 2.36"
 )
 
 // causes are looked for in this order.
@@ -198,21 +208,28 @@ var causes = []cause{
 	{nil, "No space left on device", inC, fullDisk},
 	{syscall.EDQUOT, syscall.EDQUOT.Error(), inGo, fullQuota},
 	{nil, "Disk quota exceeded", inC, fullQuota},
-	{nil, "Experimental function", "ONNX Runtime 1.31.1", "this execution provider needs functions that only earlier ONNX Runtimes have: OpenVINO's 1.7.0 and 1.8.0 work with ONNX Runtime 1.24.4 to 1.28.0; " +
+	{nil, "Experimental function", "ONNX Runtime 1.31.1", "it needs functions that later ONNX " +
+		"Runtimes do not have: OpenVINO's 1.7.0 and 1.8.0 need ONNX Runtime 1.24.4 to 1.28.0; " +
 		"install such a version beside it, or a later execution provider (1.8.1 works with 1.31.1)"},
-	{nil, "API version", "ONNX Runtime 1.22.0", "ONNX Runtime is older than this execution provider asks for: install a later onnxruntime beside it"},
-	{identity.ErrNoLibrary, "", "", "a library that belongs beside it is missing: install the whole package"},
-	{nil, "cannot open shared object file", loader, "a library that it needs is not there, or not beside it: install the whole package, and what its vendor says that it needs"},
+	{nil, "API version", "ONNX Runtime 1.22.0", "ONNX Runtime is too old for this execution " +
+		"provider: install a later onnxruntime beside it"},
+	{identity.ErrNoLibrary, "", "", "a library beside it is missing: install the whole package"},
+	{nil, "cannot open shared object file", loader, "a library that it needs is missing: " +
+		"install the whole package, and what its vendor requires"},
 	{nil, "version `GLIBC", loader, "it was built for a later system than this one: install a release made for this distribution"},
-	{nil, "failed to map segment", loader, "it lies on a file system that is mounted noexec: put the runtime elsewhere"},
+	{nil, "failed to map segment", loader, "it is on a file system mounted noexec: move the " +
+		"runtime"},
 	{nil, "cannot allocate memory in static TLS", loader, "too many large libraries are loaded into the worker: see LD_PRELOAD in the daemon's environment"},
-	{compilers.ErrStart, "", "", "the worker program epcached-ort has to stand beside epcached, of the same version, and may be " +
-		"executed by the user that the workers run as"},
+	{compilers.ErrStart, "", "", "put the worker program epcached-ort beside epcached, of the " +
+		"same version, executable by the workers' user"},
 	{fs.ErrPermission, fs.ErrPermission.Error(), inGo, unreadable},
 	{nil, "Permission denied", inC, unreadable},
-	{nil, "can't protect", "OpenVINO's code generator (1.8.1)", "the worker may not make memory executable, and OpenVINO generates code: take MemoryDenyWriteExecute out of the unit, or whatever else forbids it"},
-	{compilers.ErrCrash, "", "", "its own code crashed, in a process of its own: another version of it may do better; the kernel's log may say more"},
-	{compilers.ErrTimeout, "", "", "it did not answer in time: a driver may hang"},
+	{nil, "can't protect", "OpenVINO's code generator (1.8.1)", "OpenVINO generates code, and " +
+		"the worker may not make memory executable: remove MemoryDenyWriteExecute from the " +
+		"unit, or the other rule that forbids it"},
+	{compilers.ErrCrash, "", "", "the execution provider crashed, in a process of its own: try " +
+		"another version of it; the kernel's log may say more"},
+	{compilers.ErrTimeout, "", "", "it did not answer in time: a driver may be blocked"},
 }
 
 // withCause gives the hint of a known cause of the error, or else another one.
@@ -242,16 +259,17 @@ func adviseWatch(runtime, how string) Advice {
 	if !polled {
 		return fine("watching", "changes of libraries are noticed at once")
 	}
-	return warning("watching", "the files of %s are looked at only now and then: %s; no answer is for an earlier library for that, but recompiling begins later", runtime, why).
-		hint("on a network file system that is all there is; else raise %s", watchLimits())
+	return warning("watching", "the files of %s are polled and not watched: %s; answers are "+
+		"right all the same, but recompiling begins later", runtime, why).
+		hint("a network file system cannot be watched; otherwise raise %s", watchLimits())
 }
 
 func (d *Doctor) adviseIndex() []Advice {
 	const subject = "index"
 	var out []Advice
 	if why := d.q.index.Rebuilt(); why != "" {
-		out = append(out, warning(subject, "the database was made anew from the manifests: %s", why).
-			hint("nothing is lost but counters; if it happens again, see to the disk"))
+		out = append(out, warning(subject, "the database was rebuilt from the manifests: %s", why).
+			hint("only counters are lost; if it happens again, check the disk"))
 	}
 	problems := d.q.index.Problems()
 	for _, p := range d.q.forms.Recipes.Problems() {
@@ -264,17 +282,20 @@ func (d *Doctor) adviseIndex() []Advice {
 			break
 		}
 		a := problem(subject, "%s %s: %s", f.Kind, f.Object, f.Detail).
-			hint("what is damaged was put into quarantine and is compiled again when it is asked for; what cannot be read stays where it is, and nothing is evicted until it can be read, or epcachectl repair has quarantined it; check the disk")
+			hint("damaged files are in quarantine, and the next request recompiles them; " +
+				"unreadable files stay and prevent eviction until they can be read or " +
+				"epcachectl repair quarantines them; check the disk")
 		if f.Kind == "newer" {
-			a.Hint = "a later epcached wrote it, and it is left alone: go back to that version, or remove it by hand"
+			a.Hint = "a newer epcached wrote it, so it is not used: install that version again, " +
+				"or delete it"
 		}
 		if f.Kind == "foreign" {
-			a.Hint = "epcached did not write it, and does not read it: remove it by hand"
+			a.Hint = "epcached did not write it and ignores it: delete it"
 		}
 		out = append(out, a)
 	}
 	if len(out) == 0 {
-		out = append(out, fine(subject, "manifests, journal and database fit together"))
+		out = append(out, fine(subject, "manifests, journal and database are consistent"))
 	}
 	return out
 }
@@ -301,15 +322,18 @@ func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
 	var out []Advice
 	if n := states[index.Damaged]; n > 0 {
 		out = append(out, warning("builds", "%d not served, because damaged", n).
-			hint("each is compiled anew when it is asked for; if more come, see to the disk and to who may write below %s", d.q.options.Dir))
+			hint("the next request recompiles each; if there are more of them, check the disk "+
+				"and the rights of %s", d.q.options.Dir))
 	}
 	if n := states[index.Withheld]; n > 0 {
 		out = append(out, warning("builds", "%d not served, because withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
 	}
 	if p := d.q.store.Scrubbed().Result(); p.Damaged > 0 {
-		out = append(out, warning("builds", "stored files read in turn: %s", p).hint("check the disk and its cables, and the memory: epcachectl events shows the builds"))
+		out = append(out, warning("builds", "stored files verified in the background: "+
+			"%s", p).hint("check the disk and its cables, and the memory: epcachectl events "+
+			"shows the builds"))
 	} else if !p.Began.IsZero() {
-		out = append(out, fine("builds", "stored files read in turn: %s", p))
+		out = append(out, fine("builds", "stored files verified in the background: %s", p))
 	}
 	return append(out, fine("builds", "%d may be served", served))
 }
@@ -333,7 +357,7 @@ func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	var out []Advice
 	if n, good := counts[event.Failed], counts[event.Compiled]; n >= 3 && n > good {
 		a := warning("compiles", "%d failed in the last day, and %d succeeded", n, good).
-			hint("epcachectl events shows why; a model that fails always is best loaded without epcached")
+			hint("epcachectl events shows why; load a model that always fails without epcached")
 		if d.q.rights.Administrator(p) {
 			a.Text += "; the last: " + identity.Truncated(last)
 		}
@@ -343,7 +367,8 @@ func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	}
 	if n := counts[event.Damaged]; n > 0 {
 		out = append(out, warning("damage", "builds found damaged in the last day: %d", n).
-			hint("somebody writes below %s, or the disk fails: see the kernel's log, and epcachectl check --deep", d.q.options.Dir))
+			hint("another program writes below %s, or the disk fails: see the kernel's log, and "+
+				"epcachectl check --deep", d.q.options.Dir))
 	}
 	return out
 }

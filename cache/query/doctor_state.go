@@ -43,7 +43,8 @@ type owner struct {
 func (d *Doctor) adviseState() []Advice {
 	var out []Advice
 	if s, err := fileSystemOf(d.q.options.Dir); err != nil {
-		out = append(out, problem("disk", "%v", err).hint("the state directory cannot be looked at; is its disk still there?"))
+		out = append(out, problem("disk", "%v", err).hint("the state directory cannot be read; "+
+			"is its disk still mounted?"))
 	} else {
 		out = append(out, adviseDisk(d.q.options.Dir, s)...)
 	}
@@ -67,32 +68,41 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 	const subject = "disk"
 	switch {
 	case s.readOnly:
-		out = append(out, problem(subject, "the file system of %s is mounted read-only: nothing new can be kept", dir).
-			hint("the kernel does that after errors, too: see its log, and mount it writable"))
+		out = append(out, problem(subject, "the file system of %s is mounted read-only: no new "+
+			"builds can be stored", dir).
+			hint("the kernel may have done that after an error: see its log, and mount it "+
+				"writable"))
 	case s.free < store.Spare:
-		out = append(out, problem(subject, "only %s are free for %s: no model is compiled that has to be copied for it, no packed build is unpacked, and what is compiled may not be kept",
+		out = append(out, problem(subject, "only %s are free for %s: models that must be copied "+
+			"are not compiled, packed builds are not unpacked, and new builds may not be stored",
 			bytesize.Text(s.free), dir).
-			hint("make room: epcachectl list shows what is used least, epcachectl rm ENTRY removes it"))
+			hint("free some space: epcachectl list shows unused builds, epcachectl rm ENTRY "+
+				"removes one"))
 	case s.free < lowBytes && s.free < s.size/10:
 		out = append(out, warning(subject, "%s are left for %s", bytesize.Text(s.free), dir).
-			hint("a compile needs room for a copy of the model and for its result; epcachectl rm ENTRY makes some"))
+			hint("a compile needs space for a copy of the model and for its result; epcachectl "+
+				"rm ENTRY frees some"))
 	}
 	switch {
 	case s.inodes == 0:
 	case s.freeInodes < 100:
-		out = append(out, problem(subject, "no inodes are left for %s", dir).hint("some folder on that file system holds very many small files; df -i"))
+		out = append(out, problem(subject, "no inodes are left for %s", dir).hint("a directory "+
+			"on that file system has very many small files: df -i"))
 	case s.freeInodes < lowInodes && s.freeInodes < s.inodes/20:
 		out = append(out, warning(subject, "%d inodes are left for %s", s.freeInodes, dir).hint("df -i"))
 	}
 	switch {
 	case s.network:
-		out = append(out, warning(subject, "%s is on %s, a file system of another machine: its locks and syncs may not hold what they promise", dir, s.kind).
+		out = append(out, warning(subject, "%s is on %s, a network file system: its locks and "+
+			"syncs may not be reliable", dir, s.kind).
 			hint("put the state on a disk of this machine: --state DIR"))
 	case s.volatile:
-		out = append(out, warning(subject, "%s is on %s: what is compiled is gone after a restart of the machine", dir, s.kind).
+		out = append(out, warning(subject, "%s is on %s: builds are lost when the machine "+
+			"restarts", dir, s.kind).
 			hint("put the state on a disk: --state DIR"))
 	case !s.timesHold:
-		out = append(out, warning(subject, "%s is on %s, whose times do not tell of every change; models on such a file system are hashed for each request", dir, s.kind).
+		out = append(out, warning(subject, "%s is on %s, where file times do not change with "+
+			"every write; models there are hashed for each request", dir, s.kind).
 			hint("models on ext4, XFS, btrfs or f2fs are hashed once"))
 	}
 	if len(out) == 0 {
@@ -105,19 +115,21 @@ func adviseRights(dir string, o owner, uid uint32) []Advice {
 	var out []Advice
 	const subject = "rights"
 	if o.uid != uid {
-		out = append(out, problem(subject, "%s belongs to uid %d, and the daemon runs as uid %d", dir, o.uid, uid).
-			hint("chown -R %d %s, with the daemon stopped", uid, dir))
+		out = append(out, problem(subject, "%s is owned by uid %d, and the daemon runs as uid "+
+			"%d", dir, o.uid, uid).
+			hint("stop the daemon, then: chown -R %d %s", uid, dir))
 	}
 	if o.mode&0o022 != 0 {
-		out = append(out, problem(subject, "others may write into %s (mode %#o): they can replace what is served", dir, o.mode.Perm()).
+		out = append(out, problem(subject, "other users may write to %s (mode %#o) and replace "+
+			"builds", dir, o.mode.Perm()).
 			hint("chmod go-w %s", dir))
 	}
 	if uid == 0 {
 		out = append(out, warning(subject, "the daemon runs as root").
-			hint("let it run as a user of its own, as systemd/epcached.service does"))
+			hint("run it as a user of its own, as systemd/epcached.service does"))
 	}
 	if len(out) == 0 {
-		out = append(out, fine(subject, "%s is uid %d's alone to write", dir, uid))
+		out = append(out, fine(subject, "%s is writable only by uid %d", dir, uid))
 	}
 	return out
 }
@@ -155,26 +167,29 @@ func adviseTime(now, latest time.Time, what string) Advice {
 	switch {
 	case now.Year() < 2025:
 		return problem(subject, "it says %s: it was never set", now.Format(time.DateTime)).
-			hint("set it, or wait for the time service; until then ages and histories are wrong")
+			hint("set it, or wait for the time service; until then ages and times are wrong")
 	case latest.After(now.Add(clockTolerance)):
-		return warning(subject, "%s is of %s, which is %s from now", what, latest.Format(time.DateTime), latest.Sub(now).Round(time.Second)).
-			hint("the clock was ahead then, or is behind now; until it catches up, times of files are not believed and models are hashed for each request")
+		return warning(subject, "%s is dated %s, which is %s ahead of the "+
+			"clock", what, latest.Format(time.DateTime), latest.Sub(now).Round(time.Second)).
+			hint("the clock was ahead then, or is behind now; until it catches up, models are " +
+				"hashed for each request")
 	}
-	return fine(subject, "nothing was written later than now")
+	return fine(subject, "no file has a time in the future")
 }
 
 // StateAdvice reports that the state directory was removed or made again.
 func (d *Doctor) StateAdvice() []Advice {
 	d.q.store.CheckStateDirectory() // and not only at the next regular look
 	if why := d.q.store.MissingPart(); why != "" {
-		return []Advice{problem("state", "%s: %s; nothing that is compiled now is kept", d.q.options.Dir, why).
-			hint("the daemon makes it anew within seconds, and tells in its log why it cannot")}
+		return []Advice{problem("state", "%s: %s; new builds are not stored", d.q.options.Dir, why).
+			hint("the daemon makes it again within seconds, or logs why it cannot")}
 	}
 	if d.q.options.Rebuilt == "" {
 		return nil
 	}
-	return []Advice{warning("state", "%s was made anew while the daemon ran: %s; what is gone is compiled once more", d.q.options.Dir, d.q.options.Rebuilt).
-		hint("whoever cleans up there should leave it out, or stop the daemon before; epcachectl rm --all empties it")}
+	return []Advice{warning("state", "%s was deleted while the daemon ran, and made again: %s; "+
+		"missing builds are recompiled", d.q.options.Dir, d.q.options.Rebuilt).
+		hint("exclude it from whatever cleans up there; to empty it: epcachectl rm --all")}
 }
 
 var fileSystems = map[int64]string{
@@ -244,20 +259,22 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	var out []Advice
 	if t := d.Thrashing(); t.IsSignificant() {
 		out = append(out, warning(subject, "of %d entries that were evicted in the last 7 days %d were compiled again, for %.1f s", t.Evicted, t.Back, t.Seconds).
-			hint("the budget is too small: with %s it would have kept them; see budget in [space]",
+			hint("the budget is too small: %s would have kept them; see budget in [space]",
 				bytesize.Text(r.BudgetBytes+t.Bytes)))
 	}
 	used := r.DiskBytes + r.UnpackedBytes + r.ManifestBytes + r.HeldBytes + r.ReservedBytes
 	switch {
 	case r.BudgetBytes > 0 && used > r.BudgetBytes:
-		out = append(out, warning(subject, "%s are used of a budget of %s, and nothing more may go",
+		out = append(out, warning(subject, "%s of a budget of %s are used, and no build can be "+
+			"evicted",
 			bytesize.Text(used), bytesize.Text(r.BudgetBytes)).
-			hint("epcachectl gc -n says what may not go, and why"))
+			hint("epcachectl gc -n lists the builds that cannot be evicted, and why"))
 	case r.FloorBytes > 0 && r.FreeBytes < r.FloorBytes:
 		out = append(out, warning(subject,
-			"%s are free, and %s are to stay free: nothing more is kept", bytesize.Text(r.FreeBytes),
+			"%s are free, and %s must stay free: new builds are not "+
+				"stored", bytesize.Text(r.FreeBytes),
 			bytesize.Text(r.FloorBytes)).
-			hint("make room on the disk, or lower free_floor in [space]"))
+			hint("free some space on the disk, or lower free_floor in [space]"))
 	}
 	out = append(out, d.adviseUnkept(p)...)
 	if len(out) == 0 && r.BudgetBytes > 0 {
@@ -325,7 +342,8 @@ func (d *Doctor) unkeptHint(e *index.Event) string {
 	if hint, ok := memo.Recall[string](&d.q.index.Memos, event.UnkeptKey(e)); ok && hint != "" {
 		return hint + " of the daemon's configuration"
 	}
-	return "epcachectl gc -n says what may not go, and why; or raise budget in [space] of the daemon's configuration"
+	return "epcachectl gc -n lists the builds that cannot be evicted, and why; or raise budget " +
+		"in [space] of the daemon's configuration"
 }
 
 func (d *Doctor) adviseConfiguration() []Advice {
@@ -333,15 +351,17 @@ func (d *Doctor) adviseConfiguration() []Advice {
 	now := d.q.options.Configured()
 	var out []Advice
 	for _, one := range now.Refused {
-		out = append(out, problem(subject, "refused, and the earlier one stays in force: %s", one).
-			hint("correct the file; it is read again when it changes, and upon SIGHUP"))
+		out = append(out, problem(subject, "it has mistakes, so the previous one stays in "+
+			"effect: %s", one).
+			hint("correct the file; the daemon reads it again when it changes, and upon SIGHUP"))
 	}
 	if len(now.Waiting) > 0 {
-		out = append(out, warning(subject, "changed since the start, and takes effect at the next one: %s", strings.Join(now.Waiting, ", ")).
-			hint("restart the daemon when it suits"))
+		out = append(out, warning(subject, "changed, and takes effect after a restart: "+
+			"%s", strings.Join(now.Waiting, ", ")).
+			hint("restart the daemon"))
 	}
 	if len(out) == 0 {
-		out = append(out, fine(subject, "all of it is in force"))
+		out = append(out, fine(subject, "all of it is in effect"))
 	}
 	return out
 }
@@ -352,7 +372,7 @@ func (d *Doctor) adviseSandbox(ctx context.Context) []Advice {
 	measures, err := d.q.options.Sandbox(ctx)
 	if err != nil {
 		return []Advice{problem(subject, "no worker starts: %v", err).
-			withCause(err, "the worker program has to stand beside epcached, of the same version")}
+			withCause(err, "put the worker program beside epcached, of the same version")}
 	}
 	var out []Advice
 	for _, m := range measures {
@@ -368,7 +388,7 @@ func (d *Doctor) adviseSandbox(ctx context.Context) []Advice {
 func (d *Doctor) adviseSources(ctx context.Context, p rights.Peer) []Advice {
 	s, err := d.q.sourceless(ctx, p)
 	if err != nil {
-		return []Advice{warning("rebuilds", "the builds cannot be looked at: %v", err)}
+		return []Advice{warning("rebuilds", "the builds cannot be listed: %v", err)}
 	}
 	if s.Builds == 0 {
 		return nil
@@ -381,7 +401,7 @@ func (d *Doctor) adviseSources(ctx context.Context, p rights.Peer) []Advice {
 			one.Text)
 	}
 	a := fine("rebuilds",
-		"%d of %d builds cannot be compiled again in the background, only by their next request: %s",
+		"%d of %d builds cannot be recompiled in the background, only by a request: %s",
 		s.Builds, s.Looked, strings.Join(why, "; "))
 	if changeable {
 		a.Severity = SeverityWarning

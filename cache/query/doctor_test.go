@@ -75,7 +75,7 @@ func TestDoctorKnowsCauses(t *testing.T) {
 			compilers.EPProbe{Name: "QNNExecutionProvider", Err: killed, Error: killed.Error()},
 			nil, "does not load", "may not fit"},
 		{"no answer", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
-			fmt.Errorf("compile: %w", compilers.ErrTimeout), "one node", "a driver may hang"},
+			fmt.Errorf("compile: %w", compilers.ErrTimeout), "one node", "a driver may be blocked"},
 		{"words like ours",
 			compilers.EPProbe{Name: "QNNExecutionProvider",
 				Error: "compiler crashed: time limit reached: there is no library"}, nil,
@@ -118,7 +118,7 @@ func TestDoctorOnTheDisk(t *testing.T) {
 		{"sound", func(*fileSystem) {}, SeverityOK, "100.0 GiB"},
 		{"read-only", func(s *fileSystem) { s.readOnly = true }, SeverityProblem, "read-only"},
 		{"full", func(s *fileSystem) { s.free = 1 << 20 }, SeverityProblem,
-			"no model is compiled that has to be copied"},
+			"models that must be copied are not compiled"},
 		{"nearly full", func(s *fileSystem) { s.free = 500 << 20 }, SeverityWarning, "500.0 MiB"},
 		{"small, and not full", func(s *fileSystem) { s.free, s.size = 500<<20, 900<<20 },
 			SeverityOK, "500.0 MiB"},
@@ -157,7 +157,7 @@ func TestDoctorOnRights(t *testing.T) {
 		{"another's", owner{uid: 1000, mode: fs.ModeDir | 0o711}, 990, SeverityProblem,
 			"belongs to uid 1000"},
 		{"writable for the group", owner{uid: 990, mode: fs.ModeDir | 0o771}, 990, SeverityProblem,
-			"others may write"},
+			"other users may write"},
 		{"root", owner{uid: 0, mode: fs.ModeDir | 0o711}, 0, SeverityWarning, "runs as root"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -151,7 +151,7 @@ func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *Expla
 				out.Decision, out.Reason = Stale, one.Reason
 			}
 		case out.Decision == Hit:
-			one.Reason = "it fits, too; one that is considered earlier is served"
+			one.Reason = "it fits too, but another build is preferred"
 		default:
 			one.Served, one.Reason = true, wire.Valid(c.Fits)
 			out.Decision, out.Reason = Hit, one.Reason
@@ -191,7 +191,8 @@ func differencesReply(list []identity.Difference) []*wire.Difference {
 
 func differenceText(n *wire.Neighbour) string {
 	if len(n.Differences) > 0 && n.Differences[0].Field == "model" {
-		return "never compiled for this request; a model of the same name was, with other content: the file was changed, or it is another one"
+		return "never compiled for this request; a model of the same name with other content " +
+			"was compiled: the file has changed, or it is another model"
 	}
 	var names []string
 	for _, d := range n.Differences {
@@ -200,7 +201,8 @@ func differenceText(n *wire.Neighbour) string {
 	if len(names) > 3 {
 		names = append(names[:3], fmt.Sprintf("%d more", len(names)-3))
 	}
-	return "never compiled for this request; the nearest one for this model differs in " + strings.Join(names, ", ")
+	return "never compiled for this request; the closest build of this model differs in " +
+		"" + strings.Join(names, ", ")
 }
 
 // MaxNeighbours is how many neighbours an explanation has at most.
@@ -323,7 +325,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 		Record: first.RecordJSON}
 	of, err := q.options.PlanAgain(ctx, p, builds)
 	if err != nil {
-		out.Decision, out.Reason = Stale, "nothing can be compiled for this entry here: "+err.Error()
+		out.Decision, out.Reason = Stale, "this entry cannot be compiled here: "+err.Error()
 		for i := range builds[:min(len(builds), maxCandidates)] {
 			one, failed := q.candidate(p, &builds[i], err.Error())
 			if failed != nil {
@@ -368,7 +370,8 @@ func (q *Queries) entryBuilds(p rights.Peer, found []index.Build) ([]index.Build
 		}
 	}
 	if len(out) == 0 {
-		return nil, apierr.New(apierr.NotFound, nil, "entry %s has just gone", found[0].RequestKey)
+		return nil, apierr.New(apierr.NotFound, nil, "entry %s was removed during the "+
+			"request", found[0].RequestKey)
 	}
 	return out, nil
 }
@@ -400,7 +403,7 @@ func oneEntry(name string, builds []index.Build) error {
 	if len(list) > 8 {
 		list, more = list[:8], ", ..."
 	}
-	return apierr.New(apierr.BadRequest, nil, "%q names %d entries", name, len(keys)).
+	return apierr.New(apierr.BadRequest, nil, "%q matches %d entries", name, len(keys)).
 		WithHint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
 }
 
@@ -417,7 +420,7 @@ func (q *Queries) whyRemoved(p rights.Peer, name string, notFound error) (*wire.
 			break
 		}
 		out := &wire.Explanation{Decision: Gone, RequestKey: e.RequestKey.String(),
-			Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
+			Reason: fmt.Sprintf("no build is left; the last event: %s: %s", e.Kind, e.Text)}
 		if e.Kind == event.Unkept {
 			out.Reason = "there is no build; " + unkeptText(e)
 		}
@@ -427,7 +430,7 @@ func (q *Queries) whyRemoved(p rights.Peer, name string, notFound error) (*wire.
 		return nil, notFound
 	}
 	out := &wire.Explanation{Decision: Gone, RequestKey: stone.RequestKey.String(),
-		Reason: "no build is left; the last that happened: " + stone.Reason}
+		Reason: "no build is left; the last event: " + stone.Reason}
 	return q.AddHistory(p, stone.RequestKey, out), nil
 }
 
@@ -459,7 +462,8 @@ func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	case last.Kind == event.Unkept:
 		return unkeptText(last)
 	}
-	return fmt.Sprintf("no build is left; the last went on %s: %s", last.At.Format(time.RFC3339), last.Text)
+	return fmt.Sprintf("no build is left; the last one was removed on %s: "+
+		"%s", last.At.Format(time.RFC3339), last.Text)
 }
 
 func unkeptText(e *index.Event) string {

@@ -620,7 +620,7 @@ func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Name
 		all = append(all, inside...)
 	}
 	if len(all) == 0 {
-		f.Text.Unknown = "this graph has no tensors: the files beside it have them"
+		f.Text.Unknown = "this graph has no tensors: they are in the files beside it"
 	}
 	epmodel.SortNamed(all)
 	return all[:min(len(all), maxNames)], nil
@@ -641,7 +641,7 @@ func (q *Queries) nameBinary(ctx context.Context, f *FileLayout, source epmodel.
 	if slices.ContainsFunc(all, func(n epmodel.Named) bool { return n.Kind == epmodel.TensorKind }) {
 		return all, nil
 	}
-	if f.Text.Unknown = "this kind of file does not name its tensors"; err != nil {
+	if f.Text.Unknown = "this type of file does not name its tensors"; err != nil {
 		f.Text.Unknown = wire.Clip(err.Error())
 	}
 	return all, nil

@@ -32,7 +32,7 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 	if w.After != "" {
 		if after, err = index.ParseBuildID(w.After); err != nil {
 			return nil, apierr.New(apierr.BadRequest, err, "list: page").
-				WithHint("ask from the beginning")
+				WithHint("start again with the first page")
 		}
 	}
 	looked, all := 0, uint64(0)
@@ -219,9 +219,9 @@ func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string, 
 }
 
 func hintOf(name string) string {
-	const list = "epcachectl list shows what there is"
+	const list = "epcachectl list shows all entries"
 	if name != "" && len(name) < index.MinPrefix && strings.Trim(name, "0123456789abcdef") == "" {
-		return fmt.Sprintf("of a key at least %d digits are needed; %s", index.MinPrefix, list)
+		return fmt.Sprintf("a key needs at least %d digits; %s", index.MinPrefix, list)
 	}
 	return list
 }
@@ -232,7 +232,9 @@ const maxFound = 1000
 func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out []index.Build, err error) {
 	err = q.EachNamed(ctx, p, names, func(b *index.Build) error {
 		if len(out) == maxFound {
-			return apierr.New(apierr.BadRequest, nil, "%q means more than %d builds", names, maxFound).WithHint("name one by its key: epcachectl list --model NAME shows them")
+			return apierr.New(apierr.BadRequest, nil, "%q matches more than %d "+
+				"builds", names, maxFound).WithHint("give one key: epcachectl list --model NAME " +
+				"shows them")
 		}
 		out = append(out, *b)
 		return nil
@@ -290,7 +292,8 @@ func (q *Queries) Subscribe(ctx context.Context, p rights.Peer, next uint64,
 		events, missed, more := q.options.Stream.since(next)
 		if missed > 0 {
 			next += missed
-			e := index.Event{At: q.options.Now(), Kind: event.Missed, Text: "this subscriber was too slow; epcachectl events shows what is kept"}
+			e := index.Event{At: q.options.Now(), Kind: event.Missed, Text: "this subscriber " +
+				"was too slow; epcachectl events shows recorded events"}
 			if err := fn(event.Reply(&e)); err != nil {
 				return err
 			}

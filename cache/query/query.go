@@ -107,11 +107,11 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 	configured := q.options.Configured()
 	for _, one := range configured.Refused {
 		s.Warnings = append(s.Warnings,
-			"the configuration was refused, and the earlier one stays in force: "+one)
+			"the configuration has mistakes, so the previous one stays in effect: "+one)
 	}
 	if len(configured.Waiting) > 0 {
 		s.Warnings = append(s.Warnings,
-			"takes effect at the next start: "+strings.Join(configured.Waiting, ", "))
+			"takes effect after a restart: "+strings.Join(configured.Waiting, ", "))
 	}
 	if why := q.index.Rebuilt(); why != "" {
 		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
@@ -127,7 +127,7 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 			ProbedMs: wire.Milliseconds(q.options.Now()),
 			State:    rt.State(), Watched: q.options.Runtimes.Watched(rt)}
 		if rc := rt.LastContent(); rc == nil {
-			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
+			facts.Error = "not probed yet, or unusable: see epcachectl probe"
 		} else {
 			facts.OrtVersion, facts.OrtLibrary = rc.Spec.ORTVersion, rc.Spec.ORTLibrary
 			for _, l := range rc.Spec.EPs {
@@ -137,7 +137,8 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 		s.Runtimes = append(s.Runtimes, facts)
 	}
 	if len(s.Runtimes) == 0 {
-		s.Warnings = append(s.Warnings, "no runtime is registered: nothing can be compiled for clients that bring none")
+		s.Warnings = append(s.Warnings, "no runtime is registered: the daemon compiles only for "+
+			"clients that bring their own")
 	}
 	return s, nil
 }
@@ -155,7 +156,7 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 		list = []*runtimes.Runtime{rt}
 	}
 	if fresh && !q.rights.Administrator(p) {
-		return nil, apierr.New(apierr.NotAllowed, nil, "probing again is for administrators")
+		return nil, apierr.New(apierr.NotAllowed, nil, "only administrators may probe again")
 	}
 	out := &wire.ProbeReply{}
 	for _, rt := range list {
@@ -283,7 +284,7 @@ func whySourceless(b *index.Build, missing bool) string {
 
 // Further reasons, which are not recorded in the build.
 const (
-	WhyPut     = "an application gave the compiled model, and not its source"
-	WhyMissing = "the model was gone, or had changed, when it was to be compiled again"
-	WhyUnknown = "the model was not kept, by an earlier version"
+	WhyPut     = "an application submitted the compiled model without its source"
+	WhyMissing = "the model was missing or changed when it was to be recompiled"
+	WhyUnknown = "an earlier version kept no copy of the model"
 )

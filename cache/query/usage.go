@@ -143,8 +143,8 @@ func (q *Queries) usageFrom(ctx context.Context, after string) (*wire.UsageReply
 			return u, nil
 		}
 	}
-	return nil, apierr.New(apierr.BadRequest, nil, "page %.80q is not known any more", after).
-		WithHint("ask from the beginning")
+	return nil, apierr.New(apierr.BadRequest, nil, "page %.80q has expired", after).
+		WithHint("start again with the first page")
 }
 
 const maxUsageMembers = 64
@@ -453,12 +453,13 @@ func (q *Queries) blobFormText(d cas.Digest) string {
 	if !packed || !q.forms.OnlyPacked(d) {
 		return "whole"
 	}
-	text := fmt.Sprintf("packed, %s of %s its own", bytesize.Text(packedBytes(&p)), bytesize.Text(p.Size))
+	text := fmt.Sprintf("packed: %s of %s are its "+
+		"own", bytesize.Text(packedBytes(&p)), bytesize.Text(p.Size))
 	if p.Compressed > 0 {
 		text += fmt.Sprintf(", compressed to %s", bytesize.Text(p.Stored))
 	}
 	if _, _, unpacked := q.forms.Bytes(d); unpacked > 0 {
-		text += ", with a copy that is served"
+		text += ", with an unpacked copy in use"
 	}
 	return text
 }

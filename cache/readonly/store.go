@@ -48,7 +48,7 @@ type Store struct {
 }
 
 // readableHint ends hints about files that the caller may not read.
-const readableHint = "lets others read it: chmod -R a+rX %s"
+const readableHint = "can let others read it: chmod -R a+rX %s"
 
 // Open opens the store in the state directory dir read-only for the user uid. It fails where a
 // daemon has the store: ask that one. Problems returns what could not be read.
@@ -66,13 +66,14 @@ func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
 	switch {
 	case errors.As(err, new(*store.LockedError)):
 		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err,
-			Hint: "a daemon has it: ask that one, without --state"}
+			Hint: "a daemon uses it: omit --state"}
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, apierr.New(apierr.NotFound, nil, "it is no store: there is no folder \"manifests\" in it").
-			WithHint("name the state folder of an epcached")
+			WithHint("name the state directory of an epcached")
 	case errors.Is(err, fs.ErrPermission):
 		return nil, apierr.New(apierr.NotAllowed, err, "the store cannot be read").
-			WithHint("a store is its owner's alone; whoever makes it a factory image "+readableHint, dir)
+			WithHint("only its owner may read a store; the maker of a factory image "+
+				""+readableHint, dir)
 	case err != nil:
 		return nil, err
 	}
@@ -122,7 +123,7 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 	}
 	f := &search{Store: s, build: build, why: "never compiled for this request"}
 	if build != "" {
-		f.why = fmt.Sprintf("no build of this model has a key that begins with %q", build)
+		f.why = fmt.Sprintf("no build of this model has the key prefix %q", build)
 	}
 	rc, err := libraries(ctx, r)
 	if err != nil {
@@ -183,13 +184,14 @@ func (manifestJudge) LoadsAlone(context.Context, *request.JudgeTarget, *index.Bu
 // Judge judges a build by what its manifest says.
 func (manifestJudge) Judge(_ context.Context, a *request.JudgeTarget, b *index.Build) (judge.Judgement, error) {
 	j := judge.Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.Runtime,
-		Reason: "no execution provider was asked whether it suits: that takes a daemon"}
+		Reason: "its compatibility was not checked: that needs a daemon"}
 	switch known := a.Runtime != ""; {
 	case known && a.Content.MadeBuild(b):
 		j.Verdict, j.Source = compilers.Optimal, judge.SourceLibrary
-		j.Reason = "the same libraries made it; whether this machine has the device nobody was asked"
+		j.Reason = "the same libraries compiled it; the device was not checked"
 	case known:
-		j.Reason = "other libraries made it, and none was asked whether it suits: that takes a daemon"
+		j.Reason = "other libraries compiled it, and its compatibility was not checked: that " +
+			"needs a daemon"
 	}
 	return j, nil
 }
@@ -199,14 +201,14 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 	name := fmt.Sprintf("build %.12s", b.BuildKey)
 	unit := name
 	if n := len(b.Members); n > 0 {
-		unit += fmt.Sprintf(", a group of %d models that is served as a whole or not at all", n)
+		unit += fmt.Sprintf(", a group of %d models that must be requested together", n)
 	}
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), cas.IsDiskFull(err):
 		return err
 	case errors.Is(err, fs.ErrPermission):
 		return apierr.New(apierr.NotAllowed, err, "%s cannot be read", name).
-			WithHint("whoever makes the store a factory image "+readableHint, s.dir)
+			WithHint("the maker of a factory image "+readableHint, s.dir)
 	case errors.Is(err, dedupe.ErrNewer):
 		return apierr.New(apierr.Version, err, "%s: %s", name, f.Name).
 			WithHint("read it with the epcached that packed it, or a later one")
@@ -214,7 +216,7 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 		return fmt.Errorf("%s: %s: %w", unit, f.Name, err)
 	case errors.Is(err, cas.ErrNotFound):
 		return apierr.New(apierr.NotFound, nil, "%s: %s is not in %s", unit, f.Name, s.dir).
-			WithHint("that store's daemon compiles anew what is lost")
+			WithHint("that store's daemon recompiles lost builds")
 	}
 	return apierr.New(apierr.Internal, err, "%s: %s", name, f.Name)
 }
@@ -314,7 +316,7 @@ func (f *search) matching(wanted *identity.Record) (fitting []*index.Build) {
 		}
 		if why := whyOtherMachine(b); why != "" {
 			f.notePassed(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
-				WithHint("a daemon runs it once before it serves it: the same without --state"))
+				WithHint("a daemon tests it before it serves it: omit --state"))
 			continue
 		}
 		fitting = append(fitting, b)
@@ -335,10 +337,11 @@ func whyOtherMachine(b *index.Build) string {
 		switch {
 		case ep.TookNone, slices.ContainsFunc(ep.Devices, absent):
 		case made == "":
-			return ep.Name + " states no hardware, and the machine that it was made on is not known"
+			return ep.Name + " states no hardware, and the machine that compiled it is unknown"
 		case !compilers.IsMachineClass(made) || !strings.Contains(made, "cpu:"):
 		case !strings.Contains(made, here):
-			return fmt.Sprintf("it was made on a machine of class %s, and this one is %s", made, here)
+			return fmt.Sprintf("it was compiled on a machine of class %s, and this one is "+
+				"%s", made, here)
 		}
 	}
 	return ""
@@ -366,21 +369,22 @@ func (f *search) ambiguousError(model string, builds []*index.Build) error {
 	}
 	return apierr.New(apierr.NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), model,
 		f.dir, strings.Join(lines, "; ")).
-		WithHint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
+		WithHint("choose one: --build KEY, a device, or --runtime DIR with the libraries that " +
+			"will load it")
 }
 
 // notePassed notes that a build that fits is not served.
 func (f *search) notePassed(b *index.Build, err error) {
 	f.passed = cmp.Or(f.passed, err)
-	f.notes = append(f.notes, fmt.Sprintf("the build of %s is passed over: %s",
+	f.notes = append(f.notes, fmt.Sprintf("the build of %s is skipped: %s",
 		b.Created.Format(time.RFC3339), err))
 }
 
 // notFoundError says why there is no answer.
 func (f *search) notFoundError(r *request.Request) error {
-	hint := "a daemon compiles it: the same without --state"
+	hint := "a daemon compiles it: omit --state"
 	if f.build != "" {
-		hint = "without --build any build that fits is taken"
+		hint = "without --build any fitting build is used"
 	}
 	return cmp.Or(f.passed, f.several, error(apierr.New(apierr.NotFound, nil, "no build for model %q in %s: %s",
 		r.Name, f.dir, f.why).WithHint("%s", hint)))

@@ -85,14 +85,15 @@ func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progr
 	if a.View != nil || a.Build == nil {
 		return nil
 	}
-	const hint = "the store has no view of it to load it from: " +
-		"name a folder of your own to unpack it into: --unpack-to DIR"
+	const hint = "it must be unpacked to be loaded: name a directory of your own with " +
+		"--unpack-to DIR"
 	dir, err := filepath.Abs(dir)
 	if err == nil {
 		err = makePrivateFolder(dir)
 	}
 	if err != nil {
-		return apierr.New(apierr.NotAllowed, err, "no private folder to unpack into at %q", dir).WithHint(hint)
+		return apierr.New(apierr.NotAllowed, err, "no private directory to unpack into at "+
+			"%q", dir).WithHint(hint)
 	}
 	err = s.unpack(ctx, a, dir, progress)
 	if cas.IsDiskFull(err) && sweepUnpacked(dir, 0) {
@@ -120,7 +121,7 @@ func makePrivateFolder(dir string) error {
 	}
 	info, err := os.Lstat(dir)
 	if err == nil && (!info.IsDir() || info.Mode().Perm()&0o022 != 0 || cas.Owner(info) != uint32(os.Geteuid())) {
-		err = errors.New("it is not a folder of this user alone")
+		err = errors.New("it is not a directory of this user alone")
 	}
 	return err
 }

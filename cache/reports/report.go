@@ -113,7 +113,7 @@ const (
 	Unverified Verdict = iota // nothing could be found out
 	Loads
 	DoesNotLoad  // it does not load, and others do
-	DeviceAbsent // the device that it is for is not in this machine
+	DeviceAbsent // its device is not in this machine
 	Unverifiable // it does not load here, which proves nothing of other devices
 	Damaged      // its bytes are not what they were
 )
@@ -140,7 +140,9 @@ func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report, examine 
 	}
 	owner := rs.o.Owner(p.UID)
 	if wait, ok := rs.limiter.Allow(owner); !ok {
-		return nil, apierr.New(apierr.Busy, nil, "too many reports").WithHint("the next one is looked into in %s; load with plain ONNX Runtime until then", wait.Round(time.Second)+time.Second)
+		return nil, apierr.New(apierr.Busy, nil, "too many reports").WithHint("the next one is "+
+			"accepted in %s; load with plain ONNX Runtime until "+
+			"then", wait.Round(time.Second)+time.Second)
 	}
 	b, err := rs.find(ctx, p, &r)
 	if err != nil {
@@ -164,7 +166,8 @@ func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report, examine 
 
 // find returns the build among those that the peer was given.
 func (rs *Reports) find(ctx context.Context, p rights.Peer, r *Report) (*index.Build, error) {
-	none := apierr.New(apierr.NotFound, nil, "build %.80q is none that you were given", r.Build).WithHint("name it as the answer to the request did")
+	none := apierr.New(apierr.NotFound, nil, "build %.80q was never served to this "+
+		"user", r.Build).WithHint("use the build's name from the answer to the request")
 	if _, err := index.ParseBuildKey(r.Build); err != nil {
 		return nil, none
 	}
@@ -215,7 +218,7 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 		return retryReply("it is %s already: %s", state.Name, state.Reason), nil
 	}
 	if !rs.isCopy(b, graph) {
-		return retryReply("the copy that you loaded has been replaced since"), nil
+		return retryReply("the copy that you loaded was replaced meanwhile"), nil
 	}
 	if view, err := rs.o.Store.View(ctx, b, store.Phases{Phase: func(string) {}}); err != nil {
 		if ctx.Err() != nil {
@@ -230,7 +233,8 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 	}
 	ds := rs.doubts
 	again := ds.why(b.ID, from.uid) != ""
-	if !again && !ds.add(b, from.uid, from.owner, "you reported that it does not load, and it is being looked into", false) {
+	if !again && !ds.add(b, from.uid, from.owner, "you reported that it does not load, and the "+
+		"report is being checked", false) {
 		return nil, apierr.New(apierr.Busy, nil, "too many reports that could not be verified").WithHint("load with plain ONNX Runtime")
 	}
 	found, err := x.examine(ctx, b)
@@ -257,12 +261,12 @@ func (rs *Reports) act(from reporter, b *index.Build, class rules.Class, x Exami
 		return retryReply("%s", x.Text)
 	case Loads:
 		ds.endForUser(b.ID, from.uid)
-		d := soundReply("its bytes are what was compiled, and "+x.Text, "")
+		d := soundReply("its bytes are intact, and "+x.Text, "")
 		if class.Hint != "" && !strings.HasPrefix(class.Hint, "ask again") {
 			d.Hint += "; " + class.Hint
 		}
 		if x.Level == "disable_all" && b.GraphOptimizationLevel != x.Level {
-			d.Hint = "it loads with graph optimisation disabled only (ORT_DISABLE_ALL)"
+			d.Hint = "it loads only with graph optimization disabled (ORT_DISABLE_ALL)"
 		}
 		return d
 	case DoesNotLoad:
@@ -273,7 +277,7 @@ func (rs *Reports) act(from reporter, b *index.Build, class rules.Class, x Exami
 	case DeviceAbsent:
 		ds.drop(b.ID, from.uid)
 		return &wire.ReportReply{Decision: DecidedCompileYourself,
-			Text: x.Text + "; nothing is wrong with the build",
+			Text: x.Text + "; the build is sound",
 			Hint: "load the model itself, with what this machine has"}
 	}
 	return rs.withholdFrom(from, b, x)
@@ -309,14 +313,16 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 		return retryReply("%s", reason)
 	}
 	d := &wire.ReportReply{Decision: DecidedRetry, Text: x.Text, State: WithheldFromYou,
-		Hint: "ask again: one of your own is compiled, and others keep this one"}
+		Hint: "retry: the daemon compiles another build for this user"}
 	switch {
 	case ds.countOfRequest(b.RequestKey, from.uid) >= MaxRounds:
 		d.Decision = DecidedCompileYourself
-		d.Hint = fmt.Sprintf("what is compiled here does not load for you, twice: load the model itself; epcached offers it again after %s", WithholdTime)
+		d.Hint = fmt.Sprintf("two builds did not load for this user: load the model without "+
+			"epcached, which serves a build again after %s", WithholdTime)
 	case b.Put && b.UID == from.uid: // there is no other to be had from here, and the same compile a moment later makes the same
 		d.Decision = DecidedCompileYourself
-		d.Hint = "it is one of your own, made with your libraries: load the model itself; the next session may compile it once more"
+		d.Hint = "your own libraries compiled it: load the model without epcached; the next " +
+			"session may recompile it"
 	}
 	return d
 }
@@ -331,7 +337,8 @@ func retryReply(format string, args ...any) *wire.ReportReply {
 
 func soundReply(text, hint string) *wire.ReportReply {
 	return &wire.ReportReply{Decision: DecidedSound, Text: text,
-		Hint: cmp.Or(hint, "the artefact is sound; look at your session's options: provider options, session options and optimisation level have to be those of the answer")}
+		Hint: cmp.Or(hint, "the build is sound: use the provider options, session options and "+
+			"optimization level of the answer")}
 }
 
 // record writes the decision to the log and the history, unless it repeats the last one for this user: a
@@ -483,8 +490,9 @@ func (ds *userWithholds) countOfRequest(request index.RequestKey, uid uint32) in
 // ErrWithheld refuses to compile for a request again what its user reported as often as that
 // counts.
 func ErrWithheld(model string, key index.RequestKey) error {
-	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this "+
-		"request does not load, and it could not be verified", model).
+	return apierr.New(apierr.Stale, nil, "model %q: you reported that its builds do not load, "+
+		"which could not be verified", model).
 		WithFact("request_key", key.String()).
-		WithHint("load the model without epcached; what is compiled here is offered again after %s", WithholdTime)
+		WithHint("load the model without epcached, which serves a build again after "+
+			"%s", WithholdTime)
 }

@@ -39,14 +39,14 @@ func (r *Request) checkGroup() error {
 	case r.Models() > MaxGroup:
 		return badRequest("a group of %d models, more than %d", r.Models(), MaxGroup)
 	case r.Embed:
-		return badRequest("the models of a group share a context binary beside their graphs, which cannot be embedded").
-			WithHint("ask for them one by one, or without embedding")
+		return badRequest("a group cannot be embedded, because its models share a context binary").
+			WithHint("request them one by one, or without embedding")
 	case r.OnMiss == ForClaim:
-		return badRequest("a group is compiled by the daemon, and not under a claim").
-			WithHint("ask with on_miss wait, or claim the models one by one")
+		return badRequest("a group cannot be claimed: only the daemon compiles it").
+			WithHint("request it with on_miss wait, or claim the models one by one")
 	case r.Output.InitializersFile != "" || r.Output.InitializersInSource:
-		return badRequest("the initializers of a group's models stay in their graphs").
-			WithHint("ask for the models one by one")
+		return badRequest("a group's initializers cannot be in external files").
+			WithHint("request the models one by one")
 	}
 	for i, m := range r.Group {
 		if m.Graph == nil {
@@ -120,10 +120,10 @@ func (r *Request) check() error {
 		return err
 	}
 	if r.VerifyOutput < 0 || math.IsNaN(r.VerifyOutput) || math.IsInf(r.VerifyOutput, 0) {
-		return badRequest("verify_output %g is no tolerance", r.VerifyOutput)
+		return badRequest("verify_output %g: must be 0 or more", r.VerifyOutput)
 	}
 	if !slices.Contains([]string{"", "shared", "user", "none"}, r.Store) {
-		return badRequest("store %q: it is one of shared, user, none", r.Store)
+		return badRequest("store %q: it must be shared, user or none", r.Store)
 	}
 	seen := make(map[string]bool)
 	for _, ep := range r.EPs {

@@ -75,7 +75,8 @@ func ContextError(ctx context.Context, model string) error {
 // OtherORTError refuses a request that waited for builds again and again, and may not have them
 // because another ONNX Runtime made them.
 func OtherORTError(at *Attempt, b *index.Build) error {
-	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s",
+	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled with ONNX "+
+		"Runtime %s",
 		at.Name, b.ORTVersion).WithHint("ask again")
 }
 
@@ -100,7 +101,8 @@ func JobError(ctx context.Context, model string, err error) error {
 // have the claim themselves.
 func ClaimFailed(model string, end *ClaimEnd) *apierr.Error {
 	e := apierr.New(apierr.CompileFailed, end, "model %q", model).WithFact("reason", "claim ended").
-		WithHint("ask with on_miss claim to compile it yourself, or load the model without epcached")
+		WithHint("request it with on_miss claim to compile it yourself, or load the model " +
+			"without epcached")
 	if end.Code != 0 {
 		e.WithFact("code", fmt.Sprint(end.Code))
 	}

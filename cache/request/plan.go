@@ -41,9 +41,9 @@ func PutDescription(b *index.Build) string {
 // PutBy describes the maker of a build that the daemon did not make.
 func PutBy(b *index.Build) string {
 	if IsAdopted(b) {
-		return fmt.Sprintf("adopted: a compiled model of uid %d's", b.UID)
+		return fmt.Sprintf("adopted: a compiled model of uid %d", b.UID)
 	}
-	return fmt.Sprintf("made by uid %d with its own libraries", b.UID)
+	return fmt.Sprintf("compiled by uid %d with its own libraries", b.UID)
 }
 
 // Makers lists what made a build, for people.
@@ -95,7 +95,7 @@ func (p *Plan) MadeExactly(b *index.Build) bool {
 
 // OwnJudgement is the judgement of what the plan would make.
 func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
-	reason, source := "made by these libraries, or equal ones, for this hardware", judge.SourceLibrary
+	reason, source := "compiled by these or equal libraries, for this hardware", judge.SourceLibrary
 	if b.Put {
 		reason, source = PutBy(b)+", which are equal to these, for this hardware", judge.SourcePut
 	}
@@ -189,7 +189,8 @@ func (p *Plan) UncompiledWarnings(m *epmodel.Model, open []OpenDimension) (warni
 		}
 	}
 	if m.Nodes > len(m.Contexts) {
-		warnings = append(warnings, "left out of the compiled parts, for another execution provider: "+m.UncompiledSummary(8))
+		warnings = append(warnings, "nodes that another execution provider runs: "+
+			""+m.UncompiledSummary(8))
 		if len(open) > 0 {
 			warnings = append(warnings, DimensionsHint(open))
 		}
@@ -227,7 +228,7 @@ func Origin(b *index.Build) string {
 	if b.Converted.ID.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf("converted from the %s form, build %s of %s",
+	return fmt.Sprintf("converted from the %s format, build %s of %s",
 		FormName(!b.Embed), b.Converted.BuildKey, b.Converted.Created.Format(time.RFC3339))
 }
 
@@ -344,9 +345,10 @@ func DimensionsHint(open []OpenDimension) string {
 			what = append(what, "a dimension without a name"+of+", which only the model's author can fix")
 		}
 	}
-	hint := "the model leaves dimensions open, which the execution provider may need to know: " + strings.Join(what, ", ")
+	hint := "the model has free dimensions, which the execution provider may need to know: " +
+		"" + strings.Join(what, ", ")
 	if len(how) > 0 {
-		hint += "; fix them: " + strings.Join(how, " ")
+		hint += "; set them: " + strings.Join(how, " ")
 	}
 	return hint
 }

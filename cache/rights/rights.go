@@ -116,7 +116,7 @@ func (r *Rights) RecordSeen(p Peer, b *index.Build) {
 		return
 	}
 	if err := r.index.Memos.Save(key, []byte{1}); err != nil {
-		r.log.Warn("use by a user not kept", "error", err)
+		r.log.Warn("cannot record a use", "error", err)
 	}
 }
 

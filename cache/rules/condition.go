@@ -109,7 +109,7 @@ func versions(compare func(build, runtime version) (format string)) check {
 }
 
 func notComparable(value string) string {
-	return fmt.Sprintf("%s is no version and cannot be compared", shown(value))
+	return fmt.Sprintf("%s is not a version and cannot be compared", shown(value))
 }
 
 type bound struct {
@@ -305,7 +305,8 @@ func parseSame(text string, words []string) (check, error) {
 	}
 	parts, ok := partNames[words[1]]
 	if len(words) > 2 || !ok {
-		return nil, fmt.Errorf("%q is not understood: behind %q there is major, major.minor or major.minor.patch", shown(text), words[0])
+		return nil, fmt.Errorf("%q is not understood: after %q write major, major.minor or "+
+			"major.minor.patch", shown(text), words[0])
 	}
 	return sameParts(parts, different), nil
 }
@@ -321,7 +322,7 @@ func parseBounds(side, text string) (check, error) {
 		b := bound{operator: operators[at], text: strings.TrimSpace(strings.TrimPrefix(one, operators[at]))}
 		var ok bool
 		if b.version, ok = parseVersion(b.text); !ok {
-			return nil, fmt.Errorf("%q is no version", shown(b.text))
+			return nil, fmt.Errorf("%q is not a version", shown(b.text))
 		}
 		bounds = append(bounds, b)
 	}

@@ -243,7 +243,7 @@ reason = "r"
 	j := set.Judge(Facts{EP: "X", SDKVersion: "2.51-rc1", HardwareArchitecture: "a"},
 		Facts{EP: "X", SDKVersion: "2.51"})
 	require.Equal(t, Judgement{Reason: "no rule for X fits: newer loads older: sdk_version " +
-		"2.51-rc1 is no version and cannot be compared; " +
+		"2.51-rc1 is not a version and cannot be compared; " +
 		"same: hardware_architecture of the runtime is not known"}, j)
 }
 

@@ -186,7 +186,8 @@ func (p *providerFile) section(v tomlfile.Value) section {
 		one := rule{name: r.Name, verdict: compilers.Verdict(r.Verdict)}
 		for _, fact := range slices.Sorted(maps.Keys(r.When)) {
 			if !slices.Contains(facts, fact) {
-				at.In("when", fact).Errorf("unknown fact: there are %s", strings.Join(facts, ", "))
+				at.In("when", fact).Errorf("unknown fact: the facts are "+
+					"%s", strings.Join(facts, ", "))
 			}
 			for _, c := range r.When[fact] {
 				one.conditions = append(one.conditions, condition{fact: fact, check: c})
@@ -226,11 +227,11 @@ func readTemplate(v tomlfile.Value, text string, allowed []string) template {
 func (e *extract) check(v tomlfile.Value, facts *[]string) {
 	e.From = cmp.Or(e.From, compatibilityString)
 	if !slices.Contains(*facts, e.From) {
-		v.In("from").Errorf("unknown fact %q: there are %s", e.From, strings.Join(*facts, ", "))
+		v.In("from").Errorf("unknown fact %q: the facts are %s", e.From, strings.Join(*facts, ", "))
 	}
 	switch {
 	case v.Has("regexp") == (e.As != ""):
-		v.Errorf("either regexp, with named groups, or as is wanted")
+		v.Errorf("either regexp, with named groups, or as is required")
 	case e.Regexp.Regexp == nil && e.As == "":
 		return // a regexp that does not compile was told of
 	case len(e.names()) == 0:
@@ -239,9 +240,9 @@ func (e *extract) check(v tomlfile.Value, facts *[]string) {
 	for _, name := range e.names() {
 		switch {
 		case !factName(name):
-			v.Errorf("%q is no name for a fact: lower-case letters, digits and _", name)
+			v.Errorf("%q is not a name for a fact: use lower-case letters, digits and _", name)
 		case slices.Contains(givenNames, name):
-			v.Errorf("the fact %q is there already", name)
+			v.Errorf("the fact %q exists already", name)
 		case !slices.Contains(*facts, name):
 			*facts = append(*facts, name)
 		}
@@ -257,7 +258,7 @@ func checkName(rule tomlfile.Value, name string, taken map[string]bool) {
 	switch {
 	case name == "": // told already
 	case !printable(name):
-		rule.In("name").Errorf("at most 100 printable characters are wanted")
+		rule.In("name").Errorf("at most 100 printable characters are allowed")
 	case taken[name]:
 		rule.In("name").Errorf("another rule has the name %q", name)
 	}
@@ -284,7 +285,7 @@ func (v *verdict) Decode(at tomlfile.Value) {
 		names = append(names, one.String())
 	}
 	if text != "" {
-		at.Errorf("unknown verdict %q: there are %s", text, strings.Join(names, ", "))
+		at.Errorf("unknown verdict %q: the verdicts are %s", text, strings.Join(names, ", "))
 	}
 }
 
@@ -296,18 +297,18 @@ func (c *codes) Decode(v tomlfile.Value) {
 		switch raw := one.Raw.(type) {
 		case int64:
 			if raw < -1 || raw >= 1000 {
-				one.Errorf("%d is no error code", raw)
+				one.Errorf("%d is not an error code", raw)
 			}
 			*c = append(*c, int(raw))
 		case string:
 			code, ok := codeByName(raw)
 			if !ok {
-				one.Errorf("unknown error code %q: there are %s", shown(raw),
+				one.Errorf("unknown error code %q: the codes are %s", shown(raw),
 					strings.Join(compilers.CodeNames, ", "))
 			}
 			*c = append(*c, code)
 		default:
-			one.Errorf("%s, where an error code is wanted", tomlfile.Kind(raw))
+			one.Errorf("%s, where an error code is required", tomlfile.Kind(raw))
 		}
 	}
 }

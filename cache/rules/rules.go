@@ -124,7 +124,8 @@ func (s *Set) sections(ep string) []section {
 // there is none, the verdict is unknown, and the reason names the conditions that failed.
 func (s *Set) Judge(build, runtime Facts) Judgement {
 	if build.EP != runtime.EP {
-		return Judgement{Reason: fmt.Sprintf("the build was made by %s, and the runtime's facts are %s's", shown(build.EP), shown(runtime.EP))}
+		return Judgement{Reason: fmt.Sprintf("the build was compiled by %s, and the runtime's "+
+			"facts are those of %s", shown(build.EP), shown(runtime.EP))}
 	}
 	var missed []string
 	for _, part := range s.sections(build.EP) {
@@ -268,7 +269,8 @@ func (s *Set) Classify(ep string, code int, text string) Class {
 			return Class{Name: r.class, Rule: r.name, File: part.file, Reason: r.reason.fill(fill), Hint: r.hint.fill(fill), CodeName: name}
 		}
 	}
-	return Class{Name: Unclear, CodeName: name, Reason: fmt.Sprintf("nothing is known of %s from %s", name, shown(ep))}
+	return Class{Name: Unclear, CodeName: name, Reason: fmt.Sprintf("unknown: %s of "+
+		"%s", name, shown(ep))}
 }
 
 func codeByName(text string) (int, bool) {
@@ -417,7 +419,8 @@ func parseTemplate(text string, allowed []string) (template, error) {
 	for _, at := range placeholder.FindAllStringIndex(text, -1) {
 		name := text[at[0]+1 : at[1]-1]
 		if !slices.Contains(allowed, name) {
-			return template{}, fmt.Errorf("unknown placeholder {%s}: there are %s", name, strings.Join(allowed, ", "))
+			return template{}, fmt.Errorf("unknown placeholder {%s}: the placeholders are "+
+				"%s", name, strings.Join(allowed, ", "))
 		}
 		t.pieces = append(t.pieces, text[last:at[0]], name)
 		last = at[1]
@@ -425,7 +428,7 @@ func parseTemplate(text string, allowed []string) (template, error) {
 	t.pieces = append(t.pieces, text[last:])
 	for i := 0; i < len(t.pieces); i += 2 {
 		if strings.ContainsAny(t.pieces[i], "{}") {
-			return template{}, fmt.Errorf("a brace that is no placeholder, in %q", t.pieces[i])
+			return template{}, fmt.Errorf("a brace without a placeholder, in %q", t.pieces[i])
 		}
 	}
 	return t, nil

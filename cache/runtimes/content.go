@@ -558,7 +558,7 @@ func (shown contents) like(ref *LibraryRef) contents {
 	return out
 }
 
-var errReplacedOpen = errors.New("it has been replaced since it was opened")
+var errReplacedOpen = errors.New("it was replaced after it was opened")
 
 // clientLibrary hashes a library that a client has open, or remembers it. A package manager may
 // link or unlink another name of the file meanwhile: its stamp changes and its bytes do not, so it

@@ -101,7 +101,9 @@ func NoRuntimeError(eps []identity.EP, have []string) error {
 	have = slices.Compact(have)
 	e := apierr.New(apierr.Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
 	if len(have) == 0 {
-		return e.WithHint("name the runtime that it will be loaded with (epcachectl: --runtime DIR), or start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
+		return e.WithHint("name the runtime that it will be loaded with (epcachectl: --runtime " +
+			"DIR), or start epcached with --runtime DIR, a directory made by: pip install " +
+			"--no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
 	}
 	return e.WithHint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
 }
@@ -182,9 +184,10 @@ func (s *Set) notOwnError(w *Wanted, what string) error {
 	}
 	instead = slices.Insert(instead, at, AlternativeOwn)
 	return apierr.New(apierr.Unavailable, nil,
-		"runtime %q is not registered with this daemon, nor one of equal libraries", what).
+		"runtime %q is not registered with this daemon, nor one with equal libraries", what).
 		WithFact(FactAlternatives, strings.Join(instead, " ")).
-		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
+		WithHint("the daemon runs as another user and loads only registered runtimes: --runtime " +
+			"DIR, or [[runtime]] in its configuration")
 }
 
 // ShowsLibraries reports whether the caller shows whole libraries of all EPs, and not only paths.
@@ -226,7 +229,8 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 	}
 	if w.ORTLibrary == "" {
 		return nil, nil, apierr.New(apierr.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", w.EPLibraries[0].Path).
-			WithHint("where it was packed, libonnxruntime.so.VERSION belongs beside the other files of onnxruntime/capi; epcached --runtime DIR names another runtime with this library")
+			WithHint("put libonnxruntime.so.VERSION beside the other files of onnxruntime/capi, " +
+				"or register a runtime with this library: epcached --runtime DIR")
 	}
 	return s.nameLibraries(ctx, w, progress)
 }
@@ -388,8 +392,9 @@ func (s *Set) ReplacedPath(w *Wanted) string {
 }
 
 func replacedError(path string) error {
-	return apierr.New(apierr.Unavailable, nil, "library %q is another file now than the one that the caller has open", path).
-		WithHint("it was replaced, perhaps by an update: restart the application")
+	return apierr.New(apierr.Unavailable, nil, "library %q was replaced after the caller opened "+
+		"it", path).
+		WithHint("restart the application: an update may have replaced the library")
 }
 
 func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {

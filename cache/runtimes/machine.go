@@ -145,7 +145,7 @@ func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 		return nil
 	}
 	if *before != after && len(changes) == 0 {
-		changes = append(changes, "the processor, a device or a kernel module is another")
+		changes = append(changes, "the processor, a device or a kernel module has changed")
 	}
 	m.current.Store(&after)
 	return changes
@@ -244,7 +244,7 @@ func (s DriverSource) read(ctx context.Context) (string, error) {
 		return firstLine(text), err
 	}
 	if len(s.Command) == 0 {
-		return "", errors.New("neither file, module nor command")
+		return "", errors.New("give a file, a module or a command")
 	}
 	ctx, cancel := context.WithTimeout(ctx, driverSeconds*time.Second)
 	defer cancel()

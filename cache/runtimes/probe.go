@@ -276,10 +276,13 @@ func OnlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
 func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) error {
 	if len(have) == 0 {
 		return apierr.New(apierr.Unavailable, nil, "execution provider %s lists no device on this machine", ep).
-			WithHint("its drivers may be missing, or it may not support this processor; epcachectl probe shows what there is")
+			WithHint("its drivers may be missing, or it does not support this processor; " +
+				"epcachectl probe lists the devices")
 	}
-	return apierr.New(apierr.Unavailable, nil, "execution provider %s has no %s here; it lists %s", ep, sel, sel.Listed(have)).
-		WithHint("epcachectl probe --json tells all about the devices; with is_virtual=1 one is meant that is not in this machine, where the execution provider can compile for it")
+	return apierr.New(apierr.Unavailable, nil, "execution provider %s has no %s here; it has "+
+		"%s", ep, sel, sel.Listed(have)).
+		WithHint("epcachectl probe --json lists all devices; is_virtual=1 names a device that " +
+			"is not in this machine but can be compiled for")
 }
 
 // ResolveEPs returns the execution providers as the worker gets them.

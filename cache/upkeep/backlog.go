@@ -78,7 +78,8 @@ func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 		Starts: at.Resumed.Starts}
 	if err := l.find(&w, at.Request); err != nil {
 		w.Source, w.Members = index.Source{}, nil
-		l.Log.Info("a queued compile will not outlive the daemon", "model", at.Name, "why", err)
+		l.Log.Info("a queued compile will be lost when the daemon "+
+			"ends", "model", at.Name, "why", err)
 	}
 	save := func() bool {
 		row, err := json.Marshal(w)
@@ -86,7 +87,8 @@ func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 			err = l.Sources.Store.Index().Wanted.SaveNow([]byte(j.ID), row)
 		}
 		if err != nil {
-			l.Log.Warn("a queued compile will not outlive the daemon", "model", w.Name, "error", err)
+			l.Log.Warn("a queued compile will be lost when the daemon "+
+				"ends", "model", w.Name, "error", err)
 		}
 		return err == nil
 	}
@@ -131,7 +133,7 @@ func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 func (l *Backlog) Rows() map[string][]byte {
 	rows, err := l.Sources.Store.Index().Wanted.All()
 	if err != nil {
-		l.Log.Warn("queued compiles of before not found", "error", err)
+		l.Log.Warn("cannot read queued compiles", "error", err)
 	}
 	return rows
 }
@@ -172,7 +174,7 @@ func (l *Backlog) Resume(ctx context.Context, rows map[string][]byte) {
 
 func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 	var again bool
-	err := fmt.Errorf("%d daemons ended before it did", w.Starts)
+	err := fmt.Errorf("%d daemons ended before it was compiled", w.Starts)
 	if w.Starts <= maxStarts {
 		again, err = l.queue(ctx, id, w)
 	}
@@ -180,7 +182,7 @@ func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 	case ctx.Err() != nil:
 		return // for the next start
 	case again:
-		l.Log.Info("a compile that was queued before the daemon's start is queued again",
+		l.Log.Info("a compile from before the daemon's restart is queued again",
 			"model", w.Name, "job", id)
 		return
 	}
@@ -191,7 +193,7 @@ func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 				Key: index.RequestKey(request.DigestOf(w.Record)), Model: w.Name},
 				event.Cancelled, "not compiled after the daemon's restart: %v", err))
 		}
-		l.Log.Info("a compile that was queued before the daemon's start is not queued again",
+		l.Log.Info("a compile from before the daemon's restart is dropped",
 			"model", w.Name, "job", id, "why", err)
 	}
 }
@@ -200,7 +202,8 @@ func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 // under its id.
 func (l *Backlog) queue(ctx context.Context, id string, w *QueuedJob) (bool, error) {
 	if w.Source.Kind == "" {
-		return false, workspace.NoSource("the daemon cannot open the model by itself; ask again")
+		return false, workspace.NoSource("the daemon cannot open the model by itself; request " +
+			"it again")
 	}
 	at, err := workspace.Attempt(w.UID, w.Name, w.Model, w.Record)
 	if err != nil {

@@ -44,8 +44,8 @@ func (g Gain) Warnings() []string {
 	if !g.IsLoss() {
 		return nil
 	}
-	return []string{fmt.Sprintf("compiling gained nothing: the compiled model takes %.3f s of processor "+
-		"time to load, the source model %.3f s", g.Load, g.SourceLoad)}
+	return []string{fmt.Sprintf("compiling brought no gain: the compiled model takes %.3f s of "+
+		"processor time to load, the source model %.3f s", g.Load, g.SourceLoad)}
 }
 
 // Gains compare the processor time of loading a compiled model and of loading its source, because
@@ -102,7 +102,7 @@ func (gs *Gains) save(id index.BuildID, g Gain) {
 	defer gs.mu.Unlock()
 	gs.known.Save(id, g, gainEntries)
 	if err := memo.Save(&gs.builder.Store.Index().Memos, gainKey(id), g); err != nil {
-		gs.builder.Log.Warn("measured gain not kept", "build", id.String(), "error", err)
+		gs.builder.Log.Warn("cannot record a measured gain", "build", id.String(), "error", err)
 	}
 }
 
@@ -117,11 +117,11 @@ func (gs *Gains) measure(ctx context.Context, at *request.Attempt, b *index.Buil
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled): // a compile has begun
 	case err != nil:
-		log.Info("gain not measured", "error", err)
+		log.Info("cannot measure the gain", "error", err)
 	default:
 		gs.save(b.ID, g)
 		if g.IsLoss() {
-			log.Info("compiling gained nothing", "load", g.Load, "source", g.SourceLoad)
+			log.Info("compiling brought no gain", "load", g.Load, "source", g.SourceLoad)
 		}
 	}
 }
@@ -137,7 +137,8 @@ func (gs *Gains) MeasureBuild(at *request.Attempt, b *index.Build, ended <-chan 
 	}
 	own, err := at.WithOwnFiles() // the job's descriptors are closed by then
 	if err != nil {
-		gs.builder.Log.Info("gain not measured", "model", b.ModelName, "build", b.BuildKey.String(),
+		gs.builder.Log.Info("cannot measure the "+
+			"gain", "model", b.ModelName, "build", b.BuildKey.String(),
 			"error", err)
 		return
 	}
@@ -211,7 +212,8 @@ func fitsAboveFloor(st *store.Store, files []*os.File) error {
 	reserved := st.Ledger().Reserved()
 	free := b.Free - (reserved.Disk - reserved.Written)
 	if b.Floor > 0 && free-need < b.Floor {
-		return store.NoSpace("a copy of the model takes %s; %s are free, of which %s are to stay free",
+		return store.NoSpace("a copy of the model takes %s; %s are free, of which %s must stay "+
+			"free",
 			bytesize.Text(need), bytesize.Text(free), bytesize.Text(b.Floor))
 	}
 	return nil

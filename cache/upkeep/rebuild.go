@@ -187,7 +187,7 @@ func (q *Rebuilds) keepFiles(t *task, w *RebuildRequest, now time.Time) bool {
 	}
 	own, err := w.Asked.WithOwnFiles()
 	if err != nil {
-		q.options.Log.Warn("a request's files cannot be held", "model", t.ModelName, "error", err)
+		q.options.Log.Warn("cannot keep a request's files open", "model", t.ModelName, "error", err)
 		return false
 	}
 	t.asked, t.compile, t.keepUntil = own, w.Compile, now.Add(keepFilesFor)
@@ -310,8 +310,8 @@ func (o RebuildOptions) Limits() (Limits, error) {
 	l := Limits{RebuildOptions: o}
 	l.Jobs, l.CPUShare = cmp.Or(o.Jobs, 1), cmp.Or(o.CPUShare, 0.5)
 	if l.Jobs < 0 || !(l.CPUShare > 0) {
-		return l, fmt.Errorf("rebuilds: %d jobs with a share of %v of the processor: both have to be "+
-			"above zero", o.Jobs, o.CPUShare)
+		return l, fmt.Errorf("rebuilds: %d jobs with a share of %v of the processor: both must "+
+			"be above zero", o.Jobs, o.CPUShare)
 	}
 	var err error
 	l.window, err = parseWindow(o.Window)

@@ -54,7 +54,7 @@ func (r *Recompiler) RebuildRequest(b *index.Build, rt *runtimes.Runtime, why st
 // Refresh has a build compiled again for the runtime of that name, though the current libraries may
 // have made it. A request that it answers, nil if there is none, may bring the model.
 func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request.Request) {
-	r.Log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
+	r.Log.Debug("rebuild needed", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
 	w := r.RebuildRequest(b, r.Planner.Runtimes.Named(runtime, b), why, asked)
 	w.Refresh = true
 	r.Queue.Enqueue(w)
@@ -75,7 +75,7 @@ func (r *Recompiler) RefreshIfStale(at *request.Attempt, b *index.Build, j judge
 	switch {
 	case j.Verdict == compilers.PreferRecompilation &&
 		cmp.Or(policy.PreferRecompilation, preferred) == preferred:
-		r.Refresh(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, asked)
+		r.Refresh(b, j.Runtime, "recompiling is preferred: "+j.Reason, asked)
 	case r.isTooOld(b, policy):
 		r.Refresh(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), asked)
 	}
@@ -156,7 +156,7 @@ func (t rebuildRun) plan(ctx context.Context, b *index.Build) (*request.Attempt,
 		return nil, err
 	}
 	if now := at.Plan.RequestKey; now != b.RequestKey {
-		return nil, fmt.Errorf("request %s means another one now, %s", b.RequestKey, now)
+		return nil, fmt.Errorf("request %s has become %s", b.RequestKey, now)
 	}
 	return at, nil
 }
@@ -166,12 +166,12 @@ func (t rebuildRun) libraries(ctx context.Context, b *index.Build, r *request.Re
 	*runtimes.Content, error) {
 	quiet := func(string) {}
 	if t.runtime != nil && !t.Planner.Runtimes.Has(t.runtime) {
-		return nil, NotNeeded("runtime %q is not registered any more", t.runtime.Name)
+		return nil, NotNeeded("runtime %q is no longer registered", t.runtime.Name)
 	}
 	if t.runtime != nil {
 		rc, err := t.Planner.Runtimes.Content(ctx, t.runtime, quiet)
 		if err == nil && !rc.HasAll(r.EPs) {
-			err = apierr.New(apierr.Unavailable, nil, "runtime %q has not all of %s any more",
+			err = apierr.New(apierr.Unavailable, nil, "runtime %q no longer has all of %s",
 				t.runtime.Name, request.EPNames(r.EPs))
 		}
 		return rc, err
@@ -200,7 +200,7 @@ func (t rebuildRun) whyNeeded(builds []index.Build, p *request.Plan) error {
 		}
 		if have.ID != t.Build || !t.Rebuild.Refresh ||
 			t.Now().Sub(have.Created) < RefreshEvery && !t.isTooOld(have, t.Policy(p.EPs)) {
-			return NotNeeded("build %s is there", have.ID)
+			return NotNeeded("build %s exists", have.ID)
 		}
 	}
 	return nil
@@ -284,6 +284,6 @@ func (t rebuildRun) recordNotRebuilt(ctx context.Context, b *index.Build, err er
 	if !errors.Is(err, workspace.ErrNoSource) {
 		t.Store.Index().Counters.Add("failures", 1)
 	}
-	t.Log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
+	t.Log.Info("not recompiled", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
 	t.Store.RecordEvent(event.Of(b, event.NotRebuilt, "%v", err))
 }

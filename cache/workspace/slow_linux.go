@@ -116,6 +116,6 @@ func notCopiedError(ctx context.Context, err error, f *os.File) error {
 		return apierr.New(apierr.BadModel, err, "%s cannot be read", f.Name())
 	}
 	return apierr.New(apierr.Deadline, err,
-		"a file of the request is on a file system that does not answer (%s)", f.Name()).
+		"a file of the request is on a file system that does not respond (%s)", f.Name()).
 		WithHint("copy the models from FUSE or a network file system to a local one")
 }

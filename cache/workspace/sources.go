@@ -111,7 +111,7 @@ func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (ident
 		f, err := s.References.Open(ctx, from, own)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			err = NoSource("the source model is gone: %v", err)
+			err = NoSource("the source model is missing: %v", err)
 		case err != nil:
 			err = NoSource("the source model cannot be opened: %v", err)
 		}
@@ -160,7 +160,7 @@ func Attempt(uid uint32, name string, model cas.Digest, record []byte) (*request
 	}
 	terms, err := decoded.Terms()
 	if err != nil {
-		return nil, NoSource("the request cannot be made again: %v", err)
+		return nil, NoSource("the request cannot be restored: %v", err)
 	}
 	r := &request.Request{CompileTerms: terms.CompileTerms, Peer: request.Peer{UID: uid}, Name: name, OnMiss: request.Refresh}
 	return &request.Attempt{Request: r, Identity: identity.Model{Digest: model, Group: terms.Group},

@@ -125,7 +125,7 @@ type Original struct {
 }
 
 // ErrOriginal says that the model has to be compiled from a private copy.
-var ErrOriginal = errors.New("the model's file changed, or cannot be compiled where it lies")
+var ErrOriginal = errors.New("the model's file changed, or cannot be compiled in its place")
 
 // Verify reports whether the file has the bytes that were keyed, and had them all the time. The
 // memo's digest was taken after the file was written back, so every store since has moved its
@@ -255,11 +255,11 @@ func (w *Workspace) ModelFolder() string { return filepath.Join(w.Folder, "model
 // changed is the error for a copy whose bytes are not those that the key is made of.
 func (w *Workspace) changed(member int) error {
 	if two := w.Copies[member].respelled; two[0] != two[1] {
-		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q "+
-			"are one file by their spelling, and have different bytes",
+		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q name one "+
+			"file, and have different bytes",
 			w.request.ModelFiles(member).Name, two[0], two[1]).
-			WithHint("a symbolic link in one of the paths leads elsewhere, " +
-				"or the file was written meanwhile: name both by their real paths")
+			WithHint("use real paths: one path has a symbolic link, or the file was written " +
+				"meanwhile")
 	}
 	return w.request.ModelFiles(member).ChangedError(nil)
 }

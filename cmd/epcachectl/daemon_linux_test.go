@@ -312,7 +312,7 @@ func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*w
 		}
 		third := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName,
 			Ep: second.Ep, Name: "b_ctx.onnx", Digest: "h3", Size: 800,
-			Unknown: "this graph has no tensors: the files beside it have them"}
+			Unknown: "this graph has no tensors: they are in the files beside it"}
 		fourth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName,
 			Ep: second.Ep, Name: "w.bin", Digest: "h4", Size: 1024, NamedBytes: 1024,
 			Tensors: []*wire.Placed{{Name: "bias", Kind: "tensor", Type: "float", Shape: "256",

@@ -23,8 +23,8 @@ func TestShowTensors(t *testing.T) {
 	require.Regexp(t, `(?m)^  262144 +1.0 KiB +float 256 +- +bias +this file +-$`, out)
 	require.Contains(t, out, "\n  all of it are tensors that it names itself\n")
 	require.Contains(t, out, "b_ctx.onnx: 800 B of build efefefefefef by "+
-		"StandInExecutionProvider\n  no names: this graph has no tensors: the files beside it "+
-		"have them\n")
+		"StandInExecutionProvider\n  no names: this graph has no tensors: they are in the files "+
+		"beside it\n")
 	require.Regexp(t,
 		`(?m)^  0 +1.0 KiB +float 256 +- +bias +h0 of batch1.onnx cdcdcdcdcdcd at 0 +-$`, out)
 	require.Regexp(t, `(?m)^  0 +1.0 KiB +float 256 +- +scale +h1 of no listed build at 0 +-$`, out)

@@ -169,7 +169,7 @@ func TestAutostartedDaemonNoticesANewConfiguration(t *testing.T) {
 	says("nonsense = 1\n", "problem", file+":1:1: unknown field")
 	says("jobs = 3\n", "warning", "takes effect at the next one: jobs")
 	require.NoError(t, os.Remove(file))
-	says("", "ok", "all of it is in force")
+	says("", "ok", "all of it is in effect")
 }
 
 func firstProcessor(t *testing.T) int {

@@ -51,7 +51,7 @@ func TestRemovedStateDirectoryIsRecreated(t *testing.T) {
 				said = one.GetSeverity() + ": " + one.GetText()
 			}
 		}
-		require.Regexp(t, "^warning: .* was made anew while the daemon ran", said)
+		require.Regexp(t, "^warning: .* was deleted while the daemon ran", said)
 	}
 	require.Contains(t, d.log.String(), "the state folder was removed")
 }

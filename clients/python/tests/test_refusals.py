@@ -23,7 +23,7 @@ from test_session import client, compiled, leases, nobody, provider, source  # n
 pytestmark = pytest.mark.usefixtures("nobody")
 
 RETRY = {"decision": "retry", "text": "damaged, and made anew"}
-SOUND = {"decision": "sound", "text": "it loads here", "hint": "look at your session's options"}
+SOUND = {"decision": "sound", "text": "it loads here", "hint": "use the provider options"}
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_refusal_is_reported_and_asked_for_once_more(
 @pytest.mark.parametrize(
     ("replies", "acquires", "says"),
     [
-        pytest.param([SOUND], 1, r"sound: it loads here \(look at your session's options\)", id="sound"),
+        pytest.param([SOUND], 1, r"sound: it loads here \(use the provider options\)", id="sound"),
         pytest.param([{"decision": "compile_yourself"}], 1, "compile_yourself", id="nothing better"),
         pytest.param([{"decision": "of a later version"}], 1, "of a later version", id="unknown decision"),
         pytest.param([RETRY, SOUND], 2, "retry: .*; the compiled model does not load.*sound: ", id="refused again"),

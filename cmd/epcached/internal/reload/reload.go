@@ -166,7 +166,7 @@ func acceptedText(changed, waiting []string) string {
 		text = "changed, and in force now: " + strings.Join(changed, ", ")
 	}
 	if len(waiting) > 0 {
-		text += "; takes effect at the next start: " + strings.Join(waiting, ", ")
+		text += "; takes effect after a restart: " + strings.Join(waiting, ", ")
 	}
 	return text
 }
