@@ -182,3 +182,39 @@ func TestArchitectureIsOnePageOfNamesThatExist(t *testing.T) {
 	}
 	require.Greater(t, found, 30)
 }
+
+// generated is made from docstrings, so it is not counted.
+const generated = "doc/python-api.md"
+
+func TestDocumentsAreShort(t *testing.T) {
+	names, err := fs.Glob(os.DirFS("."), "doc/*.md")
+	require.NoError(t, err)
+	total := 0
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		if name != generated {
+			total += strings.Count(string(text), "\n")
+		}
+	}
+	require.LessOrEqual(t, total, 3000, "lines of doc/*.md: shorten a page for what is added")
+}
+
+// Tables and code blocks may be wider.
+func TestPagesAreNarrow(t *testing.T) {
+	for name := range pages(t) {
+		if name == generated {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		fenced := false
+		for i, line := range strings.Split(string(text), "\n") {
+			fenced = fenced != fence.MatchString(line)
+			if columns := len([]rune(line)); columns > 100 && !fenced &&
+				!strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") {
+				t.Errorf("%s:%d: %d columns, at most 100", name, i+1, columns)
+			}
+		}
+	}
+}
