@@ -76,7 +76,7 @@ func TestStartRemovesLeftoverBlobs(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Dir(path(left)), 0o700))
 	require.NoError(t, os.WriteFile(path(left), []byte("nobody's"), 0o444))
 	b.reopen()
-	<-b.cache.tidied
+	<-b.cache.sweptUnpacked
 	require.NoFileExists(t, path(left))
 	require.FileExists(t, path(needed))
 	b.exact()
@@ -101,7 +101,7 @@ func TestAccountOfMissingBlobsIsRepaired(t *testing.T) {
 		defer func() { require.NoError(t, os.Rename(filepath.Join(away, d.String()), path)) }()
 	}
 	b.reopen()
-	<-b.cache.tidied
+	<-b.cache.sweptUnpacked
 	for _, d := range gone {
 		disk, _, err := b.cache.index.DiskBytes(d)
 		require.NoError(t, err)

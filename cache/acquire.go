@@ -173,12 +173,12 @@ func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Fou
 func (c *Cache) whyNotCompile(at *request.Attempt, found *lookup.Found) error {
 	var running *jobs.Job // compiles it at this moment
 	if at.OnMiss == request.Fail {
-		running = c.JobList.Of(at)
+		running = c.JobList.JobOf(at)
 		if found.Stale && running != nil {
 			found.Why += "; it is being compiled now"
 		} else if !found.Stale {
 			if f := c.builder.FailedBefore(at); f != nil {
-				return f.Missing(at.Name)
+				return f.MissError(at.Name)
 			}
 		}
 	}
@@ -206,10 +206,10 @@ func (c *Cache) whyNotCompile(at *request.Attempt, found *lookup.Found) error {
 // whyNotReplace returns why a refresh may not replace the build that there is: a shared build is
 // replaced for administrators only, unless it is damaged.
 func (c *Cache) whyNotReplace(at *request.Attempt) error {
-	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.Rights.Administrator(at.Peer) {
+	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.Rights.IsAdministrator(at.Peer) {
 		return nil
 	}
-	for b, err := range c.lookup.Stored(at.Plan, []string{at.Scope}) {
+	for b, err := range c.lookup.StoredBuilds(at.Plan, []string{at.Scope}) {
 		if err != nil {
 			return err
 		}

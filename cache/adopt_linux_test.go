@@ -328,12 +328,12 @@ func TestArtefactWrittenAfterItWasIdentifiedIsNotAdopted(t *testing.T) {
 				content = must(os.ReadFile(filepath.Join(filepath.Dir(from.graph), from.files[0])))
 				to = filepath.Join(filepath.Dir(s.graph), s.files[0])
 			}
-			puts, owner := &b.cache.Claims.Puts, b.cache.owners.Of(r.Peer.UID)
+			puts, owner := &b.cache.Claims.Puts, b.cache.owners.OwnerOf(r.Peer.UID)
 			leave, err := puts.Lock(t.Context(), owner)
 			require.NoError(t, err)
 			answered := b.asked(r)
 			require.Eventually(t, func() bool {
-				listed, err := b.cache.JobList.All(t.Context(), request.Peer{})
+				listed, err := b.cache.JobList.Visible(t.Context(), request.Peer{})
 				return err == nil && len(listed) == 1 && listed[0].Phase == "queued"
 			}, soon, time.Millisecond, "the adoption waits for its turn to copy")
 			require.NoError(t, os.WriteFile(to, content, 0o644))

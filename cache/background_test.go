@@ -13,7 +13,7 @@ import (
 // endsClaim is a job of applications' that brings nothing, and never got as far as a claim.
 type endsClaim struct{ now chan struct{} }
 
-func (endsClaim) About() jobs.About { return jobs.About{Claim: true} }
+func (endsClaim) Description() jobs.Description { return jobs.Description{Claim: true} }
 
 func (e endsClaim) Run(ctx context.Context, _ *jobs.Job) (*jobs.Result, error) {
 	select {

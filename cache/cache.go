@@ -85,7 +85,7 @@ type Cache struct {
 	views       *views.Store
 	models      *identity.Models
 	sources     *identity.Sources
-	kept        *workspace.Sources
+	keptSources *workspace.Sources
 	compiler    compilers.Compiler
 	runtimes    *runtimes.Set
 	judges      judge.Judge
@@ -108,9 +108,9 @@ type Cache struct {
 	failures   *failure.Remembered
 	// Libraries that clients show are read for one client of each owner at a time, because reading
 	// a file may take for ever.
-	reading keyed.Locks[uint32]
+	readGate keyed.Locks[uint32]
 
-	tidied chan struct{} // closed when what is done once after a start is done
+	sweptUnpacked chan struct{} // closed when what is done once after a start is done
 
 	ctx  context.Context    // of the background work
 	stop context.CancelFunc // ends it
@@ -138,7 +138,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now,
-		started: o.Now(), compiler: o.Compiler, tidied: make(chan struct{})}
+		started: o.Now(), compiler: o.Compiler, sweptUnpacked: make(chan struct{})}
 	c.settings.Store(first)
 	c.configured.Store(&query.Configured{})
 	if err := c.open(); err != nil {
@@ -165,7 +165,7 @@ func (c *Cache) runBackground(ctx context.Context, before map[string][]byte) {
 	if err := c.recompiler.RebuildAllDamaged(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("cannot search for damaged builds", "error", err)
 	}
-	close(c.tidied)
+	close(c.sweptUnpacked)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	machine := time.NewTicker(runtimes.MachineEvery)
@@ -247,11 +247,11 @@ func (c *Cache) open() error {
 	c.openJudging()
 	c.openAnswering()
 	c.gains.Start(c.ctx, c.builder)
-	c.rebuilds.Start(c.ctx, upkeep.Options{LastUse: c.index.Uses.Last, Busy: c.jobs.Busy,
+	c.rebuilds.Start(c.ctx, upkeep.Options{LastUse: c.index.Uses.LastUse, Busy: c.jobs.Busy,
 		Now: c.now, Log: c.log,
 		Limits: func() upkeep.Limits { return c.settings.Load().rebuild }}) // before anything is wished for
 	c.runtimes.Start(c.ctx)
-	before := c.backlog.Rows()
+	before := c.backlog.UnfinishedJobs()
 	c.work.Go(func() { c.runBackground(c.ctx, before) })
 	c.Store.Start(c.ctx)
 	return nil
@@ -282,7 +282,7 @@ func (c *Cache) openStore() (err error) {
 			c.rebuilds.NotePublished(b)
 		},
 		Withheld: c.recompiler.RebuildDamaged,
-		Bound:    func(uid uint32) bool { return !c.Rights.Publisher(request.Peer{UID: uid}) },
+		Bound:    func(uid uint32) bool { return !c.Rights.IsPublisher(request.Peer{UID: uid}) },
 	})
 	if err != nil {
 		return err
@@ -300,7 +300,7 @@ func (c *Cache) openPlanning() {
 		return rights.Privileged{Administrators: now.Administrators, Publishers: now.Publishers}
 	}, c.log)
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
-	c.kept = &workspace.Sources{Models: c.models, References: c.sources, Store: c.Store, UID: c.uid}
+	c.keptSources = &workspace.Sources{Models: c.models, References: c.sources, Store: c.Store, UID: c.uid}
 	c.jobs = jobs.New(jobs.Options{Slots: o.Jobs, Memory: o.JobsMemory, Now: c.now,
 		Costs: jobs.NewCosts(&c.index.Memos, c.log), OnGivenUp: runtimes.ErrGivenUp,
 		Expect: c.Store.ExpectTakers, OnTaken: c.Store.TakerDone, OnBegan: c.gains.Interrupt, OnEnded: c.rebuilds.Wake})
@@ -310,15 +310,15 @@ func (c *Cache) openPlanning() {
 		Inquire: func(ctx context.Context, q runtimes.Inquiry,
 			find func(context.Context) (any, error)) (any, error) {
 			who := jobs.Caller{UID: q.Asker.UID, Name: q.Asker.Model, Idle: !q.Asker.Request}
-			return c.jobs.Inquire(ctx, q.Key, who, q.EP, find)
+			return c.jobs.RunInquiry(ctx, q.Key, who, q.EP, find)
 		},
 		Assessed: c.judges.JudgeAll,
 		Attach:   func() any { return &plan.Notes{} },
 		ReadShown: func(ctx context.Context, uid uint32) (func(), error) {
-			return c.reading.Lock(ctx, c.owners.Of(uid))
+			return c.readGate.Lock(ctx, c.owners.OwnerOf(uid))
 		},
 	})
-	c.Workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Owner: c.owners.Of,
+	c.Workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Owner: c.owners.OwnerOf,
 		Checks: jobs.NewQueue(o.Jobs, 0, c.now), Slow: keyed.NewShares[uint32](32, 8)}
 	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.Workspaces,
 		Allowed: func() (identity.Allowed, uint64) {
@@ -356,7 +356,7 @@ func (c *Cache) openJudging() {
 	c.loadChecker = &loadcheck.Checker{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
 		Judges: &c.judges, Results: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf, Now: c.now,
 		Planner: c.planner}
-	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.Of, Now: c.now,
+	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.OwnerOf, Now: c.now,
 		Log: c.log, Rebuild: rebuild,
 		Rules: func() *rules.Set { return c.settings.Load().Rules },
 		Settings: func() reports.Settings {
@@ -375,12 +375,12 @@ func (c *Cache) openAnswering() {
 		Rights: c.Rights, Store: c.Store, Now: c.now}
 	c.Queries = query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Now: c.now,
 		Rebuilt: c.options.Rebuilt, Store: c.Store, Stream: &c.events, Rights: c.Rights,
-		Runtimes: c.runtimes, Owner: c.owners.Of,
+		Runtimes: c.runtimes, Owner: c.owners.OwnerOf,
 		Configured: c.configured.Load, Sandbox: c.loadChecker.Sandbox, Try: c.loadChecker.TryEP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,
 		PlanAgain: c.answers.ExplainEntry,
 		Judge: func(out *wire.Build, b *index.Build) {
-			g := c.gains.Of(b.ID)
+			g := c.gains.ForBuild(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
 			c.judges.BestKnown(b).FillBuild(out)
 		}})
@@ -388,13 +388,13 @@ func (c *Cache) openAnswering() {
 		Reports: c.reports, Judge: c.loadChecker, Policy: c.policyOf, Now: c.now,
 		WhyNone: c.Queries.WhyNone, Planned: c.planner.WithPlan,
 		Served:   c.recompiler.RefreshIfStale,
-		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
-	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
+		Warnings: func(id index.BuildID) []string { return c.gains.ForBuild(id).Warnings() }})
+	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.keptSources, Log: c.log, Acquire: c.acquireResumed}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
-		Compiler: c.compiler, Kept: c.kept, Workspaces: c.Workspaces,
+		Compiler: c.compiler, Kept: c.keptSources, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
-		Owner: c.owners.Of, RunLater: c.runLater, OnQueued: c.backlog.Save, OnStored: c.gains.MeasureBuild,
+		Owner: c.owners.OwnerOf, RunLater: c.runLater, OnQueued: c.backlog.Save, OnStored: c.gains.MeasureBuild,
 		Settings: func() build.Settings { return c.settings.Load().builder },
 		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
 			return c.Claims.CheckPutQuota(ctx, owner, model, sizes)

@@ -246,7 +246,7 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	wait.OnMiss = request.Wait
 	waiting := []<-chan waitResult{b.asked(app.ask(r.Graph)), b.asked(wait),
 		b.asked(app.ask(r.Graph))}
-	listed, err := b.cache.JobList.All(context.Background(), r.Peer)
+	listed, err := b.cache.JobList.Visible(context.Background(), r.Peer)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, []any{jobs.Claimed, 3, uint32(stranger)},

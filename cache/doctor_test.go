@@ -230,7 +230,7 @@ func TestAbandonedCompileIsNoFailure(t *testing.T) {
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
 	for _, past := range b.cache.jobs.ListWithEnded() {
-		require.True(t, past.About().Inquiry ||
+		require.True(t, past.Description().Inquiry ||
 			past.Info().State == jobs.Cancelled, past.Info().State)
 	}
 }

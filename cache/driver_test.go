@@ -28,7 +28,7 @@ func driven(t *testing.T, verdict string) (*bench, func(version string)) {
 	file := filepath.Join(t.TempDir(), "version")
 	b := newBench(t)
 	b.close()
-	b.change = func(o *Options) { o.Rules = set.Over(rules.Shipped()) }
+	b.change = func(o *Options) { o.Rules = set.Overriding(rules.Shipped()) }
 	b.drivers = []runtimes.DriverSource{{EP: standin.EP, File: file}}
 	driver := func(version string) {
 		require.NoError(t, os.WriteFile(file, []byte(version+"\n"), 0o644))

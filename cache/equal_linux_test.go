@@ -186,14 +186,14 @@ func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
 func TestLibraryIsLinkedElsewhereWhileItIsHashed(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
-	owner := b.cache.owners.Of(stranger)
-	leave, err := b.cache.reading.Lock(b.Context(), owner) // its libraries are hashed afterwards
+	owner := b.cache.owners.OwnerOf(stranger)
+	leave, err := b.cache.readGate.Lock(b.Context(), owner) // its libraries are hashed afterwards
 	require.NoError(t, err)
 	path := app.spec.EPs[0].Path
 	linked := make(chan error, 1)
 	go func() {
 		defer leave()
-		for b.cache.reading.UsersOf(owner) < 2 && b.Context().Err() == nil {
+		for b.cache.readGate.UsersOf(owner) < 2 && b.Context().Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		linked <- os.Link(path, filepath.Join(filepath.Dir(app.folder), "another environment"))

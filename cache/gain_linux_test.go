@@ -45,5 +45,5 @@ func TestGainOfARealBuildIsMeasured(t *testing.T) {
 	g := b.gain()
 	require.Positive(t, g.Load)
 	require.Greater(t, g.SourceLoad, g.Load)
-	require.Empty(t, b.cache.gains.Of(b.list()[0].Build.ID).Warnings())
+	require.Empty(t, b.cache.gains.ForBuild(b.list()[0].Build.ID).Warnings())
 }

@@ -28,7 +28,7 @@ func measuring(t testing.TB, load, source float64, change func(*Options)) *bench
 	return b
 }
 
-func (b *bench) gain() upkeep.Gain { return b.cache.gains.Of(b.list()[0].Build.ID) }
+func (b *bench) gain() upkeep.Gain { return b.cache.gains.ForBuild(b.list()[0].Build.ID) }
 
 // measured waits until the only build is measured.
 func (b *bench) measured() upkeep.Gain {
@@ -50,7 +50,7 @@ func TestGainIsMeasured(t *testing.T) {
 	require.Eventually(t, func() bool { return len(b.staged()) == 0 }, soon, time.Millisecond,
 		"the copy is removed")
 	require.EqualValues(t, 1, b.compiler.LoadComparisons.Load())
-	require.Empty(t, b.cache.gains.Of(b.list()[0].Build.ID).Warnings())
+	require.Empty(t, b.cache.gains.ForBuild(b.list()[0].Build.ID).Warnings())
 	require.Empty(t, b.acquire(b.request(b.model(1))).Warnings)
 	require.NotContains(t, first.Why, "gain")
 	b.reopen()
@@ -63,7 +63,7 @@ func TestLossIsSaid(t *testing.T) {
 	b.measured()
 	want := []string{"compiling brought no gain: the compiled model takes 2.000 s of processor " +
 		"time to load, the source model 0.500 s"}
-	require.Equal(t, want, b.cache.gains.Of(b.list()[0].Build.ID).Warnings())
+	require.Equal(t, want, b.cache.gains.ForBuild(b.list()[0].Build.ID).Warnings())
 	hit := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, hit.Outcome)
 	require.Equal(t, want, hit.Warnings)

@@ -42,7 +42,7 @@ func TestOpenFilesStayAndCount(t *testing.T) {
 	closed := b.elsewhere(a.Path + "/" + a.Graph)
 	require.NoError(t, a.View.Close())
 	require.Equal(t, store.KeptInUse, b.cache.Store.Collector().
-		Protected(a.Build.ID, &views.OwnFiles{}))
+		WhyProtected(a.Build.ID, &views.OwnFiles{}))
 	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, nil, true, false)
 	require.NoError(t, err)
 	b.cache.views.Sweep()
@@ -65,7 +65,7 @@ func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	read, both := b.openFile(path(0)), b.openFile(path(1))
 	b.elsewhere(path(1))
 	require.Equal(t, store.KeptReading, b.cache.Store.Collector().
-		Protected(builds[0].ID, &views.OwnFiles{}))
+		WhyProtected(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
 	var over atomic.Bool
@@ -104,7 +104,7 @@ func TestCollectionEndsComparisons(t *testing.T) {
 	}()
 	<-waits
 	require.Equal(t, store.KeptReading, b.cache.Store.Collector().
-		Protected(builds[0].ID, &views.OwnFiles{}))
+		WhyProtected(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	b.collect(plan)
 	require.Equal(t, []string{"removed", "removed"}, outcomes(plan, builds[0].ID, builds[1].ID))

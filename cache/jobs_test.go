@@ -84,7 +84,7 @@ func (b *bench) laterRequest(seed uint64, uid uint32) *request.Request {
 
 func (b *bench) jobs(uid uint32) []jobs.Info {
 	b.Helper()
-	listed, err := b.cache.JobList.All(context.Background(), request.Peer{UID: uid})
+	listed, err := b.cache.JobList.Visible(context.Background(), request.Peer{UID: uid})
 	require.NoError(b, err)
 	return listed
 }
@@ -429,7 +429,7 @@ func TestFollowingKeepsNoJobAlive(t *testing.T) {
 func (b *bench) followers() int {
 	n := 0
 	for _, f := range b.cache.jobs.List() {
-		_, following := f.Watchers()
+		_, following := f.CountWatchers()
 		n += following
 	}
 	return n
@@ -463,10 +463,10 @@ func TestWaitersHearOfTheJobAndHowLongItMayTake(t *testing.T) {
 	require.Equal(t, time.Hour, last.Estimate.Round(time.Minute))
 }
 
-func (b *bench) factsOf(seed uint64) *jobs.About {
+func (b *bench) factsOf(seed uint64) *jobs.Description {
 	info, err := b.model(seed).Stat()
 	require.NoError(b, err)
-	return &jobs.About{EPs: []string{standin.EP}, Size: info.Size()}
+	return &jobs.Description{EPs: []string{standin.EP}, Size: info.Size()}
 }
 
 func TestPastJobsAreForgotten(t *testing.T) {

@@ -226,7 +226,7 @@ func peak(fn func()) (most float64, took time.Duration) {
 // settle waits until what is done after a start is over.
 func (m *multitude) settle() time.Duration {
 	began := time.Now()
-	<-m.cache.tidied
+	<-m.cache.sweptUnpacked
 	last := m.cpu()
 	for {
 		time.Sleep(200 * time.Millisecond)

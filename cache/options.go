@@ -131,7 +131,7 @@ func (c *Cache) Reload(o Options) error {
 		next.planning++
 	}
 	c.settings.Store(next)
-	c.rebuilds.Adjust()
+	c.rebuilds.ApplyLimits()
 	c.Store.SetSettings(next.store)
 	c.runtimes.Register(o.Runtimes)
 	c.runtimes.SetDrivers(o.Drivers)

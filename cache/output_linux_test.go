@@ -118,7 +118,7 @@ func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 	})
 	t.Run("compiled again from the kept source", func(t *testing.T) {
 		a := b.acquire(b.respelledModel("a.bin", "s/../a.bin"))
-		r, err := b.cache.kept.Request(context.Background(), a.Build)
+		r, err := b.cache.keptSources.Request(context.Background(), a.Build)
 		require.NoError(t, err)
 		defer r.Close()
 		r.Peer = request.Peer{UID: b.cache.uid}

@@ -177,14 +177,14 @@ func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 		require.NoError(t, os.RemoveAll(filepath.Join(b.state, "unpacked")))
 	}
 	vanish()
-	require.Empty(t, b.cache.Store.Busy(builds[1]))
-	require.Empty(t, b.cache.Store.Collector().Protected(builds[1].ID, nil))
+	require.Empty(t, b.cache.Store.WhyInUse(builds[1]))
+	require.Empty(t, b.cache.Store.Collector().WhyProtected(builds[1].ID, nil))
 	vanish()
 	b.collect(b.plan(0))
 	require.Empty(t, b.list())
 	b.cache.views.Sweep()
 	for _, build := range builds {
-		require.Nil(t, b.cache.views.Current(build.ID))
+		require.Nil(t, b.cache.views.CurrentView(build.ID))
 	}
 	left, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*"))
 	require.NoError(t, err)

@@ -284,13 +284,13 @@ func TestReleasedPutMayBeEvicted(t *testing.T) {
 		b := newBench(t)
 		c := newClaimed(b, func(r *request.Request) { r.KeepsView = holds })
 		a := c.application.put(c.put)
-		require.NotEmpty(t, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+		require.NotEmpty(t, b.cache.Store.Collector().WhyProtected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, a.View.Close())
 		want := "given out lately, perhaps by path"
 		if holds {
 			want = ""
 		}
-		require.Equal(t, want, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, want, b.cache.Store.Collector().WhyProtected(a.Build.ID, &views.OwnFiles{}))
 	}
 }
 
@@ -341,10 +341,10 @@ func TestReleasedBuildMayBeEvictedAfterTheWait(t *testing.T) {
 		require.NoError(t, got.err)
 		require.Equal(t, request.Waited, got.answer.Outcome)
 		require.Equal(t, store.KeptInUse, b.cache.Store.Collector().
-			Protected(a.Build.ID, &views.OwnFiles{}))
+			WhyProtected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, got.answer.View.Close())
 	}
-	require.Empty(t, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+	require.Empty(t, b.cache.Store.Collector().WhyProtected(a.Build.ID, &views.OwnFiles{}))
 }
 
 func TestPutWithoutOwner(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 // quarantine.
 func TestRemoveAllLeavesNothing(t *testing.T) {
 	b := newBench(t)
-	<-b.cache.tidied // a start removes unneeded blobs, and the test is to
+	<-b.cache.sweptUnpacked // a start removes unneeded blobs, and the test is to
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
 	put := b.cache.cas.Hold()

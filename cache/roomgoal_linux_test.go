@@ -30,7 +30,7 @@ func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 	require.Positive(t, reserved)
 	const budget = 1 << 20
 	goal := func(of store.Bounds, g store.Goal) [2]int64 {
-		bytes, missing, err := b.cache.Store.Collector().Allowance(of, g)
+		bytes, missing, err := b.cache.Store.Collector().AllowedBytes(of, g)
 		require.NoError(t, err)
 		return [2]int64{bytes, missing}
 	}

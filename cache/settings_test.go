@@ -39,7 +39,7 @@ func ruling(t testing.TB, verdict string) *rules.Set {
 		[]byte("[[ep."+standin.EP+".rule]]\nname = \"own\"\nverdict = \""+verdict+
 			"\"\nreason = \"we say so\"\n"))
 	require.NoError(t, err)
-	return set.Over(rules.Shipped())
+	return set.Overriding(rules.Shipped())
 }
 
 func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
@@ -111,11 +111,11 @@ func TestAllowedOptionsFollow(t *testing.T) {
 func TestAdministratorsFollow(t *testing.T) {
 	b := newBench(t)
 	other := request.Peer{UID: 2001}
-	require.False(t, b.cache.Rights.Administrator(other))
+	require.False(t, b.cache.Rights.IsAdministrator(other))
 	b.reload(func(o *Options) { o.Administrators = []uint32{2001} })
-	require.True(t, b.cache.Rights.Administrator(other))
+	require.True(t, b.cache.Rights.IsAdministrator(other))
 	b.reload(func(*Options) {})
-	require.False(t, b.cache.Rights.Administrator(other))
+	require.False(t, b.cache.Rights.IsAdministrator(other))
 }
 
 func TestRebuildsFollow(t *testing.T) {

@@ -26,7 +26,7 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 		store.Packing{When: store.PackAlways}, func(ctx context.Context) error {
 			comes.Do(func() {
 				go func() {
-					leave, err := kept.TakeTurn(ctx)
+					leave, err := kept.LockForms(ctx)
 					if assert.NoError(t, err) {
 						close(had)
 						leave()

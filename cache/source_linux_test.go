@@ -122,11 +122,11 @@ func TestSourceAtAPathIsHashed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			build := b.acquire(b.request(b.model(1))).Build
-			r, err := b.cache.kept.Request(context.Background(), build)
+			r, err := b.cache.keptSources.Request(context.Background(), build)
 			require.NoError(t, err)
 			r.Close()
 			c.change(b, build.Source.Path)
-			_, err = b.cache.kept.Request(context.Background(), build)
+			_, err = b.cache.keptSources.Request(context.Background(), build)
 			require.ErrorIs(t, err, workspace.ErrNoSource)
 			require.ErrorContains(t, err, build.Source.Path)
 			require.ErrorContains(t, err, c.says)
@@ -149,7 +149,7 @@ func TestSharedModelsOfOtherUsersAreRebuilt(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 
 	require.NoError(t, os.Chmod(r.Graph.Name(), 0o600))
-	_, err := b.cache.kept.Request(context.Background(), first)
+	_, err := b.cache.keptSources.Request(context.Background(), first)
 	require.ErrorIs(t, err, workspace.ErrNoSource, "its user took the rights back")
 	require.ErrorContains(t, err, "other users may not read it")
 }
@@ -207,7 +207,7 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 			r := b.external(1, nil)
 			weights := r.External["weights.bin"].Name()
 			made := b.acquire(r).Build
-			again, err := b.cache.kept.Request(context.Background(), made)
+			again, err := b.cache.keptSources.Request(context.Background(), made)
 			require.NoError(t, err)
 			require.Len(t, again.External, 1)
 			again.Close()
@@ -218,7 +218,7 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 			require.Equal(t, made.Source, b.list()[0].Build.Source)
 
 			require.NoError(t, os.WriteFile(weights, make([]byte, 8*8*4), 0o644))
-			again, err = b.cache.kept.Request(context.Background(), made)
+			again, err = b.cache.keptSources.Request(context.Background(), made)
 			if how == build.KeepCopy {
 				require.NoError(t, err, "the copy is what it was")
 				again.Close()

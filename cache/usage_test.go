@@ -63,7 +63,7 @@ func TestTheAccountIsExact(t *testing.T) {
 	b.exact()
 	require.NoError(t, held.View.Close())
 
-	<-b.cache.tidied // a start removes strangers
+	<-b.cache.sweptUnpacked // a start removes strangers
 	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
 	require.NoError(t, os.MkdirAll(filepath.Dir(stranger), 0o700))
 	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))

@@ -35,7 +35,7 @@ func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	at := &atManifest{}
 	b := newBenchWith(t, func(o *Options) { o.fs = at })
 	a := b.use(1)
-	former := b.cache.views.Current(a.Build.ID)
+	former := b.cache.views.CurrentView(a.Build.ID)
 	require.NotNil(t, former)
 	var made *views.View
 	var lease *os.File
@@ -52,7 +52,7 @@ func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	require.NoError(t, b.remove(a.Build))
 	require.Nil(t, at.do)
 	require.NotEqual(t, former.Path(), made.Path())
-	require.Nil(t, b.cache.views.Current(a.Build.ID))
+	require.Nil(t, b.cache.views.CurrentView(a.Build.ID))
 	require.NoDirExists(t, former.Path())
 	require.DirExists(t, made.Path(), "somebody has it")
 	require.EqualValues(t, 2*cas.Block, b.account().Held)
@@ -113,7 +113,7 @@ func TestStartRemovesViewsWithoutUnpackedCopies(t *testing.T) {
 		}
 		require.NoError(t, b.cache.index.UnpackedStamps().ForgetStamp(large(builds[1])))
 		b.reopen()
-		<-b.cache.tidied
+		<-b.cache.sweptUnpacked
 		require.Eventually(t, func() bool { // one that background work has just then stays for a while
 			b.cache.views.Sweep()
 			_, err := os.Lstat(a.Path)

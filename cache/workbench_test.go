@@ -267,7 +267,7 @@ func (b *bench) read(a *request.Answer) map[string]string {
 func (b *bench) waiters() int {
 	n := 0
 	for _, j := range b.cache.jobs.List() {
-		if waiting, _ := j.Watchers(); !j.About().Inquiry {
+		if waiting, _ := j.CountWatchers(); !j.Description().Inquiry {
 			n += waiting
 		}
 	}

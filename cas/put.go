@@ -174,7 +174,7 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest,
 	if err != nil {
 		return err
 	}
-	h.keep(d)
+	h.keepLocked(d)
 	// Synced also if the name existed, because its writer may have been stopped before this.
 	if err := s.fs.SyncDir(s.folder(d)); err != nil {
 		if made {
@@ -287,7 +287,7 @@ func (h *Hold) Keep(ctx context.Context, d Digest) (bool, error) {
 	if !h.s.Has(d) {
 		return false, nil
 	}
-	h.keep(d)
+	h.keepLocked(d)
 	return true, nil
 }
 
@@ -313,8 +313,8 @@ func (h *Hold) Release() {
 	h.kept = nil
 }
 
-// keep is called with the blob's lock held.
-func (h *Hold) keep(d Digest) {
+// keepLocked is called with the blob's lock held.
+func (h *Hold) keepLocked(d Digest) {
 	h.mu.Lock()
 	h.kept = append(h.kept, d)
 	h.mu.Unlock()

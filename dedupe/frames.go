@@ -124,9 +124,9 @@ type framedSource struct {
 	starts []int64
 	stored sync.Pool // of *[]byte, for frames as they are stored
 
-	mu   sync.Mutex // guards the rest
-	kept [keptFrames]keptFrame
-	next int // of kept, which is given up next
+	mu      sync.Mutex // guards the rest
+	decoded [keptFrames]keptFrame
+	next    int // of kept, which is given up next
 }
 
 type keptFrame struct {
@@ -180,7 +180,7 @@ func (s *framedSource) part(p []byte, i int, skip int64) error {
 func (s *framedSource) remembered(i int) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, one := range s.kept {
+	for _, one := range s.decoded {
 		if one.bytes != nil && one.index == i {
 			return one.bytes
 		}
@@ -191,7 +191,7 @@ func (s *framedSource) remembered(i int) []byte {
 func (s *framedSource) remember(i int, b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.kept[s.next] = keptFrame{b, i}
+	s.decoded[s.next] = keptFrame{b, i}
 	s.next = (s.next + 1) % keptFrames
 }
 

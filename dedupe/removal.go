@@ -14,8 +14,8 @@ import (
 // Sync, because a crash before it could restore the recipes. It is used by one goroutine, which
 // calls Sync at the end.
 type Removal struct {
-	s    *RecipeStore
-	gone []cas.Digest // in no order; of some there was no recipe
+	s       *RecipeStore
+	removed []cas.Digest // in no order; of some there was no recipe
 }
 
 // Removal begins to remove recipes.
@@ -41,7 +41,7 @@ func (r *Removal) removeWith(d cas.Digest, take func() error) (containers []Cont
 	s.removing[d] = slices.Clip(containers)
 	delete(s.packed, d)
 	s.mu.Unlock()
-	r.gone = append(r.gone, d)
+	r.removed = append(r.removed, d)
 	if err != nil {
 		err = fmt.Errorf("recipe of blob %s: %w", d, cas.ErrNotFound)
 	}
@@ -52,15 +52,15 @@ func (r *Removal) removeWith(d cas.Digest, take func() error) (containers []Cont
 // could not be synced may come back after a crash, and keeps its containers until it is removed
 // again.
 func (r *Removal) Sync() (err error) {
-	if len(r.gone) == 0 {
+	if len(r.removed) == 0 {
 		return nil // most removed blobs have no recipe: no need to wait for the lock
 	}
 	s := r.s
 	byFolder := make(map[byte][]cas.Digest)
-	for _, d := range r.gone {
+	for _, d := range r.removed {
 		byFolder[d[0]] = append(byFolder[d[0]], d)
 	}
-	r.gone = nil
+	r.removed = nil
 	var folders [][]cas.Digest
 	var paths []string
 	for _, gone := range byFolder {

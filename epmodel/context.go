@@ -32,7 +32,7 @@ type attributeValue struct {
 
 func (w *walker) context(f field, c Context, label nodeLabel) {
 	c.Attributes, c.Long = map[string]string{}, map[string]Range{}
-	w.keep(f.at, 512+len(c.Node)+len(c.Domain))
+	w.chargeMemory(f.at, 512+len(c.Node)+len(c.Domain))
 	var cache attributeValue
 	seen := map[string]bool{}
 	w.submessage(f, "node", func(g field) {
@@ -133,7 +133,7 @@ func (w *walker) otherAttribute(c *Context, v attributeValue) {
 	default:
 		c.Long[v.name] = Range{v.off, v.n}
 	}
-	w.keep(v.at, 64)
+	w.chargeMemory(v.at, 64)
 }
 
 func (w *walker) attributeIsString(v attributeValue) {
@@ -186,7 +186,7 @@ func (w *walker) weightLocations(c *Context, v attributeValue) {
 			return fmt.Errorf("a location of %d bytes", len(s))
 		}
 		c.WeightLocations = append(c.WeightLocations, s)
-		w.keep(v.at, len(s))
+		w.chargeMemory(v.at, len(s))
 		return w.err
 	})
 	if in.err != nil {

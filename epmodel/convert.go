@@ -73,9 +73,9 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 // their EPs would. The rest is as with Embed.
 func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum) (*Splice, []DetachedContext, error) {
 	s := newForm(ctx, m, graph)
-	files := detachment{output: output, graph: graph, sum: sum, taken: map[string]bool{output: true}, lengths: map[int64]int{}, known: map[[32]byte]string{}}
+	files := detachment{output: output, graph: graph, sum: sum, usedNames: map[string]bool{output: true}, lengths: map[int64]int{}, known: map[[32]byte]string{}}
 	for _, r := range m.Sidecars() {
-		files.taken[r.Name] = true
+		files.usedNames[r.Name] = true
 	}
 	for _, c := range m.Contexts {
 		files.lengths[c.Inline.Length]++
@@ -111,13 +111,13 @@ func (m *Model) ContextFiles() []string {
 }
 
 type detachment struct {
-	output  string
-	graph   Source
-	sum     Sum
-	taken   map[string]bool
-	lengths map[int64]int       // how many contexts have a length: one of its own is not hashed
-	known   map[[32]byte]string // by the digest of the bytes
-	list    []DetachedContext
+	output    string
+	graph     Source
+	sum       Sum
+	usedNames map[string]bool
+	lengths   map[int64]int       // how many contexts have a length: one of its own is not hashed
+	known     map[[32]byte]string // by the digest of the bytes
+	list      []DetachedContext
 }
 
 func (d *detachment) name(ctx context.Context, c Context) (string, error) {
@@ -137,10 +137,10 @@ func (d *detachment) name(ctx context.Context, c Context) (string, error) {
 func (d *detachment) add(c Context) string {
 	stem := strings.TrimSuffix(d.output, path.Ext(d.output)) + fileSuffix(c.Source)
 	name := stem + ".bin"
-	for i := max(1, len(d.list)); d.taken[name]; i++ { // further on than all before, so that many cost no more than their number
+	for i := max(1, len(d.list)); d.usedNames[name]; i++ { // further on than all before, so that many cost no more than their number
 		name = fmt.Sprintf("%s_%d.bin", stem, i)
 	}
-	d.taken[name] = true
+	d.usedNames[name] = true
 	d.list = append(d.list, DetachedContext{name, c.Open(d.graph)})
 	return name
 }
@@ -175,7 +175,7 @@ type change struct {
 }
 
 func newForm(ctx context.Context, m *Model, graph Source) *contextForm {
-	return &contextForm{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size(), most: maxKept}, map[int64]change{}}
+	return &contextForm{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size(), memoryLimit: maxKept}, map[int64]change{}}
 }
 
 func (s *contextForm) rewrite(none string) (*Splice, error) {

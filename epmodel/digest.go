@@ -99,7 +99,7 @@ func (m *Model) byLocation(ctx context.Context, graph Source, most int64) (files
 		case !known || files[i].tensors == nil:
 			w.fail(t.At, "external_data", "%s", changedWhileRead)
 		case files[i].add(t):
-			w.keep(t.At, 8)
+			w.chargeMemory(t.At, 8)
 		}
 	})
 	return files, err
@@ -131,7 +131,7 @@ func (m *Model) appendFile(ctx context.Context, rec []byte, file spansOf,
 		return nil, fmt.Errorf("%s: external data %q: %w", m.Name, file.location, err)
 	}
 	if file.tensors != nil {
-		if err := file.tensors.fits(m.Name, src.Size()); err != nil {
+		if err := file.tensors.checkSize(m.Name, src.Size()); err != nil {
 			return nil, err
 		}
 	}

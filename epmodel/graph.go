@@ -40,7 +40,7 @@ func (w *walker) value(f field, name string, to []Value) []Value {
 			w.submessage(g, "type", func(h field) { w.valueType(h, &v) })
 		}
 	})
-	w.keep(f.at, 96)
+	w.chargeMemory(f.at, 96)
 	return append(to, v)
 }
 
@@ -88,7 +88,7 @@ func (w *walker) dim(f field, v *Value) {
 		}
 	})
 	v.Shape = append(v.Shape, d)
-	w.keep(f.at, 40)
+	w.chargeMemory(f.at, 40)
 }
 
 type nodeLabel struct {
@@ -145,9 +145,9 @@ func (w *walker) node(f field, graph string, index int) {
 
 // passing reads a name that is usually dropped again, so it is not accounted for; keep follows where it stays.
 func (w *walker) passing(f field, name string) string {
-	before := w.kept
+	before := w.memoryUsed
 	s := w.text(f, name)
-	w.kept = before
+	w.memoryUsed = before
 	return s
 }
 
@@ -155,7 +155,7 @@ func (w *walker) count(f field, op string) {
 	w.m.OpTypes[op]++
 	w.m.Nodes++
 	if w.m.OpTypes[op] == 1 {
-		w.keep(f.at, len(op)+64)
+		w.chargeMemory(f.at, len(op)+64)
 	}
 }
 
@@ -205,11 +205,11 @@ func (w *walker) attribute(f field, name string, label nodeLabel) {
 
 // nestedGraph accounts for the path, which every tensor in the graph shares, until the graph ends.
 func (w *walker) nestedGraph(f field, name, path string) {
-	before := w.kept
-	w.keep(f.at, len(path))
-	held := w.kept - before
+	before := w.memoryUsed
+	w.chargeMemory(f.at, len(path))
+	held := w.memoryUsed - before
 	w.graph(f, name, path)
-	w.kept -= held
+	w.memoryUsed -= held
 }
 
 // present says whether an optional field was seen.
@@ -225,7 +225,7 @@ const (
 )
 
 func (w *walker) tensor(f field, name string, t Initializer) (called string) {
-	before := w.kept
+	before := w.memoryUsed
 	t.At = f.at
 	var external []field
 	location := int64(dataInGraph)
@@ -267,7 +267,7 @@ func (w *walker) tensor(f field, name string, t Initializer) (called string) {
 	default:
 		w.fail(f.at, "data_location", "tensor %q: %d is neither 0 (in the model) nor 1 (external)", t.Name, location)
 	}
-	w.kept = before // nothing of it stays but its file's name
+	w.memoryUsed = before // nothing of it stays but its file's name
 	if w.err != nil {
 		return ""
 	}
@@ -285,7 +285,7 @@ func (w *walker) inFile(t *Initializer) {
 		i = len(w.m.External)
 		w.files[t.Location] = i
 		w.m.External = append(w.m.External, ExternalFile{Location: t.Location, Tensor: t.Name, At: t.At})
-		w.keep(t.At, 1024+len(t.Location)+3*(len(t.Name)+8*len(t.Shape)))
+		w.chargeMemory(t.At, 1024+len(t.Location)+3*(len(t.Name)+8*len(t.Shape)))
 	}
 	f := &w.m.External[i]
 	if !known || t.endInFile() > f.farthest.endInFile() {

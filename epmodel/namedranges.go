@@ -45,7 +45,7 @@ func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) 
 	if c == nil || err != nil {
 		return nil, err
 	}
-	out := append([]Named{{Name: "header", Kind: HeadKind, Range: Range{0, openvinoHeader}}, {Name: "metadata", Kind: HeadKind, Range: c.place}}, c.blobs...)
+	out := append([]Named{{Name: "header", Kind: HeadKind, Range: Range{0, openvinoHeader}}, {Name: "metadata", Kind: HeadKind, Range: c.position}}, c.blobs...)
 	for _, blob := range c.blobs {
 		found, err := compiledRanges(ctx, name, bin, blob.Range)
 		if err != nil {
@@ -67,7 +67,7 @@ func NamedTensors(ctx context.Context, name string, graph Source) (m *Model, out
 		m, err = walk(ctx, name, graph, most, func(w *walker, t *Initializer) {
 			if t.Location == "" && t.Length > 0 && len(out) < maxNamed {
 				out = append(out, t.named(Range{t.Offset, t.Length}))
-				w.keep(t.At, 128+3*len(out[len(out)-1].Name))
+				w.chargeMemory(t.At, 128+3*len(out[len(out)-1].Name))
 			}
 		})
 		return err

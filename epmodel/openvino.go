@@ -59,7 +59,7 @@ func readContainer(name string, bin Source) (*bson, error) {
 	if n > maxBSON {
 		return nil, &FormatError{name, 32, "bson", fmt.Sprintf("%d bytes long, more than %d", n, maxBSON)}
 	}
-	b := &bson{name: name, size: size, start: int64(off), seen: map[string]bool{}}
+	b := &bson{name: name, size: size, start: int64(off), visited: map[string]bool{}}
 	sec := io.NewSectionReader(bin, int64(off), int64(n))
 	b.pos = sec
 	in := &watchedReader{r: sec}
@@ -77,23 +77,23 @@ func readContainer(name string, bin Source) (*bson, error) {
 		}
 		return nil, &FormatError{name, b.offset(), "bson", err.Error()}
 	}
-	b.place = Range{int64(off), int64(n)}
+	b.position = Range{int64(off), int64(n)}
 	return b, nil
 }
 
 // bson walks a document without building it.
 type bson struct {
-	name  string
-	size  uint64 // of the whole binary
-	start int64  // of the document in it
-	pos   io.Seeker
-	r     *bufio.Reader
-	seen  map[string]bool
-	kept  int
-	refs  []Reference
+	name       string
+	size       uint64 // of the whole binary
+	start      int64  // of the document in it
+	pos        io.Seeker
+	r          *bufio.Reader
+	visited    map[string]bool
+	memoryUsed int
+	refs       []Reference
 
-	place Range   // where the document itself stands
-	blobs []Named // of blob_metadata_map
+	position Range   // where the document itself stands
+	blobs    []Named // of blob_metadata_map
 }
 
 // offset in the binary, of the next byte.
@@ -143,7 +143,7 @@ func (b *bson) document(path []string) error {
 	if off > b.size || n > b.size-off {
 		return &FormatError{b.name, b.offset(), "blob_metadata_map", fmt.Sprintf("blob %q: %d bytes from %d reach beyond the file of %d", path[1], n, off, b.size)}
 	}
-	if b.kept += len(path[1]) + 128; b.kept > maxBSON {
+	if b.memoryUsed += len(path[1]) + 128; b.memoryUsed > maxBSON {
 		return errors.New("has too many blobs")
 	}
 	b.blobs = append(b.blobs, Named{Name: path[1], Kind: PartitionKind, Range: Range{int64(off), int64(n)}})
@@ -200,13 +200,13 @@ func (b *bson) text(path []string) error {
 		return err
 	}
 	loc := string(p[:n-1])
-	if b.seen[loc] {
+	if b.visited[loc] {
 		return nil
 	}
-	if b.kept += int(n) + 128; b.kept > maxBSON {
+	if b.memoryUsed += int(n) + 128; b.memoryUsed > maxBSON {
 		return errors.New("names too many files")
 	}
-	b.seen[loc] = true
+	b.visited[loc] = true
 	b.refs = append(b.refs, Reference{Node: b.name, Attribute: "weights_metadata_map", Name: loc, Offset: at})
 	return nil
 }

@@ -39,18 +39,18 @@ type field struct {
 // reader walks messages through a window over the file. It never holds more than the window. After
 // the first error, which it keeps, it stops, and its results are invalid.
 type reader struct {
-	ctx    context.Context
-	src    Source
-	name   string
-	size   int64
-	window []byte
-	start  int64    // file offset of window[0]
-	path   []string // names of the messages that are open
-	fields uint64   // seen so far; tells when to look at ctx
-	kept   int64
-	most   int64 // bounds kept
-	err    error
-	buf    [sequentialWindow]byte
+	ctx         context.Context
+	src         Source
+	name        string
+	size        int64
+	window      []byte
+	start       int64    // file offset of window[0]
+	path        []string // names of the messages that are open
+	fields      uint64   // seen so far; tells when to look at ctx
+	memoryUsed  int64
+	memoryLimit int64 // bounds kept
+	err         error
+	buf         [sequentialWindow]byte
 }
 
 // fail keeps the error for a field of the message that is open, unless there is one.
@@ -68,12 +68,12 @@ func (r *reader) fail(at int64, name, format string, args ...any) {
 	r.err = &FormatError{File: r.name, Offset: at, Field: strings.Join(parts, "."), Reason: fmt.Sprintf(format, args...)}
 }
 
-// keep accounts for n bytes (and a little for their container) that stay in memory.
-func (r *reader) keep(at int64, n int) {
-	r.kept += int64(n) + 32
+// chargeMemory accounts for n bytes (and a little for their container) that stay in memory.
+func (r *reader) chargeMemory(at int64, n int) {
+	r.memoryUsed += int64(n) + 32
 	switch {
-	case r.kept <= r.most:
-	case r.most < maxKept && r.err == nil:
+	case r.memoryUsed <= r.memoryLimit:
+	case r.memoryLimit < maxKept && r.err == nil:
 		r.err = errLarge
 	default:
 		r.fail(at, "", "names and tables need more than %d MiB of memory", maxKept>>20)
@@ -204,7 +204,7 @@ func (r *reader) bytes(f field, name string, limit int) []byte {
 	if f.n > int64(limit) {
 		r.fail(f.at, name, "%d bytes long, more than %d", f.n, limit)
 	}
-	if r.keep(f.at, int(f.n)); r.err != nil {
+	if r.chargeMemory(f.at, int(f.n)); r.err != nil {
 		return nil
 	}
 	p := make([]byte, f.n)
@@ -249,7 +249,7 @@ func (r *reader) integers(f field, name string, limit int, into []int64) []int64
 			r.fail(at, name, "more than %d values", limit)
 		}
 		into = append(into, int64(v))
-		r.keep(at, 8)
+		r.chargeMemory(at, 8)
 	}
 	if f.typ == protowire.VarintType {
 		add(f.at, f.value)

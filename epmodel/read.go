@@ -49,7 +49,7 @@ func Tensors(ctx context.Context, name string, src Source, each func(*Initialize
 
 // walk reads a model with at most so much memory, and calls each with every tensor.
 func walk(ctx context.Context, name string, src Source, most int64, each func(*walker, *Initializer)) (*Model, error) {
-	r := &reader{ctx: ctx, src: src, name: name, size: src.Size(), most: most}
+	r := &reader{ctx: ctx, src: src, name: name, size: src.Size(), memoryLimit: most}
 	m := &Model{Name: name, Size: r.size, Metadata: map[string]string{}, OpTypes: map[string]int{}}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -131,7 +131,7 @@ func (w *walker) opset(f field) {
 	})
 	o.Domain = domainName(o.Domain)
 	w.m.Opsets = append(w.m.Opsets, o)
-	w.keep(f.at, 32)
+	w.chargeMemory(f.at, 32)
 }
 
 // metadata reads an entry of metadata_props. Of a repeated key the last value counts, as in ORT.
@@ -173,7 +173,7 @@ func (w *walker) function(f field) {
 	if overload != "" {
 		path += ":" + overload
 	}
-	w.keep(f.at, len(path))
+	w.chargeMemory(f.at, len(path))
 	nodes := 0
 	w.submessage(f, "functions", func(g field) {
 		switch g.num {

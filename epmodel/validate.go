@@ -43,7 +43,7 @@ func Validate(m *Model, files map[string]int64) error {
 		return err
 	}
 	for _, f := range m.External {
-		if err := f.fits(m.Name, files[f.Location]); err != nil {
+		if err := f.checkSize(m.Name, files[f.Location]); err != nil {
 			return err
 		}
 	}
@@ -104,12 +104,12 @@ func (m *Model) formatErrorAt(at int64, field, reason string) error {
 	return &FormatError{File: m.Name, Offset: at, Field: field, Reason: reason}
 }
 
-// fits checks that every tensor of the file is inside it.
-func (f *ExternalFile) fits(graph string, size int64) error {
+// checkSize checks that every tensor of the file is inside it.
+func (f *ExternalFile) checkSize(graph string, size int64) error {
 	if f.tight.Location != "" && f.farthest.endInFile() <= size {
-		return f.tight.fits(graph, size)
+		return f.tight.checkRange(graph, size)
 	}
-	return f.farthest.fits(graph, size)
+	return f.farthest.checkRange(graph, size)
 }
 
 // endInFile is the size that the tensor's file must have.
@@ -121,7 +121,7 @@ func (t Initializer) endInFile() int64 {
 	return t.Offset + n
 }
 
-func (t Initializer) fits(graph string, size int64) error {
+func (t Initializer) checkRange(graph string, size int64) error {
 	end := t.Offset
 	if t.Length > 0 {
 		end += t.Length // Read has refused what overflows

@@ -59,13 +59,13 @@ func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
 // NothingToDo is the action for damage that was quarantined when it was found.
 const NothingToDo = "none: it is in the quarantine"
 
-// IndexAgain is the kind of a finding with which Mend has the next Open make the index again from
+// IndexAgain is the kind of a finding with which Repair has the next Open make the index again from
 // the manifests and the journal.
 const IndexAgain = "index"
 
-// Mend does what a repair does about a finding of Check, and returns what that is, "" for nothing.
-// With dry it only returns it. rebuild: the index has to be made again.
-func (x *Index) Mend(f Finding, dry bool) (action string, rebuild bool, err error) {
+// Repair does what a repair does about a finding of Check, and returns what that is, "" for
+// nothing. With dry it only returns it. rebuild: the index has to be made again.
+func (x *Index) Repair(f Finding, dry bool) (action string, rebuild bool, err error) {
 	_, missing := os.Lstat(f.Object)
 	switch {
 	case f.Kind == IndexAgain:
@@ -74,7 +74,7 @@ func (x *Index) Mend(f Finding, dry bool) (action string, rebuild bool, err erro
 		return "", false, nil
 	case f.Object == "journal":
 		if !dry {
-			_, err = x.Journal.Restore(true)
+			_, err = x.Journal.RewriteIfDeleted(true)
 		}
 		return "write it again from memory", false, err
 	case f.Kind == "missing":

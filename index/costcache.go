@@ -6,10 +6,10 @@ import "sync"
 type costCache[K comparable, V any] struct {
 	limit int
 
-	mu    sync.Mutex // guards all below
-	cost  int
-	drops uint64 // see fill
-	held  map[K]costEntry[V]
+	mu      sync.Mutex // guards all below
+	cost    int
+	drops   uint64 // see fill
+	entries map[K]costEntry[V]
 }
 
 type costEntry[V any] struct {
@@ -18,14 +18,14 @@ type costEntry[V any] struct {
 }
 
 func newCostCache[K comparable, V any](limit int) *costCache[K, V] {
-	return &costCache[K, V]{limit: limit, held: make(map[K]costEntry[V])}
+	return &costCache[K, V]{limit: limit, entries: make(map[K]costEntry[V])}
 }
 
 // get returns a value. If there is none, it may be read elsewhere: drops is for fill then.
 func (c *costCache[K, V]) get(k K) (v V, drops uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	one, ok := c.held[k]
+	one, ok := c.entries[k]
 	return one.value, c.drops, ok
 }
 
@@ -34,7 +34,7 @@ func (c *costCache[K, V]) get(k K) (v V, drops uint64, ok bool) {
 func (c *costCache[K, V]) fill(drops uint64, k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, newer := c.held[k]; drops == c.drops && !newer {
+	if _, newer := c.entries[k]; drops == c.drops && !newer {
 		c.put(k, v, cost)
 	}
 }
@@ -55,9 +55,9 @@ func (c *costCache[K, V]) drop(k K) {
 
 func (c *costCache[K, V]) put(k K, v V, cost int) {
 	c.remove(k)
-	c.held[k] = costEntry[V]{v, cost}
+	c.entries[k] = costEntry[V]{v, cost}
 	c.cost += cost
-	for other := range c.held { // any one: Go's order is as good as random
+	for other := range c.entries { // any one: Go's order is as good as random
 		if c.cost <= c.limit {
 			return
 		}
@@ -66,6 +66,6 @@ func (c *costCache[K, V]) put(k K, v V, cost int) {
 }
 
 func (c *costCache[K, V]) remove(k K) {
-	c.cost -= c.held[k].cost
-	delete(c.held, k)
+	c.cost -= c.entries[k].cost
+	delete(c.entries, k)
 }

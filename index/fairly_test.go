@@ -50,16 +50,16 @@ func TestOneUserDoesNotWashOutTheJournal(t *testing.T) {
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t,
-		x.Journal.Note(ctx,
+		x.Journal.AddEvent(ctx,
 			Event{Kind: "compiled", RequestKey: b.RequestKey, Scope: "shared", By: "uid:1"}))
-	require.NoError(t, x.Journal.Note(ctx, Event{Kind: "changed", Runtime: "/opt/ort"}))
+	require.NoError(t, x.Journal.AddEvent(ctx, Event{Kind: "changed", Runtime: "/opt/ort"}))
 	text := strings.Repeat("x", maxText)
 	for range 2 * maxJournal / maxText {
 		require.NoError(t,
-			x.Journal.Note(ctx, Event{Kind: "failed", Text: text, Scope: "shared", By: "uid:2"}))
+			x.Journal.AddEvent(ctx, Event{Kind: "failed", Text: text, Scope: "shared", By: "uid:2"}))
 	}
 	for range 3 * maxEvents {
-		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", Scope: "uid:3"}))
+		require.NoError(t, x.Journal.AddEvent(ctx, Event{Kind: "failed", Scope: "uid:3"}))
 	}
 	for range 2 {
 		kinds := make(map[string]int)

@@ -138,7 +138,7 @@ func TestTheJournalIsBounded(t *testing.T) {
 	text := strings.Repeat("x", maxText)
 	for range 2 * maxJournal / maxText {
 		require.NoError(t,
-			x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: b.RequestKey, Text: text}))
+			x.Journal.AddEvent(ctx, Event{Kind: "failed", RequestKey: b.RequestKey, Text: text}))
 	}
 	info, err := os.Stat(filepath.Join(dir, "journal"))
 	require.NoError(t, err)

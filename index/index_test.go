@@ -108,7 +108,7 @@ func TestEventsAreToldAndKept(t *testing.T) {
 	early := time.Now().Add(-time.Hour)
 	for i, e := range want[:2] {
 		e.At = early.Add(time.Duration(i) * time.Minute)
-		require.NoError(t, x.Journal.Note(context.Background(), e))
+		require.NoError(t, x.Journal.AddEvent(context.Background(), e))
 	}
 	require.NoError(t, x.Retract(context.Background(), b.ID, "by hand"))
 	without := func(events []Event) (out []Event) {

@@ -226,9 +226,9 @@ func (j *Journal) NotServed() []BuildID {
 	return slices.Collect(maps.Keys(j.states))
 }
 
-// Note adds to the history of a request, or of the machine; written within seconds. Texts are cut
-// off at 4 KiB, names at 512 bytes. After an error the event is known until Close.
-func (j *Journal) Note(ctx context.Context, e Event) error {
+// AddEvent adds to the history of a request, or of the machine; written within seconds. Texts are
+// cut off at 4 KiB, names at 512 bytes. After an error the event is known until Close.
+func (j *Journal) AddEvent(ctx context.Context, e Event) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -414,11 +414,11 @@ func (j *Journal) close() error {
 // trimTime takes off what no file keeps: monotonic reading and time zone.
 func trimTime(t time.Time) time.Time { return fromNanos(nanos(t)) }
 
-// Restore writes the journal again, from memory, if it has been deleted: otherwise the marks of
-// builds that must not be served would end with the process. With read it reads the file, and does
-// so if that is damaged, too. It reports whether that was so. The state folder has to be this
-// index's still.
-func (j *Journal) Restore(read bool) (restored bool, err error) {
+// RewriteIfDeleted writes the journal again, from memory, if it has been deleted: otherwise the
+// marks of builds that must not be served would end with the process. With read it reads the file,
+// and does so if that is damaged, too. It reports whether that was so. The state folder has to be
+// this index's still.
+func (j *Journal) RewriteIfDeleted(read bool) (restored bool, err error) {
 	j.appending.Lock()
 	defer j.appending.Unlock()
 	if _, err := os.Lstat(j.path); err == nil && !read {

@@ -184,7 +184,7 @@ func TestUnknownManifestsAreTakenIn(t *testing.T) {
 	require.EqualValues(t, 1+few, space.Builds)
 	_, err = x.Get(last.ID)
 	require.NoError(t, err)
-	used, hits := x.Uses.Last(stays.ID)
+	used, hits := x.Uses.LastUse(stays.ID)
 	require.Equal(t, at, used)
 	require.EqualValues(t, 3, hits)
 	view, ok := x.Views.Get(stays.ID[:])

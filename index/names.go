@@ -38,9 +38,10 @@ func (b *Build) Models() []Member {
 	return []Member{{ModelName: b.ModelName, ModelDigest: b.ModelDigest, Graph: b.Graph}}
 }
 
-// Means reports whether the name means the build: its request key, build key, id or the digest of
-// one of its models, the first MinPrefix or more digits of one, or the name of one of its models.
-func (b *Build) Means(name string) bool {
+// MatchesName reports whether the name means the build: its request key, build key, id or the
+// digest of one of its models, the first MinPrefix or more digits of one, or the name of one of its
+// models.
+func (b *Build) MatchesName(name string) bool {
 	ids := []string{b.RequestKey.String(), b.BuildKey.String(), b.ID.String()}
 	for _, m := range b.Models() {
 		if name == m.ModelName {
@@ -72,14 +73,14 @@ func (b *Build) nameRows() [][]byte {
 	return slices.CompactFunc(rows, bytes.Equal)
 }
 
-// Named calls fn with every build that the name means, see Means, in order of ids, and stops at
-// fn's first error, which it returns. No transaction is open during fn.
-func (x *Index) Named(ctx context.Context, name string, fn func(Build) error) error {
+// EachNamed calls fn with every build that the name means, see MatchesName, in order of ids, and
+// stops at fn's first error, which it returns. No transaction is open during fn.
+func (x *Index) EachNamed(ctx context.Context, name string, fn func(Build) error) error {
 	return x.eachNamed(ctx, name, x.prefixesOf(name), fn)
 }
 
-// OfModel is Named of a model's digest and of its name: what means either.
-func (x *Index) OfModel(ctx context.Context, d cas.Digest, name string, fn func(Build) error) error {
+// EachOfModel is EachNamed of a model's digest and of its name: what means either.
+func (x *Index) EachOfModel(ctx context.Context, d cas.Digest, name string, fn func(Build) error) error {
 	rows := []rowPrefix{{bucketNames, nameKey(nameModelDigest, d[:], nil)}}
 	if name != "" {
 		rows = append(rows, rowPrefix{bucketNames, modelNameKey(name, nil)})
@@ -124,7 +125,7 @@ func (x *Index) eachNamed(ctx context.Context, name string, rows []rowPrefix, fn
 		if errors.Is(err, ErrNotFound) {
 			continue // it has just gone
 		}
-		if err == nil && (name == "" || b.Means(name)) {
+		if err == nil && (name == "" || b.MatchesName(name)) {
 			err = fn(b)
 		}
 		if err != nil {

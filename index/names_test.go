@@ -12,8 +12,8 @@ import (
 )
 
 func named(t *testing.T, x *Index, name string) (ids []BuildID) {
-	require.NoError(t, x.Named(context.Background(), name, func(b Build) error {
-		require.True(t, b.Means(name), name)
+	require.NoError(t, x.EachNamed(context.Background(), name, func(b Build) error {
+		require.True(t, b.MatchesName(name), name)
 		ids = append(ids, b.ID)
 		return nil
 	}))

@@ -49,7 +49,7 @@ func TestPinsAndTombstonesOutliveANewJournal(t *testing.T) {
 	require.NoError(t, x.Journal.AddTombstones([]Tombstone{ghost}))
 	text := strings.Repeat("x", maxText)
 	for range maxJournal / maxText * 3 / 2 {
-		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", Text: text}))
+		require.NoError(t, x.Journal.AddEvent(ctx, Event{Kind: "failed", Text: text}))
 	}
 	closeSound(t, x)
 	x = open(t, dir)

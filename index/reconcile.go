@@ -13,8 +13,8 @@ import (
 
 // difference is one thing that the database has to learn.
 type difference struct {
-	id   BuildID // of a build that it lacks, or has without a manifest
-	gone bool
+	id           BuildID // of a build that it lacks, or has without a manifest
+	manifestGone bool
 
 	folder byte
 	done   *folderTimes // no build: the database now has what the folder had at these times
@@ -76,14 +76,14 @@ func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference
 		delete(known, id)
 	}
 	for id := range known {
-		all = append(all, difference{id: id, gone: true})
+		all = append(all, difference{id: id, manifestGone: true})
 	}
 	return append(all, difference{folder: i, done: &now}), nil
 }
 
 const (
-	// differencesPage bounds what is in one transaction of learn. Rows that begin with digests go
-	// to pages all over the file, so that a smaller transaction writes nearly as much.
+	// differencesPage bounds what is in one transaction of applyDifferences. Rows that begin with
+	// digests go to pages all over the file, so that a smaller transaction writes nearly as much.
 	differencesPage = 1 << 12
 	reportLearned   = 2 * time.Second // how often the progress is reported
 )
@@ -99,7 +99,7 @@ func (x *Index) applyDifferences(all []difference) error {
 		for _, d := range part {
 			if d.done != nil {
 				times[d.folder] = *d.done
-			} else if d.gone {
+			} else if d.manifestGone {
 				list = append(list, &Change{ID: d.id})
 			} else if b, ok := x.loadManifest(d.id); ok {
 				list, builds = append(list, &Change{ID: d.id, build: b, publish: true}), builds+1

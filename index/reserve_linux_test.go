@@ -69,7 +69,7 @@ func requireReserve(t *testing.T, full error) {
 	require.GreaterOrEqual(t, taken, int64(reserve.Bytes))
 
 	disk.full = true
-	require.ErrorIs(t, x.Journal.Note(ctx, Event{Kind: "failed"}), full)
+	require.ErrorIs(t, x.Journal.AddEvent(ctx, Event{Kind: "failed"}), full)
 	require.EqualValues(t, reserve.Bytes, reserved(), "for what may be lost nothing is given up")
 	require.NoError(t,
 		x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{1}, Reason: "evicted"}}))

@@ -175,7 +175,7 @@ func TestSoftRowsSurviveARestart(t *testing.T) {
 	require.ErrorIs(t, x.Memos.Save([]byte("huge"), make([]byte, maxCachedRow)), errRowTooLarge)
 	for range 2 {
 		require.Equal(t, Usage{Last: at, Hits: 3, SavedSeconds: 2}, x.Uses.usageOf(b.ID))
-		last, hits := x.Uses.Last(b.ID)
+		last, hits := x.Uses.LastUse(b.ID)
 		require.Equal(t, at, last)
 		require.Equal(t, uint64(3), hits)
 		require.Equal(t, map[string]uint64{"hits": 3}, x.Counters.All())
@@ -624,9 +624,9 @@ func TestHistoryIsCutOffNotLost(t *testing.T) {
 	long := strings.Repeat("x", 2*maxText)
 	for range 5 {
 		require.NoError(t,
-			x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: k, Text: long + "\xff"}))
+			x.Journal.AddEvent(ctx, Event{Kind: "failed", RequestKey: k, Text: long + "\xff"}))
 	}
-	require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: RequestKey{2}}))
+	require.NoError(t, x.Journal.AddEvent(ctx, Event{Kind: "failed", RequestKey: RequestKey{2}}))
 	require.NoError(t, x.Close())
 	x = open(t, dir)
 	events := x.Journal.History(k)

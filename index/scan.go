@@ -20,10 +20,10 @@ const (
 
 // scanned is a page of rows, in one piece of memory.
 type scanned struct {
-	data []byte
-	ends []int // of each key, and of its value
-	more bool  // rows follow
-	err  error
+	data    []byte
+	keyEnds []int // of each key, and of its value
+	hasMore bool  // rows follow
+	err     error
 }
 
 // rows calls fn with every row of a bucket, in order, and stops at its first error, which it
@@ -44,16 +44,16 @@ func (d *database) rowsFrom(
 		if err := cmp.Or(page.err, ctx.Err()); err != nil {
 			return err
 		}
-		if page.more {
+		if page.hasMore {
 			go read(page.lastKey(), spare)
 		}
 		if err := page.each(fn); err != nil {
-			if page.more {
+			if page.hasMore {
 				<-next
 			}
 			return err
 		}
-		if !page.more {
+		if !page.hasMore {
 			return nil
 		}
 		spare = page // it was looked at, and can be filled again
@@ -63,18 +63,18 @@ func (d *database) rowsFrom(
 // scan reads the page that follows a key, into the memory of another page.
 func (d *database) scan(bucket, prefix, after []byte, into scanned) scanned {
 	p, err := read(d, func(tx *bbolt.Tx) (p scanned, err error) {
-		p.data, p.ends = into.data[:0], into.ends[:0]
+		p.data, p.keyEnds = into.data[:0], into.keyEnds[:0]
 		var room []byte // for checksums
 		err = eachRow(tx, bucket, prefix, after, func(k, v []byte) (bool, error) {
-			if len(p.ends) >= 2*scanRows || len(p.data) >= scanBytes {
-				p.more = true
+			if len(p.keyEnds) >= 2*scanRows || len(p.data) >= scanBytes {
+				p.hasMore = true
 				return false, nil
 			}
 			value, err := unsealIn(&room, bucket, k, v)
 			p.data = append(p.data, k...)
-			p.ends = append(p.ends, len(p.data))
+			p.keyEnds = append(p.keyEnds, len(p.data))
 			p.data = append(p.data, value...)
-			p.ends = append(p.ends, len(p.data))
+			p.keyEnds = append(p.keyEnds, len(p.data))
 			return true, err
 		})
 		return p, err
@@ -86,8 +86,8 @@ func (d *database) scan(bucket, prefix, after []byte, into scanned) scanned {
 // each calls fn with every row.
 func (p *scanned) each(fn func(key, value []byte) error) error {
 	from := 0
-	for i := 0; i < len(p.ends); i += 2 {
-		key, end := p.ends[i], p.ends[i+1]
+	for i := 0; i < len(p.keyEnds); i += 2 {
+		key, end := p.keyEnds[i], p.keyEnds[i+1]
 		if err := fn(p.data[from:key:key], p.data[key:end:end]); err != nil {
 			return err
 		}
@@ -98,11 +98,11 @@ func (p *scanned) each(fn func(key, value []byte) error) error {
 
 // lastKey returns the key of the last row, of which there is one.
 func (p *scanned) lastKey() []byte {
-	n, from := len(p.ends), 0
+	n, from := len(p.keyEnds), 0
 	if n > 2 {
-		from = p.ends[n-3]
+		from = p.keyEnds[n-3]
 	}
-	return p.data[from:p.ends[n-2]]
+	return p.data[from:p.keyEnds[n-2]]
 }
 
 // eachRow calls fn, within a transaction, with the rows that have keys which begin with prefix and

@@ -142,8 +142,8 @@ func (us *Uses) forget(id BuildID) {
 	us.table.Drop(id[:])
 }
 
-// Last returns when the build was used last and how often; zero if never, or if it was lost.
-func (us *Uses) Last(id BuildID) (time.Time, uint64) {
+// LastUse returns when the build was used last and how often; zero if never, or if it was lost.
+func (us *Uses) LastUse(id BuildID) (time.Time, uint64) {
 	u := us.usageOf(id)
 	return u.Last, u.Hits
 }

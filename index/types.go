@@ -133,8 +133,8 @@ func (b *Build) DistinctBlobs() map[cas.Digest]int64 {
 	return out
 }
 
-// Serves reports whether the blob is among the build's files.
-func (b *Build) Serves(d cas.Digest) bool {
+// HasModel reports whether the blob is among the build's files.
+func (b *Build) HasModel(d cas.Digest) bool {
 	return slices.ContainsFunc(b.Files, func(f File) bool { return f.Digest == d })
 }
 

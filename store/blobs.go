@@ -82,7 +82,7 @@ func (o blobOwner) DropViews(d cas.Digest) error {
 		if err != nil {
 			continue // retracted meanwhile
 		}
-		if why := o.st.Busy(&b); why != "" {
+		if why := o.st.WhyInUse(&b); why != "" {
 			return fmt.Errorf("%w: %s", packing.ErrInUse, why)
 		}
 		builds = append(builds, b)
@@ -100,7 +100,7 @@ func (o blobOwner) DropViews(d cas.Digest) error {
 // a new view until the view is in use.
 func (o blobOwner) BeingServed(d cas.Digest) bool {
 	ids, err := o.st.index.Needs(d)
-	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.buildGuard.inUse(id) || o.st.views.Current(id) != nil })
+	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.buildGuard.inUse(id) || o.st.views.CurrentView(id) != nil })
 }
 
 // MayTake implements packing.Owner.
@@ -139,7 +139,7 @@ func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	if len(wrong) == 0 {
 		return nil
 	}
-	leave, err := st.forms.TakeTurn(ctx) // no blob is packed meanwhile
+	leave, err := st.forms.LockForms(ctx) // no blob is packed meanwhile
 	if err != nil {
 		return err
 	}

@@ -27,9 +27,9 @@ type Collection struct {
 	urgent  bool           // a reservation waits: a use since the survey keeps no build
 }
 
-// Protected says why a build may not be removed now, "" if it may. own are the files that the
+// WhyProtected says why a build may not be removed now, "" if it may. own are the files that the
 // daemon itself has open.
-func (c *Collector) Protected(id index.BuildID, own *views.OwnFiles) string {
+func (c *Collector) WhyProtected(id index.BuildID, own *views.OwnFiles) string {
 	if why := c.pinnedOrInUse(id); why != "" {
 		return why
 	}
@@ -53,7 +53,7 @@ func (c *Collector) Protected(id index.BuildID, own *views.OwnFiles) string {
 	return ""
 }
 
-// pinnedOrInUse is the part of Protected that is answered from memory.
+// pinnedOrInUse is the part of WhyProtected that is answered from memory.
 func (c *Collector) pinnedOrInUse(id index.BuildID) string {
 	if _, pinned := c.st.index.Journal.Pinned(id); pinned {
 		return "pinned"
@@ -97,7 +97,7 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func
 		}
 		n, err := 1, error(nil)
 		if s := &plan.Steps[next]; s.Action != evict.Evict {
-			err = c.Shrink(ctx, plan, s)
+			err = c.RunShrinkStep(ctx, plan, s)
 		} else {
 			for n < BatchSize && next+n < len(plan.Steps) && plan.Steps[next+n].Action == evict.Evict {
 				n++
@@ -164,7 +164,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 		s := &steps[i]
 		b, err := c.st.index.Get(s.ID)
 		if err != nil { // one that cannot be read counts as gone
-			s.Keep(KeptRemoved)
+			s.NoteKept(KeptRemoved)
 			continue
 		}
 		why := evicted(c.st.now(), s)
@@ -178,15 +178,15 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 	}
 	err := c.st.RemoveAll(list)
 	for _, d := range slices.Backward(list) { // a shared part is freed with the last build that has it, as planned
-		if d.taken != nil {
-			d.taken()
+		if d.guarded != nil {
+			d.guarded()
 		}
 		switch {
 		case d.Gone:
 			c.st.index.Counters.Add("evicted", 1)
 			plan.NoteDone(d.step, c.st.FreedOf(d.parts, before))
 		case errors.Is(d.Err, index.ErrNotFound):
-			d.step.Keep(KeptRemoved) // it was removed for another reason
+			d.step.NoteKept(KeptRemoved) // it was removed for another reason
 			continue
 		}
 		if d.Err != nil && err == nil {
@@ -211,10 +211,10 @@ func (c *Collector) mayEvict(plan *Collection, d *Removal, going *int64) bool {
 		}
 	}
 	if why != "" {
-		d.step.Keep(why)
+		d.step.NoteKept(why)
 		return false
 	}
-	d.taken, *going = done, *going+d.step.Frees
+	d.guarded, *going = done, *going+d.step.Frees
 	return true
 }
 
@@ -245,7 +245,7 @@ func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 // DiskBytesOf returns what a blob takes on the disk now, in all of its forms.
 func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	whole, recipe, unpacked := st.forms.Bytes(d)
-	if _, apart := st.forms.Copies.Folder(); apart {
+	if _, apart := st.forms.Copies.Directory(); apart {
 		return whole + recipe
 	}
 	return whole + recipe + unpacked
@@ -257,8 +257,8 @@ func (c *Collector) whyKept(plan *Collection, s *evict.Step, freed int64) (why s
 	if !s.Must && plan.Goal >= 0 && plan.GoalReached(freed) {
 		return keptEnough
 	}
-	if last, _ := c.st.index.Uses.Last(s.ID); last.After(s.Last) && !plan.urgent {
+	if last, _ := c.st.index.Uses.LastUse(s.ID); last.After(s.Last) && !plan.urgent {
 		return "used since it was planned"
 	}
-	return cmp.Or(c.whyNoEviction(), c.Protected(s.ID, &views.OwnFiles{}))
+	return cmp.Or(c.whyNoEviction(), c.WhyProtected(s.ID, &views.OwnFiles{}))
 }

@@ -145,8 +145,8 @@ func (s *Ledger) aboveBounds(b *Bounds, now *Account, waits bool) bool {
 		b.Entries > 0 && now.entries > b.Entries
 }
 
-// Shrink carries out a step that removes no build. An error ends the whole collection.
-func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step) error {
+// RunShrinkStep carries out a step that removes no build. An error ends the whole collection.
+func (c *Collector) RunShrinkStep(ctx context.Context, plan *Collection, s *evict.Step) error {
 	if ctx.Err() != nil {
 		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	}
@@ -156,7 +156,7 @@ func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step)
 		why = c.whyKept(plan, s, 0)
 	}
 	if why != "" {
-		s.Keep(why)
+		s.NoteKept(why)
 		return nil
 	}
 	var freed int64
@@ -171,17 +171,17 @@ func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step)
 	case freed > 0: // also where only a part was done
 		plan.NoteDone(s, freed)
 	case errors.Is(err, packing.ErrInUse):
-		s.Keep(KeptInUse)
+		s.NoteKept(KeptInUse)
 	case errors.Is(err, ErrReservationWaits):
 		return err
 	case cas.IsDiskFull(err) || errors.Is(err, packing.ErrNoSpace):
-		s.Keep(KeptNoSpace)
+		s.NoteKept(KeptNoSpace)
 	case packing.IsMissingOrDamaged(err):
-		s.Keep(c.st.WithholdDamaged(ctx, &b, err))
+		s.NoteKept(c.st.WithholdDamaged(ctx, &b, err))
 	case err == nil:
-		s.Keep("it frees nothing by now")
+		s.NoteKept("it frees nothing by now")
 	default:
-		s.Keep("see the log")
+		s.NoteKept("see the log")
 	}
 	if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, packing.ErrNoSpace) {
 		c.st.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
@@ -206,7 +206,7 @@ func (c *Collector) UntilUsed(plan *Collection, s *evict.Step) func(context.Cont
 		if plan.Yields && c.st.ledger.reservationWaits() {
 			return ErrReservationWaits
 		}
-		if last, _ := c.st.index.Uses.Last(s.ID); last.After(s.Last) {
+		if last, _ := c.st.index.Uses.LastUse(s.ID); last.After(s.Last) {
 			return packing.ErrInUse
 		}
 		return nil

@@ -50,7 +50,7 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries, Packs: !goal.Urgent && c.st.settings.Load().Pack.When != PackOff}
 	if of.All {
 		to.Share = b.Share
-		if to.Bytes, to.Missing, err = c.Allowance(b, goal); err != nil {
+		if to.Bytes, to.Missing, err = c.AllowedBytes(b, goal); err != nil {
 			return nil, apierr.New(apierr.Internal, err, "collect")
 		}
 	}
@@ -96,8 +96,8 @@ func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits b
 	none := c.whyNoEviction()
 	s.WhySpared = func(b *index.Brief) string {
 		why := cmp.Or(none, c.pinnedOrInUse(b.ID))
-		if why == "" && (b.Viewed || c.st.views.Current(b.ID) != nil) { // else no file is looked at: most builds of a large store have no view
-			if why = c.Protected(b.ID, &own); why == KeptReading && waits {
+		if why == "" && (b.Viewed || c.st.views.CurrentView(b.ID) != nil) { // else no file is looked at: most builds of a large store have no view
+			if why = c.WhyProtected(b.ID, &own); why == KeptReading && waits {
 				return ""
 			}
 		}
@@ -144,9 +144,9 @@ func (c *Collector) agesFrom(now time.Time, unused time.Duration) time.Time {
 // SlackPart is the part of each bound that a collection leaves free beyond what it has to.
 const SlackPart = 20
 
-// Allowance returns how many bytes blobs may take within the budget, below 0 for any number, and
+// AllowedBytes returns how many bytes blobs may take within the budget, below 0 for any number, and
 // how many bytes are missing to the floor.
-func (c *Collector) Allowance(b Bounds, goal Goal) (bytes, missing int64, err error) {
+func (c *Collector) AllowedBytes(b Bounds, goal Goal) (bytes, missing int64, err error) {
 	now, err := c.st.Account()
 	if err != nil {
 		return -1, 0, err

@@ -126,7 +126,7 @@ func (st *Store) withholdNeeding(d cas.Digest, why string) {
 	}
 	for _, one := range all {
 		b, err := st.index.Get(one.Build)
-		if err == nil && b.Serves(one.Blob) && st.index.Journal.StateOf(b.ID).Name != index.Damaged {
+		if err == nil && b.HasModel(one.Blob) && st.index.Journal.StateOf(b.ID).Name != index.Damaged {
 			st.Withhold(one.Build, index.Damaged, why)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // that cannot be written is still passed on.
 func (st *Store) RecordEvent(e index.Event) {
 	e.At = st.now()
-	if err := st.index.Journal.Note(context.Background(), e); err != nil {
+	if err := st.index.Journal.AddEvent(context.Background(), e); err != nil {
 		st.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it
 	}
 }

@@ -168,7 +168,7 @@ func (c *Collector) evictableOfUser(
 		if one.UID != uid {
 			return nil
 		}
-		if why := c.Protected(one.ID, &own); why != "" && why != KeptReading { // that is over in a moment
+		if why := c.WhyProtected(one.ID, &own); why != "" && why != KeptReading { // that is over in a moment
 			held += one.LogicalBytes
 		} else {
 			mayGo += one.LogicalBytes

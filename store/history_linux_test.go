@@ -674,7 +674,7 @@ func (h *history) compact(random *rand.Rand) error {
 	ctx := context.Background()
 	hot := random.IntN(2)
 	is := func(d cas.Digest) bool { return int(d[0])%2 == hot }
-	all, err := h.store.Forms().Families(ctx, is, func(d cas.Digest) bool { return !is(d) })
+	all, err := h.store.Forms().CompactableFamilies(ctx, is, func(d cas.Digest) bool { return !is(d) })
 	for _, f := range all {
 		if err == nil {
 			h.told("a family")

@@ -37,7 +37,7 @@ func (p *Packer) packBlobs(ctx context.Context, id index.BuildID, pack func(cas.
 	if err != nil {
 		return 0, err
 	}
-	if why := p.st.Busy(&b); why != "" {
+	if why := p.st.WhyInUse(&b); why != "" {
 		return 0, fmt.Errorf("build %s: %w: %s", b.BuildKey, packing.ErrInUse, why)
 	}
 	for d := range b.DistinctBlobs() {
@@ -84,8 +84,8 @@ func (p *Packer) DropCopies(id index.BuildID) (freed int64, err error) {
 	return freed, nil
 }
 
-// Busy says why the view of a build may not be removed, "" if it may.
-func (st *Store) Busy(b *index.Build) string {
+// WhyInUse says why the view of a build may not be removed, "" if it may.
+func (st *Store) WhyInUse(b *index.Build) string {
 	v, done := st.views.BorrowFor(b)
 	if v == nil {
 		return ""

@@ -47,11 +47,11 @@ type Packing struct {
 // Packer is the background work that finds out what blobs share, packs cold builds and drops
 // unused copies.
 type Packer struct {
-	st     *Store
-	again  chan struct{} // there may be something to look at
-	asked  atomic.Int64  // requests under way
-	keeps  atomic.Int64  // collections that wait until blobs that are read may be removed
-	toRead atomic.Int64  // blobs that are still to be looked at, as of the last time that they were counted
+	st             *Store
+	retryAll       chan struct{} // there may be something to look at
+	activeRequests atomic.Int64  // requests under way
+	sweepAll       atomic.Int64  // collections that wait until blobs that are read may be removed
+	toRead         atomic.Int64  // blobs that are still to be looked at, as of the last time that they were counted
 
 	sweeping sync.Mutex              // held while blobs are looked at and builds are packed
 	renewed  bool                    // sketches of other versions are gone; guarded by sweeping
@@ -124,7 +124,7 @@ func (s *Packer) EnqueueBuild(b *index.Build) {
 
 func (s *Packer) signal() {
 	select {
-	case s.again <- struct{}{}:
+	case s.retryAll <- struct{}{}:
 	default: // said already
 	}
 }
@@ -141,8 +141,8 @@ func (s *Packer) Pending() (all bool, failed []cas.Digest) {
 
 // BeginRequest is called for each request, and what it returns at its end.
 func (s *Packer) BeginRequest() (done func()) {
-	s.asked.Add(1)
-	return func() { s.asked.Add(-1) }
+	s.activeRequests.Add(1)
+	return func() { s.activeRequests.Add(-1) }
 }
 
 // AwaitIdle blocks while a request or a compile is under way, and then lets background work run for
@@ -154,14 +154,14 @@ func (s *Packer) AwaitIdle(ctx context.Context) error {
 	defer s.pace.Unlock()
 	pause := min(time.Since(s.last), mostPause)
 	for {
-		if s.st.forms.TurnContended() || s.keeps.Load() > 0 {
+		if s.st.forms.TurnContended() || s.sweepAll.Load() > 0 {
 			s.last = time.Now()
 			return ctx.Err()
 		}
 		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
-		if s.asked.Load() == 0 && !s.st.options.Compiling() {
+		if s.activeRequests.Load() == 0 && !s.st.options.Compiling() {
 			s.last = time.Now()
 			return nil
 		}
@@ -179,7 +179,7 @@ func (s *Packer) AwaitIdleRead(ctx context.Context) error {
 	if err := s.AwaitIdle(ctx); err != nil {
 		return err
 	}
-	if s.keeps.Load() > 0 {
+	if s.sweepAll.Load() > 0 {
 		return ErrCollected
 	}
 	return nil
@@ -187,8 +187,8 @@ func (s *Packer) AwaitIdleRead(ctx context.Context) error {
 
 // interruptReads ends what reads blobs for no request, until done is called.
 func (s *Packer) interruptReads() (done func()) {
-	s.keeps.Add(1)
-	return func() { s.keeps.Add(-1) }
+	s.sweepAll.Add(1)
+	return func() { s.sweepAll.Add(-1) }
 }
 
 // AwaitIdleTurn is the gate of work that has the turn, and can be given up between two pieces. It
@@ -225,7 +225,7 @@ func (s *Packer) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.again:
+		case <-s.retryAll:
 		case <-tick.C:
 			s.RetrySweep()
 		}
@@ -241,7 +241,7 @@ func (s *Packer) Sweep(ctx context.Context) {
 		return
 	}
 	if !s.renewed {
-		if err := s.st.forms.Sharing.Renew(ctx, s.AwaitIdle); err != nil && ctx.Err() == nil {
+		if err := s.st.forms.Sharing.RefreshSketches(ctx, s.AwaitIdle); err != nil && ctx.Err() == nil {
 			s.st.log.Warn("sketches of another version not made anew", "error", err)
 		}
 		s.renewed = true
@@ -393,13 +393,13 @@ func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 
 // isCold tells whether a build may be packed by itself.
 func (p *Packer) isCold(b *index.Build, when Packing) bool {
-	if _, pinned := p.st.index.Journal.Pinned(b.ID); pinned || p.st.Busy(b) != "" {
+	if _, pinned := p.st.index.Journal.Pinned(b.ID); pinned || p.st.WhyInUse(b) != "" {
 		return false
 	}
 	if when.When == PackAlways {
 		return true
 	}
-	last, _ := p.st.index.Uses.Last(b.ID)
+	last, _ := p.st.index.Uses.LastUse(b.ID)
 	if last.Before(b.Created) {
 		last = b.Created
 	}
@@ -434,7 +434,7 @@ func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 		cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: max(after, baseIdleTime)})
 		return err == nil && cold
 	}
-	all, err := s.st.forms.Families(ctx, hot, idle)
+	all, err := s.st.forms.CompactableFamilies(ctx, hot, idle)
 	if err != nil {
 		return err
 	}
@@ -465,7 +465,7 @@ func (p *Packer) usedWithin(d cas.Digest, after time.Duration) bool {
 		return false // a request for it finds out
 	}
 	return slices.ContainsFunc(ids, func(id index.BuildID) bool {
-		last, hits := p.st.index.Uses.Last(id)
+		last, hits := p.st.index.Uses.LastUse(id)
 		return hits > 0 && p.st.now().Sub(last) < after
 	})
 }

@@ -30,12 +30,12 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 		if err := p.readAgain(ctx, b); err != nil {
 			return "", 0, err
 		}
-		if why := p.st.Busy(b); why != "" {
+		if why := p.st.WhyInUse(b); why != "" {
 			return "kept: " + why, 0, nil
 		}
 		promised := p.PackSaving(b.ID)
 		switch {
-		case promised == 0 && p.st.views.Unpacks(b):
+		case promised == 0 && p.st.views.NeedsUnpacking(b):
 			return "kept: it is packed already", 0, nil
 		case promised == 0:
 			return "kept: it shares too little with others that it could take from, and repeats too little of itself", 0, nil
@@ -92,7 +92,7 @@ func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index
 // a build became whole after those that are planned, and adds them to these: it frees recipes,
 // unused copies, and containers that no recipe takes from any more and no build needs.
 func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned map[cas.Digest]bool) (frees int64, err error) {
-	held := p.st.Busy(b) != ""
+	held := p.st.WhyInUse(b) != ""
 	for d, size := range packed {
 		planned[d] = true
 		_, recipe, _ := p.st.forms.Bytes(d)

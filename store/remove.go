@@ -21,11 +21,11 @@ type Removal struct {
 	tombstone   *index.Tombstone
 	view        *views.View
 	checkedView func() // ends the look at the view, unless that is dropped
-	left        func() // ends its being counted on the disk
+	viewBytes   func() // ends its being counted on the disk
 
-	step  *evict.Step          // of an eviction
-	parts map[cas.Digest]int64 // of the build
-	taken func()               // ends the collector's having it in hand
+	step    *evict.Step          // of an eviction
+	parts   map[cas.Digest]int64 // of the build
+	guarded func()               // ends the collector's having it in hand
 
 	Gone bool
 	Err  error // why not, or what could not be removed of it
@@ -41,7 +41,7 @@ func (st *Store) RemoveAll(list []Removal) error {
 		d := &list[i]
 		d.view, d.checkedView = st.views.BorrowFor(d.Build) // before the index forgets where it is
 		one := &index.Change{ID: d.Build.ID, Why: d.Why, Tombstone: d.tombstone}
-		h.builds = append(h.builds, &change{Change: one, may: d.may, then: func() { d.left = st.ledger.countRemoving(one.Freed) }})
+		h.builds = append(h.builds, &change{Change: one, may: d.may, then: func() { d.viewBytes = st.ledger.countRemoving(one.Freed) }})
 	}
 	if err := st.committer.commit(context.Background(), h); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (st *Store) RemoveAll(list []Removal) error {
 			_, err := blobs.Remove(f.Digest)
 			d.Err = errors.Join(d.Err, err)
 		}
-		d.left()
+		d.viewBytes()
 	}
 	st.views.Sweep()
 	_, err := blobs.End()

@@ -30,7 +30,7 @@ const IndexDiscarded = "the index is made again"
 // RebuildIndex has the index made again from the manifests and the journal by the next Open, which
 // ReopenNeeded asks for.
 func (st *Store) RebuildIndex(why string) error {
-	_, _, err := st.index.Mend(index.Finding{Kind: index.IndexAgain, Detail: why}, false)
+	_, _, err := st.index.Repair(index.Finding{Kind: index.IndexAgain, Detail: why}, false)
 	if err == nil {
 		st.reopen(IndexDiscarded)
 	}
@@ -57,7 +57,7 @@ func (st *Store) CheckStateDirectory() {
 		return
 	}
 	// A journal that alone was deleted is written again, because all of it is in memory as well.
-	restored, err := st.index.Journal.Restore(false)
+	restored, err := st.index.Journal.RewriteIfDeleted(false)
 	if err != nil {
 		st.log.Error("the journal was deleted, and cannot be written anew", "error", err)
 	} else if restored {

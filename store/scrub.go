@@ -44,8 +44,8 @@ type Scrub struct {
 
 var scrubKey = []byte("scrub")
 
-// Scrubbed returns what the scrub has done.
-func (st *Store) Scrubbed() (s Scrub) {
+// ScrubState returns what the scrub has done.
+func (st *Store) ScrubState() (s Scrub) {
 	if row, ok := st.index.Memos.Get(scrubKey); !ok || json.Unmarshal(row, &s) != nil {
 		return Scrub{}
 	}
@@ -71,7 +71,7 @@ func (p Pass) String() string {
 
 // Scrub reads the blobs that are due. Damaged ones are quarantined, and their builds compiled again.
 func (p *Packer) Scrub(ctx context.Context) {
-	every, now, s := p.st.settings.Load().Verify, p.st.now(), p.st.Scrubbed()
+	every, now, s := p.st.settings.Load().Verify, p.st.now(), p.st.ScrubState()
 	within := func(since time.Time, d time.Duration) bool {
 		return !now.Before(since) && now.Sub(since) < d // a clock that was set back delays nothing
 	}
@@ -130,7 +130,7 @@ func (p *Packer) saveScrub(s *Scrub) error {
 // verify reads a blob, a packed one as its recipe gives it. If the bytes are wrong it reads it again
 // while no blob changes its form, and repairs.
 func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err error) {
-	from, err := p.st.forms.Look(d)
+	from, err := p.st.forms.OpenUnverified(d)
 	if err == nil {
 		var got cas.Digest
 		got, err = cas.Sum(ctx, idleReader{from, ctx, p}, 0, from.Size())
@@ -141,7 +141,7 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	if !packing.IsMissingOrDamaged(err) {
 		return false, err
 	}
-	leave, err := p.st.forms.TakeTurn(ctx)
+	leave, err := p.st.forms.LockForms(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -160,7 +160,7 @@ func (st *Store) isMissed(d cas.Digest, missing bool) bool {
 	all, err := st.Needs(d)
 	return err != nil || slices.ContainsFunc(all, func(n Need) bool {
 		b, err := st.index.Get(n.Build)
-		return err == nil && st.index.Journal.StateOf(b.ID).Name != index.Damaged && (!missing || b.Serves(n.Blob))
+		return err == nil && st.index.Journal.StateOf(b.ID).Name != index.Damaged && (!missing || b.HasModel(n.Blob))
 	})
 }
 

@@ -41,7 +41,7 @@ func (h *history) scrub(rounds int) store.Pass {
 		h.now = h.now.Add(10 * time.Minute)
 		h.store.Packer().Scrub(context.Background())
 	}
-	return h.store.Scrubbed().Result()
+	return h.store.ScrubState().Result()
 }
 
 func flip(t *testing.T, path string) {
@@ -109,7 +109,7 @@ func TestScrubGoesOnAfterRestartsAndClockJumps(t *testing.T) {
 	half := h.scrub(3)
 	require.Positive(t, half.Files)
 	require.NoError(t, h.reopen(nil))
-	require.Equal(t, half, h.store.Scrubbed().This)
+	require.Equal(t, half, h.store.ScrubState().This)
 	h.now = time.Unix(3600, 0)
 	next := h.scrub(1)
 	require.Greater(t, next.Files, half.Files)

@@ -88,7 +88,7 @@ func Open(dir string, o Options) (*Store, error) {
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now, lock: lock,
 		ledger: newLedger(), buildGuard: newBuildGuard(), reopenNeeded: make(chan string, 1)}
 	st.collector = &Collector{st: st}
-	st.packer = &Packer{st: st, again: make(chan struct{}, 1), futile: make(map[packing.Family]bool),
+	st.packer = &Packer{st: st, retryAll: make(chan struct{}, 1), futile: make(map[packing.Family]bool),
 		slowly: rate.NewLimiter(scrubRate, scrubPiece)}
 	st.settings.Store(&o.Settings)
 	if err := st.open(); err != nil {

@@ -38,7 +38,7 @@ func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error 
 // evictForCopy evicts what may be evicted for an unpacked copy. The copy's own reservation is made
 // while its blob is locked, and evicts nothing.
 func (st *Store) evictForCopy(ctx context.Context, size int64) error {
-	if _, apart := st.forms.Copies.Folder(); apart {
+	if _, apart := st.forms.Copies.Directory(); apart {
 		return nil
 	}
 	place := &Reservation{st: st}
@@ -57,7 +57,7 @@ func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.Vie
 			return nil, err
 		}
 		v, err := st.views.Get(ctx, b, func() { p.Phase("verifying") })
-		if !errors.Is(err, cas.ErrNotFound) || attempt == viewAttempts || !st.views.Unpacks(b) {
+		if !errors.Is(err, cas.ErrNotFound) || attempt == viewAttempts || !st.views.NeedsUnpacking(b) {
 			return v, err
 		}
 		// It was packed just now, or what was unpacked is gone already.

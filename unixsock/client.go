@@ -39,10 +39,10 @@ type Client struct {
 	heard       atomic.Int64                // when a frame came last, in nanoseconds since made
 	waiterCount time.Time
 
-	mu      sync.Mutex
-	calls   map[uint64]*call // nil: the caller gave up, and the answer is still to come
-	reading bool             // a goroutine reads, or is about to; see callerread.go
-	gone    bool             // no new calls
+	mu            sync.Mutex
+	calls         map[uint64]*call // nil: the caller gave up, and the answer is still to come
+	reading       bool             // a goroutine reads, or is about to; see callerread.go
+	connectionEnd bool             // no new calls
 }
 
 // call is a request that waits for its answer. A slow progress callback loses reports, never the answer.
@@ -90,7 +90,7 @@ func (c *Client) read() {
 func (c *Client) end(err error) {
 	defer close(c.done)
 	c.mu.Lock()
-	c.gone = true
+	c.connectionEnd = true
 	c.mu.Unlock()
 	c.stream.closeDescriptors()
 	if c.reason = lost(err); c.mute.Load() {
@@ -169,7 +169,7 @@ func newCall(progress bool) *call {
 func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, waiting *call) error {
 	envelope.Request = c.last.Add(1)
 	c.mu.Lock()
-	if c.gone || c.closed.Load() {
+	if c.connectionEnd || c.closed.Load() {
 		c.mu.Unlock()
 		return ErrConnectionLost
 	}

@@ -80,7 +80,7 @@ func (c *Answerer) ExplainEntry(ctx context.Context, p request.Peer, builds []in
 	at = at.WithRequest(&r)
 	return &query.ExplainRequest{Runtime: at.RuntimeName,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
-			order, err := c.Lookup.Order(ctx, at, func(yield func(*index.Build, error) bool) {
+			order, err := c.Lookup.Ranked(ctx, at, func(yield func(*index.Build, error) bool) {
 				for i := range builds {
 					if !yield(&builds[i], nil) {
 						return
@@ -113,7 +113,7 @@ func (c *Answerer) replan(ctx context.Context, b *index.Build) (*request.Attempt
 
 // candidateOrder returns the builds of the entry in the order in which a look-up considers them.
 func (c *Answerer) candidateOrder(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
-	out, err := c.Lookup.Order(ctx, at, c.Lookup.Stored(at.Plan, at.Scopes))
+	out, err := c.Lookup.Ranked(ctx, at, c.Lookup.StoredBuilds(at.Plan, at.Scopes))
 	served := func(o lookup.Candidate) bool { return o.Refused == "" }
 	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, served) {
 		return out, err
@@ -125,12 +125,12 @@ func (c *Answerer) candidateOrder(ctx context.Context, at *request.Attempt) ([]l
 // orderGroups is order for the groups that have the request's model among their members.
 func (c *Answerer) orderGroups(ctx context.Context, at *request.Attempt) (
 	[]lookup.Candidate, error) {
-	member, err := c.Lookup.Member(ctx, at.WithPhase(func(string) {}))
+	member, err := c.Lookup.GroupAttempt(ctx, at.WithPhase(func(string) {}))
 	if member == nil || err != nil {
 		return nil, err
 	}
-	return c.Lookup.Order(ctx, member, func(yield func(*index.Build, error) bool) {
-		for b, err := range c.Lookup.Stored(member.Plan, at.Scopes) {
+	return c.Lookup.Ranked(ctx, member, func(yield func(*index.Build, error) bool) {
+		for b, err := range c.Lookup.StoredBuilds(member.Plan, at.Scopes) {
 			if err == nil && !c.Rights.MaySee(at.Peer, b.ID, b.Scope) {
 				continue // the peer does not hear of it
 			}

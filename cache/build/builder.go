@@ -146,13 +146,13 @@ func (bd *Builder) WorkIfMade(at *request.Attempt, scope string) jobs.Work {
 	if at.OnMiss == request.Refresh || at.OnMiss == request.Bypass || scope == "" {
 		return nil
 	}
-	for b, err := range bd.Lookup.Stored(at.Plan, []string{scope}) {
+	for b, err := range bd.Lookup.StoredBuilds(at.Plan, []string{scope}) {
 		if err != nil {
 			return nil // the job fails with it
 		}
 		if at.Plan.MadeExactly(b) && !slices.Contains(*at.SkipServing, b.ID) &&
 			bd.Lookup.WhyWithheld(at, b) == "" {
-			return jobs.Func{Is: at.JobAbout(scope, "requested"),
+			return jobs.Func{Work: at.JobAbout(scope, "requested"),
 				Do: func(context.Context, *jobs.Job) (*jobs.Result, error) {
 					return &jobs.Result{Build: b, Found: true}, nil
 				}}
@@ -213,7 +213,7 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 // request of each user until then.
 func (bd *Builder) compileForHeir(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
 	heir := jobs.Heir{UID: at.Peer.UID, Strict: at.StrictORT}
-	if !f.About().Claim && !at.StrictORT || !f.Inherit(heir, len(at.Descriptors())) {
+	if !f.Description().Claim && !at.StrictORT || !f.AddHeir(heir, len(at.Descriptors())) {
 		return nil
 	}
 	files, err := at.WithOwnFiles()
@@ -228,7 +228,7 @@ func (bd *Builder) compileForHeir(f *jobs.Job, key jobs.Key, at *request.Attempt
 		case <-ctx.Done():
 			return
 		}
-		result, err := f.End()
+		result, err := f.Outcome()
 		if !errors.As(err, new(*request.ClaimEnd)) &&
 			(err != nil || !own.NeedsOtherORT(result.Build.ORTVersion)) {
 			return
@@ -240,7 +240,7 @@ func (bd *Builder) compileForHeir(f *jobs.Job, key jobs.Key, at *request.Attempt
 		case ctx.Err() == nil: // else the daemon ends, and nothing failed
 			bd.Log.Info("no compile after a claim that ended without a result",
 				"model", own.Name, "error", err)
-			about := event.About{Peer: own.Peer, Key: f.About().RequestKey, Model: own.Name}
+			about := event.About{Peer: own.Peer, Key: f.Description().RequestKey, Model: own.Name}
 			bd.Store.RecordEvent(event.For(about, event.Failed, "%v", err))
 		}
 	})

@@ -86,7 +86,7 @@ func (j *Job) check(ctx context.Context, out string, result compilers.Result, wo
 	*index.Build, error) {
 	models, _, err := ReadOutput(ctx, out, result)
 	if err != nil {
-		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
+		return nil, failure.OfOutput(err).ToError(err, "model %q does not compile", j.Request.Name)
 	}
 	b := NewBuild(j.Attempt, j.scope, models, result, j.Open, j.bd.Now())
 	options := j.SessionOptions
@@ -102,7 +102,7 @@ func (j *Job) check(ctx context.Context, out string, result compilers.Result, wo
 	switch {
 	case checked.Outcome == compilers.Failed:
 		return nil, failure.OfLoad(checked).
-			Refusal(nil, "model %q compiles", j.Request.ModelFiles(checked.Member).Name)
+			ToError(nil, "model %q compiles", j.Request.ModelFiles(checked.Member).Name)
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}

@@ -68,7 +68,7 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 // same compile as the one in the other form: a conversion would bring back the very context that is
 // withheld.
 func (bd *Builder) IsWithheldCopy(at *request.Attempt, from *index.Build) bool {
-	for b, err := range bd.Lookup.Stored(at.Plan, at.Scopes) {
+	for b, err := range bd.Lookup.StoredBuilds(at.Plan, at.Scopes) {
 		if err != nil { // the compile fails with it
 			return true
 		}

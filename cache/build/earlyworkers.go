@@ -19,7 +19,7 @@ type earlyWorkers struct {
 	copied       chan struct{} // closed when the model is there
 	compileBegun chan struct{} // closed when it is being compiled
 	compiled     chan struct{} // closed when the graph is there
-	tell         func()        // closes made
+	reportPhase  func()        // closes made
 	loadsAhead   atomic.Bool   // that was before the compile had ended
 	compiling    func() (compilers.Result, error)
 	loading      func() (compilers.CheckResult, error) // nil: no worker waits for the graph
@@ -32,7 +32,7 @@ const earlyLoadDelay = 20 * time.Millisecond
 func (j *Job) startEarlyWorkers(ctx context.Context, spec compilers.Job, o *workspace.Original) *earlyWorkers {
 	e := &earlyWorkers{j: j, cancel: func() {},
 		copied: make(chan struct{}), compileBegun: make(chan struct{}), compiled: make(chan struct{})}
-	e.tell = sync.OnceFunc(func() { close(e.compiled) })
+	e.reportPhase = sync.OnceFunc(func() { close(e.compiled) })
 	if j.Request.Models() > 1 {
 		return e
 	}
@@ -99,7 +99,7 @@ func (e *earlyWorkers) load(ctx context.Context, folder string, result compilers
 	if e.loading == nil {
 		return e.j.loadGraphs(ctx, folder, result, options, nil)
 	}
-	e.tell()
+	e.reportPhase()
 	loaded, err := e.loading()
 	if !e.loadsAhead.Load() || result.Settled && err == nil && e.j.loadsClean(loaded) {
 		return loaded, err
@@ -122,7 +122,7 @@ func (e *earlyWorkers) loadWritten(size int64) {
 		return
 	}
 	e.loadsAhead.Store(true)
-	e.tell()
+	e.reportPhase()
 }
 
 // peakMemory is what the workers took at most, in bytes: the one that loads waits beside the one

@@ -31,7 +31,7 @@ func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 		f := bd.Failures.Lookup(key, at.Peer.UID, at.Name)
 		switch {
 		case f == nil:
-		case at.OnMiss == request.Refresh && (bd.Rights.Administrator(at.Peer) ||
+		case at.OnMiss == request.Refresh && (bd.Rights.IsAdministrator(at.Peer) ||
 			f.UID == at.Peer.UID || scope == rights.OwnScope(at.Peer)):
 			bd.Failures.Forget(key)
 		default:
@@ -48,7 +48,7 @@ func (bd *Builder) prepareJob(at *request.Attempt, scope string) func() (jobs.Wo
 			return m, nil
 		}
 		if f := bd.FailedBefore(at); f != nil {
-			return nil, f.FromMemory(at.Name)
+			return nil, f.RememberedError(at.Name)
 		}
 		return bd.NewJob(at, scope, Recompile{ID: at.Resumed.ID})
 	}
@@ -126,7 +126,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 		case broken != "":
 			text := f.Text + "; but even the smallest model fails: " + broken
 			here := failure.OfMachine(text).
-				Refusal(err, "model %q cannot be compiled here", j.Request.Name)
+				ToError(err, "model %q cannot be compiled here", j.Request.Name)
 			j.nameModel(here)
 			return j.recordFailure(failure.Sandbox, here)
 		}

@@ -39,7 +39,7 @@ type Job struct {
 	workerDied     bool               // a worker did, and its compile is retried
 	cpu            atomic.Int64       // nanoseconds that workers took of all processors
 	memory         int64              // bytes that its workers took at most; 0: not measured
-	room           *store.Reservation // for what is compiled; nil: it is not kept
+	reservation    *store.Reservation // for what is compiled; nil: it is not kept
 	outputEstimate int64              // bytes of what was compiled; 0: that is not known
 
 	compared *compilers.VerifyResult // with the source model; nil: it was not
@@ -95,20 +95,20 @@ func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 // runInQueue compiles when it is the job's turn. jobs.ErrYielded says that it is to wait for
 // another.
 func (j *Job) runInQueue(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
-	p, err := f.Begin(ctx)
+	p, err := f.AcquireSlot(ctx)
 	if err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "model %q", j.Request.Name)
 	}
 	defer p.End()
-	j.reserveEstimate(ctx, f.About())
-	defer func() { j.room.Release() }()
+	j.reserveEstimate(ctx, f.Description())
+	defer func() { j.reservation.Release() }()
 	j.urgent = p.Idle
 	began := j.bd.Now()
 	result, err := j.compileStaged(p.Context, f.SetPhase)
 	switch {
 	case err == nil:
 		took := j.bd.Now().Sub(began)
-		j.bd.Jobs.Costs.Learn(f.About().Kind(), took, j.memory, j.outputEstimate, isOpen(p.Idle))
+		j.bd.Jobs.Costs.Learn(f.Description().Kind(), took, j.memory, j.outputEstimate, isOpen(p.Idle))
 	case ctx.Err() == nil && context.Cause(p.Context) == jobs.ErrYielded:
 		return nil, jobs.ErrYielded
 	}
@@ -156,8 +156,8 @@ func (j *Job) compileStagedOnce(ctx context.Context, phase func(string)) (*jobs.
 // outFolder is the folder of a job that has what is compiled.
 const outFolder = "out"
 
-// About describes the job.
-func (j *Job) About() jobs.About {
+// Description describes the job.
+func (j *Job) Description() jobs.Description {
 	files := j.Descriptors()
 	a := j.JobAbout(j.scope, "requested")
 	a.ID, a.Replaces, a.Files = j.recompile.ID, j.recompile.Replaces, len(files)
@@ -343,7 +343,7 @@ func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Origi
 	if !ok || j.modelCopied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
-	stamp, ok := j.bd.Kept.Models.Stamp(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)
+	stamp, ok := j.bd.Kept.Models.StampIfKnown(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)
 	if !ok {
 		return nil
 	}

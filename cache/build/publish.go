@@ -35,7 +35,7 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
 	defer j.bd.Store.Forms().Release(hold)
-	m := store.Publication{Build: b, Folder: out, Hashed: hashed, UID: j.Peer.UID, Reservation: j.room,
+	m := store.Publication{Build: b, Folder: out, Hashed: hashed, UID: j.Peer.UID, Reservation: j.reservation,
 		Kind: event.Compiled,
 		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
 	if j.recompile.Why != "" {
@@ -57,13 +57,13 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 // collector can make it while the compile runs. A failure says nothing, because settle reserves
 // what counts. A guess does not count to the user's quota: otherwise the user's other builds might
 // be evicted for a result that is not kept.
-func (j *Job) reserveEstimate(ctx context.Context, about *jobs.About) {
+func (j *Job) reserveEstimate(ctx context.Context, about *jobs.Description) {
 	if j.scope == "" {
 		return
 	}
-	j.room = j.bd.Store.Unreserved(j.Peer.UID)
+	j.reservation = j.bd.Store.Unreserved(j.Peer.UID)
 	disk, _ := store.SpaceOf(j.bd.Jobs.Costs.Output(about.Kind()))
-	_ = j.room.ResizeTo(ctx, false, disk, 0)
+	_ = j.reservation.ResizeTo(ctx, false, disk, 0)
 }
 
 // resizeReservation resizes the reservation to the result, or returns why there is no space for it.
@@ -85,8 +85,8 @@ func (j *Job) resizeReservation(ctx context.Context, b *index.Build, out string)
 			}
 		}
 	}
-	j.room.Written = writtenBytes(b, sizes)
-	return j.room.Resize(ctx, true, sizes...)
+	j.reservation.Written = writtenBytes(b, sizes)
+	return j.reservation.Resize(ctx, true, sizes...)
 }
 
 // writtenBytes is what of a compile's result is on the disk already: sizes are those of its files,
@@ -186,7 +186,7 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 			external[location] = f.External[location]
 		}
 		f.External = external
-		s, err = j.bd.Kept.References.Reference(ctx, f, !j.recompile.Foreign && j.Peer.UID == j.bd.Kept.UID)
+		s, err = j.bd.Kept.References.RememberPaths(ctx, f, !j.recompile.Foreign && j.Peer.UID == j.bd.Kept.UID)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:

@@ -33,8 +33,8 @@ func openJob(t *testing.T, space store.SpaceOptions) *Job {
 // quota.
 func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 	j := openJob(t, store.SpaceOptions{UserBytes: store.Amount{Bytes: 1}})
-	j.reserveEstimate(t.Context(), &jobs.About{Size: 4096})
-	defer j.room.Release()
+	j.reserveEstimate(t.Context(), &jobs.Description{Size: 4096})
+	defer j.reservation.Release()
 	reserved := j.bd.Store.Ledger().Reserved()
 	require.Positive(t, reserved.Disk)
 	require.Zero(t, reserved.ByUser[j.Peer.UID])
@@ -44,7 +44,7 @@ func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	j := openJob(t, store.SpaceOptions{})
 	st := j.bd.Store
-	j.reserveEstimate(t.Context(), &jobs.About{Size: 4096})
+	j.reserveEstimate(t.Context(), &jobs.Description{Size: 4096})
 	require.Positive(t, st.Ledger().Reserved().Disk)
 	require.Zero(t, st.Ledger().Reserved().Written, "a guess is not")
 
@@ -63,7 +63,7 @@ func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	now, err := st.Account()
 	require.NoError(t, err)
 	goal := func(of store.Bounds, g store.Goal) (missing int64) {
-		_, missing, err := st.Collector().Allowance(of, g)
+		_, missing, err := st.Collector().AllowedBytes(of, g)
 		require.NoError(t, err)
 		return missing
 	}
@@ -72,12 +72,12 @@ func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	require.EqualValues(t, store.ManifestNeed+5, goal(bounds, store.Goal{Need: 60, Written: 55}))
 	budget := now.Counted() + 1<<20
 	left, _, err := st.Collector().
-		Allowance(store.Bounds{Budget: budget}, store.Goal{Need: 60, Written: 55})
+		AllowedBytes(store.Bounds{Budget: budget}, store.Goal{Need: 60, Written: 55})
 	require.NoError(t, err)
 	require.Equal(t, budget-now.Manifests-now.Held-reserved.Disk-60, left,
 		"to the budget it is new")
 
-	j.room.Release()
+	j.reservation.Release()
 	require.Zero(t, st.Ledger().Reserved().Disk)
 	require.Zero(t, st.Ledger().Reserved().Written)
 }

@@ -42,7 +42,7 @@ type changeLog struct {
 	query *query.Queries
 	peer  request.Peer
 	reply *wire.ChangeReply
-	left  wire.SpaceLeft
+	space wire.SpaceLeft
 }
 
 // maxChanged is how many of the builds that were changed an answer lists.
@@ -62,12 +62,12 @@ func (ch *changeLog) noteRemoved(b *index.Build) {
 }
 
 func (ch *changeLog) add(list func() (*wire.Build, error)) error {
-	if n := len(ch.reply.Builds); n < maxChanged && ch.left > 0 {
+	if n := len(ch.reply.Builds); n < maxChanged && ch.space > 0 {
 		one, err := list()
 		if err != nil {
 			return apierr.New(apierr.Internal, err, "change builds")
 		}
-		if ch.left.Takes(one) || n == 0 {
+		if ch.space.Takes(one) || n == 0 {
 			ch.reply.Builds = append(ch.reply.Builds, one)
 			return nil
 		}
@@ -148,7 +148,7 @@ func (c *Changes) Unpin(ctx context.Context, p request.Peer, names []string, dry
 // build needs, in the account of what each build has of its own.
 func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, all,
 	dryRun bool) (*wire.ChangeReply, error) {
-	everything := all && c.rights.Administrator(p)
+	everything := all && c.rights.IsAdministrator(p)
 	ids, err := c.buildsToRemove(ctx, p, names, all)
 	if err != nil {
 		return nil, err
@@ -267,7 +267,7 @@ func (c *Changes) Pack(ctx context.Context, p request.Peer, names []string, all,
 // packableBytes returns what packing would free of a build that stays whole because a client uses
 // it, or may use it; else 0.
 func (c *Changes) packableBytes(b *index.Build, outcome string) int64 {
-	if !strings.HasPrefix(outcome, "kept: ") || c.store.Busy(b) == "" {
+	if !strings.HasPrefix(outcome, "kept: ") || c.store.WhyInUse(b) == "" {
 		return 0
 	}
 	return c.store.Packer().PackSaving(b.ID)
@@ -350,7 +350,7 @@ func (c *Changes) isRemoved(id index.BuildID) bool {
 func (c *Changes) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal,
 	progress func(*wire.Progress)) (*store.Collection, error) {
 	goal.Progress = wire.StoreProgress(progress, "reading")
-	return c.store.Collector().Plan(ctx, store.Owner{UID: p.UID, All: c.rights.Administrator(p)}, goal)
+	return c.store.Collector().Plan(ctx, store.Owner{UID: p.UID, All: c.rights.IsAdministrator(p)}, goal)
 }
 
 // CollectReply reports what a plan does, or what became of it.
@@ -385,7 +385,7 @@ func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 // disk. progress may be nil.
 func (c *Changes) Check(ctx context.Context, p request.Peer, w *wire.Check,
 	progress func(*wire.Progress)) (*wire.CheckReply, error) {
-	if !c.rights.Administrator(p) {
+	if !c.rights.IsAdministrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "only administrators may check the store")
 	}
 	if w.Space {

@@ -14,7 +14,7 @@ import (
 // many are left out.
 func TestLongAnswersAreCutAndSaySo(t *testing.T) {
 	const limit = 20_000
-	out := &changeLog{reply: &wire.ChangeReply{}, left: limit}
+	out := &changeLog{reply: &wire.ChangeReply{}, space: limit}
 	for range 400 {
 		require.NoError(t, out.add(func() (*wire.Build, error) {
 			return &wire.Build{ModelName: strings.Repeat("m", 500)}, nil

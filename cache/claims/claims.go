@@ -200,7 +200,7 @@ type claim struct {
 	adopts           bool // what is put is the request's own model
 
 	duration context.Context    // ends when it is over
-	ends     context.CancelFunc // ends lasts
+	deadline context.CancelFunc // ends lasts
 	timer    *time.Timer
 	release  func() bool // stops the wait for the connection's end
 
@@ -274,7 +274,7 @@ func (cl *claim) endLocked() {
 	if cl.release != nil {
 		cl.release()
 	}
-	cl.ends()
+	cl.deadline()
 }
 
 // changeState takes the claim from one state to another, and reports whether it was in the first.

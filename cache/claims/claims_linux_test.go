@@ -74,7 +74,7 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	a := &claimer{Attempt: at, owner: user, wake: func() {}}
 	require.NoError(t, cs.addClaimer(key, a))
 	running := func() *jobs.Job {
-		work := jobs.Func{Is: jobs.About{Claim: true},
+		work := jobs.Func{Work: jobs.Description{Claim: true},
 			Do: func(ctx context.Context, _ *jobs.Job) (*jobs.Result, error) {
 				<-ctx.Done()
 				return nil, ctx.Err()
@@ -108,7 +108,7 @@ func TestCancelCrossesTheGrant(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			at := &request.Attempt{Request: &request.Request{Name: "m.onnx"}}
-			cl := &claim{Attempt: at, timer: time.NewTimer(time.Hour), ends: func() {}}
+			cl := &claim{Attempt: at, timer: time.NewTimer(time.Hour), deadline: func() {}}
 			a, err := (&claimer{Attempt: at}).answerGranted(context.Background(), cl, cross(cl))
 			require.Nil(t, a)
 			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))

@@ -62,7 +62,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	}
 	if at.Content != nil { // else what is known of failures is of other libraries
 		if f := cs.FailedBefore(at); f != nil && f.Reason.BlamesProvider() {
-			return nil, f.FromMemory(at.Name)
+			return nil, f.RememberedError(at.Name)
 		}
 	}
 	key, err := cs.key(at)
@@ -116,7 +116,7 @@ func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 			WithHint("compile it without epcached")
 	}
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}
-	if at.Scope != "shared" || !cs.Rights.Publisher(at.Peer) && cs.Jobs.Joinable(key) == nil {
+	if at.Scope != "shared" || !cs.Rights.IsPublisher(at.Peer) && cs.Jobs.Joinable(key) == nil {
 		key.Scope = rights.OwnScope(at.Peer)
 	}
 	return key, nil
@@ -127,7 +127,7 @@ func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 func (cs *Claims) externalWork(key jobs.Key, first *claimer) jobs.Work {
 	about := first.JobAbout(key.Scope, "claimed by an application that compiles it")
 	about.Claim = true
-	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (*jobs.Result, error) {
+	return jobs.Func{Work: about, Do: func(ctx context.Context, j *jobs.Job) (*jobs.Result, error) {
 		return cs.grantInTurn(ctx, j, key)
 	}}
 }
@@ -135,7 +135,7 @@ func (cs *Claims) externalWork(key jobs.Key, first *claimer) jobs.Work {
 // grantInTurn gives the claim to one request after the other, until one of them puts a result or
 // none wants it any more.
 func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job, key jobs.Key) (*jobs.Result, error) {
-	about := j.About()
+	about := j.Description()
 	var last *request.ClaimEnd
 	for {
 		cl := cs.grant(key, j, last)
@@ -184,13 +184,13 @@ func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *clai
 	cl := &claim{claims: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner, acceptsPut: a.acceptsResult,
 		began: now, Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(),
 			Route: a.Plan.Canonical.Route, Deadline: now.Add(most)}}
-	cl.duration, cl.ends = context.WithCancel(context.Background())
+	cl.duration, cl.deadline = context.WithCancel(context.Background())
 	if last != nil {
 		a.why = last.Error()
 	}
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
-	if !j.Hold(cl.Peer.UID, cl.owner, func() { cl.endWithoutResult(jobCancelled, 0) }) {
+	if !j.KeepFor(cl.Peer.UID, cl.owner, func() { cl.endWithoutResult(jobCancelled, 0) }) {
 		return nil
 	}
 	late := fmt.Sprintf("its deadline of %s passed", most)

@@ -395,7 +395,7 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 		cl.job = j
 		return cs.storePut(ctx, cl, put, j.SetPhase)
 	}
-	return jobs.Func{Is: about, Do: do}, nil
+	return jobs.Func{Work: about, Do: do}, nil
 }
 
 // clearUnstatedFacts leaves of the facts what the graph of an adopted model states itself.

@@ -171,8 +171,8 @@ func lastPart(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// Refusal says what became of a request, as formatted: text, class, facts and what to do.
-func (f *Failure) Refusal(cause error, format string, args ...any) *apierr.Error {
+// ToError says what became of a request, as formatted: text, class, facts and what to do.
+func (f *Failure) ToError(cause error, format string, args ...any) *apierr.Error {
 	e := apierr.New(cmp.Or(meanings[f.Reason].class, apierr.CompileFailed), nil, format, args...)
 	e.Text += ": " + f.Text
 	e.Err = &failed{f, cause}
@@ -324,16 +324,16 @@ func RenamedError(e *apierr.Error, name string) *apierr.Error {
 	return &own
 }
 
-// Missing is the error of a request that wants no compile, and would not get one either.
-func (f *Failure) Missing(model string) *apierr.Error {
-	e := f.FromMemory(model)
+// MissError is the error of a request that wants no compile, and would not get one either.
+func (f *Failure) MissError(model string) *apierr.Error {
+	e := f.RememberedError(model)
 	e.Class, e.Text = apierr.NotFound, fmt.Sprintf("no build for model %q, which does not compile (%s): %s", model, f.history(), f.Text)
 	return e
 }
 
-// FromMemory is the error of a request that is answered from memory.
-func (f *Failure) FromMemory(model string) *apierr.Error {
-	e := f.Refusal(nil, "model %q does not compile (%s)", model, f.history())
+// RememberedError is the error of a request that is answered from memory.
+func (f *Failure) RememberedError(model string) *apierr.Error {
+	e := f.ToError(nil, "model %q does not compile (%s)", model, f.history())
 	e.WithFact("request_key", f.RequestKey.String()).WithFact("failed", fmt.Sprint(f.Count)).
 		WithFact("last_at", f.Last.UTC().Format(time.RFC3339)).WithFact("retry_at", f.Retry.UTC().Format(time.RFC3339))
 	retry := "to retry now: epcachectl jobs retry " + f.RequestKey.String()[:16]

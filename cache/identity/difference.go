@@ -62,8 +62,8 @@ func (f Fields) add(path string, value any) {
 	}
 }
 
-// Count is the number of fields in which two records differ.
-func (f Fields) Count(found Fields) int {
+// CountDifferences is the number of fields in which two records differ.
+func (f Fields) CountDifferences(found Fields) int {
 	n := 0
 	for name, value := range f {
 		if other, ok := found[name]; !ok || other != value {
@@ -78,8 +78,9 @@ func (f Fields) Count(found Fields) int {
 	return n
 }
 
-// Against lists the fields in which found differs, in the order of their names, and the model first.
-func (f Fields) Against(found Fields) []Difference {
+// Differences lists the fields in which found differs, in the order of their names, and the model
+// first.
+func (f Fields) Differences(found Fields) []Difference {
 	all := make(Fields, len(f))
 	for _, side := range []Fields{f, found} {
 		for name := range side {

@@ -127,8 +127,8 @@ func narrowerScope(a, b string) string {
 	return a
 }
 
-// Stamp returns the stamp of the user's graph, if the memo has the digest under it.
-func (ms *Models) Stamp(uid uint32, f Files, digest cas.Digest) (cas.Stamp, bool) {
+// StampIfKnown returns the stamp of the user's graph, if the memo has the digest under it.
+func (ms *Models) StampIfKnown(uid uint32, f Files, digest cas.Digest) (cas.Stamp, bool) {
 	stamp, err := cas.StampOf(f.Graph)
 	if err != nil {
 		return cas.Stamp{}, false

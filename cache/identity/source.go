@@ -35,11 +35,11 @@ var (
 	ErrUnanswered = errors.New("a file system that may never answer")
 )
 
-// Reference remembers the paths of a model's files. They come from the descriptors: a path that a
-// client states is not used. own: the request is of the daemon's own user. Of other users' requests
-// only files that all may read are remembered, because the daemon may be able to open others, and
-// the client may not.
-func (s *Sources) Reference(ctx context.Context, f Files, own bool) (index.Source, error) {
+// RememberPaths remembers the paths of a model's files. They come from the descriptors: a path that
+// a client states is not used. own: the request is of the daemon's own user. Of other users'
+// requests only files that all may read are remembered, because the daemon may be able to open
+// others, and the client may not.
+func (s *Sources) RememberPaths(ctx context.Context, f Files, own bool) (index.Source, error) {
 	out := index.Source{Kind: index.SourceReference}
 	var err error
 	if out.Path, err = s.path(ctx, f.Graph, own); err != nil {
@@ -61,7 +61,8 @@ func (s *Sources) Reference(ctx context.Context, f Files, own bool) (index.Sourc
 	return out, nil
 }
 
-// Open opens the files that Reference remembered, which the caller closes. own is that of Reference.
+// Open opens the files that RememberPaths remembered, which the caller closes. own is that of
+// RememberPaths.
 func (s *Sources) Open(ctx context.Context, from *index.Source, own bool) (Files, error) {
 	open := func(path string) (*os.File, error) {
 		return s.open(ctx, func() (*os.File, error) { return reopenPath(path, s.uid, own) })

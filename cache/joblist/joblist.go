@@ -37,20 +37,20 @@ type List struct {
 // mayFollow reports whether the peer asked for a job, or has the build that the job is to replace.
 // Administrators may follow all.
 func (l *List) mayFollow(p request.Peer, j *jobs.Job) bool {
-	a := j.About()
-	return j.IsRequestedBy(p.UID) || l.Rights.Administrator(p) ||
+	a := j.Description()
+	return j.IsRequestedBy(p.UID) || l.Rights.IsAdministrator(p) ||
 		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope) // else another user asked
 }
 
 // infoFor is what the peer may hear of a job.
 func (l *List) infoFor(p request.Peer, i jobs.Info) jobs.Info {
-	return i.For(p.UID, l.Rights.Administrator(p))
+	return i.AsSeenBy(p.UID, l.Rights.IsAdministrator(p))
 }
 
-// All returns the jobs that the peer may see, in the order in which they run: its own, rebuilds of
-// builds that it had, and for administrators all. Of the rebuilds that have not begun it returns
+// Visible returns the jobs that the peer may see, in the order in which they run: its own, rebuilds
+// of builds that it had, and for administrators all. Of the rebuilds that have not begun it returns
 // those that have waited longest; the most used of all of them is the next.
-func (l *List) All(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
+func (l *List) Visible(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
 	all := l.Jobs.InOrder(func(j *jobs.Job) bool { return l.mayFollow(p, j) })
 	if ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "jobs")
@@ -61,8 +61,8 @@ func (l *List) All(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
 	return append(all, l.rebuildsFor(p)...), nil
 }
 
-// Of returns the job that the request would wait for, nil if there is none.
-func (l *List) Of(at *request.Attempt) *jobs.Job {
+// JobOf returns the job that the request would wait for, nil if there is none.
+func (l *List) JobOf(at *request.Attempt) *jobs.Job {
 	claim := jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)} // of the user's
 	return l.Jobs.Joinable(at.JobKey(), claim)
 }
@@ -106,7 +106,7 @@ func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 	told := jobs.NewProgressReporter(progress, since)
 	defer told.End()
 	if !f.Follow(ctx, p.UID, since, told.Report) {
-		return jobs.Info{}, request.ContextError(ctx, f.About().ModelName)
+		return jobs.Info{}, request.ContextError(ctx, f.Description().ModelName)
 	}
 	return l.infoFor(p, f.Info()), nil
 }
@@ -124,21 +124,21 @@ func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all boo
 		return nil, err
 	}
 	for _, f := range named {
-		ends, held := f.GiveUp(p.UID, l.Rights.Administrator(p))
+		ends, held := f.GiveUp(p.UID, l.Rights.IsAdministrator(p))
 		if held != nil {
 			held() // for the next request that wants the claim
 		}
-		if about := f.About(); ends && about.Compiles() {
+		if about := f.Description(); ends && about.Compiles() {
 			l.Store.RecordEvent(event.For(event.About{Peer: request.Peer{UID: about.UID},
 				Key: about.RequestKey, Model: about.ModelName}, event.Cancelled, "by uid %d", p.UID))
 		}
 	}
 	for _, f := range named {
-		if f.Stopped() {
+		if f.IsCancelled() {
 			select { // the worker is being killed
 			case <-f.Done():
 			case <-ctx.Done():
-				return past, request.ContextError(ctx, f.About().ModelName)
+				return past, request.ContextError(ctx, f.Description().ModelName)
 			}
 		}
 		past = append(past, l.infoFor(p, f.Info()))
@@ -151,7 +151,7 @@ func (l *List) jobsNamed(p request.Peer, ids []string, all bool) (
 	named []*jobs.Job, past []jobs.Info, err error) {
 	if all {
 		for _, f := range l.Jobs.List() {
-			if f.IsRequestedBy(p.UID) || l.Rights.Administrator(p) {
+			if f.IsRequestedBy(p.UID) || l.Rights.IsAdministrator(p) {
 				named = append(named, f)
 			}
 		}
@@ -162,9 +162,9 @@ func (l *List) jobsNamed(p request.Peer, ids []string, all bool) (
 		switch {
 		case err != nil:
 			return nil, nil, err
-		case f != nil && f.Ended():
+		case f != nil && f.HasEnded():
 			past = append(past, l.infoFor(p, f.Info()))
-		case !l.Rights.Administrator(p) && (f == nil || !f.IsRequestedBy(p.UID)):
+		case !l.Rights.IsAdministrator(p) && (f == nil || !f.IsRequestedBy(p.UID)):
 			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: none of its "+
 				"requests is yours", id)
 		case f == nil:
@@ -218,7 +218,7 @@ func (l *List) Remembered(p request.Peer) []failure.Failure {
 
 // audience says of which failures the peer may hear.
 func (l *List) audience(p request.Peer) failure.Audience {
-	return failure.Audience{UID: p.UID, Scope: rights.OwnScope(p), All: l.Rights.Administrator(p)}
+	return failure.Audience{UID: p.UID, Scope: rights.OwnScope(p), All: l.Rights.IsAdministrator(p)}
 }
 
 // Reply fills the message that clients receive with the first jobs and failures, as many as fit.

@@ -76,7 +76,7 @@ func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (
 // cancelRebuilds takes all rebuilds out of the queue, for an administrator, and returns the first
 // ones.
 func (l *List) cancelRebuilds(p request.Peer) []jobs.Info {
-	if !l.Rights.Administrator(p) {
+	if !l.Rights.IsAdministrator(p) {
 		return nil
 	}
 	out := l.rebuildsFor(p)

@@ -45,8 +45,9 @@ type Info struct {
 	users map[uint32]string // by uid, the users' names for the model; its own
 }
 
-// For returns the info with the user's own name for the model and, for non-administrators, uid.
-func (i Info) For(uid uint32, administrator bool) Info {
+// AsSeenBy returns the info with the user's own name for the model and, for non-administrators,
+// uid.
+func (i Info) AsSeenBy(uid uint32, administrator bool) Info {
 	if name := i.users[uid]; name != "" {
 		i.ModelName = name
 	}
@@ -56,8 +57,8 @@ func (i Info) For(uid uint32, administrator bool) Info {
 	return i
 }
 
-// About is what does not change of a job.
-type About struct {
+// Description is what does not change of a job.
+type Description struct {
 	Info
 	EPs      []string
 	Size     int64         // bytes of the model
@@ -71,23 +72,23 @@ type About struct {
 }
 
 // Compiles reports whether something is compiled.
-func (a *About) Compiles() bool { return !a.Inquiry && !a.Keeps }
+func (a *Description) Compiles() bool { return !a.Inquiry && !a.Keeps }
 
 // Kind is for what Costs say of it.
-func (a *About) Kind() Kind { return Kind{EPs: a.EPs, Size: a.Size} }
+func (a *Description) Kind() Kind { return Kind{EPs: a.EPs, Size: a.Size} }
 
 // Job is one piece of work under way, and its waiters.
 type Job struct {
 	ID    string    // by which users know it
 	Since time.Time // it was queued
 
-	jobs   *Jobs
-	about  About
-	number uint64
-	done   chan struct{} // closed when result and err are set, which wakes all waiters
-	cancel context.CancelFunc
-	result *Result
-	err    error
+	jobs        *Jobs
+	description Description
+	number      uint64
+	done        chan struct{} // closed when result and err are set, which wakes all waiters
+	cancel      context.CancelFunc
+	result      *Result
+	err         error
 
 	mu       sync.Mutex // guards the rest
 	state    string
@@ -124,14 +125,14 @@ const maxUsers = 1024
 // ProgressEvery is how often waiters hear how many they are, though nothing else is new.
 const ProgressEvery = time.Second
 
-// About says what the job is.
-func (j *Job) About() *About { return &j.about }
+// Description says what the job is.
+func (j *Job) Description() *Description { return &j.description }
 
 // Done is closed when the job has ended.
 func (j *Job) Done() <-chan struct{} { return j.done }
 
-// Ended reports whether the job has ended.
-func (j *Job) Ended() bool {
+// HasEnded reports whether the job has ended.
+func (j *Job) HasEnded() bool {
 	select {
 	case <-j.done:
 		return true
@@ -140,11 +141,11 @@ func (j *Job) Ended() bool {
 	}
 }
 
-// End returns what the job brought, after Done is closed.
-func (j *Job) End() (*Result, error) { return j.result, j.err }
+// Outcome returns what the job brought, after Done is closed.
+func (j *Job) Outcome() (*Result, error) { return j.result, j.err }
 
-// Stopped reports whether the job was cancelled. It may go on until its worker is killed.
-func (j *Job) Stopped() bool {
+// IsCancelled reports whether the job was cancelled. It may go on until its worker is killed.
+func (j *Job) IsCancelled() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.stopped
@@ -158,8 +159,8 @@ func (j *Job) IsRequestedBy(uid uint32) bool {
 	return asked
 }
 
-// Watchers counts the callers that wait for the job, and those that only follow it.
-func (j *Job) Watchers() (waiting, following int) {
+// CountWatchers counts the callers that wait for the job, and those that only follow it.
+func (j *Job) CountWatchers() (waiting, following int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return len(j.waiters), len(j.followed)
@@ -169,7 +170,7 @@ func (j *Job) Watchers() (waiting, following int) {
 func (j *Job) Info() Info {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	i := j.about.Info
+	i := j.description.Info
 	i.users = maps.Clone(j.users)
 	i.ID, i.State, i.Phase, i.Waiting = j.ID, j.state, j.phase, j.waiting()
 	i.Queued, i.Started, i.Estimate = j.Since, j.started, j.estimate()
@@ -201,9 +202,9 @@ func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, tell func
 	return j.wait(ctx, w)
 }
 
-// Inherit notes that the heir, with so many files held open, gets a job of its own if this one
+// AddHeir notes that the heir, with so many files held open, gets a job of its own if this one
 // returns no build that the heir may have. It returns false if that is noted already.
-func (j *Job) Inherit(h Heir, files int) bool {
+func (j *Job) AddHeir(h Heir, files int) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if _, there := j.heirs[h]; there {
@@ -213,9 +214,9 @@ func (j *Job) Inherit(h Heir, files int) bool {
 	return true
 }
 
-// Hold keeps the job going for an application that compiles it and does not wait, unless the job is
-// cancelled already. end is called if the user, or its owner, cancels the job.
-func (j *Job) Hold(uid, owner uint32, end func()) bool {
+// KeepFor keeps the job going for an application that compiles it and does not wait, unless the job
+// is cancelled already. end is called if the user, or its owner, cancels the job.
+func (j *Job) KeepFor(uid, owner uint32, end func()) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.stopped {
@@ -338,14 +339,14 @@ func (j *Job) hasEndedLocked() bool { return !j.ended.IsZero() }
 func (j *Job) isHidden() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.about.Inquiry && len(j.users) == 0
+	return j.description.Inquiry && len(j.users) == 0
 }
 
 // isWanted tells whether a user wants a compile. An inquiry takes no slot from a compile.
 func (j *Job) isWanted() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return !j.stopped && !j.about.Inquiry && j.rank() != RankBackground
+	return !j.stopped && !j.description.Inquiry && j.rank() != RankBackground
 }
 
 // rank is how much the job matters now. The caller holds j.mu.
@@ -380,7 +381,7 @@ func (j *Job) owners(rank Rank) (users []uint32) {
 // rerank moves the job in the queue, and hurries what runs already. The caller holds j.mu.
 func (j *Job) rerank() {
 	now := j.rank()
-	running := j.ticket != nil && j.jobs.queue.Move(j.ticket, now, j.owners(now)...)
+	running := j.ticket != nil && j.jobs.queue.SetRank(j.ticket, now, j.owners(now)...)
 	select {
 	case <-j.urgent:
 		if now != RankWaited && !running {
@@ -400,10 +401,10 @@ type Slot struct {
 	End     func()          // gives the place back, after the process has ended
 }
 
-// Begin waits until the job may run. Work that yielded its place may begin again.
-func (j *Job) Begin(ctx context.Context) (Slot, error) {
+// AcquireSlot waits until the job may run. Work that yielded its place may begin again.
+func (j *Job) AcquireSlot(ctx context.Context) (Slot, error) {
 	q := j.jobs.queue
-	memory, length := j.jobs.Costs.Estimate(j.about.Kind())
+	memory, length := j.jobs.Costs.Estimate(j.description.Kind())
 	run, stop := context.WithCancelCause(ctx)
 	j.mu.Lock()
 	t := &Ticket{Number: j.number, Memory: memory, Length: length, Yield: func() { stop(ErrYielded) }}
@@ -423,8 +424,8 @@ func (j *Job) Begin(ctx context.Context) (Slot, error) {
 	return Slot{Context: run, Idle: j.urgent, End: func() { stop(nil); q.Leave(t) }}, nil
 }
 
-// Run marks a job that needs no place in the queue as running.
-func (j *Job) Run(phase string) {
+// MarkRunning marks a job that needs no place in the queue as running.
+func (j *Job) MarkRunning(phase string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.state, j.started = Running, j.jobs.Now()

@@ -3,9 +3,9 @@
 //
 // A piece of work is a Work. Jobs finds the Job that does it or starts one; callers wait for it, or
 // have it finished without waiting. A job is cancelled when its last waiter has left and no user
-// keeps it. Work that runs in a worker calls Begin first: a Queue admits jobs by rank, and within a
-// rank in turn by user, within bounds on their number and on their memory. Costs remember how long
-// jobs of one kind took, and how much memory, so that a job can say what it will need.
+// keeps it. Work that runs in a worker calls AcquireSlot first: a Queue admits jobs by rank, and
+// within a rank in turn by user, within bounds on their number and on their memory. Costs remember
+// how long jobs of one kind took, and how much memory, so that a job can say what it will need.
 //
 // All of it is safe for concurrent use. Only Costs are kept on disk. Start reading at Jobs.Join.
 package jobs
@@ -68,21 +68,21 @@ type Key struct {
 
 // Work is what a job does.
 type Work interface {
-	// About says what the job is. Its progress is in the Job.
-	About() About
+	// Description says what the job is. Its progress is in the Job.
+	Description() Description
 
-	// Run brings the result. Work that runs in a process of the daemon's calls j.Begin first.
+	// Run brings the result. Work that runs in a process of the daemon's calls j.AcquireSlot first.
 	Run(ctx context.Context, j *Job) (*Result, error)
 }
 
 // Func is Work that a function does.
 type Func struct {
-	Is About
-	Do func(ctx context.Context, j *Job) (*Result, error)
+	Work Description
+	Do   func(ctx context.Context, j *Job) (*Result, error)
 }
 
-// About implements Work.
-func (f Func) About() About { return f.Is }
+// Description implements Work.
+func (f Func) Description() Description { return f.Work }
 
 // Run implements Work.
 func (f Func) Run(ctx context.Context, j *Job) (*Result, error) { return f.Do(ctx, j) }
@@ -175,7 +175,7 @@ func (js *Jobs) mayKeep(j *Job, who *Caller) error {
 		one.mu.Lock()
 		mine := false
 		for _, owner := range one.kept {
-			mine = mine || owner == who.Owner && !one.about.Inquiry
+			mine = mine || owner == who.Owner && !one.description.Inquiry
 		}
 		for h, n := range one.heirs { // until it is known whether the heirs' own jobs are needed
 			if owner, keeps := one.kept[h.UID]; keeps && owner == who.Owner {
@@ -188,7 +188,7 @@ func (js *Jobs) mayKeep(j *Job, who *Caller) error {
 		}
 		if mine {
 			jobs++
-			files += one.about.Files
+			files += one.description.Files
 		}
 	}
 	if jobs >= MaxKept || jobs > 0 && files >= maxKeptFiles {
@@ -201,8 +201,8 @@ func (js *Jobs) mayKeep(j *Job, who *Caller) error {
 // add makes a job. The caller holds js.mu.
 func (js *Jobs) add(key Key, work Work) *Job {
 	js.number++
-	about := work.About()
-	j := &Job{jobs: js, ID: cmp.Or(about.ID, NewID()), about: about, number: js.number, Since: js.Now(), done: make(chan struct{}), state: Queued,
+	about := work.Description()
+	j := &Job{jobs: js, ID: cmp.Or(about.ID, NewID()), description: about, number: js.number, Since: js.Now(), done: make(chan struct{}), state: Queued,
 		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), users: make(map[uint32]string), urgent: make(chan struct{}),
 		heirs: make(map[Heir]int), followed: make(map[*waiter]struct{})}
 	js.open[key], js.all[j.ID] = j, j
@@ -213,7 +213,7 @@ func (js *Jobs) add(key Key, work Work) *Job {
 func (js *Jobs) start(key Key, j *Job, work Work) {
 	ctx, cancel := context.WithCancel(context.Background())
 	j.cancel = cancel
-	if js.OnBegan != nil && j.about.Compiles() {
+	if js.OnBegan != nil && j.description.Compiles() {
 		js.OnBegan()
 	}
 	js.work.Go(func() {
@@ -231,7 +231,7 @@ func (js *Jobs) start(key Key, j *Job, work Work) {
 		}
 		js.mu.Unlock()
 		close(j.done)
-		if js.OnEnded != nil && j.about.Compiles() {
+		if js.OnEnded != nil && j.description.Compiles() {
 			js.OnEnded()
 		}
 	})
@@ -362,17 +362,17 @@ func (js *Jobs) Close() {
 // NewID returns an id that was never used before and cannot be guessed.
 func NewID() string { return views.NewID() }
 
-// Inquire runs find for the key, once for all concurrent callers, for facts that plans need: which
-// devices execution providers list, or what they make of one node. The first time may take long, so
-// users see it among the jobs, and may cancel it. It continues after its callers have left, because
-// the result serves the next caller. ep is the execution provider that it is about.
-func (js *Jobs) Inquire(ctx context.Context, key string, who Caller, ep string, find func(context.Context) (any, error)) (any, error) {
+// RunInquiry runs find for the key, once for all concurrent callers, for facts that plans need:
+// which devices execution providers list, or what they make of one node. The first time may take
+// long, so users see it among the jobs, and may cancel it. It continues after its callers have
+// left, because the result serves the next caller. ep is the execution provider that it is about.
+func (js *Jobs) RunInquiry(ctx context.Context, key string, who Caller, ep string, find func(context.Context) (any, error)) (any, error) {
 	who.Continue, who.Since = true, js.Now()
-	about := About{Inquiry: true, Info: Info{ModelName: who.Name, EP: ep, UID: who.UID,
+	about := Description{Inquiry: true, Info: Info{ModelName: who.Name, EP: ep, UID: who.UID,
 		Why: "requested: its execution provider is probed first"}}
 	result, _, err := js.Join(ctx, Key{Alone: key}, who, func() (Work, error) {
 		return Func{about, func(ctx context.Context, j *Job) (*Result, error) {
-			j.Run("probing")
+			j.MarkRunning("probing")
 			fact, err := find(ctx)
 			return &Result{Fact: fact}, err
 		}}, nil

@@ -12,9 +12,9 @@ import (
 )
 
 // blocks is work that ends with its context.
-type blocks struct{ about About }
+type blocks struct{ about Description }
 
-func (b blocks) About() About { return b.about }
+func (b blocks) Description() Description { return b.about }
 
 func (b blocks) Run(ctx context.Context, _ *Job) (*Result, error) {
 	<-ctx.Done()
@@ -46,12 +46,12 @@ func TestPastJobsAreForgotten(t *testing.T) {
 // Files that are held open for an heir count towards the bound on the user's queued jobs.
 func TestFilesHeldOpenForAnHeirCount(t *testing.T) {
 	js := newTestJobs(t)
-	begin := func() (Work, error) { return blocks{About{Claim: true}}, nil }
+	begin := func() (Work, error) { return blocks{Description{Claim: true}}, nil }
 	j, first, err := js.Start(Key{Alone: "claim"}, Caller{UID: 1, Owner: 1}, begin)
 	require.NoError(t, err)
 	require.True(t, first)
-	require.True(t, j.Inherit(Heir{UID: 1}, maxKeptFiles))
-	require.False(t, j.Inherit(Heir{UID: 1}, 1), "it is noted already")
+	require.True(t, j.AddHeir(Heir{UID: 1}, maxKeptFiles))
+	require.False(t, j.AddHeir(Heir{UID: 1}, 1), "it is noted already")
 	_, _, err = js.Start(Key{Alone: "other"}, Caller{UID: 1, Owner: 1}, begin)
 	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 	_, _, err = js.Start(Key{Alone: "other"}, Caller{UID: 2, Owner: 2}, begin)
@@ -65,14 +65,14 @@ func TestACancelledJobIsNotHeld(t *testing.T) {
 		func() (Work, error) { return blocks{}, nil })
 	require.NoError(t, err)
 	ended := false
-	require.True(t, j.Hold(2, 2, func() { ended = true }))
+	require.True(t, j.KeepFor(2, 2, func() { ended = true }))
 	ends, held := j.GiveUp(2, false)
 	require.False(t, ends, "another user wants it")
 	held()
 	require.True(t, ended)
 	ends, _ = j.GiveUp(0, true)
 	require.True(t, ends)
-	require.False(t, j.Hold(2, 2, func() {}))
+	require.False(t, j.KeepFor(2, 2, func() {}))
 	<-j.Done()
 	require.Equal(t, Cancelled, j.Info().State)
 }

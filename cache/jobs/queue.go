@@ -58,14 +58,14 @@ type Ticket struct {
 	Length time.Duration // that it is thought to take; 0: not known
 	Yield  func()        // stops what runs, and does not wait for that; it leaves the queue when it has ended
 
-	begun   chan struct{} // closed when it may run
-	rank    Rank          // guarded by Queue.mu, as those below
-	users   []uint32      // that give it its rank; of a running one, the user that it counts for
-	user    uint32        // the first of users; sort sets it, and round
-	round   int           // how many jobs of that user run or come before
-	since   time.Time     // when it began to run
-	running bool
-	yielded bool // Yield was called
+	startedRunning chan struct{} // closed when it may run
+	rank           Rank          // guarded by Queue.mu, as those below
+	users          []uint32      // that give it its rank; of a running one, the user that it counts for
+	user           uint32        // the first of users; sort sets it, and round
+	round          int           // how many jobs of that user run or come before
+	since          time.Time     // when it began to run
+	running        bool
+	yielded        bool // Yield was called
 }
 
 // ErrYielded says that a job was stopped for one that a request waits for.
@@ -81,7 +81,7 @@ func NewQueue(jobs int, memory int64, now func() time.Time) *Queue {
 func (q *Queue) Enter(t *Ticket, rank Rank, users ...uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t.begun, t.rank, t.users = make(chan struct{}), rank, users
+	t.startedRunning, t.rank, t.users = make(chan struct{}), rank, users
 	q.waiting = append(q.waiting, t)
 	q.startReady()
 }
@@ -89,7 +89,7 @@ func (q *Queue) Enter(t *Ticket, rank Rank, users ...uint32) {
 // Await blocks until the turn may run. After an error it is not in the queue.
 func (q *Queue) Await(ctx context.Context, t *Ticket) error {
 	select {
-	case <-t.begun:
+	case <-t.startedRunning:
 		return nil
 	case <-ctx.Done():
 		q.Leave(t)
@@ -118,9 +118,9 @@ func (q *Queue) Leave(t *Ticket) {
 	q.startReady()
 }
 
-// Move changes a turn's rank and users, and reports whether it runs. A running one can only rise,
-// and counts for the same user.
-func (q *Queue) Move(t *Ticket, to Rank, users ...uint32) (running bool) {
+// SetRank changes a turn's rank and users, and reports whether it runs. A running one can only
+// rise, and counts for the same user.
+func (q *Queue) SetRank(t *Ticket, to Rank, users ...uint32) (running bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
@@ -149,7 +149,7 @@ func (q *Queue) noteActivity(users ...uint32) {
 // startReady starts the turns that may run. The caller holds mu.
 func (q *Queue) startReady() {
 	q.sort()
-	for len(q.waiting) > 0 && q.fits(q.waiting[0]) {
+	for len(q.waiting) > 0 && q.fitsMemory(q.waiting[0]) {
 		t := q.waiting[0]
 		q.waiting = slices.Delete(q.waiting, 0, 1)
 		q.running = append(q.running, t)
@@ -158,7 +158,7 @@ func (q *Queue) startReady() {
 			t.users = []uint32{t.user}
 			q.noteActivity(t.user)
 		}
-		close(t.begun)
+		close(t.startedRunning)
 	}
 	if len(q.waiting) > 0 && q.waiting[0].rank == RankWaited {
 		q.stopForMemory(q.waiting[0])
@@ -256,8 +256,8 @@ func (q *Queue) stopForMemory(t *Ticket) {
 	}
 }
 
-// fits reports whether the turn may run beside those that do. The caller holds mu.
-func (q *Queue) fits(t *Ticket) bool {
+// fitsMemory reports whether the turn may run beside those that do. The caller holds mu.
+func (q *Queue) fitsMemory(t *Ticket) bool {
 	if len(q.running) == 0 {
 		return true
 	}

@@ -68,7 +68,7 @@ func TestSharedJobCountsForTheFirstOfItsUsers(t *testing.T) {
 	l := newLane(t, 1, 0)
 	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann)
 	e0 := l.comes(RankWaited, 0, eve)
-	l.Move(a2, RankWaited, ann, bob)
+	l.SetRank(a2, RankWaited, ann, bob)
 	require.Equal(t, []int{0, 3, 2, 1}, l.order(a0, a1, a2, e0))
 }
 
@@ -123,7 +123,7 @@ func TestLargeJobIsNotStarvedByOtherUsers(t *testing.T) {
 
 func (t *Ticket) runs() bool {
 	select {
-	case <-t.begun:
+	case <-t.startedRunning:
 		return true
 	default:
 		return false
@@ -234,12 +234,12 @@ func TestRequestTakesMemoryFromBackgroundJobs(t *testing.T) {
 func TestARunningJobOnlyRises(t *testing.T) {
 	l := newLane(t, 1, 0)
 	a := l.comes(RankRequested, 0)
-	require.True(t, l.Move(a, RankWaited))
+	require.True(t, l.SetRank(a, RankWaited))
 	b := l.comes(RankWaited, 0)
 	require.False(t, b.runs())
-	l.Move(a, RankRequested)
+	l.SetRank(a, RankRequested)
 	require.False(t, b.runs(), "it runs at the priority that it has got")
-	require.False(t, l.Move(b, RankRequested))
+	require.False(t, l.SetRank(b, RankRequested))
 	c := l.comes(RankWaited, 0)
 	l.Leave(a)
 	require.True(t, c.runs(), "what nobody waits for any more goes back")
@@ -297,7 +297,7 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 			all = append(all, l.comes(rank, random.Int64N(130), users(rank)...))
 		case len(all) > 0 && random.IntN(4) == 0:
 			rank := Rank(random.IntN(3))
-			l.Move(all[random.IntN(len(all))], rank, users(rank)...)
+			l.SetRank(all[random.IntN(len(all))], rank, users(rank)...)
 		case len(runs) > 0:
 			ends := runs[random.IntN(len(runs))]
 			l.Leave(ends)

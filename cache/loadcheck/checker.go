@@ -161,7 +161,7 @@ func (ts *Checker) checkSource(ctx context.Context, a *request.JudgeTarget, b *i
 		}
 		member = 0
 	}
-	j, remove, err := ts.Workspaces.Copy(ctx, a.Model, a.Canonical)
+	j, remove, err := ts.Workspaces.CopyModels(ctx, a.Model, a.Canonical)
 	defer remove()
 	if err != nil {
 		return failed, err
@@ -223,7 +223,7 @@ func (ts *Checker) Check(ctx context.Context, a *request.JudgeTarget, job compil
 	_, err = ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (bool, error) {
 		broken, err := ts.Control(ctx, a)
 		if err == nil && broken != "" {
-			err = failure.OfMachine(broken).Refusal(nil, "no build loads here")
+			err = failure.OfMachine(broken).ToError(nil, "no build loads here")
 		}
 		return true, err
 	})
@@ -246,7 +246,7 @@ func (ts *Checker) control(ctx context.Context, a *request.JudgeTarget) (broken,
 		if a.Model == nil {
 			return nil, nil // there is nothing to try it with, so what happened is believed
 		}
-		j, remove, err := ts.Workspaces.Copy(ctx, a.Model, a.Canonical)
+		j, remove, err := ts.Workspaces.CopyModels(ctx, a.Model, a.Canonical)
 		defer remove()
 		if err != nil {
 			return nil, err

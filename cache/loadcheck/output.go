@@ -100,7 +100,7 @@ func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt, a *requ
 // reach no views.
 func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt, b *index.Build,
 	graph string) (compilers.VerifyResult, error) {
-	source, remove, err := ts.Workspaces.Copy(ctx, at.Request, at.Plan.Canonical)
+	source, remove, err := ts.Workspaces.CopyModels(ctx, at.Request, at.Plan.Canonical)
 	defer remove()
 	if err != nil {
 		return compilers.VerifyResult{}, err

@@ -87,7 +87,7 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 		found.Why += " with these libraries"
 	}
 	some := false
-	for one, err := range l.inOrder(ctx, at, l.Stored(at.Plan, at.Scopes)) {
+	for one, err := range l.inOrder(ctx, at, l.StoredBuilds(at.Plan, at.Scopes)) {
 		if err != nil {
 			return found, err
 		}
@@ -220,7 +220,7 @@ func namedDimensions(names []string) string {
 // the same options; nil: there is none. A user gets a group only after having had all of it,
 // because a request with one model does not show the others.
 func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
-	member, err := l.Member(ctx, at)
+	member, err := l.GroupAttempt(ctx, at)
 	if member == nil || err != nil {
 		return nil, err
 	}
@@ -234,9 +234,9 @@ func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.
 	return a, nil
 }
 
-// Member plans the request as one for a group that has its model among its members. It returns nil
-// where there is no such group.
-func (l *Lookup) Member(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+// GroupAttempt plans the request as one for a group that has its model among its members. It
+// returns nil where there is no such group.
+func (l *Lookup) GroupAttempt(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
 	if len(at.Identity.Group) > 0 || at.Embed {
 		return nil, nil
 	}

@@ -31,8 +31,8 @@ type Candidate struct {
 // Builds are builds in the order in which they are read.
 type Builds = iter.Seq2[*index.Build, error]
 
-// Stored goes through the builds of the plan's entry, scope by scope, the newest first.
-func (l *Lookup) Stored(p *request.Plan, scopes []string) Builds {
+// StoredBuilds goes through the builds of the plan's entry, scope by scope, the newest first.
+func (l *Lookup) StoredBuilds(p *request.Plan, scopes []string) Builds {
 	return func(yield func(*index.Build, error) bool) {
 		for _, b := range p.Fitting {
 			if !yield(b, nil) {
@@ -109,8 +109,8 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds Builds
 	}
 }
 
-// Order returns the builds in the order in which a look-up considers them.
-func (l *Lookup) Order(ctx context.Context, at *request.Attempt, builds Builds) (out []Candidate, err error) {
+// Ranked returns the builds in the order in which a look-up considers them.
+func (l *Lookup) Ranked(ctx context.Context, at *request.Attempt, builds Builds) (out []Candidate, err error) {
 	for one, err := range l.inOrder(ctx, at.WithPhase(func(string) {}), builds) {
 		if err != nil {
 			return nil, err

@@ -80,7 +80,7 @@ func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply,
 // DriverAdvice warns of configured drivers without a readable version.
 func (d *Doctor) DriverAdvice() []Advice {
 	var out []Advice
-	for _, err := range d.q.options.Runtimes.Machine().Unreadable() {
+	for _, err := range d.q.options.Runtimes.Machine().UnreadableSources() {
 		out = append(out, warning("driver version", "cannot be read: %v", err).
 			hint("until it can be read the last version is used; see [[driver]] in the daemon's "+
 				"configuration"))
@@ -304,7 +304,7 @@ const maxFindings = 10
 
 // adviseBuilds counts the builds of all users, which is for administrators.
 func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
-	if !d.q.rights.Administrator(p) {
+	if !d.q.rights.IsAdministrator(p) {
 		return nil
 	}
 	space, err := d.q.index.Space()
@@ -328,7 +328,7 @@ func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
 	if n := states[index.Withheld]; n > 0 {
 		out = append(out, warning("builds", "%d not served, because withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
 	}
-	if p := d.q.store.Scrubbed().Result(); p.Damaged > 0 {
+	if p := d.q.store.ScrubState().Result(); p.Damaged > 0 {
 		out = append(out, warning("builds", "stored files verified in the background: "+
 			"%s", p).hint("check the disk and its cables, and the memory: epcachectl events "+
 			"shows the builds"))
@@ -358,7 +358,7 @@ func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	if n, good := counts[event.Failed], counts[event.Compiled]; n >= 3 && n > good {
 		a := warning("compiles", "%d failed in the last day, and %d succeeded", n, good).
 			hint("epcachectl events shows why; load a model that always fails without epcached")
-		if d.q.rights.Administrator(p) {
+		if d.q.rights.IsAdministrator(p) {
 			a.Text += "; the last: " + identity.Truncated(last)
 		}
 		out = append(out, a)

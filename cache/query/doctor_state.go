@@ -249,7 +249,7 @@ func (d *Doctor) madeSince(g *index.Tombstone) bool {
 // peer may see.
 func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	const subject = "space"
-	if !d.q.rights.Administrator(p) {
+	if !d.q.rights.IsAdministrator(p) {
 		return d.adviseUnkept(p)
 	}
 	r, err := d.q.Space()

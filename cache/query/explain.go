@@ -246,7 +246,7 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 	}
 	builds := make(map[index.RequestKey]uint32) // of each entry that came up
 	var best []*neighbour                       // nearest first
-	err = q.index.OfModel(limited, of.Model, of.Name, func(b index.Build) error {
+	err = q.index.EachOfModel(limited, of.Model, of.Name, func(b index.Build) error {
 		other := b.ModelDigest != of.Model
 		if b.RequestKey == of.Key || other && (of.Name == "" || b.ModelName != of.Name) ||
 			!q.rights.MaySee(of.Peer, b.ID, b.Scope) {
@@ -260,7 +260,7 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 		if err != nil {
 			return nil // of a build that a later epcached made, perhaps: no neighbour that could be explained
 		}
-		n := &neighbour{build: &b, distance: asked.Count(record)}
+		n := &neighbour{build: &b, distance: asked.CountDifferences(record)}
 		if other {
 			n.distance += 1 << 30
 		}
@@ -277,7 +277,7 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 		}
 		out.Neighbours = append(out.Neighbours, &wire.Neighbour{RequestKey: n.build.RequestKey.String(),
 			ModelName: n.build.ModelName, Builds: builds[n.build.RequestKey],
-			Differences: differencesReply(asked.Against(record))})
+			Differences: differencesReply(asked.Differences(record))})
 	}
 	return nil
 }

@@ -235,7 +235,7 @@ type sharedBytes struct {
 	buildsOf   map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
 	wholeAt    map[cas.Digest][]dedupe.Extent
 	pieces     map[cas.Digest][]Piece
-	kept       int // pieces in all of them
+	cached     int // pieces in all of them
 	named      int // named ranges
 }
 
@@ -286,8 +286,8 @@ func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([
 		}
 	}
 	pieces = mergePieces(pieces, finePieces)
-	if k.kept += len(pieces); k.kept > keptPieces {
-		k.kept = len(pieces)
+	if k.cached += len(pieces); k.cached > keptPieces {
+		k.cached = len(pieces)
 		clear(k.pieces) // they are found again
 	}
 	k.pieces[d] = pieces
@@ -434,13 +434,13 @@ func firstAt(all []Piece, off int64) int {
 type byteRange struct{ From, Length int64 }
 
 type relatedFile struct {
-	same bool                       // it is the same blob
-	has  map[cas.Digest][]byteRange // by holder, in order and apart from each other
+	same   bool                       // it is the same blob
+	ranges map[cas.Digest][]byteRange // by holder, in order and apart from each other
 }
 
 func (r *relatedFile) overlap(parts []Piece) (sum int64) {
 	for _, part := range parts {
-		all := r.has[part.Holder]
+		all := r.ranges[part.Holder]
 		i, _ := slices.BinarySearchFunc(all, part.From, func(has byteRange, from int64) int {
 			return cmp.Compare(has.From+has.Length-1, from)
 		})
@@ -523,7 +523,7 @@ func (k *sharedBytes) relatives(ctx context.Context, p rights.Peer, f *FileLayou
 				}
 				has = wholeRangesIn(d, b.Files[i].Size, pieces, holders)
 			}
-			out = append(out, relatedFile{same: d == f.Digest, has: has})
+			out = append(out, relatedFile{same: d == f.Digest, ranges: has})
 			f.Text.Sharers = append(f.Text.Sharers, sharer(&b, i))
 		}
 	}
@@ -597,7 +597,7 @@ func (r *layoutReply) add(f *FileLayout) {
 // names its tensors is believed.
 
 func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Named, error) {
-	source, err := q.forms.Look(f.Digest)
+	source, err := q.forms.OpenUnverified(f.Digest)
 	if err != nil {
 		return nil, err
 	}

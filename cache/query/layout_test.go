@@ -18,7 +18,7 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 		{Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
 	require.Equal(t,
 		map[cas.Digest][]byteRange{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
-	r := relatedFile{has: has}
+	r := relatedFile{ranges: has}
 	require.EqualValues(t, 90, r.overlap([]Piece{{Length: 140, Holder: h, From: 1000}}))
 	require.EqualValues(t, 95,
 		r.overlap([]Piece{{Length: 145, Holder: h, From: 1000}, {Length: 9, Holder: other}}))

@@ -90,7 +90,7 @@ func isListed(w *wire.List, b *index.Build) bool {
 // Listing returns what is known of a build. Listed adds how it is kept, and what it takes.
 func (q *Queries) Listing(b *index.Build) *wire.Build {
 	state := q.index.Journal.StateOf(b.ID)
-	lastUsed, hits := q.index.Uses.Last(b.ID)
+	lastUsed, hits := q.index.Uses.LastUse(b.ID)
 	out := &wire.Build{
 		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(),
 		ModelDigest: b.ModelDigest.String(), ModelName: wire.Clip(b.ModelName), OrtVersion: b.ORTVersion,
@@ -108,7 +108,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	if !b.Converted.ID.IsZero() {
 		out.ConvertedFrom = b.Converted.BuildKey.String()
 	}
-	if v := q.store.Views().Current(b.ID); v != nil {
+	if v := q.store.Views().CurrentView(b.ID); v != nil {
 		if held, _ := v.Leased(); held { // a directory that cannot be opened is not held
 			out.Leases = 1
 		}
@@ -191,7 +191,7 @@ func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string, 
 	told := make(map[index.BuildID]bool)
 	for _, name := range names {
 		used := false
-		err := q.index.Named(ctx, name, func(b index.Build) error {
+		err := q.index.EachNamed(ctx, name, func(b index.Build) error {
 			if !q.rights.MaySee(p, b.ID, b.Scope) {
 				return nil
 			}

@@ -91,13 +91,13 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 	if s.Space, err = q.spaceFor(ctx, p); err != nil {
 		return nil, err
 	}
-	everything := q.rights.Administrator(p)
+	everything := q.rights.IsAdministrator(p)
 	if everything {
 		n := q.index.Counters.All()
 		s.Hits, s.Misses, s.Compiles, s.Failures = n["hits"], n["misses"], n["compiles"], n["failures"]
 		s.CompileSecondsSaved = float64(n["saved_milliseconds"]) / 1000
 		s.Jobs = uint32(q.options.Jobs())
-		if p := q.store.Scrubbed().Result(); !p.Began.IsZero() {
+		if p := q.store.ScrubState().Result(); !p.Began.IsZero() {
 			s.Verified = p.String()
 		}
 	}
@@ -155,7 +155,7 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 		}
 		list = []*runtimes.Runtime{rt}
 	}
-	if fresh && !q.rights.Administrator(p) {
+	if fresh && !q.rights.IsAdministrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "only administrators may probe again")
 	}
 	out := &wire.ProbeReply{}

@@ -63,7 +63,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 			}
 		}
 	}
-	everything := q.rights.Administrator(p)
+	everything := q.rights.IsAdministrator(p)
 	seen := make([]*index.Brief, 0, len(survey.Builds))
 	list := make([]*index.Brief, 0, len(survey.Builds))
 	for i := range survey.Builds {
@@ -76,7 +76,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 			list = append(list, b)
 		}
 	}
-	accounts := inv.Account(seen)
+	accounts := inv.NewAccounts(seen)
 	if wanted == nil {
 		bounds, _ := q.store.Bounds() // without a quota where none is known
 		u.Users = usageSums(accounts.SumsBy(list,
@@ -93,7 +93,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 			return nil, Error(ctx, err)
 		}
 	}
-	q.usagePage(u, q.usages.keep(accounts.ByModel(list)), 0)
+	q.usagePage(u, q.usages.add(accounts.ByModel(list)), 0)
 	return u, nil
 }
 
@@ -121,7 +121,7 @@ type usageList struct {
 
 const maxLists = 4 // bounds them: a list takes some 40 bytes for each build
 
-func (us *usageLists) keep(rows []evict.Row) usageList {
+func (us *usageLists) add(rows []evict.Row) usageList {
 	l := usageList{rand.Text(), rows}
 	if len(rows) > usagePage {
 		us.mu.Lock()
@@ -184,7 +184,7 @@ func (q *Queries) compareEntries(ctx context.Context, u *wire.UsageReply, entrie
 	for i, entry := range entries {
 		seen := make(map[cas.Digest]bool)
 		for j := range found {
-			if !found[j].Means(entry) {
+			if !found[j].MatchesName(entry) {
 				continue
 			}
 			for _, f := range found[j].Blobs() {
@@ -222,14 +222,14 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 		shares(with[i], f.Size)
 		return nil
 	}
-	target, err := q.forms.Look(f.Digest)
+	target, err := q.forms.OpenUnverified(f.Digest)
 	if err != nil {
 		return err
 	}
 	defer target.Close() // read-only: nothing can be lost
 	var candidates []match.Candidate
 	for _, other := range with[:min(len(with), dedupe.MaxContainers-1)] {
-		s, err := q.forms.Look(other.Digest)
+		s, err := q.forms.OpenUnverified(other.Digest)
 		if err != nil {
 			return err
 		}
@@ -306,7 +306,7 @@ func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer, ids []index
 }
 
 func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool, error) {
-	if q.rights.Administrator(p) && len(q.forms.Recipes.Users(d)) == 0 { // no recipe takes from it
+	if q.rights.IsAdministrator(p) && len(q.forms.Recipes.Users(d)) == 0 { // no recipe takes from it
 		ids, err := q.index.Needs(d)
 		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
 	}
@@ -319,7 +319,7 @@ func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool,
 // spaceFor returns the account of the whole store to administrators. Other users learn of the bounds,
 // and of the builds that they asked for.
 func (q *Queries) spaceFor(ctx context.Context, p rights.Peer) (*wire.Space, error) {
-	if q.rights.Administrator(p) {
+	if q.rights.IsAdministrator(p) {
 		return q.Space()
 	}
 	users, err := q.index.Users(ctx)
@@ -376,20 +376,20 @@ func (q *Queries) consistentSpace() (s index.Space, held int64, packed packing.S
 		}
 	}
 	after.space.DiskBytes -= after.ahead
-	return after.space, after.held, packed, nil
+	return after.space, after.unlinkedOpen, packed, nil
 }
 
 // spaceFigures are the figures that change whenever bytes move from one account to another.
 type spaceFigures struct {
-	space       index.Space
-	held, ahead int64
+	space               index.Space
+	unlinkedOpen, ahead int64
 }
 
 func (q *Queries) spaceFigures() (m spaceFigures, err error) {
 	if m.space, err = q.index.Space(); err != nil {
 		return m, err
 	}
-	m.held = q.store.Views().UnlinkedOpenBytes()
+	m.unlinkedOpen = q.store.Views().UnlinkedOpenBytes()
 	m.ahead, err = q.forms.AccountExcess()
 	return m, err
 }

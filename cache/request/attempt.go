@@ -164,9 +164,9 @@ func (at *Attempt) NeedsOtherORT(made string) bool {
 }
 
 // JobAbout is what is told of a job that makes the attempt's build.
-func (at *Attempt) JobAbout(scope, why string) jobs.About {
+func (at *Attempt) JobAbout(scope, why string) jobs.Description {
 	p := at.Plan
-	a := jobs.About{Scope: scope, Info: jobs.Info{
+	a := jobs.Description{Scope: scope, Info: jobs.Info{
 		ModelName: at.Name, ModelDigest: p.Canonical.Model, RequestKey: p.RequestKey,
 		Build: p.BuildKey, EP: p.EPs[0].Name, UID: at.Peer.UID, Why: why}}
 	for _, ep := range p.EPs {

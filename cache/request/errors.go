@@ -37,7 +37,7 @@ func CompileError(err error, log string, format string, args ...any) error {
 		return apierr.New(apierr.Unavailable, err, format, args...)
 	}
 	if f := failure.Of(err, log); f != nil {
-		return f.Refusal(err, format, args...)
+		return f.ToError(err, format, args...)
 	}
 	return apierr.New(apierr.CompileFailed, err, format, args...)
 }

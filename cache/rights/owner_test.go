@@ -36,11 +36,11 @@ func TestLimiter(t *testing.T) {
 	for user := range uint32(maxLimited) {
 		l.Allow(100 + user)
 	}
-	require.LessOrEqual(t, len(l.left), maxLimited)
+	require.LessOrEqual(t, len(l.tokens), maxLimited)
 	now = now.Add(time.Hour)
 	_, ok = l.Allow(1_000_000)
 	require.True(t, ok, "who has all again is forgotten")
-	require.Len(t, l.left, 1)
+	require.Len(t, l.tokens, 1)
 }
 
 func TestOwners(t *testing.T) {
@@ -51,13 +51,13 @@ func TestOwners(t *testing.T) {
 		parseSubuid([]byte(text), byName))
 
 	o := Owners{Path: filepath.Join(t.TempDir(), "subuid")}
-	require.EqualValues(t, 100_000, o.Of(100_000), "there is no such file")
+	require.EqualValues(t, 100_000, o.OwnerOf(100_000), "there is no such file")
 	require.NoError(t, os.WriteFile(o.Path, []byte("1001:100000:10\n"), 0o644))
 	for uid, want := range map[uint32]uint32{99_999: 99_999, 100_000: 1001, 100_009: 1001,
 		100_010: 100_010, 65_534: 65_534} {
-		require.Equal(t, want, o.Of(uid))
+		require.Equal(t, want, o.OwnerOf(uid))
 	}
 	require.NoError(t, os.WriteFile(o.Path, []byte("1002:100000:10\n"), 0o644))
 	require.NoError(t, os.Chtimes(o.Path, time.Time{}, time.Now().Add(time.Minute)))
-	require.EqualValues(t, 1002, o.Of(100_000))
+	require.EqualValues(t, 1002, o.OwnerOf(100_000))
 }

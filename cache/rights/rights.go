@@ -53,19 +53,19 @@ func New(uid uint32, x *index.Index, privileged func() Privileged, log *slog.Log
 	return &Rights{uid, x, privileged, log}
 }
 
-// Administrator reports whether the peer may see and change all builds.
-func (r *Rights) Administrator(p Peer) bool {
+// IsAdministrator reports whether the peer may see and change all builds.
+func (r *Rights) IsAdministrator(p Peer) bool {
 	return p.UID == 0 || p.UID == r.uid || slices.Contains(r.privileged().Administrators, p.UID)
 }
 
-// Publisher reports whether the peer may put builds that are shared.
-func (r *Rights) Publisher(p Peer) bool {
-	return r.Administrator(p) || slices.Contains(r.privileged().Publishers, p.UID)
+// IsPublisher reports whether the peer may put builds that are shared.
+func (r *Rights) IsPublisher(p Peer) bool {
+	return r.IsAdministrator(p) || slices.Contains(r.privileged().Publishers, p.UID)
 }
 
 // MayChange reports whether the peer may change the builds of a scope.
 func (r *Rights) MayChange(p Peer, scope string) bool {
-	return r.Administrator(p) || scope == OwnScope(p)
+	return r.IsAdministrator(p) || scope == OwnScope(p)
 }
 
 // MaySee reports whether the peer may see the build that has this id and scope: one of its own, or
@@ -84,7 +84,7 @@ func (r *Rights) MaySee(p Peer, id index.BuildID, scope string) bool {
 // MayKnow is MaySee for a caller that has not read the scope of the build. It reports false for a
 // build that is not in the index.
 func (r *Rights) MayKnow(p Peer, id index.BuildID) bool {
-	if r.Administrator(p) {
+	if r.IsAdministrator(p) {
 		return true
 	}
 	b, err := r.index.Get(id)
@@ -108,7 +108,7 @@ func (r *Rights) MaySeeEvent(p Peer, e *index.Event) bool {
 // RecordSeen records that the peer was served a shared build, so that the build may be listed to
 // it.
 func (r *Rights) RecordSeen(p Peer, b *index.Build) {
-	if b.Scope != Shared || r.Administrator(p) {
+	if b.Scope != Shared || r.IsAdministrator(p) {
 		return
 	}
 	key := seenKey(p, b.ID)
@@ -131,8 +131,8 @@ type Limiter struct {
 	Interval time.Duration
 	Now      func() time.Time
 
-	mu   sync.Mutex
-	left map[uint32]*rate.Limiter // by user; guarded by mu; others have the whole burst
+	mu     sync.Mutex
+	tokens map[uint32]*rate.Limiter // by user; guarded by mu; others have the whole burst
 }
 
 // maxLimited bounds the users that are remembered at one time.
@@ -144,19 +144,19 @@ func (l *Limiter) Allow(user uint32) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.Now()
-	own := l.left[user]
+	own := l.tokens[user]
 	if own == nil {
-		if len(l.left) >= maxLimited {
+		if len(l.tokens) >= maxLimited {
 			l.forget(now)
 		}
-		if len(l.left) >= maxLimited {
+		if len(l.tokens) >= maxLimited {
 			return l.Interval, false
 		}
-		if l.left == nil {
-			l.left = make(map[uint32]*rate.Limiter)
+		if l.tokens == nil {
+			l.tokens = make(map[uint32]*rate.Limiter)
 		}
 		own = rate.NewLimiter(rate.Every(l.Interval), l.Burst)
-		l.left[user] = own
+		l.tokens[user] = own
 	}
 	r := own.ReserveN(now, 1)
 	if wait = r.DelayFrom(now); wait > 0 {
@@ -168,9 +168,9 @@ func (l *Limiter) Allow(user uint32) (wait time.Duration, ok bool) {
 
 // forget drops the users that have the whole burst again.
 func (l *Limiter) forget(now time.Time) {
-	for user, own := range l.left {
+	for user, own := range l.tokens {
 		if own.TokensAt(now) >= float64(l.Burst) {
-			delete(l.left, user)
+			delete(l.tokens, user)
 		}
 	}
 }
@@ -197,8 +197,8 @@ const SubUIDs = "/etc/subuid"
 // maxSubuid bounds what is read of the file.
 const maxSubuid = 1 << 20
 
-// Of returns the owner of a uid: the uid itself, unless it lies in the range of another user.
-func (o *Owners) Of(uid uint32) uint32 {
+// OwnerOf returns the owner of a uid: the uid itself, unless it lies in the range of another user.
+func (o *Owners) OwnerOf(uid uint32) uint32 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	path := cmp.Or(o.Path, SubUIDs)

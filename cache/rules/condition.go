@@ -63,9 +63,9 @@ func sameText(different bool) check {
 	return ofBoth(func(build, runtime string) string {
 		switch {
 		case build != runtime && !different:
-			return fmt.Sprintf("differs: %s, %s", shown(build), shown(runtime))
+			return fmt.Sprintf("differs: %s, %s", abbreviated(build), abbreviated(runtime))
 		case build == runtime && different:
-			return fmt.Sprintf("is %s on both sides", shown(build))
+			return fmt.Sprintf("is %s on both sides", abbreviated(build))
 		}
 		return ""
 	})
@@ -102,14 +102,14 @@ func versions(compare func(build, runtime version) (format string)) check {
 			return notComparable(runtime)
 		}
 		if format := compare(b, r); format != "" {
-			return fmt.Sprintf(format, shown(build), shown(runtime))
+			return fmt.Sprintf(format, abbreviated(build), abbreviated(runtime))
 		}
 		return ""
 	})
 }
 
 func notComparable(value string) string {
-	return fmt.Sprintf("%s is not a version and cannot be compared", shown(value))
+	return fmt.Sprintf("%s is not a version and cannot be compared", abbreviated(value))
 }
 
 type bound struct {
@@ -126,7 +126,7 @@ func bounded(side string, bounds []bound) check {
 		}
 		for _, b := range bounds {
 			if !slices.Contains(accepted[b.operator], v.compare(b.version, maxParts)) {
-				return fmt.Sprintf("of the %s, %s, is not %s %s", side, shown(value), b.operator, b.text)
+				return fmt.Sprintf("of the %s, %s, is not %s %s", side, abbreviated(value), b.operator, b.text)
 			}
 		}
 		return ""
@@ -143,7 +143,7 @@ func known(side string, unknown bool) check {
 		for _, side := range sides {
 			switch value := sideValue(side, build, runtime); {
 			case unknown && value != "":
-				return fmt.Sprintf("of the %s is known: %s", side, shown(value))
+				return fmt.Sprintf("of the %s is known: %s", side, abbreviated(value))
 			case !unknown && value == "":
 				return unknownText(side)
 			}
@@ -158,7 +158,7 @@ func oneOf(side string, values []string) check {
 		if slices.Contains(values, value) {
 			return ""
 		}
-		return fmt.Sprintf("of the %s, %s, is none of %s", side, shown(value), shown(strings.Join(values, ", ")))
+		return fmt.Sprintf("of the %s, %s, is none of %s", side, abbreviated(value), abbreviated(strings.Join(values, ", ")))
 	})
 }
 
@@ -170,7 +170,7 @@ func equivalent(groups [][]string) check {
 		}) {
 			return ""
 		}
-		return fmt.Sprintf("%s and %s are not equivalent", shown(build), shown(runtime))
+		return fmt.Sprintf("%s and %s are not equivalent", abbreviated(build), abbreviated(runtime))
 	})
 }
 
@@ -180,7 +180,7 @@ func covers(sets map[string]texts) check {
 		if slices.Contains(sets[build], runtime) {
 			return ""
 		}
-		return fmt.Sprintf("%s does not cover %s", shown(build), shown(runtime))
+		return fmt.Sprintf("%s does not cover %s", abbreviated(build), abbreviated(runtime))
 	})
 }
 
@@ -190,7 +190,7 @@ func matches(side string, re *regexp.Regexp) check {
 		if re.MatchString(value) {
 			return ""
 		}
-		return fmt.Sprintf("of the %s, %s, does not match", side, shown(value))
+		return fmt.Sprintf("of the %s, %s, does not match", side, abbreviated(value))
 	})
 }
 
@@ -295,7 +295,7 @@ func parseExpression(text string) (check, error) {
 }
 
 func notUnderstood(text string) error {
-	return fmt.Errorf("%q is not understood: it is \"same\", \"different\", \"build <= runtime\", \"runtime >= 1.2, < 2\" or \"build known\"", shown(text))
+	return fmt.Errorf("%q is not understood: it is \"same\", \"different\", \"build <= runtime\", \"runtime >= 1.2, < 2\" or \"build known\"", abbreviated(text))
 }
 
 func parseSame(text string, words []string) (check, error) {
@@ -306,7 +306,7 @@ func parseSame(text string, words []string) (check, error) {
 	parts, ok := partNames[words[1]]
 	if len(words) > 2 || !ok {
 		return nil, fmt.Errorf("%q is not understood: after %q write major, major.minor or "+
-			"major.minor.patch", shown(text), words[0])
+			"major.minor.patch", abbreviated(text), words[0])
 	}
 	return sameParts(parts, different), nil
 }
@@ -322,7 +322,7 @@ func parseBounds(side, text string) (check, error) {
 		b := bound{operator: operators[at], text: strings.TrimSpace(strings.TrimPrefix(one, operators[at]))}
 		var ok bool
 		if b.version, ok = parseVersion(b.text); !ok {
-			return nil, fmt.Errorf("%q is not a version", shown(b.text))
+			return nil, fmt.Errorf("%q is not a version", abbreviated(b.text))
 		}
 		bounds = append(bounds, b)
 	}

@@ -303,7 +303,7 @@ func (c *codes) Decode(v tomlfile.Value) {
 		case string:
 			code, ok := codeByName(raw)
 			if !ok {
-				one.Errorf("unknown error code %q: the codes are %s", shown(raw),
+				one.Errorf("unknown error code %q: the codes are %s", abbreviated(raw),
 					strings.Join(compilers.CodeNames, ", "))
 			}
 			*c = append(*c, code)

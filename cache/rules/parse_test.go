@@ -279,7 +279,7 @@ func TestLoadMergesFilesOfOneEP(t *testing.T) {
 	})
 	set, err := Load(dir)
 	require.NoError(t, err)
-	set = set.Over(Shipped())
+	set = set.Overriding(Shipped())
 	require.Equal(t, "n", set.Judge(qnn270, qnn270).Rule)
 	require.Empty(t, set.Judge(qnn250, qnn270).Rule, "replaced in one file is replaced")
 }
@@ -308,22 +308,22 @@ func TestOver(t *testing.T) {
 	class := func(s *Set) string { return s.Classify(ep, 10, "").Rule }
 
 	first := parse("[[ep." + ep + ".rule]]\nname = \"trusted pair\"\nwhen.ep_version = \"build " +
-		"<= runtime\"\nverdict = \"optimal\"\nreason = \"r\"\n").Over(Shipped())
+		"<= runtime\"\nverdict = \"optimal\"\nreason = \"r\"\n").Overriding(Shipped())
 	require.Equal(t, "trusted pair", judge(first))
 	require.Equal(t, "another release", first.Judge(openVINO181, openVINO140).Rule,
 		"what no rule of the administrator's decides is decided by the shipped ones")
 	require.Equal(t, "blob refused", class(first))
 	require.Equal(t, "newer loads older", first.Judge(qnn250, qnn270).Rule)
 
-	replaced := parse("[ep." + ep + "]\nreplace = true\n").Over(Shipped())
+	replaced := parse("[ep." + ep + "]\nreplace = true\n").Overriding(Shipped())
 	require.Empty(t, judge(replaced))
 	require.Equal(t, "invalid graph", class(replaced), "what is said of all EPs still counts")
-	require.Empty(t, parse("[ep.\"*\"]\nreplace = true\n").Over(replaced).Classify(ep, 10, "").Rule)
-	require.Empty(t, judge(parse("").Over(replaced)), "replaced stays replaced")
+	require.Empty(t, parse("[ep.\"*\"]\nreplace = true\n").Overriding(replaced).Classify(ep, 10, "").Rule)
+	require.Empty(t, judge(parse("").Overriding(replaced)), "replaced stays replaced")
 
 	require.Equal(t, "1.8.0 and 1.8.1", judge(Shipped()), "no set was changed")
-	require.Equal(t, "1.8.0 and 1.8.1", judge((*Set)(nil).Over(Shipped())))
-	require.Equal(t, "1.8.0 and 1.8.1", judge(Shipped().Over(nil)))
+	require.Equal(t, "1.8.0 and 1.8.1", judge((*Set)(nil).Overriding(Shipped())))
+	require.Equal(t, "1.8.0 and 1.8.1", judge(Shipped().Overriding(nil)))
 }
 
 func FuzzParse(f *testing.F) {

@@ -2,9 +2,9 @@
 // it, and what ONNX Runtime's error codes mean for each execution provider (EP).
 //
 // [Shipped] has epcached's own rules for the vendors' EPs; [Load] reads an administrator's TOML
-// files, and [Set.Over] puts them in front. [Set.Judge] compares the facts of a build with those of
-// a runtime's probe; [Set.Classify] whether a reported error means a stale build. doc/rules.md has
-// the format, shipped/ the sources of facts.
+// files, and [Set.Overriding] puts them in front. [Set.Judge] compares the facts of a build with
+// those of a runtime's probe; [Set.Classify] whether a reported error means a stale build.
+// doc/rules.md has the format, shipped/ the sources of facts.
 //
 //   - A Set is immutable and safe for concurrent use. The nil Set judges every pair as unknown.
 //   - Parse and Load return a whole Set or an error that names file, line, column, field and reason
@@ -82,8 +82,9 @@ type Judgement struct {
 	Reason  string // never empty
 }
 
-// Over gives a set in which s counts before base: its rules come first, and where it says replace for an EP, base's rules for that EP are left out.
-func (s *Set) Over(base *Set) *Set {
+// Overriding gives a set in which s counts before base: its rules come first, and where it says
+// replace for an EP, base's rules for that EP are left out.
+func (s *Set) Overriding(base *Set) *Set {
 	merged, sum := map[string]provider{}, [sha256.Size]byte{}
 	if base != nil {
 		maps.Copy(merged, base.eps)
@@ -125,7 +126,7 @@ func (s *Set) sections(ep string) []section {
 func (s *Set) Judge(build, runtime Facts) Judgement {
 	if build.EP != runtime.EP {
 		return Judgement{Reason: fmt.Sprintf("the build was compiled by %s, and the runtime's "+
-			"facts are those of %s", shown(build.EP), shown(runtime.EP))}
+			"facts are those of %s", abbreviated(build.EP), abbreviated(runtime.EP))}
 	}
 	var missed []string
 	for _, part := range s.sections(build.EP) {
@@ -181,14 +182,14 @@ const maxMissed = 12
 
 func noRule(ep string, missed []string) string {
 	if len(missed) == 0 {
-		return "there is no rule for " + shown(ep)
+		return "there is no rule for " + abbreviated(ep)
 	}
 	more := ""
 	if len(missed) > maxMissed {
 		more = fmt.Sprintf("; and %d more", len(missed)-maxMissed)
 		missed = missed[:maxMissed]
 	}
-	return "no rule for " + shown(ep) + " fits: " + strings.Join(missed, "; ") + more
+	return "no rule for " + abbreviated(ep) + " fits: " + strings.Join(missed, "; ") + more
 }
 
 //go:embed shipped/*.toml
@@ -270,7 +271,7 @@ func (s *Set) Classify(ep string, code int, text string) Class {
 		}
 	}
 	return Class{Name: Unclear, CodeName: name, Reason: fmt.Sprintf("unknown: %s of "+
-		"%s", name, shown(ep))}
+		"%s", name, abbreviated(ep))}
 }
 
 func codeByName(text string) (int, bool) {
@@ -387,7 +388,7 @@ func jsonValue(text string, keys []string) string {
 
 const maxShown = 120
 
-func shown(value string) string {
+func abbreviated(value string) string {
 	if value == "" {
 		return "unknown"
 	}
@@ -438,7 +439,7 @@ func (t template) fill(value func(name string) string) string {
 	var b strings.Builder
 	for i, piece := range t.pieces {
 		if i%2 == 1 {
-			piece = shown(value(piece))
+			piece = abbreviated(value(piece))
 		}
 		b.WriteString(piece)
 	}

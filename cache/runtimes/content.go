@@ -43,7 +43,7 @@ type Content struct {
 	files   []stampedFile
 	folders *folders // the same files, for looking often
 	// by EP: what an application shows that has a library of this content
-	shown         map[string]contents
+	clientDigests map[string]contents
 	librariesGone atomic.Bool // other files are in its place: nothing can be run with it any more
 }
 
@@ -84,7 +84,7 @@ func (rc *Content) filesUnchanged() bool {
 	}
 	inPlace := !slices.ContainsFunc(rc.folders.list, func(f stampedFolder) bool {
 		s, err := cas.StampPath(f.path)
-		return err != nil || s != f.own
+		return err != nil || s != f.ownStamp
 	})
 	for _, f := range rc.files {
 		s, err := cas.StampPath(f.path)
@@ -103,7 +103,7 @@ func (rc *Content) IsCurrent() bool { return rc.now() == rc.Machine && rc.filesU
 func (rc *Content) newest() time.Time {
 	var last int64
 	for _, f := range rc.folders.list {
-		last = max(last, f.own.Ctime)
+		last = max(last, f.ownStamp.Ctime)
 		for _, s := range f.stamps {
 			last = max(last, s.Ctime)
 		}
@@ -111,8 +111,8 @@ func (rc *Content) newest() time.Time {
 	return time.Unix(0, last)
 }
 
-// Same reports whether the libraries are, in content, what they were, on the same machine.
-func (rc *Content) Same(other *Content) bool {
+// SameLibraries reports whether the libraries are, in content, what they were, on the same machine.
+func (rc *Content) SameLibraries(other *Content) bool {
 	return rc.Spec.ORTVersion == other.Spec.ORTVersion && rc.ORT == other.ORT && maps.Equal(rc.Digests, other.Digests) && rc.Machine == other.Machine
 }
 
@@ -138,7 +138,7 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 	s.recallNoticed(rt)
 	now := func() MachineID { return rt.machineID(s.machine.ID()) }
 	rc := &Content{Spec: spec, find: find, Machine: now(), now: now,
-		Digests: make(map[string]cas.Digest), shown: make(map[string]contents),
+		Digests: make(map[string]cas.Digest), clientDigests: make(map[string]contents),
 		Attached: s.options.Attach()}
 	paths := []string{spec.ORTLibrary}
 	for _, l := range spec.EPs {
@@ -190,7 +190,7 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 		}
 		rc.Digests[l.EP] = d
 		if l.Tool == "" && !l.Elsewhere { // else more counts than an application shows
-			rc.shown[l.EP] = shown
+			rc.clientDigests[l.EP] = shown
 		}
 	}
 	for i := range rc.files {
@@ -265,12 +265,12 @@ type folders struct {
 // stampedFolder is a directory with files of a runtime. Its own times count too: a library that is added
 // beside the others may be one that the EP loads.
 type stampedFolder struct {
-	path   string // ends in a slash
-	open   int
-	own    cas.Stamp
-	names  []string
-	stamps []cas.Stamp
-	kept   []int // descriptors of the files; -1 for one that is not kept
+	path     string // ends in a slash
+	open     int
+	ownStamp cas.Stamp
+	names    []string
+	stamps   []cas.Stamp
+	openFDs  []int // descriptors of the files; -1 for one that is not kept
 }
 
 // openFolders groups the files by their directory.
@@ -293,7 +293,7 @@ func openFolders(files []stampedFile) (*folders, error) {
 			i = len(fs.list)
 			at[dir] = i
 			fs.list = append(fs.list, stampedFolder{path: dir, open: open})
-			if fs.list[i].own, err = cas.StampFD(open); err != nil {
+			if fs.list[i].ownStamp, err = cas.StampFD(open); err != nil {
 				fs.close()
 				return nil, err
 			}
@@ -301,27 +301,28 @@ func openFolders(files []stampedFile) (*folders, error) {
 		folder := &fs.list[i]
 		folder.names = append(folder.names, name)
 		folder.stamps = append(folder.stamps, f.stamp)
-		folder.kept = append(folder.kept, -1)
+		folder.openFDs = append(folder.openFDs, -1)
 	}
 	for i := range fs.list {
-		fs.list[i].keep(began)
+		fs.list[i].openFiles(began)
 	}
 	return fs, nil
 }
 
-// keep opens the files of a folder that was stamped at that time or later, because to look up their names
-// takes half of the daemon's work for a hit. No others can be under the names unnoticed: that moves the
-// folder's times, which are compared at each hit. They count on some file systems, and if the folder had
-// been left alone, because two changes within one tick look like one. Mounts are reported by the kernel.
-// Links are looked up. A replaced file's space is freed with the folder's descriptors.
-func (f *stampedFolder) keep(at time.Time) {
-	if _, believable := filestamp.FileSystem(f.open); !believable || !filestamp.LeftAlone(at, f.own) {
+// openFiles opens the files of a folder that was stamped at that time or later, because to look up
+// their names takes half of the daemon's work for a hit. No others can be under the names
+// unnoticed: that moves the folder's times, which are compared at each hit. They count on some file
+// systems, and if the folder had been left alone, because two changes within one tick look like
+// one. Mounts are reported by the kernel. Links are looked up. A replaced file's space is freed
+// with the folder's descriptors.
+func (f *stampedFolder) openFiles(at time.Time) {
+	if _, believable := filestamp.FileSystem(f.open); !believable || !filestamp.LeftAlone(at, f.ownStamp) {
 		return
 	}
 	for i, name := range f.names {
 		fd, _ := unix.Openat(f.open, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0) // or -1
 		if s, err := cas.StampFD(fd); err == nil && s == f.stamps[i] {
-			f.kept[i] = fd
+			f.openFDs[i] = fd
 		} else {
 			_ = unix.Close(fd) // a link, or another file by now
 		}
@@ -351,7 +352,7 @@ func (fs *folders) release() {
 	// They were only looked at.
 	_ = unix.Close(fs.mounts)
 	for _, f := range fs.list {
-		for _, fd := range append(f.kept, f.open) {
+		for _, fd := range append(f.openFDs, f.open) {
 			_ = unix.Close(fd)
 		}
 	}
@@ -377,17 +378,17 @@ func (fs *folders) unchanged() bool {
 
 func (f *stampedFolder) unchanged(open, byName bool) bool {
 	now, err := cas.StampPath(f.path)
-	if err != nil || now != f.own {
+	if err != nil || now != f.ownStamp {
 		return false
 	}
 	for i, name := range f.names {
 		switch {
 		case !open:
 			now, err = cas.StampPath(f.path + name)
-		case byName || f.kept[i] < 0:
+		case byName || f.openFDs[i] < 0:
 			now, err = cas.StampThrough(f.open, name)
 		default:
-			now, err = cas.StampFD(f.kept[i])
+			now, err = cas.StampFD(f.openFDs[i])
 		}
 		if err != nil || now != f.stamps[i] {
 			return false

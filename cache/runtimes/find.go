@@ -272,7 +272,7 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 // equals reports whether an application that shows these libraries, by EP, has what this runtime has.
 func (rc *Content) equals(shown map[string]contents) bool {
 	for ep, have := range shown {
-		if want := rc.shown[ep]; want == nil || !maps.Equal(want, have) {
+		if want := rc.clientDigests[ep]; want == nil || !maps.Equal(want, have) {
 			return false
 		}
 	}

@@ -80,8 +80,8 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 			if _, ok := filestamp.FileSystem(fs.list[0].open); !ok {
 				t.Skip("SKIPPED: the times of this file system are not believed")
 			}
-			require.Positive(t, fs.list[0].kept[0])
-			require.Negative(t, fs.list[0].kept[1], "a link is looked up by its name")
+			require.Positive(t, fs.list[0].openFDs[0])
+			require.Negative(t, fs.list[0].openFDs[1], "a link is looked up by its name")
 			require.True(t, fs.unchanged())
 			if err := change(lib, filepath.Join(filepath.Dir(lib), "beside")); err == unix.EPERM {
 				t.Skip("SKIPPED: this process may not mount")
@@ -106,7 +106,7 @@ func TestDescriptorsAreClosedByTheLastComparison(t *testing.T) {
 	require.NoError(t, err)
 	fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}})
 	require.NoError(t, err)
-	descriptors := append(fs.list[0].kept, fs.list[0].open, fs.mounts)
+	descriptors := append(fs.list[0].openFDs, fs.list[0].open, fs.mounts)
 	open := func() (n int) {
 		for _, fd := range descriptors {
 			if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {

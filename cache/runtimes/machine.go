@@ -166,8 +166,8 @@ func (m *Machine) noteFirst(now MachineID) {
 	close(m.looked)
 }
 
-// Unreadable lists the sources that the last look could not read.
-func (m *Machine) Unreadable() (errs []error) {
+// UnreadableSources lists the sources that the last look could not read.
+func (m *Machine) UnreadableSources() (errs []error) {
 	for _, d := range m.known() {
 		if d.err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", d, d.err))

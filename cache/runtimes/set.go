@@ -170,8 +170,8 @@ func (s *Set) All() []*Runtime {
 // Has reports whether the runtime may still be used: it was not taken out of the set.
 func (s *Set) Has(rt *Runtime) bool { return slices.Contains(s.All(), rt) }
 
-// Named returns the runtime of that name that has the build's EPs, nil if none is known.
-func (s *Set) Named(name string, b *index.Build) *Runtime {
+// ByName returns the runtime of that name that has the build's EPs, nil if none is known.
+func (s *Set) ByName(name string, b *index.Build) *Runtime {
 	for _, rt := range s.All() {
 		if rc := rt.LastContent(); rt.Name == name && rc != nil && rc.HasEvery(b) {
 			return rt
@@ -394,7 +394,7 @@ func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 	}
 	rt.state.Store(&stateReady)
 	s.watch(rt, rc)
-	if before == nil || !before.Same(rc) {
+	if before == nil || !before.SameLibraries(rc) {
 		if before != nil {
 			s.log.Info("runtime changed", "runtime", rt.Name)
 			before.librariesGone.Store(true)
@@ -455,7 +455,7 @@ func (s *Set) findContent(ctx context.Context, rt *Runtime, before *Content) (*C
 // settlingTime is how long the files must still be at rest before they are believed to be all
 // there.
 func (s *Set) settlingTime(rc, before *Content) time.Duration {
-	if before == nil || before.Same(rc) {
+	if before == nil || before.SameLibraries(rc) {
 		return 0
 	}
 	since := time.Since(rc.newest())

@@ -112,7 +112,7 @@ func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 // find notes where the models of a request are found again.
 func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	for i, model := range r.AllModels() {
-		s, err := l.Sources.References.Reference(context.Background(), model, r.Peer.UID == l.Sources.UID)
+		s, err := l.Sources.References.RememberPaths(context.Background(), model, r.Peer.UID == l.Sources.UID)
 		if err == nil && !validPaths(s) {
 			err = errors.New("a path is not UTF-8")
 		}
@@ -128,9 +128,9 @@ func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	return nil
 }
 
-// Rows returns the jobs that earlier daemons had not completed. It is called before requests are
-// accepted.
-func (l *Backlog) Rows() map[string][]byte {
+// UnfinishedJobs returns the jobs that earlier daemons had not completed. It is called before
+// requests are accepted.
+func (l *Backlog) UnfinishedJobs() map[string][]byte {
 	rows, err := l.Sources.Store.Index().Wanted.All()
 	if err != nil {
 		l.Log.Warn("cannot read queued compiles", "error", err)
@@ -138,7 +138,7 @@ func (l *Backlog) Rows() map[string][]byte {
 	return rows
 }
 
-// Resume queues again what Rows returned, the oldest first.
+// Resume queues again what UnfinishedJobs returned, the oldest first.
 func (l *Backlog) Resume(ctx context.Context, rows map[string][]byte) {
 	type queued struct {
 		id string

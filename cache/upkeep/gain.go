@@ -84,8 +84,8 @@ func (gs *Gains) Interrupt() {
 	}
 }
 
-// Of returns what is known of the build. It is on the path of each hit.
-func (gs *Gains) Of(id index.BuildID) Gain {
+// ForBuild returns what is known of the build. It is on the path of each hit.
+func (gs *Gains) ForBuild(id index.BuildID) Gain {
 	g, ok := gs.known.Load(id)
 	if ok {
 		return g
@@ -171,7 +171,7 @@ func (gs *Gains) loadBoth(ctx context.Context, at *request.Attempt, b *index.Bui
 		if err := fitsAboveFloor(o.Store, at.AllFiles()); err != nil {
 			return g, err
 		}
-		source, remove, err := o.Workspaces.Copy(ctx, at.Request, at.Plan.Canonical)
+		source, remove, err := o.Workspaces.CopyModels(ctx, at.Request, at.Plan.Canonical)
 		defer remove()
 		if err != nil {
 			return g, err

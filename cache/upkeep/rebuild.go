@@ -75,12 +75,12 @@ type Rebuilds struct {
 	ctx     context.Context // of the work
 	work    sync.WaitGroup
 
-	mu      sync.Mutex // guards the rest
-	serving int        // goroutines that work on tasks, or would if there were as many jobs
-	closed  bool
-	tasks   map[taskKey]*task
-	held    int           // tasks that hold a request's files
-	changed chan struct{} // closed and replaced when there may be something to do
+	mu             sync.Mutex // guards the rest
+	serving        int        // goroutines that work on tasks, or would if there were as many jobs
+	closed         bool
+	tasks          map[taskKey]*task
+	tasksWithFiles int           // tasks that hold a request's files
+	changed        chan struct{} // closed and replaced when there may be something to do
 }
 
 // taskKey: one build of a request, scope and runtime is compiled at a time, whichever earlier build
@@ -94,11 +94,11 @@ type taskKey struct {
 // task is a wish in the queue.
 type task struct {
 	Rebuild
-	compile   Compile
-	asked     *request.Request // with duplicates of its files; nil: none is held
-	keepUntil time.Time
-	same      func() bool     // Outcome.Same of the last try that got so far
-	again     *RebuildRequest // arrived while the task was running
+	compile     Compile
+	request     *request.Request // with duplicates of its files; nil: none is held
+	keepUntil   time.Time
+	same        func() bool     // Outcome.Same of the last try that got so far
+	nextRequest *RebuildRequest // arrived while the task was running
 }
 
 func (t *task) key() taskKey { return taskKey{t.RequestKey, t.Scope, t.Runtime} }
@@ -152,7 +152,7 @@ func (q *Rebuilds) Enqueue(w RebuildRequest) {
 	case t.State == Running:
 		again := w
 		again.Asked = nil
-		t.again = &again // the libraries may have changed under it
+		t.nextRequest = &again // the libraries may have changed under it
 		return
 	case t.State == Queued:
 		t.Refresh = t.Refresh || w.Refresh
@@ -178,10 +178,10 @@ func (t *task) sameLibraries() bool { return t.same == nil || t.same() }
 // keepFiles keeps a request's files open for a task that is going to run soon, if possible. The
 // caller holds mu.
 func (q *Rebuilds) keepFiles(t *task, w *RebuildRequest, now time.Time) bool {
-	if t.asked != nil {
+	if t.request != nil {
 		return true
 	}
-	if w.Asked == nil || q.held >= maxTasksWithFiles || len(w.Asked.Descriptors()) > maxHeldFiles ||
+	if w.Asked == nil || q.tasksWithFiles >= maxTasksWithFiles || len(w.Asked.Descriptors()) > maxHeldFiles ||
 		q.options.Limits().window.untilOpen(now) > 0 {
 		return false
 	}
@@ -190,17 +190,17 @@ func (q *Rebuilds) keepFiles(t *task, w *RebuildRequest, now time.Time) bool {
 		q.options.Log.Warn("cannot keep a request's files open", "model", t.ModelName, "error", err)
 		return false
 	}
-	t.asked, t.compile, t.keepUntil = own, w.Compile, now.Add(keepFilesFor)
-	q.held++
+	t.request, t.compile, t.keepUntil = own, w.Compile, now.Add(keepFilesFor)
+	q.tasksWithFiles++
 	return true
 }
 
 // closeFiles closes the files that the task holds.
 func (q *Rebuilds) closeFiles(t *task) {
-	if t.asked != nil {
-		t.asked.Close()
-		t.asked = nil
-		q.held--
+	if t.request != nil {
+		t.request.Close()
+		t.request = nil
+		q.tasksWithFiles--
 	}
 }
 

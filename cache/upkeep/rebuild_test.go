@@ -35,10 +35,10 @@ func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
 			}
 			r.Graph = r.External["0"]
 			q.Enqueue(RebuildRequest{Build: &index.Build{}, Asked: r, Delay: time.Hour})
-			require.Equal(t, c.held, q.held == 1)
+			require.Equal(t, c.held, q.tasksWithFiles == 1)
 			cancel()
 			q.Close()
-			require.Zero(t, q.held)
+			require.Zero(t, q.tasksWithFiles)
 		})
 	}
 }

@@ -55,7 +55,7 @@ func (r *Recompiler) RebuildRequest(b *index.Build, rt *runtimes.Runtime, why st
 // have made it. A request that it answers, nil if there is none, may bring the model.
 func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request.Request) {
 	r.Log.Debug("rebuild needed", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
-	w := r.RebuildRequest(b, r.Planner.Runtimes.Named(runtime, b), why, asked)
+	w := r.RebuildRequest(b, r.Planner.Runtimes.ByName(runtime, b), why, asked)
 	w.Refresh = true
 	r.Queue.Enqueue(w)
 }
@@ -100,7 +100,7 @@ func (t rebuildRun) compile(ctx context.Context, what Rebuild, asked *request.Re
 			tried := at.Content
 			out.Same = func() bool {
 				now := rt.LastContent()
-				return now == nil || now.Same(tried)
+				return now == nil || now.SameLibraries(tried)
 			}
 		}
 		err = t.whyNeeded(builds, at.Plan)

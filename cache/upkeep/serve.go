@@ -29,12 +29,12 @@ func (q *Rebuilds) paused(now time.Time) (paused bool, wait time.Duration) {
 // Start begins the work. It ends with the context.
 func (q *Rebuilds) Start(ctx context.Context, o Options) {
 	q.options, q.ctx, q.tasks, q.changed = o, ctx, make(map[taskKey]*task), make(chan struct{})
-	q.Adjust()
+	q.ApplyLimits()
 }
 
-// Adjust follows the limits that are in force now. Running rebuilds continue. If rebuilds are
+// ApplyLimits follows the limits that are in force now. Running rebuilds continue. If rebuilds are
 // switched off, the others are dropped.
-func (q *Rebuilds) Adjust() {
+func (q *Rebuilds) ApplyLimits() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -162,7 +162,7 @@ func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 		}
 	}
 	for _, t := range q.tasks {
-		if t.asked != nil && t.State != Running {
+		if t.request != nil && t.State != Running {
 			if now.After(t.keepUntil) {
 				q.closeFiles(t)
 			} else {
@@ -203,7 +203,7 @@ func (q *Rebuilds) byUse(list []ranked) {
 // run compiles for a task that next returned, and returns how much processor time that took.
 func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	q.mu.Lock()
-	compile, what, asked := t.compile, t.Rebuild, t.asked
+	compile, what, asked := t.compile, t.Rebuild, t.request
 	q.mu.Unlock()
 	out := compile(ctx, what, asked)
 	q.mu.Lock()
@@ -212,8 +212,8 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	if out.Same != nil {
 		t.same = out.Same
 	}
-	again := t.again
-	t.again = nil
+	again := t.nextRequest
+	t.nextRequest = nil
 	switch {
 	case ctx.Err() != nil:
 		t.State = Queued

@@ -19,10 +19,10 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Fetch returns a user's files with copies in place of those on file systems that may never answer,
-// if they are read. They are copied in processes of their own: few at a time for each
-// user and in all. The caller calls remove, in any case, when it no longer needs the files.
-func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read func(int) bool) (
+// CopySlowFiles returns a user's files with copies in place of those on file systems that may never
+// answer, if they are read. They are copied in processes of their own: few at a time for each user
+// and in all. The caller calls remove, in any case, when it no longer needs the files.
+func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File, read func(int) bool) (
 	local []*os.File, remove func(), err error) {
 	folder, removeFolder, err := in.Store.Stage("slow-")
 	var copies []*os.File

@@ -38,8 +38,8 @@ type Maker struct {
 	Runtimes *runtimes.Set // remember the results of Remember
 	Checks   *jobs.Queue   // bounds the load checks, comparisons and conversions that run at a time
 	Owner    func(uid uint32) uint32
-	Slow     *keyed.Shares[uint32] // bounds the copies of Fetch, by owner
-	slow     atomic.Int64          // bytes of the copies of Fetch that exist or are being made
+	Slow     *keyed.Shares[uint32] // bounds the copies of CopySlowFiles, by owner
+	slow     atomic.Int64          // bytes of the copies of CopySlowFiles that exist or are being made
 }
 
 // AcquireSlot waits for one of Checks for the request, which may be nil: for none.
@@ -56,7 +56,7 @@ func WithCopy[T any](
 	in *Maker, record identity.Record, find func(ctx context.Context, graph string) (T, error),
 ) func(context.Context, *request.Request) (T, error) {
 	return func(ctx context.Context, r *request.Request) (out T, err error) {
-		j, remove, err := in.Copy(ctx, r, record)
+		j, remove, err := in.CopyModels(ctx, r, record)
 		defer remove()
 		if err != nil {
 			return out, err
@@ -65,9 +65,9 @@ func WithCopy[T any](
 	}
 }
 
-// Copy makes private copies of the request's models, proven to be what its key was made of. remove
-// may be called in any case.
-func (in *Maker) Copy(ctx context.Context, r *request.Request, record identity.Record) (
+// CopyModels makes private copies of the request's models, proven to be what its key was made of.
+// remove may be called in any case.
+func (in *Maker) CopyModels(ctx context.Context, r *request.Request, record identity.Record) (
 	w *Workspace, remove func(), err error) {
 	w = New(r, &record, jobs.NewID()[:16])
 	if w.Folder, remove, err = in.Store.Stage("own-"); err == nil {

@@ -20,7 +20,7 @@ type job struct {
 	req     workerproto.Request
 	in      *bufio.Reader // that the request came from
 	env     *ort.Env
-	tell    func(workerproto.Event) error
+	report  func(workerproto.Event) error
 	result  workerproto.Result
 	devices [][]ort.Device // per EP: those that were chosen
 
@@ -146,14 +146,14 @@ func (j *job) register() error {
 		j.devices = append(j.devices, chosen)
 		j.result.EPs = append(j.result.EPs, describeEP(ep, chosen))
 	}
-	return j.tell(workerproto.Event{EPs: j.result.EPs, Memory: peakMemory()})
+	return j.report(workerproto.Event{EPs: j.result.EPs, Memory: peakMemory()})
 }
 
-func (j *job) phase(name string) error { return j.tell(workerproto.Event{Phase: name}) }
+func (j *job) phase(name string) error { return j.report(workerproto.Event{Phase: name}) }
 
 // modelPhase also tells which of the request's models the work is at, so that a crash can be laid to it.
 func (j *job) modelPhase(name string, member int) error {
-	return j.tell(workerproto.Event{Phase: name, Member: member + 1})
+	return j.report(workerproto.Event{Phase: name, Member: member + 1})
 }
 
 func (j *job) options() (*ort.SessionOptions, error) {

@@ -32,7 +32,7 @@ func work() int {
 	if err != nil {
 		return failed(workerproto.ExitProtocol, err)
 	}
-	j := &job{req: req, in: lines, tell: func(e workerproto.Event) error { return workerproto.WriteEvent(out, e) }}
+	j := &job{req: req, in: lines, report: func(e workerproto.Event) error { return workerproto.WriteEvent(out, e) }}
 	event, status := j.answer()
 	if err := workerproto.WriteEvent(out, event); err != nil {
 		return failed(workerproto.ExitProtocol, err)

@@ -43,10 +43,10 @@ type process struct {
 	// recreates the process's own files after the state directory was removed; may be nil
 	recreate func() error
 
-	startedBy string         // as in wire.StatusReply
-	stop      func(*os.File) // as in backend
-	mu        sync.Mutex     // guards ends
-	ends      []*os.File     // clients wait for the end of these, which is that of the process
+	startedBy   string         // as in wire.StatusReply
+	stop        func(*os.File) // as in backend
+	mu          sync.Mutex     // guards ends
+	stopReasons []*os.File     // clients wait for the end of these, which is that of the process
 
 	systemdListener *os.File    // the socket that systemd passed; nil: none, or not looked for yet
 	opening         atomic.Bool // systemd was told how far the opening of a large store is
@@ -83,7 +83,7 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 	defer stop(nil)
 	p.stop = func(end *os.File) {
 		p.mu.Lock()
-		p.ends = append(p.ends, end)
+		p.stopReasons = append(p.stopReasons, end)
 		p.mu.Unlock()
 		stop(nil)
 	}
@@ -215,7 +215,7 @@ func (p *process) answer(
 	}
 	systemd.Notify(log, ready)
 	defer systemd.Watchdog(ctx, log)()
-	unneeded, stop := idle.Watch(p.idle, e.places, server, c.Idle)
+	unneeded, stop := idle.Watch(p.idle, e.requiredFiles, server, c.Idle)
 	defer stop()
 	end := begin()
 	defer end()
@@ -250,12 +250,12 @@ func (p *process) answer(
 }
 
 type socketEntrance struct {
-	server  *unixsock.Server
-	backend *backend.Backend
-	log     *slog.Logger
-	listen  func() error        // begins to serve, once
-	places  []idle.RequiredFile // as they were before a client could know of the socket; set by listen
-	ended   chan error          // why the server has ended
+	server        *unixsock.Server
+	backend       *backend.Backend
+	log           *slog.Logger
+	listen        func() error        // begins to serve, once
+	requiredFiles []idle.RequiredFile // as they were before a client could know of the socket; set by listen
+	ended         chan error          // why the server has ended
 }
 
 func (p *process) newEntrance(socket string, log *slog.Logger) *socketEntrance {
@@ -270,7 +270,7 @@ func (p *process) newEntrance(socket string, log *slog.Logger) *socketEntrance {
 			return err
 		}
 		e.backend.Socket, e.backend.StartedBy = l.Addr().String(), p.startedBy
-		e.places = idle.RequiredFiles(e.backend.Socket)
+		e.requiredFiles = idle.RequiredFiles(e.backend.Socket)
 		go func() { e.ended <- e.server.Serve(context.Background(), l) }()
 		if p.ready != nil {
 			p.ready()

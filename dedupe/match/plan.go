@@ -166,12 +166,12 @@ func (b *builder) gap(end int64, own cover) {
 
 func (b *builder) literalTo(end int64) {
 	if n := end - b.at; n > 0 {
-		from := b.keep(b.at, n)
+		from := b.addLiteral(b.at, n)
 		b.push(dedupe.Extent{Length: n, From: from, Container: b.literal})
 	}
 }
 
-func (b *builder) keep(at, n int64) int64 {
+func (b *builder) addLiteral(at, n int64) int64 {
 	from := b.size
 	b.size += n
 	if k := len(b.literals); k > 0 && b.literals[k-1].From+b.literals[k-1].Length == at {
@@ -191,7 +191,7 @@ func (b *builder) copy(m match) {
 				Period: distance, Container: last.Container})
 			return
 		}
-		b.push(dedupe.Extent{Length: m.length, From: b.keep(m.at, distance), Period: distance,
+		b.push(dedupe.Extent{Length: m.length, From: b.addLiteral(m.at, distance), Period: distance,
 			Container: b.literal})
 		return
 	}

@@ -52,7 +52,7 @@ func (q *quietRanges) search() []match {
 	}
 	q.slots = make([]int32, size)
 	for k := range q.ranges {
-		q.one(k)
+		q.searchOne(k)
 	}
 	return q.found
 }
@@ -64,11 +64,11 @@ func (q *quietRanges) end(k int) int {
 	return len(q.bytes)
 }
 
-func (q *quietRanges) one(k int) {
+func (q *quietRanges) searchOne(k int) {
 	r, end := q.ranges[k], q.end(k)
 	done := r.pos
 	for i := r.pos; i+windowSize <= end; {
-		from, known := q.place(i)
+		from, known := q.positionOf(i)
 		if !known {
 			i += quietStep
 			continue
@@ -86,8 +86,8 @@ func (q *quietRanges) one(k int) {
 	}
 }
 
-// place returns where the window at i stood before, or remembers it.
-func (q *quietRanges) place(i int) (from int, known bool) {
+// positionOf returns where the window at i stood before, or remembers it.
+func (q *quietRanges) positionOf(i int) (from int, known bool) {
 	w := q.bytes[i : i+windowSize]
 	k := int(keyOf(w)>>20) & (len(q.slots) - 1)
 	for range maxProbe {
@@ -191,12 +191,12 @@ func extend(b []byte, at, period, least int) (from, to int) {
 type selfCopies struct {
 	*matcher
 	comparer
-	spare  int64 // bytes that may still be compared in vain
-	end    int64 // of the latest range that is a copy
-	heard  int64 // the latest anchor
-	quiet  quietRanges
-	places []int64
-	warm   uint64 // nothing; see table.touch
+	spare     int64 // bytes that may still be compared in vain
+	end       int64 // of the latest range that is a copy
+	heard     int64 // the latest anchor
+	quiet     quietRanges
+	positions []int64
+	warm      uint64 // nothing; see table.touch
 }
 
 func (o *selfCopies) done() error {
@@ -274,8 +274,8 @@ func (o *selfCopies) run(r run) error {
 // anchor looks whether what stands around an anchor of the target stands earlier in it.
 func (o *selfCopies) anchor(a anchor) (bool, error) {
 	best := match{}
-	o.places = o.table.lookup(a.key, o.places[:0])
-	for _, from := range o.places {
+	o.positions = o.table.lookup(a.key, o.positions[:0])
+	for _, from := range o.positions {
 		if o.spare <= 0 {
 			break
 		}

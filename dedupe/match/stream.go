@@ -71,9 +71,9 @@ type part struct {
 	spare int64 // bytes that may still be compared in vain
 	found []match
 
-	anchors []anchor // of the latest step
-	places  []int64  // of the latest anchor in the target
-	warm    uint64   // nothing; see table.touch
+	anchors        []anchor // of the latest step
+	matchPositions []int64  // of the latest anchor in the target
+	warm           uint64   // nothing; see table.touch
 }
 
 func (p *part) run(from int64) ([]match, error) {
@@ -121,8 +121,8 @@ func (p *part) window(b []byte, pos, n int64) (int64, error) {
 			if a.at < after {
 				continue
 			}
-			p.places = p.table.lookup(a.key, p.places[:0])
-			end, err := p.try(a.at, p.places)
+			p.matchPositions = p.table.lookup(a.key, p.matchPositions[:0])
+			end, err := p.try(a.at, p.matchPositions)
 			if err != nil {
 				return 0, err
 			}

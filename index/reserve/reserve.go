@@ -30,8 +30,8 @@ type Reserve struct {
 	fs   cas.FS
 	path string
 
-	mu   sync.Mutex // one change at a time
-	told bool       // that it cannot be made; guarded by mu
+	mu     sync.Mutex // one change at a time
+	warned bool       // that it cannot be made; guarded by mu
 }
 
 // New returns the reserve of a state directory.
@@ -49,14 +49,14 @@ func (r *Reserve) UseSome(fn func() error) error { return r.use(Piece, fn) }
 func (r *Reserve) use(least int64, fn func() error) error {
 	for {
 		err := fn()
-		if !cas.IsDiskFull(err) || !r.give(least) {
+		if !cas.IsDiskFull(err) || !r.freeBlocks(least) {
 			return err
 		}
 	}
 }
 
-// give gives a piece up, and reports whether there was one above the least.
-func (r *Reserve) give(least int64) bool {
+// freeBlocks gives a piece up, and reports whether there was one above the least.
+func (r *Reserve) freeBlocks(least int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	size := r.Size()
@@ -107,11 +107,11 @@ func (r *Reserve) Replenish(free int64) error {
 		return nil
 	}
 	err := r.make()
-	if err == nil || r.told {
-		r.told = err != nil
+	if err == nil || r.warned {
+		r.warned = err != nil
 		return nil
 	}
-	r.told = true
+	r.warned = true
 	return fmt.Errorf("reserve for a full disk: %w", err)
 }
 

@@ -285,7 +285,7 @@ func (s *Settings) LoadRules() (*rules.Set, error) {
 	if err != nil {
 		return nil, fmt.Errorf("field \"rules\": %w", err)
 	}
-	return own.Over(rules.Shipped()), nil
+	return own.Overriding(rules.Shipped()), nil
 }
 
 // CheckUnpackedDir looks whether unpacked_dir, where there is one, is a folder in which the daemon can make its own: without that it does not

@@ -67,7 +67,7 @@ func (v Value) Keys() []string {
 }
 
 // Position gives the place of the value, the zero Position where the document does not have it.
-func (v Value) Position() Position { return v.places[pathKey(v.Path)] }
+func (v Value) Position() Position { return v.positions[pathKey(v.Path)] }
 
 // AddError makes an Error with the place of the value.
 func (v Value) AddError(text string) *Error { return &Error{v.File, v.Position(), Spell(v.Path), text} }

@@ -35,11 +35,11 @@ type Document struct {
 	Warnings Errors                        // of those
 	Note     func(Value, func() any)       // hears of each single field, and how to get its value; may be nil
 
-	folder string // of the file, absolute
-	values map[string]any
-	places map[string]Position
-	errs   Errors
-	more   int // mistakes beyond maxErrors
+	folder        string // of the file, absolute
+	values        map[string]any
+	positions     map[string]Position
+	errs          Errors
+	omittedErrors int // mistakes beyond maxErrors
 }
 
 // Read reads a file; "" is an empty one. The error is an Errors where the content is what is wrong.
@@ -71,7 +71,7 @@ func WithoutPath(err error) error {
 // Parse reads the text of a file of that name. The error is an Errors where the content is what is
 // wrong.
 func Parse(file string, text []byte) (*Document, error) {
-	d := &Document{File: file, values: map[string]any{}, places: map[string]Position{}}
+	d := &Document{File: file, values: map[string]any{}, positions: map[string]Position{}}
 	if len(text) > MaxSize {
 		return nil, fmt.Errorf("%s: larger than %d bytes", file, MaxSize)
 	}
@@ -106,7 +106,7 @@ func (d *Document) Absolute(path string) string {
 // Add notes a mistake.
 func (d *Document) Add(e *Error) {
 	if len(d.errs) == maxErrors {
-		d.more++
+		d.omittedErrors++
 		return
 	}
 	d.errs = append(d.errs, e)
@@ -119,8 +119,8 @@ func (d *Document) Err() error {
 	}
 	all := slices.Clone(d.errs)
 	all.Sort()
-	if d.more > 0 {
-		all = append(all, &Error{File: d.File, Text: fmt.Sprintf("and %d more mistakes", d.more)})
+	if d.omittedErrors > 0 {
+		all = append(all, &Error{File: d.File, Text: fmt.Sprintf("and %d more mistakes", d.omittedErrors)})
 	}
 	return all
 }

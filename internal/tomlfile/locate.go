@@ -40,11 +40,11 @@ func locate(d *Document, text []byte) *Error {
 			}
 			l.last[pathKey(prefix)] = index
 			prefix = append(prefix, strconv.Itoa(index))
-			l.places[pathKey(prefix)] = at
+			l.positions[pathKey(prefix)] = at
 		case unstable.KeyValue:
 			wrong = l.keyValue(prefix, e)
 		}
-		if wrong == nil && len(l.places) > maxValues {
+		if wrong == nil && len(l.positions) > maxValues {
 			wrong = l.tooMany(Position{})
 		}
 		if wrong != nil {
@@ -74,8 +74,8 @@ func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Pos
 		if at = l.position(it.Node()); len(path) > maxDepth {
 			return nil, at, l.tooDeep(at)
 		}
-		if _, again := l.places[pathKey(path)]; !again { // else a table that is opened again
-			l.places[pathKey(path)] = at
+		if _, again := l.positions[pathKey(path)]; !again { // else a table that is opened again
+			l.positions[pathKey(path)] = at
 		}
 	}
 	return path, at, nil
@@ -87,7 +87,7 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 		return nil
 	}
 	if len(path) >= maxDepth {
-		return l.tooDeep(l.places[pathKey(path)])
+		return l.tooDeep(l.positions[pathKey(path)])
 	}
 	index := 0
 	for it := v.Children(); it.Next(); {
@@ -103,12 +103,12 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 		}
 		inner := append(slices.Clone(path), strconv.Itoa(index))
 		index++
-		l.places[pathKey(inner)] = l.places[pathKey(path)]
+		l.positions[pathKey(inner)] = l.positions[pathKey(path)]
 		if child.Raw.Length > 0 { // arrays and tables have no range of their own
-			l.places[pathKey(inner)] = l.position(child)
+			l.positions[pathKey(inner)] = l.position(child)
 		}
-		if len(l.places) > maxValues {
-			return l.tooMany(l.places[pathKey(inner)])
+		if len(l.positions) > maxValues {
+			return l.tooMany(l.positions[pathKey(inner)])
 		}
 		if wrong := l.value(inner, child); wrong != nil {
 			return wrong

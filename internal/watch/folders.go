@@ -74,9 +74,9 @@ func explain(err error) error {
 // Folders are watched, never files, because a watch on a file dies with it and does not see the next
 // file of that name.
 type folders struct {
-	open func() (notifier, error)
-	tell func(news)
-	wg   *sync.WaitGroup // of the readers
+	open   func() (notifier, error)
+	notify func(news)
+	wg     *sync.WaitGroup // of the readers
 
 	// rearm is held while the kernel is asked for something, and taken before mu.
 	// The readers and the loop never take it, because its holder may block on a file system.
@@ -99,8 +99,8 @@ type news struct {
 
 var errClosed = errors.New("the watcher is closed")
 
-// hold has the kernel tell the subject of a name in a folder, and adds the name to needs.
-func (t *folders) hold(s *subject, needs map[int32]need, path, name string) error {
+// watchFolder has the kernel tell the subject of a name in a folder, and adds the name to needs.
+func (t *folders) watchFolder(s *subject, needs map[int32]need, path, name string) error {
 	t.rearm.Lock()
 	defer t.rearm.Unlock()
 	n, err := t.notifier()
@@ -148,8 +148,8 @@ func (t *folders) notifier() (notifier, error) {
 	return t.system, nil
 }
 
-// keep forgets all that the subject needed but these, and ends watches without users.
-func (t *folders) keep(s *subject, needs map[int32]need) {
+// watchNeeds forgets all that the subject needed but these, and ends watches without users.
+func (t *folders) watchNeeds(s *subject, needs map[int32]need) {
 	t.rearm.Lock()
 	defer t.rearm.Unlock()
 	t.mu.Lock()
@@ -211,7 +211,7 @@ func (t *folders) read(n notifier) {
 		}
 		if err != nil {
 			_ = t.dropNotifier(n) // the next look opens another
-			t.tell(news{all: err})
+			t.notify(news{all: err})
 			return
 		}
 		for b := buffer[:size]; len(b) >= unix.SizeofInotifyEvent; {
@@ -221,9 +221,9 @@ func (t *folders) read(n notifier) {
 			name := bytes.TrimRight(b[unix.SizeofInotifyEvent:end], "\x00")
 			b = b[end:]
 			if mask&unix.IN_Q_OVERFLOW != 0 {
-				t.tell(news{all: errors.New("the kernel's queue has overflowed")})
+				t.notify(news{all: errors.New("the kernel's queue has overflowed")})
 			} else if subjects := t.match(watch, mask, string(name)); len(subjects) > 0 {
-				t.tell(news{subjects: subjects})
+				t.notify(news{subjects: subjects})
 			}
 		}
 	}

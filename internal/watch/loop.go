@@ -33,12 +33,12 @@ type subject struct {
 }
 
 type result struct {
-	subject *subject
-	look    *snapshot
-	began   time.Time
-	signs   uint64 // when it began
-	renewed bool   // it is the first with these paths
-	paths   []string
+	subject  *subject
+	snapshot *snapshot
+	began    time.Time
+	signs    uint64 // when it began
+	renewed  bool   // it is the first with these paths
+	paths    []string
 }
 
 // loop makes all decisions. It never blocks on subscribers or on file systems.
@@ -109,7 +109,7 @@ func (w *Watcher) forget(name string) {
 	}
 }
 
-func (w *Watcher) release(s *subject) { w.wg.Go(func() { w.folders.keep(s, nil) }) }
+func (w *Watcher) release(s *subject) { w.wg.Go(func() { w.folders.watchNeeds(s, nil) }) }
 
 func (w *Watcher) start(now time.Time) (next time.Time, any bool) {
 	for _, s := range w.subjects {
@@ -153,7 +153,7 @@ func (w *Watcher) begin(s *subject, now time.Time) {
 	r := result{subject: s, began: now, signs: s.changeSigns, renewed: s.rewatched, paths: s.paths}
 	s.looking, s.rewatched = true, false
 	w.wg.Go(func() {
-		r.look = takeSnapshot(w.folders, s, r.paths)
+		r.snapshot = takeSnapshot(w.folders, s, r.paths)
 		select {
 		case w.looked <- r:
 		case <-w.done:
@@ -170,15 +170,15 @@ func (w *Watcher) end(r result) {
 	}
 	now := time.Now()
 	earlier, told := s.last, s.covered != s.changeSigns // told: events explain what is different
-	s.last, s.ended, s.duration, s.covered = r.look, now, now.Sub(r.began), r.signs
-	w.mode(s, r.look.unwatched)
+	s.last, s.ended, s.duration, s.covered = r.snapshot, now, now.Sub(r.began), r.signs
+	w.mode(s, r.snapshot.unwatched)
 	if !s.rewatched {
 		s.makeReady()
 	}
 	if earlier == nil {
 		return
 	}
-	differ := r.look.differs(earlier, r.renewed)
+	differ := r.snapshot.changedFrom(earlier, r.renewed)
 	switch {
 	case differ && !told:
 		caught := s.changeSigns == s.covered

@@ -26,12 +26,12 @@ type snapshot struct {
 func takeSnapshot(t *folders, s *subject, paths []string) *snapshot {
 	k := walker{
 		snapshot: &snapshot{stamps: make(map[string]stamp)}, folders: t, subject: s, needs: make(map[int32]need),
-		seen: make(map[string]stamp), kinds: make(map[uint64]fsKind), watched: make(map[string]bool),
+		visited: make(map[string]stamp), kinds: make(map[uint64]fsKind), watched: make(map[string]bool),
 	}
 	for _, p := range paths {
 		k.walk(p, true)
 	}
-	t.keep(s, k.needs)
+	t.watchNeeds(s, k.needs)
 	return k.snapshot
 }
 
@@ -41,7 +41,7 @@ type walker struct {
 	folders *folders
 	subject *subject
 	needs   map[int32]need // by watch
-	seen    map[string]stamp
+	visited map[string]stamp
 	kinds   map[uint64]fsKind // by device
 	watched map[string]bool   // paths of names that are watched or cannot be
 }
@@ -114,7 +114,7 @@ func (k *walker) watchFolder(at, name string) fsKind {
 		case kind.noEvents != "":
 			why = at + ": " + kind.noEvents
 		case !s.failed:
-			err := k.folders.hold(k.subject, k.needs, at, name)
+			err := k.folders.watchFolder(k.subject, k.needs, at, name)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 				why = err.Error() // else it has gone since it was seen, and the folder above tells that
 			}
@@ -178,16 +178,16 @@ func (k *walker) note(path string, s stamp, kind fsKind) {
 }
 
 func (k *walker) lstat(path string) stamp {
-	s, ok := k.seen[path]
+	s, ok := k.visited[path]
 	if !ok {
 		s = lstat(path)
-		k.seen[path] = s
+		k.visited[path] = s
 	}
 	return s
 }
 
-// differs compares with an earlier look, with common set only the paths that both know.
-func (l *snapshot) differs(earlier *snapshot, common bool) bool {
+// changedFrom compares with an earlier look, with common set only the paths that both know.
+func (l *snapshot) changedFrom(earlier *snapshot, common bool) bool {
 	for p, s := range l.stamps {
 		if was, ok := earlier.stamps[p]; ok && was != s || !ok && !common {
 			return true

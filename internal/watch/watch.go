@@ -77,7 +77,7 @@ func New(o Options) *Watcher {
 	if o.open == nil {
 		o.open = openInotify
 	}
-	w.folders = &folders{open: o.open, tell: w.emit, wg: &w.wg, byWatch: make(map[int32]map[*subject]need)}
+	w.folders = &folders{open: o.open, notify: w.emit, wg: &w.wg, byWatch: make(map[int32]map[*subject]need)}
 	w.wg.Go(w.loop)
 	return w
 }

@@ -50,7 +50,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	}
 	rebuild := w.RebuildIndex
 	for _, f := range found {
-		action, again, err := a.index.Mend(f, !repair)
+		action, again, err := a.index.Repair(f, !repair)
 		rebuild = rebuild || again
 		out.found(&wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail, Action: outcome(action, err)})
 	}
@@ -146,7 +146,7 @@ func (a *auditor) remedy(d cas.Digest, kind string) string {
 	for _, one := range all {
 		b, err := a.index.Get(one.Build)
 		switch {
-		case err != nil || !b.Serves(one.Blob) || a.index.Journal.StateOf(b.ID).Name == index.Damaged:
+		case err != nil || !b.HasModel(one.Blob) || a.index.Journal.StateOf(b.ID).Name == index.Damaged:
 		case b.Source.Kind != "":
 			now++
 		default:
@@ -301,7 +301,7 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep 
 		return nil
 	}
 	// It may have been taking another form just then, or have gone together with what needed it.
-	leave, err := a.forms.TakeTurn(ctx)
+	leave, err := a.forms.LockForms(ctx)
 	if err != nil {
 		return nil // the check ends with the context
 	}
@@ -321,7 +321,7 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep 
 		case len(f.Builds) == maxNeeding:
 			f.Detail += fmt.Sprintf("; %d builds need it", len(all))
 			return f
-		case b.Serves(one.Blob):
+		case b.HasModel(one.Blob):
 			f.Builds = append(f.Builds, b.BuildKey.String())
 		default:
 			f.Detail += fmt.Sprintf("; it is of the copy of source model %q", b.ModelName)
@@ -528,7 +528,7 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 
 // eachCopyFile walks what is of one kind where unpacked forms have a folder of their own on the store's file system.
 func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
-	copies, apart := a.forms.Copies.Folder()
+	copies, apart := a.forms.Copies.Directory()
 	if apart || copies == filepath.Join(a.st.Directory(), "unpacked") {
 		return nil
 	}

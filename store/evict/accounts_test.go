@@ -33,7 +33,7 @@ func TestRowsAreSortedByModel(t *testing.T) {
 	list = append(list, &index.Brief{ID: index.BuildID{2}, ModelDigest: cas.Digest{1}, ModelName: "small.onnx", Blobs: []uint32{3}})
 	inv.blobs[3].Needs++
 	var order []byte
-	rows := inv.Account(list).ByModel(list)
+	rows := inv.NewAccounts(list).ByModel(list)
 	for _, r := range rows {
 		order = append(order, r.ID[0])
 	}
@@ -55,5 +55,5 @@ func TestSharedBytesOfAModelCountOnce(t *testing.T) {
 		{ID: index.BuildID{1}, Own: 500, Shared: 130, Once: 130},
 		{ID: index.BuildID{2}, Shared: 130},
 		{ID: index.BuildID{3}, Shared: 100, Once: 100},
-	}, inv.Account(list).ByModel(list))
+	}, inv.NewAccounts(list).ByModel(list))
 }

@@ -275,8 +275,8 @@ type Accounts struct {
 	need []uint32 // by place in the inventory: builds that need a blob, as theirs or as a container
 }
 
-// Account counts the builds that are to be told apart.
-func (inv *Inventory) Account(builds []*index.Brief) *Accounts {
+// NewAccounts counts the builds that are to be told apart.
+func (inv *Inventory) NewAccounts(builds []*index.Brief) *Accounts {
 	a := &Accounts{inv, make([]uint32, len(inv.blobs))}
 	mark := make([]uint32, len(inv.blobs))
 	for i, b := range builds {

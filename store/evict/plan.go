@@ -59,8 +59,8 @@ type Step struct {
 // Reason says why it is this build.
 func (s *Step) Reason() string { return s.why.text(s.Last) }
 
-// Keep notes that a step was not carried out.
-func (s *Step) Keep(why string) { s.Outcome = kept + why }
+// NoteKept notes that a step was not carried out.
+func (s *Step) NoteKept(why string) { s.Outcome = kept + why }
 
 // KeptReason says why a step was not carried out, "" if it was or is still planned.
 func (s *Step) KeptReason() string {

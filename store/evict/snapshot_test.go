@@ -286,7 +286,7 @@ func TestAccountsAddUp(t *testing.T) {
 		}
 		before := m.clone().sweep()
 		require.InDelta(t, before, parts, 1e-6)
-		for _, row := range inv.Account(list).ByModel(list) {
+		for _, row := range inv.NewAccounts(list).ByModel(list) {
 			less := m.clone()
 			less.remove(row.ID)
 			require.Equal(t, before-less.sweep(), row.Own, "of %v", row.ID)
@@ -295,7 +295,7 @@ func TestAccountsAddUp(t *testing.T) {
 			func(b *index.Brief) string { return fmt.Sprint(b.UID) },
 			func(*index.Brief) string { return "all" },
 		} {
-			for _, sum := range inv.Account(list).SumsBy(list, by) {
+			for _, sum := range inv.NewAccounts(list).SumsBy(list, by) {
 				less := m.clone()
 				for _, b := range list {
 					if by(b) == sum.Name {
@@ -433,7 +433,7 @@ func TestStepOutcomes(t *testing.T) {
 	require.False(t, plan.GoalReached(100))
 	require.True(t, plan.GoalReached(150))
 	plan.NoteDone(&plan.Steps[0], 90)
-	plan.Steps[1].Keep("in use")
+	plan.Steps[1].NoteKept("in use")
 	plan.Finish()
 	require.Equal(t, []string{"removed", "kept: in use"}, []string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
 	require.Equal(t, []string{"", "in use"}, []string{plan.Steps[0].KeptReason(), plan.Steps[1].KeptReason()})

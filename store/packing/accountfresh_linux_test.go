@@ -42,7 +42,7 @@ func TestLateHoldIsAccountedAtOnce(t *testing.T) {
 	at.mu.Lock()
 	at.blob = d.String()
 	at.mu.Unlock()
-	hold, done := b.hold()
+	hold, done := b.holdAccounted()
 	stored := make(chan error, 1)
 	go func() {
 		_, _, err := hold.Put(context.Background(), bytes.NewReader(content))

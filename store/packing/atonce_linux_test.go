@@ -232,7 +232,7 @@ func (m *member) store(ctx context.Context, d cas.Digest, needs bool) {
 // compact compacts a family, as if all were used and all were idle.
 func (m *member) compact(ctx context.Context, gate Gate) {
 	always := func(cas.Digest) bool { return true }
-	all, err := m.Families(ctx, always, always)
+	all, err := m.CompactableFamilies(ctx, always, always)
 	m.expect(err)
 	if len(all) == 0 {
 		return

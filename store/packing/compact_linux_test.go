@@ -17,7 +17,7 @@ import (
 func (b *bench) families(used ...cas.Digest) []Family {
 	b.Helper()
 	hot := func(d cas.Digest) bool { return slices.Contains(used, d) }
-	all, err := b.Families(context.Background(), hot, func(d cas.Digest) bool { return !hot(d) })
+	all, err := b.CompactableFamilies(context.Background(), hot, func(d cas.Digest) bool { return !hot(d) })
 	require.NoError(b, err)
 	return all
 }

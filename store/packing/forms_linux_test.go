@@ -144,7 +144,7 @@ func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 // halfPacked leaves a blob as a crash may: with a recipe, and whole.
 func (b *bench) halfPacked(d cas.Digest) {
 	b.Helper()
-	hold, done := b.hold()
+	hold, done := b.holdAccounted()
 	defer done()
 	require.NoError(b, b.makeRecipe(context.Background(), d, search{minGain: Little}, hold))
 	require.True(b, b.whole.Has(d))

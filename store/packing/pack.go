@@ -49,7 +49,7 @@ var errSavesTooLittle = errors.New("a recipe saves too little")
 // in the recipe's literals then. A crash on the way leaves a blob that is whole and has a
 // recipe, which is removed the next time, and blobs that take from either.
 func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64, err error) {
-	leave, err := s.TakeTurn(ctx)
+	leave, err := s.LockForms(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -76,7 +76,7 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 		return 0, err
 	}
 	defer s.accountByForm(d)()
-	hold, done := s.hold()
+	hold, done := s.holdAccounted()
 	defer done()
 	users := s.recipeStore.Users(d)
 	before := s.diskBytesOf(append(users, d))
@@ -148,7 +148,7 @@ func (s *Store) dependents(base cas.Digest) []cas.Digest {
 
 func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Packed,
 	how search) error {
-	hold, done := s.hold()
+	hold, done := s.holdAccounted()
 	defer done()
 	how.include, how.exclude = slices.Clone(how.include), slices.Clone(how.exclude)
 	for i, one := range was.Containers {
@@ -323,9 +323,9 @@ type Family struct {
 	Base cas.Digest // is idle, and is packed, or removed if only recipes need it; zero: none
 }
 
-// Families lists the families that are worth compacting, those first that have most in common.
-// hot reports whether a blob is used, and idle whether none of its builds is.
-func (s *Store) Families(ctx context.Context, hot, idle func(cas.Digest) bool) ([]Family, error) {
+// CompactableFamilies lists the families that are worth compacting, those first that have most in
+// common. hot reports whether a blob is used, and idle whether none of its builds is.
+func (s *Store) CompactableFamilies(ctx context.Context, hot, idle func(cas.Digest) bool) ([]Family, error) {
 	found := make(map[Family]int64) // bytes in common
 	look := func(f Family, taken int64) {
 		size, err := s.whole.Size(f.Base)
@@ -391,12 +391,12 @@ func (s *Store) mayCompact(f Family) bool {
 }
 
 // Compact makes the blob that is used whole, packs its base and the blobs that take from that
-// again, by matching, and removes what is not needed any more. Nothing is removed before all
-// that needs it takes from elsewhere, durably and proven; a crash on the way leaves blobs that
-// are whole without need, and Families lists them. ErrInUse: one of them is in use, or there
-// is no free space for both just now.
+// again, by matching, and removes what is not needed any more. Nothing is removed before all that
+// needs it takes from elsewhere, durably and proven; a crash on the way leaves blobs that are whole
+// without need, and CompactableFamilies lists them. ErrInUse: one of them is in use, or there is no
+// free space for both just now.
 func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
-	leave, err := s.TakeTurn(ctx)
+	leave, err := s.LockForms(ctx)
 	if err != nil {
 		return err
 	}
@@ -404,7 +404,7 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	if !f.Base.IsZero() && !s.whole.Has(f.Base) {
 		return nil // it was packed or removed meanwhile
 	}
-	hold, done := s.hold()
+	hold, done := s.holdAccounted()
 	defer done()
 	var also []cas.Digest
 	if !f.Hot.IsZero() {

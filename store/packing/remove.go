@@ -88,7 +88,7 @@ func (s *Store) RemoveDoubles(ctx context.Context) error {
 		if !s.whole.Has(d) {
 			return nil // mostly
 		}
-		leave, err := s.TakeTurn(ctx) // it may just be changing its form
+		leave, err := s.LockForms(ctx) // it may just be changing its form
 		if err != nil {
 			return err
 		}

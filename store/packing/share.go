@@ -80,10 +80,11 @@ func (s *Sharing) forgetIfGone(d cas.Digest) {
 	}
 }
 
-// near lists the whole blobs that one may refer to and probably shares bytes with, the best first,
-// after those that the search names. A blob with a recipe, or with one that is worth it, is no good
-// container: it could be removed itself. One that shares only with itself has all of its bytes.
-func (s *Sharing) near(ctx context.Context, d cas.Digest, own match.Sketch,
+// nearBlobs lists the whole blobs that one may refer to and probably shares bytes with, the best
+// first, after those that the search names. A blob with a recipe, or with one that is worth it, is
+// no good container: it could be removed itself. One that shares only with itself has all of its
+// bytes.
+func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 	how search) ([]cas.Digest, error) {
 	if own.Size < MinBlobSize {
 		return nil, nil
@@ -282,9 +283,9 @@ func (s *Sharing) ReexamineStale(ctx context.Context, d cas.Digest, gate Gate) e
 	return err
 }
 
-// Renew drops sketches of other versions of the daemon, and their shares, so that their blobs are
-// read again. It remakes the sketches of containers that only recipes need itself.
-func (s *Sharing) Renew(ctx context.Context, gate Gate) error {
+// RefreshSketches drops sketches of other versions of the daemon, and their shares, so that their
+// blobs are read again. It remakes the sketches of containers that only recipes need itself.
+func (s *Sharing) RefreshSketches(ctx context.Context, gate Gate) error {
 	var old []cas.Digest
 	err := eachBlob(ctx, s.memory.sketches, func(d cas.Digest, raw []byte) error {
 		if _, err := match.DecodeSketch(raw); err != nil {
@@ -365,7 +366,7 @@ func (s *Sharing) Match(ctx context.Context, d cas.Digest, gate Gate) (*Matched,
 func (s *Sharing) match(ctx context.Context, d cas.Digest, how search) (*Matched, error) {
 	open := func() (Source, error) { return s.openWhole(ctx, d) }
 	if s.OnlyPacked(d) {
-		open = func() (Source, error) { return s.Look(d) }
+		open = func() (Source, error) { return s.OpenUnverified(d) }
 	}
 	target, err := open()
 	if err != nil {
@@ -391,7 +392,7 @@ func (s *Sharing) planFor(ctx context.Context, m *Matched, d cas.Digest,
 				return nil, err
 			}
 		}
-		near, err := s.near(ctx, d, sketch, how)
+		near, err := s.nearBlobs(ctx, d, sketch, how)
 		if err != nil {
 			return nil, err
 		}

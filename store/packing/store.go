@@ -143,8 +143,8 @@ type Options struct {
 	Shares   Table            // what each blob was found to share
 	Changed  func(cas.Digest) // may be nil: the blob is whole again, or its share was dropped
 
-	// ReadOnly is for a store that is only read: Look, Check and CopyTo are all that may be called.
-	// Copies and Owner are not used.
+	// ReadOnly is for a store that is only read: OpenUnverified, Check and CopyTo are all that may
+	// be called. Copies and Owner are not used.
 	ReadOnly bool
 }
 
@@ -160,7 +160,7 @@ type Store struct {
 	owner  Owner
 	log    *slog.Logger
 
-	turn       chan struct{} // one token: the form of one blob is changed at a time
+	formLock   chan struct{} // one token: the form of one blob is changed at a time
 	transients []func()      // CountTransient's done, called as the turn ends; the holder of the turn owns it
 	waiting    atomic.Int32  // for the turn
 	account    account
@@ -170,11 +170,11 @@ type Store struct {
 // read are in the log, and in Problems.
 func Open(o Options) (*Store, error) {
 	s := &Store{
-		dir: o.Dir, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
+		dir: o.Dir, owner: o.Owner, log: o.Log, formLock: make(chan struct{}, 1),
 		account: account{heldBlobs: heldBlobs{counts: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int)}},
 		memory:  &memories{o.Memory, o.Sketches, o.Shares, o.Changed},
 		Copies: &Copies{
-			fs: o.FS, dir: o.Copies, apart: o.Apart, stamps: o.Memory.UnpackedStamps(), log: o.Log,
+			fs: o.FS, dir: o.Copies, otherFileSystem: o.Apart, stamps: o.Memory.UnpackedStamps(), log: o.Log,
 		},
 	}
 	var err error
@@ -208,8 +208,9 @@ type Recipes interface {
 	Problems() []dedupe.Problem
 }
 
-// Serving gives the store that has the form of a blob that is served: the whole one, or a copy where there is but a recipe.
-func (s *Store) Serving(d cas.Digest) (store *cas.Store, unpacked bool, err error) {
+// ServingStore gives the store that has the form of a blob that is served: the whole one, or a copy
+// where there is but a recipe.
+func (s *Store) ServingStore(d cas.Digest) (store *cas.Store, unpacked bool, err error) {
 	if !s.OnlyPacked(d) {
 		return s.whole, false, nil
 	}
@@ -217,18 +218,18 @@ func (s *Store) Serving(d cas.Digest) (store *cas.Store, unpacked bool, err erro
 	return store, true, err
 }
 
-// TakeTurn takes the turn to change forms of blobs, until leave. The error is the context's.
-func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
+// LockForms takes the turn to change forms of blobs, until leave. The error is the context's.
+func (s *Store) LockForms(ctx context.Context) (leave func(), err error) {
 	s.waiting.Add(1)
 	defer s.waiting.Add(-1)
 	select {
-	case s.turn <- struct{}{}:
+	case s.formLock <- struct{}{}:
 		return func() {
 			for _, done := range s.transients {
 				done()
 			}
 			s.transients = nil
-			<-s.turn
+			<-s.formLock
 		}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -282,8 +283,9 @@ type heldBlobs struct {
 	moving map[cas.Digest]int
 }
 
-// hold is cas.Store.Hold of blobs that are accounted for as long as they are held. done is Release, and the end of that.
-func (s *Store) hold() (hold *cas.Hold, done func()) {
+// holdAccounted is cas.Store.Hold of blobs that are accounted for as long as they are held. done is
+// Release, and the end of that.
+func (s *Store) holdAccounted() (hold *cas.Hold, done func()) {
 	b := &s.account.heldBlobs
 	hold = s.whole.Hold()
 	b.mu.Lock()

@@ -56,7 +56,7 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, pr
 		if err := s.owner.Fits(s.Copies.dir, "the unpacked copy", r.Size, 0); err != nil {
 			return fmt.Errorf("%w in %s", err, s.Copies.dir)
 		}
-		if !s.Copies.apart {
+		if !s.Copies.otherFileSystem {
 			place, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(r.Size), 0)
 			if err != nil {
 				return err
@@ -168,12 +168,12 @@ func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven 
 // Blobs that took from its literals take from the blob. Errors are ErrNoSpace, those that
 // cas.IsDiskFull knows, those of which IsMissingOrDamaged tells, and the system's.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
-	leave, err := s.TakeTurn(ctx)
+	leave, err := s.LockForms(ctx)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	hold, done := s.hold()
+	hold, done := s.holdAccounted()
 	defer done()
 	return s.makeWhole(ctx, d, hold, nil)
 }
@@ -275,8 +275,9 @@ type Source interface {
 	io.Closer
 }
 
-// Look opens a blob in any form, to look at it. It is unverified, so not for serving a client.
-func (s *reader) Look(d cas.Digest) (Source, error) {
+// OpenUnverified opens a blob in any form, to look at it. It is unverified, so not for serving a
+// client.
+func (s *reader) OpenUnverified(d cas.Digest) (Source, error) {
 	if !s.OnlyPacked(d) {
 		f, _, err := s.unverified(d)
 		return f, err
@@ -316,11 +317,11 @@ func (s *reader) openWhole(ctx context.Context, d cas.Digest) (*dedupe.File, err
 
 // Copies are the unpacked forms of blobs.
 type Copies struct {
-	fs     cas.FS
-	dir    string
-	apart  bool
-	stamps cas.StampBook
-	log    *slog.Logger
+	fs              cas.FS
+	dir             string
+	otherFileSystem bool
+	stamps          cas.StampBook
+	log             *slog.Logger
 
 	opened  atomic.Pointer[cas.Store] // nil until something is unpacked
 	opening sync.Mutex                // held while it is opened
@@ -347,13 +348,14 @@ func (c *Copies) open() (*cas.Store, error) {
 // Store returns the store of the unpacked forms, nil while nothing has been unpacked.
 func (c *Copies) Store() *cas.Store { return c.opened.Load() }
 
-// Folder is that of the unpacked forms, absolute. apart: it is on another file system than the whole ones.
-func (c *Copies) Folder() (path string, apart bool) { return c.dir, c.apart }
+// Directory is that of the unpacked forms, absolute. apart: it is on another file system than the
+// whole ones.
+func (c *Copies) Directory() (path string, apart bool) { return c.dir, c.otherFileSystem }
 
 // Each calls fn for every unpacked form that takes room on the store's own file system, with its bytes on disk.
 func (c *Copies) Each(ctx context.Context, fn func(d cas.Digest, disk int64) error) error {
 	open := c.Store()
-	if open == nil || c.apart {
+	if open == nil || c.otherFileSystem {
 		return nil
 	}
 	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {
@@ -399,7 +401,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) 
 		if err := s.Unpack(ctx, d, nil, nil); err != nil {
 			return err
 		}
-		store, _, err := s.Serving(d) // it may have become whole meanwhile
+		store, _, err := s.ServingStore(d) // it may have become whole meanwhile
 		if err == nil {
 			f, err = store.Open(ctx, d)
 		}

@@ -64,7 +64,7 @@ func (d *dropped) close() {
 
 // DropCurrent takes the build's view that is in use out of use, if there is one.
 func (vs *Store) DropCurrent(id index.BuildID, grace time.Duration) {
-	if v := vs.Current(id); v != nil {
+	if v := vs.CurrentView(id); v != nil {
 		vs.Drop(id, v, grace)
 	}
 }
@@ -158,7 +158,7 @@ func (vs *Store) Sweep() {
 		if vs.dropped[name] == d { // else it was dropped again
 			d.close()
 			delete(vs.dropped, name)
-			delete(vs.made, name)
+			delete(vs.createdNames, name)
 		}
 		vs.mu.Unlock()
 	}
@@ -217,7 +217,7 @@ func (vs *Store) DropUnknown(ctx context.Context) error {
 		return err
 	}
 	found, err := filepath.Glob(filepath.Join(vs.o.Dir, "*", "*"))
-	if _, apart := vs.o.Forms.Copies.Folder(); err == nil && apart {
+	if _, apart := vs.o.Forms.Copies.Directory(); err == nil && apart {
 		var more []string
 		more, err = filepath.Glob(filepath.Join(vs.folder(true), "*", "*"))
 		found = append(found, more...)
@@ -229,7 +229,7 @@ func (vs *Store) DropUnknown(ctx context.Context) error {
 	defer vs.mu.Unlock()
 	for _, p := range found {
 		name := path.Join(filepath.Base(filepath.Dir(p)), filepath.Base(p))
-		if !known[name] && !vs.made[name] && vs.dropped[name] == nil {
+		if !known[name] && !vs.createdNames[name] && vs.dropped[name] == nil {
 			vs.dropped[name] = &dropped{path: p}
 		}
 	}

@@ -59,7 +59,7 @@ func TestBlobInAnUnfinishedViewIsHeld(t *testing.T) {
 	s.index.Commit([]*index.Change{evicted})
 	require.NoError(t, evicted.Err)
 	v = s.get()
-	require.Nil(t, s.Current(s.build.ID), "nobody new is given it")
+	require.Nil(t, s.CurrentView(s.build.ID), "nobody new is given it")
 	f, err := v.Lease()
 	require.NoError(t, err, "who asked is given it")
 	for _, f := range s.build.Files {
@@ -85,7 +85,7 @@ func TestBlobInSeveralViewsIsHeldUntilTheLast(t *testing.T) {
 		s.DropCurrent(s.build.ID, 0)
 		s.get()
 	}
-	last := s.Current(s.build.ID)
+	last := s.CurrentView(s.build.ID)
 	s.DropCurrent(s.build.ID, 0)
 	for _, f := range s.build.Files {
 		require.NoError(t, s.blobs.Remove(f.Digest))

@@ -161,7 +161,7 @@ func (vs *Store) openEarlier(b *index.Build) *View {
 	}
 	where, apart := strings.CutPrefix(string(saved), unpackedPrefix)
 	parts := strings.Split(where, "/")
-	if _, elsewhere := vs.o.Forms.Copies.Folder(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.Unpacks(b)) {
+	if _, elsewhere := vs.o.Forms.Copies.Directory(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.NeedsUnpacking(b)) {
 		return nil
 	}
 	v := &View{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph, path: filepath.Join(vs.folder(apart), parts[0], parts[1])}
@@ -272,12 +272,12 @@ func (v *View) OpenedBy(own *OwnFiles) Opener {
 type Store struct {
 	o Options
 
-	mu         sync.Mutex
-	live       map[index.BuildID]*View // guarded by mu
-	made       map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
-	dropped    map[string]*dropped     // by "<scope>/<view>"; guarded by mu
-	making     keyed.Slots             // one view is made at a time
-	unfinished *View                   // which is being made: its build may go meanwhile; guarded by mu
+	mu           sync.Mutex
+	live         map[index.BuildID]*View // guarded by mu
+	createdNames map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
+	dropped      map[string]*dropped     // by "<scope>/<view>"; guarded by mu
+	making       keyed.Slots             // one view is made at a time
+	unfinished   *View                   // which is being made: its build may go meanwhile; guarded by mu
 }
 
 // Options say where views lie and what they are made of.
@@ -293,27 +293,27 @@ type Options struct {
 
 // Open gives the store of views below a folder, which it makes.
 func Open(o Options) (*Store, error) {
-	vs := &Store{o: o, live: make(map[index.BuildID]*View), made: make(map[string]bool), dropped: make(map[string]*dropped), making: make(keyed.Slots, 1)}
+	vs := &Store{o: o, live: make(map[index.BuildID]*View), createdNames: make(map[string]bool), dropped: make(map[string]*dropped), making: make(keyed.Slots, 1)}
 	return vs, vs.scopeDir(o.Dir, "shared")
 }
 
 // folder is where views lie that have a file of an unpacked form, or none.
 func (vs *Store) folder(unpacked bool) string {
-	if folder, apart := vs.o.Forms.Copies.Folder(); unpacked && apart {
+	if folder, apart := vs.o.Forms.Copies.Directory(); unpacked && apart {
 		return filepath.Join(folder, "views")
 	}
 	return vs.o.Dir
 }
 
-// Unpacks tells whether some file of the build has to be unpacked for a view.
-func (vs *Store) Unpacks(b *index.Build) bool {
+// NeedsUnpacking tells whether some file of the build has to be unpacked for a view.
+func (vs *Store) NeedsUnpacking(b *index.Build) bool {
 	return slices.ContainsFunc(b.Files, func(f index.File) bool {
 		return vs.o.Forms.OnlyPacked(f.Digest)
 	})
 }
 
-// Current gives the build's view that is in use in this run, nil if there is none.
-func (vs *Store) Current(id index.BuildID) *View {
+// CurrentView gives the build's view that is in use in this run, nil if there is none.
+func (vs *Store) CurrentView(id index.BuildID) *View {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	return vs.live[id]
@@ -322,7 +322,7 @@ func (vs *Store) Current(id index.BuildID) *View {
 // CurrentIntact gives the build's view that is in use, with every file checked; nil if there is
 // none.
 func (vs *Store) CurrentIntact(id index.BuildID) *View {
-	if v := vs.Current(id); v != nil && vs.intact(v) {
+	if v := vs.CurrentView(id); v != nil && vs.intact(v) {
 		return v
 	}
 	return nil
@@ -330,7 +330,7 @@ func (vs *Store) CurrentIntact(id index.BuildID) *View {
 
 // ForBuild gives the build's view that is in use, or was in an earlier run; nil if there is none.
 func (vs *Store) ForBuild(b *index.Build) *View {
-	if v := vs.Current(b.ID); v != nil {
+	if v := vs.CurrentView(b.ID); v != nil {
 		return v
 	}
 	return vs.openEarlier(b)
@@ -338,7 +338,7 @@ func (vs *Store) ForBuild(b *index.Build) *View {
 
 // Borrow gives the build's view as of does. done ends the look at it.
 func (vs *Store) Borrow(id index.BuildID) (v *View, done func()) {
-	if v = vs.Current(id); v != nil {
+	if v = vs.CurrentView(id); v != nil {
 		return v, func() {}
 	}
 	if _, there := vs.o.Index.Views.Get(id[:]); !there {
@@ -353,7 +353,7 @@ func (vs *Store) Borrow(id index.BuildID) (v *View, done func()) {
 
 // BorrowFor is Borrow for a caller that has the build. done may be called where there is no view.
 func (vs *Store) BorrowFor(b *index.Build) (v *View, done func()) {
-	if v = vs.Current(b.ID); v != nil {
+	if v = vs.CurrentView(b.ID); v != nil {
 		return v, func() {}
 	}
 	if v = vs.openEarlier(b); v == nil {
@@ -400,7 +400,7 @@ func (vs *Store) scopeDir(views, scope string) error {
 // create links the build's files into a new directory. Until the index knows it, a crash leaves a
 // leftover, which the next start removes.
 func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
-	v, err := vs.begin(b.Scope, b.Graph, vs.Unpacks(b))
+	v, err := vs.begin(b.Scope, b.Graph, vs.NeedsUnpacking(b))
 	if err != nil {
 		return nil, err
 	}
@@ -424,7 +424,7 @@ func (vs *Store) begin(scope, graph string, unpacked bool) (*View, error) {
 	v := &View{scope: ScopeFolder(scope), name: NewID(), id: NewID(), graph: graph}
 	v.path = filepath.Join(folder, v.scope, v.name)
 	vs.mu.Lock()
-	vs.made[v.scope+"/"+v.name] = true
+	vs.createdNames[v.scope+"/"+v.name] = true
 	if scope != Unkept {
 		vs.unfinished = v
 	}
@@ -441,7 +441,7 @@ func (vs *Store) link(ctx context.Context, v *View, f index.File) (file, error) 
 			return file{}, err
 		}
 	}
-	store, unpacked, err := vs.o.Forms.Serving(f.Digest)
+	store, unpacked, err := vs.o.Forms.ServingStore(f.Digest)
 	if err != nil {
 		return file{}, err
 	}

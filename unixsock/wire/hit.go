@@ -216,8 +216,8 @@ func (c *codec) next(size int) {
 	c.b = c.b[size:]
 }
 
-// has reports whether the field is read next. One of another type fails.
-func (c *codec) has(n protowire.Number, kind protowire.Type) bool {
+// isNext reports whether the field is read next. One of another type fails.
+func (c *codec) isNext(n protowire.Number, kind protowire.Type) bool {
 	if c.number == n && c.kind != kind {
 		c.fail()
 	}
@@ -230,7 +230,7 @@ func (c *codec) varint(n protowire.Number, v uint64, set bool) (_ uint64, read b
 		c.b = protowire.AppendTag(c.b, n, protowire.VarintType)
 		c.b = protowire.AppendVarint(c.b, v)
 	}
-	if !c.has(n, protowire.VarintType) {
+	if !c.isNext(n, protowire.VarintType) {
 		return 0, false
 	}
 	v, size := protowire.ConsumeVarint(c.b)
@@ -269,7 +269,7 @@ func (c *codec) doubles(n protowire.Number, p ...*float64) {
 		if bits := math.Float64bits(*p); c.writing && bits != 0 {
 			c.b = protowire.AppendTag(c.b, n, protowire.Fixed64Type)
 			c.b = protowire.AppendFixed64(c.b, bits)
-		} else if c.has(n, protowire.Fixed64Type) {
+		} else if c.isNext(n, protowire.Fixed64Type) {
 			bits, size := protowire.ConsumeFixed64(c.b)
 			*p = math.Float64frombits(bits)
 			c.next(size)
@@ -280,7 +280,7 @@ func (c *codec) doubles(n protowire.Number, p ...*float64) {
 
 // bytes reads a text or a message.
 func (c *codec) bytes(n protowire.Number) (b []byte, read bool) {
-	if read = c.has(n, protowire.BytesType); read {
+	if read = c.isNext(n, protowire.BytesType); read {
 		var size int
 		b, size = protowire.ConsumeBytes(c.b)
 		c.next(size)

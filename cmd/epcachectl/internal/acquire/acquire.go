@@ -43,7 +43,7 @@ type Get struct {
 	force        bool
 	DryRun       bool
 	Progress     bool
-	keep         bool
+	keepGoing    bool
 	share        bool
 	adopt        bool
 	Program      []string        // behind "--", empty: none
@@ -62,7 +62,7 @@ func (g *Get) AddFlags(cmd *cobra.Command) {
 	g.Request.AddFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&g.OnMiss, "on-miss", "wait", "wait, background, claim, fail, refresh or bypass")
-	f.BoolVar(&g.keep, "keep-going", false, "finish the compile though this call is interrupted")
+	f.BoolVar(&g.keepGoing, "keep-going", false, "finish the compile though this call is interrupted")
 	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")
 	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
 	f.BoolVarP(&g.DryRun, "dry-run", "n", false, "compile and write nothing, print what would be done")
@@ -192,7 +192,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 		message.Group = append(message.Group, &wire.Model{Fd: uint32(len(files)), Name: m.Name()})
 		files = append(files, m.File)
 	}
-	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keep, g.adopt
+	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keepGoing, g.adopt
 	message.HoldsView = !g.JSON // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
 	start := time.Now()
 	external := func(i int, location string) (*os.File, error) { return models[i].External(location) }
@@ -387,7 +387,7 @@ func (g *Get) fateText(last *wire.Progress) (text, hint string) {
 	}
 	follow := "epcachectl jobs follow " + term.Printable(term.Short(last.GetJob()))
 	switch {
-	case g.keep:
+	case g.keepGoing:
 		return during + ": the compile goes on, as --keep-going has it", "wait for it: " + follow
 	case last.GetWaiting() > 1:
 		return during + ": the compile goes on, for others wait for it too", "wait for it: " + follow

@@ -29,7 +29,7 @@ func (g *Get) checkStored() error {
 		usageMistake(!with && g.unpackFolder != "",
 			"--unpack-to is for --state: a daemon unpacks where its configuration says", ""),
 		usageMistake(with && g.Socket != "", "--socket"+none, ""),
-		usageMistake(with && g.keep, "--keep-going"+none, ""),
+		usageMistake(with && g.keepGoing, "--keep-going"+none, ""),
 		usageMistake(with && g.Request.strictORT, "--strict-ort"+none, ""),
 		usageMistake(with && g.Request.Verify != 0, "--verify-output"+none, ""),
 		usageMistake(with && g.Request.store != "", "--store"+none, ""),

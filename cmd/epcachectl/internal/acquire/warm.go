@@ -69,7 +69,7 @@ func (g *Get) warming(args []string, file string) (*warmPlan, error) {
 		return nil, exit.Usagef("--option %s: there is no --ep; in %s each model names its own",
 			term.Brief(o[0].key), file)
 	}
-	_, err = w.asks() // so that what is wrong in the file is told before the daemon is asked
+	_, err = w.requests() // so that what is wrong in the file is told before the daemon is asked
 	return w, err
 }
 
@@ -94,8 +94,8 @@ func (w *warmPlan) lists(path string) bool {
 	return err == nil && slices.ContainsFunc(w.pipeline.Requests, has)
 }
 
-// asks returns what is asked for. The flags hold where the file says nothing.
-func (w *warmPlan) asks() ([]modelAsk, error) {
+// requests returns what is asked for. The flags hold where the file says nothing.
+func (w *warmPlan) requests() ([]modelAsk, error) {
 	asks := w.call.asksFor(w.models)
 	var wrong config.Errors
 	for i := range w.pipeline.Requests {
@@ -228,7 +228,7 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 				return exit.WithVerb("warm", err)
 			}
 		}
-		asks, err := w.asks()
+		asks, err := w.requests()
 		if err != nil {
 			return err
 		}

@@ -68,8 +68,8 @@ var startMu sync.Mutex
 func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 	startMu.Lock()
 	defer startMu.Unlock()
-	if f.own != nil {
-		return f.own, nil
+	if f.ownClient != nil {
+		return f.ownClient, nil
 	}
 	program := f.DaemonProgram()
 	if program == "" {
@@ -81,9 +81,9 @@ func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 		return err == nil && c.Close() == nil
 	})
 	if err == nil {
-		f.own, err = dial()
+		f.ownClient, err = dial()
 	}
-	return f.own, err
+	return f.ownClient, err
 }
 
 // DaemonProgram finds what starts a daemon, named by EPCACHE_DAEMON, beside this program or in PATH; "" where none is to be started.

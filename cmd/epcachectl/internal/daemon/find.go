@@ -18,9 +18,9 @@ type Finder struct {
 	Socket  string // that --socket names
 	Wait    time.Duration
 	WaitSet bool
-	// own is the connection to the user's own daemon, beside that of another user; nil until a
-	// model needs it; guarded by starting
-	own *unixsock.Client
+	// ownClient is the connection to the user's own daemon, beside that of another user; nil until
+	// a model needs it; guarded by starting
+	ownClient *unixsock.Client
 }
 
 // A client waits this long for a socket to appear that it was told about, or that was left by a daemon which is
@@ -33,10 +33,10 @@ const (
 
 // CloseOwn closes the connection of OwnDaemon.
 func (f *Finder) CloseOwn() error {
-	if f.own == nil {
+	if f.ownClient == nil {
 		return nil
 	}
-	return f.own.Close()
+	return f.ownClient.Close()
 }
 
 // Sockets lists where the daemon is looked for, in order.

@@ -24,9 +24,9 @@ import (
 
 // Examination looks at what an application loads.
 type Examination struct {
-	Client *unixsock.Client // nil: no daemon
-	own    bool             // the daemon runs as this user
-	socket string           // that --socket names
+	Client    *unixsock.Client // nil: no daemon
+	ownDaemon bool             // the daemon runs as this user
+	socket    string           // that --socket names
 	findings
 }
 
@@ -68,7 +68,7 @@ func (x *Examination) CheckKnown(ctx context.Context, subject string, r compiler
 			x.problem(subject, fmt.Sprintf("the daemon has %s of it, and cannot use it: %s", ep.EP, term.KeepEnd(at.GetError())), "see epcachectl probe")
 		case at != nil:
 			x.ok(subject, "the daemon has its %s", ep.EP)
-		case x.own:
+		case x.ownDaemon:
 			x.ok(subject, "the daemon does not have its %s yet; it runs as this user, and takes it when a request names it", ep.EP)
 		default:
 			x.ok(subject, "the daemon has no equal %s: applications compile their models themselves, "+

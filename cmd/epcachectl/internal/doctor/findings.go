@@ -63,7 +63,7 @@ func Examine(ctx context.Context, a *cli.Call, runtime, python string) error {
 		all = append(all, askDoctor(ctx, client)...)
 	}
 	application := &Examination{Client: client, socket: a.Socket, findings: findings{side: "application"}}
-	application.own = answers && client.Hello().GetDaemonUid() == client.Hello().GetUid()
+	application.ownDaemon = answers && client.Hello().GetDaemonUid() == client.Hello().GetUid()
 	if runtime != "" {
 		application.runtime(ctx, runtime)
 	}

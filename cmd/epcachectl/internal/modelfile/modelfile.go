@@ -24,16 +24,16 @@ import (
 
 // Model is a model that this process opened with its own rights. The daemon opens nothing of a client's by name.
 type Model struct {
-	Path    string
-	File    *os.File
-	Folders []string               // where its external data is looked for, in order
-	shown   map[string]os.FileInfo // by path: what was opened
+	Path         string
+	File         *os.File
+	Folders      []string               // where its external data is looked for, in order
+	openedStamps map[string]os.FileInfo // by path: what was opened
 }
 
 // Open opens a model. Caches of model hubs are full of links, and put either the links or what they point to
 // side by side: external data is looked for beside the path as it is spelled, then beside what it points to.
 func Open(path string) (*Model, error) {
-	m := &Model{Path: path, Folders: []string{filepath.Dir(path)}, shown: make(map[string]os.FileInfo)}
+	m := &Model{Path: path, Folders: []string{filepath.Dir(path)}, openedStamps: make(map[string]os.FileInfo)}
 	var err error
 	if m.File, err = m.open(path); err != nil {
 		return nil, err
@@ -50,8 +50,8 @@ func (m *Model) open(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.shown[path], err = f.Stat(); err != nil {
-		delete(m.shown, path)
+	if m.openedStamps[path], err = f.Stat(); err != nil {
+		delete(m.openedStamps, path)
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
@@ -216,7 +216,7 @@ func (m *Model) Close() { _ = m.File.Close() }
 // model's own path if the model has external data, which ONNX Runtime looks for beside it.
 func (m *Model) Linked(folder, output string) (string, error) {
 	model, err := filepath.Abs(m.Path)
-	if err != nil || len(m.shown) > 1 {
+	if err != nil || len(m.openedStamps) > 1 {
 		return model, err
 	}
 	link := filepath.Join(filepath.Dir(folder), "model", strings.TrimSuffix(output, "_ctx.onnx")+".onnx")
@@ -228,7 +228,7 @@ func (m *Model) Linked(folder, output string) (string, error) {
 
 // Unchanged tells whether the model's files are still those that the daemon was shown: it can only take this program's word.
 func (m *Model) Unchanged() error {
-	for path, then := range m.shown {
+	for path, then := range m.openedStamps {
 		now, err := os.Stat(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

@@ -28,11 +28,11 @@ import (
 type Printer struct {
 	Out, Err io.Writer
 
-	mu       sync.Mutex // guards the progress lines
-	Terminal bool
-	width    func() int // of the terminal, in characters
-	shown    int        // progress lines that stand on the terminal
-	failed   error      // of a table
+	mu            sync.Mutex // guards the progress lines
+	Terminal      bool
+	width         func() int // of the terminal, in characters
+	progressLines int        // progress lines that stand on the terminal
+	failed        error      // of a table
 }
 
 // NewPrinter returns a printer of results to out and of messages to err.
@@ -88,7 +88,7 @@ func (p *Printer) Line(format string, args ...any) {
 func (p *Printer) Result(text []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.shown > 0 {
+	if p.progressLines > 0 {
 		fmt.Fprint(p.Err, p.eraseSequence())
 	}
 	_, err := p.Out.Write(text)
@@ -135,21 +135,21 @@ func (p *Printer) progress(lines []string) {
 		}
 		text += line
 	}
-	p.shown = len(lines)
+	p.progressLines = len(lines)
 	fmt.Fprint(p.Err, text)
 }
 
 // eraseSequence is what takes the progress lines from the terminal. The cursor stands in the last
 // of them.
 func (p *Printer) eraseSequence() string {
-	if p.shown == 0 {
+	if p.progressLines == 0 {
 		return ""
 	}
 	text := "\r\x1b[K"
-	for range p.shown - 1 {
+	for range p.progressLines - 1 {
 		text += "\x1b[1A\x1b[K"
 	}
-	p.shown = 0
+	p.progressLines = 0
 	return text
 }
 
@@ -157,7 +157,7 @@ func (p *Printer) eraseSequence() string {
 func (p *Printer) Clear() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.shown > 0 {
+	if p.progressLines > 0 {
 		fmt.Fprint(p.Err, p.eraseSequence())
 	}
 }
@@ -296,9 +296,9 @@ func (c *Columns) Print(rows [][]string) error {
 // Array prints a list for scripts, some elements at a time. If the rest cannot be read, the list stays
 // without its end, so that a script does not take a part for the whole.
 type Array struct {
-	p      *Printer
-	indent string // of the line that it begins on
-	begun  bool
+	p       *Printer
+	indent  string // of the line that it begins on
+	started bool
 }
 
 // NewArray returns a list that begins on a line with an indent.
@@ -308,12 +308,12 @@ func NewArray(p *Printer, indent string) *Array { return &Array{p: p, indent: in
 func (j *Array) Add(elements ...any) error {
 	var text bytes.Buffer
 	for _, v := range elements {
-		if !j.begun {
+		if !j.started {
 			text.WriteString("[\n")
 		} else {
 			text.WriteString(",\n")
 		}
-		j.begun = true
+		j.started = true
 		one, err := jsonout.Indented(j.indent+"  ", v)
 		if err != nil {
 			return err
@@ -326,7 +326,7 @@ func (j *Array) Add(elements ...any) error {
 
 // End closes the list, and begins it where nothing was added.
 func (j *Array) End() error {
-	if !j.begun {
+	if !j.started {
 		return j.p.Result([]byte("[]"))
 	}
 	return j.p.Result([]byte("\n" + j.indent + "]"))

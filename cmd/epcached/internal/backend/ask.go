@@ -108,10 +108,10 @@ func (b *Backend) status(ctx context.Context, p request.Peer) (*wire.StatusReply
 	if err != nil {
 		return nil, err
 	}
-	if b.Cache.Rights.Administrator(p) {
+	if b.Cache.Rights.IsAdministrator(p) {
 		s.Connections = uint32(b.Server.Connections())
 	} else {
-		own, err := b.Cache.JobList.All(ctx, p)
+		own, err := b.Cache.JobList.Visible(ctx, p)
 		if err != nil {
 			return nil, err
 		}
@@ -139,7 +139,7 @@ func (b *Backend) collect(ctx context.Context, p request.Peer, w *wire.Collect,
 }
 
 func (b *Backend) jobs(ctx context.Context, p request.Peer) (*wire.JobsReply, error) {
-	jobs, err := b.Cache.JobList.All(ctx, p)
+	jobs, err := b.Cache.JobList.Visible(ctx, p)
 	if err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	if b.Administrator(p) {
 		reply.Rights = append(reply.Rights, "administrator")
 	}
-	if b.Cache.Rights.Publisher(peer(p)) {
+	if b.Cache.Rights.IsPublisher(peer(p)) {
 		reply.Rights = append(reply.Rights, "publisher")
 	}
 	return reply
@@ -55,7 +55,7 @@ func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
 	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.Fetch(ctx, p.UID, fds, readDescriptors(w))
+		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, readDescriptors(w))
 		defer remove()
 		if err != nil {
 			return unixsock.Answer{}, err
@@ -99,7 +99,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
 	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.Fetch(ctx, p.UID, fds, func(int) bool { return true })
+		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, func(int) bool { return true })
 		defer remove()
 		if err != nil {
 			return unixsock.Answer{}, err
@@ -127,10 +127,10 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 }
 
 // Owner returns the user that a uid counts as.
-func (b *Backend) Owner(uid uint32) uint32 { return b.owners.Of(uid) }
+func (b *Backend) Owner(uid uint32) uint32 { return b.owners.OwnerOf(uid) }
 
 // Administrator reports whether the peer may see and change all builds.
-func (b *Backend) Administrator(p unixsock.Peer) bool { return b.Cache.Rights.Administrator(peer(p)) }
+func (b *Backend) Administrator(p unixsock.Peer) bool { return b.Cache.Rights.IsAdministrator(peer(p)) }
 
 // Stop ends the daemon for its own user and administrators.
 func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
