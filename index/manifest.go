@@ -98,7 +98,7 @@ func marshalBuild(b Build) ([]byte, error) {
 		OrtVersion: b.ORTVersion, Route: b.Route, Graph: b.Graph, SessionOptions: b.SessionOptions,
 		GraphOptimizationLevel: b.GraphOptimizationLevel, CompileSeconds: b.CompileSeconds,
 		Created: nanos(b.Created), LoadCheck: b.LoadCheck, IrVersion: b.IRVersion, Embed: b.Embed, Warnings: b.Warnings,
-		Put: b.Put, VerifiedOutput: b.VerifiedOutput,
+		Put: b.Put, VerifiedOutput: b.VerifiedOutput, ModelPath: b.ModelPath,
 	}
 	if o := b.Converted; !o.ID.IsZero() {
 		m.Converted = &manifestpb.Origin{BuildId: o.ID[:], BuildKey: o.BuildKey[:], Created: nanos(o.Created)}
@@ -138,7 +138,7 @@ func unmarshalBuild(body []byte) (Build, error) {
 		ORTVersion: m.OrtVersion, Route: m.Route, Graph: m.Graph, SessionOptions: m.SessionOptions,
 		GraphOptimizationLevel: m.GraphOptimizationLevel, CompileSeconds: m.CompileSeconds,
 		Created: fromNanos(m.Created), LoadCheck: m.LoadCheck, IRVersion: m.IrVersion, Embed: m.Embed, Warnings: m.Warnings,
-		Put: m.Put, VerifiedOutput: m.VerifiedOutput,
+		Put: m.Put, VerifiedOutput: m.VerifiedOutput, ModelPath: m.ModelPath,
 	}
 	err := cmp.Or(fixed("id", b.ID[:], m.Id), fixed("request_key", b.RequestKey[:], m.RequestKey),
 		fixed("build_key", b.BuildKey[:], m.BuildKey), fixed("model_digest", b.ModelDigest[:], m.ModelDigest))

@@ -6,10 +6,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/modelname"
 )
 
 // The names that people use for builds. A look-up by any of these reads only the builds that it
@@ -39,12 +41,12 @@ func (b *Build) Models() []Member {
 }
 
 // MatchesName reports whether the name means the build: its request key, build key, id or the
-// digest of one of its models, the first MinPrefix or more digits of one, or the name of one of its
-// models.
+// digest of one of its models, the first MinPrefix or more digits of one, or the name or file of one
+// of its models.
 func (b *Build) MatchesName(name string) bool {
 	ids := []string{b.RequestKey.String(), b.BuildKey.String(), b.ID.String()}
 	for _, m := range b.Models() {
-		if name == m.ModelName {
+		if modelname.Matches(m.ModelName, name) {
 			return true
 		}
 		ids = append(ids, m.ModelDigest.String())
@@ -67,7 +69,8 @@ func modelNameKey(name string, id []byte) []byte {
 func (b *Build) nameRows() [][]byte {
 	rows := [][]byte{nameKey(nameBuildKey, b.BuildKey[:], b.ID[:])}
 	for _, m := range b.Models() {
-		rows = append(rows, nameKey(nameModelDigest, m.ModelDigest[:], b.ID[:]), modelNameKey(m.ModelName, b.ID[:]))
+		rows = append(rows, nameKey(nameModelDigest, m.ModelDigest[:], b.ID[:]),
+			modelNameKey(m.ModelName, b.ID[:]), modelNameKey(path.Base(m.ModelName), b.ID[:]))
 	}
 	slices.SortFunc(rows, bytes.Compare)
 	return slices.CompactFunc(rows, bytes.Equal)

@@ -72,7 +72,8 @@ type Build struct {
 	UID         uint32 // the user that requested the compile
 	Put         bool   // UID compiled it, with libraries of its own, and put it
 	ModelDigest cas.Digest
-	ModelName   string
+	ModelName   string // see package modelname
+	ModelPath   string // where the client found it; "": not known
 	Record      []byte // canonical request record
 	RecordJSON  string
 	EPs         []EPFacts

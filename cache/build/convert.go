@@ -236,7 +236,7 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	}
 	b.Record, b.RecordJSON, b.Embed = v.Plan.Record, v.Plan.RecordJSON, v.Plan.Canonical.Embed
 	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.Plan.OutputName(), m.IRVersion, v.bd.Now()
-	b.ModelName = v.Name
+	b.ModelName, b.ModelPath = v.Name, v.Path
 	if !b.Put { // otherwise the user of the application that compiled it stays responsible
 		b.UID = v.Peer.UID
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/modelname"
 )
 
 // Reason is the class of a compile's failure. Its words are the protocol's.
@@ -354,7 +355,7 @@ func (f *Failure) history() string {
 
 // Means reports whether a name means the failure, as one means a build.
 func (f *Failure) Means(name string) bool {
-	if name == f.ModelName {
+	if modelname.Matches(f.ModelName, name) {
 		return true
 	}
 	if len(name) < index.MinPrefix {

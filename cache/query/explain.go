@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/internal/modelname"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -487,7 +488,7 @@ func eventOf(t *index.Tombstone) *index.Event {
 }
 
 func meansEvent(name string, e *index.Event) bool {
-	if name == e.ModelName {
+	if modelname.Matches(e.ModelName, name) {
 		return true
 	}
 	return len(name) >= index.MinPrefix && (strings.HasPrefix(e.RequestKey.String(), name) ||

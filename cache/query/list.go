@@ -143,6 +143,9 @@ func (q *Queries) Listed(p rights.Peer, b *index.Build) (*wire.Build, error) {
 	}
 	out := q.Listing(b)
 	out.KeptAs, out.OwnBytes = q.FormWord(b), own
+	if b.UID == p.UID || q.rights.IsAdministrator(p) {
+		out.ModelPath = wire.Clip(b.ModelPath)
+	}
 	return out, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/modelname"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -94,7 +95,7 @@ const (
 	maxEPs     = 16
 	maxOptions = 1024
 
-	maxModelName = 4 << 10 // as long as a path may be
+	maxModelName = modelname.MaxPath
 )
 
 // check refuses what no request may have.
@@ -188,7 +189,7 @@ func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	}
 	model := modelFiles([]*wire.Model{w.Model}, fds)[0]
 	r := &Request{
-		Peer: p, Name: model.Name, Graph: model.Graph, External: model.External, Group: modelFiles(w.Group, fds),
+		Peer: p, Name: model.Name, Path: model.Path, Graph: model.Graph, External: model.External, Group: modelFiles(w.Group, fds),
 		CompileTerms: identity.CompileTerms{Embed: w.Embed, Route: w.Route, Session: compilers.Session{
 			SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions,
 			FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
@@ -222,6 +223,9 @@ func modelFiles(group []*wire.Model, fds []*os.File) []identity.Files {
 	var out []identity.Files
 	for _, m := range group {
 		one := identity.Files{Name: m.Name, External: make(map[string]*os.File, len(m.External))}
+		if len(m.Path) <= modelname.MaxPath {
+			one.Name, one.Path = modelname.Of(m.Path, m.Name), m.Path
+		}
 		if int(m.Fd) < len(fds) {
 			one.Graph = fds[m.Fd]
 		}

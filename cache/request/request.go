@@ -44,6 +44,7 @@ const MaxVersion = 100
 type Request struct {
 	Peer     Peer
 	Name     string // of the model, for people; never part of identity
+	Path     string // likewise, where the client found it; "": not known
 	Graph    *os.File
 	External map[string]*os.File // by location
 
@@ -85,7 +86,7 @@ func (r *Request) Models() int { return 1 + len(r.Group) }
 // ModelFiles returns the files of one of the models. 0 is the first.
 func (r *Request) ModelFiles(i int) identity.Files {
 	if i == 0 {
-		return identity.Files{Name: r.Name, Graph: r.Graph, External: r.External}
+		return identity.Files{Name: r.Name, Path: r.Path, Graph: r.Graph, External: r.External}
 	}
 	return r.Group[i-1]
 }

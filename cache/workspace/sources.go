@@ -149,7 +149,11 @@ func SourcesOf(b *index.Build) []index.Source {
 
 // AttemptOf returns an attempt at the request that the build answers, without its models' files.
 func AttemptOf(b *index.Build) (*request.Attempt, error) {
-	return Attempt(b.UID, b.ModelName, b.ModelDigest, b.Record)
+	at, err := Attempt(b.UID, b.ModelName, b.ModelDigest, b.Record)
+	if err == nil {
+		at.Path = b.ModelPath
+	}
+	return at, err
 }
 
 // Attempt returns an attempt at the request of the record.

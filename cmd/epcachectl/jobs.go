@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/internal/modelname"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -238,7 +239,8 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 // failureMatches tells whether the entry's name means the failure, as the daemon would.
 func failureMatches(f *wire.Failure, entry string) bool {
 	begins := func(key string) bool { return entry != "" && strings.HasPrefix(key, entry) }
-	return begins(f.GetBuild()) || begins(f.GetRequestKey()) || begins(f.GetModelDigest()) || entry == f.GetModelName()
+	return begins(f.GetBuild()) || begins(f.GetRequestKey()) || begins(f.GetModelDigest()) ||
+		modelname.Matches(f.GetModelName(), entry)
 }
 
 func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err error) error {

@@ -86,6 +86,7 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		{"build", b.GetBuild()},
 		{"request key", b.GetRequestKey()},
 		{"model", term.TextOrDash(b.GetModelName())},
+		{"path", term.TextOrDash(b.GetModelPath())},
 		{"model digest", b.GetModelDigest()},
 		{"ep", term.TextOrDash(b.GetEp() + " " + b.GetEpVersion())},
 		{"ep library", b.GetEpLibraryDigest()},

@@ -58,6 +58,7 @@ type Manifest struct {
 	Warnings               []string               `protobuf:"bytes,23,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	Source                 *Source                `protobuf:"bytes,24,opt,name=source,proto3" json:"source,omitempty"`                                         // none: the model is not kept
 	Converted              *Origin                `protobuf:"bytes,25,opt,name=converted,proto3" json:"converted,omitempty"`                                   // none: it was compiled
+	ModelPath              string                 `protobuf:"bytes,27,opt,name=model_path,json=modelPath,proto3" json:"model_path,omitempty"`                  // where the client found the model; none: not known
 	VerifiedOutput         float64                `protobuf:"fixed64,26,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance that its output was compared with the source model's at; 0: it was not
 	Put                    bool                   `protobuf:"varint,40,opt,name=put,proto3" json:"put,omitempty"`                                              // uid compiled it with libraries of its own, and put it
 	Members                []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a weight-sharing group: all of them in order, more than one; the first is the model above. Else none
@@ -268,6 +269,13 @@ func (x *Manifest) GetConverted() *Origin {
 		return x.Converted
 	}
 	return nil
+}
+
+func (x *Manifest) GetModelPath() string {
+	if x != nil {
+		return x.ModelPath
+	}
+	return ""
 }
 
 func (x *Manifest) GetVerifiedOutput() float64 {
@@ -1621,7 +1629,7 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\x11epcached.index.v1\"\xc3\t\n" +
+	"\x0emanifest.proto\x12\x11epcached.index.v1\"\xe2\t\n" +
 	"\bManifest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
@@ -1654,7 +1662,9 @@ const file_manifest_proto_rawDesc = "" +
 	"\x05embed\x18\x16 \x01(\bR\x05embed\x12\x1a\n" +
 	"\bwarnings\x18\x17 \x03(\tR\bwarnings\x121\n" +
 	"\x06source\x18\x18 \x01(\v2\x19.epcached.index.v1.SourceR\x06source\x127\n" +
-	"\tconverted\x18\x19 \x01(\v2\x19.epcached.index.v1.OriginR\tconverted\x12'\n" +
+	"\tconverted\x18\x19 \x01(\v2\x19.epcached.index.v1.OriginR\tconverted\x12\x1d\n" +
+	"\n" +
+	"model_path\x18\x1b \x01(\tR\tmodelPath\x12'\n" +
 	"\x0fverified_output\x18\x1a \x01(\x01R\x0everifiedOutput\x12\x10\n" +
 	"\x03put\x18( \x01(\bR\x03put\x123\n" +
 	"\amembers\x182 \x03(\v2\x19.epcached.index.v1.MemberR\amembers\x1a^\n" +

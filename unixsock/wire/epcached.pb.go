@@ -1592,6 +1592,7 @@ type Model struct {
 	Fd            uint32                 `protobuf:"varint,1,opt,name=fd,proto3" json:"fd,omitempty"`            // the graph; a regular file opened for reading
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`         // for people, the base name, of at most 4 KiB; never part of identity
 	External      []*ExternalFile        `protobuf:"bytes,3,rep,name=external,proto3" json:"external,omitempty"` // one for each location that the model refers to
+	Path          string                 `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`         // where the client found it, absolute, of at most 4 KiB; for people, see Build.model_name
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1645,6 +1646,13 @@ func (x *Model) GetExternal() []*ExternalFile {
 		return x.External
 	}
 	return nil
+}
+
+func (x *Model) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
 }
 
 // Device narrows the devices of an execution provider; an empty field accepts all.
@@ -3195,7 +3203,7 @@ type Job struct {
 	StartedMs     int64                  `protobuf:"varint,13,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"`    // 0: not yet
 	ElapsedMs     int64                  `protobuf:"varint,14,opt,name=elapsed_ms,json=elapsedMs,proto3" json:"elapsed_ms,omitempty"`    // since it was queued
 	EstimateMs    int64                  `protobuf:"varint,15,opt,name=estimate_ms,json=estimateMs,proto3" json:"estimate_ms,omitempty"` // from queued to done; 0: not known
-	Why           string                 `protobuf:"bytes,16,opt,name=why,proto3" json:"why,omitempty"`                                  // "asked for", "libraries changed", ...
+	Why           string                 `protobuf:"bytes,16,opt,name=why,proto3" json:"why,omitempty"`                                  // "requested", "libraries changed", ...
 	Error         *Error                 `protobuf:"bytes,17,opt,name=error,proto3" json:"error,omitempty"`                              // of "failed"
 	Models        uint32                 `protobuf:"varint,18,opt,name=models,proto3" json:"models,omitempty"`                           // of a group: how many; else 0
 	unknownFields protoimpl.UnknownFields
@@ -3776,7 +3784,7 @@ type Build struct {
 	Build                string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
 	RequestKey           string                 `protobuf:"bytes,2,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
 	ModelDigest          string                 `protobuf:"bytes,3,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
-	ModelName            string                 `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	ModelName            string                 `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"` // a hub's id, "Org/Name" or "Org/Name/other.onnx", or the last directory and the file
 	Ep                   string                 `protobuf:"bytes,5,opt,name=ep,proto3" json:"ep,omitempty"`
 	EpVersion            string                 `protobuf:"bytes,6,opt,name=ep_version,json=epVersion,proto3" json:"ep_version,omitempty"`
 	EpLibraryDigest      string                 `protobuf:"bytes,7,opt,name=ep_library_digest,json=epLibraryDigest,proto3" json:"ep_library_digest,omitempty"`
@@ -3811,6 +3819,7 @@ type Build struct {
 	OwnBytes          int64     `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; not of what was removed
 	KeptAs            string    `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole" or "packed", with ", with a copy" where an unpacked one is served
 	KeptText          string    `protobuf:"bytes,37,opt,name=kept_text,json=keptText,proto3" json:"kept_text,omitempty"`                     // of Show and Why: the same in more words
+	ModelPath         string    `protobuf:"bytes,38,opt,name=model_path,json=modelPath,proto3" json:"model_path,omitempty"`                  // where the first request for it found the model; empty: not known, or the caller may not know it
 	MadeBy            string    `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
 	Members           []*Member `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields     protoimpl.UnknownFields
@@ -4095,6 +4104,13 @@ func (x *Build) GetKeptAs() string {
 func (x *Build) GetKeptText() string {
 	if x != nil {
 		return x.KeptText
+	}
+	return ""
+}
+
+func (x *Build) GetModelPath() string {
+	if x != nil {
+		return x.ModelPath
 	}
 	return ""
 }
@@ -8524,11 +8540,12 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06Attach\":\n" +
 	"\fExternalFile\x12\x1a\n" +
 	"\blocation\x18\x01 \x01(\tR\blocation\x12\x0e\n" +
-	"\x02fd\x18\x02 \x01(\rR\x02fd\"b\n" +
+	"\x02fd\x18\x02 \x01(\rR\x02fd\"v\n" +
 	"\x05Model\x12\x0e\n" +
 	"\x02fd\x18\x01 \x01(\rR\x02fd\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x125\n" +
-	"\bexternal\x18\x03 \x03(\v2\x19.epcached.v1.ExternalFileR\bexternal\"\xd2\x01\n" +
+	"\bexternal\x18\x03 \x03(\v2\x19.epcached.v1.ExternalFileR\bexternal\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\"\xd2\x01\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1b\n" +
 	"\tvendor_id\x18\x02 \x01(\rR\bvendorId\x12\x1b\n" +
@@ -8757,7 +8774,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\x98\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xb7\n" +
 	"\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
@@ -8804,7 +8821,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06pinned\x18! \x01(\bR\x06pinned\x12\x1b\n" +
 	"\town_bytes\x18\" \x01(\x03R\bownBytes\x12\x17\n" +
 	"\akept_as\x18$ \x01(\tR\x06keptAs\x12\x1b\n" +
-	"\tkept_text\x18% \x01(\tR\bkeptText\x12\x17\n" +
+	"\tkept_text\x18% \x01(\tR\bkeptText\x12\x1d\n" +
+	"\n" +
+	"model_path\x18& \x01(\tR\tmodelPath\x12\x17\n" +
 	"\amade_by\x18( \x01(\tR\x06madeBy\x12-\n" +
 	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"K\n" +
 	"\tListReply\x12*\n" +

@@ -90,6 +90,7 @@ func (m *Model) pass(c *codec) {
 	numbers(c, 1, &m.Fd)
 	c.text(2, &m.Name)
 	many(c, 3, &m.External)
+	c.text(4, &m.Path)
 	c.end(m.unknownFields)
 }
 

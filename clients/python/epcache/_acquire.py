@@ -169,7 +169,15 @@ class Acquire(Call[Artefact]):
             if model.folder and model.external is None:
                 self.sources[os.path.join(model.folder, location)] = stamp_of(descriptor)
             external.append({"location": location, "fd": send(descriptor)})
-        return {"fd": number, "name": model.name, "external": external}
+        return {"fd": number, "name": model.name, "external": external, "path": _sendable(model.path)}
+
+
+def _sendable(path: str) -> str:
+    """Returns a path that a message can have; it is only for people. The limit is the protocol's."""
+    try:
+        return path if len(path.encode()) <= 4096 else ""
+    except UnicodeEncodeError:
+        return ""
 
 
 def _checked_locations(locations: list[str]) -> list[str]:

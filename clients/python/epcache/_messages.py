@@ -116,6 +116,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(1, "fd", "uint32"),
         Field(2, "name", "string"),
         Field(3, "external", "ExternalFile", "repeated"),
+        Field(4, "path", "string"),
     ),
     "Device": (
         Field(1, "type", "string"),
@@ -332,6 +333,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(34, "own_bytes", "int64"),
         Field(36, "kept_as", "string"),
         Field(37, "kept_text", "string"),
+        Field(38, "model_path", "string"),
         Field(40, "made_by", "string"),
         Field(50, "members", "Member", "repeated"),
     ),

@@ -169,7 +169,7 @@ def test_request_says_everything(model: str, view: Path) -> None:
     ((envelope, contents),) = seen
     assert 1_900_000 < envelope["deadline_ms"] <= 2_000_000
     request = envelope["acquire"]
-    assert request["model"] == {"fd": 0, "name": "model.onnx", "external": []}
+    assert request["model"] == {"fd": 0, "name": "model.onnx", "external": [], "path": str(model)}
     first, second = request["eps"]
     assert first == {"name": "E", "devices": [], "options": {"a": "1", "b": "1"}, "option_fds": {}}
     assert second["devices"] == [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}]

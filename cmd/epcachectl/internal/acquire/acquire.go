@@ -189,7 +189,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	}
 	defer closeExtra(files)
 	for _, m := range models[1:] { // which closeModels closes
-		message.Group = append(message.Group, &wire.Model{Fd: uint32(len(files)), Name: m.Name()})
+		message.Group = append(message.Group, &wire.Model{Fd: uint32(len(files)), Name: m.Name(), Path: m.Absolute()})
 		files = append(files, m.File)
 	}
 	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keepGoing, g.adopt

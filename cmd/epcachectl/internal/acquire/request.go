@@ -237,7 +237,7 @@ func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error)
 		m.Folders = []string{folder}
 	}
 	a := &wire.Acquire{
-		Model: &wire.Model{Name: m.Name()}, SessionOptions: entries, FreeDimensions: r.dims,
+		Model: &wire.Model{Name: m.Name(), Path: m.Absolute()}, SessionOptions: entries, FreeDimensions: r.dims,
 		FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
 		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.Verify,
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/modelname"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -143,7 +144,11 @@ func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.ob
 // already.
 func (e verbError) causeText() string {
 	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
-	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", filepath.Base(e.object)))
+	name := filepath.Base(e.object)
+	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", name))
+	if path, err := filepath.Abs(e.object); err == nil && !named {
+		rest, named = strings.CutPrefix(text, fmt.Sprintf("model %q", modelname.Of(path, name)))
+	}
 	switch after, listed := strings.CutPrefix(rest, ": "); {
 	case !named:
 		return text

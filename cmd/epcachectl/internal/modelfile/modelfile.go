@@ -15,10 +15,12 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/internal/modelname"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -59,6 +61,18 @@ func (m *Model) open(path string) (*os.File, error) {
 
 // Name returns the model's file name, as the daemon is told it.
 func (m *Model) Name() string { return strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD") }
+
+// Absolute returns where the model lies, "" where that is not known or too long to be sent.
+func (m *Model) Absolute() string { return Absolute(m.Path) }
+
+// Absolute returns the path of a model as the daemon is sent it, "" where it cannot be.
+func Absolute(path string) string {
+	absolute, err := filepath.Abs(path)
+	if err != nil || len(absolute) > modelname.MaxPath || !utf8.ValidString(absolute) {
+		return ""
+	}
+	return absolute
+}
 
 // OpenRegular does not wait for the other end of a FIFO, and takes nothing but files.
 func OpenRegular(path string) (*os.File, error) {
