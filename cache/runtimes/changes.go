@@ -95,7 +95,7 @@ func (s *Set) watchChanges(ctx context.Context) {
 
 func (s *Set) handleChange(ctx context.Context, rt *Runtime, kind watch.Kind) {
 	rc := rt.LastContent()
-	if rc != nil && s.isCurrent(rc) {
+	if rc != nil && s.isCurrent(rc, 0) {
 		rt.state.CompareAndSwap(&stateChanging, &stateReady) // it was touched, and is as it was
 		return
 	}

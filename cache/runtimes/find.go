@@ -21,6 +21,8 @@ type Wanted struct {
 	UID       uint32        // of the client
 	StrictORT bool          // no other version of ONNX Runtime than ORTVersion will do
 	MayClaim  bool          // the client may compile with its own libraries instead
+
+	carried *Content // it has the client's very libraries, which are open
 }
 
 // Ref says what the caller will load the model with. The zero value means the default runtime.
@@ -211,7 +213,7 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 		}
 	}
 	for _, rt := range unknown {
-		if rc := rt.LastContent(); rc != nil && s.isCurrent(rc) {
+		if rc := rt.LastContent(); rc != nil && s.isCurrent(rc, 0) {
 			continue // it is as it was, and it was not the caller's
 		}
 		if rc := s.contentIfCarrying(ctx, rt, w, progress); rc != nil {
@@ -283,7 +285,7 @@ func (rc *Content) equals(shown map[string]contents) bool {
 // or nil.
 func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted, progress func(string)) *Content {
 	rc := rt.LastContent()
-	if rc == nil || !s.isCurrent(rc) {
+	if rc == nil || !s.isCurrent(rc, recently) {
 		if rc != nil && rc.replacedLibrary(w) {
 			return nil // no waiting for the new libraries: the caller has one from before
 		}
@@ -318,6 +320,9 @@ func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
 }
 
 func (rc *Content) carries(w *Wanted, own bool) bool {
+	if rc == w.carried {
+		return true
+	}
 	for _, ref := range w.EPLibraries {
 		if !needs(w.EPs, ref.EP) {
 			continue
@@ -327,6 +332,7 @@ func (rc *Content) carries(w *Wanted, own bool) bool {
 			return false
 		}
 	}
+	w.carried = rc
 	return true
 }
 

@@ -3,12 +3,13 @@
 //
 // A Set has the runtimes that the administrator registered and those that clients named. Resolve finds
 // the one that a request means. Content is what the files of a runtime were when they were last looked
-// at; every use compares their stamps, so that a library that was replaced is never taken for the one
-// before. A change is noticed by a watcher as well: the runtime is probed again, and Options.Assessed
-// is called.
+// at; every use finds out whether that holds, so that a library that was replaced is never taken for
+// the one before. A change is noticed by a watcher as well: the runtime is probed again, and
+// Options.Assessed is called.
 //
-// Files are kept open where their folder's times and the kernel's reports of mounts show that names lead
-// to them; elsewhere names are looked up. So each request itself notices a rename or a mount over one.
+// Files are kept open where their folder's times and the kernel's reports of mounts show that names
+// lead to them; elsewhere names are looked up. The kernel reports what is written to these files, see
+// kept.go. So each request itself notices a rename, a mount over one, and other bytes.
 //
 // Findings of the worker (devices, fingerprints, verdicts) are remembered under keys that cover the
 // libraries' bytes and the machine: see Remember. They outlive the daemon.
@@ -335,7 +336,7 @@ func newRuntime(name string, registered bool, find func() (compilers.Runtime, er
 
 // Content returns the runtime as it is now. It looks again, or blocks, while its files change.
 func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (*Content, error) {
-	if rc := rt.LastContent(); rc != nil && s.isCurrent(rc) {
+	if rc := rt.LastContent(); rc != nil && s.isCurrent(rc, recently) {
 		return rc, nil
 	}
 	progress("probing")
@@ -346,7 +347,7 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 		return nil, ctx.Err()
 	}
 	before := rt.LastContent()
-	if before != nil && s.isCurrent(before) {
+	if before != nil && s.isCurrent(before, 0) {
 		return before, nil
 	}
 	if before != nil && !before.filesUnchanged() {
@@ -360,8 +361,9 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 	return rc, nil
 }
 
-func (s *Set) isCurrent(rc *Content) bool {
-	return rc.Machine == rc.now() && rc.folders.unchanged()
+// isCurrent reports whether the runtime is as it was found. See folders.unchanged for within.
+func (s *Set) isCurrent(rc *Content, within time.Duration) bool {
+	return rc.Machine == rc.now() && rc.folders.unchanged(within)
 }
 
 func (s *Set) changing(rt *Runtime) {
@@ -426,7 +428,7 @@ func (s *Set) findContent(ctx context.Context, rt *Runtime, before *Content) (*C
 	for attempt := 0; ; {
 		rc, err := s.readContent(ctx, rt)
 		pause := lookPause
-		settled := err == nil && rc.folders.unchanged()
+		settled := err == nil && rc.folders.unchanged(0)
 		if settled {
 			if pause = s.settlingTime(rc, before); pause <= 0 {
 				return rc, nil

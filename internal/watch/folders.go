@@ -57,8 +57,8 @@ func (n inotify) control(f func(fd int)) error {
 	return raw.Control(func(fd uintptr) { f(int(fd)) })
 }
 
-// explain says which limit an error is about: the system's own words are about disks and files.
-func explain(err error) error {
+// Explain says which limit an error is about: the system's own words are about disks and files.
+func Explain(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
 		return fmt.Errorf("the limit fs.inotify.max_user_watches is reached: %w", err)
@@ -105,11 +105,11 @@ func (t *folders) watchFolder(s *subject, needs map[int32]need, path, name strin
 	defer t.rearm.Unlock()
 	n, err := t.notifier()
 	if err != nil {
-		return explain(err)
+		return Explain(err)
 	}
 	watch, err := n.add(path)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, explain(err))
+		return fmt.Errorf("%s: %w", path, Explain(err))
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
