@@ -11,38 +11,44 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import re
 import sys
+import textwrap
 import tokenize
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent / "epcache"
 
-# What stands together on the page, in this order. A public name that is in none of them fails the check.
+# The sections of the page. A public name that is in none of them fails the check.
 SECTIONS = {
     "Sessions": "InferenceSession SessionOptions SessionGroup",
-    "What a session knows of itself": "Report Decision",
+    "Reports of sessions": "Report Decision",
     "Without a session": "why warm Warmed compile Compiled",
     "The client": "Client default_sockets Artefact File Member Progress Claim",
-    "What a request says": "ExecutionProvider Device Output Runtime Library",
-    "Why, what happened, what is being done": "Explanation Candidate Difference Neighbour Event Subscription Jobs Job Failure",
+    "Requests": "ExecutionProvider Device Output Runtime Library",
+    "Explanations, events and jobs": "Explanation Candidate Difference Neighbour Event Subscription Jobs Job Failure",
     "Errors": "Error NotFound Stale CompileFailed Busy DeadlineExceeded BadModel BadRequest NotAllowed NoSpace VersionMismatch "
     "Unavailable Internal Cancelled NoDaemon ProtocolError EpcacheWarning",
 }
-# How the client itself puts a request into the protocol's words.
+# Methods by which the client itself encodes a request.
+MADE_BY_CLIENT = frozenset(("Artefact", "Claim", "Subscription"))  # no caller constructs them
+COLUMNS = 100
+SHORT = 240  # characters of a method that is a list item
 NOT_FOR_CALLERS = frozenset(("message", "described", "neighbours"))
 HEAD = """# Python API
 
-Generated from the package's docstrings by `make api-doc`. How it is used is told in [its README](../clients/python/README.md) and in
-[quickstart-python.md](quickstart-python.md). All times are seconds; moments are Unix time unless something else is said. Nothing here imports ONNX Runtime before
-a session class, or one of `why`, `warm` and `compile`, is used.
+Generated from docstrings by `make api-doc`. [quickstart-python.md](quickstart-python.md) and [the
+package's README](../clients/python/README.md) show how to use it; `help()` has the types of all
+parameters. Times are seconds, points in time are Unix time. ONNX Runtime is imported by the session
+classes, `why`, `warm` and `compile` only.
 
-| in signatures | |
+| parameter | accepts |
 |---|---|
-| `Source` | a model: its path, or its bytes |
-| `ModelSource` | the same, or an open binary file |
-| `EPSpec` | an execution provider: `"Name"`, `"Name:DEVICE"`, `("Name", options)` or an `ExecutionProvider` |
-| `Names`, `NameOptions` | ONNX Runtime's own `providers` and `provider_options` |
-| `Progressing` | a function that takes a `Progress`; or `True`: shown on standard error |
+| `model`, `path_or_bytes` | a path, or bytes; for `Client` also an open binary file |
+| `ep`, `eps` | an execution provider (EP), `"Name"`, `"Name:DEVICE"`, `("Name", options)` or an `ExecutionProvider`, or a list of these in order of preference |
+| `providers`, `provider_options` | ONNX Runtime's own |
+| `progress` | a function that takes a `Progress`; for sessions also `True`: print to standard error |
 """
 
 
@@ -80,101 +86,119 @@ class Page:
         self.missing += [f"{name}: in no section of {Path(__file__).name}" for name in sorted(set(where) - set(" ".join(SECTIONS.values()).split()))]
         for title, names in SECTIONS.items():
             self.parts.append(f"## {title}\n")
+            if title == "Errors":
+                self._add_errors(names.split(), where)
+                continue
             for name in names.split():
                 self._add(name, where[name])
 
+    def _add_errors(self, names: Sequence[str], where: dict[str, str]) -> None:
+        """Adds the base class, and a row for each of the others."""
+        self._add(names[0], where[names[0]])
+        rows = [f"| `{name}` | {' '.join(self._docstring(self._module(where[name]).find(name), name).split())} |" for name in names[1:]]
+        self.parts.append("\n".join(["| error | meaning |", "|---|---|", *rows]) + "\n")
+
+    def _module(self, name: str) -> Module:
+        if name not in self._modules:
+            self._modules[name] = Module(PACKAGE / f"{name}.py")
+        return self._modules[name]
+
     def _add(self, name: str, module_name: str) -> None:
-        if module_name not in self._modules:
-            self._modules[module_name] = Module(PACKAGE / f"{module_name}.py")
-        module = self._modules[module_name]
+        module = self._module(module_name)
         node = module.find(name)
         if isinstance(node, ast.FunctionDef):
-            self.parts.append(f"### `{name}`\n\n" + _signature(node, name) + self._text(node, name))
+            self.parts.append(f"### `{name}`\n\n{_signature(node, name)}\n{self._text(node, name)}")
         else:
             self._add_class(node, module)
 
     def _add_class(self, node: ast.ClassDef, module: Module) -> None:
         bases = [ast.unparse(base) for base in node.bases if ast.unparse(base) not in ("NamedTuple",)]
         derived = f" ({', '.join(f'`{base}`' for base in bases)})" if bases else ""
-        self.parts.append(f"### `{node.name}`{derived}\n\n" + self._text(node, node.name))
+        self.parts.append(f"### `{node.name}`{derived}\n")
         methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
         constructor = next((one for one in methods if one.name == "__init__"), None)
-        dataclass = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
-        if constructor is not None and len(constructor.args.args + constructor.args.kwonlyargs) > 1:
+        if constructor is not None and node.name not in MADE_BY_CLIENT and len(constructor.args.args + constructor.args.kwonlyargs) > 1:
             self.parts.append(_signature(constructor, node.name))
-        if dataclass:
-            self._add_fields(node, module)
+        self.parts.append(self._text(node, node.name))
+        items = self._fields(node, module) if any("dataclass" in ast.unparse(one) for one in node.decorator_list) else []
+        long = []
         for method in methods:
             if method.name.startswith("_") or method.name in NOT_FOR_CALLERS:
                 continue
             full = f"{node.name}.{method.name}"
-            if any(ast.unparse(one) == "property" for one in method.decorator_list):
-                result = f": `{ast.unparse(method.returns)}`" if method.returns else ""
-                self.parts.append(f"#### `{full}`{result}\n\n" + self._text(method, full))
+            is_property = any(ast.unparse(one) == "property" for one in method.decorator_list)
+            call = method.name if is_property else _call(method, method.name)
+            text = self._docstring(method, full)
+            if len(text) > SHORT or len(call) > SHORT:
+                shown = "" if is_property else _signature(method, method.name) + "\n"
+                long.append(f"#### `{full}`\n\n{shown}{_wrapped(text)}")
             else:
-                self.parts.append(f"#### `{full}`\n\n" + _signature(method, method.name) + self._text(method, full))
+                items.append(_item(f"`{call}`: {text}"))
+        if items:
+            self.parts.append("\n".join(items) + "\n")
+        self.parts += long
 
-    def _add_fields(self, node: ast.ClassDef, module: Module) -> None:
-        lines = ["| field | type | default | |", "|---|---|---|---|"]
+    def _fields(self, node: ast.ClassDef, module: Module) -> list[str]:
+        """Returns an item for each field that has a comment; those that have none are in the docstring."""
+        items = []
         for one in node.body:
             if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name) or one.target.id.startswith("_"):
                 continue
             name, said = one.target.id, module.comments.get(one.end_lineno or 0, "")
-            if not said and f"`{name}`" not in (ast.get_docstring(node) or ""):
+            if said:
+                items.append(_item(f"`{name}: {ast.unparse(one.annotation)}`: {said}"))
+            elif f"`{name}`" not in (ast.get_docstring(node) or ""):
                 self.missing.append(f"{node.name}.{name}: no comment, and no word in the docstring")
-            kind = ast.unparse(one.annotation).replace("|", "\\|")
-            lines.append(f"| `{name}` | `{kind}` | {_default(one.value)} | {_cell(said)} |")
-        self.parts.append("\n".join(lines) + "\n")
+        return items
 
-    def _text(self, node: ast.ClassDef | ast.FunctionDef, name: str) -> str:
+    def _docstring(self, node: ast.ClassDef | ast.FunctionDef, name: str) -> str:
         text = inspect.cleandoc(ast.get_docstring(node) or "")
         if not text:
             self.missing.append(f"{name}: no docstring")
-        return text + "\n"
+        return text
+
+    def _text(self, node: ast.ClassDef | ast.FunctionDef, name: str) -> str:
+        return _wrapped(self._docstring(node, name))
+
+
+def _call(node: ast.FunctionDef, name: str) -> str:
+    """Returns the call as Python has it, without types."""
+    arguments = node.args
+    shown = [one.arg for one in arguments.args if one.arg != "self"]
+    for i, value in enumerate(reversed(arguments.defaults)):
+        shown[-1 - i] += f"={ast.unparse(value)}"
+    if arguments.vararg:
+        shown.append(f"*{arguments.vararg.arg}")
+    elif arguments.kwonlyargs:
+        shown.append("*")
+    for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        shown.append(one.arg + (f"={ast.unparse(value)}" if value is not None else ""))
+    if arguments.kwarg:
+        shown.append(f"**{arguments.kwarg.arg}")
+    return f"{name}({', '.join(shown)})"
 
 
 def _signature(node: ast.FunctionDef, name: str) -> str:
-    """Returns the call as Python has it, a parameter in each line where it is long."""
-    arguments = node.args
-    if arguments.args and arguments.args[0].arg == "self":
-        arguments.args = arguments.args[1:]
+    """Returns a code block of the call and its result."""
     result = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
-    text = f"{name}({ast.unparse(arguments)}){result}"
-    if len(text) > 100:
-        text = f"{name}(\n" + "".join(f"    {one},\n" for one in _parameters(arguments)) + f"){result}"
-    return f"```python\n{text}\n```\n\n"
+    return textwrap.fill(_call(node, name) + result, COLUMNS, initial_indent="    ", subsequent_indent="        ") + "\n"
 
 
-def _parameters(arguments: ast.arguments) -> list[str]:
-    """Returns the parameters one by one, the marks between them too."""
-    shown = []
-    first = len(arguments.args) - len(arguments.defaults)
-    for i, one in enumerate(arguments.args):
-        shown.append(_parameter(one, arguments.defaults[i - first] if i >= first else None))
-    if arguments.vararg:
-        shown.append(f"*{ast.unparse(arguments.vararg)}")
-    elif arguments.kwonlyargs:
-        shown.append("*")
-    shown += [_parameter(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    if arguments.kwarg:
-        shown.append(f"**{ast.unparse(arguments.kwarg)}")
-    return shown
+def _item(text: str) -> str:
+    return textwrap.fill(text, COLUMNS, subsequent_indent="  ", initial_indent="- ", break_long_words=False, break_on_hyphens=False)
 
 
-def _parameter(one: ast.arg, default: ast.expr | None) -> str:
-    return ast.unparse(one) + (f" = {ast.unparse(default)}" if default is not None else "")
-
-
-def _default(value: ast.expr | None) -> str:
-    if value is None:
-        return ""
-    text = ast.unparse(value)
-    made = {"field(default_factory=dict)": "{}", "field(default_factory=list)": "[]"}
-    return f"`{made.get(text, text)}`"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _wrapped(text: str) -> str:
+    """Returns a docstring wrapped: its paragraphs and list items, but not its examples."""
+    parts = []
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith("    "):
+            parts.append(paragraph)
+        elif paragraph.startswith("- "):
+            parts.append("\n".join(_item(one) for one in re.split(r"(?m)^- ", paragraph)[1:]))
+        else:
+            parts.append(textwrap.fill(paragraph, COLUMNS, break_long_words=False, break_on_hyphens=False))
+    return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: list[str]) -> int:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request is. `phase` is one of reading, queued, probing, converting, compiling, checking, storing, verifying,
-    comparing."""
+    """The progress of a request. `phase` is one of reading, queued, probing, converting, compiling,
+    checking, storing, verifying, comparing.
+    """
 
     phase: str
     elapsed_seconds: float  # since the request came
@@ -36,7 +37,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class File:
-    """A file of an artefact: name relative to the view, size in bytes, BLAKE3 digest as 64 hex digits."""
+    """A file of an artefact."""
 
     name: str  # relative to the view
     size: int  # bytes
@@ -57,8 +58,8 @@ class Member:
 class Artefact:
     """A compiled model, and the lease on it.
 
-    As long as it is open, the daemon keeps the files as they are: keep it open as long as a session that was made
-    from it lives. Load `path` (or `view_path`, see there) with exactly these provider and session options.
+    While it is open the daemon keeps the files as they are: keep it open as long as a session made
+    from it lives. Load `path` (or `view_path`) with exactly these provider and session options.
     """
 
     outcome: str  # "hit", "compiled", "waited", "put", "adopted"; "passthrough", "background", "claim", "key", "explanation": without a view
@@ -69,8 +70,8 @@ class Artefact:
     sdk_version: str  # of the vendor's SDK that made it; "" where it says none
     hardware_architecture: str  # that it was made for; where the EP states none, the class of the machine
     compatibility: str  # "optimal", "prefer_recompilation", "unsupported", "unknown"
-    compatibility_source: str  # who says so: "same library", "execution provider", "fingerprint", ...
-    compatibility_reason: str  # in words, for people
+    compatibility_source: str  # the source of that: "same library", "execution provider", "fingerprint", ...
+    compatibility_reason: str  # in words
     why: str  # why it was a hit, or why it was compiled, in words
     view: str  # absolute path of the view's folder; "" without one
     graph: str  # relative to the view
@@ -79,13 +80,13 @@ class Artefact:
     session_options: dict[str, str]  # session config entries
     graph_optimization_level: str  # "" where it does not matter
     compile_seconds: float  # what the compile took, now or earlier
-    elapsed_seconds: float  # at the daemon
+    elapsed_seconds: float  # in the daemon
     record: str  # the request as the daemon understood it, JSON
     runtime: str  # folder or library of the daemon's runtime that was asked for, or made it
-    warnings: list[str]  # what else is to be known of it
+    warnings: list[str]  # about the build
     job: str = ""  # of "background": the compile, for Client.follow
     members: list[Member] = field(default_factory=list)  # of a group: all, in the order in which to load several in one process
-    member: int = 0  # which of them was asked for; `graph` is its
+    member: int = 0  # the one that was requested; `graph` is its graph
     fd: int | None = None  # descriptor of the view's folder; None without a view, or when closed
     round_trip_seconds: float = 0.0  # from the first byte of the last request frame to the last of its answer
     connect_seconds: float = 0.0  # of the connection that was used, when it was made
@@ -97,10 +98,8 @@ class Artefact:
 
     @property
     def path(self) -> str:
-        """The graph's path through the descriptor: it needs no rights on the daemon's folders.
-
-        It is good for as long as this is open. Ids in it are never used again, so that caches keyed by path, which
-        execution providers have, never mix up two models.
+        """The graph's path through the descriptor, valid while this is open. It needs no rights on
+        the daemon's directories, and is never used for another model.
         """
         if self.fd is None:
             raise ValueError("this artefact is closed, or was answered without a view")
@@ -108,11 +107,15 @@ class Artefact:
 
     @property
     def view_path(self) -> str:
-        """The graph's path by name, for what cannot be loaded through a descriptor. Not every user can reach it."""
+        """The graph's path by name, for loaders that cannot use a descriptor. Not every user can
+        reach it.
+        """
         return os.path.join(self.view, self.graph) if self.view else ""
 
     def load_options(self) -> dict[str, str]:
-        """Returns the session config entries to load it with: `session_options`, and where a weightless one has its source."""
+        """Returns the session config entries to load it with: `session_options`, and the source of
+        a weightless one.
+        """
         options = dict(self.session_options)
         folder = os.path.dirname(self.graph)
         sources = [f.name for f in self.files if os.path.dirname(f.name) == folder and f.name.endswith(".onnx") and f.name != self.graph]
@@ -122,10 +125,12 @@ class Artefact:
         return options
 
     def bytes_options(self) -> dict[str, str]:
-        """Returns further session config entries for who loads the graph from its bytes: where the files beside it are.
+        """Returns further session config entries for loading the graph from its bytes: where the
+        files beside it are.
 
-        Initializers in files ONNX Runtime takes only from where it can walk the real path. Who cannot gives it the files
-        themselves, by SessionOptions.add_external_initializers_from_files_in_memory, as InferenceSession does here.
+        ONNX Runtime reads initializers in files only if it can walk their real path. Otherwise pass
+        the files by SessionOptions.add_external_initializers_from_files_in_memory, as
+        InferenceSession does.
         """
         return {
             "ep.context_file_path": self.path,
@@ -134,7 +139,9 @@ class Artefact:
 
     @contextlib.contextmanager
     def mapped_files(self) -> Iterator[dict[str, mmap.mmap]]:
-        """Maps the files beside the graph, by their names relative to it, for as long as the context lasts."""
+        """Maps the files beside the graph, by their relative names, while the context manager is
+        open.
+        """
         import mmap
 
         folder = os.path.dirname(self.graph) + "/"
@@ -150,7 +157,7 @@ class Artefact:
             yield mapped
 
     def close(self) -> None:
-        """Gives up the lease, and the claim if there is one. May be called again."""
+        """Releases the lease, and the claim if there is one. May be called again."""
         if self.claim is not None:
             self.claim.close()
         self._release()

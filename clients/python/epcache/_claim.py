@@ -23,11 +23,12 @@ T = TypeVar("T")
 
 
 class Claim:
-    """A claim: compile, then `put` the result, or `give_up`. Whoever asks for the same waits meanwhile.
+    """A claim: compile, then `put` the result, or `give_up`. Other requests for the model wait
+    meanwhile.
 
-    It hangs on a connection of its own, and ends with it: with close(), with this process, and at `deadline`, a time of
-    time.monotonic(). Names are part of what is compiled: the graph has to be called `output`. `route` is how it is to be compiled,
-    "compile_api" or "session_options", and `id` what events and logs call the claim.
+    It has a connection of its own, and ends with it: with close(), with this process, and at
+    `deadline`, a time of time.monotonic(). The graph has to be named `output`. `route` is how to
+    compile it, "compile_api" or "session_options"; events and logs name the claim by `id`.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Claim:
         timeout: float = 600.0,
         progress: Callable[[Progress], None] | None = None,
     ) -> Artefact:
-        """Brings the graph with all other files in `folder`, and returns what everybody now gets, with a lease on it.
+        """Stores the graph with all other files in `folder`, and returns the build that all
+        requests get.
 
-        The daemon copies and checks them; `folder` may go afterwards. `made_by` says the version of each execution provider. Raises
-        BadRequest or CompileFailed for what the daemon does not take; the claim has ended then. Raises NoSpace where there is no
-        space for it after eviction; it is not kept then.
+        The daemon copies and checks the files; `folder` may be removed afterwards. `made_by` has
+        the version of each execution provider. Raises BadRequest or CompileFailed for a result that
+        the daemon refuses, which ends the claim, and NoSpace if there is no space after an
+        eviction.
         """
         with contextlib.ExitStack() as stack:
             files: list[_wire.Message] = []
@@ -77,14 +80,16 @@ class Claim:
             return self._last(Put(self._connections, message, descriptors, deadline, progress))
 
     def give_up(self, text: str, code: int = 0) -> None:
-        """Ends the claim without a result: the next who waits may try. Does nothing if it has ended; a daemon that is gone is no error."""
+        """Ends the claim without a result, so that the next request may try. Does nothing if it has
+        ended.
+        """
         said = text.encode(errors="replace")[:MAX_TEXT].decode(errors="ignore")
         message = {"claim": self.id, "text": said, "code": code}
         with contextlib.suppress(_errors.Error):
             self._last(GiveUp(self._connections, message, time.monotonic() + GIVE_UP_LIMIT))
 
     def close(self) -> None:
-        """Ends the claim, if that has not happened. May be called again."""
+        """Ends the claim, if it has not ended. May be called again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

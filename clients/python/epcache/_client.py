@@ -31,12 +31,12 @@ MOST_PATIENCE = 10 * 365 * 86400.0  # deadlines travel as milliseconds, which in
 
 
 class Client:
-    """Asks the daemon for compiled models. May be used by several threads at once, and after a fork.
+    """Asks the daemon for compiled models. Safe for several threads, and after a fork.
 
-    Nothing is connected before the first request. `socket` is a path; without one EPCACHE_SOCKET is asked, else
-    the user's own daemon, then the system's. `timeout` is the limit for one acquire, in seconds. `hello_limit` is how
-    long a daemon may take to answer at all. `restart_limit` is how long a daemon that went away during a request may
-    take to come back.
+    It connects with the first request. `socket` is a path; by default EPCACHE_SOCKET, else the
+    user's own daemon, then the system's. `timeout` limits one acquire. `hello_limit` is how long a
+    daemon may take to answer at all, `restart_limit` how long a daemon that stopped during a
+    request may take to come back.
     """
 
     def __init__(
@@ -77,39 +77,44 @@ class Client:
     ) -> Artefact:
         """Returns the compiled form of a model, with a lease on it.
 
-        - `model` is a path, an open binary file, or the model's bytes.
-        - `eps` are execution providers in order of preference: "OpenVINOExecutionProvider:CPU", ("QNNExecutionProvider", {"soc_model": "60"})
-          or ExecutionProvider.
-        - `session_options` are session config entries. Those that only say how a session runs change nothing here;
-          session.model_external_initializers_file_folder_path says where the model's external data is.
+        - `session_options` are session config entries. Entries that only affect how a session runs
+          are ignored; session.model_external_initializers_file_folder_path names the directory of
+          external data.
         - `dims` fixes free dimensions by name, `dims_by_denotation` by denotation.
-        - `graph_optimization_level` to compile at: disable_all, basic, extended, layout, all; "" is the daemon's choice.
-        - `embed` puts the context into the graph; else it is a file beside it. `output` says more of how it is to be written.
-        - `route` is compile_api or session_options; "" is the daemon's choice.
-        - `runtime` says what the artefact will be loaded with, or names its folder; without one it is the daemon's default runtime.
-        - `on_miss` says what is done where it is not there: wait, background, claim, fail, refresh, bypass, key_only or explain.
-          With background it is compiled while this answers at once, with the outcome "background" and the job. With claim the
-          answer may be the right to compile it here: outcome "claim", and `claim` says how; or somebody else does already, and
-          this waits. With refresh it is compiled anew though it is there; with bypass, key_only and explain nothing is compiled.
-        - `store` (shared, user, none) can narrow where the result is kept.
-        - `strict_ort` takes builds of the very version of ONNX Runtime only.
-        - `keep_going` finishes a compile though nobody waits for it any more.
-        - `verify_output`, greater than 0, has the compiled model run once on zeros beside the model; CompileFailed is raised where a
-          value differs by more than that, both as it is and as a part of the model's.
-        - `adopt` has a model that is compiled already kept: its files are checked, stored and served as those of any build, with the
-          outcome "adopted", and "hit" from then on. What is no sound artefact for the request is passed through, and `warnings` says why.
-        - `timeout` is for the whole call, in seconds; without one it is the client's.
+        - `graph_optimization_level` to compile at: disable_all, basic, extended, layout, all; "" is
+          the daemon's default.
+        - `embed` puts the context into the graph instead of a file beside it. `output` has more
+          options.
+        - `route` is compile_api or session_options; "" is the daemon's default.
+        - `runtime` is what the artefact will be loaded with, or its directory; by default the
+          daemon's first runtime.
+        - `on_miss` is wait, background, claim, fail, refresh, bypass, key_only or explain.
+          background returns at once with the outcome "background" and the job. claim may return the
+          right to compile (outcome "claim", see `claim`), or waits for another compile. refresh
+          recompiles; bypass compiles without storing; key_only and explain compile nothing.
+        - `store` (shared, user, none) can narrow the scope of the result.
+        - `strict_ort` accepts builds of the same ONNX Runtime version only.
+        - `keep_going` finishes the compile even if all waiting requests have left.
+        - `verify_output`, greater than 0, compares one run on zeros with the source model, and
+          raises CompileFailed if a value differs by more, both absolutely and relatively.
+        - `adopt` stores a model that is compiled already, after a check, with the outcome
+          "adopted". A model that is no valid artefact for the request is passed through, and
+          `warnings` has the reason.
+        - `timeout` limits the whole call; by default the client's.
         - `progress` is called on this thread, at each new phase and once a second.
-        - `external` opens external data, which the daemon asks for by location: it gets the location and returns a descriptor, which is
-          closed afterwards. Without it locations are meant from the model's folder on, those of bytes from the working directory.
-        - `group` are further models that are compiled together with this one, after it and in this order, so that all share what is
-          equal in them: `members` of the answer has their graphs.
-        - `may_claim` says that the answer to on_miss="wait" may be a claim too, where the daemon runs as another user and does not have the
-          libraries. Without it a daemon of the user's own is started for them, if there can be one.
+        - `external` opens external data: it gets the location and returns a descriptor, which is
+          closed afterwards. By default locations are relative to the model's directory, for bytes
+          to the working directory.
+        - `group` has further models that are compiled together with this one, in this order, so
+          that they share weights: `members` of the answer has their graphs.
+        - `may_claim` permits a claim as the answer to on_miss="wait", if the daemon runs as another
+          user and does not have the libraries. Otherwise the user's own daemon is started for them,
+          if possible.
 
-        Raises an epcache.Error: NoDaemon when none answers, DeadlineExceeded at the timeout, CompileFailed with the compiler's own words,
-        NotFound with on_miss="fail", BadModel and BadRequest for what makes no sense, Unavailable where the daemon has no such
-        execution provider or device; OSError for a file that cannot be opened, and ValueError for an argument that is none of these.
+        Raises an epcache.Error: NoDaemon if none answers, DeadlineExceeded at the timeout,
+        CompileFailed with the compiler's message, NotFound with on_miss="fail", BadModel and
+        BadRequest for invalid input, Unavailable if the daemon has no such execution provider or
+        device; OSError for a file that cannot be opened, and ValueError for an invalid argument.
         """
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         entries = dict(session_options or {})
@@ -139,7 +144,9 @@ class Client:
             return Acquire(self._connections, sources, providers(eps), where, request, deadline, progress, may_claim).run()
 
     def explain(self, model: ModelSource, eps: EPSpec | Sequence[EPSpec], **request: Any) -> Explanation:
-        """Returns what the daemon would do for a request, and why; nothing is compiled. It takes what acquire takes."""
+        """Returns what the daemon would do for a request, and why; it compiles nothing. Takes the
+        arguments of acquire.
+        """
         with self.acquire(model, eps, **{**request, "on_miss": "explain"}) as artefact:
             if artefact.explanation is None:
                 raise _errors.ProtocolError("the daemon gave no explanation")
@@ -155,10 +162,11 @@ class Client:
         runtime: Runtime | None = None,
         timeout: float = REPORT_LIMIT,
     ) -> Decision:
-        """Tells the daemon that ONNX Runtime refused an artefact, or a build by its key, and returns what it decides.
+        """Reports that ONNX Runtime refused an artefact, or a build by its key; returns the
+        daemon's decision.
 
-        `code` and `text` are ONNX Runtime's; `runtime` is what it was loaded with. Report an artefact before it is
-        closed: then the daemon can look at the very files.
+        `code` and `text` are ONNX Runtime's; `runtime` is what it was loaded with. Report an
+        artefact before closing it, so that the daemon can check these very files.
         """
         from ._refusal import decision, sendable
 
@@ -171,9 +179,8 @@ class Client:
         return decision(self._ask("report", message, "report_reply", timeout))
 
     def events(self, since: float = 0.0, limit: int = 0, *, timeout: float = QUESTION_LIMIT) -> list[Event]:
-        """Returns what has happened since then (Unix time, seconds), oldest first, at most the newest `limit`.
-
-        A limit of 0 is the daemon's choice. Only what concerns the machine and this user's own models is told.
+        """Returns the newest `limit` events since `since`, oldest first: of the machine and this
+        user's models. 0 is the daemon's limit.
         """
         from ._events import event
 
@@ -181,7 +188,9 @@ class Client:
         return [event(one) for one in self._ask("events", message, "events_reply", timeout)["events"]]
 
     def jobs(self, *, timeout: float = QUESTION_LIMIT) -> Jobs:
-        """Returns the compiles that wait or run, and the failures that are remembered: those that this user may see."""
+        """Returns the queued and running compiles and the remembered failures that this user may
+        see.
+        """
         from ._jobs import jobs
 
         return jobs(self._ask("jobs", {}, "jobs_reply", timeout))
@@ -189,9 +198,8 @@ class Client:
     def follow(
         self, job_id: str, *, timeout: float = math.inf, progress: Callable[[Progress], None] | None = None
     ) -> Job:
-        """Waits for the end of a compile and returns it as it ended; a failure is its `error`. `progress` is called on this thread.
-
-        Raises NotFound for a job that is not known, or not any more.
+        """Waits until a compile has ended and returns it; a failure is its `error`. `progress` is
+        called on this thread. Raises NotFound for an unknown job.
         """
         from ._jobs import job
 
@@ -202,19 +210,21 @@ class Client:
         return job(reply["jobs"][0])
 
     def cancel(self, *job_ids: str, timeout: float = QUESTION_LIMIT) -> list[Job]:
-        """Ends compiles that this user asked for, and returns them."""
+        """Cancels compiles that this user requested, and returns them."""
         from ._jobs import jobs
 
         return jobs(self._ask("cancel_jobs", {"jobs": list(job_ids)}, "jobs_reply", timeout)).jobs
 
     def retry(self, *entries: str, timeout: float = QUESTION_LIMIT) -> list[Failure]:
-        """Has the daemon forget failures, by build, request key, model digest or model name, and returns them."""
+        """Removes remembered failures, by build, request key, model digest or model name, and
+        returns them.
+        """
         from ._jobs import jobs
 
         return jobs(self._ask("retry_jobs", {"entries": list(entries)}, "jobs_reply", timeout)).failures
 
     def subscribe(self, timeout: float = math.inf) -> Subscription:
-        """Returns events as they happen from now on, for at most `timeout` seconds. Close it when done."""
+        """Returns future events, for at most `timeout` seconds. Close it when done."""
         from ._events import Subscription
 
         until = time.monotonic() + timeout
@@ -229,7 +239,7 @@ class Client:
         return Question(self._connections, body, message, reply, time.monotonic() + timeout).run()
 
     def close(self) -> None:
-        """Closes the idle connections. Artefacts stay good, and the client can be used again."""
+        """Closes the idle connections. Artefacts stay valid, and the client can be used again."""
         self._connections.close()
 
     def __enter__(self) -> Client:

@@ -26,7 +26,7 @@ from ._refusal import refusal_of
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be compiled, in the words of the request; the options are in the claim's answer."""
+    """A compile. Times are Unix time, 0 if they do not apply."""
 
     source: str | bytes
     plugins: Sequence[Plugin]

@@ -148,7 +148,9 @@ class Connections:
 
 
 def default_sockets() -> list[str]:
-    """Returns where a daemon is looked for, in this order. EPCACHE_SOCKET, where it is set, is meant alone."""
+    """Returns the sockets at which a daemon is looked for, in order. If EPCACHE_SOCKET is set, it
+    is the only one.
+    """
     if path := os.environ.get(SOCKET_VARIABLE):
         return [path]
     return [own for own in _autostart.user_sockets() if not _autostart.foreign(own)] + [SYSTEM_SOCKET]

@@ -16,7 +16,7 @@ from ._fields import dataclass
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled model that the application has files of. Load `path` with exactly these options."""
+    """A copy of a compiled model. Load `path` with exactly these options."""
 
     path: str  # of the graph
     files: list[str]  # all paths, the graph's last

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 
 class Error(Exception):
-    """The base of every error that this package raises on its own account.
+    """The base class of this package's errors.
 
-    `text` says what happened to what, `hint` what to do about it (may be empty), and `facts` holds the particulars
-    by name: "request_key", "build", "code", "file", "field", "offset" and others.
+    `text` says what failed, `hint` what to do (may be empty), and `facts` has details by name:
+    "request_key", "build", "code", "file", "field", "offset" and others.
     """
 
     def __init__(self, text: str, hint: str = "", facts: Mapping[str, str] | None = None) -> None:
@@ -20,7 +20,7 @@ class Error(Exception):
 
 
 class NotFound(Error):
-    """There is no such build, and the request said not to make one."""
+    """There is no such build, and the request said not to compile."""
 
 
 class Stale(Error):
@@ -28,23 +28,23 @@ class Stale(Error):
 
 
 class CompileFailed(Error):
-    """The compile failed; the text ends with the compiler's own last words."""
+    """The compile failed; the text ends with the compiler's message."""
 
 
 class Busy(Error):
-    """The daemon has as much to do as it accepts."""
+    """The daemon or this user's share of it is busy: retry later."""
 
 
 class DeadlineExceeded(Error):
-    """The time that was given for the call is over."""
+    """The timeout of the call has passed."""
 
 
 class BadModel(Error):
-    """The model is not sound; the facts name field, file and offset."""
+    """The model is invalid; the facts name field, file and offset."""
 
 
 class BadRequest(Error):
-    """The request makes no sense to the daemon: an unknown option, a descriptor that is no regular file."""
+    """The request is invalid: an unknown option, a descriptor that is no regular file."""
 
 
 class NotAllowed(Error):
@@ -52,7 +52,7 @@ class NotAllowed(Error):
 
 
 class NoSpace(Error):
-    """There is no room for the artefact."""
+    """There is no space for the artefact: budget, quota or disk."""
 
 
 class VersionMismatch(Error):
@@ -60,27 +60,27 @@ class VersionMismatch(Error):
 
 
 class Unavailable(Error):
-    """The execution provider, its library or a device for it is not there."""
+    """The execution provider, its library or its device is missing."""
 
 
 class Internal(Error):
-    """The daemon failed in a way that is its own fault."""
+    """An internal error of the daemon; its log says more."""
 
 
 class Cancelled(Error):
-    """The request was given up."""
+    """The request was cancelled."""
 
 
 class NoDaemon(Error):
-    """No daemon answered in time, or it went away and did not come back."""
+    """No daemon answered in time, or it stopped and did not come back."""
 
 
 class ProtocolError(Error):
-    """What came over the socket is not the protocol."""
+    """The peer violated the protocol."""
 
 
 class EpcacheWarning(RuntimeWarning):
-    """A session works, but not from the cache; the text says why."""
+    """A session that is not from the cache; the text says why."""
 
 
 _CLASSES: dict[int, type[Error]] = {

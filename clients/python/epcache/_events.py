@@ -24,7 +24,7 @@ class Event:
     request_key: str  # "": of the machine, not of an entry
     build: str  # build key, 64 hex digits
     model: str  # its name
-    text: str  # in words, for people
+    text: str  # in words
     runtime: str  # folder or library that it is about
     sequence: int  # grows, with gaps where something is not for this user; 0: from before the daemon's start
 
@@ -35,11 +35,12 @@ def event(message: _wire.Message) -> Event:
 
 
 class Subscription:
-    """Events as they happen: iterate over it. Made by Client.subscribe, and has a connection of its own.
+    """Events as they happen: iterate over it. Made by Client.subscribe, with a connection of its
+    own.
 
-    The iteration ends at the timeout, or when close() is called, by any thread; with NoDaemon when the daemon goes
-    away, Busy when it is being stopped. Who takes events too slowly misses the oldest, and gets one of the kind "missed" in
-    their place; who takes none for long while many happen is disconnected.
+    The iteration ends at the timeout, or with close() from any thread; it raises NoDaemon if the
+    daemon ends, and Busy if it is stopped. A slow reader misses the oldest events and gets one of
+    kind "missed" instead; one that reads nothing for long is disconnected.
     """
 
     def __init__(self, connection: Connection, until: float) -> None:
@@ -81,7 +82,7 @@ class Subscription:
         return event(message)
 
     def close(self) -> None:
-        """Ends the subscription, and an iteration that waits in another thread. May be called again."""
+        """Ends the subscription, and an iteration in another thread. May be called again."""
         self._closed = True
         if self._connection.pid == os.getpid():  # in a forked child that would end the parent's
             self._connection.shut_down()

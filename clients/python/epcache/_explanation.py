@@ -10,7 +10,9 @@ from ._fields import dataclass
 
 @dataclass(frozen=True)
 class Difference:
-    """A field in which two requests, or what they were compiled with, differ. An empty value is one that is not there."""
+    """A field in which two requests, or what compiled them, differ. An empty value is a missing
+    one.
+    """
 
     field: str  # "execution_providers[0].options.precision"
     asked: str  # in this request
@@ -19,7 +21,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A build of the entry, in the order in which they are considered, and why it is served or not."""
+    """A build of the entry, and why it is served or not."""
 
     build: str  # build key, 64 hex digits
     served: bool  # whether this is what a request gets
@@ -30,7 +32,7 @@ class Candidate:
     hardware_architecture: str  # where the EP states none, the class of the machine
     ort_version: str  # ONNX Runtime that compiled it
     compatibility: str  # with the runtime: "optimal", "prefer_recompilation", "unsupported", "unknown"
-    compatibility_source: str  # who says so: "same library", "execution provider", ...
+    compatibility_source: str  # the source of that: "same library", "execution provider", ...
     compatibility_reason: str  # in words
     created: float  # Unix time, seconds
     differences: list[Difference]  # between what would be made now and what made it
@@ -38,7 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An entry that is much like the one asked for."""
+    """An entry that is similar to the request."""
 
     request_key: str  # 64 hex digits
     model_name: str  # as it was last asked for
@@ -51,11 +53,11 @@ class Explanation:
     """A decision with its reasons."""
 
     decision: str  # "hit", "miss", "stale", "passthrough"
-    reason: str  # in words, for people
+    reason: str  # in words
     request_key: str  # 64 hex digits
     record: str  # the request as the daemon understood it, JSON
     runtime: str  # what the decision is for
-    candidates: list[Candidate]  # the builds that there are, in the order in which they are considered
+    candidates: list[Candidate]  # the builds of the entry, in the order of a look-up
     neighbours: list[Neighbour]  # the nearest first
     history: list[Event]  # of the entry, oldest first
 

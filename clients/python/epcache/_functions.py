@@ -41,8 +41,8 @@ def why(
 
         print(epcache.why("model.onnx", ep="OpenVINOExecutionProvider:CPU").reason)
 
-    Where the daemon would not even be asked, the decision is "bypassed" and the reason says what the cause is. Raises an
-    epcache.Error: NoDaemon when none answers, Unavailable where the execution provider is not there.
+    If a session would not ask the daemon, the decision is "bypassed", with the reason. Raises an
+    epcache.Error: NoDaemon if none answers, Unavailable if the execution provider is missing.
     """
     one = wanted(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not():
@@ -56,7 +56,10 @@ def why(
 
 @dataclass(frozen=True)
 class Warmed:
-    """What came of one model of warm: `outcome` is "hit", "background" (it is being compiled), "compiled", "bypassed" or "failed"."""
+    """The result of warm for one model.
+
+    `outcome` is "hit", "background" (it is being compiled), "compiled", "bypassed" or "failed".
+    """
 
     model: str  # its path as it was given; "model" for bytes
     outcome: str
@@ -65,7 +68,7 @@ class Warmed:
 
     @property
     def ready(self) -> bool:
-        """Whether a session would be made from the cache now."""
+        """Whether a session would come from the cache now."""
         return self.outcome in ("hit", "compiled")
 
 
@@ -84,13 +87,15 @@ def warm(
     timeout: float | None = None,
     progress: Progressing = None,
 ) -> list[Warmed]:
-    """Has models compiled in the background, so that the sessions made of them later are hits. It is for installers, and for idle times.
+    """Compiles models in the background, so that later sessions are hits: for installers and idle
+    times.
 
         epcache.warm(["det.onnx", "rec.onnx"], options, ep="OpenVINOExecutionProvider:CPU")
 
-    The compiles go on when this process has ended. With `wait` this returns at their end, or after `timeout` seconds, the client's own
-    limit where none is given. What is wrong with one model is said in its `why`, and keeps none of the others. Raises NoDaemon when none
-    answers, and Unavailable where the execution provider is not there.
+    The compiles continue when this process has ended. With `wait` this returns when they have
+    ended, or after `timeout` seconds, by default the client's. A failure of one model is in its
+    `why` and does not affect the others. Raises NoDaemon if none answers, Unavailable if the
+    execution provider is missing.
     """
     asked = client or shared_client()
     until = time.monotonic() + (asked._timeout if timeout is None else timeout)
@@ -174,14 +179,15 @@ def compile(
     timeout: float | None = None,
     progress: Progressing = None,
 ) -> Compiled:
-    """Writes the compiled form of a model into a folder, from the cache or after the daemon has compiled it, as a copy that stands on its own.
+    """Writes a copy of a model's compiled form into a directory, from the cache or after a compile.
 
         made = epcache.compile("model.onnx", "compiled/", options, ep="OpenVINOExecutionProvider:CPU")
         made.path                       # compiled/0123456789abcdef_ctx.onnx
 
-    The copy needs no daemon and no lease; it has to be loaded with the options of the answer, and nobody tells when it is no longer good
-    for the libraries of the machine. `on_miss` is wait, fail or refresh. Raises FileExistsError where a file of that name is there and is
-    another one, unless `overwrite`; Unavailable where the cache cannot be asked for this model, with the reason; else what Client.acquire raises.
+    The copy needs no daemon and no lease. Load it with the options of the result; the application
+    is not told when it becomes stale. `on_miss` is wait, fail or refresh. Raises FileExistsError if
+    another file of that name exists, unless `overwrite`; Unavailable, with the reason, if the cache
+    cannot be asked for this model; and the errors of Client.acquire.
     """
     if on_miss not in ("wait", "fail", "refresh"):
         raise ValueError(f"on_miss {on_miss!r}: to write a compiled model it is wait, fail or refresh")

@@ -9,7 +9,7 @@ from ._fields import dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """A compile. Times are Unix time in seconds, 0 where they do not apply."""
+    """A compile. Times are Unix time, 0 if they do not apply."""
 
     id: str  # for Client.follow and Client.cancel
     state: str  # "queued", "running", "claimed"; after its end "done", "failed", "cancelled"
@@ -19,21 +19,21 @@ class Job:
     request_key: str  # 64 hex digits
     build: str  # build key, 64 hex digits
     ep: str  # name of the first execution provider
-    uid: int  # who asked first
-    background: bool  # nobody waits for it
+    uid: int  # the first user who requested it
+    background: bool  # no request waits for it
     waiting: int  # requests that wait for it
     queued: float  # Unix time
     started: float  # Unix time; 0: not yet
     elapsed_seconds: float  # since it was queued
     estimate_seconds: float  # from queued to done; 0: not known
-    why: str  # why there was something to compile
+    why: str  # why it is compiled
     models: int  # of a group: how many; else 0
     error: _errors.Error | None  # of "failed"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A compile that failed. Who asks for it is told so at once, until `retry`, which is Unix time in seconds."""
+    """A failed compile. Requests for it are answered from memory until `retry`, Unix time."""
 
     request_key: str  # 64 hex digits
     build: str  # build key, 64 hex digits
@@ -52,7 +52,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The compiles that wait or run, in the order in which they will, and the failures, newest first."""
+    """The queued and running compiles, in order, and the failures, newest first."""
 
     jobs: list[Job]  # those that this user may see
     failures: list[Failure]  # likewise

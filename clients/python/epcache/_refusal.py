@@ -26,10 +26,10 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """What the daemon made of a report.
+    """The daemon's decision on a report.
 
-    `decision` is "retry" (ask again, there is or will be something else), "compile_yourself" (it has nothing better) or
-    "sound" (the build was checked; the text and the hint say what else it may be).
+    `decision` is "retry" (request again), "compile_yourself" (there is nothing better) or "sound"
+    (the build was verified; `text` and `hint` name other causes).
     """
 
     decision: str

@@ -40,22 +40,22 @@ class Pending:
 class Report:
     """Where a session came from.
 
-    `outcome` is the daemon's "hit", "compiled" or "waited" for a session from the cache, "put" for one that was compiled here and
-    given to the cache, "adopted" for one from a compiled model that the cache keeps now; "passthrough" for a model
-    that was compiled already; "background" for one that is being compiled, see `ready`; "bypassed" for one that the cache was
-    not asked for; "no daemon"; or "failed". In the last five cases it is a plain session on the same execution provider,
-    or with "background" on `meanwhile`. `why` says more, for people.
+    `outcome` is "hit", "compiled", "waited", "put" (compiled here and stored) or "adopted" (a
+    compiled model that is stored now) for a session from the cache. It is "passthrough" (a model
+    that was compiled already), "background" (the daemon compiles, see `ready`), "bypassed" (the
+    cache was not asked), "no daemon" or "failed" for a plain session on the same execution
+    provider, or with "background" on `meanwhile`. `why` is the reason, for people.
 
-    `compatibility` is how good the artefact is for this process's libraries: "optimal", "prefer_recompilation" (it works,
-    and the daemon makes a better one) or "unknown". `decisions` holds what the daemon said to each artefact that ONNX
-    Runtime refused.
+    `compatibility` is how well the artefact fits this process's libraries: "optimal",
+    "prefer_recompilation" (it works, and the daemon recompiles it) or "unknown". `decisions` has
+    the daemon's decision on each artefact that ONNX Runtime refused.
     """
 
     outcome: str
     why: str = ""
     compatibility: str = ""
-    compatibility_source: str = ""  # who says so: "same library", "execution provider", "fingerprint", ...
-    compatibility_reason: str = ""  # in words, for people
+    compatibility_source: str = ""  # the source of that: "same library", "execution provider", "fingerprint", ...
+    compatibility_reason: str = ""  # in words
     request_key: str = ""  # 64 hex digits; "" where the daemon was not asked
     build: str = ""  # build key, 64 hex digits, for epcachectl show; "" for a plain session
     model_digest: str = ""  # BLAKE3 over graph and external data, 64 hex digits
@@ -63,23 +63,24 @@ class Report:
     acquire_seconds: float = 0.0  # asking the daemon, compile included
     load_seconds: float = 0.0  # ONNX Runtime's part
     path: str = ""  # what ONNX Runtime loaded
-    warnings: list[str] = field(default_factory=list)  # what else is to be known of the build or of the request
+    warnings: list[str] = field(default_factory=list)  # about the build or the request
     decisions: list[Decision] = field(default_factory=list)
     job: str = ""  # of "background": the compile, for Client.follow and epcachectl jobs
     _pending: Pending | None = field(default=None, repr=False, compare=False)
 
     @property
     def cached(self) -> bool:
-        """Whether the session was made from the cache."""
+        """Whether the session came from the cache."""
         return self.outcome in SERVED
 
     @property
     def ready(self) -> bool:
-        """Whether the compiled form is there, so that a new session is made from it. With "background" the daemon is asked."""
+        """Whether a new session would come from the cache. With "background" this asks the daemon.
+        """
         return self.cached if self._pending is None else self._pending.there()
 
     def wait(self, timeout: float = math.inf) -> bool:
-        """Waits for the end of what is compiled in the background, and returns `ready`."""
+        """Waits until the background compile has ended, and returns `ready`."""
         if self._pending is not None:
             self._pending.wait(time.monotonic() + timeout)
         return self.ready

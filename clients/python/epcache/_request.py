@@ -18,9 +18,11 @@ MAX_BESIDE = 512
 
 @dataclass(frozen=True)
 class Device:
-    """Narrows the devices of an execution provider; an empty field accepts all. Of what is left the first is taken.
+    """Selects a device of an execution provider, the first one that matches; an empty field matches
+    all.
 
-    As text, behind the provider's name: "EP:NPU,vendor=0x8086,device=0x643e,KEY=VALUE", where all but the name may be left out.
+    As text after the provider's name: "EP:NPU,vendor=0x8086,device=0x643e,KEY=VALUE", all parts
+    optional.
     """
 
     type: str = ""  # "CPU", "GPU", "NPU"
@@ -33,8 +35,8 @@ class Device:
 class ExecutionProvider:
     """An execution provider of a request, by ONNX Runtime's name, with its provider options.
 
-    `files` holds options whose value is a file that counts by its content: option to path. `library` is the plugin
-    library, where it is not one of the Python packages that epcache finds by itself; only sessions use it.
+    `files` has options whose value is a file that counts by its content: option to path. `library`
+    is the plugin library, if epcache does not find it in a Python package; only sessions use it.
     """
 
     name: str  # as ONNX Runtime has it, such as "QNNExecutionProvider"
@@ -114,12 +116,13 @@ def option_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Output:
-    """How ONNX Runtime is to write the compiled model. Every field is part of what the daemon knows it by.
+    """How ONNX Runtime writes the compiled model. Every field is part of the request key.
 
-    Initializers of nodes that no execution provider took, and the weights of weightless contexts, go into the graph; or into
-    `external_initializers_file`, a file of the artefact, those of `external_initializers_threshold` bytes and more; or, with
-    `keep_initializers_in_source`, stay in the model's own external data, which becomes part of the artefact. `complete`
-    makes a compile fail that would leave a node to the CPU.
+    Initializers of nodes that no execution provider took, and weights of weightless contexts, are
+    in the graph; or, from `external_initializers_threshold` bytes, in `external_initializers_file`,
+    a file of the artefact; or, with `keep_initializers_in_source`, in the model's external data,
+    which becomes part of the artefact. `complete` fails a compile that would leave a node to the
+    CPU.
     """
 
     external_initializers_file: str = ""
@@ -134,9 +137,11 @@ class Output:
 
 @dataclass(frozen=True)
 class Library:
-    """A plugin library as this process has it: `fd`, if any, is a descriptor of the very file, and stays open.
+    """A plugin library of this process. `fd`, if given, is a descriptor of the file, and stays
+    open.
 
-    With `beside` the libraries beside it are shown as well: they tell its SDK to a daemon that does not have this file.
+    With `beside` the libraries beside it are shown as well, so that a daemon without this file
+    knows its SDK.
     """
 
     ep: str  # the execution provider's name
@@ -173,7 +178,9 @@ def _is_library(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What an artefact will be loaded with. Every field may be empty; all empty is the daemon's default runtime."""
+    """What an artefact will be loaded with. Every field may be empty; all empty is the daemon's
+    default runtime.
+    """
 
     directory: str = ""  # as `pip install --target` leaves it
     ort_version: str = ""  # such as "1.24.4"
@@ -195,7 +202,9 @@ class Runtime:
         return message
 
     def showing(self) -> Runtime | None:
-        """Returns the same with all libraries shown to a daemon that does not have them; None where that changes nothing."""
+        """Returns the same with all libraries shown to a daemon that does not have them; None if
+        that changes nothing.
+        """
         if not self.libraries or all(one.beside for one in self.libraries) or any(one.fd is None for one in self.libraries):
             return None
         return replace(self, libraries=tuple(replace(one, beside=True) for one in self.libraries))

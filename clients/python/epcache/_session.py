@@ -43,28 +43,28 @@ def shared_client() -> Client:
 
 
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
-    """ONNX Runtime's InferenceSession on the execution providers `ep`, from the cache where that is possible.
+    """ONNX Runtime's InferenceSession on the execution providers `ep`, from the cache if possible.
 
-    `ep` is "Name", "Name:DEVICE", (name, options), an ExecutionProvider, or a list of them in order of preference; it
-    may be left out where `sess_options` names devices itself, or `providers` names what ONNX Runtime's own argument does. Only an
-    epcache.SessionOptions can be used for the cache; with another one the session is a plain one. `client` is whom to ask: the
-    default daemon, or with False nobody. `on_miss` (wait, background, claim, fail, refresh or bypass), `embed`, `output`, `store`,
-    `keep_going`, `adopt` and `timeout`, in seconds, are those of Client.acquire. `progress` is a function as there, or True: shown on
-    standard error while something is compiled. What else ONNX Runtime's class takes (`read_config_from_model`,
-    `disabled_optimizers`, `enable_fallback`) it takes too.
+    `ep` may be omitted if `sess_options` names devices, or `providers` is given as for ONNX
+    Runtime. Only an epcache.SessionOptions uses the cache; another one makes a plain session.
+    `client` is the daemon to ask: by default the one that is found, with False none. `on_miss`
+    (wait, background, claim, fail, refresh or bypass), `embed`, `output`, `store`, `keep_going`,
+    `adopt` and `timeout` are those of Client.acquire. Other arguments are ONNX Runtime's
+    (`read_config_from_model`, `disabled_optimizers`, `enable_fallback`).
 
-    With on_miss="background" a model that is not there is compiled by the daemon while this session is a plain one:
-    `session.epcache.ready` tells when a new session would be made from the cache. `meanwhile` names an execution provider of
-    ONNX Runtime's own for that, such as "CPUExecutionProvider"; without it the plain session is on `ep`, and compiles as well.
+    on_miss="background" makes a plain session while the daemon compiles; `session.epcache.ready`
+    reports when a new session would come from the cache. `meanwhile` names one of ONNX Runtime's
+    own execution providers for the plain session, such as "CPUExecutionProvider"; without it the
+    plain session is on `ep`, and compiles as well.
 
-    With on_miss="claim" a model that is not there is compiled with this process's own libraries, which the daemon need not have, and
-    given to the cache: by epcached's worker as a child of this process, or in this process where there is no worker, or the
-    execution provider is part of ONNX Runtime. Others who ask for it meanwhile wait. With "wait" this happens by itself where the daemon
-    runs as another user and has no equal libraries.
+    on_miss="claim" compiles with this process's own libraries and stores the result: in epcached's
+    worker as a child process, or in this process if there is no worker or the execution provider is
+    part of ONNX Runtime. Other requests for the model wait. "wait" does the same if the daemon runs
+    as another user and has no equal libraries.
 
-    Raises what ONNX Runtime raises; Unavailable where the execution provider or its device is missing, rather than
-    running on the CPU; and CompileFailed when the model made the execution provider crash in the daemon's compiler: it
-    would do so here, and take the process with it.
+    Raises ONNX Runtime's errors; Unavailable if the execution provider or its device is missing;
+    and CompileFailed if the model crashed the execution provider in the daemon's worker, because it
+    would crash this process too.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         return self._report
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """As ONNX Runtime's: makes the session anew, from the source model and not from the compiled one."""
+        """As in ONNX Runtime: makes a plain session of the source model."""
         if self._report.cached:
             self._report = Report("bypassed", "set_providers was called")
             record = self._wanted.record or Record()

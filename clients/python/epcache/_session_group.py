@@ -23,13 +23,15 @@ from ._wanted import Source, Wanted, wanted
 
 
 class SessionGroup(Sequence[InferenceSession]):
-    """A session for each of several models, which are compiled as one weight-sharing group, in this order.
+    """Sessions of several models that are compiled as one weight-sharing group, in this order.
 
-    The sessions are created in this order in this process, with the options that make the execution provider share what
-    the models have in common, and have to be destroyed in reverse: close the group, or use it as a context. All hold the lease.
+    The sessions are created in this order with the options that make the execution provider share
+    weights, and have to be destroyed in reverse: close the group, or use it as a context manager.
+    All of them hold the lease.
 
-    The arguments are those of InferenceSession; `on_miss` is wait, fail, refresh or bypass. Where the cache cannot give the
-    whole group, every session is a plain one. `output` is not taken: the names of the graphs of a group are the daemon's.
+    The arguments are those of InferenceSession; `on_miss` is wait, fail, refresh or bypass. If the
+    cache cannot serve the whole group, every session is a plain one. There is no `output`, because
+    the daemon names the graphs of a group.
 
         with epcache.SessionGroup(["prefill.onnx", "decode.onnx"], options, ep="QNNExecutionProvider:NPU") as (prefill, decode):
             ...
@@ -82,7 +84,9 @@ class SessionGroup(Sequence[InferenceSession]):
         yield from self._sessions
 
     def close(self) -> None:
-        """Destroys the sessions, the last one first; none of them can be used afterwards. May be called again."""
+        """Destroys the sessions in reverse order; they cannot be used afterwards. May be called
+        again.
+        """
         _destroy(self._sessions)
 
     def __enter__(self) -> SessionGroup:

@@ -21,11 +21,12 @@ _READERS = frozenset(("get_session_config_entry", "has_providers"))
 
 
 class SessionOptions(ort.SessionOptions):  # type: ignore[misc]
-    """ONNX Runtime's SessionOptions, which also remembers what it is told. Use it where that one is used; it takes the same.
+    """ONNX Runtime's SessionOptions, which also records the values that are set.
 
-    Session config entries, free dimensions, the optimisation level, devices and a device policy are part of what a model is known by.
-    What only says how a model runs (threads, logging, profiling, memory) is not, and set again on the session that loads the
-    compiled form. All else, such as custom operator libraries or initializers given in memory, makes a plain session, with the reason
+    Session config entries, free dimensions, the optimisation level, devices and a device policy are
+    part of the request. Options that only affect how a model runs (threads, logging, profiling,
+    memory) are not, and are set on the session that loads the compiled form. Any other option, such
+    as custom operator libraries or initializers in memory, makes a plain session, with the reason
     in `session.epcache.why`.
     """
 

@@ -50,12 +50,15 @@ def find() -> str:
 
 
 def compile(program: str, request: dict[str, Any], deadline: float, told: Callable[[str], None], name: str = "") -> Result:
-    """Has the worker do a compile request, by `deadline`, a time of time.monotonic(), and tells each phase.
+    """Writes a copy of a model's compiled form into a directory, from the cache or after a compile.
 
-    ONNX Runtime hashes the spelling of the model's path into names. With a `name` the worker finds the model under it, where the
-    daemon's workers have theirs, so that the artefact has the same bytes wherever the model lies. That is for models of one file.
+        made = epcache.compile("model.onnx", "compiled/", options, ep="OpenVINOExecutionProvider:CPU")
+        made.path                       # compiled/0123456789abcdef_ctx.onnx
 
-    Raises CompileFailed with what the compiler said, DeadlineExceeded, or NoWorker.
+    The copy needs no daemon and no lease. Load it with the options of the result; the application
+    is not told when it becomes stale. `on_miss` is wait, fail or refresh. Raises FileExistsError if
+    another file of that name exists, unless `overwrite`; Unavailable, with the reason, if the cache
+    cannot be asked for this model; and the errors of Client.acquire.
     """
     with tempfile.TemporaryDirectory(prefix="epcache-worker-") as above:
         folder = os.path.join(above, "out", ".worker")

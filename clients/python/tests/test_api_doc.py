@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,4 +20,4 @@ def test_every_public_name_is_on_it() -> None:
     import epcache
 
     text = PAGE.read_text()
-    assert [name for name in epcache.__all__ if name != "__version__" and f"\n### `{name}`" not in text] == []
+    assert [name for name in epcache.__all__ if name != "__version__" and not re.search(rf"(?m)^(### |\| )`{name}`", text)] == []
