@@ -11,6 +11,8 @@ VENV     := $(DEPS)/python/bin/python
 GO       := go
 # One way to build what is checked, shipped and run by tests, so that Go builds each of its parts once.
 PLAIN     = CGO_ENABLED=0 GOFLAGS="$(shell $(GO) env GOFLAGS) -trimpath"
+# Programs state the commit that they were built from.
+VERSION   = $(shell sed -n 's/^var version = "\(.*\)"/\1/p' cmd/epcached/main.go)+$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 # `make check` vets. The inner loops of what compresses are not ours; those and what makes the tests' models run in one goroutine, and would take most of the time
 # under the race detector.
 RACE     := -race -vet=off -gcflags=github.com/klauspost/compress/...=-race=false -gcflags=github.com/epcached/epcached/compilers/tinymodel=-race=false
@@ -38,7 +40,7 @@ help: ## list the targets
 .PHONY: build
 build: ## build epcached, epcachectl and the worker epcached-ort into bin/
 	@mkdir -p $(BIN)
-	$(PLAIN) $(GO) build -o $(BIN)/ ./cmd/...
+	$(PLAIN) $(GO) build -ldflags="-X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
 
 .PHONY: deps
 deps: ## fetch ONNX Runtime, execution providers, models and test tools into .deps/

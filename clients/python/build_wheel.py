@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,16 @@ def commit_time() -> int:
     return int(subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=PROJECT, text=True))
 
 
+def version() -> str:
+    """Returns the version that programs print, with the commit: EPCACHED_COMMIT, else git's."""
+    stated = re.search(r'(?m)^var version = "(.*)"', (PROJECT / "cmd" / "epcached" / "main.go").read_text())
+    assert stated is not None
+    commit = os.environ.get("EPCACHED_COMMIT") or subprocess.check_output(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=PROJECT, text=True
+    )
+    return f"{stated[1]}+{commit.strip()}"
+
+
 def go(*arguments: str, machine: str) -> str:
     environment = {**os.environ, "CGO_ENABLED": "0", "GOOS": "linux", "GOARCH": machine, "GOFLAGS": "", "GOAMD64": "v1", "GOARM64": "v8.0"}
     return subprocess.check_output(["go", *arguments], cwd=PROJECT, env=environment, text=True)
@@ -41,7 +52,7 @@ def go(*arguments: str, machine: str) -> str:
 def programs(machine: str, folder: Path) -> None:
     """Builds the programs. Neither the folder nor the state of the working copy is in them."""
     commands = [f"./cmd/{name}" for name in PROGRAMS]
-    go("build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", f"{folder}/", *commands, machine=machine)
+    go("build", "-trimpath", "-buildvcs=false", f"-ldflags=-s -w -buildid= -X main.version={version()}", "-o", f"{folder}/", *commands, machine=machine)
 
 
 def notices(machine: str) -> bytes:

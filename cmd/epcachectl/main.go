@@ -59,8 +59,9 @@ func execute(ctx context.Context, a *cli.Call, args []string) int {
 
 func newRoot(a *cli.Call) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "epcachectl",
-		Short: "get, inspect and manage compiled ONNX models",
+		Use:     "epcachectl",
+		Short:   "get, inspect and manage compiled ONNX models",
+		Version: a.Version,
 		Long: `epcachectl requests compiled ONNX models from the epcached daemon, and shows and
 changes what the daemon stores.
 

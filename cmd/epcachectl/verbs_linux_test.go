@@ -298,6 +298,7 @@ func TestNoDaemon(t *testing.T) {
 		require.Equal(t, exit.NoDaemon, call(t, append(args, "--wait=0")...).code, args)
 	}
 	require.Equal(t, exit.Done, call(t, "version").code)
+	require.Contains(t, call(t, "--version").out, version)
 	require.Equal(t, exit.Done, call(t, "completion", "bash").code)
 }
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("go"), reason="building the pro
 
 
 def build(project: Path, out: Path) -> Path:
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000001"}
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000001", "EPCACHED_COMMIT": "0123456789ab"}
     command = [sys.executable, str(project / "clients" / "python" / "build_wheel.py"), str(out), "amd64"]
     subprocess.run(command, check=True, env=environment, capture_output=True)
     (wheel,) = out.glob("*.whl")
@@ -48,6 +48,15 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert set(programs) == {"epcached", "epcachectl", "epcached-ort"}
     assert {entry.external_attr >> 16 for entry in programs.values()} == {0o100755}
     assert {entry.date_time for entry in entries.values()} == {(2023, 11, 14, 22, 13, 20)}
+
+
+def test_programs_state_the_commit(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/epcachectl"))
+        program = Path(archive.extract(name, tmp_path))
+    program.chmod(0o755)
+    for ask in ("version", "--version"):
+        assert "+0123456789ab" in subprocess.check_output([program, ask], text=True)
 
 
 def test_installed_programs_find_each_other(wheel: Path, tmp_path: Path) -> None:
