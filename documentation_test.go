@@ -215,3 +215,30 @@ func TestPagesAreNarrow(t *testing.T) {
 		}
 	}
 }
+
+// The rules for comments hold for prose too.
+func TestDocumentsNameTheActor(t *testing.T) {
+	for name := range pages(t) {
+		if strings.HasPrefix(name, "testdata/") || strings.Contains(name, "/testdata/") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		fenced, prose := false, []string{}
+		for _, line := range strings.Split(string(text), "\n") {
+			fenced = fenced != fence.MatchString(line)
+			if !fenced && !strings.HasPrefix(line, "    ") && !heading.MatchString(line) {
+				prose = append(prose, line)
+			}
+		}
+		plain := code.ReplaceAllString(strings.Join(prose, "\n"), "`")
+		for _, paragraph := range regexp.MustCompile(`\n\n|\n *(?:[-*|]|\d+\.) `).Split(plain, -1) {
+			sentence := strings.Join(strings.Fields(paragraph), " ")
+			for _, b := range banned {
+				if found := b.pattern.FindString(sentence); found != "" {
+					t.Errorf("%s: %q: %s", name, found, b.instead)
+				}
+			}
+		}
+	}
+}

@@ -73,7 +73,7 @@ class Artefact:
     compatibility_source: str  # the source of that: "same library", "execution provider", "fingerprint", ...
     compatibility_reason: str  # in words
     why: str  # why it was a hit, or why it was compiled, in words
-    view: str  # absolute path of the view's folder; "" without one
+    view: str  # absolute path of the view's directory; "" without one
     graph: str  # relative to the view
     files: list[File]  # all, the graph too
     provider_options: dict[str, dict[str, str]]  # by execution provider
@@ -82,12 +82,12 @@ class Artefact:
     compile_seconds: float  # what the compile took, now or earlier
     elapsed_seconds: float  # in the daemon
     record: str  # the request as the daemon understood it, JSON
-    runtime: str  # folder or library of the daemon's runtime that was asked for, or made it
+    runtime: str  # directory or library of the daemon's runtime that was asked for, or made it
     warnings: list[str]  # about the build
     job: str = ""  # of "background": the compile, for Client.follow
     members: list[Member] = field(default_factory=list)  # of a group: all, in the order in which to load several in one process
     member: int = 0  # the one that was requested; `graph` is its graph
-    fd: int | None = None  # descriptor of the view's folder; None without a view, or when closed
+    fd: int | None = None  # descriptor of the view's directory; None without a view, or when closed
     round_trip_seconds: float = 0.0  # from the first byte of the last request frame to the last of its answer
     connect_seconds: float = 0.0  # of the connection that was used, when it was made
     server: str = ""  # the daemon's name and version

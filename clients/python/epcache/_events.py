@@ -25,7 +25,7 @@ class Event:
     build: str  # build key, 64 hex digits
     model: str  # its name
     text: str  # in words
-    runtime: str  # folder or library that it is about
+    runtime: str  # directory or library that it is about
     sequence: int  # grows, with gaps where something is not for this user; 0: from before the daemon's start
 
 

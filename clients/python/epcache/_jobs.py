@@ -55,7 +55,7 @@ class Jobs:
     """The queued and running compiles, in order, and the failures, newest first."""
 
     jobs: list[Job]  # those that this user may see
-    failures: list[Failure]  # likewise
+    failures: list[Failure]  # those that this user may see
 
 
 def job(message: _wire.Message) -> Job:

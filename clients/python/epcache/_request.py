@@ -178,7 +178,7 @@ def _is_library(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What an artefact will be loaded with. Every field may be empty; all empty is the daemon's
+    """The libraries that an artefact will be loaded with. Every field may be empty; all empty is the daemon's
     default runtime.
     """
 
