@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -241,4 +242,31 @@ func TestDocumentsNameTheActor(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Users search for a message as a program printed it.
+func TestTroubleshootingHasMessagesOfThePrograms(t *testing.T) {
+	others := []string{"EpcacheWarning", "why", "SIGSEGV", "GLIBC_", "Experimental function", "can't protect",
+		"NO_SPACE", "gc", "check", "prefer_recompilation"} // names and words of the system and ONNX Runtime
+	var all strings.Builder
+	names, err := fs.Glob(os.DirFS("."), "testdata/messages/*.txt")
+	require.NoError(t, err)
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		all.Write(text)
+	}
+	text, err := os.ReadFile("doc/troubleshooting.md")
+	require.NoError(t, err)
+	found := 0
+	for _, line := range strings.Split(string(text), "\n") {
+		if cells := strings.Split(line, "|"); len(cells) == 5 {
+			for _, message := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
+				if found++; !slices.Contains(others, message[1]) {
+					require.Contains(t, all.String(), message[1], "not a message any more")
+				}
+			}
+		}
+	}
+	require.Greater(t, found, 20)
 }
