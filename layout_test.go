@@ -36,9 +36,10 @@ var allowed = map[string][]string{
 	"dedupe/match":       {"cas", "dedupe", "internal/parallel"},
 	"internal/parallel":  {},
 	"dedupe/exact":       {}, // of tests and benchmarks
-	"index":              {"cas", "index/manifestpb", "index/reserve", "internal/modelname"},
-	"index/reserve":      {"cas"},
-	"index/manifestpb":   {},
+	"index": {"cas", "index/manifestpb", "index/reserve", "internal/memo",
+		"internal/modelname"},
+	"index/reserve":    {"cas"},
+	"index/manifestpb": {},
 	"compilers": {"internal/bytesize", "epmodel",
 		"compilers/workerproto"},
 	"compilers/workerproto":  {},

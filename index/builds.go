@@ -48,7 +48,7 @@ type lookupKey struct {
 // no error. A repeated look-up is answered from memory. The result is shared with other callers.
 func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 	key := lookupKey{k, scope}
-	builds, drops, ok := x.entries.get(key)
+	builds, drops, ok := x.entries.Get(key)
 	if ok {
 		return builds, nil
 	}
@@ -59,7 +59,7 @@ func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 	builds = slices.DeleteFunc(builds, func(b Build) bool { return x.isRetracting(b.ID) })
 	slices.SortFunc(builds, func(a, b Build) int { return b.Created.Compare(a.Created) })
 	if len(builds) > 0 {
-		x.entries.fill(drops, key, builds, costOf(builds))
+		x.entries.Fill(drops, key, builds, costOf(builds))
 	}
 	return builds, nil
 }
@@ -67,7 +67,7 @@ func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 // dropEntries forgets the look-ups that found the build, or will find it now.
 func (x *Index) dropEntries(b *Build) {
 	for _, k := range b.keys() {
-		x.entries.drop(lookupKey{k, b.Scope})
+		x.entries.Drop(lookupKey{k, b.Scope})
 	}
 }
 

@@ -36,7 +36,9 @@ func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
 	for _, name := range names {
 		found = append(found, Finding{"leftover", filepath.Join(x.manifests.incoming, name), "work that a crash has cut short; removed at the next start"})
 	}
-	more, err := x.Journal.check()
+	x.Journal.appending.Lock()
+	more, err := x.Journal.checkLocked()
+	x.Journal.appending.Unlock()
 	if err != nil {
 		return found, err
 	}
@@ -144,15 +146,8 @@ func (x *Index) indexedBuilds(i byte) (map[BuildID]bool, error) {
 	return known, err
 }
 
-// check returns what is wrong with the file.
-func (j *Journal) check() ([]Finding, error) {
-	j.appending.Lock()
-	defer j.appending.Unlock()
-	return j.checkFile()
-}
-
-// checkFile is check with appending held.
-func (j *Journal) checkFile() ([]Finding, error) {
+// checkLocked returns what is wrong with the file. appending is held.
+func (j *Journal) checkLocked() ([]Finding, error) {
 	file, err := readFile(j.fs, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{{"missing", "journal", "somebody has deleted it"}}, nil

@@ -80,8 +80,20 @@ func (m *manifests) recordTimes() {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	for i := range m.folders {
-		if f := &m.folders[i]; f.timesPending {
-			m.recordTimesOf(byte(i), f)
+		f := &m.folders[i]
+		if !f.timesPending || f.unread.Load() || f.stale {
+			f.timesPending = false
+			continue
+		}
+		now := m.currentTimes(byte(i))
+		if now.At-now.Mtime < int64(timeGranularity) {
+			m.wake() // later
+			continue
+		}
+		f.timesPending = false
+		if now.Mtime == f.times.Mtime && now.Ctime == f.times.Ctime { // else another process was here
+			// If this is lost, the directory is listed again.
+			_ = m.times.Save([]byte{byte(i)}, encodeRow(now))
 		}
 	}
 }
@@ -90,23 +102,6 @@ func (m *manifests) recordTimes() {
 func (m *manifests) noteChanged(i byte, t folderTimes) {
 	m.folders[i].times, m.folders[i].timesPending = t, true
 	m.wake()
-}
-
-func (m *manifests) recordTimesOf(i byte, f *folder) {
-	if f.unread.Load() || f.stale {
-		f.timesPending = false
-		return
-	}
-	now := m.currentTimes(i)
-	if now.At-now.Mtime < int64(timeGranularity) {
-		m.wake() // later
-		return
-	}
-	f.timesPending = false
-	if now.Mtime == f.times.Mtime && now.Ctime == f.times.Ctime { // else another process was here
-		// If this is lost, the directory is listed again.
-		_ = m.times.Save([]byte{i}, encodeRow(now))
-	}
 }
 
 // putTimes notes that the database has all that the folder had at that time.

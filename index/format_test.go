@@ -270,7 +270,7 @@ func BenchmarkLookup(b *testing.B) {
 	})
 	b.Run("from the database", func(b *testing.B) {
 		for b.Loop() {
-			x.entries.drop(lookupKey{build.RequestKey, build.Scope})
+			x.entries.Drop(lookupKey{build.RequestKey, build.Scope})
 			if got, err := x.Lookup(build.RequestKey, build.Scope); err != nil || len(got) != 1 {
 				b.Fatal(err)
 			}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/reserve"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // Options of Open.
@@ -69,7 +71,7 @@ type Index struct {
 
 	db        *database
 	rows      *writeBehind
-	entries   *costCache[lookupKey, []Build]
+	entries   *memo.CostCache[lookupKey, []Build]
 	manifests *manifests
 
 	knownMu   sync.Mutex // guards the next two
@@ -112,7 +114,7 @@ func Open(dir string, o Options) (*Index, error) {
 func newIndex(dir string, o Options) *Index {
 	x := &Index{
 		Options: o, dir: dir,
-		entries: newCostCache[lookupKey, []Build](entriesBytes), retracted: make(map[BuildID]bool),
+		entries: memo.NewCostCache[lookupKey, []Build](entriesBytes), retracted: make(map[BuildID]bool),
 		woken: make(chan struct{}, 1),
 	}
 	if x.FS == nil {
@@ -274,7 +276,7 @@ func (x *Index) flushUntil(ctx context.Context) {
 }
 
 func (x *Index) flush() error {
-	err := x.Journal.flush()
+	err := x.Journal.sync(math.MaxUint64)
 	x.manifests.recordTimes()
 	return errors.Join(err, x.rows.flush())
 }

@@ -116,7 +116,14 @@ func (j *Journal) apply(rec *manifestpb.Record) error {
 		}
 		j.addEvent(e)
 	case *manifestpb.Record_Pin:
-		return j.applyPin(kind.Pin)
+		var id BuildID
+		if err := fixed("build_id", id[:], kind.Pin.GetBuildId()); err != nil {
+			return err
+		}
+		j.pins[id] = Pin{At: fromNanos(kind.Pin.At), UID: kind.Pin.Uid}
+		if kind.Pin.Off {
+			delete(j.pins, id)
+		}
 	case *manifestpb.Record_Ghost:
 		t, err := tombstoneOf(kind.Ghost)
 		if err != nil {
@@ -332,8 +339,6 @@ func (j *Journal) sync(upTo uint64) error {
 	return nil
 }
 
-func (j *Journal) flush() error { return j.sync(math.MaxUint64) }
-
 // rewrite makes a new journal of all states, pins and tombstones, and the latest events. The rename
 // is its commit point; before it the old file stands. On a full disk it takes of
 // the reserve. appending is held.
@@ -401,7 +406,7 @@ func (j *Journal) snapshot() ([]byte, error) {
 }
 
 func (j *Journal) close() error {
-	err := j.flush()
+	err := j.sync(math.MaxUint64)
 	j.appending.Lock()
 	defer j.appending.Unlock()
 	if j.file != nil {
@@ -424,7 +429,7 @@ func (j *Journal) RewriteIfDeleted(read bool) (restored bool, err error) {
 	if _, err := os.Lstat(j.path); err == nil && !read {
 		return false, nil
 	}
-	found, err := j.checkFile()
+	found, err := j.checkLocked()
 	if err == nil && len(found) > 0 {
 		if err = j.keepDamaged(found[0].Detail); err == nil || errors.Is(err, fs.ErrNotExist) {
 			restored, err = true, j.rewrite()

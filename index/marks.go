@@ -121,19 +121,6 @@ func (j *Journal) PinnedBuilds() []BuildID {
 	return slices.Collect(maps.Keys(j.pins))
 }
 
-func (j *Journal) applyPin(m *manifestpb.Pin) error {
-	var id BuildID
-	if err := fixed("build_id", id[:], m.GetBuildId()); err != nil {
-		return err
-	}
-	if m.Off {
-		delete(j.pins, id)
-		return nil
-	}
-	j.pins[id] = Pin{At: fromNanos(m.At), UID: m.Uid}
-	return nil
-}
-
 func pinRecord(id BuildID, p Pin, off bool) *manifestpb.Record {
 	return &manifestpb.Record{Kind: &manifestpb.Record_Pin{Pin: &manifestpb.Pin{BuildId: id[:], Off: off, At: nanos(p.At), Uid: p.UID}}}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -16,11 +15,7 @@ func readFile(fsys cas.FS, path string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := readAll(fsys, f, limit)
-	return b, errors.Join(err, f.Close())
-}
-
-func readAll(fsys cas.FS, f *os.File, limit int64) ([]byte, error) {
+	defer f.Close() // it was only read
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err

@@ -106,10 +106,7 @@ const clockSlack = 24 * time.Hour
 func (us *Uses) Add(id BuildID, at time.Time, hits uint64, savedSeconds float64) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	u, ok := us.latest[id]
-	if !ok {
-		u = us.saved(id)
-	}
+	u := us.usageLocked(id)
 	if at.After(u.Last) || u.Last.Sub(at) > clockSlack {
 		u.Last = at
 	}
@@ -150,20 +147,16 @@ func (us *Uses) LastUse(id BuildID) (time.Time, uint64) {
 
 func (us *Uses) usageOf(id BuildID) Usage {
 	us.mu.Lock()
-	u, ok := us.latest[id]
-	us.mu.Unlock()
-	if !ok {
-		u = us.saved(id)
-	}
-	return u
+	defer us.mu.Unlock()
+	return us.usageLocked(id)
 }
 
-func (us *Uses) saved(id BuildID) Usage {
-	v, ok := us.table.Get(id[:])
+func (us *Uses) usageLocked(id BuildID) Usage {
+	u, ok := us.latest[id]
 	if !ok {
-		return Usage{}
+		v, _ := us.table.Get(id[:])
+		u, _ = decodeUse(v) // what does not decode counts as lost
 	}
-	u, _ := decodeUse(v) // what does not decode counts as lost
 	return u
 }
 

@@ -2,11 +2,13 @@ package index
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
 	"sync"
 
+	"github.com/epcached/epcached/internal/memo"
 	"go.etcd.io/bbolt"
 )
 
@@ -15,7 +17,7 @@ import (
 // transaction, and reads are answered from memory as far as that goes.
 type writeBehind struct {
 	db          *database
-	cache       *costCache[rowKey, []byte]
+	cache       *memo.CostCache[rowKey, []byte]
 	wake        func()        // there is something to flush
 	full        chan struct{} // asks for a flush before its time
 	beforeFlush []func()      // called by each flush first: they put the rows that are values until then
@@ -40,7 +42,7 @@ const (
 )
 
 func newWriteBehind(db *database, wake func()) *writeBehind {
-	return &writeBehind{db: db, wake: wake, cache: newCostCache[rowKey, []byte](rowCacheBytes),
+	return &writeBehind{db: db, wake: wake, cache: memo.NewCostCache[rowKey, []byte](rowCacheBytes),
 		full: make(chan struct{}, 1), pending: make(map[rowKey][]byte)}
 }
 
@@ -53,21 +55,18 @@ func (s *writeBehind) get(bucket, key []byte) ([]byte, bool) {
 	if ok {
 		return v, v != nil
 	}
-	v, drops, ok := s.cache.get(k)
+	v, drops, ok := s.cache.Get(k)
 	if ok {
 		return v, true
 	}
 	v, err := read(s.db, func(tx *bbolt.Tx) ([]byte, error) {
 		v, err := get(tx, bucket, key)
-		if v != nil && err == nil {
-			v = append([]byte{}, v...)
-		}
-		return v, err
+		return slices.Clone(v), err
 	})
 	if err != nil || v == nil {
 		return nil, false // what cannot be read is as good as lost, which it may be
 	}
-	s.cache.fill(drops, k, v, rowOverhead+len(key)+len(v))
+	s.cache.Fill(drops, k, v, rowOverhead+len(key)+len(v))
 	return v, true
 }
 
@@ -80,14 +79,14 @@ func (s *writeBehind) put(bucket, key, value []byte) error {
 	value = append([]byte{}, value...) // never nil
 	k := rowKey{string(bucket), string(key)}
 	s.enqueue(k, value)
-	s.cache.set(k, value, rowOverhead+len(key)+len(value))
+	s.cache.Set(k, value, rowOverhead+len(key)+len(value))
 	return nil
 }
 
 func (s *writeBehind) drop(bucket, key []byte) {
 	k := rowKey{string(bucket), string(key)}
 	s.enqueue(k, nil)
-	s.cache.drop(k)
+	s.cache.Drop(k)
 }
 
 func (s *writeBehind) enqueue(k rowKey, value []byte) {
@@ -125,13 +124,15 @@ func (s *writeBehind) flush() error {
 	taken := maps.Clone(s.pending)
 	s.mu.Unlock()
 	for part := range slices.Chunk(slices.Collect(maps.Keys(taken)), flushPage) {
-		err := s.db.write(func(tx *bbolt.Tx) error {
+		err := s.db.write(func(tx *bbolt.Tx) (err error) {
 			for _, k := range part {
-				if err := writeRow(tx, k, taken[k]); err != nil {
-					return err
+				if bucket, key, v := []byte(k.bucket), []byte(k.key), taken[k]; v == nil {
+					err = cmp.Or(err, drop(tx, bucket, key))
+				} else {
+					err = cmp.Or(err, put(tx, bucket, key, v))
 				}
 			}
-			return nil
+			return err
 		})
 		if err != nil {
 			return err
@@ -146,13 +147,6 @@ func (s *writeBehind) flush() error {
 		s.mu.Unlock()
 	}
 	return nil
-}
-
-func writeRow(tx *bbolt.Tx, k rowKey, value []byte) error {
-	if value == nil {
-		return drop(tx, []byte(k.bucket), []byte(k.key))
-	}
-	return put(tx, []byte(k.bucket), []byte(k.key), value)
 }
 
 // pendingIn returns the rows of a bucket that are pending; nil for one that is to be removed.
