@@ -263,7 +263,8 @@ func TestTroubleshootingHasMessagesOfThePrograms(t *testing.T) {
 		if cells := strings.Split(line, "|"); len(cells) == 5 {
 			for _, message := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
 				if found++; !slices.Contains(others, message[1]) {
-					require.Contains(t, all.String(), message[1], "not a message any more")
+					require.True(t, strings.Contains(all.String(), message[1]),
+						"%q: not a message any more", message[1])
 				}
 			}
 		}

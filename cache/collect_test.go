@@ -76,7 +76,7 @@ func TestTwoCollectTheSame(t *testing.T) {
 	b.collect(plan)
 	require.NoError(t, b.cache.Store.Collector().EvictAll(context.Background(), other, other.Steps))
 	for i := range other.Steps {
-		require.Equal(t, "kept: it is gone already", other.Steps[i].Outcome)
+		require.Equal(t, "kept: it was removed already", other.Steps[i].Outcome)
 	}
 	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, len(builds))
@@ -106,7 +106,7 @@ func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 	used := b.acquire(r)
 	require.NoError(t, used.View.Close())
 	b.collect(plan)
-	require.Equal(t, []string{"removed", "kept: used since it was planned"},
+	require.Equal(t, []string{"removed", "kept: used after the plan was made"},
 		outcomes(plan, builds[3].ID, builds[2].ID))
 	left := make(map[index.BuildID]bool)
 	for _, l := range b.list() {
@@ -119,7 +119,7 @@ func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 // While a reservation waits, builds that were used meanwhile are evicted too, if they have no
 // lease.
 func TestReservationEvictsBuildsUsedMeanwhile(t *testing.T) {
-	for hurry, outcome := range map[bool]string{false: "kept: used since it was planned",
+	for hurry, outcome := range map[bool]string{false: "kept: used after the plan was made",
 		true: "removed"} {
 		b, builds := stored(t, 1)
 		plan, err := b.cache.PlanCollection(context.Background(), b.self(),
@@ -227,7 +227,7 @@ func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	far := plan(logical(shared) - 1)
 	require.Len(t, far.Steps, 1)
 	require.Len(t, far.Kept, 1)
-	require.Regexp(t, "^shared, which is for administrators to remove, though uid [0-9]+ has "+
+	require.Regexp(t, "^shared, so only administrators may remove it, though uid [0-9]+ has "+
 		"more than its quota of ", far.Kept[0].Reason)
 	require.EqualValues(t, 1, far.Kept[0].Builds)
 }
@@ -265,7 +265,7 @@ func TestAnEvictionIsDecidedBeforeItsTombstones(t *testing.T) {
 	first := plan.Steps[0].ID
 	wanted.Store(&first)
 	b.collect(plan)
-	require.Equal(t, []string{"removed", "removed", "kept: there is room by now"},
+	require.Equal(t, []string{"removed", "removed", "kept: enough space is free by now"},
 		outcomes(plan, plan.Steps[0].ID, plan.Steps[1].ID, plan.Steps[2].ID))
 	require.Zero(t, plan.Short)
 	require.Len(t, b.list(), 1)

@@ -23,7 +23,7 @@ func TestABuildStaysWhereTheGoalIsJustReached(t *testing.T) {
 	require.Len(t, plan.Steps, 2)
 	plan.Goal = plan.Used - plan.Steps[0].Frees // as if space had been freed since
 	b.collect(plan)
-	require.Equal(t, []string{"removed", "kept: there is room by now"},
+	require.Equal(t, []string{"removed", "kept: enough space is free by now"},
 		[]string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
 	require.Zero(t, plan.Short)
 	require.Len(t, b.list(), 1)

@@ -60,7 +60,7 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 	plan := b.plan(b.plan(0).Used - 1)
 	require.Equal(t, []string{"pack c"}, actions(plan, builds))
 	require.Greater(t, plan.Steps[0].Frees, int64(900<<10))
-	require.Contains(t, plan.Steps[0].Reason(), "other builds have most of what this frees")
+	require.Contains(t, plan.Steps[0].Reason(), "other builds have most of its bytes")
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])), "a plan changes nothing")
 
 	plan = b.plan(plan.Used - plan.Freed - 1)
@@ -146,7 +146,7 @@ func TestPackingSkipsLeasedAndRequestedBuilds(t *testing.T) {
 	a := b.acquire(r)
 	require.NoError(t, a.View.Close())
 	b.collect(plan)
-	require.Equal(t, "kept: used since it was planned", plan.Steps[0].Outcome)
+	require.Equal(t, "kept: used after the plan was made", plan.Steps[0].Outcome)
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])))
 
 	// One that comes while it is compared with others ends that.

@@ -54,7 +54,7 @@ func TestDoctorNamesModelsThatNeverFit(t *testing.T) {
 			require.Contains(t, a.Hint, of.hint)
 			if of.space.Budget.Bytes > 0 {
 				require.Contains(t, a.Text, "it takes "+bytesize.Text(perBuild+cas.Block)+
-					" on disk, and the budget for all is "+bytesize.Text(perBuild-1))
+					" on disk, and the whole budget is "+bytesize.Text(perBuild-1))
 			}
 			require.NotZero(t, b.spaceAdvice(b.self(), "compiled once in"))
 			require.Zero(t, b.spaceAdvice(request.Peer{UID: stranger}, "is not kept"),

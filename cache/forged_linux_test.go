@@ -125,7 +125,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"),
 					"*"+large(builds[1]).String()[:16]+"*"))
 				require.NoError(t, err)
-				require.NotEmpty(t, aside, "it is in the quarantine")
+				require.NotEmpty(t, aside, "it is in quarantine")
 			})
 		}
 	}
@@ -249,7 +249,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 					require.Empty(t, aside, "another epcached can read it")
 					return
 				}
-				require.NotEmpty(t, aside, "it is in the quarantine")
+				require.NotEmpty(t, aside, "it is in quarantine")
 				require.Contains(t, a.Why, "damaged")
 				require.Contains(t, kinds(b.events(b.self())), event.Damaged)
 			})

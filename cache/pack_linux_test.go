@@ -438,7 +438,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	later := int64(0)
 	for _, r := range results.Builds {
 		said, ok := strings.CutPrefix(r.Outcome,
-			"kept: it was given out lately, perhaps by path: it stays until ")
+			"kept: it was served recently, perhaps by path: it is kept until ")
 		require.True(t, ok, r.Outcome)
 		until, err := time.Parse(time.RFC3339, said)
 		require.NoError(t, err)

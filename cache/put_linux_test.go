@@ -133,11 +133,11 @@ func TestHostilePuts(t *testing.T) {
 		"other graph's name": {func(c *claimed) { c.put.Files[0].Name = "model_ctx.onnx" },
 			"the graph is called"},
 		"sidecar missing": {func(c *claimed) { c.put.Files = c.put.Files[:1] },
-			"not part of the artefact"},
+			"not one of the build's files"},
 		"sidecar elsewhere": {func(c *claimed) {
 			c.put.Files[1].Name = "sub/" +
 				c.put.Files[1].Name
-		}, "not part of the artefact"},
+		}, "not one of the build's files"},
 		"name leads up": {func(c *claimed) { c.put.Files[1].Name = "../x.bin" },
 			"not a clean relative name"},
 		"absolute name": {func(c *claimed) { c.put.Files[1].Name = "/tmp/x.bin" },
@@ -286,7 +286,7 @@ func TestReleasedPutMayBeEvicted(t *testing.T) {
 		a := c.application.put(c.put)
 		require.NotEmpty(t, b.cache.Store.Collector().WhyProtected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, a.View.Close())
-		want := "given out lately, perhaps by path"
+		want := "served recently, perhaps by path"
 		if holds {
 			want = ""
 		}

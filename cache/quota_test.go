@@ -47,7 +47,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		require.Len(t, second.Warnings, 1)
 		require.Contains(t, second.Warnings[0], "not stored: it has ")
 		require.Contains(t, second.Warnings[0], " with this build; ")
-		require.Contains(t, second.Warnings[0], "of them are pinned, in use or given out lately")
+		require.Contains(t, second.Warnings[0], "of them are pinned, in use or served recently")
 		require.Equal(t, first.Build.ID, b.list()[0].Build.ID)
 		require.Empty(t, b.cache.index.Journal.Tombstones(nil))
 	})

@@ -85,7 +85,7 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 		ghosts := b.cache.index.Journal.Tombstones(
 			func(g *index.Tombstone) bool { return g.BuildID == id })
 		require.Len(t, ghosts, 1, "nothing that was acknowledged goes without a word")
-		require.Contains(t, ghosts[0].Reason, "to make room: pays least for its bytes")
+		require.Contains(t, ghosts[0].Reason, "to make room: least valuable for its size")
 	}
 	require.Positive(t, b.cache.index.Counters.All()["evicted"])
 	require.Eventually(t, func() bool { return 2*len(b.list()) == b.blobs() }, soon,
@@ -99,7 +99,7 @@ func TestBuildAboveTheBudgetIsServedAndNotStored(t *testing.T) {
 	require.Len(t, b.read(a), 2)
 	require.Len(t, a.Warnings, 1)
 	require.Contains(t, a.Warnings[0],
-		fmt.Sprintf("not stored: it takes %s on disk, and the budget for all is %s",
+		fmt.Sprintf("not stored: it takes %s on disk, and the whole budget is %s",
 			bytesize.Text(perBuild+cas.Block), bytesize.Text(perBuild-1)))
 	require.Empty(t, b.list())
 	require.Zero(t, b.blobs(), "nothing of it was stored")
@@ -116,12 +116,12 @@ func TestReservationsAddUp(t *testing.T) {
 	require.NoError(t, err, "one may go above")
 	third, err := c.Store.Reserve(ctx, 1, false, 1)
 	require.ErrorContains(t, err, "of the budget of 1.0 MiB are used: 0 B by builds, 0 B by "+
-		"removed builds that are still open, 1.2 MiB by what is being stored")
+		"removed builds that are still open, 1.2 MiB by builds being stored")
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	require.NoError(t, first.Resize(ctx, false, 10<<10), "what is smaller than was thought")
 	require.NoError(t, third.Resize(ctx, false, 1))
 	_, err = c.Store.Reserve(ctx, 1, false, 2<<20)
-	require.ErrorContains(t, err, "it takes 2.0 MiB on disk, and the budget for all is 1.0 MiB")
+	require.ErrorContains(t, err, "it takes 2.0 MiB on disk, and the whole budget is 1.0 MiB")
 	for range 2 {
 		first.Release()
 		second.Release()
@@ -153,14 +153,14 @@ func TestReservationsEvictForThemselves(t *testing.T) {
 	now := b.account()
 	require.LessOrEqual(t, now.Counted(), int64(2*perBuild), "above it by this one at most")
 	for _, g := range c.index.Journal.Tombstones(nil) {
-		require.Contains(t, g.Reason, "to make room: pays least for its bytes")
+		require.Contains(t, g.Reason, "to make room: least valuable for its size")
 	}
 	require.Len(t, c.index.Journal.Tombstones(nil), 4-len(b.list()),
 		"each eviction has its tombstone")
 	before := b.reserved()
 	_, err = c.Store.Reserve(ctx, 1, true, perBuild)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
-	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use")
+	require.ErrorContains(t, err, "; remaining: 1 build of 8.0 KiB: in use")
 	require.Equal(t, before, b.reserved())
 	place.Release()
 	require.NoError(t, leased.View.Close())
@@ -219,7 +219,7 @@ func TestPinnedBuildsFillTheBudget(t *testing.T) {
 func TestTheFloorStaysFree(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Floor: store.Amount{Percent: 100}}))
 	a := b.use(1)
-	require.Contains(t, a.Warnings[0], "are to stay free")
+	require.Contains(t, a.Warnings[0], "must stay free")
 	require.Empty(t, b.list())
 }
 
@@ -237,7 +237,7 @@ func TestUnusedBuildsAreEvicted(t *testing.T) {
 	require.Eventually(t, func() bool { return len(b.list()) == 1 }, soon, time.Millisecond)
 	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, 1)
-	require.Contains(t, ghosts[0].Reason, "which is longer than max_unused, 2d")
+	require.Contains(t, ghosts[0].Reason, "longer than max_unused (2d)")
 }
 
 // A clock that was never set, or jumps by years, makes no build too old, and keeps none from being
@@ -277,7 +277,7 @@ func TestTheNumberOfEntriesIsBounded(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return len(b.list()) == 3 }, soon, time.Millisecond)
 	require.Contains(t, b.cache.index.Journal.Tombstones(nil)[0].Reason,
-		"more entries than max_entries, 3: pays least")
+		"more entries than max_entries (3): least valuable")
 }
 
 // A user's quota is for that user's builds alone.

@@ -66,7 +66,7 @@ func TestRefusedReservationNamesProtectedBuilds(t *testing.T) {
 	_, err := b.cache.Store.Reserve(context.Background(), 1, true, 1)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	require.ErrorContains(t, err,
-		"; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
+		"; remaining: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
 	require.NoError(t, held.View.Close())
 	place, err := b.cache.Store.Reserve(context.Background(), 1, true, 1)
 	require.NoError(t, err, "the one that nobody holds any more goes")

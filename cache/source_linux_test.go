@@ -313,7 +313,7 @@ func TestADamagedCopyHarmsNoBuild(t *testing.T) {
 	require.Len(t, left, 1)
 	require.Equal(t, upkeep.Waiting, left[0].State)
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
-	require.False(t, b.cache.cas.Has(copied), "it is in the quarantine")
+	require.False(t, b.cache.cas.Has(copied), "it is in quarantine")
 }
 
 func TestUnknownWaysToKeep(t *testing.T) {

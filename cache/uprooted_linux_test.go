@@ -24,12 +24,12 @@ func TestMissingDirectoriesAreNoticed(t *testing.T) {
 	}{
 		"nothing": {func(*bench) {}, ""},
 		"all": {func(b *bench) { require.NoError(b, os.Rename(b.state, b.state+".away")) },
-			"the folder is not there"},
-		"objects":   {move("objects", "gone"), "objects is not there"},
-		"a part":    {move("objects/incoming", "gone"), "objects/incoming is not there"},
-		"manifests": {move("manifests", "gone"), "manifests is not there"},
-		"recipes":   {move("recipes", "gone"), "recipes is not there"},
-		"lock":      {move("lock", "gone"), "lock is not there"},
+			"the directory no longer exists"},
+		"objects":   {move("objects", "gone"), "objects no longer exists"},
+		"a part":    {move("objects/incoming", "gone"), "objects/incoming no longer exists"},
+		"manifests": {move("manifests", "gone"), "manifests no longer exists"},
+		"recipes":   {move("recipes", "gone"), "recipes no longer exists"},
+		"lock":      {move("lock", "gone"), "lock no longer exists"},
 		"views":     {move("views", "gone"), ""}, // which are made whenever they are needed
 		"another's": {func(b *bench) {
 			move("lock", "gone")(b)

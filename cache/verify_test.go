@@ -111,12 +111,12 @@ func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
 	a := b.acquire(b.verifying(0.01))
 	require.Zero(t, a.Build.VerifiedOutput)
 	require.Contains(t, a.Warnings,
-		"output not verified, not checkable here: the device is elsewhere")
+		"output not verified, cannot be tested here: the device is elsewhere")
 	own := b.request(b.own())
 	own.VerifyOutput = 0.01
 	passed := b.acquire(own)
 	require.Equal(t, request.PassThrough, passed.Outcome)
-	require.Contains(t, passed.Warnings, "output not verified, not checkable here: the model is "+
+	require.Contains(t, passed.Warnings, "output not verified, cannot be tested here: the model is "+
 		"compiled already, so there is no source to compare with")
 }
 

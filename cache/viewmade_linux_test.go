@@ -54,7 +54,7 @@ func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	require.NotEqual(t, former.Path(), made.Path())
 	require.Nil(t, b.cache.views.CurrentView(a.Build.ID))
 	require.NoDirExists(t, former.Path())
-	require.DirExists(t, made.Path(), "somebody has it")
+	require.DirExists(t, made.Path(), "it is in use")
 	require.EqualValues(t, 2*cas.Block, b.account().Held)
 	b.exact()
 	require.NoError(t, lease.Close())

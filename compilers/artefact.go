@@ -49,7 +49,7 @@ func Collect(ctx context.Context, folder string, graphs, inputs []string, limits
 type missingGraphError struct{ graph string }
 
 func (e *missingGraphError) Error() string {
-	return fmt.Sprintf("output folder: %v: the graph %q is missing", ErrOutput, e.graph)
+	return fmt.Sprintf("output directory: %v: the graph %q is missing", ErrOutput, e.graph)
 }
 
 func (e *missingGraphError) Unwrap() error { return ErrOutput }
@@ -63,7 +63,7 @@ func listOutput(folder string, graphs, inputs []string, limits Limits) (others [
 			return fmt.Errorf("%w: %q is not a regular file", ErrOutput, info.Name())
 		}
 		if statOf(info).Nlink > 1 {
-			return fmt.Errorf("%w: %q has a second name elsewhere", ErrOutput, info.Name())
+			return fmt.Errorf("%w: %q has another hard link", ErrOutput, info.Name())
 		}
 		if total += info.Size(); limits.Output >= 0 && total > limits.Output {
 			return fmt.Errorf("%w: more than %s", ErrOutputLimit, bytesize.Text(limits.Output))
@@ -156,13 +156,13 @@ func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logge
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil { // a user has a limited number of them
-		log.Debug("it is not seen when a graph is written", "error", err)
+		log.Debug("cannot watch for the writing of a graph", "error", err)
 		return nil
 	}
 	w := &outputWatch{folder: job.Folder, graph: append([]byte(job.Output), 0), skip: append(slices.Clone(before), privateFolder),
 		done: job.Written, events: os.NewFile(uintptr(fd), "inotify")}
 	if _, err := unix.InotifyAddWatch(fd, job.Folder, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
-		log.Debug("it is not seen when a graph is written", "error", err)
+		log.Debug("cannot watch for the writing of a graph", "error", err)
 		_ = w.events.Close() // nothing was written
 		return nil
 	}

@@ -168,7 +168,8 @@ type VerifyResult struct {
 // VerifyOutput implements OutputVerifier, in one worker for both.
 func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, error) {
 	if !(job.Most > 0) || math.IsInf(job.Most, 0) {
-		return VerifyResult{}, fmt.Errorf("compare %q: %g is not a tolerance", job.Graph, job.Most)
+		return VerifyResult{}, fmt.Errorf("compare %q: tolerance %g: must be 0 or "+
+			"more", job.Graph, job.Most)
 	}
 	if why := o.unloadable(job.Runtime, job.EPs); why != "" {
 		return VerifyResult{Outcome: NotCheckable, Text: why}, ctx.Err()
@@ -224,7 +225,7 @@ func (o *ORT) notCompared(job VerifyJob, done answer, err error) (VerifyResult, 
 	var crash *ExitError
 	switch {
 	case errors.Is(err, ErrTimeout), errors.Is(err, ErrCPU), errors.Is(err, ErrMemory):
-		result.Outcome, result.Text = NotCheckable, "it ended at a limit of [limits]: "+err.Error()
+		result.Outcome, result.Text = NotCheckable, "it reached a limit of [limits]: "+err.Error()
 		return result, nil
 	case !errors.As(err, &refused) && !errors.As(err, &crash):
 		return VerifyResult{}, fmt.Errorf("compare %q: %w", job.Graph, err)

@@ -180,7 +180,8 @@ type CheckJob struct {
 const (
 	Passed       = "passed"
 	Failed       = "failed"
-	NotCheckable = "not checkable here" // the target device is not in this machine, so a failure would prove nothing
+	NotCheckable = "cannot be tested " +
+		"here" // the target device is not in this machine, so a failure would prove nothing
 )
 
 // CheckResult is what a load check found.

@@ -176,10 +176,11 @@ func (i EPInfo) Normalize(options map[string]string, allowUnknown bool) (normal 
 func (o EPOption) normalize(value string) (string, error) {
 	switch o.Policy {
 	case RefusedByUse:
-		return "", fmt.Errorf("%w: it makes the EP write or load something", ErrOption)
+		return "", fmt.Errorf("%w: it makes the EP write or load a file", ErrOption)
 	case LibraryName:
 		if value == "" || value != filepath.Base(value) || value == "." || value == ".." {
-			return "", fmt.Errorf("%w: %q is a path: give the name of a library that stands beside the EP library", ErrOption, value)
+			return "", fmt.Errorf("%w: %q is a path: give the name of a library beside the EP "+
+				"library", ErrOption, value)
 		}
 	}
 	return CanonicalValue(o.Kind, value)

@@ -44,7 +44,7 @@ type ExitError struct {
 }
 
 func (e *ExitError) Error() string {
-	how := fmt.Sprintf("compiler left with exit status %d", e.Code)
+	how := fmt.Sprintf("compiler ended with exit status %d", e.Code)
 	switch {
 	case e.IsExternalSignal():
 		how = fmt.Sprintf("worker was killed (%s): %s", e.Name, e.Signal)
@@ -101,7 +101,8 @@ func (e *NoNodesError) Error() string {
 	for _, count := range e.OpTypes {
 		model.Nodes += count
 	}
-	text := fmt.Sprintf("%s took no node of the model: %s: caching brings nothing", strings.Join(e.EPs, ", "), model.NodeSummary(12))
+	text := fmt.Sprintf("%s took no node of the model: %s: caching has no "+
+		"benefit", strings.Join(e.EPs, ", "), model.NodeSummary(12))
 	if len(e.Errors) > 0 {
 		text += "; ONNX Runtime logged: " + strings.Join(e.Errors, "; ")
 	}

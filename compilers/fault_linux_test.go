@@ -134,7 +134,7 @@ func TestOutputThatIsNone(t *testing.T) {
 		"no graph":          "true",
 		"a link":            "ln -s /etc/passwd " + graph,
 		"a fifo":            "mkfifo " + graph,
-		"a second name":     "ln ../00112233445566.onnx " + graph,
+		"another hard link": "ln ../00112233445566.onnx " + graph,
 		"too many files":    "for i in 1 2 3 4 5; do echo > ../$i; done; echo > " + graph,
 		"too large at once": "truncate -s 3000000 ../a; echo > " + graph,
 	} {

@@ -354,7 +354,7 @@ func TestNothingStaysBehind(t *testing.T) {
 	}{
 		"namespace": {compilers.ORTOptions{}, "pid namespace"},
 		"supervisor": {compilers.ORTOptions{Sandbox: compilers.SandboxOptions{NoNamespaces: true}},
-			"looks after it"},
+			"killed by its parent"},
 	}
 	for name, m := range means {
 		t.Run(name, func(t *testing.T) {
@@ -373,7 +373,7 @@ func TestNothingStaysBehind(t *testing.T) {
 					}
 					if name == "supervisor" && end == "murder" && landlockABI() < 6 {
 						t.Skip("NOT TESTED: Landlock on this kernel does not keep a worker from " +
-							"signalling who looks after it")
+							"signalling who killed by its parent")
 					}
 					// finds them again
 					seconds := fmt.Sprintf("%d.%d", 90000+os.Getpid(), time.Now().UnixNano())

@@ -21,16 +21,20 @@ func (job Job) checkInitializers() error {
 	case IsWeightless(job.SessionOptions) && len(job.Share) > 0:
 		return fmt.Errorf("%w: weightless contexts of a group: its models may have weights in files of equal names", ErrOption)
 	case i != (Initializers{}) && len(job.Share) > 0:
-		return fmt.Errorf("%w: external initializers of a group: its graphs would all write into one file", ErrOption)
+		return fmt.Errorf("%w: external initializers of a group: its graphs would write to one "+
+			"file", ErrOption)
 	case i.InSource && i.File != "":
 		return fmt.Errorf("%w: initializers cannot both stay in the source's files and be "+
 			"written to %q", ErrOption, i.File)
 	case job.Route == RouteSessionOptions && i.InSource:
-		return fmt.Errorf("%w: by the route %s ONNX Runtime never leaves initializers in the source's files", ErrOption, job.Route)
+		return fmt.Errorf("%w: initializers that stay in the source's files: not possible on "+
+			"the route %s", ErrOption, job.Route)
 	case job.Route == RouteSessionOptions && i.Threshold != 0:
-		return fmt.Errorf("%w: by the route %s ONNX Runtime knows no threshold for external initializers", ErrOption, job.Route)
+		return fmt.Errorf("%w: external initializers: ONNX Runtime has no threshold on the "+
+			"route %s", ErrOption, job.Route)
 	case i.Threshold < 0 || i.Threshold != 0 && i.File == "":
-		return fmt.Errorf("%w: a threshold of %d bytes for external initializers without a file, or a negative one", ErrOption, i.Threshold)
+		return fmt.Errorf("%w: external initializers from %d bytes: negative, or without a "+
+			"file", ErrOption, i.Threshold)
 	case i.File != filepath.Base(i.File) && i.File != "", i.File == job.Output, i.File == "..":
 		return fmt.Errorf("%w: external initializers in %q: not the name of a file beside the graph", ErrOption, i.File)
 	}
@@ -126,7 +130,8 @@ func keepSharedSources(ctx context.Context, job Job, before []string, limits Lim
 		for _, ref := range refs {
 			from := folders[path.Clean(ref.Name)]
 			if len(from) > 1 {
-				return fmt.Errorf("%w: the execution provider leaves shared weights in the models' files, and different files of theirs are called %q", ErrOption, ref.Name)
+				return fmt.Errorf("%w: the execution provider reads weights from the models' "+
+					"files, and different files are named %q", ErrOption, ref.Name)
 			}
 			if len(from) == 0 {
 				continue // of no model: whether it is there at all is validated like all references

@@ -101,17 +101,17 @@ func (o *ORT) openFolders(folder string) error {
 func (o *ORT) share(path string, rights fs.FileMode) error {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return fmt.Errorf("workers' way: %w", err)
+		return fmt.Errorf("access of workers: %w", err)
 	}
 	owner := statOf(info)
 	if owner.Uid == o.opts.User.UID || owner.Gid == o.opts.User.GID && info.Mode()&rights == rights {
 		return nil
 	}
 	if err := os.Lchown(path, -1, int(o.opts.User.GID)); err != nil {
-		return fmt.Errorf("workers' way: %w", err)
+		return fmt.Errorf("access of workers: %w", err)
 	}
 	if err := os.Chmod(path, info.Mode().Perm()|rights); err != nil {
-		return fmt.Errorf("workers' way: %w", err)
+		return fmt.Errorf("access of workers: %w", err)
 	}
 	return nil
 }
@@ -119,7 +119,7 @@ func (o *ORT) share(path string, rights fs.FileMode) error {
 func (o *ORT) openFiles(folder string, shared *[]string) error {
 	return filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
-			return fmt.Errorf("workers' way: %w", err)
+			return fmt.Errorf("access of workers: %w", err)
 		}
 		info, err := entry.Info()
 		rights := fs.FileMode(0o040)
@@ -298,7 +298,7 @@ func LookUpUser(text string) (*Credential, error) {
 	}
 	gid, ok := parseID(g.Gid)
 	if !ok {
-		return nil, fmt.Errorf("group %q has the id %q", group, g.Gid)
+		return nil, fmt.Errorf("group %q has the unexpected id %q", group, g.Gid)
 	}
 	c.GID = gid
 	return &c, nil
@@ -308,7 +308,8 @@ func credentialOf(u *user.User) (Credential, error) {
 	uid, ok := parseID(u.Uid)
 	gid, ok2 := parseID(u.Gid)
 	if !ok || !ok2 {
-		return Credential{}, fmt.Errorf("user %q has the ids %q and %q", u.Username, u.Uid, u.Gid)
+		return Credential{}, fmt.Errorf("user %q has the unexpected ids %q and "+
+			"%q", u.Username, u.Uid, u.Gid)
 	}
 	c := Credential{UID: uid, GID: gid}
 	groups, err := u.GroupIds()

@@ -319,7 +319,7 @@ func (o *ORT) scratchJob(ctx context.Context, req workerproto.Request, pace Pace
 func (o *ORT) scratch() (string, error) {
 	folder, err := os.MkdirTemp(o.opts.Scratch, "epcached-ort-")
 	if err != nil {
-		return "", fmt.Errorf("scratch folder: %w", err)
+		return "", fmt.Errorf("scratch directory: %w", err)
 	}
 	if _, err := o.giveToWorker(folder); err != nil {
 		o.removeScratch(folder)
@@ -338,14 +338,14 @@ func (o *ORT) removeScratch(folder string) {
 		}
 	}
 	if err != nil {
-		o.opts.Log.Warn("scratch folder stays", "folder", folder, "error", err)
+		o.opts.Log.Warn("cannot remove a scratch directory", "folder", folder, "error", err)
 	}
 }
 
 func (o *ORT) giveToWorker(folder string) ([]string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
-		return nil, fmt.Errorf("job's folder: %w", err)
+		return nil, fmt.Errorf("job's directory: %w", err)
 	}
 	names := []string{}
 	for _, e := range entries {
@@ -365,7 +365,7 @@ func (o *ORT) chown(folder string, names []string, to *Credential) error {
 	uid, gid := int(to.UID), int(to.GID)
 	for _, name := range append([]string{"."}, names...) {
 		if err := os.Lchown(filepath.Join(folder, name), uid, gid); err != nil {
-			return fmt.Errorf("job's folder: %w", err)
+			return fmt.Errorf("job's directory: %w", err)
 		}
 	}
 	return nil

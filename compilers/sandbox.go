@@ -37,7 +37,7 @@ func (m Safeguard) String() string {
 	if m.InForce {
 		return m.Name + ": " + m.Text
 	}
-	return m.Name + ": NOT IN FORCE: " + m.Text
+	return m.Name + ": NOT IN EFFECT: " + m.Text
 }
 
 // SandboxReporter is a Compiler that tells how its workers are kept from doing harm.
@@ -160,7 +160,8 @@ func (o *ORT) probeSandbox(ctx context.Context) (workerproto.Confined, error) {
 		return workerproto.Confined{}, err
 	}
 	if done.Confined == nil {
-		return workerproto.Confined{}, fmt.Errorf("%w: the worker did not say what it tried", workerproto.ErrMalformed)
+		return workerproto.Confined{}, fmt.Errorf("%w: the worker did not report its "+
+			"attempts", workerproto.ErrMalformed)
 	}
 	return *done.Confined, nil
 }
@@ -176,11 +177,15 @@ func files(found workerproto.Confined) Safeguard {
 	m := Safeguard{Name: "files", InForce: !found.Reads && !found.Writes}
 	switch {
 	case m.InForce:
-		m.Text = fmt.Sprintf("workers write only into their job's folder, and do not see the store (Landlock ABI %d)", found.Landlock)
+		m.Text = fmt.Sprintf("workers write only to their job's directory, and cannot read the "+
+			"store (Landlock ABI %d)", found.Landlock)
 	case found.Landlock == 0:
-		m.Text, m.Hint = "this kernel has no Landlock: workers may do with files what their user may", "a kernel since 5.13 with landlock among lsm= has it; worker_user helps a daemon that runs as root"
+		m.Text, m.Hint = "this kernel has no Landlock: workers have all rights of their user on "+
+			"files", "use a kernel since 5.13 with landlock in lsm=; for a daemon that runs as "+
+			"root, set worker_user"
 	default:
-		m.Text, m.Hint = "a worker reached a file outside its folder", "see [sandbox] in the configuration"
+		m.Text, m.Hint = "a worker could open a file outside its directory", "see [sandbox] in "+
+			"the configuration"
 	}
 	return m
 }
@@ -189,13 +194,15 @@ func (o *ORT) network(found workerproto.Confined) Safeguard {
 	m := Safeguard{Name: "network", InForce: !found.Connects}
 	switch {
 	case m.InForce && found.Landlock >= 4:
-		m.Text = "workers get no sockets (seccomp, and Landlock for TCP)"
+		m.Text = "workers cannot open sockets (seccomp, and Landlock for TCP)"
 	case m.InForce:
-		m.Text = "workers get no sockets (seccomp)"
+		m.Text = "workers cannot open sockets (seccomp)"
 	case o.opts.Sandbox.Network:
-		m.Text, m.Hint = "the configuration lets workers use the network", "set network = false in [sandbox], if no vendor's compiler needs it"
+		m.Text, m.Hint = "the configuration lets workers use the network", "set network = false "+
+			"in [sandbox], unless a vendor's compiler needs it"
 	default:
-		m.Text, m.Hint = "this kernel filters no system calls: workers may use the network", "a kernel with CONFIG_SECCOMP_FILTER can forbid it"
+		m.Text, m.Hint = "this kernel filters no system calls: workers may use the "+
+			"network", "use a kernel with CONFIG_SECCOMP_FILTER"
 	}
 	return m
 }
@@ -204,28 +211,32 @@ func processes(way isolation, unit bool) Safeguard {
 	m := Safeguard{Name: "processes", InForce: true}
 	switch {
 	case way.namespace && way.user:
-		m.Text = "nothing that a worker starts outlives it (pid namespace, in a user namespace)"
+		m.Text = "child processes end with their worker (pid namespace, in a user namespace)"
 	case way.namespace:
-		m.Text = "nothing that a worker starts outlives it (pid namespace)"
+		m.Text = "child processes end with their worker (pid namespace)"
 	case unit:
-		m.Text = "nothing that a worker starts outlives it (its systemd unit)"
+		m.Text = "child processes end with their worker (its systemd unit)"
 	default:
 		m.InForce = false
-		m.Text = "what a worker starts is killed by the process that looks after it, which is certain only if that is not killed itself"
-		m.Hint = "let the daemon make pid namespaces, as root or in user namespaces, or use the shipped systemd units"
+		m.Text = "a worker's child processes are killed by its parent, but survive if the " +
+			"parent itself is killed"
+		m.Hint = "allow the daemon pid namespaces (root or user namespaces), or use the shipped " +
+			"systemd units"
 	}
 	return m
 }
 
 func (o *ORT) memory(found workerproto.Confined) Safeguard {
-	m := Safeguard{Name: "memory", InForce: true, Text: bytesize.Text(o.opts.Limits.Memory) + " for all processes of a worker, looked at twice a second, and for what each allocates"}
+	m := Safeguard{Name: "memory", InForce: true, Text: bytesize.Text(o.opts.Limits.Memory) + " for all processes of a worker, checked twice a second, and for each process"}
 	switch {
 	case o.opts.Socket == "":
 	case found.Memory > 0:
 		m.Text = bytesize.Text(found.Memory) + " for all processes of a worker (MemoryMax= of its systemd unit)"
 	default:
-		m.InForce, m.Text = false, bytesize.Text(o.opts.Limits.Memory)+" that each process allocates for itself, and nothing for what processes share"
-		m.Hint = "set MemoryMax= for the workers' unit, on a system with cgroups of version 2 and their memory controller"
+		m.InForce, m.Text = false, bytesize.Text(o.opts.Limits.Memory)+" for the private memory "+
+			"of each process, and no limit for shared memory"
+		m.Hint = "set MemoryMax= in the workers' unit, on a system with cgroups v2 and the " +
+			"memory controller"
 	}
 	return m
 }
@@ -234,15 +245,19 @@ func (o *ORT) count(way isolation) Safeguard {
 	if o.countsProcesses(way) {
 		return Safeguard{Name: "process limit", InForce: true, Text: fmt.Sprintf("%d (of the workers' user)", o.opts.Limits.Processes)}
 	}
-	return Safeguard{Name: "process limit", Text: "no user of the workers' own that the kernel could count for", Hint: "use the shipped systemd units, or set worker_user"}
+	return Safeguard{Name: "process limit", Text: "the kernel counts processes by user, and the " +
+		"workers have no user of their own", Hint: "use the shipped systemd units, or set " +
+		"worker_user"}
 }
 
 func privileges(found workerproto.Confined) Safeguard {
 	if found.Privileged || !found.Seccomp {
-		return Safeguard{Name: "privileges", Text: "workers have privileges, or system calls, that they have no use for",
+		return Safeguard{Name: "privileges", Text: "workers have privileges or system calls " +
+			"that they do not need",
 			Hint: "run the daemon as a user of its own, on a kernel that filters system calls"}
 	}
-	return Safeguard{Name: "privileges", InForce: true, Text: "none beyond files; calls that reach other processes or leave objects behind are refused (seccomp)"}
+	return Safeguard{Name: "privileges", InForce: true, Text: "none beyond files; system calls " +
+		"that affect other processes are refused (seccomp)"}
 }
 
 func (o *ORT) user(found workerproto.Confined) Safeguard {

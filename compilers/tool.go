@@ -52,7 +52,7 @@ var (
 // Check says what is wrong with a tool's description.
 func (t Tool) Check() error {
 	if t.EP == "" {
-		return errors.New("it names no execution provider")
+		return errors.New("no execution provider named")
 	}
 	for _, path := range slices.Concat([]string{t.Program}, t.Files, t.Read) {
 		if !filepath.IsAbs(path) {
@@ -62,7 +62,7 @@ func (t Tool) Check() error {
 	switch t.Device {
 	case "", "CPU", "GPU", "NPU":
 	default:
-		return fmt.Errorf("device %q: it is one of CPU, GPU, NPU", t.Device)
+		return fmt.Errorf("device %q: it must be CPU, GPU or NPU", t.Device)
 	}
 	takes := map[string]bool{}
 	for _, arg := range t.Args {
@@ -91,9 +91,10 @@ func checkPlaceholder(arg string, m []string) error {
 	case slices.Contains(plural, kind) && arg == whole && !strings.Contains(whole, ":"):
 		return nil
 	case slices.Contains(plural, kind):
-		return fmt.Errorf("%q: {%s} makes arguments of its own, and stands alone", arg, kind)
+		return fmt.Errorf("%q: {%s} becomes several arguments, so it must be an argument of its "+
+			"own", arg, kind)
 	}
-	return fmt.Errorf("%q: there is no placeholder %q", arg, whole)
+	return fmt.Errorf("%q: unknown placeholder %q", arg, whole)
 }
 
 // identity stands for the tool's arguments, on which its output depends as much as on its files.
@@ -128,7 +129,8 @@ func (t Tool) refuse(job Job) error {
 	for _, kind := range named {
 		for _, name := range slices.Sorted(maps.Keys(values[kind])) {
 			if !takes[kind+"s"] && !takes[kind+":"+name] {
-				return fmt.Errorf("%w: %s %q: %s takes none", ErrOption, kind, name, t.Program)
+				return fmt.Errorf("%w: %s %q: %s does not accept "+
+					"one", ErrOption, kind, name, t.Program)
 			}
 		}
 	}
@@ -137,11 +139,11 @@ func (t Tool) refuse(job Job) error {
 		"graph optimization level " + job.GraphOptimizationLevel: job.GraphOptimizationLevel != "" && job.GraphOptimizationLevel != "basic" && !takes["level"],
 		"free dimensions by denotation":                          len(job.FreeDimensionsByDenotation) > 0,
 		"route " + job.Route:                                     job.Route != "" && job.Route != RouteCompileAPI,
-		"a place for initializers":                               job.Initializers != Initializers{},
-		"a group that shares one context":                        len(job.Share) > 0,
+		"a file for initializers":                                job.Initializers != Initializers{},
+		"a group with one shared context":                        len(job.Share) > 0,
 	} {
 		if asked {
-			return fmt.Errorf("%w: %s: %s cannot be told", ErrOption, what, t.Program)
+			return fmt.Errorf("%w: %s: %s cannot be passed on", ErrOption, what, t.Program)
 		}
 	}
 	return nil
@@ -210,7 +212,7 @@ func (o *ORT) AddTools(tools []Tool) error {
 			return fmt.Errorf("compiler for %s: %w", t.EP, err)
 		}
 		if _, twice := o.tools[t.EP]; twice {
-			return fmt.Errorf("compiler for %s: there are two", t.EP)
+			return fmt.Errorf("two compilers for %s", t.EP)
 		}
 		o.tools[t.EP] = t
 		t.registerEP()
@@ -260,7 +262,8 @@ func (o *ORT) toolFor(eps []EP) (Tool, bool, error) {
 		t, ok := o.tools[ep.Name]
 		switch {
 		case ok && len(eps) > 1:
-			return t, true, fmt.Errorf("%w: %s is compiled for with %s, which knows no other execution providers beside it", ErrOption, ep.Name, t.Program)
+			return t, true, fmt.Errorf("%w: %s is compiled by %s, which supports no other "+
+				"execution providers beside it", ErrOption, ep.Name, t.Program)
 		case ok:
 			return t, true, nil
 		}
@@ -286,14 +289,16 @@ func (o *ORT) loadable(r Runtime, ep EP) bool {
 func (o *ORT) unloadable(r Runtime, eps []EP) string {
 	for _, ep := range eps {
 		if !o.loadable(r, ep) {
-			return "the library of " + ep.Name + " is not here: what its compiler makes is loaded by applications alone"
+			return "the library of " + ep.Name + " is not here: only applications can load its " +
+				"builds"
 		}
 	}
 	for _, ep := range eps {
 		info, _ := EPByName(ep.Name)
 		for name, value := range ep.Options {
 			if info.Options[name].Unchecked && value == "1" && isTargetAbsent(nil, []EP{ep}) {
-				return "builds with " + name + "=" + value + " do not load where the device that they are for is absent"
+				return "builds with " + name + "=" + value + " do not load on a machine without " +
+					"their device"
 			}
 		}
 	}

@@ -28,8 +28,9 @@ func UnitCredential(socket string) (*Credential, error) {
 	}
 	gid := statOf(info).Gid
 	if info.Mode()&os.ModeSocket == 0 || info.Mode()&0o066 != 0 || gid == 0 {
-		return nil, fmt.Errorf("%s: %v of group %d: it must be a socket for the daemon alone, "+
-			"which belongs to the workers' group (SocketGroup=, SocketMode=0600)", socket, info.Mode(), gid)
+		return nil, fmt.Errorf("%s: %v of group %d: only the daemon may connect to it, and it "+
+			"must be owned by the workers' group (SocketGroup=, "+
+			"SocketMode=0600)", socket, info.Mode(), gid)
 	}
 	return &Credential{UID: noUser, GID: gid}, nil
 }
@@ -58,7 +59,7 @@ func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err er
 		return nil, err
 	}
 	if err := workerproto.Receive(u.in, &u.ended); err != nil {
-		return nil, fmt.Errorf("worker_socket %s: systemd starts no worker there: %w; "+
+		return nil, fmt.Errorf("worker_socket %s: systemd does not start a worker there: %w; "+
 			"see journalctl -u 'epcached-worker*'", o.opts.Socket, err)
 	}
 	var fds []int

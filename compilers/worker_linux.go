@@ -61,13 +61,13 @@ func (o *ORT) work(ctx context.Context, req workerproto.Request, folder string, 
 	})
 	before, err := os.ReadDir(folder)
 	if err != nil {
-		return answer{}, fmt.Errorf("job's folder: %w", err)
+		return answer{}, fmt.Errorf("job's directory: %w", err)
 	}
 	first, err := o.workOnce(ctx, req, folder, pace, progress)
 	if err == nil || ctx.Err() != nil || errors.Is(err, ErrTimeout) || !strings.Contains(first.log, workerproto.CallRefused) {
 		return first, err
 	}
-	o.opts.Log.Warn("a worker that was refused system calls failed, and is tried without that",
+	o.opts.Log.Warn("a worker with a system call filter failed, and is retried without the filter",
 		"ep", strings.Join(epNames(req.EPs), ", "), "error", err)
 	left, _ := os.ReadDir(folder) // an unreadable folder cannot be cleaned
 	for _, e := range left {
@@ -105,7 +105,7 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder stri
 	go watchTime(ctx, name, o.opts.Limits.Wall, pace.Ready, cancel)
 	private := filepath.Join(folder, privateFolder)
 	if err := os.Mkdir(private, 0o700); err != nil {
-		return answer{}, fmt.Errorf("worker's folder: %w", err)
+		return answer{}, fmt.Errorf("worker's directory: %w", err)
 	}
 	defer o.removeScratch(private)
 	if err := o.chown(private, nil, o.opts.User); err != nil {

@@ -280,7 +280,7 @@ func readAll(fsys cas.FS, f *os.File, b []byte) error {
 	case err == io.EOF:
 		// it was cut off meanwhile
 		return &FormatError{int64(n), "length",
-			fmt.Sprintf("the file ends, and had %d bytes", len(b))}
+			fmt.Sprintf("the file ends early, and had %d bytes", len(b))}
 	}
 	return err
 }
@@ -304,7 +304,7 @@ func (d *decoder) fixed(field string, n int) []byte {
 		return nil
 	}
 	if len(d.b)-d.at < n {
-		d.fail(field, "the body ends within it")
+		d.fail(field, "the body ends in the middle of it")
 		return nil
 	}
 	d.at += n
@@ -347,7 +347,7 @@ func (d *decoder) uvarint(field string) int64 {
 	}
 	v, n := binary.Uvarint(d.b[d.at:])
 	if n <= 0 || v > math.MaxInt64 || n > 1 && d.b[d.at+n-1] == 0 {
-		d.fail(field, "no number, or not in its shortest form")
+		d.fail(field, "not a number in its shortest form")
 		return 0
 	}
 	d.at += n
@@ -360,7 +360,7 @@ func (d *decoder) varint(field string) int64 {
 	}
 	v, n := binary.Varint(d.b[d.at:])
 	if n <= 0 || n > 1 && d.b[d.at+n-1] == 0 {
-		d.fail(field, "no number, or not in its shortest form")
+		d.fail(field, "not a number in its shortest form")
 		return 0
 	}
 	d.at += n
@@ -424,7 +424,8 @@ func (d *decoder) frames(f *Frames) {
 	f.Each = int64(binary.LittleEndian.Uint32(each))
 	if f.Each == 0 || f.Size > MaxSize || f.count() > int64(len(d.b)-d.at)/frameEntry {
 		d.at -= 4
-		d.fail("frame size", "%d bytes, and %d come out of what has a table of %d", f.Each, f.Size,
+		d.fail("frame size", "%d bytes, and %d when decompressed, with a table of "+
+			"%d", f.Each, f.Size,
 			len(d.b)-d.at)
 		return
 	}

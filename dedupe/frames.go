@@ -70,12 +70,13 @@ func (f *Frames) validate() error {
 	case f.count() > MaxFrames:
 		return invalid("frames", "%d of them, more than %d", f.count(), MaxFrames)
 	case int64(len(f.Table)) != f.count():
-		return invalid("frames", "%d of them, and %d bytes make %d", len(f.Table), f.Size,
+		return invalid("frames", "%d of them, and %d bytes need %d", len(f.Table), f.Size,
 			f.count())
 	}
 	for i, one := range f.Table {
 		if one.Stored <= 0 || one.Stored > f.plain(i) {
-			return invalid(fmt.Sprintf("frame %d", i), "%d bytes stored, %d come out", one.Stored,
+			return invalid(fmt.Sprintf("frame %d", i), "%d bytes stored, %d when "+
+				"decompressed", one.Stored,
 				f.plain(i))
 		}
 	}
@@ -226,7 +227,7 @@ func (s *framedSource) read(b []byte, i int) error {
 		return fmt.Errorf("read frame %d at offset %d: %w", i, s.starts[i], err)
 	}
 	if truncatedSum(b) != s.frames.Table[i].Sum {
-		return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i), "its checksum does not fit"}
+		return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i), "its checksum does not match"}
 	}
 	return nil
 }
@@ -254,7 +255,7 @@ var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
 func decodeFrame(p, frame []byte) error {
 	out, err := frameDecoder().DecodeAll(frame, p[:0:len(p)])
 	if err == nil && len(out) != len(p) {
-		err = fmt.Errorf("%d bytes come out, and not %d", len(out), len(p))
+		err = fmt.Errorf("%d bytes when decompressed, not %d", len(out), len(p))
 	}
 	return err
 }

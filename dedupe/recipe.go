@@ -111,10 +111,10 @@ func (r *Recipe) Validate() error {
 	}
 	for i, u := range used {
 		if !u && i == len(r.Containers) {
-			return invalid("frames", "no extent needs them")
+			return invalid("frames", "no extent uses them")
 		}
 		if !u {
-			return invalid(fmt.Sprintf("container %d", i), "no extent needs it")
+			return invalid(fmt.Sprintf("container %d", i), "no extent uses it")
 		}
 	}
 	return nil
@@ -133,7 +133,7 @@ func (r *Recipe) validateContainers() error {
 		case c.Digest.IsZero():
 			return invalid(field, "no digest")
 		case seen[c.Digest]:
-			return invalid(field, "it is there twice")
+			return invalid(field, "it is listed twice")
 		case c.Size <= 0 || c.Size > MaxSize:
 			return invalid(field, "%d bytes", c.Size)
 		}
@@ -152,9 +152,9 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 	case e.Container < 0 || e.Container >= r.sources():
 		reason = fmt.Sprintf("container %d of %d", e.Container, r.sources())
 	case e.At > at:
-		reason = fmt.Sprintf("a gap: it begins at %d, the one before ends at %d", e.At, at)
+		reason = fmt.Sprintf("a gap: it begins at %d, the previous one ends at %d", e.At, at)
 	case e.At < at:
-		reason = fmt.Sprintf("an overlap: it begins at %d, the one before ends at %d", e.At, at)
+		reason = fmt.Sprintf("an overlap: it begins at %d, the previous one ends at %d", e.At, at)
 	case e.Length <= 0 || e.Length > r.Size-at:
 		reason = fmt.Sprintf("%d bytes at %d of %d", e.Length, at, r.Size)
 	case e.Period < 0 || e.Period >= e.Length:

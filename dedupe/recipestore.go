@@ -119,7 +119,7 @@ func (s *RecipeStore) open() error {
 		err := s.openFolder(folder)
 		if errors.Is(err, syscall.ENOTDIR) {
 			s.problems = append(s.problems, Problem{Path: filepath.Join(recipesName, folder),
-				Foreign: true, Detail: "it is no folder of recipes; it is left alone"})
+				Foreign: true, Detail: "it is not a directory of recipes"})
 			continue
 		}
 		if err != nil {
@@ -173,7 +173,7 @@ func digestOf(path string) (cas.Digest, error) {
 		return d, &FormatError{-1, "name", err.Error()}
 	}
 	if filepath.Dir(path) != d.String()[:2] {
-		return d, &FormatError{-1, "name", "it stands in the folder of others"}
+		return d, &FormatError{-1, "name", "it is in the wrong directory"}
 	}
 	return d, nil
 }

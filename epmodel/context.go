@@ -41,7 +41,7 @@ func (w *walker) context(f field, c Context, label nodeLabel) {
 		}
 		v := w.contextValue(g)
 		if seen[v.name] {
-			w.fail(g.at, "attribute."+v.name, "stands twice in EPContext node %q", c.Node)
+			w.fail(g.at, "attribute."+v.name, "occurs twice in EPContext node %q", c.Node)
 		}
 		seen[v.name] = true
 		if v.name == "ep_cache_context" {
@@ -80,7 +80,8 @@ func (r *reader) contextValue(f field) attributeValue {
 			v.typ = r.integer(g, "type")
 		case 21:
 			// filled in by the caller of a function: a way to hide a file name
-			r.fail(g.at, "ref_attr_name", "an EPContext node may not take attributes from a function's caller")
+			r.fail(g.at, "ref_attr_name", "an EPContext node must not take attributes from a "+
+				"function's caller")
 		}
 	})
 	return v
@@ -193,10 +194,11 @@ func (w *walker) weightLocations(c *Context, v attributeValue) {
 		w.err = fmt.Errorf("%s: read weights_metadata_map at offset %d: %w", w.name, v.s.off, in.err)
 	}
 	if err == nil && d.More() {
-		err = errors.New("something follows the object")
+		err = errors.New("unexpected data after the object")
 	}
 	if err != nil {
-		w.fail(v.s.off+d.InputOffset(), "attribute.weights_metadata_map", "not the JSON that was expected: %v", err)
+		w.fail(v.s.off+d.InputOffset(), "attribute.weights_metadata_map", "unexpected JSON: "+
+			"%v", err)
 	}
 }
 
@@ -226,7 +228,7 @@ func jsonLocations(d *json.Decoder, depth int, isLocation bool, found func(strin
 		case isLocation && isString:
 			return found(s)
 		case isLocation:
-			return errors.New("a location that is no string")
+			return errors.New("a location that is not a string")
 		case depth == 0:
 			return errors.New("not an object")
 		}

@@ -23,7 +23,8 @@ type TooLargeError struct {
 }
 
 func (e *TooLargeError) Error() string {
-	return fmt.Sprintf("%s: with what stands inside it the graph has %d bytes, and protobuf, the format of ONNX files, takes %d at most", e.File, e.Size, e.Limit)
+	return fmt.Sprintf("%s: with embedded contexts the graph has %d bytes, and ONNX files may "+
+		"have at most %d", e.File, e.Size, e.Limit)
 }
 
 // FormError says why an artefact cannot be brought into its other form.
@@ -53,15 +54,17 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 			continue
 		}
 		if len(c.sidecars()) > 1 {
-			return nil, &FormError{m.Name, c.Node, fmt.Sprintf("its context %q needs further files beside it", c.CacheContext)}
+			return nil, &FormError{m.Name, c.Node, fmt.Sprintf("its context %q needs other "+
+				"files beside it", c.CacheContext)}
 		}
 		bin := sidecars[c.CacheContext]
 		if bin == nil {
-			return nil, &FormError{m.Name, c.Node, fmt.Sprintf("its context %q is not there", c.CacheContext)}
+			return nil, &FormError{m.Name, c.Node, fmt.Sprintf("its context %q is "+
+				"missing", c.CacheContext)}
 		}
 		s.change[c.Offset] = change{1, bin}
 	}
-	out, err := s.rewrite("no context stands in a file")
+	out, err := s.rewrite("no context is in a file")
 	if err == nil && out.size > limit {
 		return nil, &TooLargeError{m.Name, out.size, limit}
 	}
@@ -90,7 +93,7 @@ func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum)
 		}
 		s.change[c.Offset] = change{0, bytes.NewReader([]byte(name))}
 	}
-	out, err := s.rewrite("no context stands in the graph")
+	out, err := s.rewrite("no context is in the graph")
 	return out, files.list, err
 }
 
@@ -204,7 +207,7 @@ func (s *contextForm) around(in span, name string, at []int64) *Splice {
 		case !changes: // some nodes further down do
 			out.addField(f.num, s.around(f.span, label, inside))
 		case n > 1:
-			s.fail(f.at, "node", "an EPContext node stands in a subgraph of another")
+			s.fail(f.at, "node", "an EPContext node is in a subgraph of another")
 		default:
 			out.addField(f.num, s.node(f, change))
 		}
@@ -236,7 +239,8 @@ func (s *contextForm) node(f field, c change) *Splice {
 		}
 	})
 	if !hasContext {
-		s.fail(f.at, "node", "no attribute ep_cache_context any more: the file changed while being read")
+		s.fail(f.at, "node", "the attribute ep_cache_context has disappeared: the file changed "+
+			"while being read")
 	}
 	if !hasMode { // the default, 1, was meant
 		b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "embed_mode")
@@ -256,7 +260,7 @@ func (s *contextForm) attribute(f field, num protowire.Number, value *Splice) *S
 		case g.num != num:
 			out.keepRange(g.at, g.end()-g.at)
 		case seen:
-			s.fail(g.at, "", "stands twice in an attribute")
+			s.fail(g.at, "", "occurs twice in an attribute")
 		default:
 			seen = true
 			out.addSplice(value)

@@ -190,16 +190,16 @@ func TestEmbedRefuses(t *testing.T) {
 		b     msg
 		check func(*testing.T, error)
 	}{
-		"a model without contexts": {plain, form("no context stands in a file")},
+		"a model without contexts": {plain, form("no context is in a file")},
 		"one that is embedded already": {model(msg{}.sub(1,
 			contextNode("n", attrS("ep_cache_context", "bytes")))),
-			form("no context stands in a file")},
-		"a file that is not there": {sidecar("b.bin"), form(`"b.bin" is not there`)},
+			form("no context is in a file")},
+		"a file that is not there": {sidecar("b.bin"), form(`"b.bin" is missing`)},
 		"weights beside the context": {model(msg{}.sub(1,
 			contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "a.bin"),
 				attrS("weights_metadata_map", `{"w":{"location":"w.bin"}}`)))),
-			form("further files")},
-		"openvino's own model format": {sidecar("c.xml"), form("further files")},
+			form("other files")},
+		"openvino's own model format": {sidecar("c.xml"), form("other files")},
 		"a value that stands twice": {model(msg{}.sub(1,
 			contextNode("n", attrI("embed_mode", 0),
 				attrS("ep_cache_context", "x").str(4, "a.bin")))), func(t *testing.T, err error) {

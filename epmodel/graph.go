@@ -324,7 +324,7 @@ func (w *walker) sparse(f field, name string, t Initializer) {
 			return
 		}
 		if found[g.num-1].present() {
-			w.fail(g.at, parts[g.num-1], "stands twice")
+			w.fail(g.at, parts[g.num-1], "occurs twice")
 		}
 		found[g.num-1] = g
 	})
@@ -347,7 +347,7 @@ func (w *walker) external(f field, entries []field, t *Initializer) {
 		key := w.exact(k, "external_data.key", maxName)
 		// readers differ in which of two would count, and the digest must cover what is read
 		if seen[key] {
-			w.fail(e.at, "external_data."+key, "tensor %q: stands twice", t.Name)
+			w.fail(e.at, "external_data."+key, "tensor %q: occurs twice", t.Name)
 		}
 		seen[key] = true
 		if w.externalKey(v, key, t); w.err != nil {
@@ -387,7 +387,8 @@ func (w *walker) decimal(v field, key, tensor string) int64 {
 	s := w.exact(v, "external_data."+key, 64)
 	n, err := strconv.ParseUint(s, 10, 63)
 	if err != nil {
-		w.fail(v.at, "external_data."+key, "tensor %q: %q is no number of bytes between 0 and 2^63-1", tensor, s)
+		w.fail(v.at, "external_data."+key, "tensor %q: %q is not a number of bytes between 0 "+
+			"and 2^63-1", tensor, s)
 	}
 	return int64(n)
 }

@@ -236,11 +236,11 @@ func constantsOf(ctx context.Context, name string, bin Source, model, constants 
 func constantAt(e xml.StartElement, constants Range) (Named, error) {
 	off, err := strconv.ParseUint(attribute(e, "offset"), 10, 63)
 	if err != nil {
-		return Named{}, fmt.Errorf("offset %.40q is no number", attribute(e, "offset"))
+		return Named{}, fmt.Errorf("offset %.40q is not a number", attribute(e, "offset"))
 	}
 	n, err := strconv.ParseUint(attribute(e, "size"), 10, 63)
 	if err != nil {
-		return Named{}, fmt.Errorf("size %.40q is no number", attribute(e, "size"))
+		return Named{}, fmt.Errorf("size %.40q is not a number", attribute(e, "size"))
 	}
 	if all := uint64(constants.Length); off > all || n > all-off {
 		return Named{}, fmt.Errorf("%d bytes from %d reach beyond the %d of all constants", n, off, all)

@@ -204,7 +204,7 @@ func (b *bson) text(path []string) error {
 		return nil
 	}
 	if b.memoryUsed += int(n) + 128; b.memoryUsed > maxBSON {
-		return errors.New("names too many files")
+		return errors.New("refers to too many files")
 	}
 	b.visited[loc] = true
 	b.refs = append(b.refs, Reference{Node: b.name, Attribute: "weights_metadata_map", Name: loc, Offset: at})

@@ -88,7 +88,7 @@ func (w *walker) model() {
 			w.m.ProducerVersion = w.text(f, "producer_version")
 		case 7:
 			if graph {
-				w.fail(f.at, "graph", "stands twice")
+				w.fail(f.at, "graph", "occurs twice")
 			}
 			graph = true
 			w.graph(f, "graph", "")
@@ -112,7 +112,7 @@ func (w *walker) model() {
 	case !ir:
 		w.fail(-1, "ir_version", "missing: not an ONNX model")
 	case w.m.IRVersion < 1:
-		w.fail(-1, "ir_version", "%d is no IR version", w.m.IRVersion)
+		w.fail(-1, "ir_version", "%d is not an IR version", w.m.IRVersion)
 	}
 }
 
@@ -195,18 +195,18 @@ var knownFormats = []struct {
 	{4, "ORTM", "a model in ORT format"},
 	{0, "PK\x03\x04", "a zip archive"},
 	{0, "\x1f\x8b", "a gzip file"},
-	{0, "OVEP_BIN", "an OpenVINO context binary, and not the ONNX model that refers to it"},
-	{4, "TFL3", "what looks like a TFLite model"},
-	{0, "GGUF", "what looks like a GGUF file"},
-	{0, "\x89HDF\r\n\x1a\n", "what looks like an HDF5 file, as Keras writes"},
-	{0, "\x80\x02", "what looks like a Python pickle"},
-	{0, "\x80\x04", "what looks like a Python pickle"},
-	{0, "\x80\x05", "what looks like a Python pickle"},
-	{0, "\x7fELF", "what looks like a program or a library"},
-	{-1, "<?xml", "what looks like XML, as OpenVINO's models are"},
-	{-1, "<net", "what looks like XML, as OpenVINO's models are"},
-	{-1, "<!doctype html", "what looks like a web page, perhaps an error page in the place of a download"},
-	{-1, "<html", "what looks like a web page, perhaps an error page in the place of a download"},
+	{0, "OVEP_BIN", "an OpenVINO context binary, without the ONNX model that refers to it"},
+	{4, "TFL3", "a TFLite model"},
+	{0, "GGUF", "a GGUF file"},
+	{0, "\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes"},
+	{0, "\x80\x02", "a Python pickle"},
+	{0, "\x80\x04", "a Python pickle"},
+	{0, "\x80\x05", "a Python pickle"},
+	{0, "\x7fELF", "a program or a library"},
+	{-1, "<?xml", "XML, perhaps an OpenVINO model"},
+	{-1, "<net", "XML, perhaps an OpenVINO model"},
+	{-1, "<!doctype html", "a web page, perhaps an error page instead of a download"},
+	{-1, "<html", "a web page, perhaps an error page instead of a download"},
 }
 
 const likenessBytes = 64
@@ -244,13 +244,13 @@ func looksLike(head []byte, size int64) string {
 	case size == 0:
 		return "an empty file"
 	case len(head) >= 9 && head[8] == '{' && binary.LittleEndian.Uint64(head) < uint64(size):
-		return "what looks like weights in safetensors format"
+		return "weights in safetensors format"
 	case bytes.HasPrefix(text, []byte("{")) && isText(head):
-		return "what looks like JSON"
+		return "JSON"
 	case isText(head):
-		return "what looks like text"
+		return "text"
 	case len(bytes.Trim(head, "\x00")) == 0:
-		return "what begins with nothing but zeros, as a download that did not end"
+		return "a file that begins with zeros only, like an incomplete download"
 	}
 	return ""
 }

@@ -36,7 +36,9 @@ func Validate(m *Model, files map[string]int64) error {
 	}
 	for _, c := range m.Contexts {
 		if c.MainContext == 0 && !main[c.Source] {
-			return m.formatErrorAt(c.Offset, "attribute.main_context", fmt.Sprintf("node %q takes its context from another node of %q, and there is none with main_context 1", c.Node, c.Source))
+			return m.formatErrorAt(c.Offset, "attribute.main_context", fmt.Sprintf("node %q "+
+				"uses the context of another node of %q, and none has main_context "+
+				"1", c.Node, c.Source))
 		}
 	}
 	if err := ValidateReferences(m.Name, m.Sidecars(), files); err != nil {
@@ -75,7 +77,7 @@ func ValidateReferences(file string, refs []Reference, files map[string]int64) e
 		case why != "":
 			why = ": " + why
 		case !there:
-			why = " is not part of the artefact"
+			why = " is not one of the build's files"
 		case size == 0 && r.Attribute != "external_data":
 			why = " is empty"
 		default:
@@ -278,11 +280,11 @@ func locationProblem(s string) string {
 	case strings.Contains(s, memoryTag):
 		return "refers to memory of the process, not to a file"
 	case s[0] == '/' || s[0] == '\\' || len(s) > 1 && s[1] == ':':
-		return "is absolute; it must be relative to the model's folder"
+		return "is absolute; it must be relative to the model's directory"
 	case slashed == ".." || strings.HasPrefix(slashed, "../"):
-		return "leaves the model's folder"
+		return "lies outside the model's directory"
 	case slices.Contains([]string{"", ".", ".."}, s[strings.LastIndex(s, "/")+1:]):
-		return "is a folder's name"
+		return "is a directory's name"
 	}
 	return ""
 }
@@ -302,7 +304,7 @@ func (r Reference) File() string {
 // files, spelled in the one clean way.
 func artefactNameProblem(s string) string {
 	if why := locationProblem(s); why != "" {
-		return strings.Replace(why, "the model's folder", "the artefact", 1)
+		return strings.Replace(why, "the model's directory", "the artefact", 1)
 	}
 	if strings.Contains(s, `\`) || path.Clean(s) != s {
 		return "is not a clean relative name"

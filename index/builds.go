@@ -129,7 +129,7 @@ func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error)
 	return x.db.rowsFrom(ctx, bucketBuilds, nil, id[:], func(key, value []byte) error {
 		b, err := unmarshalBuild(value)
 		if err != nil || !bytes.Equal(b.ID[:], key) {
-			return &DamageError{"index.db", fmt.Sprintf("the record of build %x is none", key)}
+			return &DamageError{"index.db", fmt.Sprintf("the record of build %x is invalid", key)}
 		}
 		if err := ctx.Err(); err != nil {
 			return err

@@ -34,7 +34,7 @@ func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
 	}
 	names, _ := x.FS.ReadDir(x.manifests.incoming) // one that is not there is made again at the next start
 	for _, name := range names {
-		found = append(found, Finding{"leftover", filepath.Join(x.manifests.incoming, name), "work that a crash has cut short; removed at the next start"})
+		found = append(found, Finding{"leftover", filepath.Join(x.manifests.incoming, name), "work interrupted by a crash; removed at the next start"})
 	}
 	x.Journal.appending.Lock()
 	more, err := x.Journal.checkLocked()
@@ -59,7 +59,7 @@ func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
 }
 
 // NothingToDo is the action for damage that was quarantined when it was found.
-const NothingToDo = "none: it is in the quarantine"
+const NothingToDo = "none: it is in quarantine"
 
 // IndexAgain is the kind of a finding with which Repair has the next Open make the index again from
 // the manifests and the journal.
@@ -78,9 +78,9 @@ func (x *Index) Repair(f Finding, dry bool) (action string, rebuild bool, err er
 		if !dry {
 			_, err = x.Journal.RewriteIfDeleted(true)
 		}
-		return "write it again from memory", false, err
+		return "restore it from memory", false, err
 	case f.Kind == "missing":
-		return "make the index again", true, nil
+		return "rebuild the index", true, nil
 	case errors.Is(missing, fs.ErrNotExist):
 		return NothingToDo, false, nil
 	}
@@ -120,7 +120,8 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 	}
 	for id := range known {
 		if !there[id] && !x.isRetracting(id) {
-			found = append(found, Finding{"missing", id.String(), "the build has no manifest any more; the next start drops it"})
+			found = append(found, Finding{"missing", id.String(), "the build's manifest is " +
+				"missing; the next start drops the build"})
 		}
 	}
 	return found, uint64(len(there)), nil
@@ -150,7 +151,7 @@ func (x *Index) indexedBuilds(i byte) (map[BuildID]bool, error) {
 func (j *Journal) checkLocked() ([]Finding, error) {
 	file, err := readFile(j.fs, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
-		return []Finding{{"missing", "journal", "somebody has deleted it"}}, nil
+		return []Finding{{"missing", "journal", "another program has deleted it"}}, nil
 	}
 	if err != nil {
 		return nil, err

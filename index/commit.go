@@ -85,7 +85,7 @@ func (x *Index) Commit(list []*Change) {
 			note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, Text: c.Why,
 				BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID)}
 			if err := x.Journal.note(note); err != nil {
-				x.Log.Warn("history could not be written", "build", b.ID, "error", err)
+				x.Log.Warn("cannot write history", "build", b.ID, "error", err)
 			}
 		}
 	}

@@ -71,7 +71,7 @@ func recoverFaults(fn func() error) (err error) {
 		switch p := recover().(type) {
 		case nil:
 		case interface{ Addr() uintptr }: // of package runtime
-			err = &panicError{"fault: a page cannot be read, or the file was cut short"}
+			err = &panicError{"memory fault: a page cannot be read, or the file was truncated"}
 		default:
 			err = &panicError{fmt.Sprint(p)}
 		}
@@ -172,7 +172,7 @@ func (d *database) unusable() (why string, err error) {
 	case err != nil:
 		return "", err
 	case info.Size() == 0 || !info.Mode().IsRegular():
-		return "it was empty or no file", nil
+		return "it was empty or not a file", nil
 	}
 	var db *bbolt.DB
 	err = recoverFaults(func() (err error) {

@@ -185,7 +185,7 @@ func (x *Index) open() error {
 	}
 	if why != "" && !first {
 		x.rebuilt = why
-		x.Log.Warn("index.db is made again from the manifests", "store", x.dir, "reason", why)
+		x.Log.Warn("index.db is rebuilt from the manifests", "store", x.dir, "reason", why)
 	}
 	all, err := x.differences()
 	if err == nil {
@@ -231,7 +231,7 @@ func (x *Index) Close() (err error) {
 		}
 		x.stopped.Wait()
 		if err = x.flush(); cas.IsDiskFull(err) {
-			x.Log.Warn("what may be lost could not be written", "store", x.dir, "error", err)
+			x.Log.Warn("cannot write usage counters", "store", x.dir, "error", err)
 			err = nil
 		}
 		err = errors.Join(err, x.Journal.close(), x.db.close())
@@ -263,13 +263,14 @@ func (x *Index) flushUntil(ctx context.Context) {
 		case <-x.rows.full:
 		}
 		if err := x.flush(); err != nil {
-			x.Log.Warn("what may be lost could not be written, and stays in memory", "store", x.dir, "error", err)
+			x.Log.Warn("cannot write usage counters, which stay in "+
+				"memory", "store", x.dir, "error", err)
 			x.wake()
 		}
 		if x.Memos.saved.Load() > maxMemos/8 {
 			x.Memos.saved.Store(0)
 			if err := x.Memos.trim(maxMemos); err != nil {
-				x.Log.Warn("old memos could not be dropped", "store", x.dir, "error", err)
+				x.Log.Warn("cannot drop old memos", "store", x.dir, "error", err)
 			}
 		}
 	}
@@ -309,7 +310,7 @@ func (x *Index) Problems() []Finding {
 // reportBroken is called once, when the database turned out to be damaged. unmarked is why the next
 // Open may use it again; nil: it will not.
 func (x *Index) reportBroken(err *BrokenError, unmarked error) {
-	x.Log.Error("index.db is damaged; the next start makes it again from the manifests",
+	x.Log.Error("index.db is damaged; the next start rebuilds it from the manifests",
 		"store", x.dir, "cause", err.Cause)
 	if unmarked != nil {
 		x.Log.Error("index.db cannot be marked as damaged: remove it before the next start",

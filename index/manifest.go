@@ -184,7 +184,7 @@ func checkBuild(b Build) error {
 	case b.ID.IsZero():
 		return fmt.Errorf("no build id")
 	case !validScope(b.Scope):
-		return fmt.Errorf("scope %.80q is neither shared nor a user's", b.Scope)
+		return fmt.Errorf("scope %.80q is neither shared nor that of a user", b.Scope)
 	case len(b.Files) == 0 || len(b.Files) > maxFiles:
 		return fmt.Errorf("%d files, not 1 to %d", len(b.Files), maxFiles)
 	}

@@ -74,6 +74,6 @@ func (x *Index) readJournal() error {
 		return err
 	}
 	x.report(Finding{"damaged", "journal",
-		"which builds were withheld is not known for certain: " + err.Error()})
+		"withheld builds may be served, because the record of them is damaged: " + err.Error()})
 	return nil
 }

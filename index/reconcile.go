@@ -111,7 +111,7 @@ func (x *Index) applyDifferences(all []difference) error {
 		done += len(part)
 		if now := x.now(); now.Sub(told) >= reportLearned {
 			told = now
-			x.Log.Info("index.db is being made from the manifests",
+			x.Log.Info("index.db is being rebuilt from the manifests",
 				"store", x.dir, "builds", builds, "percent", done*100/len(all))
 			if x.Rebuilding != nil {
 				x.Rebuilding(uint64(builds), done*100/len(all))
@@ -147,7 +147,7 @@ func (x *Index) loadManifest(id BuildID) (Build, bool) {
 		if err = errors.Join(err, x.FS.SyncDir(x.manifests.folder(id[0]))); err == nil {
 			return Build{}, false
 		}
-		x.report(Finding{"damaged", path, "it could not be moved to the quarantine: " + err.Error()})
+		x.report(Finding{"damaged", path, "it cannot be moved to quarantine: " + err.Error()})
 	}
 	x.manifests.folders[id[0]].unread.Store(true)
 	return Build{}, false

@@ -45,7 +45,7 @@ const (
 // after a crash; damage, that sound records follow a bad one, or that the header is bad.
 func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, damage error) {
 	if len(file) < journalHeaderSize {
-		return false, &DamageError{"journal", "its header is cut off"}
+		return false, &DamageError{"journal", "its header is truncated"}
 	}
 	if string(file[:8]) != journalMagic {
 		return false, &DamageError{"journal", "it does not begin as a journal does"}
@@ -63,7 +63,8 @@ func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, da
 			if next < 0 {
 				return true, damage
 			}
-			damage = &DamageError{"journal", fmt.Sprintf("no sound record at offset %d to %d", at, next)}
+			damage = &DamageError{"journal", fmt.Sprintf("no valid record at offset %d to "+
+				"%d", at, next)}
 			at = next
 			continue
 		}

@@ -66,7 +66,7 @@ func unmarshalSource(m *manifestpb.Source) (Source, error) {
 // checkSource refuses what would not be read back as it was written.
 func checkSource(s Source) error {
 	if s.Kind != "" && s.Why != "" || len(s.Why) > maxSourceWhy || !utf8.ValidString(s.Why) {
-		return fmt.Errorf("a source that is kept, or %d bytes of why it is not", len(s.Why))
+		return fmt.Errorf("a source that is kept, or %d bytes of a reason", len(s.Why))
 	}
 	switch s.Kind {
 	case "":
@@ -76,7 +76,7 @@ func checkSource(s Source) error {
 	case SourceCopy:
 		return checkCopy(s)
 	}
-	return fmt.Errorf("no kind is called %.80q", s.Kind)
+	return fmt.Errorf("unknown kind %.80q", s.Kind)
 }
 
 func checkReference(s Source) error {

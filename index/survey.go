@@ -51,7 +51,7 @@ type Survey struct {
 // progress; it may be nil.
 func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Progress) (*Survey, error) {
 	if err := x.rows.flush(); err != nil {
-		x.Log.Warn("the latest uses are not in a survey", "store", x.dir, "error", err)
+		x.Log.Warn("a survey lacks the latest uses", "store", x.dir, "error", err)
 	}
 	space, err := x.Space()
 	if err != nil {
@@ -196,7 +196,7 @@ const briefHead = 2*32 + 4*8 + 4 + 1 + 1
 
 // decodeBrief keeps equal texts once.
 func decodeBrief(key, v []byte, texts map[string]string) (Brief, error) {
-	bad := &DamageError{"index.db", "a brief that is none"}
+	bad := &DamageError{"index.db", "a brief record that is invalid"}
 	b := Brief{}
 	if len(key) != len(b.ID) || len(v) < briefHead {
 		return b, bad
@@ -283,7 +283,7 @@ func (x *Index) Users(ctx context.Context) (map[uint32]UserSpace, error) {
 	err := x.db.rows(ctx, bucketUsers, func(key, value []byte) error {
 		var u UserSpace
 		if len(key) != 4 || !decodeRow(value, &u) {
-			return &DamageError{"index.db", "a user's space that is none"}
+			return &DamageError{"index.db", "a user's space that is invalid"}
 		}
 		out[binary.BigEndian.Uint32(key)] = u
 		return nil

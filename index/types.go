@@ -207,10 +207,10 @@ type Finding struct {
 // Why the source model of a build is not kept: the values of Source.Why.
 const (
 	WhySwitchedOff = `keep_source is "none"`
-	WhyNoPath      = "the application gave bytes, or a file without a path that the daemon sees"
+	WhyNoPath      = "the application sent bytes, or a file without a path that the daemon can open"
 	WhyPrivate     = "other users may not read the model"
 	WhyClosed      = "the daemon's user may not open the model"
-	WhyElsewhere   = "the model is on FUSE, which a user serves, or on a file system that does not answer"
-	WhyAnothers    = "the model was another user's, whose build was converted"
-	WhyFailed      = "the model could not be kept; the daemon's log says why"
+	WhyElsewhere   = "the model is on FUSE or on a file system that does not respond"
+	WhyAnothers    = "the model is another user's, whose build was converted"
+	WhyFailed      = "the model could not be copied; the daemon's log says why"
 )

@@ -48,7 +48,8 @@ func (st *Store) unpackElsewhere() (folder string, apart bool, err error) {
 		return "", false, err
 	}
 	if !info.IsDir() || cas.Owner(info) != st.uid {
-		return "", false, fmt.Errorf("%s: not a folder of user %d", folder, st.uid) // another user could change what is read from it
+		return "", false, fmt.Errorf("%s: not a directory of user "+
+			"%d", folder, st.uid) // another user could change what is read from it
 	}
 	if err := os.Chmod(folder, mode); err != nil {
 		return "", false, err
@@ -147,7 +148,7 @@ func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	for _, d := range wrong {
 		err = errors.Join(err, st.index.Remeasure(d))
 	}
-	st.log.Info("space of blobs accounted for anew", "blobs", len(wrong))
+	st.log.Info("space of blobs measured again", "blobs", len(wrong))
 	return err
 }
 

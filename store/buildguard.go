@@ -11,7 +11,7 @@ import (
 )
 
 // ErrGone says that a build was removed between the look-up that found it and its being served.
-var ErrGone = errors.New("the build has just been removed")
+var ErrGone = errors.New("the build was removed during the request")
 
 // buildGuard keeps requests and the collector from having the same build in hand: whichever comes
 // first has it, and neither waits. A request that comes second finds no build; a collector that

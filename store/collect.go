@@ -23,7 +23,7 @@ type Collection struct {
 	forBudget bool // builds are evicted to keep to the budget
 
 	Records []*index.Build // the records of its first steps
-	Yields  bool           // it ends when a reservation waits for space
+	Yields  bool           // it ends when a reservation needs space
 	urgent  bool           // a reservation waits: a use since the survey keeps no build
 }
 
@@ -42,7 +42,7 @@ func (c *Collector) WhyProtected(id index.BuildID, own *views.OwnFiles) string {
 		return KeptInUse // one that cannot be looked at is left alone
 	}
 	if c.st.now().Before(v.PathGraceEnd()) {
-		return "given out lately, perhaps by path"
+		return "served recently, perhaps by path"
 	}
 	switch v.OpenedBy(own) {
 	case views.ByOther:
@@ -74,11 +74,11 @@ func (c *Collector) whyNoEviction() string {
 
 const (
 	KeptInUse      = "in use"
-	KeptUnreadable = "there are records that cannot be read, so its going would free nothing"
-	KeptReading    = "the daemon is just reading it" // which is no use: it may be evicted afterwards
-	KeptRemoved    = "it is gone already"
-	keptEnough     = "there is room by now"
-	KeptNoSpace    = "there is no room for what it does not share"
+	KeptUnreadable = "unreadable records may need its files, so its removal would free no space"
+	KeptReading    = "the daemon is reading it" // which is no use: it may be evicted afterwards
+	KeptRemoved    = "it was removed already"
+	keptEnough     = "enough space is free by now"
+	KeptNoSpace    = "there is no space for its own bytes"
 )
 
 // BatchSize is how many builds are removed together, which share their syncs. It is bounded because
@@ -258,7 +258,7 @@ func (c *Collector) whyKept(plan *Collection, s *evict.Step, freed int64) (why s
 		return keptEnough
 	}
 	if last, _ := c.st.index.Uses.LastUse(s.ID); last.After(s.Last) && !plan.urgent {
-		return "used since it was planned"
+		return "used after the plan was made"
 	}
 	return cmp.Or(c.whyNoEviction(), c.WhyProtected(s.ID, &views.OwnFiles{}))
 }

@@ -61,7 +61,7 @@ func (c *Collector) evictToBounds(ctx context.Context, aged *time.Time) {
 		above, err := c.AboveBounds(ctx, own)
 		if err != nil {
 			if ctx.Err() == nil {
-				c.st.log.Warn("space not looked at", "error", err)
+				c.st.log.Warn("cannot determine the free space", "error", err)
 			}
 			return
 		}
@@ -83,7 +83,7 @@ func (c *Collector) evictToBounds(ctx context.Context, aged *time.Time) {
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				c.st.log.Warn("no room made", "error", err)
+				c.st.log.Warn("cannot free space", "error", err)
 			}
 			return
 		}
@@ -179,22 +179,23 @@ func (c *Collector) RunShrinkStep(ctx context.Context, plan *Collection, s *evic
 	case packing.IsMissingOrDamaged(err):
 		s.NoteKept(c.st.WithholdDamaged(ctx, &b, err))
 	case err == nil:
-		s.NoteKept("it frees nothing by now")
+		s.NoteKept("it no longer frees any space")
 	default:
 		s.NoteKept("see the log")
 	}
 	if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, packing.ErrNoSpace) {
-		c.st.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
+		c.st.log.Warn("cannot shrink a "+
+			"build", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
 	}
 	return nil
 }
 
-// ErrReservationWaits ends a collection of the daemon's own because a reservation waits for space,
+// ErrReservationWaits ends a collection of the daemon's own because a reservation needs space,
 // and packing takes too long to free some.
-var ErrReservationWaits = errors.New("a reservation waits for space")
+var ErrReservationWaits = errors.New("a reservation needs space")
 
 // UntilUsed returns a gate that closes for good when a request wants the build, which is served as
-// it is then. It closes as well when a reservation waits for space, if the plan yields to that.
+// it is then. It closes as well when a reservation needs space, if the plan yields to that.
 func (c *Collector) UntilUsed(plan *Collection, s *evict.Step) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {

@@ -67,7 +67,7 @@ func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 	failed := st.committer.mark(context.Background(),
 		&index.Mark{ID: id, State: &index.State{Name: state, Reason: reason, At: st.now()}})
 	if failed != nil {
-		st.log.Error("state of build not kept", "build", id.String(), "error", failed)
+		st.log.Error("cannot record the state of a build", "build", id.String(), "error", failed)
 	}
 	st.views.DropCurrent(id, views.PathGrace)
 	b, err := st.index.Get(id)
@@ -94,7 +94,8 @@ func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) error {
 func (st *Store) quarantine(d cas.Digest, why string) error {
 	failed := st.logNotQuarantined(d, st.cas.Quarantine(d, why))
 	if err := st.index.Remeasure(d); err != nil {
-		st.log.Warn("space of a damaged blob not accounted for", "digest", d.String(), "error", err)
+		st.log.Warn("cannot account for the space of a damaged "+
+			"blob", "digest", d.String(), "error", err)
 	}
 	st.withholdNeeding(d, why)
 	return failed
@@ -115,14 +116,14 @@ func (st *Store) logNotQuarantined(d cas.Digest, err error) error {
 	if err == nil || errors.Is(err, cas.ErrNotFound) {
 		return nil
 	}
-	st.log.Error("damage not put aside", "digest", d.String(), "error", err)
+	st.log.Error("cannot quarantine a damaged blob", "digest", d.String(), "error", err)
 	return err
 }
 
 func (st *Store) withholdNeeding(d cas.Digest, why string) {
 	all, err := st.Needs(d)
 	if err != nil {
-		st.log.Error("builds of a damaged blob not found", "digest", d.String(), "error", err)
+		st.log.Error("cannot find the builds of a damaged blob", "digest", d.String(), "error", err)
 	}
 	for _, one := range all {
 		b, err := st.index.Get(one.Build)

@@ -36,7 +36,9 @@ func Fits(what string, need, free int64) error { return fitsBeside(what, need, f
 // fitsBeside is fits where so much has to stay free.
 func fitsBeside(what string, need, free, leave int64) error {
 	if need > free-leave {
-		return fmt.Errorf("%w: %s takes %s, and %s are free, of which %s stay for the store's own files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free), bytesize.Text(leave))
+		return fmt.Errorf("%w: %s needs %s, and %s are free, of which %s are reserved for the "+
+			"store's own "+
+			"files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free), bytesize.Text(leave))
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 )
 
 func TestFloorIsLowerForPacking(t *testing.T) {
-	require.NoError(t, fitsBeside("what the file does not share", 1200, 12<<20, spareOfLess), "it makes room on a disk that is nearly full")
-	require.Error(t, Fits("what the file does not share", 1200, 12<<20))
+	require.NoError(t, fitsBeside("the file's own bytes", 1200, 12<<20, spareOfLess), "it makes "+
+		"room on a disk that is nearly full")
+	require.Error(t, Fits("the file's own bytes", 1200, 12<<20))
 }

@@ -13,7 +13,7 @@ import (
 func (st *Store) RecordEvent(e index.Event) {
 	e.At = st.now()
 	if err := st.index.Journal.AddEvent(context.Background(), e); err != nil {
-		st.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it
+		st.log.Warn("cannot record an event", "kind", e.Kind, "error", err) // nothing depends on it
 	}
 }
 

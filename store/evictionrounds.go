@@ -92,7 +92,7 @@ func (r *Reservation) evict(ctx context.Context, disk, bytes int64) (err error) 
 			return withText(err, left)
 		}
 	}
-	return withText(err, "others have taken what was evicted")
+	return withText(err, "other requests took the space that was freed")
 }
 
 func withText(err error, text string) error {
@@ -110,7 +110,7 @@ func (s *Ledger) lackedBytes() (bytes, written int64) {
 	return s.lacks, s.lackWritten
 }
 
-// reservationWaits reports whether a reservation waits for space.
+// reservationWaits reports whether a reservation needs space.
 func (s *Ledger) reservationWaits() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,9 +184,9 @@ func (c *Collector) evictableOfUser(
 	switch {
 	case mayGo >= enough:
 	case held == 0:
-		stays = "the rest is being stored"
+		stays = "builds being stored take the rest"
 	default:
-		stays = fmt.Sprintf("%s of them are pinned, in use or given out lately", bytesize.Text(held))
+		stays = fmt.Sprintf("%s of them are pinned, in use or served recently", bytesize.Text(held))
 	}
 	return mayGo, stays, nil
 }

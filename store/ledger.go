@@ -75,7 +75,7 @@ func (c *Collector) keepReserve() {
 		err = c.st.index.Reserve.Replenish(b.Free - b.Floor)
 	}
 	if err != nil {
-		c.st.log.Warn("there is no room kept for collecting on a full disk", "error", err)
+		c.st.log.Warn("cannot reserve space for eviction on a full disk", "error", err)
 	}
 }
 
@@ -108,7 +108,7 @@ func newLedger() *Ledger {
 
 // errUserFull is ErrNoSpace where only the quota of the build's user is in the way: builds of other
 // users are not evicted for it.
-var errUserFull = fmt.Errorf("%w for more of its user's", packing.ErrNoSpace)
+var errUserFull = fmt.Errorf("%w for its user", packing.ErrNoSpace)
 
 // Reserved is what is set aside at one moment, in bytes.
 type Reserved struct {
@@ -296,15 +296,18 @@ func (s *Ledger) admit(now *usageNow, r *Reservation, disk, bytes int64) (final 
 	used := now.Counted() + others
 	switch {
 	case b.Budget > 0 && disk > b.Budget:
-		return true, NoSpace("it takes %s on disk, and the budget for all is %s", bytesize.Text(disk), bytesize.Text(b.Budget)).
+		return true, NoSpace("it takes %s on disk, and the whole budget is "+
+			"%s", bytesize.Text(disk), bytesize.Text(b.Budget)).
 			WithHint("raise budget in [space]")
 	case b.Budget > 0 && used > b.Budget && used+disk > b.Budget+r.above:
-		return false, NoSpace("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
+		return false, NoSpace("it takes %s on disk; of the budget of %s are used: %s by builds, "+
+			"%s by removed builds that are still open, %s by builds being stored",
 			bytesize.Text(disk), bytesize.Text(b.Budget), bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.Held), bytesize.Text(others)).
 			WithHint("epcachectl gc -n lists the builds that cannot be evicted, and why; or " +
 				"raise budget in [space]")
 	case b.Free-(s.reserved.Disk-s.reserved.Written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
-		return false, NoSpace("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
+		return false, NoSpace("it takes %s on disk; %s are free, of which %s are reserved for "+
+			"builds being stored and %s must stay free",
 			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.reserved.Written-r.counted)), bytesize.Text(b.Floor)).
 			WithHint("free some space on the disk, or lower free_floor in [space]")
 	}
@@ -317,18 +320,19 @@ func (s *Ledger) admitUser(now *usageNow, r *Reservation, disk, bytes int64) (fi
 	most, share := s.quotaOf(now, r, used, disk-bytes)
 	switch {
 	case bytes == 0 && share && used+disk > most: // a guess, and others' builds might be evicted in vain
-		return false, NoSpace("uid %d has its share", r.user)
+		return false, NoSpace("uid %d has used up its quota", r.user)
 	case bytes == 0 || most == 0: // copies count for no user
 		return false, nil
 	case bytes <= most && used+bytes-now.mayGo <= most:
 		return false, nil
 	}
 	e := NoSpace("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(most)).
-		WithHint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
+		WithHint("remove builds that are not needed: epcachectl rm; or raise user_bytes in [space]")
 	if share {
-		e.Text = fmt.Sprintf("it has %s, and uid %d has %s, more than its share of %s would be, which takes nothing from other users",
+		e.Text = fmt.Sprintf("it has %s, and uid %d has %s: together more than its share of %s, "+
+			"beyond which no other user's builds are evicted",
 			bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(now.Share))
-		e.Hint = "remove what you do not need any more: epcachectl rm; or raise user_share in [space]"
+		e.Hint = "remove builds that are not needed: epcachectl rm; or raise user_share in [space]"
 	}
 	if e.Err = errUserFull; bytes > most {
 		return true, e

@@ -54,16 +54,16 @@ func TestWrittenBytesNeedNoFreeSpace(t *testing.T) {
 		return err
 	}
 	near := Bounds{Floor: 100, Free: 110}
-	require.ErrorContains(t, admits(near, &Reservation{}), "110 B are free, of which 0 B are set aside for what is being stored and 100 B are to stay free")
-	require.ErrorContains(t, admits(near, &Reservation{Written: 40}), "are to stay free", "20 are to come")
+	require.ErrorContains(t, admits(near, &Reservation{}), "110 B are free, of which 0 B are reserved for builds being stored and 100 B must stay free")
+	require.ErrorContains(t, admits(near, &Reservation{Written: 40}), "must stay free", "20 are to come")
 	require.NoError(t, admits(near, &Reservation{Written: 50}))
 	require.NoError(t, admits(near, &Reservation{Written: 1000}))
-	require.ErrorContains(t, admits(Bounds{Floor: 100, Free: 99}, &Reservation{Written: 60}), "are to stay free", "the floor itself is kept to")
-	require.ErrorContains(t, admits(Bounds{Budget: 50}, &Reservation{Written: 60}), "the budget for all is 50 B")
+	require.ErrorContains(t, admits(Bounds{Floor: 100, Free: 99}, &Reservation{Written: 60}), "must stay free", "the floor itself is kept to")
+	require.ErrorContains(t, admits(Bounds{Budget: 50}, &Reservation{Written: 60}), "the whole budget is 50 B")
 
 	s.reserved.Disk, s.reserved.Written = 500, 495 // others'
 	require.NoError(t, admits(near, &Reservation{Written: 55}))
-	require.ErrorContains(t, admits(near, &Reservation{Written: 54}), "5 B are set aside", "what is written of the others' is in no use to ask for")
+	require.ErrorContains(t, admits(near, &Reservation{Written: 54}), "5 B are reserved", "what is written of the others' is in no use to ask for")
 	guess := &Reservation{disk: 60} // was set aside before the compile, as what has to be written
 	s.reserved.Disk, s.reserved.Written = 60, 0
 	require.NoError(t, admits(Bounds{Floor: 100, Free: 160}, guess))

@@ -17,7 +17,7 @@ import (
 // for. Each file is looked at once for both.
 func (st *Store) RemoveLeftovers(ctx context.Context) error {
 	if !st.index.Complete() {
-		st.log.Warn("leftovers stay: there are builds that this version cannot read")
+		st.log.Warn("leftovers are kept, because this version cannot read all builds")
 		return nil
 	}
 	l := leftovers{st: st, Pace: Pace{Last: time.Now()}}

@@ -96,7 +96,8 @@ func (st *Store) WhyInUse(b *index.Build) string {
 	}
 	if until := v.PathGraceEnd(); st.now().Before(until) {
 		until = until.Add(time.Second - 1) // a whole second, by which it is over
-		return "it was given out lately, perhaps by path: it stays until " + until.UTC().Format(time.RFC3339)
+		return "it was served recently, perhaps by path: it is kept until " +
+			"" + until.UTC().Format(time.RFC3339)
 	}
 	return ""
 }

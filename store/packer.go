@@ -170,7 +170,7 @@ func (s *Packer) AwaitIdle(ctx context.Context) error {
 }
 
 // ErrCollected says that a blob is not read on, because a collection waits to remove it.
-var ErrCollected = fmt.Errorf("%w: it is just collected", packing.ErrInUse)
+var ErrCollected = fmt.Errorf("%w: it is being evicted", packing.ErrInUse)
 
 // AwaitIdleRead is the gate of work that only reads, and can be given up between two pieces. It
 // closes for good, with ErrCollected, when a collection waits for the blobs: they are looked at
@@ -200,7 +200,7 @@ func (s *Packer) AwaitIdleTurn(ctx context.Context) error {
 		return err
 	}
 	if s.st.forms.TurnContended() {
-		return fmt.Errorf("%w: the turn in which forms are changed", packing.ErrInUse)
+		return fmt.Errorf("%w: waiting to pack or unpack", packing.ErrInUse)
 	}
 	return nil
 }
@@ -242,12 +242,12 @@ func (s *Packer) Sweep(ctx context.Context) {
 	}
 	if !s.renewed {
 		if err := s.st.forms.Sharing.RefreshSketches(ctx, s.AwaitIdle); err != nil && ctx.Err() == nil {
-			s.st.log.Warn("sketches of another version not made anew", "error", err)
+			s.st.log.Warn("cannot replace sketches of another version", "error", err)
 		}
 		s.renewed = true
 	}
 	if err := s.readQueued(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrCollected) {
-		s.st.log.Warn("what blobs share was not found out", "error", err)
+		s.st.log.Warn("cannot compare blobs", "error", err)
 	}
 	s.mu.Lock()
 	due := s.due || when.When == PackAlways
@@ -257,7 +257,7 @@ func (s *Packer) Sweep(ctx context.Context) {
 		return
 	}
 	if err := s.Pack(ctx, when); err != nil && ctx.Err() == nil {
-		s.st.log.Warn("builds not packed", "error", err)
+		s.st.log.Warn("cannot pack builds", "error", err)
 	}
 }
 
@@ -299,7 +299,7 @@ func (s *Packer) readQueued(ctx context.Context) (err error) {
 				return cmp.Or(ctx.Err(), err)
 			}
 			if !packing.IsMissingOrDamaged(err) { // else it was removed, or the next request finds out
-				s.st.log.Warn("blob not looked at", "digest", d.String(), "error", err)
+				s.st.log.Warn("cannot compare a blob", "digest", d.String(), "error", err)
 				s.mu.Lock()
 				s.failed = append(s.failed[max(0, len(s.failed)+1-maxFresh):], d)
 				s.mu.Unlock()
@@ -364,7 +364,7 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			s.st.log.Warn("build not packed", "build", id.String(), "error", err)
+			s.st.log.Warn("cannot pack a build", "build", id.String(), "error", err)
 		}
 	}
 	if err := s.compact(ctx, when.After); err != nil {
@@ -451,7 +451,7 @@ func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 		}
 		if err != nil && !errors.Is(err, packing.ErrInUse) { // else another time
 			s.futile[f] = true // until the next start
-			s.st.log.Warn("blobs not compacted",
+			s.st.log.Warn("cannot compact blobs",
 				"used", f.Hot.String(), "base", f.Base.String(), "error", err)
 		}
 	}

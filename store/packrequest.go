@@ -38,19 +38,20 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 		case promised == 0 && p.st.views.NeedsUnpacking(b):
 			return "kept: it is packed already", 0, nil
 		case promised == 0:
-			return "kept: it shares too little with others that it could take from, and repeats too little of itself", 0, nil
+			return "kept: packing would save too little: it shares few bytes with other builds, " +
+				"and compresses badly", 0, nil
 		case dryRun:
 			return PackedNow, promised, nil
 		}
 		freed, err := p.PackBuild(ctx, b.ID)
 		if errors.Is(err, packing.ErrInUse) {
-			return "kept: somebody has it by now", 0, nil
+			return "kept: it is in use by now", 0, nil
 		}
 		if errors.Is(err, packing.ErrNoSpace) {
 			return "kept: " + KeptNoSpace, 0, nil
 		}
 		if err == nil && freed == 0 {
-			return "kept: another build that has the same files is in use", 0, nil
+			return "kept: another build with the same files is in use", 0, nil
 		}
 		return PackedNow, freed, err
 	}

@@ -49,9 +49,10 @@ func mayPin(st *Store, id index.BuildID, uid uint32, from index.BuildID) error {
 		}
 	}
 	if has+more > bounds.Share {
-		return NoSpace("it has %s, and uid %d has pinned %s of at most %s, its share of the budget",
+		return NoSpace("it has %s, and uid %d has pinned %s of at most %s (its share of the "+
+			"budget)",
 			bytesize.Text(more), uid, bytesize.Text(has), bytesize.Text(bounds.Share)).
-			WithHint("epcachectl unpin what need not stay; or raise user_share in [space]")
+			WithHint("unpin other builds: epcachectl unpin; or raise user_share in [space]")
 	}
 	return nil
 }

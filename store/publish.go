@@ -84,7 +84,7 @@ func (st *Store) notePublished(m *Publication) {
 func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 	builds, err := st.index.Lookup(b.RequestKey, b.Scope)
 	if err != nil {
-		st.log.Warn("superseded builds not found", "error", err)
+		st.log.Warn("cannot find replaced builds", "error", err)
 	}
 	pinned := []index.BuildID{replaces}
 	var gone []Removal
@@ -94,14 +94,16 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 			continue
 		}
 		if state == index.Damaged {
-			st.RecordEvent(eventOf(b, "healed", "in place of the build of %s", old.Created.Format(time.RFC3339)))
+			st.RecordEvent(eventOf(b, "healed", "replaces the build of "+
+				"%s", old.Created.Format(time.RFC3339)))
 		}
-		pinned, gone = append(pinned, old.ID), append(gone, Removal{Build: old, Why: "compiled anew", grace: views.PathGrace})
+		pinned, gone = append(pinned, old.ID), append(gone, Removal{Build: old, Why: "recompiled", grace: views.PathGrace})
 	}
 	for _, from := range pinned {
 		if pin, is := st.index.Journal.Pinned(from); is && from != b.ID {
 			if err := movePin(context.Background(), st, b.ID, &pin, from); err != nil {
-				st.log.Error("pin not moved to the build made anew", "from", from.String(), "to", b.ID.String(), "error", err)
+				st.log.Error("cannot move a pin to the recompiled "+
+					"build", "from", from.String(), "to", b.ID.String(), "error", err)
 			}
 		}
 	}
@@ -113,7 +115,7 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 		err = errors.Join(err, gone[i].Err)
 	}
 	if err != nil {
-		st.log.Warn("superseded builds not removed", "build", b.ID.String(), "error", err)
+		st.log.Warn("cannot remove replaced builds", "build", b.ID.String(), "error", err)
 	}
 }
 

@@ -25,7 +25,7 @@ var permanentFolders = []string{"objects", filepath.Join("objects", "incoming"),
 func (st *Store) ReopenNeeded() <-chan string { return st.reopenNeeded }
 
 // IndexDiscarded is what ReopenNeeded sends when the index is to be made again.
-const IndexDiscarded = "the index is made again"
+const IndexDiscarded = "the index is rebuilt"
 
 // RebuildIndex has the index made again from the manifests and the journal by the next Open, which
 // ReopenNeeded asks for.
@@ -52,16 +52,18 @@ func (st *Store) reopen(why string) bool {
 func (st *Store) CheckStateDirectory() {
 	if why := st.MissingPart(); why != "" {
 		if st.reopen(why) {
-			st.log.Error("the state folder was removed, or a part of it", "state", st.dir, "what", why)
+			st.log.Error("the state directory or a part of it was "+
+				"removed", "state", st.dir, "what", why)
 		}
 		return
 	}
 	// A journal that alone was deleted is written again, because all of it is in memory as well.
 	restored, err := st.index.Journal.RewriteIfDeleted(false)
 	if err != nil {
-		st.log.Error("the journal was deleted, and cannot be written anew", "error", err)
+		st.log.Error("the journal was deleted, and cannot be restored", "error", err)
 	} else if restored {
-		st.log.Warn("the journal was deleted while the daemon ran; it is written anew", "path", st.path("journal"))
+		st.log.Warn("the journal was deleted while the daemon ran; it is "+
+			"restored", "path", st.path("journal"))
 	}
 }
 
@@ -69,20 +71,20 @@ func (st *Store) CheckStateDirectory() {
 // cannot be looked at is not missing.
 func (st *Store) MissingPart() string {
 	if _, err := os.Stat(st.dir); errors.Is(err, fs.ErrNotExist) {
-		return "the folder is not there any more"
+		return "the folder no longer exists"
 	}
 	for _, name := range permanentFolders {
 		if _, err := os.Stat(st.path(name)); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Sprintf("%s is not there any more", name)
+			return fmt.Sprintf("%s no longer exists", name)
 		}
 	}
 	now, err := os.Stat(st.path("lock"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return "lock is not there any more"
+		return "lock no longer exists"
 	}
 	ours, failed := st.lock.Stat()
 	if err == nil && failed == nil && !os.SameFile(now, ours) {
-		return "another folder is in its place, or another process has it"
+		return "another directory has replaced it, or another process uses it"
 	}
 	return ""
 }

@@ -113,7 +113,8 @@ func (p *Packer) Scrub(ctx context.Context) {
 		s.Last, s.This, s.Due = s.This, Pass{}, 0
 	}
 	if kept := p.saveScrub(&s); kept != nil || err != nil && ctx.Err() == nil && !errors.Is(err, errNotDue) && !errors.Is(err, ErrCollected) {
-		p.st.log.Warn("the scrub goes on later", "error", errors.Join(err, kept))
+		p.st.log.Warn("the background verification continues "+
+			"later", "error", errors.Join(err, kept))
 	}
 }
 
@@ -150,7 +151,8 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	if !packing.IsMissingOrDamaged(err) || !p.st.isMissed(d, errors.Is(err, cas.ErrNotFound)) {
 		return false, nil // it had another form just then, is gone with its builds, or is known to be damaged
 	}
-	p.st.log.Warn("the scrub has found damage", "digest", d.String(), "error", err)
+	p.st.log.Warn("the background verification has found "+
+		"damage", "digest", d.String(), "error", err)
 	return true, p.st.Repair(ctx, d, err.Error())
 }
 

@@ -65,7 +65,7 @@ func checkOwnership(dir string) error {
 
 func checkFileOwnership(path string, info fs.FileInfo) error {
 	e := apierr.New(apierr.NotAllowed, nil, "%s ", path).
-		WithHint("run the daemon as the user who owns its state directory, or name another one: --state")
+		WithHint("run the daemon as the owner of its state directory, or name another one: --state")
 	switch owner := cas.Owner(info); {
 	case owner != 0:
 		e.Text += fmt.Sprintf("belongs to uid %d, and root writes only to its own files", owner)

@@ -210,7 +210,7 @@ func (st *Store) Stage(prefix string) (folder string, remove func(), err error) 
 	}
 	return folder, func() {
 		if err := os.RemoveAll(folder); err != nil {
-			st.log.Warn("staging folder not removed", "path", folder, "error", err)
+			st.log.Warn("cannot remove a staging directory", "path", folder, "error", err)
 		}
 	}, nil
 }
@@ -222,7 +222,8 @@ func (st *Store) emptyStaging() error {
 	}
 	for _, e := range entries {
 		if err := os.RemoveAll(st.path("staging", e.Name())); err != nil { // another user's, of a worker that was killed
-			st.log.Warn("staging folder not removed", "path", st.path("staging", e.Name()), "error", err)
+			st.log.Warn("cannot remove a staging "+
+				"directory", "path", st.path("staging", e.Name()), "error", err)
 		}
 	}
 	return nil

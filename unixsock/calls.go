@@ -140,7 +140,8 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 			return nil, nil, err
 		}
 	}
-	return nil, nil, violation("the daemon keeps asking for external data; is the model being changed?")
+	return nil, nil, violation("the daemon requests external data again and again: the model " +
+		"may be changing")
 }
 
 // Put sends files that were compiled under a claim of this connection. Their fields "fd" are indices
@@ -189,7 +190,7 @@ var outcomesWithBuild = []string{"hit", "compiled", "waited", "put"}
 func checkBuild(r *wire.AcquireReply, files []*os.File) error {
 	if r.Fd == nil && r.GetView() == "" {
 		if slices.Contains(outcomesWithBuild, r.GetOutcome()) {
-			return violation("the reply says %q, and has no view", r.GetOutcome())
+			return violation("the reply %q has no view", r.GetOutcome())
 		}
 		return nil
 	}
@@ -199,7 +200,7 @@ func checkBuild(r *wire.AcquireReply, files []*os.File) error {
 	}
 	for _, graph := range graphs {
 		if graph == "." || !filepath.IsLocal(filepath.FromSlash(graph)) || path.Clean(graph) != graph || strings.ContainsRune(graph, 0) {
-			return violation("the graph %q does not lie in the view", graph)
+			return violation("the graph %q is outside the view", graph)
 		}
 	}
 	if len(r.GetMembers()) > 0 && int64(r.GetMember()) >= int64(len(r.GetMembers())) {
@@ -213,7 +214,7 @@ func checkBuild(r *wire.AcquireReply, files []*os.File) error {
 	}
 	info, err := files[r.GetFd()].Stat()
 	if err == nil && !info.IsDir() {
-		return violation("the descriptor of the view is not one of a folder")
+		return violation("the descriptor of the view is not a directory")
 	}
 	return err
 }
@@ -230,7 +231,8 @@ func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, extern
 			member = int(need.GetMembers()[i])
 		}
 		if member >= len(models) {
-			return files, violation("external data is needed of member %d of %d", member, len(models))
+			return files, violation("external data is needed for member %d of "+
+				"%d", member, len(models))
 		}
 		if err := checkNeed(models[member], location, external, len(files)); err != nil {
 			return files, err
@@ -253,9 +255,9 @@ func checkNeed(model *wire.Model, location string, external External, files int)
 	sent := func(x *wire.ExternalFile) bool { return x.GetLocation() == location }
 	switch {
 	case !filepath.IsLocal(filepath.FromSlash(location)):
-		return bad("external data %q lies outside the model's folder")
+		return bad("external data %q lies outside the model's directory")
 	case slices.ContainsFunc(model.GetExternal(), sent):
-		return violation("external data %q was sent, and is asked for again", location)
+		return violation("external data %q was sent, and is requested again", location)
 	case external == nil:
 		return bad("the model refers to external data %q")
 	case files >= MaxAttached:

@@ -94,7 +94,8 @@ func (c *Client) end(err error) {
 	c.mu.Unlock()
 	c.stream.closeDescriptors()
 	if c.reason = lost(err); c.mute.Load() {
-		c.reason = fmt.Errorf("%w: it said nothing for %v, and does not answer another", ErrConnectionLost, silenceLimit)
+		c.reason = fmt.Errorf("%w: it sent no reply for %v, and does not accept a new "+
+			"connection", ErrConnectionLost, silenceLimit)
 	}
 	// Only after reading stopped: the daemon sees the close and cancels what is still running.
 	_ = c.stream.conn.Close()

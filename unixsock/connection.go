@@ -103,8 +103,9 @@ func (c *connection) serve() {
 func (c *connection) chargeFrames(bytes int) error {
 	if c.user.frameBytes.Add(int64(bytes)) > int64(c.server.limits.FrameBytesPerUID) && bytes > 0 {
 		c.user.frameBytes.Add(-int64(bytes))
-		return busy(fmt.Sprintf("the large frames of one user that are arriving take more than %d bytes",
-			c.server.limits.FrameBytesPerUID), "send fewer of them at once")
+		return busy(fmt.Sprintf("the large frames of this user that are arriving take more than "+
+			"%d bytes",
+			c.server.limits.FrameBytesPerUID), "send fewer of them at the same time")
 	}
 	return nil
 }
@@ -191,7 +192,8 @@ func (c *connection) hello() error {
 		return violation("the first frame must be Hello, under request number 0")
 	}
 	if hello.GetVersion() < Version {
-		return &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("protocol version %d is not served; %d is", hello.GetVersion(), Version)}
+		return &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("protocol version %d is "+
+			"not supported; %d is", hello.GetVersion(), Version)}
 	}
 	if err := c.send(c.ctx, envelopeOf(0, c.helloReply(hello)), nil); err != nil {
 		return err

@@ -76,7 +76,8 @@ func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, e
 		case notConnected(err):
 			failed = errors.Join(failed, noDaemon(path, err))
 		case errors.Is(err, syscall.EINVAL): // that is all that the kernel says of it
-			long := fmt.Errorf("the path has %d bytes, which is more than a socket's may have", len(path))
+			long := fmt.Errorf("the path has %d bytes, more than a socket's path may "+
+				"have", len(path))
 			failed = errors.Join(failed, noDaemon(path, long))
 		case errors.Is(err, fs.ErrPermission):
 			// The next path may be allowed: under sudo, HOME may be that of another user.

@@ -58,7 +58,7 @@ func decode(payload []byte) (*wire.Envelope, error) {
 	if e == nil {
 		e = new(wire.Envelope)
 		if err := proto.Unmarshal(payload, e); err != nil {
-			return nil, violation("a frame of %d bytes is no envelope", len(payload))
+			return nil, violation("a frame of %d bytes is not an envelope", len(payload))
 		}
 	}
 	if e.GetDescriptors() > MaxDescriptors {

@@ -54,7 +54,7 @@ var classText = map[wire.ErrorClass]string{
 var (
 	ErrNoDaemon       = errors.New("no daemon answers")
 	ErrConnectionLost = errors.New("the daemon closed the connection")
-	ErrProtocol       = errors.New("the other end does not keep to the protocol")
+	ErrProtocol       = errors.New("the other end violates the protocol")
 )
 
 // Error is an error that crosses the socket.

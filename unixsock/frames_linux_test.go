@@ -31,7 +31,7 @@ func TestBrokenFrames(t *testing.T) {
 			"a frame of 4294967295 bytes"},
 		"garbage": {func(c *rawClient, f *os.File) {
 			c.write(append(length(5), 0xff, 0xff, 0xff, 0xff, 0xff), int(f.Fd()))
-		}, "is no envelope"},
+		}, "is not an envelope"},
 		"a descriptor too few": {func(c *rawClient,
 			f *os.File) {
 			c.write(acquireFrame(1, 2), int(f.Fd()))
@@ -125,7 +125,7 @@ func TestRequestNumberInUse(t *testing.T) {
 	f := modelFile(t)
 	c.write(acquireFrame(7, 1), int(f.Fd()))
 	c.write(acquireFrame(7, 1), int(f.Fd()))
-	require.Contains(t, c.readEnd().GetText(), "number 7 is not answered yet")
+	require.Contains(t, c.readEnd().GetText(), "number 7 was used again")
 }
 
 func waitForEnd(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File,

@@ -20,7 +20,8 @@ func (c *connection) handle(r *request, message proto.Message) {
 	if gate := c.gate(message); gate == nil {
 		reply, view = c.perform(r, message)
 	} else if leave, err := gate.Take(r.ctx, c.account); err != nil {
-		reply = c.failure(r, &Error{Class: ClassOf(err), Text: "too many such requests of users wait", Err: err})
+		reply = c.failure(r, &Error{Class: ClassOf(err), Text: "too many requests of this kind " +
+			"are waiting", Err: err})
 	} else {
 		defer leave()
 		reply, view = c.perform(r, message)
@@ -113,7 +114,7 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 	defer reporter.end()
 	reply, err := c.server.Backend.Ask(r.ctx, c.peer, message, reporter.enqueue)
 	if err == nil && reply == nil {
-		err = descriptorRefusal("protocol: a message that is no request")
+		err = descriptorRefusal("protocol: a message that is not a request")
 	}
 	return reply, err
 }
@@ -177,7 +178,7 @@ func (c *connection) send(ctx context.Context, envelope *wire.Envelope, fds []in
 		c.server.Log.Error("answer", "error", err)
 		e := &Error{Class: wire.ErrorClass_INTERNAL, Text: "the answer cannot be encoded", Hint: "the daemon's log says more"}
 		if errors.Is(err, errTooLarge) {
-			e.Text, e.Hint = "the answer "+err.Error(), "ask for less at once"
+			e.Text, e.Hint = "the answer "+err.Error(), "request less at a time"
 		}
 		return e
 	}
@@ -209,7 +210,8 @@ func (c *connection) sendDescriptors(ctx context.Context, frame []byte, fds []in
 		c.unread.Add(-1)
 		c.user.unread.Add(-1)
 		if err := pauseUntil(ctx, maxDrainPoll, end); err != nil {
-			return &Error{Class: wire.ErrorClass_BUSY, Text: "too many descriptors are on their way to clients", Err: err}
+			return &Error{Class: wire.ErrorClass_BUSY, Text: "too many descriptors are being " +
+				"sent to clients", Err: err}
 		}
 	}
 }
@@ -233,7 +235,8 @@ func (c *connection) awaitReading(ctx context.Context, end time.Time) error {
 		case own || ctx.Err() != nil:
 			return errors.Join(errNotReading, ctx.Err())
 		default:
-			return &Error{Class: wire.ErrorClass_BUSY, Text: "too many answers of one user are unread", Err: err}
+			return &Error{Class: wire.ErrorClass_BUSY, Text: "this user has too many unread " +
+				"answers", Err: err}
 		}
 	}
 }

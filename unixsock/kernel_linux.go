@@ -60,7 +60,7 @@ func kindOf(mode uint32) string {
 	case unix.S_IFBLK:
 		return "a block device"
 	}
-	return "something the kernel has no file type for" // epoll, timers and their like
+	return "a file of unknown type" // epoll, timers and their like
 }
 
 // peerOf asks the kernel for the process at the other end, as of connect: a process that has

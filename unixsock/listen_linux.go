@@ -91,7 +91,8 @@ func removeStale(path string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("there is something that is no socket (%s); it is left alone", info.Mode().Type())
+		return fmt.Errorf("another file has this path (%s), and is not "+
+			"replaced", info.Mode().Type())
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
@@ -163,7 +164,8 @@ func MakePrivateFolder(dir string) error {
 			return err
 		}
 		if owner := ownerOf(info); owner != os.Geteuid() && owner != 0 {
-			return fmt.Errorf("%s belongs to user %d: nothing is made in it for user %d", above, owner, os.Geteuid())
+			return fmt.Errorf("%s is owned by user %d, so no socket of user %d is made in "+
+				"it", above, owner, os.Geteuid())
 		}
 		break
 	}
@@ -180,11 +182,11 @@ func MakePrivateFolder(dir string) error {
 func checkPrivate(dir string, info fs.FileInfo) error {
 	switch owner := ownerOf(info); {
 	case !info.IsDir():
-		return fmt.Errorf("%s is no folder", dir)
+		return fmt.Errorf("%s is not a directory", dir)
 	case owner != os.Geteuid():
-		return fmt.Errorf("%s belongs to user %d, and this is user %d", dir, owner, os.Geteuid())
+		return fmt.Errorf("%s is owned by user %d, and this is user %d", dir, owner, os.Geteuid())
 	case info.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("%s may be changed by other users: its mode is %04o", dir, info.Mode().Perm())
+		return fmt.Errorf("other users may write to %s: its mode is %04o", dir, info.Mode().Perm())
 	}
 	return nil
 }

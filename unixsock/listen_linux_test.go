@@ -99,7 +99,7 @@ func TestNonSocketIsNeverRemoved(t *testing.T) {
 		before, err := os.Lstat(path)
 		require.NoError(t, err)
 		_, err = Listen(path, 0o600)
-		require.ErrorContains(t, err, "no socket", name)
+		require.ErrorContains(t, err, "another file has this path", name)
 		after, err := os.Lstat(path)
 		require.NoError(t, err)
 		require.True(t, os.SameFile(before, after))
@@ -141,7 +141,7 @@ func TestDialPathThatIsTooLong(t *testing.T) {
 	_, err := Dialer{}.Dial(t.Context(), long)
 	require.ErrorIs(t, err, ErrNoDaemon)
 	require.EqualError(t, err, "no daemon answers at "+long+
-		": the path has 108 bytes, which is more than a socket's may have")
+		": the path has 108 bytes, more than a socket's path may have")
 }
 
 func TestDialTakesTheFirstThatListens(t *testing.T) {
@@ -288,8 +288,8 @@ func TestForeignFoldersAreNotOurs(t *testing.T) {
 	require.ErrorContains(t, MakePrivateFolder(ours), "may be changed by other users")
 	require.NoError(t, os.Chown(ours, 4711, 4711))
 	require.NotContains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
-	require.ErrorContains(t, MakePrivateFolder(ours), "belongs to user 4711")
+	require.ErrorContains(t, MakePrivateFolder(ours), "owned by user 4711")
 	require.ErrorContains(t, MakePrivateFolder(filepath.Join(ours, "state", "epcached")),
-		"nothing is made in it")
+		"so no socket of user")
 	require.NoDirExists(t, filepath.Join(ours, "state"))
 }

@@ -118,7 +118,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	if r != nil && r.cancel != nil {
 		c.mu.Unlock()
 		c.closeAll(fds)
-		return true, violation("request number %d is not answered yet and was used again", number)
+		return true, violation("request number %d was used again before its answer", number)
 	}
 	if r == nil {
 		r = &request{number: number}
@@ -181,7 +181,7 @@ func (c *connection) overLimits(r *request) error {
 	flying := c.inFlight.Add(1)
 	held := c.user.requestBytes.Add(r.bytes)
 	busy := func(format string, args ...any) error {
-		return &Error{Class: wire.ErrorClass_BUSY, Text: fmt.Sprintf(format, args...), Hint: "wait for answers before asking for more"}
+		return &Error{Class: wire.ErrorClass_BUSY, Text: fmt.Sprintf(format, args...), Hint: "wait for answers before sending more requests"}
 	}
 	switch {
 	case c.server.refused() != nil:
@@ -195,7 +195,8 @@ func (c *connection) overLimits(r *request) error {
 	case len(r.fds) > MaxAttached:
 		return descriptorRefusal("more than %d descriptors for one request", MaxAttached)
 	case len(r.fds) > 0 && c.user.descriptors.Load() > int64(limits.DescriptorsPerUID):
-		return busy("more than %d descriptors of one user at once", limits.DescriptorsPerUID)
+		return busy("more than %d descriptors of this user at the same "+
+			"time", limits.DescriptorsPerUID)
 	}
 	return nil
 }

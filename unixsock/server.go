@@ -294,7 +294,7 @@ func (s *Server) refuse(c *connection, err error) {
 	})
 }
 
-var errStopped = errors.New("the daemon leaves")
+var errStopped = errors.New("the daemon stops")
 
 func (s *Server) register(c *connection) error {
 	err := s.refused()
@@ -346,7 +346,8 @@ func (s *Server) checkUserConnections(u *user) error {
 	shared := free - s.limits.Connections/reservedShare
 	switch {
 	case own >= s.limits.ConnectionsPerUID:
-		return busy(fmt.Sprintf("this user has %d connections, and a user may have as many", own),
+		return busy(fmt.Sprintf("this user has %d connections, the most that one user may "+
+			"have", own),
 			"close connections that are not needed")
 	case u.administrator && free > 0, own < (shared+freeShare-1)/freeShare:
 		return nil
@@ -368,7 +369,8 @@ func (s *Server) checkUserConnections(u *user) error {
 		}
 	}
 	if most == nil {
-		return busy(fmt.Sprintf("all users together have %d connections, and may have %d", s.total, s.limits.Connections),
+		return busy(fmt.Sprintf("all users together have %d connections, of at most "+
+			"%d", s.total, s.limits.Connections),
 			"try again later")
 	}
 	s.release(most)

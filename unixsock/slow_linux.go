@@ -23,7 +23,8 @@ func (c *connection) tooSlow(times int64) error {
 		return nil
 	}
 	return &Error{Class: wire.ErrorClass_BUSY,
-		Text: fmt.Sprintf("%d requests of this user wait for file systems that do not answer", own),
+		Text: fmt.Sprintf("%d requests of this user wait for file systems that do not "+
+			"respond", own),
 		Hint: "copy the models from FUSE or a network file system to a local one"}
 }
 

@@ -264,7 +264,7 @@ func closeAll(fds []int) {
 }
 
 // errPartial says that a frame was cut off by a timeout: nothing that follows could be understood.
-var errPartial = errors.New("a frame was sent in part")
+var errPartial = errors.New("a frame was only partly sent")
 
 func (s *stream) lock(ctx context.Context) error {
 	select {

@@ -114,7 +114,8 @@ func (c *connection) subscribe(r *request, message *wire.Subscribe) error {
 	own, all := c.subscriptions.Add(1), c.user.subscriptions.Add(1)
 	limits := &c.server.limits
 	if own > int64(limits.Subscriptions) || all > int64(limits.SubscriptionsPerUID) {
-		return &Error{Class: wire.ErrorClass_BUSY, Text: "too many subscriptions", Hint: "one tells everything: cancel those that are not needed"}
+		return &Error{Class: wire.ErrorClass_BUSY, Text: "too many subscriptions", Hint: "one " +
+			"subscription gets all events: cancel the others"}
 	}
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()

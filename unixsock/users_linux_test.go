@@ -105,7 +105,7 @@ func TestNoUsersTakeAllConnections(t *testing.T) {
 	}
 	_, err := dialAs(t, s, 6000)
 	require.ErrorIs(t, err, ErrBusy)
-	require.ErrorContains(t, err, "all users together have 63 connections, and may have 64")
+	require.ErrorContains(t, err, "all users together have 63 connections, of at most 64")
 	c, err := dialAs(t, s, 0)
 	require.NoError(t, err, "an administrator has a connection in reserve")
 	require.True(t, alive(t, c))
@@ -198,7 +198,7 @@ func TestUnfinishedFramesOfOneUser(t *testing.T) {
 	_ = other.tryWrite(half) // the daemon may have closed it already
 	e := other.readEnd()
 	require.Equal(t, wire.ErrorClass_BUSY, e.GetClass())
-	require.Contains(t, e.GetText(), "large frames of one user")
+	require.Contains(t, e.GetText(), "large frames of this user")
 	require.Eventually(t, func() bool { return s.frameBytes() == 128<<10 }, patience,
 		time.Millisecond)
 	require.NoError(t, one.conn.Close())

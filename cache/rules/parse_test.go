@@ -44,7 +44,7 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"unknown table": {"[eps.X]\n",
 			"f.toml:1:2: unknown field \"eps\"; there are ep"},
 		"unknown part": {"[[ep.X.rules]]\n",
-			"f.toml:1:8: unknown field \"ep.X.rules\"; is it \"rule\"?"},
+			"f.toml:1:8: unknown field \"ep.X.rules\"; did you mean \"rule\"?"},
 		"unknown field": {rule("reason", "because = \"r\"\nreason"),
 			"f.toml:5:1: unknown field \"ep.X.rule[1].because\"; there are name, reason, " +
 				"verdict, when"},

@@ -53,7 +53,7 @@ func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
 		args            []string
 		hint            string
 	}{
-		"switched off": {daemon.AutostartVariable, "0", []string{"list"},
+		"disabled": {daemon.AutostartVariable, "0", []string{"list"},
 			"hint: start one with: epcached --runtime DIR, or name its socket"},
 		"socket by name": {"HOMELESS", "1",
 			[]string{"list", "--socket", "/nowhere/s", "--wait", "0s"},

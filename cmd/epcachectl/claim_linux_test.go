@@ -149,10 +149,10 @@ func claimed(t *testing.T, b *standIn, refused error, args ...string) (r result,
 func TestClaimWithoutRoomIsCopiedOut(t *testing.T) {
 	b := newStandIn(t)
 	refused := &unixsock.Error{Class: wire.ErrorClass_NO_SPACE,
-		Text: "it takes 3 MiB on disk, and the budget for all is 1 MiB"}
+		Text: "it takes 3 MiB on disk, and the whole budget is 1 MiB"}
 	r, out := claimed(t, b, refused, "--out", "OUT")
 	require.Equal(t, exit.Done, r.code, r.err)
-	require.Contains(t, r.err, "not kept: it takes 3 MiB on disk, and the budget for all is 1 MiB")
+	require.Contains(t, r.err, "not kept: it takes 3 MiB on disk, and the whole budget is 1 MiB")
 	require.Contains(t, r.out, "compiled ")
 	require.Contains(t, out, "0123456789abcdef_ctx.onnx")
 	require.Len(t, out, 2, "with its sidecar")

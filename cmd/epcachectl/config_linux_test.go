@@ -20,7 +20,7 @@ func TestConfigCheck(t *testing.T) {
 	}
 	write("epcached.toml", "jobs = -1\n[policy]\nunknwon = \"serve\"\n")
 	wrong := file + ":1:1: field \"jobs\": -1 is not 0 to 4096\n" + file +
-		":3:1: unknown field \"policy.unknwon\"; is it \"unknown\"?\n"
+		":3:1: unknown field \"policy.unknwon\"; did you mean \"unknown\"?\n"
 	require.Equal(t, result{exit.Failed, wrong, ""}, call(t, "config", "check", file))
 	var out configResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
@@ -42,7 +42,7 @@ func TestConfigCheck(t *testing.T) {
 	r = call(t, "config", "check", file)
 	require.Equal(t, exit.Done, r.code, "a field of the version before is no mistake")
 	require.Contains(t, r.out, "warning: "+file+
-		":3:1: field \"space.compress_after\": it has no effect any more: ")
+		":3:1: field \"space.compress_after\": it no longer has an effect: ")
 	out = configResult{}
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
 	require.Empty(t, out.Errors)

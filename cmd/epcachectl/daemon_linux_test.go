@@ -268,7 +268,7 @@ func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect,
 			ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", FreesBytes: 4096, Reason: "why",
 			Outcome: outcome, Models: 2}},
 		Kept: []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096, Keys: []string{"ab"}},
-			{Reason: "needed by builds that are not planned for", Bytes: 1024}}}, b.err
+			{Reason: "needed by builds outside the plan", Bytes: 1024}}}, b.err
 }
 
 // Layout gives two files, of which the second takes half from the first.

@@ -14,7 +14,7 @@ func TestGC(t *testing.T) {
 	b.serve()
 	require.Equal(t, `would remove tiny.onnx +1: build cdcdcdcdcdcd of StandInExecutionProvider, would free 4.0 KiB: why
 kept, pinned: 1 build, 4.0 KiB
-kept, needed by builds that are not planned for: 1.0 KiB
+kept, needed by builds outside the plan: 1.0 KiB
 4.0 KiB of 8.0 KiB would be freed: 1 build removed, 0 packed, 0 unpacked forms dropped
 1.0 KiB above 3.0 KiB: nothing more may go
 `, call(t, "gc", "--to", "3KiB", "-n").out)
@@ -27,7 +27,7 @@ kept, needed by builds that are not planned for: 1.0 KiB
 	require.Equal(t,
 		[]any{jsonout.Object{"reason": "pinned", "builds": 1.0, "bytes": 4096.0,
 			"keys": []any{"ab"}},
-			jsonout.Object{"reason": "needed by builds that are not planned for", "builds": 0.0,
+			jsonout.Object{"reason": "needed by builds outside the plan", "builds": 0.0,
 				"bytes": 1024.0, "keys": []any{}}},
 		at(t, out, "kept"))
 	out = said(t, call(t, "gc", "--to", "1.5MiB", "--json"))

@@ -175,7 +175,8 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 func sandboxSummary(lines []string) string {
 	var missing []string
 	for _, line := range lines {
-		if name, _, is := strings.Cut(line, ": NOT IN FORCE: "); is { // this system has no means for it
+		if name, _, is := strings.Cut(line, ": NOT IN EFFECT: "+
+			""); is { // this system has no means for it
 			missing = append(missing, name)
 		}
 	}

@@ -8,8 +8,8 @@ import (
 
 func TestSandboxSummary(t *testing.T) {
 	require.Equal(t, "-", sandboxSummary(nil))
-	require.Equal(t, "all in force", sandboxSummary([]string{"files: own folder only"}))
-	require.Equal(t, "not in force: memory, user (epcachectl probe says more)",
-		sandboxSummary([]string{"memory: NOT IN FORCE: no cgroup", "files: own folder only",
-			"user: NOT IN FORCE: root"}))
+	require.Equal(t, "all in effect", sandboxSummary([]string{"files: own folder only"}))
+	require.Equal(t, "not in effect: memory, user (epcachectl probe says more)",
+		sandboxSummary([]string{"memory: NOT IN EFFECT: no cgroup", "files: own folder only",
+			"user: NOT IN EFFECT: root"}))
 }

@@ -53,11 +53,11 @@ func addOwnRuntime(s *config.Settings) {
 
 func autostartOff(s *config.Settings) error {
 	if !s.Autostart {
-		return fmt.Errorf("autostart is switched off in %s", s.File)
+		return fmt.Errorf("autostart is disabled in %s", s.File)
 	}
 	system, err := config.Load(config.DefaultFile)
 	if err == nil && !system.Autostart { // one that is wrong, or not for this user's eyes, is the system daemon's matter
-		return fmt.Errorf("autostart is switched off in %s", config.DefaultFile)
+		return fmt.Errorf("autostart is disabled in %s", config.DefaultFile)
 	}
 	return nil
 }
@@ -111,9 +111,9 @@ func awaitAnswer(ctx context.Context, answers *os.File, s *config.Settings) erro
 	case said != "":
 		return errors.New(said)
 	case err != nil:
-		return fmt.Errorf("the daemon that was started does not answer: %w", err)
+		return fmt.Errorf("the started daemon does not answer: %w", err)
 	}
-	return fmt.Errorf("the daemon that was started ended at once: see %s", logs.Path(s.State))
+	return fmt.Errorf("the started daemon ended at once: see %s", logs.Path(s.State))
 }
 
 // arguments are those of the process that stays. Paths are absolute: it runs in another directory.
@@ -244,7 +244,7 @@ func starterPipe() (*os.File, error) {
 	unix.CloseOnExec(number)
 	unix.Umask(0o022) // the application's may leave files open to all
 	if _, err := unix.FcntlInt(number, unix.F_GETFD, 0); err != nil {
-		return nil, errors.New("--detached is for the process that --autostart starts")
+		return nil, errors.New("--detached is only for the process that --autostart starts")
 	}
 	return os.NewFile(number, "starter"), nil
 }

@@ -186,14 +186,14 @@ func firstProcessor(t *testing.T) int {
 const stay = 600 * time.Millisecond
 
 func TestAutostartRefusals(t *testing.T) {
-	t.Run("switched off", func(t *testing.T) {
+	t.Run("disabled", func(t *testing.T) {
 		h := newHome(t)
 		file := filepath.Join(h.dir, "config", "epcached", "epcached.toml")
 		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
 		require.NoError(t, os.WriteFile(file, []byte("autostart = false\n"), 0o600))
 		status, errs := h.run(t)
 		require.Equal(t, exitFailure, status)
-		require.Contains(t, errs, "switched off in "+file)
+		require.Contains(t, errs, "disabled in "+file)
 		require.NoDirExists(t, h.state)
 	})
 	t.Run("state folder open to others", func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestDaemonWithoutItsSocketLeaves(t *testing.T) {
 	require.Zero(t, status, errs)
 	require.NoError(t, os.Remove(h.socket))
 	require.Eventually(t,
-		func() bool { return strings.Contains(h.log(t), "is not there any more") }, patience,
+		func() bool { return strings.Contains(h.log(t), "no longer exists") }, patience,
 		pollEvery)
 }
 
@@ -238,5 +238,5 @@ func TestASocketThatIsRemovedAtOnceIsMissed(t *testing.T) {
 	e := p.newEntrance(socket, slog.New(slog.NewTextHandler(&said, nil)))
 	_, err := p.answer(limited(t), &config.Settings{Socket: socket}, in.cache, e, nothing)
 	require.NoError(t, err)
-	require.Contains(t, said.String(), "is not there any more")
+	require.Contains(t, said.String(), "no longer exists")
 }

@@ -40,23 +40,25 @@ type call struct {
 }
 
 func (c *call) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.state, "state", "", "state directory `DIR`, where models are kept")
+	f.StringVar(&c.state, "state", "", "state directory `DIR`, where builds are stored")
 	f.StringVar(&c.socket, "socket", "", "Unix socket `PATH` to answer on")
 	f.StringVar(&c.workers, "worker-socket", "", "Unix socket `PATH` of the systemd unit that starts workers")
-	f.StringArrayVar(&c.runtimes, "runtime", nil, "`DIR` with ONNX Runtime and execution providers, as pip --target or a virtual environment leaves it; repeatable")
+	f.StringArrayVar(&c.runtimes, "runtime", nil, "`DIR` with ONNX Runtime and execution providers, made by pip --target or as a virtual environment; repeatable")
 	f.StringVar(&c.config, "config", "", "configuration `FILE` (TOML)")
-	f.BoolVar(&c.check, "check-config", false, "print the configuration in force, and where each value is from, and do nothing else")
-	f.StringVar(&c.idleExit, "idle-exit", "", "leave after `DURATION` without connection, lease or job, such as 15m; 0s: never")
-	f.BoolVar(&c.autostart, "autostart", false, "start the user's own daemon apart from the caller, as clients do that find none, and return when it answers")
+	f.BoolVar(&c.check, "check-config", false, "print the configuration and the origin of each "+
+		"value, and exit")
+	f.StringVar(&c.idleExit, "idle-exit", "", "exit after `DURATION` without connection, lease or job, such as 15m; 0s: never")
+	f.BoolVar(&c.autostart, "autostart", false, "start the user's own daemon in the background, "+
+		"and return when it answers")
 	f.BoolVar(&c.detached, "detached", false, "")
 	f.Lookup("detached").Hidden = true
-	f.Func("log-level", "least `LEVEL` that is logged: debug, info, warn or error", c.setLogLevel)
+	f.Func("log-level", "lowest `LEVEL` to log: debug, info, warn or error", c.setLogLevel)
 }
 
 // setLogLevel takes the configuration's words.
 func (c *call) setLogLevel(text string) error {
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
-		return fmt.Errorf("log level %q: it is one of debug, info, warn, error", text)
+		return fmt.Errorf("log level %q: it must be debug, info, warn or error", text)
 	}
 	c.logLevel = text
 	return nil
@@ -99,7 +101,8 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	over("log-level", &s.LogLevel, c.logLevel)
 	over("idle-exit", &s.IdleExit, c.idleExit)
 	if s.State == "" || s.Socket == "" {
-		return nil, usageError{errors.New("no home directory to put the state in: give --state and --socket")}
+		return nil, usageError{errors.New("no home directory for the state: give --state and " +
+			"--socket")}
 	}
 	for _, path := range []*string{&s.State, &s.Socket} {
 		if *path, err = filepath.Abs(*path); err != nil {
@@ -192,7 +195,7 @@ func workerUser(s *config.Settings, worker string) (*compilers.Credential, error
 	if s.WorkerSocket != "" {
 		c, err := compilers.UnitCredential(s.WorkerSocket)
 		if err == nil && s.WorkerUser != "" {
-			err = errors.New("the unit of the socket says which user workers have: leave worker_user away")
+			err = errors.New("the workers' systemd unit names their user: remove worker_user")
 		}
 		if err != nil {
 			return nil, usageError{fmt.Errorf("configuration: worker_socket: %w", err)}
@@ -215,7 +218,7 @@ func workerUser(s *config.Settings, worker string) (*compilers.Credential, error
 	case os.Geteuid() != 0:
 		return nil, wrong(errors.New("only a daemon that runs as root can start workers as another user"))
 	case c.GID == 0:
-		return nil, wrong(errors.New("root's group is no group for workers"))
+		return nil, wrong(errors.New("workers cannot run in root's group"))
 	}
 	paths := []string{filepath.Join(s.State, "staging"), worker}
 	for _, rt := range s.Runtimes {

@@ -154,7 +154,7 @@ func TestARemovedFieldIsLoggedAtTheStart(t *testing.T) {
 	d := s.start(t)
 	d.stop()
 	require.Contains(t, d.log.String(), "space.compress_after")
-	require.Contains(t, d.log.String(), "it has no effect any more")
+	require.Contains(t, d.log.String(), "it no longer has an effect")
 }
 
 func TestCheckConfig(t *testing.T) {

@@ -22,7 +22,7 @@ func TestVendorCodeGoesForTheDaemon(t *testing.T) {
 	reply, err := unixsock.Ask[wire.StatusReply](limited(t), r.client, &wire.Status{}, nil)
 	require.NoError(t, err)
 	for _, line := range reply.Sandbox {
-		if name, _, missing := strings.Cut(line, ": NOT IN FORCE"); missing &&
+		if name, _, missing := strings.Cut(line, ": NOT IN EFFECT"); missing &&
 			slices.Contains([]string{"files", "network", "processes"}, name) {
 			t.Skipf("SKIPPED: %s", line)
 		}

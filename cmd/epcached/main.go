@@ -50,7 +50,7 @@ func main() {
 
 func noArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("argument %q: there are only flags", args[0])}
+		return usageError{fmt.Errorf("unexpected argument %q: only flags are accepted", args[0])}
 	}
 	return nil
 }

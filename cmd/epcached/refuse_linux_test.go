@@ -163,7 +163,7 @@ func TestModelsThatNoProviderTakes(t *testing.T) {
 				e := r.refused(t, forModel("bad.onnx", ep),
 					[]*os.File{r.file(t, "bad.onnx", string(c.model.Encode()))}, nil,
 					unixsock.ErrCompileFailed, ep.Name+" took no node", c.nodes,
-					"caching brings nothing")
+					"caching has no benefit")
 				require.Contains(t, e.Hint, "without epcached")
 			})
 		}

@@ -77,7 +77,7 @@ func TestWrongRulesLeaveTheEarlierOnesInForce(t *testing.T) {
 	require.Contains(t, d.log.String(), rules+":3:")
 
 	replace(t, rules, ruleFile("unsupported"))
-	d.told("in force now: rules")
+	d.told("in effect:  rules")
 	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), rules)
 }
 
@@ -95,7 +95,7 @@ func TestWrongConfigurationLeavesTheEarlierOneInForce(t *testing.T) {
 	d.told("refused", "not a regular file")
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, earlier, 0o644))
-	d.told("nothing of what is in force is different")
+	d.told("no value in effect has changed")
 	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), path)
 }
 
@@ -107,7 +107,7 @@ func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 	const rules = "rules = [\"rules.toml\"]\n"
 	require.NoError(t,
 		os.WriteFile(path, []byte(noticing+rules+"administrators = [2001]\n"), 0o644))
-	d.told("in force now: administrators")
+	d.told("in effect:  administrators")
 
 	folder := filepath.Join(dir, "rules.d")
 	require.NoError(t, os.Mkdir(folder, 0o755))
@@ -116,7 +116,7 @@ func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 	d.told("log_level", "administrators", "rules", "policy.unknown")
 	require.NoError(t,
 		os.WriteFile(filepath.Join(folder, "10.toml"), []byte(ruleFile("optimal")), 0o644))
-	d.told("changed, and in force now: rules")
+	d.told("changed and in effect: rules")
 
 	replace(t, path, noticing+"jobs = 3\nreport_quorum = 5\n[limits]\nwall_seconds = "+
 		"7.0\n[[runtime]]\ndirectory = \"rt\"\n")
@@ -151,7 +151,7 @@ func TestHangup(t *testing.T) {
 	require.NoError(t, syscall.Kill(d.pid(), syscall.SIGHUP))
 	require.Regexp(t, `^RELOADING=1\nMONOTONIC_USEC=[0-9]+$`, says())
 	require.Equal(t, "READY=1\nSTATUS=", says())
-	d.told("in force now: administrators")
+	d.told("in effect:  administrators")
 
 	require.NoError(t, os.WriteFile(path, []byte("administrators = 5\n"), 0o644))
 	require.NoError(t, syscall.Kill(d.pid(), syscall.SIGHUP))
@@ -172,7 +172,7 @@ func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	require.Equal(t, "compiled", first.Outcome)
 
 	replace(t, path, noticing+"rules = [\"rules.toml\"]\n"+runtime(newer))
-	d.told("in force now: runtime")
+	d.told("in effect:  runtime")
 	again := get(t, c, model, with(qnnProvider()), onMissFail)
 	require.Equal(t, first.Build, again.Build)
 	require.Equal(t, newer, again.Runtime)
@@ -180,7 +180,7 @@ func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	require.Contains(t, again.CompatibilityReason, "we say so")
 
 	replace(t, rules, ruleFile("unsupported"))
-	d.told("in force now: rules")
+	d.told("in effect:  rules")
 	w := forModel(model, qnnProvider())
 	onMissFail(w)
 	_, _, err := c.Acquire(limited(t), w, []*os.File{openFile(t, model)}, nil, nil)

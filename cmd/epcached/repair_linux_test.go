@@ -81,9 +81,9 @@ func TestRepairRebuildsTheIndex(t *testing.T) {
 	}
 	out, code = d.epcachectl("repair", "--quick")
 	require.Equal(t, 0, code, out)
-	require.Contains(t, out, "write it again from memory")
+	require.Contains(t, out, "restore it from memory")
 	require.Contains(t, out,
-		"index index.db: \n  done: make it again from the manifests and the journal")
+		"index index.db: \n  done: rebuild it from the manifests and the journal")
 	require.True(t, d.running(), "the daemon has not ended")
 	require.Contains(t, d.status().Warnings, "the index was rebuilt at the start: for a repair")
 	require.Equal(t, "hit", get(t, d.dial(), kept, onMissFail).Outcome)

@@ -172,8 +172,8 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 		e.refuseClients(what)
 	}
 	options.OnBroken = func(err error) {
-		e.server.RefuseAll(unavailable("the index is damaged, and the daemon ends",
-			"its next start repairs that; compile without it until then"))
+		e.server.RefuseAll(unavailable("the index is damaged, so the daemon ends",
+			"its next start rebuilds the index; compile without epcached until then"))
 		p.broken(err)
 	}
 	open := p.open
@@ -192,7 +192,7 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 		return nil, err
 	}
 	if err != nil {
-		log.Warn("the store was not closed cleanly", "error", err) // its directory may be gone
+		log.Warn("cannot close the store cleanly", "error", err) // its directory may be gone
 	}
 	return &reopening{why, r.Active, r.Rules}, nil
 }
@@ -282,9 +282,10 @@ func (p *process) newEntrance(socket string, log *slog.Logger) *socketEntrance {
 
 // refuseClients has clients go on without the daemon while opening the store takes long.
 func (e *socketEntrance) refuseClients(what string) {
-	e.server.RefuseAll(unavailable("the daemon is starting: "+what, "compile without it until then"))
+	e.server.RefuseAll(unavailable("the daemon is starting: "+what, "compile without epcached "+
+		"until then"))
 	if err := e.listen(); err != nil {
-		e.log.Warn("clients cannot be told that the daemon is starting", "error", err)
+		e.log.Warn("cannot answer clients while the daemon is starting", "error", err)
 	}
 }
 
@@ -357,7 +358,8 @@ func findWorker(configured string) (string, error) {
 		path = filepath.Join(filepath.Dir(self), "epcached-ort")
 	}
 	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("worker program: %w; it is built beside epcached, or named by worker in the configuration", err)
+		return "", fmt.Errorf("worker program: %w; put it beside epcached, or name it as worker "+
+			"in the configuration", err)
 	}
 	return path, nil
 }

@@ -47,7 +47,7 @@ func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
 	}{
 		"as it was made":                    {current, "optimal"},
 		"another provider's string as well": {withMetadata(current, qnnInfo, foreign), "optimal"},
-		"no string": {withoutMetadata(t, current, openVINOInfo),
+		"not a string": {withoutMetadata(t, current, openVINOInfo),
 			"prefer_recompilation"},
 		"another provider's string alone": {withMetadata(withoutMetadata(t, current, openVINOInfo),
 			qnnInfo, foreign), "prefer_recompilation"},

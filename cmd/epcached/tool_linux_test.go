@@ -88,7 +88,7 @@ func TestVendorsOwnCompilerWithoutTheLibrary(t *testing.T) {
 	require.Equal(t, "compiled", made.Outcome)
 	builds := d.list()
 	require.Len(t, builds, 1)
-	require.Equal(t, "not checkable here", builds[0].LoadCheck)
+	require.Equal(t, "cannot be tested here", builds[0].LoadCheck)
 	_, err = tryGet(t, c, model, ask(map[string]string{"backend_path": "libQnnCpu.so"}))
 	require.ErrorIs(t, err, unixsock.ErrBadRequest)
 	require.ErrorContains(t, err,

@@ -53,7 +53,7 @@ func TestRemovedStateDirectoryIsRecreated(t *testing.T) {
 		}
 		require.Regexp(t, "^warning: .* was deleted while the daemon ran", said)
 	}
-	require.Contains(t, d.log.String(), "the state folder was removed")
+	require.Contains(t, d.log.String(), "the state directory or a part of it was removed")
 }
 
 // The socket that systemd passed is passed once.

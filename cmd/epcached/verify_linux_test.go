@@ -72,7 +72,7 @@ func TestEndlessModelIsServedAsNotVerified(t *testing.T) {
 	a := get(t, d.dial(), path, verify)
 	require.Equal(t, "compiled", a.Outcome)
 	require.Len(t, a.Warnings, 1)
-	require.Contains(t, a.Warnings[0], "output not verified, not checkable here: it ended at a "+
+	require.Contains(t, a.Warnings[0], "output not verified, cannot be tested here: it reached a "+
 		"limit of [limits]: time limit reached: 500ms (verify_seconds)")
 	require.Equal(t, "hit", get(t, d.dial(), path, verify).Outcome,
 		"and not compared again at once")

@@ -112,7 +112,7 @@ func (r *Reserve) Replenish(free int64) error {
 		return nil
 	}
 	r.warned = true
-	return fmt.Errorf("reserve for a full disk: %w", err)
+	return fmt.Errorf("space reserved for a full disk: %w", err)
 }
 
 func (r *Reserve) make() error {

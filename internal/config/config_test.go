@@ -27,10 +27,10 @@ func load(t *testing.T, text string) (*Settings, string, error) {
 func TestWrongValues(t *testing.T) {
 	cases := map[string]struct{ text, says string }{
 		"unknown field": {"state = \"/x\"\njob = 3\n",
-			`:2:1: unknown field "job"; is it "jobs"?`},
+			`:2:1: unknown field "job"; did you mean "jobs"?`},
 		"unknown field, no guess": {"frobnicate = 3\n", `:1:1: unknown field "frobnicate"`},
 		"unknown table": {"\n[polcy]\nunknown = \"serve\"\n",
-			`:2:2: unknown field "polcy"; is it "policy"?`},
+			`:2:2: unknown field "polcy"; did you mean "policy"?`},
 		"unknown field of a runtime": {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n",
 			`:3:1: unknown field "runtime[1].path"`},
 		"in the second runtime": {
@@ -45,7 +45,7 @@ func TestWrongValues(t *testing.T) {
 		"log level that is no text": {"\nlog_level = 4\n",
 			`:2:1: field "log_level": it is a whole number and must be a text`},
 		"log level": {"log_level = \"loud\"\n",
-			`:1:1: field "log_level": "loud": it is one of debug, info, warn, error`},
+			`:1:1: field "log_level": "loud": it must be one of debug, info, warn, error`},
 		"negative time": {"[limits]\nwall_seconds = -5\n",
 			`:2:1: field "limits.wall_seconds": -5 is not 0 to 31536000`},
 		"no number": {"[limits]\nwall_seconds = nan\n",
@@ -53,7 +53,7 @@ func TestWrongValues(t *testing.T) {
 		"less than nice": {"[limits]\nnice = 20\n",
 			`:2:1: field "limits.nice": 20 is not 0 to 19`},
 		"user of the worker": {"worker_user = \"a b\"\n",
-			`:1:1: field "worker_user": "a b" is no user`},
+			`:1:1: field "worker_user": "a b" is not a user`},
 		"user of the worker by uid": {"worker_user = 990\n",
 			`:1:1: field "worker_user": it is a whole number and must be a text in quotes: write worker_user = "990"`},
 		"what may be read": {"[sandbox]\nread = \"/x\"\n",
@@ -88,7 +88,7 @@ func TestWrongValues(t *testing.T) {
 		"runtime without EP": {"[[runtime]]\nort_library = \"/y\"\n",
 			`:2:1: field "runtime[1].ort_library": ort_library needs ep_libraries`},
 		"driver of nobody known": {"[[driver]]\nep = \"nvidia\"\nmodule = \"nvidia\"\n",
-			`:2:1: field "driver[1].ep": there is no field and no execution provider "nvidia"`},
+			`:2:1: field "driver[1].ep": unknown field or execution provider "nvidia"`},
 		"driver from nowhere": {"[[driver]]\nep = \"QNNExecutionProvider\"\n",
 			`:1:3: field "driver[1]": give one of file, module and command`},
 		"driver from two places": {
@@ -96,20 +96,20 @@ func TestWrongValues(t *testing.T) {
 			`:1:3: field "driver[1]": give one of`},
 		"module that is a path": {
 			"[[driver]]\nep = \"QNNExecutionProvider\"\nmodule = \"../x\"\n",
-			`:3:1: field "driver[1].module": "../x" is no name`},
+			`:3:1: field "driver[1].module": "../x" is not the name`},
 		"command of nothing": {"[[driver]]\nep = \"QNNExecutionProvider\"\ncommand = []\n",
-			`:3:1: field "driver[1].command": it names no program`},
+			`:3:1: field "driver[1].command": no program named`},
 		"compiler of nothing": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = []\n",
-			`:3:1: field "compiler[1].command": it names no program`},
+			`:3:1: field "compiler[1].command": no program named`},
 		"compiler without a model": {
 			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{output}\"]\n",
 			`:3:1: field "compiler[1].command": its arguments need {model}`},
 		"unknown placeholder": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = " +
 			"[\"/c\", \"{model}\", \"{out}\"]\n",
-			`:3:1: field "compiler[1].command": "{out}": there is no placeholder "{out}"`},
+			`:3:1: field "compiler[1].command": "{out}": unknown placeholder "{out}"`},
 		"compiler for nobody known": {
 			"[[compiler]]\nep = \"qnn\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n",
-			`:2:1: field "compiler[1].ep": there is no field and no execution provider "qnn"`},
+			`:2:1: field "compiler[1].ep": unknown field or execution provider "qnn"`},
 		"two compilers for one": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = " +
 			"[\"/c\", \"{model}\", \"{output}\"]\n" +
 			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/d\", \"{model}\", " +
@@ -122,29 +122,29 @@ func TestWrongValues(t *testing.T) {
 		"quota without a unit": {"[space]\nuser_bytes = \"20\"\n",
 			`:2:1: field "space.user_bytes": "20" is less than 64KiB`},
 		"floor of everything": {"[space]\nfree_floor = \"100%\"\n",
-			`:2:1: field "space.free_floor": "100%" would keep nothing`},
+			`:2:1: field "space.free_floor": "100%" would keep no builds`},
 		"unknown verdict": {"[policy]\nunknown = \"guess\"\n",
-			`:2:1: field "policy.unknown": "guess": it is one of load_check, serve, refuse`},
+			`:2:1: field "policy.unknown": "guess": it must be one of load_check, serve, refuse`},
 		"age": {"[policy]\nmax_age = \"90 days\"\n",
-			`:2:1: field "policy.max_age": "90 days" is no duration`},
+			`:2:1: field "policy.max_age": "90 days" is not a duration`},
 		"age as a number": {"[policy]\nmax_age = 90\n",
 			`:2:1: field "policy.max_age": it is a whole number and must be a text`},
 		"negative seconds": {"[policy]\nmin_compile_seconds = -0.5\n",
 			`:2:1: field "policy.min_compile_seconds": -0.5 is not 0 to`},
 		"unknown field of an EP": {"[policy.QNNExecutionProvider]\nmax_ages = \"1d\"\n",
-			`:2:1: unknown field "policy.QNNExecutionProvider.max_ages"; is it "max_age"?`},
+			`:2:1: unknown field "policy.QNNExecutionProvider.max_ages"; did you mean "max_age"?`},
 		"misspelled EP": {"[policy.QNNExecutionProvide]\nmax_age = \"1d\"\n",
-			`:1:9: field "policy.QNNExecutionProvide": there is no execution provider "QNNExecutionProvide"; is it "QNNExecutionProvider"?`},
+			`:1:9: field "policy.QNNExecutionProvide": unknown execution provider "QNNExecutionProvide"; did you mean "QNNExecutionProvider"?`},
 		"EP in other letters": {"[policy.OpenvinoExecutionProvider]\n",
-			`is it "OpenVINOExecutionProvider"?`},
+			`did you mean "OpenVINOExecutionProvider"?`},
 		"policy of something else": {"[policy.npu]\n",
-			`:1:9: field "policy.npu": there is no field and no execution provider "npu"`},
+			`:1:9: field "policy.npu": unknown field or execution provider "npu"`},
 		"policy that is none": {"policy = 5\n",
 			`:1:1: field "policy": it is a whole number and must be a table`},
 		"share of more than there is": {"[rebuild]\ncpu_share = 1.5\n",
 			`:2:1: field "rebuild.cpu_share": 1.5 is not 0.01 to 1`},
 		"window": {"[rebuild]\nwindow = \"22-6\"\n",
-			`:2:1: field "rebuild.window": "22-6" is no span of a day`},
+			`:2:1: field "rebuild.window": "22-6" is not a time span`},
 		"window of no length": {"[rebuild]\nwindow = \"06:00-06:00\"\n",
 			`:2:1: field "rebuild.window": "06:00-06:00" has no length`},
 		"hour 25": {"[rebuild]\nwindow = \"25:00-06:00\"\n",
@@ -152,11 +152,11 @@ func TestWrongValues(t *testing.T) {
 		"no pause": {"[failures]\ncrash = \"0s\"\n",
 			`:2:1: field "failures.crash": "0s" is not 1s to 365d`},
 		"pause that is none": {"[failures]\nlimit = \"soon\"\n",
-			`:2:1: field "failures.limit": "soon" is no duration`},
+			`:2:1: field "failures.limit": "soon" is not a duration`},
 		"empty pause": {"[failures]\nrefused = \"\"\n",
-			`:2:1: field "failures.refused": "" is no duration`},
+			`:2:1: field "failures.refused": "" is not a duration`},
 		"idle for an instant": {"idle_exit = \"soon\"\n",
-			`:1:1: field "idle_exit": "soon" is no duration`},
+			`:1:1: field "idle_exit": "soon" is not a duration`},
 		"a time for a text": {"state = 2026-11-21\n", `:1:1: field "state": it is a time`},
 	}
 	for name, c := range cases {
@@ -179,7 +179,7 @@ func TestAllErrorsAtOnce(t *testing.T) {
 		file + `:2:1: field "rebuild.jobs": 0 is not 1 to 4096`,
 		file + `:4:1: field "limits.memory_bytes": -1 is not 0 or more`,
 		file + `:5:1: unknown field "limits.speed"`,
-		file + `:7:1: field "driver[1].module": "../x" is no name of a kernel module`,
+		file + `:7:1: field "driver[1].module": "../x" is not the name of a kernel module`,
 	}, "\n"), err.Error())
 }
 
@@ -358,7 +358,7 @@ func TestARemovedFieldIsAWarning(t *testing.T) {
 		says := s.Warnings()[0].Error()
 		require.True(t,
 			strings.HasPrefix(says,
-				file+`:3:2: field "space.compress_after": it has no effect any more: it said `),
+				file+`:3:2: field "space.compress_after": it no longer has an effect: `),
 			says)
 		var text bytes.Buffer
 		require.NoError(t, s.Print(&text))

@@ -56,7 +56,7 @@ func LoadPipeline(file string) (*Pipeline, error) {
 		r := PipelineRequest{models, t.EPs, t.Options, t.SessionOptions, t.Dims, t.Denotations,
 			t.Embed, t.Level, []tomlfile.Value{d.Root(), v}}
 		if len(models) > 1 && t.Embed {
-			why := errors.New("it is not for groups: what the models share is a file of its own")
+			why := errors.New("it cannot be used for groups, whose models share a file")
 			d.Add(r.ErrorAt(why, "embed"))
 		}
 		p.Requests = append(p.Requests, r)
@@ -87,7 +87,7 @@ func LoadPipeline(file string) (*Pipeline, error) {
 		return nil, err
 	}
 	if len(p.Requests) == 0 {
-		const text = "no [[model]] and no [[group]] is listed"
+		const text = "no [[model]] or [[group]] is listed"
 		return nil, Errors{{File: file, Position: Position{Line: 1, Column: 1}, Text: text}}
 	}
 	return p, nil

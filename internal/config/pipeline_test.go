@@ -65,9 +65,9 @@ dims_by_denotation = { DATA_BATCH = 2 }
 func TestPipelineErrorsNameTheirPlace(t *testing.T) {
 	for name, c := range map[string]struct{ text, says string }{
 		"not TOML": {"[[model]\n", ":1:"},
-		"nothing":  {"ep = [\"A\"]\n", ":1:1: no [[model]] and no [[group]] is listed"},
+		"nothing":  {"ep = [\"A\"]\n", ":1:1: no [[model]] or [[group]] is listed"},
 		"unknown field": {"[[model]]\npath = \"a\"\ndim = { x = 1 }\n",
-			`:3:1: unknown field "model[1].dim"; is it "dims"?`},
+			`:3:1: unknown field "model[1].dim"; did you mean "dims"?`},
 		"unknown at the top": {"eps = [\"A\"]\n[[model]]\npath = \"a\"\n",
 			`:1:1: unknown field "eps"`},
 		"no path":         {"\n[[model]]\nep = [\"A\"]\n", `:2:3: field "model[1]": no path`},
@@ -85,7 +85,7 @@ func TestPipelineErrorsNameTheirPlace(t *testing.T) {
 		"level": {"[[model]]\npath = \"a\"\noptimization_level = \"most\"\n",
 			`:3:1: field "model[1].optimization_level"`},
 		"embedded group": {"embed = true\n[[group]]\nmodels = [\"a\", \"b\"]\n",
-			`:1:1: field "embed": it is not for groups`},
+			`:1:1: field "embed": it cannot be used for groups`},
 
 		"size too large": {"[[model]]\npath = \"a\"\ndims = { batch = 9223372036854775807 }\n",
 			`:3:10: field "model[1].dims.batch": 9223372036854775807 is not 1 to 4611686018427387904`},
@@ -105,5 +105,5 @@ func TestPipelineFromANamedPipe(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, syscall.Mkfifo(file, 0o600))
 	_, err := LoadPipeline(file)
-	require.EqualError(t, err, file+":1:1: no [[model]] and no [[group]] is listed")
+	require.EqualError(t, err, file+":1:1: no [[model]] or [[group]] is listed")
 }

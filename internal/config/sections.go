@@ -20,7 +20,7 @@ func (r *Runtime) Check(v tomlfile.Value) {
 	case folder == library:
 		v.Errorf("give either directory, or ort_library and ep_libraries")
 	case folder && len(libraries.Keys()) > 0:
-		libraries.Errorf("ep_libraries go with ort_library: in a directory they are found")
+		libraries.Errorf("ep_libraries need ort_library; in a directory they are found")
 	case library && len(libraries.Keys()) == 0:
 		v.In("ort_library").Errorf("ort_library needs ep_libraries")
 	}
@@ -39,7 +39,7 @@ func (d *Driver) Check(v tomlfile.Value) {
 	}
 	command := v.In("command")
 	if _, ok := command.Raw.([]any); ok && (len(d.Command) == 0 || d.Command[0] == "") {
-		command.Errorf("it names no program")
+		command.Errorf("no program named")
 	}
 	if len(d.Command) > 0 && strings.Contains(d.Command[0], "/") {
 		d.Command[0] = v.Absolute(d.Command[0])
@@ -79,9 +79,9 @@ func checkEP(name string) error {
 	case slices.Contains(names, name):
 		return nil
 	case like != "":
-		return fmt.Errorf("there is no execution provider %q; is it %q?", name, like)
+		return fmt.Errorf("unknown execution provider %q; did you mean %q?", name, like)
 	case !strings.HasSuffix(name, "ExecutionProvider"):
-		return fmt.Errorf("there is no field and no execution provider %q", name)
+		return fmt.Errorf("unknown field or execution provider %q", name)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func (c *Compiler) Check(v tomlfile.Value) {
 	switch {
 	case !v.Has("ep"):
 	case len(c.Command) == 0 || c.Command[0] == "":
-		v.In("command").Errorf("it names no program")
+		v.In("command").Errorf("no program named")
 	case c.EP != "":
 		c.Command[0] = v.Absolute(c.Command[0])
 		if err := c.Tool().Check(); err != nil {

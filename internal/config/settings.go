@@ -109,7 +109,7 @@ type Driver struct {
 
 // Compiler is one [[compiler]]: a vendor's own, for an execution provider. Its fields are those of compilers.Tool.
 type Compiler struct {
-	EP      string   `toml:"ep" is:"ep" required:"it names no execution provider: give ep"`
+	EP      string   `toml:"ep" is:"ep" required:"no execution provider named: give ep"`
 	Command []string `toml:"command"`         // the program and its arguments, with placeholders
 	Version []string `toml:"version"`         // arguments that make it print its version
 	Files   []string `toml:"files" is:"path"` // further files that make it what it is
@@ -267,10 +267,8 @@ type (
 // removedKeys names the fields that earlier versions had, with what each meant and what replaces
 // it. They are accepted with a warning, so that the daemon starts after an upgrade.
 var removedKeys = map[string]string{
-	"space.compress_after": "it said after how long without use a build's own bytes are " +
-		"compressed; packing compresses them now, where that saves an eighth",
-	"standby_seconds": "it said how long a worker was kept ready after a compile; workers " +
-		"start with their compile now",
+	"space.compress_after": "packing now compresses a build's own bytes if that saves an eighth",
+	"standby_seconds":      "a worker now starts with its compile",
 }
 
 // Warnings returns the fields that have no effect any more, in the order of the file.
@@ -300,14 +298,15 @@ func (s *Settings) CheckUnpackedDir(mayWrite func(dir string) error) error {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		text = fmt.Sprintf("there is no folder %q: make it, or name one that is there; the daemon makes only its own in it", dir)
+		text = fmt.Sprintf("there is no directory %q: make it, or name another one", dir)
 	case err != nil:
 		text = fmt.Sprintf("%q: %v", dir, tomlfile.WithoutPath(err))
 	case !info.IsDir():
-		text = fmt.Sprintf("%q is no folder", dir)
+		text = fmt.Sprintf("%q is not a directory", dir)
 	default:
 		if err := mayWrite(dir); err != nil {
-			text = fmt.Sprintf("user %d may not write into %q: %v; if the daemon runs as another user, check as that one", os.Getuid(), dir, tomlfile.WithoutPath(err))
+			text = fmt.Sprintf("user %d may not write to %q: %v; run the check as the daemon's "+
+				"user", os.Getuid(), dir, tomlfile.WithoutPath(err))
 		}
 	}
 	if text == "" {

@@ -16,11 +16,11 @@ import (
 var checks = map[string]func(string) error{
 	"age": checkUnused, "budget": checkBudget, "duration": checkDuration, "ep": checkEP, "floor": checkFloor,
 	"option": matches(`(?s)^[^/]+/.`, "%q is not EP/option or session/key"),
-	"module": matches(`^[^./\x00][^/\x00]*$`, "%q is no name of a kernel module"), // it becomes part of a path
+	"module": matches(`^[^./\x00][^/\x00]*$`, "%q is not the name of a kernel module"), // it becomes part of a path
 	"path":   notEmpty, "pause": checkPause, "some": notEmpty,
 	// "name" or "uid", with ":group" or without. Whether there is such a user is seen when the daemon starts.
 	"user": matches(`^$|^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*\$?)?$`,
-		"%q is no user, such as epcached-worker, 990 or 990:990"),
+		"%q is not a user, such as epcached-worker, 990 or 990:990"),
 	"window": checkWindow,
 }
 
@@ -38,11 +38,11 @@ func ParseDuration(text string) (time.Duration, error) {
 		d, err = time.ParseDuration(rest)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%q is no duration, such as 90d or 12h", text)
+		return 0, fmt.Errorf("%q is not a duration, such as 90d or 12h", text)
 	}
 	total := days*24*float64(time.Hour) + float64(d)
 	if d < 0 || total > math.MaxInt64/2 {
-		return 0, fmt.Errorf("%q is less than nothing or more than a lifetime", text)
+		return 0, fmt.Errorf("%q is negative or more than 100 years", text)
 	}
 	return time.Duration(total), nil
 }
@@ -79,12 +79,12 @@ func checkWindow(text string) error {
 	for i, part := range []string{from, to} {
 		at, err := time.Parse("15:04", part)
 		if err != nil || len(part) != len("15:04") {
-			return fmt.Errorf("%q is no span of a day, such as 22:00-06:00", text)
+			return fmt.Errorf("%q is not a time span, such as 22:00-06:00", text)
 		}
 		times[i] = at
 	}
 	if times[0].Equal(times[1]) {
-		return fmt.Errorf("%q has no length; leave it out for the whole day", text)
+		return fmt.Errorf("%q has no length; omit it for the whole day", text)
 	}
 	return nil
 }
@@ -166,7 +166,7 @@ func checkBudget(text string) error {
 func checkFloor(text string) error {
 	a, err := ParseAmount(text)
 	if err == nil && a.Percent == 100 {
-		return fmt.Errorf("%q would keep nothing: the file system is never empty", text)
+		return fmt.Errorf("%q would keep no builds: the file system is never empty", text)
 	}
 	return err
 }

@@ -73,7 +73,7 @@ func (w *Watched) Unchanged() error {
 	}
 	for i, f := range w.files {
 		if now[i] != w.stamps[i] {
-			return fmt.Errorf("%q: size or times moved", f.Name())
+			return fmt.Errorf("%q: its size or times changed", f.Name())
 		}
 	}
 	return nil

@@ -49,7 +49,7 @@ func Main(limit string) int {
 		// With pread: the client shares the offset.
 		n, err = io.Copy(os.Stdout, io.NewSectionReader(os.Stdin, 0, most+1))
 		if err == nil && n > most {
-			err = fmt.Errorf("it has more than the %d bytes that its file system states", most)
+			err = fmt.Errorf("it has more than the %d bytes that its file system reports", most)
 		}
 	}
 	if err == nil {

@@ -220,14 +220,14 @@ const maxListed = 8
 
 func (v Value) unknown(known map[string]bool) {
 	if why, was := v.Removed[Spell(v.Path)]; was {
-		v.Warnings = append(v.Warnings, v.AddError("it has no effect any more: "+why))
+		v.Warnings = append(v.Warnings, v.AddError("it no longer has an effect: "+why))
 		return
 	}
 	text := fmt.Sprintf("unknown field %q", Spell(v.Path))
 	if like := suggest.Closest(v.key(), maps.Keys(known)); like != "" {
-		text += fmt.Sprintf("; is it %q?", like)
+		text += fmt.Sprintf("; did you mean %q?", like)
 	} else if len(known) <= maxListed {
-		text += "; there are " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
+		text += "; the fields are " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
 	}
 	v.Add(&Error{File: v.File, Position: v.Position(), Text: text})
 }
@@ -240,7 +240,7 @@ func (v Value) text(to reflect.Value, tag reflect.StructTag) {
 	if words := tag.Get("in"); words != "" {
 		check = func(text string) error {
 			if list := strings.Split(words, ","); !slices.Contains(list, text) {
-				return fmt.Errorf("%q: it is one of %s", text, strings.Join(list, ", "))
+				return fmt.Errorf("%q: it must be one of %s", text, strings.Join(list, ", "))
 			}
 			return nil
 		}

@@ -172,7 +172,7 @@ func TestProcIsPolledByContent(t *testing.T) {
 	require.NoError(t, os.WriteFile(comm, []byte("aaaa"), 0o644))
 
 	r.set("driver", comm)
-	require.Equal(t, "polled: /proc: proc does not tell of changes", r.how("driver"))
+	require.Equal(t, "polled: /proc: proc does not report changes", r.how("driver"))
 	r.notices("driver", func() { require.NoError(t, os.WriteFile(comm, []byte("bbbb"), 0o644)) })
 	r.calm()
 }
@@ -180,7 +180,7 @@ func TestProcIsPolledByContent(t *testing.T) {
 func TestSysIsPolled(t *testing.T) {
 	r := newRig(t)
 	r.set("driver", "/sys/module/no_such_module/version")
-	require.Equal(t, "polled: /sys: sysfs does not tell of changes", r.how("driver"))
+	require.Equal(t, "polled: /sys: sysfs does not report changes", r.how("driver"))
 	r.calm()
 }
 

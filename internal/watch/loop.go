@@ -199,7 +199,8 @@ func (w *Watcher) mode(s *subject, why string) {
 	switch {
 	case why == s.polled:
 	case why != "":
-		w.log.Warn("cannot be watched, is polled", "subject", s.name, "reason", why, "every", w.poll)
+		w.log.Warn("cannot be watched, so it is "+
+			"polled", "subject", s.name, "reason", why, "every", w.poll)
 	default:
 		w.log.Info("is watched again", "subject", s.name)
 	}
@@ -208,7 +209,7 @@ func (w *Watcher) mode(s *subject, why string) {
 
 func (w *Watcher) handleNews(n news) {
 	if n.all != nil {
-		w.log.Warn("changes may have been missed, looking at everything", "reason", n.all)
+		w.log.Warn("changes may have been missed, so everything is checked", "reason", n.all)
 		n.subjects = slices.Collect(maps.Values(w.subjects))
 	}
 	for _, s := range n.subjects {

@@ -121,10 +121,10 @@ func kindOf(path string) fsKind {
 	}
 	magic := uint32(st.Type) // wider on some machines, and with its sign on others
 	if name, ok := shared[magic]; ok {
-		return fsKind{noEvents: name + " does not tell what other machines or its server change"}
+		return fsKind{noEvents: name + " does not report changes by other machines or its server"}
 	}
 	if name, ok := virtual[magic]; ok {
-		return fsKind{noEvents: name + " does not tell of changes", noTimes: true}
+		return fsKind{noEvents: name + " does not report changes", noTimes: true}
 	}
 	return fsKind{}
 }

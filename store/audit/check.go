@@ -115,7 +115,8 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 		err = a.st.RemoveLeftovers(ctx) // also those that had to stay while not all recipes could be read
 	}
 	if rebuild && err == nil {
-		f := &wire.Finding{Kind: index.IndexAgain, Object: "index.db", Action: "make it again from the manifests and the journal"}
+		f := &wire.Finding{Kind: index.IndexAgain, Object: "index.db", Action: "rebuild it from " +
+			"the manifests and the journal"}
 		if repair {
 			f.Action = outcome(f.Action, a.st.RebuildIndex("for a repair"))
 		}
@@ -324,7 +325,7 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep 
 		case b.HasModel(one.Blob):
 			f.Builds = append(f.Builds, b.BuildKey.String())
 		default:
-			f.Detail += fmt.Sprintf("; it is of the copy of source model %q", b.ModelName)
+			f.Detail += fmt.Sprintf("; it belongs to the copy of source model %q", b.ModelName)
 		}
 	}
 	return f
@@ -337,7 +338,7 @@ func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64, d
 	have, err := a.forms.Size(d)
 	switch {
 	case errors.Is(err, cas.ErrNotFound):
-		f.Kind, f.Detail = kindMissing, "the blob is not there"
+		f.Kind, f.Detail = kindMissing, "the blob is missing"
 	case err != nil:
 		f.Kind, f.Detail = "damaged", err.Error()
 	case have != size:
@@ -381,7 +382,7 @@ func RecipeFinding(p dedupe.Problem) *wire.Finding {
 			Detail: "it cannot be read: " + p.Detail}
 	}
 	return &wire.Finding{Kind: "damaged", Object: p.Path,
-		Detail: p.Detail + "; it is in the quarantine", Action: index.NothingToDo}
+		Detail: p.Detail + "; it is in quarantine", Action: index.NothingToDo}
 }
 
 // The kinds, in the order in which a file with several names is counted. Views hold further names

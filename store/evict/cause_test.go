@@ -12,6 +12,6 @@ func TestHitsAreCountedInWords(t *testing.T) {
 	last := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for hits, want := range map[uint64]string{0: "no hits since 2026-01-02T03:04:05Z", 1: "1 hit, last used 2026-01-02T03:04:05Z", 2: "2 hits, last used 2026-01-02T03:04:05Z"} {
 		w := cause{hits: hits, class: classServed}
-		require.Equal(t, "pays least for its bytes: 0.0 s of compiling, "+want, w.text(last))
+		require.Equal(t, "least valuable for its size: 0.0 s of compiling, "+want, w.text(last))
 	}
 }

@@ -22,7 +22,8 @@ func TestBuildPackedAgainstAKeptOneStays(t *testing.T) {
 	m.spared[index.BuildID{1}] = "in use"
 	plan := m.plan(t, true, Limits{Bytes: 50})
 	require.Equal(t, []string{"remove 3: 100"}, said(plan), "the goal is missed with it as well")
-	require.Equal(t, "what stays: 1 build of 100 B: in use; 1 build of 6 B: others need what it has", plan.KeptText())
+	require.Equal(t, "remaining: 1 build of 100 B: in use; 1 build of 6 B: other builds need its "+
+		"bytes", plan.KeptText())
 	m.spared = nil
 	m.blobs[1].recipe = 7
 	require.Equal(t, []string{"remove 2: 7"}, said(m.plan(t, true, Limits{Bytes: 200})), "that is something")
@@ -61,14 +62,16 @@ func TestTheNewestStaysForAWhile(t *testing.T) {
 	m.spared[index.BuildID{1}] = "in use"
 	plan := m.plan(t, true, to)
 	require.Empty(t, plan.Steps)
-	require.Equal(t, "what stays: 1 build of 100 B: in use, though uid 7 has more than its quota of 70 B; 1 build of 100 B: stored a moment ago", plan.KeptText())
+	require.Equal(t, "remaining: 1 build of 100 B: in use, though uid 7 has more than its quota "+
+		"of 70 B; 1 build of 100 B: just stored", plan.KeptText())
 	m = store(time.Second)
 	m.byUser = map[uint32]int64{7: 10}
 	plan = m.plan(t, true, to)
 	require.Equal(t, []string{"remove 2: 100"}, said(plan))
-	require.Contains(t, plan.Steps[0].Reason(), "uid 7 has more than its quota of 70 B: pays least")
+	require.Contains(t, plan.Steps[0].Reason(), "uid 7 has more than its quota of 70 B: least valuable")
 	m.builds = m.builds[:1]
 	m.spared[index.BuildID{1}] = "in use"
 	m.byUser[7] = 11
-	require.Equal(t, "what stays: 1 build of 100 B: in use, though uid 7 would have more than its quota of 70 B with a new build", m.plan(t, true, to).KeptText())
+	require.Equal(t, "remaining: 1 build of 100 B: in use, though uid 7 would have more than "+
+		"its quota of 70 B with a new build", m.plan(t, true, to).KeptText())
 }

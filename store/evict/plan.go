@@ -138,7 +138,7 @@ func (p *Plan) KeptText() string {
 	if len(parts) == 0 {
 		return ""
 	}
-	return "what stays: " + strings.Join(parts, "; ")
+	return "remaining: " + strings.Join(parts, "; ")
 }
 
 // cause is why a step is in a plan. Only printed steps get words, few of hundreds of thousands.
@@ -178,12 +178,12 @@ func (w *cause) text(last time.Time) string {
 	used := last.Format(time.RFC3339)
 	switch w.kind {
 	case causeUnused:
-		return fmt.Sprintf("not used since %s, which is longer than max_unused, %s", used, w.limit)
+		return fmt.Sprintf("not used since %s, longer than max_unused (%s)", used, w.limit)
 	case causeSmaller:
 		if w.action == DropCopy {
 			return "a copy of a packed build, which the next request makes again; last used " + used
 		}
-		return "other builds have most of what this frees; last used " + used
+		return "other builds have most of its bytes; last used " + used
 	}
 	hits := fmt.Sprintf("%d hits, last used %s", w.hits, used)
 	switch w.hits {
@@ -192,12 +192,13 @@ func (w *cause) text(last time.Time) string {
 	case 1:
 		hits = "1 hit, last used " + used
 	}
-	text := fmt.Sprintf("pays least for its bytes: %.1f s of compiling, %s", w.compileSeconds, hits)
+	text := fmt.Sprintf("least valuable for its size: %.1f s of compiling, "+
+		"%s", w.compileSeconds, hits)
 	switch w.class {
 	case classNotServed:
 		text = "not served: it is " + w.state
 	case classSuperseded:
-		text = "superseded by the build of " + w.since.Format(time.RFC3339)
+		text = "replaced by the build of " + w.since.Format(time.RFC3339)
 	}
 	if w.limit != "" {
 		return w.limit + ": " + text

@@ -253,7 +253,8 @@ func (pl *planner) evictAboveQuota() {
 	}
 	for i := range pl.Others {
 		if one := &pl.Others[i]; has[one.UID] > pl.limits.User {
-			pl.countKeptOther(one, "shared, which is for administrators to remove, though "+over(one.UID))
+			pl.countKeptOther(one, "shared, so only administrators may remove it, though "+
+				""+over(one.UID))
 		}
 	}
 }
@@ -262,7 +263,7 @@ func (pl *planner) evictAboveQuota() {
 // was in use when it was stored may go meanwhile.
 const newestGrace = time.Minute
 
-// newestOfUsers gives the build of each user that was stored a moment ago, last of all, and would
+// newestOfUsers gives the build of each user that was just stored, last of all, and would
 // be within the quota alone. Where something is being stored, that is the newest.
 func (pl *planner) newestOfUsers() map[uint32]*candidate {
 	all := make(map[uint32]*candidate)
@@ -280,7 +281,7 @@ func (pl *planner) newestOfUsers() map[uint32]*candidate {
 
 // evictEntries chooses while there are more entries than there may be.
 func (pl *planner) evictEntries() {
-	limit := fmt.Sprintf("there are more entries than max_entries, %d", pl.limits.Entries)
+	limit := fmt.Sprintf("more entries than max_entries (%d)", pl.limits.Entries)
 	most := pl.limits.Entries
 	if uint64(len(pl.entries)) > most {
 		most -= pl.limits.EntriesSlack
@@ -501,10 +502,10 @@ func (pl *planner) uncountKept(one *candidate) {
 // Why builds stay that nothing keeps.
 const (
 	keptPinned    = "pinned"
-	keptNewest    = "stored a moment ago"
-	keptValuable  = "pays most"
-	keptNeeded    = "others need what it has"
-	keptNotStored = "needed by builds that are not planned for"
+	keptNewest    = "just stored"
+	keptValuable  = "more valuable"
+	keptNeeded    = "other builds need its bytes"
+	keptNotStored = "needed by builds outside the plan"
 )
 
 // sumKept counts what stays, and what it takes.

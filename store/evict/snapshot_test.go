@@ -267,7 +267,7 @@ func TestWorth(t *testing.T) {
 	}
 	require.Equal(t, []byte{5, 2, 3, 4, 1}, order)
 	require.Equal(t, "not served: it is stale", plan.Steps[0].Reason())
-	require.Equal(t, "pays least for its bytes: 9.0 s of compiling, 9 hits, last used 2025-12-31T00:00:00Z", plan.Steps[1].Reason())
+	require.Equal(t, "least valuable for its size: 9.0 s of compiling, 9 hits, last used 2025-12-31T00:00:00Z", plan.Steps[1].Reason())
 }
 
 // A build's own bytes are what removing it alone would free, and all parts together are what there is.
@@ -339,7 +339,7 @@ func TestNoMoreEntriesGoThanHaveTo(t *testing.T) {
 	plan := m.plan(t, true, Limits{Bytes: -1, Entries: 2})
 	require.Equal(t, []string{"remove 1: 100"}, said(plan), "the third and the fourth are of one key")
 	require.True(t, plan.Steps[0].Must)
-	require.Contains(t, plan.Steps[0].Reason(), "there are more entries than max_entries, 2: pays least")
+	require.Contains(t, plan.Steps[0].Reason(), "more entries than max_entries (2): least valuable")
 	require.Empty(t, m.plan(t, false, Limits{Bytes: -1, Entries: 2}).Steps, "who does not have all of them does not know how many there are")
 }
 
@@ -354,7 +354,7 @@ func TestClasses(t *testing.T) {
 	m.not[index.BuildID{4}] = "invalid"
 	plan := m.plan(t, true, Limits{})
 	require.Equal(t, []string{"remove 4: 100", "remove 2: 100", "remove 1: 100", "remove 3: 100"}, said(plan))
-	require.Equal(t, "superseded by the build of 2026-03-01T00:00:00Z", plan.Steps[1].Reason())
+	require.Equal(t, "replaced by the build of 2026-03-01T00:00:00Z", plan.Steps[1].Reason())
 
 	m.builds[1].Use = index.Usage{Last: present.Add(time.Hour), Hits: 1}
 	plan = m.plan(t, true, Limits{})
@@ -373,7 +373,8 @@ func TestBuildsThatFreeNothingStay(t *testing.T) {
 	plan := m.plan(t, true, Limits{})
 	require.Empty(t, plan.Steps)
 	require.EqualValues(t, 110, plan.Short)
-	require.Equal(t, "what stays: 1 build of 110 B: in use; 1 build of 0 B: others need what it has", plan.KeptText())
+	require.Equal(t, "remaining: 1 build of 110 B: in use; 1 build of 0 B: other builds need its "+
+		"bytes", plan.KeptText())
 }
 
 // Nearly all that the first build has the second is packed with: the first goes with it, or stays.
@@ -392,7 +393,8 @@ func TestBuildsThatFreeHardlyAnythingStay(t *testing.T) {
 	plan := m.plan(t, true, Limits{Bytes: 100})
 	require.Equal(t, []string{"remove 3: 100"}, said(plan))
 	require.EqualValues(t, 14, plan.Short)
-	require.Equal(t, "what stays: 1 build of 110 B: in use; 1 build of 4 B: others need what it has", plan.KeptText())
+	require.Equal(t, "remaining: 1 build of 110 B: in use; 1 build of 4 B: other builds need its "+
+		"bytes", plan.KeptText())
 	m.blobs[3].whole = 40
 	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})), "that is something")
 }
@@ -404,7 +406,8 @@ func TestAQuotaThatCannotBeKeptToIsTold(t *testing.T) {
 	m.spared[index.BuildID{1}], m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use", "pinned", "in use"
 	plan := m.plan(t, true, Limits{Bytes: -1, User: 50})
 	require.Empty(t, plan.Steps)
-	require.Equal(t, "what stays: 1 build of 100 B: in use, though uid 7 has more than its quota of 50 B; 1 build of 100 B: pays most; "+
+	require.Equal(t, "remaining: 1 build of 100 B: in use, though uid 7 has more than its quota "+
+		"of 50 B; 1 build of 100 B: more valuable; "+
 		"1 build of 100 B: pinned, though uid 7 has more than its quota of 50 B", plan.KeptText())
 	delete(m.spared, index.BuildID{1})
 	plan = m.plan(t, true, Limits{Bytes: -1, User: 60})
@@ -439,7 +442,7 @@ func TestStepOutcomes(t *testing.T) {
 	require.Equal(t, []string{"", "in use"}, []string{plan.Steps[0].KeptReason(), plan.Steps[1].KeptReason()})
 	require.EqualValues(t, 1, plan.Count(Evict))
 	require.EqualValues(t, 60, plan.Short)
-	require.Equal(t, "what stays: 1 build of 100 B: in use", plan.KeptText())
+	require.Equal(t, "remaining: 1 build of 100 B: in use", plan.KeptText())
 }
 
 // There is one level of recipes: nothing is packed that would take from what is packed already, or that recipes take from.

@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// A blob stays whole, and nothing is left, where there is no room for what it does not share.
+// A blob stays whole, and nothing is left, where there is no space for its own bytes.
 func TestThereHasToBeRoomForLiterals(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
@@ -149,7 +149,7 @@ func TestCopiesMakeRoomForAnother(t *testing.T) {
 			err = b.Unpack(context.Background(), all[1], nil, nil)
 			require.ErrorIs(t, err, full)
 			require.True(t, cas.IsDiskFull(err))
-			require.Equal(t, contents[2], b.read(all[2]), "somebody has it")
+			require.Equal(t, contents[2], b.read(all[2]), "it is in use")
 		})
 	}
 }

@@ -36,7 +36,7 @@ const (
 )
 
 // errSavesTooLittle reports that a recipe of a blob would save too little.
-var errSavesTooLittle = errors.New("a recipe saves too little")
+var errSavesTooLittle = errors.New("packing saves too little")
 
 // Pack replaces the whole form of a blob by a recipe, if that saves at least as much and the
 // blob is not in use, and returns how many bytes on disk that freed: 0 for one that is packed,
@@ -207,7 +207,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 	var other *cas.CorruptError
 	if errors.As(err, &other) && other.Digest == d && !s.anyDamaged(ctx, r) {
 		// The blob stays as it is, and that nothing can be had of it is noted.
-		s.log.Error("not packed: the recipe does not give the file; please report this",
+		s.log.Error("not packed: the recipe does not restore the file; please report this",
 			"digest", d.String(), "error", err)
 		return errors.Join(errSavesTooLittle, s.Sharing.saveShare(d, Share{}))
 	}
@@ -234,7 +234,7 @@ func (s *Store) planned(ctx context.Context, d cas.Digest, m *Matched, how searc
 		r, err := m.Plan.Recipe(d, cas.Digest{})
 		return r, nil, err
 	}
-	if err := s.owner.Fits(s.dir, "what the file does not share", size, m.Plan.Size); err != nil {
+	if err := s.owner.Fits(s.dir, "the file's own bytes", size, m.Plan.Size); err != nil {
 		return nil, nil, err
 	}
 	literals := m.Plan.Literals(m.target)
@@ -300,7 +300,8 @@ func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
 	s.account.changed()
 	s.memory.dropShare(d)
 	if err := s.memory.Remeasure(d); err != nil {
-		s.log.Warn("space of a packed blob not accounted for", "digest", d.String(), "error", err)
+		s.log.Warn("cannot account for the space of a packed "+
+			"blob", "digest", d.String(), "error", err)
 	}
 	return true, nil
 }

@@ -147,7 +147,7 @@ func (s *Store) Release(hold *cas.Hold) {
 	for _, d := range kept {
 		s.removeIfUnneeded(d)
 		if err := s.remeasure(d); err != nil { // a failed put leaves it whole, and accounted for as packed or missing
-			s.log.Warn("space of a blob not accounted for", "digest", d.String(), "error", err)
+			s.log.Warn("cannot account for the space of a blob", "digest", d.String(), "error", err)
 		}
 	}
 }
@@ -172,7 +172,8 @@ func (s *Store) removeIfUnneeded(d cas.Digest) {
 		_, err = s.Remove(d)
 	}
 	if err != nil {
-		s.log.Warn("blob that nobody needs stays until the next start", "digest", d.String(), "error", err)
+		s.log.Warn("an unneeded blob stays until the next "+
+			"start", "digest", d.String(), "error", err)
 	}
 }
 

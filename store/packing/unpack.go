@@ -92,7 +92,7 @@ func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int
 		return nil
 	})
 	if err != nil && ctx.Err() == nil {
-		s.log.Warn("unpacked blobs not removed to make room", "error", err)
+		s.log.Warn("cannot remove unpacked blobs to free space", "error", err)
 	}
 	return freed
 }
@@ -205,7 +205,7 @@ func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gat
 // replaceRecipe stores the whole form of a blob, which the hold keeps, and removes its recipe.
 func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Packed,
 	hold *cas.Hold) error {
-	if err := s.owner.Fits(s.dir, "the whole form of a packed file", was.Size, 0); err != nil {
+	if err := s.owner.Fits(s.dir, "the unpacked form of a file", was.Size, 0); err != nil {
 		return err
 	}
 	release, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(was.Size), s.diskBytesOf([]cas.Digest{d}))
@@ -385,7 +385,7 @@ func (c *Copies) Check(ctx context.Context, d cas.Digest) {
 	if err := open.Check(ctx, d); IsDamage(err) {
 		c.log.Warn("unpacked blob dropped", "digest", d.String(), "why", err)
 		if err := open.Remove(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
-			c.log.Error("unpacked blob not dropped", "digest", d.String(), "error", err)
+			c.log.Error("cannot drop an unpacked blob", "digest", d.String(), "error", err)
 		}
 	}
 }
@@ -509,10 +509,12 @@ func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	for _, container := range p.Containers {
 		err := s.whole.Verify(ctx, container.Digest)
 		if size, _ := s.whole.Size(container.Digest); err == nil && size != container.Size {
-			out = append(out, Damage{d, true, fmt.Sprintf("the recipe says that container %s has %d bytes, and it has %d", container.Digest, container.Size, size)})
+			out = append(out, Damage{d, true, fmt.Sprintf("the recipe expects base %s to have "+
+				"%d bytes, and it has %d", container.Digest, container.Size, size)})
 		}
 		if IsMissingOrDamaged(err) {
-			out = append(out, Damage{Digest: container.Digest, Why: "a container is no good: " + err.Error()})
+			out = append(out, Damage{Digest: container.Digest, Why: "a base blob is damaged: " +
+				"" + err.Error()})
 		}
 	}
 	if len(out) > 0 {
@@ -520,7 +522,7 @@ func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	}
 	// All containers are sound: what does not come out right is the recipe's doing.
 	if err := s.Check(ctx, d); IsMissingOrDamaged(err) {
-		out = append(out, Damage{d, true, "the recipe is no good: " + err.Error()})
+		out = append(out, Damage{d, true, "the recipe is damaged: " + err.Error()})
 	}
 	return out
 }

@@ -151,7 +151,7 @@ func (vs *Store) Sweep() {
 			err = vs.remove(d.path, d.files)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			vs.o.Log.Warn("view not removed", "path", d.path, "error", err)
+			vs.o.Log.Warn("cannot remove a view", "path", d.path, "error", err)
 			continue
 		}
 		vs.mu.Lock()

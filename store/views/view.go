@@ -135,7 +135,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		return nil, err
 	}
 	if err := vs.o.Index.Views.Save(b.ID[:], []byte(vs.savedPath(v))); err != nil {
-		vs.o.Log.Warn("view not remembered", "error", err) // it is made again after a restart
+		vs.o.Log.Warn("cannot record a view", "error", err) // it is made again after a restart
 	}
 	vs.setCurrent(b.ID, v)
 	if _, err := vs.o.Index.Get(b.ID); errors.Is(err, index.ErrNotFound) { // its removal meanwhile may have missed this view
@@ -499,7 +499,7 @@ func (vs *Store) discard(v *View) {
 		_ = v.inner.Close() // read-only: nothing can be lost
 	}
 	if err := vs.remove(v.path, v.files); err != nil {
-		vs.o.Log.Warn("view not removed", "path", v.path, "error", err)
+		vs.o.Log.Warn("cannot remove a view", "path", v.path, "error", err)
 	}
 }
 

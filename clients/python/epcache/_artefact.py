@@ -214,7 +214,7 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
     fd = None
     if "fd" in reply:
         if not stat.S_ISDIR(os.fstat(received[reply["fd"]]).st_mode):
-            raise _errors.ProtocolError("the descriptor of the view is not one of a folder")
+            raise _errors.ProtocolError("the descriptor of the view is not a directory")
         fd = received.pop(reply["fd"])
     explained = None
     if "explanation" in reply:

@@ -263,7 +263,7 @@ def test_what_is_not_wanted_is_not_started(home: Path, monkeypatch: pytest.Monke
 @real
 def test_configuration_switches_it_off(home: Path) -> None:
     configure(home, "autostart = false\n")
-    with pytest.raises(epcache.NoDaemon, match="switched off in"):
+    with pytest.raises(epcache.NoDaemon, match="disabled in"):
         epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
     assert daemons(home) == []
 

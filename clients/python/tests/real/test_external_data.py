@@ -143,4 +143,4 @@ def test_data_outside_the_folder_is_refused_by_both(daemon: Daemon, runtime: Cal
         (one,) = sessions(runtime(NEW), daemon, path, {"plain": plain})
         assert "escapes model directory" in one["error"], one
     refused = daemon.refused("get", str(path), "--ep", f"{EP}:CPU")
-    assert "leaves the model's folder" in refused
+    assert "lies outside the model's directory" in refused

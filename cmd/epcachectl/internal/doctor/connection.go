@@ -208,7 +208,8 @@ func whyCannotStart(ctx context.Context, program string) (text, hint string) {
 		info, err = os.Stat(above)
 	}
 	if err == nil && !info.IsDir() {
-		return fmt.Sprintf("%s is no folder", above), "another program put it there: move it away"
+		return fmt.Sprintf("%s is not a directory", above), "another program put it there: move " +
+			"it away"
 	}
 	if err := unix.Access(above, unix.W_OK|unix.X_OK); err != nil {
 		return fmt.Sprintf("its state folder %s cannot be written: %v", state, err), "see whose the folder is, and that its disk is mounted writable; or put the state elsewhere: state in epcached.toml"

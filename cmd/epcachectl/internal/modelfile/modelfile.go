@@ -117,7 +117,7 @@ func KindName(mode fs.FileMode) string {
 // spelling is refused; links inside the folder are followed, with the rights of this process.
 func (m *Model) External(location string) (*os.File, error) {
 	if !filepath.IsLocal(filepath.FromSlash(location)) {
-		return nil, fmt.Errorf("file %q lies outside the model's folder", location)
+		return nil, fmt.Errorf("file %q lies outside the model's directory", location)
 	}
 	var failed error
 	for _, folder := range m.Folders {

@@ -36,7 +36,7 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 		return c.Invalidate(ctx, q, w.Entries, w.Reason, w.DryRun)
 	case *wire.Remove:
 		if w.All == (len(w.Entries) > 0) {
-			return nil, badRequest("remove: name entries, or say all")
+			return nil, badRequest("remove: name entries, or set all")
 		}
 		return c.Remove(ctx, q, w.Entries, w.All, w.DryRun)
 	case *wire.Pin:
@@ -124,7 +124,7 @@ func (b *Backend) status(ctx context.Context, p request.Peer) (*wire.StatusReply
 func (b *Backend) collect(ctx context.Context, p request.Peer, w *wire.Collect,
 	progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	if w.ToBytes != nil && w.GetToBytes() < 0 {
-		return nil, badRequest("collect: to_bytes %d is less than nothing", w.GetToBytes())
+		return nil, badRequest("collect: to_bytes %d: must not be negative", w.GetToBytes())
 	}
 	plan, err := b.Cache.PlanCollection(ctx, p, store.Goal{Bytes: w.ToBytes}, progress)
 	if err == nil && !w.DryRun {

@@ -110,7 +110,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 		ORTVersion: w.OrtVersion}
 	for _, f := range w.Files {
 		if int64(f.Fd) >= int64(len(fds)) {
-			return unixsock.Answer{}, badRequest("put: a file has no descriptor")
+			return unixsock.Answer{}, badRequest("submitted build: a file has no descriptor")
 		}
 		put.Files = append(put.Files, claims.PutFile{Name: f.Name, File: fds[f.Fd]})
 	}
@@ -136,8 +136,9 @@ func (b *Backend) Administrator(p unixsock.Peer) bool { return b.Cache.Rights.Is
 func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 	if !b.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil,
-			"the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
-			WithHint("run it as that user, or have administrators in the daemon's configuration name this one")
+			"only uid %d and administrators may stop this daemon", os.Geteuid()).
+			WithHint("run it as that user, or add this user to administrators in the daemon's " +
+				"configuration")
 	}
 	ends, end, err := os.Pipe()
 	if err != nil {

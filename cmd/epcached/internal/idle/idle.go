@@ -64,7 +64,7 @@ func (i *idler) check(now time.Time) string {
 	for _, p := range i.files {
 		info, err := os.Stat(p.path)
 		if (err != nil || !os.SameFile(info, p.info)) && i.idle() {
-			return p.path + " is not there any more"
+			return p.path + " no longer exists"
 		}
 	}
 	switch {

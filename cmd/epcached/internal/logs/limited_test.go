@@ -48,7 +48,7 @@ func TestLinesOfOneUserAreLimited(t *testing.T) {
 		require.Equal(t, 1, count(`msg="connection refused"`), "and so has each kind")
 		time.Sleep(limitInterval + time.Second)
 		synctest.Wait()
-		require.Equal(t, 1, count(`msg="lines left out" uid=1 lines=80 message=answer`))
+		require.Equal(t, 1, count(`msg="log lines dropped" uid=1 lines=80 message=answer`))
 		require.Equal(t, 1, count("left out"))
 		log.Info("answer", "uid", uint32(1))
 		require.Equal(t, maxLines+1, count("msg=answer uid=1"), "the time has passed")

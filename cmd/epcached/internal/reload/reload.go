@@ -50,7 +50,8 @@ func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 	ctx, cancel := context.WithCancel(ctx)
 	r.watcher = watch.New(watch.Options{Quiet: config.Seconds(r.Started.Quiet), Poll: config.Seconds(r.Started.Poll), Log: r.Log})
 	if info, err := os.Stat(r.Started.File); err == nil && !info.Mode().IsRegular() {
-		r.Log.Info("the configuration is no regular file, so it is not read again", "file", r.Started.File)
+		r.Log.Info("the configuration is not a regular file, so it is not "+
+			"reloaded", "file", r.Started.File)
 		r.initOnce = true
 	}
 	var work sync.WaitGroup
@@ -63,7 +64,7 @@ func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 			case <-ctx.Done():
 				return
 			case <-hangup:
-				r.Log.Info("reading the configuration again", "why", "SIGHUP")
+				r.Log.Info("reloading the configuration", "why", "SIGHUP")
 				r.reload(true)
 			case e := <-r.watcher.Events():
 				if e.Kind == watch.Settled {
@@ -131,7 +132,7 @@ func (r *Reloader) reload(tell bool) {
 		r.accept(s, set)
 	} else {
 		r.noteRefused(err)
-		status += "the configuration is wrong, and the earlier one stays in force"
+		status += "the configuration has mistakes, so the previous one stays in effect"
 	}
 	if tell {
 		systemd.Notify(r.Log, daemon.SdNotifyReady+"\n"+status)
@@ -156,14 +157,15 @@ func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
 		return
 	}
 	LogWarnings(r.Log, s)
-	r.Log.Info("configuration read again", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
+	r.Log.Info("configuration "+
+		"reloaded", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
 	r.Cache.RecordConfiguration(acceptedText(changed, r.waiting))
 }
 
 func acceptedText(changed, waiting []string) string {
-	text := "read again; nothing of what is in force is different"
+	text := "reloaded; no value in effect has changed"
 	if len(changed) > 0 {
-		text = "changed, and in force now: " + strings.Join(changed, ", ")
+		text = "changed and in effect: " + strings.Join(changed, ", ")
 	}
 	if len(waiting) > 0 {
 		text += "; takes effect after a restart: " + strings.Join(waiting, ", ")
@@ -181,11 +183,13 @@ func (r *Reloader) noteRefused(err error) {
 		lines = append(lines[:maxRefused], "and more")
 	}
 	for _, line := range lines {
-		r.Log.Error("configuration refused, the earlier one stays in force", "error", line)
+		r.Log.Error("configuration has mistakes, so the previous one stays in "+
+			"effect", "error", line)
 	}
 	r.Cache.SetConfigured(query.Configured{Refused: lines, Waiting: r.waiting})
 	if text != r.refusedText {
-		r.Cache.RecordConfiguration("refused, and the earlier one stays in force: " + strings.Join(lines, "; "))
+		r.Cache.RecordConfiguration("it has mistakes, so the previous one stays in effect: " +
+			"" + strings.Join(lines, "; "))
 	}
 	r.refusedText = text
 }
