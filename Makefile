@@ -74,6 +74,10 @@ demo: build ## compile real models once, serve them to a second application, and
 	@testdata/fetch-models $(DEPS)/models $(DEMO_MODELS)
 	@$(VENV) testdata/demo.py
 
+.PHONY: demo-picture
+demo-picture: ## draw doc/demo.svg from report/demo.md, which make demo leaves
+	@$(VENV) testdata/demo_picture.py
+
 # ./... does not match it.
 EP_TOOL = ./testdata/ep/conformance
 
