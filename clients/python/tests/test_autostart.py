@@ -198,7 +198,7 @@ def test_both_doctors_find_the_same(home: Path) -> None:
     assert status == 1 and "configuration" in [subject for severity, subject, _ in seen if severity == "problem"]
 
 
-# doc/operations.md, "Removing it", has this list.
+# doc/operations.md, "Stopping and removing it", has this list.
 STAYS = "CACHEDIR.TAG README epcached.log epcached.sock.lock epcached.sock.start index.db journal lock reserve".split()
 
 
