@@ -119,7 +119,7 @@ var allowed = map[string][]string{
 		"internal/apierr", "internal/memo"},
 	"cache/workspace": {"cache/identity", "cache/jobs", "cache/request",
 		"cache/runtimes", "cas", "compilers", "epmodel", "index", "store/packing",
-		"internal/apierr", "internal/keyed", "internal/slowfile", "internal/sparse", "store"},
+		"internal/apierr", "internal/bytesize", "internal/keyed", "internal/slowfile", "internal/sparse", "store"},
 	"cache/build": {"cache/event", "cache/failure", "cache/identity",
 		"cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/rights",
 		"cache/runtimes", "cache/loadcheck", "cache/workspace", "cas", "compilers", "epmodel", "index",

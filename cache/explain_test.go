@@ -358,3 +358,20 @@ func TestWhyANameMeansSeveral(t *testing.T) {
 	require.Contains(t, e.Hint, first.RequestKey.String()[:16])
 	require.Contains(t, e.Hint, second.RequestKey.String()[:16])
 }
+
+// A build that is lost with its manifest leaves its reason in the history.
+func TestWhyNamesADamagedManifest(t *testing.T) {
+	b := newBench(t)
+	b.use(1)
+	b.close()
+	found, err := filepath.Glob(filepath.Join(b.state, "manifests", "??", "*"))
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.NoError(t, os.Truncate(found[0], 20))
+	require.NoError(t, os.Remove(filepath.Join(b.state, "index.db")))
+	b.open()
+	require.Contains(t, b.explain(b.request(b.model(1))).Reason,
+		"its manifest was damaged, and is in the quarantine")
+	b.use(1)
+	require.Equal(t, request.Hit, b.use(1).Outcome)
+}

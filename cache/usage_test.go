@@ -200,3 +200,14 @@ func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
 	require.Zero(t, b.cache.Queries.Doctor().Thrashing())
 	require.Equal(t, query.SeverityOK, b.cache.Queries.Doctor().SpaceAdvice(b.self())[0].Severity)
 }
+
+// A blob in the quarantine is no misaccounted space though a client still holds a view of it.
+func TestTheAccountIsExactAfterAQuarantine(t *testing.T) {
+	b := newBench(t)
+	held := b.acquire(b.held(1))
+	b.exact()
+	require.NoError(t, b.cache.Store.Repair(context.Background(), held.Build.Files[1].Digest, "a test"))
+	b.exact()
+	require.NoError(t, held.View.Close())
+	b.exact()
+}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/epcached/epcached/compilers/workerproto"
 )
@@ -42,6 +43,7 @@ type ORT struct {
 	host          *host         // what of the system's means workers get
 	leftFolders   []os.DirEntry // in Scratch, of an earlier process
 	leave         sync.Once     // removes them, which can only be done by the workers' unit
+	startTimeout  time.Duration // of a worker's process, or of an instance of the workers' unit
 	sandboxResult sandboxResult
 	unknown       sync.Map        // by the paths of EPs: those that need more system calls than the known ones
 	tools         map[string]Tool // by EP: see AddTools
@@ -74,7 +76,7 @@ func NewORT(o ORTOptions) *ORT {
 	if o.Socket != "" {
 		left, _ = os.ReadDir(o.Scratch) // none yet
 	}
-	return &ORT{leftFolders: left, opts: o, stacks: stacks, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
+	return &ORT{leftFolders: left, opts: o, stacks: stacks, startTimeout: 30 * time.Second, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
 }
 
 // Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -136,11 +137,58 @@ type child struct{ cmd *exec.Cmd }
 
 func (o *ORT) startChild(l workerproto.Launch, files []*os.File, way isolation) (*child, error) {
 	cmd := exec.Command(o.opts.Worker, "prepare", l.Prepare)
-	cmd.Dir, cmd.Env, cmd.Stderr, cmd.ExtraFiles = l.Dir, l.Env, files[0], files[1:]
+	cmd.Dir, cmd.Env = l.Dir, l.Env
 	cmd.SysProcAttr = o.attributes(way)
-	started := make(chan error)
-	o.launcher.calls <- func() { started <- cmd.Start() }
-	return &child{cmd}, <-started
+	own, err := duplicates(files) // the start may go on when the caller has closed the others
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stderr, cmd.ExtraFiles = own[0], own[1:]
+	started, timeout := make(chan error, 1), time.NewTimer(o.startTimeout)
+	defer timeout.Stop()
+	select {
+	case o.launcher.calls <- func() { started <- cmd.Start(); closeAll(own) }:
+	case <-timeout.C:
+		closeAll(own)
+		return nil, errStartBlocked
+	}
+	c := &child{cmd}
+	select {
+	case err := <-started:
+		return c, err
+	case <-timeout.C:
+	}
+	go func() {
+		if <-started == nil {
+			c.kill()
+			c.reap()
+		}
+	}()
+	return nil, errStartBlocked
+}
+
+// errStartBlocked is returned while the kernel keeps a new process from running its program. The
+// process first closes what the daemon has open, which blocks while a FUSE server does not answer.
+var errStartBlocked = errors.New("the kernel starts no process: a client's file may be on a FUSE " +
+	"file system that does not answer")
+
+// duplicates returns descriptors of the same open files, which the caller closes.
+func duplicates(files []*os.File) (own []*os.File, err error) {
+	for _, f := range files {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			closeAll(own)
+			return nil, err
+		}
+		own = append(own, os.NewFile(uintptr(fd), f.Name()))
+	}
+	return own, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // the worker has its own
+	}
 }
 
 func (c *child) wait() {

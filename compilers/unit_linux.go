@@ -12,9 +12,6 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// unitStartTimeout is how long systemd may take to start an instance of the workers' unit.
-const unitStartTimeout = 30 * time.Second
-
 // noUser is the id of no user: the workers of a unit are known by their group.
 const noUser = ^uint32(0)
 
@@ -45,7 +42,7 @@ type unit struct {
 
 // startUnit has systemd start an instance, which starts the worker with these descriptors from 2 on.
 func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err error) {
-	conn, err := net.DialTimeout("unix", o.opts.Socket, unitStartTimeout)
+	conn, err := net.DialTimeout("unix", o.opts.Socket, o.startTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("worker_socket: %w", err)
 	}
@@ -55,7 +52,7 @@ func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err er
 		}
 	}()
 	u := &unit{conn: conn.(*net.UnixConn), in: bufio.NewReader(conn)}
-	if err := conn.SetReadDeadline(time.Now().Add(unitStartTimeout)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(o.startTimeout)); err != nil {
 		return nil, err
 	}
 	if err := workerproto.Receive(u.in, &u.ended); err != nil {

@@ -88,6 +88,9 @@ func (x *Index) Repair(f Finding, dry bool) (action string, rebuild bool, err er
 		x.manifests.changing.Lock()
 		defer x.manifests.changing.Unlock()
 		err = cmp.Or(cas.SetAside(x.FS, x.dir, f.Object, f.Detail), x.FS.SyncDir(filepath.Dir(f.Object)))
+		if id, foreign := ParseBuildID(filepath.Base(f.Object)); err == nil && foreign == nil {
+			x.noteLost(id)
+		}
 	}
 	return "quarantine it", f.Kind != "foreign", err
 }

@@ -337,7 +337,7 @@ func TestStopWhileGivingTheDatabaseUp(t *testing.T) {
 		before := fs.Steps()
 		fs.StopAt(before + step)
 		broken := new(BrokenError)
-		require.ErrorAs(t, x.db.fail(&panicError{"a test"}), &broken)
+		require.ErrorAs(t, x.db.fail(&panicError{cause: "a test"}), &broken)
 		requireAfterCrash(t, fs, []outcome{{build: old, there: true}})
 		_ = x.Close() // it has stopped
 		if fs.Steps() < before+step {

@@ -59,10 +59,18 @@ func (e *BrokenError) Error() string { return "index.db cannot be used: " + e.Ca
 // Unwrap returns what was wrong.
 func (e *BrokenError) Unwrap() error { return e.Cause }
 
-// panicError is a panic out of bbolt.
-type panicError struct{ cause string }
+// panicError is a panic out of bbolt. detail is its own words, for the log.
+type panicError struct{ cause, detail string }
 
 func (e *panicError) Error() string { return e.cause }
+
+// panicIn returns the words of bbolt's panic that an error is from, "" if it is from none.
+func panicIn(err error) string {
+	if p, is := errors.AsType[*panicError](err); is {
+		return p.detail
+	}
+	return ""
+}
 
 // recoverFaults runs fn, and returns a fault or another panic as an error.
 func recoverFaults(fn func() error) (err error) {
@@ -71,9 +79,9 @@ func recoverFaults(fn func() error) (err error) {
 		switch p := recover().(type) {
 		case nil:
 		case interface{ Addr() uintptr }: // of package runtime
-			err = &panicError{"memory fault: a page cannot be read, or the file was truncated"}
+			err = &panicError{"memory fault: a page cannot be read, or the file was truncated", ""}
 		default:
-			err = &panicError{fmt.Sprint(p)}
+			err = &panicError{"its pages contradict each other", fmt.Sprint(p)}
 		}
 	}()
 	return fn()

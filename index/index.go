@@ -311,7 +311,7 @@ func (x *Index) Problems() []Finding {
 // Open may use it again; nil: it will not.
 func (x *Index) reportBroken(err *BrokenError, unmarked error) {
 	x.Log.Error("index.db is damaged; the next start rebuilds it from the manifests",
-		"store", x.dir, "cause", err.Cause)
+		"store", x.dir, "cause", err.Cause, "panic", panicIn(err))
 	if unmarked != nil {
 		x.Log.Error("index.db cannot be marked as damaged: remove it before the next start",
 			"store", x.dir, "error", unmarked)

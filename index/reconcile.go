@@ -145,12 +145,27 @@ func (x *Index) loadManifest(id BuildID) (Build, bool) {
 	if errors.As(err, new(*DamageError)) {
 		err := cas.SetAside(x.FS, x.dir, path, err.Error())
 		if err = errors.Join(err, x.FS.SyncDir(x.manifests.folder(id[0]))); err == nil {
+			x.noteLost(id)
 			return Build{}, false
 		}
 		x.report(Finding{"damaged", path, "it cannot be moved to quarantine: " + err.Error()})
 	}
 	x.manifests.folders[id[0]].unread.Store(true)
 	return Build{}, false
+}
+
+// noteLost writes into the history that a build is gone with its damaged manifest, for the request
+// that earlier events name.
+func (x *Index) noteLost(id BuildID) {
+	all := x.Journal.eventsThat(func(e *Event) bool { return e.BuildID == id })
+	if len(all) == 0 {
+		return
+	}
+	e := all[len(all)-1]
+	e.At, e.Kind, e.Text = x.now(), "retracted", "its manifest was damaged, and is in the quarantine"
+	if err := x.Journal.note(e); err != nil {
+		x.Log.Warn("history could not be written", "build", id, "error", err)
+	}
 }
 
 // findingOf returns what readManifest's error says of the manifest at path.

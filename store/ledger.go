@@ -53,6 +53,14 @@ type Bounds struct {
 // shares reports whether a share of the budget bounds the user.
 func (b *Bounds) shares(uid uint32) bool { return b.Share > 0 && b.bound(uid) }
 
+// ShareOf returns the part of some bytes that the user may take, as user_share says of the budget.
+func (b *Bounds) ShareOf(uid uint32, bytes int64) int64 {
+	if !b.shares(uid) {
+		return bytes
+	}
+	return int64(float64(bytes) * min(float64(b.Share)/float64(b.Budget), 1))
+}
+
 // Bounds returns the bounds that are in force, and what is free now.
 func (st *Store) Bounds() (Bounds, error) {
 	o := st.settings.Load().Space

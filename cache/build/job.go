@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -224,13 +225,8 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		return nil, fmt.Errorf("%w: %w", workspace.ErrOriginal, err)
 	}
 	if err != nil {
-		if free, err2 := cas.FreeBytes(out); err2 == nil && free < store.Spare {
-			return nil, apierr.New(apierr.NoSpace, err,
-				"model %q does not compile; only %s are free in %q",
-				j.Request.Name, bytesize.Text(free), j.bd.Store.Directory())
-		}
-		return nil, j.withAdvice(
-			request.CompileError(err, result.Log, "model %q does not compile", j.replaceName(err)))
+		return nil, cmp.Or(j.fullDisk(out, err), j.withAdvice(
+			request.CompileError(err, result.Log, "model %q does not compile", j.replaceName(err))))
 	}
 	phase("checking")
 	hashed := j.hashAhead(ctx, out, result.Files)
@@ -240,7 +236,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		return nil, j.librariesReplaced()
 	}
 	if err != nil {
-		return nil, err
+		return nil, cmp.Or(j.fullDisk(out, err), err)
 	}
 	phase("storing")
 	if j.scope == "" {
@@ -255,6 +251,17 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		return result, err
 	}
 	return j.store(ctx, b, out, hashed())
+}
+
+// fullDisk returns the refusal of a compile that failed on a disk without space for an artefact of
+// the model's size, otherwise nil. That is no failure of the model's, and not all EPs say so.
+func (j *Job) fullDisk(out string, err error) error {
+	free, unknown := cas.FreeBytes(out)
+	if unknown != nil || workspace.CheckSpace(out, j.AllFiles()) == nil {
+		return nil
+	}
+	return apierr.New(apierr.NoSpace, err, "model %q does not compile; only %s are free in %q",
+		j.Request.Name, bytesize.Text(free), j.bd.Store.Directory())
 }
 
 // provideModel has the model ready for the worker. It returns a function that waits for the proof

@@ -9,12 +9,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/internal/slowfile"
 	"github.com/epcached/epcached/store"
 )
@@ -27,12 +29,13 @@ func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File
 	folder, removeFolder, err := in.Store.Stage("slow-")
 	var copies []*os.File
 	var taken int64
+	owner := in.Owner(uid)
 	remove = func() {
 		for _, f := range copies {
 			_ = f.Close() // opened for reading only: nothing can be lost
 		}
 		removeFolder()
-		in.slow.Add(-taken)
+		in.slow.add(owner, -taken)
 	}
 	if err != nil {
 		return nil, remove, err
@@ -46,7 +49,7 @@ func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File
 		if err != nil {
 			return nil, remove, notCopiedError(ctx, err, f)
 		}
-		if err = in.reserveSlow(st.Size); err != nil {
+		if err = in.reserveSlow(owner, st.Size); err != nil {
 			return nil, remove, request.StoreError(err, f.Name())
 		}
 		taken += int64(st.Size)
@@ -59,22 +62,48 @@ func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File
 	return local, remove, nil
 }
 
+// slowBytes are the bytes of the copies of CopySlowFiles that exist or are being made.
+type slowBytes struct {
+	mu    sync.Mutex
+	all   int64
+	users map[uint32]int64 // by owner
+}
+
+// add adds bytes to those of an owner, below 0 too, and returns the sums.
+func (s *slowBytes) add(owner uint32, bytes int64) (own, all int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users == nil {
+		s.users = make(map[uint32]int64)
+	}
+	s.all += bytes
+	if s.users[owner] += bytes; s.users[owner] == 0 {
+		delete(s.users, owner)
+		return 0, s.all
+	}
+	return s.users[owner], s.all
+}
+
 // reserveSlow sets space aside for a copy of the size that the file system states. All copies take at
 // most half of what is free above the store's floor, because the collector would otherwise evict
-// builds for them.
-func (in *Maker) reserveSlow(stated uint64) error {
+// builds for them, and those of one user a part of that, as user_share says.
+func (in *Maker) reserveSlow(owner uint32, stated uint64) error {
 	b, err := in.Store.Bounds()
 	if err != nil {
 		return err
 	}
-	const what = "a copy of the model"
 	most, size := (b.Free-b.Floor)/2, int64(min(stated, math.MaxInt64))
-	if err := store.Fits(what, size, most); err != nil {
+	if err := store.Fits("a copy of the model", size, most); err != nil {
 		return err // by itself already, so that no sum overflows
 	}
-	err = store.Fits(what, in.slow.Add(size), most)
+	own, all := in.slow.add(owner, size)
+	err = store.Fits("the copies of models on slow file systems", all, most)
+	if share := b.ShareOf(owner, most); err == nil && own > share {
+		err = fmt.Errorf("%w: copies of one user's models on slow file systems take %s of at most %s "+
+			"(user_share in [space])", unix.ENOSPC, bytesize.Text(own), bytesize.Text(share))
+	}
 	if err != nil {
-		in.slow.Add(-size)
+		in.slow.add(owner, -size)
 	}
 	return err
 }

@@ -25,10 +25,37 @@ func TestCopiesOfSlowFilesShareTheFreeSpace(t *testing.T) {
 	require.NoError(t, err)
 	in := &Maker{Store: st}
 	large := uint64((b.Free - b.Floor) / 3)
-	require.NoError(t, in.reserveSlow(large))
-	require.ErrorIs(t, in.reserveSlow(large), unix.ENOSPC)
+	require.NoError(t, in.reserveSlow(1, large))
+	require.ErrorIs(t, in.reserveSlow(1, large), unix.ENOSPC)
 	for _, size := range []uint64{1 << 62, 1<<63 - 1, 1 << 63, 1<<64 - 1} {
-		require.ErrorIs(t, in.reserveSlow(size), unix.ENOSPC, size)
+		require.ErrorIs(t, in.reserveSlow(1, size), unix.ENOSPC, size)
 	}
-	require.EqualValues(t, large, in.slow.Load(), "refused sizes are not set aside")
+	own, all := in.slow.add(1, 0)
+	require.EqualValues(t, []int64{int64(large), int64(large)}, []int64{own, all},
+		"refused sizes are not set aside")
+}
+
+// Copies of one user leave space for those of others, and the refusal names the limit and its key.
+func TestCopiesOfSlowFilesOfOneUserLeaveSpaceForOthers(t *testing.T) {
+	st, err := store.Open(filepath.Join(t.TempDir(), "state"), store.Options{Now: time.Now,
+		Log: slog.New(slog.DiscardHandler), Published: func(*index.Build, uint32) {},
+		Withheld: func(*index.Build) {}, Compiling: func() bool { return false },
+		Settings: store.Settings{Space: store.SpaceOptions{
+			Budget: store.Amount{Bytes: 1 << 40}, UserShare: store.Amount{Percent: 25}}},
+		Bound: func(uid uint32) bool { return uid != 0 }})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, st.Close()) }()
+	b, err := st.Bounds()
+	require.NoError(t, err)
+	in := &Maker{Store: st}
+	part := uint64((b.Free - b.Floor) / 2 / 10)
+	require.NoError(t, in.reserveSlow(1, part))
+	require.NoError(t, in.reserveSlow(1, part))
+	err = in.reserveSlow(1, part)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorContains(t, err, "user_share")
+	for _, uid := range []uint32{2, 3, 0, 0} {
+		require.NoError(t, in.reserveSlow(uid, part), "uid %d", uid)
+	}
+	require.NoError(t, in.reserveSlow(0, part), "administrators are not bound")
 }

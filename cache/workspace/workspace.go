@@ -39,7 +39,7 @@ type Maker struct {
 	Checks   *jobs.Queue   // bounds the load checks, comparisons and conversions that run at a time
 	Owner    func(uid uint32) uint32
 	Slow     *keyed.Shares[uint32] // bounds the copies of CopySlowFiles, by owner
-	slow     atomic.Int64          // bytes of the copies of CopySlowFiles that exist or are being made
+	slow     slowBytes
 }
 
 // AcquireSlot waits for one of Checks for the request, which may be nil: for none.

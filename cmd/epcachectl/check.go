@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -65,10 +66,7 @@ func check(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.C
 
 // reportFindings prints what was found, and reports whether it is damage.
 func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
-	// A kind that is not known is damage, because a newer daemon may find more.
-	damaged = slices.ContainsFunc(r.GetFindings(), func(f *wire.Finding) bool {
-		return f.GetKind() != "leftover" && f.GetKind() != "stale view"
-	})
+	damaged = slices.ContainsFunc(r.GetFindings(), needsRepair)
 	if a.JSON {
 		return damaged, a.Print.JSON(jsonout.Of(r, "blobs", "builds", "bytes", "findings", "more"))
 	}
@@ -84,6 +82,16 @@ func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 	return damaged, nil
 }
 
+// needsRepair reports whether a finding is damage that nothing was done about yet. A kind that is
+// not known is damage, because a newer daemon may find more.
+func needsRepair(f *wire.Finding) bool {
+	return f.GetKind() != "leftover" && f.GetKind() != "stale view" &&
+		!strings.HasPrefix(f.GetAction(), nothingLeft)
+}
+
+// nothingLeft begins the action for damage that the daemon has dealt with; the reason follows.
+const nothingLeft = "none: "
+
 // printStoreFindings prints findings, and after the words of action what a repair does or has done
 // about each; "": without that.
 func printStoreFindings(p *term.Printer, list []*wire.Finding, action string) {
@@ -93,7 +101,9 @@ func printStoreFindings(p *term.Printer, list []*wire.Finding, action string) {
 		for _, b := range f.GetBuilds() {
 			p.Line("  needed by build %s", term.Short(b))
 		}
-		if action != "" {
+		if why, dealt := strings.CutPrefix(f.GetAction(), nothingLeft); dealt {
+			p.Line("  nothing is left to repair: %s", term.Printable(why))
+		} else if action != "" {
 			p.Line("  %s: %s", action, cmp.Or(term.Printable(f.GetAction()), "nothing"))
 		}
 	}

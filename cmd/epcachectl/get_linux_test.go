@@ -727,3 +727,10 @@ epcachectl: hint: wait for it: epcachectl get --ep StandInExecutionProvider `+mo
 	require.Equal(t, result{exit.Done, "would wait for " + model + ": it is being compiled\n", ""},
 		r)
 }
+
+func TestARuntimeThatIsNotThere(t *testing.T) {
+	newStandIn(t).serve()
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--runtime", "/nonexistent")
+	require.Equal(t, exit.NotFound, r.code, r.err)
+	require.Contains(t, r.err, "--runtime /nonexistent: no such directory")
+}

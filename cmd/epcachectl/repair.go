@@ -61,7 +61,7 @@ func repair(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.
 		switch action := f.GetAction(); {
 		case action == "" && f.GetKind() != "leftover", strings.HasPrefix(action, "failed: "):
 			left++
-		case action != "" && !strings.HasPrefix(action, "none: "):
+		case action != "" && !strings.HasPrefix(action, nothingLeft):
 			done++
 		}
 		reopens = reopens || f.GetKind() == "index"

@@ -333,3 +333,19 @@ func TestNamesCannotDrive(t *testing.T) {
 	require.Equal(t, `"\x1b[2J"`, term.Printable("\x1b[2J"))
 	require.Equal(t, "modèle.onnx", term.Printable("modèle.onnx"))
 }
+
+// Damage that the daemon has dealt with is shown and explained, and is none for check or repair.
+func TestCheckAndRepairAgreeOnDamageThatWasDealtWith(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	b.set(func() {
+		b.findings = []*wire.Finding{{Kind: "missing", Object: "y", Detail: "the blob is not there",
+			Action: "none: its builds are withheld already"}}
+	})
+	for _, verb := range [][]string{{"check"}, {"repair", "-n"}, {"repair"}} {
+		r := call(t, verb...)
+		require.Equal(t, exit.Done, r.code, verb)
+		require.Contains(t, r.out, "missing y: the blob is not there\n"+
+			"  nothing is left to repair: its builds are withheld already\n")
+	}
+}

@@ -234,3 +234,31 @@ func freeOn(t *testing.T, path string) int64 {
 	require.NoError(t, unix.Statfs(path, &st))
 	return int64(st.Bavail) * st.Bsize
 }
+
+// A compile that fails while its artefact would not fit on the disk is no failure of the model's,
+// whatever the EP calls it, and is not remembered.
+func TestAFailureOnAFullDiskIsNotRemembered(t *testing.T) {
+	disk := smallDisk(t, 192<<20)
+	in := serveInside(t, filepath.Join(disk, "state"), cache.Options{})
+	c, err := in.dial(t)
+	require.NoError(t, err)
+	defer c.Close()
+	path, model := filepath.Join(disk, "model.onnx"), compilertest.Dense(1, 2048, 1)
+	require.NoError(t, os.WriteFile(path, model, 0o644))
+	refused := func() error {
+		request := forModel(path, &wire.ExecutionProvider{Name: standin.EP,
+			Options: map[string]string{"fault": string(standin.Refuse)}})
+		_, _, err := c.Acquire(limited(t), request, []*os.File{openFile(t, path)}, nil, nil)
+		return err
+	}
+	filler := filepath.Join(disk, "filler")
+	fillDisk(t, filler, store.Spare+int64(len(model))*5/2) // the worker has two copies
+	err = refused()
+	require.ErrorIs(t, err, unixsock.ErrNoSpace)
+	require.ErrorContains(t, err, "are free in")
+	require.ErrorContains(t, err, "told to refuse")
+	require.NoError(t, os.Remove(filler))
+	err = refused()
+	require.ErrorIs(t, err, unixsock.ErrCompileFailed)
+	require.NotContains(t, err.Error(), "failed once", "it was tried again")
+}

@@ -403,7 +403,7 @@ const (
 	kindFolders    = "folders"
 )
 
-var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindViews, kindUnkept, kindStaging, kindQuarantine, kindIndex, kindJournal, kindReserve, kindOthers, kindFolders}
+var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindQuarantine, kindViews, kindUnkept, kindStaging, kindIndex, kindJournal, kindReserve, kindOthers, kindFolders}
 
 // kindOf says what a path below the state folder is.
 func kindOf(rel string) string {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math"
 	"os"
@@ -273,7 +274,13 @@ func RuntimeAt(dir string) (*wire.Runtime, error) {
 		return nil, nil
 	}
 	abs, err := filepath.Abs(dir)
-	return &wire.Runtime{Directory: abs}, err
+	if err == nil {
+		_, err = os.Stat(abs)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, exit.Missing(fmt.Sprintf("--runtime %s: no such directory", term.Brief(dir)))
+	}
+	return &wire.Runtime{Directory: abs}, nil
 }
 
 func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, error) {
