@@ -35,6 +35,7 @@ SECTIONS = {
 MADE_BY_CLIENT = frozenset(("Artefact", "Claim", "Subscription"))  # no caller constructs them
 COLUMNS = 100
 SHORT = 240  # characters of a method that is a list item
+NUMBERS = {name: number for path in PACKAGE.glob("*.py") for name, number in re.findall(r"(?m)^([A-Z_]+) = ([0-9.]+)\b", path.read_text())}
 NOT_FOR_CALLERS = frozenset(("message", "described", "neighbours"))
 HEAD = """# Python API
 
@@ -166,16 +167,22 @@ def _call(node: ast.FunctionDef, name: str) -> str:
     arguments = node.args
     shown = [one.arg for one in arguments.args if one.arg != "self"]
     for i, value in enumerate(reversed(arguments.defaults)):
-        shown[-1 - i] += f"={ast.unparse(value)}"
+        shown[-1 - i] += f"={_value(value)}"
     if arguments.vararg:
         shown.append(f"*{arguments.vararg.arg}")
     elif arguments.kwonlyargs:
         shown.append("*")
     for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        shown.append(one.arg + (f"={ast.unparse(value)}" if value is not None else ""))
+        shown.append(one.arg + (f"={_value(value)}" if value is not None else ""))
     if arguments.kwarg:
         shown.append(f"**{arguments.kwarg.arg}")
     return f"{name}({', '.join(shown)})"
+
+
+def _value(value: ast.expr) -> str:
+    """Returns a default, a named number by its value."""
+    text = ast.unparse(value)
+    return NUMBERS.get(text, "inf" if text == "math.inf" else text)
 
 
 def _signature(node: ast.FunctionDef, name: str) -> str:
@@ -185,7 +192,7 @@ def _signature(node: ast.FunctionDef, name: str) -> str:
 
 
 def _item(text: str) -> str:
-    return textwrap.fill(text, COLUMNS, subsequent_indent="  ", initial_indent="- ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(" ".join(text.split()), COLUMNS, subsequent_indent="  ", initial_indent="- ", break_long_words=False, break_on_hyphens=False)
 
 
 def _wrapped(text: str) -> str:
