@@ -161,7 +161,7 @@ var allowed = map[string][]string{
 		"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/modelfile",
 		"cmd/epcachectl/internal/term", "compilers", "internal/config", "unixsock",
 		"unixsock/wire"},
-	"cmd/epcachectl/internal/exit":    {"cas", "unixsock", "internal/modelname"},
+	"cmd/epcachectl/internal/exit":    {"cas", "unixsock", "internal/modelname", "internal/suggest"},
 	"cmd/epcachectl/internal/jsonout": {},
 	"cmd/epcachectl/internal/modelfile": {"cas", "cmd/epcachectl/internal/exit", "epmodel",
 		"unixsock", "internal/modelname"},

@@ -50,6 +50,9 @@ func listen(path string, mode os.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), folderMode); err != nil {
 		return nil, err
 	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return nil, noSocket(info) // before anything is written beside what is not the daemon's
+	}
 	unlock, err := lockSocket(path)
 	if err != nil {
 		return nil, err
@@ -84,6 +87,10 @@ func lockSocket(path string) (unlock func(), err error) {
 	}
 }
 
+func noSocket(info fs.FileInfo) error {
+	return fmt.Errorf("another file has this path (%s), and is not replaced", info.Mode().Type())
+}
+
 func removeStale(path string) error {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -91,8 +98,7 @@ func removeStale(path string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("another file has this path (%s), and is not "+
-			"replaced", info.Mode().Type())
+		return noSocket(info)
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {

@@ -103,6 +103,7 @@ func TestNonSocketIsNeverRemoved(t *testing.T) {
 		after, err := os.Lstat(path)
 		require.NoError(t, err)
 		require.True(t, os.SameFile(before, after))
+		require.NoFileExists(t, path+".lock", "nothing is written beside it")
 	}
 }
 

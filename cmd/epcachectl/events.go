@@ -82,7 +82,7 @@ func sinceMs(at time.Time) int64 {
 
 func printEvent(a *cli.Call, e *wire.Event) error {
 	if !a.JSON {
-		a.Print.Line("%s", eventLine(e))
+		a.Print.Line("%s", eventLine(a.Print, e))
 		return nil
 	}
 	a.Print.Clear()
@@ -91,8 +91,8 @@ func printEvent(a *cli.Call, e *wire.Event) error {
 	return enc.Encode(jsonout.Of(e))
 }
 
-func eventLine(e *wire.Event) string {
-	return fmt.Sprintf("%s  %-11s", term.Time(e.GetAtMs()), term.Printable(e.GetKind())) +
+func eventLine(p *term.Printer, e *wire.Event) string {
+	return term.Time(e.GetAtMs()) + "  " + p.State(fmt.Sprintf("%-11s", term.Printable(e.GetKind()))) +
 		term.WithPrefix("  ", e.GetModel()) + term.WithPrefix("  build ", term.Short(e.GetBuild())) +
 		term.WithPrefix("  ", e.GetRuntime()) + term.WithPrefix("  ", e.GetText())
 }

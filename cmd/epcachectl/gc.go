@@ -19,7 +19,7 @@ func newGc(a *cli.Call) *cobra.Command {
 	var to string
 	var request wire.Collect
 	cmd := &cobra.Command{
-		Use:   "gc [--to SIZE] [-n]",
+		Use:   "gc [SIZE] [-n]",
 		Short: "evict the least valuable builds",
 		Long: `gc evicts builds until the store is within the bounds of its configuration ([space]:
 budget, free_floor, max_unused, max_entries, user_bytes), or until builds take at most SIZE on
@@ -35,13 +35,20 @@ by how much (short_bytes with --json), and the exit status is 8.
 
 With -n it prints the plan, evicts nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
 		Example: `  epcachectl gc -n
-  epcachectl gc --to 20GiB -n`,
-		Args: cli.UsageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("to") {
+  epcachectl gc 20GiB -n`,
+		Args: cli.UsageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			named := cmd.Flags().Changed("to")
+			if named && len(args) > 0 {
+				return exit.Usagef("gc: SIZE and --to SIZE: name one of them")
+			}
+			if len(args) > 0 {
+				to, named = args[0], true
+			}
+			if named {
 				bytes, err := parseSize(to)
 				if err != nil {
-					return exit.Usagef("gc: --to: %w", err)
+					return exit.Usagef("gc: %w", err)
 				}
 				request.ToBytes = &bytes
 			}
@@ -57,7 +64,7 @@ With -n it prints the plan, evicts nothing, and exits as the plan would.` + exit
 			})
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "", "`SIZE` on disk that builds are to take at most")
+	cmd.Flags().StringVar(&to, "to", "", "the same as `SIZE`")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "change nothing, print the plan")
 	return cmd
 }

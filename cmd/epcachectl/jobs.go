@@ -78,13 +78,13 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) {
 			waiting = fmt.Sprint(n)
 		}
 		rows = append(rows, []string{
-			term.TextOrDash(term.Short(j.GetId())), term.TextOrDash(j.GetState()), term.TextOrDash(j.GetPhase()),
+			term.TextOrDash(term.Short(j.GetId())), p.State(term.TextOrDash(j.GetState())), term.TextOrDash(j.GetPhase()),
 			term.RoundSeconds(term.Milliseconds(j.GetElapsedMs())), usually, waiting, modelOf(j),
 			term.TextOrDash(j.GetEp()), term.TextOrDash(j.GetWhy()),
 		})
 	}
 	if len(jobs) > 0 {
-		p.Table(rows)
+		p.Table(rows, "WAITING", "PHASE", "EP", "USUALLY", "WHY")
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -18,29 +20,36 @@ import (
 
 func newList(a *cli.Call) *cobra.Command {
 	var filter wire.List
+	var long bool
 	cmd := &cobra.Command{
-		Use:   "list [--model MODEL] [--ep EP]",
+		Use:   "list [--model MODEL] [--ep EP] [-l]",
 		Short: "list stored builds",
 		Long: `list prints a line for each build that the caller may see: key, model, execution
 provider with its version and SDK, compatibility with this machine, size, hits, how many times
 faster it loads than its source, how it is kept, and state.
 
 A weight-sharing group is one build: its first model is named, with the number of others. --json
-prints a list of objects.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
+prints a list of objects.
+
+On a terminal the builds used last come first, and what all have in common stands above them.
+-l prints every column, and the paths of models that the caller may know.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return list(cmd.Context(), a, &filter)
+			return list(cmd.Context(), a, &filter, long)
 		},
 	}
 	cmd.Flags().StringVar(&filter.Model, "model", "", "only of the `MODEL` with this name or digest prefix")
 	cmd.Flags().StringVar(&filter.Ep, "ep", "", "only of this execution `PROVIDER`")
+	cmd.Flags().BoolVarP(&long, "long", "l", false, "print all columns, and paths of models")
 	return cmd
 }
 
-// list prints page after page. Where the daemon goes away in between, the next one is asked for the rest.
-func list(ctx context.Context, a *cli.Call, filter *wire.List) error {
-	array, table, listed := term.NewArray(a.Print, ""), term.NewColumns(a.Print), 0
+// list prints page after page; on a terminal it prints all at the end, in the order of use. Where the daemon goes away in between, the next one is asked for the rest.
+func list(ctx context.Context, a *cli.Call, filter *wire.List, long bool) error {
+	array, listed := term.NewArray(a.Print, ""), 0
+	table := term.NewColumns(a.Print, "GAIN", "KEPT", "FITS", "HITS", "VERSION", "SDK", "EP", "PATH")
+	var all []*wire.Build // for a terminal
 	err := a.WithProgress(func(progress func(*wire.Progress)) error {
 		return a.WithReader(ctx, func(ctx context.Context, c *unixsock.Client) error {
 			return c.ListPages(ctx, filter, progress, func(page []*wire.Build) error {
@@ -49,7 +58,11 @@ func list(ctx context.Context, a *cli.Call, filter *wire.List) error {
 				if a.JSON {
 					return array.Add(jsonout.List(page)...)
 				}
-				return table.Print(buildRows(page, first))
+				if a.Print.Width > 0 {
+					all = append(all, page...)
+					return nil
+				}
+				return table.Print(buildRows(a.Print, page, first, long))
 			})
 		})
 	})
@@ -60,8 +73,43 @@ func list(ctx context.Context, a *cli.Call, filter *wire.List) error {
 		return errors.Join(array.End(), a.Print.Result([]byte("\n")))
 	case listed == 0:
 		a.Print.Note(nothingListed(filter))
+	case len(all) > 0:
+		slices.SortStableFunc(all, func(x, y *wire.Build) int {
+			return cmp.Compare(lastUse(y), lastUse(x))
+		})
+		rows := buildRows(a.Print, all, true, long)
+		if !long {
+			rows = withoutCommon(a.Print, rows)
+		}
+		return table.Print(rows)
 	}
 	return nil
+}
+
+func lastUse(b *wire.Build) int64 { return max(b.GetLastUsedMs(), b.GetCreatedMs()) }
+
+// withoutCommon prints what is equal in all rows, and returns the rows without it. SIZE and what
+// counts uses stay, because equal ones are a coincidence.
+func withoutCommon(p *term.Printer, rows [][]string) [][]string {
+	var common []string
+	for i := len(rows[0]) - 1; i >= 0; i-- {
+		head := rows[0][i]
+		if len(rows) < 3 || !slices.Contains([]string{"EP", "VERSION", "SDK", "FITS", "GAIN", "KEPT", "STATE"}, head) ||
+			slices.ContainsFunc(rows[1:], func(row []string) bool { return row[i] != rows[1][i] }) {
+			continue
+		}
+		if value := rows[1][i]; value != "-" {
+			common = append(common, strings.ToLower(head)+" "+value)
+		}
+		for r := range rows {
+			rows[r] = slices.Delete(rows[r], i, i+1)
+		}
+	}
+	if len(common) > 0 {
+		slices.Reverse(common)
+		p.Line("%s", p.Bold("all: "+strings.Join(common, ", ")))
+	}
+	return rows
 }
 
 func nothingListed(filter *wire.List) string {
@@ -76,12 +124,15 @@ func nothingListed(filter *wire.List) string {
 }
 
 // buildRows are rows of a table of builds, none where there are no builds; the first ones have a head.
-func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
+func buildRows(p *term.Printer, builds []*wire.Build, first, long bool) (rows [][]string) {
 	if len(builds) == 0 {
 		return nil
 	}
 	if first {
 		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "KEPT", "STATE"}}
+		if long {
+			rows[0] = append(rows[0], "PATH")
+		}
 	}
 	for _, b := range builds {
 		state := term.TextOrDash(b.GetState())
@@ -89,12 +140,24 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 			state += ", pinned"
 		}
 		rows = append(rows, []string{
-			term.Short(b.GetBuild()), modelColumn(b), term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
-			term.TextOrDash(b.GetSdkVersion()), cmp.Or(verdict(b.GetCompatibility()), "-"), term.Bytes(sizeOf(b)),
-			fmt.Sprint(b.GetHits()), term.Time(b.GetLastUsedMs()), gainColumn(b), term.TextOrDash(b.GetKeptAs()), state,
+			term.Short(b.GetBuild())[:digits(p, b)], modelColumn(b), term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
+			term.TextOrDash(b.GetSdkVersion()), p.State(cmp.Or(verdict(b.GetCompatibility()), "-")), term.Bytes(sizeOf(b)),
+			fmt.Sprint(b.GetHits()), p.When(b.GetLastUsedMs()), gainColumn(b), term.TextOrDash(b.GetKeptAs()), p.State(state),
 		})
+		if long {
+			rows[len(rows)-1] = append(rows[len(rows)-1], term.TextOrDash(b.GetModelPath()))
+		}
 	}
 	return rows
+}
+
+// digits is how many of a key a table shows: a narrow terminal has the fewest that name a build.
+func digits(p *term.Printer, b *wire.Build) int {
+	most := 12
+	if p.Width > 0 && p.Width < 100 {
+		most = 8
+	}
+	return min(most, len(b.GetBuild()))
 }
 
 func modelColumn(b *wire.Build) string {

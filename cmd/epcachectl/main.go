@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,6 +52,9 @@ func execute(ctx context.Context, a *cli.Call, args []string) int {
 	err := root.ExecuteContext(ctx)
 	err = cmp.Or(a.Print.Failed(), err)
 	if _, reported := errors.AsType[exit.Status](err); err != nil && !reported {
+		if a.JSON || slices.Contains(args, "--json") { // which is not read where another flag is wrong
+			a.Print.JSONFailure(err)
+		}
 		a.Print.Failure(err)
 	}
 	a.Print.Clear()
@@ -95,7 +99,11 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 		if is && len(wrong.GetValue()) > 100 { // the value may be a whole file
 			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
 		}
-		return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
+		hint := cmd.CommandPath() + " --help"
+		if unknown, is := errors.AsType[*pflag.NotExistError](err); is {
+			hint = cmp.Or(exit.DidYouMean("--", unknown.GetSpecifiedName(), cli.FlagNames(cmd)), hint)
+		}
+		return exit.Usage(exit.Hint(err, hint))
 	})
 	for _, verb := range []func(*cli.Call) *cobra.Command{
 		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe, newCheck, newRepair,

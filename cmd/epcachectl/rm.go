@@ -28,7 +28,7 @@ affected. ENTRY is as for show; a model's name means all builds of every model w
 
 --all removes everything that the caller may remove, for administrators also leftovers and the
 quarantine. Remembered failures stay (jobs retry --all forgets them). On a terminal it asks before
-it removes more than one build, unless -f is given.
+it removes more than one build, unless --yes is given; without a terminal --all needs --yes.
 
 With -n it prints what would be removed, and how many bytes that frees.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl rm mobilenet.onnx
@@ -56,15 +56,20 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 	}
 	cmd.Flags().BoolVar(&request.All, "all", false, "delete everything")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "delete nothing, print what would be")
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "do not ask")
+	cmd.Flags().BoolVarP(&force, "yes", "y", false, "do not ask; --all needs it where there is no terminal")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "the same as --yes")
 	return cmd
 }
 
 // confirm asks a person before more than one build is deleted; a script means what it says. The name of a model means all builds
 // of all models that are called so, which is more than many think of.
 func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove, args []string) error {
-	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) {
-		return nil // no terminal, so no answer
+	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // so there is no answer
+		if request.GetAll() {
+			return exit.Usage(exit.Hint(errors.New("rm --all: no terminal to ask on"),
+				"delete without being asked: epcachectl rm --all --yes"))
+		}
+		return nil
 	}
 	plan, err := unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true}, nil)
 	if err != nil {
@@ -93,7 +98,7 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 		if !request.GetAll() {
 			what = strings.Join(term.Printables(args), " ")
 		}
-		return exit.Hint(errors.New("rm: nothing deleted"), "delete without being asked: epcachectl rm "+what+" -f")
+		return exit.Hint(errors.New("rm: nothing deleted"), "delete without being asked: epcachectl rm "+what+" --yes")
 	}
 	return nil
 }

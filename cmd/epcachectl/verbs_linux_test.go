@@ -95,13 +95,13 @@ func TestChangesAndDryRun(t *testing.T) {
 		call(t, "invalidate", "x", "-n").out)
 	require.Equal(t, "would delete tiny.onnx: build cdcdcdcdcdcd of "+
 		"StandInExecutionProvider\n2.0 KiB would be freed\n", call(t, "rm", "x", "-n").out)
-	require.Equal(t, exit.Done, call(t, "rm", "--all", "-n").code)
+	require.Equal(t, exit.Done, call(t, "rm", "--all", "--yes", "-n").code)
 	require.Empty(t, b.changed())
 	require.Equal(t,
 		"deleted tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n2.0 KiB freed\n",
-		call(t, "rm", "--all").out)
+		call(t, "rm", "--all", "--yes").out)
 	require.Equal(t, []string{"remove "}, b.changed())
-	for _, args := range [][]string{{"rm"}, {"rm", "--all", "x"}, {"invalidate"}} {
+	for _, args := range [][]string{{"rm"}, {"rm", "--all", "--yes", "x"}, {"invalidate"}} {
 		require.Equal(t, exit.BadUsage, call(t, args...).code, args)
 	}
 	out := said(t, call(t, "rm", "x", "-n", "--json"))

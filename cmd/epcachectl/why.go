@@ -161,7 +161,7 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 		if i == 0 {
 			p.Line("\nhistory:")
 		}
-		p.Line("  %s", eventLine(event))
+		p.Line("  %s", eventLine(p, event))
 	}
 	return nil
 }

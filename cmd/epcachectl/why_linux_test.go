@@ -245,8 +245,8 @@ func TestDryRunShows(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(call(t, "get", model, ep, "-n", "--json").out), &list))
 	require.Equal(t, true, list[0]["dry_run"])
 	b.set(func() { b.builds = []*wire.Build{} })
-	require.Equal(t, "deleted nothing: there are no such builds\n", call(t, "rm", "--all").out)
-	require.Equal(t, "would delete nothing: there are no such builds\n", call(t, "rm", "--all", "-n").out)
+	require.Equal(t, "deleted nothing: there are no such builds\n", call(t, "rm", "--all", "--yes").out)
+	require.Equal(t, "would delete nothing: there are no such builds\n", call(t, "rm", "--all", "--yes", "-n").out)
 }
 
 func TestHugeNamesAreCut(t *testing.T) {

@@ -125,6 +125,10 @@ func step(err error, format string, args ...any) error {
 
 // The main goroutine stays on the main thread: see prepare.
 func init() { runtime.LockOSThread() }
+
+// version is set by the linker for releases.
+var version = "0.1.0-dev"
+
 func main() { os.Exit(run(os.Args[1:])) }
 
 func failed(status int, err error) int {
@@ -147,6 +151,9 @@ func run(args []string) int {
 		if err := serve(); err != nil {
 			return failed(workerproto.ExitSetup, err)
 		}
+		return workerproto.ExitDone
+	case len(args) == 1 && args[0] == "--version":
+		fmt.Println("epcached-ort", version)
 		return workerproto.ExitDone
 	case len(args) == 1 && args[0] == "work":
 		return work()

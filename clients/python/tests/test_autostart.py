@@ -208,7 +208,7 @@ def test_rm_all_leaves_what_is_documented(home: Path) -> None:
     configure(home, 'idle_exit = "0.3s"\n')
     answer(ask(home))
     (state(home) / "quarantine" / "left").write_text("by a check")
-    removed = control("rm", "--all")
+    removed = control("rm", "--all", "--yes")
     assert removed.returncode == 0, removed.stderr
     until(lambda: not daemons(home))
     files = sorted(str(path.relative_to(state(home))) for path in state(home).rglob("*") if not path.is_dir())

@@ -30,7 +30,7 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 @pytest.fixture
 def ask(daemon: Daemon, runtime: Callable[[str], Path], programs: Path, models: Any) -> Callable[..., Any]:
     """Runs an application; each test has a store of its own for all it can tell."""
-    daemon.control("rm", "--all")
+    daemon.control("rm", "--all", "--yes")
 
     def run(worker: str = str(programs / "epcached-ort"), where: Path | None = None, **more: Any) -> Any:
         environment = {"EPCACHE_SOCKET": daemon.socket, "EPCACHE_WORKER": worker}
@@ -174,7 +174,7 @@ def test_artefact_does_not_depend_on_who_compiles_or_on_where_the_model_lies(
 
     def files() -> Any:
         (build,) = daemon.control("list")
-        daemon.control("rm", "--all")
+        daemon.control("rm", "--all", "--yes")
         return build["files"]
 
     def application(path: Path, in_memory: bool) -> Any:

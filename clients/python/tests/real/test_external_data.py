@@ -68,7 +68,7 @@ def require_equal(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("version", [NEW, OLD])
 def test_model_in_memory_with_the_folder_of_its_data(version: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path) -> None:
     """The example of ONNX Runtime's page on EPContext models."""
-    daemon.control("rm", "--all")
+    daemon.control("rm", "--all", "--yes")
     path = spelled(tmp_path, ["a.bin", "s/a.bin"])
     one: dict[str, Any] = {"in_memory": True, "folder": str(tmp_path)}
     relative = {**one, "folder": tmp_path.name, "working": str(tmp_path.parent)}

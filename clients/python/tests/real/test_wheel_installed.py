@@ -144,7 +144,7 @@ def test_two_commands_and_five_lines(user: User, runtime: Callable[[str], Path],
     report = json.loads((user.home / "report").read_text())
     assert report["outcomes"] == {"hit": 1} and report["notes"] == [], report
 
-    user.says("epcachectl", "rm", "--all")
+    user.says("epcachectl", "rm", "--all", "--yes")
     user.pip("uninstall", "--yes", "epcache")
     left = {str(path.relative_to(user.home)) for path in user.home.rglob("*epcach*")}
     assert left - {wheel.name} <= {str(path.relative_to(user.home)) for path in (user.state, *user.state.rglob("*"))}

@@ -175,7 +175,7 @@ var onMissNames = map[string]wire.OnMiss{
 func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *term.Phases) modelResult {
 	path := paths[0]
 	result := modelResult{path: path, adopted: g.adopt}
-	defer show.Done(path)
+	defer func() { show.Done(path, result.queued() || errors.Is(result.err, unixsock.ErrBusy)) }()
 	models, failed, err := modelfile.OpenAll(paths)
 	if err != nil {
 		result.err = exit.WithOperation(g.name(), failed, err)

@@ -232,14 +232,16 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 		if err != nil {
 			return err
 		}
-		show := term.NewPhases(g.Print, g.Progress, len(asks))
+		follow = follow && !g.DryRun
+		show := term.NewPhases(g.Print, g.Progress || follow && !g.Print.Terminal && !g.JSON, len(asks))
+		show.Waits = follow
 		results := acquireEach(ctx, c, asks, w.onMiss, show)
-		show.End()
 		closeViews(results)
-		g.askAgain(ctx, c, asks, results, w.onMiss)
-		if follow && !g.DryRun {
-			g.followAll(ctx, c, asks, results)
+		askAgain(ctx, c, asks, results, w.onMiss, show)
+		if follow {
+			followAll(ctx, c, asks, results, show)
 		}
+		show.End()
 		return g.report(eachModel(asks, results))
 	})
 }
@@ -280,13 +282,8 @@ func isStore(dir string) bool {
 }
 
 // askAgain asks for what the daemon had no room for, each time after the end of a compile that was asked for before.
-func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
-	onMiss wire.OnMiss) {
-	if !slices.ContainsFunc(results, func(r modelResult) bool { return errors.Is(r.err, unixsock.ErrBusy) }) {
-		return
-	}
-	show := term.NewPhases(g.Print, g.Progress, len(results))
-	defer show.End()
+func askAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
+	onMiss wire.OnMiss, show *term.Phases) {
 	var jobs []*modelResult // that may still be under way, in the order in which they were taken
 	for i := range results {
 		if results[i].reply.GetJob() != "" {
@@ -301,7 +298,7 @@ func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk,
 			// Followers report how it ends; here it only has to end.
 			_, _ = before.clientFor(c).Follow(ctx, &wire.Follow{Job: before.reply.GetJob()},
 				func(p *wire.Progress) { show.Phase(before.path, p) })
-			show.Done(before.path)
+			show.Done(before.path, false)
 			*r = asks[i].acquire(ctx, c, onMiss, show)
 			closeViews([]modelResult{*r})
 			if r.reply.GetJob() != "" {
@@ -312,15 +309,14 @@ func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk,
 }
 
 // followAll waits for the jobs among the results, some at a time: they run in the order in which they were asked for.
-func (g *Get) followAll(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult) {
-	show := term.NewPhases(g.Print, g.Progress || !g.Print.Terminal && !g.JSON, len(results))
-	defer show.End()
+func followAll(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
+	show *term.Phases) {
 	inParallel(len(results), func(i int) {
 		r := &results[i]
 		if r.err == nil && r.reply.GetJob() != "" {
 			asks[i].follow(ctx, c, r, show)
 		}
-		show.Done(r.path)
+		show.Done(r.path, false)
 	})
 }
 

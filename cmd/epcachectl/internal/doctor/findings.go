@@ -112,7 +112,7 @@ func listFindings(p *term.Printer, r *Result) {
 		return rank[a.Severity] - rank[b.Severity]
 	})
 	for _, f := range sorted {
-		p.Line("%-8s %s: %s", term.Printable(f.Severity), term.Printable(f.Subject), term.Printable(f.Text))
+		p.Line("%s %s: %s", p.State(fmt.Sprintf("%-8s", term.Printable(f.Severity))), term.Printable(f.Subject), term.Printable(f.Text))
 		if f.Hint != "" {
 			p.Line("         -> %s", term.Printable(f.Hint))
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/modelname"
+	"github.com/epcached/epcached/internal/suggest"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -84,7 +86,16 @@ func OneOf(flag, value string, words ...string) error {
 		return nil
 	}
 	last := len(words) - 1
-	return Usagef("%s %q: it is %s or %s", flag, value, strings.Join(words[:last], ", "), words[last])
+	return Hint(Usagef("%s %q: it is %s or %s", flag, value, strings.Join(words[:last], ", "), words[last]),
+		DidYouMean("", value, slices.Values(words)))
+}
+
+// DidYouMean is the hint that asks for a known name close to an unknown one, "" if there is none.
+func DidYouMean(prefix, name string, known iter.Seq[string]) string {
+	if closest := suggest.Closest(name, known); closest != "" {
+		return "did you mean " + prefix + closest + "?"
+	}
+	return ""
 }
 
 // Status carries the exit code of what was reported already.

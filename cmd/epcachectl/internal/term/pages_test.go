@@ -44,9 +44,9 @@ func TestHowFarTheWholeStoreIs(t *testing.T) {
 	p := &wire.Progress{Phase: "reading builds", Detail: "250 of 1000 builds", Done: 250,
 		Total: 1000, ElapsedMs: 3000}
 	require.Equal(t, "reading builds  [#####...............]  3s (250 of 1000 builds)",
-		bar("", p, 0))
+		bar("", p, 0, 1000))
 	p.Done = 2000 // more came meanwhile
-	require.Contains(t, bar("", p, 0), "[####################]")
+	require.Contains(t, bar("", p, 0, 1000), "[####################]")
 	p.Total = 0
-	require.Equal(t, "reading builds  3s (250 of 1000 builds)", bar("", p, 0))
+	require.Equal(t, "reading builds  3s (250 of 1000 builds)", bar("", p, 0, 1000))
 }

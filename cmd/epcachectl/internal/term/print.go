@@ -13,8 +13,8 @@ import (
 	"sync"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
+	"github.com/charmbracelet/x/ansi"
 	xterm "golang.org/x/term"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
@@ -29,24 +29,34 @@ type Printer struct {
 	Out, Err io.Writer
 
 	mu            sync.Mutex // guards the progress lines
-	Terminal      bool
-	width         func() int // of the terminal, in characters
+	Terminal      bool       // messages go to one, and progress
+	width         func() int // of the terminal of messages, in cells
+	Width         int        // of the terminal of results, in cells; 0: they go to none
+	coloured      bool       // terminals have colours
 	progressLines int        // progress lines that stand on the terminal
+	printed       bool       // a part of a result
 	failed        error      // of a table
 }
 
 // NewPrinter returns a printer of results to out and of messages to err.
 func NewPrinter(out, err io.Writer) *Printer {
-	p := &Printer{Out: out, Err: err, Terminal: IsTerminal(err)}
-	p.width = func() int {
-		if f, ok := err.(*os.File); ok {
-			if width, _, err := xterm.GetSize(int(f.Fd())); err == nil && width > 0 {
-				return width
-			}
-		}
+	p := &Printer{Out: out, Err: err, Terminal: IsTerminal(err), Width: widthOf(out),
+		coloured: (IsTerminal(out) || IsTerminal(err)) && os.Getenv("NO_COLOR") == "" &&
+			os.Getenv("TERM") != "dumb"}
+	p.width = func() int { return cmp.Or(widthOf(err), 80) }
+	return p
+}
+
+// widthOf returns the cells in a line of a terminal, 0 for what is none.
+func widthOf(stream io.Writer) int {
+	if !IsTerminal(stream) {
+		return 0
+	}
+	width, _, err := xterm.GetSize(int(stream.(*os.File).Fd()))
+	if err != nil || width <= 0 {
 		return 80
 	}
-	return p
+	return width
 }
 
 // IsTerminal reports whether a reader or writer is a terminal.
@@ -58,30 +68,49 @@ func IsTerminal(stream any) bool {
 // Failure prints an error with the hints that it carries.
 func (p *Printer) Failure(err error) {
 	p.Clear()
-	fmt.Fprintf(p.Err, "epcachectl: %v\n", err)
+	p.message(red, "", err.Error())
 	for _, hint := range exit.Hints(err) {
 		p.Hint(hint)
 	}
 }
 
+// JSONFailure prints an error for scripts, unless a part of a result was printed: that stays without
+// its end, so that it is not taken for the whole.
+func (p *Printer) JSONFailure(err error) {
+	if !p.printed {
+		_ = p.JSON(jsonout.Object{"error": err.Error(), "hint": strings.Join(exit.Hints(err), "; "),
+			"exit_status": exit.Code(err)}) // the reader has closed the pipe
+	}
+}
+
 // Hint guesses what the user wants to do.
-func (p *Printer) Hint(text string) { fmt.Fprintf(p.Err, "epcachectl: hint: %s\n", text) }
+func (p *Printer) Hint(text string) { p.message(cyan, "hint: ", text) }
 
 // Warning tells of something that is wrong, of a call that goes on.
 func (p *Printer) Warning(text string) {
 	p.Clear()
-	fmt.Fprintf(p.Err, "epcachectl: warning: %s\n", text)
+	p.message(yellow, "warning: ", text)
 }
 
 // Note tells what a person may want to know, of a call that goes on.
 func (p *Printer) Note(text string) {
 	p.Clear()
-	fmt.Fprintf(p.Err, "epcachectl: %s\n", text)
+	p.message("", "", text)
+}
+
+// message prints what is no result, with its beginning in a colour.
+func (p *Printer) message(colour, kind, text string) {
+	begin := "epcachectl: " + kind
+	if !p.Terminal {
+		fmt.Fprintf(p.Err, "%s%s\n", begin, text)
+		return
+	}
+	fmt.Fprintln(p.Err, wrap(p.paint(colour, begin)+text, p.width()))
 }
 
 // Line prints a line of a result.
 func (p *Printer) Line(format string, args ...any) {
-	_ = p.Result(fmt.Appendf(nil, format+"\n", args...)) // the reader has closed the pipe
+	_ = p.Result([]byte(wrap(fmt.Sprintf(format, args...), p.Width) + "\n")) // the reader has closed the pipe
 }
 
 // Result writes a part of a result, after removing the progress display.
@@ -91,6 +120,7 @@ func (p *Printer) Result(text []byte) error {
 	if p.progressLines > 0 {
 		fmt.Fprint(p.Err, p.eraseSequence())
 	}
+	p.printed = p.printed || len(text) > 0
 	_, err := p.Out.Write(text)
 	return err
 }
@@ -104,8 +134,10 @@ func (p *Printer) JSON(v any) error {
 	return p.Result(text)
 }
 
-// Table prints rows in columns. Failed returns the error if that fails.
-func (p *Printer) Table(rows [][]string) { p.failed = cmp.Or(p.failed, NewColumns(p).Print(rows)) }
+// Table prints rows in columns, see NewColumns. Failed returns the error if that fails.
+func (p *Printer) Table(rows [][]string, optional ...string) {
+	p.failed = cmp.Or(p.failed, NewColumns(p, optional...).Print(rows))
+}
 
 // Failed returns the first error of a table.
 func (p *Printer) Failed() error { return p.failed }
@@ -130,10 +162,7 @@ func (p *Printer) progress(lines []string) {
 		if i > 0 {
 			text += "\n"
 		}
-		if runes := []rune(line); len(runes) >= width { // one that wraps would be two to erase
-			line = string(runes[:max(0, width-1)])
-		}
-		text += line
+		text += ansi.Truncate(line, max(0, width-1), "") // one that wraps would be two to erase
 	}
 	p.progressLines = len(lines)
 	fmt.Fprint(p.Err, text)
@@ -259,39 +288,6 @@ func Printables(names []string) []string {
 
 // A result of a hundred thousand lines is printed page by page as it arrives, so that its reader can
 // begin or stop early, and no process keeps all of it.
-
-// Columns prints rows of equal length below each other, some at a time. Columns become wider and never narrower: those of a result of one page are as wide as
-// they have to be.
-type Columns struct {
-	p      *Printer
-	widths []int // of all but the last, in characters
-}
-
-// NewColumns returns a table without rows.
-func NewColumns(p *Printer) *Columns { return &Columns{p: p} }
-
-const betweenColumns = 2
-
-// Print prints some rows.
-func (c *Columns) Print(rows [][]string) error {
-	for _, row := range rows {
-		c.widths = append(c.widths, make([]int, max(0, len(row)-1-len(c.widths)))...)
-		for i, cell := range row[:max(0, len(row)-1)] {
-			c.widths[i] = max(c.widths[i], utf8.RuneCountInString(cell))
-		}
-	}
-	var text bytes.Buffer
-	for _, row := range rows {
-		for i, cell := range row {
-			text.WriteString(cell)
-			if i < len(row)-1 {
-				text.WriteString(strings.Repeat(" ", c.widths[i]+betweenColumns-utf8.RuneCountInString(cell)))
-			}
-		}
-		text.WriteByte('\n')
-	}
-	return c.p.Result(text.Bytes())
-}
 
 // Array prints a list for scripts, some elements at a time. If the rest cannot be read, the list stays
 // without its end, so that a script does not take a part for the whole.

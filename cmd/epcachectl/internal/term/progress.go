@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -17,10 +19,13 @@ type Phases struct {
 	plain bool
 	total int
 	Start time.Time
+	Waits bool // a queued model is done when its job has ended
 
 	mu       sync.Mutex
-	finished int
-	running  []*running // in the order in which they were first heard of
+	finished map[string]bool // by name: the count never goes back
+	took     time.Duration   // of the compiles that are done
+	timed    int             // how many those are
+	running  []*running      // in the order in which they were first heard of
 	stop     chan struct{}
 	stopped  sync.WaitGroup
 }
@@ -34,7 +39,8 @@ type running struct {
 // NewPhases shows the progress of total models until End is called; plain prints each phase on a
 // line of its own.
 func NewPhases(p *Printer, plain bool, total int) *Phases {
-	s := &Phases{print: p, plain: plain, total: total, Start: time.Now(), stop: make(chan struct{})}
+	s := &Phases{print: p, plain: plain, total: total, Start: time.Now(),
+		finished: make(map[string]bool), stop: make(chan struct{})}
 	if p.Terminal && !plain {
 		s.stopped.Go(s.renew)
 	}
@@ -95,12 +101,19 @@ func detail(p *wire.Progress) string {
 	return " (" + strings.Join(parts, ", ") + ")"
 }
 
-// Done tells that a model is done.
-func (s *Phases) Done(name string) {
+// Done tells that a model is done, or is queued.
+func (s *Phases) Done(name string, queued bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.finished++
+	if queued && s.Waits {
+		return
+	}
+	s.finished[name] = true
 	if at := s.find(name); at >= 0 {
+		if r := s.running[at]; r.last.GetElapsedMs() > 0 {
+			s.took += elapsed(r.last, time.Since(r.at))
+			s.timed++
+		}
 		s.running = slices.Delete(s.running, at, at+1)
 	}
 }
@@ -109,16 +122,57 @@ func (s *Phases) lines(now time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var lines []string
-	for _, r := range s.running {
-		lines = append(lines, bar(r.name, r.last, now.Sub(r.at)))
+	width := 1000
+	if s.print.width != nil {
+		width = s.print.width()
+	}
+	for i, r := range s.running {
+		if i == mostBars && len(s.running) > i+1 {
+			lines = append(lines, fmt.Sprintf("and %d more", len(s.running)-i))
+			break
+		}
+		lines = append(lines, bar(r.name, r.last, now.Sub(r.at), width))
 	}
 	if len(lines) == 0 {
 		lines = append(lines, "asking  "+RoundSeconds(now.Sub(s.Start)))
 	}
 	if s.total > 1 {
-		lines = append(lines, fmt.Sprintf("%d of %d done  %s", s.finished, s.total, RoundSeconds(now.Sub(s.Start))))
+		line := fmt.Sprintf("%d of %d done  %s", len(s.finished), s.total, RoundSeconds(now.Sub(s.Start)))
+		if left := s.left(now); left > 0 {
+			line += ", about " + RoundSeconds(left) + " left"
+		}
+		lines = append(lines, line)
 	}
 	return lines
+}
+
+// left estimates how long all that is not done takes, 0 where nothing is known of it: each compile
+// takes as long as its own earlier ones, or as the mean of the others, and as many run at a time as
+// run now.
+func (s *Phases) left(now time.Time) time.Duration {
+	known, sum, parallel := s.timed, s.took, 0
+	for _, r := range s.running {
+		if usual := Milliseconds(r.last.GetEstimateMs()); usual > 0 {
+			sum += usual
+			known++
+		}
+		if r.last.GetPhase() != "queued" {
+			parallel++
+		}
+	}
+	if known == 0 {
+		return 0
+	}
+	mean := sum / time.Duration(known)
+	left := time.Duration(max(0, s.total-len(s.finished)-len(s.running))) * mean
+	for _, r := range s.running {
+		usual := Milliseconds(r.last.GetEstimateMs())
+		if usual <= 0 {
+			usual = mean
+		}
+		left += max(0, usual-elapsed(r.last, now.Sub(r.at)))
+	}
+	return left / time.Duration(max(1, parallel))
 }
 
 // End stops showing progress, and removes it from the terminal.
@@ -128,20 +182,39 @@ func (s *Phases) End() {
 	s.print.Clear()
 }
 
-const barCells = 20
+const (
+	barCells = 20
+	mostBars = 8
+)
 
 // bar tells in a line how far one model is, age after it was last reported: a bar where there is something to measure
 // by, which is bytes, builds or files, or how long such compiles took before. Without a name it is of the call itself.
-func bar(name string, p *wire.Progress, age time.Duration) string {
-	text := Printable(p.GetPhase())
+// A narrow terminal has first no details, then half of the bar, and the name in short; the bar is never cut.
+func bar(name string, p *wire.Progress, age time.Duration, width int) string {
+	text, cells, more := Printable(p.GetPhase()), barCells, detail(p)
 	if name != "" {
-		text = fmt.Sprintf("%-9s  %s", text, Printable(name))
+		text = fmt.Sprintf("%-9s", text)
 	}
-	if part, known := doneFraction(p, age); known {
-		full := int(part * barCells)
-		text += "  [" + strings.Repeat("#", full) + strings.Repeat(".", barCells-full) + "]"
+	rest := func() string {
+		line := ""
+		if part, known := doneFraction(p, age); known {
+			full := int(part * float64(cells))
+			line = "  [" + strings.Repeat("#", full) + strings.Repeat(".", cells-full) + "]"
+		}
+		return line + "  " + tookOf(p, age) + more
 	}
-	return text + "  " + tookOf(p, age) + detail(p)
+	space := func() int { return width - 1 - ansi.StringWidth(text+rest()) - betweenColumns }
+	least := min(ansi.StringWidth(Printable(name)), readable)
+	if space() < least {
+		more = ""
+	}
+	if space() < least {
+		cells = barCells / 2
+	}
+	if name != "" {
+		text += "  " + Middle(Printable(name), max(space(), 1))
+	}
+	return text + rest()
 }
 
 // doneFraction is how much is done. An estimate never fills the bar: only the end does.

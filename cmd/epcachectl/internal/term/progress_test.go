@@ -37,7 +37,7 @@ func TestBar(t *testing.T) {
 			"queued     m  0s (2 before it, 3 wait for it)"},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, bar("m", tc.p, tc.age)) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, bar("m", tc.p, tc.age, 1000)) })
 	}
 }
 
@@ -60,7 +60,7 @@ func TestProgressOnATerminal(t *testing.T) {
 }
 
 func TestLinesOfPhases(t *testing.T) {
-	s := &Phases{print: &Printer{}, total: 3, Start: time.Now()}
+	s := NewPhases(&Printer{}, false, 3)
 	require.Len(t, s.lines(s.Start), 2)
 	require.Equal(t, "asking  0s", s.lines(s.Start)[0])
 	s.Phase("a", &wire.Progress{Phase: "reading"})
@@ -70,7 +70,7 @@ func TestLinesOfPhases(t *testing.T) {
 	require.Equal(t, "compiling  a  0s", lines[0], "each model keeps its place")
 	require.Equal(t, "compiling  b  0s", lines[1])
 	require.Equal(t, "0 of 3 done  0s", lines[2])
-	s.Done("a")
+	s.Done("a", false)
 	lines = s.lines(s.Start)
 	require.Len(t, lines, 2)
 	require.Equal(t, "1 of 3 done  0s", lines[1])

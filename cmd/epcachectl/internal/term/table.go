@@ -1,0 +1,227 @@
+package term
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+// Columns prints rows of equal length below each other, some at a time. Columns become wider and
+// never narrower: those of a result of one page are as wide as they have to be. On a terminal no
+// line is wider than it: the second of two columns is wrapped, and of more columns the widest cells
+// are shortened in their middle, after the optional columns were left out.
+type Columns struct {
+	p        *Printer
+	optional []string // heads of columns, the least important first
+	dropped  []int
+	widths   []int
+}
+
+// NewColumns returns a table without rows. Its first row has the heads of its columns.
+func NewColumns(p *Printer, optional ...string) *Columns {
+	return &Columns{p: p, optional: optional}
+}
+
+const (
+	betweenColumns = 2
+	readable       = 24 // cells that a name needs at least for people to tell it from others
+)
+
+// Print prints some rows.
+func (c *Columns) Print(rows [][]string) error {
+	first := c.widths == nil
+	for _, row := range rows {
+		c.widths = append(c.widths, make([]int, max(0, len(row)-len(c.widths)))...)
+		for i, cell := range row {
+			c.widths[i] = max(c.widths[i], ansi.StringWidth(cell))
+		}
+	}
+	if first && len(rows) > 0 {
+		c.drop(rows[0])
+	}
+	c.shrink()
+	var text bytes.Buffer
+	for _, row := range rows {
+		text.WriteString(c.line(row))
+		text.WriteByte('\n')
+	}
+	return c.p.Result(text.Bytes())
+}
+
+func (c *Columns) line(row []string) string {
+	var line strings.Builder
+	for i, cell := range row {
+		last := i == len(row)-1
+		switch {
+		case slices.Contains(c.dropped, i):
+			continue
+		case last && i == 1 && c.p.Width > 0:
+			indent := ansi.StringWidth(line.String())
+			cell = hanging(cell, c.p.Width-indent, indent)
+		case c.p.Width > 0:
+			cell = Middle(cell, c.widths[i])
+		}
+		line.WriteString(cell)
+		if !last {
+			line.WriteString(strings.Repeat(" ", c.widths[i]+betweenColumns-ansi.StringWidth(cell)))
+		}
+	}
+	if c.p.Width > 0 {
+		return strings.TrimRight(line.String(), " ")
+	}
+	return line.String()
+}
+
+// drop leaves out optional columns for which the terminal has no cells.
+func (c *Columns) drop(heads []string) {
+	for _, head := range c.optional {
+		needed := 0
+		for _, width := range c.widths {
+			needed += min(width, readable)
+		}
+		if c.p.Width == 0 || needed+c.between() <= c.p.Width {
+			return
+		}
+		if at := slices.Index(heads, head); at >= 0 {
+			c.dropped = append(c.dropped, at)
+			c.widths[at] = 0
+		}
+	}
+}
+
+func (c *Columns) between() int { return betweenColumns * (len(c.widths) - 1 - len(c.dropped)) }
+
+// shrink takes cells from the widest columns until a line fits.
+func (c *Columns) shrink() {
+	over := -c.p.Width + c.between()
+	for _, width := range c.widths {
+		over += width
+	}
+	for ; over > 0 && c.p.Width > 0 && len(c.widths) > 2; over-- {
+		widest := 0
+		for i, width := range c.widths {
+			if width > c.widths[widest] {
+				widest = i
+			}
+		}
+		if c.widths[widest] <= 1 {
+			return
+		}
+		c.widths[widest]--
+	}
+}
+
+// Middle shortens text in its middle, because names differ at both ends: each part of a name with
+// slashes is shortened by itself, so that models of one hub, and files of one model, stay apart.
+func Middle(text string, width int) string {
+	all := ansi.StringWidth(text)
+	if all <= width {
+		return text
+	}
+	const shortest = 5 // cells of a part that still tell it from others
+	parts := strings.Split(strings.TrimSuffix(text, ".onnx"), "/")
+	if left := width - len(parts) + 1; len(parts) > 1 && left/len(parts) >= shortest {
+		byWidth := make([]int, len(parts))
+		for i := range parts {
+			byWidth[i] = i
+		}
+		slices.SortFunc(byWidth, func(x, y int) int {
+			return cmp.Compare(ansi.StringWidth(parts[x]), ansi.StringWidth(parts[y]))
+		})
+		for i, at := range byWidth { // the short ones leave cells to the long ones
+			parts[at] = Middle(parts[at], left/(len(parts)-i))
+			left -= ansi.StringWidth(parts[at])
+		}
+		return strings.Join(parts, "/")
+	}
+	end := (width - 1) / 2
+	return ansi.Truncate(text, width-1-end, "") + "…" + ansi.TruncateLeft(text, all-end, "")
+}
+
+// wrap breaks lines that are wider than a terminal between words. 0 is the width of what is none.
+func wrap(text string, width int) string {
+	if width == 0 {
+		return text
+	}
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		indent := len(line) - len(strings.TrimLeft(line, " "))
+		if indent = min(indent+2, width/2); ansi.StringWidth(line) > width {
+			lines[i] = hanging(line, width-indent, indent)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// hanging breaks text after width cells at most, and indents all of its lines but the first.
+func hanging(text string, width, indent int) string {
+	return strings.ReplaceAll(ansi.Wrap(text, max(width, 1), ""), "\n",
+		"\n"+strings.Repeat(" ", indent))
+}
+
+// The colours of terminals, by the codes that select them.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	cyan   = "36"
+	bold   = "1"
+)
+
+func (p *Printer) paint(code, text string) string {
+	if !p.coloured || code == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// Bold returns a heading of a result, as a terminal shows it.
+func (p *Printer) Bold(text string) string {
+	if p.Width == 0 {
+		return text
+	}
+	return p.paint(bold, text)
+}
+
+// State returns the word for a state or a severity, on a terminal in its colour.
+func (p *Printer) State(word string) string {
+	if p.Width == 0 {
+		return word
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(word), ",")
+	return p.paint(colours[first], word)
+}
+
+var colours = map[string]string{
+	"damaged": red, "failed": red, "problem": red, "damage": red, "unsupported": red, "withheld": yellow,
+	"warning": yellow, "stale": yellow, "prefer recompilation": yellow, "unkept": yellow,
+	"cancelled": yellow, "missed": yellow, "ok": green, "running": green, "compiled": green,
+	"optimal": green,
+}
+
+// When spells a time in milliseconds: on a terminal how long ago it was.
+func (p *Printer) When(ms int64) string {
+	if p.Width == 0 || ms == 0 {
+		return Time(ms)
+	}
+	return ago(time.Since(time.UnixMilli(ms)))
+}
+
+func ago(d time.Duration) string {
+	const day = 24 * time.Hour
+	for _, u := range []struct {
+		below, unit time.Duration
+		name        string
+	}{{time.Minute, time.Second, "s"}, {time.Hour, time.Minute, "min"}, {day, time.Hour, "h"},
+		{2 * day, day, "day"}, {1 << 62, day, "days"}} {
+		if d < u.below {
+			return fmt.Sprintf("%d %s ago", max(0, d/u.unit), u.name)
+		}
+	}
+	return "-"
+}

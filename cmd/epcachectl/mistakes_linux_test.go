@@ -1,0 +1,66 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+)
+
+func TestMistypedWordsHaveASuggestion(t *testing.T) {
+	newStandIn(t).serve()
+	for line, want := range map[string]string{
+		"lst":                              "did you mean list?",
+		"jobs folow x":                     "did you mean follow?",
+		"list --modl x":                    "did you mean --model?",
+		"get m --ep E --on-miss backgrund": "did you mean background?",
+		"frobnicate":                       "epcachectl --help",
+	} {
+		r := call(t, strings.Fields(line)...)
+		require.Equal(t, exit.BadUsage, r.code, r.err)
+		require.Contains(t, r.err, "hint: "+want, line)
+	}
+}
+
+// A script that asks for JSON gets it of every error, with the exit status that the call has.
+func TestErrorsAreJSONForScripts(t *testing.T) {
+	b := newStandIn(t)
+	b.err = errors.New("the index is damaged")
+	b.serve()
+	for _, line := range []string{"status", "list", "show x", "why x", "rm x", "pin x", "gc", "du",
+		"jobs", "probe", "check", "events", "invalidate x", "pack x", "list --modle", "lst", "get",
+		"jobs retry", "rm --all"} {
+		r := call(t, append(strings.Fields(line), "--json")...)
+		require.NotEqual(t, exit.Done, r.code, line)
+		out := said(t, r)
+		require.NotEmpty(t, at(t, out, "error"), line)
+		require.EqualValues(t, r.code, at(t, out, "exit_status"), line)
+	}
+}
+
+// A script that deletes everything says so.
+func TestDeletingAllWithoutATerminalNeedsYes(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	r := call(t, "rm", "--all")
+	require.Equal(t, exit.BadUsage, r.code)
+	require.Contains(t, r.err, "epcachectl rm --all --yes")
+	require.Empty(t, b.changed())
+	require.Equal(t, exit.Done, call(t, "rm", "--all", "--yes").code)
+	require.Equal(t, []string{"remove "}, b.changed())
+}
+
+func TestCollectingToASize(t *testing.T) {
+	newStandIn(t).serve()
+	require.Equal(t, call(t, "gc", "-n", "--to", "100MiB"), call(t, "gc", "-n", "100MiB"))
+	require.Equal(t, exit.BadUsage, call(t, "gc", "1x").code)
+	require.Equal(t, exit.BadUsage, call(t, "gc", "1GiB", "--to", "1GiB").code)
+}
+
+func TestVersionIsAFlagToo(t *testing.T) {
+	require.Contains(t, call(t, "--version").out, "epcachectl "+version)
+	require.Contains(t, call(t, "version").out, "epcachectl "+version)
+}
