@@ -117,8 +117,7 @@ type Cache struct {
 	work sync.WaitGroup     // which Close waits for
 }
 
-// Open opens the cache in dir, which it makes where there is none. One process has a cache open at
-// a time.
+// Open opens the cache in dir, or makes one. One process has a cache open at a time.
 func Open(dir string, o Options) (*Cache, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -206,7 +205,7 @@ func (c *Cache) PrepareClose() { c.builder.PrepareClose() }
 // start. It looks into the directory of every view that is in use, so it is not for each request.
 func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyLeased() }
 
-// Report decides on what a client reports of a build. from is the runtime that the client loaded it
+// Report decides on a client's report of a build. from is the runtime that the client loaded it
 // with.
 func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, from runtimes.Ref) (
 	*wire.ReportReply, error) {
@@ -235,8 +234,7 @@ func (c *Cache) RecordConfiguration(text string) {
 // maxConfigurationText bounds what a file with many mistakes says in one event.
 const maxConfigurationText = 2000
 
-// open opens the store, makes the parts in the order in which they need each other, and starts
-// them.
+// open opens the store, and makes and starts the parts in the order in which they need each other.
 func (c *Cache) open() error {
 	if err := c.openStore(); err != nil {
 		return err

@@ -26,8 +26,7 @@ type Options struct {
 	// Runtimes are registered by the administrator, in order of preference. In one with only
 	// Directory set, libraries are found.
 	Runtimes []compilers.Runtime
-	// AllowOptions are "EP/option" and "session/key": options that are passed on though nothing is
-	// known of them.
+	// AllowOptions are "EP/option" and "session/key": unknown options that are passed on.
 	AllowOptions []string
 	Jobs         int // compiles at the same time; 0: one per processor
 	// JobsMemory is how many bytes compiles may take together, as far as can be told. 0: half of

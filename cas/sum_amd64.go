@@ -55,8 +55,7 @@ func fullPieceOf(lanes int, b []byte, chunk uint64) guts.Node {
 	}
 	low = [maxLanes]uint32{}
 	for n := len(c) / 2; n > 1; n /= 2 {
-		// Below a whole step, the bytes behind the n pairs are joined as well, and the result is
-		// ignored.
+		// Below a whole step, bytes behind the n pairs are joined too, and the result is ignored.
 		for i := 0; i < n; i += lanes {
 			in := (*byte)(unsafe.Pointer(&c[2*i]))
 			compress(lanes,

@@ -56,8 +56,7 @@ type Compiler interface {
 	Compatibility(ctx context.Context, r Runtime, ep EP, infos []string) ([]Verdict, error)
 }
 
-// OpenModelCompiler is a Compiler that can have a model as an open file in the place of one that
-// stands at Job.Model.
+// OpenModelCompiler is a Compiler that can have a model as an open file in the place of Job.Model.
 type OpenModelCompiler interface {
 	// AcceptsOpenModel tells whether it can for this job, of which all but Pace is filled in.
 	AcceptsOpenModel(job Job) bool
@@ -121,8 +120,8 @@ type Pace struct {
 	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
 }
 
-// Session is what a session is made with, beside its execution providers. In JSON it is as request
-// records have it.
+// Session has a session's options but for its execution providers. Its JSON is that of request
+// records.
 type Session struct {
 	SessionOptions             map[string]string `json:"session_options"` // session config entries
 	FreeDimensions             map[string]int64  `json:"free_dimensions"` // by name

@@ -252,7 +252,7 @@ func LibrariesBeside(library string) []string {
 	return names
 }
 
-// IsForeign tells files of ONNX Runtime and of other EPs, which are no part of a library beside
+// IsForeign reports files of ONNX Runtime and other EPs, which are no part of a library beside
 // them.
 func IsForeign(file string) bool {
 	base := filepath.Base(file)

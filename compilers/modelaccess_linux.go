@@ -15,8 +15,7 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// modelFolder is where a job's folder has the model, if that is where the workers' user does not
-// come.
+// modelFolder is where a job's folder has a model that the workers' user cannot reach.
 const modelFolder = "given"
 
 // grantModelAccess lets the workers' user reach the files of a request: it opens folders below

@@ -330,8 +330,7 @@ func (o *ORT) scratch() (string, error) {
 	return folder, nil
 }
 
-// removeScratch removes a scratch folder. A failure costs space in a temporary folder, not
-// correctness.
+// removeScratch removes a scratch folder. A failure costs only temporary space.
 func (o *ORT) removeScratch(folder string) {
 	err := os.RemoveAll(folder)
 	if errors.Is(err, fs.ErrPermission) && o.opts.Socket != "" { // directories of the workers' user

@@ -140,8 +140,7 @@ func (o *ORT) Sandbox(ctx context.Context) ([]Safeguard, error) {
 	return o.sandboxResult.safeguards, nil
 }
 
-// probeSandbox lets a worker try to read and to write in a folder beside its own that its user may
-// read and write.
+// probeSandbox has a worker try to read and write in another folder that its user may access.
 func (o *ORT) probeSandbox(ctx context.Context) (workerproto.Confined, error) {
 	outside, err := o.scratch()
 	if err != nil {

@@ -65,8 +65,7 @@ func (h *host) drop(way isolation) bool {
 	return true
 }
 
-// isNamespaceError tells whether an error may be about namespaces: none are left, or they are not
-// allowed.
+// isNamespaceError reports whether namespaces may be the cause: none are left, or not allowed.
 func isNamespaceError(err error) bool {
 	about := []error{unix.EPERM, unix.EINVAL, unix.ENOSPC, unix.ENOSYS, unix.EUSERS, unix.EACCES}
 	return slices.ContainsFunc(about, func(e error) bool { return errors.Is(err, e) })

@@ -21,8 +21,7 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// killGrace is how long a killed process, or a pipe that another process holds, may take to go
-// away.
+// killGrace is how long a killed process, or a pipe that another one holds, may take to end.
 const killGrace = 2 * time.Second
 
 // workerProcess is the process that looks after a worker.

@@ -363,8 +363,7 @@ func (s *RecipeStore) Has(d cas.Digest) (Packed, bool) {
 	return p, ok
 }
 
-// HasOrRead is Has, but first retries reading a recipe that could not be read when the recipe store
-// was opened.
+// HasOrRead is Has, but first retries reading a recipe that could not be read at opening.
 func (s *RecipeStore) HasOrRead(d cas.Digest) bool {
 	if s.onlyRead {
 		_, err := s.Get(d)

@@ -165,8 +165,7 @@ func fileSuffix(source string) string {
 	return "_" + clean[:min(len(clean), 100)]
 }
 
-// contextForm rewrites nodes that hold contexts, and lengths around them. The rest stays, to the
-// byte.
+// contextForm rewrites nodes that hold contexts, and lengths around them, and no other byte.
 type contextForm struct {
 	*reader
 	change map[int64]change // by the offset of the NodeProto
@@ -314,8 +313,7 @@ func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// keepRange appends n bytes of the rewritten file, and joins them to the last piece if they follow
-// it.
+// keepRange appends n bytes of the rewritten file, joined to the last piece if they follow it.
 func (s *Splice) keepRange(off, n int64) {
 	s.size += n
 	if last := len(s.pieces) - 1; last >= 0 && s.pieces[last].src == nil && s.pieces[last].off+s.pieces[last].n == off {

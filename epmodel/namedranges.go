@@ -59,8 +59,7 @@ func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) 
 	return out, nil
 }
 
-// NamedTensors reads a model, and lists the tensors in the graph's own file, and the contexts in
-// its nodes.
+// NamedTensors reads a model, and lists tensors in the graph's file, and contexts in its nodes.
 func NamedTensors(ctx context.Context, name string, graph Source) (m *Model, out []Named, err error) {
 	err = withGate(ctx, name, func(most int64, _ func()) error {
 		out = nil

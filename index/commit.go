@@ -9,8 +9,7 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A Change is what Commit does to one build: it publishes one that Stage has staged, or retracts
-// one.
+// A Change is what Commit does to one build: it publishes a staged one, or retracts one.
 type Change struct {
 	ID        BuildID
 	Why       string     // of a retraction: for the history of its request
@@ -107,8 +106,7 @@ func (m *manifests) linkAndUnlink(list []*Change) {
 		if c.publish {
 			c.fail(m.link(c.ID)) // a crash before this leaves only the staged file, which Open removes
 		} else {
-			// One without a manifest was deleted, or unlinked by an earlier call that failed to sync:
-			// make that durable.
+			// One without a manifest was deleted, or unlinked without a sync: make that durable.
 			c.fail(remove(m.fs, m.path(c.ID)))
 		}
 		if c.Err == nil {
@@ -167,8 +165,7 @@ func (x *Index) account(list []*Change) {
 	}
 }
 
-// writeRows writes the changed rows, and the times of the directories with manifests that the database
-// has from then on.
+// writeRows writes changed rows, and the times of manifest directories that the database then has.
 func (x *Index) writeRows(list []*Change, times map[byte]folderTimes) error {
 	return x.db.write(func(tx *bbolt.Tx) (err error) {
 		for _, c := range list {

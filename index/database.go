@@ -41,8 +41,7 @@ type database struct {
 	// it again; nil: it will not.
 	onBroken func(why *BrokenError, unmarked error)
 
-	// writing has one write at a time, so that none blocks on a lock of bbolt's that a damaged
-	// database keeps.
+	// writing has one write at a time, so that none blocks on a lock that a damaged database keeps.
 	writing sync.Mutex
 
 	mu     sync.RWMutex // guards the rest
@@ -109,8 +108,7 @@ func read[T any](d *database, fn func(tx *bbolt.Tx) (T, error)) (v T, err error)
 	return v, err
 }
 
-// write runs fn in a write transaction, which is durable when write returns. fn must not wait for
-// the disk.
+// write runs fn in a write transaction, durable when write returns. fn must not wait for the disk.
 func (d *database) write(fn func(tx *bbolt.Tx) error) error {
 	d.writing.Lock()
 	defer d.writing.Unlock()
@@ -158,8 +156,7 @@ func (d *database) fail(cause error) error {
 	return broken
 }
 
-// open opens the database. If it is missing, marked as damaged or of no use, open makes a new one
-// and returns why.
+// open opens the database. If it is missing or of no use, open makes a new one and returns why.
 func (d *database) open() (why string, err error) {
 	why, err = d.unusable()
 	if err != nil || why == "" {

@@ -158,8 +158,7 @@ func (m *manifests) stage(id BuildID, file []byte) error {
 	return err
 }
 
-// link gives a staged manifest its name. A start sees it from here on, though a power cut may take
-// it back.
+// link gives a staged manifest its name. A start sees it then, though a power cut may take it back.
 func (m *manifests) link(id BuildID) error {
 	err := m.shards.Make(id[0], false)
 	if err == nil {

@@ -27,8 +27,8 @@ type Options struct {
 	// that the index notes itself. It must not wait, nor call the index.
 	OnEvent func(Event)
 
-	// MeasureDisk tells what a blob takes on the disk, in whole blocks. nil: its size in blocks of
-	// 4 KiB.
+	// MeasureDisk returns the bytes on disk of a blob, in whole blocks. nil: size in blocks of 4
+	// KiB.
 	MeasureDisk func(cas.Digest) (int64, error)
 
 	// Rebuilding is called every few seconds while Open makes the database from the manifests, with
@@ -290,8 +290,7 @@ func (x *Index) UnpackedStamps() cas.StampBook {
 	return stamps{Table{rows: x.rows, bucket: bucketUnpacked}}
 }
 
-// RecipeStamps remembers those of recipes that were found to rebuild their blobs, by the digests of
-// these.
+// RecipeStamps remembers those of verified recipes, by the digests of their blobs.
 func (x *Index) RecipeStamps() cas.StampBook {
 	return stamps{Table{rows: x.rows, bucket: bucketProven}}
 }

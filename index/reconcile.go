@@ -20,8 +20,7 @@ type difference struct {
 	done   *folderTimes // no build: the database now has what the folder had at these times
 }
 
-// differences compares the database with every folder that has changed, and reads no name in the
-// others.
+// differences compares the database with every changed folder, and reads no name in the others.
 func (x *Index) differences() (all []difference, err error) {
 	var known [256]bool // the database has builds of the folder
 	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {

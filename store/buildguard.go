@@ -35,8 +35,7 @@ func newBuildGuard() *buildGuard {
 	return &buildGuard{serving: make(map[index.BuildID]int), stored: make(map[index.BuildID]recentBuild), evicting: make(map[index.BuildID]bool)}
 }
 
-// BeginServing takes a build in hand for a request until done. ErrGone: the collector is removing
-// it.
+// BeginServing guards a build for a request until done. ErrGone: the collector is removing it.
 func (a *buildGuard) BeginServing(id index.BuildID) (done func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

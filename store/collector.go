@@ -11,8 +11,7 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// Collector plans and carries out what is evicted, packed and dropped to keep the store within its
-// bounds.
+// Collector plans evictions, packing and dropped copies that keep the store within its bounds.
 type Collector struct {
 	st *Store
 }

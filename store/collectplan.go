@@ -30,8 +30,7 @@ type Owner struct {
 	All bool // of all users: an administrator asks, or the daemon itself
 }
 
-// maxRecords bounds the steps that keep records for the reply: 2 KiB each at most, of a frame's 1
-// MiB.
+// maxRecords bounds the steps with records for the reply: 2 KiB each, of a frame's 1 MiB.
 const maxRecords = 256
 
 // Plan plans to bring the owner's builds within the configured bounds, or within the goal.

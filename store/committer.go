@@ -95,8 +95,7 @@ func (c *committer) batch(first *commitRequest) []*commitRequest {
 	return batch
 }
 
-// commitBatch commits a batch. Marks come first, so that an eviction finds the pins that came with
-// it.
+// commitBatch commits a batch. Marks come first, so that an eviction finds the batch's pins.
 func (c *committer) commitBatch(batch []*commitRequest) {
 	var marks []*index.Mark
 	var builds []*change

@@ -110,8 +110,7 @@ func (st *Store) QuarantineRecipe(d cas.Digest, why string) error {
 	return failed
 }
 
-// logNotQuarantined logs why a blob or a recipe was not moved into the quarantine, unless it is
-// gone.
+// logNotQuarantined logs why a blob or recipe was not moved to the quarantine, unless it is gone.
 func (st *Store) logNotQuarantined(d cas.Digest, err error) error {
 	if err == nil || errors.Is(err, cas.ErrNotFound) {
 		return nil

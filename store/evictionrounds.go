@@ -102,8 +102,7 @@ func withText(err error, text string) error {
 	return err
 }
 
-// lackedBytes returns the bytes on disk that reservations lack, and how many of them are there
-// already.
+// lackedBytes returns the bytes that reservations lack, and how many are on the disk already.
 func (s *Ledger) lackedBytes() (bytes, written int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

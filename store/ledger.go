@@ -233,8 +233,7 @@ func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int
 	return r.evict(ctx, disk, bytes)
 }
 
-// try reserves if there is space, and has the collector look in any case. final: eviction cannot
-// help.
+// try reserves if there is space, and wakes the collector. final: eviction cannot help.
 func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
 	s := r.st.ledger
 	defer s.WakeCollector()

@@ -106,8 +106,7 @@ func (l *leftovers) advanceTo(ctx context.Context, first byte) (err error) {
 	return nil
 }
 
-// removeUnseen are those that are needed and were not seen: they are packed or missing, and take
-// nothing.
+// removeUnseen handles needed blobs that were not seen: they are packed or missing.
 func (l *leftovers) removeUnseen() {
 	for d, accounted := range l.needed {
 		if accounted != 0 {

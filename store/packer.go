@@ -44,8 +44,7 @@ type Packing struct {
 	After time.Duration // without use
 }
 
-// Packer is the background work that finds out what blobs share, packs cold builds and drops
-// unused copies.
+// Packer finds out in the background what blobs share, packs cold builds and drops unused copies.
 type Packer struct {
 	st             *Store
 	retryAll       chan struct{} // there may be something to look at
@@ -77,8 +76,7 @@ func (s *Packer) RequestSweep() {
 	s.signal()
 }
 
-// RetrySweep has builds packed that have become cold, and failed blobs tried again, by the next
-// sweep.
+// RetrySweep has the next sweep pack builds that have become cold, and retry failed blobs.
 func (s *Packer) RetrySweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,8 +97,7 @@ func (s *Packer) enqueue(d cas.Digest) {
 	}
 }
 
-// EnqueueChanged has a blob read again, later: it was made whole, or has no base to take from any
-// more.
+// EnqueueChanged has a blob read again later: it was made whole, or lost its base.
 func (s *Packer) EnqueueChanged(d cas.Digest) {
 	s.mu.Lock()
 	s.enqueue(d)
@@ -330,8 +327,7 @@ func (s *Packer) UnknownBlobs(ctx context.Context) ([]cas.Digest, error) {
 	}), err
 }
 
-// Pack packs the builds that have not been used for long enough. A blob that a warm build needs as
-// well stays.
+// Pack packs builds that were not used for long enough. A blob that a warm build needs stays.
 func (s *Packer) Pack(ctx context.Context, when Packing) error {
 	var worth []cas.Digest
 	err := s.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
@@ -426,8 +422,7 @@ func (p *Packer) allCold(d cas.Digest, when Packing) (bool, error) {
 // them change places twice a day.
 const baseIdleTime = 24 * time.Hour
 
-// compact has blobs that are used take the place of bases that are idle, and removes bases that no
-// build needs.
+// compact replaces idle bases by blobs that are used, and removes bases that no build needs.
 func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 	hot := func(d cas.Digest) bool { return s.st.packer.usedWithin(d, after) }
 	idle := func(d cas.Digest) bool {

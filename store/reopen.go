@@ -15,8 +15,7 @@ import (
 // path. Nothing is mended in place: the caller closes and reopens the cache, which makes the
 // missing parts and rebuilds the index.
 
-// permanentFolders are the directories that a running store never makes. Others are made when
-// needed.
+// permanentFolders are directories that a running store never makes. Others are made when needed.
 var permanentFolders = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
 
 // ReopenNeeded tells once why the store has to be closed and opened again: what of the state folder
@@ -27,8 +26,8 @@ func (st *Store) ReopenNeeded() <-chan string { return st.reopenNeeded }
 // IndexDiscarded is what ReopenNeeded sends when the index is to be made again.
 const IndexDiscarded = "the index is rebuilt"
 
-// RebuildIndex has the index made again from the manifests and the journal by the next Open, which
-// ReopenNeeded asks for.
+// RebuildIndex has the next Open, which ReopenNeeded requests, rebuild the index from the
+// manifests.
 func (st *Store) RebuildIndex(why string) error {
 	_, _, err := st.index.Repair(index.Finding{Kind: index.IndexAgain, Detail: why}, false)
 	if err == nil {

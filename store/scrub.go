@@ -166,8 +166,7 @@ func (st *Store) isMissed(d cas.Digest, missing bool) bool {
 	})
 }
 
-// idleReader reads for the scrub: slowly, while nothing else is to do, and after all other
-// programs.
+// idleReader reads for the scrub: slowly, while the daemon is idle, and after all other programs.
 type idleReader struct {
 	io.ReaderAt
 	ctx context.Context

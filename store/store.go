@@ -188,8 +188,7 @@ func (st *Store) Ledger() *Ledger { return st.ledger }
 // Collector keeps the store within its bounds.
 func (st *Store) Collector() *Collector { return st.collector }
 
-// Packer is the background work that finds out what blobs share, packs cold builds and drops
-// unused copies.
+// Packer finds out in the background what blobs share, packs cold builds and drops unused copies.
 func (st *Store) Packer() *Packer { return st.packer }
 
 // Directory is the state directory, absolute.

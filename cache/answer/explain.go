@@ -29,8 +29,7 @@ type Answerer struct {
 	Claims *claims.Claims
 }
 
-// Explain decides as any request does, but compiles nothing, withholds nothing, and neither counts
-// nor leases.
+// Explain decides as any request does, but compiles, withholds, counts and leases nothing.
 func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	out, err := c.Query.Explain(ctx, &query.ExplainRequest{Peer: at.Peer, Name: at.Name,
 		Key: at.Plan.RequestKey, Model: at.Plan.Canonical.Model, Record: at.Plan.RecordJSON,

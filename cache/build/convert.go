@@ -181,8 +181,7 @@ func sizesOf(files []index.File) (sizes []int64) {
 	return sizes
 }
 
-// earlierResult returns the result of an earlier conversion of the same build, nil if there is
-// none.
+// earlierResult returns the result of an earlier conversion of the build, nil if there is none.
 func (v *conversion) earlierResult() (*index.Build, error) {
 	if v.scope == "" {
 		return nil, nil
@@ -225,8 +224,8 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 	return b, nil
 }
 
-// record is the build's record but for its files' digests: that of what it is made from, under the
-// keys of this form.
+// record is the build's record without its files' digests: that of its source, under this form's
+// keys.
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.Plan.RequestKey, v.Plan.BuildKey
@@ -252,8 +251,7 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	return &b
 }
 
-// Form is the form of a build that has its context in the graph, or beside it, where the build
-// has not.
+// Form is the other form of a build: its context is in the graph, or beside it.
 type Form struct {
 	Of       *index.Build
 	Embed    bool

@@ -104,8 +104,7 @@ func (e *earlyWorkers) load(ctx context.Context, folder string, result compilers
 	if !e.loadsAhead.Load() || result.Settled && err == nil && e.j.loadsClean(loaded) {
 		return loaded, err
 	}
-	// The early load may have met half-written files, or the device may have been busy with the
-	// compile.
+	// The early load may have met half-written files, or a device busy with the compile.
 	e.loadsAhead.Store(false)
 	return e.j.loadGraphs(ctx, folder, result, options, nil)
 }
@@ -115,8 +114,7 @@ func (e *earlyWorkers) load(ctx context.Context, folder string, result compilers
 // is some milliseconds.
 const maxLoadAhead = 128 << 20
 
-// loadWritten has the graph loaded while the worker that wrote it takes apart what it was made
-// from.
+// loadWritten has the graph loaded while the worker that wrote it frees its memory.
 func (e *earlyWorkers) loadWritten(size int64) {
 	if size > maxLoadAhead || isOpen(e.j.urgent) {
 		return

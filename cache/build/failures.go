@@ -54,8 +54,7 @@ func (bd *Builder) prepareJob(at *request.Attempt, scope string) func() (jobs.Wo
 	}
 }
 
-// compileTwice compiles, and retries in a new worker if the first one died, because the machine may
-// have been the cause.
+// compileTwice compiles, and retries in a new worker if the machine may have killed the first one.
 func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (
 	compilers.Result, error) {
 	result, err := j.bd.Compiler.Compile(ctx, spec, phase)
@@ -173,8 +172,7 @@ func (j *Job) forgetFailure() {
 	}
 }
 
-// removeOwnNames removes the job's own names from a failure: of the private copy and of its
-// directory.
+// removeOwnNames removes the names of the job's private copy and directory from a failure.
 func (j *Job) removeOwnNames(f *failure.Failure) {
 	var pairs []string
 	out := filepath.Join(j.Folder, outFolder)
@@ -235,8 +233,7 @@ func (j *Job) withAdvice(err error) error {
 // would have to.
 const ortFallbackText = "fallback to CPU EP has been explicitly disabled"
 
-// addFallbackHint adds to a failure that it was the request's own wish which the model cannot be
-// compiled with.
+// addFallbackHint adds to a failure that the request itself ruled out what the model needs.
 func addFallbackHint(f *failure.Failure, c *identity.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" &&
 		strings.Contains(f.Text, ortFallbackText) {

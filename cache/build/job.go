@@ -25,8 +25,7 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Job is one compile in a worker of the daemon's. It has descriptors of its own, because the caller
-// may leave.
+// Job is one compile in a worker. It has descriptors of its own, because the caller may leave.
 type Job struct {
 	bd *Builder
 	*request.Attempt
@@ -48,8 +47,7 @@ type Job struct {
 	keptSources map[string]index.File // while the models' copies are stored: which are, by path
 }
 
-// Recompile says why and from what a job compiles a build again. The zero value is for a job that a
-// request begins.
+// Recompile says why and from what a job compiles a build again. The zero value: for a request.
 type Recompile struct {
 	ID       string         // that users know the job by already; "": they do not
 	Why      string         // the daemon itself compiles it
@@ -93,8 +91,7 @@ func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	return result, nil
 }
 
-// runInQueue compiles when it is the job's turn. jobs.ErrYielded says that it is to wait for
-// another.
+// runInQueue compiles when the queue lets the job run. jobs.ErrYielded: it has to wait again.
 func (j *Job) runInQueue(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	p, err := f.AcquireSlot(ctx)
 	if err != nil {
@@ -295,8 +292,7 @@ func startAsync[T any](do func() T) (wait func() T) {
 // minHashAhead is the least size, in bytes, of a file that is hashed ahead.
 const minHashAhead = 1 << 20
 
-// hashAhead hashes the large files of the output while that is checked. hashed waits for the
-// results, by name.
+// hashAhead hashes large files of the output while that is checked. hashed waits for the results.
 func (j *Job) hashAhead(ctx context.Context, out string, files []string) (
 	hashed func() map[string]cas.Hashed) {
 	if j.scope == "" {

@@ -1,5 +1,5 @@
 // Package change carries out what users and administrators ask to have done with stored builds:
-// withhold, remove, pin, pack, unpack, evict and check. A user changes its own builds, and an
+// withhold, remove, pin, pack, unpack, evict and check. A user changes its own builds, an
 // administrator all.
 package change
 
@@ -36,8 +36,7 @@ func New(s *store.Store, q *query.Queries, r *rights.Rights, now func() time.Tim
 	return &Changes{store: s, index: s.Index(), query: q, rights: r, now: now}
 }
 
-// changeLog reports the builds that were changed, or would be: the first of them, as many as fit
-// into an answer.
+// changeLog reports the builds that were changed, or would be, as many as fit into an answer.
 type changeLog struct {
 	query *query.Queries
 	peer  request.Peer
@@ -97,8 +96,7 @@ func (c *Changes) eachStored(ctx context.Context, ids []index.BuildID,
 	return nil
 }
 
-// change calls do with each build that the names mean, unless dryRun is set, and reports the
-// builds.
+// change calls do with each build that the names mean, unless dryRun is set, and reports them.
 func (c *Changes) change(ctx context.Context, p request.Peer, names []string, dryRun bool,
 	do func(*index.Build) error) (*wire.ChangeReply, error) {
 	ids, err := c.changeable(ctx, p, names)
@@ -179,8 +177,7 @@ func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, al
 	return removed.reply, err
 }
 
-// removeInBatches removes builds in batches, and notes those that were removed; with dryRun it only
-// notes them all.
+// removeInBatches removes builds in batches, and notes them; with dryRun it only notes them.
 func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryRun bool,
 	removed *changeLog) error {
 	var some []store.Removal

@@ -156,8 +156,7 @@ func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (e
 	return nil
 }
 
-// ortVersion is the version of ONNX Runtime that made the artefact. For libraries that are not here
-// it is part of the key.
+// ortVersion is the ONNX Runtime that made the artefact; part of the key where it is not here.
 func (cl *claim) ortVersion(put *Put) (string, error) {
 	if cl.adopts {
 		return "", nil // it does not say
@@ -317,8 +316,7 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	return nil
 }
 
-// checkNotReplaced refuses what is put because other libraries are in the place of those that it is
-// for.
+// checkNotReplaced refuses a put if the libraries that it is for were replaced.
 func (cl *claim) checkNotReplaced() error {
 	return apierr.New(apierr.Unavailable, runtimes.ErrFilesChanging,
 		"model %q: the runtime's libraries changed since the claim was granted", cl.Name).

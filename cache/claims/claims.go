@@ -224,8 +224,7 @@ const (
 // putTime is how long a put may take that was begun in time.
 const putTime = 10 * time.Minute
 
-// endWithoutResult ends the claim without a result, unless it is over or being stored, and reports
-// whether it did.
+// endWithoutResult ends the claim, unless it is over or being stored, and reports whether it did.
 func (cl *claim) endWithoutResult(text string, code int32) bool {
 	return cl.endIfStateAtMost(claimPutting, text, code)
 }

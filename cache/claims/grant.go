@@ -282,8 +282,7 @@ func closeLibraries(ref *runtimes.Ref) {
 	}
 }
 
-// checkLibrariesUnchanged fails if the libraries that the claim was given for are not in their
-// places.
+// checkLibrariesUnchanged fails if the libraries that the claim was given for were replaced.
 func (cl *claim) checkLibrariesUnchanged() error {
 	for _, l := range cl.Runtime.EPLibraries {
 		if l.File == nil {

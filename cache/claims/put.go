@@ -216,8 +216,8 @@ func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	return room, nil
 }
 
-// CheckPutQuota bounds all that is kept of what a user put, conversions of it as well, and returns
-// the sum of the sizes.
+// CheckPutQuota bounds what is kept of a user's puts, with conversions, and returns the sum of
+// sizes.
 func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string, sizes []int64) (
 	total int64, err error) {
 	most := cs.limits().UserBytes
@@ -432,8 +432,7 @@ func refuseWritable(f *os.File) error {
 	return nil
 }
 
-// stampWrittenBack is the file's stamp after what was stored through mappings has been written
-// back.
+// stampWrittenBack is the file's stamp after stores through mappings have been written back.
 func stampWrittenBack(f *os.File) (cas.Stamp, error) {
 	if err := filestamp.WriteBack(f); err != nil {
 		return cas.Stamp{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}

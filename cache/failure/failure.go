@@ -44,8 +44,7 @@ const (
 	Sandbox     Reason = "sandbox" // not even the smallest model compiles and loads in a worker
 )
 
-// Failure is a compile that failed. Its text and facts name no file and no user, so every user of
-// the model may see it.
+// Failure is a compile that failed. Every user of the model may see it: it names no file or user.
 type Failure struct {
 	RequestKey  index.RequestKey
 	BuildKey    index.BuildKey
@@ -254,8 +253,7 @@ const (
 		"for it"
 )
 
-// BlamesModel reports whether a failure may be the model's doing, and not the machine's or the
-// asker's.
+// BlamesModel reports whether the model may be the cause, and not the machine or the request.
 func (r Reason) BlamesModel() bool { return !meanings[r].notOfModel }
 
 // BlamesProvider reports whether the execution provider fails so wherever it runs: an application

@@ -207,8 +207,7 @@ func (fs *Remembered) Forget(key Key) {
 	}
 }
 
-// Lookup gives the failure that a request of the user for the key is answered with, nil if it may
-// be tried.
+// Lookup gives the failure that answers the user's request for the key, nil if it may be tried.
 func (fs *Remembered) Lookup(key Key, uid uint32, name string) *Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -277,7 +276,7 @@ func (to Audience) visible(r *entry) *Failure {
 	return nil
 }
 
-// List returns the failures that the audience may see, newest first. It forgets those that forget
+// List returns failures that the audience may see, newest first, and forgets those that forget
 // selects.
 func (fs *Remembered) List(to Audience, forget func(*Failure) bool) []Failure {
 	fs.mu.Lock()

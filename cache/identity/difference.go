@@ -78,8 +78,7 @@ func (f Fields) CountDifferences(found Fields) int {
 	return n
 }
 
-// Differences lists the fields in which found differs, in the order of their names, and the model
-// first.
+// Differences lists the fields in which found differs, the model first, then in order of names.
 func (f Fields) Differences(found Fields) []Difference {
 	all := make(Fields, len(f))
 	for _, side := range []Fields{f, found} {

@@ -48,8 +48,7 @@ func AllFiles(models ...Files) (files []*os.File) {
 	return files
 }
 
-// DistinctFiles lists the files of the models, each once: one descriptor may stand for several of
-// them.
+// DistinctFiles lists the files of the models, each once: a descriptor may stand for several.
 func DistinctFiles(models ...Files) (files []*os.File) {
 	seen := make(map[*os.File]bool)
 	for _, f := range AllFiles(models...) {
@@ -119,8 +118,7 @@ func (f Files) ChangedError(err error) error {
 		WithHint("retry when the file is complete")
 }
 
-// ModelError turns an error of epmodel into one with a class: damage in the bytes is the model's
-// fault.
+// ModelError gives an error of epmodel a class: damage in the bytes is the model's fault.
 func (f Files) ModelError(err error) error {
 	var format *epmodel.FormatError
 	switch {

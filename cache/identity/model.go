@@ -116,8 +116,7 @@ func (ms *Models) Identify(ctx context.Context, asked *IdentifyRequest) (Model, 
 	return all, nil
 }
 
-// narrowerScope of two models' wishes about where to store: what holds for one member holds for the
-// group.
+// narrowerScope of two models' wishes about where to store: one member's holds for the group.
 func narrowerScope(a, b string) string {
 	for _, wish := range []string{"none", "user"} {
 		if a == wish || b == wish {
@@ -199,8 +198,8 @@ func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
 	m := Model{Locations: read.Locations(), Compiled: isArtefact(read), Store: read.Metadata["epcache.store"], FreeDims: FreeDimensions(read)}
 	if m.Compiled {
 		m.Reader = readerVersion
-		// Passed through, never compiled: what its sidecars hold does not matter here, unless they are to
-		// be kept.
+		// Passed through, never compiled: its sidecars do not matter here, unless they are to be
+		// kept.
 		read.External, m.Locations = nil, nil
 		// A model with a bad name cannot be adopted; the adoption reports it.
 		if files, err := read.ArtefactFiles(); r.request.Adopt && err == nil {

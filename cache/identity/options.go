@@ -177,8 +177,7 @@ func Denotations(sizes map[string]int64) (map[string]int64, error) {
 	return out, nil
 }
 
-// UnresolvedDevices takes the devices as they are spelled, where nothing lists those that there
-// are.
+// UnresolvedDevices takes the devices as they are spelled, where no list of devices exists.
 func UnresolvedDevices(ep EP) ([]compilers.Device, error) {
 	out := slices.Clone(ep.Devices)
 	if len(out) == 0 {

@@ -152,8 +152,7 @@ type RecordOutput struct {
 	InitializersInSource  bool   `json:"initializers_in_source,omitempty"`
 }
 
-// FoldIntoSession writes those wishes that are session options where these stand, so that a wish
-// has one spelling.
+// FoldIntoSession moves wishes that are session options there, so that each has one spelling.
 func (o Output) FoldIntoSession(session map[string]string) (map[string]string, Output, error) {
 	entries := make(map[string]string)
 	if o.NodeNamePrefix != "" {

@@ -61,8 +61,7 @@ func (s *Sources) RememberPaths(ctx context.Context, f Files, own bool) (index.S
 	return out, nil
 }
 
-// Open opens the files that RememberPaths remembered, which the caller closes. own is that of
-// RememberPaths.
+// Open opens files that RememberPaths remembered, with the same own. The caller closes them.
 func (s *Sources) Open(ctx context.Context, from *index.Source, own bool) (Files, error) {
 	open := func(path string) (*os.File, error) {
 		return s.open(ctx, func() (*os.File, error) { return reopenPath(path, s.uid, own) })

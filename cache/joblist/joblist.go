@@ -1,6 +1,5 @@
 // Package joblist has the jobs as users see them: those of the queue and the rebuilds that the
-// daemon has yet to begin. A user lists, follows and cancels its own jobs, and an administrator
-// all.
+// daemon has yet to begin. A user lists, follows and cancels its own jobs, an administrator all.
 package joblist
 
 import (
@@ -179,8 +178,7 @@ func (l *List) jobsNamed(p request.Peer, ids []string, all bool) (
 	return named, past, nil
 }
 
-// Failures lists the failed compiles that are answered from memory and that the peer may know of,
-// the newest first.
+// Failures lists the remembered failures that the peer may know of, the newest first.
 func (l *List) Failures(ctx context.Context, p request.Peer) ([]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "failures")

@@ -13,8 +13,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// maxRebuilds bounds the rebuilds that are listed, because after an update there may be one of
-// every build.
+// maxRebuilds bounds the listed rebuilds, because after an update there may be one of every build.
 const maxRebuilds = 256
 
 // rebuildsFor returns the rebuilds that have not begun, as far as the peer may see the builds.
@@ -31,8 +30,8 @@ func (l *List) rebuildsFor(p request.Peer) []jobs.Info {
 	return out
 }
 
-// rebuildInfo returns a rebuild as a job that has not begun; nil: it waits for a request, or is not
-// for the peer to see.
+// rebuildInfo returns a rebuild as a queued job; nil: it waits for a request, or the peer may not
+// see it.
 func (l *List) rebuildInfo(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	if r.State != upkeep.Queued && r.State != upkeep.Running {
 		return nil
@@ -73,8 +72,7 @@ func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (
 	}
 }
 
-// cancelRebuilds takes all rebuilds out of the queue, for an administrator, and returns the first
-// ones.
+// cancelRebuilds takes all rebuilds out of an administrator's queue, and returns the first ones.
 func (l *List) cancelRebuilds(p request.Peer) []jobs.Info {
 	if !l.Rights.IsAdministrator(p) {
 		return nil

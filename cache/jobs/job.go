@@ -45,8 +45,7 @@ type Info struct {
 	users map[uint32]string // by uid, the users' names for the model; its own
 }
 
-// AsSeenBy returns the info with the user's own name for the model and, for non-administrators,
-// uid.
+// AsSeenBy returns the info with the user's name for the model and, for ordinary users, their uid.
 func (i Info) AsSeenBy(uid uint32, administrator bool) Info {
 	if name := i.users[uid]; name != "" {
 		i.ModelName = name

@@ -237,8 +237,8 @@ func (js *Jobs) start(key Key, j *Job, work Work) {
 	})
 }
 
-// maxEnded and EndedFor bound the jobs that are remembered after their end: a caller that follows
-// one asks soon.
+// maxEnded and EndedFor bound the jobs that are remembered after their end, for callers that
+// follow.
 const (
 	maxEnded = 256
 	EndedFor = 10 * time.Minute
@@ -267,8 +267,7 @@ func (js *Jobs) stop(j *Job) {
 	}
 }
 
-// Joinable returns the job for the first of the keys that has one which can be joined, nil if none
-// has.
+// Joinable returns the job for the first of the keys whose job can be joined, nil if there is none.
 func (js *Jobs) Joinable(keys ...Key) *Job {
 	js.mu.Lock()
 	defer js.mu.Unlock()
@@ -287,8 +286,7 @@ func (js *Jobs) List() []*Job {
 	return slices.Collect(maps.Values(js.all))
 }
 
-// ListWithEnded returns the jobs that ended lately, the oldest first, and then those that have not
-// ended.
+// ListWithEnded returns jobs that ended lately, the oldest first, and then those that have not.
 func (js *Jobs) ListWithEnded() []*Job {
 	js.mu.Lock()
 	defer js.mu.Unlock()
@@ -393,8 +391,7 @@ type Progress struct {
 	Waiting     int           // requests that wait for this job
 }
 
-// ProgressReporter reports progress to one caller: what is new, and nothing after its end. A nil
-// one reports nothing.
+// ProgressReporter reports new progress to one caller until its end. A nil one reports nothing.
 type ProgressReporter struct {
 	Since    time.Time // when the caller asked
 	progress func(Progress)
@@ -404,8 +401,7 @@ type ProgressReporter struct {
 	over bool     // guarded by mu
 }
 
-// NewProgressReporter returns nil for nil, so that a hit costs nothing. since is when the caller
-// asked.
+// NewProgressReporter returns nil for nil: a hit costs nothing. since is when the caller asked.
 func NewProgressReporter(progress func(Progress), since time.Time) *ProgressReporter {
 	if progress == nil {
 		return nil

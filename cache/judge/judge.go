@@ -53,8 +53,8 @@ const (
 	SourceRule        = "rule "
 )
 
-// Rank orders verdicts: 0 is the best. Not to know is worse than to prefer recompilation, and
-// better than a refusal.
+// Rank orders verdicts: 0 is the best. Unknown is worse than prefer_recompilation, better than a
+// refusal.
 func Rank(v compilers.Verdict) int {
 	switch v {
 	case compilers.Optimal:
@@ -67,8 +67,8 @@ func Rank(v compilers.Verdict) int {
 	return 2
 }
 
-// Judge judges builds, and remembers the verdicts. All fields must be set. Its methods may be called
-// by several goroutines.
+// Judge judges builds, and remembers the verdicts. All fields must be set. It is safe for
+// concurrent use.
 type Judge struct {
 	Runtimes *runtimes.Set
 	Compiler compilers.Compiler
@@ -166,8 +166,7 @@ type Target struct {
 	Noticed  [32]byte        // Marks.Digest
 }
 
-// Key is for what is remembered of a judgement. It covers all that a probe can notice, such as
-// another SDK or driver.
+// Key is a memo's key of a judgement. It covers all that a probe can notice, such as another SDK.
 func (x *Judge) Key(t *Target, kind string, more []byte) string {
 	return x.Runtimes.Key(kind, t.Content, append(t.Noticed[:], more...))
 }
@@ -175,8 +174,7 @@ func (x *Judge) Key(t *Target, kind string, more []byte) string {
 // Marks are the fingerprints of a request's execution providers, in their order.
 type Marks []compilers.Fingerprint
 
-// Digest covers what a probe can notice of the execution providers: SDK, devices with their
-// metadata, drivers.
+// Digest covers what a probe can notice of execution providers: SDK, devices and metadata, drivers.
 func (f Marks) Digest(facts []index.EPFacts) [32]byte {
 	all := slices.Clone(f)
 	for i := range all {
@@ -415,8 +413,7 @@ func MakerNames(b *index.Build) string {
 	return strings.Join(names, ", ")
 }
 
-// Verdict asks the execution provider itself what it thinks of a compatibility string, once for
-// each distinct string.
+// Verdict asks the execution provider to judge a compatibility string, once for each string.
 func (x *Judge) Verdict(ctx context.Context, t *Target, i int, info string) (compilers.Verdict, error) {
 	if info == "" {
 		return compilers.Unknown, nil

@@ -202,8 +202,7 @@ func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *ep
 	return said, nil
 }
 
-// compatibilityVerdict says what the execution provider thinks of a model's own compatibility
-// string.
+// compatibilityVerdict is the execution provider's verdict on a model's own compatibility string.
 func compatibilityVerdict(j judge.Judgement) string {
 	if j.Verdict == compilers.Unknown {
 		return "its execution provider gives no verdict on its compatibility string"
@@ -211,8 +210,7 @@ func compatibilityVerdict(j judge.Judgement) string {
 	return "its compatibility string is " + j.Verdict.String() + " for this runtime"
 }
 
-// loadPrivateCopy loads a private copy of the caller's compiled model, once for its bytes and the
-// runtime.
+// loadPrivateCopy loads a private copy of a compiled model, once for its bytes and the runtime.
 func (ts *Checker) loadPrivateCopy(ctx context.Context, r *request.Request, a *request.JudgeTarget) (
 	compilers.CheckResult, error) {
 	key := ts.Judges.Key(a.Target(), "own", append(a.Canonical.Model[:], a.Encoded()...))

@@ -70,8 +70,7 @@ func outputDiffers(at *request.Attempt, result compilers.VerifyResult) error {
 			"providers may compute with lower precision by default")
 }
 
-// compareOnce compares, or returns what an earlier comparison of the same build and tolerance with
-// these libraries found.
+// compareOnce compares, or returns an earlier result for the build, tolerance and libraries.
 func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt, a *request.Answer) (compilers.VerifyResult, error) {
 	v, ok := ts.Compiler.(compilers.OutputVerifier)
 	switch {
@@ -96,8 +95,7 @@ func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt, a *requ
 	return workspace.Remember(ctx, ts.Workspaces, at.Request, ts.Runtimes.Key("output", at.Content, what), lasts, compare)
 }
 
-// compare runs private copies of both. The build's is copied too, because workers of another user
-// reach no views.
+// compare runs private copies of both, because workers of another user reach no views.
 func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt, b *index.Build,
 	graph string) (compilers.VerifyResult, error) {
 	source, remove, err := ts.Workspaces.CopyModels(ctx, at.Request, at.Plan.Canonical)

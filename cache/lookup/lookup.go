@@ -79,8 +79,8 @@ type Found struct {
 	Withheld int             // builds that would be served if the caller had not reported them
 }
 
-// Find finds the best build for the caller's runtime, and takes a lease on its view. Without one it
-// returns why.
+// Find finds the best build for the caller's runtime, and leases its view, or returns why it did
+// not.
 func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 	found := Found{Why: "never compiled for this request"}
 	if at.Plan.Outside {
@@ -166,8 +166,7 @@ func (l *Lookup) countHit(b *index.Build) {
 	l.o.Store.Index().Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }
 
-// noUnpackSpace is the error where no space is left to unpack a build: a compile would have none
-// either.
+// noUnpackSpace is the error for no space to unpack a build: a compile would have none either.
 func noUnpackSpace(b *index.Build, err error) error {
 	err = fmt.Errorf("it is stored packed, and there is no space to unpack it: %w", err)
 	return request.StoreError(err, b.ModelName)

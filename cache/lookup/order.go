@@ -165,8 +165,7 @@ func (l *Lookup) whyRefused(at *request.Attempt, j judge.Judgement) string {
 	return ""
 }
 
-// WhyWithheld returns why a build is served to no caller, or not to this one, whatever its runtime;
-// "" if it may be.
+// WhyWithheld returns why a build is not served to this caller, whatever its runtime; "" if it is.
 func (l *Lookup) WhyWithheld(at *request.Attempt, b *index.Build) string {
 	state, doubt := l.o.Store.Index().Journal.StateOf(b.ID), l.o.Reports.WhyWithheld(b.ID, at.Peer.UID)
 	switch {

@@ -1,5 +1,5 @@
-// Package plan thinks requests through: the model, the request key, what would compile it, and the
-// build key.
+// Package plan plans requests: the model, the request key, what would compile it, and the build
+// key.
 package plan
 
 import (
@@ -169,8 +169,7 @@ func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Pl
 	return err
 }
 
-// FingerprintJob is a job with a request's own model, for compilers.Fingerprint and
-// compilers.Control.
+// FingerprintJob is a job with a request's model, for compilers.Fingerprint and compilers.Control.
 func FingerprintJob(r identity.Record, model string) *compilers.Job {
 	return &compilers.Job{Model: model, Session: r.Session}
 }
@@ -189,8 +188,7 @@ func asker(r *request.Request) runtimes.Asker {
 	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
 }
 
-// givenUpError is the error of a request that left, or had its inquiry cancelled; nil for other
-// errors.
+// givenUpError is the error of a request that left or was cancelled; nil for other errors.
 func givenUpError(ctx context.Context, model string, err error) error {
 	if err != nil && (ctx.Err() != nil || errors.Is(err, runtimes.ErrGivenUp)) {
 		return request.JobError(ctx, model, err)

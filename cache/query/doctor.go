@@ -340,8 +340,7 @@ func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
 
 const recentPeriod = 24 * time.Hour
 
-// LatelyAdvice reports the failures of the last day that the peer may see, to administrators with
-// their texts.
+// LatelyAdvice reports the last day's failures that the peer may see, to administrators with texts.
 func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	counts := make(map[string]int)
 	last := ""

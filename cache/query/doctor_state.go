@@ -134,8 +134,7 @@ func adviseRights(dir string, o owner, uid uint32) []Advice {
 	return out
 }
 
-// clockTolerance is how much later than now something may have been written before the clock is to
-// blame.
+// clockTolerance is how far in the future a time of writing may be before the clock is to blame.
 const clockTolerance = time.Minute
 
 func (d *Doctor) adviseClock() Advice {

@@ -474,8 +474,7 @@ func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byte
 	return out
 }
 
-// wholeRangesIn is rangesIn for a blob, which has all of itself, also what it could take from
-// others.
+// wholeRangesIn is rangesIn for a whole blob, which also has what it could take from others.
 func wholeRangesIn(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
 	has := rangesIn(pieces, holders)
 	if holders[d] {

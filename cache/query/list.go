@@ -389,8 +389,7 @@ func (q *Queries) AddHistory(p rights.Peer, key index.RequestKey,
 	return out
 }
 
-// shortenExplanation drops first what is farthest from the decision: old history, then far
-// neighbours.
+// shortenExplanation drops what is farthest from the decision: old history, then far neighbours.
 func shortenExplanation(e *wire.Explanation, limit int) {
 	for proto.Size(e) > limit {
 		switch {

@@ -107,8 +107,7 @@ func usageSums(list []evict.Sum, quota int64) (out []*wire.UsageSum) {
 	return out
 }
 
-// usageLists keeps the latest lists that did not fit into one answer, so that all pages are of one
-// survey.
+// usageLists keeps lists that did not fit into one answer, so that all pages are of one survey.
 type usageLists struct {
 	mu    sync.Mutex
 	lists []usageList // oldest first; guarded by mu

@@ -251,8 +251,7 @@ func libraries(ctx context.Context, r *request.Request) (*runtimes.Content, erro
 	return rc, nil
 }
 
-// withPlan is the attempt with a plan that is made without asking an execution provider, and has
-// the builds that fit.
+// withPlan is the attempt with a plan made without an execution provider, and the builds that fit.
 func (f *search) withPlan(ctx context.Context, at *request.Attempt) (_ *request.Attempt, err error) {
 	p := &request.Plan{}
 	p.Canonical, err = at.Terms().Record(ctx, allOptions(at.Request), identity.UnresolvedDevices)

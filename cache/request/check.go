@@ -57,8 +57,7 @@ func (r *Request) checkGroup() error {
 	return nil
 }
 
-// Sharing is the request with what makes execution providers share: their options, and sessions in
-// which to compile.
+// Sharing is the request with the options and sessions that make execution providers share.
 func (r *Request) Sharing() *Request {
 	out := *r
 	if out.Route == "" {

@@ -13,8 +13,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// WorkerError is the error of a request for a failure of a worker, with the compiler's own last
-// words in the text.
+// WorkerError is the error of a request for a worker's failure, with the compiler's last words.
 func WorkerError(err error, format string, args ...any) error {
 	return CompileError(err, "", format, args...)
 }

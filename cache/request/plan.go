@@ -105,8 +105,7 @@ func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
 }
 
-// JudgeTarget is what a build is judged against: a runtime, with the execution providers and
-// options of a request.
+// JudgeTarget is what a build is judged against: a runtime, and a request's execution providers.
 type JudgeTarget struct {
 	*Plan
 	Runtime string
@@ -164,8 +163,8 @@ func (p *Plan) StatedFacts(models []*epmodel.Model) []index.EPFacts {
 	return facts
 }
 
-// WritesCompatibility reports whether an execution provider writes compatibility strings, as far as
-// is known.
+// WritesCompatibility reports whether an execution provider is known to write compatibility
+// strings.
 func (p *Plan) WritesCompatibility(i int) bool {
 	return p.Outside || p.Marks[i].CompatibilityString != ""
 }
@@ -257,8 +256,7 @@ func (a *JudgeTarget) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJo
 	return job
 }
 
-// CheckJobAlone loads a group's graphs as CheckJobOf does, but none of them shares anything with
-// the others.
+// CheckJobAlone loads a group's graphs as CheckJobOf does, but without sharing.
 func (a *JudgeTarget) CheckJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
 	job := a.CheckJobOf(b, view)
 	job.SessionOptions = a.Canonical.SessionOptions
@@ -353,8 +351,7 @@ func DimensionsHint(open []OpenDimension) string {
 	return hint
 }
 
-// QuotedName gives a name that a model chose as it can be told, and typed: plain ones as they are,
-// others in quotes.
+// QuotedName gives a model's name as it can be typed: plain ones as they are, others in quotes.
 func QuotedName(name string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.:/", r)

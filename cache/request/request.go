@@ -65,8 +65,7 @@ type Request struct {
 	KeepGoing    bool // finish the compile even if no request waits any more
 	KeepsView    bool // the caller keeps Answer.View for as long as it uses the files; else the path lasts for some time
 
-	// Adopt has a model that is compiled already kept, with the files that it refers to: they are
-	// External then.
+	// Adopt has a compiled model kept, with the files that it refers to, which are External then.
 	Adopt bool
 
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil:

@@ -105,8 +105,7 @@ func (r *Rights) MaySeeEvent(p Peer, e *index.Event) bool {
 	return r.MaySee(p, e.BuildID, e.Scope)
 }
 
-// RecordSeen records that the peer was served a shared build, so that the build may be listed to
-// it.
+// RecordSeen records that the peer was served a shared build, which may then be listed to it.
 func (r *Rights) RecordSeen(p Peer, b *index.Build) {
 	if b.Scope != Shared || r.IsAdministrator(p) {
 		return
@@ -124,8 +123,7 @@ func seenKey(p Peer, id index.BuildID) []byte {
 	return fmt.Appendf(nil, "seen:%d:%s", p.UID, id)
 }
 
-// Limiter bounds how often each user may ask for something: Burst requests at once, and then one in
-// each Interval.
+// Limiter bounds each user's requests for something: Burst at once, then one in each Interval.
 type Limiter struct {
 	Burst    int
 	Interval time.Duration
@@ -138,8 +136,7 @@ type Limiter struct {
 // maxLimited bounds the users that are remembered at one time.
 const maxLimited = 1 << 12
 
-// Allow uses up one request of a user. Where there is none left, it returns after which time there
-// is.
+// Allow uses up one request of a user, or returns after which time there is one again.
 func (l *Limiter) Allow(user uint32) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -34,8 +34,7 @@ type Content struct {
 	ORT     cas.Digest            // of libonnxruntime; in no build key, because builds do not depend on it
 	Digests map[string]cas.Digest // by EP: over all files that its library's identity covers
 
-	// Attached is what Options.Attach made: what is remembered of exactly these libraries. It is
-	// forgotten with them.
+	// Attached is what Options.Attach made, and what is remembered of exactly these libraries.
 	Attached any
 
 	find    func() (compilers.Runtime, error)

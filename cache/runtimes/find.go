@@ -86,8 +86,7 @@ func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(strin
 	return nil, nil, NoRuntimeError(w.EPs, have)
 }
 
-// NoRuntimeError is the error for EPs that no registered runtime has all of. have lists those of
-// runtimes.
+// NoRuntimeError is the error for EPs that no runtime has all of. have lists those of runtimes.
 func NoRuntimeError(eps []identity.EP, have []string) error {
 	var all, names []string
 	for _, ep := range eps {
@@ -281,8 +280,7 @@ func (rc *Content) equals(shown map[string]contents) bool {
 	return true
 }
 
-// contentIfCarrying returns the contents if they have the caller's very libraries and all it needs,
-// or nil.
+// contentIfCarrying returns the contents if they have the caller's libraries and all it needs.
 func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted, progress func(string)) *Content {
 	rc := rt.LastContent()
 	if rc == nil || !s.isCurrent(rc, recently) {

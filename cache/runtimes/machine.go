@@ -60,8 +60,8 @@ func NewMachine(sources []DriverSource) *Machine {
 	return m
 }
 
-// AwaitFirst blocks until the first look ends, because a command that prints a driver's version may
-// be slow.
+// AwaitFirst blocks until the first look ends: a command that prints a driver's version may be
+// slow.
 func (m *Machine) AwaitFirst(ctx context.Context) error {
 	select {
 	case <-m.looked:
@@ -71,8 +71,7 @@ func (m *Machine) AwaitFirst(ctx context.Context) error {
 	}
 }
 
-// ID returns the identity that the last look found. It blocks until the first look ends: see
-// AwaitFirst.
+// ID returns the identity that the last look found, and blocks until the first one ends.
 func (m *Machine) ID() MachineID {
 	if known := m.current.Load(); known != nil {
 		return *known

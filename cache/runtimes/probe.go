@@ -153,8 +153,7 @@ var ErrReplaced = errors.New("the libraries were replaced, perhaps by an update"
 // ErrGivenUp ends a request, or an inquiry, that its user cancelled.
 var ErrGivenUp = errors.New("the job was cancelled")
 
-// IsTransient reports whether an error does not answer the question: the caller left, or files
-// moved.
+// IsTransient reports whether an error is no answer, because the caller left or files moved.
 func IsTransient(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrFilesChanging) || errors.Is(err, ErrReplaced) ||
 		errors.Is(err, ErrGivenUp))
@@ -178,8 +177,7 @@ func (s *Set) Fingerprints(ctx context.Context, who Asker, rc *Content, eps []co
 	return made.For(eps, err)
 }
 
-// MakeFingerprints makes the fingerprints, with own's model where an EP takes none of the tiny
-// ones.
+// MakeFingerprints makes the fingerprints, with own's model where an EP takes no tiny one.
 func (s *Set) MakeFingerprints(ctx context.Context, rc *Content, eps []compilers.EP, own *compilers.Job) (FingerprintResult, error) {
 	marks, err := RunUnreplaced(rc, func() ([]compilers.Fingerprint, error) {
 		return s.options.Compiler.Fingerprint(ctx, rc.Spec, eps, own)

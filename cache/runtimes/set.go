@@ -414,8 +414,7 @@ const (
 	lookPatience = 30 * time.Second // for files that are whole each time one looks, and other ones
 )
 
-// ErrFilesChanging says that a runtime's files did not come to rest, or changed while they were
-// used.
+// ErrFilesChanging says that a runtime's files keep changing, or changed while they were used.
 var ErrFilesChanging = errors.New("its files keep changing")
 
 // findContent identifies the runtime's libraries. Stamps are taken before and after the bytes are
@@ -454,8 +453,7 @@ func (s *Set) findContent(ctx context.Context, rt *Runtime, before *Content) (*C
 	}
 }
 
-// settlingTime is how long the files must still be at rest before they are believed to be all
-// there.
+// settlingTime is how long the files must still stay unchanged before they count as complete.
 func (s *Set) settlingTime(rc, before *Content) time.Duration {
 	if before == nil || before.SameLibraries(rc) {
 		return 0

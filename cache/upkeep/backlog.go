@@ -128,8 +128,8 @@ func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	return nil
 }
 
-// UnfinishedJobs returns the jobs that earlier daemons had not completed. It is called before
-// requests are accepted.
+// UnfinishedJobs returns jobs that earlier daemons did not complete. Call it before the first
+// request.
 func (l *Backlog) UnfinishedJobs() map[string][]byte {
 	rows, err := l.Sources.Store.Index().Wanted.All()
 	if err != nil {
@@ -198,8 +198,7 @@ func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 	}
 }
 
-// queue asks for the model as the client did. It reports whether the job is in the backlog again
-// under its id.
+// queue requests the model as the client did, and reports whether the job is in the backlog again.
 func (l *Backlog) queue(ctx context.Context, id string, w *QueuedJob) (bool, error) {
 	if w.Source.Kind == "" {
 		return false, workspace.NoSource("the daemon cannot open the model by itself; request " +

@@ -34,8 +34,8 @@ type RebuildRequest struct {
 	Delay time.Duration
 }
 
-// Compile compiles a build again and publishes the result. asked has the files of a request; nil:
-// there are none.
+// Compile compiles a build again and publishes it. asked has a request's files; nil: there are
+// none.
 type Compile func(ctx context.Context, what Rebuild, asked *request.Request) Outcome
 
 // Outcome is the result of a Compile.
@@ -83,8 +83,7 @@ type Rebuilds struct {
 	changed        chan struct{} // closed and replaced when there may be something to do
 }
 
-// taskKey: one build of a request, scope and runtime is compiled at a time, whichever earlier build
-// asked.
+// taskKey: one build of a request, scope and runtime is compiled at a time.
 type taskKey struct {
 	request index.RequestKey
 	scope   string
@@ -175,8 +174,7 @@ func (q *Rebuilds) Enqueue(w RebuildRequest) {
 // sameLibraries reports whether the runtime is, as far as is known, what it was at the last try.
 func (t *task) sameLibraries() bool { return t.same == nil || t.same() }
 
-// keepFiles keeps a request's files open for a task that is going to run soon, if possible. The
-// caller holds mu.
+// keepFiles keeps a request's files open for a task that runs soon, if possible. mu is held.
 func (q *Rebuilds) keepFiles(t *task, w *RebuildRequest, now time.Time) bool {
 	if t.request != nil {
 		return true

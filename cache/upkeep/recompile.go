@@ -60,8 +60,7 @@ func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request
 	r.Queue.Enqueue(w)
 }
 
-// RefreshIfStale has a build that was served for the attempt compiled again if it is not the best
-// there could be.
+// RefreshIfStale has a build that was served compiled again if it is not the best there could be.
 func (r *Recompiler) RefreshIfStale(at *request.Attempt, b *index.Build, j judge.Judgement) {
 	if at.Plan.Outside || at.Adopting {
 		return // with libraries that are not run here, or from an artefact

@@ -17,8 +17,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// paused reports whether nothing is begun now, and for how long that lasts: 0 until something
-// changes.
+// paused reports whether nothing is begun now, and for how long; 0: until something changes.
 func (q *Rebuilds) paused(now time.Time) (paused bool, wait time.Duration) {
 	if wait := q.options.Limits().window.untilOpen(now); wait > 0 {
 		return true, wait
@@ -153,8 +152,7 @@ func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-
 	return nil, time.Millisecond, changed // all went to others meanwhile: look again
 }
 
-// ready lists the tasks that could be worked on. wait is how long until there is another. The
-// caller holds mu.
+// ready lists the tasks that could run. wait is how long until there is another. mu is held.
 func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 	later := func(at time.Time) {
 		if d := max(at.Sub(now), time.Millisecond); wait == 0 || d < wait {

@@ -267,8 +267,7 @@ func (w *Workspace) changed(member int) error {
 // copiedFiles maps each path in a folder, relative and clean, to the file that was copied there.
 type copiedFiles map[string]*os.File
 
-// isTaken reports whether a location's path is taken in the folder, and whether it is taken by the
-// very file.
+// isTaken reports whether a location's path is taken in the folder, and whether by the same file.
 func (c copiedFiles) isTaken(location string, f *os.File) (there, same bool) {
 	other := c[path.Clean(location)]
 	if other == nil {
@@ -358,8 +357,7 @@ func makeParents(folder, location string) error {
 	return nil
 }
 
-// folderFor returns the directory for a model: that of the first one, unless another file has one
-// of its names there.
+// folderFor returns a model's directory: that of the first one, unless a name is taken there.
 func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copiedFiles) (
 	string, error) {
 	for _, location := range locations {
@@ -398,8 +396,7 @@ func (o *OpenFiles) Close() {
 	}
 }
 
-// addDimensions notes the dimensions of one model's inputs. One that several models leave open
-// counts once.
+// addDimensions notes the dimensions of one model's inputs, those of several models once.
 func (w *Workspace) addDimensions(m *epmodel.Model) {
 	for _, d := range w.request.OpenDimensions(m) {
 		same := func(o request.OpenDimension) bool {

@@ -284,8 +284,7 @@ func packableLine(bytes int64, unknown uint64) string {
 	return text + "; " + left
 }
 
-// minSharedBytes is what two files have in common that is not worth a line: graphs of one execution
-// provider are alike.
+// minSharedBytes is too little in common for a line: graphs of one execution provider are alike.
 const minSharedBytes = 4 << 10
 
 func spaceLine(s *wire.Space) string {
@@ -307,8 +306,7 @@ func spaceLine(s *wire.Space) string {
 	return text + ", " + term.Count(s.GetEntries(), "entry") + ", " + term.Count(s.GetBuilds(), "build")
 }
 
-// isUserAccount reports whether the account is of the caller's own builds: that of all is for
-// administrators.
+// isUserAccount reports whether the account is of the caller's builds alone, as for ordinary users.
 func isUserAccount(s *wire.Space) bool { return usedBytes(s) == 0 && s.GetEntries() == 0 }
 
 func usedBytes(s *wire.Space) int64 {

@@ -132,8 +132,7 @@ func (j *job) compareOutputs() error {
 	return nil
 }
 
-// runSourceModel runs the source model without any of the EPs, and without the session options that
-// are meant for them.
+// runSourceModel runs the source model without the EPs and without session options for them.
 func (j *job) runSourceModel(inputs []ort.Tensor) ([]ort.Tensor, error) {
 	j.req.EPs, j.req.Options.SessionOptions, j.req.Options.GraphOptimizationLevel = nil, nil, ""
 	o, err := j.options()

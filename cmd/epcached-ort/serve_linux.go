@@ -131,8 +131,7 @@ func cleanPrivate(private string) {
 	})
 }
 
-// readCgroup returns the content of a file of this process's cgroup; "": there is none of version
-// 2.
+// readCgroup returns the content of a file of this process's cgroup (version 2), or "".
 func readCgroup(file string) string {
 	own, _ := os.ReadFile("/proc/self/cgroup")
 	_, path, found := strings.Cut("\n"+string(own), "\n0::")

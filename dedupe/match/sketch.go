@@ -188,8 +188,7 @@ func sortShared(all []shared) {
 	})
 }
 
-// pickCandidates takes the blob that has most of what those taken before have not, until nothing is
-// added.
+// pickCandidates takes the blob that adds most to those taken before, until nothing is added.
 func pickCandidates(all []shared, n int) (taken []cas.Digest) {
 	for len(taken) < n && len(all) > 0 {
 		sortShared(all)

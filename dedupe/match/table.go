@@ -32,8 +32,7 @@ type table struct {
 	at    int      // bits of a slot that have the position
 }
 
-// The table of a target of some TB cannot grow: tags are too short to tell where else their keys
-// belong.
+// The table of a target of some TB cannot grow: tags are too short to tell where keys belong.
 const (
 	minSlots = 1 << 4
 	maxBits  = 21
@@ -116,8 +115,8 @@ func (t *table) put(one uint64) {
 	}
 }
 
-// grow makes twice the room. It begins behind a free slot, so that positions of the same key stay
-// in their order.
+// grow doubles the table. It begins behind a free slot, so that positions of a key keep their
+// order.
 func (t *table) grow() {
 	old := t.slots
 	t.slots, t.used = newSlots(2*len(old)), 0

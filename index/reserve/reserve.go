@@ -16,8 +16,7 @@ import (
 // Bytes is how large the reserve is: as much as a rewritten journal takes, nearly always.
 const Bytes = 4 << 20
 
-// Piece is given up at a time, because the process that fills the disk may take what is given up before
-// we do.
+// Piece is given up at a time, because the process that fills the disk may take it first.
 const Piece = Bytes / 4
 
 // Reserve is a file of blocks that hold nothing, for a disk that is full.

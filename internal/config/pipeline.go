@@ -37,8 +37,7 @@ type sharedTerms struct {
 	Level          string            `toml:"optimization_level" in:"disable_all,basic,extended,layout,all"`
 }
 
-// LoadPipeline reads a pipeline file. The error is an Errors where the file's content is what is
-// wrong.
+// LoadPipeline reads a pipeline file. The error is an Errors where its content is wrong.
 func LoadPipeline(file string) (*Pipeline, error) {
 	d, err := tomlfile.Read(file)
 	if err != nil {

@@ -46,8 +46,7 @@ func (d *Driver) Check(v tomlfile.Value) {
 	}
 }
 
-// Decode reads the policy for all execution providers and, over it, those for each: what they do not
-// say they inherit.
+// Decode reads the policy for all execution providers, and those for each, which inherit from it.
 func (p *Policies) Decode(v tomlfile.Value) {
 	var file struct {
 		Policy

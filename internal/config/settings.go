@@ -136,8 +136,7 @@ type Policy struct {
 // Age is MaxAge as a duration; 0: no limit.
 func (p Policy) Age() time.Duration { return duration(p.MaxAge) }
 
-// AutostartIdleExit is how long a daemon that a client started waits for the next one, where
-// nothing else is said.
+// AutostartIdleExit is how long a daemon that a client started waits for the next one by default.
 const AutostartIdleExit = 15 * time.Minute
 
 // IdleAfter is the time without use after which the daemon leaves; 0: never. started says that a client started it.

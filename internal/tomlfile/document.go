@@ -18,8 +18,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// Bounds of a file. A larger file is another one by mistake, and one with more mistakes is of another
-// kind.
+// Bounds of a file. A larger one, or one with more mistakes, is another kind of file.
 const (
 	MaxSize   = 1 << 20
 	maxValues = 20000
@@ -68,8 +67,7 @@ func WithoutPath(err error) error {
 	return err
 }
 
-// Parse reads the text of a file of that name. The error is an Errors where the content is what is
-// wrong.
+// Parse reads the text of a file of that name. The error is an Errors where the content is wrong.
 func Parse(file string, text []byte) (*Document, error) {
 	d := &Document{File: file, values: map[string]any{}, positions: map[string]Position{}}
 	if len(text) > MaxSize {

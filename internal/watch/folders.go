@@ -71,8 +71,7 @@ func Explain(err error) error {
 // folders are all that the kernel is asked to tell about: each folder once, for
 // all subjects that need something of it.
 //
-// Folders are watched, never files, because a watch on a file dies with it and does not see the next
-// file of that name.
+// Folders are watched, never files: a watch on a file does not see the next file of that name.
 type folders struct {
 	open   func() (notifier, error)
 	notify func(news)

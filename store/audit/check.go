@@ -170,8 +170,7 @@ func (a *auditor) remedy(d cas.Digest, kind string) string {
 	return strings.Join(do, "; ")
 }
 
-// wasBeingRemoved tells of a leftover that it was one only for as long as its build was being
-// removed.
+// wasBeingRemoved reports a leftover that was one only while its build was being removed.
 func (a *auditor) wasBeingRemoved(f *wire.Finding) bool {
 	if f.Kind != kindLeftover {
 		return false
@@ -199,8 +198,8 @@ func (r *checking) found(f *wire.Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
-// truncate keeps the findings that fit into so many bytes, leftovers last: what is cut off must not
-// be the damage.
+// truncate keeps the findings that fit into so many bytes, leftovers last: damage must not be cut
+// off.
 func (r *checking) truncate(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
 		return leftover(a) - leftover(b)
@@ -331,8 +330,7 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep 
 	return f
 }
 
-// checkBlobOnce is checkBlob for a store without changes; it does not say which builds need the
-// blob.
+// checkBlobOnce is checkBlob for a store without changes, without the builds that need the blob.
 func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
 	f := &wire.Finding{Object: d.String()}
 	have, err := a.forms.Size(d)

@@ -198,8 +198,8 @@ func (inv *Inventory) restoreWhole(at uint32) (takes int64) {
 	return b.Disk
 }
 
-// neededBytes is what builds need that is there, each part once: their blobs in all forms, and what
-// these are packed with.
+// neededBytes is what builds need, each part once: blobs in all forms, and what these are packed
+// with.
 func (inv *Inventory) neededBytes(builds ...*candidate) (sum int64) {
 	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool { return inv.forms[at] != nil }) {
 		for _, at := range builds[0].Blobs { // as of nearly all: each blob is named once, and nothing is packed
@@ -407,8 +407,8 @@ type Thrashing struct {
 // minReturned is how many entries have to come back before it is spoken of.
 const minReturned = 3
 
-// IsSignificant tells whether it is worth speaking of: so many entries come back, and a quarter of
-// those that went.
+// IsSignificant reports whether enough entries came back: minReturned, and a quarter of the
+// evicted.
 func (t Thrashing) IsSignificant() bool { return t.Back >= minReturned && 4*t.Back >= t.Evicted }
 
 // FindThrashing looks at tombstones, the oldest first: an entry has come back where there is a

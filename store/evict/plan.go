@@ -83,8 +83,7 @@ func (p *Plan) Finish() {
 	}
 }
 
-// GoalReached tells that the goal is reached once so much is freed besides; where there is no goal,
-// it is always.
+// GoalReached reports whether the goal is reached once so much more is freed, or there is no goal.
 func (p *Plan) GoalReached(besides int64) bool { return p.Goal < 0 || p.Used-p.Freed-besides <= p.Goal }
 
 // Count counts the steps of one kind that were carried out, or are planned.

@@ -43,8 +43,7 @@ type candidate struct {
 	useless     bool // it was chosen, and stays after all: others need what it has
 }
 
-// minFreedPart is the part of its needs that a removal must free: less is not worth a compile to
-// others.
+// minFreedPart is the part of its needs that a removal must free to be worth a compile.
 const minFreedPart = 16
 
 // planner is the work of one plan.

@@ -96,8 +96,7 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 	return freed, nil
 }
 
-// diskBytesOf sums what blobs take on the disk: their whole forms, their recipes, and the literals
-// of these.
+// diskBytesOf sums blobs' bytes on disk: whole forms, recipes, and the literals of these.
 func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 	for _, d := range all {
 		whole, recipe, _ := s.Bytes(d)
@@ -258,8 +257,7 @@ func (s *Store) planned(ctx context.Context, d cas.Digest, m *Matched, how searc
 	return r, nil, err
 }
 
-// isWantedBase reports whether another blob, which is not packed yet, would take bytes from this
-// one.
+// isWantedBase reports whether another blob, not packed yet, would take bytes from this one.
 func (s *Store) isWantedBase(ctx context.Context, d cas.Digest) (wanted bool) {
 	err := s.Sharing.EachShare(ctx, func(other cas.Digest, found Share) error {
 		wanted = wanted || s.whole.Has(other) && slices.Contains(found.From, d)

@@ -121,8 +121,7 @@ func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
 	return s.removeUnneededAfter(was, func() error { return ignore(cas.ErrNotFound, s.removeRecipe(d)) })
 }
 
-// removeUnneededAfter removes the containers of a recipe that are not needed, when take has removed
-// the recipe.
+// removeUnneededAfter removes a recipe's unneeded containers when take has removed the recipe.
 func (s *Store) removeUnneededAfter(was dedupe.Packed, take func() error) error {
 	defer s.accountByForm(digestsOf(was.Containers)...)()
 	err := take()

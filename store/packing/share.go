@@ -12,8 +12,7 @@ import (
 	"github.com/epcached/epcached/dedupe/match"
 )
 
-// MinBlobSize is the size in bytes below which a blob is not looked at: less than a few blocks
-// cannot be saved of it.
+// MinBlobSize is the size in bytes below which a blob is not read, because too little can be saved.
 const MinBlobSize = 256 << 10
 
 // Sharing finds out what blobs share, and keeps that beside them.

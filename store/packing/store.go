@@ -61,8 +61,7 @@ type Owner interface {
 	// After ErrInUse, part of that is in use, and all is left as it was.
 	DropViews(d cas.Digest) error
 
-	// BeingServed reports whether a name leads to a blob's bytes since DropViews, or soon; no link
-	// can be made.
+	// BeingServed reports whether a name leads to a blob's bytes since DropViews, or soon.
 	BeingServed(d cas.Digest) bool
 
 	// MayTake returns a check, to be used at once, of the blobs that a blob may take bytes from.
@@ -278,8 +277,7 @@ type heldBlobs struct {
 	// counts keep blobs, though no build and no recipe may need these any more.
 	counts map[*cas.Hold]bool
 
-	// moving are blobs that get another form, or are removed if they are not needed then, with
-	// how many calls say so.
+	// moving counts calls that give a blob another form, or remove it if it is not needed.
 	moving map[cas.Digest]int
 }
 

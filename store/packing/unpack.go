@@ -275,8 +275,7 @@ type Source interface {
 	io.Closer
 }
 
-// OpenUnverified opens a blob in any form, to look at it. It is unverified, so not for serving a
-// client.
+// OpenUnverified opens a blob in any form, unverified, so not for serving a client.
 func (s *reader) OpenUnverified(d cas.Digest) (Source, error) {
 	if !s.OnlyPacked(d) {
 		f, _, err := s.unverified(d)
@@ -348,8 +347,7 @@ func (c *Copies) open() (*cas.Store, error) {
 // Store returns the store of the unpacked forms, nil while nothing has been unpacked.
 func (c *Copies) Store() *cas.Store { return c.opened.Load() }
 
-// Directory is that of the unpacked forms, absolute. apart: it is on another file system than the
-// whole ones.
+// Directory is that of the unpacked forms, absolute. apart: on another file system than whole ones.
 func (c *Copies) Directory() (path string, apart bool) { return c.dir, c.otherFileSystem }
 
 // Each calls fn for every unpacked form that takes room on the store's own file system, with its bytes on disk.
@@ -473,8 +471,7 @@ func (s *Store) Check(ctx context.Context, d cas.Digest) error {
 	return s.inEitherForm(d, func() error { return s.whole.Check(ctx, d) }, func() error { return s.proveRecipe(ctx, d) })
 }
 
-// IsDamage tells that an error is about bytes that are not what they should be, of a blob, a
-// container or a recipe.
+// IsDamage reports whether an error is about wrong bytes of a blob, a container or a recipe.
 func IsDamage(err error) bool {
 	var format *dedupe.FormatError
 	return cas.IsUnsound(err) || errors.As(err, &format)

@@ -69,8 +69,7 @@ func (vs *Store) DropCurrent(id index.BuildID, grace time.Duration) {
 	}
 }
 
-// dropAfterHandOver dooms a view that is being given out only to the requests that wait now, for
-// moments.
+// dropAfterHandOver drops a view that only the requests that wait now are given.
 func (vs *Store) dropAfterHandOver(v *View) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
@@ -205,8 +204,7 @@ func (vs *Store) unlink(dir *os.File, file file) {
 	}
 }
 
-// DropUnknown marks for removal every view on disk that no build refers to and this process did not
-// make.
+// DropUnknown drops every view on disk that no build refers to and this process did not make.
 func (vs *Store) DropUnknown(ctx context.Context) error {
 	known := make(map[string]bool)
 	err := vs.o.Index.Views.Each(ctx, func(_, where []byte) error {

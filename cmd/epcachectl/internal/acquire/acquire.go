@@ -29,8 +29,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// parallelRequests is how many models one call asks for at the same time; the daemon queues what is
-// too much for it.
+// parallelRequests is how many models a call requests at the same time; the daemon queues the
+// excess.
 const parallelRequests = 8
 
 // Get is one call of get, or of a verb that asks as get does.
@@ -321,8 +321,7 @@ func factOf(err error, name string) string {
 	return ""
 }
 
-// isRememberedFailure tells whether there is no build because the daemon remembers that the model
-// does not compile.
+// isRememberedFailure reports whether the daemon remembers that the model does not compile.
 func isRememberedFailure(err error) bool { return factOf(err, "reason") != "" }
 
 // report prints every model's result, and gives the exit code of the first that failed.
@@ -375,8 +374,7 @@ func checkReferences(ctx context.Context, path string) error {
 	return nil // of another mistake the daemon knows more, because it has read the graph
 }
 
-// fateText tells what becomes of a model's compile when its request leaves: last is what was last
-// heard of it.
+// fateText says what becomes of a compile when its request leaves. last is its latest progress.
 func (g *Get) fateText(last *wire.Progress) (text, hint string) {
 	if last.GetPhase() == "" {
 		return "", ""

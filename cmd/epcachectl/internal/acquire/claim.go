@@ -101,8 +101,7 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 	return files, nil
 }
 
-// alternatives lists what a daemon without the libraries proposes, the best first: show, claim,
-// own.
+// alternatives lists what a daemon without the libraries proposes, best first: show, claim, own.
 func alternatives(err error) []string {
 	if !errors.Is(err, unixsock.ErrUnavailable) {
 		return nil

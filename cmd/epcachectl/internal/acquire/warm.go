@@ -209,8 +209,7 @@ func merged[V any](below, over map[string]V) map[string]V {
 	return out
 }
 
-// maxAsks bounds how often warm asks for one model again whose job is gone when it is to be
-// followed.
+// maxAsks bounds how often warm requests a model again whose job is gone when it follows it.
 const maxAsks = 3
 
 // Warm has the models of the arguments and of a pipeline file compiled, and with follow waits for them.

@@ -23,8 +23,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Call is one call of the program: its streams, the flags of all verbs, and the daemon that it is
-// for.
+// Call is one call of the program: its streams, the flags of all verbs, and its daemon.
 type Call struct {
 	Print *term.Printer
 	Stdin io.Reader
@@ -51,8 +50,7 @@ func (a *Call) WithDaemon(ctx context.Context, do func(context.Context, *unixsoc
 	})
 }
 
-// RunWithEntries returns what a command runs that asks the daemon with its arguments: see
-// WithDaemon.
+// RunWithEntries returns the function of a command that passes its arguments to the daemon.
 func (a *Call) RunWithEntries(
 	ask func(ctx context.Context, c *unixsock.Client, args []string) error,
 ) func(*cobra.Command, []string) error {

@@ -59,8 +59,7 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	return c, err
 }
 
-// startMu guards the connection that the models of a call share, made by the first one that needs
-// it.
+// startMu guards the connection that the models of a call share; the first one makes it.
 var startMu sync.Mutex
 
 // OwnDaemon returns the connection to the user's own daemon, for requests that another user's does
@@ -193,8 +192,7 @@ func start(ctx context.Context, program, socket string) string {
 	return cmp.Or(line, fmt.Sprintf("%s --autostart: %v", program, err)) + ProgramOrigin()
 }
 
-// ProgramOrigin says what has the program be this one, where that is a variable: it may be no
-// daemon at all.
+// ProgramOrigin names the variable that chose the program, which may be no daemon at all.
 func ProgramOrigin() string {
 	if os.Getenv(ProgramVariable) == "" {
 		return ""

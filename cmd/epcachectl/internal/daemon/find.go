@@ -1,5 +1,5 @@
-// Package daemon finds the daemon that a call is for, starts one where there is none, and says why
-// none answers.
+// Package daemon finds the daemon of a call, starts one where there is none, or says why none
+// answers.
 package daemon
 
 import (

@@ -187,8 +187,8 @@ func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compi
 	x.warning(subject, text, hint)
 }
 
-// incompatibleReleases are pairs of an execution provider's and ONNX Runtime's releases that were
-// tried and do not work.
+// incompatibleReleases are releases of execution providers and ONNX Runtime that do not work
+// together.
 var incompatibleReleases = []struct {
 	ep       string
 	versions []string          // of the Python package

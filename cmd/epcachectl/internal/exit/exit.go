@@ -151,8 +151,7 @@ type verbError struct {
 
 func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.causeText()) }
 
-// causeText is the cause without the name of the object, because the daemon names the model
-// already.
+// causeText is the cause without the object's name, because the daemon names the model already.
 func (e verbError) causeText() string {
 	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
 	name := filepath.Base(e.object)

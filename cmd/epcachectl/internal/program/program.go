@@ -35,12 +35,10 @@ func Find(name string) (string, error) {
 // the options that stand there.
 const ResultVariable = "EPCACHE_GET"
 
-// MaxResultBytes bounds it, in bytes: with a variable of 128 KiB (MAX_ARG_STRLEN) Linux starts no
-// program.
+// MaxResultBytes bounds it: with a variable of 128 KiB (MAX_ARG_STRLEN) Linux starts no program.
 const MaxResultBytes = 128<<10 - len(ResultVariable) - len("=\x00")
 
-// SetResultVariable sets the variable, and tells whether there is space for all of it: a part would
-// be read as the whole.
+// SetResultVariable sets the variable, and reports whether all fits: a part would be misread.
 func SetResultVariable(results []any) (told bool, err error) {
 	text, err := json.Marshal(results)
 	if err != nil {
@@ -52,8 +50,7 @@ func SetResultVariable(results []any) (told bool, err error) {
 	return true, os.Setenv(ResultVariable, string(text))
 }
 
-// CheckPlaceholders holds the places in a program's arguments against the number of models, before
-// anything is compiled.
+// CheckPlaceholders compares the placeholders in a program's arguments with the number of models.
 func CheckPlaceholders(program []string, models int) error {
 	if len(program) == 0 {
 		return nil

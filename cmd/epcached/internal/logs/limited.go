@@ -54,8 +54,8 @@ func (l limitHandler) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// allow counts a line, and reports whether it is to be written. rest is called later with the lines
-// that were not.
+// allow counts a line, and reports whether to write it. rest is called later with those that were
+// not.
 func (ks *lineCounts) allow(of lineKind, rest func(more int)) bool {
 	ks.mu.Lock()
 	defer ks.mu.Unlock()
