@@ -271,3 +271,57 @@ func TestTroubleshootingHasMessagesOfThePrograms(t *testing.T) {
 	}
 	require.Greater(t, found, 20)
 }
+
+var (
+	testFunc  = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
+	testName  = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w+`)
+	testRun   = regexp.MustCompile(`go test (?:-\w+ )*-run '?([^' ]+)'? ([^\x60]*)`)
+	benchmark = regexp.MustCompile("`B ([a-z/]+) (\\w+)`")
+)
+
+// Documents name tests as evidence: those that were renamed show nothing.
+func TestNamesOfTestsInDocumentsExist(t *testing.T) {
+	names := make(map[string][]string) // by directory
+	all := make(map[string]bool)
+	require.NoError(t, fs.WalkDir(os.DirFS("."), ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && name != "." && strings.HasPrefix(d.Name(), "."):
+			return fs.SkipDir
+		case !strings.HasSuffix(name, "_test.go"):
+			return nil
+		}
+		text, err := os.ReadFile(name)
+		for _, found := range testFunc.FindAllStringSubmatch(string(text), -1) {
+			names[path.Dir(name)] = append(names[path.Dir(name)], found[1])
+			all[found[1]] = true
+		}
+		return err
+	}))
+	documents, err := fs.Glob(os.DirFS("."), "doc/*.md")
+	require.NoError(t, err)
+	for _, name := range documents {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for _, found := range testName.FindAllString(string(text), -1) {
+			if !all[found] {
+				t.Errorf("%s: %s does not exist", name, found)
+			}
+		}
+		ran := testRun.FindAllStringSubmatch(string(text), -1)
+		for _, found := range benchmark.FindAllStringSubmatch(string(text), -1) {
+			ran = append(ran, []string{found[0], "Benchmark.*" + found[2], "./" + found[1]})
+		}
+		for _, found := range ran {
+			for _, part := range strings.Split(found[1], `\|`) {
+				pattern := regexp.MustCompile(part)
+				if part != "-" && !slices.ContainsFunc(strings.Fields(found[2]), func(dir string) bool {
+					return slices.ContainsFunc(names[path.Clean(dir)], pattern.MatchString)
+				}) {
+					t.Errorf("%s: %q matches no test in %s", name, part, found[2])
+				}
+			}
+		}
+	}
+}
