@@ -112,6 +112,7 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 	} {
 		root.AddCommand(verb(a))
 	}
+	addCompletions(a, root)
 	root.SetOut(a.Print.Out) // which cobra's completion keeps
 	addCompletion(root)
 	return root

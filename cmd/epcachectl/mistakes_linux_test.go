@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func TestMistypedWordsHaveASuggestion(t *testing.T) {
@@ -61,6 +62,25 @@ func TestCollectingToASize(t *testing.T) {
 }
 
 func TestVersionIsAFlagToo(t *testing.T) {
-	require.Contains(t, call(t, "--version").out, "epcachectl "+version)
+	require.Contains(t, call(t, "--version").out, "epcachectl version "+version)
 	require.Contains(t, call(t, "version").out, "epcachectl "+version)
+}
+
+// Shells complete builds, models, jobs, execution providers and values of flags.
+func TestShellsCompleteNamesAndValues(t *testing.T) {
+	b := newStandIn(t)
+	b.builds = []*wire.Build{{Build: strings.Repeat("cd", 32), ModelName: "Org/Net"}}
+	b.jobs = []*wire.Job{{Id: strings.Repeat("ab", 16)}}
+	b.serve()
+	for line, want := range map[string]string{
+		"show O": "Org/Net", "rm cd": "cdcdcdcdcdcd", "jobs follow ": "abababababab",
+		"list --model O": "Org/Net", "get m --ep Open": "OpenVINOExecutionProvider",
+		"get m --on-miss b": "background", "warm m --store u": "user", "why x --ep QNN": "QNNExecutionProvider",
+	} {
+		args := strings.Split(line, " ")
+		r := call(t, append([]string{"__complete"}, args...)...)
+		require.Contains(t, "\n"+r.out, "\n"+want+"\n", line)
+	}
+	t.Setenv("EPCACHE_SOCKET", t.TempDir()+"/none")
+	require.Equal(t, ":0\n", call(t, "__complete", "show", "").out, "no daemon is started")
 }
