@@ -1,27 +1,28 @@
 """epcache: compiled ONNX Runtime models from the machine's cache.
 
-Compiling a model for an NPU, GPU or CPU execution provider takes seconds to minutes. epcached, a daemon, keeps what was
-compiled; this package asks it, and loads the result with the application's own ONNX Runtime:
+Compiling a model for an NPU, GPU or CPU execution provider takes seconds to minutes. The daemon
+epcached caches the result; this package requests it, and loads it with the application's own ONNX
+Runtime:
 
     import epcache
-    options = epcache.SessionOptions()                      # ONNX Runtime's class; it remembers what it is told
+    options = epcache.SessionOptions()          # ONNX Runtime's class, which records what is set
     session = epcache.InferenceSession("model.onnx", options, ep="OpenVINOExecutionProvider:CPU")
-    session.epcache.outcome                                 # "hit", "compiled", ..., "no daemon"
+    session.epcache.outcome                     # "hit", "compiled", ..., "no daemon"
 
-Without a daemon, or when anything goes wrong with it, the session is a plain one on the same execution provider, and
-there is one EpcacheWarning. It never ends up on the CPU execution provider unasked. An artefact that ONNX Runtime
-refuses is reported, and the daemon asked once more.
+Without a daemon, or after any failure of it, the session is a plain one on the same execution
+provider, with one EpcacheWarning. It never falls back to the CPU by itself. An artefact that ONNX
+Runtime refuses is reported, and requested again once.
 
-Several models that share weights, such as two stages of one, are compiled as one group and loaded in one process:
+Models that share weights are compiled as one group and loaded in one process:
 
-    with epcache.SessionGroup(["prefill.onnx", "decode.onnx"], options, ep="QNNExecutionProvider:NPU") as (prefill, decode):
+    with epcache.SessionGroup(["prefill.onnx", "decode.onnx"], options,
+                              ep="QNNExecutionProvider:NPU") as (prefill, decode):
         ...
 
-Without a session: `why` tells what the daemon would do for one, `warm` has models compiled before they are needed, and `compile` writes a
-compiled model into a folder.
-
-`Client` gives the artefact itself, for those who load it in another way, reports, explanations and events. It needs no ONNX Runtime: the package is
-imported only when one of the session classes or one of these functions is used.
+`why` explains what the daemon would do for a session, `warm` compiles models before they are needed,
+and `compile` writes a compiled model into a directory. `Client` returns artefacts, reports,
+explanations and events. It does not import ONNX Runtime, which only the session classes and these
+functions do.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Acquire(Call[Artefact]):
         self.runtime = connections.shown(runtime)
         self.claims = claims
         self.request = request
-        # Who waits for a compile waits for who does it; others only as long as for a daemon that is there.
+        # A request that waits for a compile waits for the daemon's start as well; others do not.
         self.patience = PATIENCE if request["on_miss"] in _PATIENT else 0.0
         self.own = connections.may_start_own(self.patience)
         self.sources: dict[str, tuple[int, ...]] = {}  # path -> stamp of what was sent last
@@ -87,7 +87,7 @@ class Acquire(Call[Artefact]):
         return False
 
     def _located(self, connection: Connection) -> Artefact:
-        """Asks, and once more with the external data that the daemon said the model refers to."""
+        """Sends the request, and again with the external data that the daemon found to be missing."""
         locations = [self.connections.known_locations(model.stamp) for model in self.models]
         for _ in range(3):
             answer = self._ask(connection, locations)

@@ -1,4 +1,4 @@
-"""Starts the user's own daemon where none answers, so that nobody has to install a service.
+"""Starts the user's own daemon if none answers, so that no service has to be installed.
 
 One process does it for all that ask at the same time: it holds a lock beside the socket. What it starts is `epcached --autostart`, which
 starts the daemon apart from this application (a session of its own, nothing inherited, no child of this process), says when that answers
@@ -22,9 +22,9 @@ PROGRAM, CONTROL = "epcached", "epcachectl"
 PROGRAM_VARIABLE = "EPCACHE_DAEMON"
 FOLDERS = ("/usr/bin", *_programs.FOLDERS)
 
-PATIENCE = 10.0  # seconds that who waits for a compile waits for a daemon that is being started
-NEW_FOR = 30.0  # seconds for which a daemon may be busy with all those who wanted it at once: a hundred on a slow machine take that long
-AGAIN_AFTER = 30.0  # seconds for which nobody tries again what failed
+PATIENCE = 10.0  # seconds that a request which waits for a compile waits for a daemon's start
+NEW_FOR = 30.0  # seconds that a new daemon may be busy with its first requests: a hundred on a slow machine
+AGAIN_AFTER = 30.0  # seconds before a failed start is retried
 PAUSE = 0.003
 MAX_SOCKET_PATH = 107
 MAX_REASON = 1024
@@ -47,7 +47,7 @@ def user_sockets() -> list[str]:
 
 
 def foreign(path: str) -> bool:
-    """Tells of a socket in another user's folder: whose daemon answers there nobody knows. With sudo HOME is another's."""
+    """Reports a socket in another user's directory, whose daemon is not trusted. With sudo, HOME is another user's."""
     try:
         return os.stat(os.path.dirname(path)).st_uid != os.geteuid()
     except OSError:
@@ -67,7 +67,7 @@ def absent(path: str, error: BaseException, system: bool) -> bool:
 
 
 def youth(path: str) -> float:
-    """Returns for how long, in seconds, to wait for an answer because the daemon is new: it may be busy with all those who waited for it to start."""
+    """Returns how many seconds to wait for a new daemon, which may be busy with its first requests."""
     if path not in user_sockets():
         return 0.0
     try:

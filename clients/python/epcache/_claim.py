@@ -1,4 +1,4 @@
-"""The right to compile what is not there, for everybody who waits for it."""
+"""The right to compile a missing build for all waiting requests."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Connection:
         return envelope, descriptors
 
     def shut_down(self) -> None:
-        """Ends the connection for whoever waits for it, and keeps the descriptor. Nothing to do if it ended before."""
+        """Ends the connection for its readers, and keeps the descriptor. Does nothing if it has ended."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

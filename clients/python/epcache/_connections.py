@@ -16,7 +16,7 @@ SYSTEM_SOCKET = "/run/epcached/epcached.sock"
 SOCKET_VARIABLE = "EPCACHE_SOCKET"
 
 MAX_IDLE = 4  # connections kept for the next request
-# For how long they are kept, seconds. A later request says Hello once more, in a fraction of a millisecond: so a daemon that
+# For how long they are kept, seconds. A later request says Hello again, in a fraction of a millisecond: so a daemon that
 # was stopped since is found out within the limit for a Hello, and not after the silence that a compile may take.
 MAX_IDLE_AGE = 1.0
 
@@ -78,7 +78,7 @@ class Connections:
             return None
 
     def _reach(self, path: str, limit: float, deadline: float, waits: bool) -> Connection:
-        """Returns a connection. Who waits for a compile waits for a daemon that is new, too: it is busy with all those who wanted it."""
+        """Returns a connection. A request that waits for a compile also waits for a new, busy daemon."""
         while True:
             young = _autostart.youth(path) if waits else 0.0
             try:

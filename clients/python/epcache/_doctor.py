@@ -38,7 +38,7 @@ class Finding:
     subject: str
     text: str
     hint: str = ""
-    side: str = "application"  # who looked: "client" at the daemon, "application" at this Python
+    side: str = "application"  # "client": about the daemon; "application": about this Python
 
 
 def run(socket: str, as_json: bool, application: bool) -> int:

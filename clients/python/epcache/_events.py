@@ -86,7 +86,7 @@ class Subscription:
         self._closed = True
         if self._connection.pid == os.getpid():  # in a forked child that would end the parent's
             self._connection.shut_down()
-        # Whoever is reading closes the descriptor: its number must not be another file's meanwhile.
+        # The reader closes the descriptor, because its number must not be another file's meanwhile.
         if self._reading.acquire(blocking=False):
             self._connection.close()
             self._reading.release()

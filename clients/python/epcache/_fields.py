@@ -102,7 +102,7 @@ def _refuse(self: Any, name: str, *_: Any) -> None:
 
 
 class _Made:
-    """A class attribute that is read off what the dataclasses module makes of the same fields, when somebody asks."""
+    """A class attribute that is read lazily from what the dataclasses module makes of the same fields."""
 
     __slots__ = ("_made", "_of")
 

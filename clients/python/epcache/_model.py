@@ -117,7 +117,7 @@ def stamp_of(file: str | int) -> tuple[int, ...]:
 
 
 def _memory_file(data: bytes) -> int:
-    """Puts bytes into a sealed memory file: nobody can change them while the daemon reads."""
+    """Puts bytes into a sealed memory file, which no process can change while the daemon reads."""
     descriptor = os.memfd_create("model.onnx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(data)

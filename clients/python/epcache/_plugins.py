@@ -224,7 +224,7 @@ def _find_library(name: str) -> str:
 
 
 def command_hint(name: str) -> str:
-    """Returns what who calls epcachectl run can do where no installed package carries the provider's library."""
+    """Returns a hint for epcachectl run if no installed package has the provider's library."""
     if package := plugin_package(name):
         return f"pip install {package}, or name a folder that has it: --runtime DIR"
     known = ", ".join(sorted(known for known in _PACKAGES if plugin_package(known)))

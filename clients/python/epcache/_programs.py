@@ -46,7 +46,7 @@ def high(descriptor: int) -> int:
 
 
 def _inheritable() -> list[int]:
-    """Returns what a child would get: pipes, say, whose end somebody waits for."""
+    """Returns the descriptors that a child would inherit, such as pipes that another process reads."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
