@@ -57,14 +57,14 @@ func TestDoctorNamesModelsThatNeverFit(t *testing.T) {
 					" on disk, and the whole budget is "+bytesize.Text(perBuild-1))
 			}
 			require.NotZero(t, b.spaceAdvice(b.self(), "compiled once in"))
-			require.Zero(t, b.spaceAdvice(request.Peer{UID: stranger}, "is not kept"),
+			require.Zero(t, b.spaceAdvice(request.Peer{UID: stranger}, "is not stored"),
 				"models of others are not named")
 
 			require.NoError(t, b.cache.Reload(b.unbounded()))
 			require.False(t, b.acquire(r).Unkept)
 			require.Zero(t, b.spaceAdvice(b.self(), "compiled 2 times"), "it is kept now")
 			b.later.Store(int64(8 * 24 * time.Hour))
-			require.Zero(t, b.spaceAdvice(b.self(), "is not kept"))
+			require.Zero(t, b.spaceAdvice(b.self(), "is not stored"))
 		})
 	}
 }

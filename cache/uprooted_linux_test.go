@@ -57,7 +57,7 @@ func TestMissingDirectoriesAreNoticed(t *testing.T) {
 			b.open()
 			require.Empty(t, b.cache.Store.MissingPart())
 			a := b.acquire(b.request(b.model(1)))
-			require.NotContains(t, a.Warnings, "not kept")
+			require.NotContains(t, a.Warnings, "not stored")
 			require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 		})
 	}

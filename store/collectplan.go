@@ -135,7 +135,7 @@ func (c *Collector) agesFrom(now time.Time, unused time.Duration) time.Time {
 		err = c.st.index.Memos.Save(clockKey, row)
 	}
 	if err != nil {
-		c.st.log.Warn("the time of this plan is not kept", "error", err) // ages begin again later
+		c.st.log.Warn("cannot record the time of this plan", "error", err) // ages begin again later
 	}
 	return was.AgesFrom
 }

@@ -114,7 +114,7 @@ func (bd *Builder) serveUnkept(b *index.Build, out string, why error) (*jobs.Res
 	result.Why = text
 	if request.StoreClass(why) == apierr.NoSpace {
 		bd.Store.Index().Counters.Add("unkept", 1)
-		bd.Log.Warn("build not kept", "model", b.ModelName, "why", textOf(why), "uid", b.UID)
+		bd.Log.Warn("build not stored", "model", b.ModelName, "why", textOf(why), "uid", b.UID)
 	} else {
 		bd.Log.Error("build not stored", "model", b.ModelName, "error", why, "uid", b.UID)
 		bd.Store.CheckStateDirectory()

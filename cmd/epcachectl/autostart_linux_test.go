@@ -37,7 +37,7 @@ func TestDaemonIsStartedForVerbsThatNeedOne(t *testing.T) {
 		require.NoFileExists(t, filepath.Join(dir, "told"), verb)
 	}
 	require.Contains(t, call(t, "status").err,
-		"hint: the next program that needs a daemon starts one")
+		"hint: the next client starts a daemon")
 	got := call(t, "list")
 	require.Equal(t, exit.NoDaemon, got.code)
 	require.Contains(t, got.err, "hint: none can be started: the disk is full")
@@ -57,9 +57,9 @@ func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
 			"hint: start one with: epcached --runtime DIR, or name its socket"},
 		"socket by name": {"HOMELESS", "1",
 			[]string{"list", "--socket", "/nowhere/s", "--wait", "0s"},
-			"hint: start one there: epcached --runtime DIR --socket /nowhere/s\n"},
+			"hint: start one with: epcached --runtime DIR --socket /nowhere/s\n"},
 		"by the variable": {"EPCACHE_SOCKET", "/nowhere/s", []string{"list", "--wait", "0s"},
-			"hint: start one there: epcached --runtime DIR --socket /nowhere/s\n"},
+			"hint: start one with: epcached --runtime DIR --socket /nowhere/s\n"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestAProgramThatIsNoDaemonIsNamed(t *testing.T) {
 	for program, says := range map[string]string{
 		"/bin/false": "none can be started: /bin/false --autostart: exit status 1; " +
 			"EPCACHE_DAEMON names the program",
-		"/bin/true": "/bin/true --autostart ended as if it had started one; EPCACHE_DAEMON names " +
+		"/bin/true": "/bin/true --autostart reported success, but no daemon answers; EPCACHE_DAEMON names " +
 			"the program",
 		"/no/such": "no such file or directory; EPCACHE_DAEMON names the program",
 	} {
@@ -104,7 +104,7 @@ func TestDoctorSaysWhereNoDaemonCanBeStarted(t *testing.T) {
 	got := call(t, "doctor")
 	require.Equal(t, exit.Done, got.code)
 	require.Contains(t, got.out,
-		"ok       daemon: none runs, and the next program that needs one starts it")
+		"ok       daemon: none runs; the next client starts one")
 
 	config := filepath.Join(home, ".config", "epcached", "epcached.toml")
 	t.Setenv("XDG_CONFIG_HOME", filepath.Join(home, ".config"))
@@ -117,7 +117,7 @@ func TestDoctorSaysWhereNoDaemonCanBeStarted(t *testing.T) {
 
 	file := filepath.Join(home, ".local")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	says("none can be started: " + file + " is no folder")
+	says("none can be started: " + file + " is not a directory")
 
 	require.NoError(t, os.Remove(file))
 	if os.Geteuid() != 0 {

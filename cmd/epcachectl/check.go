@@ -41,9 +41,9 @@ byte. --space compares the account of bytes with the file system, block by block
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&quick, "quick", false, "look at structure, sizes and times (default)")
+	f.BoolVar(&quick, "quick", false, "check structure, sizes and times (default)")
 	f.BoolVar(&request.Space, "space", false,
-		"compare the account of the space with the file system")
+		"compare the account of space with the file system")
 	f.BoolVar(&request.Deep, "deep", false, "read and hash every byte")
 	return cmd
 }
@@ -133,6 +133,6 @@ func reportSpace(a *cli.Call, r *wire.CheckReply) (differs bool, err error) {
 	}
 	a.Print.Table(append(rows, []string{"all", "", term.Bytes(all), ""}))
 	printStoreFindings(a.Print, r.GetFindings(), "")
-	a.Print.Line("the account %s what the file system says", verdict)
+	a.Print.Line("the account of space %s the file system", verdict)
 	return differs, nil
 }

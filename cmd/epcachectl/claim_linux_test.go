@@ -152,7 +152,7 @@ func TestClaimWithoutRoomIsCopiedOut(t *testing.T) {
 		Text: "it takes 3 MiB on disk, and the whole budget is 1 MiB"}
 	r, out := claimed(t, b, refused, "--out", "OUT")
 	require.Equal(t, exit.Done, r.code, r.err)
-	require.Contains(t, r.err, "not kept: it takes 3 MiB on disk, and the whole budget is 1 MiB")
+	require.Contains(t, r.err, "not stored: it takes 3 MiB on disk, and the whole budget is 1 MiB")
 	require.Contains(t, r.out, "compiled ")
 	require.Contains(t, out, "0123456789abcdef_ctx.onnx")
 	require.Len(t, out, 2, "with its sidecar")

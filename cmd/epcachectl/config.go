@@ -120,7 +120,8 @@ func configFile(args []string) (file string, load func(string) (*config.Settings
 
 func withConfigHint(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return exit.Hint(err, "a daemon needs no configuration file; what it has without one: epcachectl config show")
+		return exit.Hint(err, "a daemon needs no configuration file; to show the defaults: "+
+			"epcachectl config show")
 	}
 	return err
 }
@@ -150,7 +151,7 @@ func printConfigErrors(a *cli.Call, file string, warnings config.Errors, err err
 			a.Print.Line("%s", term.Printable(line))
 		}
 	case !a.JSON:
-		a.Print.Line("%s: nothing is wrong", term.Printable(file))
+		a.Print.Line("%s: no mistakes", term.Printable(file))
 	}
 	if err != nil {
 		return exit.Status(exit.Failed)

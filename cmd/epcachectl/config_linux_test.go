@@ -36,7 +36,7 @@ func TestConfigCheck(t *testing.T) {
 		"a relative path is meant from the file's folder on")
 
 	write("epcached.toml", "jobs = 1\n")
-	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""},
+	require.Equal(t, result{exit.Done, file + ": no mistakes\n", ""},
 		call(t, "config", "check", file))
 	write("epcached.toml", "[space]\npack = \"always\"\ncompress_after = \"3d\"\n")
 	r = call(t, "config", "check", file)
@@ -81,17 +81,17 @@ func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 		require.Equal(t, exit.Failed, r.code)
 		require.Contains(t, r.out, file+":2:1: field \"space.unpacked_dir\": "+says)
 	}
-	wrong("there is no folder \"" + folder + "\": make it")
+	wrong("there is no directory \"" + folder + "\": make it")
 	require.NoDirExists(t, folder, "it only looks")
 	require.NoError(t, os.WriteFile(folder, nil, 0o600))
-	wrong("\"" + folder + "\" is no folder")
+	wrong("\"" + folder + "\" is not a directory")
 	require.NoError(t, os.Remove(folder))
 	require.NoError(t, os.Mkdir(folder, 0o500))
 	if os.Getuid() != 0 { // who may write anywhere
 		wrong("user ")
 	}
 	require.NoError(t, os.Chmod(folder, 0o700))
-	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""},
+	require.Equal(t, result{exit.Done, file + ": no mistakes\n", ""},
 		call(t, "config", "check", file))
 }
 
@@ -106,7 +106,7 @@ func TestConfigIsTheUsersOwnWhereThereIsOne(t *testing.T) {
 	file := filepath.Join(dir, "epcached", "epcached.toml")
 	require.NoError(t, os.Mkdir(filepath.Dir(file), 0o700))
 	require.NoError(t, os.WriteFile(file, []byte("jobs = 3\n"), 0o600))
-	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""},
+	require.Equal(t, result{exit.Done, file + ": no mistakes\n", ""},
 		call(t, "config", "check"))
 	shown := call(t, "config", "show")
 	require.Contains(t, shown.out, "jobs = 3  # "+file+":1\n")

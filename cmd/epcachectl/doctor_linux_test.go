@@ -51,7 +51,7 @@ func TestDoctorAsksTheDaemon(t *testing.T) {
 	r := call(t, "doctor")
 	require.Equal(t, exit.Done, r.code, r.out)
 	require.Contains(t, r.out, "ok       disk: 12 GiB free\n")
-	require.True(t, strings.HasSuffix(r.out, "\nall is well\n"), r.out)
+	require.True(t, strings.HasSuffix(r.out, "\nno problems found\n"), r.out)
 
 	b.set(func() {
 		b.advice = append(b.advice,
@@ -88,7 +88,7 @@ func TestDoctorOfADaemonThatGivesNone(t *testing.T) {
 	b.err = &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "no such request"}
 	b.serve()
 	out, _ := doctored(t)
-	find(t, out, "warning", "it gives no advice: no such request")
+	find(t, out, "warning", "it reports no findings: no such request")
 }
 
 // Without a daemon it says what can be seen.
@@ -106,7 +106,7 @@ func TestDoctorWithoutADaemon(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	out, _ = doctored(t, "--wait=0")
-	find(t, out, "problem", path+" is no socket but a file")
+	find(t, out, "problem", path+" is not a socket but a file")
 }
 
 // The next daemon that a client starts reads it, whichever daemon answers now, or none.
@@ -153,14 +153,14 @@ func TestDoctorTakesTwoWaysToOneSocketForOne(t *testing.T) {
 	}
 	out, _ := doctored(t)
 	for _, f := range out.Findings {
-		require.NotContains(t, f.Text, "there are two")
+		require.NotContains(t, f.Text, "two daemons run")
 	}
 	require.NoError(t, os.Remove(all[1]))
 	l, err := net.Listen("unix", all[1])
 	require.NoError(t, err)
 	defer l.Close()
 	out, _ = doctored(t)
-	find(t, out, "warning", "there are two")
+	find(t, out, "warning", "two daemons run")
 }
 
 // fakeRuntime is a folder as pip leaves it; nothing of it can be loaded.
@@ -190,7 +190,7 @@ func TestDoctorOfARuntime(t *testing.T) {
 	out, code = doctored(t, "--runtime", dir)
 	require.Equal(t, exit.Done, code)
 	find(t, out, "ok", "OpenVINOExecutionProvider 1.8.1 with ONNX Runtime 1.31.1")
-	find(t, out, "ok", "takes it when a request names it")
+	find(t, out, "ok", "uses it when a request names it")
 
 	client, err := unixsock.Dial(t.Context(), path)
 	require.NoError(t, err)
@@ -212,7 +212,7 @@ func TestDoctorOfARuntime(t *testing.T) {
 	others = &doctor.Examination{Client: client}
 	others.CheckKnown(t.Context(), "runtime", r)
 	find(t, doctor.Result{Findings: others.List}, "ok",
-		"the daemon has its OpenVINOExecutionProvider")
+		"the daemon knows its OpenVINOExecutionProvider")
 	b.set(func() { b.runtimes = nil })
 
 	library := filepath.Join(dir, "onnxruntime_ep_openvino",
@@ -226,11 +226,11 @@ func TestDoctorOfARuntime(t *testing.T) {
 	has("")
 	out, code = doctored(t, "--runtime", dir)
 	require.Equal(t, exit.Done, code)
-	find(t, out, "ok", "the daemon has its OpenVINOExecutionProvider")
+	find(t, out, "ok", "the daemon knows its OpenVINOExecutionProvider")
 	has("it crashed")
 	out, _ = doctored(t, "--runtime", dir)
 	find(t, out, "problem",
-		"the daemon has OpenVINOExecutionProvider of it, and cannot use it: it crashed")
+		"the daemon knows its OpenVINOExecutionProvider, and cannot use it: it crashed")
 }
 
 // pythonSays is what doctor.py prints.
@@ -266,10 +266,10 @@ func TestDoctorOfAPython(t *testing.T) {
 		look                  pythonSays
 		start, severity, says string
 	}{
-		"all is well": {good, started, "ok",
+		"no problems found": {good, started, "ok",
 			"OpenVINOExecutionProvider 1.8.1 starts with ONNX Runtime 1.31.1: CPU"},
 		"a plain session": {good, started, "warning",
-			`providers=["OpenVINOExecutionProvider"] runs on the CPU and does not say so`},
+			`providers=["OpenVINOExecutionProvider"] silently runs on the CPU`},
 		"does not start": {good, "echo '" + doctorMark +
 			`{"error":"RuntimeError: no such function"}'`, "problem",
 			"1.8.1 does not start with ONNX Runtime 1.31.1: RuntimeError: no such function"},
@@ -289,7 +289,7 @@ func TestDoctorOfAPython(t *testing.T) {
 			with(pythonSays{"cores": []string{"onnxruntime 1.31.1", "onnxruntime-gpu 1.28.0"}}),
 			started, "problem", "overwrite each other"},
 		"an old ONNX Runtime": {with(pythonSays{"plugins": false, "ort_version": "1.20.0"}),
-			started, "problem", "knows no plugin execution providers"},
+			started, "problem", "does not support plugin execution providers"},
 		"no plugin": {with(pythonSays{"site": t.TempDir()}), started, "warning",
 			"sessions run on CPUExecutionProvider"},
 		"epcache is installed": {with(pythonSays{"epcache": true}), started, "warning",
@@ -313,7 +313,7 @@ func TestDoctorOfAPython(t *testing.T) {
 	t.Run("no such program", func(t *testing.T) {
 		out, code := doctored(t, "--python", filepath.Join(t.TempDir(), "none"))
 		require.Equal(t, exit.Failed, code)
-		find(t, out, "problem", "it cannot be asked: ")
+		find(t, out, "problem", "it cannot be run: ")
 	})
 }
 
@@ -331,7 +331,7 @@ func TestDoctorOfARealPython(t *testing.T) {
 		out, code := doctored(t, "--python", python)
 		require.Equal(t, exit.Done, code, out)
 		find(t, out, "ok", "OpenVINOExecutionProvider 1.8.1 starts with ONNX Runtime 1.31.1: CPU")
-		find(t, out, "warning", `providers=["OpenVINOExecutionProvider"] runs on the CPU`)
+		find(t, out, "warning", `providers=["OpenVINOExecutionProvider"] silently runs on the CPU`)
 	})
 	t.Run("does not fit", func(t *testing.T) {
 		dir := t.TempDir()

@@ -70,7 +70,7 @@ Users see their own builds and the shared ones that they requested. ENTRY is as 
 			return exit.WithVerb("du", modelfile.AsGiven(err, args, entries))
 		}),
 	}
-	cmd.Flags().BoolVar(&svg, "svg", false, "print a picture of what files share")
+	cmd.Flags().BoolVar(&svg, "svg", false, "print a picture of the common parts of files")
 	return cmd
 }
 
@@ -199,17 +199,17 @@ func (u *usagePrinter) end() error {
 				few += n
 				continue
 			}
-			u.p.Line("%s of %s, %s, stand in %s as well", term.Bytes(s.GetBytes()),
+			u.p.Line("%s of %s, %s, are also in %s", term.Bytes(s.GetBytes()),
 				term.TextOrDash(s.GetSecondName()), term.Bytes(s.GetSize()), term.TextOrDash(s.GetFirstName()))
 		}
 		if few > 0 {
-			u.p.Line("%s of small files, mostly graphs, as well", term.Bytes(few))
+			u.p.Line("also %s of small files, mostly graphs", term.Bytes(few))
 		}
 		u.p.Line("the second has %s in common with the first", term.Bytes(u.restBytes.GetSharedBytes()))
 	case u.entries == 0:
 		printUsageSums(u.p, u.restBytes)
 	case u.entries > 2:
-		u.p.Note("nothing is compared: for what entries have in common name two")
+		u.p.Note("give two entries to compare them")
 	}
 	return nil
 }
@@ -266,20 +266,21 @@ func printUsageSums(p *term.Printer, r *wire.UsageReply) {
 
 // packableLine says what packing would free, as far as that is known.
 func packableLine(bytes int64, unknown uint64) string {
-	left := term.Count(unknown, "file") + " are still to be compared with others"
+	left := term.Count(unknown, "file") + " not yet compared with others"
 	if unknown == 1 {
-		left = "1 file is still to be compared with others"
+		left = "1 file not yet compared with others"
 	}
-	text := "packing would free nothing"
+	text := "packing would free no space"
 	if bytes > 0 {
-		text = fmt.Sprintf("packing would free some %s of it: epcachectl pack --all -n tells of which, and when",
+		text = fmt.Sprintf("packing would free about %s of it; for details: epcachectl pack "+
+			"--all -n",
 			term.Bytes(bytes))
 	}
 	switch {
 	case unknown == 0:
 		return text
 	case bytes == 0:
-		return "what packing would free is not known yet: " + left
+		return "how much packing would free is not known yet: " + left
 	}
 	return text + "; " + left
 }
@@ -291,7 +292,7 @@ func spaceLine(s *wire.Space) string {
 	if isUserAccount(s) {
 		text := term.Count(s.GetBuilds(), "build") + " of yours, " + term.Bytes(s.GetLogicalBytes())
 		if s.GetBudgetBytes() > 0 {
-			text += "; all users' may have " + term.Bytes(s.GetBudgetBytes())
+			text += "; the limit for all users is " + term.Bytes(s.GetBudgetBytes())
 		}
 		return text
 	}
@@ -301,7 +302,7 @@ func spaceLine(s *wire.Space) string {
 	}
 	text += ", for files of " + term.Bytes(s.GetLogicalBytes())
 	if s.GetUniqueBytes() != s.GetLogicalBytes() {
-		text += fmt.Sprintf(" (%s, equal ones once)", term.Bytes(s.GetUniqueBytes()))
+		text += fmt.Sprintf(" (%s with equal files counted once)", term.Bytes(s.GetUniqueBytes()))
 	}
 	return text + ", " + term.Count(s.GetEntries(), "entry") + ", " + term.Count(s.GetBuilds(), "build")
 }

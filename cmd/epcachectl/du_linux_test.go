@@ -23,12 +23,12 @@ func TestDu(t *testing.T) {
 		`(?m)^0 B +4.0 KiB +8.0 KiB +tiny.onnx bbbb$`,
 		`(?m)^uid:1 +4.0 KiB +8.0 KiB +24.0 KiB +3 builds +1.0 MiB$`,
 		`(?m)^8.0 KiB on disk, .*, 3 builds$`,
-		`(?m)^packing would free some 3.0 MiB of it: epcachectl pack --all -n tells of which, and when$`,
+		`(?m)^packing would free about 3.0 MiB of it; for details: epcachectl pack --all -n$`,
 	} {
 		require.Regexp(t, line, out)
 	}
 	out = call(t, "du", "a", "b").out
-	require.Contains(t, out, "1.5 KiB of b_ctx.bin, 4.0 KiB, stand in a_ctx.bin as well\n512 B "+
+	require.Contains(t, out, "1.5 KiB of b_ctx.bin, 4.0 KiB, are also in a_ctx.bin\n512 B "+
 		"of small files, mostly graphs, as well\nthe second has 2.0 KiB in common with the first\n")
 	require.NotContains(t, out, "on disk", "the whole store is not asked for")
 	require.NotContains(t, out, "packing")
@@ -39,7 +39,7 @@ func TestDu(t *testing.T) {
 	require.Equal(t, "batch=2", at(t, r, "models", 0, "builds", 1, "shapes"))
 	require.EqualValues(t, 3<<20, at(t, r, "packable_bytes"))
 	require.NotContains(t, call(t, "du", "a", "b", "--json").out, "packable_bytes")
-	require.Contains(t, call(t, "du", "a", "b", "c").err, "nothing is compared")
+	require.Contains(t, call(t, "du", "a", "b", "c").err, "give two entries to compare them")
 	require.Equal(t, "bbbb", at(t, r, "models", 1, "model_digest"))
 	require.Equal(t, "whole", at(t, r, "models", 0, "builds", 0, "kept_as"))
 	require.Equal(t, "packed", at(t, r, "models", 0, "builds", 1, "kept_as"))
@@ -50,10 +50,11 @@ func TestDu(t *testing.T) {
 // Nothing to free and nothing known yet are told apart.
 func TestDuReportsUncomparedBlobs(t *testing.T) {
 	for want, line := range map[string]string{
-		"packing would free nothing": packableLine(0, 0),
-		"what packing would free is not known yet: 1 file is still to be compared with others": packableLine(0, 1),
-		"packing would free some 1.0 MiB of it: epcachectl pack --all -n tells of which, and " +
-			"when; 2 files are still to be compared with others": packableLine(1<<20, 2),
+		"packing would free no space": packableLine(0, 0),
+		"how much packing would free is not known yet: 1 file not yet compared with " +
+			"others": packableLine(0, 1),
+		"packing would free about 1.0 MiB of it; for details: epcachectl pack --all " +
+			"-n; 2 files not yet compared with others": packableLine(1<<20, 2),
 	} {
 		require.Equal(t, want, line)
 	}

@@ -67,9 +67,9 @@ daemon, and misses and repeats nothing. --json prints one object a line.` + exit
 			})
 		},
 	}
-	cmd.Flags().StringVar(&since, "since", "", "only what happened since `T`")
-	cmd.Flags().Uint32Var(&limit, "limit", 0, "only the newest `N` of what has happened")
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens")
+	cmd.Flags().StringVar(&since, "since", "", "only events since `T`")
+	cmd.Flags().Uint32Var(&limit, "limit", 0, "only the newest `N` events")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
 	return cmd
 }
 

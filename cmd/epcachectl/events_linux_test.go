@@ -163,7 +163,7 @@ func TestFollowOverARestart(t *testing.T) {
 	b.happen(event(1, time.Now(), "before"))
 	out.waitFor(t, "before")
 	kill()
-	errs.waitFor(t, "the daemon went away; waiting for it\n")
+	errs.waitFor(t, "the connection to the daemon was lost; waiting for the daemon\n")
 	b.set(func() {
 		before := proto.CloneOf(b.past[0])
 		before.Sequence = 0
@@ -179,7 +179,8 @@ func TestFollowOverARestart(t *testing.T) {
 	require.Equal(t, exit.Done, stop())
 	require.Regexp(t, `(?s)^[^\n]*before\n[^\n]*in between\n[^\n]*after\n$`, out.String())
 	require.Equal(t,
-		"epcachectl: the daemon went away; waiting for it\nepcachectl: the daemon is back\n",
+		"epcachectl: the connection to the daemon was lost; waiting for the daemon\nepcachectl: "+
+			"the daemon is back\n",
 		errs.String())
 }
 

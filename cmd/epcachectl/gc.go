@@ -73,9 +73,9 @@ func parseSize(text string) (int64, error) {
 	n, ok := bytesize.Parse(text)
 	switch {
 	case text == "":
-		return 0, errors.New("say how much is to stay, such as 20GiB")
+		return 0, errors.New("give a size, such as 20GiB")
 	case !ok:
-		return 0, fmt.Errorf("%q is no size, such as 500MiB or 20GiB", text)
+		return 0, fmt.Errorf("%q is not a size, such as 500MiB or 20GiB", text)
 	}
 	return n, nil
 }
@@ -104,7 +104,7 @@ func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {
 		term.Count(r.GetRemoved(), "build"), r.GetPacked(),
 		term.Count(r.GetCopies(), "unpacked form"))
 	if n := r.GetShortBytes(); n > 0 {
-		a.Print.Line("%s above %s: nothing more may go", term.Bytes(n),
+		a.Print.Line("still %s above %s: the remaining builds are pinned or in use", term.Bytes(n),
 			term.Bytes(r.GetBudgetBytes()))
 	}
 	return nil

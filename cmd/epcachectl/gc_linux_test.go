@@ -16,7 +16,7 @@ func TestGC(t *testing.T) {
 kept, pinned: 1 build, 4.0 KiB
 kept, needed by builds outside the plan: 1.0 KiB
 4.0 KiB of 8.0 KiB would be freed: 1 build removed, 0 packed, 0 unpacked forms dropped
-1.0 KiB above 3.0 KiB: nothing more may go
+still 1.0 KiB above 3.0 KiB: the remaining builds are pinned or in use
 `, call(t, "gc", "--to", "3KiB", "-n").out)
 	require.Empty(t, b.changed())
 	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n").code,

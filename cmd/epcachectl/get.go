@@ -63,7 +63,7 @@ With -n nothing is compiled or written; it prints what would be done.` + exit.He
 			if dash := cmd.ArgsLenAtDash(); dash >= 0 {
 				models, g.Program = args[:dash], args[dash:]
 				if len(g.Program) == 0 {
-					return exit.Usagef("no program behind --")
+					return exit.Usagef("no program after --")
 				}
 			}
 			return g.Run(cmd.Context(), models)

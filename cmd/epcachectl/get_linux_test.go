@@ -157,8 +157,8 @@ func TestGetUsage(t *testing.T) {
 		"device without name": {[]string{"m", "--ep", "A:"}, `"A:" is not EP, EP:TYPE`},
 		"metadata of nothing": {[]string{"m", "--ep", "A:NPU,"}, `"A:NPU," is not EP, EP:TYPE`},
 		"no id": {[]string{"m", "--ep", "A:NPU,device=x"},
-			"device=x is no id such as 0x8086"},
-		"id 0":                 {[]string{"m", "--ep", "A:NPU,vendor=0"}, "vendor=0 is no id"},
+			"device=x is not an id, such as 0x8086"},
+		"id 0":                 {[]string{"m", "--ep", "A:NPU,vendor=0"}, "vendor=0 is not an id"},
 		"metadata without =":   {[]string{"m", "--ep", "A:NPU,x"}, `"x" is not K=V`},
 		"option without value": {[]string{"m", ep, "--option", "x"}, `"x" is not K=V`},
 		"option of whom": {[]string{"m", "--option", "x=1", ep, "--ep", "B"},
@@ -172,14 +172,14 @@ func TestGetUsage(t *testing.T) {
 			"--optimization-level"},
 		"store":   {[]string{"m", ep, "--store", "mine"}, "--store"},
 		"on-miss": {[]string{"m", ep, "--on-miss", "maybe"}, `--on-miss "maybe"`},
-		"claim":   {[]string{"m", ep, "--on-miss", "claim"}, "there is no --runtime"},
+		"claim":   {[]string{"m", ep, "--on-miss", "claim"}, "needs --runtime"},
 		"claim of a group": {[]string{"m", "n", ep, "--share", "--on-miss", "claim",
-			"--runtime", "rt"}, "one model at a time"},
+			"--runtime", "rt"}, "takes one model"},
 		"share":                 {[]string{"m", ep, "--share"}, "two models or more"},
 		"unknown flag":          {[]string{"m", ep, "--frobnicate"}, "frobnicate"},
-		"no program":            {[]string{"m", ep, "--"}, "no program behind --"},
+		"no program":            {[]string{"m", ep, "--"}, "no program after --"},
 		"program without place": {[]string{"m", ep, "--", "ls"}, "no {}"},
-		"program, which of two": {[]string{"m", "n", ep, "--", "ls", "--m={}"}, "which one"},
+		"program, which of two": {[]string{"m", "n", ep, "--", "ls", "--m={}"}, "it does not say which"},
 		"json and program":      {[]string{"m", ep, "--json", "--", "ls", "{}"}, "--json"},
 		"negative timeout":      {[]string{"m", ep, "--timeout", "-1s"}, "--timeout"},
 		"wait without end":      {[]string{"m", ep, "--wait", "1h"}, "--wait"},
@@ -278,7 +278,7 @@ func TestTimeoutIsToldAsSuch(t *testing.T) {
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--timeout", "100ms")
 	require.Equal(t, exit.Failed, r.code)
 	require.Regexp(t,
-		`^epcachectl: get ".*tiny.onnx": given up after 100ms\nepcachectl: hint: allow more with --timeout\n$`, r.err)
+		`^epcachectl: get ".*tiny.onnx": no result within 100ms\nepcachectl: hint: allow more time with --timeout\n$`, r.err)
 }
 
 func TestCounted(t *testing.T) {
@@ -372,7 +372,7 @@ func TestGetOut(t *testing.T) {
 	require.NoError(t, err)
 	same := get()
 	require.Equal(t, exit.Done, same.code, "the same again is no conflict")
-	require.Contains(t, same.out, "is there already: "+filepath.Join(out, "sub/weights.bin")+"\n")
+	require.Contains(t, same.out, "exists already: "+filepath.Join(out, "sub/weights.bin")+"\n")
 	after, err := os.Stat(filepath.Join(out, "sub/weights.bin"))
 	require.NoError(t, err)
 	require.True(t, os.SameFile(before, after), "and writes nothing")
@@ -381,7 +381,7 @@ func TestGetOut(t *testing.T) {
 		os.WriteFile(filepath.Join(out, "sub/weights.bin"), []byte("WEIGHTS"), 0o600))
 	r := get()
 	require.Equal(t, exit.Failed, r.code)
-	require.Contains(t, r.err, "is there and differs\nepcachectl: hint: replace it with -f")
+	require.Contains(t, r.err, "exists and differs\nepcachectl: hint: replace it with -f")
 	require.Equal(t, "WEIGHTS", content("sub/weights.bin"))
 	require.Equal(t, exit.Done, get("-f").code)
 	require.Equal(t, "weights", content("sub/weights.bin"))
@@ -428,7 +428,7 @@ func TestGetPassthrough(t *testing.T) {
 	r := call(t, "get", model, ep)
 	require.Equal(t,
 		result{exit.Done, "passthrough " + model +
-			": it is compiled already, optimal; load it as it is\n", ""}, r)
+			": it is compiled already, optimal; load the file itself\n", ""}, r)
 }
 
 func TestGetPassthroughThatDoesNotLoad(t *testing.T) {
@@ -460,7 +460,7 @@ func TestGetPassthroughWithoutItsContextBinary(t *testing.T) {
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t,
 		"passthrough "+model+
-			": it is compiled already, whether it loads here is not known; load it as it is\n",
+			": it is compiled already, whether it loads here is unknown; load the file itself\n",
 		r.out)
 	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
 	r = call(t, "get", model, ep)
@@ -518,7 +518,8 @@ func TestGetAdopt(t *testing.T) {
 	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal",
 		Warnings: []string{"not adopted: it does not load: no"}})
 	r = call(t, "get", model, ep, "--adopt")
-	require.Equal(t, "passthrough "+model+": it is compiled already, optimal; load it as it is\n",
+	require.Equal(t, "passthrough "+model+": it is compiled already, optimal; load the file "+
+		"itself\n",
 		r.out)
 	require.Equal(t, exit.Done, r.code)
 	require.Contains(t, r.err, "not adopted: it does not load: no")
@@ -552,7 +553,7 @@ func TestGetOutOfACompiledModel(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	require.Contains(t, call(t, "get", model, ep, "--out", folder).out,
-		"is there already: "+model+"\n")
+		"exists already: "+model+"\n")
 	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
 	r = call(t, "get", model, ep, "--out", filepath.Join(t.TempDir(), "out"))
 	require.Equal(t, exit.NotFound, r.code)
@@ -616,8 +617,8 @@ func TestGetExternalData(t *testing.T) {
 		location, says string
 		code           int
 	}{
-		"up":       {"../blobs/2222", "outside the model's folder", exit.Failed},
-		"absolute": {"/etc/passwd", "outside the model's folder", exit.Failed},
+		"up":       {"../blobs/2222", "outside the model's directory", exit.Failed},
+		"absolute": {"/etc/passwd", "outside the model's directory", exit.Failed},
 		"missing":  {"none.bin", "no such file", exit.NotFound},
 		"folder":   {"sub", "a folder", exit.Failed},
 		"FIFO":     {"fifo", "a FIFO", exit.Failed},

@@ -25,8 +25,9 @@ the next request recompiles. Programs that have loaded them are not affected. EN
 With -n it prints what would be withheld.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
 	}
-	cmd.Flags().StringVar(&request.Reason, "reason", "", "why, for the history")
-	words := changeWords{"withheld", "would withhold", "change nothing, print what would be"}
+	cmd.Flags().StringVar(&request.Reason, "reason", "", "record `TEXT` as the reason")
+	words := changeWords{"withheld", "would withhold", "change nothing, print what would be " +
+		"done done"}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
 
@@ -61,7 +62,7 @@ func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.Chang
 		done, freed = would, "would be freed"
 	}
 	if len(reply.GetBuilds()) == 0 {
-		a.Print.Line("%s nothing: there are no such builds", done)
+		a.Print.Line("%s nothing: no such builds", done)
 	}
 	for _, b := range reply.GetBuilds() {
 		a.Print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()))
@@ -86,7 +87,7 @@ builds as well. ENTRY is as for show.
 With -n it prints what would be pinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pin mobilenet.onnx`,
 	}
-	words := changeWords{"pinned", "would pin", "pin nothing, print what would be"}
+	words := changeWords{"pinned", "would pin", "pin nothing, print what would be pinned"}
 	request := &wire.Pin{}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
@@ -101,7 +102,8 @@ for show.
 With -n it prints what would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,
 	}
-	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be"}
+	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be " +
+		"unpinned pinned"}
 	request := &wire.Unpin{}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }

@@ -102,7 +102,9 @@ func jobID(listed []*wire.Job, name string) (string, error) {
 	case len(found) == 1:
 		return found[0], nil
 	}
-	return "", exit.Usage(exit.Hint(fmt.Errorf("job %q: %s begin so", term.Brief(name), term.Count(len(found), "job")), "write more of it: epcachectl jobs --json"))
+	return "", exit.Usage(exit.Hint(fmt.Errorf("job %q: %s have this "+
+		"prefix", term.Brief(name), term.Count(len(found), "job")), "give more digits: "+
+		"epcachectl jobs --json"))
 }
 
 func modelOf(j *wire.Job) string {
@@ -137,11 +139,11 @@ func retryOf(f *wire.Failure, now time.Time) string {
 	left := time.UnixMilli(f.GetRetryMs()).Sub(now)
 	switch {
 	case f.GetRetryMs() == 0:
-		return "tried again when something changes, or after: " + ways
+		return "retried when the libraries or the model change, or after: " + ways
 	case left <= 0:
-		return "tried again by the next request"
+		return "retried by the next request"
 	}
-	return fmt.Sprintf("tried again by a request in %s, or after: %s", term.RoundSeconds(left), ways)
+	return fmt.Sprintf("retried by a request in %s, or after: %s", term.RoundSeconds(left), ways)
 }
 
 func newJobsCancel(a *cli.Call) *cobra.Command {
@@ -158,7 +160,8 @@ With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
   epcachectl jobs cancel --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
-				return exit.Usage(exit.Hint(errors.New("jobs cancel: name jobs, or give --all"), "see what there is: epcachectl jobs"))
+				return exit.Usage(exit.Hint(errors.New("jobs cancel: name jobs, or give "+
+					"--all"), "list jobs: epcachectl jobs"))
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				listed, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
@@ -177,7 +180,8 @@ With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 				}
 				for _, id := range ids {
 					if !slices.ContainsFunc(listed.GetJobs(), func(j *wire.Job) bool { return j.GetId() == id }) {
-						return exit.Hint(exit.Missing(fmt.Sprintf("jobs cancel: no job %q", term.Brief(id))), "see what there is: epcachectl jobs")
+						return exit.Hint(exit.Missing(fmt.Sprintf("jobs cancel: no job "+
+							"%q", term.Brief(id))), "list jobs: epcachectl jobs")
 					}
 				}
 				others := func(j *wire.Job) bool { return !all && !slices.Contains(ids, j.GetId()) }
@@ -186,8 +190,9 @@ With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "give all of them up")
-	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be")
+	cmd.Flags().BoolVar(&all, "all", false, "cancel all jobs")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be "+
+		"done done")
 	return cmd
 }
 
@@ -205,7 +210,8 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
   epcachectl jobs retry --all`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
-				return exit.Usage(exit.Hint(errors.New("jobs retry: name entries, or give --all"), "see what failed: epcachectl jobs"))
+				return exit.Usage(exit.Hint(errors.New("jobs retry: name entries, or give "+
+					"--all"), "list failures: epcachectl jobs"))
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				entries, err := modelfile.Entries(ctx, args)
@@ -220,8 +226,7 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 				for i, entry := range entries {
 					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return failureMatches(f, entry) }) {
 						return exit.Hint(exit.Missing(fmt.Sprintf("jobs retry: no remembered "+
-							"failure of %q", term.Brief(args[i]))), "see what there is: "+
-							"epcachectl jobs")
+							"failure of %q", term.Brief(args[i]))), "list jobs: epcachectl jobs")
 					}
 				}
 				chosen := slices.DeleteFunc(reply.GetFailures(), func(f *wire.Failure) bool {
@@ -231,8 +236,9 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "forget all of them")
-	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "forget nothing, print what would be")
+	cmd.Flags().BoolVar(&all, "all", false, "forget all failures")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "forget nothing, print what would be "+
+		"forgotten")
 	return cmd
 }
 
@@ -258,7 +264,7 @@ func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err
 		switch state := j.GetState(); {
 		case dryRun || state == "cancelled":
 		case state == "done":
-			what = modelOf(j) + " is done already"
+			what = modelOf(j) + " has already ended"
 		case state == "failed":
 			what = modelOf(j) + " has failed already"
 		default:
@@ -299,7 +305,8 @@ Status 1 means that the compile failed or was cancelled.`,
 			show.End()
 			if err != nil {
 				return exit.TimeoutError(ctx, exit.WithOperation("follow", args[0], err), a.Timeout, func() (string, string) {
-					return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + term.Printable(args[0])
+					return "", "the compile continues; to cancel it: epcachectl jobs cancel " +
+						"" + term.Printable(args[0])
 				})
 			}
 			return printEnd(a, job)

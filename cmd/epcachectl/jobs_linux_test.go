@@ -43,7 +43,7 @@ j2   queued   queued     0s       -        -        0123456789ab and 2 more  B  
 
 failed bad.onnx: A, crash, 3 times, the last `+term.Time(1)+`
   signal 11 Segmentation fault
-  tried again by a request in 10m0s, or after: epcachectl jobs retry fedcba987654
+  retried by a request in 10m0s, or after: epcachectl jobs retry fedcba987654
 `, r.out)
 
 	out := said(t, call(t, "jobs", "--json"))
@@ -54,7 +54,7 @@ failed bad.onnx: A, crash, 3 times, the last `+term.Time(1)+`
 
 func TestWhenFailuresAreTriedAgain(t *testing.T) {
 	now := time.UnixMilli(1_000_000)
-	for at, says := range map[int64]string{0: "when something changes",
+	for at, says := range map[int64]string{0: "when the libraries or the model change",
 		999_000: "by the next request", 1_090_000: "in 1m30s"} {
 		require.Contains(t, retryOf(&wire.Failure{RetryMs: at}, now), says)
 	}
@@ -117,10 +117,10 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	require.Equal(t, "would forget worse.onnx: A, crash\n",
 		call(t, "jobs", "retry", "worse.onnx", "-n").out)
 	require.Equal(t, result{exit.NotFound, "", "epcachectl: jobs cancel: no job " +
-		"\"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"},
+		"\"k\"\nepcachectl: hint: list jobs: epcachectl jobs\n"},
 		call(t, "jobs", "cancel", "k", "-n"))
 	require.Equal(t, result{exit.NotFound, "", "epcachectl: jobs retry: no remembered failure " +
-		"of \"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"},
+		"of \"k\"\nepcachectl: hint: list jobs: epcachectl jobs\n"},
 		call(t, "jobs", "retry", "k", "-n"))
 	require.Equal(t, exit.BadUsage, call(t, "jobs", "cancel", "j").code, "which one?")
 	require.Empty(t, b.changed())
@@ -133,7 +133,7 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	over := someJobs()
 	over[0].State, over[1].State = "done", "failed"
 	b.set(func() { b.jobs = over })
-	require.Equal(t, "det.onnx is done already: A, job j1\n0123456789ab and 2 more has failed "+
+	require.Equal(t, "det.onnx has already ended: A, job j1\n0123456789ab and 2 more has failed "+
 		"already: B, job j2\n", call(t, "jobs", "cancel", "j1", "j2").out)
 	require.Contains(t, call(t, "jobs", "retry", "fedcba").out, "forgot bad.onnx: A, timeout\n")
 	require.Equal(t, exit.Done, call(t, "jobs", "cancel", "--all").code)
@@ -156,7 +156,7 @@ func TestJobByTheBeginningOfItsName(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	_, err := jobID(listed, "a")
-	require.ErrorContains(t, err, "2 jobs begin so")
+	require.ErrorContains(t, err, "2 jobs have this prefix")
 }
 
 func TestJobsNotAllowed(t *testing.T) {

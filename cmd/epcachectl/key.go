@@ -38,7 +38,7 @@ Nothing is looked up or compiled. The flags are those of get.` + exit.Help(exit.
 					return err
 				case reply.GetRequestKey() == "":
 					return exit.WithOperation("key", args[0],
-						errors.New("it is compiled already, and nothing is looked up for it"))
+						errors.New("it is compiled already, so no build is looked up"))
 				case a.JSON:
 					return a.Print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))
 				}

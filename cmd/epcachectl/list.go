@@ -39,8 +39,8 @@ On a terminal the builds used last come first, and what all have in common stand
 			return list(cmd.Context(), a, &filter, long)
 		},
 	}
-	cmd.Flags().StringVar(&filter.Model, "model", "", "only of the `MODEL` with this name or digest prefix")
-	cmd.Flags().StringVar(&filter.Ep, "ep", "", "only of this execution `PROVIDER`")
+	cmd.Flags().StringVar(&filter.Model, "model", "", "only builds of the `MODEL` with this name or digest prefix")
+	cmd.Flags().StringVar(&filter.Ep, "ep", "", "only builds of this execution `PROVIDER`")
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "print all columns, and paths of models")
 	return cmd
 }

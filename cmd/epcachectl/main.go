@@ -90,14 +90,16 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		a.WaitSet = cmd.Flags().Changed("wait")
 		if a.Timeout < 0 || a.Wait < 0 || a.Wait > daemon.MaxWait {
-			return exit.Usagef("--timeout must not be negative, and --wait be 0 to %v", daemon.MaxWait)
+			return exit.Usagef("--timeout must not be negative, and --wait must be 0 to "+
+				"%v", daemon.MaxWait)
 		}
 		return nil
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		wrong, is := errors.AsType[*pflag.InvalidValueError](err)
 		if is && len(wrong.GetValue()) > 100 { // the value may be a whole file
-			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
+			err = fmt.Errorf("--%s: invalid value "+
+				"%q", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
 		}
 		hint := cmd.CommandPath() + " --help"
 		if unknown, is := errors.AsType[*pflag.NotExistError](err); is {

@@ -36,7 +36,7 @@ func TestGetWithoutEPTakesTheOnlyOne(t *testing.T) {
 	for _, verb := range []string{"get", "key", "warm"} {
 		r = call(t, verb, model)
 		require.Equal(t, exit.BadUsage, r.code)
-		require.Equal(t, "epcachectl: "+verb+": no --ep: which execution provider shall compile? "+
+		require.Equal(t, "epcachectl: "+verb+": no --ep: name the execution provider "+
 			"here are A:CPU, B:NPU\nepcachectl: hint: name one, such as --ep A:CPU\n", r.err)
 	}
 	b.set(func() { b.runtimes = []*wire.RuntimeFacts{{Error: "gone"}} })

@@ -44,7 +44,8 @@ unpack them. Pin them too if the daemon shall not pack them again. ENTRY and --a
 With -n it prints how many bytes that takes.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpack mobilenet.onnx`,
 	}
-	return changePacked(a, cmd, &wire.Pack{Unpack: true}, "unpack nothing, print how much it would take")
+	return changePacked(a, cmd, &wire.Pack{Unpack: true}, "unpack nothing, print how much space "+
+		"it would take")
 }
 
 func changePacked(a *cli.Call, cmd *cobra.Command, request *wire.Pack, dryRun string) *cobra.Command {
@@ -84,7 +85,7 @@ func printPacked(a *cli.Call, dryRun bool, r *wire.PackReply, done string) error
 		}
 		text := term.Printable(outcome) + freedText(would, b.GetFreesBytes())
 		if n := b.GetLaterBytes(); n > 0 {
-			text += "; packing would free " + term.Bytes(n) + " once that is over"
+			text += "; packing would free " + term.Bytes(n) + " later"
 		}
 		a.Print.Line("%s: build %s of %s: %s", term.TextOrDash(b.GetModelName()), term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), text)
 	}
@@ -94,7 +95,7 @@ func printPacked(a *cli.Call, dryRun bool, r *wire.PackReply, done string) error
 	}
 	text := fmt.Sprintf("%s %s%s", term.Count(r.GetChanged(), "build"), done, freedText(dryRun, r.GetFreedBytes()))
 	if n := r.GetLaterBytes(); n > 0 {
-		text += fmt.Sprintf("; %s more, as far as is known, of builds that are in use or were given out lately, once they are not", term.Bytes(n))
+		text += fmt.Sprintf("; about %s more when other builds are no longer in use", term.Bytes(n))
 	}
 	a.Print.Line("%s", text)
 	return nil

@@ -44,7 +44,8 @@ nothing, and prints configuration for epcached --config.` + exit.Help(exit.Askin
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&find, "find", false, "look for runtimes on this machine, and print configuration")
+	cmd.Flags().BoolVar(&find, "find", false, "search this machine for runtimes, and print "+
+		"configuration")
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "probe again")
 	cmd.Flags().StringVar(&runtime, "runtime", "", "only the runtime in `DIR`")
 	return cmd
@@ -78,7 +79,7 @@ func probe(ctx context.Context, a *cli.Call, c *unixsock.Client, p *wire.Probe, 
 		a.Print.Hint(line)
 	}
 	if len(reply.GetRuntimes()) == 0 {
-		a.Print.Hint("the daemon has no runtime; find some with: epcachectl probe --find")
+		a.Print.Hint("the daemon has no runtime; find one with: epcachectl probe --find")
 	}
 	return nil
 }
@@ -184,9 +185,10 @@ func sandboxSummary(lines []string) string {
 	case len(lines) == 0:
 		return "-"
 	case len(missing) == 0:
-		return "all in force"
+		return "all in effect"
 	}
-	return term.Printable("not in force: " + strings.Join(missing, ", ") + " (epcachectl probe says more)")
+	return term.Printable("not in effect: " + strings.Join(missing, ", ") + " (epcachectl probe " +
+		"says more)")
 }
 
 func fingerprint(d *wire.DeviceFacts) string {
@@ -208,6 +210,6 @@ func sourcelessLine(s *wire.Sourceless) string {
 	for _, one := range s.GetWhy() {
 		why = append(why, fmt.Sprintf("%d: %s", one.GetBuilds(), term.Printable(one.GetText())))
 	}
-	return fmt.Sprintf("%d of %s cannot be compiled again without a request (%s)", s.GetBuilds(),
+	return fmt.Sprintf("%d of %s cannot be recompiled in the background (%s)", s.GetBuilds(),
 		term.Count(s.GetLooked(), "build"), strings.Join(why, "; "))
 }

@@ -35,7 +35,8 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
   epcachectl rm --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if request.All == (len(args) > 0) {
-				return exit.Usage(exit.Hint(errors.New("rm: name entries, or give --all"), "see what there is: epcachectl list"))
+				return exit.Usage(exit.Hint(errors.New("rm: name entries, or give "+
+					"--all"), "list builds: epcachectl list"))
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) (err error) {
 				if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
@@ -54,8 +55,9 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&request.All, "all", false, "delete everything")
-	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "delete nothing, print what would be")
+	cmd.Flags().BoolVar(&request.All, "all", false, "delete all builds")
+	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "delete nothing, print what "+
+		"would be deleted deleted deleted")
 	cmd.Flags().BoolVarP(&force, "yes", "y", false, "do not ask; --all needs it where there is no terminal")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "the same as --yes")
 	return cmd
@@ -67,7 +69,7 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // so there is no answer
 		if request.GetAll() {
 			return exit.Usage(exit.Hint(errors.New("rm --all: no terminal to ask on"),
-				"delete without being asked: epcachectl rm --all --yes"))
+				"delete without confirmation: epcachectl rm --all --yes"))
 		}
 		return nil
 	}
@@ -98,7 +100,8 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 		if !request.GetAll() {
 			what = strings.Join(term.Printables(args), " ")
 		}
-		return exit.Hint(errors.New("rm: nothing deleted"), "delete without being asked: epcachectl rm "+what+" --yes")
+		return exit.Hint(errors.New("rm: nothing deleted"), "delete without confirmation: "+
+			"epcachectl rm "+what+" --yes")
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 	require.Empty(t, out)
 	for _, says := range []string{"  tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider",
 		"  other.onnx: build abcdef012345", "delete 2 builds, 7 B on the disk? [y/N]",
-		"nothing deleted", "hint: delete without being asked: epcachectl rm tiny.onnx --yes"} {
+		"nothing deleted", "hint: delete without confirmation: epcachectl rm tiny.onnx --yes"} {
 		require.Contains(t, said, says)
 	}
 	require.Empty(t, b.changed())

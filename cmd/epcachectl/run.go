@@ -66,9 +66,10 @@ If PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUs
 	f.Var(cli.EachValue(r.request.AddEP, "EP[:DEVICE]"), "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
 	f.Var(cli.EachValue(r.request.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.StringVar(&r.request.Runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
-	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (the session is what it would have been without, until it is compiled), claim, or fail")
-	f.Float64Var(&r.request.Verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, on EP and on the CPU, and leave it on the CPU where a value differs by more than `TOLERANCE`, as it is and as a part; 0: do not")
-	f.StringVar(&r.report, "report", "", "at the end tell of every session, on standard error or into `FILE`")
+	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (a plain session until the "+
+		"compile is done), claim, or fail")
+	f.Float64Var(&r.request.Verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, and use the CPU if a value differs from the CPU's by more than `TOLERANCE`, absolute and relative; 0: do not")
+	f.StringVar(&r.report, "report", "", "report every session at the end, on standard error or to `FILE`")
 	f.Lookup("report").NoOptDefVal = "-"
 	return cmd
 }
@@ -132,14 +133,15 @@ func (r *runCall) check() error {
 	if len(r.request.EPs) > 0 {
 		err = r.request.Complete()
 	} else if r.request.Given() {
-		err = exit.Usagef("run: --option is for an --ep, and there is none")
+		err = exit.Usagef("run: --option needs --ep")
 	}
 	err = cmp.Or(err, exit.OneOf("run: --on-miss", r.onMiss, "wait", "background", "claim", "fail"))
 	if err != nil || r.request.Runtime == "" {
 		return err
 	}
 	if found, err := filepath.Glob(filepath.Join(r.request.Runtime, "onnxruntime*")); err != nil || len(found) == 0 {
-		return exit.Usagef("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.Runtime)
+		return exit.Usagef("run: --runtime %q: no packages of ONNX Runtime in this "+
+			"directory", r.request.Runtime)
 	}
 	return nil
 }

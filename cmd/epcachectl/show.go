@@ -48,7 +48,8 @@ same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` + exit.Help
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&tensors, "tensors", false, "print what the files are made of, and who shares it")
+	cmd.Flags().BoolVar(&tensors, "tensors", false, "print the tensors of the files, and which "+
+		"builds share them")
 	return cmd
 }
 
@@ -93,7 +94,7 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		{"sdk version", term.TextOrDash(b.GetSdkVersion())},
 		{"hardware", term.TextOrDash(b.GetHardwareArchitecture())},
 		{"compatibility", judgement(b)},
-		{"says of itself", term.TextOrDash(b.GetCompatibilityString())},
+		{"compatibility string", term.TextOrDash(b.GetCompatibilityString())},
 		{"driver", term.TextOrDash(b.GetDriverVersion())},
 		{"onnx runtime", term.TextOrDash(b.GetOrtVersion())},
 		{"scope", term.TextOrDash(b.GetScope())},
@@ -238,7 +239,7 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 	case f.GetUnknown() != "":
 		p.Line("  no names: %s", term.Printable(f.GetUnknown()))
 	case f.GetNamedBytes() > 0:
-		p.Line("  %s of it are tensors that it names itself", named)
+		p.Line("  %s of it are named tensors", named)
 	}
 	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "STANDS IN", "ALSO IN"}}
 	for _, t := range f.GetTensors() {

@@ -16,6 +16,6 @@ func TestSpaceLineNamesItsBound(t *testing.T) {
 		Entries:     11, Builds: 1}
 	require.Equal(t, "96.0 MiB on disk, for files of 485.0 MiB, 11 entries, 1 build", spaceLine(&s))
 	s.BudgetBytes, s.UniqueBytes = 1<<30, 400<<20
-	require.Equal(t, "96.0 MiB on disk of 1.0 GiB, for files of 485.0 MiB (400.0 MiB, equal ones "+
-		"once), 11 entries, 1 build", spaceLine(&s))
+	require.Equal(t, "96.0 MiB on disk of 1.0 GiB, for files of 485.0 MiB (400.0 MiB with equal "+
+		"files counted once), 11 entries, 1 build", spaceLine(&s))
 }

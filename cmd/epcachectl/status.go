@@ -33,7 +33,7 @@ interrupted, also over restarts of the daemon; with --json it prints an object a
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
-				return exit.Usagef("--every %v: it is 100ms or more", every)
+				return exit.Usagef("--every %v: must be 100ms or more", every)
 			}
 			if watch {
 				return watchStatus(cmd.Context(), a, every)
@@ -55,8 +55,8 @@ interrupted, also over restarts of the daemon; with --json it prints an object a
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&watch, "watch", false, "print it again and again")
-	cmd.Flags().DurationVar(&every, "every", every, "with --watch, `DURATION` from one to the next")
+	cmd.Flags().BoolVar(&watch, "watch", false, "repeat until interrupted")
+	cmd.Flags().DurationVar(&every, "every", every, "with --watch, repeat every `DURATION`")
 	return cmd
 }
 
@@ -103,9 +103,9 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 }
 
 var startedBy = map[string]string{
-	"socket":  ", systemd's: it starts the daemon when a program connects",
+	"socket":  ", started by systemd when a program connects",
 	"service": ", started as a service",
-	"client":  ", started by a program that needed it",
+	"client":  ", started by a client",
 }
 
 func spaceDetails(s *wire.Space) string {
@@ -127,7 +127,7 @@ func spaceDetails(s *wire.Space) string {
 		parts = append(parts, term.Count(s.GetToLookAt(), "blob")+" still to be compared with others")
 	}
 	if s.GetUnkept() > 0 {
-		parts = append(parts, term.Count(s.GetUnkept(), "result")+" not kept")
+		parts = append(parts, term.Count(s.GetUnkept(), "result")+" not stored")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -16,10 +16,9 @@ import (
 
 // restartHints says what starts a daemon again, by how it was started.
 var restartHints = map[string]string{
-	"socket": "systemd starts it again when a program connects to its socket; " +
-		"to keep it stopped: systemctl stop epcached.socket epcached.service",
-	"service": "systemd ran it as a service, and leaves it stopped; " +
-		"to start it again: systemctl start epcached.service",
+	"socket": "systemd restarts it when a program connects; to keep it stopped: systemctl stop " +
+		"epcached.socket epcached.service",
+	"service": "systemd does not restart it; to restart it: systemctl start epcached.service",
 	"client": "the next program that needs a daemon starts one again; " +
 		"to prevent that: " + daemon.AutostartVariable + "=0, or autostart = false in epcached.toml",
 }

@@ -275,7 +275,7 @@ func TestKeyOfACompiledModel(t *testing.T) {
 	r := call(t, "key", tinyModel(t, "tiny.onnx"), ep)
 	require.Equal(t, exit.Failed, r.code)
 	require.Empty(t, r.out)
-	require.Contains(t, r.err, "it is compiled already, and nothing is looked up for it")
+	require.Contains(t, r.err, "it is compiled already, so no build is looked up")
 }
 
 func TestErrorsOfTheDaemon(t *testing.T) {

@@ -50,9 +50,9 @@ Status 0 means that every build exists or is queued; with --follow, that it exis
 	}
 	g.Request.AddFlags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&file, "pipeline", "", "`FILE` that lists models, and what each is compiled with")
-	f.BoolVarP(&follow, "follow", "f", false, "wait for all of them, and show how far they are")
-	f.BoolVarP(&g.DryRun, "dry-run", "n", false, "compile nothing, print what would be")
+	f.StringVar(&file, "pipeline", "", "`FILE` that lists models and their options")
+	f.BoolVarP(&follow, "follow", "f", false, "wait for all models, and show progress")
+	f.BoolVarP(&g.DryRun, "dry-run", "n", false, "compile nothing, print what would be compiled")
 	f.BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
 	return cmd
 }

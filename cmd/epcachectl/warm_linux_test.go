@@ -69,9 +69,9 @@ func TestWarm(t *testing.T) {
 	require.Equal(t,
 		result{exit.NotFound, "",
 			fmt.Sprintf(
-				"epcachectl: warm %q: no model is in it: no *.onnx file that is not *_ctx.onnx\n",
+				"epcachectl: warm %q: no model in it: no *.onnx file other than *_ctx.onnx\n",
 				empty) +
-				"epcachectl: hint: name the models themselves if they are called otherwise\n"},
+				"epcachectl: hint: if the models have other names, name them one by one\n"},
 		call(t, "warm", empty, ep))
 	for _, verb := range []string{"warm", "key", "why", "get"} {
 		require.Contains(t, call(t, verb, "nosuch.onnx", ep).err,
@@ -307,5 +307,5 @@ func TestWarmFollowsAJobThatIsGone(t *testing.T) {
 	b.set(func() { asked = -10 })
 	r = call(t, "warm", model, ep, "--follow")
 	require.Equal(t, exit.Failed, r.code)
-	require.Contains(t, r.err, "its job is gone as often as it is asked for")
+	require.Contains(t, r.err, "its job ended several times without a result")
 }

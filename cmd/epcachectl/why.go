@@ -82,7 +82,8 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 	reply, err := g.Ask(ctx, c, arg, wire.OnMiss_EXPLAIN)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, exit.Hint(err, "of an entry, give no flags of a request: epcachectl why "+term.Printable(term.Brief(arg)))
+			return nil, exit.Hint(err, "for a stored entry, omit the flags: epcachectl why "+
+				""+term.Printable(term.Brief(arg)))
 		}
 		return nil, err
 	}
@@ -92,7 +93,8 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 	if reply.GetOutcome() == "passthrough" {
 		return &wire.Explanation{Decision: "passthrough", Reason: reply.GetWhy(), RequestKey: reply.GetRequestKey()}, nil
 	}
-	return nil, exit.WithOperation("why", arg, errors.New("the daemon explains nothing: it is older than this program"))
+	return nil, exit.WithOperation("why", arg, errors.New("the daemon cannot explain: it is "+
+		"older than this program"))
 }
 
 func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
@@ -122,11 +124,11 @@ var decisionTexts = map[string]struct {
 	"miss":        {"%s would be compiled", exit.NotFound},
 	"stale":       {"%s has a build that must not be loaded", exit.Stale},
 	"passthrough": {"%s is compiled already", exit.Done},
-	"current":     {"%s is kept and served to requests that it fits", exit.Done},
-	"withheld":    {"%s is kept and withheld", exit.Stale},
+	"current":     {"%s is stored, and served to fitting requests", exit.Done},
+	"withheld":    {"%s is stored, and withheld", exit.Stale},
 	"damaged":     {"%s is damaged", exit.Damage},
-	"gone":        {"%s had a build, which is gone", exit.NotFound},
-	"failed":      {"%s failed to compile, and is not compiled now", exit.Failed},
+	"gone":        {"%s had a build, which was removed", exit.NotFound},
+	"failed":      {"%s failed to compile, and is not retried now", exit.Failed},
 }
 
 func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool) error {
@@ -201,7 +203,7 @@ func printDifferences(p *term.Printer, indent, asked, found string, list []*wire
 	p.Table(rows)
 }
 
-func fieldValue(v string) string { return cmp.Or(term.Printable(term.Brief(v)), "(not there)") }
+func fieldValue(v string) string { return cmp.Or(term.Printable(term.Brief(v)), "(missing)") }
 
 func printRecord(p *term.Printer, record string) error {
 	var tree any

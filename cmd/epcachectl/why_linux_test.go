@@ -65,7 +65,7 @@ func TestWhyModel(t *testing.T) {
 		"loads in 0.10 s of processor time, the source in 0.52 s\n",
 		"  FIELD        NOW     MADE WITH\n  sdk_version  2026.4  2026.3\n",
 		"nearest entries:\n  other.onnx, request key 121212121212, 2 builds, differs in 1 field\n",
-		"    eps[0].options.precision  f16        (not there)\n",
+		"    eps[0].options.precision  f16        (missing)\n",
 		"history:\n  2026-11-21 14:30:00  compiled     tiny.onnx  in 2 s\n",
 	} {
 		require.Contains(t, r.out, want)
@@ -85,7 +85,7 @@ func TestWhyEntry(t *testing.T) {
 	r := call(t, "why", "abababab")
 	require.Equal(t, exit.Stale, r.code, r.err)
 	require.True(t,
-		strings.HasPrefix(r.out, "abababab is kept and withheld: made by an earlier library\n"),
+		strings.HasPrefix(r.out, "abababab is stored, and withheld: made by an earlier library\n"),
 		r.out)
 	require.Equal(t, exit.Stale, call(t, "why", tinyModel(t, "tiny.onnx")).code,
 		"a file without --ep stands for its entry")
@@ -158,7 +158,8 @@ func TestWhyMistakes(t *testing.T) {
 	r := call(t, "why", "abababab", ep)
 	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, `epcachectl: why "abababab": `)
-	require.Contains(t, r.err, "hint: of an entry, give no flags of a request: epcachectl why abababab\n")
+	require.Contains(t, r.err, "hint: for a stored entry, omit the flags: epcachectl why "+
+		"abababab\n")
 	b.set(func() { b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no such entry"} })
 	model := tinyModel(t, "tiny.onnx")
 	r = call(t, "why", model)
@@ -245,8 +246,8 @@ func TestDryRunShows(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(call(t, "get", model, ep, "-n", "--json").out), &list))
 	require.Equal(t, true, list[0]["dry_run"])
 	b.set(func() { b.builds = []*wire.Build{} })
-	require.Equal(t, "deleted nothing: there are no such builds\n", call(t, "rm", "--all", "--yes").out)
-	require.Equal(t, "would delete nothing: there are no such builds\n", call(t, "rm", "--all", "--yes", "-n").out)
+	require.Equal(t, "deleted nothing: no such builds\n", call(t, "rm", "--all", "--yes").out)
+	require.Equal(t, "would delete nothing: no such builds\n", call(t, "rm", "--all", "--yes", "-n").out)
 }
 
 func TestHugeNamesAreCut(t *testing.T) {

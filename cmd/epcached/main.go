@@ -120,8 +120,8 @@ be damaged: start it again, and it makes the index again from its manifests befo
 		return exitUsage
 	}
 	if _, damaged := errors.AsType[damagedError](err); damaged {
-		logs.WriteFatal(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: start it again: "+
-			"it makes the index from the manifests before it serves", err))
+		logs.WriteFatal(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: restart it: it makes "+
+			"the index from the manifests before it serves", err))
 		return exitDamage
 	}
 	text := fmt.Sprintf("epcached: %v", err)

@@ -74,7 +74,7 @@ func TestFullDiskStillServesModels(t *testing.T) {
 		return reply
 	}
 	unkept := func(r *wire.AcquireReply) bool {
-		return strings.Contains(strings.Join(r.Warnings, " "), "not kept")
+		return strings.Contains(strings.Join(r.Warnings, " "), "not stored")
 	}
 	first := take(1)
 	require.False(t, unkept(first), "%v", first.Warnings)

@@ -113,7 +113,7 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 
 	large := take(first, 200, 128)
 	require.Equal(t, "compiled", large.Outcome)
-	require.Contains(t, strings.Join(large.Warnings, " "), "not kept: it has ")
+	require.Contains(t, strings.Join(large.Warnings, " "), "not stored: it has ")
 	require.Contains(t, strings.Join(large.Warnings, " "), "and uid 65534 has ")
 	require.Contains(t, strings.Join(large.Warnings, " "), "of at most 16.0 KiB")
 }

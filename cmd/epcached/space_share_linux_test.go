@@ -110,7 +110,7 @@ func TestAUserWhoHoldsAllItsBuildsTakesNoneFromOthers(t *testing.T) {
 		c.take(greedy, seed, true)
 	}
 	refused := strings.Join(c.take(greedy, 50, true).Warnings, " ")
-	require.Contains(t, refused, "not kept: it has ")
+	require.Contains(t, refused, "not stored: it has ")
 	require.Contains(t, refused, "and uid 65534 has ")
 	require.Contains(t, refused, "more than its share of 320.0 KiB")
 	require.Contains(t, refused, "raise user_share in [space]")

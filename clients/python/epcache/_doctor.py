@@ -54,7 +54,7 @@ def run(socket: str, as_json: bool, application: bool) -> int:
             if one.hint:
                 print(f"{'':8} -> {one.hint}")
         problems, warnings = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in counts.items() if what != OK)
-        print("all is well" if counts[OK] == len(found) else f"{problems}, {warnings}")
+        print("no problems found" if counts[OK] == len(found) else f"{problems}, {warnings}")
     if not answering and any(one.side == "client" and one.severity == PROBLEM and one.subject not in REFUSALS for one in found):
         return NO_DAEMON
     return FAILED if counts[PROBLEM] else DONE

@@ -164,7 +164,7 @@ def test_doctor_knows_a_daemon_that_a_client_started(home: Path) -> None:
     assert daemons(home) == [], "who looks starts none"
     _, pid = answer(ask(home))
     found = control("doctor")
-    assert f"a client started it, and it leaves when nobody needs it; its log is epcached.log in {state(home)}" in found.stdout
+    assert f"a client started it, and it exits when idle; its log is epcached.log in {state(home)}" in found.stdout
     assert f"pid {pid}" in found.stdout
 
 

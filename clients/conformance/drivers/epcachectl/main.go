@@ -145,7 +145,7 @@ func (e ended) failed(class, text string) answer {
 		class = "NO_DAEMON"
 	case strings.Contains(text, "speaks protocol version"):
 		class = "VERSION"
-	case strings.Contains(text, "given up after"):
+	case strings.Contains(text, "no result within"):
 		class = "DEADLINE"
 	default:
 		class = fmt.Sprintf("exit status %d", e.status)

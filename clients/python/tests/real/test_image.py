@@ -176,4 +176,4 @@ def test_another_users_store(image: Path) -> None:
 def test_the_daemons_own_verbs_do_not_mix(image: Path) -> None:
     for flags in (["--on-miss", "refresh"], ["--socket", "s"], ["--strict-ort"], ["--keep-going"], ["--store", "user"]):
         done = get(image, "--ep", EP, *flags)
-        assert done.returncode == 2 and f"{flags[0]}" in done.stderr and "asks none" in done.stderr, flags
+        assert done.returncode == 2 and f"{flags[0]}" in done.stderr and "does not use" in done.stderr, flags

@@ -62,16 +62,17 @@ func (g *Get) AddFlags(cmd *cobra.Command) {
 	g.Request.AddFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&g.OnMiss, "on-miss", "wait", "wait, background, claim, fail, refresh or bypass")
-	f.BoolVar(&g.keepGoing, "keep-going", false, "finish the compile though this call is interrupted")
+	f.BoolVar(&g.keepGoing, "keep-going", false, "finish the compile even if this call is "+
+		"interrupted")
 	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")
 	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
 	f.BoolVarP(&g.DryRun, "dry-run", "n", false, "compile and write nothing, print what would be done")
 	f.BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
-	f.StringVar(&g.state, "state", "", "read the store in `DIR`, and write nothing: no daemon is asked or started")
-	f.StringVar(&g.build, "build", "", "with --state: only the build whose `KEY` begins so")
-	f.StringVar(&g.unpackFolder, "unpack-to", "", "with --state: unpack what is packed into `DIR`, which is this user's alone")
+	f.StringVar(&g.state, "state", "", "read the store in `DIR` without a daemon, and write nothing")
+	f.StringVar(&g.build, "build", "", "with --state: only the build with this `KEY` prefix")
+	f.StringVar(&g.unpackFolder, "unpack-to", "", "with --state: unpack packed builds to `DIR`, which must be private to this user")
 	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
-	f.BoolVar(&g.adopt, "adopt", false, "keep models that are compiled already, with their files")
+	f.BoolVar(&g.adopt, "adopt", false, "store models that are compiled already, with their files")
 }
 
 // Run asks for the models, and does with them what the flags say.
@@ -146,18 +147,18 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 		usageMistake(g.share && len(models) < 2, "--share: a group has two models or more",
 			"epcachectl get --share MODEL MODEL... --ep EP"),
 		usageMistake(g.share && g.Request.embed,
-			"--share: what the models share stands in a file of its own, so --embed cannot go with it", ""),
+			"--share and --embed exclude each other: the models share a file", ""),
 		usageMistake(len(g.Program) > 0 && g.JSON,
-			"--json cannot go with a program, whose output standard output is", ""),
+			"--json and a program exclude each other: both use standard output", ""),
 		program.CheckPlaceholders(g.Program, len(models)),
 		complete(),
 		g.checkStored(),
-		usageMistake(g.adopt && (g.state != "" || g.share), "--adopt keeps single models in a daemon's store, "+
-			"and cannot go with --state or --share", ""),
+		usageMistake(g.adopt && (g.state != "" || g.share), "--adopt cannot be combined with "+
+			"--state or --share", ""),
 		usageMistake(claims && g.share,
-			"--on-miss claim is for one model at a time, and --share for several at once", ""),
-		usageMistake(claims && g.Request.Runtime == "", "--on-miss claim compiles with libraries of your own, "+
-			"and there is no --runtime", "name their folder: --runtime DIR"),
+			"--on-miss claim takes one model, and --share several", ""),
+		usageMistake(claims && g.Request.Runtime == "", "--on-miss claim needs --runtime: it "+
+			"compiles with your own libraries", "name their directory: --runtime DIR"),
 		exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "refresh", "bypass"),
 	)
 	if g.DryRun {
@@ -386,11 +387,13 @@ func (g *Get) fateText(last *wire.Progress) (text, hint string) {
 	follow := "epcachectl jobs follow " + term.Printable(term.Short(last.GetJob()))
 	switch {
 	case g.keepGoing:
-		return during + ": the compile goes on, as --keep-going has it", "wait for it: " + follow
+		return during + ": the compile continues because of --keep-going", "wait for it: " + follow
 	case last.GetWaiting() > 1:
-		return during + ": the compile goes on, for others wait for it too", "wait for it: " + follow
+		return during + ": the compile continues because other callers wait for it", "wait for " +
+			"it: " + follow
 	}
-	return during + ": the compile ends, unless somebody else wants it", "with --keep-going it is finished all the same, and with --on-miss background it is not waited for"
+	return during + ": the compile is cancelled, unless another caller waits for " +
+		"it", "--keep-going finishes it even then; --on-miss background does not wait"
 }
 
 // replaceProcess runs the program in the place of this process: so it has the descriptor of the
@@ -417,7 +420,8 @@ func (g *Get) replaceProcess(results []modelResult) error {
 	g.Print.Clear()
 	told, err := program.SetResultVariable(objects(results, false))
 	if err == nil && !told {
-		g.Print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", path, program.ResultVariable, program.MaxResultBytes))
+		g.Print.Warning(fmt.Sprintf("run %q: %s is not set: it would take more than %d bytes; "+
+			"request fewer models", path, program.ResultVariable, program.MaxResultBytes))
 	}
 	if err == nil {
 		err = program.Replace(path, argv, views)

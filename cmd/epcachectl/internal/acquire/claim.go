@@ -178,7 +178,7 @@ func describeFile(ctx context.Context, open func() (*os.File, error)) (*wire.Fil
 func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Model, r *Request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
 	claim := claimed.GetClaim()
 	if !filepath.IsLocal(claim.GetOutput()) {
-		return compilers.Result{}, fmt.Errorf("the daemon wants the graph to be called %q", claim.GetOutput())
+		return compilers.Result{}, fmt.Errorf("the graph must have the name %q", claim.GetOutput())
 	}
 	if limit := claim.GetDeadlineMs(); limit > 0 {
 		var cancel context.CancelFunc

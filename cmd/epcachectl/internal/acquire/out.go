@@ -43,7 +43,7 @@ func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 		case g.DryRun:
 			did, told = "would write", !g.JSON && !c.same
 		case c.same:
-			did = "is there already:"
+			did = "exists already:"
 		default:
 			if err := c.write(ctx); err != nil {
 				return exit.WithOperation("write", c.to, err)
@@ -121,7 +121,7 @@ func (g *Get) add(ctx context.Context, plan []outputCopy, c outputCopy) (_ []out
 	}
 	if !c.same && !g.force {
 		if _, err := os.Lstat(c.to); err == nil {
-			return nil, exit.Hint(fmt.Errorf("%q is there and differs", c.to),
+			return nil, exit.Hint(fmt.Errorf("%q exists and differs", c.to),
 				"replace it with -f, or use another --out")
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return nil, err

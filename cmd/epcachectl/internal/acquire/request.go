@@ -51,25 +51,31 @@ type optionFlag struct{ ep, key, value string }
 // AddFlags adds the flags of a request.
 func (r *Request) AddFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(cli.EachValue(r.AddEP, "EP[:DEVICE]"), "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
-		"what epcachectl probe --json lists: EP:TYPE,vendor=0x8086,device=0x643e,KEY=VALUE of its metadata; is_virtual=1 names one that is not in this machine")
+	f.Var(cli.EachValue(r.AddEP, "EP[:DEVICE]"), "ep", "execution provider, such as "+
+		"OpenVINOExecutionProvider:CPU; repeatable, in order of preference. To choose one of "+
+		"several devices, give its ids and metadata from epcachectl probe --json: "+
+		"EP:TYPE,vendor=0x8086,device=0x643e,KEY=VALUE; is_virtual=1 is a device that is not in "+
+		"this machine")
 	f.Var(cli.EachValue(r.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
-	f.Var(cli.EachValue(keyValue(&r.sessionOptions), "K=V"), "session-option", "session config entry; those that only say how a session runs change nothing; repeatable")
+	f.Var(cli.EachValue(keyValue(&r.sessionOptions), "K=V"), "session-option", "session config "+
+		"entry; entries that only affect running are ignored; repeatable")
 	f.Var(cli.EachValue(dimension(&r.dims), "NAME=N"), "dim", "fix the free dimension NAME; repeatable")
 	f.Var(cli.EachValue(dimension(&r.Denotations), "DENOTATION=N"), "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
-	f.StringVar(&r.Runtime, "runtime", "", "`DIR` of the runtime that the model will be loaded with; default: the daemon's first")
-	f.BoolVar(&r.embed, "embed", false, "one file: the context inside the graph instead of beside it. It loads more slowly, and 2 GiB are its limit")
-	f.BoolVar(&r.strictORT, "strict-ort", false, "only take builds made under exactly the runtime's ONNX Runtime version")
+	f.StringVar(&r.Runtime, "runtime", "", "`DIR` of the runtime that will load the model; default: the daemon's first")
+	f.BoolVar(&r.embed, "embed", false, "write one file, with the context inside the graph; "+
+		"loads more slowly, at most 2 GiB")
+	f.BoolVar(&r.strictORT, "strict-ort", false, "only use builds compiled with exactly the "+
+		"runtime's ONNX Runtime version")
 	f.StringVar(&r.level, "optimization-level", "", "graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
 	f.StringVar(&r.route, "route", "", "how to compile: compile_api or session_options")
 	r.output = &wire.Output{}
-	f.StringVar(&r.output.ExternalInitializersFile, "initializers-file", "", "`NAME` of a file of the build for the initializers that stay outside of contexts")
-	f.Int64Var(&r.output.ExternalInitializersThreshold, "initializers-threshold", 0, "`BYTES`: smaller initializers stay in the graph all the same")
+	f.StringVar(&r.output.ExternalInitializersFile, "initializers-file", "", "`NAME` of a file of the build for initializers outside of contexts")
+	f.Int64Var(&r.output.ExternalInitializersThreshold, "initializers-threshold", 0, "keep initializers below `BYTES` in the graph")
 	f.BoolVar(&r.output.KeepInitializersInSource, "keep-initializers", false, "leave initializers in the model's external data, which becomes part of the build")
-	f.StringVar(&r.output.NodeNamePrefix, "node-name-prefix", "", "`PREFIX` of what the execution provider names (ep.context_node_name_prefix)")
-	f.BoolVar(&r.output.Complete, "complete", false, "fail where a node would be left to the CPU")
-	f.Float64Var(&r.Verify, "verify-output", 0, "run the compiled model once on zeros, and refuse what differs from the model itself by more than `TOLERANCE`, as it is and as a part")
-	f.StringVar(&r.store, "store", "", "keep it as `SCOPE`: shared, user or none; can only narrow")
+	f.StringVar(&r.output.NodeNamePrefix, "node-name-prefix", "", "`PREFIX` of the names of EPContext nodes (ep.context_node_name_prefix)")
+	f.BoolVar(&r.output.Complete, "complete", false, "fail if a node would run on the CPU")
+	f.Float64Var(&r.Verify, "verify-output", 0, "run the compiled model once on zeros, and refuse it if a value differs from the source model's by more than `TOLERANCE`, absolute and relative")
+	f.StringVar(&r.store, "store", "", "store it as `SCOPE`: shared, user or none; can only narrow")
 }
 
 // FlagNames are the flags that AddFlags adds.
@@ -117,7 +123,7 @@ func restrictDevice(d *wire.Device, part string) error {
 	}
 	n, err := strconv.ParseUint(value, 0, 32)
 	if err != nil || n == 0 {
-		return fmt.Errorf("%s=%s is no id such as 0x8086", key, term.Brief(value))
+		return fmt.Errorf("%s=%s is not an id, such as 0x8086", key, term.Brief(value))
 	}
 	*id = uint32(n)
 	return nil
@@ -174,11 +180,14 @@ func dimension(to *map[string]int64) func(string) error {
 // Complete checks what only the whole call tells.
 func (r *Request) Complete() error {
 	if len(r.EPs) == 0 {
-		return exit.Hint(exit.Usagef("no --ep: which execution provider shall compile?"), "see which there are: epcachectl probe")
+		return exit.Hint(exit.Usagef("no --ep: name the execution provider"), "list execution "+
+			"providers: epcachectl probe")
 	}
 	for _, o := range r.optionsBeforeEP {
 		if len(r.EPs) > 1 {
-			return exit.Usage(exit.Hint(fmt.Errorf("--option %s stands before the first of several --ep", term.Brief(o.key)), "put it behind its --ep, or write EP/"+term.Brief(o.key)))
+			return exit.Usage(exit.Hint(fmt.Errorf("--option %s comes before the first of "+
+				"several --ep", term.Brief(o.key)), "put it after its --ep, or write "+
+				"EP/"+term.Brief(o.key)))
 		}
 		if err := setOption(r.EPs[0], o.key, o.value); err != nil {
 			return exit.Usage(err)
@@ -216,7 +225,7 @@ func (r *Request) checkValues() error {
 	}
 	tolerance := error(nil)
 	if !(r.Verify >= 0 && r.Verify <= math.MaxFloat64) { // nor NaN
-		tolerance = exit.Usagef("--verify-output %v: a tolerance is 0 or more", r.Verify)
+		tolerance = exit.Usagef("--verify-output %v: must be 0 or more", r.Verify)
 	}
 	return cmp.Or(
 		oneOf("--optimization-level", r.level, "disable_all", "basic", "extended", "layout", "all"),
@@ -385,7 +394,8 @@ func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printe
 		}
 		return r.Complete()
 	}
-	return exit.Usage(exit.Hint(fmt.Errorf("no --ep: which execution provider shall compile? here are %s", strings.Join(term.Printables(able), ", ")),
+	return exit.Usage(exit.Hint(fmt.Errorf("no --ep: name the execution provider here are "+
+		"%s", strings.Join(term.Printables(able), ", ")),
 		"name one, such as --ep "+term.Printable(able[0])))
 }
 

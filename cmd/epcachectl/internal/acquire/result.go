@@ -139,9 +139,9 @@ func passThroughLine(path string, a *wire.AcquireReply) string {
 	case "unsupported":
 		return line + "unsupported: " + term.Printable(a.GetCompatibilityReason())
 	case "unknown":
-		return line + "whether it loads here is not known; load it as it is"
+		return line + "whether it loads here is unknown; load the file itself"
 	}
-	return line + term.TextOrDash(a.GetCompatibility()) + "; load it as it is"
+	return line + term.TextOrDash(a.GetCompatibility()) + "; load the file itself"
 }
 
 // outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put has been compiled.

@@ -22,12 +22,13 @@ import (
 
 // checkStored says which flags mean nothing where no daemon is asked.
 func (g *Get) checkStored() error {
-	const none = " is for the daemon, and --state asks none"
+	const none = " needs a daemon, which --state does not use"
 	with := g.state != ""
 	return cmp.Or(
-		usageMistake(!with && g.build != "", "--build is for --state: a daemon finds the build that suits", ""),
+		usageMistake(!with && g.build != "", "--build needs --state: a daemon chooses the build "+
+			"itself", ""),
 		usageMistake(!with && g.unpackFolder != "",
-			"--unpack-to is for --state: a daemon unpacks where its configuration says", ""),
+			"--unpack-to needs --state: a daemon unpacks to its configured directory", ""),
 		usageMistake(with && g.Socket != "", "--socket"+none, ""),
 		usageMistake(with && g.keepGoing, "--keep-going"+none, ""),
 		usageMistake(with && g.Request.strictORT, "--strict-ort"+none, ""),

@@ -173,7 +173,8 @@ func (r *Request) withFile(file *config.PipelineRequest) *config.Error {
 		}
 	}
 	if len(file.Models) > 1 && r.embed {
-		return file.ErrorAt(errors.New("what the models share is a file of its own, so --embed cannot be"), "models")
+		return file.ErrorAt(errors.New("--embed cannot be used for a group, whose models share "+
+			"a file"), "models")
 	}
 	r.sessionOptions = merged(r.sessionOptions, file.SessionOptions)
 	r.dims = merged(r.dims, file.Dims)
@@ -269,7 +270,9 @@ func modelsBelow(args []string) ([]string, error) {
 			return nil, exit.WithOperation("warm", arg, modelfile.PlainPathError(err))
 		}
 		if len(models) == before {
-			return nil, exit.WithOperation("warm", arg, exit.Hint(exit.Missing("no model is in it: no *.onnx file that is not *_ctx.onnx"), "name the models themselves if they are called otherwise"))
+			return nil, exit.WithOperation("warm", arg, exit.Hint(exit.Missing("no model in it: "+
+				"no *.onnx file other than *_ctx.onnx"), "if the models have other names, name "+
+				"them one by one"))
 		}
 	}
 	return models, nil
@@ -333,7 +336,8 @@ func (k modelAsk) follow(ctx context.Context, c *unixsock.Client, r *modelResult
 		}
 		if !errors.Is(err, unixsock.ErrNotFound) {
 			r.err = exit.TimeoutError(ctx, exit.WithOperation("follow", r.path, err), k.call.Timeout, func() (string, string) {
-				return "", "the compile goes on; wait for it: epcachectl jobs follow " + term.Printable(term.Short(r.reply.GetJob()))
+				return "", "the compile continues; to wait for it: epcachectl jobs follow " +
+					"" + term.Printable(term.Short(r.reply.GetJob()))
 			})
 			return
 		}
@@ -343,5 +347,6 @@ func (k modelAsk) follow(ctx context.Context, c *unixsock.Client, r *modelResult
 			return
 		}
 	}
-	r.err = exit.WithOperation("follow", r.path, errors.New("its job is gone as often as it is asked for; see epcachectl jobs"))
+	r.err = exit.WithOperation("follow", r.path, errors.New("its job ended several times "+
+		"without a result; see epcachectl jobs"))
 }

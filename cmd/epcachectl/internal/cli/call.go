@@ -100,7 +100,7 @@ func (a *Call) AcrossRestarts(ctx context.Context,
 		if err == nil || !daemon.IsConnectionLost(err) || ctx.Err() != nil {
 			break
 		}
-		a.Print.Note("the daemon went away; waiting for it")
+		a.Print.Note("the connection to the daemon was lost; waiting for the daemon")
 		if client, err = a.Reconnect(ctx); err == nil {
 			back()
 		}

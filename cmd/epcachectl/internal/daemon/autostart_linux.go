@@ -54,7 +54,8 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	case is && failed != nil:
 		err = none.WithHint(fmt.Sprintf("none can be started: %v", failed))
 	case is && os.Getenv(ProgramVariable) != "":
-		err = none.WithHint(fmt.Sprintf("%s --autostart ended as if it had started one%s", program, ProgramOrigin()))
+		err = none.WithHint(fmt.Sprintf("%s --autostart reported success, but no daemon "+
+			"answers%s", program, ProgramOrigin()))
 	}
 	return c, err
 }
@@ -72,7 +73,7 @@ func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 	}
 	program := f.DaemonProgram()
 	if program == "" {
-		return nil, errors.New("no daemon of this user's can be started")
+		return nil, errors.New("no daemon can be started for this user")
 	}
 	dial := func() (*unixsock.Client, error) { return f.dialer().Dial(ctx, unixsock.UserSockets()...) }
 	err := startDaemon(ctx, program, func() bool {

@@ -23,7 +23,7 @@ import (
 // noDaemon tells a daemon that does not run from one that does not answer; other errors it leaves alone.
 func noDaemon(paths []string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return exit.Hint(err, "epcachectl doctor says why")
+		return exit.Hint(err, "for the reason: epcachectl doctor")
 	}
 	if !errors.Is(err, unixsock.ErrNoDaemon) {
 		return err
@@ -31,7 +31,7 @@ func noDaemon(paths []string, err error) error {
 	why := "there is no such socket"
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		why = "the socket was left by one that ended"
+		why = "its socket was left behind by a daemon that ended"
 	case !errors.Is(err, fs.ErrNotExist):
 		return silentDaemon(paths, err)
 	}
@@ -50,10 +50,9 @@ func (f *Finder) howToStart(err error) error {
 	}
 	switch named := cmp.Or(f.Socket, os.Getenv(unixsock.SocketVariable)); {
 	case named != "":
-		none.Hint = "start one there: epcached --runtime DIR --socket " + named
+		none.Hint = "start one with: epcached --runtime DIR --socket " + named
 	case f.DaemonProgram() != "" && len(unixsock.UserSockets()) > 0:
-		none.Hint = "the next program that needs a daemon starts one; " +
-			"epcachectl doctor says whether it can"
+		none.Hint = "the next client starts a daemon; epcachectl doctor says whether it can"
 	}
 	return none
 }
@@ -68,12 +67,12 @@ func silentDaemon(paths []string, err error) error {
 	if h.pid > 0 {
 		where += fmt.Sprintf(", process %d,", h.pid)
 	}
-	why, hint := ": it, or the machine, is overloaded", "look at its process, and at "+log
+	why, hint := ": it or the machine is overloaded", "check its process, and "+log
 	switch {
 	case !known:
 		why = ": it is suspended, or the machine is overloaded"
 	case h.stopped:
-		why, hint = ": it was stopped by a signal", fmt.Sprintf("let it go on: kill -CONT %d", h.pid)
+		why, hint = ": it was stopped by a signal", fmt.Sprintf("resume it: kill -CONT %d", h.pid)
 	}
 	text := fmt.Sprintf("the daemon at %s does not answer within %v", where, helloTimeout)
 	return &exit.NoDaemonError{Text: text + why, Hint: hint, Cause: err}
@@ -94,7 +93,7 @@ func LogOf(paths []string) string {
 			}
 			return "its log: journalctl --user -u epcached, or where it was started"
 		default:
-			return "its log, which is where it was started"
+			return "its log, on the terminal where it was started"
 		}
 	}
 	return "its log: journalctl -u epcached"

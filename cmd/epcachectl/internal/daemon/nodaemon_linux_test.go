@@ -41,12 +41,13 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	silent := noDaemon(path, err)
 	require.ErrorContains(t, silent,
 		fmt.Sprintf("the daemon at %s, process %d, does not answer within", path[0], os.Getpid()))
-	require.Equal(t, []string{"look at its process, and at its log, which is where it was started"},
+	require.Equal(t, []string{"check its process, and its log, on the terminal where it was " +
+		"started"},
 		exit.Hints(silent))
 	require.NoError(t, l.Close())
 	_, err = unixsock.Dial(t.Context(), path[0])
 	require.EqualError(t, noDaemon(path, err),
-		"no daemon answers at "+path[0]+": the socket was left by one that ended")
+		"no daemon answers at "+path[0]+": its socket was left behind by a daemon that ended")
 }
 
 // A stopped daemon is named, with the place of its log, which depends on its user.
@@ -73,7 +74,7 @@ func TestADaemonThatIsStoppedIsNamed(t *testing.T) {
 	require.ErrorContains(t, err,
 		fmt.Sprintf("the daemon at %s, process %d, does not answer", path, listener.Process.Pid))
 	require.ErrorContains(t, err, "it was stopped by a signal")
-	require.Equal(t, []string{fmt.Sprintf("let it go on: kill -CONT %d", listener.Process.Pid)},
+	require.Equal(t, []string{fmt.Sprintf("resume it: kill -CONT %d", listener.Process.Pid)},
 		exit.Hints(err))
 }
 

@@ -58,22 +58,26 @@ func (x *Examination) CheckKnown(ctx context.Context, subject string, r compiler
 	}
 	reply, err := unixsock.Ask[wire.ProbeReply](ctx, x.Client, &wire.Probe{}, nil)
 	if err != nil {
-		x.warning(subject, fmt.Sprintf("the daemon does not tell its runtimes: %v", err), "see "+daemon.LogOf(unixsock.DefaultSocket()))
+		x.warning(subject, fmt.Sprintf("the daemon does not list its runtimes: %v", err), "see "+
+			""+daemon.LogOf(unixsock.DefaultSocket()))
 		return
 	}
 	for _, ep := range r.EPs {
 		at := daemonsRuntime(ctx, reply.GetRuntimes(), ep)
 		switch {
 		case at != nil && at.GetError() != "":
-			x.problem(subject, fmt.Sprintf("the daemon has %s of it, and cannot use it: %s", ep.EP, term.KeepEnd(at.GetError())), "see epcachectl probe")
+			x.problem(subject, fmt.Sprintf("the daemon knows its %s, and cannot use it: "+
+				"%s", ep.EP, term.KeepEnd(at.GetError())), "see epcachectl probe")
 		case at != nil:
-			x.ok(subject, "the daemon has its %s", ep.EP)
+			x.ok(subject, "the daemon knows its %s", ep.EP)
 		case x.ownDaemon:
-			x.ok(subject, "the daemon does not have its %s yet; it runs as this user, and takes it when a request names it", ep.EP)
+			x.ok(subject, "the daemon does not know its %s yet, but uses it when a request "+
+				"names it", ep.EP)
 		default:
-			x.ok(subject, "the daemon has no equal %s: applications compile their models themselves, "+
-				"once, and the daemon keeps the builds for this user; [[runtime]] with directory = %q "+
-				"in the daemon's configuration has it compile for all users", ep.EP, r.Directory)
+			x.ok(subject, "the daemon has no equal %s: applications compile their models "+
+				"themselves, once, and the daemon stores the builds for this user; to compile "+
+				"for all users, add [[runtime]] with directory = %q to the daemon's "+
+				"configuration", ep.EP, r.Directory)
 		}
 	}
 }
@@ -116,7 +120,8 @@ func (x *Examination) python(ctx context.Context, path string) {
 	subject := "python " + path
 	facts := &pythonFacts{}
 	if err := runPython(ctx, facts, path); err != nil {
-		x.problem(subject, fmt.Sprintf("it cannot be asked: %v", err), "name the program that the application is started with")
+		x.problem(subject, fmt.Sprintf("it cannot be run: %v", err), "name the Python program "+
+			"that starts the application")
 		return
 	}
 	if facts.Epcache {
@@ -126,19 +131,22 @@ func (x *Examination) python(ctx context.Context, path string) {
 		}
 	}
 	if len(facts.Cores) > 1 {
-		x.problem(subject, "several packages bring ONNX Runtime itself, and overwrite each other: "+strings.Join(facts.Cores, ", "), "uninstall all of them, and install one again")
+		x.problem(subject, "several packages contain ONNX Runtime, and overwrite each other: "+
+			""+strings.Join(facts.Cores, ", "), "uninstall all of them, and install one again")
 	}
 	r, err := compilers.Find(facts.Site)
 	switch {
 	case facts.Error != "":
 		x.problem(subject, "ONNX Runtime cannot be imported: "+term.KeepEnd(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
 	case !facts.Plugins:
-		x.problem(subject, fmt.Sprintf("ONNX Runtime %s knows no plugin execution providers", facts.ORTVersion), "install onnxruntime 1.24 or later")
+		x.problem(subject, fmt.Sprintf("ONNX Runtime %s does not support plugin execution "+
+			"providers", facts.ORTVersion), "install onnxruntime 1.24 or later")
 	case errors.Is(err, compilers.ErrNotFound):
-		x.warning(subject, fmt.Sprintf("ONNX Runtime %s, and no plugin execution provider beside it; sessions run on %s", facts.ORTVersion, strings.Join(facts.Providers, ", ")),
+		x.warning(subject, fmt.Sprintf("ONNX Runtime %s has no plugin execution provider; "+
+			"sessions run on %s", facts.ORTVersion, strings.Join(facts.Providers, ", ")),
 			"install one: "+path+" -m pip install onnxruntime-ep-openvino")
 	case err != nil:
-		x.problem(subject, err.Error(), "its folder must be readable")
+		x.problem(subject, err.Error(), "its directory must be readable")
 	default:
 		for _, ep := range r.EPs {
 			if x.checkStarts(ctx, subject, path, facts, ep) {
@@ -158,13 +166,14 @@ func (x *Examination) checkStarts(ctx context.Context, subject, python string, f
 		text, hint := incompatibility(ep.EP, version, facts.ORTVersion)
 		if text == "" {
 			text = strings.Replace(pair, " starts ", " does not start ", 1)
-			hint = "its library and ONNX Runtime may not fit together, or a library that it needs is missing: install a pair of one release"
+			hint = "its library may not fit this ONNX Runtime, or a library that it needs is " +
+				"missing: install matching releases"
 		}
 		x.problem(subject, text+": "+term.KeepEnd(err.Error()), hint)
 		return false
 	case len(started.Devices) == 0:
 		x.problem(subject, pair+" and lists no device: sessions cannot use it",
-			"see that the device's driver is installed, and that this user may open it")
+			"install the device's driver, and let this user open the device")
 		return false
 	}
 	x.ok(subject, "%s: %s", pair, strings.Join(started.Devices, ", "))
@@ -176,8 +185,9 @@ func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compi
 	if slices.Contains(facts.Providers, ep.EP) {
 		return
 	}
-	text := fmt.Sprintf("a session made with providers=[%q] runs on the CPU and does not say so: %s is a plugin, which has to be registered and whose devices have to be added", ep.EP, ep.EP)
-	hint := fmt.Sprintf("make it with epcache.InferenceSession(model, ep=%q)", ep.EP)
+	text := fmt.Sprintf("a session with providers=[%q] silently runs on the CPU: %s is a "+
+		"plugin, which must be registered and whose devices must be added", ep.EP, ep.EP)
+	hint := fmt.Sprintf("use epcache.InferenceSession(model, ep=%q)", ep.EP)
 	if facts.Epcache {
 		hint += ", which does that"
 	} else {
@@ -202,7 +212,7 @@ var incompatibleReleases = []struct {
 		"install 1.8.1 or later of it, or onnxruntime 1.24.4 to 1.28.0 beside it"},
 	{"QNNExecutionProvider", []string{"2.3.0"},
 		func(ort [2]int) bool { return ort != [2]int{1, 24} },
-		"it was made for ONNX Runtime 1.24.4",
+		"it was built for ONNX Runtime 1.24.4",
 		"install 2.4.0 or later of it, or onnxruntime 1.24.4 beside it"},
 }
 
@@ -289,7 +299,7 @@ func runPython(ctx context.Context, to any, python string, args ...string) error
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		return fmt.Errorf("it did not end in %v", pythonTimeout)
+		return fmt.Errorf("it did not end within %v", pythonTimeout)
 	}
 	for line := range strings.Lines(out.String()) {
 		if text, ok := strings.CutPrefix(line, pythonMark); ok {

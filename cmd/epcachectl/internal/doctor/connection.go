@@ -46,16 +46,18 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 	for _, path := range paths {
 		switch info, err := os.Stat(path); {
 		case err == nil && info.Mode()&fs.ModeSocket == 0:
-			f.problem(subjectSocket, fmt.Sprintf("%s is no socket but %s, so that no daemon can be reached there", path, modelfile.KindName(info.Mode())),
-				"another program put it there: remove it, and start epcached again")
+			f.problem(subjectSocket, fmt.Sprintf("%s is not a socket but %s, so no daemon can "+
+				"listen there", path, modelfile.KindName(info.Mode())),
+				"another program made it: remove it, and start epcached again")
 		case err == nil && !slices.ContainsFunc(found, func(other fs.FileInfo) bool { return os.SameFile(other, info) }):
 			// A user's daemon leads to its socket from a second place: that is one.
 			there, found = append(there, path), append(found, info)
 		}
 	}
 	if len(there) > 1 {
-		f.warning(subjectSocket, fmt.Sprintf("there are two: %s is asked, and %s is not; what one daemon keeps the other compiles again", there[0], strings.Join(there[1:], ", ")),
-			"name one for all programs: "+unixsock.SocketVariable+"="+there[len(there)-1])
+		f.warning(subjectSocket, fmt.Sprintf("two daemons run: %s is used, and %s is not; each "+
+			"compiles and stores its own builds", there[0], strings.Join(there[1:], ", ")),
+			"choose one for all programs: "+unixsock.SocketVariable+"="+there[len(there)-1])
 	}
 	start := time.Now()
 	client, err := a.Connect(ctx)
@@ -72,15 +74,19 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 		f.socketOrigin(a, status)
 	}
 	if took > slowAnswer {
-		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer at all; applications wait 50 ms and then compile for themselves", term.Seconds(took.Seconds())),
-			"see what the machine is busy with; of a daemon that is started by its socket the first answer is slow")
+		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer; applications wait 50 ms and "+
+			"then compile by themselves", term.Seconds(took.Seconds())),
+			"check the load of the machine; the first answer of a daemon that its socket starts "+
+				"is slow")
 	}
 	if err != nil {
-		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see "+daemon.LogOf(a.Sockets()))
+		f.problem(subjectDaemon, fmt.Sprintf("it does not report its status: %v", err), "see "+
+			""+daemon.LogOf(a.Sockets()))
 		return client, f.List
 	}
 	if statusTook > slowAnswer {
-		f.warning(subjectDaemon, "its status took "+term.Seconds(statusTook.Seconds())+": it is overloaded, or its disk is", "see what it is busy with: epcachectl status --watch")
+		f.warning(subjectDaemon, "its status took "+term.Seconds(statusTook.Seconds())+": it is "+
+			"overloaded, or its disk is", "check its load: epcachectl status --watch")
 	}
 	f.versions(a, client.Hello(), status)
 	return client, f.List
@@ -93,7 +99,7 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 		named = "; " + unixsock.SocketVariable + " names it"
 	}
 	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-	const alone = "; applications compile for themselves, each time"
+	const alone = "; applications compile by themselves, each time"
 	program := a.DaemonProgram()
 	starts := program != "" && len(unixsock.UserSockets()) > 0
 	if starts && (absent || errors.Is(err, syscall.ENOTDIR)) {
@@ -104,7 +110,7 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 	}
 	switch {
 	case unanswered && absent && starts:
-		f.ok(subjectDaemon, "none runs, and the next program that needs one starts it: %s --autostart", program)
+		f.ok(subjectDaemon, "none runs; the next client starts one: %s --autostart", program)
 	case unanswered && absent && program != "":
 		f.problem(subjectSocket, none.Text+"; none can be started: there is no home directory"+alone,
 			"set HOME, or XDG_RUNTIME_DIR, or "+none.Hint)
@@ -114,20 +120,21 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 		f.problem(subjectSocket, none.Text+named+alone, none.Hint)
 	case errors.Is(err, fs.ErrPermission):
 		path := deniedSocket(a.Sockets())
-		hint := "the socket of a system's daemon is for everybody: SocketMode=0666 in epcached.socket, " +
-			"and folders above it that all may pass (0755)"
+		hint := "a system daemon's socket needs SocketMode=0666 in epcached.socket, and mode " +
+			"0755 of all directories above it"
 		if slices.Contains(unixsock.UserSockets(), path) && named == "" && a.Socket == "" {
 			hint = "HOME, XDG_STATE_HOME or XDG_RUNTIME_DIR is another user's, as under sudo: " +
-				"set it to a folder of this user's own, or name a socket with --socket or " +
+				"set it to a directory of this user, or name a socket with --socket or " +
 				unixsock.SocketVariable
 		}
-		may := "a folder above it may not be passed"
+		may := "a directory above it may not be passed"
 		if info, err := os.Stat(path); err == nil {
 			may = "its mode is " + info.Mode().Perm().String()
 		}
 		f.problem(subjectRights, fmt.Sprintf("this user may not connect to %s: %v%s", path, may, named), hint)
 	case errors.Is(err, unixsock.ErrVersion):
-		f.problem(subjectProtocol, err.Error()+"; nothing can be asked of it", "install epcached and epcachectl of one release, and start the daemon again")
+		f.problem(subjectProtocol, err.Error()+"; it cannot be used", "install epcached and "+
+			"epcachectl of one release, and start the daemon again")
 	default:
 		f.problem(subjectSocket, err.Error()+named, "see "+daemon.LogOf(there))
 	}
@@ -146,23 +153,25 @@ func deniedSocket(paths []string) string {
 // versions compares this program with the daemon, and the daemon with the program that it was started from.
 func (f *findings) versions(a *cli.Call, hello *wire.HelloReply, status *wire.StatusReply) {
 	if status.GetVersion() != a.Version {
-		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one of the two is old", status.GetVersion(), a.Version),
+		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one "+
+			"of them is outdated", status.GetVersion(), a.Version),
 			"start the daemon again after an upgrade: "+restartHint)
 	} else {
 		f.ok(subjectDaemon, "epcached %s, pid %d, uid %d; you are uid %d, scope %s", status.GetVersion(), status.GetPid(), hello.GetDaemonUid(), hello.GetUid(), hello.GetScope())
 	}
 	// Readable only of one's own processes, or by root: else it is not known.
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", status.GetPid())); err == nil && strings.HasSuffix(exe, " (deleted)") {
-		f.warning(subjectDaemon, "its program was replaced since it was started, and it still runs the earlier one", "start it again: "+restartHint)
+		f.warning(subjectDaemon, "its program was replaced after it started, and it still runs "+
+			"the old one", "restart it: "+restartHint)
 	}
 }
 
 // restartHint says how to restart a daemon, however it was started.
-const restartHint = "epcachectl stop ends it, and says what starts it again"
+const restartHint = "epcachectl stop ends it, and prints how to start it again"
 
 // socketOrigin says why it is this daemon that is asked, and whether a client started it.
 func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
-	how := "found where a user's own daemon listens, or the system's"
+	how := "found at a default socket"
 	if a.Socket != "" {
 		how = "named by --socket"
 	} else if os.Getenv(unixsock.SocketVariable) != "" {
@@ -170,7 +179,8 @@ func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
 	}
 	switch status.GetStartedBy() {
 	case "client":
-		how += "; a client started it, and it leaves when nobody needs it; its log is epcached.log in " + status.GetStateDirectory()
+		how += "; a client started it, and it exits when idle; its log is epcached.log in " +
+			"" + status.GetStateDirectory()
 	case "socket":
 		how += "; systemd started it when a program connected to its socket " + status.GetSocket()
 	case "service":
@@ -208,15 +218,16 @@ func whyCannotStart(ctx context.Context, program string) (text, hint string) {
 		info, err = os.Stat(above)
 	}
 	if err == nil && !info.IsDir() {
-		return fmt.Sprintf("%s is not a directory", above), "another program put it there: move " +
-			"it away"
+		return fmt.Sprintf("%s is not a directory", above), "another program made it: move it away"
 	}
 	if err := unix.Access(above, unix.W_OK|unix.X_OK); err != nil {
-		return fmt.Sprintf("its state folder %s cannot be written: %v", state, err), "see whose the folder is, and that its disk is mounted writable; or put the state elsewhere: state in epcached.toml"
+		return fmt.Sprintf("its state directory %s cannot be written: %v", state, err), "check " +
+			"its owner and that its disk is mounted writable; or name another directory: state " +
+			"in epcached.toml"
 	}
 	if free, err := cas.FreeBytes(above); err == nil && free < minFreeSpace {
 		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", term.Bytes(free), state, term.Bytes(minFreeSpace)),
-			"make room on the disk, or put the state elsewhere: state in epcached.toml"
+			"free some space on the disk, or name another directory: state in epcached.toml"
 	}
 	return "", ""
 }

@@ -35,12 +35,13 @@ func TestDoctorNamesASocketThatIsDenied(t *testing.T) {
 	f := &findings{side: "client"}
 	f.notConnected(t.Context(), &cli.Call{}, nil, fs.ErrPermission)
 	require.Len(t, f.List, 1)
-	require.Equal(t, "this user may not connect to "+socket+": a folder above it may not be passed",
+	require.Equal(t, "this user may not connect to "+socket+": a directory above it may not be "+
+		"passed",
 		f.List[0].Text)
 	require.Contains(t, f.List[0].Hint, "another user's, as under sudo")
 	_, err := (&daemon.Finder{Socket: socket}).Connect(t.Context())
 	require.Equal(t, exit.NotAllowed, exit.Code(err))
-	require.Equal(t, []string{"epcachectl doctor says why"}, exit.Hints(err))
+	require.Equal(t, []string{"for the reason: epcachectl doctor"}, exit.Hints(err))
 }
 
 // asNobody takes root's rights from this test's thread until the test ends.

@@ -118,7 +118,7 @@ func listFindings(p *term.Printer, r *Result) {
 		}
 	}
 	if r.Problems+r.Warnings == 0 {
-		p.Line("all is well")
+		p.Line("no problems found")
 		return
 	}
 	p.Line("%s, %s", term.Count(r.Problems, "problem"), term.Count(r.Warnings, "warning"))
@@ -128,7 +128,8 @@ func askDoctor(ctx context.Context, c *unixsock.Client) []Finding {
 	f := &findings{side: "daemon"}
 	reply, err := unixsock.Ask[wire.DoctorReply](ctx, c, &wire.Doctor{}, nil)
 	if err != nil {
-		f.warning("daemon", fmt.Sprintf("it gives no advice: %v", err), "if it is older than this program, start the daemon again from the same version")
+		f.warning("daemon", fmt.Sprintf("it reports no findings: %v", err), "if it is older "+
+			"than this program, restart the daemon with the same version")
 		return f.List
 	}
 	for _, one := range reply.GetAdvice() {

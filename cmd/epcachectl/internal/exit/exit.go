@@ -86,7 +86,8 @@ func OneOf(flag, value string, words ...string) error {
 		return nil
 	}
 	last := len(words) - 1
-	return Hint(Usagef("%s %q: it is %s or %s", flag, value, strings.Join(words[:last], ", "), words[last]),
+	return Hint(Usagef("%s %q: it must be %s or "+
+		"%s", flag, value, strings.Join(words[:last], ", "), words[last]),
 		DidYouMean("", value, slices.Values(words)))
 }
 
@@ -259,7 +260,7 @@ func Interruptible() (ctx context.Context, stop func()) {
 
 type lateError time.Duration
 
-func (e lateError) Error() string { return fmt.Sprintf("given up after %v", time.Duration(e)) }
+func (e lateError) Error() string { return fmt.Sprintf("no result within %v", time.Duration(e)) }
 func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 
 // TimeoutError says in this program's words that the time of --timeout is over, or that a signal
@@ -275,7 +276,7 @@ func TimeoutError(ctx context.Context, err error, timeout time.Duration,
 		return err
 	// A frame that stops in its middle has a deadline of its own, which is not the caller's.
 	case timeout > 0 && (errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded)):
-		over, hint = lateError(timeout), "allow more with --timeout"
+		over, hint = lateError(timeout), "allow more time with --timeout"
 	case errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &stopped):
 		over = stopped
 	default:

@@ -82,7 +82,7 @@ func OpenRegular(path string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("it is no regular file (%s)", KindName(info.Mode()))
+		err = fmt.Errorf("it is not a regular file (%s)", KindName(info.Mode()))
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

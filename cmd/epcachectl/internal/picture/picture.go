@@ -180,11 +180,12 @@ func (p *picture) draw() int {
 		y += svgRow
 	}
 	if len(p.files) == 0 {
-		p.text(svgMargin, y+14, "name", "nothing is stored that is large enough to be drawn")
+		p.text(svgMargin, y+14, "name", "no stored file is large enough to be drawn")
 		y += svgRow
 	}
 	if p.layout.More > 0 {
-		p.text(svgMargin, y+14, "small", fmt.Sprintf("%s more, %s, are smaller than these, and not drawn", term.Count(p.layout.More, "file"), term.Bytes(p.layout.MoreBytes)))
+		p.text(svgMargin, y+14, "small", fmt.Sprintf("%s more, %s, are smaller and not "+
+			"drawn", term.Count(p.layout.More, "file"), term.Bytes(p.layout.MoreBytes)))
 		y += svgRow
 	}
 	return y + svgMargin/2
@@ -198,7 +199,9 @@ func (p *picture) head() int {
 	}
 	y := svgMargin + 36
 	p.text(svgMargin, y-22, "title", "What compiled models share")
-	p.text(svgMargin, y, "small", fmt.Sprintf("%s, %s in all, of which %s stand in one of them only. A bar is a file, as long as it is large.", term.Count(len(p.files), "file"), term.Bytes(size), term.Bytes(own)))
+	p.text(svgMargin, y, "small", fmt.Sprintf("%s, %s in total, of which %s are in one file "+
+		"only. Each bar is a file; its length is the "+
+		"size.", term.Count(len(p.files), "file"), term.Bytes(size), term.Bytes(own)))
 	y += 18
 	p.swatch(svgMargin, y, svgAlone, "in this file only")
 	x, shown := svgMargin+150, min(len(p.shared), len(svgColours))

@@ -58,7 +58,7 @@ func TestPictureShowsSharedParts(t *testing.T) {
 	require.Contains(t, texts, "packed, 512.0 KiB its own")
 	require.Contains(t, texts, "stored whole, 512.0 KiB elsewhere too")
 	require.Contains(t, texts, "batch1.onnx cdcdcdcdcdcd, also in 1 other file")
-	require.Contains(t, texts, "7 files more, 7.0 MiB, are smaller than these, and not drawn")
+	require.Contains(t, texts, "7 files more, 7.0 MiB, are smaller and not drawn")
 	x, width := svgMargin+svgLabels, svgBar/2
 	bar := func(x, y int, colour string) string {
 		return fmt.Sprintf(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"><title>`, x, y,

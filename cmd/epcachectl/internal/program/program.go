@@ -60,7 +60,9 @@ func CheckPlaceholders(program []string, models int) error {
 		if strings.Contains(arg, "{}") {
 			found = true
 			if models > 1 && arg != "{}" {
-				return exit.Usage(exit.Hint(fmt.Errorf("argument %q: of %d models, which one?", arg, models), "write {1}, {2}, ... or give {} as an argument of its own"))
+				return exit.Usage(exit.Hint(fmt.Errorf("argument %q: it does not say which of "+
+					"%d models", arg, models), "write {1}, {2}, ... or give {} as an argument "+
+					"of its own"))
 			}
 		}
 		for i := range models {
@@ -71,7 +73,7 @@ func CheckPlaceholders(program []string, models int) error {
 		}
 	}
 	if !found && other != "" {
-		return exit.Usagef("the program's arguments have no {} for the graph's path, and %s is none: there are models 1 to %d", other, models)
+		return exit.Usagef("%s: there are only models 1 to %d", other, models)
 	}
 	if !found {
 		return exit.Usage(exit.Hint(errors.New("the program's arguments have no {} for the graph's path"), "epcachectl get model.onnx --ep EP -- program {}"))

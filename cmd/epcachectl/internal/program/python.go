@@ -64,7 +64,8 @@ func findHook() (string, error) {
 			return filepath.Dir(found[len(found)-1]), nil
 		}
 	}
-	return "", exit.Hint(exit.Missing("the Python package epcache does not stand beside epcachectl"), "pip install epcache brings both")
+	return "", exit.Hint(exit.Missing("the Python package epcache is not beside "+
+		"epcachectl"), "pip install epcache installs both")
 }
 
 // Log is the file that the processes of a program append to: a line of JSON for each thing that happened.

@@ -48,7 +48,7 @@ func summaryOf(events []Event, more bool) *Summary {
 			imported = true
 			s.note(fmt.Sprintf("%s could not be loaded, with or without epcached: %s", filepath.Base(e.Model), keyLine(e.Why)))
 		case "other":
-			s.note(fmt.Sprintf("%s was used: %s; what it does is not seen here", e.What, e.Why))
+			s.note(fmt.Sprintf("%s was used: %s; its sessions are not listed here", e.What, e.Why))
 		case "session":
 			s.Sessions = append(s.Sessions, e)
 			s.Outcomes[e.Outcome]++
@@ -59,14 +59,15 @@ func summaryOf(events []Event, more bool) *Summary {
 	}
 	switch {
 	case s.Pythons == 0:
-		s.note("no Python was reached: the program is in another language, or its Python was told to ignore its environment or to start without site (-I, -E, -S)")
+		s.note("no Python was reached: the program is in another language, or its Python " +
+			"ignores its environment (-I, -E, -S)")
 	case !imported && len(s.Notes) == 0:
 		s.note("onnxruntime was not imported, in " + term.Count(s.Pythons, "Python process"))
 	case len(s.Sessions) == 0 && len(s.Notes) == 0:
 		s.note("no session was made with onnxruntime")
 	}
 	if more {
-		s.note("there was more than is told here")
+		s.note("the list is incomplete")
 	}
 	return s
 }

@@ -93,7 +93,7 @@ func detail(p *wire.Progress) string {
 		parts = append(parts, Printable(p.GetDetail()))
 	}
 	if n := p.GetWaiting(); n > 1 {
-		parts = append(parts, fmt.Sprintf("%d wait for it", n))
+		parts = append(parts, fmt.Sprintf("%d waiting for it", n))
 	}
 	if len(parts) == 0 {
 		return ""
