@@ -145,6 +145,8 @@ class Page:
         for one in node.body:
             if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name) or one.target.id.startswith("_"):
                 continue
+            if "_wire." in ast.unparse(one.annotation):
+                continue  # the client's own
             name, said = one.target.id, module.comments.get(one.end_lineno or 0, "")
             if said:
                 items.append(_item(f"`{name}: {ast.unparse(one.annotation)}`: {said}"))
