@@ -48,7 +48,7 @@ func (b *bench) happens(kind string) string {
 	return text
 }
 
-func (b *bench) noneWanted() {
+func (b *bench) requireNoRebuilds() {
 	b.Helper()
 	require.Eventually(b, func() bool {
 		rows, err := b.cache.index.Wanted.All()
@@ -76,7 +76,7 @@ func testQueuedJobOutlivesTheDaemon(t *testing.T, uid func(*bench) uint32, mode 
 	require.Equal(t, "requested before the daemon's restart", listed[0].Why)
 	close(g.pass)
 	require.Equal(t, jobs.Done, b.follow(0, later.Job).State)
-	b.noneWanted()
+	b.requireNoRebuilds()
 	b.reopen()
 	require.Empty(t, b.jobs(0), "what is done is not taken up")
 	require.Len(t, b.list(), 1)
@@ -91,11 +91,11 @@ func TestQueuedJobsAreNotedBeforeTheAnswer(t *testing.T) {
 	require.Contains(t, rows, later.Job)
 	_, err = b.cache.JobList.Cancel(context.Background(), b.self(), []string{later.Job}, false)
 	require.NoError(t, err)
-	b.noneWanted() // what its user cancelled does not come back
+	b.requireNoRebuilds() // what its user cancelled does not come back
 	close(g.pass)
 }
 
-func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
+func TestQueuedJobsThatCannotResumeAreReported(t *testing.T) {
 	for name, c := range map[string]struct {
 		uid   func(*bench) uint32
 		spoil func(path string) error
@@ -121,7 +121,7 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 			require.Contains(t, text, c.says)
 			require.Empty(t, b.jobs(0))
 			require.Len(t, g.begun(), 1)
-			b.noneWanted()
+			b.requireNoRebuilds()
 			require.Equal(t, []string{event.Cancelled}, b.kinds(later.RequestKey))
 		})
 	}
@@ -165,5 +165,5 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	require.Contains(t, b.happens(event.Cancelled), "daemons ended before it was compiled")
 	close(g.pass)
 	require.Equal(t, jobs.Done, b.follow(0, later.Job).State)
-	b.noneWanted()
+	b.requireNoRebuilds()
 }

@@ -531,7 +531,7 @@ func TestWeightlessBuildsAreNotClaimed(t *testing.T) {
 	require.Equal(t, apierr.NotAllowed, b.refused(r).Class)
 }
 
-func TestNothingToClaim(t *testing.T) {
+func TestClaimWithoutAPendingCompile(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))

@@ -182,7 +182,7 @@ func TestCancelledClaim(t *testing.T) {
 }
 
 // A put that fails because the store is full keeps the claim, because space may be freed.
-func TestPutWithoutRoom(t *testing.T) {
+func TestPutOnAFullDisk(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Claims.UserBytes = 10 })
 	c := newClaimed(b, nil)
 	_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)

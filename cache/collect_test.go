@@ -156,7 +156,7 @@ func TestEvictionStopsAtTheGoal(t *testing.T) {
 	require.Len(t, b.list(), len(builds)-1)
 }
 
-func TestAPathThatWasGivenOutLatelyStays(t *testing.T) {
+func TestEvictionSkipsRecentlyGivenPaths(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())

@@ -17,7 +17,7 @@ import (
 )
 
 // No build is evicted if exactly the requested space is free.
-func TestABuildStaysWhereTheGoalIsJustReached(t *testing.T) {
+func TestEvictionStopsJustAtTheGoal(t *testing.T) {
 	b, _ := stored(t, 2)
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
@@ -70,7 +70,7 @@ type watched struct {
 func (w watched) Err() error { w.asked(); return w.Context.Err() }
 
 // A leftover that is removed before the check ends is not reported; one that stays is.
-func TestLeftoverRemovedMeanwhileIsNotFound(t *testing.T) {
+func TestCheckIgnoresLeftoversRemovedMeanwhile(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	var left []cas.Digest

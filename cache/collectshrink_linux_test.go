@@ -22,8 +22,8 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// similarForRoom is similar where the collector may pack, and nothing else does.
-func (b *bench) similarForRoom(n int) (builds []*index.Build, files []map[string]string) {
+// similarBuilds is similar where the collector may pack, and nothing else does.
+func (b *bench) similarBuilds(n int) (builds []*index.Build, files []map[string]string) {
 	builds, files = b.similar(n)
 	b.allowPacking()
 	return builds, files
@@ -51,7 +51,7 @@ func actions(plan *store.Collection, builds []*index.Build) (out []string) {
 // what was promised.
 func TestPackingComesBeforeEvicting(t *testing.T) {
 	b := newBench(t)
-	builds, files := b.similarForRoom(3)
+	builds, files := b.similarBuilds(3)
 	later := b.acquire(b.variant(2)) // so the third is colder
 	require.NoError(t, later.View.Close())
 	b.later.Add(int64(time.Hour))
@@ -135,7 +135,7 @@ func TestEvictionSkipsBuildsThatFreeNothing(t *testing.T) {
 
 func TestPackingSkipsLeasedAndRequestedBuilds(t *testing.T) {
 	b := newBench(t)
-	builds, _ := b.similarForRoom(3)
+	builds, _ := b.similarBuilds(3)
 	held := b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour)) // the lease alone keeps it
 	all := b.plan(0).Used
@@ -185,12 +185,12 @@ func (f *noRoomFor) Create(path string) (*os.File, error) {
 
 // If the disk is full, or the file system's quota of the daemon's user, a build stays unpacked, and
 // the error is not an internal one.
-func TestABuildIsNotPackedWithoutRoom(t *testing.T) {
+func TestPackingNeedsFreeSpace(t *testing.T) {
 	for _, full := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
 		t.Run(full.Error(), func(t *testing.T) {
 			f := &noRoomFor{}
 			b := newBenchWith(t, func(o *Options) { o.fs = f })
-			builds, files := b.similarForRoom(2)
+			builds, files := b.similarBuilds(2)
 			plan := b.plan(b.plan(0).Used - 1)
 			require.Equal(t, []string{"pack b"}, actions(plan, builds))
 			f.err.Store(&full)

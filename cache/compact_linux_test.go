@@ -155,7 +155,7 @@ func TestCompactionSkips(t *testing.T) {
 }
 
 // A private blob of one user never becomes the base of shared blobs.
-func TestAUsersOwnDoesNotReplaceASharedContainer(t *testing.T) {
+func TestPrivateBlobsNeverReplaceSharedBases(t *testing.T) {
 	b := newBench(t)
 	own := b.variant(2)
 	own.Store = "user"
@@ -175,7 +175,7 @@ func TestAUsersOwnDoesNotReplaceASharedContainer(t *testing.T) {
 
 // Compacting that was interrupted goes on after a restart, though no build of the two is used any
 // more.
-func TestInterruptedCompactingGoesOn(t *testing.T) {
+func TestInterruptedCompactingContinues(t *testing.T) {
 	b, builds, files := family(t, 3)
 	stopped := errors.New("stopped")
 	base := large(builds[0])

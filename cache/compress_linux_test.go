@@ -19,9 +19,9 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// worded asks for a model of n² weights, those of dense, and kib KiB of digits, which stand nowhere
-// else, repeat nothing, and compress to little more than half.
-func (b *bench) worded(n, kib, batch int) *request.Request {
+// eventTexts asks for a model of n² weights, those of dense, and kib KiB of digits, which stand
+// nowhere else, repeat nothing, and compress to little more than half.
+func (b *bench) eventTexts(n, kib, batch int) *request.Request {
 	raw := make([]byte, kib<<9)
 	_, _ = rand.NewChaCha8([32]byte{9}).Read(raw)
 	model := compilertest.DenseModel(7, n, batch)
@@ -51,7 +51,7 @@ func (b *bench) pass(d time.Duration) {
 // any other packed build.
 func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	b := newBench(t)
-	builds, files := b.stores([]*request.Request{b.dense(512, 1), b.worded(512, 512, 2)})
+	builds, files := b.stores([]*request.Request{b.dense(512, 1), b.eventTexts(512, 512, 2)})
 	d := large(builds[1])
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
@@ -71,7 +71,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	b.requireSound()
 
 	for range 2 {
-		a, phases := b.phases(b.worded(512, 512, 2))
+		a, phases := b.phases(b.eventTexts(512, 512, 2))
 		require.Equal(t, request.Hit, a.Outcome)
 		require.Contains(t, phases, lookup.Unpacking)
 		require.Equal(t, files[1], b.read(a))
@@ -110,10 +110,10 @@ func (b *bench) objectsOf(d cas.Digest) (all []cas.Digest) {
 // later ones.
 func TestABlobThatSharesNothingStaysWhole(t *testing.T) {
 	b := newBench(t)
-	builds, _ := b.stores([]*request.Request{b.worded(512, 900, 1)})
+	builds, _ := b.stores([]*request.Request{b.eventTexts(512, 900, 1)})
 	b.pass(90 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[0])))
-	more, _ := b.stores([]*request.Request{b.worded(512, 900, 2)})
+	more, _ := b.stores([]*request.Request{b.eventTexts(512, 900, 2)})
 	require.Greater(t, b.cache.Store.Packer().PackSaving(more[0].ID), int64(1<<20))
 	b.pass(3 * time.Hour)
 	require.True(t, b.cache.forms.OnlyPacked(large(more[0])))
@@ -133,7 +133,7 @@ func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			builds, files := b.stores([]*request.Request{b.dense(320, 1), b.worded(320, 512, 2)})
+			builds, files := b.stores([]*request.Request{b.dense(320, 1), b.eventTexts(320, 512, 2)})
 			b.pass(3 * time.Hour)
 			d := large(builds[1])
 			require.True(t, b.compressed(d))
@@ -149,7 +149,7 @@ func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 				require.Len(t, result.Findings, 1, "deep %v", deep)
 				require.Equal(t, "damaged", result.Findings[0].Kind)
 			}
-			a := b.acquire(b.worded(320, 512, 2))
+			a := b.acquire(b.eventTexts(320, 512, 2))
 			require.Equal(t, request.Compiled, a.Outcome)
 			require.Contains(t, a.Why, "damaged")
 			require.Equal(t, files[1], b.read(a))

@@ -121,7 +121,7 @@ func TestAnotherDriverDuringACompile(t *testing.T) {
 
 // A command that fails now and then does not make the driver another one, and the doctor tells of
 // it.
-func TestADriverVersionThatCannotBeReadStays(t *testing.T) {
+func TestUnreadableDriverVersionKeepsTheLastOne(t *testing.T) {
 	b, _ := driven(t, "unsupported")
 	b.close()
 	dir := t.TempDir()

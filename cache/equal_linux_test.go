@@ -29,8 +29,8 @@ func (a *application) showing(r *request.Request) *request.Request {
 	return r
 }
 
-// beside adds a library to a runtime's folder.
-func (b *bench) beside(folder, name, text string) {
+// addLibraryBeside adds a library to a runtime's folder.
+func (b *bench) addLibraryBeside(folder, name, text string) {
 	path := filepath.Join(folder, name)
 	require.NoError(b, os.MkdirAll(filepath.Dir(path), 0o755))
 	require.NoError(b, os.WriteFile(path, []byte(text), 0o644))
@@ -43,9 +43,9 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 	// as the registered one; its ONNX Runtime is another version
 	app := b.application(stranger, "1.0")
 	for _, folder := range []string{b.runtime, app.folder} {
-		b.beside(folder, "libsdk.so.5", "an SDK")
+		b.addLibraryBeside(folder, "libsdk.so.5", "an SDK")
 	}
-	b.beside(app.folder, "libonnxruntime_providers_shared.so", "no part of an EP's library")
+	b.addLibraryBeside(app.folder, "libonnxruntime_providers_shared.so", "no part of an EP's library")
 	ask := func() *request.Request {
 		r := app.showing(app.ask(b.model(1)))
 		r.OnMiss = request.Wait
@@ -62,11 +62,11 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome, "it is everybody's")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 
-	b.beside(b.runtime, "libsdk.so.5", "an update")
+	b.addLibraryBeside(b.runtime, "libsdk.so.5", "an update")
 	_, err := b.cache.Acquire(context.Background(), ask(), nil)
 	require.Equal(t, apierr.Unavailable, apierr.ClassOf(err),
 		"the registered runtime is another by now")
-	b.beside(app.folder, "libsdk.so.5", "an update")
+	b.addLibraryBeside(app.folder, "libsdk.so.5", "an update")
 	require.Equal(t, b.runtime, b.acquire(ask()).Runtime, "both are updated")
 }
 
@@ -75,18 +75,18 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 	for name, change := range map[string]func(b *bench, app *application){
 		"another": func(b *bench, app *application) {
-			b.beside(app.folder, "libsdk.so.5",
+			b.addLibraryBeside(app.folder, "libsdk.so.5",
 				"another SDK")
 		},
 		"one is missing": func(b *bench, app *application) {
 			require.NoError(b, os.Remove(filepath.Join(app.folder, "libsdk.so.5")))
 		},
 		"one more": func(b *bench, app *application) {
-			b.beside(app.folder, "libplugin.so",
+			b.addLibraryBeside(app.folder, "libplugin.so",
 				"a plugin")
 		},
 		"one more, brought along": func(b *bench, app *application) {
-			b.beside(app.folder+".libs", "libc++-71bc.so.1", "a runtime library")
+			b.addLibraryBeside(app.folder+".libs", "libc++-71bc.so.1", "a runtime library")
 		},
 		"another library": func(b *bench, app *application) {
 			_, err := standin.Library(app.folder, "1.30.0", standin.SDK{Version: "1.1",
@@ -97,8 +97,8 @@ func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			app := b.application(stranger, "1.0")
-			b.beside(b.runtime, "libsdk.so.5", "an SDK")
-			b.beside(app.folder, "libsdk.so.5", "an SDK")
+			b.addLibraryBeside(b.runtime, "libsdk.so.5", "an SDK")
+			b.addLibraryBeside(app.folder, "libsdk.so.5", "an SDK")
 			model := b.model(1)
 			r := app.showing(app.ask(model))
 			r.OnMiss = request.Wait
@@ -124,7 +124,7 @@ func factsOf(err error) map[string]string {
 }
 
 // The daemon advises a client with libraries that it may not run.
-func TestClientsAreToldToClaim(t *testing.T) {
+func TestErrorsProposeAClaim(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	instead := func(change func(*request.Request)) string {
@@ -209,7 +209,7 @@ func (b *bench) linkElsewhere(library string) {
 
 // A compile with a runtime's libraries goes on when one of them is linked elsewhere. It ends if
 // another file was in a library's place meanwhile, even if the first one is back by now.
-func TestLibrariesThatAreLinkedElsewhereStand(t *testing.T) {
+func TestLibrariesKeepTheirDigestWhenLinkedElsewhere(t *testing.T) {
 	b := newBench(t)
 	app := b.application(b.cache.uid, "1.0") // as the registered runtime
 	library := filepath.Join(b.runtime, filepath.Base(app.spec.EPs[0].Path))

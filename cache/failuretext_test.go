@@ -36,7 +36,7 @@ func (o outspoken) Compile(ctx context.Context, job compilers.Job,
 		&compilers.RefusedError{Doing: "compile", Code: 10, Text: text}
 }
 
-func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
+func TestFailuresNameTheRequestsModel(t *testing.T) {
 	b := newBench(t)
 	o := outspoken{b.compiler, make(chan struct{}, 1), make(chan struct{})}
 	b.wrap = o

@@ -115,7 +115,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				if restart {
 					b.openSound()
 				}
-				b.requireMadeAnew(builds[1], files[1])
+				b.requireRecompiled(builds[1], files[1])
 				require.Contains(t, kinds(b.events(b.self())), event.Damaged)
 				first := b.acquire(b.variant(1))
 				require.Equal(t, files[0], b.read(first))
@@ -267,9 +267,9 @@ func (b *bench) requireNotFoundWithout() error {
 	return err
 }
 
-// requireMadeAnew requires that a check names the build of the second variant, and that a request
+// requireRecompiled requires that a check names the build of the second variant, and that a request
 // for it gets its files, recompiled.
-func (b *bench) requireMadeAnew(build *index.Build, files map[string]string) {
+func (b *bench) requireRecompiled(build *index.Build, files map[string]string) {
 	b.Helper()
 	b.requireFound(large(build), build)
 	a := b.acquire(b.variant(2))

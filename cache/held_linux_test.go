@@ -55,7 +55,7 @@ func TestOpenFilesStayAndCount(t *testing.T) {
 
 // Blobs that only the daemon reads are not in use: they are planned for eviction, and evicted after
 // the read. If a client has them too they stay.
-func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
+func TestTheDaemonsReadsDoNotProtectBuilds(t *testing.T) {
 	b, builds := stored(t, 2)
 	path := func(i int) string {
 		v, done := b.cache.views.Borrow(builds[i].ID)

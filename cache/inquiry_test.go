@@ -37,7 +37,7 @@ func slowToKnow(t *testing.T) (*bench, *slowProbe) {
 	return b, s
 }
 
-func TestALongFirstUseIsSeenAmongTheJobs(t *testing.T) {
+func TestALongProbeIsListedAsAJob(t *testing.T) {
 	b, s := slowToKnow(t)
 	r := b.request(b.model(1))
 	r.Peer.UID, r.Name = somebody, "mine.onnx"
@@ -91,7 +91,7 @@ func TestALongFirstUseCanBeGivenUp(t *testing.T) {
 	b.served(again)
 }
 
-func TestAFirstUseGoesOnWithoutItsAsker(t *testing.T) {
+func TestAProbeContinuesWhenItsRequestLeaves(t *testing.T) {
 	b, s := slowToKnow(t)
 	ctx, leave := context.WithCancel(context.Background())
 	asked := b.ask(ctx, b.request(b.model(1)))

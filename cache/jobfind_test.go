@@ -60,7 +60,7 @@ func TestJobsThatBeginEqually(t *testing.T) {
 	}
 }
 
-func TestEveryAskerSeesTheOwnNameOfAModel(t *testing.T) {
+func TestUsersSeeTheirNameOfASharedModel(t *testing.T) {
 	b, g := jobbing(t, 1)
 	for uid, name := range map[uint32]string{somebody: "mine.onnx", somebodyElse: "theirs.onnx"} {
 		r := b.laterRequest(1, uid)

@@ -427,7 +427,7 @@ func (f *failing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []co
 	return f.Compiler.Fingerprint(ctx, r, eps, own)
 }
 
-func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
+func TestLibrariesThatCannotCompileCauseNoEvents(t *testing.T) {
 	b := newBench(t)
 	b.close()
 	f := &failing{Compiler: b.compiler}

@@ -32,7 +32,7 @@ func (b *bench) kept(name string) string {
 // with its bytes, the most first.
 func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	b := newBench(t)
-	builds, files := b.stores([]*request.Request{b.dense(512, 1), b.worded(512, 512, 2),
+	builds, files := b.stores([]*request.Request{b.dense(512, 1), b.eventTexts(512, 512, 2),
 		b.dense(512, 3)})
 	require.Positive(t, b.pack(builds[1]))
 	require.Positive(t, b.pack(builds[2]))

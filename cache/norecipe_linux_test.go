@@ -67,7 +67,7 @@ func TestNonRegularRecipeIsDamage(t *testing.T) {
 				if restart {
 					b.openSound()
 				}
-				b.requireMadeAnew(builds[1], files[1])
+				b.requireRecompiled(builds[1], files[1])
 				for i, variant := range map[int]int{0: 1, 2: 3} {
 					other := b.acquire(b.variant(variant))
 					require.Equal(t, request.Hit, other.Outcome, "the others are as they were")

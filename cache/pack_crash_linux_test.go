@@ -47,7 +47,7 @@ func (b *bench) asks(sizes []int) (out []*request.Request) {
 			continue
 		}
 		if n < 0 {
-			out = append(out, b.worded(-n, 400, i+1))
+			out = append(out, b.eventTexts(-n, 400, i+1))
 			continue
 		}
 		out = append(out, b.dense(n, i+1))

@@ -15,7 +15,7 @@ import (
 // While a reservation waits builds are evicted and not packed, as many as it needs.
 func TestWaitingReservationDoesNotWaitForPacking(t *testing.T) {
 	b := newBench(t)
-	b.similarForRoom(3)
+	b.similarBuilds(3)
 	b.later.Add(int64(time.Hour))
 	counts := func(short int64, hurry bool) map[evict.Action]uint64 {
 		to := b.plan(0).Used - short

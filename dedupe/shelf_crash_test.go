@@ -19,8 +19,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// shelved is a recipe of a blob of n bytes, all of them from a container of that name.
-func shelved(blob, container string, n int64) *dedupe.Recipe {
+// inRecipeStore is a recipe of a blob of n bytes, all of them from a container of that name.
+func inRecipeStore(blob, container string, n int64) *dedupe.Recipe {
 	return &dedupe.Recipe{
 		Blob: blake3.Sum256([]byte(blob)), Size: n, Literals: dedupe.NoLiterals,
 		Containers: []dedupe.Container{{Digest: blake3.Sum256([]byte(container)), Size: 2 * n}},
@@ -39,9 +39,9 @@ func memoryDir(t *testing.T) string {
 }
 
 var (
-	early = shelved("blob", "container", 1000)
-	later = shelved("blob", "rewritten container", 1000)
-	other = shelved("other blob", "container", 500)
+	early = inRecipeStore("blob", "container", 1000)
+	later = inRecipeStore("blob", "rewritten container", 1000)
+	other = inRecipeStore("other blob", "container", 500)
 
 	text       = bytes.Repeat([]byte("the name of a layer, "), 40<<10) // of several frames
 	compressed = &dedupe.Recipe{Blob: blake3.Sum256(text), Size: int64(len(text)),
@@ -60,7 +60,7 @@ type shelfOperation struct {
 	after *dedupe.Recipe
 }
 
-func shelfOperations() []shelfOperation {
+func recipeStoreOperations() []shelfOperation {
 	put := func(r *dedupe.Recipe) func(s *dedupe.RecipeStore) error {
 		return func(s *dedupe.RecipeStore) error { return s.Put(context.Background(), r, nil, nil) }
 	}
@@ -77,9 +77,9 @@ func shelfOperations() []shelfOperation {
 	}
 }
 
-// requireShelf opens what a crash has left: one of the recipes that may be there stands under the
-// blob's name, whole, and its containers have it as a user. It gives that recipe, nil for none.
-func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recipe) *dedupe.Recipe {
+// requireRecipeStore opens what a crash has left: one of the recipes that may be there stands under
+// the blob's name, whole, and its containers have it as a user. It gives that recipe, nil for none.
+func requireRecipeStore(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recipe) *dedupe.Recipe {
 	t.Helper()
 	s, err := dedupe.OpenRecipeStore(dir, nil)
 	require.NoError(t, err)
@@ -120,7 +120,7 @@ func requireGives(t *testing.T, r *dedupe.Recipe) {
 	require.NoError(t, a.Close())
 }
 
-func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.RecipeStore) {
+func startRecipeStore(t *testing.T) (fs *crashfs.FS, s *dedupe.RecipeStore) {
 	t.Helper()
 	root := memoryDir(t)
 	state := filepath.Join(root, "state")
@@ -137,15 +137,15 @@ func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.RecipeStore) {
 	return fs, s
 }
 
-// requireShelfAfterCrash gives the recipes that crashes have left.
-func requireShelfAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest,
+// requireRecipeStoreAfterCrash gives the recipes that crashes have left.
+func requireRecipeStoreAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest,
 	may ...*dedupe.Recipe) (left []*dedupe.Recipe) {
 	t.Helper()
 	for i, loss := range []crashfs.Loss{crashfs.Nothing, crashfs.Everything, crashfs.Some,
 		crashfs.Some, crashfs.Some} {
 		after := memoryDir(t)
 		require.NoError(t, fs.Crash(after, loss, uint64(fs.Steps()+i)))
-		if got := requireShelf(t, filepath.Join(after, "state"), blob, may); got != nil {
+		if got := requireRecipeStore(t, filepath.Join(after, "state"), blob, may); got != nil {
 			left = append(left, got)
 		}
 		require.NoError(t, os.RemoveAll(after))
@@ -154,17 +154,17 @@ func requireShelfAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest,
 }
 
 func TestShelfStoppedAtEveryStep(t *testing.T) {
-	for _, op := range shelfOperations() {
+	for _, op := range recipeStoreOperations() {
 		t.Run(op.name, func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
-				fs, s := startShelf(t)
+				fs, s := startRecipeStore(t)
 				before := fs.Steps()
 				fs.StopAt(before + step)
 				err := op.run(s)
 				if err == nil {
-					requireShelfAfterCrash(t, fs, op.blob, op.after)
+					requireRecipeStoreAfterCrash(t, fs, op.blob, op.after)
 				} else {
-					requireShelfAfterCrash(t, fs, op.blob, op.may...)
+					requireRecipeStoreAfterCrash(t, fs, op.blob, op.may...)
 				}
 				if fs.Steps() < before+step { // it was over before the stop
 					require.NoError(t, err)
@@ -179,14 +179,14 @@ func TestShelfStoppedAtEveryStep(t *testing.T) {
 // A failed removal succeeds when it is retried. Until then the containers are kept of a recipe that
 // a crash could restore.
 func TestShelfFailingAtEveryStep(t *testing.T) {
-	for _, op := range shelfOperations() {
+	for _, op := range recipeStoreOperations() {
 		t.Run(op.name, func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
-				fs, s := startShelf(t)
+				fs, s := startRecipeStore(t)
 				before := fs.Steps()
 				fs.FailAt(before+step, []error{syscall.EIO, syscall.ENOSPC}[step%2])
 				if err := op.run(s); err != nil {
-					for _, r := range requireShelfAfterCrash(t, fs, op.blob, op.may...) {
+					for _, r := range requireRecipeStoreAfterCrash(t, fs, op.blob, op.may...) {
 						for _, c := range r.Containers {
 							require.Contains(t, s.Users(c.Digest), op.blob)
 						}
@@ -195,7 +195,7 @@ func TestShelfFailingAtEveryStep(t *testing.T) {
 						require.ErrorIs(t, err, cas.ErrNotFound)
 					}
 				}
-				requireShelfAfterCrash(t, fs, op.blob, op.after)
+				requireRecipeStoreAfterCrash(t, fs, op.blob, op.after)
 				if fs.Steps() < before+step {
 					return
 				}
@@ -224,7 +224,7 @@ func TestShelfKeepsItsFirstRecipe(t *testing.T) {
 		require.NoError(t, err)
 		err = s.Put(context.Background(), early, nil, nil)
 		require.NoError(t, err)
-		requireShelfAfterCrash(t, fs, early.Blob, early)
+		requireRecipeStoreAfterCrash(t, fs, early.Blob, early)
 	}
 }
 
@@ -241,10 +241,10 @@ func TestShelfMovesDamageDurably(t *testing.T) {
 	s, err := dedupe.OpenRecipeStore(filepath.Join(root, "state"), fs)
 	require.NoError(t, err)
 	require.Len(t, s.Problems(), 1)
-	requireShelfAfterCrash(t, fs, early.Blob, nil)
+	requireRecipeStoreAfterCrash(t, fs, early.Blob, nil)
 }
 
-func TestShelfReturnsTheUsersOfAContainer(t *testing.T) {
+func TestRecipeStoreReturnsUsersOfAContainer(t *testing.T) {
 	dir := memoryDir(t)
 	s, err := dedupe.OpenRecipeStore(dir, nil)
 	require.NoError(t, err)

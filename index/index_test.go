@@ -91,7 +91,7 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 }
 
 // what is written is what every event tells, and Retract tells of itself.
-func TestEventsAreToldAndKept(t *testing.T) {
+func TestEventsReachSubscribersAndTheJournal(t *testing.T) {
 	dir := memoryDir(t)
 	var heard []Event
 	x, err := Open(dir, Options{OnEvent: func(e Event) { heard = append(heard, e) }})

@@ -124,8 +124,8 @@ func (j *Journal) apply(rec *manifestpb.Record) error {
 		if kind.Pin.Off {
 			delete(j.pins, id)
 		}
-	case *manifestpb.Record_Ghost:
-		t, err := tombstoneOf(kind.Ghost)
+	case *manifestpb.Record_Tombstone:
+		t, err := tombstoneOf(kind.Tombstone)
 		if err != nil {
 			return err
 		}

@@ -71,7 +71,7 @@ func TestADatabaseThatIsMadeAgainIsTheOneThatGrew(t *testing.T) {
 }
 
 // Callers that wait for a database that is being made get its progress up to the end.
-func TestMakingADatabaseIsTold(t *testing.T) {
+func TestRebuildingTheDatabaseReportsProgress(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	publish(t, x)

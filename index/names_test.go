@@ -22,7 +22,7 @@ func named(t *testing.T, x *Index, name string) (ids []BuildID) {
 
 // A build is found by whatever it may be called, by eight digits or more of what has digits, and by
 // nothing else; also after a rebuild, and not once it is gone.
-func TestABuildIsFoundByWhateverItIsCalled(t *testing.T) {
+func TestBuildsAreFoundByAllTheirNames(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	one := publish(t, x, func(b *Build) {

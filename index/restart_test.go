@@ -441,7 +441,7 @@ func TestASlowDatabaseIsNotDamaged(t *testing.T) {
 	})
 }
 
-func TestASecondProcessIsTold(t *testing.T) {
+func TestASecondProcessIsRefused(t *testing.T) {
 	dir := memoryDir(t)
 	open(t, dir)
 	_, err := Open(dir, Options{})

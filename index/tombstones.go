@@ -83,7 +83,7 @@ func (j *Journal) Tombstones(match func(*Tombstone) bool) []Tombstone {
 	return out
 }
 
-func tombstoneOf(m *manifestpb.Ghost) (Tombstone, error) {
+func tombstoneOf(m *manifestpb.Tombstone) (Tombstone, error) {
 	t := Tombstone{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()), Reason: m.GetReason(), Bytes: m.GetBytes(),
 		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget()}
 	return t, cmp.Or(fixed("build_id", t.BuildID[:], m.GetBuildId()),
@@ -91,7 +91,7 @@ func tombstoneOf(m *manifestpb.Ghost) (Tombstone, error) {
 }
 
 func tombstoneRecord(t *Tombstone) *manifestpb.Record {
-	return &manifestpb.Record{Kind: &manifestpb.Record_Ghost{Ghost: &manifestpb.Ghost{
+	return &manifestpb.Record{Kind: &manifestpb.Record_Tombstone{Tombstone: &manifestpb.Tombstone{
 		BuildId: t.BuildID[:], RequestKey: t.RequestKey[:], BuildKey: t.BuildKey[:], ModelName: t.ModelName, Scope: t.Scope,
 		At: nanos(t.At), Reason: t.Reason, Bytes: t.Bytes, CompileSeconds: t.CompileSeconds, LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
 	}}}

@@ -137,7 +137,7 @@ func TestSubscribersFailureCancels(t *testing.T) {
 	require.NoError(t, err, "the connection goes on")
 }
 
-func TestRequestsGoOnBesideASubscription(t *testing.T) {
+func TestRequestsContinueBesideASubscription(t *testing.T) {
 	var b broadcaster
 	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := dial(t, s)
@@ -164,7 +164,7 @@ func TestRequestsGoOnBesideASubscription(t *testing.T) {
 }
 
 // A callback that lags behind loses the oldest events, and is told.
-func TestSlowCallbackIsTold(t *testing.T) {
+func TestSlowSubscribersReceiveMissed(t *testing.T) {
 	var b broadcaster
 	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := dial(t, s)

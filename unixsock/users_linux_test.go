@@ -111,7 +111,7 @@ func TestNoUsersTakeAllConnections(t *testing.T) {
 	require.True(t, alive(t, c))
 }
 
-func TestTheLongestIdleConnectionMakesRoom(t *testing.T) {
+func TestTheLongestIdleConnectionIsClosed(t *testing.T) {
 	backend := &standIn{}
 	backend.acquire = func(ctx context.Context, _ Peer, a *wire.Acquire, _ []*os.File,
 		_ func(*wire.Progress)) (Answer, error) {
@@ -229,7 +229,7 @@ func TestRequestsOfOneUser(t *testing.T) {
 }
 
 // A request that waits keeps no other one of its user from running.
-func TestRequestsThatWaitPassTheirTurnOn(t *testing.T) {
+func TestSlowRequestsPassTheirSlotOn(t *testing.T) {
 	s := serve(t, &standIn{acquire: waitForEnd}, limits{RunningPerUID: 1})
 	f := modelFile(t)
 	for i := range 8 { // on a connection of their own, and behind another one on the same
@@ -245,7 +245,7 @@ func TestRequestsThatWaitPassTheirTurnOn(t *testing.T) {
 	}
 }
 
-func TestTurns(t *testing.T) {
+func TestRequestSlots(t *testing.T) {
 	all := newRequestSlots(2)
 	first, second := all.take(t.Context(), nil), all.take(t.Context(), nil)
 	ended, cancel := context.WithCancel(t.Context())

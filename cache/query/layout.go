@@ -32,9 +32,9 @@ type Layout struct {
 type FileLayout struct {
 	index.File
 	Build   index.Build
-	Text    *wire.LaidFile // as clients receive it, without pieces and tensors
-	Pieces  []Piece        // all of it, in order
-	Tensors []NamedRange   // the ranges with known names, in order; if they were requested
+	Text    *wire.FileLayout // as clients receive it, without pieces and tensors
+	Pieces  []Piece          // all of it, in order
+	Tensors []NamedRange     // the ranges with known names, in order; if they were requested
 }
 
 // Piece is a range of a file, and where the bytes stand whole.
@@ -46,8 +46,8 @@ type Piece struct {
 
 // NamedRange is a named range of a file.
 type NamedRange struct {
-	Text   *wire.Placed // as clients receive it, without the holder
-	Holder cas.Digest   // of its first byte
+	Text   *wire.NamedRange // as clients receive it, without the holder
+	Holder cas.Digest       // of its first byte
 }
 
 const (
@@ -116,8 +116,8 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 }
 
 // fileReply fills in what is known without looking for shared bytes.
-func (q *Queries) fileReply(f *FileLayout) *wire.LaidFile {
-	out := &wire.LaidFile{Build: f.Build.BuildKey.String(),
+func (q *Queries) fileReply(f *FileLayout) *wire.FileLayout {
+	out := &wire.FileLayout{Build: f.Build.BuildKey.String(),
 		ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(),
 		Ep: wire.Clip(FirstEP(&f.Build)), Shapes: wire.Clip(identity.DimensionsText(&f.Build)),
 		Name: wire.Clip(f.Name), Digest: f.Digest.String(), Size: f.Size, OwnBytes: f.Size,
@@ -397,7 +397,7 @@ func (k *sharedBytes) nameRanges(ctx context.Context, p rights.Peer, f *FileLayo
 		return err
 	}
 	for _, n := range named {
-		told := &wire.Placed{Name: wire.Valid(n.Name), Kind: n.Kind, Type: wire.Valid(n.Type),
+		told := &wire.NamedRange{Name: wire.Valid(n.Name), Kind: n.Kind, Type: wire.Valid(n.Type),
 			Shape: wire.Valid(n.Shape), Offset: n.Offset, Length: n.Length}
 		one := NamedRange{Text: told}
 		var parts []Piece

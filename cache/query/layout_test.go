@@ -34,12 +34,12 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 	d := func(n byte) cas.Digest { return cas.Digest{n} }
 	l := Layout{Files: []FileLayout{
-		{File: index.File{Digest: d(1), Size: 100}, Text: &wire.LaidFile{},
+		{File: index.File{Digest: d(1), Size: 100}, Text: &wire.FileLayout{},
 			Pieces: []Piece{{Length: 100, Holder: d(1)}}},
-		{File: index.File{Digest: d(2), Size: 100}, Text: &wire.LaidFile{},
+		{File: index.File{Digest: d(2), Size: 100}, Text: &wire.FileLayout{},
 			Pieces: []Piece{{Length: 90, Holder: d(1)},
 				{At: 90, Length: 10, Holder: d(2), From: 90}}},
-		{File: index.File{Digest: d(3), Size: 100}, Text: &wire.LaidFile{},
+		{File: index.File{Digest: d(3), Size: 100}, Text: &wire.FileLayout{},
 			Pieces: []Piece{{Length: 95, Holder: d(2)},
 				{At: 95, Length: 5, Holder: d(3), From: 95}}},
 	}}

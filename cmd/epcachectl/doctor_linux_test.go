@@ -136,7 +136,7 @@ func TestDoctorLooksAtTheUsersOwnConfiguration(t *testing.T) {
 }
 
 // A user's daemon leads to its socket from a second place.
-func TestDoctorTakesTwoWaysToOneSocketForOne(t *testing.T) {
+func TestDoctorCountsOneSocketOnce(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	path := os.Getenv(unixsock.SocketVariable)

@@ -265,7 +265,7 @@ func TestValuesThatNoRequestHas(t *testing.T) {
 	}
 }
 
-func TestTimeoutIsToldAsSuch(t *testing.T) {
+func TestTimeoutsAreReportedAsTimeouts(t *testing.T) {
 	b := newStandIn(t)
 	over := make(chan struct{})
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {

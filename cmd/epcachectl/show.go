@@ -227,7 +227,7 @@ func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entr
 	return nil
 }
 
-func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
+func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.FileLayout) {
 	form := ""
 	if f.GetPacked() {
 		form = ", packed" + picture.CompressedText(f)
@@ -256,14 +256,14 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 	p.Line("")
 }
 
-func typeText(t *wire.Placed) string {
+func typeText(t *wire.NamedRange) string {
 	if t.GetKind() != "tensor" {
 		return t.GetKind()
 	}
 	return term.TextOrDash(strings.TrimSpace(t.GetType() + " " + t.GetShape()))
 }
 
-func holderText(t *wire.Placed, l *wire.LayoutReply, f *wire.LaidFile) string {
+func holderText(t *wire.NamedRange, l *wire.LayoutReply, f *wire.FileLayout) string {
 	at := t.GetHolder()
 	if picture.DigestAt(l, at) == f.GetDigest() {
 		return "this file"
@@ -289,7 +289,7 @@ func percent(part, all int64) string {
 }
 
 // sharersText names the first few builds with the same bytes.
-func sharersText(f *wire.LaidFile, with []uint32) string {
+func sharersText(f *wire.FileLayout, with []uint32) string {
 	var names []string
 	for _, at := range with[:min(len(with), 2)] {
 		if int(at) < len(f.GetSharers()) {

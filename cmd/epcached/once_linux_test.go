@@ -57,7 +57,7 @@ func TestSixtyFourProcessesOneCompile(t *testing.T) {
 	require.Len(t, d.list(), 1)
 }
 
-func TestFirstAndTwentyMoreOfSixtyFourAreKilled(t *testing.T) {
+func TestCompileSurvivesKilledClients(t *testing.T) {
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	// so that the next worker is the compile's, and none that probes

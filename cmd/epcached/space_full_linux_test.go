@@ -91,7 +91,7 @@ func TestFullDiskStillServesModels(t *testing.T) {
 
 // While the disk is full to the last block builds are packed, unpacked, served and collected as far
 // as that can be done, nothing is lost, and collecting makes room.
-func TestAFullDiskIsMadeRoomOn(t *testing.T) {
+func TestAFullDiskIsCollected(t *testing.T) {
 	disk := smallDisk(t, 96<<20)
 	in := serveInside(t, filepath.Join(disk, "state"), cache.Options{})
 	c, err := in.dial(t)
@@ -125,7 +125,7 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 		require.NoError(t, err)
 		layout, err := unixsock.Ask[wire.LayoutReply](limited(t), c, &wire.Layout{}, nil)
 		require.NoError(t, err)
-		return slices.ContainsFunc(layout.Files, func(f *wire.LaidFile) bool { return f.Packed })
+		return slices.ContainsFunc(layout.Files, func(f *wire.FileLayout) bool { return f.Packed })
 	}, patience, pollEvery)
 
 	filler := filepath.Join(disk, "filler")

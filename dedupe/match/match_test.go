@@ -156,7 +156,7 @@ func TestMatchRandomly(t *testing.T) {
 
 // Bytes that one candidate has are not taken from another one too, even beside bytes that only the
 // other one has.
-func TestCandidatesThatHaveTheSameBesideOthers(t *testing.T) {
+func TestCandidatesWithEqualAndOtherBytes(t *testing.T) {
 	a, b, c := randomBytes(91, 50<<10), randomBytes(92, 60<<10), randomBytes(93, 70<<10)
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 	for name, stored := range map[string][][]byte{

@@ -804,7 +804,7 @@ type Record struct {
 	//	*Record_State
 	//	*Record_Event
 	//	*Record_Pin
-	//	*Record_Ghost
+	//	*Record_Tombstone
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -874,10 +874,10 @@ func (x *Record) GetPin() *Pin {
 	return nil
 }
 
-func (x *Record) GetGhost() *Ghost {
+func (x *Record) GetTombstone() *Tombstone {
 	if x != nil {
-		if x, ok := x.Kind.(*Record_Ghost); ok {
-			return x.Ghost
+		if x, ok := x.Kind.(*Record_Tombstone); ok {
+			return x.Tombstone
 		}
 	}
 	return nil
@@ -899,8 +899,8 @@ type Record_Pin struct {
 	Pin *Pin `protobuf:"bytes,3,opt,name=pin,proto3,oneof"`
 }
 
-type Record_Ghost struct {
-	Ghost *Ghost `protobuf:"bytes,4,opt,name=ghost,proto3,oneof"`
+type Record_Tombstone struct {
+	Tombstone *Tombstone `protobuf:"bytes,4,opt,name=tombstone,proto3,oneof"`
 }
 
 func (*Record_State) isRecord_Kind() {}
@@ -909,7 +909,7 @@ func (*Record_Event) isRecord_Kind() {}
 
 func (*Record_Pin) isRecord_Kind() {}
 
-func (*Record_Ghost) isRecord_Kind() {}
+func (*Record_Tombstone) isRecord_Kind() {}
 
 // Request is a request in its one spelling. Its digest is the request key, so
 // it has one encoding: fields in ascending order, maps sorted by their keys.
@@ -1312,9 +1312,9 @@ func (x *Pin) GetUid() uint32 {
 	return 0
 }
 
-// Ghost is what is left of a build that was collected. It is written before the build goes; that of a build which is
+// Tombstone is the record of a build that was evicted. It is written before the build is removed; that of a build which is
 // still there means nothing.
-type Ghost struct {
+type Tombstone struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	BuildId        []byte                 `protobuf:"bytes,1,opt,name=build_id,json=buildId,proto3" json:"build_id,omitempty"`          // 16 bytes
 	RequestKey     []byte                 `protobuf:"bytes,2,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"` // 32 bytes
@@ -1331,20 +1331,20 @@ type Ghost struct {
 	sizeCache      protoimpl.SizeCache
 }
 
-func (x *Ghost) Reset() {
-	*x = Ghost{}
+func (x *Tombstone) Reset() {
+	*x = Tombstone{}
 	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Ghost) String() string {
+func (x *Tombstone) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Ghost) ProtoMessage() {}
+func (*Tombstone) ProtoMessage() {}
 
-func (x *Ghost) ProtoReflect() protoreflect.Message {
+func (x *Tombstone) ProtoReflect() protoreflect.Message {
 	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1356,82 +1356,82 @@ func (x *Ghost) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Ghost.ProtoReflect.Descriptor instead.
-func (*Ghost) Descriptor() ([]byte, []int) {
+// Deprecated: Use Tombstone.ProtoReflect.Descriptor instead.
+func (*Tombstone) Descriptor() ([]byte, []int) {
 	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *Ghost) GetBuildId() []byte {
+func (x *Tombstone) GetBuildId() []byte {
 	if x != nil {
 		return x.BuildId
 	}
 	return nil
 }
 
-func (x *Ghost) GetRequestKey() []byte {
+func (x *Tombstone) GetRequestKey() []byte {
 	if x != nil {
 		return x.RequestKey
 	}
 	return nil
 }
 
-func (x *Ghost) GetBuildKey() []byte {
+func (x *Tombstone) GetBuildKey() []byte {
 	if x != nil {
 		return x.BuildKey
 	}
 	return nil
 }
 
-func (x *Ghost) GetModelName() string {
+func (x *Tombstone) GetModelName() string {
 	if x != nil {
 		return x.ModelName
 	}
 	return ""
 }
 
-func (x *Ghost) GetScope() string {
+func (x *Tombstone) GetScope() string {
 	if x != nil {
 		return x.Scope
 	}
 	return ""
 }
 
-func (x *Ghost) GetAt() int64 {
+func (x *Tombstone) GetAt() int64 {
 	if x != nil {
 		return x.At
 	}
 	return 0
 }
 
-func (x *Ghost) GetReason() string {
+func (x *Tombstone) GetReason() string {
 	if x != nil {
 		return x.Reason
 	}
 	return ""
 }
 
-func (x *Ghost) GetBytes() int64 {
+func (x *Tombstone) GetBytes() int64 {
 	if x != nil {
 		return x.Bytes
 	}
 	return 0
 }
 
-func (x *Ghost) GetCompileSeconds() float64 {
+func (x *Tombstone) GetCompileSeconds() float64 {
 	if x != nil {
 		return x.CompileSeconds
 	}
 	return 0
 }
 
-func (x *Ghost) GetLastUsed() int64 {
+func (x *Tombstone) GetLastUsed() int64 {
 	if x != nil {
 		return x.LastUsed
 	}
 	return 0
 }
 
-func (x *Ghost) GetForBudget() bool {
+func (x *Tombstone) GetForBudget() bool {
 	if x != nil {
 		return x.ForBudget
 	}
@@ -1720,12 +1720,12 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06values\x18\x01 \x03(\v2&.epcached.index.v1.Options.ValuesEntryR\x06values\x1a9\n" +
 	"\vValuesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x01\n" +
 	"\x06Record\x125\n" +
 	"\x05state\x18\x01 \x01(\v2\x1d.epcached.index.v1.BuildStateH\x00R\x05state\x120\n" +
 	"\x05event\x18\x02 \x01(\v2\x18.epcached.index.v1.EventH\x00R\x05event\x12*\n" +
-	"\x03pin\x18\x03 \x01(\v2\x16.epcached.index.v1.PinH\x00R\x03pin\x120\n" +
-	"\x05ghost\x18\x04 \x01(\v2\x18.epcached.index.v1.GhostH\x00R\x05ghostB\x06\n" +
+	"\x03pin\x18\x03 \x01(\v2\x16.epcached.index.v1.PinH\x00R\x03pin\x12<\n" +
+	"\ttombstone\x18\x04 \x01(\v2\x1c.epcached.index.v1.TombstoneH\x00R\ttombstoneB\x06\n" +
 	"\x04kind\"\xc1\x06\n" +
 	"\aRequest\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x14\n" +
@@ -1778,8 +1778,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x10\n" +
 	"\x03off\x18\x02 \x01(\bR\x03off\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x10R\x02at\x12\x10\n" +
-	"\x03uid\x18\x04 \x01(\rR\x03uid\"\xb8\x02\n" +
-	"\x05Ghost\x12\x19\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\"\xbc\x02\n" +
+	"\tTombstone\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
 	"requestKey\x12\x1b\n" +
@@ -1844,7 +1844,7 @@ var file_manifest_proto_goTypes = []any{
 	(*RequestedDevice)(nil), // 11: epcached.index.v1.RequestedDevice
 	(*RequestedOutput)(nil), // 12: epcached.index.v1.RequestedOutput
 	(*Pin)(nil),             // 13: epcached.index.v1.Pin
-	(*Ghost)(nil),           // 14: epcached.index.v1.Ghost
+	(*Tombstone)(nil),       // 14: epcached.index.v1.Tombstone
 	(*BuildState)(nil),      // 15: epcached.index.v1.BuildState
 	(*Event)(nil),           // 16: epcached.index.v1.Event
 	nil,                     // 17: epcached.index.v1.Manifest.ProviderOptionsEntry
@@ -1873,7 +1873,7 @@ var file_manifest_proto_depIdxs = []int32{
 	15, // 11: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
 	16, // 12: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
 	13, // 13: epcached.index.v1.Record.pin:type_name -> epcached.index.v1.Pin
-	14, // 14: epcached.index.v1.Record.ghost:type_name -> epcached.index.v1.Ghost
+	14, // 14: epcached.index.v1.Record.tombstone:type_name -> epcached.index.v1.Tombstone
 	10, // 15: epcached.index.v1.Request.eps:type_name -> epcached.index.v1.RequestedEP
 	21, // 16: epcached.index.v1.Request.session_options:type_name -> epcached.index.v1.Request.SessionOptionsEntry
 	22, // 17: epcached.index.v1.Request.free_dimensions:type_name -> epcached.index.v1.Request.FreeDimensionsEntry
@@ -1900,7 +1900,7 @@ func file_manifest_proto_init() {
 		(*Record_State)(nil),
 		(*Record_Event)(nil),
 		(*Record_Pin)(nil),
-		(*Record_Ghost)(nil),
+		(*Record_Tombstone)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

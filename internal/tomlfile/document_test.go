@@ -40,7 +40,7 @@ v = { w = [1, { z = 2 }] }
 	}
 }
 
-func TestMistakesAreToldInTheOrderOfTheFile(t *testing.T) {
+func TestMistakesAreInTheOrderOfTheFile(t *testing.T) {
 	d, err := tomlfile.Parse("f.toml", []byte("a = 1\n'b c' = [1, 2]\n"))
 	require.NoError(t, err)
 	require.NoError(t, d.Err())

@@ -50,7 +50,7 @@ func TestUnneededStepsAreDropped(t *testing.T) {
 // A build that was just stored is not the first that is evicted for its user's quota, whatever it
 // is worth: it stays for a while even where no other may be evicted. Where a build is being stored,
 // that is the newest.
-func TestTheNewestStaysForAWhile(t *testing.T) {
+func TestTheNewestBuildIsKeptForAMinute(t *testing.T) {
 	store := func(age time.Duration) *model {
 		return few(index.Brief{Created: present.Add(-day), CompileSeconds: 9, UID: 7, LogicalBytes: 60},
 			index.Brief{Created: present.Add(-age), UID: 7, LogicalBytes: 60})

@@ -331,7 +331,7 @@ func said(plan *Plan) (out []string) {
 	return out
 }
 
-func TestNoMoreEntriesGoThanHaveTo(t *testing.T) {
+func TestEvictionStopsAtMaxEntries(t *testing.T) {
 	m := few(index.Brief{CompileSeconds: 1}, index.Brief{CompileSeconds: 2}, index.Brief{CompileSeconds: 3}, index.Brief{RequestKey: index.RequestKey{3}, Scope: "uid:7", CompileSeconds: 4})
 	for i := range m.builds {
 		m.builds[i].Created = present
@@ -400,7 +400,7 @@ func TestBuildsThatFreeHardlyAnythingStay(t *testing.T) {
 }
 
 // Where a user has too much and none of it may go, what stays says so; that of others does not.
-func TestAQuotaThatCannotBeKeptToIsTold(t *testing.T) {
+func TestUnreachableQuotasAreReported(t *testing.T) {
 	m := few(index.Brief{Created: present.Add(-day), UID: 7, LogicalBytes: 60}, index.Brief{Created: present.Add(-day), UID: 7, LogicalBytes: 60},
 		index.Brief{Created: present.Add(-day), UID: 8, LogicalBytes: 40})
 	m.spared[index.BuildID{1}], m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use", "pinned", "in use"

@@ -53,7 +53,7 @@ func (a *accountant) look(when string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.times++
-	disk, told := a.b.onDisk(), a.b.told()
+	disk, told := a.b.onDisk(), a.b.warnings()
 	require.LessOrEqual(a.b, disk, told+a.b.user.setAside(), "%s: bytes are on the disk and in no account", when)
 	if a.b.user.leaving() == 0 {
 		require.LessOrEqual(a.b, told, disk, "%s: bytes are accounted for twice", when)
@@ -74,8 +74,8 @@ func (b *bench) onDisk() (sum int64) {
 	return sum
 }
 
-// told is what status tells of them.
-func (b *bench) told() (sum int64) {
+// warnings is what status tells of them.
+func (b *bench) warnings() (sum int64) {
 	space, err := b.Space(true)
 	require.NoError(b, err)
 	ahead, err := b.AccountExcess()
@@ -102,7 +102,7 @@ func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
 					b := newBenchOn(t, inMemory(t), a)
 					all := c.blobs(ctx, b)
 					a.b = b
-					b.remeasured = func(cas.Digest) { require.Equal(t, b.onDisk(), b.told(), "before a blob is measured") }
+					b.remeasured = func(cas.Digest) { require.Equal(t, b.onDisk(), b.warnings(), "before a blob is measured") }
 					taken := 0
 					var mu sync.Mutex // several readers are at the gate
 					err := c.do(b, all, func(context.Context) error {
@@ -122,7 +122,7 @@ func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
 						require.True(t, IsMissingOrDamaged(err) || errors.Is(err, ErrInUse) || errors.Is(err, errSavesTooLittle), "%v", err)
 					}
 					a.look("at the end")
-					require.Equal(t, b.onDisk(), b.told())
+					require.Equal(t, b.onDisk(), b.warnings())
 					require.Greater(t, a.times, 2)
 					if steps == 0 {
 						steps, step = taken, taken // none was evicted

@@ -130,6 +130,6 @@ func TestContainersOfAQuarantinedRecipeAreRemoved(t *testing.T) {
 	require.NoError(t, b.QuarantineRecipe(all[1], "test"))
 	require.False(t, b.whole.Has(literals))
 	require.True(t, b.whole.Has(all[0]), "it is needed")
-	require.Equal(t, b.onDisk(), b.told())
+	require.Equal(t, b.onDisk(), b.warnings())
 	require.ErrorIs(t, b.QuarantineRecipe(all[1], "test"), cas.ErrNotFound)
 }

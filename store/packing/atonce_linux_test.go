@@ -295,7 +295,7 @@ func (c *crowd) requireNothingElse(when string) {
 			say("%s is there for nobody", d)
 		}
 	}
-	if disk, told := c.onDisk(), c.told(); disk != told {
+	if disk, told := c.onDisk(), c.warnings(); disk != told {
 		say("%d bytes are on the disk, and %d accounted for", disk, told)
 	}
 	require.NoError(c, c.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {

@@ -80,7 +80,7 @@ func TestABlobThatWasNeverPackedBecomesTheBase(t *testing.T) {
 
 // Compacting that was stopped half way leaves each blob in one form, and goes on with what is
 // listed then.
-func TestCompactingThatIsStoppedGoesOnAnotherTime(t *testing.T) {
+func TestInterruptedCompactingContinuesLater(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(4, mib)

@@ -295,7 +295,7 @@ func (o *inOrder) SyncDir(path string) error {
 
 // A recipe that a power cut brings back finds its containers: these go when it is durable that it has gone, also where they are evicted together, whichever
 // is the first.
-func TestContainersGoAfterItIsDurableThatRecipesHaveGone(t *testing.T) {
+func TestContainersAreRemovedAfterRecipesDurably(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		order := &inOrder{}
 		b := newBenchOn(t, inMemory(t), order)

@@ -19,7 +19,7 @@ import (
 const mib = 1 << 20
 
 // A blob is packed, served from a copy, made whole again and removed, and each time has the forms that it should have and its own bytes.
-func TestABlobGoesThroughAllItsForms(t *testing.T) {
+func TestABlobTakesAllForms(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
@@ -70,7 +70,7 @@ func TestABlobGoesThroughAllItsForms(t *testing.T) {
 }
 
 // The owner is asked before anything is removed: a blob that it needs, or that is in use, stays.
-func TestTheOwnerIsAskedBeforeAnythingGoes(t *testing.T) {
+func TestRemovalAsksTheOwnerFirst(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)

@@ -17,7 +17,7 @@ import (
 )
 
 // A blob stays whole, and nothing is left, where there is no space for its own bytes.
-func TestThereHasToBeRoomForLiterals(t *testing.T) {
+func TestPackingNeedsSpaceForLiterals(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
 	b.fits = syscall.ENOSPC
@@ -122,7 +122,7 @@ func (f *noRoom) Create(path string) (*os.File, error) {
 }
 
 // Unused copies make space for another, on a full disk and within a quota of the file system's.
-func TestCopiesMakeRoomForAnother(t *testing.T) {
+func TestIdleCopiesAreDroppedForANewOne(t *testing.T) {
 	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 		t.Run(full.Error(), func(t *testing.T) {
 			b := newBenchIn(t, inMemory(t))

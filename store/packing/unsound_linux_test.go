@@ -53,7 +53,7 @@ func TestARecipeThatGivesOtherBytesIsMovedNowhere(t *testing.T) {
 
 // As long as there is a recipe that a newer epcached wrote, its needs are unknown, and nothing is
 // removed.
-func TestNothingGoesWhileARecipeCannotBeRead(t *testing.T) {
+func TestUnreadableRecipesPreventRemovals(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
 	require.Positive(t, b.pack(all[1]))

@@ -3801,7 +3801,7 @@ type Build struct {
 	CompileSeconds       float64                `protobuf:"fixed64,18,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
 	State                string                 `protobuf:"bytes,19,opt,name=state,proto3" json:"state,omitempty"`                                                        // "current", "withheld", "damaged"
 	Reason               string                 `protobuf:"bytes,20,opt,name=reason,proto3" json:"reason,omitempty"`                                                      // of the state
-	LoadCheck            string                 `protobuf:"bytes,21,opt,name=load_check,json=loadCheck,proto3" json:"load_check,omitempty"`                               // "passed", "not checkable here", "failed"
+	LoadCheck            string                 `protobuf:"bytes,21,opt,name=load_check,json=loadCheck,proto3" json:"load_check,omitempty"`                               // "passed", "cannot be tested here", "failed"
 	Leases               uint32                 `protobuf:"varint,22,opt,name=leases,proto3" json:"leases,omitempty"`                                                     // 1 if somebody holds the view
 	Compatibility        string                 `protobuf:"bytes,23,opt,name=compatibility,proto3" json:"compatibility,omitempty"`                                        // best verdict for the runtimes that are here: "optimal", "prefer_recompilation", "unsupported", "unknown"
 	CompatibilitySource  string                 `protobuf:"bytes,24,opt,name=compatibility_source,json=compatibilitySource,proto3" json:"compatibility_source,omitempty"` // as in AcquireReply
@@ -5132,7 +5132,7 @@ func (x *CollectStep) GetAction() string {
 // Kept is what stays, and why.
 type Kept struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`  // "pinned", "in use", "given out by path lately", "pays most"
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`  // "pinned", "in use", "given out by path lately", "more valuable"
 	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"` // 0: of bytes that builds need which the caller may not collect
 	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`   // on disk, with what they are packed with: what is kept for several reasons counts for the first of them
 	Keys          []string               `protobuf:"bytes,4,rep,name=keys,proto3" json:"keys,omitempty"`      // build keys of the first of them
@@ -5659,8 +5659,8 @@ func (x *Layout) GetTensors() bool {
 
 type LayoutReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Files         []*LaidFile            `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`     // the largest first; fewer than there are where the frame is full
-	Holders       []string               `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"` // digests of the blobs that Piece.holder and Placed.holder mean, by place
+	Files         []*FileLayout          `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`     // the largest first; fewer than there are where the frame is full
+	Holders       []string               `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"` // digests of the blobs that Piece.holder and NamedRange.holder mean, by place
 	More          uint64                 `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`      // files that are not told
 	MoreBytes     int64                  `protobuf:"varint,4,opt,name=more_bytes,json=moreBytes,proto3" json:"more_bytes,omitempty"`
 	HeldBy        []*Sharer              `protobuf:"bytes,5,rep,name=held_by,json=heldBy,proto3" json:"held_by,omitempty"` // with tensors, for each of holders by place: a build that has it; empty for what no build has, or none that the caller may see
@@ -5698,7 +5698,7 @@ func (*LayoutReply) Descriptor() ([]byte, []int) {
 	return file_epcached_proto_rawDescGZIP(), []int{58}
 }
 
-func (x *LayoutReply) GetFiles() []*LaidFile {
+func (x *LayoutReply) GetFiles() []*FileLayout {
 	if x != nil {
 		return x.Files
 	}
@@ -5733,7 +5733,7 @@ func (x *LayoutReply) GetHeldBy() []*Sharer {
 	return nil
 }
 
-type LaidFile struct {
+type FileLayout struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Build           string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
 	ModelName       string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
@@ -5744,7 +5744,7 @@ type LaidFile struct {
 	Size            int64                  `protobuf:"varint,7,opt,name=size,proto3" json:"size,omitempty"`
 	Packed          bool                   `protobuf:"varint,8,opt,name=packed,proto3" json:"packed,omitempty"`
 	Pieces          []*Piece               `protobuf:"bytes,9,rep,name=pieces,proto3" json:"pieces,omitempty"`                                // all of it, in order; small ones are told together where there are very many
-	Tensors         []*Placed              `protobuf:"bytes,10,rep,name=tensors,proto3" json:"tensors,omitempty"`                             // in order; ranges within others stand behind them
+	Tensors         []*NamedRange          `protobuf:"bytes,10,rep,name=tensors,proto3" json:"tensors,omitempty"`                             // in order; ranges within others stand behind them
 	MoreTensors     uint32                 `protobuf:"varint,11,opt,name=more_tensors,json=moreTensors,proto3" json:"more_tensors,omitempty"` // that are not told: the smallest
 	Unknown         string                 `protobuf:"bytes,12,opt,name=unknown,proto3" json:"unknown,omitempty"`                             // why no names of tensors are known
 	Sharers         []*Sharer              `protobuf:"bytes,13,rep,name=sharers,proto3" json:"sharers,omitempty"`
@@ -5757,20 +5757,20 @@ type LaidFile struct {
 	sizeCache       protoimpl.SizeCache
 }
 
-func (x *LaidFile) Reset() {
-	*x = LaidFile{}
+func (x *FileLayout) Reset() {
+	*x = FileLayout{}
 	mi := &file_epcached_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *LaidFile) String() string {
+func (x *FileLayout) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*LaidFile) ProtoMessage() {}
+func (*FileLayout) ProtoMessage() {}
 
-func (x *LaidFile) ProtoReflect() protoreflect.Message {
+func (x *FileLayout) ProtoReflect() protoreflect.Message {
 	mi := &file_epcached_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -5782,131 +5782,131 @@ func (x *LaidFile) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use LaidFile.ProtoReflect.Descriptor instead.
-func (*LaidFile) Descriptor() ([]byte, []int) {
+// Deprecated: Use FileLayout.ProtoReflect.Descriptor instead.
+func (*FileLayout) Descriptor() ([]byte, []int) {
 	return file_epcached_proto_rawDescGZIP(), []int{59}
 }
 
-func (x *LaidFile) GetBuild() string {
+func (x *FileLayout) GetBuild() string {
 	if x != nil {
 		return x.Build
 	}
 	return ""
 }
 
-func (x *LaidFile) GetModelName() string {
+func (x *FileLayout) GetModelName() string {
 	if x != nil {
 		return x.ModelName
 	}
 	return ""
 }
 
-func (x *LaidFile) GetModelDigest() string {
+func (x *FileLayout) GetModelDigest() string {
 	if x != nil {
 		return x.ModelDigest
 	}
 	return ""
 }
 
-func (x *LaidFile) GetEp() string {
+func (x *FileLayout) GetEp() string {
 	if x != nil {
 		return x.Ep
 	}
 	return ""
 }
 
-func (x *LaidFile) GetName() string {
+func (x *FileLayout) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *LaidFile) GetDigest() string {
+func (x *FileLayout) GetDigest() string {
 	if x != nil {
 		return x.Digest
 	}
 	return ""
 }
 
-func (x *LaidFile) GetSize() int64 {
+func (x *FileLayout) GetSize() int64 {
 	if x != nil {
 		return x.Size
 	}
 	return 0
 }
 
-func (x *LaidFile) GetPacked() bool {
+func (x *FileLayout) GetPacked() bool {
 	if x != nil {
 		return x.Packed
 	}
 	return false
 }
 
-func (x *LaidFile) GetPieces() []*Piece {
+func (x *FileLayout) GetPieces() []*Piece {
 	if x != nil {
 		return x.Pieces
 	}
 	return nil
 }
 
-func (x *LaidFile) GetTensors() []*Placed {
+func (x *FileLayout) GetTensors() []*NamedRange {
 	if x != nil {
 		return x.Tensors
 	}
 	return nil
 }
 
-func (x *LaidFile) GetMoreTensors() uint32 {
+func (x *FileLayout) GetMoreTensors() uint32 {
 	if x != nil {
 		return x.MoreTensors
 	}
 	return 0
 }
 
-func (x *LaidFile) GetUnknown() string {
+func (x *FileLayout) GetUnknown() string {
 	if x != nil {
 		return x.Unknown
 	}
 	return ""
 }
 
-func (x *LaidFile) GetSharers() []*Sharer {
+func (x *FileLayout) GetSharers() []*Sharer {
 	if x != nil {
 		return x.Sharers
 	}
 	return nil
 }
 
-func (x *LaidFile) GetSharedBytes() int64 {
+func (x *FileLayout) GetSharedBytes() int64 {
 	if x != nil {
 		return x.SharedBytes
 	}
 	return 0
 }
 
-func (x *LaidFile) GetNamedBytes() int64 {
+func (x *FileLayout) GetNamedBytes() int64 {
 	if x != nil {
 		return x.NamedBytes
 	}
 	return 0
 }
 
-func (x *LaidFile) GetShapes() string {
+func (x *FileLayout) GetShapes() string {
 	if x != nil {
 		return x.Shapes
 	}
 	return ""
 }
 
-func (x *LaidFile) GetCompressedBytes() int64 {
+func (x *FileLayout) GetCompressedBytes() int64 {
 	if x != nil {
 		return x.CompressedBytes
 	}
 	return 0
 }
 
-func (x *LaidFile) GetOwnBytes() int64 {
+func (x *FileLayout) GetOwnBytes() int64 {
 	if x != nil {
 		return x.OwnBytes
 	}
@@ -5981,7 +5981,7 @@ func (x *Piece) GetFrom() int64 {
 	return 0
 }
 
-type Placed struct {
+type NamedRange struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`      // "tensor", "partition", "graph", "head", "weights" (that partitions share)
@@ -5997,20 +5997,20 @@ type Placed struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Placed) Reset() {
-	*x = Placed{}
+func (x *NamedRange) Reset() {
+	*x = NamedRange{}
 	mi := &file_epcached_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Placed) String() string {
+func (x *NamedRange) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Placed) ProtoMessage() {}
+func (*NamedRange) ProtoMessage() {}
 
-func (x *Placed) ProtoReflect() protoreflect.Message {
+func (x *NamedRange) ProtoReflect() protoreflect.Message {
 	mi := &file_epcached_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -6022,75 +6022,75 @@ func (x *Placed) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Placed.ProtoReflect.Descriptor instead.
-func (*Placed) Descriptor() ([]byte, []int) {
+// Deprecated: Use NamedRange.ProtoReflect.Descriptor instead.
+func (*NamedRange) Descriptor() ([]byte, []int) {
 	return file_epcached_proto_rawDescGZIP(), []int{61}
 }
 
-func (x *Placed) GetName() string {
+func (x *NamedRange) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *Placed) GetKind() string {
+func (x *NamedRange) GetKind() string {
 	if x != nil {
 		return x.Kind
 	}
 	return ""
 }
 
-func (x *Placed) GetType() string {
+func (x *NamedRange) GetType() string {
 	if x != nil {
 		return x.Type
 	}
 	return ""
 }
 
-func (x *Placed) GetShape() string {
+func (x *NamedRange) GetShape() string {
 	if x != nil {
 		return x.Shape
 	}
 	return ""
 }
 
-func (x *Placed) GetOffset() int64 {
+func (x *NamedRange) GetOffset() int64 {
 	if x != nil {
 		return x.Offset
 	}
 	return 0
 }
 
-func (x *Placed) GetLength() int64 {
+func (x *NamedRange) GetLength() int64 {
 	if x != nil {
 		return x.Length
 	}
 	return 0
 }
 
-func (x *Placed) GetHolder() uint32 {
+func (x *NamedRange) GetHolder() uint32 {
 	if x != nil {
 		return x.Holder
 	}
 	return 0
 }
 
-func (x *Placed) GetFrom() int64 {
+func (x *NamedRange) GetFrom() int64 {
 	if x != nil {
 		return x.From
 	}
 	return 0
 }
 
-func (x *Placed) GetSharedBytes() int64 {
+func (x *NamedRange) GetSharedBytes() int64 {
 	if x != nil {
 		return x.SharedBytes
 	}
 	return 0
 }
 
-func (x *Placed) GetWith() []uint32 {
+func (x *NamedRange) GetWith() []uint32 {
 	if x != nil {
 		return x.With
 	}
@@ -6780,7 +6780,7 @@ func (x *Probe) GetRuntime() *Runtime {
 type ProbeReply struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Runtimes []*RuntimeFacts        `protobuf:"bytes,1,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
-	// What keeps the execution providers' code from doing harm, one line each, "NAME: TEXT". The text begins with "NOT IN FORCE: " where this
+	// What keeps the execution providers' code from doing harm, one line each, "NAME: TEXT". The text begins with "NOT IN EFFECT: " where this
 	// system lacks the means.
 	Sandbox       []string `protobuf:"bytes,2,rep,name=sandbox,proto3" json:"sandbox,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -8967,15 +8967,16 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06Layout\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x12\n" +
 	"\x04most\x18\x02 \x01(\rR\x04most\x12\x18\n" +
-	"\atensors\x18\x03 \x01(\bR\atensors\"\xb5\x01\n" +
-	"\vLayoutReply\x12+\n" +
-	"\x05files\x18\x01 \x03(\v2\x15.epcached.v1.LaidFileR\x05files\x12\x18\n" +
+	"\atensors\x18\x03 \x01(\bR\atensors\"\xb7\x01\n" +
+	"\vLayoutReply\x12-\n" +
+	"\x05files\x18\x01 \x03(\v2\x17.epcached.v1.FileLayoutR\x05files\x12\x18\n" +
 	"\aholders\x18\x02 \x03(\tR\aholders\x12\x12\n" +
 	"\x04more\x18\x03 \x01(\x04R\x04more\x12\x1d\n" +
 	"\n" +
 	"more_bytes\x18\x04 \x01(\x03R\tmoreBytes\x12,\n" +
-	"\aheld_by\x18\x05 \x03(\v2\x13.epcached.v1.SharerR\x06heldBy\"\xbb\x04\n" +
-	"\bLaidFile\x12\x14\n" +
+	"\aheld_by\x18\x05 \x03(\v2\x13.epcached.v1.SharerR\x06heldBy\"\xc1\x04\n" +
+	"\n" +
+	"FileLayout\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
 	"\n" +
 	"model_name\x18\x02 \x01(\tR\tmodelName\x12!\n" +
@@ -8985,9 +8986,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06digest\x18\x06 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\a \x01(\x03R\x04size\x12\x16\n" +
 	"\x06packed\x18\b \x01(\bR\x06packed\x12*\n" +
-	"\x06pieces\x18\t \x03(\v2\x12.epcached.v1.PieceR\x06pieces\x12-\n" +
+	"\x06pieces\x18\t \x03(\v2\x12.epcached.v1.PieceR\x06pieces\x121\n" +
 	"\atensors\x18\n" +
-	" \x03(\v2\x13.epcached.v1.PlacedR\atensors\x12!\n" +
+	" \x03(\v2\x17.epcached.v1.NamedRangeR\atensors\x12!\n" +
 	"\fmore_tensors\x18\v \x01(\rR\vmoreTensors\x12\x18\n" +
 	"\aunknown\x18\f \x01(\tR\aunknown\x12-\n" +
 	"\asharers\x18\r \x03(\v2\x13.epcached.v1.SharerR\asharers\x12!\n" +
@@ -9001,8 +9002,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x16\n" +
 	"\x06holder\x18\x03 \x01(\rR\x06holder\x12\x12\n" +
-	"\x04from\x18\x04 \x01(\x03R\x04from\"\xf3\x01\n" +
-	"\x06Placed\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\x03R\x04from\"\xf7\x01\n" +
+	"\n" +
+	"NamedRange\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04type\x18\x03 \x01(\tR\x04type\x12\x14\n" +
@@ -9341,9 +9343,9 @@ var file_epcached_proto_goTypes = []any{
 	(*SharedBlob)(nil),        // 58: epcached.v1.SharedBlob
 	(*Layout)(nil),            // 59: epcached.v1.Layout
 	(*LayoutReply)(nil),       // 60: epcached.v1.LayoutReply
-	(*LaidFile)(nil),          // 61: epcached.v1.LaidFile
+	(*FileLayout)(nil),        // 61: epcached.v1.FileLayout
 	(*Piece)(nil),             // 62: epcached.v1.Piece
-	(*Placed)(nil),            // 63: epcached.v1.Placed
+	(*NamedRange)(nil),        // 63: epcached.v1.NamedRange
 	(*Sharer)(nil),            // 64: epcached.v1.Sharer
 	(*Status)(nil),            // 65: epcached.v1.Status
 	(*StatusReply)(nil),       // 66: epcached.v1.StatusReply
@@ -9491,11 +9493,11 @@ var file_epcached_proto_depIdxs = []int32{
 	57,  // 97: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
 	58,  // 98: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
 	38,  // 99: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	61,  // 100: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
+	61,  // 100: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
 	64,  // 101: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
-	62,  // 102: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
-	63,  // 103: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
-	64,  // 104: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
+	62,  // 102: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
+	63,  // 103: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
+	64,  // 104: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
 	70,  // 105: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
 	73,  // 106: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
 	69,  // 107: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless

@@ -40,14 +40,14 @@ const (
 
 type picture struct {
 	layout  *wire.LayoutReply
-	files   []*wire.LaidFile // in the order of rows
+	files   []*wire.FileLayout // in the order of rows
 	colours map[string]string
 	shared  []string         // holders that others take from, the most first
 	takers  map[string]int   // of each: other files that have bytes of it
 	bytes   map[string]int64 // of each: that others take, each file's
 	taken   map[string][]*wire.Piece
-	byName  map[string]*wire.LaidFile // by digest
-	family  map[string]string         // by digest or holder: one of them
+	byName  map[string]*wire.FileLayout // by digest
+	family  map[string]string           // by digest or holder: one of them
 	out     bytes.Buffer
 }
 
@@ -55,7 +55,7 @@ type picture struct {
 func Draw(l *wire.LayoutReply) []byte {
 	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{},
 		bytes: map[string]int64{}, taken: map[string][]*wire.Piece{},
-		byName: map[string]*wire.LaidFile{}, family: map[string]string{}}
+		byName: map[string]*wire.FileLayout{}, family: map[string]string{}}
 	p.findFamilies()
 	p.order()
 	high := p.draw()
@@ -114,7 +114,7 @@ func (p *picture) order() {
 	for _, f := range p.files {
 		sizes[p.root(f.Digest)] += f.Size
 	}
-	slices.SortStableFunc(p.files, func(a, b *wire.LaidFile) int {
+	slices.SortStableFunc(p.files, func(a, b *wire.FileLayout) int {
 		x, y := p.root(a.Digest), p.root(b.Digest)
 		return cmp.Or(cmp.Compare(sizes[y], sizes[x]), strings.Compare(x, y), cmp.Compare(p.bytes[b.Digest], p.bytes[a.Digest]), cmp.Compare(b.Size, a.Size))
 	})
@@ -136,9 +136,9 @@ func shortened(name string, most int) string {
 }
 
 // variant says of which of a model's builds a file is: what tells it apart from the model's others first, for the end may not fit.
-func (p *picture) variant(f *wire.LaidFile) string {
+func (p *picture) variant(f *wire.FileLayout) string {
 	apart := func(part string) bool {
-		return slices.ContainsFunc(p.files, func(other *wire.LaidFile) bool {
+		return slices.ContainsFunc(p.files, func(other *wire.FileLayout) bool {
 			return other.ModelName == f.ModelName && !slices.Contains(variantParts(other), part)
 		})
 	}
@@ -153,7 +153,7 @@ func (p *picture) variant(f *wire.LaidFile) string {
 	return strings.Join(slices.Concat(first, []string{term.Short(f.Build)}, last), ", ")
 }
 
-func variantParts(f *wire.LaidFile) (parts []string) {
+func variantParts(f *wire.FileLayout) (parts []string) {
 	if f.Shapes != "" {
 		parts = strings.Split(f.Shapes, ", ")
 	}
@@ -235,7 +235,7 @@ func (p *picture) holderName(holder string) string {
 	return "packed files: " + term.Short(holder)
 }
 
-func (p *picture) row(f *wire.LaidFile, y int, longest int64) {
+func (p *picture) row(f *wire.FileLayout, y int, longest int64) {
 	p.text(svgMargin, y+12, "name", shortened(f.ModelName, svgNames))
 	variant := p.variant(f)
 	if r := []rune(variant); len(r) > svgNames+10 {
@@ -270,7 +270,7 @@ type colourRun struct {
 }
 
 // colourRuns paints a file in so many columns, each in what most of its bytes are.
-func (p *picture) colourRuns(f *wire.LaidFile, columns int) (out []colourRun) {
+func (p *picture) colourRuns(f *wire.FileLayout, columns int) (out []colourRun) {
 	type part struct {
 		at, end int64
 		holder  string
@@ -336,7 +336,7 @@ func DigestAt(r *wire.LayoutReply, at uint32) string {
 }
 
 // CompressedText says how much of a packed file is kept compressed.
-func CompressedText(f *wire.LaidFile) string {
+func CompressedText(f *wire.FileLayout) string {
 	if f.GetCompressedBytes() == 0 {
 		return ""
 	}

@@ -32,7 +32,7 @@ func wellFormed(t *testing.T, svg []byte) (texts []string) {
 // Two files of a megabyte: the second takes its first half from the first.
 func half() *wire.LayoutReply {
 	return &wire.LayoutReply{More: 7, MoreBytes: 7 << 20, Holders: []string{"h0", "h1"},
-		Files: []*wire.LaidFile{
+		Files: []*wire.FileLayout{
 			{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", Digest: "h0", Size: 1 << 20,
 				OwnBytes:    1 << 20,
 				SharedBytes: 1 << 19, Pieces: []*wire.Piece{{Length: 1 << 20}}},
@@ -74,19 +74,19 @@ func TestPictureShowsSharedParts(t *testing.T) {
 
 // The part of a label that differs comes first, and the end is cut if it does not fit.
 func TestPictureNamesVariantsByTheirDifference(t *testing.T) {
-	file := func(digest, shapes string) *wire.LaidFile {
-		return &wire.LaidFile{Build: digest + "cdcdcdcdcdcdcdcd", ModelName: "m.onnx",
+	file := func(digest, shapes string) *wire.FileLayout {
+		return &wire.FileLayout{Build: digest + "cdcdcdcdcdcdcdcd", ModelName: "m.onnx",
 			Ep:     "OpenVINOExecutionProvider",
 			Shapes: shapes, Digest: digest, Size: 1, OwnBytes: 1}
 	}
-	texts := wellFormed(t, Draw(&wire.LayoutReply{Files: []*wire.LaidFile{
+	texts := wellFormed(t, Draw(&wire.LayoutReply{Files: []*wire.FileLayout{
 		file("a", "batch=1, channels=3, height=320, width=320"),
 		file("b", "batch=1, channels=3, height=640, width=640")}}))
 	require.Contains(t, texts, "height=320, width=320, acdcdcdcdcdc, batch=1,…")
 	require.Contains(t, texts, "height=640, width=640, bcdcdcdcdcdc, batch=1,…")
 	require.Contains(t, texts, "stored whole", "nothing of it stands elsewhere")
 	require.Contains(t,
-		wellFormed(t, Draw(&wire.LayoutReply{Files: []*wire.LaidFile{file("a", "batch=1")}})),
+		wellFormed(t, Draw(&wire.LayoutReply{Files: []*wire.FileLayout{file("a", "batch=1")}})),
 		"acdcdcdcdcdc, batch=1, OpenVINO")
 }
 
@@ -94,7 +94,7 @@ func TestPictureNamesVariantsByTheirDifference(t *testing.T) {
 func TestAPictureIsBounded(t *testing.T) {
 	l := &wire.LayoutReply{}
 	for i := range MostFiles {
-		f := &wire.LaidFile{ModelName: strings.Repeat("ü\x00", 500), Digest: fmt.Sprint(i),
+		f := &wire.FileLayout{ModelName: strings.Repeat("ü\x00", 500), Digest: fmt.Sprint(i),
 			Size: 1 << 30}
 		l.Holders = append(l.Holders, f.Digest)
 		for at := int64(0); at < 1<<30; at += 1 << 21 {
@@ -109,7 +109,7 @@ func TestAPictureIsBounded(t *testing.T) {
 	require.Less(t, len(svg), 5<<20)
 	wellFormed(t, Draw(&wire.LayoutReply{}))
 	wellFormed(t,
-		Draw(&wire.LayoutReply{Files: []*wire.LaidFile{{Digest: "x", Size: 0},
+		Draw(&wire.LayoutReply{Files: []*wire.FileLayout{{Digest: "x", Size: 0},
 			{Digest: "y", Size: 1,
 				Pieces: []*wire.Piece{{At: -5, Length: 1 << 40, Holder: 9, From: -1}}}}}))
 }

@@ -20,7 +20,7 @@ func TestColumnsOfSeveralPages(t *testing.T) {
 }
 
 // A part of a result never stands behind what tells of progress.
-func TestProgressGoesBeforeEachPage(t *testing.T) {
+func TestProgressPrecedesEachPage(t *testing.T) {
 	var screen bytes.Buffer
 	p := &Printer{Out: &screen, Err: &screen, Terminal: true, width: func() int { return 80 }}
 	table, array := NewColumns(p), NewArray(p, "")
@@ -40,7 +40,7 @@ func TestAnEmptyList(t *testing.T) {
 	require.Equal(t, "[]", out.String())
 }
 
-func TestHowFarTheWholeStoreIs(t *testing.T) {
+func TestProgressThroughTheWholeStore(t *testing.T) {
 	p := &wire.Progress{Phase: "reading builds", Detail: "250 of 1000 builds", Done: 250,
 		Total: 1000, ElapsedMs: 3000}
 	require.Equal(t, "reading builds  [#####...............]  3s (250 of 1000 builds)",
