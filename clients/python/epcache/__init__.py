@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ._claim import Claim
     from ._client import Client
     from ._connections import default_sockets
-    from ._copied import Compiled
+    from ._compiled_copy import Compiled
     from ._errors import (
         BadModel,
         BadRequest,
@@ -73,7 +73,7 @@ _FROM = {
     "_claim": "Claim",
     "_client": "Client",
     "_connections": "default_sockets",
-    "_copied": "Compiled",
+    "_compiled_copy": "Compiled",
     "_errors": "BadModel BadRequest Busy Cancelled CompileFailed DeadlineExceeded EpcacheWarning Error "
     "Internal NoDaemon NoSpace NotAllowed NotFound ProtocolError Stale Unavailable VersionMismatch",
     "_events": "Event Subscription",

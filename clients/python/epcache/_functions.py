@@ -13,14 +13,14 @@ from typing import Any
 from . import _errors
 from ._artefact import Artefact
 from ._client import Client
-from ._copied import Compiled, copied
+from ._compiled_copy import Compiled, copy_artefact
 from ._explanation import Explanation
 from ._fields import dataclass
 from ._onnxruntime import ort
 from ._request import EPSpec, Output
 from ._session import shared_client
-from ._shown import Progressing, model_name, shown
-from ._wanted import Source, Wanted, wanted
+from ._progress_display import Progressing, model_name, displayed
+from ._session_request import Source, SessionRequest, session_request
 
 Names = Sequence[Any]
 NameOptions = Sequence[Mapping[Any, Any]]
@@ -44,7 +44,7 @@ def why(
     If a session would not ask the daemon, the decision is "bypassed", with the reason. Raises an
     epcache.Error: NoDaemon if none answers, Unavailable if the execution provider is missing.
     """
-    one = wanted(model, sess_options, ep, providers, provider_options)
+    one = session_request(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not():
         return Explanation("bypassed", reason, "", "", "", [], [], [])
     ask = one.question(client or shared_client(), {"embed": embed, "output": output, "on_miss": "explain"})
@@ -101,20 +101,20 @@ def warm(
     until = time.monotonic() + (asked._timeout if timeout is None else timeout)
     wishes = {"on_miss": "background", "keep_going": True, "embed": embed, "output": output, "store": store}
     sources: Sequence[Source] = [models] if isinstance(models, (str, bytes, os.PathLike)) else models
-    found: list[tuple[Warmed, Wanted]] = []
-    for source, one in [(source, wanted(source, sess_options, ep, providers, provider_options)) for source in sources]:
+    found: list[tuple[Warmed, SessionRequest]] = []
+    for source, one in [(source, session_request(source, sess_options, ep, providers, provider_options)) for source in sources]:
         found.append((_warmed(asked, source, one, wishes, until, _jobs(found)), one))
     if not wait:
         return [warmed for warmed, _ in found]
     return [_followed(asked, *pair, wishes, until, progress) for pair in found]
 
 
-def _jobs(found: Sequence[tuple[Warmed, Wanted]]) -> Iterator[str]:
+def _jobs(found: Sequence[tuple[Warmed, SessionRequest]]) -> Iterator[str]:
     return (warmed.job for warmed, _ in found if warmed.job)
 
 
 def _warmed(
-    client: Client, source: Source, one: Wanted, wishes: Mapping[str, Any], until: float, before: Iterator[str]
+    client: Client, source: Source, one: SessionRequest, wishes: Mapping[str, Any], until: float, before: Iterator[str]
 ) -> Warmed:
     """Asks for one model. Where the daemon takes no more at once, the end of a compile of those `before` makes room."""
     name = "model" if isinstance(source, bytes) else os.fspath(source)
@@ -136,11 +136,11 @@ def _warmed(
 
 
 def _followed(
-    client: Client, warmed: Warmed, one: Wanted, wishes: Mapping[str, Any], until: float, progress: Progressing
+    client: Client, warmed: Warmed, one: SessionRequest, wishes: Mapping[str, Any], until: float, progress: Progressing
 ) -> Warmed:
     if not warmed.job:
         return warmed
-    with shown(progress, model_name(warmed.model)) as step:
+    with displayed(progress, model_name(warmed.model)) as step:
         state, said = _ended(client, warmed.job, until, step)
     if state == "gone":  # what has come of it, the daemon's store tells
         return _warmed(client, one.source, one, {**wishes, "on_miss": "fail"}, until, iter(()))
@@ -191,13 +191,13 @@ def compile(
     """
     if on_miss not in ("wait", "fail", "refresh"):
         raise ValueError(f"on_miss {on_miss!r}: to write a compiled model it is wait, fail or refresh")
-    one = wanted(model, sess_options, ep, providers, provider_options)
+    one = session_request(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not(on_miss):
         raise _errors.Unavailable(f"the cache cannot be asked: {reason}")
     wishes: dict[str, Any] = {"on_miss": on_miss, "embed": embed, "output": output, "store": store}
-    with shown(progress, model_name(model)) as step:
+    with displayed(progress, model_name(model)) as step:
         answer: Artefact = one.question(client or shared_client(), wishes)(timeout=timeout, progress=step)
     with answer:
         if answer.fd is None:
             raise _errors.BadModel(f"there is nothing to write, the daemon answered {answer.outcome}: {answer.why}")
-        return copied(answer, os.fspath(folder), overwrite)
+        return copy_artefact(answer, os.fspath(folder), overwrite)

@@ -19,8 +19,8 @@ from ._record import LEVELS_BY_NAME, Record
 from ._refusal import Refusal, refusal_of
 from ._report import Attempts, Pending, Report
 from ._request import EPSpec, Output
-from ._shown import Progressing, model_name, shown
-from ._wanted import Source, Wanted, wanted
+from ._progress_display import Progressing, model_name, displayed
+from ._session_request import Source, SessionRequest, session_request
 
 # How long a session waits for a daemon that went away during its request: longer than a restart, shorter than a
 # compile in this process is worth.
@@ -95,7 +95,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             raise ValueError("output= is for what the daemon compiles, and not for on_miss='claim'")
         falls_back = bool(kwargs.pop("enable_fallback", False))
         self._meanwhile = meanwhile
-        self._begin(wanted(path_or_bytes, sess_options, ep, providers, provider_options, **kwargs))
+        self._begin(session_request(path_or_bytes, sess_options, ep, providers, provider_options, **kwargs))
         reason = "the application asked for no cache" if client is False else self._wanted.why_not(on_miss)
         if reason:
             self._report = Report("bypassed", reason)
@@ -104,7 +104,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             asked = client if isinstance(client, Client) else shared_client()
             wishes = {"on_miss": on_miss, "embed": embed, "output": output, "store": store}
             wishes |= {"keep_going": keep_going, "adopt": adopt, "may_claim": output is None}
-            with shown(progress, model_name(path_or_bytes)) as step:
+            with displayed(progress, model_name(path_or_bytes)) as step:
                 self._load_cached(asked, timeout=timeout, progress=step, **wishes)
         if not (self._report.outcome == "background" and meanwhile):
             self._check_providers()
@@ -114,7 +114,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         if text := self._warning(client):
             warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
 
-    def _begin(self, wanted: Wanted) -> None:
+    def _begin(self, wanted: SessionRequest) -> None:
         """Takes up what is wanted; the session itself comes with _load."""
         self._wanted = wanted
         self._report = Report("failed")

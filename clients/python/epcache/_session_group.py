@@ -18,8 +18,8 @@ from ._refusal import Refusal
 from ._report import Attempts, Report
 from ._request import EPSpec
 from ._session import InferenceSession, answered, shared_client
-from ._shown import Progressing, shown
-from ._wanted import Source, Wanted, wanted
+from ._progress_display import Progressing, displayed
+from ._session_request import Source, SessionRequest, session_request
 
 
 class SessionGroup(Sequence[InferenceSession]):
@@ -56,7 +56,7 @@ class SessionGroup(Sequence[InferenceSession]):
             raise ValueError(f"a group has two models or more, not {len(models)}")
         if on_miss not in ("wait", "fail", "refresh", "bypass"):
             raise ValueError(f"on_miss {on_miss!r}: for a group it is wait, fail, refresh or bypass")
-        group = _Group(models, wanted(models[0], sess_options, ep, providers, provider_options))
+        group = _Group(models, session_request(models[0], sess_options, ep, providers, provider_options))
         reason = "the application asked for no cache" if client is False else group.first.why_not(on_miss)
         if reason:
             report = Report("bypassed", reason)
@@ -64,7 +64,7 @@ class SessionGroup(Sequence[InferenceSession]):
         else:
             asked = client if isinstance(client, Client) else shared_client()
             deadline = time.monotonic() + (asked._timeout if timeout is None else timeout)
-            with shown(progress, f"{len(models)} models") as step:
+            with displayed(progress, f"{len(models)} models") as step:
                 self._sessions, report = group.cached(asked, deadline, on_miss=on_miss, store=store, progress=step)
         if text := self._sessions[0]._warning(client):
             warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
@@ -157,7 +157,7 @@ def member_artefacts(artefact: Artefact) -> list[Artefact]:
 class _GroupSession(InferenceSession):
     """A session of a group. What it is made from comes from the group."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: SessionRequest) -> None:
         self._meanwhile = ""
         self._begin(wanted)
 
@@ -165,7 +165,7 @@ class _GroupSession(InferenceSession):
 class _Group:
     """The models of a group and how they are to be loaded."""
 
-    def __init__(self, models: Sequence[Source], first: Wanted) -> None:
+    def __init__(self, models: Sequence[Source], first: SessionRequest) -> None:
         self.models = list(models)
         self.first = first
 

@@ -14,7 +14,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
 from epcache import _record, _session_options  # noqa: E402
-from epcache._wanted import Wanted, wanted  # noqa: E402
+from epcache._session_request import Source, SessionRequest, session_request  # noqa: E402
 from openvino_model import source  # noqa: E402, F401
 from providers import OPENVINO  # noqa: E402
 
@@ -83,13 +83,13 @@ def another(value: Any) -> Any:
     return next(member for member in type(value).__members__.values() if member != value)
 
 
-def asked(one: Wanted) -> tuple[Any, ...]:
+def asked(one: SessionRequest) -> tuple[Any, ...]:
     question: Any = one.question(epcache.Client("/nowhere"), {})
     return question.args, question.keywords
 
 
-def want(options: epcache.SessionOptions, source: str) -> Wanted:
-    return wanted(source, options, None if options.has_providers() else OPENVINO.spec)
+def want(options: epcache.SessionOptions, source: str) -> SessionRequest:
+    return session_request(source, options, None if options.has_providers() else OPENVINO.spec)
 
 
 @pytest.mark.parametrize("name", PROPERTIES)

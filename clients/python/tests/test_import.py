@@ -43,7 +43,7 @@ HEAVY = (
     "asyncio concurrent.futures copy dataclasses glob importlib.metadata inspect json logging lzma mmap multiprocessing pathlib pkgutil "
     "random shutil signal subprocess tempfile threading urllib.parse"
 ).split()
-NOT_OURS = "_claim _compile _copied _doctor _events _explanation _functions _jobs _session_group _worker".split()
+NOT_OURS = "_claim _compile _compiled_copy _doctor _events _explanation _functions _jobs _session_group _worker".split()
 
 
 def test_sessions_bring_nothing_heavy() -> None:

@@ -16,9 +16,9 @@ import sys
 from types import ModuleType
 
 from . import _report
-from ._lent import lent_distributions, lent_spec
+from ._runtime_packages import runtime_distributions, runtime_spec
 
-__all__ = ["lent_distributions", "lent_spec", "original", "take_over"]
+__all__ = ["runtime_distributions", "runtime_spec", "original", "take_over"]
 
 OLDEST = (1, 24)  # with compiled execution providers as plugins
 

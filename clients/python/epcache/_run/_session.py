@@ -14,7 +14,7 @@ from .._client import Client
 from .._onnxruntime import ort
 from .._report import Attempts, Report
 from . import _report
-from ._asked import Asked, asked
+from ._requested import RequestedSession, requested_session
 from ._settings import settings
 
 _KNOWN = frozenset(("enable_fallback", "read_config_from_model", "disabled_optimizers"))
@@ -45,10 +45,10 @@ class Served(_session.InferenceSession):
         self._arguments = (path_or_bytes, sess_options, providers, provider_options, kwargs)
         self._as_asked = False  # made as the program asked for it, by ONNX Runtime alone
         self._changing = threading.Lock()
-        self._asked = _understood(*self._arguments)
+        self._requested = _understood(*self._arguments)
         try:
-            if self._asked.why:
-                self._make_as_asked(Report("bypassed", self._asked.why))
+            if self._requested.why:
+                self._make_as_asked(Report("bypassed", self._requested.why))
             else:
                 self._make()
         except Exception as error:
@@ -62,7 +62,7 @@ class Served(_session.InferenceSession):
         passed = {name: value for name, value in kwargs.items() if name != "enable_fallback"}
         before = self.__dict__.copy()
         try:
-            super().__init__(path_or_bytes, options, ep=self._asked.eps or None, on_miss=settings().on_miss, **passed)
+            super().__init__(path_or_bytes, options, ep=self._requested.eps or None, on_miss=settings().on_miss, **passed)
         except Exception as error:
             if self._as_asked:
                 raise  # ONNX Runtime's answer to what the program asked for
@@ -77,7 +77,7 @@ class Served(_session.InferenceSession):
 
     def _acquire(self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]) -> Artefact | None:
         """As epcache does; a model that the program wanted on the CPU has to compute the same on the execution provider."""
-        if not self._asked.sent or not settings().verify_output:
+        if not self._requested.sent or not settings().verify_output:
             return super()._acquire(client, deadline, attempts, wishes)
 
         def ask() -> Artefact:
@@ -94,7 +94,7 @@ class Served(_session.InferenceSession):
 
     def _load_plain(self) -> None:
         # A program that asked for the CPU is not to compile in its own process each time: that would be worse than without.
-        if self._asked.sent:
+        if self._requested.sent:
             self._make_as_asked(self._report)
         else:
             super()._load_plain()
@@ -110,7 +110,7 @@ class Served(_session.InferenceSession):
         try:
             return super().run(*arguments, **named)
         except Exception as error:
-            if not self._asked.sent or self._as_asked:
+            if not self._requested.sent or self._as_asked:
                 raise
             failed = error
         # Outside of the handler: what ONNX Runtime raises there is the program's, and comes from nothing else.
@@ -128,7 +128,7 @@ class Served(_session.InferenceSession):
             if not self._as_asked:
                 self.__dict__.update(plain.__dict__)
                 self._as_asked = True
-                names = ", ".join(ep.name for ep in self._asked.eps)
+                names = ", ".join(ep.name for ep in self._requested.eps)
                 self._report = Report("failed", f"{names} failed at run: {error}")
                 self._report_it()
         return result
@@ -140,8 +140,8 @@ class Served(_session.InferenceSession):
             model=_name(self._arguments[0]),
             outcome=report.outcome,
             why=report.why,
-            asked=self._asked.names,
-            sent=self._asked.sent,
+            asked=self._requested.names,
+            sent=self._requested.sent,
             providers=self.get_providers(),
             compatibility=report.compatibility,
             build=report.build,
@@ -167,15 +167,15 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def _understood(path_or_bytes: Any, options: Any, providers: Any, provider_options: Any, kwargs: dict[str, Any]) -> Asked:
+def _understood(path_or_bytes: Any, options: Any, providers: Any, provider_options: Any, kwargs: dict[str, Any]) -> RequestedSession:
     if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
-        return Asked([], why=f"a model of type {type(path_or_bytes).__name__}")
+        return RequestedSession([], why=f"a model of type {type(path_or_bytes).__name__}")
     if unknown := set(kwargs) - _KNOWN:
-        return Asked([], why=f"InferenceSession has arguments that epcache does not know: {', '.join(sorted(unknown))}")
+        return RequestedSession([], why=f"InferenceSession has arguments that epcache does not know: {', '.join(sorted(unknown))}")
     if _beyond_fork:
         names = ", ".join(sorted(_plugins._registered))
-        return Asked([], why=f"it is made in a fork of a process that had {names} loaded already, whose threads no fork has")
+        return RequestedSession([], why=f"it is made in a fork of a process that had {names} loaded already, whose threads no fork has")
     try:
-        return asked(options, providers, provider_options)
+        return requested_session(options, providers, provider_options)
     except Exception as error:
-        return Asked([], why=f"epcache does not understand what is asked for: {type(error).__name__}: {error}")
+        return RequestedSession([], why=f"epcache does not understand what is asked for: {type(error).__name__}: {error}")

@@ -6,7 +6,7 @@ import functools
 
 from .._fields import dataclass, field
 from .._request import Device, ExecutionProvider, providers
-from ._said import VARIABLE, said
+from ._environment import VARIABLE, run_settings
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Settings:
 @functools.cache
 def settings() -> Settings:
     """Returns what was said when this process began. Raises ValueError for what cannot be understood."""
-    eps = [_provider(one) for one in said().get("eps", [])]
-    return Settings(eps, str(said().get("on_miss", "wait")), float(said().get("verify_output", 0)))
+    eps = [_provider(one) for one in run_settings().get("eps", [])]
+    return Settings(eps, str(run_settings().get("on_miss", "wait")), float(run_settings().get("verify_output", 0)))
 
 
 def _provider(one: object) -> ExecutionProvider:

@@ -66,7 +66,7 @@ class Finder(object):
     def find_spec(self, name, path=None, target=None):
         if not name.startswith(NAME) or path is not None:
             return None
-        spec = self._lent(name) or self._found(name, path, target)
+        spec = self._from_runtime(name) or self._found(name, path, target)
         if name == NAME and spec is not None and hasattr(spec.loader, "exec_module") and not self._broken:
             spec.loader = Loader(self, spec.loader)
         return spec
@@ -75,7 +75,7 @@ class Finder(object):
         # So that importlib.metadata gives the version of what is imported.
         name = getattr(context, "name", None) or ""
         run = self._loaded_run() if name.replace("-", "_").startswith(NAME) else None
-        return run.lent_distributions(name) if run is not None else []
+        return run.runtime_distributions(name) if run is not None else []
 
     def invalidate_caches(self):
         pass
@@ -85,9 +85,9 @@ class Finder(object):
         if run is not None:
             run.take_over(module)
 
-    def _lent(self, name):
+    def _from_runtime(self, name):
         run = self._loaded_run()
-        return run.lent_spec(name) if run is not None else None
+        return run.runtime_spec(name) if run is not None else None
 
     def _found(self, name, path, target):
         for finder in sys.meta_path:

@@ -28,7 +28,7 @@ class Compiled:
     request_key: str  # 64 hex digits
 
 
-def copied(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:
+def copy_artefact(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:
     """Writes the files of an open artefact into the folder, which is made where it is not there. The graph comes last.
 
     Each file appears whole or not at all. Raises FileExistsError, before anything is written, where one is there and is another.

@@ -21,7 +21,7 @@ _DEVICE_OPTION = "device_type"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedSession:
     """What a session is to be made on.
 
     `eps` are compiled execution providers; none where the session options name devices themselves. `sent`: the program asked for
@@ -34,27 +34,27 @@ class Asked:
     why: str = ""
 
 
-def asked(options: Any, providers: Any, provider_options: Any) -> Asked:
+def requested_session(options: Any, providers: Any, provider_options: Any) -> RequestedSession:
     """Understands the arguments of ONNX Runtime's InferenceSession. What it does not understand is left to ONNX Runtime."""
     named = _named(providers, provider_options)
     if named is None:
-        return Asked([], why="the providers are given in a way that ONNX Runtime does not know")
+        return RequestedSession([], why="the providers are given in a way that ONNX Runtime does not know")
     names = [name for name, _ in named]
     if options is not None and options.has_providers():
         if named:
-            return Asked(names, why="execution providers are named both in the session options and as providers")
-        return Asked([])
+            return RequestedSession(names, why="execution providers are named both in the session options and as providers")
+        return RequestedSession([])
     if options is not None and getattr(options, "_record", None) is None:
-        return Asked(names or [CPU], why="the session options were made by ONNX Runtime itself, and cannot be read back")
+        return RequestedSession(names or [CPU], why="the session options were made by ONNX Runtime itself, and cannot be read back")
     built_in = [name for name in names if name in ort.get_available_providers() and name not in _UNCOMPILED]
     if built_in:
-        return Asked(names, why=f"it asks for {built_in[0]}, which is part of the program's own ONNX Runtime")
+        return RequestedSession(names, why=f"it asks for {built_in[0]}, which is part of the program's own ONNX Runtime")
     plugins, missing = _plugins_of(named)
     if plugins:
-        return Asked(names, plugins)
+        return RequestedSession(names, plugins)
     if not settings().eps:
-        return Asked(names or [CPU], why=missing or f"it asks for {CPU}, and no --ep was given")
-    return Asked(names or [CPU], [_as_on_cpu(ep) for ep in settings().eps], sent=True)
+        return RequestedSession(names or [CPU], why=missing or f"it asks for {CPU}, and no --ep was given")
+    return RequestedSession(names or [CPU], [_as_on_cpu(ep) for ep in settings().eps], sent=True)
 
 
 def _named(providers: Any, provider_options: Any) -> list[tuple[str, Mapping[str, Any]]] | None:

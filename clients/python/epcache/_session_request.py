@@ -21,7 +21,7 @@ Source = Union[str, bytes, "os.PathLike[str]"]
 
 
 @dataclass
-class Wanted:
+class SessionRequest:
     """A model, and all that decides what it is compiled to in this process."""
 
     source: Source
@@ -83,20 +83,20 @@ def _built_in(plugin: Plugin) -> str:
 _added: weakref.WeakKeyDictionary[Any, list[ExecutionProvider]] = weakref.WeakKeyDictionary()
 
 
-def wanted(
+def session_request(
     source: Source,
     options: ort.SessionOptions | None,
     ep: EPSpec | Sequence[EPSpec] | None,
     names: Sequence[Any] | None = None,
     name_options: Sequence[Mapping[Any, Any]] | None = None,
     **more: Any,
-) -> Wanted:
+) -> SessionRequest:
     """Returns what is wanted, with its execution providers registered: those of `ep`, of `names`, or of the options.
 
     Raises Unavailable where one, or its device, is not there, and ValueError where none is named, or two ways are used.
     """
     record = Record() if options is None else getattr(options, "_record", None)
-    result = Wanted(source, options, record, [], more)
+    result = SessionRequest(source, options, record, [], more)
     before = None if options is None else _added.get(options)
     named = options is not None and options.has_providers() and before is None
     if ep is not None and (named or names):
@@ -120,7 +120,7 @@ def wanted(
 
 
 def _take_names(
-    result: Wanted, names: Sequence[Any], options: Sequence[Mapping[Any, Any]] | None, named: bool
+    result: SessionRequest, names: Sequence[Any], options: Sequence[Mapping[Any, Any]] | None, named: bool
 ) -> None:
     specifications = _providers.specified(names, options)
     if named:  # ONNX Runtime prefers the names, and says so

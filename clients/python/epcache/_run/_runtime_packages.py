@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ._said import runtime
+from ._environment import runtime
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CORE = "onnxruntime"
 
 
-def lent_spec(name: str) -> ModuleSpec | None:
+def runtime_spec(name: str) -> ModuleSpec | None:
     """Returns where the folder has this module, a package of ONNX Runtime's; None where the program's own is to be taken."""
     folder = runtime()
     if not folder or (name == _CORE and not _fits(folder)):
@@ -30,7 +30,7 @@ def lent_spec(name: str) -> ModuleSpec | None:
     return importlib.machinery.PathFinder.find_spec(name, [folder])
 
 
-def lent_distributions(name: str) -> Iterable[importlib.metadata.Distribution]:
+def runtime_distributions(name: str) -> Iterable[importlib.metadata.Distribution]:
     folder = runtime()
     if not folder or (name == _CORE and not _fits(folder)):
         return []

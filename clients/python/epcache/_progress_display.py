@@ -14,7 +14,7 @@ Progressing = Union[Callable[[Progress], None], bool, None]
 
 
 @contextlib.contextmanager
-def shown(progress: Progressing, name: str) -> Iterator[Callable[[Progress], None] | None]:
+def displayed(progress: Progressing, name: str) -> Iterator[Callable[[Progress], None] | None]:
     """Yields what is to be called with each step: the application's own, or with True one that shows it until the end."""
     if progress is not True:
         yield progress or None

@@ -10,7 +10,7 @@ VARIABLE = "EPCACHE_RUN"
 
 
 @functools.cache
-def said() -> dict[str, Any]:
+def run_settings() -> dict[str, Any]:
     """Returns what was said when this process began. Raises ValueError for what cannot be understood."""
     import json
 
@@ -25,6 +25,6 @@ def runtime() -> str:
     if '"runtime"' not in os.environ.get(VARIABLE, ""):
         return ""  # without a look at the rest: this is asked in every program that imports onnxruntime
     try:
-        return str(said().get("runtime", ""))
+        return str(run_settings().get("runtime", ""))
     except ValueError:
         return ""

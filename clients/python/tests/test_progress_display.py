@@ -14,7 +14,7 @@ import pytest
 ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
 
 import epcache  # noqa: E402
-from epcache import _shown  # noqa: E402
+from epcache import _progress_display  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
 from openvino_model import source, view  # noqa: E402, F401
 from providers import OPENVINO  # noqa: E402
@@ -113,7 +113,7 @@ def test_what_is_there_shows_nothing(source: str, view: Path, bars: list[Bar]) -
 
 
 def test_bar_ends_with_an_error(bars: list[Bar]) -> None:
-    with pytest.raises(ZeroDivisionError), _shown.shown(True, "m") as step:
+    with pytest.raises(ZeroDivisionError), _progress_display.displayed(True, "m") as step:
         assert step is not None
         step(epcache.Progress("compiling", 1.0))
         raise ZeroDivisionError
