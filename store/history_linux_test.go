@@ -510,6 +510,7 @@ var operations = []struct {
 	{"withhold", (*history).withhold},
 	{"repair", (*history).repair},
 	{"reopen", (*history).reopen},
+	{"upgrade", (*history).upgrade},
 }
 
 // contents are the bytes of a build's files. Similar files share most of them.
@@ -795,6 +796,14 @@ func (h *history) repair(random *rand.Rand) error {
 		}
 	}
 	return nil
+}
+
+// upgrade opens the store as a version with another schema of index.db does: it makes that again.
+func (h *history) upgrade(random *rand.Rand) error {
+	if err := h.store.RebuildIndex("it has another schema"); err != nil {
+		return err
+	}
+	return h.reopen(random)
 }
 
 func (h *history) reopen(*rand.Rand) error {
