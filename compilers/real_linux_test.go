@@ -182,7 +182,7 @@ func TestOpenVINOForDevicesThatAreNotThere(t *testing.T) {
 		says   string
 	}{
 		"one of several": {compilers.Device{Type: "NPU", Metadata: virtual},
-			"say which, by its device id"},
+			"choose one by its device id"},
 		"none": {compilers.Device{Type: "NPU", DeviceID: 1, Metadata: virtual},
 			"it lists NPU (vendor 0x8086"},
 		"one": {compilers.Device{Type: "NPU", DeviceID: 0x643e, Metadata: virtual},

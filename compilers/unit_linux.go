@@ -37,7 +37,7 @@ type unit struct {
 	conn  *net.UnixConn
 	in    *bufio.Reader
 	ended workerproto.ExitReport
-	err   error // the instance ended without a word
+	err   error // the instance ended without a message
 }
 
 // startUnit has systemd start an instance, which starts the worker with these descriptors from 2 on.

@@ -98,12 +98,13 @@ func (c *Config) check(file string) error {
 		return err
 	}
 	if !names[c.Graph] {
-		return wrong(file, "graph", "%.80q is none of the files", c.Graph)
+		return wrong(file, "graph", "%.80q is not one of the files", c.Graph)
 	}
 	graphs := make(map[string]bool)
 	for i, m := range c.Members {
 		if !names[m.Graph] || graphs[m.Graph] {
-			return wrong(file, fmt.Sprintf("members[%d].graph", i), "%.80q is none of the files, "+
+			return wrong(file, fmt.Sprintf("members[%d].graph", i), "%.80q is not one of the "+
+				"files, "+
 				"or of two members", m.Graph)
 		}
 		graphs[m.Graph] = true

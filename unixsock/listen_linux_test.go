@@ -286,7 +286,7 @@ func TestForeignFoldersAreNotOurs(t *testing.T) {
 	require.NoError(t, MakePrivateFolder(ours))
 	require.Contains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
 	require.NoError(t, os.Chmod(ours, 0o770))
-	require.ErrorContains(t, MakePrivateFolder(ours), "may be changed by other users")
+	require.ErrorContains(t, MakePrivateFolder(ours), "other users may write")
 	require.NoError(t, os.Chown(ours, 4711, 4711))
 	require.NotContains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
 	require.ErrorContains(t, MakePrivateFolder(ours), "owned by user 4711")

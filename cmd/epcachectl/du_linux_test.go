@@ -28,8 +28,8 @@ func TestDu(t *testing.T) {
 		require.Regexp(t, line, out)
 	}
 	out = call(t, "du", "a", "b").out
-	require.Contains(t, out, "1.5 KiB of b_ctx.bin, 4.0 KiB, are also in a_ctx.bin\n512 B "+
-		"of small files, mostly graphs, as well\nthe second has 2.0 KiB in common with the first\n")
+	require.Contains(t, out, "1.5 KiB of b_ctx.bin, 4.0 KiB, are also in a_ctx.bin\nalso 512 B "+
+		"of small files, mostly graphs\nthe second has 2.0 KiB in common with the first\n")
 	require.NotContains(t, out, "on disk", "the whole store is not asked for")
 	require.NotContains(t, out, "packing")
 	r := said(t, call(t, "du", "--json"))

@@ -201,7 +201,7 @@ func TestWarmPipelineMistakes(t *testing.T) {
 		"whose": {"ep = [\"A\", \"B\"]\noptions = { x = 1 }\n[[model]]\npath = \"det.onnx\"\n",
 			`:2:13: field "options.x": there are 2 execution providers: write "A/x"`},
 		"no such": {"ep = [\"A\"]\n[[model]]\npath = \"det.onnx\"\noptions = { \"B/x\" = 1 }\n",
-			`:4:13: field "model[1].options.B/x": there is no execution provider "B"`},
+			`:4:13: field "model[1].options.B/x": unknown execution provider "B"`},
 		"two fault": {"[[model]]\npath = 1\n[[group]]\nmodels = []\n",
 			`:4:1: field "group[1].models"`},
 	} {

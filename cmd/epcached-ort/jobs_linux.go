@@ -224,7 +224,8 @@ func chooseDevices(ep workerproto.EP, devices []ort.Device) (chosen []ort.Device
 		case found == 0:
 			return nil, fmt.Errorf("%s has no %s; it lists %s", ep.Name, s, s.Listed(all))
 		case found > 1 && s.Virtual(): // EPs list every kind there is, and compile for one
-			return nil, fmt.Errorf("%d devices of %s fit %s: say which, by its device id, such as device=%#x; it lists %s",
+			return nil, fmt.Errorf("%d devices of %s fit %s: choose one by its device id, such "+
+				"as device=%#x; it lists %s",
 				found, ep.Name, s, example, s.Listed(all))
 		}
 	}

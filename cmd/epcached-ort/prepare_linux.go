@@ -244,7 +244,8 @@ func exitStatus(status unix.WaitStatus) int {
 	if code := status.ExitStatus(); code < workerproto.ExitSignal {
 		return code
 	}
-	fmt.Fprintf(os.Stderr, "epcached-ort: the worker left with exit status %d\n", status.ExitStatus())
+	fmt.Fprintf(os.Stderr, "epcached-ort: the worker ended with exit status "+
+		"%d\n", status.ExitStatus())
 	return workerproto.ExitSignal - 1
 }
 

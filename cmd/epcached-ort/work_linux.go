@@ -158,5 +158,6 @@ func run(args []string) int {
 	case len(args) == 1 && args[0] == "work":
 		return work()
 	}
-	return failed(workerproto.ExitSetup, errors.New("this is epcached's worker, which epcached starts by itself; put it beside epcached, or name it in the configuration"))
+	return failed(workerproto.ExitSetup, errors.New("this is the worker of epcached, which "+
+		"starts it by itself; put it beside epcached, or name it in the configuration"))
 }

@@ -202,7 +202,7 @@ func TestAutostartRefusals(t *testing.T) {
 		require.NoError(t, os.Chmod(h.state, 0o777))
 		status, errs := h.run(t)
 		require.Equal(t, exitFailure, status)
-		require.Contains(t, errs, "may be changed by other users")
+		require.Contains(t, errs, "other users may write")
 	})
 	t.Run("another daemon has the state", func(t *testing.T) {
 		s := newSite(t)

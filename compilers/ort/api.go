@@ -56,12 +56,14 @@ func Open(path string) (*API, error) {
 	// Any version that the library accepts gives the same table; the oldest supported one is accepted by all.
 	api := handle(call(functionAt(base, fnGetApi.slot), uint32(OldestMinor)))
 	if api == 0 {
-		return nil, fmt.Errorf("load %q: version %s has no API %d: ONNX Runtime 1.%d is the oldest that is supported", path, a.Version, OldestMinor, OldestMinor)
+		return nil, fmt.Errorf("load %q: version %s has no API %d: ONNX Runtime 1.%d or later "+
+			"is required", path, a.Version, OldestMinor, OldestMinor)
 	}
 	a.tables[apiTable] = api
 	a.Build = text(handle(call(functionAt(api, fnGetBuildInfoString.slot))))
 	if a.tables[compileAPI] = handle(a.raw(fnGetCompileApi)); a.tables[compileAPI] == 0 {
-		return nil, fmt.Errorf("%s: ONNX Runtime %s gives none", fnGetCompileApi.field, a.Version)
+		return nil, fmt.Errorf("%s: ONNX Runtime %s does not provide "+
+			"it", fnGetCompileApi.field, a.Version)
 	}
 	return a, nil
 }
@@ -76,7 +78,8 @@ func (a *API) parseVersion() error {
 		return fmt.Errorf("load %q: version %q: %w", a.library, a.Version, err)
 	}
 	if minor < OldestMinor {
-		return fmt.Errorf("load %q: version %s is too old: ONNX Runtime 1.%d is the oldest that is supported", a.library, a.Version, OldestMinor)
+		return fmt.Errorf("load %q: version %s is too old: ONNX Runtime 1.%d or later is "+
+			"required", a.library, a.Version, OldestMinor)
 	}
 	a.minor = minor
 	return nil

@@ -184,7 +184,8 @@ func Level(name string) (int32, error) {
 	levels := map[string]int32{"disable_all": 0, "basic": 1, "extended": 2, "layout": 3, "all": 99}
 	level, ok := levels[name]
 	if !ok {
-		return 0, fmt.Errorf("graph optimisation level %q: there are disable_all, basic, extended, layout, all", name)
+		return 0, fmt.Errorf("graph optimization level %q: it must be disable_all, basic, "+
+			"extended, layout or all", name)
 	}
 	return level, nil
 }

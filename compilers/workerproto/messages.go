@@ -367,7 +367,8 @@ func ReadRequest(r *bufio.Reader) (Request, error) {
 		return Request{}, fmt.Errorf("request: %w: %w", ErrMalformed, err)
 	}
 	if req.Version != Version {
-		return Request{}, fmt.Errorf("request: %w: version %d, this worker speaks %d: epcached and epcached-ort must be of one installation", ErrMalformed, req.Version, Version)
+		return Request{}, fmt.Errorf("request: %w: version %d, this worker speaks %d: epcached "+
+			"and epcached-ort must have the same version", ErrMalformed, req.Version, Version)
 	}
 	return req, nil
 }

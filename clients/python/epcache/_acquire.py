@@ -98,7 +98,7 @@ class Acquire(Call[Artefact]):
             for number, more in answer.items():
                 locations[number] = more
                 self.connections.remember(self.models[number].stamp, more)
-        raise _errors.ProtocolError("the daemon asks for external data again and again")
+        raise _errors.ProtocolError("the daemon requests external data again and again")
 
     def _done(self, connection: Connection, result: Artefact) -> None:
         """A claim hangs on the connection that it was given on, which is no other request's from then on."""
@@ -119,7 +119,7 @@ class Acquire(Call[Artefact]):
                 return self._needed(envelope["need"])
             reply = envelope.get("acquire_reply")
             if reply is None:
-                raise _errors.ProtocolError("the daemon's answer to an Acquire is something else")
+                raise _errors.ProtocolError("unexpected answer of the daemon to Acquire")
             result = artefact(reply, received)
             result.round_trip_seconds = connection.received_at - connection.sent_at
             return result
@@ -130,7 +130,7 @@ class Acquire(Call[Artefact]):
         locations = _checked_locations(need["locations"])
         members = need["members"] or [0] * len(locations)
         if len(members) != len(locations) or any(member >= len(self.models) for member in members):
-            raise _errors.ProtocolError("the daemon asks for external data of models that it was not given")
+            raise _errors.ProtocolError("the daemon requests external data of a model that is not in the request")
         wanted: dict[int, list[str]] = {}
         for member, location in zip(members, locations, strict=True):
             wanted.setdefault(member, []).append(location)
@@ -184,7 +184,7 @@ def _checked_locations(locations: list[str]) -> list[str]:
     """A client opens only what lies below the model's folder, whatever the daemon, or the model, asks for."""
     for location in locations:
         if not _stays_below(location):
-            raise _errors.BadModel(f"external data {location!r} does not lie below the model's folder")
+            raise _errors.BadModel(f"external data {location!r} is outside the model's directory")
     if len(locations) > 4096 - 64:
         raise _errors.BadModel(f"the model refers to {len(locations)} files of external data: too many")
     return locations

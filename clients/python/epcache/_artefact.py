@@ -207,10 +207,10 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
     if reply["outcome"] in SERVED and not reply["view"] and "fd" not in reply:
         raise _errors.ProtocolError(f"the answer says {reply['outcome']!r}, and has no view")
     if (reply["view"] or "fd" in reply) and not clean(reply["graph"]):
-        raise _errors.ProtocolError(f"the graph {reply['graph']!r} does not lie in the view")
+        raise _errors.ProtocolError(f"the graph {reply['graph']!r} is outside the view")
     members = [Member(**one) for one in reply["members"]]
     if any(not clean(one.graph) for one in members) or reply["member"] >= max(1, len(members)):
-        raise _errors.ProtocolError("a graph of the group does not lie in the view, or the model is none of it")
+        raise _errors.ProtocolError("a graph of the group is outside the view, or the model is none of it")
     fd = None
     if "fd" in reply:
         if not stat.S_ISDIR(os.fstat(received[reply["fd"]]).st_mode):

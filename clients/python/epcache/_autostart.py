@@ -155,13 +155,13 @@ def _own(folder: str, made_by_others: bool) -> None:
         while not made_by_others and not os.path.exists(above):
             above = os.path.dirname(above)
         if os.stat(above).st_uid not in (0, os.geteuid()):
-            raise PermissionError(errno.EPERM, "the folder above belongs to another user", folder)
+            raise PermissionError(errno.EPERM, "the directory above is owned by another user", folder)
         os.makedirs(folder, mode=0o700, exist_ok=True)
     info = os.stat(folder)
     if info.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "the folder belongs to another user", folder)
+        raise PermissionError(errno.EPERM, "the directory is owned by another user", folder)
     if info.st_mode & 0o022:
-        raise PermissionError(errno.EPERM, "the folder may be changed by other users", folder)
+        raise PermissionError(errno.EPERM, "other users may write to the directory", folder)
 
 
 def _locked(lock: int) -> bool:
@@ -253,4 +253,4 @@ class _Starter:
     def _reason(self) -> str:
         text = os.read(self._answers, 4096).decode(errors="replace").strip()
         named = f"; {PROGRAM_VARIABLE} names it" if os.environ.get(PROGRAM_VARIABLE) else ""
-        return text.partition("\n")[0].removeprefix("epcached: ") or f"{self._program} ended without a word{named}"
+        return text.partition("\n")[0].removeprefix("epcached: ") or f"{self._program} ended without a message{named}"

@@ -56,7 +56,7 @@ class Call(Generic[T]):
                 return self._dial()
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(2 * pause, 0.25)
-        raise _errors.NoDaemon(f"the daemon went away during the request and did not come back: {lost.text}") from lost
+        raise _errors.NoDaemon(f"the connection to the daemon was lost during the request, and no daemon answers now: {lost.text}") from lost
 
     def _dial(self) -> Connection:
         started = time.monotonic()
@@ -134,7 +134,7 @@ class Question(Call[_wire.Message]):
         close_all(received)
         reply: _wire.Message | None = envelope.get(self.reply)
         if reply is None:
-            raise _errors.ProtocolError(f"the daemon's answer to {self.body} is something else")
+            raise _errors.ProtocolError(f"the daemon's answer to {self.body} is unexpected")
         return reply
 
 

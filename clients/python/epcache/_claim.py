@@ -112,7 +112,7 @@ class Claim:
         for above, _, names in os.walk(folder):
             found += [os.path.relpath(os.path.join(above, name), folder) for name in names]
         if self.output not in found:
-            raise FileNotFoundError(f"{folder}: there is no {self.output}, which is what the graph has to be called")
+            raise FileNotFoundError(f"{folder}: there is no {self.output}, the required name of the graph")
         found.remove(self.output)
         if len(found) >= MAX_FILES:
             raise ValueError(f"{folder}: {len(found)} files beside the graph; a claim is for one model")
@@ -151,7 +151,7 @@ class Put(Last[Artefact]):
         try:
             reply = envelope.get("acquire_reply")
             if reply is None:
-                raise _errors.ProtocolError("the daemon's answer to a Put is something else")
+                raise _errors.ProtocolError("the daemon's answer to a Put is unexpected")
             result = artefact(reply, received)
             result.server = connection.server
             return result
@@ -169,4 +169,4 @@ class GiveUp(Last[None]):
         envelope, received = self._answer(connection)
         close_all(received)
         if "give_up_reply" not in envelope:
-            raise _errors.ProtocolError("the daemon's answer to a GiveUp is something else")
+            raise _errors.ProtocolError("the daemon's answer to a GiveUp is unexpected")

@@ -149,7 +149,7 @@ class Client:
         """
         with self.acquire(model, eps, **{**request, "on_miss": "explain"}) as artefact:
             if artefact.explanation is None:
-                raise _errors.ProtocolError("the daemon gave no explanation")
+                raise _errors.ProtocolError("the daemon sent no explanation")
             return artefact.explanation
 
     def report(

@@ -37,17 +37,17 @@ def copy_artefact(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:
     sources = {}
     for name in sorted((f.name for f in artefact.files), key=lambda name: name == artefact.graph):
         if not clean(name) or os.path.commonpath([beside, name]) != beside:
-            raise _errors.ProtocolError(f"the file {name!r} does not lie beside the graph")
+            raise _errors.ProtocolError(f"the file {name!r} is not beside the graph")
         sources[os.path.relpath(name, beside or ".")] = f"/proc/self/fd/{artefact.fd}/{name}"
     graph = os.path.relpath(artefact.graph, beside or ".")
     if graph not in sources:
-        raise _errors.ProtocolError(f"the graph {artefact.graph!r} is none of the files")
+        raise _errors.ProtocolError(f"the graph {artefact.graph!r} is not one of the files")
     os.makedirs(folder, exist_ok=True)
     there = {name for name in sources if os.path.exists(os.path.join(folder, name))}
     same = {name for name in there if filecmp.cmp(sources[name], os.path.join(folder, name), shallow=False)}
     if different := sorted(there - same):
         if not overwrite:
-            raise FileExistsError(f"{os.path.join(folder, different[0])} is there, and is another file")
+            raise FileExistsError(f"{os.path.join(folder, different[0])} exists, and is a different file")
     for name, source in sources.items():
         if name not in same:
             _copy(source, os.path.join(folder, name))

@@ -181,7 +181,7 @@ class Connection:
         descriptors = _descriptors(ancillary)
         try:
             if flags & socket.MSG_CTRUNC:
-                raise _errors.ProtocolError(f"{self.path}: more descriptors than a frame may have, or no room for them")
+                raise _errors.ProtocolError(f"{self.path}: more descriptors than a frame may have, or the process has too many open files")
             if not data:
                 raise Lost(f"{self.path}: the daemon closed the connection")
             return data, descriptors

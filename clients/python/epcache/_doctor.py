@@ -81,7 +81,7 @@ def _machine(socket: str) -> list[Finding]:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_LIMIT, check=False)
         found = [Finding(**{name: str(one[name]) for name in Finding.__annotations__}) for one in json.loads(done.stdout)["findings"]]
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
-        return [Finding(WARNING, "epcachectl", f"{program} tells nothing: {error}", "install epcachectl and epcache of one release", "client")]
+        return [Finding(WARNING, "epcachectl", f"{program} tells nothing: {error}", "install epcachectl and epcache of the same release", "client")]
     return [one if one.severity in (OK, WARNING, PROBLEM) else replace(one, severity=OK) for one in found]
 
 
@@ -104,23 +104,23 @@ def _daemon(found: list[Finding], named: str) -> str:
     reason = "; ".join(failed)
     program = _autostart.find()
     if named or os.environ.get(SOCKET_VARIABLE):
-        hint = "start epcached there, or unset EPCACHE_SOCKET: where it is set, no other daemon is asked"
+        hint = "start epcached there, or unset EPCACHE_SOCKET, which prevents the use of other daemons"
     elif not absent:
-        hint = "look at its process, which may be stopped, and at its log; while there is one, sessions start no other"
+        hint = "check its process, which may be suspended, and its log; sessions do not start a second daemon"
     elif not _autostart.switched_on():
         hint = f"start epcached; sessions do not start one, for {_autostart.VARIABLE} says so"
     elif not program:
-        hint = "start epcached, or install the package with the programs: there is none that a session could start"
+        hint = "start epcached, or install the package with its programs, so that sessions can start one"
     else:
         found.append(Finding(OK, "daemon", f"none runs; the first session starts {program}", f"looked for: {reason}", "client"))
         return ""
-    found.append(Finding(PROBLEM, "daemon", f"none answers, sessions compile for themselves: {reason}", hint, "client"))
+    found.append(Finding(PROBLEM, "daemon", f"none answers, so sessions compile by themselves: {reason}", hint, "client"))
     return ""
 
 
 def _worker_here() -> Finding:
     program = _worker.find()
-    text = f"on_miss='claim' compiles in {program}" if program else "none is found: on_miss='claim' compiles in the application's own process"
+    text = f"on_miss='claim' compiles in {program}" if program else "none found: on_miss='claim' compiles in the application's own process"
     return Finding(OK, "worker", text)
 
 
@@ -130,7 +130,7 @@ def _onnxruntime(found: list[Finding]) -> list[str] | None:
 
     owners = sorted(set(metadata.packages_distributions().get("onnxruntime", [])))
     if len(owners) > 1:
-        text = f"several packages are installed over each other: {', '.join(owners)}"
+        text = f"several installed packages overwrite each other: {', '.join(owners)}"
         found.append(Finding(PROBLEM, "onnxruntime", text, "uninstall all of them, and install one"))
     told = _child("onnxruntime")
     if error := told.get("error"):
@@ -138,7 +138,7 @@ def _onnxruntime(found: list[Finding]) -> list[str] | None:
         return None
     text = f"{told['version']} in {told['folder']}, with {', '.join(told['providers'])} built in"
     if tuple(int(part) for part in told["version"].split(".")[:2]) < OLDEST or not told["plugins"]:
-        hint = f"version {'.'.join(map(str, OLDEST))} or later is needed, one that takes plugins"
+        hint = f"version {'.'.join(map(str, OLDEST))} or later is needed for plugin execution providers"
         found.append(Finding(PROBLEM, "onnxruntime", text, hint))
         return None
     found.append(Finding(OK, "onnxruntime", text))
@@ -148,8 +148,8 @@ def _onnxruntime(found: list[Finding]) -> list[str] | None:
 def _execution_providers(found: list[Finding], socket: str, built_in: list[str]) -> None:
     usable = 0
     for name, package in _child("built in", *built_in).get("plugins", {}).items():
-        text = "part of this ONNX Runtime, so the daemon cannot compile for it: sessions on it are plain ones, but for on_miss='claim'"
-        hint = f"uninstall this ONNX Runtime, and pip install onnxruntime {package}: the same as a plugin, which is served"
+        text = "part of this ONNX Runtime, so the daemon cannot compile for it: its sessions are plain ones, except with on_miss='claim'"
+        hint = f"uninstall this ONNX Runtime, and pip install onnxruntime {package}, which is the same execution provider as a plugin"
         found.append(Finding(WARNING, name, text, hint))
     for package in _child("packages").get("packages", []):
         told = _child("package", package, socket)
@@ -160,7 +160,7 @@ def _execution_providers(found: list[Finding], socket: str, built_in: list[str])
             usable += finding.severity == OK
             found.append(finding)
     if not usable:
-        text = "there is none that sessions could use from the cache"
+        text = "none that the cache supports is installed"
         found.append(Finding(PROBLEM, "execution providers", text, "for example: pip install onnxruntime-ep-openvino"))
 
 
@@ -182,7 +182,7 @@ def _child(*arguments: str) -> dict[str, Any]:
     try:
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_LIMIT, check=False)
     except subprocess.TimeoutExpired:
-        return {"error": f"no end of loading it within {CHILD_LIMIT:.0f} s"}
+        return {"error": f"loading it did not end within {CHILD_LIMIT:.0f} s"}
     except OSError as error:
         return {"error": f"{sys.executable}: {error.strerror}"}
     for line in done.stdout.decode(errors="replace").splitlines():
@@ -191,7 +191,7 @@ def _child(*arguments: str) -> dict[str, Any]:
             return told
     words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     how = _worker.signal_name(-done.returncode) if done.returncode < 0 else f"status {done.returncode}"
-    return {"error": f"it ends the process that loads it, with {how}: {words}"}
+    return {"error": f"it crashes the process that loads it, with {how}: {words}"}
 
 
 def client(socket: str) -> Client:

@@ -78,7 +78,7 @@ class Subscription:
         close_all(descriptors)
         message = envelope.get("event")
         if message is None:
-            raise _errors.ProtocolError("the daemon's answer to a Subscribe is something else")
+            raise _errors.ProtocolError("the daemon's answer to a Subscribe is unexpected")
         return event(message)
 
     def close(self) -> None:

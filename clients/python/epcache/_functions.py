@@ -50,7 +50,7 @@ def why(
     ask = one.question(client or shared_client(), {"embed": embed, "output": output, "on_miss": "explain"})
     with ask() as answer:
         if answer.explanation is None:
-            raise _errors.ProtocolError("the daemon gave no explanation")
+            raise _errors.ProtocolError("the daemon sent no explanation")
         return answer.explanation
 
 
@@ -193,11 +193,11 @@ def compile(
         raise ValueError(f"on_miss {on_miss!r}: to write a compiled model it is wait, fail or refresh")
     one = session_request(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not(on_miss):
-        raise _errors.Unavailable(f"the cache cannot be asked: {reason}")
+        raise _errors.Unavailable(f"the cache cannot be used: {reason}")
     wishes: dict[str, Any] = {"on_miss": on_miss, "embed": embed, "output": output, "store": store}
     with displayed(progress, model_name(model)) as step:
         answer: Artefact = one.question(client or shared_client(), wishes)(timeout=timeout, progress=step)
     with answer:
         if answer.fd is None:
-            raise _errors.BadModel(f"there is nothing to write, the daemon answered {answer.outcome}: {answer.why}")
+            raise _errors.BadModel(f"there is no compiled model to write, because the daemon answered {answer.outcome}: {answer.why}")
         return copy_artefact(answer, os.fspath(folder), overwrite)

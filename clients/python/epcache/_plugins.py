@@ -90,8 +90,8 @@ class Plugin:
             if device is None:
                 raise
             # By name nothing is listed that could be looked at before; and ONNX Runtime's error names no device.
-            text = f"{self.ep.name}, which is part of this ONNX Runtime, does not take device {device}: {error}"
-            raise _errors.Unavailable(text, "the device may not be here, or another provider option be wrong; ONNX Runtime's log says which") from error
+            text = f"{self.ep.name}, which is part of this ONNX Runtime, does not accept device {device}: {error}"
+            raise _errors.Unavailable(text, "the device may be missing, or another provider option wrong; ONNX Runtime's log has the reason") from error
 
 
 def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
@@ -123,8 +123,8 @@ def _named_device(ep: ExecutionProvider) -> ExecutionProvider:
         return ep
     option = _DEVICE_OPTIONS.get(ep.name)
     if option is None or len(ep.devices) > 1 or replace(ep.devices[0], type="") != Device():
-        text = f"{ep.name} is part of this ONNX Runtime and lists no devices here: name it without one"
-        raise _errors.Unavailable(text, "options such as device_id say which")
+        text = f"{ep.name} is part of this ONNX Runtime and lists no devices: omit the device"
+        raise _errors.Unavailable(text, "choose it by options such as device_id")
     return replace(ep, devices=(), options={option: ep.devices[0].type, **ep.options})
 
 
@@ -137,7 +137,7 @@ def _device_of_option(ep: ExecutionProvider) -> ExecutionProvider:
     wanted = _DEVICE.fullmatch(options.pop(option).upper())
     if wanted is None:
         text = f"{ep.name} as a plugin has no device {ep.options[option]!r}"
-        raise _errors.Unavailable(text, f"its combinations of devices have names of their own, such as {ep.name}.AUTO")
+        raise _errors.Unavailable(text, f"combinations of devices are execution providers of their own, such as {ep.name}.AUTO")
     metadata = {"ov_device": wanted[0]} if wanted[2] else {}
     return replace(ep, devices=(Device(wanted[1], metadata=metadata),), options=options)
 
@@ -220,15 +220,15 @@ def _find_library(name: str) -> str:
         return library
     package = plugin_package(name)
     hint = f"pip install {package}" if package else "give ExecutionProvider(library=...)"
-    raise _errors.Unavailable(f"no installed package carries the library of {name}", hint, {"missing_library": name})
+    raise _errors.Unavailable(f"no installed package has the library of {name}", hint, {"missing_library": name})
 
 
 def command_hint(name: str) -> str:
     """Returns a hint for epcachectl run if no installed package has the provider's library."""
     if package := plugin_package(name):
-        return f"pip install {package}, or name a folder that has it: --runtime DIR"
+        return f"pip install {package}, or name a directory that has it: --runtime DIR"
     known = ", ".join(sorted(known for known in _PACKAGES if plugin_package(known)))
-    return f"is it spelled right? packages are known for {known}; of others name the folder: --runtime DIR"
+    return f"check its spelling: packages are known for {known}; for others name the directory: --runtime DIR"
 
 
 def _choose(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:

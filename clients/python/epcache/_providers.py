@@ -19,7 +19,7 @@ CPU = "CPUExecutionProvider"
 def specified(names: Sequence[Any], options: Sequence[Mapping[Any, Any]] | None) -> list[ExecutionProvider]:
     """Returns what is asked for, in order, each name once as in ONNX Runtime. Raises ValueError where the two lists do not fit."""
     if isinstance(names, str):
-        raise ValueError(f"providers has to be a list of names, and not the text {names!r}")
+        raise ValueError(f"providers must be a list of names, not the text {names!r}")
     pairs = [isinstance(one, tuple) for one in names]
     if options:
         if any(pairs) and any(options):

@@ -95,7 +95,7 @@ def record_of(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> Record:
         elif note := _NOTED.get(name):
             note(record, *arguments)
         elif name not in _RUN_CALLS:
-            record.reasons.append(f"SessionOptions.{name} was called, which epcache cannot account for")
+            record.reasons.append(f"SessionOptions.{name} was called, which epcache does not support")
     return record
 
 
@@ -103,9 +103,9 @@ def _assigned(record: Record, name: str, value: Any) -> None:
     if name == "graph_optimization_level":
         record.level = LEVELS.get(value, "")
         if not record.level:
-            record.reasons.append(f"graph optimization level {value} is not known to epcache")
+            record.reasons.append(f"graph optimization level {value} is unknown to epcache")
     elif name not in _RUN_PROPERTIES:
-        record.reasons.append(f"SessionOptions.{name} is set, which epcache cannot account for")
+        record.reasons.append(f"SessionOptions.{name} is set, which epcache does not support")
 
 
 def _add_session_config_entry(record: Record, key: str, value: str) -> None:

@@ -68,7 +68,7 @@ def providers(specification: EPSpec | Sequence[EPSpec]) -> list[ExecutionProvide
         specification = [specification]  # type: ignore[list-item]
     found = [_provider(one) for one in specification]  # type: ignore[arg-type]
     if not found:
-        raise ValueError("no execution provider is named; for example 'OpenVINOExecutionProvider:CPU'")
+        raise ValueError("no execution provider named; for example 'OpenVINOExecutionProvider:CPU'")
     return found
 
 
@@ -82,7 +82,7 @@ def _provider(specification: EPSpec) -> ExecutionProvider:
     name: Any
     name, options = specification if _is_pair(specification) else (specification, {})  # type: ignore[misc]
     if not isinstance(name, str) or not name:
-        raise TypeError(f"execution provider {specification!r}: a name, (name, options) or ExecutionProvider is wanted")
+        raise TypeError(f"execution provider {specification!r}: it must be a name, (name, options) or ExecutionProvider")
     name, _, device = name.partition(":")
     devices = (_device(device),) if device else ()
     return ExecutionProvider(name, devices, {str(key): option_text(value) for key, value in options.items()})
@@ -105,7 +105,7 @@ def _device(text: str) -> Device:
         try:
             ids[key] = int(value, 0)
         except ValueError:
-            raise ValueError(f"device {text!r}: {part!r} is no id such as {key}=0x8086") from None
+            raise ValueError(f"device {text!r}: {part!r} is not an id such as {key}=0x8086") from None
     return Device(kind.upper(), ids["vendor"], ids["device"], metadata)
 
 

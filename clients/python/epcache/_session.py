@@ -90,13 +90,13 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         if unknown := set(kwargs) - _PASSED_ON:
             raise TypeError(f"InferenceSession does not take {', '.join(sorted(unknown))}")
         if meanwhile and (on_miss != "background" or meanwhile not in ort.get_available_providers()):
-            raise ValueError(f"meanwhile={meanwhile!r}: it is for on_miss='background', and ONNX Runtime has to have it built in")
+            raise ValueError(f"meanwhile={meanwhile!r}: it needs on_miss='background' and an execution provider built into ONNX Runtime")
         if output is not None and on_miss == "claim":
-            raise ValueError("output= is for what the daemon compiles, and not for on_miss='claim'")
+            raise ValueError("output= cannot be used with on_miss='claim'")
         falls_back = bool(kwargs.pop("enable_fallback", False))
         self._meanwhile = meanwhile
         self._begin(session_request(path_or_bytes, sess_options, ep, providers, provider_options, **kwargs))
-        reason = "the application asked for no cache" if client is False else self._wanted.why_not(on_miss)
+        reason = "the application disabled the cache" if client is False else self._wanted.why_not(on_miss)
         if reason:
             self._report = Report("bypassed", reason)
             self._load_plain()
@@ -244,7 +244,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
                 return False  # nothing that the daemon could look into
             decision = client.report(artefact, refusal.code, refusal.text, runtime=_plugins.runtime(self._wanted.plugins))
         except (_errors.Error, OSError) as error:
-            attempts.said.append(f"the daemon has not answered to that: {error}")
+            attempts.said.append(f"the daemon has not answered the report: {error}")
             return False
         finally:
             # Only now: what the daemon looks into is what was loaded.

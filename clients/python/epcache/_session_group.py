@@ -57,7 +57,7 @@ class SessionGroup(Sequence[InferenceSession]):
         if on_miss not in ("wait", "fail", "refresh", "bypass"):
             raise ValueError(f"on_miss {on_miss!r}: for a group it is wait, fail, refresh or bypass")
         group = _Group(models, session_request(models[0], sess_options, ep, providers, provider_options))
-        reason = "the application asked for no cache" if client is False else group.first.why_not(on_miss)
+        reason = "the application disabled the cache" if client is False else group.first.why_not(on_miss)
         if reason:
             report = Report("bypassed", reason)
             self._sessions = group.plain(report)

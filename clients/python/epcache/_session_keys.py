@@ -55,18 +55,18 @@ FOLDER = frozenset(
     )
 )
 REFUSED = {
-    "ep.context_embed_mode": "epcached sets it: ask for an embedded context instead",
+    "ep.context_embed_mode": "epcached sets it: request an embedded context instead",
     "ep.context_enable": "epcached sets it",
     "ep.context_file_path": "epcached sets it",
-    "ep.context_model_external_initializers_file_name": "epcached sets it: ask for it with the output",
-    "ep.context_source_model_path": "it names a file: a weightless build has what it needs",
+    "ep.context_model_external_initializers_file_name": "epcached sets it: request it as output",
+    "ep.context_source_model_path": "it names a file: a weightless build contains its weights",
     "ep.share_ep_contexts": "epcached sets it for groups",
     "ep.stop_share_ep_contexts": "epcached sets it for groups",
     "optimization.memory_optimizer_config": "it makes ONNX Runtime read a file by name",
     "session.collect_node_memory_stats_to_file": "it makes ONNX Runtime write a file",
     "session.compile_only": "ONNX Runtime sets it for the compile API",
     "session.debug_layout_transformation": "it makes ONNX Runtime write files",
-    "session.graph_optimization_level": "say it by the graph optimization level of the request",
+    "session.graph_optimization_level": "use the graph optimization level of the request",
     "session.moe.offload.derived_cache_dir": "it makes ONNX Runtime write files",
     "session.moe.offload.popularity_file": "it makes ONNX Runtime read a file by name",
     "session.moe.offload.source_root": "it makes ONNX Runtime read files by name",

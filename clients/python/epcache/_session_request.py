@@ -37,7 +37,7 @@ class SessionRequest:
         """Returns why the cache cannot be asked for it, "" if it can."""
         if self.record is None:
             kind = type(self.options).__name__
-            return f"a plain onnxruntime.{kind} cannot be read back: use epcache.SessionOptions"
+            return f"a plain onnxruntime.{kind} cannot be read: use epcache.SessionOptions"
         reasons = self.record.reasons + self.reasons
         if on_miss != "claim":  # the daemon has no such ONNX Runtime, but this process compiles for it
             reasons += [_built_in(p) for p in self.plugins if p.library is None]
@@ -113,9 +113,9 @@ def session_request(
         recorded: list[tuple[ExecutionProvider, Any]] = record.providers if record is not None else []
         result.plugins = [_plugins.plugin(one, devices) for one, devices in recorded]
     else:
-        raise ValueError("no execution provider is named; for example ep='OpenVINOExecutionProvider:CPU'")
+        raise ValueError("no execution provider named; for example ep='OpenVINOExecutionProvider:CPU'")
     if before not in (None, [p.ep for p in result.plugins]):
-        raise ValueError("these plain session options were used for other execution providers before: use epcache.SessionOptions")
+        raise ValueError("these session options were used for other execution providers before: use epcache.SessionOptions")
     return result
 
 

@@ -175,7 +175,7 @@ def _scalar(field: Field, raw: int | bytes) -> Any:
 
 def _as_bytes(field: Field, raw: int | bytes) -> bytes:
     if not isinstance(raw, bytes):
-        raise WireError(f"field {field.name}: a number where bytes belong")
+        raise WireError(f"field {field.name}: a number instead of bytes")
     return raw
 
 

@@ -78,7 +78,7 @@ def compile(program: str, request: dict[str, Any], deadline: float, told: Callab
             status = process.wait(min(deadline, time.monotonic() + GRACE))
         except TimeoutError:
             if time.monotonic() >= deadline:
-                raise _errors.DeadlineExceeded("the compile took longer than it may") from None
+                raise _errors.DeadlineExceeded("the compile reached its time limit") from None
             status = None
         finally:
             process.end()

@@ -351,7 +351,7 @@ def test_another_users_folder_is_refused(home: Path) -> None:
         other.bind(str(state(home) / "epcached.sock"))
         other.listen()
         assert epcache.default_sockets() == ["/nowhere/epcached.sock"]
-        with pytest.raises(epcache.NoDaemon, match="belongs to another user"):
+        with pytest.raises(epcache.NoDaemon, match="owned by another user"):
             epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
 
 

@@ -414,7 +414,7 @@ def test_external_data_by_callback(view: Path, model: str) -> None:
 def test_external_data_outside_the_folder_is_not_opened(model: str, view: Path, location: str) -> None:
     script = Need([location], view)
     with FakeDaemon(script) as daemon, connect(daemon) as client:
-        with pytest.raises(epcache.BadModel, match="below the model's folder"):
+        with pytest.raises(epcache.BadModel, match="outside the model's directory"):
             client.acquire(model, "E")
     assert script.got == [{}]
 

@@ -141,5 +141,5 @@ def test_output_of_a_session_is_asked_for(source: str, view: Path) -> None:
 
 
 def test_output_is_not_for_what_this_process_compiles(source: str) -> None:
-    with pytest.raises(ValueError, match="output= is for what the daemon compiles"):
+    with pytest.raises(ValueError, match="output= cannot be used"):
         epcache.InferenceSession(source, ep=OPENVINO.spec, output=epcache.Output(), on_miss="claim")

@@ -150,7 +150,7 @@ def test_report_never_hangs_nor_fails_the_application(
     monkeypatch.setattr(_client.Client.report, "__kwdefaults__", {**_client.Client.report.__kwdefaults__, "timeout": 0.3})
     script = kind([refused])
     with FakeDaemon(script) as daemon, Waits(10):
-        with pytest.warns(epcache.EpcacheWarning, match="the daemon has not answered to that"):
+        with pytest.warns(epcache.EpcacheWarning, match="the daemon has not answered the report"):
             session = make(daemon, source, provider)
         assert session.epcache.decisions == []
         assert equal(session.run(None, INPUTS), run_plain(provider, source))

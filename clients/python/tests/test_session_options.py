@@ -27,7 +27,7 @@ def test_method_that_is_not_known_is_a_reason(options: epcache.SessionOptions, m
     monkeypatch.setattr(ort.SessionOptions, "from_a_later_version", lambda self, value: None, raising=False)
     _session_options._remembering("from_a_later_version")(options, 1)
     assert options._record.reasons == [
-        "SessionOptions.from_a_later_version was called, which epcache cannot account for"
+        "SessionOptions.from_a_later_version was called, which epcache does not support"
     ]
 
 

@@ -125,7 +125,7 @@ func parseEP(text string) (workerproto.EP, error) {
 		case isID:
 			n, err := strconv.ParseUint(value, 0, 32)
 			if err != nil || n == 0 {
-				return ep, fmt.Errorf("--ep: %q is no id such as 0x8086", part)
+				return ep, fmt.Errorf("--ep: %q is not an id such as 0x8086", part)
 			}
 			*id = uint32(n)
 		case pair && key != "":

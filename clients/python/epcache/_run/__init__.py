@@ -39,7 +39,7 @@ def take_over(ort: ModuleType) -> None:
         if not why:
             _replace(ort)
     except Exception as error:
-        why = f"epcache cannot take over: {type(error).__name__}: {error}"
+        why = f"epcache cannot replace its sessions: {type(error).__name__}: {error}"
     _report.imported(why)
 
 
@@ -50,7 +50,7 @@ def _too_old(version: str) -> str:
         return f"the version of onnxruntime is {version!r}, which epcache does not understand"
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return f"onnxruntime {version} is older than {oldest}, with which compiled execution providers begin"
+        return f"onnxruntime {version} is older than {oldest}, the first with plugin execution providers"
     return ""
 
 

@@ -16,7 +16,7 @@ def run_settings() -> dict[str, Any]:
 
     value = json.loads(os.environ.get(VARIABLE) or "{}")
     if not isinstance(value, dict):
-        raise ValueError(f"{VARIABLE} is no JSON object")
+        raise ValueError(f"{VARIABLE} is not a JSON object")
     return value
 
 

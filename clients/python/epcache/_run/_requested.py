@@ -38,14 +38,14 @@ def requested_session(options: Any, providers: Any, provider_options: Any) -> Re
     """Understands the arguments of ONNX Runtime's InferenceSession. What it does not understand is left to ONNX Runtime."""
     named = _named(providers, provider_options)
     if named is None:
-        return RequestedSession([], why="the providers are given in a way that ONNX Runtime does not know")
+        return RequestedSession([], why="the providers have a form that ONNX Runtime does not accept")
     names = [name for name, _ in named]
     if options is not None and options.has_providers():
         if named:
             return RequestedSession(names, why="execution providers are named both in the session options and as providers")
         return RequestedSession([])
     if options is not None and getattr(options, "_record", None) is None:
-        return RequestedSession(names or [CPU], why="the session options were made by ONNX Runtime itself, and cannot be read back")
+        return RequestedSession(names or [CPU], why="the session options were made by ONNX Runtime itself, and cannot be read")
     built_in = [name for name in names if name in ort.get_available_providers() and name not in _UNCOMPILED]
     if built_in:
         return RequestedSession(names, why=f"it asks for {built_in[0]}, which is part of the program's own ONNX Runtime")

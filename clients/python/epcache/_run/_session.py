@@ -171,11 +171,11 @@ def _understood(path_or_bytes: Any, options: Any, providers: Any, provider_optio
     if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
         return RequestedSession([], why=f"a model of type {type(path_or_bytes).__name__}")
     if unknown := set(kwargs) - _KNOWN:
-        return RequestedSession([], why=f"InferenceSession has arguments that epcache does not know: {', '.join(sorted(unknown))}")
+        return RequestedSession([], why=f"InferenceSession has arguments unknown to epcache: {', '.join(sorted(unknown))}")
     if _beyond_fork:
         names = ", ".join(sorted(_plugins._registered))
         return RequestedSession([], why=f"it is made in a fork of a process that had {names} loaded already, whose threads no fork has")
     try:
         return requested_session(options, providers, provider_options)
     except Exception as error:
-        return RequestedSession([], why=f"epcache does not understand what is asked for: {type(error).__name__}: {error}")
+        return RequestedSession([], why=f"epcache does not understand the request: {type(error).__name__}: {error}")

@@ -32,7 +32,7 @@ def settings() -> Settings:
 def _provider(one: object) -> ExecutionProvider:
     """Returns the execution provider of {"name", "devices": [{"type", "vendor_id", "device_id", "metadata"}], "options", "library"}; all but the name may be missing."""
     if not isinstance(one, dict):
-        raise ValueError(f"{VARIABLE}: {one!r} is no execution provider")
+        raise ValueError(f"{VARIABLE}: {one!r} is not an execution provider")
     [ep] = providers((one.get("name", ""), one.get("options", {})))
     devices = tuple(Device(d.get("type", ""), d.get("vendor_id", 0), d.get("device_id", 0), d.get("metadata", {})) for d in one.get("devices", []))
     return ExecutionProvider(ep.name, devices, ep.options, library=str(one.get("library", "")))

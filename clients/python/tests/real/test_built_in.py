@@ -76,7 +76,7 @@ def test_device_that_is_not_there(ask: Callable[..., Any]) -> None:
     """As with a plugin; ONNX Runtime's own error names neither."""
     (made,) = ask(ep=[f"{EP}:NPU", {}])["sessions"]
     assert made["error"] == "Unavailable"
-    assert "does not take device NPU" in made["text"]
+    assert "does not accept device NPU" in made["text"]
 
 
 def test_doctor_says_what_it_is(where: Path, daemon: Daemon) -> None:

@@ -130,4 +130,4 @@ def test_what_cannot_be_understood_leaves_the_program_alone(run: Run, model: str
     code = f"import os; os.environ['EPCACHE_RUN'] = {told!r}; import onnxruntime; print(onnxruntime.InferenceSession({model!r}).get_providers())"
     ended, report = run.python("-c", code)
     assert ended.stdout == f"{[CPU]}\n", ended.stderr
-    assert report["notes"] == ["epcache cannot be used in this process: ValueError: EPCACHE_RUN: 7 is no execution provider"]
+    assert report["notes"] == ["epcache cannot be used in this process: ValueError: EPCACHE_RUN: 7 is not an execution provider"]

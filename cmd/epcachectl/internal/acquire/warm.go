@@ -200,7 +200,7 @@ func (r *Request) replaceOption(key, value string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("there is no execution provider %q", term.Brief(name))
+	return fmt.Errorf("unknown execution provider %q", term.Brief(name))
 }
 
 func merged[V any](below, over map[string]V) map[string]V {
