@@ -98,3 +98,18 @@ func TestLinesAreNarrow(t *testing.T) {
 		}
 	}
 }
+
+// TestMessagesRepeatNoWord finds what a replacement over the sources left behind.
+func TestMessagesRepeatNoWord(t *testing.T) {
+	twice := regexp.MustCompile(`^[a-z]{2,}$`)
+	for _, said := range goMessages(t) {
+		for _, m := range said {
+			words := strings.Fields(m.said)
+			for i := range max(len(words)-1, 0) {
+				if words[i] == words[i+1] && twice.MatchString(words[i]) {
+					t.Errorf("%s: %q twice in %q", m.pos, words[i], m.said)
+				}
+			}
+		}
+	}
+}

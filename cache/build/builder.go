@@ -116,7 +116,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	if err != nil {
 		return nil, request.UnservableError(err, at.Name, "compiled")
 	}
-	a.Outcome, a.Why = request.Waited, "compiled by another request for the same build build build"
+	a.Outcome, a.Why = request.Waited, "compiled by another request for the same build"
 	if first && !result.Found {
 		a.Outcome, a.Why = request.Compiled, why
 		a.Compared, _ = result.Fact.(*compilers.VerifyResult) // nil: it was not compared
@@ -173,7 +173,7 @@ func (bd *Builder) AnswerWaiter(ctx context.Context, at *request.Attempt, result
 	if err != nil {
 		return nil, request.UnservableError(err, at.Name, "compiled")
 	}
-	a.Outcome, a.Why = request.Waited, "compiled by another request for the same build build build"
+	a.Outcome, a.Why = request.Waited, "compiled by another request for the same build"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary,
 		Reason: "compiled for this request", At: bd.Now()}
 	if result.Build.Put {

@@ -26,8 +26,7 @@ With -n it prints what would be withheld.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
 	}
 	cmd.Flags().StringVar(&request.Reason, "reason", "", "record `TEXT` as the reason")
-	words := changeWords{"withheld", "would withhold", "change nothing, print what would be " +
-		"done done"}
+	words := changeWords{"withheld", "would withhold", "change nothing, print what would be withheld"}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
 
@@ -102,8 +101,7 @@ for show.
 With -n it prints what would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,
 	}
-	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be " +
-		"unpinned pinned"}
+	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be unpinned"}
 	request := &wire.Unpin{}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }

@@ -191,8 +191,8 @@ With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "cancel all jobs")
-	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be "+
-		"done done")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "cancel nothing, print what would be "+
+		"cancelled")
 	return cmd
 }
 

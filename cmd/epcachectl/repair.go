@@ -44,7 +44,7 @@ Counters and last uses are lost; builds are not.` +
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be done done done")
+	f.BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be done")
 	f.BoolVar(&quick, "quick", false, "check structure, sizes and times, and hash nothing")
 	f.BoolVar(&request.RebuildIndex, "rebuild-index", false,
 		"rebuild the index from manifests and journal")

@@ -55,9 +55,8 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&request.All, "all", false, "delete all builds")
-	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "delete nothing, print what "+
-		"would be deleted deleted deleted")
+	cmd.Flags().BoolVar(&request.All, "all", false, "remove all builds")
+	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "remove nothing, print what would be removed")
 	cmd.Flags().BoolVarP(&force, "yes", "y", false, "do not ask; --all needs it where there is no terminal")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "the same as --yes")
 	return cmd
