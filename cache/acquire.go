@@ -41,7 +41,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 		a, err := c.acquire(ctx, at)
 		moved := errors.Is(err, runtimes.ErrFilesChanging) || errors.Is(err, runtimes.ErrReplaced)
 		most := acquireAttempts
-		if errors.Is(err, store.ErrGone) {
+		if errors.Is(err, store.ErrRemoved) {
 			moved, most = true, removedAttempts
 		}
 		if !moved || tries >= most || ctx.Err() != nil {

@@ -275,12 +275,12 @@ func (c *Cache) openStore() (err error) {
 				o.OnBroken(err)
 			}
 		},
-		Published: func(b *index.Build, uid uint32) {
+		OnPublished: func(b *index.Build, uid uint32) {
 			c.Rights.RecordSeen(request.Peer{UID: uid}, b)
 			c.rebuilds.NotePublished(b)
 		},
-		Withheld: c.recompiler.RebuildDamaged,
-		Bound:    func(uid uint32) bool { return !c.Rights.IsPublisher(request.Peer{UID: uid}) },
+		OnWithheld: c.recompiler.RebuildDamaged,
+		Bound:      func(uid uint32) bool { return !c.Rights.IsPublisher(request.Peer{UID: uid}) },
 	})
 	if err != nil {
 		return err
@@ -317,7 +317,7 @@ func (c *Cache) openPlanning() {
 		},
 	})
 	c.Workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Owner: c.owners.OwnerOf,
-		Checks: jobs.NewQueue(o.Jobs, 0, c.now), Slow: keyed.NewShares[uint32](32, 8)}
+		Checks: jobs.NewQueue(o.Jobs, 0, c.now), SlowCopies: keyed.NewShares[uint32](32, 8)}
 	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.Workspaces,
 		Allowed: func() (identity.Allowed, uint64) {
 			s := c.settings.Load()
@@ -376,7 +376,7 @@ func (c *Cache) openAnswering() {
 		Runtimes: c.runtimes, Owner: c.owners.OwnerOf,
 		Configured: c.configured.Load, Sandbox: c.loadChecker.Sandbox, Try: c.loadChecker.TryEP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,
-		PlanAgain: c.answers.ExplainEntry,
+		ExplainEntry: c.answers.ExplainEntry,
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.ForBuild(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad

@@ -254,7 +254,7 @@ func TestAnEvictionIsDecidedBeforeItsTombstones(t *testing.T) {
 			}
 			if id := wanted.Swap(nil); id != nil {
 				_, err := b.cache.Store.BeginServing(*id)
-				assert.ErrorIs(t, err, store.ErrGone)
+				assert.ErrorIs(t, err, store.ErrRemoved)
 			}
 		}}
 	}

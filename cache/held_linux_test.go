@@ -46,10 +46,10 @@ func TestOpenFilesStayAndCount(t *testing.T) {
 	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, nil, true, false)
 	require.NoError(t, err)
 	b.cache.views.Sweep()
-	require.EqualValues(t, 2*cas.Block, b.account().Held)
+	require.EqualValues(t, 2*cas.Block, b.account().UnlinkedOpen)
 	closed()
 	b.cache.views.Sweep()
-	require.Zero(t, b.account().Held)
+	require.Zero(t, b.account().UnlinkedOpen)
 	require.NoDirExists(t, a.Path)
 }
 

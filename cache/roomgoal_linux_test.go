@@ -21,7 +21,7 @@ func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 		false, false)
 	require.NoError(t, err)
 	now := b.account()
-	require.Positive(t, now.Held)
+	require.Positive(t, now.UnlinkedOpen)
 	require.Positive(t, now.Manifests)
 	set, err := b.cache.Store.Reserve(context.Background(), 1, false)
 	require.NoError(t, err)
@@ -34,7 +34,7 @@ func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 		require.NoError(t, err)
 		return [2]int64{bytes, missing}
 	}
-	left := int64(budget) - now.Manifests - now.Held - reserved - 300
+	left := int64(budget) - now.Manifests - now.UnlinkedOpen - reserved - 300
 	require.Equal(t, [2]int64{left, 0}, goal(store.Bounds{Budget: budget}, store.Goal{Need: 300}))
 	require.Equal(t, [2]int64{left - budget/store.SlackPart, 0},
 		goal(store.Bounds{Budget: budget}, store.Goal{Need: 300, Slack: true}))

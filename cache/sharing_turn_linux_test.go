@@ -32,7 +32,7 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 						leave()
 					}
 				}()
-				for !kept.TurnContended() {
+				for !kept.FormsWanted() {
 					time.Sleep(time.Millisecond)
 				}
 			})

@@ -55,10 +55,10 @@ func TestTheAccountIsExact(t *testing.T) {
 	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
 		[]string{held.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
-	require.EqualValues(t, 2*cas.Block, b.account().Held)
+	require.EqualValues(t, 2*cas.Block, b.account().UnlinkedOpen)
 	b.exact()
 	b.reopen()
-	require.Eventually(t, func() bool { return b.account().Held == 2*cas.Block }, soon,
+	require.Eventually(t, func() bool { return b.account().UnlinkedOpen == 2*cas.Block }, soon,
 		time.Millisecond, "found again soon after the start")
 	b.exact()
 	require.NoError(t, held.View.Close())

@@ -55,12 +55,12 @@ func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	require.Nil(t, b.cache.views.CurrentView(a.Build.ID))
 	require.NoDirExists(t, former.Path())
 	require.DirExists(t, made.Path(), "it is in use")
-	require.EqualValues(t, 2*cas.Block, b.account().Held)
+	require.EqualValues(t, 2*cas.Block, b.account().UnlinkedOpen)
 	b.exact()
 	require.NoError(t, lease.Close())
 	b.cache.views.Sweep()
 	require.NoDirExists(t, made.Path())
-	require.Zero(t, b.account().Held)
+	require.Zero(t, b.account().UnlinkedOpen)
 	b.exact()
 }
 
@@ -79,7 +79,7 @@ func TestFilesOnAnotherFileSystemDoNotCount(t *testing.T) {
 		false, false)
 	require.NoError(t, err)
 	require.Equal(t, files[1], b.read(a), "it is open")
-	require.Zero(t, b.account().Held)
+	require.Zero(t, b.account().UnlinkedOpen)
 	b.exact()
 }
 
@@ -121,10 +121,10 @@ func TestStartRemovesViewsWithoutUnpackedCopies(t *testing.T) {
 		}, soon, time.Millisecond)
 		b.exact()
 		if held {
-			require.Greater(t, b.account().Held, int64(1<<20))
+			require.Greater(t, b.account().UnlinkedOpen, int64(1<<20))
 			require.Equal(t, files[1], b.read(a))
 		} else {
-			require.Zero(t, b.account().Held)
+			require.Zero(t, b.account().UnlinkedOpen)
 		}
 	}
 }

@@ -303,8 +303,8 @@ func (h *Hold) Kept() []Digest {
 func (h *Hold) Release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.s.heldMu.Lock()
-	defer h.s.heldMu.Unlock()
+	h.s.holdsMu.Lock()
+	defer h.s.holdsMu.Unlock()
 	for _, d := range h.kept {
 		if h.s.holds[d]--; h.s.holds[d] == 0 {
 			delete(h.s.holds, d)
@@ -318,7 +318,7 @@ func (h *Hold) keepLocked(d Digest) {
 	h.mu.Lock()
 	h.kept = append(h.kept, d)
 	h.mu.Unlock()
-	h.s.heldMu.Lock()
+	h.s.holdsMu.Lock()
 	h.s.holds[d]++
-	h.s.heldMu.Unlock()
+	h.s.holdsMu.Unlock()
 }

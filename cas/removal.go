@@ -37,9 +37,9 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 	// Unlocked before the sync, which may take long: a Put of the same blob
 	// now links it again and syncs the folder too.
 	defer unlock()
-	s.heldMu.Lock()
+	s.holdsMu.Lock()
 	held := s.holds[d] > 0
-	s.heldMu.Unlock()
+	s.holdsMu.Unlock()
 	if held {
 		return false, nil
 	}

@@ -45,8 +45,8 @@ type Store struct {
 	// removing. A blob's lock is taken first; no other lock is held over it.
 	locks keyed.Locks[Digest]
 
-	heldMu sync.Mutex     // guards held; taken last
-	holds  map[Digest]int // how many Holds keep a blob
+	holdsMu sync.Mutex     // guards held; taken last
+	holds   map[Digest]int // how many Holds keep a blob
 }
 
 // Options of Open.

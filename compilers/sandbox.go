@@ -206,12 +206,12 @@ func (o *ORT) network(found workerproto.Confined) Safeguard {
 	return m
 }
 
-func processes(way isolation, unit bool) Safeguard {
+func processes(iso isolation, unit bool) Safeguard {
 	m := Safeguard{Name: "processes", InForce: true}
 	switch {
-	case way.namespace && way.user:
+	case iso.namespace && iso.user:
 		m.Text = "child processes end with their worker (pid namespace, in a user namespace)"
-	case way.namespace:
+	case iso.namespace:
 		m.Text = "child processes end with their worker (pid namespace)"
 	case unit:
 		m.Text = "child processes end with their worker (its systemd unit)"
@@ -240,8 +240,8 @@ func (o *ORT) memory(found workerproto.Confined) Safeguard {
 	return m
 }
 
-func (o *ORT) count(way isolation) Safeguard {
-	if o.countsProcesses(way) {
+func (o *ORT) count(iso isolation) Safeguard {
+	if o.countsProcesses(iso) {
 		return Safeguard{Name: "process limit", InForce: true, Text: fmt.Sprintf("%d (of the workers' user)", o.opts.Limits.Processes)}
 	}
 	return Safeguard{Name: "process limit", Text: "the kernel counts processes by user, and the " +

@@ -52,10 +52,10 @@ func (h *host) current() isolation {
 	return h.isolations[0]
 }
 
-func (h *host) drop(way isolation) bool {
+func (h *host) drop(iso isolation) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.isolations[0] != way {
+	if h.isolations[0] != iso {
 		return true // another job was told the same before
 	}
 	if len(h.isolations) == 1 {
@@ -84,8 +84,8 @@ func (o *ORT) start(req workerproto.Request, folder string, idle <-chan struct{}
 	}
 }
 
-func (o *ORT) startIn(way isolation, req workerproto.Request, folder string, idle <-chan struct{}) (*worker, error) {
-	p := o.preparation(way, isWaiting(idle))
+func (o *ORT) startIn(iso isolation, req workerproto.Request, folder string, idle <-chan struct{}) (*worker, error) {
+	p := o.preparation(iso, isWaiting(idle))
 	p.Confine, p.Model = o.confinement(req, folder), req.ModelFile != nil
 	preparation, err := json.Marshal(p)
 	if err != nil {
@@ -120,7 +120,7 @@ func (o *ORT) startIn(way isolation, req workerproto.Request, folder string, idl
 	if o.opts.Socket != "" {
 		w.process, err = o.startUnit(launch, files)
 	} else {
-		w.process, err = o.startChild(launch, files, way)
+		w.process, err = o.startChild(launch, files, iso)
 	}
 	if err != nil {
 		requestWrite.Close() // nothing was written
@@ -134,10 +134,10 @@ func (o *ORT) startIn(way isolation, req workerproto.Request, folder string, idl
 // child is a worker that is a child of this process.
 type child struct{ cmd *exec.Cmd }
 
-func (o *ORT) startChild(l workerproto.Launch, files []*os.File, way isolation) (*child, error) {
+func (o *ORT) startChild(l workerproto.Launch, files []*os.File, iso isolation) (*child, error) {
 	cmd := exec.Command(o.opts.Worker, "prepare", l.Prepare)
 	cmd.Dir, cmd.Env = l.Dir, l.Env
-	cmd.SysProcAttr = o.attributes(way)
+	cmd.SysProcAttr = o.attributes(iso)
 	own, err := duplicates(files) // the start may go on when the caller has closed the others
 	if err != nil {
 		return nil, err
@@ -219,14 +219,14 @@ func (c *child) reap() workerproto.ExitReport {
 	return ended
 }
 
-func (o *ORT) attributes(way isolation) *syscall.SysProcAttr {
+func (o *ORT) attributes(iso isolation) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	if way.namespace {
+	if iso.namespace {
 		a.Cloneflags |= unix.CLONE_NEWPID
 	} else {
 		a.Pdeathsig = syscall.SIGTERM // what it looks after does not end with it
 	}
-	if way.user {
+	if iso.user {
 		uid, gid := os.Geteuid(), os.Getegid()
 		a.Cloneflags |= unix.CLONE_NEWUSER
 		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
@@ -238,14 +238,14 @@ func (o *ORT) attributes(way isolation) *syscall.SysProcAttr {
 	return a
 }
 
-func (o *ORT) preparation(way isolation, idle bool) workerproto.Preparation {
+func (o *ORT) preparation(iso isolation, idle bool) workerproto.Preparation {
 	l := o.opts.Limits
 	p := workerproto.Preparation{Data: uint64(max(l.Memory+o.stacks, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
-		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: way.namespace, Group: o.opts.Socket != ""}
+		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: iso.namespace, Group: o.opts.Socket != ""}
 	if l.CPU > 0 {
 		p.CPU = uint64(math.Ceil(l.CPU.Seconds()))
 	}
-	if o.countsProcesses(way) {
+	if o.countsProcesses(iso) {
 		p.Processes = uint64(max(l.Processes, 0))
 	}
 	if idle {
@@ -256,11 +256,11 @@ func (o *ORT) preparation(way isolation, idle bool) workerproto.Preparation {
 
 // countsProcesses tells whether the kernel's count of a user's processes is one of workers alone. Since Linux 5.14 each user namespace counts for
 // itself. Root's are never limited.
-func (o *ORT) countsProcesses(way isolation) bool {
+func (o *ORT) countsProcesses(iso isolation) bool {
 	if u := o.opts.User; u != nil {
 		return u.UID != 0 && int(u.UID) != os.Geteuid()
 	}
-	return way.user && os.Geteuid() != 0 && kernelSince(5, 14)
+	return iso.user && os.Geteuid() != 0 && kernelSince(5, 14)
 }
 
 var errClosed = errors.New("compiler is closed")

@@ -16,7 +16,7 @@ import (
 // Check reads every manifest, the journal and every row of the database, and returns what is not as
 // it should be. It changes nothing. A row that is wrong is an error and no finding: as with any
 // read, the database is given up then. told is called now and then; it may be nil.
-func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
+func (x *Index) Check(ctx context.Context, progress Progress) ([]Finding, error) {
 	found := x.Problems()
 	space, err := x.Space()
 	if err != nil {
@@ -29,7 +29,7 @@ func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
 			return found, err
 		}
 		builds += n
-		told.report("builds", builds, space.Builds)
+		progress.report("builds", builds, space.Builds)
 		found = append(found, more...)
 	}
 	names, _ := x.FS.ReadDir(x.manifests.incoming) // one that is not there is made again at the next start
@@ -47,10 +47,10 @@ func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
 	for _, bucket := range buckets {
 		err := x.db.rows(ctx, bucket, func(_, _ []byte) error { // which verifies the checksum of each
 			rows++
-			told.reportEvery("rows of the index", rows, 0)
+			progress.reportEvery("rows of the index", rows, 0)
 			return nil
 		})
-		told.report("rows of the index", rows, 0)
+		progress.report("rows of the index", rows, 0)
 		if err != nil {
 			return found, err
 		}
@@ -61,16 +61,16 @@ func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
 // NothingToDo is the action for damage that was quarantined when it was found.
 const NothingToDo = "none: it is in quarantine"
 
-// IndexAgain is the kind of a finding with which Repair has the next Open make the index again from
-// the manifests and the journal.
-const IndexAgain = "index"
+// RebuildKind is the kind of a finding with which Repair has the next Open make the index again
+// from the manifests and the journal.
+const RebuildKind = "index"
 
 // Repair does what a repair does about a finding of Check, and returns what that is, "" for
 // nothing. With dry it only returns it. rebuild: the index has to be made again.
 func (x *Index) Repair(f Finding, dry bool) (action string, rebuild bool, err error) {
 	_, missing := os.Lstat(f.Object)
 	switch {
-	case f.Kind == IndexAgain:
+	case f.Kind == RebuildKind:
 		return "", true, x.Reserve.Use(func() error { return x.db.putMark(f.Detail) })
 	case f.Kind == "leftover" || f.Kind == "newer":
 		return "", false, nil

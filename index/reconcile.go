@@ -91,7 +91,7 @@ const (
 // costs a sync. A folder's times follow its builds, so that they are noted only when the database
 // has all of them.
 func (x *Index) applyDifferences(all []difference) error {
-	done, builds, told := 0, 0, x.now()
+	done, builds, lastReport := 0, 0, x.now()
 	for part := range slices.Chunk(all, differencesPage) {
 		var list []*Change
 		times := make(map[byte]folderTimes)
@@ -108,8 +108,8 @@ func (x *Index) applyDifferences(all []difference) error {
 			return err
 		}
 		done += len(part)
-		if now := x.now(); now.Sub(told) >= reportLearned {
-			told = now
+		if now := x.now(); now.Sub(lastReport) >= reportLearned {
+			lastReport = now
 			x.Log.Info("index.db is being rebuilt from the manifests",
 				"store", x.dir, "builds", builds, "percent", done*100/len(all))
 			if x.Rebuilding != nil {

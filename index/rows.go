@@ -55,33 +55,33 @@ const sealSize = 16
 //	              length of key u32, key, value
 //	16            value
 func seal(bucket, key, value []byte) []byte {
-	var room []byte
-	sum := rowSum(&room, bucket, key, value)
+	var scratch []byte
+	sum := rowSum(&scratch, bucket, key, value)
 	return append(append(make([]byte, 0, sealSize+len(value)), sum[:sealSize]...), value...)
 }
 
 // unseal returns the value, which stands in sealed.
 func unseal(bucket, key, sealed []byte) ([]byte, error) {
-	var room []byte
-	return unsealIn(&room, bucket, key, sealed)
+	var scratch []byte
+	return unsealIn(&scratch, bucket, key, sealed)
 }
 
 // unsealIn is unseal with memory that is used again for the next row.
-func unsealIn(room *[]byte, bucket, key, sealed []byte) ([]byte, error) {
+func unsealIn(scratch *[]byte, bucket, key, sealed []byte) ([]byte, error) {
 	if len(sealed) >= sealSize {
-		if sum := rowSum(room, bucket, key, sealed[sealSize:]); bytes.Equal(sum[:sealSize], sealed[:sealSize]) {
+		if sum := rowSum(scratch, bucket, key, sealed[sealSize:]); bytes.Equal(sum[:sealSize], sealed[:sealSize]) {
 			return sealed[sealSize:], nil
 		}
 	}
 	return nil, &DamageError{"index.db", fmt.Sprintf("%s %x has a wrong checksum", bucket, key[:min(len(key), 64)])}
 }
 
-func rowSum(room *[]byte, bucket, key, value []byte) cas.Digest {
-	b := slices.Grow((*room)[:0], 1+len(bucket)+4+len(key)+len(value))
+func rowSum(scratch *[]byte, bucket, key, value []byte) cas.Digest {
+	b := slices.Grow((*scratch)[:0], 1+len(bucket)+4+len(key)+len(value))
 	b = append(append(b, byte(len(bucket))), bucket...)
 	b = append(binary.LittleEndian.AppendUint32(b, uint32(len(key))), key...)
-	*room = append(b, value...)
-	return cas.SumBytes(*room)
+	*scratch = append(b, value...)
+	return cas.SumBytes(*scratch)
 }
 
 // bucketOf returns a bucket, which each database has.

@@ -64,13 +64,13 @@ func (d *database) rowsFrom(
 func (d *database) scan(bucket, prefix, after []byte, into scanned) scanned {
 	p, err := read(d, func(tx *bbolt.Tx) (p scanned, err error) {
 		p.data, p.keyEnds = into.data[:0], into.keyEnds[:0]
-		var room []byte // for checksums
+		var scratch []byte // for checksums
 		err = eachRow(tx, bucket, prefix, after, func(k, v []byte) (bool, error) {
 			if len(p.keyEnds) >= 2*scanRows || len(p.data) >= scanBytes {
 				p.hasMore = true
 				return false, nil
 			}
-			value, err := unsealIn(&room, bucket, k, v)
+			value, err := unsealIn(&scratch, bucket, k, v)
 			p.data = append(p.data, k...)
 			p.keyEnds = append(p.keyEnds, len(p.data))
 			p.data = append(p.data, value...)

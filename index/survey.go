@@ -49,7 +49,7 @@ type Survey struct {
 // Survey reads the whole store, page by page. It returns the positions of the blobs in at, and
 // keeps no digest of the others, because there may be millions. told is called now and then, see
 // progress; it may be nil.
-func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Progress) (*Survey, error) {
+func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, progress Progress) (*Survey, error) {
 	if err := x.rows.flush(); err != nil {
 		x.Log.Warn("a survey lacks the latest uses", "store", x.dir, "error", err)
 	}
@@ -61,18 +61,18 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Pro
 	s := &Survey{Builds: make([]Brief, 0, n), At: make(map[cas.Digest]uint32, len(at))}
 	of := make(map[BuildID]uint32, n) // where each stands
 	texts := make(map[string]string)  // each is kept once
-	gone := x.retracting()
+	retracting := x.retracting()
 	err = x.db.rows(ctx, bucketBriefs, func(key, value []byte) error {
 		b, err := decodeBrief(key, value, texts)
-		if err == nil && !gone[b.ID] {
+		if err == nil && !retracting[b.ID] {
 			of[b.ID] = uint32(len(s.Builds))
 			s.Builds = append(s.Builds, b)
-			told.reportEvery("builds", uint64(len(s.Builds)), space.Builds)
+			progress.reportEvery("builds", uint64(len(s.Builds)), space.Builds)
 		}
 		return err
 	})
 	if err == nil {
-		err = x.surveyBlobs(ctx, s, of, at, gone, told)
+		err = x.surveyBlobs(ctx, s, of, at, retracting, progress)
 	}
 	if err == nil {
 		err = x.db.rows(ctx, bucketUse, func(key, value []byte) error {
@@ -114,7 +114,7 @@ func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) er
 
 // surveyBlobs reads which builds need which blobs. The rows come in order of
 // digests; they are sorted by builds afterwards.
-func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint32, at map[cas.Digest]struct{}, gone map[BuildID]bool, told Progress) error {
+func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint32, at map[cas.Digest]struct{}, retracting map[BuildID]bool, progress Progress) error {
 	type need struct{ build, blob uint32 }
 	needs := make([]need, 0, 2*len(s.Builds)+len(s.Builds)/4) // a graph and a context binary, mostly
 	s.Blobs = make([]Blob, 0, cap(needs))
@@ -131,9 +131,9 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint3
 				s.At[last] = uint32(len(s.Blobs))
 			}
 			s.Blobs = append(s.Blobs, Blob{Size: n.Size, Disk: n.Disk})
-			told.reportEvery("files", uint64(len(s.Blobs)), 0)
+			progress.reportEvery("files", uint64(len(s.Blobs)), 0)
 		}
-		if gone[n.Build] {
+		if retracting[n.Build] {
 			return nil
 		}
 		s.Blobs[len(s.Blobs)-1].Needs++

@@ -130,7 +130,7 @@ func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 		return err
 	}
 	if instead > size {
-		return fitsBeside(what, size, free, spareOfLess)
+		return fitsLeaving(what, size, free, spareOfLess)
 	}
 	return Fits(what, size, free)
 }

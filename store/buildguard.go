@@ -10,8 +10,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// ErrGone says that a build was removed between the look-up that found it and its being served.
-var ErrGone = errors.New("the build was removed during the request")
+// ErrRemoved says that a build was removed between the look-up that found it and its being served.
+var ErrRemoved = errors.New("the build was removed during the request")
 
 // buildGuard keeps requests and the collector from having the same build in hand: whichever comes
 // first has it, and neither waits. A request that comes second finds no build; a collector that
@@ -35,12 +35,12 @@ func newBuildGuard() *buildGuard {
 	return &buildGuard{serving: make(map[index.BuildID]int), stored: make(map[index.BuildID]recentBuild), evicting: make(map[index.BuildID]bool)}
 }
 
-// BeginServing guards a build for a request until done. ErrGone: the collector is removing it.
+// BeginServing guards a build for a request until done. ErrRemoved: the collector is removing it.
 func (a *buildGuard) BeginServing(id index.BuildID) (done func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.evicting[id] {
-		return nil, ErrGone
+		return nil, ErrRemoved
 	}
 	a.serving[id]++
 	return func() {
@@ -114,14 +114,14 @@ func (a *buildGuard) beginEviction(id index.BuildID) (done func(), why string) {
 	}, ""
 }
 
-// AsGone returns ErrGone for an error of serving a build that was removed meanwhile, and
+// AsErrRemoved returns ErrRemoved for an error of serving a build that was removed meanwhile, and
 // other errors as they are.
-func (st *Store) AsGone(id index.BuildID, err error) error {
+func (st *Store) AsErrRemoved(id index.BuildID, err error) error {
 	if !errors.Is(err, cas.ErrNotFound) {
 		return err
 	}
 	if _, getErr := st.index.Get(id); errors.Is(getErr, index.ErrNotFound) {
-		return ErrGone
+		return ErrRemoved
 	}
 	return err
 }

@@ -182,7 +182,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 			d.guarded()
 		}
 		switch {
-		case d.Gone:
+		case d.Removed:
 			c.st.index.Counters.Add("evicted", 1)
 			plan.NoteDone(d.step, c.st.FreedOf(d.parts, before))
 		case errors.Is(d.Err, index.ErrNotFound):
@@ -203,10 +203,10 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 
 // mayEvict takes a build in hand, so that no request can take it any more, and checks it for the
 // last time. going is what the builds free that are removed with it.
-func (c *Collector) mayEvict(plan *Collection, d *Removal, going *int64) bool {
+func (c *Collector) mayEvict(plan *Collection, d *Removal, freed *int64) bool {
 	done, why := c.st.buildGuard.beginEviction(d.step.ID)
 	if why == "" {
-		if why = c.whyKept(plan, d.step, *going); why != "" {
+		if why = c.whyKept(plan, d.step, *freed); why != "" {
 			done()
 		}
 	}
@@ -214,7 +214,7 @@ func (c *Collector) mayEvict(plan *Collection, d *Removal, going *int64) bool {
 		d.step.NoteKept(why)
 		return false
 	}
-	d.guarded, *going = done, *going+d.step.Frees
+	d.guarded, *freed = done, *freed+d.step.Frees
 	return true
 }
 

@@ -160,7 +160,7 @@ func (c *Collector) AllowedBytes(b Bounds, goal Goal) (bytes, missing int64, err
 		if goal.Slack {
 			budget -= budget / SlackPart
 		}
-		bytes = max(budget-now.Manifests-now.Held-reserved-goal.Need, 0)
+		bytes = max(budget-now.Manifests-now.UnlinkedOpen-reserved-goal.Need, 0)
 	}
 	if missing = b.Floor - (b.Free - (reserved + goal.Need - written)); b.Floor > 0 && missing > 0 {
 		if goal.Slack {

@@ -75,7 +75,7 @@ func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 		return nil // retracted meanwhile: it has no history of its own
 	}
 	st.RecordEvent(eventOf(&b, state, "%s", reason))
-	st.options.Withheld(&b)
+	st.options.OnWithheld(&b)
 	return failed
 }
 

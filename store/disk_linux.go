@@ -31,10 +31,10 @@ func otherFileSystem(a, b string) (bool, error) {
 
 // Fits returns an error where so many bytes do not fit beside what has to stay free. The error
 // names what takes them.
-func Fits(what string, need, free int64) error { return fitsBeside(what, need, free, Spare) }
+func Fits(what string, need, free int64) error { return fitsLeaving(what, need, free, Spare) }
 
-// fitsBeside is fits where so much has to stay free.
-func fitsBeside(what string, need, free, leave int64) error {
+// fitsLeaving is fits where so much has to stay free.
+func fitsLeaving(what string, need, free, leave int64) error {
 	if need > free-leave {
 		return fmt.Errorf("%w: %s needs %s, and %s are free, of which %s are reserved for the "+
 			"store's own "+

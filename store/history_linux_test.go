@@ -310,7 +310,7 @@ func (h *history) run(ops int) (err error) {
 func options(now func() time.Time, fs cas.FS) store.Options {
 	return store.Options{FS: fs, Log: slog.New(slog.DiscardHandler), Now: now, Settings: store.Settings{Pack: store.Packing{When: store.PackCold, After: time.Hour}},
 		Making: func(uint64, int) {}, Broken: func(*index.BrokenError) {}, Heard: func(index.Event) {},
-		Published: func(*index.Build, uint32) {}, Withheld: func(*index.Build) {}, Compiling: func() bool { return false }}
+		OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {}, Compiling: func() bool { return false }}
 }
 
 func (h *history) open() (err error) {

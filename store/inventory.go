@@ -12,7 +12,7 @@ import (
 
 // Inventory surveys the store: which builds there are, and in which forms their blobs are kept.
 // told may be nil.
-func (c *Collector) Inventory(ctx context.Context, told index.Progress) (*index.Survey, *evict.Inventory, error) {
+func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*index.Survey, *evict.Inventory, error) {
 	var (
 		recipes  = make(map[cas.Digest]dedupe.Packed)
 		unpacked = make(map[cas.Digest]int64)
@@ -47,7 +47,7 @@ func (c *Collector) Inventory(ctx context.Context, told index.Progress) (*index.
 	if err != nil {
 		return nil, nil, err
 	}
-	survey, err := c.st.index.Survey(ctx, wanted, told)
+	survey, err := c.st.index.Survey(ctx, wanted, progress)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -309,7 +309,7 @@ func (s *Ledger) admit(now *usageNow, r *Reservation, disk, bytes int64) (final 
 	case b.Budget > 0 && used > b.Budget && used+disk > b.Budget+r.above:
 		return false, NoSpace("it takes %s on disk; of the budget of %s are used: %s by builds, "+
 			"%s by removed builds that are still open, %s by builds being stored",
-			bytesize.Text(disk), bytesize.Text(b.Budget), bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.Held), bytesize.Text(others)).
+			bytesize.Text(disk), bytesize.Text(b.Budget), bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.UnlinkedOpen), bytesize.Text(others)).
 			WithHint("epcachectl gc -n lists the builds that cannot be evicted, and why; or " +
 				"raise budget in [space]")
 	case b.Free-(s.reserved.Disk-s.reserved.Written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
@@ -354,7 +354,7 @@ func (s *Ledger) admitUser(now *usageNow, r *Reservation, disk, bytes int64) (fi
 // quotaOf returns how many logical bytes the user of a reservation may have, with used so far; 0:
 // any number. share: it is the user's share of the budget, or more where that takes nothing from
 // others. besides are bytes on disk that the new build takes besides its logical ones. mu is held.
-func (s *Ledger) quotaOf(now *usageNow, r *Reservation, used, besides int64) (most int64, share bool) {
+func (s *Ledger) quotaOf(now *usageNow, r *Reservation, used, others int64) (most int64, share bool) {
 	b := &now.Bounds
 	if !b.shares(r.user) {
 		return b.User, false
@@ -363,7 +363,7 @@ func (s *Ledger) quotaOf(now *usageNow, r *Reservation, used, besides int64) (mo
 	if b.Floor > 0 {
 		left = min(left, b.Free-(s.reserved.Disk-s.reserved.Written)-b.Floor+(r.disk-r.counted)+r.Written)
 	}
-	most = max(b.Share, used+left-max(besides, 0))
+	most = max(b.Share, used+left-max(others, 0))
 	if b.User > 0 && b.User < most {
 		return b.User, false
 	}
@@ -416,13 +416,13 @@ func (r *Reservation) Release() {
 // Account is what counts against the budget, besides what is reserved.
 type Account struct {
 	Disk, Manifests int64 // of builds
-	Held            int64 // of removed builds that are still open
+	UnlinkedOpen    int64 // of removed builds that are still open
 	Packed          packing.Space
 	entries         uint64
 }
 
 // Counted returns the sum of all that counts.
-func (a *Account) Counted() int64 { return a.Disk + a.Manifests + a.Held + a.Packed.Sum() }
+func (a *Account) Counted() int64 { return a.Disk + a.Manifests + a.UnlinkedOpen + a.Packed.Sum() }
 
 // Account returns what counts against the budget now.
 func (st *Store) Account() (Account, error) {
@@ -431,7 +431,7 @@ func (st *Store) Account() (Account, error) {
 		return Account{}, err
 	}
 	packed, err := st.forms.Space(false)
-	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes, Held: st.views.UnlinkedOpenBytes(), Packed: packed, entries: s.Entries}, err
+	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes, UnlinkedOpen: st.views.UnlinkedOpenBytes(), Packed: packed, entries: s.Entries}, err
 }
 
 // WholeBytes returns what the whole form of a blob takes on the disk, in whole blocks.

@@ -90,7 +90,7 @@ func (l *leftovers) wholeBlobs(ctx context.Context) error {
 		err = l.advanceTo(ctx, 255)
 	}
 	if err == nil {
-		l.removeUnseen()
+		l.skipUnseen()
 	}
 	return err
 }
@@ -98,7 +98,7 @@ func (l *leftovers) wholeBlobs(ctx context.Context) error {
 // advanceTo goes on to the blobs that begin with this byte.
 func (l *leftovers) advanceTo(ctx context.Context, first byte) (err error) {
 	for ; l.next <= int(first); l.next++ {
-		l.removeUnseen()
+		l.skipUnseen()
 		if l.needed, err = l.st.index.NeededIn(ctx, byte(l.next)); err != nil {
 			return err
 		}
@@ -106,8 +106,8 @@ func (l *leftovers) advanceTo(ctx context.Context, first byte) (err error) {
 	return nil
 }
 
-// removeUnseen handles needed blobs that were not seen: they are packed or missing.
-func (l *leftovers) removeUnseen() {
+// skipUnseen handles needed blobs that were not seen: they are packed or missing.
+func (l *leftovers) skipUnseen() {
 	for d, accounted := range l.needed {
 		if accounted != 0 {
 			l.wrong = append(l.wrong, d)
@@ -129,7 +129,7 @@ func (p *Pace) Pause(ctx context.Context) error {
 	if p.steps++; p.steps%stepsPerPause != 0 {
 		return nil
 	}
-	err := sleep(ctx, min(time.Since(p.Last), mostPause))
+	err := sleep(ctx, min(time.Since(p.Last), maxPause))
 	p.Last = time.Now()
 	return err
 }

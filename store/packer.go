@@ -35,7 +35,7 @@ const (
 	DefaultPackAfter = 2 * time.Hour
 	packEvery        = 10 * time.Minute      // how often cold builds are looked for
 	gateWait         = 20 * time.Millisecond // how often it checks for requests under way
-	mostPause        = 20 * time.Millisecond // between two reads
+	maxPause         = 20 * time.Millisecond // between two reads
 )
 
 // Packing says when builds are packed, with all defaults filled in.
@@ -149,9 +149,9 @@ func (s *Packer) BeginRequest() (done func()) {
 func (s *Packer) AwaitIdle(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
-	pause := min(time.Since(s.last), mostPause)
+	pause := min(time.Since(s.last), maxPause)
 	for {
-		if s.st.forms.TurnContended() || s.sweepAll.Load() > 0 {
+		if s.st.forms.FormsWanted() || s.sweepAll.Load() > 0 {
 			s.last = time.Now()
 			return ctx.Err()
 		}
@@ -196,7 +196,7 @@ func (s *Packer) AwaitIdleTurn(ctx context.Context) error {
 	if err := s.AwaitIdleRead(ctx); err != nil {
 		return err
 	}
-	if s.st.forms.TurnContended() {
+	if s.st.forms.FormsWanted() {
 		return fmt.Errorf("%w: waiting to pack or unpack", packing.ErrInUse)
 	}
 	return nil

@@ -27,7 +27,7 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 				return "", 0, err
 			}
 		}
-		if err := p.readAgain(ctx, b); err != nil {
+		if err := p.rereadStale(ctx, b); err != nil {
 			return "", 0, err
 		}
 		if why := p.st.WhyInUse(b); why != "" {
@@ -137,9 +137,9 @@ func (p *Packer) ReadUnknown(ctx context.Context) error {
 	return nil
 }
 
-// readAgain finds out what the build's blobs share where that was known once, and perhaps is gone
+// rereadStale finds out what the build's blobs share where that was known once, and perhaps is gone
 // since: what they would have taken from may not be there any more.
-func (p *Packer) readAgain(ctx context.Context, b *index.Build) error {
+func (p *Packer) rereadStale(ctx context.Context, b *index.Build) error {
 	for d := range b.DistinctBlobs() {
 		if err := p.st.forms.Sharing.ReexamineStale(ctx, d, nil); err != nil {
 			return err

@@ -74,7 +74,7 @@ func (st *Store) notePublished(m *Publication) {
 	if m.Counter != "" {
 		st.index.Counters.Add(m.Counter, 1)
 	}
-	st.options.Published(b, m.UID) // before the event: else a subscriber that asked for the build would miss it
+	st.options.OnPublished(b, m.UID) // before the event: else a subscriber that asked for the build would miss it
 	st.RecordEvent(eventOf(b, m.Kind, "%s", m.Text))
 }
 

@@ -20,7 +20,7 @@ import (
 // openBench opens a store that no other process uses.
 func openBench(b testing.TB) *Store {
 	st, err := Open(filepath.Join(b.TempDir(), "state"), Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
-		Published: func(*index.Build, uint32) {}, Withheld: func(*index.Build) {}, Compiling: func() bool { return false }})
+		OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {}, Compiling: func() bool { return false }})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, st.Close()) })
 	return st

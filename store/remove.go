@@ -27,8 +27,8 @@ type Removal struct {
 	parts   map[cas.Digest]int64 // of the build
 	guarded func()               // ends the collector's having it in hand
 
-	Gone bool
-	Err  error // why not, or what could not be removed of it
+	Removed bool
+	Err     error // why not, or what could not be removed of it
 }
 
 // RemoveAll removes builds: first the manifests, which is the commit point of each, then the views,
@@ -49,7 +49,7 @@ func (st *Store) RemoveAll(list []Removal) error {
 	blobs := st.forms.Removal()
 	for i, one := range h.builds {
 		d := &list[i]
-		if d.Gone, d.Err = one.done, one.Err; !d.Gone {
+		if d.Removed, d.Err = one.done, one.Err; !d.Removed {
 			d.checkedView()
 			continue
 		}

@@ -10,9 +10,9 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// RemoveRest removes all that no build needs: blobs that a crash left, unused views, and the
+// RemoveUnneeded removes all that no build needs: blobs that a crash left, unused views, and the
 // quarantine. Views that are leased are removed when the lease ends.
-func (st *Store) RemoveRest(ctx context.Context) error {
+func (st *Store) RemoveUnneeded(ctx context.Context) error {
 	err := errors.Join(st.views.DropUnknown(ctx), st.RemoveLeftovers(ctx))
 	st.views.Sweep()
 	return errors.Join(err, st.emptyQuarantine())

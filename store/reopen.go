@@ -29,7 +29,7 @@ const IndexDiscarded = "the index is rebuilt"
 // RebuildIndex has the next Open, which ReopenNeeded requests, rebuild the index from the
 // manifests.
 func (st *Store) RebuildIndex(why string) error {
-	_, _, err := st.index.Repair(index.Finding{Kind: index.IndexAgain, Detail: why}, false)
+	_, _, err := st.index.Repair(index.Finding{Kind: index.RebuildKind, Detail: why}, false)
 	if err == nil {
 		st.reopen(IndexDiscarded)
 	}

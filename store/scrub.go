@@ -21,9 +21,9 @@ import (
 // work, the bytes that are due by then.
 
 const (
-	scrubRate  = 32 << 20       // bytes a second at most, while it reads
-	scrubPiece = 1 << 20        // bytes in one read at most
-	scrubMost  = 24 * time.Hour // the time for which bytes become due while no daemon runs, at most
+	scrubRate     = 32 << 20       // bytes a second at most, while it reads
+	scrubPiece    = 1 << 20        // bytes in one read at most
+	maxScrubFiles = 24 * time.Hour // the time for which bytes become due while no daemon runs, at most
 )
 
 // Pass is one time that the scrub goes through the store.
@@ -83,7 +83,7 @@ func (p *Packer) Scrub(ctx context.Context) {
 		return // whatever needs the index next reports it
 	}
 	passed := packEvery
-	if within(s.At, scrubMost) {
+	if within(s.At, maxScrubFiles) {
 		passed = now.Sub(s.At)
 	}
 	s.At, s.Due = now, s.Due+max(1, int64(float64(space.UniqueBytes)*passed.Seconds()/every.Seconds()))

@@ -33,10 +33,10 @@ type Options struct {
 	Broken func(*index.BrokenError)         // is called once if the index turns out to be damaged
 	Heard  func(index.Event)                // is called with each event, in order
 
-	// Published is called when a build that this user asked for is durable, before its event.
-	Published func(b *index.Build, uid uint32)
-	Withheld  func(b *index.Build) // is called when a build is withheld
-	Compiling func() bool          // reports whether something is compiled: background work waits then
+	// OnPublished is called when a build that this user asked for is durable, before its event.
+	OnPublished func(b *index.Build, uid uint32)
+	OnWithheld  func(b *index.Build) // is called when a build is withheld
+	Compiling   func() bool          // reports whether something is compiled: background work waits then
 
 	// Bound reports whether UserShare bounds what a user's builds and pins keep; nil: it bounds none.
 	Bound func(uid uint32) bool

@@ -48,7 +48,7 @@ func TestSmallPublicationsShareASurvey(t *testing.T) {
 			t.Parallel()
 			log := &surveys{Handler: slog.DiscardHandler}
 			st, err := Open(filepath.Join(t.TempDir(), "state"), Options{Log: slog.New(log), Now: time.Now,
-				Published: func(*index.Build, uint32) {}, Withheld: func(*index.Build) {},
+				OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {},
 				Compiling: func() bool { return false }, Settings: Settings{Space: space}})
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())

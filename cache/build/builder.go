@@ -110,7 +110,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	}
 	defer bd.Store.TakerDone(result.Build.ID)
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
-	if errors.Is(err, store.ErrGone) {
+	if errors.Is(err, store.ErrRemoved) {
 		*at.SkipServing = append(*at.SkipServing, result.Build.ID)
 	}
 	if err != nil {
@@ -167,7 +167,7 @@ func (bd *Builder) AnswerWaiter(ctx context.Context, at *request.Attempt, result
 	defer bd.Store.TakerDone(result.Build.ID)
 	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.OtherMachine(result.Build) {
 		// The request begins again: it brings the model with which the build is judged.
-		return nil, store.ErrGone
+		return nil, store.ErrRemoved
 	}
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if err != nil {

@@ -126,7 +126,7 @@ func isOpen(urgent <-chan struct{}) bool {
 // compileStaged compiles the model where it is, if it can, or else a private copy.
 func (j *Job) compileStaged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	result, err := j.compileStagedOnce(ctx, phase)
-	if errors.Is(err, workspace.ErrOriginal) && ctx.Err() == nil {
+	if errors.Is(err, workspace.ErrOriginalUnusable) && ctx.Err() == nil {
 		j.bd.Log.Info("a compile is retried with a private copy of its model",
 			"model", j.Request.Name, "why", err)
 		j.modelCopied = true
@@ -219,7 +219,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		return nil, err
 	}
 	if err != nil && ctx.Err() == nil && !j.bd.closing.Load() && o.MayHaveCaused(err, spec.Model) {
-		return nil, fmt.Errorf("%w: %w", workspace.ErrOriginal, err)
+		return nil, fmt.Errorf("%w: %w", workspace.ErrOriginalUnusable, err)
 	}
 	if err != nil {
 		return nil, cmp.Or(j.fullDisk(out, err), j.withAdvice(
@@ -350,7 +350,7 @@ func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Origi
 	if !ok {
 		return nil
 	}
-	file, err := workspace.OpenAgain(j.Graph)
+	file, err := workspace.Reopen(j.Graph)
 	if err != nil {
 		return nil // others may not read it; its user sent it open
 	}

@@ -74,7 +74,7 @@ func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	left, _, err := st.Collector().
 		AllowedBytes(store.Bounds{Budget: budget}, store.Goal{Need: 60, Written: 55})
 	require.NoError(t, err)
-	require.Equal(t, budget-now.Manifests-now.Held-reserved.Disk-60, left,
+	require.Equal(t, budget-now.Manifests-now.UnlinkedOpen-reserved.Disk-60, left,
 		"to the budget it is new")
 
 	j.reservation.Release()

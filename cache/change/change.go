@@ -66,7 +66,7 @@ func (ch *changeLog) add(list func() (*wire.Build, error)) error {
 		if err != nil {
 			return apierr.New(apierr.Internal, err, "change builds")
 		}
-		if ch.space.Takes(one) || n == 0 {
+		if ch.space.Reserve(one) || n == 0 {
 			ch.reply.Builds = append(ch.reply.Builds, one)
 			return nil
 		}
@@ -164,7 +164,7 @@ func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, al
 	err = c.removeInBatches(ctx, ids, dryRun, removed)
 	if err == nil && everything && !dryRun {
 		left := int64(0)
-		err = c.store.RemoveRest(ctx)
+		err = c.store.RemoveUnneeded(ctx)
 		if err == nil {
 			left, err = c.store.RemovableBytes(ctx) // what is stored meanwhile
 		}
@@ -185,7 +185,7 @@ func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryR
 		err := c.store.RemoveAll(some)
 		for i := range some {
 			d := &some[i]
-			if d.Gone {
+			if d.Removed {
 				removed.noteRemoved(d.Build)
 			}
 			if !errors.Is(d.Err, index.ErrNotFound) { // else it was just removed

@@ -78,14 +78,14 @@ type identification struct {
 
 // Identify returns the identity of the models, from the memo where every file is unchanged, else by
 // reading and hashing every byte. A *NeedFilesError says which external data is missing.
-func (ms *Models) Identify(ctx context.Context, asked *IdentifyRequest) (Model, error) {
-	if len(asked.Models) == 1 {
-		return ms.identify(ctx, &identification{Files: asked.Models[0], request: asked})
+func (ms *Models) Identify(ctx context.Context, request *IdentifyRequest) (Model, error) {
+	if len(request.Models) == 1 {
+		return ms.identify(ctx, &identification{Files: request.Models[0], request: request})
 	}
 	var all Model
 	sums, need, seen := &Sums{now: ms.now}, &NeedFilesError{}, make(map[cas.Digest]string)
-	for i, one := range asked.Models {
-		m, err := ms.identify(ctx, &identification{one, asked, sums})
+	for i, one := range request.Models {
+		m, err := ms.identify(ctx, &identification{one, request, sums})
 		var missing *NeedFilesError
 		switch {
 		case errors.As(err, &missing):

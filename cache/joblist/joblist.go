@@ -225,7 +225,7 @@ func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 	reply, left := &wire.JobsReply{}, wire.SpaceLeft(wire.MaxReply/2) // the rest is for failures
 	for i := range listed {
 		one := jobReply(&listed[i])
-		if !left.Takes(one) {
+		if !left.Reserve(one) {
 			break
 		}
 		reply.Jobs = append(reply.Jobs, one)
@@ -238,7 +238,7 @@ func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 			delete(one.Facts, "stderr")
 			one.Text = wire.Valid(one.Text[:min(len(one.Text), 256)])
 		}
-		if !left.Takes(one) {
+		if !left.Reserve(one) {
 			break
 		}
 		reply.Failures = append(reply.Failures, one)

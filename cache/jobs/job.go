@@ -293,14 +293,14 @@ func (j *Job) wait(ctx context.Context, w *waiter) bool {
 }
 
 // addCaller notes the caller, and the waiter unless it is nil. The caller holds Jobs.mu.
-func (j *Job) addCaller(who *Caller, w *waiter) {
+func (j *Job) addCaller(caller *Caller, w *waiter) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if !who.Idle && len(j.users) < maxUsers {
-		j.users[who.UID] = who.Name
+	if !caller.Idle && len(j.users) < maxUsers {
+		j.users[caller.UID] = caller.Name
 	}
-	if who.Keep || who.Continue {
-		j.kept[who.UID] = who.Owner
+	if caller.Keep || caller.Continue {
+		j.kept[caller.UID] = caller.Owner
 	}
 	if w != nil {
 		j.waiters[w] = struct{}{}

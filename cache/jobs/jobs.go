@@ -111,11 +111,11 @@ type Caller struct {
 // Join enters the job for the key, starting it with the work that prepare returns if there is none,
 // and waits for its result. When the last caller leaves the job is cancelled, unless a user keeps
 // it. first says whether this call started it.
-func (js *Jobs) Join(ctx context.Context, key Key, who Caller, prepare func() (Work, error)) (result *Result, first bool, err error) {
+func (js *Jobs) Join(ctx context.Context, key Key, caller Caller, prepare func() (Work, error)) (result *Result, first bool, err error) {
 	waiting, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	w := &waiter{Caller: who, giveUp: giveUp}
-	j, first, err := js.find(key, who, w, prepare)
+	w := &waiter{Caller: caller, giveUp: giveUp}
+	j, first, err := js.find(key, caller, w, prepare)
 	if err != nil {
 		return nil, first, err
 	}
@@ -128,21 +128,21 @@ func (js *Jobs) Join(ctx context.Context, key Key, who Caller, prepare func() (W
 }
 
 // Start has the job for the key finished, starting it if there is none, without waiting.
-func (js *Jobs) Start(key Key, who Caller, prepare func() (Work, error)) (j *Job, first bool, err error) {
-	who.Keep = true
-	return js.find(key, who, nil, prepare)
+func (js *Jobs) Start(key Key, caller Caller, prepare func() (Work, error)) (j *Job, first bool, err error) {
+	caller.Keep = true
+	return js.find(key, caller, nil, prepare)
 }
 
 // find gives the key's job with the caller noted, so that its work knows how urgent it is.
-func (js *Jobs) find(key Key, who Caller, w *waiter, prepare func() (Work, error)) (j *Job, first bool, err error) {
+func (js *Jobs) find(key Key, caller Caller, w *waiter, prepare func() (Work, error)) (j *Job, first bool, err error) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	j = js.open[key]
-	if err := js.mayKeep(j, &who); err != nil {
+	if err := js.mayKeep(j, &caller); err != nil {
 		return nil, false, err
 	}
 	if j != nil {
-		j.addCaller(&who, w)
+		j.addCaller(&caller, w)
 		return j, false, nil
 	}
 	if js.closed {
@@ -153,7 +153,7 @@ func (js *Jobs) find(key Key, who Caller, w *waiter, prepare func() (Work, error
 		return nil, true, err
 	}
 	j = js.add(key, work)
-	j.addCaller(&who, w)
+	j.addCaller(&caller, w)
 	js.start(key, j, work)
 	return j, true, nil
 }
@@ -166,8 +166,8 @@ const (
 )
 
 // mayKeep bounds a user's jobs that no request waits for. j is nil for a new one. js.mu is held.
-func (js *Jobs) mayKeep(j *Job, who *Caller) error {
-	if !who.Keep {
+func (js *Jobs) mayKeep(j *Job, caller *Caller) error {
+	if !caller.Keep {
 		return nil
 	}
 	jobs, files := 0, 0
@@ -175,10 +175,10 @@ func (js *Jobs) mayKeep(j *Job, who *Caller) error {
 		one.mu.Lock()
 		mine := false
 		for _, owner := range one.kept {
-			mine = mine || owner == who.Owner && !one.description.Inquiry
+			mine = mine || owner == caller.Owner && !one.description.Inquiry
 		}
 		for h, n := range one.heirs { // until it is known whether the heirs' own jobs are needed
-			if owner, keeps := one.kept[h.UID]; keeps && owner == who.Owner {
+			if owner, keeps := one.kept[h.UID]; keeps && owner == caller.Owner {
 				files += n
 			}
 		}
@@ -364,11 +364,11 @@ func NewID() string { return views.NewID() }
 // which devices execution providers list, or what they make of one node. The first time may take
 // long, so users see it among the jobs, and may cancel it. It continues after its callers have
 // left, because the result serves the next caller. ep is the execution provider that it is about.
-func (js *Jobs) RunInquiry(ctx context.Context, key string, who Caller, ep string, find func(context.Context) (any, error)) (any, error) {
-	who.Continue, who.Since = true, js.Now()
-	about := Description{Inquiry: true, Info: Info{ModelName: who.Name, EP: ep, UID: who.UID,
+func (js *Jobs) RunInquiry(ctx context.Context, key string, caller Caller, ep string, find func(context.Context) (any, error)) (any, error) {
+	caller.Continue, caller.Since = true, js.Now()
+	about := Description{Inquiry: true, Info: Info{ModelName: caller.Name, EP: ep, UID: caller.UID,
 		Why: "requested: its execution provider is probed first"}}
-	result, _, err := js.Join(ctx, Key{Alone: key}, who, func() (Work, error) {
+	result, _, err := js.Join(ctx, Key{Alone: key}, caller, func() (Work, error) {
 		return Func{about, func(ctx context.Context, j *Job) (*Result, error) {
 			j.MarkRunning("probing")
 			fact, err := find(ctx)

@@ -77,9 +77,9 @@ func (ts *Checker) load(ctx context.Context, a *request.JudgeTarget, b *index.Bu
 }
 
 // loadAs is load in one of the ways in which a build is loaded.
-func (ts *Checker) loadAs(ctx context.Context, a *request.JudgeTarget, b *index.Build, way string,
+func (ts *Checker) loadAs(ctx context.Context, a *request.JudgeTarget, b *index.Build, kind string,
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
-	key := ts.Judges.Key(a.Target(), way, b.ID[:])
+	key := ts.Judges.Key(a.Target(), kind, b.ID[:])
 	return runtimes.Remember(ctx, ts.Runtimes, runtimes.Inquiry{Key: key}, IsFinal, func(ctx context.Context) (compilers.CheckResult, error) {
 		leave, err := ts.Workspaces.AcquireSlot(ctx, a.Model) // after an update many may be asked for at a time
 		if err != nil {

@@ -147,8 +147,8 @@ func (l *Lookup) serve(ctx context.Context, at *request.Attempt, b *index.Build,
 	case l.o.Pass != nil:
 		l.o.Pass(b, err)
 		return nil
-	case errors.Is(err, store.ErrGone):
-		found.Why = store.ErrGone.Error()
+	case errors.Is(err, store.ErrRemoved):
+		found.Why = store.ErrRemoved.Error()
 	case errors.Is(err, packing.ErrNoSpace):
 		return noUnpackSpace(b, err)
 	default:
@@ -286,7 +286,7 @@ func Lease(ctx context.Context, st *store.Store, b *index.Build, phase func(stri
 	for attempt := 0; ; attempt++ {
 		v, err := View(ctx, st, b, phase)
 		if err != nil {
-			return nil, st.AsGone(b.ID, err)
+			return nil, st.AsErrRemoved(b.ID, err)
 		}
 		a, err := Leased(b, v)
 		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {

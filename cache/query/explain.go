@@ -24,11 +24,11 @@ import (
 
 // The decisions of explanations, besides the states of builds.
 const (
-	Hit    = "hit"
-	Miss   = "miss"
-	Stale  = "stale"  // there are builds, and none of them may be loaded
-	Gone   = "gone"   // the entry had builds
-	Failed = "failed" // its compile, and there is no build
+	Hit     = "hit"
+	Miss    = "miss"
+	Stale   = "stale"  // there are builds, and none of them may be loaded
+	Removed = "gone"   // the entry had builds
+	Failed  = "failed" // its compile, and there is no build
 )
 
 const maxCandidates = 32
@@ -324,7 +324,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 	first := &builds[0]
 	out := &wire.Explanation{Decision: Miss, RequestKey: first.RequestKey.String(),
 		Record: first.RecordJSON}
-	of, err := q.options.PlanAgain(ctx, p, builds)
+	of, err := q.options.ExplainEntry(ctx, p, builds)
 	if err != nil {
 		out.Decision, out.Reason = Stale, "this entry cannot be compiled here: "+err.Error()
 		for i := range builds[:min(len(builds), maxCandidates)] {
@@ -420,7 +420,7 @@ func (q *Queries) whyRemoved(p rights.Peer, name string, notFound error) (*wire.
 		if stone != nil && e.At.Before(stone.At) {
 			break
 		}
-		out := &wire.Explanation{Decision: Gone, RequestKey: e.RequestKey.String(),
+		out := &wire.Explanation{Decision: Removed, RequestKey: e.RequestKey.String(),
 			Reason: fmt.Sprintf("no build is left; the last event: %s: %s", e.Kind, e.Text)}
 		if e.Kind == event.Unkept {
 			out.Reason = "there is no build; " + unkeptText(e)
@@ -430,7 +430,7 @@ func (q *Queries) whyRemoved(p rights.Peer, name string, notFound error) (*wire.
 	if stone == nil {
 		return nil, notFound
 	}
-	out := &wire.Explanation{Decision: Gone, RequestKey: stone.RequestKey.String(),
+	out := &wire.Explanation{Decision: Removed, RequestKey: stone.RequestKey.String(),
 		Reason: "no build is left; the last event: " + stone.Reason}
 	return q.AddHistory(p, stone.RequestKey, out), nil
 }

@@ -58,7 +58,7 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 				return err
 			}
 		}
-		if n == limit || !left.Takes(one) && n > 0 {
+		if n == limit || !left.Reserve(one) && n > 0 {
 			reply.Next = last.String()
 			return errStop
 		}
@@ -165,7 +165,7 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 			return nil, apierr.New(apierr.Internal, err, "show %q", name)
 		}
 		one.KeptText, one.ModelName = wire.Valid(q.FormText(b)), wire.Valid(b.ModelName)
-		if !left.TakesBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
+		if !left.ReserveBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
 			reply.More = uint64(len(builds) - i)
 			break
 		}
@@ -180,7 +180,7 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 		}
 	}
 	from := len(history)
-	for from > 0 && left.TakesBytes(len(history[from-1])) {
+	for from > 0 && left.ReserveBytes(len(history[from-1])) {
 		from--
 	}
 	reply.History = history[from:]
@@ -262,7 +262,7 @@ func (q *Queries) Events(ctx context.Context, p rights.Peer, since time.Time, li
 		}
 		if e := &all[i]; q.rights.MaySeeEvent(p, e) {
 			one := event.Reply(q.completeEvent(e))
-			if !left.Takes(one) {
+			if !left.Reserve(one) {
 				break
 			}
 			out.Events = append(out.Events, one)

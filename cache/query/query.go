@@ -37,14 +37,14 @@ type Options struct {
 	Rights   *rights.Rights
 	Runtimes *runtimes.Set
 
-	Configured func() *Configured                                                      // what of the configuration is not in force
-	Sandbox    func(context.Context) ([]compilers.Safeguard, error)                    // what confines the workers
-	Jobs       func() int                                                              // that wait or run
-	Rebuilds   func() map[index.BuildID]bool                                           // builds to be compiled again that wait for their source
-	Try        func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error // compiles and loads a tiny model with an EP; returns what is wrong
-	Owner      func(uid uint32) uint32                                                 // the user that a uid of a container belongs to
-	Failures   func(rights.Peer) []failure.Failure
-	PlanAgain  func(context.Context, rights.Peer, []index.Build) (*ExplainRequest, error) // the request that an entry's builds answer
+	Configured   func() *Configured                                                      // what of the configuration is not in force
+	Sandbox      func(context.Context) ([]compilers.Safeguard, error)                    // what confines the workers
+	Jobs         func() int                                                              // that wait or run
+	Rebuilds     func() map[index.BuildID]bool                                           // builds to be compiled again that wait for their source
+	Try          func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error // compiles and loads a tiny model with an EP; returns what is wrong
+	Owner        func(uid uint32) uint32                                                 // the user that a uid of a container belongs to
+	Failures     func(rights.Peer) []failure.Failure
+	ExplainEntry func(context.Context, rights.Peer, []index.Build) (*ExplainRequest, error) // the request that an entry's builds answer
 
 	Judge func(*wire.Build, *index.Build) // fills in what the build is good for, and what it gains
 }

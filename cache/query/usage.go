@@ -374,14 +374,14 @@ func (q *Queries) consistentSpace() (s index.Space, held int64, packed packing.S
 			break
 		}
 	}
-	after.space.DiskBytes -= after.ahead
+	after.space.DiskBytes -= after.excess
 	return after.space, after.unlinkedOpen, packed, nil
 }
 
 // spaceFigures are the figures that change whenever bytes move from one account to another.
 type spaceFigures struct {
-	space               index.Space
-	unlinkedOpen, ahead int64
+	space                index.Space
+	unlinkedOpen, excess int64
 }
 
 func (q *Queries) spaceFigures() (m spaceFigures, err error) {
@@ -389,7 +389,7 @@ func (q *Queries) spaceFigures() (m spaceFigures, err error) {
 		return m, err
 	}
 	m.unlinkedOpen = q.store.Views().UnlinkedOpenBytes()
-	m.ahead, err = q.forms.AccountExcess()
+	m.excess, err = q.forms.AccountExcess()
 	return m, err
 }
 

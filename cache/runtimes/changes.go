@@ -62,7 +62,7 @@ const watchedDrivers = "drivers"
 
 // watch has the runtime's files watched. That is the fast path: each answer compares them anyway.
 func (s *Set) watch(rt *Runtime, rc *Content) {
-	if !s.Has(rt) {
+	if !s.IsCurrent(rt) {
 		return // taken out while it was looked at
 	}
 	var paths []string

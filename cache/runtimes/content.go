@@ -42,8 +42,8 @@ type Content struct {
 	files   []stampedFile
 	folders *folders // the same files, for looking often
 	// by EP: what an application shows that has a library of this content
-	clientDigests map[string]contents
-	librariesGone atomic.Bool // other files are in its place: nothing can be run with it any more
+	clientDigests    map[string]contents
+	removedLibraries atomic.Bool // other files are in its place: nothing can be run with it any more
 }
 
 // contents are digests of libraries, by their paths from an EP library's folder.

@@ -352,8 +352,8 @@ func (ref LibraryRef) matches(path string, files []stampedFile, own bool) bool {
 	})
 }
 
-// isStillAt: the path leads to the file that the caller opened, and no update has replaced it.
-func (ref LibraryRef) isStillAt(path string) bool {
+// isAt: the path leads to the file that the caller opened, and no update has replaced it.
+func (ref LibraryRef) isAt(path string) bool {
 	if ref.File == nil {
 		return true // the caller knows no more than the path
 	}
@@ -368,7 +368,7 @@ func (ref LibraryRef) isStillAt(path string) bool {
 func (rc *Content) replacedLibrary(w *Wanted) bool {
 	return slices.ContainsFunc(w.EPLibraries, func(ref LibraryRef) bool {
 		lib, ok := rc.Library(ref.EP)
-		return ok && needs(w.EPs, ref.EP) && !ref.isStillAt(lib.Path)
+		return ok && needs(w.EPs, ref.EP) && !ref.isAt(lib.Path)
 	})
 }
 
@@ -387,7 +387,7 @@ func (s *Set) ReplacedPath(w *Wanted) string {
 			if rc == nil {
 				continue
 			}
-			if lib, ok := rc.Library(ref.EP); ok && lib.Path == ref.Path && !ref.isStillAt(lib.Path) {
+			if lib, ok := rc.Library(ref.EP); ok && lib.Path == ref.Path && !ref.isAt(lib.Path) {
 				return lib.Path
 			}
 		}
@@ -403,7 +403,7 @@ func replacedError(path string) error {
 
 func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
 	for _, l := range w.EPLibraries {
-		if !l.isStillAt(l.Path) {
+		if !l.isAt(l.Path) {
 			return nil, nil, replacedError(l.Path)
 		}
 	}

@@ -137,7 +137,7 @@ func (s *Set) Devices(ctx context.Context, who Asker, rc *Content, fresh bool) (
 // same afterwards: what two versions did together is said of neither.
 func RunUnreplaced[T any](rc *Content, run func() (T, error)) (T, error) {
 	var none T
-	if rc.librariesGone.Load() {
+	if rc.removedLibraries.Load() {
 		return none, ErrReplaced
 	}
 	v, err := run()

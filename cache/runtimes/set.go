@@ -168,8 +168,8 @@ func (s *Set) All() []*Runtime {
 	return slices.Clone(s.list)
 }
 
-// Has reports whether the runtime may still be used: it was not taken out of the set.
-func (s *Set) Has(rt *Runtime) bool { return slices.Contains(s.All(), rt) }
+// IsCurrent reports whether the runtime may still be used: it was not taken out of the set.
+func (s *Set) IsCurrent(rt *Runtime) bool { return slices.Contains(s.All(), rt) }
 
 // ByName returns the runtime of that name that has the build's EPs, nil if none is known.
 func (s *Set) ByName(name string, b *index.Build) *Runtime {
@@ -391,7 +391,7 @@ func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 	if before != nil {
 		before.folders.close()
 	}
-	if !s.Has(rt) {
+	if !s.IsCurrent(rt) {
 		rt.close() // it was forgotten while it was looked at
 	}
 	rt.state.Store(&stateReady)
@@ -399,7 +399,7 @@ func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 	if before == nil || !before.SameLibraries(rc) {
 		if before != nil {
 			s.log.Info("runtime changed", "runtime", rt.Name)
-			before.librariesGone.Store(true)
+			before.removedLibraries.Store(true)
 		}
 		s.noteChanged(rt)
 	} else if rt.due.Load() {

@@ -116,7 +116,7 @@ const (
 	retryInterval     = time.Hour       // before a source that was not there is looked for again without a request
 	keepFilesFor      = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
 	maxTasksWithFiles = 16              // requests whose files are held
-	maxHeldFiles      = 64              // of one of them
+	maxOpenFiles      = 64              // of one of them
 	maxTasks          = 1 << 16
 	longestWait       = time.Minute // of a timer: clocks are set, and machines sleep
 )
@@ -179,7 +179,7 @@ func (q *Rebuilds) keepFiles(t *task, w *RebuildRequest, now time.Time) bool {
 	if t.request != nil {
 		return true
 	}
-	if w.Asked == nil || q.tasksWithFiles >= maxTasksWithFiles || len(w.Asked.Descriptors()) > maxHeldFiles ||
+	if w.Asked == nil || q.tasksWithFiles >= maxTasksWithFiles || len(w.Asked.Descriptors()) > maxOpenFiles ||
 		q.options.Limits().window.untilOpen(now) > 0 {
 		return false
 	}

@@ -20,7 +20,7 @@ func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
 	for name, c := range map[string]struct {
 		files int
 		held  bool
-	}{"few": {maxHeldFiles, true}, "many": {maxHeldFiles + 1, false}} {
+	}{"few": {maxOpenFiles, true}, "many": {maxOpenFiles + 1, false}} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var q Rebuilds

@@ -102,7 +102,7 @@ func (t rebuildRun) compile(ctx context.Context, what Rebuild, asked *request.Re
 				return now == nil || now.SameLibraries(tried)
 			}
 		}
-		err = t.whyNeeded(builds, at.Plan)
+		err = t.checkNeeded(builds, at.Plan)
 	}
 	again := build.Recompile{ID: t.ID, Why: t.Why, Replaces: b.ID}
 	if err == nil {
@@ -164,7 +164,7 @@ func (t rebuildRun) plan(ctx context.Context, b *index.Build) (*request.Attempt,
 func (t rebuildRun) libraries(ctx context.Context, b *index.Build, r *request.Request) (
 	*runtimes.Content, error) {
 	quiet := func(string) {}
-	if t.runtime != nil && !t.Planner.Runtimes.Has(t.runtime) {
+	if t.runtime != nil && !t.Planner.Runtimes.IsCurrent(t.runtime) {
 		return nil, NotNeeded("runtime %q is no longer registered", t.runtime.Name)
 	}
 	if t.runtime != nil {
@@ -190,8 +190,8 @@ func (t rebuildRun) libraries(ctx context.Context, b *index.Build, r *request.Re
 	return rc, err
 }
 
-// whyNeeded returns an ErrNotNeeded if there is already a build that is what would be compiled.
-func (t rebuildRun) whyNeeded(builds []index.Build, p *request.Plan) error {
+// checkNeeded returns an ErrNotNeeded if there is already a build that is what would be compiled.
+func (t rebuildRun) checkNeeded(builds []index.Build, p *request.Plan) error {
 	for i := range builds {
 		have := &builds[i]
 		if !p.MadeExactly(have) || t.Store.Index().Journal.StateOf(have.ID).Name != index.Current {

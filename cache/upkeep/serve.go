@@ -144,9 +144,9 @@ func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, one := range ready {
-		if one.t.State == Queued { // not another's by now
-			one.t.State = Running
-			return one.t, 0, changed
+		if one.task.State == Queued { // not another's by now
+			one.task.State = Running
+			return one.task, 0, changed
 		}
 	}
 	return nil, time.Millisecond, changed // all went to others meanwhile: look again
@@ -172,7 +172,7 @@ func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 		case t.After.After(now):
 			later(t.After)
 		default:
-			ready = append(ready, ranked{t: t, build: t.Build, since: t.Since})
+			ready = append(ready, ranked{task: t, build: t.Build, since: t.Since})
 		}
 	}
 	return ready, wait
@@ -180,7 +180,7 @@ func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 
 // ranked is a task with what its place depends on.
 type ranked struct {
-	t     *task
+	task  *task
 	build index.BuildID
 	since time.Time
 	hits  uint64

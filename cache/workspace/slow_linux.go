@@ -112,7 +112,7 @@ func (in *Maker) reserveSlow(owner uint32, stated uint64) error {
 // it is opened by, because that no longer leads to it later.
 func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string, st *unix.Statx_t) (
 	*os.File, error) {
-	leave, err := in.Slow.Take(ctx, in.Owner(uid))
+	leave, err := in.SlowCopies.Take(ctx, in.Owner(uid))
 	if err != nil {
 		return nil, notCopiedError(ctx, fmt.Errorf("other files of the same user do not answer: %w", err), f)
 	}

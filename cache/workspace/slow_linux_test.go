@@ -17,8 +17,8 @@ import (
 // are sizes that a sum cannot hold.
 func TestCopiesOfSlowFilesShareTheFreeSpace(t *testing.T) {
 	st, err := store.Open(filepath.Join(t.TempDir(), "state"), store.Options{Now: time.Now,
-		Log: slog.New(slog.DiscardHandler), Published: func(*index.Build, uint32) {},
-		Withheld: func(*index.Build) {}, Compiling: func() bool { return false }})
+		Log: slog.New(slog.DiscardHandler), OnPublished: func(*index.Build, uint32) {},
+		OnWithheld: func(*index.Build) {}, Compiling: func() bool { return false }})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, st.Close()) }()
 	b, err := st.Bounds()
@@ -38,8 +38,8 @@ func TestCopiesOfSlowFilesShareTheFreeSpace(t *testing.T) {
 // Copies of one user leave space for those of others, and the refusal names the limit and its key.
 func TestCopiesOfSlowFilesOfOneUserLeaveSpaceForOthers(t *testing.T) {
 	st, err := store.Open(filepath.Join(t.TempDir(), "state"), store.Options{Now: time.Now,
-		Log: slog.New(slog.DiscardHandler), Published: func(*index.Build, uint32) {},
-		Withheld: func(*index.Build) {}, Compiling: func() bool { return false },
+		Log: slog.New(slog.DiscardHandler), OnPublished: func(*index.Build, uint32) {},
+		OnWithheld: func(*index.Build) {}, Compiling: func() bool { return false },
 		Settings: store.Settings{Space: store.SpaceOptions{
 			Budget: store.Amount{Bytes: 1 << 40}, UserShare: store.Amount{Percent: 25}}},
 		Bound: func(uid uint32) bool { return uid != 0 }})

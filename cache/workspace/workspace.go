@@ -34,12 +34,12 @@ import (
 
 // Maker makes workspaces in the store's directory for staging.
 type Maker struct {
-	Store    *store.Store
-	Runtimes *runtimes.Set // remember the results of Remember
-	Checks   *jobs.Queue   // bounds the load checks, comparisons and conversions that run at a time
-	Owner    func(uid uint32) uint32
-	Slow     *keyed.Shares[uint32] // bounds the copies of CopySlowFiles, by owner
-	slow     slowBytes
+	Store      *store.Store
+	Runtimes   *runtimes.Set // remember the results of Remember
+	Checks     *jobs.Queue   // bounds the load checks, comparisons and conversions that run at a time
+	Owner      func(uid uint32) uint32
+	SlowCopies *keyed.Shares[uint32] // bounds the copies of CopySlowFiles, by owner
+	slow       slowBytes
 }
 
 // AcquireSlot waits for one of Checks for the request, which may be nil: for none.
@@ -124,8 +124,8 @@ type Original struct {
 	Stamp cas.Stamp // that the memo has the digest under
 }
 
-// ErrOriginal says that the model has to be compiled from a private copy.
-var ErrOriginal = errors.New("the model's file changed, or cannot be compiled in its place")
+// ErrOriginalUnusable says that the model has to be compiled from a private copy.
+var ErrOriginalUnusable = errors.New("the model's file changed, or cannot be compiled in its place")
 
 // Verify reports whether the file has the bytes that were keyed, and had them all the time. The
 // memo's digest was taken after the file was written back, so every store since has moved its
@@ -133,7 +133,7 @@ var ErrOriginal = errors.New("the model's file changed, or cannot be compiled in
 func (o *Original) Verify() error {
 	stamp, err := cas.StampOf(o.File)
 	if err != nil || stamp != o.Stamp {
-		return ErrOriginal
+		return ErrOriginalUnusable
 	}
 	return nil
 }
@@ -173,7 +173,7 @@ func (c modelCopy) OpenGraph() (*os.File, error) {
 	if c.Original == nil {
 		return os.Open(c.Path)
 	}
-	return OpenAgain(c.Original.File)
+	return Reopen(c.Original.File)
 }
 
 // Workspace is a folder with private copies of a request's models.
@@ -429,9 +429,9 @@ func CopyPath(from, to string) error {
 	return errors.Join(CopyPrivate(f, to), f.Close())
 }
 
-// OpenAgain opens an open file again, for reading only, if the daemon may. It does not wait for a
+// Reopen opens an open file again, for reading only, if the daemon may. It does not wait for a
 // lease that another process holds on the file.
-func OpenAgain(f *os.File) (*os.File, error) {
+func Reopen(f *os.File) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 	path := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
 	again, err := os.OpenFile(path, flags, 0)

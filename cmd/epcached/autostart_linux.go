@@ -196,12 +196,12 @@ func linkSocket(s *config.Settings) string {
 }
 
 // detach starts the program in a session of its own, with nothing of the caller's open but the log and the way to tell that it is ready.
-func detach(program string, args []string, log, told *os.File) error {
+func detach(program string, args []string, log, answerPipe *os.File) error {
 	cmd := exec.Command(program, args...)
 	cmd.Env = environment()
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{told}
+	cmd.ExtraFiles = []*os.File{answerPipe}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	runtime.LockOSThread() // priorities and processors belong to the thread, and are inherited from it
 	defer runtime.UnlockOSThread()

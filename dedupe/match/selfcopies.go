@@ -210,12 +210,12 @@ func (o *selfCopies) done() error {
 	return nil
 }
 
-const touchAhead = 128 // for how many anchors the table's slots are fetched at once
+const prefetchDistance = 128 // for how many anchors the table's slots are fetched at once
 
 func (o *selfCopies) segment(s segment) error {
 	for i, a := range s.anchors {
-		if i%touchAhead == 0 {
-			o.warm |= o.table.touch(s.anchors[i:min(i+touchAhead, len(s.anchors))])
+		if i%prefetchDistance == 0 {
+			o.warm |= o.table.touch(s.anchors[i:min(i+prefetchDistance, len(s.anchors))])
 		}
 		for len(s.runs) > 0 && s.runs[0].at <= a.at {
 			if err := o.run(s.runs[0]); err != nil {

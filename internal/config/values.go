@@ -152,12 +152,12 @@ func (x Space) Unused() time.Duration { return duration(x.MaxUnused) }
 // Verify is VerifyEvery; 0: never.
 func (x Space) Verify() time.Duration { return duration(x.VerifyEvery) }
 
-// leastBudget is less than any useful compiled model: a smaller budget lacks its unit.
-const leastBudget = 64 << 10
+// minBudget is less than any useful compiled model: a smaller budget lacks its unit.
+const minBudget = 64 << 10
 
 func checkBudget(text string) error {
 	a, err := ParseAmount(text)
-	if err == nil && a.Bytes > 0 && a.Bytes < leastBudget {
+	if err == nil && a.Bytes > 0 && a.Bytes < minBudget {
 		return fmt.Errorf("%q is less than 64KiB, and would keep nothing: write the unit, such as \"1GiB\"", text)
 	}
 	return err

@@ -115,7 +115,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 		err = a.st.RemoveLeftovers(ctx) // also those that had to stay while not all recipes could be read
 	}
 	if rebuild && err == nil {
-		f := &wire.Finding{Kind: index.IndexAgain, Object: "index.db", Action: "rebuild it from " +
+		f := &wire.Finding{Kind: index.RebuildKind, Object: "index.db", Action: "rebuild it from " +
 			"the manifests and the journal"}
 		if repair {
 			f.Action = outcome(f.Action, a.st.RebuildIndex("for a repair"))
@@ -206,7 +206,7 @@ func (r *checking) truncate(limit int) {
 	})
 	left := wire.SpaceLeft(limit)
 	for i, f := range r.Findings {
-		if f.Detail = wire.Clip(f.Detail); !left.Takes(f) {
+		if f.Detail = wire.Clip(f.Detail); !left.Reserve(f) {
 			r.More += uint64(len(r.Findings) - i)
 			r.Findings = r.Findings[:i]
 			break
@@ -412,7 +412,7 @@ func kindOf(rel string) string {
 		return kindStaging
 	case top == "views" && strings.HasPrefix(rest+"/", views.Unkept+"/"):
 		return kindUnkept
-	case slices.Contains(ownFolders, top):
+	case slices.Contains(foldersWithKinds, top):
 		return top
 	case strings.HasPrefix(top, "index.db"):
 		return kindIndex
@@ -510,7 +510,7 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 			}
 			is := kindOf(filepath.ToSlash(rel))
 			top := rel == "." && kind == kindOthers
-			if d.IsDir() && rel != "." && (is != kind && kind != kindOthers || root == "." && slices.Contains(ownFolders, rel)) {
+			if d.IsDir() && rel != "." && (is != kind && kind != kindOthers || root == "." && slices.Contains(foldersWithKinds, rel)) {
 				return fs.SkipDir
 			}
 			if is == kind || top {
@@ -543,8 +543,8 @@ func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path st
 	})
 }
 
-// ownFolders have kinds of their own, of the same names.
-var ownFolders = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging", "quarantine"}
+// foldersWithKinds have kinds of their own, of the same names.
+var foldersWithKinds = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging", "quarantine"}
 
 // maxSpaceFindings bounds what is named; the lines have the sums.
 const maxSpaceFindings = 1000

@@ -309,15 +309,15 @@ func (pl *planner) evictClasses(classes ...int8) {
 	}
 }
 
-// mostRounds bounds the searches for other builds. Each round goes through all candidates.
-const mostRounds = 16
+// maxPlanRounds bounds the searches for other builds. Each round goes through all candidates.
+const maxPlanRounds = 16
 
 // evictServed chooses served builds until the goal is reached. One that frees hardly anything is
 // evicted only with those that share with it, or as the last means. Builds stay that need not be
 // evicted.
 func (pl *planner) evictServed() {
 	pl.evictClasses(classServed)
-	for round := 0; round < mostRounds; round++ {
+	for round := 0; round < maxPlanRounds; round++ {
 		if little, _ := pl.unchooseUseless(); len(little) == 0 || pl.plan.GoalReached(0) {
 			break
 		}

@@ -53,12 +53,12 @@ func (s *Sharing) saveSketch(d cas.Digest, made match.Sketch) error {
 	if err != nil {
 		return err
 	}
-	defer s.forgetIfGone(d)
+	defer s.forgetIfRemoved(d)
 	return s.memory.sketches.Save(d[:], raw)
 }
 
 func (s *Sharing) saveShare(d cas.Digest, found Share) error {
-	defer s.forgetIfGone(d)
+	defer s.forgetIfRemoved(d)
 	return s.memory.shares.Save(d[:], found.encode())
 }
 
@@ -72,8 +72,8 @@ func eachBlob(ctx context.Context, t Table, fn func(d cas.Digest, raw []byte) er
 	})
 }
 
-// forgetIfGone drops the new share of a removed blob, because the removal came too early for it.
-func (s *Sharing) forgetIfGone(d cas.Digest) {
+// forgetIfRemoved drops the new share of a removed blob, because the removal came too early for it.
+func (s *Sharing) forgetIfRemoved(d cas.Digest) {
 	if !s.whole.Has(d) && !s.recipeStore.HasOrRead(d) {
 		s.memory.dropSharing(d)
 	}

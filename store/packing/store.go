@@ -170,7 +170,7 @@ type Store struct {
 func Open(o Options) (*Store, error) {
 	s := &Store{
 		dir: o.Dir, owner: o.Owner, log: o.Log, formLock: make(chan struct{}, 1),
-		account: account{heldBlobs: heldBlobs{counts: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int)}},
+		account: account{movingBlobs: movingBlobs{counts: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int)}},
 		memory:  &memories{o.Memory, o.Sketches, o.Shares, o.Changed},
 		Copies: &Copies{
 			fs: o.FS, dir: o.Copies, otherFileSystem: o.Apart, stamps: o.Memory.UnpackedStamps(), log: o.Log,
@@ -240,8 +240,8 @@ func (s *Store) countTransient(disk int64) {
 	s.transients = append(s.transients, s.owner.CountTransient(disk))
 }
 
-// TurnContended reports whether a caller waits for the turn, which background work gives up then.
-func (s *Store) TurnContended() bool { return s.waiting.Load() > 0 }
+// FormsWanted reports whether a caller waits for the turn, which background work gives up then.
+func (s *Store) FormsWanted() bool { return s.waiting.Load() > 0 }
 
 // ignore returns nil for an error of the kind, and any other one as it is.
 func ignore(kind, err error) error {
@@ -267,11 +267,11 @@ type account struct {
 	at   time.Time // guarded by mu
 	last Space     // guarded by mu
 
-	heldBlobs heldBlobs
+	movingBlobs movingBlobs
 }
 
-// heldBlobs are blobs that are accounted for by what they take, whatever else says so.
-type heldBlobs struct {
+// movingBlobs are blobs that are accounted for by what they take, whatever else says so.
+type movingBlobs struct {
 	mu sync.Mutex // guards the rest
 
 	// counts keep blobs, though no build and no recipe may need these any more.
@@ -284,7 +284,7 @@ type heldBlobs struct {
 // holdAccounted is cas.Store.Hold of blobs that are accounted for as long as they are held. done is
 // Release, and the end of that.
 func (s *Store) holdAccounted() (hold *cas.Hold, done func()) {
-	b := &s.account.heldBlobs
+	b := &s.account.movingBlobs
 	hold = s.whole.Hold()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -300,12 +300,12 @@ func (s *Store) holdAccounted() (hold *cas.Hold, done func()) {
 // accountByForm has blobs accounted for by what they take until done, though a build may account
 // for another form, or no recipe may take from them any more.
 func (s *Store) accountByForm(all ...cas.Digest) (done func()) {
-	b := &s.account.heldBlobs
+	b := &s.account.movingBlobs
 	b.add(all, 1)
 	return func() { b.add(all, -1) }
 }
 
-func (b *heldBlobs) add(all []cas.Digest, n int) {
+func (b *movingBlobs) add(all []cas.Digest, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, d := range all {
@@ -315,7 +315,7 @@ func (b *heldBlobs) add(all []cas.Digest, n int) {
 	}
 }
 
-func (b *heldBlobs) all() (out []cas.Digest) {
+func (b *movingBlobs) all() (out []cas.Digest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out = slices.Collect(maps.Keys(b.moving))
@@ -329,7 +329,7 @@ func (b *heldBlobs) all() (out []cas.Digest) {
 // form: it is corrected when that is durable.
 func (s *Store) AccountExcess() (sum int64, err error) {
 	counted := make(map[cas.Digest]bool)
-	for _, d := range s.account.heldBlobs.all() {
+	for _, d := range s.account.movingBlobs.all() {
 		accounted, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return 0, err
@@ -370,7 +370,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		return now, err
 	}
 	counted := make(map[cas.Digest]bool)
-	for _, d := range slices.Concat(s.recipeStore.Containers(), a.heldBlobs.all()) { // in this order: what is no container any more is going by then
+	for _, d := range slices.Concat(s.recipeStore.Containers(), a.movingBlobs.all()) { // in this order: what is no container any more is going by then
 		_, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return now, err

@@ -124,7 +124,7 @@ func (o *OwnFiles) has(fd int) bool {
 }
 
 // list lists all but those of one descriptor.
-func (o *OwnFiles) list(but int) {
+func (o *OwnFiles) list(except int) {
 	o.open = make(map[inode]bool)
 	folder, err := os.Open("/proc/self/fd")
 	if err != nil {
@@ -136,7 +136,7 @@ func (o *OwnFiles) list(but int) {
 		return
 	}
 	for _, name := range names {
-		if fd, err := strconv.Atoi(name); err == nil && fd != but {
+		if fd, err := strconv.Atoi(name); err == nil && fd != except {
 			if id, ok := fileOf(fd); ok {
 				o.open[id] = true
 			}

@@ -14,12 +14,12 @@ const MaxReply = MaxFrame - 64<<10
 // SpaceLeft is the space left in an answer, in bytes. An answer is cut where its frame is full.
 type SpaceLeft int
 
-// Takes reports whether a message still fits, and counts it.
-func (l *SpaceLeft) Takes(m proto.Message) bool { return l.TakesBytes(proto.Size(m)) }
+// Reserve reports whether a message still fits, and counts it.
+func (l *SpaceLeft) Reserve(m proto.Message) bool { return l.ReserveBytes(proto.Size(m)) }
 
-// TakesBytes reports whether a field of n bytes still fits, and counts it. After the first that
+// ReserveBytes reports whether a field of n bytes still fits, and counts it. After the first that
 // does not fit, none fits, so that an answer is the beginning of a list.
-func (l *SpaceLeft) TakesBytes(n int) bool {
+func (l *SpaceLeft) ReserveBytes(n int) bool {
 	const head = 8 // a field's tag and length, at most
 	if *l < SpaceLeft(n+head) {
 		*l = 0

@@ -329,7 +329,7 @@ func isRememberedFailure(err error) bool { return factOf(err, "reason") != "" }
 func (g *Get) report(results []modelResult) error {
 	var failed error
 	for _, r := range results {
-		if r.toldElsewhere() && (r.err == nil || failed != nil) {
+		if r.reportedElsewhere() && (r.err == nil || failed != nil) {
 			continue
 		}
 		if r.err != nil {
@@ -408,7 +408,7 @@ func (g *Get) replaceProcess(results []modelResult) error {
 			return exit.WithOperation("get", results[i].path, err)
 		}
 		paths[i] = graph
-		if results[i].view != nil && !results[i].toldElsewhere() {
+		if results[i].view != nil && !results[i].reportedElsewhere() {
 			views = append(views, results[i].view)
 		}
 	}

@@ -28,7 +28,7 @@ type outputCopy struct {
 func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 	var plan []outputCopy
 	for _, r := range results {
-		if r.missing || r.toldElsewhere() {
+		if r.missing || r.reportedElsewhere() {
 			continue
 		}
 		files, err := g.planOut(ctx, &r)

@@ -176,7 +176,7 @@ func closeViews(results []modelResult) {
 		if r.ownDaemon != "" {
 			os.RemoveAll(r.ownDaemon) // what stays is in a temporary folder
 		}
-		if r.view != nil && !r.toldElsewhere() {
+		if r.view != nil && !r.reportedElsewhere() {
 			r.view.Close() // a folder that was only read from
 		}
 	}
@@ -240,8 +240,8 @@ func eachOfGroup(all modelResult, models []string) []modelResult {
 	return results
 }
 
-// toldElsewhere tells whether what there is to say of the result stands with another one.
-func (r *modelResult) toldElsewhere() bool { return r.member > 0 }
+// reportedElsewhere tells whether what there is to say of the result stands with another one.
+func (r *modelResult) reportedElsewhere() bool { return r.member > 0 }
 
 func (r *modelResult) name() string {
 	if len(r.group) == 0 {

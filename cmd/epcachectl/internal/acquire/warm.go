@@ -237,7 +237,7 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 		show.Waits = follow
 		results := acquireEach(ctx, c, asks, w.onMiss, show)
 		closeViews(results)
-		askAgain(ctx, c, asks, results, w.onMiss, show)
+		requestAgain(ctx, c, asks, results, w.onMiss, show)
 		if follow {
 			followAll(ctx, c, asks, results, show)
 		}
@@ -283,8 +283,9 @@ func isStore(dir string) bool {
 	return !slices.ContainsFunc([]string{"CACHEDIR.TAG", "manifests", "objects"}, missing)
 }
 
-// askAgain asks for what the daemon had no room for, each time after the end of a compile that was asked for before.
-func askAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
+// requestAgain asks for what the daemon had no room for, each time after the end of a compile that
+// was asked for before.
+func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
 	onMiss wire.OnMiss, show *term.Phases) {
 	var jobs []*modelResult // that may still be under way, in the order in which they were taken
 	for i := range results {

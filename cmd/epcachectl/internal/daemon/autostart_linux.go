@@ -160,9 +160,9 @@ const maxStartReason = 1024
 // startLocked returns the error of a start that another process attempted since this one asked, so
 // that a hundred processes do not try one after the other. Earlier failures are retried, because the
 // user may have mended the cause.
-func startLocked(ctx context.Context, program, socket string, lock *os.File, asked time.Time) error {
+func startLocked(ctx context.Context, program, socket string, lock *os.File, requested time.Time) error {
 	reason := ""
-	if info, err := lock.Stat(); err == nil && !info.ModTime().Before(asked) {
+	if info, err := lock.Stat(); err == nil && !info.ModTime().Before(requested) {
 		text := make([]byte, maxStartReason)
 		n, _ := lock.ReadAt(text, 0) // what cannot be read is tried again
 		reason = string(text[:n])
