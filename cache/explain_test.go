@@ -335,6 +335,9 @@ func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 		}, "removed by request"},
 	} {
 		one.remove()
+		gone := b.why(b.self(), a.ModelDigest.String()) // what a model's file stands for
+		require.Equal(t, "gone", gone.Decision)
+		require.Contains(t, gone.Reason, "no build is left")
 		e := b.explain(b.request(b.model(1)))
 		require.Equal(t, "miss", e.Decision)
 		require.Contains(t, e.Reason, one.says)

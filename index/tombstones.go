@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
@@ -13,6 +14,7 @@ type Tombstone struct {
 	BuildID        BuildID
 	RequestKey     RequestKey
 	BuildKey       BuildKey
+	ModelDigest    cas.Digest // zero in those of an earlier epcached
 	ModelName      string
 	Scope          string // which users may see it, as of the build
 	At             time.Time
@@ -86,6 +88,7 @@ func (j *Journal) Tombstones(match func(*Tombstone) bool) []Tombstone {
 func tombstoneOf(m *manifestpb.Tombstone) (Tombstone, error) {
 	t := Tombstone{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()), Reason: m.GetReason(), Bytes: m.GetBytes(),
 		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget()}
+	copy(t.ModelDigest[:], m.GetModelDigest())
 	return t, cmp.Or(fixed("build_id", t.BuildID[:], m.GetBuildId()),
 		fixed("request_key", t.RequestKey[:], m.GetRequestKey()), fixed("build_key", t.BuildKey[:], m.GetBuildKey()))
 }
@@ -93,6 +96,7 @@ func tombstoneOf(m *manifestpb.Tombstone) (Tombstone, error) {
 func tombstoneRecord(t *Tombstone) *manifestpb.Record {
 	return &manifestpb.Record{Kind: &manifestpb.Record_Tombstone{Tombstone: &manifestpb.Tombstone{
 		BuildId: t.BuildID[:], RequestKey: t.RequestKey[:], BuildKey: t.BuildKey[:], ModelName: t.ModelName, Scope: t.Scope,
-		At: nanos(t.At), Reason: t.Reason, Bytes: t.Bytes, CompileSeconds: t.CompileSeconds, LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
+		ModelDigest: t.ModelDigest[:],
+		At:          nanos(t.At), Reason: t.Reason, Bytes: t.Bytes, CompileSeconds: t.CompileSeconds, LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
 	}}}
 }

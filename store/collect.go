@@ -170,7 +170,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 		why := evicted(c.st.now(), s)
 		list = append(list, Removal{Build: &b, Why: why, grace: views.PathGrace, step: s, parts: c.st.PartsOf(&b),
 			tombstone: &index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
-				At: c.st.now(), Reason: why, Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
+				ModelDigest: b.ModelDigest, At: c.st.now(), Reason: why, Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
 				ForBudget: plan.forBudget && !s.Must}})
 		d := &list[len(list)-1]
 		c.st.FreedOf(d.parts, before)

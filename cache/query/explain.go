@@ -411,6 +411,9 @@ func oneEntry(name string, builds []index.Build) error {
 func (q *Queries) whyRemoved(p rights.Peer, name string, notFound error) (*wire.Explanation, error) {
 	// A crash may come between a tombstone and the event of the removal, and events are dropped earlier.
 	stone := q.tombstoneOf(p, name)
+	if stone != nil && !meansEvent(name, eventOf(stone)) { // a model's digest, which events do not have
+		name = stone.RequestKey.String()
+	}
 	events := q.index.Journal.Events(time.Time{})
 	for i := len(events) - 1; i >= 0; i-- {
 		e := &events[i]
@@ -474,7 +477,8 @@ func unkeptText(e *index.Event) string {
 func (q *Queries) tombstoneOf(p rights.Peer, name string) *index.Tombstone {
 	found := q.index.Journal.Tombstones(func(g *index.Tombstone) bool {
 		e := eventOf(g)
-		return meansEvent(name, e) && q.rights.MaySeeEvent(p, e)
+		ofModel := len(name) >= index.MinPrefix && strings.HasPrefix(g.ModelDigest.String(), name)
+		return (ofModel || meansEvent(name, e)) && q.rights.MaySeeEvent(p, e)
 	})
 	if len(found) == 0 {
 		return nil

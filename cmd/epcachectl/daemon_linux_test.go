@@ -70,6 +70,7 @@ type standIn struct {
 	failures []*wire.Failure
 	asks     int // for what has happened
 
+	ordinary  bool                     // the caller is no administrator
 	startedBy string                   // for the status
 	stop      func() (*os.File, error) // nil: it does not stop
 
@@ -77,6 +78,9 @@ type standIn struct {
 }
 
 func (b *standIn) Hello(unixsock.Peer, *wire.Hello) *wire.HelloReply {
+	if b.ordinary {
+		return &wire.HelloReply{Scope: "uid:1000"}
+	}
 	return &wire.HelloReply{Scope: "uid:0", Rights: []string{"administrator"}}
 }
 

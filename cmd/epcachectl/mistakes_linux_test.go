@@ -54,6 +54,16 @@ func TestDeletingAllWithoutATerminalNeedsYes(t *testing.T) {
 	require.Equal(t, []string{"remove "}, b.changed())
 }
 
+// A user who has nothing to delete is told why the builds that list shows stay.
+func TestUsersDeleteNoSharedBuilds(t *testing.T) {
+	b := newStandIn(t)
+	b.ordinary, b.builds = true, []*wire.Build{}
+	b.serve()
+	r := call(t, "rm", "--all", "--yes")
+	require.Equal(t, exit.Done, r.code)
+	require.Contains(t, r.out, "only administrators delete shared builds")
+}
+
 func TestCollectingToASize(t *testing.T) {
 	newStandIn(t).serve()
 	require.Equal(t, call(t, "gc", "-n", "--to", "100MiB"), call(t, "gc", "-n", "100MiB"))

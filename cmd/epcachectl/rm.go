@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -50,6 +51,11 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 				reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, &request, nil)
 				if err != nil {
 					return exit.WithVerb("rm", modelfile.AsGiven(err, args, request.Entries))
+				}
+				if none := len(reply.GetBuilds()) == 0; none && request.All && !a.JSON &&
+					!slices.Contains(c.Hello().GetRights(), "administrator") {
+					a.Print.Line("nothing to delete: no build is yours alone, and only administrators delete shared builds")
+					return nil
 				}
 				return printChange(a, "deleted", "would delete", request.DryRun, reply)
 			})

@@ -101,7 +101,7 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		{"created", term.Time(b.GetCreatedMs()) + ", compiled in " + term.Seconds(b.GetCompileSeconds())},
 		{"last used", term.Time(b.GetLastUsedMs()) + ", " + term.Count(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
-		{"space", term.Bytes(sizeOf(b)) + ", of which its removal would free " + term.Bytes(b.GetOwnBytes())},
+		{"space", term.Bytes(sizeOf(b)) + "; its removal would free " + term.Bytes(b.GetOwnBytes()) + " on the disk"},
 		{"kept", keptText(b)},
 		{"load check", term.TextOrDash(b.GetLoadCheck())},
 		{"gain", gain(b)},

@@ -157,6 +157,16 @@ func TestARemovedFieldIsLoggedAtTheStart(t *testing.T) {
 	require.Contains(t, d.log.String(), "it no longer has an effect")
 }
 
+// Mistakes in a file are what --check-config looks for: it fails, and the call was not wrong.
+func TestCheckConfigFailsForMistakes(t *testing.T) {
+	path := filepath.Join(shortFolder(t), "epcached.toml")
+	require.NoError(t, os.WriteFile(path, []byte("jbos = 3\n"), 0o644))
+	status, _, errs := runToEnd(t, nil, "--config", path, "--check-config")
+	require.Equal(t, 1, status)
+	require.Contains(t, errs, path+":1")
+	require.NotContains(t, errs, "--help")
+}
+
 func TestCheckConfig(t *testing.T) {
 	dir := shortFolder(t)
 	path := filepath.Join(dir, "epcached.toml")

@@ -90,6 +90,9 @@ be damaged: start it again, and it makes the index again from its manifests befo
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			read := func() (*config.Settings, *rules.Set, error) { return c.read(cmd.Flags()) }
 			s, set, err := read()
+			if wrong, is := errors.AsType[usageError](err); is && c.check {
+				return wrong.error // what was asked for, as of epcachectl config check: the call is right
+			}
 			if err != nil {
 				return err
 			}

@@ -1326,6 +1326,7 @@ type Tombstone struct {
 	Bytes          int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`                                          // that it freed
 	CompileSeconds float64                `protobuf:"fixed64,9,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"` // that it takes to have it back
 	LastUsed       int64                  `protobuf:"fixed64,10,opt,name=last_used,json=lastUsed,proto3" json:"last_used,omitempty"`                  // 0: never, as far as is known
+	ModelDigest    []byte                 `protobuf:"bytes,12,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`           // 32 bytes; none: an earlier epcached wrote it
 	ForBudget      bool                   `protobuf:"varint,11,opt,name=for_budget,json=forBudget,proto3" json:"for_budget,omitempty"`                // it went to keep to the budget, and not as somebody asked or for another bound
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1429,6 +1430,13 @@ func (x *Tombstone) GetLastUsed() int64 {
 		return x.LastUsed
 	}
 	return 0
+}
+
+func (x *Tombstone) GetModelDigest() []byte {
+	if x != nil {
+		return x.ModelDigest
+	}
+	return nil
 }
 
 func (x *Tombstone) GetForBudget() bool {
@@ -1778,7 +1786,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x10\n" +
 	"\x03off\x18\x02 \x01(\bR\x03off\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x10R\x02at\x12\x10\n" +
-	"\x03uid\x18\x04 \x01(\rR\x03uid\"\xbc\x02\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\"\xdf\x02\n" +
 	"\tTombstone\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
@@ -1792,7 +1800,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12'\n" +
 	"\x0fcompile_seconds\x18\t \x01(\x01R\x0ecompileSeconds\x12\x1b\n" +
 	"\tlast_used\x18\n" +
-	" \x01(\x10R\blastUsed\x12\x1d\n" +
+	" \x01(\x10R\blastUsed\x12!\n" +
+	"\fmodel_digest\x18\f \x01(\fR\vmodelDigest\x12\x1d\n" +
 	"\n" +
 	"for_budget\x18\v \x01(\bR\tforBudget\"c\n" +
 	"\n" +
