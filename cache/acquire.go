@@ -153,8 +153,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	return c.lookup.FillAnswer(a, at), err
 }
 
-// find finds a build of the request or of a group with its model, or converts one in the other
-// form.
+// find finds a build of the request or of a group with its model, or converts one.
 func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Found, err error) {
 	found, err = c.lookup.Find(ctx, at)
 	if found.Answer == nil && err == nil {

@@ -205,8 +205,7 @@ func (c *Cache) PrepareClose() { c.builder.PrepareClose() }
 // start. It looks into the directory of every view that is in use, so it is not for each request.
 func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyLeased() }
 
-// Report decides on a client's report of a build. from is the runtime that the client loaded it
-// with.
+// Report decides on a client's report of a build, which it loaded with the runtime from.
 func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, from runtimes.Ref) (
 	*wire.ReportReply, error) {
 	if from.ORTVersion == "" {

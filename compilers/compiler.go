@@ -120,8 +120,7 @@ type Pace struct {
 	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
 }
 
-// Session has a session's options but for its execution providers. Its JSON is that of request
-// records.
+// Session has a session's options without execution providers. Its JSON is that of request records.
 type Session struct {
 	SessionOptions             map[string]string `json:"session_options"` // session config entries
 	FreeDimensions             map[string]int64  `json:"free_dimensions"` // by name

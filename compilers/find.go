@@ -252,8 +252,7 @@ func LibrariesBeside(library string) []string {
 	return names
 }
 
-// IsForeign reports files of ONNX Runtime and other EPs, which are no part of a library beside
-// them.
+// IsForeign reports files of ONNX Runtime and other EPs, which belong to no library beside them.
 func IsForeign(file string) bool {
 	base := filepath.Base(file)
 	if _, isEP := epOfLibrary(base); isEP {

@@ -15,7 +15,7 @@ import (
 
 // Check reads every manifest, the journal and every row of the database, and returns what is not as
 // it should be. It changes nothing. A row that is wrong is an error and no finding: as with any
-// read, the database is given up then. told is called now and then; it may be nil.
+// read, the database is given up then. progress is called now and then; it may be nil.
 func (x *Index) Check(ctx context.Context, progress Progress) ([]Finding, error) {
 	found := x.Problems()
 	space, err := x.Space()

@@ -27,7 +27,7 @@ type Options struct {
 	// that the index notes itself. It must not wait, nor call the index.
 	OnEvent func(Event)
 
-	// MeasureDisk returns the bytes on disk of a blob, in whole blocks. nil: size in blocks of 4
+	// MeasureDisk returns a blob's bytes on disk, in whole blocks. nil: its size in blocks of 4
 	// KiB.
 	MeasureDisk func(cas.Digest) (int64, error)
 

@@ -47,8 +47,8 @@ type Survey struct {
 }
 
 // Survey reads the whole store, page by page. It returns the positions of the blobs in at, and
-// keeps no digest of the others, because there may be millions. told is called now and then, see
-// progress; it may be nil.
+// keeps no digest of the others, because there may be millions. progress is called now and then,
+// see Progress; it may be nil.
 func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, progress Progress) (*Survey, error) {
 	if err := x.rows.flush(); err != nil {
 		x.Log.Warn("a survey lacks the latest uses", "store", x.dir, "error", err)

@@ -29,8 +29,7 @@ func otherFileSystem(a, b string) (bool, error) {
 	return one.Dev != other.Dev, cmp.Or(err, err2)
 }
 
-// Fits returns an error where so many bytes do not fit beside what has to stay free. The error
-// names what takes them.
+// Fits fails where so many bytes do not fit beside what has to stay free, and names their use.
 func Fits(what string, need, free int64) error { return fitsLeaving(what, need, free, Spare) }
 
 // fitsLeaving is fits where so much has to stay free.

@@ -10,8 +10,7 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// Inventory surveys the store: which builds there are, and in which forms their blobs are kept.
-// told may be nil.
+// Inventory surveys the store: builds, and the forms of their blobs. progress may be nil.
 func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*index.Survey, *evict.Inventory, error) {
 	var (
 		recipes  = make(map[cas.Digest]dedupe.Packed)

@@ -26,8 +26,7 @@ func (st *Store) ReopenNeeded() <-chan string { return st.reopenNeeded }
 // IndexDiscarded is what ReopenNeeded sends when the index is to be made again.
 const IndexDiscarded = "the index is rebuilt"
 
-// RebuildIndex has the next Open, which ReopenNeeded requests, rebuild the index from the
-// manifests.
+// RebuildIndex has the next Open rebuild the index, and ReopenNeeded request that.
 func (st *Store) RebuildIndex(why string) error {
 	_, _, err := st.index.Repair(index.Finding{Kind: index.RebuildKind, Detail: why}, false)
 	if err == nil {

@@ -39,8 +39,7 @@ func (c *Client) stopReading() bool {
 	return !c.reading
 }
 
-// readOwnAnswer returns when the answer to a request that was sent has come, or another goroutine
-// reads.
+// readOwnAnswer returns when the answer has come, or another goroutine reads.
 func (c *Client) readOwnAnswer() {
 	if !c.becomeReader() {
 		return

@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// connection is the daemon's end of one connection. One goroutine at a time reads; see
+// connection is the daemon's end of a connection. One goroutine at a time reads: see
 // requestslots.go.
 type connection struct {
 	server   *Server
@@ -68,8 +68,7 @@ func (c *connection) refuse(err error) {
 	c.closeSilently()
 }
 
-// closeSilently closes a connection that is not served, without a word: the client may find, or
-// start, another daemon.
+// closeSilently closes a connection without a word: the client may find or start another daemon.
 func (c *connection) closeSilently() {
 	c.cancel()
 	c.stream.closeDescriptors()

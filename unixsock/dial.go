@@ -179,8 +179,7 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 	return reply, nil
 }
 
-// QuickHelloTimeout is the HelloTimeout where an application goes on without a daemon: too short to
-// notice.
+// QuickHelloTimeout is the HelloTimeout where an application falls back: too short to notice.
 const QuickHelloTimeout = 50 * time.Millisecond
 
 // ConnectionEnded reports whether a connection ended without a reason, so that the request may be

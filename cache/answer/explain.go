@@ -66,8 +66,7 @@ func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate
 	return out
 }
 
-// ExplainEntry plans the request of the first of an entry's builds again, and explains its look-up
-// of them to the peer.
+// ExplainEntry plans the request of an entry's first build, and explains its look-up to the peer.
 func (c *Answerer) ExplainEntry(ctx context.Context, p request.Peer, builds []index.Build) (
 	*query.ExplainRequest, error) {
 	at, err := c.replan(ctx, &builds[0])

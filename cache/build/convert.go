@@ -224,8 +224,7 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 	return b, nil
 }
 
-// record is the build's record without its files' digests: that of its source, under this form's
-// keys.
+// record is the build's record without digests of files: that of its source, with this form's keys.
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.Plan.RequestKey, v.Plan.BuildKey

@@ -229,8 +229,7 @@ func (j *Job) withAdvice(err error) error {
 	return e
 }
 
-// ortFallbackText is what ONNX Runtime says of a session that may leave no node to the CPU, and
-// would have to.
+// ortFallbackText is ONNX Runtime's error for a session that must leave no node to the CPU.
 const ortFallbackText = "fallback to CPU EP has been explicitly disabled"
 
 // addFallbackHint adds to a failure that the request itself ruled out what the model needs.

@@ -289,8 +289,8 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	}
 	checked, err := cs.LoadChecker.Check(ctx, a, job)
 	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {
-		// Without the model nothing tells whether zeros are to blame: it is tried with that before it
-		// is served again.
+		// Without the model nothing tells whether zeros are to blame: it is tried again before it
+		// is served.
 		job.Zeros = 0
 		checked, err = cs.LoadChecker.Check(ctx, a, job)
 	}

@@ -216,8 +216,7 @@ func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	return room, nil
 }
 
-// CheckPutQuota bounds what is kept of a user's puts, with conversions, and returns the sum of
-// sizes.
+// CheckPutQuota bounds what is kept of a user's puts and conversions, and returns the sum of sizes.
 func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string, sizes []int64) (
 	total int64, err error) {
 	most := cs.limits().UserBytes

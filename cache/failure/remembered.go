@@ -276,8 +276,7 @@ func (to Audience) visible(r *entry) *Failure {
 	return nil
 }
 
-// List returns failures that the audience may see, newest first, and forgets those that forget
-// selects.
+// List returns failures that the audience may see, newest first, without those that forget selects.
 func (fs *Remembered) List(to Audience, forget func(*Failure) bool) []Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

@@ -198,8 +198,7 @@ func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
 	m := Model{Locations: read.Locations(), Compiled: isArtefact(read), Store: read.Metadata["epcache.store"], FreeDims: FreeDimensions(read)}
 	if m.Compiled {
 		m.Reader = readerVersion
-		// Passed through, never compiled: its sidecars do not matter here, unless they are to be
-		// kept.
+		// Passed through: its sidecars do not matter here, unless they are to be kept.
 		read.External, m.Locations = nil, nil
 		// A model with a bad name cannot be adopted; the adoption reports it.
 		if files, err := read.ArtefactFiles(); r.request.Adopt && err == nil {

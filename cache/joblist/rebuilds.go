@@ -30,8 +30,7 @@ func (l *List) rebuildsFor(p request.Peer) []jobs.Info {
 	return out
 }
 
-// rebuildInfo returns a rebuild as a queued job; nil: it waits for a request, or the peer may not
-// see it.
+// rebuildInfo returns a rebuild as a queued job; nil: it waits, or the peer may not see it.
 func (l *List) rebuildInfo(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	if r.State != upkeep.Queued && r.State != upkeep.Running {
 		return nil

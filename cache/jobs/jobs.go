@@ -237,8 +237,7 @@ func (js *Jobs) start(key Key, j *Job, work Work) {
 	})
 }
 
-// maxEnded and EndedFor bound the jobs that are remembered after their end, for callers that
-// follow.
+// maxEnded and EndedFor bound the ended jobs that are remembered for callers that follow.
 const (
 	maxEnded = 256
 	EndedFor = 10 * time.Minute

@@ -349,8 +349,7 @@ type cost struct {
 	Count   int     // of jobs that these are from
 }
 
-// MinMemory is what the workers of a job of which nothing is known take at the least, in bytes: the
-// libraries alone do.
+// MinMemory is the least that the workers of an unknown job take, in bytes: the libraries alone do.
 const MinMemory = 256 << 20
 
 const (

@@ -76,8 +76,7 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 	return true
 }
 
-// rebuildWorsened reports builds that a change made worse, and recompiles them where no better
-// exists.
+// rebuildWorsened reports builds that a change made worse, and recompiles them.
 func (x *Judge) rebuildWorsened(ctx context.Context, rt *runtimes.Runtime, why string,
 	lots map[maker]*lot, affected []index.BuildID) {
 	for i, id := range affected {

@@ -53,8 +53,7 @@ const (
 	SourceRule        = "rule "
 )
 
-// Rank orders verdicts: 0 is the best. Unknown is worse than prefer_recompilation, better than a
-// refusal.
+// Rank orders verdicts: 0 is the best. Unknown is between prefer_recompilation and a refusal.
 func Rank(v compilers.Verdict) int {
 	switch v {
 	case compilers.Optimal:
@@ -67,8 +66,8 @@ func Rank(v compilers.Verdict) int {
 	return 2
 }
 
-// Judge judges builds, and remembers the verdicts. All fields must be set. It is safe for
-// concurrent use.
+// Judge judges builds and remembers verdicts. All fields must be set. It is safe for concurrent
+// use.
 type Judge struct {
 	Runtimes *runtimes.Set
 	Compiler compilers.Compiler

@@ -22,8 +22,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Checker loads builds, and remembers the results. All fields must be set. It is safe for
-// concurrent use.
+// Checker loads builds and remembers results. All fields must be set. It is safe for concurrent
+// use.
 type Checker struct {
 	Store      *store.Store
 	Runtimes   *runtimes.Set
@@ -217,8 +217,7 @@ func (ts *Checker) Check(ctx context.Context, a *request.JudgeTarget, job compil
 	if err != nil || checked.Outcome != compilers.Failed {
 		return checked, err
 	}
-	// After an update many fail one after the other: that a control loads is remembered, a failure
-	// not.
+	// After an update many fail one after the other, so that a control's success is remembered.
 	key := ts.Runtimes.Key("control", a.Content, a.Encoded())
 	_, err = ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (bool, error) {
 		broken, err := ts.Control(ctx, a)

@@ -79,8 +79,7 @@ type Found struct {
 	Withheld int             // builds that would be served if the caller had not reported them
 }
 
-// Find finds the best build for the caller's runtime, and leases its view, or returns why it did
-// not.
+// Find finds the best build for the caller's runtime, and leases its view, or returns why not.
 func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 	found := Found{Why: "never compiled for this request"}
 	if at.Plan.Outside {

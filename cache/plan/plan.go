@@ -1,5 +1,4 @@
-// Package plan plans requests: the model, the request key, what would compile it, and the build
-// key.
+// Package plan plans requests: the model, the request key, what compiles it, and the build key.
 package plan
 
 import (

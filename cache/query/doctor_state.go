@@ -244,8 +244,7 @@ func (d *Doctor) madeSince(g *index.Tombstone) bool {
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
 
-// SpaceAdvice warns administrators of too small a budget, and of unkept results for models that the
-// peer may see.
+// SpaceAdvice warns administrators of too small a budget, and of unkept results.
 func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	const subject = "space"
 	if !d.q.rights.IsAdministrator(p) {

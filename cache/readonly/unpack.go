@@ -110,8 +110,7 @@ func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progr
 // idleUnpacked is how long what was unpacked is kept for the next call.
 const idleUnpacked = 30 * 24 * time.Hour
 
-// makePrivateFolder makes the folder. One that others may write is refused: its files are loaded as
-// code.
+// makePrivateFolder makes the folder. One that others may write is refused: its files run as code.
 func makePrivateFolder(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err

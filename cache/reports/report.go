@@ -487,8 +487,7 @@ func (ds *userWithholds) countOfRequest(request index.RequestKey, uid uint32) in
 	return n
 }
 
-// ErrWithheld refuses to compile again for a user that reported the request's builds MaxRounds
-// times.
+// ErrWithheld refuses to compile again for a user that reported its builds MaxRounds times.
 func ErrWithheld(model string, key index.RequestKey) error {
 	return apierr.New(apierr.Stale, nil, "model %q: you reported that its builds do not load, "+
 		"which could not be verified", model).

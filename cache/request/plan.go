@@ -163,8 +163,7 @@ func (p *Plan) StatedFacts(models []*epmodel.Model) []index.EPFacts {
 	return facts
 }
 
-// WritesCompatibility reports whether an execution provider is known to write compatibility
-// strings.
+// WritesCompatibility reports whether an EP is known to write compatibility strings.
 func (p *Plan) WritesCompatibility(i int) bool {
 	return p.Outside || p.Marks[i].CompatibilityString != ""
 }

@@ -68,8 +68,7 @@ type Request struct {
 	// Adopt has a compiled model kept, with the files that it refers to, which are External then.
 	Adopt bool
 
-	// Connection ends with the client's connection, and with it a claim that was given on it; nil:
-	// the client has none.
+	// Connection ends with the client's connection, and ends its claims; nil: the client has none.
 	Connection context.Context
 }
 

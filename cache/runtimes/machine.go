@@ -60,8 +60,7 @@ func NewMachine(sources []DriverSource) *Machine {
 	return m
 }
 
-// AwaitFirst blocks until the first look ends: a command that prints a driver's version may be
-// slow.
+// AwaitFirst blocks until the first look ends: a command that prints a version may be slow.
 func (m *Machine) AwaitFirst(ctx context.Context) error {
 	select {
 	case <-m.looked:

@@ -128,8 +128,7 @@ func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	return nil
 }
 
-// UnfinishedJobs returns jobs that earlier daemons did not complete. Call it before the first
-// request.
+// UnfinishedJobs returns jobs that earlier daemons left. Call it before the first request.
 func (l *Backlog) UnfinishedJobs() map[string][]byte {
 	rows, err := l.Sources.Store.Index().Wanted.All()
 	if err != nil {

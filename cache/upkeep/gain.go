@@ -33,8 +33,7 @@ const (
 	gainMargin = 0.01
 )
 
-// IsLoss reports whether the compiled form takes clearly more processor time to load than the
-// source.
+// IsLoss reports whether the compiled form clearly takes more time to load than the source.
 func (g Gain) IsLoss() bool {
 	return g.SourceLoad > 0 && g.Load > gainRatio*g.SourceLoad && g.Load > g.SourceLoad+gainMargin
 }

@@ -34,8 +34,7 @@ type RebuildRequest struct {
 	Delay time.Duration
 }
 
-// Compile compiles a build again and publishes it. asked has a request's files; nil: there are
-// none.
+// Compile compiles a build again and publishes it. asked has a request's files, or is nil.
 type Compile func(ctx context.Context, what Rebuild, asked *request.Request) Outcome
 
 // Outcome is the result of a Compile.
@@ -316,8 +315,7 @@ func (o RebuildOptions) Limits() (Limits, error) {
 	return l, err
 }
 
-// window is a time of day: from begin until end, over midnight where end is not after begin. The
-// zero value is always.
+// window is a time of day, over midnight where end is not after begin. The zero value is always.
 type window struct {
 	begin, end time.Duration // since midnight, by the clock on the wall
 }

@@ -85,8 +85,7 @@ func (s *Sources) RequestWith(ctx context.Context, asked *request.Request, b *in
 	return r, s.CheckSame(ctx, r, at.Identity)
 }
 
-// CheckSame compares the request's models with those that it was made for, and closes them if they
-// differ.
+// CheckSame compares the request's models with those of the build, and closes them if they differ.
 func (s *Sources) CheckSame(ctx context.Context, r *request.Request, made identity.Model) error {
 	id, err := s.Models.Identify(ctx, &identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(),
 		Phase: func(string) {}})

@@ -115,8 +115,7 @@ func (t *table) put(one uint64) {
 	}
 }
 
-// grow doubles the table. It begins behind a free slot, so that positions of a key keep their
-// order.
+// grow doubles the table, from behind a free slot, so that positions of a key keep their order.
 func (t *table) grow() {
 	old := t.slots
 	t.slots, t.used = newSlots(2*len(old)), 0

@@ -1,5 +1,5 @@
-// Package filestamp tells whether files were written to while they were read, and whether they may
-// have been since.
+// Package filestamp tells whether files were written to while they were read, or may have been
+// since.
 //
 // A model belongs to an application, which may write to it at any time, by descriptor or through a
 // mapping. A stamp (size, times, inode) shows that on file systems whose times can be believed, once
@@ -129,6 +129,5 @@ func WriteBack(f *os.File) error {
 	return err
 }
 
-// ReliableTimes tells whether unchanged times mean unchanged content on file systems of a kind, as
-// statfs returns it.
+// ReliableTimes tells whether equal times mean equal content on file systems of a statfs kind.
 func ReliableTimes(kind int64) bool { return reliable[kind] }

@@ -2,8 +2,7 @@ package memo
 
 import "sync"
 
-// CostCache keeps values up to a total cost. Above it values are dropped, in no order. Any number of
-// goroutines may use it.
+// CostCache keeps values up to a total cost, and drops any others. It is safe for concurrent use.
 type CostCache[K comparable, V any] struct {
 	limit int
 

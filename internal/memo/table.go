@@ -56,8 +56,7 @@ func (f Fact) ValueAt(at time.Time) any {
 	return f.Value
 }
 
-// GenerationKey is a key of what was found out under a generation of the settings, and counts for
-// no other.
+// GenerationKey is a key of what was found out under a generation of the settings, for that alone.
 type GenerationKey[K comparable] struct {
 	Generation uint64
 	Key        K

@@ -198,8 +198,7 @@ func (r *checking) found(f *wire.Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
-// truncate keeps the findings that fit into so many bytes, leftovers last: damage must not be cut
-// off.
+// truncate keeps the findings that fit into so many bytes, leftovers last: damage is not cut off.
 func (r *checking) truncate(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
 		return leftover(a) - leftover(b)

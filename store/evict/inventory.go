@@ -198,8 +198,7 @@ func (inv *Inventory) restoreWhole(at uint32) (takes int64) {
 	return b.Disk
 }
 
-// neededBytes is what builds need, each part once: blobs in all forms, and what these are packed
-// with.
+// neededBytes is what builds need, each part once: blobs in all forms, and their bases.
 func (inv *Inventory) neededBytes(builds ...*candidate) (sum int64) {
 	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool { return inv.forms[at] != nil }) {
 		for _, at := range builds[0].Blobs { // as of nearly all: each blob is named once, and nothing is packed
@@ -407,8 +406,7 @@ type Thrashing struct {
 // minReturned is how many entries have to come back before it is spoken of.
 const minReturned = 3
 
-// IsSignificant reports whether enough entries came back: minReturned, and a quarter of the
-// evicted.
+// IsSignificant reports whether enough entries came back: minReturned, and a quarter of all.
 func (t Thrashing) IsSignificant() bool { return t.Back >= minReturned && 4*t.Back >= t.Evicted }
 
 // FindThrashing looks at tombstones, the oldest first: an entry has come back where there is a

@@ -383,8 +383,7 @@ func (pl *planner) unchooseNeedless() {
 	pl.dropRestored()
 }
 
-// isOptional tells whether a step removes a build that is served, which is done where the goal is
-// not reached otherwise.
+// isOptional reports whether a step evicts a served build, only to reach the goal.
 func (s *Step) isOptional() bool { return s.Action == Evict && !s.Must && s.of.class == classServed }
 
 // restore takes in again what was chosen for room, and tells what it takes then. Nothing may have

@@ -72,8 +72,8 @@ func (vs *Store) countUnlinkedOpen() (sum, changing int64) {
 	return sum, changing
 }
 
-// sameLinks tells whether a file has all the names that were counted, and as many besides as it
-// had.
+// sameLinks reports whether a file has all the names that were counted, and no more or fewer
+// others.
 func (vs *Store) sameLinks(id inode, f *droppedFile) bool {
 	return !slices.ContainsFunc(f.paths, func(path string) bool {
 		var st unix.Stat_t

@@ -227,8 +227,7 @@ func (v *View) open() (err error) {
 	return nil
 }
 
-// contains reports whether the directory of the files, open so far, is still in the view by its
-// name.
+// contains reports whether the open directory of the files is still in the view by its name.
 func (v *View) contains(f *os.File) bool {
 	there, err := cas.StampAt(int(f.Fd()), v.id)
 	if err != nil {
@@ -249,8 +248,7 @@ func (v *View) GraphPath() string { return v.id + "/" + v.graph }
 // Leased reports whether a process holds a lease on the view.
 func (v *View) Leased() (bool, error) { return Leased(v.path) }
 
-// PathGraceEnd is when the time of clients that got the view's path is over, zero if there are
-// none.
+// PathGraceEnd is when the time of clients that got the view's path ends, zero if none did.
 func (v *View) PathGraceEnd() time.Time {
 	given := v.lastGiven.Load()
 	if given == nil {
@@ -319,8 +317,7 @@ func (vs *Store) CurrentView(id index.BuildID) *View {
 	return vs.live[id]
 }
 
-// CurrentIntact gives the build's view that is in use, with every file checked; nil if there is
-// none.
+// CurrentIntact returns the build's view in use, with every file checked; nil if there is none.
 func (vs *Store) CurrentIntact(id index.BuildID) *View {
 	if v := vs.CurrentView(id); v != nil && vs.intact(v) {
 		return v
@@ -466,8 +463,7 @@ func (vs *Store) makeReadable(v *View) error {
 	return err
 }
 
-// MakeTreeReadable lets all users read the folders, and their owner remove them, from the inside
-// out.
+// MakeTreeReadable lets all users read the folders, and their owner remove them, inside first.
 func MakeTreeReadable(path string) error {
 	var dirs []string
 	err := filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
@@ -482,8 +478,7 @@ func MakeTreeReadable(path string) error {
 	return err
 }
 
-// MakeTreeRemovable gives the owner the right to remove folders, which earlier versions made
-// read-only.
+// MakeTreeRemovable lets the owner remove folders, which earlier versions made read-only.
 func MakeTreeRemovable(path string) error {
 	return filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
@@ -503,8 +498,7 @@ func (vs *Store) discard(v *View) {
 	}
 }
 
-// CreateUnkept makes a view of a directory only for the requests that wait now; blobs among it are
-// linked.
+// CreateUnkept makes a view of a directory for the requests that wait now, with links to blobs.
 func (vs *Store) CreateUnkept(b *index.Build, out string) (*View, error) {
 	v, err := vs.begin(Unkept, b.Graph, false)
 	if err != nil {

@@ -29,8 +29,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// parallelRequests is how many models a call requests at the same time; the daemon queues the
-// excess.
+// parallelRequests is how many models a call requests at a time; the daemon queues the excess.
 const parallelRequests = 8
 
 // Get is one call of get, or of a verb that asks as get does.

@@ -1,5 +1,4 @@
-// Package daemon finds the daemon of a call, starts one where there is none, or says why none
-// answers.
+// Package daemon finds the daemon of a call, starts one if there is none, or says why none answers.
 package daemon
 
 import (

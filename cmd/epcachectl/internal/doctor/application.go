@@ -197,8 +197,7 @@ func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compi
 	x.warning(subject, text, hint)
 }
 
-// incompatibleReleases are releases of execution providers and ONNX Runtime that do not work
-// together.
+// incompatibleReleases are releases of EPs and ONNX Runtime that do not work together.
 var incompatibleReleases = []struct {
 	ep       string
 	versions []string          // of the Python package

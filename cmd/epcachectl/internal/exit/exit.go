@@ -1,5 +1,4 @@
-// Package exit has the exit codes of epcachectl, the errors that lead to them, and the hints that
-// errors carry.
+// Package exit has the exit codes of epcachectl, the errors that lead to them, and their hints.
 package exit
 
 import (

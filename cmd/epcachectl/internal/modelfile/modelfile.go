@@ -1,5 +1,4 @@
-// Package modelfile opens models with the rights of the caller: the daemon opens nothing of a client's
-// by name.
+// Package modelfile opens models with the caller's rights: the daemon opens nothing by name.
 package modelfile
 
 import (

@@ -208,8 +208,8 @@ func Brief(text string) string {
 	return text
 }
 
-// KeepEnd keeps the end of a long message: ONNX Runtime begins with where in its source it was, and
-// the cause comes last.
+// KeepEnd keeps the end of a long message: ONNX Runtime's begin with its source, and end with the
+// cause.
 func KeepEnd(text string) string {
 	const most = 200
 	if runes := []rune(text); len(runes) > most {

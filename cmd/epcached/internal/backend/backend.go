@@ -1,5 +1,4 @@
-// Package backend answers the requests of the socket with the cache: it translates between the two, and
-// decides nothing.
+// Package backend translates between the socket's requests and the cache, and decides nothing.
 package backend
 
 import (

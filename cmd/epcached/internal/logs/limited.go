@@ -54,8 +54,7 @@ func (l limitHandler) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// allow counts a line, and reports whether to write it. rest is called later with those that were
-// not.
+// allow counts a line, and reports whether to write it. rest gets the number of the others later.
 func (ks *lineCounts) allow(of lineKind, rest func(more int)) bool {
 	ks.mu.Lock()
 	defer ks.mu.Unlock()
