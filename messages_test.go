@@ -255,7 +255,7 @@ func golden(packages map[string][]text) string {
 			b.WriteString(strings.ReplaceAll(said, "\n", "\n    ") + "\n")
 		}
 	}
-	return strings.ReplaceAll(b.String(), "    \n", "\n")
+	return strings.ReplaceAll(strings.ReplaceAll(b.String(), "    \n", "\n"), "\x00", "\\0")
 }
 
 // pythonMessages runs the collector of Python's strings, which needs Python's own parser.
@@ -301,4 +301,67 @@ func TestMessagesAreUpToDate(t *testing.T) {
 			t.Errorf("%s is out of date: run `make messages`, and commit it", file)
 		}
 	}
+}
+
+// decoded are words that a reader of a message has to decode, beside those that are banned in
+// comments, and what to write instead.
+var decoded = []struct {
+	pattern *regexp.Regexp
+	instead string
+}{
+	{regexp.MustCompile(`(?i)\b(room)\b`), "space, free space, or budget"},
+	{regexp.MustCompile(`(?i)\b(goes|gone|is told|tells?|let go|meanwhile|likewise)\b`), "say what happens"},
+	{regexp.MustCompile(`(?i)\bin(to)? force\b`), "in effect"},
+	{regexp.MustCompile(`(?i)\bstands?\b`), "is"},
+	{regexp.MustCompile(`(?i)\b(given out|by hand)\b`), "served; by request"},
+	{regexp.MustCompile(`(?i)\b(everybody|anybody|who asks|whose)\b`), "name the user"},
+	{regexp.MustCompile(`\bfolders?\b`), "directory"},
+	{regexp.MustCompile(`\b(is|are|takes|does) no (?:regular|number|id|path|socket|amount)\b`), "is not a"},
+	{regexp.MustCompile(`\bonce that is over\b|\bpays (least|most)\b`), "say what is compared"},
+}
+
+// meant are messages that may have such a word, and why.
+var meant = map[string]string{
+	"import sys; from epcache":      "a program, which only epcache's own child runs",
+	"meanwhile={}":                  "the name of a parameter",
+	"{model}, and {output}":         "the placeholder {folder} of configurations",
+	"cannot remove a scratch":       "the key of a log record, which scripts may use",
+	"What compiled models share":    "a title",
+	"This directory is a cache of ": "a line that the CACHEDIR.TAG specification asks for",
+	"is another user's, whose":      "an owner, not a subject",
+	"--embed cannot be used for a":  "an attribute of models, not a subject",
+	"it cannot be used for groups":  "an attribute of models, not a subject",
+	"nor those whose path":          "an attribute of builds, not a subject",
+	"whose threads no fork has":     "an attribute of a process, not a subject",
+	"which must be registered and ": "an attribute of a library, not a subject",
+}
+
+// Users understand a message without this project's own words.
+func TestMessagesUsePlainWords(t *testing.T) {
+	files, err := filepath.Glob("testdata/messages/*.txt")
+	require.NoError(t, err)
+	require.Len(t, files, 5)
+	unused := maps.Clone(meant)
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for i, line := range strings.Split(string(content), "\n") {
+			excused := false
+			for part := range meant {
+				if strings.Contains(line, part) {
+					excused = true
+					delete(unused, part)
+				}
+			}
+			if excused {
+				continue
+			}
+			for _, b := range append(slices.Clone(decoded), banned...) {
+				if found := b.pattern.FindString(line); found != "" {
+					t.Errorf("%s:%d: %q in %q: %s", file, i+1, found, line, b.instead)
+				}
+			}
+		}
+	}
+	require.Empty(t, unused, "no message has these words any more")
 }

@@ -303,7 +303,7 @@ func TestAStoredModelsExternalDataIsAskedFor(t *testing.T) {
 func TestAFolderThatIsNoStore(t *testing.T) {
 	_, err := readonly.Open(context.Background(), t.TempDir(), 0)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	require.ErrorContains(t, err, "it is no store")
+	require.ErrorContains(t, err, "it is not a store")
 	_, err = readonly.Open(context.Background(), filepath.Join(t.TempDir(), "none"), 0)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }

@@ -79,7 +79,7 @@ func listOutput(folder string, graphs, inputs []string, limits Limits) (others [
 		return nil
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("output folder: %w", err)
+		return nil, nil, fmt.Errorf("output directory: %w", err)
 	}
 	slices.Sort(others)
 	return others, found, nil

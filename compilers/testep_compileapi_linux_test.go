@@ -163,7 +163,7 @@ var compileAPI = []guideline{
 			require.ErrorIs(t, err, refused)
 		}},
 	{"a stream that nobody takes is an error, in its own words", func(t *testing.T, h host) {
-		full := errors.New("no room")
+		full := errors.New("no free space")
 		_, err := h.options(t, nil, nil).
 			Compile(ort.Compilation{Model: layers(1, 1, false).Encode(), Embed: true,
 				Write: func([]byte) error { return full }})

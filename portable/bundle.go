@@ -205,7 +205,7 @@ func openFile(root *os.Root, name string) (*os.File, error) {
 		return nil, err
 	}
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(wrong(name, "", "it is no regular file"), err, f.Close())
+		return nil, errors.Join(wrong(name, "", "it is not a regular file"), err, f.Close())
 	}
 	return f, nil
 }

@@ -178,9 +178,9 @@ func BadName(name string) string {
 		return "the name holds control characters or is not UTF-8"
 	case strings.Contains(name, `\`) || path.Clean(name) != name || name == "." ||
 		!filepath.IsLocal(name):
-		return "not a clean relative name below one folder"
+		return "not a clean relative name in one directory"
 	case strings.Count(name, "/") >= maxDepth:
-		return fmt.Sprintf("more than %d folders deep", maxDepth)
+		return fmt.Sprintf("more than %d directories deep", maxDepth)
 	}
 	return ""
 }

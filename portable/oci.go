@@ -44,7 +44,7 @@ func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 func (d *Digest) UnmarshalText(b []byte) error {
 	digits, ok := strings.CutPrefix(string(b), "sha256:")
 	if !ok {
-		return fmt.Errorf("digest %.80q is no SHA-256", b)
+		return fmt.Errorf("digest %.80q is not a SHA-256 digest", b)
 	}
 	return unhex(d[:], digits)
 }

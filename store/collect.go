@@ -151,7 +151,7 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 }
 
 func evicted(at time.Time, r *evict.Step) string {
-	return fmt.Sprintf("evicted on %s to make room: %s", at.Format(time.RFC3339), r.Reason())
+	return fmt.Sprintf("evicted on %s to free space: %s", at.Format(time.RFC3339), r.Reason())
 }
 
 // EvictAll removes the builds of some steps, except those that must stay by now. Their tombstones

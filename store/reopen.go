@@ -69,7 +69,7 @@ func (st *Store) CheckStateDirectory() {
 // cannot be looked at is not missing.
 func (st *Store) MissingPart() string {
 	if _, err := os.Stat(st.dir); errors.Is(err, fs.ErrNotExist) {
-		return "the folder no longer exists"
+		return "the directory no longer exists"
 	}
 	for _, name := range permanentFolders {
 		if _, err := os.Stat(st.path(name)); errors.Is(err, fs.ErrNotExist) {

@@ -17,14 +17,14 @@ import (
 )
 
 // stateReadme is in every state directory, for people that find it and wonder.
-const stateReadme = `This folder is the store of epcached, which keeps compiled ONNX Runtime models.
+const stateReadme = `This directory is the store of epcached, which keeps compiled ONNX Runtime models.
 
 Nothing in it is the only copy of anything: what is missing is compiled again. Still, do not delete single files
 while the daemon runs if it can be helped; it notices and mends, and that costs a compile. To empty it:
 
     epcachectl rm --all
 
-or stop the daemon and remove the whole folder.
+or stop the daemon and remove the whole directory.
 
 objects/     the compiled models' bytes, each file under the BLAKE3 digest of its content
 recipes/     how to put packed models together again from files in objects
@@ -33,7 +33,7 @@ manifests/   one record for each compiled model; with the journal they are the t
 views/       what applications load from: hard links to objects
 staging/     work in progress, emptied at start
 quarantine/  what failed a check, with a note why
-reserve      nothing; room for removing models when the disk is full
+reserve      empty space, used to remove models when the disk is full
 index.db     made from the manifests; when it is missing it is made again
 `
 
@@ -89,8 +89,9 @@ func makeLayout(dir string) error {
 		return err
 	}
 	for name, text := range map[string]string{
-		"README":       stateReadme,
-		"CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of epcached. See https://bford.info/cachedir/\n",
+		"README": stateReadme,
+		"CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# This directory is a " +
+			"cache of epcached. See https://bford.info/cachedir/\n",
 	} {
 		if err := writeNote(filepath.Join(dir, name), text); err != nil {
 			return err

@@ -32,7 +32,7 @@ func TestDescriptorsThatAreRefused(t *testing.T) {
 		}, ""},
 		"file for writing": {at(file, unix.O_WRONLY), "opened for writing only"},
 		"file for nothing": {at(file, unix.O_PATH), "O_PATH"},
-		"folder":           {at(dir, unix.O_RDONLY), "is a folder"},
+		"folder":           {at(dir, unix.O_RDONLY), "is a directory"},
 		"folder by O_PATH": {at(dir, unix.O_PATH), "O_PATH"},
 		"FIFO":             {at(fifo, unix.O_RDONLY|unix.O_NONBLOCK), "is a pipe or FIFO"},
 		"character device": {at("/dev/zero", unix.O_RDONLY), "is a character device"},

@@ -171,7 +171,7 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 	}
 	reply := envelope.GetHelloReply()
 	if reply == nil || envelope.GetRequest() != 0 {
-		return nil, violation("the daemon's first frame is no HelloReply under request number 0")
+		return nil, violation("the daemon's first frame is not a HelloReply with request number 0")
 	}
 	if reply.GetVersion() != Version {
 		return nil, &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("the daemon speaks protocol version %d, this client %d", reply.GetVersion(), Version)}

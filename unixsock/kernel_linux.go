@@ -50,7 +50,7 @@ func kindOf(mode uint32) string {
 	case unix.S_IFREG:
 		return ""
 	case unix.S_IFDIR:
-		return "a folder"
+		return "a directory"
 	case unix.S_IFIFO:
 		return "a pipe or FIFO"
 	case unix.S_IFSOCK:

@@ -100,9 +100,9 @@ func TestPutThatIsRefused(t *testing.T) {
 			{Name: "x.bin", Fd: 1<<32 - 1}}}, []*os.File{modelFile(t)},
 			`put: file "x.bin" is descriptor 4294967295 of 1`},
 		"a folder": {&wire.Put{Files: []*wire.PutFile{{Name: "g"}, {Name: "x.bin", Fd: 1}}},
-			[]*os.File{modelFile(t), folder}, `put: descriptor of file "x.bin" is a folder`},
+			[]*os.File{modelFile(t), folder}, `put: descriptor of file "x.bin" is a directory`},
 		"not named": {putModel(), []*os.File{modelFile(t), folder},
-			"put: descriptor 1 is a folder"},
+			"put: descriptor 1 is a directory"},
 		"too many graphs": {&wire.Put{Files: putModel().GetFiles(), Graphs: 2},
 			[]*os.File{modelFile(t)}, "put: 2 graphs among 1 files"},
 	}

@@ -140,7 +140,7 @@ func pathOf(f *os.File) (string, error) {
 		return "", err
 	}
 	if !filepath.IsAbs(path) {
-		return "", fmt.Errorf("%q is no path", path)
+		return "", fmt.Errorf("%q is not a path", path)
 	}
 	var opened, named unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &opened); err != nil {

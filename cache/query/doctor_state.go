@@ -181,7 +181,7 @@ func (d *Doctor) StateAdvice() []Advice {
 	d.q.store.CheckStateDirectory() // and not only at the next regular look
 	if why := d.q.store.MissingPart(); why != "" {
 		return []Advice{problem("state", "%s: %s; new builds are not stored", d.q.options.Dir, why).
-			hint("the daemon makes it again within seconds, or logs why it cannot")}
+			hint("the daemon restores it within seconds, or logs why it cannot")}
 	}
 	if d.q.options.Rebuilt == "" {
 		return nil

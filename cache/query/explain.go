@@ -405,7 +405,8 @@ func oneEntry(name string, builds []index.Build) error {
 		list, more = list[:8], ", ..."
 	}
 	return apierr.New(apierr.BadRequest, nil, "%q matches %d entries", name, len(keys)).
-		WithHint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
+		WithHint("one of %s%s; to distinguish them: epcachectl show "+
+			"%s", strings.Join(list, ", "), more, name)
 }
 
 func (q *Queries) whyRemoved(p rights.Peer, name string, notFound error) (*wire.Explanation, error) {

@@ -68,7 +68,8 @@ func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
 		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err,
 			Hint: "a daemon uses it: omit --state"}
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, apierr.New(apierr.NotFound, nil, "it is no store: there is no folder \"manifests\" in it").
+		return nil, apierr.New(apierr.NotFound, nil, "it is not a store: it has no directory "+
+			"\"manifests\"").
 			WithHint("name the state directory of an epcached")
 	case errors.Is(err, fs.ErrPermission):
 		return nil, apierr.New(apierr.NotAllowed, err, "the store cannot be read").

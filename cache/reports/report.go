@@ -218,7 +218,7 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 		return retryReply("it is %s already: %s", state.Name, state.Reason), nil
 	}
 	if !rs.isCopy(b, graph) {
-		return retryReply("the copy that you loaded was replaced meanwhile"), nil
+		return retryReply("the copy that you loaded was replaced"), nil
 	}
 	if view, err := rs.o.Store.View(ctx, b, store.Phases{Phase: func(string) {}}); err != nil {
 		if ctx.Err() != nil {

@@ -88,7 +88,7 @@ func (t rebuildRun) compile(ctx context.Context, what Rebuild, asked *request.Re
 		return Outcome{Err: err}
 	}
 	if len(builds) == 0 {
-		return Outcome{Err: NotNeeded("the builds of the request are gone")}
+		return Outcome{Err: NotNeeded("the builds of the request were removed")}
 	}
 	// The build that was wished for may have been replaced, but all of them are of one request.
 	of := slices.IndexFunc(builds, func(b index.Build) bool { return b.ID == t.Build })

@@ -258,8 +258,7 @@ func (w *Workspace) changed(member int) error {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q name one "+
 			"file, and have different bytes",
 			w.request.ModelFiles(member).Name, two[0], two[1]).
-			WithHint("use real paths: one path has a symbolic link, or the file was written " +
-				"meanwhile")
+			WithHint("use real paths: one path has a symbolic link, or the file was being written")
 	}
 	return w.request.ModelFiles(member).ChangedError(nil)
 }

@@ -33,7 +33,7 @@ func TestConfigCheck(t *testing.T) {
 	r := call(t, "config", "check", file)
 	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.out, filepath.Join(dir, "rules.toml")+":1:1: ",
-		"a relative path is meant from the file's folder on")
+		"a relative path is meant relative to this file")
 
 	write("epcached.toml", "jobs = 1\n")
 	require.Equal(t, result{exit.Done, file + ": no mistakes\n", ""},

@@ -44,7 +44,7 @@ func TestDu(t *testing.T) {
 	require.Equal(t, "whole", at(t, r, "models", 0, "builds", 0, "kept_as"))
 	require.Equal(t, "packed", at(t, r, "models", 0, "builds", 1, "kept_as"))
 	require.EqualValues(t, 1<<20, at(t, r, "users", 0, "quota_bytes"))
-	require.Contains(t, call(t, "status").out, "3 blobs still to be compared with others")
+	require.Contains(t, call(t, "status").out, "3 blobs not yet compared with others")
 }
 
 // Nothing to free and nothing known yet are told apart.

@@ -29,9 +29,9 @@ The order is: builds unused for too long; builds above a user's quota or the num
 then, for space, withheld builds, replaced builds, and those with the least compile time and recent
 use for their bytes. why --ep explains an evicted build later.
 
-Pinned builds and builds in use stay, and for ten minutes those whose path alone was given out.
-Users evict their own builds, administrators all. If the goal cannot be reached, the last line says
-by how much (short_bytes with --json), and the exit status is 8.
+Builds that are pinned or in use are not evicted, nor those whose path was printed in the last ten
+minutes. Users evict their own builds, administrators all. If the goal cannot be reached, the last
+line says by how much (short_bytes with --json), and the exit status is 8.
 
 With -n it prints the plan, evicts nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
 		Example: `  epcachectl gc -n

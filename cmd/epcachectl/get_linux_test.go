@@ -620,7 +620,7 @@ func TestGetExternalData(t *testing.T) {
 		"up":       {"../blobs/2222", "outside the model's directory", exit.Failed},
 		"absolute": {"/etc/passwd", "outside the model's directory", exit.Failed},
 		"missing":  {"none.bin", "no such file", exit.NotFound},
-		"folder":   {"sub", "a folder", exit.Failed},
+		"folder":   {"sub", "a directory", exit.Failed},
 		"FIFO":     {"fifo", "a FIFO", exit.Failed},
 	}
 	require.NoError(t, unix.Mkfifo(filepath.Join(hub, "snapshot", "fifo"), 0o600))
@@ -641,7 +641,7 @@ func TestGetModelThatIsNoFile(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
-	for path, says := range map[string]string{dir: "a folder", fifo: "a FIFO",
+	for path, says := range map[string]string{dir: "a directory", fifo: "a FIFO",
 		"/dev/zero": "a device"} {
 		r := call(t, "get", path, ep)
 		require.Equal(t, exit.Failed, r.code)

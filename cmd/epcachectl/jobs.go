@@ -268,7 +268,7 @@ func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err
 		case state == "failed":
 			what = modelOf(j) + " has failed already"
 		default:
-			what = "left " + modelOf(j) + " to others, who want it"
+			what = "left " + modelOf(j) + " to the other callers"
 		}
 		a.Print.Line("%s: %s, job %s", what, term.TextOrDash(j.GetEp()), term.TextOrDash(term.Short(j.GetId())))
 	}

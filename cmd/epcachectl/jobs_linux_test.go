@@ -128,7 +128,7 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	ended := someJobs()
 	ended[1].State = "cancelled"
 	b.set(func() { b.jobs = ended })
-	require.Equal(t, "left det.onnx to others, who want it: A, job j1\ncancelled 0123456789ab "+
+	require.Equal(t, "left det.onnx to the other callers: A, job j1\ncancelled 0123456789ab "+
 		"and 2 more: B, job j2\n", call(t, "jobs", "cancel", "j1", "j2").out)
 	over := someJobs()
 	over[0].State, over[1].State = "done", "failed"

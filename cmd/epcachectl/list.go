@@ -31,7 +31,7 @@ faster it loads than its source, how it is kept, and state.
 A weight-sharing group is one build: its first model is named, with the number of others. --json
 prints a list of objects.
 
-On a terminal the builds used last come first, and what all have in common stands above them.
+On a terminal the builds used last come first, below a line with what all have in common.
 -l prints every column, and the paths of models that the caller may know.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    cli.UsageArgs(cobra.NoArgs),

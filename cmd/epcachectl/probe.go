@@ -27,7 +27,7 @@ func newProbe(a *cli.Call) *cobra.Command {
 		Short: "list runtimes, execution providers and devices",
 		Long: `probe prints the daemon's runtimes with their execution providers, the devices that
 these compile for, and their drivers; what changed since the last probe; how changes are noticed;
-and which parts of the sandbox are in force. --refresh probes again even if nothing seems to have
+and which parts of the sandbox are in effect. --refresh probes again even if nothing seems to have
 changed.
 
 --find needs no daemon: it searches well-known places and Python environments for runtimes, loads

@@ -63,7 +63,8 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 	}
 	cmd.Flags().BoolVar(&request.All, "all", false, "remove all builds")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "remove nothing, print what would be removed")
-	cmd.Flags().BoolVarP(&force, "yes", "y", false, "do not ask; --all needs it where there is no terminal")
+	cmd.Flags().BoolVarP(&force, "yes", "y", false, "do not ask for confirmation; needed for "+
+		"--all without a terminal")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "the same as --yes")
 	return cmd
 }
@@ -73,7 +74,7 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove, args []string) error {
 	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // so there is no answer
 		if request.GetAll() {
-			return exit.Usage(exit.Hint(errors.New("rm --all: no terminal to ask on"),
+			return exit.Usage(exit.Hint(errors.New("rm --all: no terminal for the confirmation"),
 				"delete without confirmation: epcachectl rm --all --yes"))
 		}
 		return nil

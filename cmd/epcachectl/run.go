@@ -63,7 +63,9 @@ If PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUs
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what stands behind the program is the program's
-	f.Var(cli.EachValue(r.request.AddEP, "EP[:DEVICE]"), "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
+	f.Var(cli.EachValue(r.request.AddEP, "EP[:DEVICE]"), "ep", "execution provider for sessions "+
+		"that request the CPU, such as OpenVINOExecutionProvider:CPU; repeatable, in order of "+
+		"preference")
 	f.Var(cli.EachValue(r.request.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.StringVar(&r.request.Runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
 	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (a plain session until the "+

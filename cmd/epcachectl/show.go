@@ -241,7 +241,7 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.FileLayout) {
 	case f.GetNamedBytes() > 0:
 		p.Line("  %s of it are named tensors", named)
 	}
-	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "STANDS IN", "ALSO IN"}}
+	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "FILE", "ALSO IN"}}
 	for _, t := range f.GetTensors() {
 		rows = append(rows, []string{fmt.Sprintf("  %d", t.GetOffset()), term.Bytes(t.GetLength()),
 			typeText(t), percent(t.GetSharedBytes(), t.GetLength()), term.TextOrDash(t.GetName()),

@@ -36,7 +36,7 @@ Status 0 means that every build exists or is queued; with --follow, that it exis
   # models/pipeline.toml
   ep = ["OpenVINOExecutionProvider:CPU"]    # for all that do not name their own
   [[model]]
-  path = "det.onnx"                         # from the file's folder on
+  path = "det.onnx"                         # relative to this file
   dims = { height = 640, width = 640 }
   [[model]]
   path = "rec.onnx"

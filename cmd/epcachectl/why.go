@@ -213,7 +213,7 @@ func printRecord(p *term.Printer, record string) error {
 	if err := json.Unmarshal([]byte(record), &tree); err != nil {
 		return fmt.Errorf("request record: %w", err)
 	}
-	rows := [][]string{{"  FIELD", "ASKED FOR"}}
+	rows := [][]string{{"  FIELD", "REQUESTED"}}
 	eachLeaf("", tree, func(field, value string) {
 		rows = append(rows, []string{"  " + term.Printable(field), fieldValue(value)})
 	})

@@ -63,25 +63,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := &cobra.Command{
 		Use:   "epcached [flags]",
 		Short: "keep compiled ONNX Runtime models and serve them to local applications",
-		Long: `epcached compiles each ONNX model once on this machine, keeps what the execution provider made of it,
-and serves it to applications over a Unix socket. It stays in the foreground; SIGTERM stops it after
-the requests under way are answered.
+		Long: `epcached compiles each ONNX model once on this machine, stores the result, and serves it to
+applications over a Unix socket. It stays in the foreground. SIGTERM stops it after the running
+requests are answered.
 
-It needs a runtime, a folder with ONNX Runtime and a plugin execution provider, such as pip makes:
+It needs a runtime: a directory with ONNX Runtime and a plugin execution provider, such as
 
     pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino
 
-Flags go before the configuration file, which goes before the defaults. The defaults are, for root,
-/var/lib/epcached and /run/epcached/epcached.sock, and for a user $XDG_STATE_HOME/epcached (or
-~/.local/state/epcached) and the socket in $XDG_RUNTIME_DIR/epcached. doc/configuration.md describes the
-file; --check-config prints what would be in force, or all that is wrong with it. While the daemon runs, a changed
-file, and changed rules, are put into force as soon as they are at rest, and upon SIGHUP.
+Flags override the configuration file, which overrides the defaults. --check-config prints the
+values in effect, or all mistakes. doc/configuration.md describes the file. The daemon reloads the
+file and its rules when they change, and upon SIGHUP.
 
-With --autostart it starts the user's own daemon as a process of its own, with $XDG_CONFIG_HOME/epcached/epcached.toml, and returns when that
-answers: so clients do that find no daemon. It logs to epcached.log in the state folder and leaves when it was idle for 15 minutes.
+The state and socket are by default, for root, /var/lib/epcached and /run/epcached/epcached.sock;
+for a user $XDG_STATE_HOME/epcached (~/.local/state/epcached) and $XDG_RUNTIME_DIR/epcached.
 
-Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration, 4 the index turned out to
-be damaged: start it again, and it makes the index again from its manifests before it serves.`,
+With --autostart it starts the user's own daemon in the background, with the configuration
+$XDG_CONFIG_HOME/epcached/epcached.toml, and returns when that answers. Clients do the same. That
+daemon logs to epcached.log in its state directory, and exits after 15 idle minutes.
+
+Exit status: 0 stopped, 1 failed, 2 wrong flags or configuration, 4 the index is damaged: restart
+it, and it rebuilds the index from its manifests before it serves.`,
 		Example:       "  epcached --runtime ./runtime --state ./state --socket ./epcached.sock",
 		Version:       version,
 		Args:          noArguments,

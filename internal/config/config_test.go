@@ -249,7 +249,7 @@ func TestOrigins(t *testing.T) {
 	require.Equal(t, "flag --runtime", origin("runtime[1].directory"))
 	require.Equal(t, file+":7", origin("runtime[2].directory"))
 	require.Equal(t, filepath.Join(filepath.Dir(file), "rt"), have["runtime[2].directory"].Value,
-		"from the file's folder on")
+		"relative to this file")
 }
 
 const everything = `

@@ -128,9 +128,10 @@ func ParseAmount(text string) (Amount, error) {
 	case isPart && err == nil && part > 0 && part <= 100:
 		return Amount{Percent: part}, nil
 	case isPart || !ok:
-		return Amount{}, fmt.Errorf("%q is no amount, such as 20GiB, 500MiB, 1073741824 or 15%%; \"\" is no bound", text)
+		return Amount{}, fmt.Errorf("%q is not an amount, such as 20GiB, 500MiB, 1073741824 or "+
+			"15%%; \"\" means no limit", text)
 	case n < 1:
-		return Amount{}, fmt.Errorf("%q would keep nothing; \"\" is no bound", text)
+		return Amount{}, fmt.Errorf("%q would keep no builds; \"\" means no limit", text)
 	}
 	return Amount{Bytes: n}, nil
 }

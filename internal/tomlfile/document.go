@@ -93,7 +93,7 @@ func Parse(file string, text []byte) (*Document, error) {
 	return d, nil
 }
 
-// Absolute takes a path of the file from the file's folder on.
+// Absolute takes a path of the file relative to this file.
 func (d *Document) Absolute(path string) string {
 	if path == "" || filepath.IsAbs(path) {
 		return path

@@ -45,7 +45,7 @@ import (
 var ErrInUse = errors.New("in use")
 
 // ErrNoSpace is in the error of an Owner without budget for a form. The disk may still have space.
-var ErrNoSpace = errors.New("no room")
+var ErrNoSpace = errors.New("no free space")
 
 // Gate blocks before each piece that background work reads, until it may continue; its error ends
 // that work. A nil Gate is always open.

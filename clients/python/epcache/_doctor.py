@@ -81,7 +81,7 @@ def _machine(socket: str) -> list[Finding]:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_LIMIT, check=False)
         found = [Finding(**{name: str(one[name]) for name in Finding.__annotations__}) for one in json.loads(done.stdout)["findings"]]
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
-        return [Finding(WARNING, "epcachectl", f"{program} tells nothing: {error}", "install epcachectl and epcache of the same release", "client")]
+        return [Finding(WARNING, "epcachectl", f"{program} gives no answer: {error}", "install epcachectl and epcache of the same release", "client")]
     return [one if one.severity in (OK, WARNING, PROBLEM) else replace(one, severity=OK) for one in found]
 
 

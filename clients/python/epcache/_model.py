@@ -47,7 +47,7 @@ class Model:
         if self.external is not None:
             return self.external(location)
         if not self.folder:
-            raise _errors.BadModel(f"model {self.name!r} refers to external data {location!r}, and has no folder")
+            raise _errors.BadModel(f"model {self.name!r} refers to external data {location!r}, and has no directory")
         path = os.path.join(self.folder, location)
         try:
             return open_regular(path)

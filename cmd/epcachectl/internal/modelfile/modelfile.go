@@ -103,7 +103,7 @@ func KindName(mode fs.FileMode) string {
 	case mode.IsRegular():
 		return "a file"
 	case mode.IsDir():
-		return "a folder"
+		return "a directory"
 	case mode&fs.ModeNamedPipe != 0:
 		return "a FIFO"
 	case mode&fs.ModeDevice != 0:
