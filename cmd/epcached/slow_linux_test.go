@@ -107,3 +107,26 @@ func TestDaemonStopsThoughAFileIsNotAnswered(t *testing.T) {
 	}, patience, time.Millisecond)
 	d.stop()
 }
+
+// A worker that starts closes what the daemon has open. If a file system never answers that, the
+// request for another model fails with the reason, and the daemon compiles again afterwards. It takes
+// as long as a start may.
+func TestAFileThatBlocksStartsOfWorkers(t *testing.T) {
+	if os.Getenv("EPCACHED_LONG") == "" {
+		t.Skip("set EPCACHED_LONG for this: a start may take 30 s")
+	}
+	dir, kill := mountFUSE(t, writeModel(t, t.TempDir(), 1))
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	other := dialAs(t, d.socket, bystander)
+	get(t, other, writeModel(t, t.TempDir(), 2))
+	f := openFile(t, filepath.Join(dir, "dead.onnx"))
+	t.Cleanup(kill) // before the file is closed
+	asked := make(chan error, 1)
+	go func() { asked <- askUntil(t, dialAs(t, d.socket, flooder), f, 60_000) }()
+	require.Eventually(t, func() bool { return d.open(dir) > 0 }, patience, time.Millisecond)
+	_, err := tryGet(t, other, writeModel(t, t.TempDir(), 3))
+	require.ErrorContains(t, err, "a FUSE file system that does not answer")
+	kill()
+	require.Error(t, <-asked)
+	require.Equal(t, "compiled", get(t, other, writeModel(t, t.TempDir(), 4)).Outcome)
+}
