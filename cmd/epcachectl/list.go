@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
@@ -48,7 +49,11 @@ On a terminal the builds used last come first, below a line with what all have i
 // list prints page after page; on a terminal it prints all at the end, in the order of use. Where the daemon goes away in between, the next one is asked for the rest.
 func list(ctx context.Context, a *cli.Call, filter *wire.List, long bool) error {
 	array, listed := term.NewArray(a.Print, ""), 0
-	table := term.NewColumns(a.Print, "GAIN", "KEPT", "FITS", "HITS", "VERSION", "SDK", "EP", "PATH")
+	optional := []string{"GAIN", "KEPT", "FITS", "HITS", "VERSION", "SDK", "EP"}
+	if long && a.Print.Width >= 100 {
+		optional = nil
+	}
+	table := term.NewColumns(a.Print, optional...)
 	var all []*wire.Build // for a terminal
 	err := a.WithProgress(func(progress func(*wire.Progress)) error {
 		return a.WithReader(ctx, func(ctx context.Context, c *unixsock.Client) error {
@@ -98,7 +103,9 @@ func withoutCommon(p *term.Printer, rows [][]string) [][]string {
 			slices.ContainsFunc(rows[1:], func(row []string) bool { return row[i] != rows[1][i] }) {
 			continue
 		}
-		if value := rows[1][i]; value != "-" {
+		switch value := ansi.Strip(rows[1][i]); {
+		case value == "-" || head == "STATE" && value == "current" || head == "KEPT" && value == "whole":
+		default:
 			common = append(common, strings.ToLower(head)+" "+value)
 		}
 		for r := range rows {
@@ -130,23 +137,20 @@ func buildRows(p *term.Printer, builds []*wire.Build, first, long bool) (rows []
 	}
 	if first {
 		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "KEPT", "STATE"}}
-		if long {
-			rows[0] = append(rows[0], "PATH")
-		}
 	}
 	for _, b := range builds {
-		state := term.TextOrDash(b.GetState())
+		model, state := modelColumn(b), term.TextOrDash(b.GetState())
+		if path := b.GetModelPath(); long && path != "" {
+			model = term.Printable(path)
+		}
 		if b.GetPinned() {
 			state += ", pinned"
 		}
 		rows = append(rows, []string{
-			term.Short(b.GetBuild())[:digits(p, b)], modelColumn(b), term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
+			term.Short(b.GetBuild())[:digits(p, b)], model, term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
 			term.TextOrDash(b.GetSdkVersion()), p.State(cmp.Or(verdict(b.GetCompatibility()), "-")), term.Bytes(sizeOf(b)),
 			fmt.Sprint(b.GetHits()), p.When(b.GetLastUsedMs()), gainColumn(b), term.TextOrDash(b.GetKeptAs()), p.State(state),
 		})
-		if long {
-			rows[len(rows)-1] = append(rows[len(rows)-1], term.TextOrDash(b.GetModelPath()))
-		}
 	}
 	return rows
 }

@@ -158,10 +158,12 @@ func wrap(text string, width int) string {
 	return strings.Join(lines, "\n")
 }
 
-// hanging breaks text after width cells at most, and indents all of its lines but the first.
+// hanging breaks text after width cells at most, and indents all of its lines but the first. It does
+// not break at hyphens, as ansi does, because those of flags, versions and paths belong to a word.
 func hanging(text string, width, indent int) string {
-	return strings.ReplaceAll(ansi.Wrap(text, max(width, 1), ""), "\n",
-		"\n"+strings.Repeat(" ", indent))
+	const hyphen = "\uE000" // of private use
+	text = ansi.Wrap(strings.ReplaceAll(text, "-", hyphen), max(width, 1), "")
+	return strings.NewReplacer(hyphen, "-", "\n", "\n"+strings.Repeat(" ", indent)).Replace(text)
 }
 
 // The colours of terminals, by the codes that select them.

@@ -24,6 +24,11 @@ func TestNamesAreShortenedInTheirMiddle(t *testing.T) {
 	}
 }
 
+func TestWordsWithHyphensAreNotBroken(t *testing.T) {
+	require.Equal(t, "  see what: epcachectl\n    pack --all -n", wrap("  see what: epcachectl pack --all -n", 30))
+	require.Equal(t, "a\n  b-c\n  def\n  gh", wrap("a b-c defgh", 5))
+}
+
 func TestHowLongAgo(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Second: "0 s ago", 59 * time.Second: "59 s ago", 2 * time.Minute: "2 min ago",
