@@ -129,7 +129,7 @@ type lateTombstones struct {
 
 func (l *lateTombstones) WriteAt(f *os.File, p []byte, off int64) (int, error) {
 	if strings.Contains(f.Name(), "/journal") {
-		l.written.Store(bytes.Contains(p, []byte("to make room")))
+		l.written.Store(bytes.Contains(p, []byte("to free space")))
 	}
 	return l.FS.WriteAt(f, p, off)
 }
