@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -110,6 +111,84 @@ func TestMessagesRepeatNoWord(t *testing.T) {
 					t.Errorf("%s: %q twice in %q", m.pos, words[i], m.said)
 				}
 			}
+		}
+	}
+}
+
+// A newcomer who searches for a term finds the package that implements it.
+func TestPackagesNameTheTermsThatTheyImplement(t *testing.T) {
+	for term, dir := range map[string]string{
+		"eviction": "store/evict", "single-flight": "cache/jobs", "negative cache": "cache/failure",
+		"tombstone": "index", "reservation": "store", "admission": "store", "quarantine": "store",
+		"lease": "store/views", "retry": "cache/failure", "fallback": "clients/epcache",
+	} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		require.NoError(t, err)
+		var comment strings.Builder
+		for _, name := range files {
+			file, err := parser.ParseFile(token.NewFileSet(), name, nil,
+				parser.ParseComments|parser.PackageClauseOnly)
+			require.NoError(t, err)
+			comment.WriteString(file.Doc.Text())
+		}
+		text := strings.Join(strings.Fields(comment.String()), " ")
+		require.Contains(t, strings.ToLower(text), term, "the comment of package %s", dir)
+	}
+}
+
+// riddles are beginnings of names that say nothing of the behaviour.
+var riddles = regexp.MustCompile(`^Test(What|Who|Whoever|Whose|Nothing|Nobody|Somebody|It|That)([A-Z]|$)`)
+
+func TestNamesOfTestsBeginWithTheirSubject(t *testing.T) {
+	err := filepath.WalkDir(".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && name != "." && strings.HasPrefix(entry.Name(), ".") {
+			return fs.SkipDir
+		}
+		if !strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, d := range file.Decls {
+			if fn, is := d.(*ast.FuncDecl); is && riddles.MatchString(fn.Name.Name) {
+				t.Errorf("%s: %s: begin with the subject: TestEvictionSkipsLeasedBuilds", name,
+					fn.Name.Name)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+}
+
+// The protocol is read by people who write clients.
+func TestProtocolUsesPlainWords(t *testing.T) {
+	for _, name := range []string{"unixsock/wire/epcached.proto", "index/manifest.proto"} {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		var comment []string
+		check := func() {
+			joined := strings.Join(comment, " ")
+			comment = nil
+			for _, b := range banned {
+				if found := b.pattern.FindString(joined); found != "" {
+					t.Errorf("%s: %q: %s", name, found, b.instead)
+				}
+			}
+		}
+		for line := range strings.SplitSeq(string(text), "\n") {
+			if code, said, is := strings.Cut(line, "// "); is {
+				if strings.TrimSpace(code) != "" {
+					check()
+				}
+				comment = append(comment, strings.TrimSpace(said))
+				continue
+			}
+			check()
 		}
 	}
 }

@@ -446,7 +446,7 @@ func TestLibrariesThatCannotCompileCauseNoEvents(t *testing.T) {
 
 // A machine on which nothing loads says nothing of builds: once it is mended they are judged as
 // ever.
-func TestNothingIsJudgedWhereNothingLoads(t *testing.T) {
+func TestJudgementsNeedALoadableRuntime(t *testing.T) {
 	o := &opinion{}
 	b := newOpinion(t, o, request.Policy{})
 	first := b.acquire(b.request(b.model(1)))

@@ -195,7 +195,7 @@ func TestMostUsedFirst(t *testing.T) {
 	require.Equal(t, []int{2, 3, 1, 0}, order)
 }
 
-func TestNothingIsBegunWhileARequestWaits(t *testing.T) {
+func TestRebuildsDoNotBeginWhileARequestWaits(t *testing.T) {
 	b, g := gated(t, nil)
 	first := b.acquire(b.request(b.model(1)))
 	b.age()

@@ -314,7 +314,7 @@ func TestAdopt(t *testing.T) {
 }
 
 // A file that a process could still write is copied when it is adopted.
-func TestNothingIsHashedAheadUnderAWriter(t *testing.T) {
+func TestHashingAheadStopsUnderAWriter(t *testing.T) {
 	s := openStore(t, Options{})
 	b := random(5000)
 	path := filepath.Join(s.dir, "staged")

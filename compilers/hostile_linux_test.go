@@ -347,7 +347,7 @@ const staying = `
 	%s;`
 
 // All processes that a worker starts end with it, by each of the means that systems have for that.
-func TestNothingStaysBehind(t *testing.T) {
+func TestWorkersLeaveNoProcessBehind(t *testing.T) {
 	means := map[string]struct {
 		options compilers.ORTOptions
 		measure string

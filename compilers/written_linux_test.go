@@ -128,7 +128,7 @@ func TestStampsTellOfEachChange(t *testing.T) {
 	}
 }
 
-func TestNothingIsWritten(t *testing.T) {
+func TestCompileThatWritesNothingFails(t *testing.T) {
 	job := writeJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu())
 	o := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, "echo x > ../other; "+success)})
 	job.Written = func(int64) { t.Error("told of no graph") }

@@ -1,9 +1,9 @@
 // Package index maps requests to the builds that answer them.
 //
-// One manifest a build, and a journal, are the truth. The database index.db is made from them, and
-// Open makes it again when it is missing, damaged or of another schema. Only what nothing else
-// knows is lost with it: memo, last use, counters, stamps and views, all of which are made again in
-// use. Damage that is found after Open ends the use of the index, see BrokenError.
+// One manifest a build, and a journal with pins and tombstones, are the truth. The database
+// index.db is made from them, and Open makes it again when it is missing, damaged or of another
+// schema. Only the memo, last use, counters, stamps and views are lost with it, all of which are
+// made again in use. Damage that is found after Open ends the use of the index, see BrokenError.
 //
 // Builds that Commit publishes and retracts are durable when it returns: the manifest is the commit
 // point both ways. So are states and pins when Journal.Mark returns. Everything else (memos, views,

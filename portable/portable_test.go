@@ -307,7 +307,7 @@ func layoutWith(t *testing.T, blob []byte, size int64) (string, *Trust) {
 	return dir, trust
 }
 
-func TestWhatABlobHoldsIsBounded(t *testing.T) {
+func TestBlobContentsAreBounded(t *testing.T) {
 	enc, err := zstd.NewWriter(nil)
 	require.NoError(t, err)
 	bomb := enc.EncodeAll(make([]byte, 64<<20), nil)
@@ -335,7 +335,7 @@ func TestWhatABlobHoldsIsBounded(t *testing.T) {
 	require.ErrorContains(t, err, "BLAKE3")
 }
 
-func TestWhatATrustedKeyIsFor(t *testing.T) {
+func TestTrustedKeysHaveAScope(t *testing.T) {
 	day := issued.AddDate(0, 0, 1)
 	for headers, want := range map[string]string{
 		"":                               "",

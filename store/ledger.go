@@ -90,7 +90,7 @@ func (c *Collector) keepReserve() {
 // Ledger accounts for the space that is reserved for builds that are being stored. A build's space
 // is reserved before a byte of it is written into the store.
 //
-// A build is admitted while the store is within its budget, even if that takes it above: so the
+// Admission: a build is stored while the store is within its budget, even if it ends above: so the
 // budget is exceeded by one artefact in flight at most, and a compile does not wait for an eviction
 // that can run beside it. While the store is above, only a build that fits is admitted, and a
 // reservation evicts for it first.

@@ -1,7 +1,7 @@
 // Package failure classifies and words failed compiles, and is the negative cache of them.
 //
 // A Failure is made of what a worker or a compiler left (Of, OfLoad, OfOutput): its Reason decides
-// the advice to users, whether the model may be the cause, and how long it is answered from memory.
+// the advice to users, whether the model may be the cause, and when a request may retry.
 // Only failures that the model may cause are remembered. Remembered is safe for concurrent use.
 // Start reading at Of.
 package failure

@@ -247,7 +247,7 @@ reason = "r"
 		"same: hardware_architecture of the runtime is not known"}, j)
 }
 
-func TestNothingIsKnown(t *testing.T) {
+func TestRulesWithoutFactsDecideNothing(t *testing.T) {
 	for name, set := range map[string]*Set{"nil": nil, "empty": {}, "shipped": Shipped()} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, Judgement{Reason: "there is no rule for StrangeExecutionProvider"},

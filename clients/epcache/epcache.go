@@ -1,5 +1,5 @@
-// Package epcache loads builds in applications that are written in Go, as the Python package of that
-// name does for Python. It needs a [unixsock.Client]; start at Load.
+// Package epcache loads builds in applications that are written in Go, with a fallback to the
+// source model, as the Python package does. It needs a [unixsock.Client]; start at Load.
 package epcache
 
 import (

@@ -141,7 +141,7 @@ func TestNoNodeIsRemembered(t *testing.T) {
 
 // A limit so small that nothing at all compiles is the machine's fault, and nothing is known
 // against the model afterwards.
-func TestNothingCompilesUnderTheLimits(t *testing.T) {
+func TestLimitsThatPreventEveryCompileAreReported(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
 	d := s.start(t)
 	dir := t.TempDir()

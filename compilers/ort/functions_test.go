@@ -52,7 +52,7 @@ func headerFolder(t *testing.T) string {
 	return dir
 }
 
-func TestNothingIsDeclaredTwice(t *testing.T) {
+func TestFunctionsAreDeclaredOnce(t *testing.T) {
 	seen := map[string]bool{}
 	for _, f := range declared {
 		at := fmt.Sprint(f.table, f.slot)

@@ -66,7 +66,7 @@ func TestQuietRangesAreComparedWithEachOther(t *testing.T) {
 
 // Ranges stand beside each other while they are searched, and not in the blob: nothing is found
 // over the seam of two.
-func TestNothingIsFoundOverTheSeamOfQuietRanges(t *testing.T) {
+func TestMatchesEndAtTheSeamOfQuietRanges(t *testing.T) {
 	first, second, between := randomBytes(165, 4096), randomBytes(166, 4096), randomBytes(167, 1000)
 	third := bytes.Join([][]byte{first[2048:], second[:2048]}, nil)
 	fourth := bytes.Join([][]byte{[]byte("four"), first[4096-32:], second[:128]}, nil)

@@ -1,4 +1,4 @@
-// What epcached keeps of a build, and of what happened to it. These messages
+// The records of a build and of its history. These messages
 // are the bodies of manifests and journal records; magic, version, length and
 // checksum stand around them (see doc/format.md).
 //
@@ -29,7 +29,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Manifest is one build. What cannot be valid makes the whole manifest
+// Manifest is one build. An invalid value makes the whole manifest
 // damaged: a digest or key of another length, a name that leaves the view.
 type Manifest struct {
 	state                  protoimpl.MessageState `protogen:"open.v1"`
@@ -913,7 +913,7 @@ func (*Record_Tombstone) isRecord_Kind() {}
 
 // Request is a request in its one spelling. Its digest is the request key, so
 // it has one encoding: fields in ascending order, maps sorted by their keys.
-// What is at its default is written all the same, but for the fields of
+// Default values are written too, except for the fields of
 // Request from 10 on.
 type Request struct {
 	state                      protoimpl.MessageState `protogen:"open.v1"`
@@ -1327,7 +1327,7 @@ type Tombstone struct {
 	CompileSeconds float64                `protobuf:"fixed64,9,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"` // that it takes to have it back
 	LastUsed       int64                  `protobuf:"fixed64,10,opt,name=last_used,json=lastUsed,proto3" json:"last_used,omitempty"`                  // 0: never, as far as is known
 	ModelDigest    []byte                 `protobuf:"bytes,12,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`           // 32 bytes; none: an earlier epcached wrote it
-	ForBudget      bool                   `protobuf:"varint,11,opt,name=for_budget,json=forBudget,proto3" json:"for_budget,omitempty"`                // it went to keep to the budget, and not as somebody asked or for another bound
+	ForBudget      bool                   `protobuf:"varint,11,opt,name=for_budget,json=forBudget,proto3" json:"for_budget,omitempty"`                // evicted for the budget, not by request or for another limit
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }

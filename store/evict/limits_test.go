@@ -62,7 +62,7 @@ func TestEvictedBuildIsNoBaseForPacking(t *testing.T) {
 }
 
 // Packing never frees more than there is.
-func TestNothingIsPackedForMoreThanItTakes(t *testing.T) {
+func TestPackingNeverCostsMoreThanItSaves(t *testing.T) {
 	m := few(index.Brief{Created: present, CompileSeconds: 9}, index.Brief{Created: present})
 	m.blobs[1].saving, m.blobs[1].from = 100, []int{0}
 	require.Equal(t, []string{"pack 2: 100"}, said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))

@@ -1,4 +1,4 @@
-// Package evict says which builds need which blobs and their space, and plans evictions for space.
+// Package evict plans the eviction of builds for space, and says which builds need which blobs.
 //
 // It works on a moment's Inventory of a store, from index.Survey and the forms of blobs, and sums
 // it up by model and user. A Snapshot's Plan evicts builds in thought, packs blobs and drops

@@ -152,7 +152,7 @@ func TestABaseThatNoBuildNeedsIsRemoved(t *testing.T) {
 }
 
 // Of a base that no build needs nothing stays either when another one has taken its place.
-func TestNothingStaysOfABaseThatIsNotNeeded(t *testing.T) {
+func TestUnneededBasesAreRemoved(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(3, mib)

@@ -154,7 +154,7 @@ func (b *bench) halfPacked(d cas.Digest) {
 
 // A container that is removed with the last recipe that takes from it may have a recipe as well,
 // where packing it was begun: its literals are removed, too.
-func TestNothingStaysOfAContainerThatWasBeingPacked(t *testing.T) {
+func TestInterruptedPackingLeavesNoFiles(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	part := noise(3, mib)

@@ -122,13 +122,13 @@ func (ErrorClass) EnumDescriptor() ([]byte, []int) {
 type OnMiss int32
 
 const (
-	OnMiss_WAIT       OnMiss = 0 // compile if nobody does, and wait
+	OnMiss_WAIT       OnMiss = 0 // compile unless another caller does, and wait
 	OnMiss_FAIL       OnMiss = 1 // answer NOT_FOUND
-	OnMiss_REFRESH    OnMiss = 2 // compile anew even if there is a build
+	OnMiss_REFRESH    OnMiss = 2 // recompile even if there is a build
 	OnMiss_BYPASS     OnMiss = 3 // neither look up nor keep: compile for this caller only
 	OnMiss_KEY_ONLY   OnMiss = 4 // answer with the request key and record, look up nothing
-	OnMiss_BACKGROUND OnMiss = 5 // start the compile if nobody does, and answer at once with its job
-	OnMiss_CLAIM      OnMiss = 6 // let this caller compile it and Put the result; wait if somebody does already
+	OnMiss_BACKGROUND OnMiss = 5 // start the compile unless it runs, and answer at once with its job
+	OnMiss_CLAIM      OnMiss = 6 // let this caller compile it and Put the result; wait if another caller does already
 	OnMiss_EXPLAIN    OnMiss = 7 // decide, compile nothing, and answer with the decision and its reasons
 )
 
@@ -1960,7 +1960,7 @@ type Acquire struct {
 	StrictOrt                  bool                   `protobuf:"varint,13,opt,name=strict_ort,json=strictOrt,proto3" json:"strict_ort,omitempty"`           // only builds made under exactly runtime.ort_version
 	Group                      []*Model               `protobuf:"bytes,14,rep,name=group,proto3" json:"group,omitempty"`                                     // compiled together with model, after it and in this order, to share one binary
 	Output                     *Output                `protobuf:"bytes,15,opt,name=output,proto3" json:"output,omitempty"`                                   // how the compiled model is to be written
-	KeepGoing                  bool                   `protobuf:"varint,16,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`           // finish the compile though nobody waits for it any more
+	KeepGoing                  bool                   `protobuf:"varint,16,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`           // finish the compile even if no caller waits for it
 	VerifyOutput               float64                `protobuf:"fixed64,17,opt,name=verify_output,json=verifyOutput,proto3" json:"verify_output,omitempty"` // not 0: run the compiled and the source model once, and refuse a difference above this (absolute and relative)
 	HoldsView                  bool                   `protobuf:"varint,18,opt,name=holds_view,json=holdsView,proto3" json:"holds_view,omitempty"`           // the caller keeps AcquireReply.fd open for as long as it uses the files; without, they stay ten minutes for who has but the path
 	// Keep a model that is compiled already, with all files that it refers to. Need names them.
@@ -3197,7 +3197,7 @@ type Job struct {
 	Build         string                 `protobuf:"bytes,7,opt,name=build,proto3" json:"build,omitempty"` // build key
 	Ep            string                 `protobuf:"bytes,8,opt,name=ep,proto3" json:"ep,omitempty"`
 	Uid           uint32                 `protobuf:"varint,9,opt,name=uid,proto3" json:"uid,omitempty"`                                  // who asked first
-	Background    bool                   `protobuf:"varint,10,opt,name=background,proto3" json:"background,omitempty"`                   // nobody waits for it
+	Background    bool                   `protobuf:"varint,10,opt,name=background,proto3" json:"background,omitempty"`                   // no caller waits for it
 	Waiting       uint32                 `protobuf:"varint,11,opt,name=waiting,proto3" json:"waiting,omitempty"`                         // requests that wait for it
 	QueuedMs      int64                  `protobuf:"varint,12,opt,name=queued_ms,json=queuedMs,proto3" json:"queued_ms,omitempty"`       // Unix time, milliseconds
 	StartedMs     int64                  `protobuf:"varint,13,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"`    // 0: not yet
@@ -3559,8 +3559,8 @@ func (x *JobsReply) GetFailures() []*Failure {
 	return nil
 }
 
-// Follow waits for a job, with Progress frames, and answers with its end. Whoever follows one that ended within ten minutes hears at
-// once how. A job may be named by the beginning of its id, where only one that the caller may follow begins so.
+// Follow waits for a job, with Progress frames, and answers with its end. For one that ended within ten minutes the answer comes
+// at once. A job may be named by a prefix of its id that only one job has of those that the caller may follow.
 type Follow struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -3802,7 +3802,7 @@ type Build struct {
 	State                string                 `protobuf:"bytes,19,opt,name=state,proto3" json:"state,omitempty"`                                                        // "current", "withheld", "damaged"
 	Reason               string                 `protobuf:"bytes,20,opt,name=reason,proto3" json:"reason,omitempty"`                                                      // of the state
 	LoadCheck            string                 `protobuf:"bytes,21,opt,name=load_check,json=loadCheck,proto3" json:"load_check,omitempty"`                               // "passed", "cannot be tested here", "failed"
-	Leases               uint32                 `protobuf:"varint,22,opt,name=leases,proto3" json:"leases,omitempty"`                                                     // 1 if somebody holds the view
+	Leases               uint32                 `protobuf:"varint,22,opt,name=leases,proto3" json:"leases,omitempty"`                                                     // 1 if a client holds the view
 	Compatibility        string                 `protobuf:"bytes,23,opt,name=compatibility,proto3" json:"compatibility,omitempty"`                                        // best verdict for the runtimes that are here: "optimal", "prefer_recompilation", "unsupported", "unknown"
 	CompatibilitySource  string                 `protobuf:"bytes,24,opt,name=compatibility_source,json=compatibilitySource,proto3" json:"compatibility_source,omitempty"` // as in AcquireReply
 	CompatibilityReason  string                 `protobuf:"bytes,25,opt,name=compatibility_reason,json=compatibilityReason,proto3" json:"compatibility_reason,omitempty"`
@@ -3814,7 +3814,7 @@ type Build struct {
 	SourceLoadSeconds float64   `protobuf:"fixed64,29,opt,name=source_load_seconds,json=sourceLoadSeconds,proto3" json:"source_load_seconds,omitempty"`
 	DriverVersion     string    `protobuf:"bytes,30,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
 	ConvertedFrom     string    `protobuf:"bytes,31,opt,name=converted_from,json=convertedFrom,proto3" json:"converted_from,omitempty"`      // the build key of the build whose other form this is, embedded or not; empty: it was compiled
-	VerifiedOutput    float64   `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
+	VerifiedOutput    float64   `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: not requested when it was compiled
 	Pinned            bool      `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`                                        // it is not collected
 	OwnBytes          int64     `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; not of what was removed
 	KeptAs            string    `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole" or "packed", with ", with a copy" where an unpacked one is served
@@ -4476,7 +4476,7 @@ func (x *ChangeReply) GetMore() uint64 {
 }
 
 // Pin keeps builds whatever space is short; a weight-sharing group is one build. Shared ones are for administrators to
-// pin, everybody pins the own ones. What is compiled in a pinned build's place is pinned in turn.
+// pin, everybody pins the own ones. A build that replaces a pinned one is pinned too.
 type Pin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"` // as in Show
@@ -4767,7 +4767,7 @@ func (x *CollectReply) GetCopies() uint64 {
 	return 0
 }
 
-// Pack keeps builds as recipes, as far as that saves something and nobody holds them, or makes them whole again.
+// Pack keeps builds as recipes, as far as that saves space and no client uses them, or makes them whole again.
 type Pack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`              // as for Show
@@ -5013,7 +5013,7 @@ type CollectStep struct {
 	Scope          string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"`
 	FreesBytes     int64                  `protobuf:"varint,5,opt,name=frees_bytes,json=freesBytes,proto3" json:"frees_bytes,omitempty"` // on disk, after those before it
 	Reason         string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
-	Outcome        string                 `protobuf:"bytes,7,opt,name=outcome,proto3" json:"outcome,omitempty"` // "planned", "dropped", "packed", "removed", or "kept: <why>": it was looked at once more
+	Outcome        string                 `protobuf:"bytes,7,opt,name=outcome,proto3" json:"outcome,omitempty"` // "planned", "dropped", "packed", "removed", or "kept: <why>": it was checked again
 	CompileSeconds float64                `protobuf:"fixed64,8,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
 	LastUsedMs     int64                  `protobuf:"varint,9,opt,name=last_used_ms,json=lastUsedMs,proto3" json:"last_used_ms,omitempty"`
 	Models         uint32                 `protobuf:"varint,10,opt,name=models,proto3" json:"models,omitempty"` // of a group: how many it serves
@@ -5440,7 +5440,7 @@ type UsageSum struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "uid:1000", "QNNExecutionProvider"
 	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
 	LogicalBytes  int64                  `protobuf:"varint,3,opt,name=logical_bytes,json=logicalBytes,proto3" json:"logical_bytes,omitempty"`
-	OwnBytes      int64                  `protobuf:"varint,4,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`       // blobs that nobody else's builds need
+	OwnBytes      int64                  `protobuf:"varint,4,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`       // blobs that no other user's builds need
 	QuotaBytes    int64                  `protobuf:"varint,5,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"` // 0: none
 	DiskBytes     int64                  `protobuf:"varint,6,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`    // on disk, every blob once
 	unknownFields protoimpl.UnknownFields
@@ -5595,7 +5595,7 @@ func (x *SharedBlob) GetBytes() int64 {
 	return 0
 }
 
-// Layout tells what files of builds are made of, and where their bytes stand. What is not packed and shares something is compared for it,
+// Layout tells what files of builds are made of, and where their bytes stand. Unpacked files with common bytes are compared for it,
 // which takes as long as reading it.
 type Layout struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6780,7 +6780,7 @@ func (x *Probe) GetRuntime() *Runtime {
 type ProbeReply struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Runtimes []*RuntimeFacts        `protobuf:"bytes,1,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
-	// What keeps the execution providers' code from doing harm, one line each, "NAME: TEXT". The text begins with "NOT IN EFFECT: " where this
+	// The isolation of the execution providers' code, one line each, "NAME: TEXT". The text begins with "NOT IN EFFECT: " where this
 	// system lacks the means.
 	Sandbox       []string `protobuf:"bytes,2,rep,name=sandbox,proto3" json:"sandbox,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -7882,7 +7882,7 @@ func (x *EventsReply) GetEvents() []*Event {
 }
 
 // Subscribe asks for events as they happen: those of the caller's own entries, of shared ones that it has used, and of the machine.
-// It ends with Error: CANCELLED, DEADLINE, or BUSY when the daemon stops. Who reads slowly misses events, the oldest
+// It ends with Error: CANCELLED, DEADLINE, or BUSY when the daemon stops. A slow reader misses events, the oldest
 // first, and gets one of the kind "missed" in their place.
 type Subscribe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`

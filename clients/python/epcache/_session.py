@@ -1,4 +1,4 @@
-"""InferenceSession: ONNX Runtime's own, made from the cache where that is possible."""
+"""InferenceSession: ONNX Runtime's own, made from the cache, with a fallback to a plain session."""
 
 from __future__ import annotations
 
