@@ -193,7 +193,7 @@ func Ask(ctx context.Context, d unixsock.Dialer, back time.Duration, ask func(*u
 	d.Wait = back
 	again, dialErr := d.Dial(ctx, paths...)
 	if dialErr != nil {
-		return fmt.Errorf("it did not come back: %w: %w", dialErr, err)
+		return fmt.Errorf("no daemon answers now: %w: %w", dialErr, err)
 	}
 	return errors.Join(ask(again), again.Close())
 }

@@ -191,7 +191,7 @@ def test_daemon_that_is_stopped_during_a_request(monkeypatch: pytest.MonkeyPatch
         peer.wait_for_end()
 
     with FakeDaemon(accepts, stopped) as daemon, connect(daemon, restart_limit=0.2) as client:
-        with Waits(2), pytest.raises(epcache.NoDaemon, match="did not come back"):
+        with Waits(2), pytest.raises(epcache.NoDaemon, match="no daemon answers now"):
             client.acquire(model, "E")
 
 
@@ -466,7 +466,7 @@ def test_no_room_for_a_descriptor(model: str, view: Path) -> None:
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         client.acquire(model, "E").close()
         # Two are left: for the model here, and for the model at the fake daemon, which is the same process.
-        with only_free_descriptors(2), pytest.raises(epcache.ProtocolError, match="no room"):
+        with only_free_descriptors(2), pytest.raises(epcache.ProtocolError, match="too many open files"):
             client.acquire(model, "E")
     os.close(descriptor)
 
