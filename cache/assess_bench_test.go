@@ -29,8 +29,8 @@ func BenchmarkJudgeAll(b *testing.B) {
 	rc := rt.LastContent()
 	former := map[string]string{a.Build.EPs[0].Name: a.Build.EPs[0].LibraryDigest.String()}
 	for b.Loop() {
-		c.cache.judges.JudgeAll(context.Background(), rt, rc, former, true)
+		c.cache.buildJudge.JudgeAll(context.Background(), rt, rc, former, true)
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/builds, "us/build")
-	require.Equal(b, "unsupported", c.cache.judges.BestKnown(a.Build).Verdict.String())
+	require.Equal(b, "unsupported", c.cache.buildJudge.BestKnown(a.Build).Verdict.String())
 }

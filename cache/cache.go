@@ -88,7 +88,7 @@ type Cache struct {
 	keptSources *workspace.Sources
 	compiler    compilers.Compiler
 	runtimes    *runtimes.Set
-	judges      judge.Judge
+	buildJudge  judge.Judge
 	loadChecker *loadcheck.Checker
 	planner     *plan.Planner
 	Workspaces  *workspace.Maker
@@ -309,7 +309,7 @@ func (c *Cache) openPlanning() {
 			who := jobs.Caller{UID: q.Asker.UID, Name: q.Asker.Model, Idle: !q.Asker.Request}
 			return c.jobs.RunInquiry(ctx, q.Key, who, q.EP, find)
 		},
-		Assessed: c.judges.JudgeAll,
+		Assessed: c.buildJudge.JudgeAll,
 		Attach:   func() any { return &plan.Notes{} },
 		ReadShown: func(ctx context.Context, uid uint32) (func(), error) {
 			return c.readGate.Lock(ctx, c.owners.OwnerOf(uid))
@@ -330,7 +330,7 @@ func (c *Cache) openPlanning() {
 // openJudging makes what decides whether a build is served.
 func (c *Cache) openJudging() {
 	rebuild := func(b *index.Build, runtime, why string) { c.recompiler.Refresh(b, runtime, why, nil) }
-	c.judges = judge.Judge{Runtimes: c.runtimes, Compiler: c.compiler, Index: c.index,
+	c.buildJudge = judge.Judge{Runtimes: c.runtimes, Compiler: c.compiler, Index: c.index,
 		Now: c.now, Log: c.log, Event: c.Store.RecordEvent, Rebuild: rebuild,
 		Rules: func() (*rules.Set, uint64) {
 			s := c.settings.Load()
@@ -351,7 +351,7 @@ func (c *Cache) openJudging() {
 	}
 	c.facts = ttlcache.New(c.now, c.runLater)
 	c.loadChecker = &loadcheck.Checker{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
-		Judges: &c.judges, Results: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf, Now: c.now,
+		Judges: &c.buildJudge, Results: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf, Now: c.now,
 		Planner: c.planner}
 	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.OwnerOf, Now: c.now,
 		Log: c.log, Rebuild: rebuild,
@@ -379,7 +379,7 @@ func (c *Cache) openAnswering() {
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.ForBuild(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
-			c.judges.BestKnown(b).FillBuild(out)
+			c.buildJudge.BestKnown(b).FillBuild(out)
 		}})
 	c.lookup = lookup.New(lookup.Options{Store: c.Store, Rights: c.Rights,
 		Reports: c.reports, Judge: c.loadChecker, Policy: c.policyOf, Now: c.now,

@@ -93,8 +93,8 @@ func allocated(t *testing.T, dir string) (n int64) {
 func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, workspace.CheckSpace(b.state, []*os.File{b.model(1)}))
-	require.NoError(t, store.Fits("a copy", 1000, 1000+store.Spare))
-	require.ErrorContains(t, store.Fits("a copy", 1001, 1000+store.Spare),
+	require.NoError(t, store.Fits("a copy", 1000, 1000+store.CopyReserve))
+	require.ErrorContains(t, store.Fits("a copy", 1001, 1000+store.CopyReserve),
 		"a copy takes 1001 B, and 16.0 MiB are free, of which 16.0 MiB stay for the store's own "+
 			"files")
 	require.Equal(t, apierr.NoSpace,

@@ -57,7 +57,7 @@ const (
 	containerSize = 40
 	minExtent     = 3 // bytes that an extent takes at least
 	framesHead    = 12
-	frameEntry    = 4 + frameHash
+	frameEntry    = 4 + frameSumSize
 )
 
 // Encode returns the recipe as the bytes of a file, after Validate; of one with

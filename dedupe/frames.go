@@ -17,10 +17,10 @@ import (
 // Limits of frames. A frame is what has to be decoded to read one byte of it, so
 // its size bounds the memory and the time that this takes.
 const (
-	MinFrame  = 64 << 10
-	MaxFrame  = 1 << 20
-	MaxFrames = 1 << 20
-	frameHash = 16 // bytes of the BLAKE3 of a frame as it is stored
+	MinFrame     = 64 << 10
+	MaxFrame     = 1 << 20
+	MaxFrames    = 1 << 20
+	frameSumSize = 16 // bytes of the BLAKE3 of a frame as it is stored
 )
 
 // Frames are the own literals of a recipe which has them in its own file: cut into pieces of one
@@ -38,8 +38,8 @@ type Frames struct {
 // Frame is one of them: as it is, if it is stored in as many bytes as come out, else a frame of
 // Zstandard (RFC 8878) that states its size and needs no dictionary.
 type Frame struct {
-	Stored int64           // bytes
-	Sum    [frameHash]byte // half of the BLAKE3 of the stored bytes
+	Stored int64              // bytes
+	Sum    [frameSumSize]byte // half of the BLAKE3 of the stored bytes
 }
 
 type framedFile struct {
@@ -232,7 +232,7 @@ func (s *framedSource) read(b []byte, i int) error {
 	return nil
 }
 
-func truncatedSum(b []byte) (half [frameHash]byte) {
+func truncatedSum(b []byte) (half [frameSumSize]byte) {
 	sum := blake3.Sum256(b)
 	copy(half[:], sum[:])
 	return half

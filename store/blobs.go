@@ -130,7 +130,7 @@ func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 		return err
 	}
 	if instead > size {
-		return fitsLeaving(what, size, free, spareOfLess)
+		return fitsLeaving(what, size, free, copyReserveOfSmall)
 	}
 	return Fits(what, size, free)
 }

@@ -30,7 +30,7 @@ func otherFileSystem(a, b string) (bool, error) {
 }
 
 // Fits fails where so many bytes do not fit beside what has to stay free, and names their use.
-func Fits(what string, need, free int64) error { return fitsLeaving(what, need, free, Spare) }
+func Fits(what string, need, free int64) error { return fitsLeaving(what, need, free, CopyReserve) }
 
 // fitsLeaving is fits where so much has to stay free.
 func fitsLeaving(what string, need, free, leave int64) error {
@@ -44,8 +44,8 @@ func fitsLeaving(what string, need, free, leave int64) error {
 
 // The space that a copy leaves free for the store's own files, and for packing on a full disk.
 const (
-	Spare       = 16 << 20
-	spareOfLess = 1 << 20
+	CopyReserve        = 16 << 20
+	copyReserveOfSmall = 1 << 20
 )
 
 // FileOnDisk returns which file a path leads to, how many names the file has, and what it takes on

@@ -22,7 +22,7 @@ func (st *Store) RemoveLeftovers(ctx context.Context) error {
 	}
 	l := leftovers{st: st, Pace: Pace{Last: time.Now()}}
 	// Recipes first: their containers may be left over as well.
-	err := errors.Join(st.forms.RemoveDoubles(ctx), st.forms.Recipes.Walk(ctx, l.recipe))
+	err := errors.Join(st.forms.RemoveRecipesOfWhole(ctx), st.forms.Recipes.Walk(ctx, l.recipe))
 	err = errors.Join(err, l.wholeBlobs(ctx))
 	for _, d := range l.lost {
 		if freed, err2 := st.forms.Remove(d); err2 != nil {

@@ -198,7 +198,7 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 	}
 	if !first {
 		why = "it is being compiled already"
-		if err := bd.compileForHeir(f, key, at); err != nil {
+		if err := bd.addFollowUp(f, key, at); err != nil {
 			return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 		}
 	}
@@ -208,12 +208,12 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 	return a, nil
 }
 
-// compileForHeir compiles after the job if its result may not do: that of an application, which may
+// addFollowUp compiles after the job if its result may not do: that of an application, which may
 // put nothing, or for a request that is strict about ONNX Runtime that of another one. It keeps one
 // request of each user until then.
-func (bd *Builder) compileForHeir(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
-	heir := jobs.Heir{UID: at.Peer.UID, Strict: at.StrictORT}
-	if !f.Description().Claim && !at.StrictORT || !f.AddHeir(heir, len(at.Descriptors())) {
+func (bd *Builder) addFollowUp(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
+	user := jobs.FollowUp{UID: at.Peer.UID, Strict: at.StrictORT}
+	if !f.Description().Claim && !at.StrictORT || !f.AddFollowUp(user, len(at.Descriptors())) {
 		return nil
 	}
 	files, err := at.WithOwnFiles()

@@ -89,26 +89,26 @@ type Job struct {
 	result      *Result
 	err         error
 
-	mu       sync.Mutex // guards the rest
-	state    string
-	phase    string
-	waiters  map[*waiter]struct{} // each is told the phases
-	kept     map[uint32]uint32    // users that do not wait for it but want it -> owner
-	users    map[uint32]string    // users that may see it -> their names for the model
-	heirs    map[Heir]int         // users for a job of their own -> files held open
-	endHeld  func()               // ends an application's claim; nil: no claim
-	holder   uint32               // the user of that application
-	ticket   *Ticket              // nil: it has no place in the queue
-	urgent   chan struct{}        // closed as soon as a request waits
-	started  time.Time            // zero: not yet
-	ended    time.Time
-	stopped  bool                 // cancelled
-	followed map[*waiter]struct{} // callers that only follow it
+	mu        sync.Mutex // guards the rest
+	state     string
+	phase     string
+	waiters   map[*waiter]struct{} // each is told the phases
+	kept      map[uint32]uint32    // users that do not wait for it but want it -> owner
+	users     map[uint32]string    // users that may see it -> their names for the model
+	followUps map[FollowUp]int     // users for a job of their own -> files held open
+	endHeld   func()               // ends an application's claim; nil: no claim
+	holder    uint32               // the user of that application
+	ticket    *Ticket              // nil: it has no place in the queue
+	urgent    chan struct{}        // closed as soon as a request waits
+	started   time.Time            // zero: not yet
+	ended     time.Time
+	stopped   bool                 // cancelled
+	followed  map[*waiter]struct{} // callers that only follow it
 }
 
-// Heir is a user that gets a job of its own if this one returns no build that the user may have.
-// Strict requests (about ONNX Runtime) may need that where the user's others do not.
-type Heir struct {
+// FollowUp is a user that gets a job of its own if this one returns no build that the user may
+// have. Strict requests (about ONNX Runtime) may need that where the user's others do not.
+type FollowUp struct {
 	UID    uint32
 	Strict bool
 }
@@ -201,15 +201,15 @@ func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, tell func
 	return j.wait(ctx, w)
 }
 
-// AddHeir notes that the heir, with so many files held open, gets a job of its own if this one
-// returns no build that the heir may have. It returns false if that is noted already.
-func (j *Job) AddHeir(h Heir, files int) bool {
+// AddFollowUp notes that the user, with so many files held open, gets a job of its own if this one
+// returns no build that the user may have. It returns false if that is noted already.
+func (j *Job) AddFollowUp(h FollowUp, files int) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if _, there := j.heirs[h]; there {
+	if _, there := j.followUps[h]; there {
 		return false
 	}
-	j.heirs[h] = files
+	j.followUps[h] = files
 	return true
 }
 

@@ -177,7 +177,7 @@ func (js *Jobs) mayKeep(j *Job, caller *Caller) error {
 		for _, owner := range one.kept {
 			mine = mine || owner == caller.Owner && !one.description.Inquiry
 		}
-		for h, n := range one.heirs { // until it is known whether the heirs' own jobs are needed
+		for h, n := range one.followUps { // until it is known whether follow-up jobs are needed
 			if owner, keeps := one.kept[h.UID]; keeps && owner == caller.Owner {
 				files += n
 			}
@@ -204,7 +204,7 @@ func (js *Jobs) add(key Key, work Work) *Job {
 	about := work.Description()
 	j := &Job{jobs: js, ID: cmp.Or(about.ID, NewID()), description: about, number: js.number, Since: js.Now(), done: make(chan struct{}), state: Queued,
 		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), users: make(map[uint32]string), urgent: make(chan struct{}),
-		heirs: make(map[Heir]int), followed: make(map[*waiter]struct{})}
+		followUps: make(map[FollowUp]int), followed: make(map[*waiter]struct{})}
 	js.open[key], js.all[j.ID] = j, j
 	return j
 }

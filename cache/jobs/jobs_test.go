@@ -43,15 +43,15 @@ func TestPastJobsAreForgotten(t *testing.T) {
 	require.Empty(t, js.ended)
 }
 
-// Files that are held open for an heir count towards the bound on the user's queued jobs.
+// Files that are held open for a follow-up job count towards the bound on the user's queued jobs.
 func TestFilesHeldOpenForAnHeirCount(t *testing.T) {
 	js := newTestJobs(t)
 	begin := func() (Work, error) { return blocks{Description{Claim: true}}, nil }
 	j, first, err := js.Start(Key{Alone: "claim"}, Caller{UID: 1, Owner: 1}, begin)
 	require.NoError(t, err)
 	require.True(t, first)
-	require.True(t, j.AddHeir(Heir{UID: 1}, maxKeptFiles))
-	require.False(t, j.AddHeir(Heir{UID: 1}, 1), "it is noted already")
+	require.True(t, j.AddFollowUp(FollowUp{UID: 1}, maxKeptFiles))
+	require.False(t, j.AddFollowUp(FollowUp{UID: 1}, 1), "it is noted already")
 	_, _, err = js.Start(Key{Alone: "other"}, Caller{UID: 1, Owner: 1}, begin)
 	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 	_, _, err = js.Start(Key{Alone: "other"}, Caller{UID: 2, Owner: 2}, begin)

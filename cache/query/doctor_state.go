@@ -72,7 +72,7 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 			"builds can be stored", dir).
 			hint("the kernel may have done that after an error: see its log, and mount it "+
 				"writable"))
-	case s.free < store.Spare:
+	case s.free < store.CopyReserve:
 		out = append(out, problem(subject, "only %s are free for %s: models that must be copied "+
 			"are not compiled, packed builds are not unpacked, and new builds may not be stored",
 			bytesize.Text(s.free), dir).

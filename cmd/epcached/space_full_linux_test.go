@@ -252,7 +252,7 @@ func TestAFailureOnAFullDiskIsNotRemembered(t *testing.T) {
 		return err
 	}
 	filler := filepath.Join(disk, "filler")
-	fillDisk(t, filler, store.Spare+int64(len(model))*5/2) // the worker has two copies
+	fillDisk(t, filler, store.CopyReserve+int64(len(model))*5/2) // the worker has two copies
 	err = refused()
 	require.ErrorIs(t, err, unixsock.ErrNoSpace)
 	require.ErrorContains(t, err, "are free in")

@@ -179,7 +179,7 @@ func TestInterruptedPackingLeavesNoFiles(t *testing.T) {
 func TestABlobInBothFormsLosesItsRecipe(t *testing.T) {
 	ctx := context.Background()
 	for name, remove := range map[string]func(b *bench, d cas.Digest) error{
-		"at the start": func(b *bench, _ cas.Digest) error { return b.RemoveDoubles(ctx) },
+		"at the start": func(b *bench, _ cas.Digest) error { return b.RemoveRecipesOfWhole(ctx) },
 		"made whole":   func(b *bench, d cas.Digest) error { return b.MakeWhole(ctx, d) },
 		"packed": func(b *bench, d cas.Digest) error {
 			_, err := b.Pack(ctx, d, Worth, nil)

@@ -72,7 +72,7 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 // also are compared with it besides those that it is probably like.
 func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.Digest,
 	gate Gate) (freed int64, err error) {
-	if err := s.removeDouble(ctx, d); err != nil {
+	if err := s.removeRecipeOfWhole(ctx, d); err != nil {
 		return 0, err
 	}
 	defer s.accountByForm(d)()
@@ -89,7 +89,7 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 		removed, err = s.removeWhole(d)
 	}
 	if !removed { // after an error it may be, and not durably: then the recipe stays
-		return 0, errors.Join(err, s.removeDouble(context.WithoutCancel(ctx), d))
+		return 0, errors.Join(err, s.removeRecipeOfWhole(context.WithoutCancel(ctx), d))
 	}
 	freed = before - s.diskBytesOf(append(users, d))
 	s.log.Info("blob packed", "digest", d.String(), "users", len(users), "freed", freed)

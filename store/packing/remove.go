@@ -82,8 +82,8 @@ func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
 	return freed + more, errors.Join(err, err2)
 }
 
-// RemoveDoubles removes the recipes of blobs that are whole: a crash leaves them.
-func (s *Store) RemoveDoubles(ctx context.Context) error {
+// RemoveRecipesOfWhole removes the recipes of blobs that are whole: a crash leaves them.
+func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 	return s.recipeStore.Walk(ctx, func(d cas.Digest, _ dedupe.Packed) error {
 		if !s.whole.Has(d) {
 			return nil // mostly
@@ -93,16 +93,16 @@ func (s *Store) RemoveDoubles(ctx context.Context) error {
 			return err
 		}
 		defer leave()
-		if err := s.removeDouble(ctx, d); !IsMissingOrDamaged(err) { // else check tells of it
+		if err := s.removeRecipeOfWhole(ctx, d); !IsMissingOrDamaged(err) { // else check tells of it
 			return err
 		}
 		return nil
 	})
 }
 
-// removeDouble removes the recipe of a blob that is whole, if its whole form is sound, and after
-// that is durable: a crash may have come before it was. The caller has the turn.
-func (s *Store) removeDouble(ctx context.Context, d cas.Digest) error {
+// removeRecipeOfWhole removes the recipe of a blob that is whole, if its whole form is sound, and
+// after that is durable: a crash may have come before it was. The caller has the turn.
+func (s *Store) removeRecipeOfWhole(ctx context.Context, d cas.Digest) error {
 	was, packed := s.recipeStore.Has(d)
 	if !packed || !s.whole.Has(d) {
 		return nil

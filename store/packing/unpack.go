@@ -187,7 +187,7 @@ func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gat
 	}
 	defer s.accountByForm(d)()
 	if there { // a crash came before the recipe was removed
-		err = s.removeDouble(ctx, d)
+		err = s.removeRecipeOfWhole(ctx, d)
 	} else {
 		err = s.replaceRecipe(ctx, d, was, hold)
 	}

@@ -274,12 +274,12 @@ func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,
 	return result.reply, result.err
 }
 
-// once guards what the models of a call share and the first one makes that needs it.
-var once sync.Mutex
+// sharedMu guards what the models of a call share and the first one makes that needs it.
+var sharedMu sync.Mutex
 
 func (g *Get) claiming() (*claimant, error) {
-	once.Lock()
-	defer once.Unlock()
+	sharedMu.Lock()
+	defer sharedMu.Unlock()
 	var err error
 	if g.claimant == nil {
 		g.claimant, err = newClaimant(&g.Request)

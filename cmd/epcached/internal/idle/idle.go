@@ -52,13 +52,13 @@ type idler struct {
 	idle   func() bool // no job, and no lease
 	files  []RequiredFile
 
-	since time.Time // the last time a client was seen
-	last  uint64
+	since   time.Time // the last time a client was seen
+	lastUse uint64
 }
 
 func (i *idler) check(now time.Time) string {
-	if came := i.server.Accepted(); i.server.Connections() > 0 || came != i.last {
-		i.last, i.since = came, now
+	if came := i.server.Accepted(); i.server.Connections() > 0 || came != i.lastUse {
+		i.lastUse, i.since = came, now
 		return ""
 	}
 	for _, p := range i.files {
