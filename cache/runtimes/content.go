@@ -103,8 +103,8 @@ func (rc *Content) newest() time.Time {
 	var last int64
 	for _, f := range rc.folders.list {
 		last = max(last, f.ownStamp.Ctime)
-		for _, s := range f.stamps {
-			last = max(last, s.Ctime)
+		for _, one := range f.files {
+			last = max(last, one.stamp.Ctime)
 		}
 	}
 	return time.Unix(0, last)
@@ -155,7 +155,7 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 		}
 		rc.files = append(rc.files, stampedFile{path: path, stamp: stamp})
 	}
-	if rc.folders, err = openFolders(rc.files); err != nil {
+	if rc.folders, err = openFolders(rc.files, len(s.All()) <= maxWatched); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -163,9 +163,9 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 			rc.folders.close()
 		}
 	}()
-	if rc.folders.inotifyErr != nil {
+	if rc.folders.watchErr != nil {
 		s.log.Debug("each request looks at all libraries", "runtime", rt.Name,
-			"reason", watch.Explain(rc.folders.inotifyErr))
+			"reason", watch.Explain(rc.folders.watchErr))
 	}
 	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
 		return nil, cmp.Or(err, ErrFilesChanging) // something came or went before its folder was stamped

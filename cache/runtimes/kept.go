@@ -1,7 +1,7 @@
 package runtimes
 
 import (
-	"errors"
+	"cmp"
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
@@ -23,29 +23,28 @@ type folders struct {
 	closed atomic.Bool  // by the owner
 
 	mounts     int           // descriptor of the mount table; -1: it cannot be read
-	inotify    int           // inotify descriptor for the kept files; -1: there is none
-	inotifyErr error         // why not
+	inotify    int           // reports changes of what is watched; -1: nothing is
+	watchErr   error         // why something is not watched
+	eventsSeen atomic.Bool   // from inotify: a path may have come to lead to the folder in another way
 	asking     atomic.Int64  // calls of reports that have not returned
-	changes    atomic.Uint64 // of mounts and kept files, that were counted
-	named      atomic.Uint64 // reports when all files were as stamped under their names; 0: not since
-	compared   atomic.Int64  // when all files' stamps were compared last, after clock
+	changes    atomic.Uint64 // that the kernel reported
+	named      atomic.Uint64 // reports when all stamps were compared; 0: one was not equal
+	compared   atomic.Int64  // when that was, after clock
 }
 
-// recently is how long a hit believes that the kernel reports each change of a kept file. The kernel
-// does not report stores through a mapping before the file is unmapped and closed, nor writes through
-// an overlay above the file system. So a library that a program has mapped for writing may pass for
-// the earlier one for so long, as if it were written a moment later. A request that comes after the
-// program has ended never gets a build for the earlier one. Without inotify each request compares
-// all stamps, as all work with the libraries does when it has ended.
+// recently is how long a hit believes that the kernel reports each change of what is watched. The
+// kernel does not report stores through a mapping before the file is unmapped and closed, nor writes
+// through an overlay above the file system. So a library that a program has mapped for writing may
+// pass for the earlier one for so long, as if it were written a moment later. A request that comes
+// after the program has ended never gets a build for the earlier one. Work with the libraries that
+// has ended compares all stamps.
 const recently = time.Second
+
+// maxWatched bounds the runtimes with an inotify instance each, of which a user has 128 by default.
+const maxWatched = 16
 
 // clock is what compared counts from, because the time of day may be set back.
 var clock = time.Now()
-
-// inotifyInstances bounds the inotify instances of this process, because its user has 128 by default.
-var inotifyInstances = make(chan struct{}, 16)
-
-var errNoInstance = errors.New("libraries of other runtimes use all inotify instances of the daemon")
 
 // stampedFolder is a directory with files of a runtime. Its own times count too: a library that is added
 // beside the others may be one that the EP loads.
@@ -53,20 +52,27 @@ type stampedFolder struct {
 	path     string // ends in a slash
 	open     int
 	ownStamp cas.Stamp
-	names    []string
-	stamps   []cas.Stamp
-	openFDs  []int // descriptors of the files; -1 for one that is not kept
+	watched  bool // with all directories above
+	files    []folderFile
 }
 
-// openFolders groups the files by their directory.
-func openFolders(files []stampedFile) (*folders, error) {
+type folderFile struct {
+	name    string
+	stamp   cas.Stamp
+	watched bool
+}
+
+// openFolders groups the files by their directory. The kernel reports changes of them if watch is set.
+func openFolders(files []stampedFile, watch bool) (*folders, error) {
 	at, began := make(map[string]int), time.Now()
-	fs := &folders{}
+	fs := &folders{inotify: -1}
 	// no os.File, because Go's poller would take the kernel's reports; an error makes it -1
 	fs.mounts, _ = unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if watch {
+		fs.inotify, fs.watchErr = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	}
 	fs.users.Store(1)
 	fs.changes.Store(1)
-	fs.openInotify()
 	for _, f := range files {
 		dir, name := filepath.Split(f.path)
 		i, ok := at[dir]
@@ -84,66 +90,46 @@ func openFolders(files []stampedFile) (*folders, error) {
 				return nil, err
 			}
 		}
-		folder := &fs.list[i]
-		folder.names = append(folder.names, name)
-		folder.stamps = append(folder.stamps, f.stamp)
-		folder.openFDs = append(folder.openFDs, -1)
+		fs.list[i].files = append(fs.list[i].files, folderFile{name: name, stamp: f.stamp})
 	}
 	for i := range fs.list {
-		fs.openFiles(&fs.list[i], began)
+		fs.watchFolder(&fs.list[i], began)
 	}
 	return fs, nil
 }
 
-// openInotify has the kernel report changes of kept files, so that a hit needs no system call for each.
-func (fs *folders) openInotify() {
-	fs.inotify, fs.inotifyErr = -1, errNoInstance
-	select {
-	case inotifyInstances <- struct{}{}:
-		fs.inotify, fs.inotifyErr = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-		if fs.inotifyErr != nil {
-			<-inotifyInstances
-		}
-	default:
-	}
-}
-
-func (fs *folders) closeInotify() {
-	if fs.inotify >= 0 {
-		_ = unix.Close(fs.inotify) // it was only read
-		fs.inotify = -1
-		<-inotifyInstances
-	}
-}
-
-// openFiles opens the files of a folder that was stamped at that time or later, because to look up
-// their names takes half of the daemon's work for a hit. No others can be under the names
-// unnoticed: that moves the folder's times, which are compared at each hit. They count on some file
-// systems, and if the folder had been left alone, because two changes within one tick look like
-// one. Mounts are reported by the kernel. Links are looked up. A replaced file's space is freed
-// with the folder's descriptors.
-func (fs *folders) openFiles(f *stampedFolder, at time.Time) {
+// watchFolder has the kernel report changes of a folder that was stamped at that time or later, and
+// of its files, so that a hit needs no system call for each. File systems without believable times
+// are not watched, because network file systems among them report nothing. Nor is a folder that was
+// not left alone, because two changes within one tick look like one. Links are looked up.
+func (fs *folders) watchFolder(f *stampedFolder, at time.Time) {
 	_, believable := filestamp.FileSystem(f.open)
-	if !believable || !filestamp.LeftAlone(at, f.ownStamp) {
+	if fs.inotify < 0 || !believable || !filestamp.LeftAlone(at, f.ownStamp) {
 		return
 	}
-	for i, name := range f.names {
-		fd, _ := unix.Openat(f.open, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0) // or -1
-		if fs.inotify >= 0 && fd >= 0 {
-			// Before the stamp is compared, because no change may be in between.
-			const heard = unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_CLOSE_WRITE
-			path := "/proc/self/fd/" + strconv.Itoa(fd)
-			_, fs.inotifyErr = unix.InotifyAddWatch(fs.inotify, path, heard)
-			if fs.inotifyErr != nil {
-				fs.closeInotify()
-			}
-		}
-		if s, err := cas.StampFD(fd); err == nil && s == f.stamps[i] {
-			f.openFDs[i] = fd
-		} else {
-			_ = unix.Close(fd) // a link, or another file by now
+	open := "/proc/self/fd/" + strconv.Itoa(f.open) + "/"
+	for i := range f.files {
+		one := &f.files[i]
+		// Before the stamp is compared, because no change may be in between.
+		if fs.watch(open+one.name, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_CLOSE_WRITE) {
+			s, err := cas.StampAt(f.open, one.name)
+			one.watched = err == nil && s == one.stamp && s.Dev == f.ownStamp.Dev
 		}
 	}
+	f.watched = fs.watch(open+".", unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE|unix.IN_ATTRIB)
+	for dir := filepath.Clean(f.path); f.watched; dir = filepath.Dir(dir) {
+		if f.watched = fs.watch(dir, unix.IN_MOVE_SELF); dir == "/" {
+			break
+		}
+	}
+	real, err := filepath.EvalSymlinks(f.path) // a link on the way is not watched
+	f.watched = f.watched && err == nil && real == filepath.Clean(f.path)
+}
+
+func (fs *folders) watch(path string, events uint32) bool {
+	_, err := unix.InotifyAddWatch(fs.inotify, path, events|unix.IN_DONT_FOLLOW|unix.IN_MASK_ADD)
+	fs.watchErr = cmp.Or(fs.watchErr, err)
+	return err == nil
 }
 
 // close has the descriptors closed as soon as no comparison uses them. The owner may call it again.
@@ -167,81 +153,63 @@ func (fs *folders) release() {
 		return
 	}
 	// They were only looked at.
-	fs.closeInotify()
 	_ = unix.Close(fs.mounts)
+	_ = unix.Close(fs.inotify)
 	for _, f := range fs.list {
-		for _, fd := range append(f.openFDs, f.open) {
-			_ = unix.Close(fd)
-		}
+		_ = unix.Close(f.open)
 	}
 }
 
-// look says how files are compared with their stamps.
-type look int
-
-const (
-	byPath   look = iota // the descriptors are closed
-	byName               // in the folder that is open
-	byFile               // that is kept
-	byReport             // the kernel has reported no change of the kept ones
-)
-
 // unchanged compares the stamp of every file of the runtime. Where they were compared within that
 // time, it believes the kernel, which has reported no change since then. It is on the path of each
-// hit, so files are kept open, or looked up in folders that are. The folders are looked up by path,
-// because one may have been put in another's place.
+// hit, so folders are kept open. They are looked up by path themselves, because one may have been put
+// in another's place.
 func (fs *folders) unchanged(within time.Duration) bool {
-	how, began, reports := byPath, time.Since(clock), uint64(0)
-	if fs.retain() {
+	open, quick, began, reports := fs.retain(), false, time.Since(clock), uint64(0)
+	if open {
 		defer fs.release()
 		reports = fs.reports()
-		switch {
-		case reports != fs.named.Load():
-			how = byName
-		case fs.inotify < 0 || began-time.Duration(fs.compared.Load()) >= within:
-			how = byFile
-		default:
-			how = byReport
-		}
+		quick = reports == fs.named.Load() && began-time.Duration(fs.compared.Load()) < within
 	}
 	for i := range fs.list {
-		if !fs.list[i].unchanged(how) {
+		if !fs.folderUnchanged(&fs.list[i], open, quick) {
 			fs.named.Store(0)
 			return false
 		}
 	}
-	if how != byReport {
+	if !quick {
 		fs.named.Store(reports)
 		fs.compared.Store(int64(began))
 	}
 	return true
 }
 
-func (f *stampedFolder) unchanged(how look) bool {
-	now, err := cas.StampPath(f.path)
-	if err != nil || now != f.ownStamp {
-		return false
+func (fs *folders) folderUnchanged(f *stampedFolder, open, quick bool) bool {
+	if !quick || !f.watched || fs.eventsSeen.Load() {
+		if now, err := cas.StampPath(f.path); err != nil || now != f.ownStamp {
+			return false
+		}
 	}
-	for i, name := range f.names {
-		switch {
-		case how == byPath:
-			now, err = cas.StampPath(f.path + name)
-		case how == byName || f.openFDs[i] < 0:
-			now, err = cas.StampThrough(f.open, name)
-		case how == byFile:
-			now, err = cas.StampFD(f.openFDs[i])
-		default:
+	for i := range f.files {
+		one := &f.files[i]
+		if quick && one.watched {
 			continue
 		}
-		if err != nil || now != f.stamps[i] {
+		now, err := cas.Stamp{}, error(nil)
+		if open {
+			now, err = cas.StampThrough(f.open, one.name)
+		} else {
+			now, err = cas.StampPath(f.path + one.name)
+		}
+		if err != nil || now != one.stamp {
 			return false
 		}
 	}
 	return true
 }
 
-// reports returns another number after each change of the mounts that this process sees, and of kept
-// files. The kernel reports a change to one of the calls, which may not have counted it yet when
+// reports returns another number after each change of the mounts that this process sees, and of what
+// is watched. The kernel reports a change to one of the calls, which may not have counted it yet when
 // another call looks. So a call that is not alone returns a number of its own.
 func (fs *folders) reports() uint64 {
 	fs.asking.Add(1)
@@ -251,8 +219,9 @@ func (fs *folders) reports() uint64 {
 	if n != 0 || err != nil || fs.mounts < 0 { // an interrupted call may have taken a report
 		var events [4096]byte
 		if poll[1].Revents != 0 {
-			// The events are not looked at, because each file is compared now. Others stay queued.
+			// The events are not looked at, because each stamp is compared now. Others stay queued.
 			_, _ = unix.Read(fs.inotify, events[:])
+			fs.eventsSeen.Store(true)
 		}
 		fs.changes.Add(1)
 	}

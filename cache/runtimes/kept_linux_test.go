@@ -3,7 +3,9 @@ package runtimes
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -54,6 +56,13 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 			other := filepath.Join(filepath.Dir(filepath.Dir(lib)), "other")
 			return errors.Join(os.Link(lib, other), write(other, "other bytes"))
 		},
+		"linked under another name": func(lib, _ string) error {
+			return os.Link(lib, filepath.Join(filepath.Dir(filepath.Dir(lib)), "other"))
+		},
+		"a file is moved beside it": func(lib, _ string) error {
+			dir := filepath.Dir(lib)
+			return os.Rename(filepath.Join(filepath.Dir(dir), "another"), filepath.Join(dir, "another"))
+		},
 		"truncated":        func(lib, _ string) error { return os.Truncate(lib, 3) },
 		"its mode changes": func(lib, _ string) error { return os.Chmod(lib, 0o600) },
 		"a link leads to other bytes": func(lib, _ string) error {
@@ -67,6 +76,23 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 				return err
 			}
 			return os.CopyFS(dir, os.DirFS(dir+".old"))
+		},
+		"a folder above is replaced": func(lib, _ string) error {
+			dir := filepath.Dir(filepath.Dir(lib))
+			return errors.Join(os.Rename(dir, dir+".old"), os.CopyFS(dir, os.DirFS(dir+".old")))
+		},
+		"a folder above becomes a link to another": func(lib, _ string) error {
+			dir := filepath.Dir(filepath.Dir(lib))
+			return errors.Join(os.CopyFS(dir+".new", os.DirFS(dir)), os.Rename(dir, dir+".old"),
+				os.Symlink(dir+".new", dir))
+		},
+		"another folder is mounted over its own": func(lib, _ string) error {
+			dir := filepath.Dir(lib)
+			err := unix.Mount(t.TempDir(), dir, "", unix.MS_BIND, "")
+			if err == nil {
+				t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+			}
+			return err
 		},
 		"another file is mounted over it": func(lib, beside string) error {
 			err := unix.Mount(beside, lib, "", unix.MS_BIND, "")
@@ -90,13 +116,15 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 	}
 	root := t.TempDir()
 	files := func(name string) (lib, link string) {
-		return filepath.Join(root, name, "libep.so"), filepath.Join(root, name, "libsdk.so")
+		dir := filepath.Join(root, name, "lib")
+		return filepath.Join(dir, "libep.so"), filepath.Join(dir, "libsdk.so")
 	}
 	for name := range cases {
 		lib, link := files(name)
-		require.NoError(t, os.Mkdir(filepath.Dir(lib), 0o755))
+		require.NoError(t, os.MkdirAll(filepath.Dir(lib), 0o755))
 		require.NoError(t, write(lib, "library"))
 		require.NoError(t, write(filepath.Join(filepath.Dir(lib), "beside"), "another"))
+		require.NoError(t, write(filepath.Join(root, name, "another"), "another"))
 		require.NoError(t, write(link+".1", "SDK"))
 		require.NoError(t, os.Symlink("libsdk.so.1", link))
 	}
@@ -110,15 +138,16 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 				require.NoError(t, err)
 				stamped = append(stamped, stampedFile{path: path, stamp: s})
 			}
-			fs, err := openFolders(stamped)
+			fs, err := openFolders(stamped, true)
 			require.NoError(t, err)
 			defer fs.close()
 			if _, ok := filestamp.FileSystem(fs.list[0].open); !ok {
 				t.Skip("SKIPPED: the times of this file system are not believed")
 			}
-			require.Positive(t, fs.list[0].openFDs[0])
-			require.Negative(t, fs.list[0].openFDs[1], "a link is looked up by its name")
-			require.GreaterOrEqual(t, fs.inotify, 0)
+			require.NoError(t, fs.watchErr)
+			require.True(t, fs.list[0].watched)
+			require.True(t, fs.list[0].files[0].watched)
+			require.False(t, fs.list[0].files[1].watched, "a link is looked up by its name")
 			require.True(t, fs.unchanged(0))
 			require.True(t, fs.unchanged(time.Hour))
 			if err := change(lib, filepath.Join(filepath.Dir(lib), "beside")); err == unix.EPERM {
@@ -141,39 +170,104 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 func TestStampsAreComparedAgain(t *testing.T) {
 	lib := filepath.Join(t.TempDir(), "libep.so")
 	require.NoError(t, os.WriteFile(lib, []byte("library"), 0o644))
-	open := func() *folders {
-		time.Sleep(2100 * time.Millisecond) // until it was left alone
+	f, b, err := mapped(lib)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, errors.Join(f.Close(), unix.Munmap(b))) })
+	time.Sleep(2100 * time.Millisecond) // until it was left alone
+	for _, watch := range []bool{true, false} {
 		stamp, err := cas.StampPath(lib)
 		require.NoError(t, err)
-		fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}})
+		fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}}, watch)
 		require.NoError(t, err)
-		t.Cleanup(fs.close)
+		defer fs.close()
 		if _, ok := filestamp.FileSystem(fs.list[0].open); !ok {
 			t.Skip("SKIPPED: the times of this file system are not believed")
 		}
 		require.True(t, fs.unchanged(0))
+		b[0]++
+		require.Equal(t, watch, fs.unchanged(time.Hour), "the kernel reports stores through mappings")
+		fs.compared.Add(-int64(recently))
+		require.False(t, fs.unchanged(recently))
+		require.False(t, fs.unchanged(time.Hour), "it was noticed")
+		require.NoError(t, unix.Msync(b, unix.MS_SYNC)) // the next store moves the times again
+	}
+}
+
+// Paths with links are looked up at each hit, because links' targets are not watched. So is the path
+// of a folder that was moved and is reached through a link since.
+func TestPathsThatLeadElsewhere(t *testing.T) {
+	root := t.TempDir()
+	dir, link := filepath.Join(root, "deep", "lib"), filepath.Join(root, "link")
+	above, lib := filepath.Dir(dir), filepath.Join(dir, "libep.so")
+	require.NoError(t, errors.Join(os.MkdirAll(dir, 0o755), os.Symlink(dir, link)))
+	require.NoError(t, os.WriteFile(lib, []byte("library"), 0o644))
+	time.Sleep(2100 * time.Millisecond) // until it was left alone
+	stamp, err := cas.StampPath(lib)
+	require.NoError(t, err)
+	open := func(path string) *folders {
+		fs, err := openFolders([]stampedFile{{path: path, stamp: stamp}}, true)
+		require.NoError(t, err)
+		t.Cleanup(fs.close)
+		require.True(t, fs.unchanged(0))
+		require.True(t, fs.unchanged(time.Hour))
 		return fs
 	}
-	f, b, err := mapped(lib)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, errors.Join(f.Close(), unix.Munmap(b))) })
-	fs := open()
-	b[0] = 'L'
-	require.True(t, fs.unchanged(time.Hour), "the kernel reports stores through mappings")
-	fs.compared.Add(-int64(recently))
-	require.False(t, fs.unchanged(recently))
-	require.False(t, fs.unchanged(time.Hour), "it was noticed")
-	fs.close()
-	require.NoError(t, unix.Msync(b, unix.MS_SYNC)) // the next store moves the times again
+	direct, linked := open(lib), open(filepath.Join(link, "libep.so"))
+	require.NoError(t, os.Rename(above, above+".old"))
+	require.False(t, linked.unchanged(time.Hour))
+	require.NoError(t, os.Symlink(above+".old", above))
+	require.True(t, direct.unchanged(time.Hour))
+	require.NoError(t, os.Remove(above))
+	require.False(t, direct.unchanged(time.Hour))
+}
 
-	for range cap(inotifyInstances) - len(inotifyInstances) { // other runtimes take all instances
-		inotifyInstances <- struct{}{}
-		defer func() { <-inotifyInstances }()
+// noInotify has the library's path in the process of a user that has no inotify instances left.
+const noInotify = "EPCACHED_TEST_NO_INOTIFY"
+
+// A user's other programs may use all inotify instances. Each request compares all stamps then.
+func TestNoInotifyInstanceIsLeft(t *testing.T) {
+	if os.Getenv(noInotify) == "" {
+		runWithoutInotify(t)
+		return
 	}
-	fs = open()
-	require.ErrorIs(t, fs.inotifyErr, errNoInstance)
-	b[0] = 'l'
+	lib := os.Getenv(noInotify)
+	for {
+		if _, err := unix.InotifyInit1(unix.IN_CLOEXEC); err != nil {
+			require.ErrorIs(t, err, unix.EMFILE)
+			break
+		}
+	}
+	stamp, err := cas.StampPath(lib)
+	require.NoError(t, err)
+	fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}}, true)
+	require.NoError(t, err)
+	require.ErrorIs(t, fs.watchErr, unix.EMFILE)
+	require.True(t, fs.unchanged(0))
+	require.NoError(t, os.Chmod(lib, 0o600))
 	require.False(t, fs.unchanged(time.Hour))
+}
+
+// runWithoutInotify runs the test in a process of another user.
+func runWithoutInotify(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root can run programs of another user")
+	}
+	const user = 64321
+	dir, err := os.MkdirTemp("", "") // which that user can reach
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chmod(dir, 0o755))
+	lib, program := filepath.Join(dir, "libep.so"), filepath.Join(dir, "program")
+	require.NoError(t, os.WriteFile(lib, []byte("library"), 0o644))
+	require.NoError(t, os.Chown(lib, user, user))
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, self, 0o755))
+	cmd := exec.Command(program, "-test.run", "^TestNoInotifyInstanceIsLeft$")
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), noInotify+"="+lib)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
 }
 
 // Comparisons that are under way when a runtime is forgotten keep its descriptors open.
@@ -182,9 +276,9 @@ func TestDescriptorsAreClosedByTheLastComparison(t *testing.T) {
 	require.NoError(t, os.WriteFile(lib, []byte("library"), 0o644))
 	stamp, err := cas.StampPath(lib)
 	require.NoError(t, err)
-	fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}})
+	fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}}, true)
 	require.NoError(t, err)
-	descriptors := append(fs.list[0].openFDs, fs.list[0].open, fs.mounts, fs.inotify)
+	descriptors := []int{fs.list[0].open, fs.mounts, fs.inotify}
 	open := func() (n int) {
 		for _, fd := range descriptors {
 			if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
@@ -194,21 +288,20 @@ func TestDescriptorsAreClosedByTheLastComparison(t *testing.T) {
 		return n
 	}
 	all := open()
-	require.GreaterOrEqual(t, all, 2)
+	require.Equal(t, 3, all)
 	require.True(t, fs.retain())
 	fs.close()
 	fs.close()
 	require.Equal(t, all, open())
 	fs.release()
 	require.Zero(t, open())
-	require.Empty(t, inotifyInstances)
 	require.False(t, fs.retain())
 }
 
 // A report of the kernel is taken by one call; one beside it must not take the mounts for
 // unchanged.
 func TestReportsToCallsAtTheSameTime(t *testing.T) {
-	fs, err := openFolders(nil)
+	fs, err := openFolders(nil, true)
 	require.NoError(t, err)
 	defer fs.close()
 	first := fs.reports()
