@@ -63,7 +63,8 @@ var allowed = map[string][]string{
 	"cache/rights":  {"index"}, // for what a build says of its scope
 	"cache/event":   {"cache/rights", "index", "unixsock/wire"},
 	// not cache, which is written to
-	"cache/query": {"cache/event", "cache/failure", "cache/identity",
+	// lookup: for leases on what is exported
+	"cache/query": {"cache/lookup", "portable", "cache/event", "cache/failure", "cache/identity",
 		"cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "dedupe/match", "epmodel",
 		"index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo",
 		"internal/filestamp", "store", "store/audit", "store/evict", "store/packing",
@@ -88,7 +89,7 @@ var allowed = map[string][]string{
 		"cache/judge", "cache/lookup", "cache/request", "cache/rights", "cache/runtimes",
 		"cache/loadcheck", "cas", "compilers", "epmodel", "index", "internal/apierr",
 		"internal/bytesize", "internal/keyed", "internal/memo", "internal/sparse",
-		"internal/filestamp", "store", "cache/build"},
+		"internal/filestamp", "store", "cache/build", "cache/workspace", "portable", "unixsock/wire"},
 	// index and views: for the build that a job brings
 	"cache/jobs": {"cas", "index", "internal/apierr", "internal/memo",
 		"store/views", "unixsock/wire"},
@@ -191,7 +192,8 @@ var allowed = map[string][]string{
 		"cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile",
 		"cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program",
 		"cmd/epcachectl/internal/term", "compilers", "epmodel", "internal/bytesize",
-		"internal/config", "unixsock", "unixsock/wire", "internal/modelname"},
+		"internal/config", "unixsock", "unixsock/wire", "internal/modelname", "portable",
+		"cache/identity"},
 	"clients/conformance":                    {"unixsock/wire"}, // in its test
 	"clients/conformance/drivers/go":         {"clients/epcache", "unixsock", "unixsock/wire"},
 	"clients/epcache":                        {"unixsock", "unixsock/wire"},
@@ -288,8 +290,9 @@ func TestImportsPointOneWay(t *testing.T) {
 
 // maxProductionLines bounds the code that has to be read, tested and moved: the packages that the
 // programs consist of, without tests and generated code. It was 70,000 before limits for each user,
-// repair, the scrub and the workers' unit came, which took 2,000.
-const maxProductionLines = 72_000
+// repair, the scrub and the workers' unit came, which took 2,000; builds that travel between
+// machines took 3,200: the portable form, export, import, and keys.
+const maxProductionLines = 75_200
 
 func TestProductionCodeStaysSmall(t *testing.T) {
 	total := 0

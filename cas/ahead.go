@@ -15,6 +15,9 @@ type Hashed struct {
 	stamp  Stamp
 }
 
+// Digest returns the digest of the file's bytes. It is zero for the zero Hashed.
+func (k Hashed) Digest() Digest { return k.digest }
+
 // CopyAhead copies the n bytes of src into a new file at path, which it hashes on the way, on all
 // cores, while the system begins to write it to the disk, so that AdoptHashed has little left to
 // do. No other user can open the file

@@ -103,6 +103,9 @@ func marshalBuild(b Build) ([]byte, error) {
 	if o := b.Converted; !o.ID.IsZero() {
 		m.Converted = &manifestpb.Origin{BuildId: o.ID[:], BuildKey: o.BuildKey[:], Created: nanos(o.Created)}
 	}
+	if i := b.Imported; i.Key != "" {
+		m.Imported = &manifestpb.Imported{Key: i.Key, Manifest: i.Manifest[:], Builder: i.Builder}
+	}
 	for _, f := range b.Files {
 		m.Files = append(m.Files, &manifestpb.File{Name: f.Name, Size: f.Size, Digest: f.Digest[:]})
 	}
@@ -146,6 +149,10 @@ func unmarshalBuild(body []byte) (Build, error) {
 		b.Converted.Created = fromNanos(o.Created)
 		err = cmp.Or(err, fixed("converted.build_id", b.Converted.ID[:], o.BuildId))
 		err = cmp.Or(err, fixed("converted.build_key", b.Converted.BuildKey[:], o.BuildKey))
+	}
+	if i := m.Imported; i != nil {
+		b.Imported.Key, b.Imported.Builder = i.Key, i.Builder
+		err = cmp.Or(err, fixed("imported.manifest", b.Imported.Manifest[:], i.Manifest))
 	}
 	for _, f := range m.Files {
 		file := File{Name: f.Name, Size: f.Size}

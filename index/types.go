@@ -70,7 +70,7 @@ type Build struct {
 	BuildKey    BuildKey
 	Scope       string // "shared" or "uid:1000"
 	UID         uint32 // the user that requested the compile
-	Put         bool   // UID compiled it, with libraries of its own, and put it
+	Put         bool   // UID compiled it, with libraries of its own, and put it, or imported it
 	ModelDigest cas.Digest
 	ModelName   string // see package modelname
 	ModelPath   string // where the client found it; "": not known
@@ -96,8 +96,16 @@ type Build struct {
 	Source  Source
 	Members []Member // of a weight-sharing group: all of them in order, the first is the model above; else none
 
-	Converted      Origin  // zero: it was compiled
-	VerifiedOutput float64 // the tolerance that its output was compared with the source model's at; 0: it was not
+	Imported       Imported // zero: it was made on this machine
+	Converted      Origin   // zero: it was compiled
+	VerifiedOutput float64  // the tolerance that its output was compared with the source model's at; 0: it was not
+}
+
+// Imported says where a build of another machine is from.
+type Imported struct {
+	Key      string   // id of the key that signed it
+	Manifest [32]byte // SHA-256 of its OCI manifest
+	Builder  string   // what the signature calls the machine that made it
 }
 
 // Origin names the build that a build is the other form of: the one with a

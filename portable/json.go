@@ -35,7 +35,7 @@ func wrong(file, field, format string, args ...any) *FormatError {
 // Bounds of what is read. Values of JSON take up to some 50 times their text in memory, so that
 // their number is bounded besides the size.
 const (
-	maxCard   = 4 << 20 // as registries bound manifests
+	maxCard   = 900 << 10 // fits into one frame of the daemon's socket
 	maxIndex  = 16 << 20
 	maxPEM    = 64 << 10
 	maxValues = 1 << 14

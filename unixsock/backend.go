@@ -39,6 +39,13 @@ type Backend interface {
 	// Put stores what the holder of a claim compiled. Files, progress and answer are as for Acquire.
 	Put(ctx context.Context, peer Peer, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
 
+	// Import stores a build of another machine, or says what would become of it. Files and progress
+	// are as for Acquire.
+	Import(ctx context.Context, peer Peer, request *wire.Import, fds []*os.File, progress func(*wire.Progress)) (*wire.ImportReply, error)
+
+	// Export returns what is known of a build, and its view's folder, as Acquire does.
+	Export(ctx context.Context, peer Peer, request *wire.Export) (*wire.ExportReply, *os.File, error)
+
 	// Ask answers every other request with its reply, which has to fit into a frame; nil is for a message that
 	// is no request. Progress is as for Acquire. The texts of Report and GiveUp have at most 4096 bytes, and
 	// Report's runtime names libraries by path only.

@@ -164,6 +164,18 @@ func (b *standIn) Put(ctx context.Context, peer Peer, p *wire.Put, fds []*os.Fil
 	return b.hit()
 }
 
+func (b *standIn) Import(_ context.Context, _ Peer, r *wire.Import, fds []*os.File,
+	_ func(*wire.Progress)) (*wire.ImportReply, error) {
+	b.calls.Add(1)
+	return &wire.ImportReply{Text: string(r.Card), Wanted: len(fds) == 0}, nil
+}
+
+func (b *standIn) Export(_ context.Context, _ Peer, r *wire.Export) (*wire.ExportReply, *os.File, error) {
+	b.calls.Add(1)
+	a, err := b.hit()
+	return &wire.ExportReply{ModelName: r.Build}, a.View, err
+}
+
 func (b *standIn) GiveUp(_ context.Context, _ Peer, r *wire.GiveUp) (*wire.GiveUpReply, error) {
 	if b.giveUp != nil {
 		return b.giveUp(r)

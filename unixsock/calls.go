@@ -154,6 +154,35 @@ func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, pro
 	return buildOf(answer)
 }
 
+// Import sends a build of another machine. Files are as Put's; without any the daemon only says what
+// would become of the build.
+func (c *Client) Import(ctx context.Context, request *wire.Import, fds []*os.File, progress func(*wire.Progress)) (*wire.ImportReply, error) {
+	answer, err := c.askWithFiles(ctx, "import", request, fds, progress)
+	if err != nil {
+		return nil, err
+	}
+	closeFiles(answer.files)
+	if r := answer.envelope.GetImportReply(); r != nil {
+		return r, nil
+	}
+	return nil, unexpected(answer.envelope)
+}
+
+// Export asks for a build to take it away. The file is the view's folder: the caller's, and the
+// lease.
+func (c *Client) Export(ctx context.Context, build string) (*wire.ExportReply, *os.File, error) {
+	answer, err := c.ask(ctx, &wire.Export{Build: build}, nil, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	r := answer.envelope.GetExportReply()
+	if r == nil || len(answer.files) != 1 {
+		closeFiles(answer.files)
+		return nil, nil, unexpected(answer.envelope)
+	}
+	return r, answer.files[0], nil
+}
+
 // askWithFiles is ask for a request with descriptors.
 func (c *Client) askWithFiles(ctx context.Context, what string, message proto.Message, files []*os.File,
 	progress func(*wire.Progress)) (reply, error) {

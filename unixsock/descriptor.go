@@ -48,8 +48,16 @@ func checkPut(p *wire.Put, fds []int) (slow bool, err error) {
 	if int64(p.GetGraphs()) > int64(len(p.GetFiles())) {
 		return false, descriptorRefusal("put: %d graphs among %d files", p.GetGraphs(), len(p.GetFiles()))
 	}
-	return checkDescriptors("put", fds, func(name namer) {
-		for _, f := range p.GetFiles() {
+	return checkPutFiles("put", p.GetFiles(), fds)
+}
+
+func checkImport(i *wire.Import, fds []int) (slow bool, err error) {
+	return checkPutFiles("import", i.GetFiles(), fds)
+}
+
+func checkPutFiles(request string, files []*wire.PutFile, fds []int) (slow bool, err error) {
+	return checkDescriptors(request, fds, func(name namer) {
+		for _, f := range files {
 			name(f.GetFd(), "file", f.GetName())
 		}
 	})

@@ -30,7 +30,7 @@ func (c *connection) gate(message proto.Message) *keyed.Shares[account] {
 	}
 	switch m := message.(type) {
 	case *wire.List, *wire.Show, *wire.Why, *wire.Events, *wire.Status, *wire.Jobs, *wire.RetryJobs,
-		*wire.Invalidate, *wire.Pin, *wire.Unpin:
+		*wire.Invalidate, *wire.Pin, *wire.Unpin, *wire.Export:
 		return g.pages
 	case *wire.Layout, *wire.Collect, *wire.Remove, *wire.Doctor:
 		return g.surveys
@@ -39,7 +39,7 @@ func (c *connection) gate(message proto.Message) *keyed.Shares[account] {
 			return g.pages
 		}
 		return g.surveys
-	case *wire.Check, *wire.Pack:
+	case *wire.Check, *wire.Pack, *wire.Import:
 		return g.works
 	}
 	return nil

@@ -42,6 +42,19 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 		c.removeClaim(m.GetClaim())
 		answer, err := withFiles(c, r, m, checkPut, c.server.Backend.Put)
 		return c.build(r, answer, err)
+	case *wire.Import:
+		reply, err := withFiles(c, r, m, checkImport, c.server.Backend.Import)
+		if err != nil {
+			return c.failure(r, err), nil
+		}
+		return reply, nil
+	case *wire.Export:
+		reply, view, err := c.server.Backend.Export(r.ctx, c.peer, m)
+		if err != nil {
+			return c.failure(r, err), nil
+		}
+		reply.Fd = new(uint32)
+		return reply, view
 	case *wire.Stop:
 		ends, err := c.server.Backend.Stop(r.ctx, c.peer)
 		if err != nil {
@@ -79,8 +92,8 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 	return answer.Reply, answer.View
 }
 
-func withFiles[M any](c *connection, r *request, message M, check func(M, []int) (slow bool, err error),
-	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (Answer, error)) (Answer, error) {
+func withFiles[M, A any](c *connection, r *request, message M, check func(M, []int) (slow bool, err error),
+	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (A, error)) (answer A, err error) {
 	slow, err := check(message, r.fds)
 	peer := c.peer
 	if peer.Slow = slow; slow {
@@ -89,7 +102,7 @@ func withFiles[M any](c *connection, r *request, message M, check func(M, []int)
 		err = cmp.Or(err, c.tooSlow(1))
 	}
 	if err != nil {
-		return Answer{}, err
+		return answer, err
 	}
 	r.slow = slow
 	r.files, r.fds = toFiles(r.fds), nil

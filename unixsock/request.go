@@ -48,6 +48,8 @@ func (c *connection) receive() (mine bool, err error) {
 		return c.begin(envelope, body.Acquire, fds, size)
 	case *wire.Envelope_Put:
 		return c.begin(envelope, body.Put, fds, size)
+	case *wire.Envelope_Import:
+		return c.begin(envelope, body.Import, fds, size)
 	default:
 		c.closeAll(fds)
 		if len(fds) > 0 {
@@ -81,7 +83,7 @@ func (c *connection) cancelRequests() {
 	}
 }
 
-// attach keeps descriptors for the Acquire or Put that follows.
+// attach keeps descriptors for the Acquire, Put or Import that follows.
 func (c *connection) attach(number uint64, fds []int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -277,13 +277,19 @@ func (cl *claim) checkStatedFacts(ctx context.Context, facts []index.EPFacts, i 
 
 // loadPut loads the artefact in a worker, as applications will.
 func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
+	job := cl.Plan.JudgeTarget("", cl.Content).
+		CheckJob(graph, request.LoadLevel(cl.Plan.Canonical.GraphOptimizationLevel))
+	return cs.loadStaged(ctx, cl, b, job)
+}
+
+// loadStaged loads an artefact that is not stored yet, and runs it if it may be of another machine.
+func (cs *Claims) loadStaged(ctx context.Context, cl *claim, b *index.Build, job compilers.CheckJob) error {
 	leave, err := cs.Workspaces.AcquireSlot(ctx, cl.Request)
 	if err != nil {
 		return err
 	}
 	defer leave()
 	a := cl.Plan.JudgeTarget("", cl.Content)
-	job := a.CheckJob(graph, request.LoadLevel(cl.Plan.Canonical.GraphOptimizationLevel))
 	if a.Marks.OtherMachine(b) {
 		job.Zeros = loadcheck.FreeSizes[0]
 	}

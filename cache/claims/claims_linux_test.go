@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/portable"
 )
 
 // A file with any name is refused or stays below its directory.
@@ -27,7 +28,7 @@ func FuzzPutName(f *testing.F) {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		if badPutName(name) != "" {
+		if portable.BadName(name) != "" {
 			return
 		}
 		at := filepath.Join("/store/put-1", filepath.FromSlash(name))

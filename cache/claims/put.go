@@ -7,13 +7,10 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +26,7 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/internal/filestamp"
 	"github.com/epcached/epcached/internal/sparse"
+	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/store"
 )
 
@@ -52,13 +50,6 @@ type PutFile struct {
 type MadeBy struct {
 	EP, Version string
 }
-
-// Bounds of an artefact that is put.
-const (
-	maxPutFiles = 64
-	maxPutName  = 255
-	maxPutDepth = 4
-)
 
 // Put stores the artefact that was compiled under a claim: it is copied, checked as untrusted, and
 // stored. When it returns the build is durable, and all requests that waited for the claim have it.
@@ -244,23 +235,30 @@ func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string,
 
 // checkPut looks at what is announced, before a byte is read.
 func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
+	switch {
+	case put.Graphs > 1:
+		return nil, nil, badPut(cl, "%d graphs, and the claim is for one model", put.Graphs)
+	case len(put.Files) > 0 && put.Files[0].Name != cl.Output:
+		return nil, nil, badPut(cl, "the graph is called %.80q, not %q", put.Files[0].Name, cl.Output)
+	}
+	return checkPutFiles(cl, put.Files)
+}
+
+func badPut(cl *claim, format string, args ...any) error {
+	return apierr.New(apierr.BadRequest, nil, "model %q: submitted build: %s", cl.Name, fmt.Sprintf(format, args...))
+}
+
+// checkPutFiles looks at the names, the descriptors and the sizes of files.
+func checkPutFiles(cl *claim, files []PutFile) (names []string, sizes []int64, err error) {
 	var total int64
-	bad := func(format string, args ...any) error {
-		text := fmt.Sprintf(format, args...)
-		return apierr.New(apierr.BadRequest, nil, "model %q: submitted build: %s", cl.Name, text)
+	bad := func(format string, args ...any) error { return badPut(cl, format, args...) }
+	if len(files) == 0 || len(files) > portable.MaxFiles {
+		return nil, nil, bad("%d files, not 1 to %d", len(files), portable.MaxFiles)
 	}
 	most := cl.claims.limits().Bytes
-	switch {
-	case len(put.Files) == 0 || len(put.Files) > maxPutFiles:
-		return nil, nil, bad("%d files, not 1 to %d", len(put.Files), maxPutFiles)
-	case put.Graphs > 1:
-		return nil, nil, bad("%d graphs, and the claim is for one model", put.Graphs)
-	case put.Files[0].Name != cl.Output:
-		return nil, nil, bad("the graph is called %.80q, not %q", put.Files[0].Name, cl.Output)
-	}
 	seen := make(map[string]bool)
-	for _, f := range put.Files {
-		if why := badPutName(f.Name); why != "" {
+	for _, f := range files {
+		if why := portable.BadName(f.Name); why != "" {
 			return nil, nil, bad("file %.80q: %s", f.Name, why)
 		}
 		if seen[f.Name] {
@@ -282,22 +280,6 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 		names, sizes = append(names, f.Name), append(sizes, info.Size())
 	}
 	return names, sizes, nil
-}
-
-// badPutName says what is wrong with the name of a file, "" if nothing is.
-func badPutName(name string) string {
-	switch {
-	case name == "" || len(name) > maxPutName:
-		return fmt.Sprintf("its name has %d bytes, not 1 to %d", len(name), maxPutName)
-	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
-		return "the name has control characters or is not UTF-8"
-	case strings.Contains(name, `\`) || path.Clean(name) != name || name == "." ||
-		!filepath.IsLocal(name):
-		return "not a clean relative name in one directory"
-	case strings.Count(name, "/") >= maxPutDepth:
-		return fmt.Sprintf("more than %d directories deep", maxPutDepth)
-	}
-	return ""
 }
 
 // copyPut copies what the file held when it was announced with so many bytes. A change of the file

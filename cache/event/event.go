@@ -18,6 +18,7 @@ const (
 	Cancelled     = "cancelled"     // a compile was cancelled by its waiters
 	Claimed       = "claimed"       // an application compiles a model itself
 	ClaimEnded    = "claim ended"   // without a result
+	Imported      = "imported"      // a build of another machine was stored
 	Put           = "put"           // a model that an application compiled was stored as a build
 	Retracted     = "retracted"     // a build was removed, evicted or superseded; written by the index itself
 	Withheld      = "withheld"      // a build is not served any more, until it is judged otherwise

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -104,6 +105,11 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	q.options.Judge(out, b)
 	if b.Put {
 		out.MadeBy = fmt.Sprintf("uid %d", b.UID)
+	}
+	if from := b.Imported; from.Key != "" {
+		out.MadeBy = "another machine"
+		out.Imported = &wire.Imported{Key: from.Key, Manifest: hex.EncodeToString(from.Manifest[:]),
+			Builder: wire.Valid(from.Builder)}
 	}
 	if !b.Converted.ID.IsZero() {
 		out.ConvertedFrom = b.Converted.BuildKey.String()

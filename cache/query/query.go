@@ -268,6 +268,8 @@ func whySourceless(b *index.Build, missing bool) string {
 	for _, s := range sources {
 		switch {
 		case s.Kind != "":
+		case b.Imported.Key != "":
+			return WhyImported
 		case b.Put:
 			return WhyPut
 		case s.Why == "":
@@ -284,7 +286,8 @@ func whySourceless(b *index.Build, missing bool) string {
 
 // Further reasons, which are not recorded in the build.
 const (
-	WhyPut     = "an application submitted the compiled model without its source"
-	WhyMissing = "the model was missing or changed when it was to be recompiled"
-	WhyUnknown = "an earlier version kept no copy of the model"
+	WhyImported = "another machine compiled the model, and its source did not come along"
+	WhyPut      = "an application submitted the compiled model without its source"
+	WhyMissing  = "the model was missing or changed when it was to be recompiled"
+	WhyUnknown  = "an earlier version kept no copy of the model"
 )

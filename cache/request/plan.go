@@ -40,6 +40,13 @@ func PutDescription(b *index.Build) string {
 
 // PutBy describes the maker of a build that the daemon did not make.
 func PutBy(b *index.Build) string {
+	if from := b.Imported; from.Key != "" {
+		by := "imported by uid %d, signed by %.16s"
+		if from.Builder != "" {
+			by += " for builder " + strconv.Quote(from.Builder)
+		}
+		return fmt.Sprintf(by, b.UID, from.Key)
+	}
 	if IsAdopted(b) {
 		return fmt.Sprintf("adopted: a compiled model of uid %d", b.UID)
 	}
@@ -98,6 +105,9 @@ func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 	reason, source := "compiled by these or equal libraries, for this hardware", judge.SourceLibrary
 	if b.Put {
 		reason, source = PutBy(b)+", which are equal to these, for this hardware", judge.SourcePut
+		if b.Imported.Key != "" {
+			reason = PutBy(b) + ", made by libraries equal to these, for this hardware"
+		}
 	}
 	if from := Origin(b); from != "" {
 		reason += "; " + from

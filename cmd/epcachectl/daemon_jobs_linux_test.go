@@ -9,6 +9,15 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
+func (b *standIn) Import(context.Context, unixsock.Peer, *wire.Import, []*os.File, func(*wire.Progress)) (
+	*wire.ImportReply, error) {
+	return nil, b.err
+}
+
+func (b *standIn) Export(context.Context, unixsock.Peer, *wire.Export) (*wire.ExportReply, *os.File, error) {
+	return nil, nil, b.err
+}
+
 func (b *standIn) Put(_ context.Context, _ unixsock.Peer, p *wire.Put, _ []*os.File,
 	_ func(*wire.Progress)) (unixsock.Answer, error) {
 	b.mu.Lock()

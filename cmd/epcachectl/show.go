@@ -106,7 +106,10 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		{"load check", term.TextOrDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}
-	if by := b.GetMadeBy(); by != "" {
+	if from := b.GetImported(); from != nil {
+		rows = append(rows, []string{"imported", "signed by " + term.Printable(from.GetKey()) +
+			term.WithPrefix(", made by ", from.GetBuilder()) + ", manifest sha256:" + term.Printable(from.GetManifest())})
+	} else if by := b.GetMadeBy(); by != "" {
 		rows = append(rows, []string{"compiled by", term.Printable(by) + ", with libraries of its own"})
 	}
 	if from := b.GetConvertedFrom(); from != "" {

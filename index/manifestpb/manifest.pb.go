@@ -60,6 +60,7 @@ type Manifest struct {
 	Converted              *Origin                `protobuf:"bytes,25,opt,name=converted,proto3" json:"converted,omitempty"`                                   // none: it was compiled
 	ModelPath              string                 `protobuf:"bytes,27,opt,name=model_path,json=modelPath,proto3" json:"model_path,omitempty"`                  // where the client found the model; none: not known
 	VerifiedOutput         float64                `protobuf:"fixed64,26,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance that its output was compared with the source model's at; 0: it was not
+	Imported               *Imported              `protobuf:"bytes,28,opt,name=imported,proto3" json:"imported,omitempty"`                                     // none: it was made on this machine
 	Put                    bool                   `protobuf:"varint,40,opt,name=put,proto3" json:"put,omitempty"`                                              // uid compiled it with libraries of its own, and put it
 	Members                []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a weight-sharing group: all of them in order, more than one; the first is the model above. Else none
 	unknownFields          protoimpl.UnknownFields
@@ -285,6 +286,13 @@ func (x *Manifest) GetVerifiedOutput() float64 {
 	return 0
 }
 
+func (x *Manifest) GetImported() *Imported {
+	if x != nil {
+		return x.Imported
+	}
+	return nil
+}
+
 func (x *Manifest) GetPut() bool {
 	if x != nil {
 		return x.Put
@@ -446,6 +454,67 @@ func (x *Origin) GetCreated() int64 {
 	return 0
 }
 
+// Imported is where a build of another machine is from.
+type Imported struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`           // id of the key that signed it
+	Manifest      []byte                 `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"` // 32 bytes, SHA-256 of its OCI manifest
+	Builder       string                 `protobuf:"bytes,3,opt,name=builder,proto3" json:"builder,omitempty"`   // what the signature calls the machine that made it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Imported) Reset() {
+	*x = Imported{}
+	mi := &file_manifest_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Imported) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Imported) ProtoMessage() {}
+
+func (x *Imported) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Imported.ProtoReflect.Descriptor instead.
+func (*Imported) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Imported) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Imported) GetManifest() []byte {
+	if x != nil {
+		return x.Manifest
+	}
+	return nil
+}
+
+func (x *Imported) GetBuilder() string {
+	if x != nil {
+		return x.Builder
+	}
+	return ""
+}
+
 // Source is where the source model is, for compiling it again. A kind that the
 // reader does not know counts as none.
 type Source struct {
@@ -459,7 +528,7 @@ type Source struct {
 
 func (x *Source) Reset() {
 	*x = Source{}
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -471,7 +540,7 @@ func (x *Source) String() string {
 func (*Source) ProtoMessage() {}
 
 func (x *Source) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -484,7 +553,7 @@ func (x *Source) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Source.ProtoReflect.Descriptor instead.
 func (*Source) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{3}
+	return file_manifest_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Source) GetKind() string {
@@ -520,7 +589,7 @@ type SourceFile struct {
 
 func (x *SourceFile) Reset() {
 	*x = SourceFile{}
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -532,7 +601,7 @@ func (x *SourceFile) String() string {
 func (*SourceFile) ProtoMessage() {}
 
 func (x *SourceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -545,7 +614,7 @@ func (x *SourceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
 func (*SourceFile) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{4}
+	return file_manifest_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SourceFile) GetLocation() string {
@@ -587,7 +656,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -599,7 +668,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -612,7 +681,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{5}
+	return file_manifest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *File) GetName() string {
@@ -654,7 +723,7 @@ type EP struct {
 
 func (x *EP) Reset() {
 	*x = EP{}
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +735,7 @@ func (x *EP) String() string {
 func (*EP) ProtoMessage() {}
 
 func (x *EP) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +748,7 @@ func (x *EP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EP.ProtoReflect.Descriptor instead.
 func (*EP) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{6}
+	return file_manifest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EP) GetName() string {
@@ -761,7 +830,7 @@ type Options struct {
 
 func (x *Options) Reset() {
 	*x = Options{}
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +842,7 @@ func (x *Options) String() string {
 func (*Options) ProtoMessage() {}
 
 func (x *Options) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +855,7 @@ func (x *Options) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Options.ProtoReflect.Descriptor instead.
 func (*Options) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{7}
+	return file_manifest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Options) GetValues() map[string]string {
@@ -812,7 +881,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +893,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +906,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{8}
+	return file_manifest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Record) GetKind() isRecord_Kind {
@@ -935,7 +1004,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1016,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1029,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{9}
+	return file_manifest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Request) GetVersion() uint64 {
@@ -1059,7 +1128,7 @@ type RequestedEP struct {
 
 func (x *RequestedEP) Reset() {
 	*x = RequestedEP{}
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1140,7 @@ func (x *RequestedEP) String() string {
 func (*RequestedEP) ProtoMessage() {}
 
 func (x *RequestedEP) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1153,7 @@ func (x *RequestedEP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestedEP.ProtoReflect.Descriptor instead.
 func (*RequestedEP) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{10}
+	return file_manifest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RequestedEP) GetName() string {
@@ -1127,7 +1196,7 @@ type RequestedDevice struct {
 
 func (x *RequestedDevice) Reset() {
 	*x = RequestedDevice{}
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1208,7 @@ func (x *RequestedDevice) String() string {
 func (*RequestedDevice) ProtoMessage() {}
 
 func (x *RequestedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1221,7 @@ func (x *RequestedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestedDevice.ProtoReflect.Descriptor instead.
 func (*RequestedDevice) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{11}
+	return file_manifest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RequestedDevice) GetType() string {
@@ -1194,7 +1263,7 @@ type RequestedOutput struct {
 
 func (x *RequestedOutput) Reset() {
 	*x = RequestedOutput{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1206,7 +1275,7 @@ func (x *RequestedOutput) String() string {
 func (*RequestedOutput) ProtoMessage() {}
 
 func (x *RequestedOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1219,7 +1288,7 @@ func (x *RequestedOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestedOutput.ProtoReflect.Descriptor instead.
 func (*RequestedOutput) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RequestedOutput) GetInitializersFile() string {
@@ -1256,7 +1325,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1337,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1350,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{13}
+	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Pin) GetBuildId() []byte {
@@ -1334,7 +1403,7 @@ type Tombstone struct {
 
 func (x *Tombstone) Reset() {
 	*x = Tombstone{}
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1346,7 +1415,7 @@ func (x *Tombstone) String() string {
 func (*Tombstone) ProtoMessage() {}
 
 func (x *Tombstone) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1359,7 +1428,7 @@ func (x *Tombstone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tombstone.ProtoReflect.Descriptor instead.
 func (*Tombstone) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{14}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Tombstone) GetBuildId() []byte {
@@ -1460,7 +1529,7 @@ type BuildState struct {
 
 func (x *BuildState) Reset() {
 	*x = BuildState{}
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1472,7 +1541,7 @@ func (x *BuildState) String() string {
 func (*BuildState) ProtoMessage() {}
 
 func (x *BuildState) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1485,7 +1554,7 @@ func (x *BuildState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildState.ProtoReflect.Descriptor instead.
 func (*BuildState) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{15}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BuildState) GetBuildId() []byte {
@@ -1535,7 +1604,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1616,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1629,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{16}
+	return file_manifest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Event) GetAt() int64 {
@@ -1637,7 +1706,8 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\x11epcached.index.v1\"\xe2\t\n" +
+	"\x0emanifest.proto\x12\x11epcached.index.v1\"\x9b\n" +
+	"\n" +
 	"\bManifest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
@@ -1673,7 +1743,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\tconverted\x18\x19 \x01(\v2\x19.epcached.index.v1.OriginR\tconverted\x12\x1d\n" +
 	"\n" +
 	"model_path\x18\x1b \x01(\tR\tmodelPath\x12'\n" +
-	"\x0fverified_output\x18\x1a \x01(\x01R\x0everifiedOutput\x12\x10\n" +
+	"\x0fverified_output\x18\x1a \x01(\x01R\x0everifiedOutput\x127\n" +
+	"\bimported\x18\x1c \x01(\v2\x1b.epcached.index.v1.ImportedR\bimported\x12\x10\n" +
 	"\x03put\x18( \x01(\bR\x03put\x123\n" +
 	"\amembers\x182 \x03(\v2\x19.epcached.index.v1.MemberR\amembers\x1a^\n" +
 	"\x14ProviderOptionsEntry\x12\x10\n" +
@@ -1696,7 +1767,11 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06Origin\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x1b\n" +
 	"\tbuild_key\x18\x02 \x01(\fR\bbuildKey\x12\x18\n" +
-	"\acreated\x18\x03 \x01(\x10R\acreated\"c\n" +
+	"\acreated\x18\x03 \x01(\x10R\acreated\"R\n" +
+	"\bImported\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
+	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x18\n" +
+	"\abuilder\x18\x03 \x01(\tR\abuilder\"c\n" +
 	"\x06Source\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x123\n" +
 	"\x05files\x18\x02 \x03(\v2\x1d.epcached.index.v1.SourceFileR\x05files\x12\x10\n" +
@@ -1837,67 +1912,69 @@ func file_manifest_proto_rawDescGZIP() []byte {
 	return file_manifest_proto_rawDescData
 }
 
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_manifest_proto_goTypes = []any{
 	(*Manifest)(nil),        // 0: epcached.index.v1.Manifest
 	(*Member)(nil),          // 1: epcached.index.v1.Member
 	(*Origin)(nil),          // 2: epcached.index.v1.Origin
-	(*Source)(nil),          // 3: epcached.index.v1.Source
-	(*SourceFile)(nil),      // 4: epcached.index.v1.SourceFile
-	(*File)(nil),            // 5: epcached.index.v1.File
-	(*EP)(nil),              // 6: epcached.index.v1.EP
-	(*Options)(nil),         // 7: epcached.index.v1.Options
-	(*Record)(nil),          // 8: epcached.index.v1.Record
-	(*Request)(nil),         // 9: epcached.index.v1.Request
-	(*RequestedEP)(nil),     // 10: epcached.index.v1.RequestedEP
-	(*RequestedDevice)(nil), // 11: epcached.index.v1.RequestedDevice
-	(*RequestedOutput)(nil), // 12: epcached.index.v1.RequestedOutput
-	(*Pin)(nil),             // 13: epcached.index.v1.Pin
-	(*Tombstone)(nil),       // 14: epcached.index.v1.Tombstone
-	(*BuildState)(nil),      // 15: epcached.index.v1.BuildState
-	(*Event)(nil),           // 16: epcached.index.v1.Event
-	nil,                     // 17: epcached.index.v1.Manifest.ProviderOptionsEntry
-	nil,                     // 18: epcached.index.v1.Manifest.SessionOptionsEntry
-	nil,                     // 19: epcached.index.v1.Member.SessionOptionsEntry
-	nil,                     // 20: epcached.index.v1.Options.ValuesEntry
-	nil,                     // 21: epcached.index.v1.Request.SessionOptionsEntry
-	nil,                     // 22: epcached.index.v1.Request.FreeDimensionsEntry
-	nil,                     // 23: epcached.index.v1.Request.FreeDimensionsByDenotationEntry
-	nil,                     // 24: epcached.index.v1.RequestedEP.OptionsEntry
-	nil,                     // 25: epcached.index.v1.RequestedEP.FilesEntry
-	nil,                     // 26: epcached.index.v1.RequestedDevice.MetadataEntry
+	(*Imported)(nil),        // 3: epcached.index.v1.Imported
+	(*Source)(nil),          // 4: epcached.index.v1.Source
+	(*SourceFile)(nil),      // 5: epcached.index.v1.SourceFile
+	(*File)(nil),            // 6: epcached.index.v1.File
+	(*EP)(nil),              // 7: epcached.index.v1.EP
+	(*Options)(nil),         // 8: epcached.index.v1.Options
+	(*Record)(nil),          // 9: epcached.index.v1.Record
+	(*Request)(nil),         // 10: epcached.index.v1.Request
+	(*RequestedEP)(nil),     // 11: epcached.index.v1.RequestedEP
+	(*RequestedDevice)(nil), // 12: epcached.index.v1.RequestedDevice
+	(*RequestedOutput)(nil), // 13: epcached.index.v1.RequestedOutput
+	(*Pin)(nil),             // 14: epcached.index.v1.Pin
+	(*Tombstone)(nil),       // 15: epcached.index.v1.Tombstone
+	(*BuildState)(nil),      // 16: epcached.index.v1.BuildState
+	(*Event)(nil),           // 17: epcached.index.v1.Event
+	nil,                     // 18: epcached.index.v1.Manifest.ProviderOptionsEntry
+	nil,                     // 19: epcached.index.v1.Manifest.SessionOptionsEntry
+	nil,                     // 20: epcached.index.v1.Member.SessionOptionsEntry
+	nil,                     // 21: epcached.index.v1.Options.ValuesEntry
+	nil,                     // 22: epcached.index.v1.Request.SessionOptionsEntry
+	nil,                     // 23: epcached.index.v1.Request.FreeDimensionsEntry
+	nil,                     // 24: epcached.index.v1.Request.FreeDimensionsByDenotationEntry
+	nil,                     // 25: epcached.index.v1.RequestedEP.OptionsEntry
+	nil,                     // 26: epcached.index.v1.RequestedEP.FilesEntry
+	nil,                     // 27: epcached.index.v1.RequestedDevice.MetadataEntry
 }
 var file_manifest_proto_depIdxs = []int32{
-	6,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
-	5,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
-	17, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
-	18, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
-	3,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
+	7,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
+	6,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
+	18, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
+	19, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
+	4,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
 	2,  // 5: epcached.index.v1.Manifest.converted:type_name -> epcached.index.v1.Origin
-	1,  // 6: epcached.index.v1.Manifest.members:type_name -> epcached.index.v1.Member
-	19, // 7: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
-	3,  // 8: epcached.index.v1.Member.source:type_name -> epcached.index.v1.Source
-	4,  // 9: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
-	20, // 10: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
-	15, // 11: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
-	16, // 12: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
-	13, // 13: epcached.index.v1.Record.pin:type_name -> epcached.index.v1.Pin
-	14, // 14: epcached.index.v1.Record.tombstone:type_name -> epcached.index.v1.Tombstone
-	10, // 15: epcached.index.v1.Request.eps:type_name -> epcached.index.v1.RequestedEP
-	21, // 16: epcached.index.v1.Request.session_options:type_name -> epcached.index.v1.Request.SessionOptionsEntry
-	22, // 17: epcached.index.v1.Request.free_dimensions:type_name -> epcached.index.v1.Request.FreeDimensionsEntry
-	23, // 18: epcached.index.v1.Request.free_dimensions_by_denotation:type_name -> epcached.index.v1.Request.FreeDimensionsByDenotationEntry
-	12, // 19: epcached.index.v1.Request.output:type_name -> epcached.index.v1.RequestedOutput
-	11, // 20: epcached.index.v1.RequestedEP.devices:type_name -> epcached.index.v1.RequestedDevice
-	24, // 21: epcached.index.v1.RequestedEP.options:type_name -> epcached.index.v1.RequestedEP.OptionsEntry
-	25, // 22: epcached.index.v1.RequestedEP.files:type_name -> epcached.index.v1.RequestedEP.FilesEntry
-	26, // 23: epcached.index.v1.RequestedDevice.metadata:type_name -> epcached.index.v1.RequestedDevice.MetadataEntry
-	7,  // 24: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	3,  // 6: epcached.index.v1.Manifest.imported:type_name -> epcached.index.v1.Imported
+	1,  // 7: epcached.index.v1.Manifest.members:type_name -> epcached.index.v1.Member
+	20, // 8: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
+	4,  // 9: epcached.index.v1.Member.source:type_name -> epcached.index.v1.Source
+	5,  // 10: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
+	21, // 11: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
+	16, // 12: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
+	17, // 13: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
+	14, // 14: epcached.index.v1.Record.pin:type_name -> epcached.index.v1.Pin
+	15, // 15: epcached.index.v1.Record.tombstone:type_name -> epcached.index.v1.Tombstone
+	11, // 16: epcached.index.v1.Request.eps:type_name -> epcached.index.v1.RequestedEP
+	22, // 17: epcached.index.v1.Request.session_options:type_name -> epcached.index.v1.Request.SessionOptionsEntry
+	23, // 18: epcached.index.v1.Request.free_dimensions:type_name -> epcached.index.v1.Request.FreeDimensionsEntry
+	24, // 19: epcached.index.v1.Request.free_dimensions_by_denotation:type_name -> epcached.index.v1.Request.FreeDimensionsByDenotationEntry
+	13, // 20: epcached.index.v1.Request.output:type_name -> epcached.index.v1.RequestedOutput
+	12, // 21: epcached.index.v1.RequestedEP.devices:type_name -> epcached.index.v1.RequestedDevice
+	25, // 22: epcached.index.v1.RequestedEP.options:type_name -> epcached.index.v1.RequestedEP.OptionsEntry
+	26, // 23: epcached.index.v1.RequestedEP.files:type_name -> epcached.index.v1.RequestedEP.FilesEntry
+	27, // 24: epcached.index.v1.RequestedDevice.metadata:type_name -> epcached.index.v1.RequestedDevice.MetadataEntry
+	8,  // 25: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1905,7 +1982,7 @@ func file_manifest_proto_init() {
 	if File_manifest_proto != nil {
 		return
 	}
-	file_manifest_proto_msgTypes[8].OneofWrappers = []any{
+	file_manifest_proto_msgTypes[9].OneofWrappers = []any{
 		(*Record_State)(nil),
 		(*Record_Event)(nil),
 		(*Record_Pin)(nil),
@@ -1917,7 +1994,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

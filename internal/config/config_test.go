@@ -467,7 +467,7 @@ func TestSampleFile(t *testing.T) {
 	s.File, s.fields, d.fields = "", nil, nil
 	for _, lists := range []*Settings{s, d} {
 		// empty, and not there at all
-		lists.AllowOptions, lists.TrustedReporters, lists.Publishers = nil, nil, nil
+		lists.AllowOptions, lists.TrustedReporters, lists.Publishers, lists.Trust = nil, nil, nil, nil
 		lists.Sandbox.Read, lists.Sandbox.Write = nil, nil
 	}
 	require.Equal(t, d, s)

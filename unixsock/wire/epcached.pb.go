@@ -240,6 +240,10 @@ type Envelope struct {
 	//	*Envelope_UsageReply
 	//	*Envelope_Layout
 	//	*Envelope_LayoutReply
+	//	*Envelope_Export
+	//	*Envelope_ExportReply
+	//	*Envelope_Import
+	//	*Envelope_ImportReply
 	//	*Envelope_Pack
 	//	*Envelope_PackReply
 	//	*Envelope_Stop
@@ -757,6 +761,42 @@ func (x *Envelope) GetLayoutReply() *LayoutReply {
 	return nil
 }
 
+func (x *Envelope) GetExport() *Export {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Export); ok {
+			return x.Export
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetExportReply() *ExportReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_ExportReply); ok {
+			return x.ExportReply
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetImport() *Import {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Import); ok {
+			return x.Import
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetImportReply() *ImportReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_ImportReply); ok {
+			return x.ImportReply
+		}
+	}
+	return nil
+}
+
 func (x *Envelope) GetPack() *Pack {
 	if x != nil {
 		if x, ok := x.Body.(*Envelope_Pack); ok {
@@ -997,6 +1037,22 @@ type Envelope_LayoutReply struct {
 	LayoutReply *LayoutReply `protobuf:"bytes,68,opt,name=layout_reply,json=layoutReply,proto3,oneof"`
 }
 
+type Envelope_Export struct {
+	Export *Export `protobuf:"bytes,70,opt,name=export,proto3,oneof"`
+}
+
+type Envelope_ExportReply struct {
+	ExportReply *ExportReply `protobuf:"bytes,71,opt,name=export_reply,json=exportReply,proto3,oneof"`
+}
+
+type Envelope_Import struct {
+	Import *Import `protobuf:"bytes,72,opt,name=import,proto3,oneof"` // may be preceded by Attach, like Put
+}
+
+type Envelope_ImportReply struct {
+	ImportReply *ImportReply `protobuf:"bytes,73,opt,name=import_reply,json=importReply,proto3,oneof"`
+}
+
 type Envelope_Pack struct {
 	Pack *Pack `protobuf:"bytes,80,opt,name=pack,proto3,oneof"` // answered with any number of Progress frames and PackReply
 }
@@ -1112,6 +1168,14 @@ func (*Envelope_UsageReply) isEnvelope_Body() {}
 func (*Envelope_Layout) isEnvelope_Body() {}
 
 func (*Envelope_LayoutReply) isEnvelope_Body() {}
+
+func (*Envelope_Export) isEnvelope_Body() {}
+
+func (*Envelope_ExportReply) isEnvelope_Body() {}
+
+func (*Envelope_Import) isEnvelope_Body() {}
+
+func (*Envelope_ImportReply) isEnvelope_Body() {}
 
 func (*Envelope_Pack) isEnvelope_Body() {}
 
@@ -3052,6 +3116,344 @@ func (x *MadeBy) GetVersion() string {
 	return ""
 }
 
+// Export asks for one build that the caller may see, to take it to another machine.
+type Export struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"` // as in Show; the newest that is served, where several have the name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Export) Reset() {
+	*x = Export{}
+	mi := &file_epcached_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Export) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Export) ProtoMessage() {}
+
+func (x *Export) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Export.ProtoReflect.Descriptor instead.
+func (*Export) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Export) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+type ExportReply struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Config         []byte                 `protobuf:"bytes,1,opt,name=config,proto3" json:"config,omitempty"` // as package portable has it, without files
+	Fd             *uint32                `protobuf:"varint,2,opt,name=fd,proto3,oneof" json:"fd,omitempty"`  // of the view's folder: the lease
+	Graph          string                 `protobuf:"bytes,3,opt,name=graph,proto3" json:"graph,omitempty"`   // relative to that folder; the files lie in the folder of the graph
+	Files          []*File                `protobuf:"bytes,4,rep,name=files,proto3" json:"files,omitempty"`
+	ModelName      string                 `protobuf:"bytes,5,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	CreatedMs      int64                  `protobuf:"varint,6,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	CompileSeconds float64                `protobuf:"fixed64,7,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
+	MachineClass   string                 `protobuf:"bytes,8,opt,name=machine_class,json=machineClass,proto3" json:"machine_class,omitempty"` // of the machine that compiled it, where an execution provider states none
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ExportReply) Reset() {
+	*x = ExportReply{}
+	mi := &file_epcached_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportReply) ProtoMessage() {}
+
+func (x *ExportReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportReply.ProtoReflect.Descriptor instead.
+func (*ExportReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ExportReply) GetConfig() []byte {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+func (x *ExportReply) GetFd() uint32 {
+	if x != nil && x.Fd != nil {
+		return *x.Fd
+	}
+	return 0
+}
+
+func (x *ExportReply) GetGraph() string {
+	if x != nil {
+		return x.Graph
+	}
+	return ""
+}
+
+func (x *ExportReply) GetFiles() []*File {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *ExportReply) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *ExportReply) GetCreatedMs() int64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *ExportReply) GetCompileSeconds() float64 {
+	if x != nil {
+		return x.CompileSeconds
+	}
+	return 0
+}
+
+func (x *ExportReply) GetMachineClass() string {
+	if x != nil {
+		return x.MachineClass
+	}
+	return ""
+}
+
+// Import brings a build of another machine. Without files the daemon only says what would become of it.
+type Import struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Card          []byte                 `protobuf:"bytes,1,opt,name=card,proto3" json:"card,omitempty"`    // as package portable has it
+	Files         []*PutFile             `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"`  // in the order of the card, plain
+	Keys          []string               `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`    // PEM texts of keys that the caller trusts, besides those of the configuration
+	Store         string                 `protobuf:"bytes,4,opt,name=store,proto3" json:"store,omitempty"`  // "", "shared", "user"; can only narrow
+	Check         bool                   `protobuf:"varint,5,opt,name=check,proto3" json:"check,omitempty"` // check and load the files, and store nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Import) Reset() {
+	*x = Import{}
+	mi := &file_epcached_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Import) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Import) ProtoMessage() {}
+
+func (x *Import) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Import.ProtoReflect.Descriptor instead.
+func (*Import) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Import) GetCard() []byte {
+	if x != nil {
+		return x.Card
+	}
+	return nil
+}
+
+func (x *Import) GetFiles() []*PutFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *Import) GetKeys() []string {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *Import) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *Import) GetCheck() bool {
+	if x != nil {
+		return x.Check
+	}
+	return false
+}
+
+type ImportReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Outcome       string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`                         // "hit here", "other hardware", "unknown library", "refused"
+	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`                               // why
+	Wanted        bool                   `protobuf:"varint,3,opt,name=wanted,proto3" json:"wanted,omitempty"`                          // the files are needed
+	Stored        bool                   `protobuf:"varint,4,opt,name=stored,proto3" json:"stored,omitempty"`                          // now; false: it was stored already, or is not to be
+	Damaged       bool                   `protobuf:"varint,5,opt,name=damaged,proto3" json:"damaged,omitempty"`                        // of "refused": what was brought is not what was signed
+	Build         string                 `protobuf:"bytes,6,opt,name=build,proto3" json:"build,omitempty"`                             // build key
+	RequestKey    string                 `protobuf:"bytes,7,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"` // that it is found by here
+	Scope         string                 `protobuf:"bytes,8,opt,name=scope,proto3" json:"scope,omitempty"`
+	Key           string                 `protobuf:"bytes,9,opt,name=key,proto3" json:"key,omitempty"`            // id of the key whose signature counted
+	Manifest      string                 `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"` // SHA-256 of the build's OCI manifest
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportReply) Reset() {
+	*x = ImportReply{}
+	mi := &file_epcached_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportReply) ProtoMessage() {}
+
+func (x *ImportReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportReply.ProtoReflect.Descriptor instead.
+func (*ImportReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ImportReply) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *ImportReply) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ImportReply) GetWanted() bool {
+	if x != nil {
+		return x.Wanted
+	}
+	return false
+}
+
+func (x *ImportReply) GetStored() bool {
+	if x != nil {
+		return x.Stored
+	}
+	return false
+}
+
+func (x *ImportReply) GetDamaged() bool {
+	if x != nil {
+		return x.Damaged
+	}
+	return false
+}
+
+func (x *ImportReply) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *ImportReply) GetRequestKey() string {
+	if x != nil {
+		return x.RequestKey
+	}
+	return ""
+}
+
+func (x *ImportReply) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *ImportReply) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ImportReply) GetManifest() string {
+	if x != nil {
+		return x.Manifest
+	}
+	return ""
+}
+
 // GiveUp ends a claim without a result: the next who waits may try.
 type GiveUp struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3064,7 +3466,7 @@ type GiveUp struct {
 
 func (x *GiveUp) Reset() {
 	*x = GiveUp{}
-	mi := &file_epcached_proto_msgTypes[26]
+	mi := &file_epcached_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3076,7 +3478,7 @@ func (x *GiveUp) String() string {
 func (*GiveUp) ProtoMessage() {}
 
 func (x *GiveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[26]
+	mi := &file_epcached_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3089,7 +3491,7 @@ func (x *GiveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveUp.ProtoReflect.Descriptor instead.
 func (*GiveUp) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{26}
+	return file_epcached_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GiveUp) GetClaim() string {
@@ -3121,7 +3523,7 @@ type GiveUpReply struct {
 
 func (x *GiveUpReply) Reset() {
 	*x = GiveUpReply{}
-	mi := &file_epcached_proto_msgTypes[27]
+	mi := &file_epcached_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3535,7 @@ func (x *GiveUpReply) String() string {
 func (*GiveUpReply) ProtoMessage() {}
 
 func (x *GiveUpReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[27]
+	mi := &file_epcached_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3548,7 @@ func (x *GiveUpReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveUpReply.ProtoReflect.Descriptor instead.
 func (*GiveUpReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{27}
+	return file_epcached_proto_rawDescGZIP(), []int{31}
 }
 
 // Jobs asks for the compiles that wait or run, and for the failures that are remembered.
@@ -3158,7 +3560,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_epcached_proto_msgTypes[28]
+	mi := &file_epcached_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3170,7 +3572,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[28]
+	mi := &file_epcached_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3183,7 +3585,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{28}
+	return file_epcached_proto_rawDescGZIP(), []int{32}
 }
 
 type Job struct {
@@ -3212,7 +3614,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_epcached_proto_msgTypes[29]
+	mi := &file_epcached_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3626,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[29]
+	mi := &file_epcached_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3639,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{29}
+	return file_epcached_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Job) GetId() string {
@@ -3388,7 +3790,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_epcached_proto_msgTypes[30]
+	mi := &file_epcached_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3400,7 +3802,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[30]
+	mi := &file_epcached_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3413,7 +3815,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{30}
+	return file_epcached_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Failure) GetRequestKey() string {
@@ -3517,7 +3919,7 @@ type JobsReply struct {
 
 func (x *JobsReply) Reset() {
 	*x = JobsReply{}
-	mi := &file_epcached_proto_msgTypes[31]
+	mi := &file_epcached_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3931,7 @@ func (x *JobsReply) String() string {
 func (*JobsReply) ProtoMessage() {}
 
 func (x *JobsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[31]
+	mi := &file_epcached_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3944,7 @@ func (x *JobsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobsReply.ProtoReflect.Descriptor instead.
 func (*JobsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{31}
+	return file_epcached_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JobsReply) GetJobs() []*Job {
@@ -3570,7 +3972,7 @@ type Follow struct {
 
 func (x *Follow) Reset() {
 	*x = Follow{}
-	mi := &file_epcached_proto_msgTypes[32]
+	mi := &file_epcached_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3582,7 +3984,7 @@ func (x *Follow) String() string {
 func (*Follow) ProtoMessage() {}
 
 func (x *Follow) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[32]
+	mi := &file_epcached_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3595,7 +3997,7 @@ func (x *Follow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Follow.ProtoReflect.Descriptor instead.
 func (*Follow) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{32}
+	return file_epcached_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Follow) GetJob() string {
@@ -3616,7 +4018,7 @@ type CancelJobs struct {
 
 func (x *CancelJobs) Reset() {
 	*x = CancelJobs{}
-	mi := &file_epcached_proto_msgTypes[33]
+	mi := &file_epcached_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3628,7 +4030,7 @@ func (x *CancelJobs) String() string {
 func (*CancelJobs) ProtoMessage() {}
 
 func (x *CancelJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[33]
+	mi := &file_epcached_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3641,7 +4043,7 @@ func (x *CancelJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobs.ProtoReflect.Descriptor instead.
 func (*CancelJobs) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{33}
+	return file_epcached_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CancelJobs) GetJobs() []string {
@@ -3669,7 +4071,7 @@ type RetryJobs struct {
 
 func (x *RetryJobs) Reset() {
 	*x = RetryJobs{}
-	mi := &file_epcached_proto_msgTypes[34]
+	mi := &file_epcached_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3681,7 +4083,7 @@ func (x *RetryJobs) String() string {
 func (*RetryJobs) ProtoMessage() {}
 
 func (x *RetryJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[34]
+	mi := &file_epcached_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3694,7 +4096,7 @@ func (x *RetryJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryJobs.ProtoReflect.Descriptor instead.
 func (*RetryJobs) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{34}
+	return file_epcached_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RetryJobs) GetEntries() []string {
@@ -3723,7 +4125,7 @@ type List struct {
 
 func (x *List) Reset() {
 	*x = List{}
-	mi := &file_epcached_proto_msgTypes[35]
+	mi := &file_epcached_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +4137,7 @@ func (x *List) String() string {
 func (*List) ProtoMessage() {}
 
 func (x *List) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[35]
+	mi := &file_epcached_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +4150,7 @@ func (x *List) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use List.ProtoReflect.Descriptor instead.
 func (*List) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{35}
+	return file_epcached_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *List) GetModel() string {
@@ -3820,6 +4222,7 @@ type Build struct {
 	KeptAs            string    `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole" or "packed", with ", with a copy" where an unpacked one is served
 	KeptText          string    `protobuf:"bytes,37,opt,name=kept_text,json=keptText,proto3" json:"kept_text,omitempty"`                     // of Show and Why: the same in more words
 	ModelPath         string    `protobuf:"bytes,38,opt,name=model_path,json=modelPath,proto3" json:"model_path,omitempty"`                  // where the first request for it found the model; empty: not known, or the caller may not know it
+	Imported          *Imported `protobuf:"bytes,39,opt,name=imported,proto3" json:"imported,omitempty"`                                     // empty: it was compiled or put on this machine
 	MadeBy            string    `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
 	Members           []*Member `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields     protoimpl.UnknownFields
@@ -3828,7 +4231,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epcached_proto_msgTypes[36]
+	mi := &file_epcached_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3840,7 +4243,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[36]
+	mi := &file_epcached_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3853,7 +4256,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{36}
+	return file_epcached_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Build) GetBuild() string {
@@ -4115,6 +4518,13 @@ func (x *Build) GetModelPath() string {
 	return ""
 }
 
+func (x *Build) GetImported() *Imported {
+	if x != nil {
+		return x.Imported
+	}
+	return nil
+}
+
 func (x *Build) GetMadeBy() string {
 	if x != nil {
 		return x.MadeBy
@@ -4129,6 +4539,67 @@ func (x *Build) GetMembers() []*Member {
 	return nil
 }
 
+// Imported says where a build of another machine is from.
+type Imported struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`           // id of the key that signed it
+	Manifest      string                 `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"` // SHA-256 of its OCI manifest
+	Builder       string                 `protobuf:"bytes,3,opt,name=builder,proto3" json:"builder,omitempty"`   // the name that the signature has for the machine; may be empty
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Imported) Reset() {
+	*x = Imported{}
+	mi := &file_epcached_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Imported) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Imported) ProtoMessage() {}
+
+func (x *Imported) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Imported.ProtoReflect.Descriptor instead.
+func (*Imported) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *Imported) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Imported) GetManifest() string {
+	if x != nil {
+		return x.Manifest
+	}
+	return ""
+}
+
+func (x *Imported) GetBuilder() string {
+	if x != nil {
+		return x.Builder
+	}
+	return ""
+}
+
 type ListReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Builds        []*Build               `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"`
@@ -4139,7 +4610,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_epcached_proto_msgTypes[37]
+	mi := &file_epcached_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4151,7 +4622,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[37]
+	mi := &file_epcached_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4164,7 +4635,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{37}
+	return file_epcached_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListReply) GetBuilds() []*Build {
@@ -4191,7 +4662,7 @@ type Show struct {
 
 func (x *Show) Reset() {
 	*x = Show{}
-	mi := &file_epcached_proto_msgTypes[38]
+	mi := &file_epcached_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4203,7 +4674,7 @@ func (x *Show) String() string {
 func (*Show) ProtoMessage() {}
 
 func (x *Show) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[38]
+	mi := &file_epcached_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4216,7 +4687,7 @@ func (x *Show) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Show.ProtoReflect.Descriptor instead.
 func (*Show) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{38}
+	return file_epcached_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Show) GetEntry() string {
@@ -4238,7 +4709,7 @@ type ShowReply struct {
 
 func (x *ShowReply) Reset() {
 	*x = ShowReply{}
-	mi := &file_epcached_proto_msgTypes[39]
+	mi := &file_epcached_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4250,7 +4721,7 @@ func (x *ShowReply) String() string {
 func (*ShowReply) ProtoMessage() {}
 
 func (x *ShowReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[39]
+	mi := &file_epcached_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4263,7 +4734,7 @@ func (x *ShowReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowReply.ProtoReflect.Descriptor instead.
 func (*ShowReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{39}
+	return file_epcached_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ShowReply) GetBuilds() []*Build {
@@ -4306,7 +4777,7 @@ type Invalidate struct {
 
 func (x *Invalidate) Reset() {
 	*x = Invalidate{}
-	mi := &file_epcached_proto_msgTypes[40]
+	mi := &file_epcached_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +4789,7 @@ func (x *Invalidate) String() string {
 func (*Invalidate) ProtoMessage() {}
 
 func (x *Invalidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[40]
+	mi := &file_epcached_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +4802,7 @@ func (x *Invalidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invalidate.ProtoReflect.Descriptor instead.
 func (*Invalidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{40}
+	return file_epcached_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Invalidate) GetEntries() []string {
@@ -4366,7 +4837,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_epcached_proto_msgTypes[41]
+	mi := &file_epcached_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4378,7 +4849,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[41]
+	mi := &file_epcached_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4391,7 +4862,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{41}
+	return file_epcached_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Remove) GetEntries() []string {
@@ -4426,7 +4897,7 @@ type ChangeReply struct {
 
 func (x *ChangeReply) Reset() {
 	*x = ChangeReply{}
-	mi := &file_epcached_proto_msgTypes[42]
+	mi := &file_epcached_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4438,7 +4909,7 @@ func (x *ChangeReply) String() string {
 func (*ChangeReply) ProtoMessage() {}
 
 func (x *ChangeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[42]
+	mi := &file_epcached_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4451,7 +4922,7 @@ func (x *ChangeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeReply.ProtoReflect.Descriptor instead.
 func (*ChangeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{42}
+	return file_epcached_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ChangeReply) GetBuilds() []*Build {
@@ -4487,7 +4958,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_epcached_proto_msgTypes[43]
+	mi := &file_epcached_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4499,7 +4970,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[43]
+	mi := &file_epcached_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4512,7 +4983,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{43}
+	return file_epcached_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Pin) GetEntries() []string {
@@ -4539,7 +5010,7 @@ type Unpin struct {
 
 func (x *Unpin) Reset() {
 	*x = Unpin{}
-	mi := &file_epcached_proto_msgTypes[44]
+	mi := &file_epcached_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +5022,7 @@ func (x *Unpin) String() string {
 func (*Unpin) ProtoMessage() {}
 
 func (x *Unpin) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[44]
+	mi := &file_epcached_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4564,7 +5035,7 @@ func (x *Unpin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unpin.ProtoReflect.Descriptor instead.
 func (*Unpin) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{44}
+	return file_epcached_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Unpin) GetEntries() []string {
@@ -4593,7 +5064,7 @@ type Collect struct {
 
 func (x *Collect) Reset() {
 	*x = Collect{}
-	mi := &file_epcached_proto_msgTypes[45]
+	mi := &file_epcached_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4605,7 +5076,7 @@ func (x *Collect) String() string {
 func (*Collect) ProtoMessage() {}
 
 func (x *Collect) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[45]
+	mi := &file_epcached_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4618,7 +5089,7 @@ func (x *Collect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Collect.ProtoReflect.Descriptor instead.
 func (*Collect) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{45}
+	return file_epcached_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Collect) GetDryRun() bool {
@@ -4655,7 +5126,7 @@ type CollectReply struct {
 
 func (x *CollectReply) Reset() {
 	*x = CollectReply{}
-	mi := &file_epcached_proto_msgTypes[46]
+	mi := &file_epcached_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4667,7 +5138,7 @@ func (x *CollectReply) String() string {
 func (*CollectReply) ProtoMessage() {}
 
 func (x *CollectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[46]
+	mi := &file_epcached_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4680,7 +5151,7 @@ func (x *CollectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectReply.ProtoReflect.Descriptor instead.
 func (*CollectReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{46}
+	return file_epcached_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CollectReply) GetSteps() []*CollectStep {
@@ -4780,7 +5251,7 @@ type Pack struct {
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_epcached_proto_msgTypes[47]
+	mi := &file_epcached_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4792,7 +5263,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[47]
+	mi := &file_epcached_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4805,7 +5276,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{47}
+	return file_epcached_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Pack) GetEntries() []string {
@@ -4849,7 +5320,7 @@ type PackReply struct {
 
 func (x *PackReply) Reset() {
 	*x = PackReply{}
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4861,7 +5332,7 @@ func (x *PackReply) String() string {
 func (*PackReply) ProtoMessage() {}
 
 func (x *PackReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4874,7 +5345,7 @@ func (x *PackReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackReply.ProtoReflect.Descriptor instead.
 func (*PackReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{48}
+	return file_epcached_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PackReply) GetBuilds() []*PackedBuild {
@@ -4927,7 +5398,7 @@ type PackedBuild struct {
 
 func (x *PackedBuild) Reset() {
 	*x = PackedBuild{}
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4939,7 +5410,7 @@ func (x *PackedBuild) String() string {
 func (*PackedBuild) ProtoMessage() {}
 
 func (x *PackedBuild) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4952,7 +5423,7 @@ func (x *PackedBuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackedBuild.ProtoReflect.Descriptor instead.
 func (*PackedBuild) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{49}
+	return file_epcached_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PackedBuild) GetBuild() string {
@@ -5024,7 +5495,7 @@ type CollectStep struct {
 
 func (x *CollectStep) Reset() {
 	*x = CollectStep{}
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5036,7 +5507,7 @@ func (x *CollectStep) String() string {
 func (*CollectStep) ProtoMessage() {}
 
 func (x *CollectStep) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5049,7 +5520,7 @@ func (x *CollectStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectStep.ProtoReflect.Descriptor instead.
 func (*CollectStep) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{50}
+	return file_epcached_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CollectStep) GetBuild() string {
@@ -5142,7 +5613,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5154,7 +5625,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5167,7 +5638,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{51}
+	return file_epcached_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Kept) GetReason() string {
@@ -5209,7 +5680,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5221,7 +5692,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5234,7 +5705,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{52}
+	return file_epcached_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Usage) GetEntries() []string {
@@ -5267,7 +5738,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5279,7 +5750,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5292,7 +5763,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{53}
+	return file_epcached_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *UsageReply) GetSpace() *Space {
@@ -5365,7 +5836,7 @@ type BuildUsage struct {
 
 func (x *BuildUsage) Reset() {
 	*x = BuildUsage{}
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5377,7 +5848,7 @@ func (x *BuildUsage) String() string {
 func (*BuildUsage) ProtoMessage() {}
 
 func (x *BuildUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5390,7 +5861,7 @@ func (x *BuildUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildUsage.ProtoReflect.Descriptor instead.
 func (*BuildUsage) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{54}
+	return file_epcached_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *BuildUsage) GetBuild() *Build {
@@ -5449,7 +5920,7 @@ type UsageSum struct {
 
 func (x *UsageSum) Reset() {
 	*x = UsageSum{}
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5461,7 +5932,7 @@ func (x *UsageSum) String() string {
 func (*UsageSum) ProtoMessage() {}
 
 func (x *UsageSum) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5474,7 +5945,7 @@ func (x *UsageSum) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSum.ProtoReflect.Descriptor instead.
 func (*UsageSum) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{55}
+	return file_epcached_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UsageSum) GetName() string {
@@ -5532,7 +6003,7 @@ type SharedBlob struct {
 
 func (x *SharedBlob) Reset() {
 	*x = SharedBlob{}
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5544,7 +6015,7 @@ func (x *SharedBlob) String() string {
 func (*SharedBlob) ProtoMessage() {}
 
 func (x *SharedBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5557,7 +6028,7 @@ func (x *SharedBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedBlob.ProtoReflect.Descriptor instead.
 func (*SharedBlob) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{56}
+	return file_epcached_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SharedBlob) GetDigest() string {
@@ -5608,7 +6079,7 @@ type Layout struct {
 
 func (x *Layout) Reset() {
 	*x = Layout{}
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5620,7 +6091,7 @@ func (x *Layout) String() string {
 func (*Layout) ProtoMessage() {}
 
 func (x *Layout) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5633,7 +6104,7 @@ func (x *Layout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layout.ProtoReflect.Descriptor instead.
 func (*Layout) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{57}
+	return file_epcached_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Layout) GetEntries() []string {
@@ -5670,7 +6141,7 @@ type LayoutReply struct {
 
 func (x *LayoutReply) Reset() {
 	*x = LayoutReply{}
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5682,7 +6153,7 @@ func (x *LayoutReply) String() string {
 func (*LayoutReply) ProtoMessage() {}
 
 func (x *LayoutReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5695,7 +6166,7 @@ func (x *LayoutReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutReply.ProtoReflect.Descriptor instead.
 func (*LayoutReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{58}
+	return file_epcached_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *LayoutReply) GetFiles() []*FileLayout {
@@ -5759,7 +6230,7 @@ type FileLayout struct {
 
 func (x *FileLayout) Reset() {
 	*x = FileLayout{}
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5771,7 +6242,7 @@ func (x *FileLayout) String() string {
 func (*FileLayout) ProtoMessage() {}
 
 func (x *FileLayout) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5784,7 +6255,7 @@ func (x *FileLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileLayout.ProtoReflect.Descriptor instead.
 func (*FileLayout) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{59}
+	return file_epcached_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *FileLayout) GetBuild() string {
@@ -5925,7 +6396,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5937,7 +6408,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5950,7 +6421,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{60}
+	return file_epcached_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Piece) GetAt() int64 {
@@ -5999,7 +6470,7 @@ type NamedRange struct {
 
 func (x *NamedRange) Reset() {
 	*x = NamedRange{}
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6011,7 +6482,7 @@ func (x *NamedRange) String() string {
 func (*NamedRange) ProtoMessage() {}
 
 func (x *NamedRange) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6024,7 +6495,7 @@ func (x *NamedRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedRange.ProtoReflect.Descriptor instead.
 func (*NamedRange) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{61}
+	return file_epcached_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *NamedRange) GetName() string {
@@ -6109,7 +6580,7 @@ type Sharer struct {
 
 func (x *Sharer) Reset() {
 	*x = Sharer{}
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6121,7 +6592,7 @@ func (x *Sharer) String() string {
 func (*Sharer) ProtoMessage() {}
 
 func (x *Sharer) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6134,7 +6605,7 @@ func (x *Sharer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharer.ProtoReflect.Descriptor instead.
 func (*Sharer) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{62}
+	return file_epcached_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Sharer) GetBuild() string {
@@ -6173,7 +6644,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6185,7 +6656,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6198,7 +6669,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{63}
+	return file_epcached_proto_rawDescGZIP(), []int{68}
 }
 
 type StatusReply struct {
@@ -6230,7 +6701,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6242,7 +6713,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6255,7 +6726,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{64}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -6401,7 +6872,7 @@ type Stop struct {
 
 func (x *Stop) Reset() {
 	*x = Stop{}
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6413,7 +6884,7 @@ func (x *Stop) String() string {
 func (*Stop) ProtoMessage() {}
 
 func (x *Stop) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6426,7 +6897,7 @@ func (x *Stop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stop.ProtoReflect.Descriptor instead.
 func (*Stop) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{65}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 type StopReply struct {
@@ -6439,7 +6910,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6451,7 +6922,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6464,7 +6935,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{66}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *StopReply) GetFd() uint32 {
@@ -6488,7 +6959,7 @@ type Sourceless struct {
 
 func (x *Sourceless) Reset() {
 	*x = Sourceless{}
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6500,7 +6971,7 @@ func (x *Sourceless) String() string {
 func (*Sourceless) ProtoMessage() {}
 
 func (x *Sourceless) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6513,7 +6984,7 @@ func (x *Sourceless) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless.ProtoReflect.Descriptor instead.
 func (*Sourceless) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Sourceless) GetBuilds() uint64 {
@@ -6564,7 +7035,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6576,7 +7047,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6589,7 +7060,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -6735,7 +7206,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6747,7 +7218,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6760,7 +7231,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{69}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -6789,7 +7260,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6801,7 +7272,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6814,7 +7285,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -6851,7 +7322,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6863,7 +7334,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6876,7 +7347,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -6979,7 +7450,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6991,7 +7462,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7004,7 +7475,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *EpFacts) GetName() string {
@@ -7081,7 +7552,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7093,7 +7564,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7106,7 +7577,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -7195,7 +7666,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7207,7 +7678,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7220,7 +7691,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Report) GetBuild() string {
@@ -7279,7 +7750,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7291,7 +7762,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7304,7 +7775,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -7352,7 +7823,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7364,7 +7835,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7377,7 +7848,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Why) GetEntry() string {
@@ -7404,7 +7875,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7416,7 +7887,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7429,7 +7900,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -7500,7 +7971,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7512,7 +7983,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7525,7 +7996,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -7568,7 +8039,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7580,7 +8051,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7593,7 +8064,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -7636,7 +8107,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7648,7 +8119,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7661,7 +8132,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Difference) GetField() string {
@@ -7701,7 +8172,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7713,7 +8184,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7726,7 +8197,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -7795,7 +8266,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7807,7 +8278,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7820,7 +8291,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -7846,7 +8317,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7858,7 +8329,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7871,7 +8342,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -7892,7 +8363,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7904,7 +8375,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7917,7 +8388,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -7929,7 +8400,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7941,7 +8412,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7954,7 +8425,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 type DoctorReply struct {
@@ -7966,7 +8437,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7978,7 +8449,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7991,7 +8462,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -8013,7 +8484,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8025,7 +8496,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8038,7 +8509,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -8081,7 +8552,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8093,7 +8564,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8106,7 +8577,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Check) GetDeep() bool {
@@ -8151,7 +8622,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8163,7 +8634,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8176,7 +8647,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -8234,7 +8705,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8246,7 +8717,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8259,7 +8730,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{90}
+	return file_epcached_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -8303,7 +8774,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8315,7 +8786,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8328,7 +8799,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{91}
+	return file_epcached_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Finding) GetKind() string {
@@ -8376,7 +8847,7 @@ type Sourceless_Why struct {
 
 func (x *Sourceless_Why) Reset() {
 	*x = Sourceless_Why{}
-	mi := &file_epcached_proto_msgTypes[104]
+	mi := &file_epcached_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8388,7 +8859,7 @@ func (x *Sourceless_Why) String() string {
 func (*Sourceless_Why) ProtoMessage() {}
 
 func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[104]
+	mi := &file_epcached_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8401,7 +8872,7 @@ func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless_Why.ProtoReflect.Descriptor instead.
 func (*Sourceless_Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{72, 0}
 }
 
 func (x *Sourceless_Why) GetText() string {
@@ -8422,7 +8893,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xe0\x16\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xbc\x18\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -8489,7 +8960,11 @@ const file_epcached_proto_rawDesc = "" +
 	"\vusage_reply\x18B \x01(\v2\x17.epcached.v1.UsageReplyH\x00R\n" +
 	"usageReply\x12-\n" +
 	"\x06layout\x18C \x01(\v2\x13.epcached.v1.LayoutH\x00R\x06layout\x12=\n" +
-	"\flayout_reply\x18D \x01(\v2\x18.epcached.v1.LayoutReplyH\x00R\vlayoutReply\x12'\n" +
+	"\flayout_reply\x18D \x01(\v2\x18.epcached.v1.LayoutReplyH\x00R\vlayoutReply\x12-\n" +
+	"\x06export\x18F \x01(\v2\x13.epcached.v1.ExportH\x00R\x06export\x12=\n" +
+	"\fexport_reply\x18G \x01(\v2\x18.epcached.v1.ExportReplyH\x00R\vexportReply\x12-\n" +
+	"\x06import\x18H \x01(\v2\x13.epcached.v1.ImportH\x00R\x06import\x12=\n" +
+	"\fimport_reply\x18I \x01(\v2\x18.epcached.v1.ImportReplyH\x00R\vimportReply\x12'\n" +
 	"\x04pack\x18P \x01(\v2\x11.epcached.v1.PackH\x00R\x04pack\x127\n" +
 	"\n" +
 	"pack_reply\x18Q \x01(\v2\x16.epcached.v1.PackReplyH\x00R\tpackReply\x12'\n" +
@@ -8703,7 +9178,40 @@ const file_epcached_proto_rawDesc = "" +
 	"\x02fd\x18\x02 \x01(\rR\x02fd\"2\n" +
 	"\x06MadeBy\x12\x0e\n" +
 	"\x02ep\x18\x01 \x01(\tR\x02ep\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\tR\aversion\"F\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\"\x1e\n" +
+	"\x06Export\x12\x14\n" +
+	"\x05build\x18\x01 \x01(\tR\x05build\"\x8c\x02\n" +
+	"\vExportReply\x12\x16\n" +
+	"\x06config\x18\x01 \x01(\fR\x06config\x12\x13\n" +
+	"\x02fd\x18\x02 \x01(\rH\x00R\x02fd\x88\x01\x01\x12\x14\n" +
+	"\x05graph\x18\x03 \x01(\tR\x05graph\x12'\n" +
+	"\x05files\x18\x04 \x03(\v2\x11.epcached.v1.FileR\x05files\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x05 \x01(\tR\tmodelName\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\x06 \x01(\x03R\tcreatedMs\x12'\n" +
+	"\x0fcompile_seconds\x18\a \x01(\x01R\x0ecompileSeconds\x12#\n" +
+	"\rmachine_class\x18\b \x01(\tR\fmachineClassB\x05\n" +
+	"\x03_fd\"\x88\x01\n" +
+	"\x06Import\x12\x12\n" +
+	"\x04card\x18\x01 \x01(\fR\x04card\x12*\n" +
+	"\x05files\x18\x02 \x03(\v2\x14.epcached.v1.PutFileR\x05files\x12\x12\n" +
+	"\x04keys\x18\x03 \x03(\tR\x04keys\x12\x14\n" +
+	"\x05store\x18\x04 \x01(\tR\x05store\x12\x14\n" +
+	"\x05check\x18\x05 \x01(\bR\x05check\"\x80\x02\n" +
+	"\vImportReply\x12\x18\n" +
+	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x16\n" +
+	"\x06wanted\x18\x03 \x01(\bR\x06wanted\x12\x16\n" +
+	"\x06stored\x18\x04 \x01(\bR\x06stored\x12\x18\n" +
+	"\adamaged\x18\x05 \x01(\bR\adamaged\x12\x14\n" +
+	"\x05build\x18\x06 \x01(\tR\x05build\x12\x1f\n" +
+	"\vrequest_key\x18\a \x01(\tR\n" +
+	"requestKey\x12\x14\n" +
+	"\x05scope\x18\b \x01(\tR\x05scope\x12\x10\n" +
+	"\x03key\x18\t \x01(\tR\x03key\x12\x1a\n" +
+	"\bmanifest\x18\n" +
+	" \x01(\tR\bmanifest\"F\n" +
 	"\x06GiveUp\x12\x14\n" +
 	"\x05claim\x18\x01 \x01(\tR\x05claim\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
@@ -8774,7 +9282,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xb7\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xea\n" +
 	"\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
@@ -8823,9 +9331,14 @@ const file_epcached_proto_rawDesc = "" +
 	"\akept_as\x18$ \x01(\tR\x06keptAs\x12\x1b\n" +
 	"\tkept_text\x18% \x01(\tR\bkeptText\x12\x1d\n" +
 	"\n" +
-	"model_path\x18& \x01(\tR\tmodelPath\x12\x17\n" +
+	"model_path\x18& \x01(\tR\tmodelPath\x121\n" +
+	"\bimported\x18' \x01(\v2\x15.epcached.v1.ImportedR\bimported\x12\x17\n" +
 	"\amade_by\x18( \x01(\tR\x06madeBy\x12-\n" +
-	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"K\n" +
+	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"R\n" +
+	"\bImported\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
+	"\bmanifest\x18\x02 \x01(\tR\bmanifest\x12\x18\n" +
+	"\abuilder\x18\x03 \x01(\tR\abuilder\"K\n" +
 	"\tListReply\x12*\n" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x1c\n" +
@@ -9280,7 +9793,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -9310,87 +9823,92 @@ var file_epcached_proto_goTypes = []any{
 	(*Put)(nil),               // 25: epcached.v1.Put
 	(*PutFile)(nil),           // 26: epcached.v1.PutFile
 	(*MadeBy)(nil),            // 27: epcached.v1.MadeBy
-	(*GiveUp)(nil),            // 28: epcached.v1.GiveUp
-	(*GiveUpReply)(nil),       // 29: epcached.v1.GiveUpReply
-	(*Jobs)(nil),              // 30: epcached.v1.Jobs
-	(*Job)(nil),               // 31: epcached.v1.Job
-	(*Failure)(nil),           // 32: epcached.v1.Failure
-	(*JobsReply)(nil),         // 33: epcached.v1.JobsReply
-	(*Follow)(nil),            // 34: epcached.v1.Follow
-	(*CancelJobs)(nil),        // 35: epcached.v1.CancelJobs
-	(*RetryJobs)(nil),         // 36: epcached.v1.RetryJobs
-	(*List)(nil),              // 37: epcached.v1.List
-	(*Build)(nil),             // 38: epcached.v1.Build
-	(*ListReply)(nil),         // 39: epcached.v1.ListReply
-	(*Show)(nil),              // 40: epcached.v1.Show
-	(*ShowReply)(nil),         // 41: epcached.v1.ShowReply
-	(*Invalidate)(nil),        // 42: epcached.v1.Invalidate
-	(*Remove)(nil),            // 43: epcached.v1.Remove
-	(*ChangeReply)(nil),       // 44: epcached.v1.ChangeReply
-	(*Pin)(nil),               // 45: epcached.v1.Pin
-	(*Unpin)(nil),             // 46: epcached.v1.Unpin
-	(*Collect)(nil),           // 47: epcached.v1.Collect
-	(*CollectReply)(nil),      // 48: epcached.v1.CollectReply
-	(*Pack)(nil),              // 49: epcached.v1.Pack
-	(*PackReply)(nil),         // 50: epcached.v1.PackReply
-	(*PackedBuild)(nil),       // 51: epcached.v1.PackedBuild
-	(*CollectStep)(nil),       // 52: epcached.v1.CollectStep
-	(*Kept)(nil),              // 53: epcached.v1.Kept
-	(*Usage)(nil),             // 54: epcached.v1.Usage
-	(*UsageReply)(nil),        // 55: epcached.v1.UsageReply
-	(*BuildUsage)(nil),        // 56: epcached.v1.BuildUsage
-	(*UsageSum)(nil),          // 57: epcached.v1.UsageSum
-	(*SharedBlob)(nil),        // 58: epcached.v1.SharedBlob
-	(*Layout)(nil),            // 59: epcached.v1.Layout
-	(*LayoutReply)(nil),       // 60: epcached.v1.LayoutReply
-	(*FileLayout)(nil),        // 61: epcached.v1.FileLayout
-	(*Piece)(nil),             // 62: epcached.v1.Piece
-	(*NamedRange)(nil),        // 63: epcached.v1.NamedRange
-	(*Sharer)(nil),            // 64: epcached.v1.Sharer
-	(*Status)(nil),            // 65: epcached.v1.Status
-	(*StatusReply)(nil),       // 66: epcached.v1.StatusReply
-	(*Stop)(nil),              // 67: epcached.v1.Stop
-	(*StopReply)(nil),         // 68: epcached.v1.StopReply
-	(*Sourceless)(nil),        // 69: epcached.v1.Sourceless
-	(*Space)(nil),             // 70: epcached.v1.Space
-	(*Probe)(nil),             // 71: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 72: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 73: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 74: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 75: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 76: epcached.v1.Report
-	(*ReportReply)(nil),       // 77: epcached.v1.ReportReply
-	(*Why)(nil),               // 78: epcached.v1.Why
-	(*Explanation)(nil),       // 79: epcached.v1.Explanation
-	(*Candidate)(nil),         // 80: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 81: epcached.v1.Neighbour
-	(*Difference)(nil),        // 82: epcached.v1.Difference
-	(*Event)(nil),             // 83: epcached.v1.Event
-	(*Events)(nil),            // 84: epcached.v1.Events
-	(*EventsReply)(nil),       // 85: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 86: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 87: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 88: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 89: epcached.v1.Advice
-	(*Check)(nil),             // 90: epcached.v1.Check
-	(*CheckReply)(nil),        // 91: epcached.v1.CheckReply
-	(*SpaceLine)(nil),         // 92: epcached.v1.SpaceLine
-	(*Finding)(nil),           // 93: epcached.v1.Finding
-	nil,                       // 94: epcached.v1.Error.FactsEntry
-	nil,                       // 95: epcached.v1.Device.MetadataEntry
-	nil,                       // 96: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 97: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 98: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 99: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 100: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 101: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 102: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 103: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 104: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 105: epcached.v1.Failure.FactsEntry
-	(*Sourceless_Why)(nil),    // 106: epcached.v1.Sourceless.Why
-	nil,                       // 107: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 108: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Export)(nil),            // 28: epcached.v1.Export
+	(*ExportReply)(nil),       // 29: epcached.v1.ExportReply
+	(*Import)(nil),            // 30: epcached.v1.Import
+	(*ImportReply)(nil),       // 31: epcached.v1.ImportReply
+	(*GiveUp)(nil),            // 32: epcached.v1.GiveUp
+	(*GiveUpReply)(nil),       // 33: epcached.v1.GiveUpReply
+	(*Jobs)(nil),              // 34: epcached.v1.Jobs
+	(*Job)(nil),               // 35: epcached.v1.Job
+	(*Failure)(nil),           // 36: epcached.v1.Failure
+	(*JobsReply)(nil),         // 37: epcached.v1.JobsReply
+	(*Follow)(nil),            // 38: epcached.v1.Follow
+	(*CancelJobs)(nil),        // 39: epcached.v1.CancelJobs
+	(*RetryJobs)(nil),         // 40: epcached.v1.RetryJobs
+	(*List)(nil),              // 41: epcached.v1.List
+	(*Build)(nil),             // 42: epcached.v1.Build
+	(*Imported)(nil),          // 43: epcached.v1.Imported
+	(*ListReply)(nil),         // 44: epcached.v1.ListReply
+	(*Show)(nil),              // 45: epcached.v1.Show
+	(*ShowReply)(nil),         // 46: epcached.v1.ShowReply
+	(*Invalidate)(nil),        // 47: epcached.v1.Invalidate
+	(*Remove)(nil),            // 48: epcached.v1.Remove
+	(*ChangeReply)(nil),       // 49: epcached.v1.ChangeReply
+	(*Pin)(nil),               // 50: epcached.v1.Pin
+	(*Unpin)(nil),             // 51: epcached.v1.Unpin
+	(*Collect)(nil),           // 52: epcached.v1.Collect
+	(*CollectReply)(nil),      // 53: epcached.v1.CollectReply
+	(*Pack)(nil),              // 54: epcached.v1.Pack
+	(*PackReply)(nil),         // 55: epcached.v1.PackReply
+	(*PackedBuild)(nil),       // 56: epcached.v1.PackedBuild
+	(*CollectStep)(nil),       // 57: epcached.v1.CollectStep
+	(*Kept)(nil),              // 58: epcached.v1.Kept
+	(*Usage)(nil),             // 59: epcached.v1.Usage
+	(*UsageReply)(nil),        // 60: epcached.v1.UsageReply
+	(*BuildUsage)(nil),        // 61: epcached.v1.BuildUsage
+	(*UsageSum)(nil),          // 62: epcached.v1.UsageSum
+	(*SharedBlob)(nil),        // 63: epcached.v1.SharedBlob
+	(*Layout)(nil),            // 64: epcached.v1.Layout
+	(*LayoutReply)(nil),       // 65: epcached.v1.LayoutReply
+	(*FileLayout)(nil),        // 66: epcached.v1.FileLayout
+	(*Piece)(nil),             // 67: epcached.v1.Piece
+	(*NamedRange)(nil),        // 68: epcached.v1.NamedRange
+	(*Sharer)(nil),            // 69: epcached.v1.Sharer
+	(*Status)(nil),            // 70: epcached.v1.Status
+	(*StatusReply)(nil),       // 71: epcached.v1.StatusReply
+	(*Stop)(nil),              // 72: epcached.v1.Stop
+	(*StopReply)(nil),         // 73: epcached.v1.StopReply
+	(*Sourceless)(nil),        // 74: epcached.v1.Sourceless
+	(*Space)(nil),             // 75: epcached.v1.Space
+	(*Probe)(nil),             // 76: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 77: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 78: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 79: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 80: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 81: epcached.v1.Report
+	(*ReportReply)(nil),       // 82: epcached.v1.ReportReply
+	(*Why)(nil),               // 83: epcached.v1.Why
+	(*Explanation)(nil),       // 84: epcached.v1.Explanation
+	(*Candidate)(nil),         // 85: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 86: epcached.v1.Neighbour
+	(*Difference)(nil),        // 87: epcached.v1.Difference
+	(*Event)(nil),             // 88: epcached.v1.Event
+	(*Events)(nil),            // 89: epcached.v1.Events
+	(*EventsReply)(nil),       // 90: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 91: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 92: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 93: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 94: epcached.v1.Advice
+	(*Check)(nil),             // 95: epcached.v1.Check
+	(*CheckReply)(nil),        // 96: epcached.v1.CheckReply
+	(*SpaceLine)(nil),         // 97: epcached.v1.SpaceLine
+	(*Finding)(nil),           // 98: epcached.v1.Finding
+	nil,                       // 99: epcached.v1.Error.FactsEntry
+	nil,                       // 100: epcached.v1.Device.MetadataEntry
+	nil,                       // 101: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 102: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 103: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 104: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 105: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 106: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 107: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 108: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 109: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 110: epcached.v1.Failure.FactsEntry
+	(*Sourceless_Why)(nil),    // 111: epcached.v1.Sourceless.Why
+	nil,                       // 112: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 113: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -9404,127 +9922,134 @@ var file_epcached_proto_depIdxs = []int32{
 	22,  // 8: epcached.v1.Envelope.need:type_name -> epcached.v1.Need
 	23,  // 9: epcached.v1.Envelope.release:type_name -> epcached.v1.Release
 	24,  // 10: epcached.v1.Envelope.release_reply:type_name -> epcached.v1.ReleaseReply
-	37,  // 11: epcached.v1.Envelope.list:type_name -> epcached.v1.List
-	39,  // 12: epcached.v1.Envelope.list_reply:type_name -> epcached.v1.ListReply
-	40,  // 13: epcached.v1.Envelope.show:type_name -> epcached.v1.Show
-	41,  // 14: epcached.v1.Envelope.show_reply:type_name -> epcached.v1.ShowReply
-	42,  // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
-	43,  // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
-	44,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
-	65,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
-	66,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	71,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	72,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	90,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	91,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	76,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	77,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	78,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	79,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	84,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	85,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	86,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	83,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	87,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	88,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
-	30,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
-	33,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
-	34,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
-	35,  // 37: epcached.v1.Envelope.cancel_jobs:type_name -> epcached.v1.CancelJobs
-	36,  // 38: epcached.v1.Envelope.retry_jobs:type_name -> epcached.v1.RetryJobs
+	41,  // 11: epcached.v1.Envelope.list:type_name -> epcached.v1.List
+	44,  // 12: epcached.v1.Envelope.list_reply:type_name -> epcached.v1.ListReply
+	45,  // 13: epcached.v1.Envelope.show:type_name -> epcached.v1.Show
+	46,  // 14: epcached.v1.Envelope.show_reply:type_name -> epcached.v1.ShowReply
+	47,  // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
+	48,  // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
+	49,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
+	70,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
+	71,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
+	76,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	77,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	95,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	96,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	81,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	82,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	83,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	84,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	89,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	90,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	91,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	88,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	92,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	93,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	34,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
+	37,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
+	38,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
+	39,  // 37: epcached.v1.Envelope.cancel_jobs:type_name -> epcached.v1.CancelJobs
+	40,  // 38: epcached.v1.Envelope.retry_jobs:type_name -> epcached.v1.RetryJobs
 	25,  // 39: epcached.v1.Envelope.put:type_name -> epcached.v1.Put
-	28,  // 40: epcached.v1.Envelope.give_up:type_name -> epcached.v1.GiveUp
-	29,  // 41: epcached.v1.Envelope.give_up_reply:type_name -> epcached.v1.GiveUpReply
-	45,  // 42: epcached.v1.Envelope.pin:type_name -> epcached.v1.Pin
-	46,  // 43: epcached.v1.Envelope.unpin:type_name -> epcached.v1.Unpin
-	47,  // 44: epcached.v1.Envelope.collect:type_name -> epcached.v1.Collect
-	48,  // 45: epcached.v1.Envelope.collect_reply:type_name -> epcached.v1.CollectReply
-	54,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
-	55,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
-	59,  // 48: epcached.v1.Envelope.layout:type_name -> epcached.v1.Layout
-	60,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
-	49,  // 50: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
-	50,  // 51: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
-	67,  // 52: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
-	68,  // 53: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
-	0,   // 54: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	94,  // 55: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,   // 56: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	95,  // 57: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11,  // 58: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	96,  // 59: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	97,  // 60: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14,  // 61: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	9,   // 62: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
-	10,  // 63: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12,  // 64: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	98,  // 65: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	99,  // 66: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	100, // 67: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13,  // 68: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,   // 69: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	10,  // 70: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
-	16,  // 71: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
-	17,  // 72: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	101, // 73: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	102, // 74: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	79,  // 75: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	20,  // 76: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
-	19,  // 77: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	103, // 78: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	104, // 79: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	26,  // 80: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
-	27,  // 81: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
-	5,   // 82: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	105, // 83: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
-	31,  // 84: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
-	32,  // 85: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
-	17,  // 86: epcached.v1.Build.files:type_name -> epcached.v1.File
-	19,  // 87: epcached.v1.Build.members:type_name -> epcached.v1.Member
-	38,  // 88: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	38,  // 89: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	38,  // 90: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	52,  // 91: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
-	53,  // 92: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
-	51,  // 93: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	70,  // 94: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
-	56,  // 95: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
-	57,  // 96: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
-	57,  // 97: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
-	58,  // 98: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
-	38,  // 99: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	61,  // 100: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
-	64,  // 101: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
-	62,  // 102: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
-	63,  // 103: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
-	64,  // 104: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
-	70,  // 105: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	73,  // 106: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	69,  // 107: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
-	106, // 108: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
-	13,  // 109: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	73,  // 110: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	74,  // 111: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	75,  // 112: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	107, // 113: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	108, // 114: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 115: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	80,  // 116: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	81,  // 117: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	83,  // 118: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38,  // 119: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	82,  // 120: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	82,  // 121: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	83,  // 122: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	89,  // 123: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	93,  // 124: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	92,  // 125: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 126: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	127, // [127:127] is the sub-list for method output_type
-	127, // [127:127] is the sub-list for method input_type
-	127, // [127:127] is the sub-list for extension type_name
-	127, // [127:127] is the sub-list for extension extendee
-	0,   // [0:127] is the sub-list for field type_name
+	32,  // 40: epcached.v1.Envelope.give_up:type_name -> epcached.v1.GiveUp
+	33,  // 41: epcached.v1.Envelope.give_up_reply:type_name -> epcached.v1.GiveUpReply
+	50,  // 42: epcached.v1.Envelope.pin:type_name -> epcached.v1.Pin
+	51,  // 43: epcached.v1.Envelope.unpin:type_name -> epcached.v1.Unpin
+	52,  // 44: epcached.v1.Envelope.collect:type_name -> epcached.v1.Collect
+	53,  // 45: epcached.v1.Envelope.collect_reply:type_name -> epcached.v1.CollectReply
+	59,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
+	60,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
+	64,  // 48: epcached.v1.Envelope.layout:type_name -> epcached.v1.Layout
+	65,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
+	28,  // 50: epcached.v1.Envelope.export:type_name -> epcached.v1.Export
+	29,  // 51: epcached.v1.Envelope.export_reply:type_name -> epcached.v1.ExportReply
+	30,  // 52: epcached.v1.Envelope.import:type_name -> epcached.v1.Import
+	31,  // 53: epcached.v1.Envelope.import_reply:type_name -> epcached.v1.ImportReply
+	54,  // 54: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
+	55,  // 55: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
+	72,  // 56: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
+	73,  // 57: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
+	0,   // 58: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	99,  // 59: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,   // 60: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	100, // 61: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11,  // 62: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	101, // 63: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	102, // 64: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14,  // 65: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	9,   // 66: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
+	10,  // 67: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12,  // 68: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	103, // 69: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	104, // 70: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	105, // 71: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13,  // 72: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,   // 73: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10,  // 74: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16,  // 75: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17,  // 76: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	106, // 77: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	107, // 78: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	84,  // 79: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20,  // 80: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19,  // 81: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	108, // 82: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	109, // 83: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26,  // 84: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27,  // 85: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	17,  // 86: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
+	26,  // 87: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
+	5,   // 88: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	110, // 89: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	35,  // 90: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	36,  // 91: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17,  // 92: epcached.v1.Build.files:type_name -> epcached.v1.File
+	43,  // 93: epcached.v1.Build.imported:type_name -> epcached.v1.Imported
+	19,  // 94: epcached.v1.Build.members:type_name -> epcached.v1.Member
+	42,  // 95: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	42,  // 96: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	42,  // 97: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	57,  // 98: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
+	58,  // 99: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	56,  // 100: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
+	75,  // 101: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	61,  // 102: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	62,  // 103: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	62,  // 104: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	63,  // 105: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	42,  // 106: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	66,  // 107: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
+	69,  // 108: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
+	67,  // 109: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
+	68,  // 110: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
+	69,  // 111: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
+	75,  // 112: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	78,  // 113: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	74,  // 114: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
+	111, // 115: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
+	13,  // 116: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	78,  // 117: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	79,  // 118: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	80,  // 119: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	112, // 120: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	113, // 121: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 122: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	85,  // 123: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	86,  // 124: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	88,  // 125: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	42,  // 126: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	87,  // 127: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	87,  // 128: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	88,  // 129: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	94,  // 130: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	98,  // 131: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	97,  // 132: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 133: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	134, // [134:134] is the sub-list for method output_type
+	134, // [134:134] is the sub-list for method input_type
+	134, // [134:134] is the sub-list for extension type_name
+	134, // [134:134] is the sub-list for extension extendee
+	0,   // [0:134] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -9583,6 +10108,10 @@ func file_epcached_proto_init() {
 		(*Envelope_UsageReply)(nil),
 		(*Envelope_Layout)(nil),
 		(*Envelope_LayoutReply)(nil),
+		(*Envelope_Export)(nil),
+		(*Envelope_ExportReply)(nil),
+		(*Envelope_Import)(nil),
+		(*Envelope_ImportReply)(nil),
 		(*Envelope_Pack)(nil),
 		(*Envelope_PackReply)(nil),
 		(*Envelope_Stop)(nil),
@@ -9590,15 +10119,16 @@ func file_epcached_proto_init() {
 	}
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[45].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[90].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[27].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[50].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[95].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   107,
+			NumMessages:   112,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

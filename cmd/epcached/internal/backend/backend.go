@@ -125,6 +125,38 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
 
+// Import stores a build of another machine, or says what would become of it.
+func (b *Backend) Import(ctx context.Context, p unixsock.Peer, w *wire.Import, fds []*os.File,
+	progress func(*wire.Progress)) (*wire.ImportReply, error) {
+	if p.Slow {
+		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, func(int) bool { return true })
+		defer remove()
+		if err != nil {
+			return nil, err
+		}
+		fds = fetched
+	}
+	im := &claims.Import{Card: w.Card, Keys: w.Keys, Store: w.Store, Check: w.Check}
+	for _, f := range w.Files {
+		if int64(f.Fd) >= int64(len(fds)) {
+			return nil, badRequest("import: a file has no descriptor")
+		}
+		im.Files = append(im.Files, claims.PutFile{Name: f.Name, File: fds[f.Fd]})
+	}
+	out, err := b.Cache.Claims.Import(b.withReadGate(ctx, p), peer(p), im,
+		func(pr request.Progress) { progress(pr.Reply()) })
+	if err != nil {
+		return nil, err
+	}
+	return out.Reply(), nil
+}
+
+// Export returns what is known of a build, and its view.
+func (b *Backend) Export(ctx context.Context, p unixsock.Peer, w *wire.Export) (
+	*wire.ExportReply, *os.File, error) {
+	return b.Cache.Queries.Export(ctx, peer(p), w.Build)
+}
+
 // Owner returns the user that a uid counts as.
 func (b *Backend) Owner(uid uint32) uint32 { return b.owners.OwnerOf(uid) }
 

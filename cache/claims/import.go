@@ -1,0 +1,505 @@
+package claims
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/epcached/epcached/cache/build"
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/workspace"
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/store"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Import is a build of another machine. The files stay the caller's to close.
+type Import struct {
+	Card  []byte
+	Files []PutFile // in the order of the card; none: only what would become of the build is wanted
+	Keys  []string  // PEM texts of keys that the caller trusts
+	Store string    // "", "shared" or "user"
+	Check bool      // check and load the files, and store nothing
+}
+
+// The outcomes of an import.
+const (
+	HitHere        = "hit here"
+	OtherHardware  = "other hardware"
+	UnknownLibrary = "unknown library"
+	Refused        = "refused"
+)
+
+// Imported is what became of a build, or would.
+type Imported struct {
+	Outcome, Text string
+	Wanted        bool // the files are needed
+	Stored        bool // now
+	Damaged       bool // of Refused: what came is not what was signed
+
+	Card       *portable.Card // nil: it cannot be read
+	Key        string         // id of the key that counts
+	RequestKey index.RequestKey
+	Scope      string
+}
+
+// Reply fills the message that clients receive.
+func (out *Imported) Reply() *wire.ImportReply {
+	r := &wire.ImportReply{Outcome: out.Outcome, Text: wire.Valid(out.Text), Wanted: out.Wanted,
+		Stored: out.Stored, Damaged: out.Damaged, Scope: out.Scope, Key: out.Key}
+	if out.Card != nil {
+		r.Build, r.Manifest = out.Card.Config.BuildKey.String(), out.Card.Digest.Hex()
+	}
+	if out.RequestKey != (index.RequestKey{}) {
+		r.RequestKey = out.RequestKey.String()
+	}
+	return r
+}
+
+// intake is an import under way. It is a claim as an adoption's is, so that what is brought is
+// copied, checked and loaded as any artefact that is put.
+type intake struct {
+	*claim
+	card  *portable.Card
+	says  *portable.Predicate
+	facts []index.EPFacts
+	key   index.BuildKey // of the build here
+	alone []bool         // the group answers requests for the member alone
+	out   *Imported
+}
+
+// Import checks a build of another machine and stores it, unless the caller only asks. A build that
+// does not suit this machine is no error; the answer says why not. All of the build is stored, or
+// nothing.
+func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
+	progress func(request.Progress)) (*Imported, error) {
+	t := jobs.NewProgressReporter(progress, cs.Now())
+	defer t.End()
+	t.Phase("queued")
+	leave, err := cs.Puts.Lock(ctx, cs.Owner(p.UID))
+	if err != nil {
+		return nil, request.ContextError(ctx, "import")
+	}
+	defer leave()
+	scope, err := cs.importScope(p, im.Store)
+	if err != nil {
+		return nil, err
+	}
+	out := &Imported{Outcome: Refused, Scope: scope}
+	says, key, err := cs.verify(im, out)
+	if err != nil {
+		return out.refuse(err)
+	}
+	out.Key = key.ID
+	in := &intake{card: out.Card, says: says, out: out}
+	// The build's own request comes last: what was added to it is for machines such as this one.
+	for _, r := range slices.Backward(says.Requests) {
+		if err = in.plan(ctx, cs, p, scope, r); err == nil {
+			break
+		}
+	}
+	switch {
+	case err != nil:
+		return out.refuse(err)
+	case in.present():
+		out.Outcome, out.Text = HitHere, "it is stored already"
+		return out, nil
+	case len(im.Files) == 0:
+		out.Outcome, out.Wanted = HitHere, true
+		out.Text = "it will be loaded, to see whether it suits"
+		return out, nil
+	}
+	if err := in.take(ctx, im, t.Phase); err != nil {
+		return out.refuse(err)
+	}
+	return out, nil
+}
+
+// importScope is the scope of what is imported: shared builds are for administrators and publishers.
+func (cs *Claims) importScope(p request.Peer, wish string) (string, error) {
+	switch {
+	case wish == "user" || wish == "" && !cs.Rights.IsPublisher(p):
+		return rights.OwnScope(p), nil
+	case wish != "" && wish != rights.Shared:
+		return "", apierr.New(apierr.BadRequest, nil, "import: store %.40q is neither shared nor user", wish)
+	case !cs.Rights.IsPublisher(p):
+		return "", apierr.New(apierr.NotAllowed, nil, "import: builds for all users are for administrators "+
+			"and publishers to import").WithHint("import them for yourself, without --store shared")
+	}
+	return rights.Shared, nil
+}
+
+// notHere is why a build is not stored, with the outcome.
+type notHere struct {
+	outcome string
+	err     error
+}
+
+func (e *notHere) Error() string { return e.err.Error() }
+func (e *notHere) Unwrap() error { return e.err }
+
+// refuse makes an answer of what speaks against the build. Other errors are those of the call.
+func (out *Imported) refuse(err error) (*Imported, error) {
+	var no *notHere
+	var format *portable.FormatError
+	var told *apierr.Error
+	switch {
+	case errors.As(err, &no):
+		out.Outcome = no.outcome
+	case errors.As(err, &format):
+		out.Damaged = true
+	case errors.As(err, new(*portable.TrustError)):
+	case errors.As(err, &told) && (told.Class == apierr.BadRequest || told.Class == apierr.CompileFailed ||
+		told.Class == apierr.BadModel):
+	default:
+		return nil, err
+	}
+	out.Text = err.Error()
+	return out, nil
+}
+
+// verify reads the card, and believes it where a key signed it that the configuration or the caller
+// trusts. The caller's keys are as good as his own word: what he imports he might have put.
+func (cs *Claims) verify(im *Import, out *Imported) (*portable.Predicate, *portable.Key, error) {
+	var err error
+	if out.Card, err = portable.ParseCard("card", im.Card); err != nil {
+		return nil, nil, err
+	}
+	var trust portable.Trust
+	for _, file := range cs.limits().Trust {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, nil, apierr.New(apierr.Unavailable, err, "import: trusted key")
+		}
+		keys, err := portable.ParseKeys(file, text)
+		if err != nil {
+			return nil, nil, apierr.New(apierr.Unavailable, err, "import: trusted key")
+		}
+		trust.Keys = append(trust.Keys, keys...)
+	}
+	for _, text := range im.Keys {
+		keys, err := portable.ParseKeys("key", []byte(text))
+		if err != nil {
+			return nil, nil, apierr.New(apierr.BadRequest, err, "import")
+		}
+		trust.Keys = append(trust.Keys, keys...)
+	}
+	return trust.Verify(out.Card, cs.Now())
+}
+
+// plan finds the runtime for the build, and what a request here would be called that it answers.
+func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope string, r portable.Request) error {
+	c := in.card.Config
+	name := cmp.Or(c.ModelName, "imported "+c.ModelDigest.String()[:12])
+	at, err := workspace.Attempt(p.UID, name, cas.Digest(c.ModelDigest), r.Record)
+	if err != nil {
+		return apierr.New(apierr.BadRequest, err, "request record")
+	}
+	for range at.Identity.Group {
+		at.Group = append(at.Group, identity.Files{Name: name})
+	}
+	in.facts = factsOf(c)
+	rt, rc, err := in.runtime(ctx, cs)
+	if err != nil {
+		return err
+	}
+	devices, err := cs.LoadChecker.Runtimes.Devices(ctx, runtimes.Asker{}, rc, false)
+	if err != nil {
+		return err
+	}
+	for _, ep := range at.EPs {
+		if _, err := runtimes.ResolveDevices(devices, ep); err != nil {
+			return &notHere{OtherHardware, err}
+		}
+	}
+	if at, err = cs.LoadChecker.Planner.WithPlan(ctx, at.WithRuntime(rt.Name, rc)); err != nil {
+		return err
+	}
+	if at.Plan.Canonical.Model != cas.Digest(c.ModelDigest) || at.Plan.RequestKey != index.RequestKey(r.Key) {
+		return apierr.New(apierr.BadRequest, nil, "no request here has the key %.16s: this version, or "+
+			"the configuration, spells it in another way", r.Key)
+	}
+	in.key = identity.BuildKey(at.Plan.RequestKey, in.facts, at.Plan.Canonical.Route)
+	if bytes.Equal(r.Record, c.Record) && in.key != index.BuildKey(c.BuildKey) {
+		return apierr.New(apierr.BadRequest, nil, "its build key is not that of what made it")
+	}
+	in.claim = &claim{adopts: true, state: claimPutting, claims: cs, scope: scope, Attempt: at, owner: cs.Owner(p.UID),
+		duration: context.Background()}
+	in.out.RequestKey = at.Plan.RequestKey
+	return in.glance(ctx)
+}
+
+func factsOf(c *portable.Config) (out []index.EPFacts) {
+	for _, ep := range c.EPs {
+		out = append(out, index.EPFacts{Name: ep.Name, Version: ep.Version,
+			LibraryDigest: cas.Digest(ep.LibraryDigest), SDKVersion: ep.SDKVersion,
+			HardwareArchitecture: ep.Hardware, CompatibilityString: ep.CompatibilityString,
+			DriverVersion: ep.DriverVersion, Devices: ep.Devices, TookNone: ep.TookNone})
+	}
+	return out
+}
+
+// runtime is the one whose libraries made the build, else the first that has its execution
+// providers.
+func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime, rc *runtimes.Content, err error) {
+	made := &index.Build{EPs: in.facts}
+	for _, one := range cs.LoadChecker.Runtimes.All() {
+		content, err := cs.LoadChecker.Runtimes.Content(ctx, one, func(string) {})
+		if err != nil || !content.HasEvery(made) {
+			continue
+		}
+		if content.MadeBuild(made) {
+			return one, content, nil
+		}
+		if rc == nil {
+			rt, rc = one, content
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
+	}
+	if rc == nil {
+		return nil, nil, &notHere{UnknownLibrary, fmt.Errorf("no runtime here has %s", request.Makers(made))}
+	}
+	return rt, rc, nil
+}
+
+// glance refuses what is known not to suit, before its files are read.
+func (in *intake) glance(ctx context.Context) error {
+	b := &index.Build{EPs: in.facts, ORTVersion: in.card.Config.ORTVersion, BuildKey: in.key}
+	if len(b.EPs) != len(in.Plan.EPs) {
+		return apierr.New(apierr.BadRequest, nil, "%d execution providers made it, and the request is for %d",
+			len(b.EPs), len(in.Plan.EPs))
+	}
+	for i := range b.EPs {
+		if b.EPs[i].Name != in.Plan.EPs[i].Name {
+			return apierr.New(apierr.BadRequest, nil, "%s made it, and the request is for %s",
+				b.EPs[i].Name, in.Plan.EPs[i].Name)
+		}
+	}
+	j, err := in.claims.LoadChecker.Judges.Glance(ctx, in.Plan.JudgeTarget(in.RuntimeName, in.Content).Target(), b)
+	if err != nil || j.Verdict != compilers.Unsupported {
+		return err
+	}
+	outcome := UnknownLibrary
+	if in.Content.MadeBuild(b) {
+		outcome = OtherHardware
+	}
+	return &notHere{outcome, errors.New(j.Reason)}
+}
+
+// present reports whether a build with the key is stored in the scope already, or one that all
+// users get.
+func (in *intake) present() bool {
+	x := in.claims.Store.Index()
+	for _, scope := range []string{in.scope, rights.Shared} {
+		builds, err := x.Lookup(in.Plan.RequestKey, scope)
+		if err == nil && slices.ContainsFunc(builds, func(b index.Build) bool {
+			state := x.Journal.StateOf(b.ID).Name
+			return b.BuildKey == in.key && state != index.Withheld && state != index.Damaged
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// take copies, checks, loads and stores the files.
+func (in *intake) take(ctx context.Context, im *Import, phase func(string)) error {
+	cs, c := in.claims, in.card.Config
+	names, sizes, err := checkPutFiles(in.claim, im.Files)
+	if err != nil {
+		return err
+	}
+	for i, f := range c.Files {
+		if len(names) != len(c.Files) || names[i] != f.Name || sizes[i] != f.Size {
+			return apierr.New(apierr.BadRequest, nil, "import: the files are not those of the card")
+		}
+	}
+	room, err := cs.reservePut(ctx, in.claim, sizes)
+	if err != nil {
+		return err
+	}
+	defer room.Release()
+	folder, remove, err := cs.Store.Stage("import-")
+	if err != nil {
+		return request.StoreError(err, in.Name)
+	}
+	defer remove()
+	phase("reading")
+	hashed, blobs := make(map[string]cas.Hashed, len(names)), cs.Store.Blobs()
+	for i, f := range im.Files {
+		to := filepath.Join(folder, filepath.FromSlash(f.Name))
+		if hashed[f.Name], err = copyPut(ctx, blobs, f, sizes[i], to); ctx.Err() != nil {
+			return ctx.Err()
+		} else if err != nil {
+			return putError(err, in.Name, f.Name)
+		}
+		if hashed[f.Name] == (cas.Hashed{}) { // it has holes
+			if hashed[f.Name], err = blobs.HashAhead(ctx, to); err != nil {
+				return request.StoreError(err, in.Name)
+			}
+		}
+		if hashed[f.Name].Digest() != cas.Digest(c.Files[i].Hash) {
+			return &portable.FormatError{File: f.Name, Offset: -1, Text: "its BLAKE3 is not the signed one"}
+		}
+	}
+	phase("checking")
+	b, graphs, err := in.examine(ctx, folder, names)
+	if err != nil {
+		return err
+	}
+	if err := in.load(ctx, b, folder, graphs); err != nil {
+		return err
+	}
+	in.out.Outcome, in.out.Text = HitHere, in.fits(b)
+	if im.Check {
+		return nil
+	}
+	phase("storing")
+	hold := blobs.Hold()
+	defer cs.Store.Forms().Release(hold)
+	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: in.Peer.UID,
+		Reservation: room, Kind: event.Imported, Text: request.PutBy(b), Counter: "imports"}, hold)
+	if err != nil {
+		return request.StoreError(err, in.Name)
+	}
+	in.out.Stored = true
+	return nil
+}
+
+// fits says how the build suits the runtime.
+func (in *intake) fits(b *index.Build) string {
+	switch {
+	case in.Plan.MadeExactly(b) && b.LoadCheck == compilers.Passed:
+		return "made by equal libraries for this hardware, and it loads"
+	case in.Plan.MadeExactly(b):
+		return "made by equal libraries for this hardware; whether it loads cannot be told here"
+	case b.LoadCheck != compilers.Passed:
+		return "made elsewhere: it is judged again with its model, before it is served"
+	}
+	return "made elsewhere, and it loads: it is judged again with its model, before it is served"
+}
+
+// examine checks the copies in the folder, and writes the build's record.
+func (in *intake) examine(ctx context.Context, folder string, names []string) (
+	*index.Build, []string, error) {
+	c := in.card.Config
+	graphs := []string{c.Graph}
+	for i, m := range c.Members {
+		if i > 0 {
+			graphs = append(graphs, m.Graph)
+		}
+		if len(c.Members) != in.Models() || cas.Digest(m.ModelDigest) != in.Plan.Canonical.ModelOf(i) {
+			return nil, nil, refuseImport(errors.New("its members are not those of the request"))
+		}
+	}
+	if len(graphs) != in.Models() {
+		return nil, nil, refuseImport(fmt.Errorf("%d graphs for %d models", len(graphs), in.Models()))
+	}
+	result := compilers.Result{Graph: c.Graph, Graphs: graphs, Files: names, ORTVersion: c.ORTVersion}
+	models, used, err := build.ReadOutput(ctx, folder, result)
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, nil, refuseImport(err)
+	}
+	for _, name := range names {
+		if slices.Contains(graphs, name) == used[name] {
+			return nil, nil, refuseImport(fmt.Errorf("file %q: nothing refers to it, or to a graph", name))
+		}
+	}
+	for _, m := range models {
+		if err := in.checkModel(m); err != nil {
+			return nil, nil, refuseImport(err)
+		}
+	}
+	for i := range in.facts {
+		if err := in.statesTheSame(i, models); err != nil {
+			return nil, nil, refuseImport(err)
+		}
+	}
+	b := build.NewBuild(in.Attempt, in.scope, models, result, nil, in.claims.Now())
+	b.EPs, b.Put, b.BuildKey = in.facts, true, in.key
+	b.Imported = index.Imported{Key: in.out.Key, Manifest: in.card.Digest, Builder: shownText(in.says.Builder)}
+	b.GraphOptimizationLevel, b.LoadCheck = c.Level, compilers.NotCheckable
+	if s := in.says.CompileSeconds; s > 0 && s <= maxImportSeconds {
+		b.CompileSeconds = s
+	}
+	for i := range b.Members {
+		if !c.Members[i].Alone {
+			b.Members[i].AloneKey = index.RequestKey{}
+		}
+	}
+	return b, graphs, nil
+}
+
+// maxImportSeconds bounds what a compile is believed to have taken: the collector counts with it.
+const maxImportSeconds = 24 * 3600
+
+func refuseImport(err error) error {
+	return apierr.New(apierr.BadRequest, err, "it is no build for its request")
+}
+
+func (in *intake) checkModel(m *epmodel.Model) error {
+	for i := range m.Contexts {
+		n := &m.Contexts[i]
+		if !slices.ContainsFunc(in.EPs, func(ep identity.EP) bool { return ep.Name == n.Source }) {
+			return fmt.Errorf("node %q is of execution provider %q, and the request is for %s",
+				n.Node, n.Source, request.EPNames(in.EPs))
+		}
+		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != in.Embed {
+			return fmt.Errorf("node %q: embed_mode %d is not what the request is for", n.Node, n.EmbedMode)
+		}
+	}
+	return cmp.Or(build.CheckComplete(&in.Plan.Canonical, m), build.SuitsOutput(in.Plan.Canonical.Output, m))
+}
+
+// statesTheSame compares what an execution provider states in the graphs with the config, by which
+// the build is found.
+func (in *intake) statesTheSame(i int, models []*epmodel.Model) error {
+	f := in.facts[i]
+	stated, took, err := compilers.ReadStated(f.Name, f.CompatibilityString != "", models...)
+	if err != nil {
+		return err
+	}
+	hardware := stated.HardwareArchitecture
+	if hardware == "" && compilers.IsMachineClass(f.HardwareArchitecture) {
+		hardware = f.HardwareArchitecture
+	}
+	if took == f.TookNone || took && (stated.SDKVersion != f.SDKVersion || hardware != f.HardwareArchitecture ||
+		stated.CompatibilityString != f.CompatibilityString) {
+		return fmt.Errorf("%s states SDK %q, hardware %q, compatibility %.80q in the graph, and the config %q, %q, %.80q",
+			f.Name, stated.SDKVersion, stated.HardwareArchitecture, stated.CompatibilityString,
+			f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString)
+	}
+	return nil
+}
+
+// load loads the build as applications will, and runs it if it may be of another machine.
+func (in *intake) load(ctx context.Context, b *index.Build, folder string, graphs []string) error {
+	a := in.Plan.JudgeTarget("", in.Content)
+	job := a.CheckJobOf(b, &request.Answer{Path: folder, Graph: graphs[0]})
+	err := in.claims.loadStaged(ctx, in.claim, b, job)
+	if told, is := errors.AsType[*apierr.Error](err); is && told.Class == apierr.CompileFailed &&
+		!in.Plan.MadeExactly(b) {
+		return &notHere{OtherHardware, err}
+	}
+	return err
+}

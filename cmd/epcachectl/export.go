@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// export is one call of the verb.
+type export struct {
+	*cli.Call
+	to, key, facts, builder, notAfter string
+	all, pinned, names                bool
+
+	signer  *portable.Signer
+	expires time.Time
+	targets []target
+	writer  *portable.Writer
+}
+
+func newExport(a *cli.Call) *cobra.Command {
+	e := &export{Call: a}
+	cmd := &cobra.Command{
+		Use:   "export MODEL|ENTRY...|--all --to FILE.tar|DIR|-",
+		Short: "write builds for another machine",
+		Long: `export writes builds into a bundle, for epcachectl import on another machine. A bundle
+is an OCI image layout: a directory, a .tar file, or a tar on standard output (-). A directory that
+is a bundle already gets the builds in addition. ENTRY is as for show.
+
+A build for OpenVINO holds the model's weights, so a bundle is as private as the models. Paths,
+users and the source model do not travel; the model's name does only with --names.
+
+--key FILE signs the builds with a private key of trust keygen. A build that is not signed by a key
+that is trusted there cannot be imported. Two exports of the same builds have the same bytes.
+
+--for FACTS.json, of epcachectl facts on another machine, makes the builds also answer what that
+machine asks for, where its devices have other names: builds made ahead of time for an NPU.
+
+Private builds of other users are left out, also for administrators.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+		Example: `  epcachectl export mobilenet.onnx --to /media/stick/models.tar --key ci.key
+  epcachectl export --all --pinned --to bundle/ --key ci.key
+  epcachectl export --all --to - --key ci.key | ssh device epcachectl import - --trust ci.pub`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := e.check(args); err != nil {
+				return err
+			}
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				return e.run(ctx, c, args)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&e.to, "to", "", "write to `FILE.tar`, DIR or -")
+	f.StringVar(&e.key, "key", "", "sign with the private key in `FILE`")
+	f.StringVar(&e.facts, "for", "", "also answer requests of the machine of the facts in `FILE`")
+	f.StringVar(&e.builder, "builder", "", "sign as `NAME` of this machine, which keys may be narrowed to")
+	f.StringVar(&e.notAfter, "not-after", "", "the signature counts until `DATE`, such as 2027-01-31")
+	f.BoolVar(&e.all, "all", false, "every build that you may export")
+	f.BoolVar(&e.pinned, "pinned", false, "only pinned builds")
+	f.BoolVar(&e.names, "names", false, "with the models' names")
+	return cmd
+}
+
+// check reads what is on this side, before the daemon is asked.
+func (e *export) check(args []string) (err error) {
+	switch {
+	case e.all == (len(args) > 0):
+		return exit.Usage(exit.Hint(errors.New("export: name entries, or give --all"), "see what there is: epcachectl list"))
+	case e.to == "":
+		return exit.Usagef("export: say where --to: FILE.tar, DIR or -")
+	case e.to == "-" && e.JSON:
+		return exit.Usagef("export: --to - writes the tar where --json would print")
+	case e.to == "-" && e.Print.Terminal:
+		return exit.Usagef("export: standard output is a terminal: send the tar to a file or a program")
+	}
+	if e.notAfter != "" {
+		if e.expires, err = portable.ParseDate(e.notAfter); err != nil {
+			return exit.Usagef("--not-after: %v", err)
+		}
+	}
+	if e.key != "" {
+		text, err := os.ReadFile(e.key)
+		if err == nil {
+			e.signer, err = portable.ParseSigner(e.key, text)
+		}
+		if err != nil {
+			return exit.WithOperation("read", e.key, err)
+		}
+	}
+	if e.facts != "" {
+		if e.targets, err = readFacts(e.facts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exported is a build in the bundle, as it is reported.
+type exported struct {
+	build *wire.Build
+	card  *portable.Card
+}
+
+func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) error {
+	builds, err := e.find(ctx, c, args)
+	if err != nil {
+		return err
+	}
+	dir, finish, remove, err := e.open()
+	if err != nil {
+		return exit.WithOperation("export to", e.to, err)
+	}
+	defer remove()
+	if e.writer, err = portable.Create(dir); err != nil {
+		return exit.WithOperation("export to", e.to, err)
+	}
+	var out []exported
+	err = e.WithProgress(func(progress func(*wire.Progress)) error {
+		for i, b := range builds {
+			card, err := e.add(ctx, c, b, func(done int64) {
+				progress(&wire.Progress{Phase: "exporting", DoneBytes: done, TotalBytes: sizeOf(b),
+					Detail: fmt.Sprintf("build %d of %d", i+1, len(builds))})
+			})
+			if err != nil {
+				return exit.WithOperation("export", term.Short(b.GetBuild()), err)
+			}
+			out = append(out, exported{b, card})
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := e.writer.Close(); err != nil {
+		return exit.WithOperation("export to", e.to, err)
+	}
+	if err := finish(ctx); err != nil {
+		return exit.WithOperation("export to", e.to, err)
+	}
+	return e.report(out)
+}
+
+// find returns the builds that are meant, each once.
+func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (out []*wire.Build, err error) {
+	seen := make(map[string]bool)
+	take := func(builds []*wire.Build) error {
+		for _, b := range builds {
+			own := b.GetScope() == "shared" || b.GetScope() == c.Hello().GetScope()
+			if own && b.GetState() == "current" && (b.GetPinned() || !e.pinned) && !seen[b.GetBuild()] {
+				seen[b.GetBuild()] = true
+				out = append(out, b)
+			}
+		}
+		return nil
+	}
+	if e.all {
+		err = c.ListPages(ctx, &wire.List{}, nil, take)
+	} else {
+		entries, err := modelfile.Entries(ctx, args)
+		if err != nil {
+			return nil, err
+		}
+		for _, entry := range entries {
+			reply, err := unixsock.Ask[wire.ShowReply](ctx, c, &wire.Show{Entry: entry}, nil)
+			if err != nil {
+				return nil, exit.WithVerb("export", modelfile.AsGiven(err, args, entries))
+			}
+			if err := take(reply.GetBuilds()); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err == nil && len(out) == 0 {
+		err = exit.Hint(exit.Missing("export: no build that you may export, and that is served"),
+			"epcachectl list shows what there is")
+	}
+	return out, err
+}
+
+// open returns the directory that the layout is made in, and what makes of it what --to says.
+func (e *export) open() (dir string, finish func(context.Context) error, remove func(), err error) {
+	keep := func(context.Context) error { return nil }
+	if e.to != "-" && !strings.HasSuffix(e.to, ".tar") {
+		return e.to, keep, func() {}, nil
+	}
+	parent := ""
+	if e.to != "-" {
+		parent = filepath.Dir(e.to) // where there has to be space for it anyway
+	}
+	if dir, err = os.MkdirTemp(parent, ".epcachectl-export-"); err != nil {
+		return "", nil, nil, err
+	}
+	remove = func() { _ = os.RemoveAll(dir) } // a copy: what is left of it does no harm
+	if e.to == "-" {
+		return dir, func(ctx context.Context) error { return portable.WriteTar(ctx, e.Print.Out, dir) }, remove, nil
+	}
+	return dir, func(ctx context.Context) error {
+		made := filepath.Join(dir, "bundle.tar")
+		f, err := os.OpenFile(made, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+		if err != nil {
+			return err
+		}
+		err = portable.WriteTar(ctx, f, dir)
+		if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+			return err
+		}
+		return os.Rename(made, e.to)
+	}, remove, nil
+}
+
+// add puts one build into the bundle, from a lease on its view.
+func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far func(int64)) (*portable.Card, error) {
+	reply, view, err := c.Export(ctx, b.GetBuild())
+	if err != nil {
+		return nil, err
+	}
+	defer view.Close()
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", view.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	done := int64(0)
+	one := &portable.Build{Signer: e.signer, Copied: func(n int) { done += int64(n); far(done) },
+		Says: portable.Predicate{MachineClass: reply.GetMachineClass(), Builder: e.builder, NotAfter: e.expires,
+			CompileSeconds: reply.GetCompileSeconds(), Issued: time.UnixMilli(reply.GetCreatedMs())}}
+	if err := json.Unmarshal(reply.GetConfig(), &one.Config); err != nil {
+		return nil, fmt.Errorf("the daemon's answer: %w", err)
+	}
+	if e.names {
+		one.Config.ModelName = path.Base(reply.GetModelName())
+	}
+	if one.Says.Requests, err = requestsFor(one.Config.Record, e.targets); err != nil {
+		return nil, err
+	}
+	for _, f := range reply.GetFiles() {
+		file, err := root.Open(path.Join(path.Dir(reply.GetGraph()), f.GetName()))
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		one.Files = append(one.Files, portable.Source{Name: f.GetName(), Size: f.GetSize(), From: io.Reader(file)})
+	}
+	card, err := e.writer.Add(ctx, one)
+	if err != nil {
+		return nil, err
+	}
+	for i, f := range reply.GetFiles() {
+		if got := card.Config.Files[i].Hash.String(); got != f.GetDigest() {
+			return nil, exit.Damaged(fmt.Errorf("file %q has BLAKE3 %s, not %s", f.GetName(), got, f.GetDigest()))
+		}
+	}
+	return card, nil
+}
+
+func (e *export) report(builds []exported) error {
+	if e.JSON {
+		list := []any{}
+		for _, b := range builds {
+			list = append(list, jsonout.Object{"build": b.build.GetBuild(), "model_name": b.build.GetModelName(),
+				"ep": b.build.GetEp(), "bytes": b.card.Config.Size(), "files": len(b.card.Config.Files),
+				"manifest": b.card.Digest.Hex(), "signed": b.card.Signed()})
+		}
+		return e.Print.JSON(jsonout.Object{"to": e.to, "builds": list})
+	}
+	say := e.Print.Line
+	if e.to == "-" {
+		say = func(format string, args ...any) { e.Print.Note(fmt.Sprintf(format, args...)) }
+	}
+	total := int64(0)
+	for _, b := range builds {
+		total += b.card.Config.Size()
+		say("%s  %s  %s  %s", term.Short(b.build.GetBuild()), modelColumn(b.build), b.build.GetEp(), term.Bytes(b.card.Config.Size()))
+	}
+	say("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total), term.Printable(e.to))
+	if e.signer == nil {
+		e.Print.Warning("the builds are not signed, so no other machine imports them: see --key, and epcachectl trust keygen")
+	}
+	return nil
+}

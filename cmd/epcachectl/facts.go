@@ -1,0 +1,136 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func newFacts(a *cli.Call) *cobra.Command {
+	return &cobra.Command{
+		Use:   "facts",
+		Short: "print this machine's devices for export",
+		Long: `facts prints, as JSON, the runtimes and devices of this machine, as far as they decide
+which builds its applications ask for. Give the file to export --for on the machine that compiles.` + exit.Help(exit.AskingCodes...),
+		Example: "  epcachectl facts > device.json",
+		Args:    cli.UsageArgs(cobra.NoArgs),
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, _ []string) error {
+			reply, err := cli.AskWithProgress[wire.ProbeReply](ctx, a, c, &wire.Probe{})
+			if err != nil {
+				return exit.WithVerb("facts", err)
+			}
+			runtimes := []any{}
+			for _, rt := range reply.GetRuntimes() {
+				eps := []any{}
+				for _, ep := range rt.GetEps() {
+					eps = append(eps, jsonout.Object{"name": ep.GetName(), "version": ep.GetVersion(),
+						"library_digest": ep.GetLibraryDigest(), "devices": jsonout.List(ep.GetDevices())})
+				}
+				runtimes = append(runtimes, jsonout.Object{"ort_version": rt.GetOrtVersion(), "eps": eps})
+			}
+			return a.Print.JSON(jsonout.Object{"version": 1, "runtimes": runtimes})
+		}),
+	}
+}
+
+// target is an execution provider of the machine that builds are for, with its devices.
+type target struct {
+	Name    string `json:"name"`
+	Devices []struct {
+		Type     string `json:"type"`
+		VendorID uint32 `json:"vendor_id"`
+		DeviceID uint32 `json:"device_id"`
+	} `json:"devices"`
+}
+
+// maxFacts bounds a file of facts.
+const maxFacts = 1 << 20
+
+func readFacts(file string) ([]target, error) {
+	raw, err := os.ReadFile(file)
+	if err == nil && len(raw) > maxFacts {
+		err = fmt.Errorf("%d bytes, more than %d", len(raw), maxFacts)
+	}
+	if err != nil {
+		return nil, exit.WithOperation("read", file, err)
+	}
+	var facts struct {
+		Version  int `json:"version"`
+		Runtimes []struct {
+			EPs []target `json:"eps"`
+		} `json:"runtimes"`
+	}
+	err = json.Unmarshal(raw, &facts)
+	if err == nil && facts.Version != 1 {
+		err = errors.New("not what epcachectl facts prints, or of another version")
+	}
+	if err != nil {
+		return nil, exit.Usage(exit.WithOperation("read", file, err))
+	}
+	var out []target
+	for _, rt := range facts.Runtimes {
+		out = append(out, rt.EPs...)
+	}
+	return out, nil
+}
+
+// aheadOnly are options that say what a machine without the device compiles for. On the device
+// nothing needs to say it.
+var aheadOnly = []string{"soc_model", "htp_arch"}
+
+// maxFurther bounds the further requests that a build answers.
+const maxFurther = 8
+
+// requestsFor returns the requests that machines with these devices make where this one made that of
+// the record: for each device, with the options and without those of compiling ahead of time.
+func requestsFor(record []byte, targets []target) (out []portable.Request, err error) {
+	if len(targets) == 0 {
+		return nil, nil
+	}
+	made, err := identity.Decode(record)
+	if err != nil || len(made.EPs) != 1 {
+		return nil, err // which device of each of several is asked for cannot be told
+	}
+	seen := map[portable.Hash]bool{portable.RequestOf(record).Key: true}
+	for _, t := range targets {
+		if t.Name != made.EPs[0].Name {
+			continue
+		}
+		for _, d := range t.Devices {
+			for _, short := range []bool{false, true} {
+				ep := made.EPs[0]
+				ep.Devices = []identity.RecordDevice{{Type: d.Type, VendorID: d.VendorID, DeviceID: d.DeviceID}}
+				if short {
+					ep.Options = make(map[string]string)
+					for name, value := range made.EPs[0].Options {
+						ep.Options[name] = value
+					}
+					for _, name := range aheadOnly {
+						delete(ep.Options, name)
+					}
+				}
+				other := made
+				other.EPs = []identity.RecordEP{ep}
+				_, raw := other.Key()
+				r := portable.RequestOf(bytes.Clone(raw))
+				if !seen[r.Key] && len(out) < maxFurther {
+					seen[r.Key], out = true, append(out, r)
+				}
+			}
+		}
+	}
+	return out, nil
+}

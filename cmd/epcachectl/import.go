@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// imports is one call of the verb.
+type imports struct {
+	*cli.Call
+	trust              []string
+	store              string
+	check, pin, dryRun bool
+
+	keys []string // PEM texts
+}
+
+func newImport(a *cli.Call) *cobra.Command {
+	im := &imports{Call: a}
+	cmd := &cobra.Command{
+		Use:   "import FILE|DIR|- [--check] [--pin] [-n]",
+		Short: "store builds of another machine",
+		Long: `import stores the builds of a bundle that export wrote, each as a whole or not at all,
+and prints what became of each:
+
+  hit here         stored, or there already: a request finds it
+  other hardware   it is for other devices, or does not load or run here; not stored
+  unknown library  no runtime here has a library for it; not stored
+  refused          not signed by a trusted key, or damaged; not stored
+
+A build counts only if a key signed it that the daemon's configuration trusts, or --trust names. The
+daemon checks its files, loads it, and runs it once on zeros if it was made on another kind of
+machine. Builds are stored for this user, or for all users if an administrator or publisher imports
+them. Importing again changes nothing.
+
+--check does all of that, and stores nothing. -n looks at the signatures and the libraries only.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+		Example: `  epcachectl import /media/stick/models.tar
+  epcachectl import models.tar --trust ci.pub --pin
+  ssh builder epcachectl export --all --key ci.key --to - | epcachectl import -`,
+		Args: cli.UsageArgs(cobra.ExactArgs(1)),
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
+			return im.run(ctx, c, args[0])
+		}),
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&im.trust, "trust", nil, "trust the public keys in `FILE` too; repeatable")
+	f.StringVar(&im.store, "store", "", "store for `WHOM`: user or shared")
+	f.BoolVar(&im.check, "check", false, "check and load the builds, store nothing")
+	f.BoolVar(&im.pin, "pin", false, "protect the builds from eviction")
+	f.BoolVarP(&im.dryRun, "dry-run", "n", false, "store nothing, print what would be")
+	return cmd
+}
+
+// became is what became of one build of a bundle.
+type became struct {
+	name string
+	*wire.ImportReply
+	pinned bool
+}
+
+func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) error {
+	for _, file := range im.trust {
+		if _, err := readKeys(file); err != nil {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return exit.WithOperation("read", file, err)
+		}
+		im.keys = append(im.keys, string(text))
+	}
+	b, err := im.open(ctx, from)
+	if err != nil {
+		if format, is := errors.AsType[*portable.FormatError](err); is {
+			err = exit.Damaged(format)
+		}
+		return exit.WithOperation("import", from, err)
+	}
+	defer b.Close()
+	var all []became
+	err = im.WithProgress(func(progress func(*wire.Progress)) error {
+		for i := range b.Cards {
+			far := func(p *wire.Progress) {
+				p.Detail = fmt.Sprintf("build %d of %d", i+1, len(b.Cards))
+				progress(p)
+			}
+			one, err := im.one(ctx, c, b, &b.Cards[i], far)
+			if err != nil {
+				return exit.WithOperation("import", b.Cards[i].Name, err)
+			}
+			all = append(all, *one)
+		}
+		return nil
+	})
+	if err == nil || len(all) > 0 {
+		err = errors.Join(err, im.report(all))
+	}
+	if err != nil {
+		return err
+	}
+	return im.status(all)
+}
+
+func (im *imports) open(ctx context.Context, from string) (*portable.Bundle, error) {
+	if from != "-" {
+		return portable.Open(ctx, from)
+	}
+	f, err := unnamed("")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := io.Copy(f, im.Stdin); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return portable.OpenTar(ctx, f)
+}
+
+// unnamed makes a file that goes when it is closed.
+func unnamed(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "epcachectl-import-")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// one imports one build: the daemon is asked whether it wants it before a file is unpacked.
+func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bundle, e *portable.Entry,
+	far func(*wire.Progress)) (*became, error) {
+	out := &became{name: e.Name}
+	if e.Err != nil {
+		return out, out.damaged(e.Err)
+	}
+	request := &wire.Import{Card: e.Raw, Keys: im.keys, Store: im.store, Check: im.check}
+	reply, err := c.Import(ctx, request, nil, far)
+	if err != nil {
+		return nil, err
+	}
+	out.ImportReply = reply
+	if !reply.GetWanted() || im.dryRun {
+		return out, im.pinned(ctx, c, out)
+	}
+	dir, err := os.MkdirTemp("", "epcachectl-import-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			_ = f.Close() // opened for reading only
+		}
+	}()
+	done, total := int64(0), e.Config.Size()
+	for i, f := range e.Config.Files {
+		name := filepath.Join(dir, fmt.Sprint(i))
+		to, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		err = b.Extract(ctx, e.Card, i, to, func(n int) {
+			done += int64(n)
+			far(&wire.Progress{Phase: "reading", DoneBytes: done, TotalBytes: total})
+		})
+		if err = errors.Join(err, to.Close()); err != nil {
+			return out, out.damaged(err)
+		}
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+		request.Files = append(request.Files, &wire.PutFile{Name: f.Name, Fd: uint32(i)})
+	}
+	if out.ImportReply, err = c.Import(ctx, request, files, far); err != nil {
+		return nil, err
+	}
+	return out, im.pinned(ctx, c, out)
+}
+
+// damaged takes it that a build is damaged. Other errors are those of the call.
+func (o *became) damaged(err error) error {
+	format, is := errors.AsType[*portable.FormatError](err)
+	if !is {
+		return err
+	}
+	o.ImportReply = &wire.ImportReply{Outcome: "refused", Text: format.Error(), Damaged: true}
+	return nil
+}
+
+func (im *imports) pinned(ctx context.Context, c *unixsock.Client, o *became) error {
+	if !im.pin || im.check || im.dryRun || o.GetOutcome() != "hit here" {
+		return nil
+	}
+	_, err := unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Pin{Entries: []string{o.GetRequestKey()}}, nil)
+	o.pinned = err == nil
+	return err
+}
+
+func (im *imports) report(all []became) error {
+	if im.JSON {
+		list := []any{}
+		for _, o := range all {
+			one := jsonout.Of(o.ImportReply)
+			one["name"], one["pinned"] = o.name, o.pinned
+			list = append(list, one)
+		}
+		return im.Print.JSON(jsonout.Object{"builds": list, "dry_run": im.dryRun || im.check})
+	}
+	rows := [][]string{{"BUILD", "OUTCOME", "WHY"}}
+	for _, o := range all {
+		text := o.GetText()
+		if o.GetStored() {
+			text = "stored for " + o.GetScope() + ", signed by " + portable.ShortID(o.GetKey()) + ": " + text
+		}
+		rows = append(rows, []string{term.Short(o.name[min(2, len(o.name)):]), o.GetOutcome(), term.Printable(text)})
+	}
+	if len(all) == 0 {
+		im.Print.Line("the bundle has no builds")
+		return nil
+	}
+	im.Print.Table(rows)
+	return nil
+}
+
+// status is the exit status: damage first, then signatures that do not count, then that nothing of
+// the bundle is of use here.
+func (im *imports) status(all []became) error {
+	hits, distrusted := 0, false
+	for _, o := range all {
+		switch {
+		case o.GetDamaged():
+			return exit.Status(exit.Damage)
+		case o.GetOutcome() == "hit here":
+			hits++
+		case o.GetOutcome() == "refused" && o.GetKey() == "":
+			distrusted = true
+		}
+	}
+	switch {
+	case distrusted:
+		im.Print.Hint("trust the public key: import --trust FILE.pub, or trust = [\"FILE.pub\"] in the configuration")
+		return exit.Status(exit.NotAllowed)
+	case hits == 0 && len(all) > 0:
+		return exit.Status(exit.Stale)
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/portable"
+)
+
+func newTrust(a *cli.Call) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "trust show|keygen",
+		Short: "show trusted keys, or make one",
+		Long: `trust is about the keys that builds are signed with when they leave a machine. The
+one that exports has the private key; those that import have the public one, in the daemon's
+configuration (trust = ["/etc/epcached/trust.d/ci.pub"]) or with import --trust.` + exit.Help(exit.Done, exit.BadUsage),
+		Example: "  epcachectl trust keygen ci\n  epcachectl trust show ci.pub",
+		Args:    cli.UsageArgs(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newTrustShow(a), newTrustKeygen(a))
+	return cmd
+}
+
+func newTrustKeygen(a *cli.Call) *cobra.Command {
+	return &cobra.Command{
+		Use:   "keygen NAME",
+		Short: "make a key pair",
+		Long: `keygen writes an ed25519 key pair: NAME.key, private and without a password, and
+NAME.pub, for the machines that import. Existing files are kept.
+
+A public key can be narrowed by lines behind the first one of its file, followed by an empty line:
+EPs, Builders and Requests with names or keys, and Not-After with a date.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotAllowed),
+		Example: "  epcachectl trust keygen ci",
+		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			private, public, id, err := portable.GenerateKey()
+			if err != nil {
+				return err
+			}
+			files := []string{args[0] + ".key", args[0] + ".pub"}
+			for i, text := range [][]byte{private, public} {
+				mode := []os.FileMode{0o600, 0o644}[i]
+				if err := writeNew(files[i], text, mode); err != nil {
+					return exit.WithOperation("write", files[i], err)
+				}
+			}
+			if a.JSON {
+				return a.Print.JSON(jsonout.Object{"id": id, "private": files[0], "public": files[1]})
+			}
+			a.Print.Line("%s  key %s: keep it secret", files[0], portable.ShortID(id))
+			a.Print.Line("%s  for the machines that import", files[1])
+			return nil
+		},
+	}
+}
+
+func writeNew(name string, text []byte, mode os.FileMode) error {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func newTrustShow(a *cli.Call) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show [FILE...]",
+		Short: "show the keys that are trusted",
+		Long: `show prints the public keys in each FILE, and what they are trusted for. Without FILE
+it reads those that the configuration names.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NotAllowed),
+		Example: "  epcachectl trust show\n  epcachectl trust show ci.pub",
+		RunE: func(_ *cobra.Command, files []string) error {
+			if len(files) == 0 {
+				file, load := configFile(nil)
+				s, err := load(file)
+				if err != nil {
+					return exit.WithOperation("read", file, err)
+				}
+				files = s.Trust
+			}
+			var keys []*portable.Key
+			for _, file := range files {
+				some, err := readKeys(file)
+				if err != nil {
+					return err
+				}
+				keys = append(keys, some...)
+			}
+			return printKeys(a, keys)
+		},
+	}
+}
+
+func readKeys(file string) ([]*portable.Key, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, exit.WithOperation("read", file, err)
+	}
+	keys, err := portable.ParseKeys(file, text)
+	if err != nil {
+		return nil, exit.Damaged(err)
+	}
+	return keys, nil
+}
+
+func printKeys(a *cli.Call, keys []*portable.Key) error {
+	list, rows := []any{}, [][]string{{"KEY", "FILE", "FOR", "UNTIL"}}
+	for _, k := range keys {
+		until, only := "-", []string{}
+		if !k.NotAfter.IsZero() {
+			until = k.NotAfter.Format(time.DateOnly)
+		}
+		for _, some := range [][]string{k.EPs, k.Builders, k.Requests} {
+			only = append(only, some...)
+		}
+		list = append(list, jsonout.Object{"id": k.ID, "file": k.File, "eps": notNil(k.EPs),
+			"builders": notNil(k.Builders), "requests": notNil(k.Requests), "not_after": until})
+		what := "all builds"
+		if len(only) > 0 {
+			what = strings.Join(term.Printables(only), ", ")
+		}
+		rows = append(rows, []string{k.Short(), term.Printable(k.File), what, until})
+	}
+	if a.JSON {
+		return a.Print.JSON(jsonout.Object{"keys": list})
+	}
+	if len(keys) == 0 {
+		a.Print.Line("no key is trusted: nothing can be imported without --trust")
+		return nil
+	}
+	a.Print.Table(rows)
+	return nil
+}
+
+func notNil(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
+}
