@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,69 +25,54 @@ func addCompletions(a *cli.Call, cmd *cobra.Command) {
 	for _, verb := range cmd.Commands() {
 		addCompletions(a, verb)
 	}
-	known := func(list func(context.Context, *unixsock.Client) []string, or cobra.ShellCompDirective) completer {
-		return func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+	const noFiles = cobra.ShellCompDirectiveNoFileComp
+	stored := func(jobs bool, or cobra.ShellCompDirective) completer {
+		return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
-			a.Wait, a.WaitSet = 0, true
-			c, err := a.Connect(ctx)
-			if err != nil {
-				return nil, or
-			}
-			defer c.Close() // nothing is asked after this
-			words := slices.DeleteFunc(list(ctx, c), func(word string) bool { return !strings.HasPrefix(word, begin) })
-			slices.Sort(words)
-			return slices.Compact(words), or
+			return storedNames(ctx, a, jobs), or
 		}
 	}
 	switch name := cmd.Name(); {
 	case slices.Contains(completesEntries, name):
-		cmd.ValidArgsFunction = known(entryNames, cobra.ShellCompDirectiveDefault)
+		cmd.ValidArgsFunction = stored(false, cobra.ShellCompDirectiveDefault)
 	case name == "follow" || name == "cancel":
-		cmd.ValidArgsFunction = known(jobNames, cobra.ShellCompDirectiveNoFileComp)
+		cmd.ValidArgsFunction = stored(true, noFiles)
 	case name == "get" || name == "warm" || name == "key":
 		cmd.ValidArgsFunction = cobra.FixedCompletions([]string{"onnx"}, cobra.ShellCompDirectiveFilterFileExt)
 	}
 	for flag, values := range map[string]completer{
-		"ep":                 cobra.FixedCompletions(compilers.EPNames(), cobra.ShellCompDirectiveNoFileComp),
-		"model":              known(modelNames, cobra.ShellCompDirectiveNoFileComp),
-		"store":              cobra.FixedCompletions([]string{"shared", "user", "none"}, cobra.ShellCompDirectiveNoFileComp),
-		"optimization-level": cobra.FixedCompletions([]string{"disable_all", "basic", "extended", "layout", "all"}, cobra.ShellCompDirectiveNoFileComp),
-		"on-miss":            cobra.FixedCompletions([]string{"wait", "background", "claim", "fail", "refresh", "bypass"}, cobra.ShellCompDirectiveNoFileComp),
+		"ep":                 cobra.FixedCompletions(compilers.EPNames(), noFiles),
+		"model":              stored(false, noFiles),
+		"store":              cobra.FixedCompletions([]string{"shared", "user", "none"}, noFiles),
+		"optimization-level": cobra.FixedCompletions([]string{"disable_all", "basic", "extended", "layout", "all"}, noFiles),
+		"on-miss":            cobra.FixedCompletions([]string{"wait", "background", "claim", "fail", "refresh", "bypass"}, noFiles),
 	} {
-		if cmd.Flags().Lookup(flag) != nil {
-			_ = cmd.RegisterFlagCompletionFunc(flag, values) // which fails for a flag that there is not
-		}
+		_ = cmd.RegisterFlagCompletionFunc(flag, values) // which fails where the verb has no such flag
 	}
 }
 
-// entryNames lists names of models with builds, and keys of builds.
-func entryNames(ctx context.Context, c *unixsock.Client) []string {
-	return eachBuild(ctx, c, func(b *wire.Build) []string {
-		return []string{b.GetModelName(), term.Short(b.GetBuild())}
-	})
-}
-
-func modelNames(ctx context.Context, c *unixsock.Client) []string {
-	return eachBuild(ctx, c, func(b *wire.Build) []string { return []string{b.GetModelName()} })
-}
-
-func eachBuild(ctx context.Context, c *unixsock.Client, of func(*wire.Build) []string) (names []string) {
-	_ = c.ListPages(ctx, &wire.List{}, nil, func(page []*wire.Build) error { // what comes in time
-		for _, b := range page {
-			names = append(names, of(b)...)
-		}
+// storedNames lists names of models with builds and keys of builds, or jobs, as far as they come in time.
+func storedNames(ctx context.Context, a *cli.Call, jobs bool) (names []string) {
+	a.Wait, a.WaitSet = 0, true
+	c, err := a.Connect(ctx)
+	if err != nil {
 		return nil
-	})
-	return names
-}
-
-func jobNames(ctx context.Context, c *unixsock.Client) (names []string) {
-	reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
-	if err == nil {
+	}
+	defer c.Close() // nothing is asked after this
+	if jobs {
+		reply, _ := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 		for _, j := range reply.GetJobs() {
 			names = append(names, term.Short(j.GetId()))
 		}
+		return names
 	}
-	return names
+	_ = c.ListPages(ctx, &wire.List{}, nil, func(page []*wire.Build) error {
+		for _, b := range page {
+			names = append(names, b.GetModelName(), term.Short(b.GetBuild()))
+		}
+		return nil
+	})
+	slices.Sort(names)
+	return slices.Compact(names)
 }

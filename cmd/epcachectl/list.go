@@ -143,25 +143,20 @@ func buildRows(p *term.Printer, builds []*wire.Build, first, long bool) (rows []
 		if path := b.GetModelPath(); long && path != "" {
 			model = term.Printable(path)
 		}
+		key := term.Short(b.GetBuild())
+		if p.Width > 0 && p.Width < 100 {
+			key = key[:min(len(key), 8)] // the fewest digits that name a build
+		}
 		if b.GetPinned() {
 			state += ", pinned"
 		}
 		rows = append(rows, []string{
-			term.Short(b.GetBuild())[:digits(p, b)], model, term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
+			key, model, term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
 			term.TextOrDash(b.GetSdkVersion()), p.State(cmp.Or(verdict(b.GetCompatibility()), "-")), term.Bytes(sizeOf(b)),
 			fmt.Sprint(b.GetHits()), p.When(b.GetLastUsedMs()), gainColumn(b), term.TextOrDash(b.GetKeptAs()), p.State(state),
 		})
 	}
 	return rows
-}
-
-// digits is how many of a key a table shows: a narrow terminal has the fewest that name a build.
-func digits(p *term.Printer, b *wire.Build) int {
-	most := 12
-	if p.Width > 0 && p.Width < 100 {
-		most = 8
-	}
-	return min(most, len(b.GetBuild()))
 }
 
 func modelColumn(b *wire.Build) string {

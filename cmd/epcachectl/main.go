@@ -103,7 +103,7 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 		}
 		hint := cmd.CommandPath() + " --help"
 		if unknown, is := errors.AsType[*pflag.NotExistError](err); is {
-			hint = cmp.Or(exit.DidYouMean("--", unknown.GetSpecifiedName(), cli.FlagNames(cmd)), hint)
+			hint = cmp.Or(exit.DidYouMean("--", unknown.GetSpecifiedName(), cli.FlagNames(cmd)...), hint)
 		}
 		return exit.Usage(exit.Hint(err, hint))
 	})

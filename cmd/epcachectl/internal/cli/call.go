@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"iter"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -142,31 +140,21 @@ func (a *Call) PrintForScripts(dryRun bool, reply proto.Message) error {
 func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			hint := ""
-			if cmd.HasSubCommands() {
-				hint = exit.DidYouMean("", args[0], verbs(cmd))
+			var verbs []string
+			for _, verb := range cmd.Commands() {
+				verbs = append(verbs, verb.Name())
 			}
+			hint := exit.DidYouMean("", append(args, "")[0], verbs...)
 			return exit.Usage(exit.Hint(err, cmp.Or(hint, cmd.CommandPath()+" --help")))
 		}
 		return nil
 	}
 }
 
-func verbs(cmd *cobra.Command) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, verb := range cmd.Commands() {
-			if !yield(verb.Name()) {
-				return
-			}
-		}
-	}
-}
-
 // FlagNames lists the flags of a verb.
-func FlagNames(cmd *cobra.Command) iter.Seq[string] {
-	var names []string
+func FlagNames(cmd *cobra.Command) (names []string) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	return slices.Values(names)
+	return names
 }
 
 // setter is a flag whose values are taken one by one, in the order in which they stand.

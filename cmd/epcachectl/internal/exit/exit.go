@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -87,12 +86,12 @@ func OneOf(flag, value string, words ...string) error {
 	last := len(words) - 1
 	return Hint(Usagef("%s %q: it must be %s or "+
 		"%s", flag, value, strings.Join(words[:last], ", "), words[last]),
-		DidYouMean("", value, slices.Values(words)))
+		DidYouMean("", value, words...))
 }
 
 // DidYouMean is the hint that asks for a known name close to an unknown one, "" if there is none.
-func DidYouMean(prefix, name string, known iter.Seq[string]) string {
-	if closest := suggest.Closest(name, known); closest != "" {
+func DidYouMean(prefix, name string, known ...string) string {
+	if closest := suggest.Closest(name, slices.Values(known)); closest != "" {
 		return "did you mean " + prefix + closest + "?"
 	}
 	return ""
