@@ -105,7 +105,7 @@ func TestAnotherLibraryIsAnotherBuild(t *testing.T) {
 	second := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Compiled, second.Outcome)
 	require.Contains(t, second.Why, "SDK 1.0")
-	require.Contains(t, second.Why, "2.0, asked about")
+	require.Contains(t, second.Why, "2.0 says of a build")
 	require.Contains(t, second.Why, "unsupported")
 	require.Equal(t, first.RequestKey, second.RequestKey)
 	require.NotEqual(t, first.Build.BuildKey, second.Build.BuildKey)

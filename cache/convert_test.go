@@ -195,7 +195,7 @@ func TestTooLargeToEmbedIsRefusedBeforeACompile(t *testing.T) {
 	b.cache.builder.MaxGraph = 500
 	e := b.refused(b.form(true))
 	require.Equal(t, apierr.CompileFailed, e.Class)
-	require.Contains(t, e.Text, "protobuf")
+	require.Contains(t, e.Text, "ONNX files may have at most")
 	require.Equal(t, "too large", e.Facts["reason"])
 	require.Contains(t, e.Hint, "without embedding")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())

@@ -49,7 +49,7 @@ func TestFailuresNameTheRequestsModel(t *testing.T) {
 	says := func(name, text string) {
 		t.Helper()
 		require.Contains(t, text, `10 INVALID_GRAPH: Load model from `+name+
-			` failed: cannot write what `+name+` became`)
+			` failed: cannot write the compiled `+name)
 	}
 	first := b.ask(context.Background(), ask(b.cache.uid, "mine.onnx"))
 	<-o.began

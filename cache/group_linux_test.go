@@ -205,7 +205,7 @@ func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 				Session: compilers.Session{SessionOptions: loadOptions(a)}}))
 
 	_, err := b.cache.Acquire(t.Context(), b.sharing(ep, 2, t.TempDir(), t.TempDir()), nil)
-	require.ErrorContains(t, err, `different files of theirs are called "weights.bin"`)
+	require.ErrorContains(t, err, `different files are named "weights.bin"`)
 }
 
 // loadOptions are those of a group's first model, when it is loaded beside the others.

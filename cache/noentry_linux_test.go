@@ -150,10 +150,10 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 func TestUnmatchedDeviceSelectorNamesTheDevices(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	for said, d := range map[string]compilers.Device{
-		"has no NPU here; it lists CPU (vendor 0x": {Type: "NPU"},
-		"has no CPU (vendor 0x1, device 0x2) here; it lists CPU (vendor 0x": {Type: "CPU",
+		"has no NPU here; it has CPU (vendor 0x": {Type: "NPU"},
+		"has no CPU (vendor 0x1, device 0x2) here; it has CPU (vendor 0x": {Type: "CPU",
 			VendorID: 1, DeviceID: 2},
-		"has no device (device_id=7, x=y) here; it lists CPU (vendor 0x": {
+		"has no device (device_id=7, x=y) here; it has CPU (vendor 0x": {
 			Metadata: map[string]string{"device_id": "7", "x": "y"}},
 		"no is_virtual); NPU (vendor 0xecac epcached, device 0x1, is_virtual=1)": {Type: "NPU",
 			DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},

@@ -137,7 +137,7 @@ func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 		r.External["s/../a.bin"] = b.openFile(elsewhere)
 		e := b.refused(r)
 		require.Equal(t, apierr.BadModel, e.Class)
-		require.Contains(t, e.Error(), `"a.bin" and "s/../a.bin" are one file by their spelling`)
+		require.Contains(t, e.Error(), `"a.bin" and "s/../a.bin" name one file`)
 	})
 }
 

@@ -149,13 +149,13 @@ func TestHostilePuts(t *testing.T) {
 		"name with a NUL": {func(c *claimed) { c.put.Files[1].Name = "x\x00.bin" },
 			"control characters"},
 		"name that is none": {func(c *claimed) { c.put.Files[1].Name = "" },
-			"its name has 0 bytes"},
+			"the name has 0 bytes"},
 		"long name": {func(c *claimed) { c.put.Files[1].Name = strings.Repeat("x", 300) },
-			"its name has 300 bytes"},
+			"the name has 300 bytes"},
 		"deep name": {func(c *claimed) { c.put.Files[1].Name = "a/b/c/d/e/x.bin" }, "directories deep"},
 		"graph leads out": {func(c *claimed) {
 			c.graph(c.put.Files[1].Name, "../../../"+c.put.Files[1].Name[9:])
-		}, "leaves the artefact"},
+		}, "lies outside the artefact"},
 		"graph leads to a secret": {func(c *claimed) {
 			c.graph(c.put.Files[1].Name,
 				("/etc/shadow" + strings.Repeat("x", 50))[:len(c.put.Files[1].Name)])

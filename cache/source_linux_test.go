@@ -190,7 +190,7 @@ func TestStatusCountsBuildsWithoutSource(t *testing.T) {
 		func(a *wire.Advice) bool { return a.Subject == "rebuilds" })
 	require.Equal(t, query.SeverityWarning, advice.Advice[i].Severity)
 	require.Contains(t, advice.Advice[i].Text,
-		"3 of 4 builds cannot be compiled again in the background")
+		"3 of 4 builds cannot be recompiled in the background")
 	require.Contains(t, advice.Advice[i].Text, "1: "+index.WhyPrivate)
 }
 

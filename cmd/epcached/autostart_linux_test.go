@@ -167,7 +167,7 @@ func TestAutostartedDaemonNoticesANewConfiguration(t *testing.T) {
 		}, patience, 10*pollEvery, "%s %s", severity, words)
 	}
 	says("nonsense = 1\n", "problem", file+":1:1: unknown field")
-	says("jobs = 3\n", "warning", "takes effect at the next one: jobs")
+	says("jobs = 3\n", "warning", "takes effect after a restart: jobs")
 	require.NoError(t, os.Remove(file))
 	says("", "ok", "all of it is in effect")
 }

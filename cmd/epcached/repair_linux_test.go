@@ -117,6 +117,6 @@ func TestDaemonVerifiesWhatIsStored(t *testing.T) {
 	}, patience, pollEvery, d.log)
 	require.NoFileExists(t, path)
 	out, _ := d.epcachectl("doctor")
-	require.Regexp(t, "warning.*read in turn: .*: 1 damaged", out)
+	require.Regexp(t, "warning.*verified in the background: .*: 1 damaged", out)
 	require.Equal(t, "compiled", get(t, d.dial(), model).Outcome, "it is not served")
 }

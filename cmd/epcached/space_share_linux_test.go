@@ -141,7 +141,7 @@ func TestPinsOfAUserAreWithinItsShare(t *testing.T) {
 	}
 	require.ErrorIs(t, err, unixsock.ErrNoSpace)
 	require.ErrorContains(t, err, "uid 65534 has pinned ")
-	require.ErrorContains(t, err, "of at most 320.0 KiB, its share of the budget")
+	require.ErrorContains(t, err, "of at most 320.0 KiB (its share of the budget)")
 	var told *unixsock.Error
 	require.ErrorAs(t, err, &told)
 	require.Contains(t, told.Hint, "user_share in [space]")
