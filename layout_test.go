@@ -291,8 +291,9 @@ func TestImportsPointOneWay(t *testing.T) {
 // maxProductionLines bounds the code that has to be read, tested and moved: the packages that the
 // programs consist of, without tests and generated code. It was 70,000 before limits for each user,
 // repair, the scrub and the workers' unit came, which took 2,000; builds that travel between
-// machines took 3,200: the portable form, export, import, and keys.
-const maxProductionLines = 75_200
+// machines took 3,200: the portable form, export, import, and keys; names, tables and progress at
+// terminals took 1,100.
+const maxProductionLines = 76_300
 
 func TestProductionCodeStaysSmall(t *testing.T) {
 	total := 0

@@ -48,14 +48,14 @@ func TestDoctorKnowsCauses(t *testing.T) {
 			errors.New("compile: ort error 1: Error creating execution provider: " +
 				"[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Experimental function " +
 				"OrtEpApi_ReleaseEpContextConfig_SinceV28 is not available in this build"),
-			"not even a model of one node", "1.24.4 to 1.28.0"},
+			"even a model of one node does not compile", "1.24.4 to 1.28.0"},
 		{"an ORT that is too old", compilers.EPProbe{Name: "OpenVINOExecutionProvider",
 			Error: "The requested API version [27] is not available, only API versions [1, 22] " +
 				"are supported in this build. Current ORT Version is: 1.22.0"}, nil,
-			"does not load", "older than"},
+			"does not load", "too old"},
 		{"a missing library",
 			compilers.EPProbe{Name: "QNNExecutionProvider",
-				Error: "libQnnSystem.so: cannot open shared object file: No such file or directory"}, nil, "does not load", "is not there"},
+				Error: "libQnnSystem.so: cannot open shared object file: No such file or directory"}, nil, "does not load", "is missing"},
 		{"half a package", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
 			half, "one node", "whole package"},
 		{"noexec",
@@ -128,7 +128,7 @@ func TestDoctorOnTheDisk(t *testing.T) {
 			SeverityOK, ""},
 		{"another machine's",
 			func(s *fileSystem) { s.kind, s.network, s.timesHold = "NFS", true, false },
-			SeverityWarning, "another machine"},
+			SeverityWarning, "network file system"},
 		{"in memory",
 			func(s *fileSystem) { s.kind, s.volatile, s.timesHold = "tmpfs", true, false },
 			SeverityWarning, "restart"},
@@ -153,9 +153,9 @@ func TestDoctorOnRights(t *testing.T) {
 		severity string
 		text     string
 	}{
-		{"its own", owner{uid: 990, mode: fs.ModeDir | 0o711}, 990, SeverityOK, "alone"},
+		{"its own", owner{uid: 990, mode: fs.ModeDir | 0o711}, 990, SeverityOK, "only by uid 990"},
 		{"another's", owner{uid: 1000, mode: fs.ModeDir | 0o711}, 990, SeverityProblem,
-			"belongs to uid 1000"},
+			"owned by uid 1000"},
 		{"writable for the group", owner{uid: 990, mode: fs.ModeDir | 0o771}, 990, SeverityProblem,
 			"other users may write"},
 		{"root", owner{uid: 0, mode: fs.ModeDir | 0o711}, 0, SeverityWarning, "runs as root"},

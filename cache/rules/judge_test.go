@@ -261,7 +261,7 @@ func TestRulesWithoutFactsDecideNothing(t *testing.T) {
 func TestFactsOfAnotherEPAreNotCompared(t *testing.T) {
 	j := Shipped().Judge(qnn270, openVINO181)
 	require.Equal(t, compilers.Unknown, j.Verdict)
-	require.Contains(t, j.Reason, "made by QNNExecutionProvider")
+	require.Contains(t, j.Reason, "compiled by QNNExecutionProvider")
 }
 
 // A reason is for people; the values in it come from files that anybody may have made.

@@ -42,11 +42,11 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"no TOML":     {"[ep.X\n", "f.toml:1:6: "},
 		"a key twice": {rule("reason", "name = \"m\"\nreason"), "f.toml:5:1: "},
 		"unknown table": {"[eps.X]\n",
-			"f.toml:1:2: unknown field \"eps\"; there are ep"},
+			"f.toml:1:2: unknown field \"eps\"; the fields are ep"},
 		"unknown part": {"[[ep.X.rules]]\n",
 			"f.toml:1:8: unknown field \"ep.X.rules\"; did you mean \"rule\"?"},
 		"unknown field": {rule("reason", "because = \"r\"\nreason"),
-			"f.toml:5:1: unknown field \"ep.X.rule[1].because\"; there are name, reason, " +
+			"f.toml:5:1: unknown field \"ep.X.rule[1].because\"; the fields are name, reason, " +
 				"verdict, when"},
 		"no array of tables": {"ep.X.rule = 1\n", "f.toml:1:6: field \"ep.X.rule\": it is " +
 			"a whole number and must be an array in brackets"},
@@ -69,7 +69,7 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"name is a number": {rule(`"n"`, `7`), "f.toml:2:1: field \"ep.X.rule[1].name\": " +
 			"it is a whole number and must be a text in quotes"},
 		"unknown verdict": {rule("optimal", "good"),
-			`f.toml:4:1: field "ep.X.rule[1].verdict": unknown verdict "good": there are unknown, optimal, prefer_recompilation, unsupported`},
+			`f.toml:4:1: field "ep.X.rule[1].verdict": unknown verdict "good": the verdicts are unknown, optimal, prefer_recompilation, unsupported`},
 		"no verdict": {rule(`verdict = "optimal"`, ""),
 			"f.toml:1:8: field \"ep.X.rule[1]\": verdict is missing"},
 		"no reason": {rule(`reason = "r"`, ""),
@@ -77,7 +77,7 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"unknown placeholder": {rule(`"r"`, `"{build.sdk}"`),
 			"f.toml:5:1: field \"ep.X.rule[1].reason\": unknown placeholder {build.sdk}"},
 		"a brace": {rule(`"r"`, `"a { b"`),
-			"f.toml:5:1: field \"ep.X.rule[1].reason\": a brace that is no placeholder"},
+			"f.toml:5:1: field \"ep.X.rule[1].reason\": a brace without a placeholder"},
 		"a long reason": {rule(`"r"`, `"`+strings.Repeat("r", maxString+1)+`"`),
 			"f.toml:5:1: field \"ep.X.rule[1].reason\": longer than 2000 bytes"},
 		"unknown fact": {rule("sdk_version", "sdk"), "f.toml:3:6: field " +
@@ -110,7 +110,7 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"a date": {when(`2026-11-21`), "f.toml:3:6: field " +
 			"\"ep.X.rule[1].when.sdk_version\": it is a time and must be a text in quotes"},
 		"unknown set": {when(`{ any = ["a"] }`),
-			"f.toml:3:22: unknown field \"ep.X.rule[1].when.sdk_version.any\"; there are build, "},
+			"f.toml:3:22: unknown field \"ep.X.rule[1].when.sdk_version.any\"; the fields are build, "},
 		"empty set": {when(`{}`),
 			"f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": empty"},
 		"set of nothing": {when(`{ build = [] }`),
@@ -141,17 +141,17 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"extract of another": {"[[ep.X.extract]]\nfrom = 'a'\nas = 'b'\n",
 			`f.toml:2:1: field "ep.X.extract[1].from": unknown fact "a"`},
 		"extract that is there": {"[[ep.X.extract]]\nas = 'sdk_version'\n",
-			`f.toml:1:8: field "ep.X.extract[1]": the fact "sdk_version" is there already`},
+			`f.toml:1:8: field "ep.X.extract[1]": the fact "sdk_version" exists already`},
 		"name of a fact": {"[[ep.X.extract]]\nregexp = '(?P<SDK>.)'\n",
-			`f.toml:1:8: field "ep.X.extract[1]": "SDK" is no name for a fact`},
+			`f.toml:1:8: field "ep.X.extract[1]": "SDK" is not a name for a fact`},
 		"code is no code": {report("10", "-2"),
 			"f.toml:3:1: field \"ep.X.report[1].code\": -2 is not an error code"},
 		"code without a name": {report("10", `"STALE"`),
-			`f.toml:3:1: field "ep.X.report[1].code": unknown error code "STALE": there are OK, FAIL, `},
+			`f.toml:3:1: field "ep.X.report[1].code": unknown error code "STALE": the codes are OK, FAIL, `},
 		"code is a truth": {report("10", "[10, true]"), "f.toml:3:13: field " +
 			"\"ep.X.report[1].code[2]\": true or false, where an error code is required"},
 		"unknown class": {report("stale", "fresh"),
-			`f.toml:4:1: field "ep.X.report[1].class": "fresh": it is one of stale, not stale, unclear`},
+			`f.toml:4:1: field "ep.X.report[1].class": "fresh": it must be one of stale, not stale, unclear`},
 		"report's placeholder": {report(`"r"`, `"{build.sdk_version}"`), "f.toml:5:1: field " +
 			"\"ep.X.report[1].reason\": unknown placeholder {build.sdk_version}: the placeholders are code, ep"},
 		"too deep": {when(strings.Repeat("[", 20) + strings.Repeat("]", 20)),
@@ -257,7 +257,7 @@ func TestLoadTellsOfEveryFile(t *testing.T) {
 		map[string]string{"a.toml": "x = 1\n", "b.toml": good, "c.toml": "[ep.X]\nreplace = 1\n"})
 	set, err := Load(dir)
 	require.Nil(t, set)
-	require.ErrorContains(t, err, "a.toml:1:1: unknown field \"x\"; there are ep")
+	require.ErrorContains(t, err, "a.toml:1:1: unknown field \"x\"; the fields are ep")
 	require.ErrorContains(t, err, "c.toml:2:1: field \"ep.X.replace\": ")
 	var wrong *tomlfile.Error
 	require.ErrorAs(t, err, &wrong)

@@ -78,12 +78,12 @@ func TestGetJSON(t *testing.T) {
 func keysOf(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
 
 func TestGetSendsTheFlags(t *testing.T) {
-	b := newStandIn(t)
+	b, runtime := newStandIn(t), t.TempDir()
 	b.serve()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu", "--option", "one=1",
 		"--option=x=a=b", "--ep", "B", "--option", "two=2", "--option", "A/three=3",
 		"--session-option", "session.x=y", "--dim", "batch=4", "--dim-by-denotation",
-		"DATA_BATCH=2", "--runtime", "rt", "--embed", "--optimization-level", "basic",
+		"DATA_BATCH=2", "--runtime", runtime, "--embed", "--optimization-level", "basic",
 		"--initializers-file", "rest.bin", "--initializers-threshold", "100", "--keep-initializers",
 		"--node-name-prefix", "left_", "--complete",
 		"--on-miss", "refresh", "--store", "user", "--timeout", "1h")
@@ -246,7 +246,7 @@ func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	flags := "--ep StandInExecutionProvider:NPU --option a=1 --session-option b=2 --dim batch=1 " +
-		"--dim-by-denotation DATA_BATCH=2 --runtime /opt/ort " +
+		"--dim-by-denotation DATA_BATCH=2 --runtime " + t.TempDir() + " " +
 		"--optimization-level basic --route session_options --store user --initializers-file " +
 		"rest.bin --initializers-threshold 64 --node-name-prefix p " +
 		"--verify-output 0.01 --embed --strict-ort --keep-initializers --complete"
