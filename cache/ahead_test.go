@@ -53,7 +53,7 @@ func (o *outlasting) Compile(ctx context.Context, job compilers.Job,
 	return result, nil
 }
 
-func (o *outlasting) TakesOpen(job compilers.Job) bool {
+func (o *outlasting) AcceptsOpenModel(job compilers.Job) bool {
 	return !o.copies &&
 		o.Compiler.AcceptsOpenModel(job)
 }

@@ -391,7 +391,7 @@ func TestNamesOfFilesAreCleanAndDistinct(t *testing.T) {
 		"comes twice": {{Name: "a"}, {Name: "a"}},
 		"not a clean": {{Name: "../a"}},
 		"control":     {{Name: "a\x00"}},
-		"folders":     {{Name: "a/b/c/d/e"}},
+		"directories": {{Name: "a/b/c/d/e"}},
 		"-1":          {{Name: "a", Size: -1}},
 		"0, not 1":    {},
 	} {

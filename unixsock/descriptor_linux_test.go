@@ -105,7 +105,7 @@ func TestRefusedDescriptorIsNamed(t *testing.T) {
 			a.Runtime = &wire.Runtime{EpLibraries: []*wire.EpLibrary{{Ep: "SomeEP",
 				Beside: []*wire.ExternalFile{{Location: "x.so", Fd: fd}}}}}
 		},
-		`descriptor 1 is a folder`: func(*wire.Acquire, uint32) {},
+		`descriptor 1 is a directory`: func(*wire.Acquire, uint32) {},
 	}
 	for says, name := range cases {
 		for what, fd := range map[string]uint32{"a folder": 1, "beyond the end": 2,

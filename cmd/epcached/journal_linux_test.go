@@ -44,7 +44,7 @@ func TestJournalHasThePriorityOfEachLevel(t *testing.T) {
 	require.Eventually(t,
 		func() bool {
 			return strings.Contains(text(),
-				"\n<3>level=ERROR msg=\"configuration refused")
+				"\n<3>level=ERROR msg=\"configuration has mistakes")
 		}, patience, pollEvery)
 	d.stop()
 	for line := range strings.Lines(text()) {

@@ -321,7 +321,7 @@ func TestUsersOfASharedMachine(t *testing.T) {
 		"those that applications compiled")
 
 	m.install(olderOpenVINO)
-	require.NotNil(t, hear(events, "rebuilt", "shared.onnx", patience),
+	require.NotNil(t, hear(events, "rebuilt", "models/shared.onnx", patience),
 		"the shared build is compiled again without a request")
 	shared := starts("older", "hit") // its libraries are the registered ones by now
 	require.NotContains(t, []string{first.Build, put.Build}, shared.Build)
@@ -422,7 +422,7 @@ func TestServiceReportsModelsItCannotRecompile(t *testing.T) {
 	}
 	for _, verb := range []string{"status", "probe", "doctor"} {
 		out := m.runs("user", "epcachectl", verb)
-		require.Contains(t, out, "1 of 2 builds cannot be compiled again", verb)
+		require.Contains(t, out, "1 of 2 builds cannot be recompiled", verb)
 		require.Contains(t, out, "1: the daemon's user may not open the model", verb)
 	}
 }

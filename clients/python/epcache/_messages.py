@@ -334,8 +334,14 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(36, "kept_as", "string"),
         Field(37, "kept_text", "string"),
         Field(38, "model_path", "string"),
+        Field(39, "imported", "Imported"),
         Field(40, "made_by", "string"),
         Field(50, "members", "Member", "repeated"),
+    ),
+    "Imported": (
+        Field(1, "key", "string"),
+        Field(2, "manifest", "string"),
+        Field(3, "builder", "string"),
     ),
     "Report": (
         Field(1, "build", "string"),

@@ -160,7 +160,7 @@ def control(*arguments: str) -> subprocess.CompletedProcess[str]:
 @real
 def test_doctor_knows_a_daemon_that_a_client_started(home: Path) -> None:
     found = control("doctor")
-    assert found.returncode == 0 and f"starts it: {BIN}/epcached --autostart" in found.stdout
+    assert found.returncode == 0 and f"starts one: {BIN}/epcached --autostart" in found.stdout
     assert daemons(home) == [], "who looks starts none"
     _, pid = answer(ask(home))
     found = control("doctor")

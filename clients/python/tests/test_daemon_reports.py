@@ -104,7 +104,7 @@ def test_artefact_that_is_damaged_while_it_is_loaded(
     assert [d.decision for d in mended.epcache.decisions] == ["retry"]
     assert "does not load" in mended.epcache.why
     assert equal(mended.run(None, INPUTS), run_plain(provider, mended.epcache.path))
-    assert listener.wait_for("report", "model.onnx").build == mended.epcache.build
+    assert listener.wait_for("report", f"{tmp_path.name}/model.onnx").build == mended.epcache.build
 
 
 def test_sound_artefact_is_not_believed_to_be_bad(
@@ -145,7 +145,7 @@ def test_explanations_and_events(provider: Provider, own: Daemon, tmp_path: Path
         assert [(c.build, c.served) for c in after.candidates] == [(made.build, True)]
         events = [event for event in client.events() if event.request_key == made.request_key]
     assert [event.kind for event in events] == ["compiled"]
-    assert (events[0].model, events[0].build) == ("model.onnx", made.build)
+    assert (events[0].model, events[0].build) == (f"{tmp_path.name}/model.onnx", made.build)
     assert made.compatibility_source == "same library"
 
 

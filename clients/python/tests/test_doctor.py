@@ -108,7 +108,7 @@ def test_daemon_that_does_not_answer(tmp_path: Path) -> None:
         silent.listen()
         done = doctor("--json", EPCACHE_SOCKET="", XDG_RUNTIME_DIR=str(tmp_path), HOME="", XDG_STATE_HOME="")
     found = findings(done)["daemon"]
-    assert found["severity"] == "problem" and "stopped" in found["hint"], found
+    assert found["severity"] == "problem" and "suspended" in found["hint"], found
     assert str(place) in found["text"]
 
 

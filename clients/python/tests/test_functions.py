@@ -181,7 +181,7 @@ def test_compile_replaces_no_other_file_unasked(source: str, view: Path, tmp_pat
         first = epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon))
         assert epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon)).path == first.path, "the same is there"
         Path(first.path).write_bytes(b"another")
-        with pytest.raises(FileExistsError, match="x_ctx.onnx is there"):
+        with pytest.raises(FileExistsError, match="x_ctx.onnx exists"):
             epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon))
         assert Path(first.path).read_bytes() == b"another"
         epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon), overwrite=True)

@@ -120,7 +120,7 @@ def test_names_go_before_the_devices_of_the_options_as_in_onnxruntime(source: st
         ({"providers": [(CPU, {"a": "1"})], "provider_options": [{"b": "1"}]}, "given twice"),
         ({"providers": CPU}, "a list of names"),
         ({"provider_options": [{}]}, "without providers"),
-        ({}, "no execution provider is named"),
+        ({}, "no execution provider named"),
     ],
 )
 def test_what_makes_no_sense_is_said(source: str, named: dict[str, Any], why: str) -> None:

@@ -205,7 +205,7 @@ def test_argument_that_is_not_known(source: str) -> None:
 
 
 def test_no_execution_provider(source: str) -> None:
-    with pytest.raises(ValueError, match="no execution provider is named"):
+    with pytest.raises(ValueError, match="no execution provider named"):
         epcache.InferenceSession(source)
 
 

@@ -90,6 +90,13 @@ func acquire(q question) (answer, error) {
 		return answer{}, err
 	}
 	var results []modelResult
+	if bytes.HasPrefix(e.out, []byte("{")) { // the error of a call that asked no daemon
+		var f struct{ Error string }
+		if err := json.Unmarshal(e.out, &f); err != nil {
+			return answer{}, fmt.Errorf("get --json printed %q: %w", e.out, err)
+		}
+		return e.failed("", f.Error), nil
+	}
 	if len(e.out) > 0 {
 		if err := json.Unmarshal(e.out, &results); err != nil || len(results) != 1 {
 			return answer{}, fmt.Errorf("get --json printed %q: %w", e.out, err)

@@ -49,7 +49,7 @@ func TestLinesOfOneUserAreLimited(t *testing.T) {
 		time.Sleep(limitInterval + time.Second)
 		synctest.Wait()
 		require.Equal(t, 1, count(`msg="log lines dropped" uid=1 lines=80 message=answer`))
-		require.Equal(t, 1, count("left out"))
+		require.Equal(t, 1, count("dropped"))
 		log.Info("answer", "uid", uint32(1))
 		require.Equal(t, maxLines+1, count("msg=answer uid=1"), "the time has passed")
 	})
