@@ -79,7 +79,6 @@ type intake struct {
 	says  *portable.Predicate
 	facts []index.EPFacts
 	key   index.BuildKey // of the build here
-	alone []bool         // the group answers requests for the member alone
 	out   *Imported
 }
 

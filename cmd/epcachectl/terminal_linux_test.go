@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -53,8 +52,6 @@ func hubModels() (names []string, builds []*wire.Build) {
 	}
 	return names, builds
 }
-
-var unescaped = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
 // No verb prints a line that is wider than the terminal, and list tells ten models apart.
 func TestResultsFitTheTerminal(t *testing.T) {

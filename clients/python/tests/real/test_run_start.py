@@ -39,7 +39,7 @@ assert Own({model!r}, options).get_providers()[0] == "{OPENVINO}"
 """
     ended, report = run.python("-S", "-c", "import site; site.main(); exec(" + repr(code) + ")")
     assert ended.returncode == 0, ended.stderr
-    names = ["", "._onnxruntime", "._run", "._run._classes", "._run._runtime_packages", "._run._report", "._run._environment", "._session_options", "._version"]
+    names = ["", "._onnxruntime", "._run", "._run._classes", "._run._environment", "._run._report", "._run._runtime_packages", "._session_options", "._version"]
     # A folder of --runtime is read out of the variable, which is JSON.
     assert ended.stdout == f"{[f'epcache{name}' for name in names]} ['json']\n"
     assert report["notes"] == []
