@@ -36,8 +36,8 @@ func TestGetWithoutEPTakesTheOnlyOne(t *testing.T) {
 	for _, verb := range []string{"get", "key", "warm"} {
 		r = call(t, verb, model)
 		require.Equal(t, exit.BadUsage, r.code)
-		require.Equal(t, "epcachectl: "+verb+": no --ep: name the execution provider "+
-			"here are A:CPU, B:NPU\nepcachectl: hint: name one, such as --ep A:CPU\n", r.err)
+		require.Equal(t, "epcachectl: "+verb+": no --ep, and several execution providers can "+
+			"compile here: A:CPU, B:NPU\nepcachectl: hint: name one, such as --ep A:CPU\n", r.err)
 	}
 	b.set(func() { b.runtimes = []*wire.RuntimeFacts{{Error: "gone"}} })
 	r = call(t, "get", model)

@@ -394,8 +394,8 @@ func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printe
 		}
 		return r.Complete()
 	}
-	return exit.Usage(exit.Hint(fmt.Errorf("no --ep: name the execution provider here are "+
-		"%s", strings.Join(term.Printables(able), ", ")),
+	return exit.Usage(exit.Hint(fmt.Errorf("no --ep, and several execution providers can "+
+		"compile here: %s", strings.Join(term.Printables(able), ", ")),
 		"name one, such as --ep "+term.Printable(able[0])))
 }
 
