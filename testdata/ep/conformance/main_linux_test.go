@@ -101,7 +101,7 @@ func TestMistakes(t *testing.T) {
 			`exe": libonnxruntime.so*: not found in any folder above it`},
 		"no option":           {[]string{library, "--option", "k"}, `"k" is not K=V`},
 		"no device":           {[]string{library, "--ep", "E:"}, `"E:" is not EP[:DEVICE]`},
-		"no id":               {[]string{library, "--ep", "E:device=NPU"}, "no id"},
+		"no id":               {[]string{library, "--ep", "E:device=NPU"}, "not an id"},
 		"no libraries at all": {[]string{library}, "file too short"},
 	} {
 		t.Run(name, func(t *testing.T) {
