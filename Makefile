@@ -95,12 +95,8 @@ race: build deps ## run the tests of what is concurrent under the race detector
 	$(GO) test $(RACE) -timeout 25m ./unixsock ./internal/... ./store/views ./cache/jobs ./cache/failure ./cmd/epcachectl/... ./cmd/epcached/internal/...
 	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
 
-.PHONY: test-remote
-test-remote: build deps ## exchange builds of every kind between two daemons
-	$(GO) test ./cmd/epcached -run 'BuildsTravel|ImportsOf|RefusedImports' -args -exchange.all
-
 .PHONY: test-long
-test-long: test test-remote matrix stress flood kills faults explore fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
+test-long: test matrix stress flood kills faults explore fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
 	$(MAKE) fuzz FUZZTIME=1000000x
 	$(MAKE) bench-million wheel-proof-arm64
@@ -110,9 +106,8 @@ explore: ## a million states that crashes could leave a store in; hours
 	$(PLAIN) $(GO) test ./store -run NoCrashLoses -timeout 12h -args -explore.states=1000000 -explore.ops=20
 
 .PHONY: faults
-faults: build deps ## fail each call of the store, and starts of workers; two minutes
+faults: build deps ## fail each call of the store; half a minute
 	$(PLAIN) $(GO) test ./store -run RecoversWithoutARestart -args -faults.all
-	EPCACHED_LONG=1 $(PLAIN) $(GO) test ./cmd/epcached -run BlocksStarts
 
 .PHONY: test-short
 test-short: build ## run what needs no download

@@ -45,8 +45,8 @@ type worker struct {
 	event       workerproto.Event
 	eventErr    error
 	eps         []workerproto.EPResult // written by the reader, read when it is done
-	phaseBefore int64                  // bytes that it took until they were registered; likewise
-	member      int                    // of a group, from 1: which model it works on; likewise
+	phaseBefore int64                  // bytes that it took until they were registered; by the reader
+	member      int                    // of a group, from 1: which model it works on; by the reader
 	readers     sync.WaitGroup
 }
 
@@ -200,7 +200,7 @@ func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progre
 		}
 		select {
 		case <-ready:
-			_ = workerproto.WriteGo(w.request) // likewise
+			_ = workerproto.WriteGo(w.request) // as above
 		case <-w.answered:
 		}
 	}()
@@ -256,11 +256,11 @@ func (w *worker) wait(ctx context.Context, raise func()) {
 	for _, pipe := range []*os.File{w.answers, w.printed} {
 		_ = pipe.SetReadDeadline(deadline) // pipes have deadlines
 	}
-	_ = w.request.SetWriteDeadline(deadline) // likewise, unless it is closed already
+	_ = w.request.SetWriteDeadline(deadline) // a pipe too; it may be closed already
 	w.ended = w.process.reap()
 	w.readers.Wait()
 	_ = w.answers.Close() // read to its end
-	_ = w.printed.Close() // likewise
+	_ = w.printed.Close()
 }
 
 // awaitGroup waits until a killed group has ended, so that none of it writes into the job's folder.

@@ -149,7 +149,7 @@ func missing(name string, err error) error {
 const maxWindow = 32 << 20
 
 // Extract writes the plain bytes of a build's file, and checks them and the blob that they are in.
-// What it has written does not count if it fails. copied is called with bytes as they are written.
+// If it fails, the bytes that it has written must not be used. copied is called with bytes as they are written.
 func (b *Bundle) Extract(ctx context.Context, c *Card, i int, to io.Writer, copied func(int)) error {
 	d, want := c.Manifest.fileLayers()[i], c.Config.Files[i]
 	name := path.Join(blobsDir, d.Digest.Hex())

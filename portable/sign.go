@@ -14,7 +14,7 @@ import (
 	"lukechampine.com/blake3"
 )
 
-// What a statement says, and its types.
+// The types of a statement, of its predicate, and of the envelope around it.
 const (
 	statementType = "https://in-toto.io/Statement/v1"
 	PredicateType = "https://epcached.org/build/v1"

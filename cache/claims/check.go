@@ -114,7 +114,7 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 			return nil, err
 		}
 	}
-	if err := cl.checkOptions(m); err != nil {
+	if err := cmp.Or(cl.checkOptions(m), cl.acceptsPut.mismatch(m)); err != nil {
 		return nil, refusePut(cl, err)
 	}
 	facts, err := cl.makerFacts(ctx, m, put)
@@ -209,7 +209,7 @@ func (cl *claim) checkOptions(m *epmodel.Model) error {
 	for i := range m.Contexts {
 		n := &m.Contexts[i]
 		if !slices.ContainsFunc(cl.EPs, func(ep identity.EP) bool { return ep.Name == n.Source }) {
-			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s",
+			return fmt.Errorf("node %q is of execution provider %q, and the request is for %s",
 				n.Node, n.Source, request.EPNames(cl.EPs))
 		}
 		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != cl.Embed {
@@ -217,7 +217,7 @@ func (cl *claim) checkOptions(m *epmodel.Model) error {
 				"request", n.Node, n.EmbedMode)
 		}
 	}
-	return cmp.Or(cl.acceptsPut.mismatch(m), build.CheckComplete(&cl.Plan.Canonical, m),
+	return cmp.Or(build.CheckComplete(&cl.Plan.Canonical, m),
 		build.SuitsOutput(cl.Plan.Canonical.Output, m))
 }
 

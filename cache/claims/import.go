@@ -425,7 +425,7 @@ func (in *intake) examine(ctx context.Context, folder string, names []string) (
 		}
 	}
 	for _, m := range models {
-		if err := in.checkModel(m); err != nil {
+		if err := in.checkOptions(m); err != nil {
 			return nil, nil, refuseImport(err)
 		}
 	}
@@ -454,20 +454,6 @@ const maxImportSeconds = 24 * 3600
 
 func refuseImport(err error) error {
 	return apierr.New(apierr.BadRequest, err, "it is no build for its request")
-}
-
-func (in *intake) checkModel(m *epmodel.Model) error {
-	for i := range m.Contexts {
-		n := &m.Contexts[i]
-		if !slices.ContainsFunc(in.EPs, func(ep identity.EP) bool { return ep.Name == n.Source }) {
-			return fmt.Errorf("node %q is of execution provider %q, and the request is for %s",
-				n.Node, n.Source, request.EPNames(in.EPs))
-		}
-		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != in.Embed {
-			return fmt.Errorf("node %q: embed_mode %d is not what the request is for", n.Node, n.EmbedMode)
-		}
-	}
-	return cmp.Or(build.CheckComplete(&in.Plan.Canonical, m), build.SuitsOutput(in.Plan.Canonical.Output, m))
 }
 
 // statesTheSame compares what an execution provider states in the graphs with the config, by which

@@ -21,7 +21,7 @@ import (
 // Files are the files of one model.
 type Files struct {
 	Name     string // for people; never part of identity
-	Path     string // likewise, where the client found it; "": not known
+	Path     string // where the client found it, never part of identity; "": not known
 	Graph    *os.File
 	External map[string]*os.File // by location
 }

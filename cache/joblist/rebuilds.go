@@ -86,7 +86,7 @@ func (l *List) cancelRebuilds(p request.Peer) []jobs.Info {
 
 // Find returns the job that an id, or the beginning of one, names, if the peer may follow it. f may
 // have ended lately; the second result is a rebuild that the daemon has not begun.
-func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, err error) {
+func (l *List) Find(p request.Peer, name string) (f *jobs.Job, rebuild *jobs.Info, err error) {
 	found := make(map[string]bool)
 	for _, one := range l.Jobs.ListWithEnded() {
 		if strings.HasPrefix(one.ID, name) && l.mayFollow(p, one) {
@@ -109,7 +109,7 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 		id = slices.Collect(maps.Keys(found))[0]
 	}
 	if r := l.Rebuilds.ByID(id); r != nil {
-		anew = l.rebuildInfo(p, r) // looked for first: what it becomes then is found
+		rebuild = l.rebuildInfo(p, r) // before the jobs, because a rebuild may become one meanwhile
 	}
 	for _, one := range l.Jobs.ListWithEnded() {
 		if one.ID == id { // one that failed may have been begun again
@@ -119,8 +119,8 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 	switch {
 	case f != nil && l.mayFollow(p, f):
 		return f, nil, nil
-	case f == nil && anew != nil:
-		return nil, anew, nil
+	case f == nil && rebuild != nil:
+		return nil, rebuild, nil
 	}
 	return nil, nil, apierr.New(apierr.NotFound, nil,
 		"no job %.80q: no running job, nor one that ended within %s, has this "+

@@ -44,7 +44,7 @@ const MaxVersion = 100
 type Request struct {
 	Peer     Peer
 	Name     string // of the model, for people; never part of identity
-	Path     string // likewise, where the client found it; "": not known
+	Path     string // where the client found it, never part of identity; "": not known
 	Graph    *os.File
 	External map[string]*os.File // by location
 

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,8 +17,6 @@ const (
 	silentOpenVINO = "openvino-1.6.1" // states no hardware
 	otherUID       = "2991"
 )
-
-var exchangeAll = flag.Bool("exchange.all", false, "exchange builds of every kind")
 
 // ctl runs epcachectl for a daemon, and returns what it prints and its exit status.
 func (s *site) ctl(t testing.TB, args ...string) (string, int) {
@@ -115,11 +112,6 @@ func TestBuildsTravelBetweenMachines(t *testing.T) {
 		"QNN ahead of time":  {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
 		"group":              {"--share", modelOf(t, "tiny-mlp"), conv, "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
 		"external, extended": {modelOf(t, "tiny-external"), "--ep", ep, "--optimization-level", "extended"},
-	}
-	if !*exchangeAll {
-		for _, name := range []string{"embedded", "group", "external, extended"} {
-			delete(asked, name)
-		}
 	}
 	made := make(map[string]map[string]any)
 	for name, args := range asked {
@@ -281,9 +273,6 @@ func TestRefusedImportsStoreNothing(t *testing.T) {
 // A build that fails on this class of machine is never served.
 func TestImportsOfAnotherMachineClassMustRun(t *testing.T) {
 	runtime := runtimeFolder(t, silentOpenVINO)
-	if !*exchangeAll {
-		t.Skip("NOT RUN: it takes 7 s; make test-remote runs it")
-	}
 	a, b := newSite(t, runtime), newSite(t, runtime)
 	b.environment = []string{"ONEDNN_MAX_CPU_ISA=SSE41"}
 	a.start(t)

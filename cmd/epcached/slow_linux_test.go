@@ -112,9 +112,6 @@ func TestDaemonStopsThoughAFileIsNotAnswered(t *testing.T) {
 // request for another model fails with the reason, and the daemon compiles again afterwards. It takes
 // as long as a start may.
 func TestAFileThatBlocksStartsOfWorkers(t *testing.T) {
-	if os.Getenv("EPCACHED_LONG") == "" {
-		t.Skip("set EPCACHED_LONG for this: a start may take 30 s")
-	}
 	dir, kill := mountFUSE(t, writeModel(t, t.TempDir(), 1))
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	other := dialAs(t, d.socket, bystander)
