@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -82,11 +84,50 @@ func ofAnotherUser(t testing.TB, runtimes ...string) *site {
 		t.Skip("SKIPPED: only root can run processes of several users")
 	}
 	s := newSite(t, runtimes...)
-	s.under = []string{"setpriv", "--reuid", otherUID, "--regid", otherUID, "--clear-groups"}
 	dir := filepath.Dir(s.socket)
 	require.NoError(t, exec.Command("chown", otherUID, dir).Run())
 	require.NoError(t, os.Chmod(dir, 0o711))
+	s.under = append(passable(t, append(slices.Clone(runtimes), programs, dir)), "setpriv",
+		"--reuid", otherUID, "--regid", otherUID, "--clear-groups")
 	return s
+}
+
+// passable is a command that runs another one where every user reaches the directories, at the same
+// paths: a project may be checked out below a directory that only its user may pass.
+func passable(t testing.TB, dirs []string) []string {
+	script, holds := "", t.TempDir()
+	for _, closed := range closedAbove(t, dirs) {
+		before, after := "", ""
+		for i, dir := range dirs {
+			if strings.HasPrefix(dir, closed+"/") {
+				hold := filepath.Join(holds, strconv.Itoa(i))
+				require.NoError(t, os.MkdirAll(hold, 0o755))
+				before += fmt.Sprintf("mount --bind %q %q\n", dir, hold)
+				after += fmt.Sprintf("mkdir -p %q\nmount --move %q %q\n", dir, hold, dir)
+			}
+		}
+		script += before + fmt.Sprintf("mount -t tmpfs -o mode=755 none %q\n", closed) + after
+	}
+	return []string{"unshare", "--mount", "sh", "-ec", script + `exec "$@"`, "sh"}
+}
+
+// closedAbove are the topmost directories above these that other users may not pass.
+func closedAbove(t testing.TB, dirs []string) (closed []string) {
+	for _, dir := range dirs {
+		for i, c := range dir[1:] {
+			if above := dir[:i+1]; c == '/' {
+				info, err := os.Stat(above)
+				require.NoError(t, err)
+				if info.Mode()&0o001 == 0 {
+					if !slices.Contains(closed, above) {
+						closed = append(closed, above)
+					}
+					break
+				}
+			}
+		}
+	}
+	return closed
 }
 
 func modelOf(t testing.TB, name string) string {
