@@ -191,7 +191,7 @@ session-keys: ## write the Python client's table of session config entries from 
 fuzz: ## fuzz every reader of foreign bytes for a while each (FUZZTIME=30s; 1000000x is a million executions)
 	@for pkg in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep ^Fuzz || true); do \
-	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $${FUZZTIME:-30s} $$pkg; done; done
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzzminimizetime 10x -fuzztime $${FUZZTIME:-30s} $$pkg; done; done
 
 .PHONY: proto
 proto: ## generate the Go code of the protocol and of the manifests

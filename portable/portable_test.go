@@ -4,6 +4,9 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
 	"flag"
 	"fmt"
 	"io"
@@ -25,6 +28,21 @@ var issued = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
 func newSigner(t testing.TB, headers string) (*Signer, *Trust) {
 	private, public, _, err := GenerateKey()
 	require.NoError(t, err)
+	return signer(t, private, public, headers)
+}
+
+// sameSigner has one key in all processes of a fuzzer, because inputs travel between them.
+func sameSigner(t testing.TB) (*Signer, *Trust) {
+	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	require.NoError(t, err)
+	return signer(t, pem.EncodeToMemory(&pem.Block{Type: pemPrivate, Bytes: private}),
+		pem.EncodeToMemory(&pem.Block{Type: pemPublic, Bytes: public}), "")
+}
+
+func signer(t testing.TB, private, public []byte, headers string) (*Signer, *Trust) {
 	s, err := ParseSigner("k.key", private)
 	require.NoError(t, err)
 	if headers != "" {
@@ -425,7 +443,7 @@ func TestAWriterLeavesTheIndexAsItWasUntilItIsClosed(t *testing.T) {
 }
 
 func FuzzCard(f *testing.F) {
-	s, trust := newSigner(f, "")
+	s, trust := sameSigner(f)
 	dir, _ := bundled(f, build(s))
 	b, err := Open(context.Background(), dir)
 	require.NoError(f, err)
@@ -453,7 +471,7 @@ func FuzzConfig(f *testing.F) {
 }
 
 func FuzzTar(f *testing.F) {
-	s, trust := newSigner(f, "")
+	s, trust := sameSigner(f)
 	_, archive := bundled(f, build(s))
 	f.Add(archive)
 	f.Fuzz(func(t *testing.T, raw []byte) {
