@@ -96,7 +96,7 @@ race: build deps ## run the tests of what is concurrent under the race detector
 	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
 
 .PHONY: test-long
-test-long: test matrix stress flood kills faults explore fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
+test-long: test matrix stress flood kills faults explore ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
 	$(MAKE) fuzz FUZZTIME=1000000x
 	$(MAKE) bench-million wheel-proof-arm64
