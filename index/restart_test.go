@@ -659,3 +659,23 @@ func TestAJobIsSavedThoughTooManyRowsArePending(t *testing.T) {
 	require.Equal(t, map[string][]byte{"job": []byte("record")}, wanted)
 	closeSound(t, x)
 }
+
+// A value that is dropped as soon as it can be read stays away, also if its durable save has not
+// returned by then.
+func TestDroppedMemoIsNotSavedAgain(t *testing.T) {
+	x := open(t, memoryDir(t))
+	for i := range 300 {
+		key := binary.AppendUvarint([]byte("memo"), uint64(i))
+		saved := make(chan error)
+		go func() { saved <- x.Memos.SaveNow(key, []byte("value")) }()
+		require.Eventually(t, func() bool { _, ok := x.Memos.Get(key); return ok },
+			time.Minute, time.Microsecond)
+		x.Memos.Drop(key)
+		require.NoError(t, x.rows.flush())
+		require.NoError(t, <-saved)
+		require.NoError(t, x.rows.flush())
+		_, ok := x.Memos.Get(key)
+		require.False(t, ok, "round %d", i)
+	}
+	closeSound(t, x)
+}

@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.etcd.io/bbolt"
-
 	"github.com/epcached/epcached/cas"
 )
 
@@ -36,17 +34,18 @@ func (m *Memos) Get(key []byte) ([]byte, bool) {
 
 // Save keeps a value under a key, together at most some 60 KiB. It is written within seconds.
 func (m *Memos) Save(key, value []byte) error {
+	return m.table.Save(key, m.dated(value))
+}
+
+func (m *Memos) dated(value []byte) []byte {
 	m.saved.Add(1)
-	return m.table.Save(key, append(encodeNumbers(uint64(m.now().Unix())), value...))
+	return append(encodeNumbers(uint64(m.now().Unix())), value...)
 }
 
 // SaveNow is Save, durably when it returns. On a full disk it takes of the reserve.
 func (m *Memos) SaveNow(key, value []byte) error {
-	if err := m.Save(key, value); err != nil {
-		return err
-	}
-	v, _ := m.table.Get(key)
-	return m.table.rows.db.reserve.Use(func() error { return m.table.SaveNow(key, v) })
+	row := m.dated(value)
+	return m.table.rows.db.reserve.Use(func() error { return m.table.SaveNow(key, row) })
 }
 
 // Drop forgets a memo.
@@ -217,7 +216,7 @@ func (t Table) Save(key, value []byte) error { return t.rows.put(t.bucket, key, 
 
 // SaveNow is Save, durably when it returns.
 func (t Table) SaveNow(key, value []byte) error {
-	return t.rows.db.write(func(tx *bbolt.Tx) error { return put(tx, t.bucket, key, value) })
+	return t.rows.putNow(t.bucket, key, value)
 }
 
 // Drop forgets a row within seconds: after a crash it may be there again.

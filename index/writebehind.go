@@ -83,6 +83,27 @@ func (s *writeBehind) put(bucket, key, value []byte) error {
 	return nil
 }
 
+// putNow is put, durably when it returns. No flush runs meanwhile, and a removal that comes before the
+// transaction is written, because a value from before a removal must not be written after it.
+func (s *writeBehind) putNow(bucket, key, value []byte) error {
+	s.flushing.Lock()
+	defer s.flushing.Unlock()
+	if err := s.put(bucket, key, value); err != nil {
+		return err
+	}
+	return s.db.write(func(tx *bbolt.Tx) error {
+		s.mu.Lock()
+		newest, ok := s.pending[rowKey{string(bucket), string(key)}]
+		s.mu.Unlock()
+		if ok && newest == nil {
+			return drop(tx, bucket, key)
+		} else if ok {
+			return put(tx, bucket, key, newest)
+		}
+		return put(tx, bucket, key, value) // it was taken out of pending because that is full
+	})
+}
+
 func (s *writeBehind) drop(bucket, key []byte) {
 	k := rowKey{string(bucket), string(key)}
 	s.enqueue(k, nil)

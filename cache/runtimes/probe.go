@@ -62,10 +62,12 @@ func Remember[T any](ctx context.Context, s *Set, q Inquiry, lasts func(T) bool,
 		if err != nil {
 			return nil, err
 		}
-		if s.save(q.Key, v, lasts(v)); lasts(v) {
+		if lasts(v) {
+			// Before others see it, because a build that is published for it needs it after a crash.
 			// Not saved costs a probe at the next start, nothing else.
 			_ = memo.Save(durableBook{s.options.Book}, "probe:"+q.Key, v)
 		}
+		s.save(q.Key, v, lasts(v))
 		return v, nil
 	})
 	if err != nil {
@@ -80,8 +82,8 @@ type Book interface {
 	SaveNow(key, value []byte) error
 }
 
-// durableBook saves what is found out before a build is published for it: otherwise that build
-// would need a worker after a crash, for which a full disk has no space.
+// durableBook saves durably, because a build that was published for what was found out would need a
+// worker after a crash, for which a full disk has no space.
 type durableBook struct{ Book }
 
 // Save implements memo.Book.
