@@ -1,0 +1,220 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+)
+
+// Options say how the helper is reached.
+type Options struct {
+	Socket  string   // of the helper's unit; "": Program is started
+	Program string   // the path of epcached-remote
+	Env     []string // of the program; nil: the daemon's
+	Log     *slog.Logger
+}
+
+// Client makes calls to remotes, by one helper process, which is started when it is needed and ends
+// when it is idle.
+type Client struct {
+	opts   Options
+	helper *helper
+
+	mu      sync.Mutex // guards the fields below
+	remotes map[string]*state
+	order   []string
+}
+
+// New returns a client. Nothing is started before the first call.
+func New(opts Options) *Client {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Client{opts: opts, helper: newHelper(opts), remotes: make(map[string]*state)}
+}
+
+// Configure replaces the remotes. Those that stay as they are keep their breaker and figures.
+func (c *Client) Configure(remotes []Config) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next := make(map[string]*state, len(remotes))
+	c.order = nil
+	for _, r := range remotes {
+		old := c.remotes[r.Name]
+		if old == nil || old.config != r {
+			old = newState(r)
+		}
+		next[r.Name] = old
+		c.order = append(c.order, r.Name)
+	}
+	c.remotes = next
+}
+
+// Close ends the helper that the client started. Calls that are under way fail.
+func (c *Client) Close() error { return c.helper.close() }
+
+// Hello asks the helper what a remote can do, without any traffic to it.
+func (c *Client) Hello(ctx context.Context, remote string) (Can, error) {
+	a, err := c.call(ctx, remote, &Request{Do: doHello}, nil, nil)
+	if err != nil || a.Can == nil {
+		return Can{}, err
+	}
+	return *a.Can, nil
+}
+
+// Look returns the cards under a key, as they are at the remote: at most one for a build key. It
+// takes no longer than the budget, and fails with ErrMissing, ErrRefused or ErrUnreachable.
+func (c *Client) Look(ctx context.Context, remote string, key Key, budget time.Duration) ([][]byte, error) {
+	a, err := c.call(ctx, remote, &Request{Do: doLook, Key: key, Budget: budget}, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	total := 0
+	for _, card := range a.Cards {
+		if total += len(card); len(card) > MaxCard || total > MaxLook || len(a.Cards) > MaxCards {
+			return nil, &Error{Class: "damaged", Remote: remote, Text: "the helper sent too many cards"}
+		}
+	}
+	if len(a.Cards) == 0 {
+		return nil, &Error{Class: "missing", Remote: remote, Text: "no card under that key"}
+	}
+	return a.Cards, nil
+}
+
+// Fetch is what a fetch needs.
+type Fetch struct {
+	Manifest []byte     // of the build, as in its card, which the caller has verified
+	Files    []*os.File // empty and writable, one for each file of the config, in that order
+	Seeds    []*os.File // readable; bytes that they have are not transferred
+	// Progress is called from one goroutine; it may be nil.
+	Progress func(Progress)
+}
+
+// Fetch writes the plain bytes of a build's files. A caller that has waited long enough ends its
+// context; the bytes that were written until then are good as a seed. The caller keeps all files
+// open until Fetch returns, and verifies them: the helper may still have them open for writing.
+func (c *Client) Fetch(ctx context.Context, remote string, f Fetch) (Progress, error) {
+	var last Progress
+	progress := func(p Progress) {
+		last = p
+		if f.Progress != nil {
+			f.Progress(p)
+		}
+	}
+	files := append(append([]*os.File(nil), f.Files...), f.Seeds...)
+	_, err := c.call(ctx, remote, &Request{Do: doFetch, Manifest: f.Manifest, Writable: len(f.Files)},
+		files, progress)
+	return last, err
+}
+
+// Blob is a blob to upload: a layer, a config, or a manifest, as portable.Writer makes them.
+type Blob struct {
+	BlobName
+	File *os.File // readable
+}
+
+// PutBlobs uploads the blobs that the remote does not have, and keeps those that it has from
+// expiring.
+func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
+	progress func(Progress)) (Sent, error) {
+	r := &Request{Do: doPutBlobs}
+	var files []*os.File
+	for _, b := range blobs {
+		r.Blobs, files = append(r.Blobs, b.BlobName), append(files, b.File)
+	}
+	a, err := c.call(ctx, remote, r, files, progress)
+	if err != nil || a.Sent == nil {
+		return Sent{}, err
+	}
+	return *a.Sent, nil
+}
+
+// PutCard puts a card, whose blobs are there, under its build key and its request keys, in the
+// current epoch. A card that is there already is not replaced.
+func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys, card []byte) (Put, error) {
+	a, err := c.call(ctx, remote, &Request{Do: doPutCard, Keys: keys, Card: card}, nil, nil)
+	if err != nil {
+		return "", err
+	}
+	return Put(a.Put), nil
+}
+
+// Lease takes, renews or releases the right to compile for all machines.
+func (c *Client) Lease(ctx context.Context, remote string, l LeaseRequest) (Lease, error) {
+	a, err := c.call(ctx, remote, &Request{Do: doLease, Lease: l}, nil, nil)
+	if err != nil || a.Lease == nil {
+		return Lease{}, err
+	}
+	return *a.Lease, nil
+}
+
+// Trust returns the remote's trust document as it is there. ErrMissing: it has none.
+func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
+	a, err := c.call(ctx, remote, &Request{Do: doTrust}, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	if len(a.Cards) != 1 || len(a.Cards[0]) > MaxTrust {
+		return nil, &Error{Class: "damaged", Remote: remote, Text: "the helper sent no trust document"}
+	}
+	return a.Cards[0], nil
+}
+
+// Check tries on the remote what the design needs of it: reading, writing, create-only writes,
+// writes that are conditional on an ETag, ranges, listing, and the clock. It leaves one small
+// object behind, check/<random>, which the lifecycle rules remove.
+func (c *Client) Check(ctx context.Context, remote string) ([]Finding, error) {
+	a, err := c.call(ctx, remote, &Request{Do: doCheck}, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return a.Check, nil
+}
+
+// call makes one call, which the breaker may refuse, and counts it.
+func (c *Client) call(ctx context.Context, remote string, r *Request, files []*os.File,
+	progress func(Progress)) (*Answer, error) {
+	c.mu.Lock()
+	s := c.remotes[remote]
+	c.mu.Unlock()
+	if s == nil {
+		return nil, &Error{Class: "unsupported", Remote: remote, Text: "it is not configured"}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	r.Version, r.Remote = Version, s.config
+	probe, err := s.enter(r.Do == doCheck || r.Do == doHello)
+	if err != nil {
+		return nil, err
+	}
+	outer := ctx
+	if r.Budget > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.Budget)
+		defer cancel()
+	}
+	a, err := c.helper.call(ctx, r, files, progress)
+	switch {
+	case outer.Err() != nil:
+		err = outer.Err()
+	case err != nil && ctx.Err() != nil:
+		err = unreachable(remote, "no answer within "+r.Budget.String())
+	case err == nil && a.Err != nil:
+		a.Err.Remote = remote
+		if classes[a.Err.Class] == nil {
+			a.Err.Class = "damaged"
+		}
+		err = a.Err
+	case err != nil:
+		err = unreachable(remote, err.Error())
+	}
+	s.leave(probe, a, err)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		c.opts.Log.Debug("remote", "remote", remote, "call", r.Do, "error", err)
+	}
+	return a, err
+}

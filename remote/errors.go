@@ -1,0 +1,47 @@
+package remote
+
+import (
+	"errors"
+	"time"
+)
+
+// What became of a call that did not succeed; errors.Is tells them apart.
+var (
+	// ErrMissing: the remote is well and does not have it. For a look-up this is a miss.
+	ErrMissing = errors.New("not there")
+	// ErrRefused: the remote said 401 or 403. It is a miss for the request; since S3 says the same
+	// of missing objects to readers that may not list, it is no failure of the remote either.
+	ErrRefused = errors.New("refused")
+	// ErrUnreachable: no answer, a server's error, the budget was used up, the helper is missing or
+	// crashed, or the breaker is open.
+	ErrUnreachable = errors.New("unreachable")
+	// ErrDamaged: the remote sent something else than was asked for. No byte of it may be used.
+	ErrDamaged = errors.New("damaged")
+	// ErrUnsupported: this kind of remote cannot do it.
+	ErrUnsupported = errors.New("not supported")
+	// ErrLocal: the files of the caller could not be read or written.
+	ErrLocal = errors.New("local error")
+)
+
+// classes are the errors as they are sent.
+var classes = map[string]error{"missing": ErrMissing, "refused": ErrRefused,
+	"unreachable": ErrUnreachable, "damaged": ErrDamaged, "unsupported": ErrUnsupported,
+	"local": ErrLocal}
+
+// Error says which remote failed, and how.
+type Error struct {
+	Class      string        // one of the keys of classes
+	Remote     string        // its name
+	Text       string        // the cause, with neither keys nor credentials
+	RetryAfter time.Duration // what the server asked for; of interest in the background only
+}
+
+// Error names the remote and the cause.
+func (e *Error) Error() string { return "remote " + e.Remote + ": " + e.Text }
+
+// Is matches the error of the class.
+func (e *Error) Is(target error) bool { return classes[e.Class] == target }
+
+func unreachable(remote, text string) *Error {
+	return &Error{Class: "unreachable", Remote: remote, Text: text}
+}

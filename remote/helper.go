@@ -1,0 +1,194 @@
+package remote
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+)
+
+// After a crash the helper is started again after a second, doubled each time.
+const (
+	backoffFirst   = time.Second
+	backoffLongest = time.Minute
+)
+
+// errHelper says that the helper ended before it answered.
+var errHelper = errors.New("epcached-remote ended without an answer")
+
+// helper is the process, or the unit that has it.
+type helper struct {
+	opts Options
+	now  func() time.Time
+
+	mu      sync.Mutex // guards the fields below
+	closed  bool
+	control *net.UnixConn // to the process that runs; nil: none does
+	ended   chan struct{} // closed when it has
+	crashes int           // in a row
+	notYet  time.Time     // when it may be started again
+}
+
+func newHelper(opts Options) *helper { return &helper{opts: opts, now: time.Now} }
+
+// call sends a request and reads the answers. A helper that ended because it was idle, just as the
+// request came, is started again.
+func (h *helper) call(ctx context.Context, r *Request, files []*os.File,
+	progress func(Progress)) (*Answer, error) {
+	for attempt := 0; ; attempt++ {
+		conn, err := h.connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		a, began, err := converse(ctx, conn, r, files, progress)
+		if err == nil || began || attempt > 0 || ctx.Err() != nil {
+			return a, err
+		}
+	}
+}
+
+func converse(ctx context.Context, conn *net.UnixConn, r *Request, files []*os.File,
+	progress func(Progress)) (_ *Answer, began bool, err error) {
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer func() {
+		stop()
+		_ = conn.Close() // cancels what the helper still does for it
+	}()
+	if err := Send(conn, r, files); err != nil {
+		return nil, false, fmt.Errorf("epcached-remote: %w", err)
+	}
+	for {
+		a := new(Answer)
+		got, err := Receive(conn, a)
+		CloseAll(got) // there should be none
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil, began, errHelper
+		case err != nil:
+			return nil, began, fmt.Errorf("epcached-remote: %w", err)
+		}
+		began = true
+		if a.Progress == nil {
+			return a, true, nil
+		}
+		if progress != nil {
+			progress(*a.Progress)
+		}
+	}
+}
+
+// connect returns a new connection to the helper.
+func (h *helper) connect(ctx context.Context) (*net.UnixConn, error) {
+	if h.opts.Socket != "" {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", h.opts.Socket)
+		if err != nil {
+			return nil, err
+		}
+		return conn.(*net.UnixConn), nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		fresh := h.control == nil
+		if fresh {
+			if err := h.start(); err != nil {
+				return nil, err
+			}
+		}
+		ours, theirs, err := Pair()
+		if err != nil {
+			return nil, err
+		}
+		err = Send(h.control, struct{}{}, []*os.File{theirs})
+		_ = theirs.Close() // the helper has its own
+		if err == nil {
+			return ours, nil
+		}
+		_ = ours.Close()
+		_ = h.control.Close()
+		h.control = nil
+		if fresh {
+			return nil, fmt.Errorf("epcached-remote: %w", err)
+		}
+	}
+}
+
+// start starts the process. The caller holds the lock.
+func (h *helper) start() error {
+	if h.closed {
+		return net.ErrClosed
+	}
+	if wait := h.notYet.Sub(h.now()); wait > 0 {
+		return fmt.Errorf("epcached-remote crashed %d times: it is started again in %v", h.crashes,
+			wait.Round(time.Millisecond))
+	}
+	control, theirs, err := Pair()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	cmd := exec.Command(h.opts.Program, "serve")
+	cmd.Env, cmd.Dir, cmd.ExtraFiles = h.opts.Env, "/", []*os.File{theirs}
+	stderr, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		h.failed()
+		return errors.Join(err, control.Close())
+	}
+	h.control, h.ended = control, make(chan struct{})
+	go h.wait(cmd, control, stderr, h.ended)
+	return nil
+}
+
+// wait passes on what the process prints, and notes its end.
+func (h *helper) wait(cmd *exec.Cmd, control *net.UnixConn, stderr io.Reader, ended chan struct{}) {
+	defer close(ended)
+	lines := bufio.NewScanner(stderr)
+	for lines.Scan() {
+		h.opts.Log.Warn("epcached-remote", "line", lines.Text())
+	}
+	// A line that is too long ends the scanner, but must not block the process.
+	_, _ = io.Copy(io.Discard, stderr)
+	err := cmd.Wait()
+	_ = control.Close()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.control == control {
+		h.control = nil
+	}
+	switch {
+	case err == nil:
+		h.crashes = 0
+	case !h.closed:
+		h.failed()
+		h.opts.Log.Warn("epcached-remote crashed", "error", err, "times", h.crashes)
+	}
+}
+
+func (h *helper) failed() {
+	wait := min(backoffFirst<<min(h.crashes, 10), backoffLongest)
+	h.crashes++
+	h.notYet = h.now().Add(wait)
+}
+
+// close ends the process, and returns when it has.
+func (h *helper) close() error {
+	h.mu.Lock()
+	h.closed = true
+	control, ended := h.control, h.ended
+	h.mu.Unlock()
+	if control == nil {
+		return nil
+	}
+	err := control.Close() // the process ends with it
+	<-ended
+	return err
+}
