@@ -33,6 +33,30 @@ func (m *Manifest) fileLayers() (out []*Descriptor) {
 	return out
 }
 
+// Layer is a file of a build, and the layers that it is in.
+type Layer struct {
+	File   File
+	Blob   Descriptor
+	Chunks *Descriptor // nil: there is no chunk list
+}
+
+// ParseLayers reads the manifest of a build, for a reader that has been told to trust it.
+func ParseLayers(file string, manifest []byte) (all []Layer, err error) {
+	c := &Card{Digest: DigestOf(manifest)}
+	if err := c.readBuild(file, manifest); err != nil {
+		return nil, err
+	}
+	for i := range c.Manifest.Layers {
+		switch d := &c.Manifest.Layers[i]; {
+		case d.MediaType == MediaFile:
+			all = append(all, Layer{File: c.Config.Files[len(all)], Blob: *d})
+		case d.MediaType == MediaChunks && len(all) > 0:
+			all[len(all)-1].Chunks = d
+		}
+	}
+	return all, nil
+}
+
 // newManifest makes the manifest of a build. The layers are those of its files, in their order.
 func newManifest(c *Config, layers []Descriptor) *Manifest {
 	return &Manifest{SchemaVersion: 2, MediaType: MediaManifest, ArtifactType: ArtifactBuild,

@@ -19,7 +19,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"lukechampine.com/blake3"
 )
 
@@ -104,11 +103,11 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 		if why := BadName(f.Name); why != "" {
 			return nil, fmt.Errorf("file %q: %s", f.Name, why)
 		}
-		d, file, err := w.layer(ctx, f, b.Copied)
+		some, file, err := w.layer(ctx, f, b.Copied)
 		if err != nil {
 			return nil, err
 		}
-		layers, c.Files = append(layers, d), append(c.Files, file)
+		layers, c.Files = append(layers, some...), append(c.Files, file)
 	}
 	m := newManifest(&c, layers)
 	raw := encode(m)
@@ -150,12 +149,12 @@ func (w *Writer) name(c *Card, raw []byte) {
 	w.index.Manifests = append(w.index.Manifests, d)
 }
 
-// layer compresses a file into a blob.
-func (w *Writer) layer(ctx context.Context, f Source, copied func(int)) (d Descriptor, out File, err error) {
+// layer compresses a file into a blob, and writes the chunk list of a large one.
+func (w *Writer) layer(ctx context.Context, f Source, copied func(int)) (d []Descriptor, out File, err error) {
 	name := path.Join(blobsDir, ".new-"+rand.Text())
 	to, err := w.root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 	if err != nil {
-		return d, out, err
+		return nil, out, err
 	}
 	defer func() {
 		if err != nil {
@@ -164,29 +163,23 @@ func (w *Writer) layer(ctx context.Context, f Source, copied func(int)) (d Descr
 	}()
 	sum, plain := sha256.New(), blake3.New(32, nil)
 	size := &counter{}
-	err = compress(io.MultiWriter(to, sum, size), io.TeeReader(&telling{ctx, f.From, copied}, plain), f.Size)
+	list, err := compress(io.MultiWriter(to, sum, size),
+		io.TeeReader(&telling{ctx, f.From, copied}, plain), f.Size)
 	if err = errors.Join(err, to.Sync(), to.Close()); err != nil {
-		return d, out, fmt.Errorf("file %q: %w", f.Name, err)
+		return nil, out, fmt.Errorf("file %q: %w", f.Name, err)
 	}
-	d = Descriptor{MediaType: MediaFile, Digest: Digest(sum.Sum(nil)), Size: size.n,
-		Annotations: map[string]string{annotationTitle: f.Name + titleSuffix}}
+	d = []Descriptor{{MediaType: MediaFile, Digest: Digest(sum.Sum(nil)), Size: size.n,
+		Annotations: map[string]string{annotationTitle: f.Name + titleSuffix}}}
+	if f.Size >= chunkedFrom {
+		chunks := descriptorOf(MediaChunks, list)
+		chunks.Data = nil
+		d = append(d, chunks)
+		if err := w.write(path.Join(blobsDir, chunks.Digest.Hex()), list); err != nil {
+			return nil, out, err
+		}
+	}
 	out = File{f.Name, f.Size, Hash(plain.Sum(nil))}
-	return d, out, w.root.Rename(name, path.Join(blobsDir, d.Digest.Hex()))
-}
-
-// compress writes one frame of zstd, which is the same for the same bytes.
-func compress(to io.Writer, from io.Reader, size int64) error {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault),
-		zstd.WithZeroFrames(true))
-	if err != nil {
-		return err
-	}
-	enc.ResetContentSize(to, size)
-	n, err := io.Copy(enc, io.LimitReader(from, size+1))
-	if err == nil && n != size {
-		err = fmt.Errorf("it has another size than %d", size)
-	}
-	return errors.Join(err, enc.Close())
+	return d, out, w.root.Rename(name, path.Join(blobsDir, d[0].Digest.Hex()))
 }
 
 type counter struct{ n int64 }

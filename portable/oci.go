@@ -8,7 +8,7 @@ import (
 )
 
 // Media types and annotations. Layers of other types than MediaFile are not files of the build, and
-// are left alone: a later version puts the list of a file's chunks behind it, as MediaChunks.
+// are left alone. The chunk list of a large file is behind it, as MediaChunks.
 const (
 	MediaManifest = "application/vnd.oci.image.manifest.v1+json"
 	MediaIndex    = "application/vnd.oci.image.index.v1+json"
@@ -18,7 +18,7 @@ const (
 	ArtifactCard  = "application/vnd.epcached.card.v1"
 	MediaConfig   = "application/vnd.epcached.build.config.v1+json"
 	MediaFile     = "application/vnd.epcached.file.v1+zstd"
-	MediaChunks   = "application/vnd.epcached.chunks.v1" // nothing writes it yet
+	MediaChunks   = "application/vnd.epcached.chunks.v1"
 	MediaBundle   = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 	annotationTitle = "org.opencontainers.image.title"
