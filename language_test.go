@@ -33,6 +33,7 @@ var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/mat
 	"cmd/epcachectl/internal/term",
 	"internal/apierr", "internal/bytesize", "internal/config", "internal/flock", "internal/keyed",
 	"internal/memo", "internal/ttlcache", "internal/parallel", "internal/sparse", "internal/suggest",
+	"internal/usage",
 	"internal/tomlfile", "internal/watch", "internal/filestamp",
 	"epmodel", "unixsock", "unixsock/wire", "clients/epcache", "clients/conformance",
 	"clients/conformance/drivers/epcachectl", "clients/conformance/drivers/go",

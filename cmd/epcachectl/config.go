@@ -35,7 +35,7 @@ The default FILE is the user's: $XDG_CONFIG_HOME/epcached/epcached.toml, or
 a running daemon are not known here; see epcached --check-config.` + exit.Help(configCodes...),
 		Example: `  epcachectl config check
   epcachectl config show ./epcached.toml`,
-		Args: cli.UsageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newConfigCheck(a), newConfigShow(a))
@@ -52,7 +52,7 @@ column. It warns of fields that were removed and have no effect.
 Run it as the daemon's user, because it tests whether [space] unpacked_dir can be written. Nothing
 else that the file names is opened or made.` + exit.Help(configCodes...),
 		Example: "  epcachectl config check\n  epcachectl config check ./epcached.toml",
-		Args:    cli.UsageArgs(cobra.MaximumNArgs(1)),
+		Args:    cli.UsageArgs(0, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, load := configFile(args)
 			s, err := load(file)
@@ -80,7 +80,7 @@ func newConfigShow(a *cli.Call) *cobra.Command {
 including defaults, and where it comes from. The output is itself a configuration file. If there is
 no file, it prints the defaults.` + exit.Help(configCodes...),
 		Example: "  epcachectl config show",
-		Args:    cli.UsageArgs(cobra.MaximumNArgs(1)),
+		Args:    cli.UsageArgs(0, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, load := configFile(args)
 			s, err := load(file)

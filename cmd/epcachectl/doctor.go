@@ -26,7 +26,7 @@ Each finding says what is wrong, why it matters and what to do. Warnings do not 
 Status 1 means that there are problems. A daemon that the next program will start is no problem.`,
 		Example: `  epcachectl doctor
   epcachectl doctor --python .venv/bin/python`,
-		Args: cli.UsageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := a.WithDeadline(cmd.Context())
 			defer cancel()

@@ -65,7 +65,7 @@ Users see their own builds and the shared ones that they requested. ENTRY is as 
 			if svg {
 				err = draw(ctx, a, c, entries)
 			} else {
-				err = usage(ctx, a, c, &request)
+				err = usageText(ctx, a, c, &request)
 			}
 			return exit.WithVerb("du", modelfile.AsGiven(err, args, entries))
 		}),
@@ -87,7 +87,7 @@ func draw(ctx context.Context, a *cli.Call, c *unixsock.Client, entries []string
 }
 
 // usage asks for all pages, and prints the models of each as soon as all of their builds are there.
-func usage(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Usage) error {
+func usageText(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Usage) error {
 	out := &usagePrinter{p: a.Print, json: a.JSON, entries: len(request.Entries),
 		array: term.NewArray(a.Print, "  "), table: term.NewColumns(a.Print)}
 	err := a.WithProgress(func(progress func(*wire.Progress)) error {

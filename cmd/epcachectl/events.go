@@ -36,7 +36,7 @@ may see.
 daemon, and misses and repeats nothing. --json prints one object a line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl events --since 1d
   epcachectl events --follow --json | jq 'select(.kind == "withheld")'`,
-		Args: cli.UsageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var from time.Time
 			var err error

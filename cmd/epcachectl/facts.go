@@ -26,7 +26,7 @@ func newFacts(a *cli.Call) *cobra.Command {
 		Long: `facts prints, as JSON, the runtimes and devices of this machine, as far as they decide
 which builds its applications ask for. Give the file to export --for on the machine that compiles.` + exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl facts > device.json",
-		Args:    cli.UsageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(0, 0),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, _ []string) error {
 			reply, err := cli.AskWithProgress[wire.ProbeReply](ctx, a, c, &wire.Probe{})
 			if err != nil {

@@ -36,7 +36,7 @@ line says by how much (short_bytes with --json), and the exit status is 8.
 With -n it prints the plan, evicts nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
 		Example: `  epcachectl gc -n
   epcachectl gc 20GiB -n`,
-		Args: cli.UsageArgs(cobra.MaximumNArgs(1)),
+		Args: cli.UsageArgs(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			named := cmd.Flags().Changed("to")
 			if named && len(args) > 0 {

@@ -51,7 +51,7 @@ them. Importing again changes nothing.
 		Example: `  epcachectl import /media/stick/models.tar
   epcachectl import models.tar --trust ci.pub --pin
   ssh builder epcachectl export --all --key ci.key --to - | epcachectl import -`,
-		Args: cli.UsageArgs(cobra.ExactArgs(1)),
+		Args: cli.UsageArgs(1, 1),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
 			return im.run(ctx, c, args[0])
 		}),

@@ -77,7 +77,7 @@ func newInspect(a *cli.Call) *cobra.Command {
 metadata, EPContext nodes with all attributes, and the files that it refers to. Faults that keep a
 compiled model from loading are printed as its problem, and give exit status 4.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NotAllowed),
 		Example: "  epcachectl inspect mobilenet_ctx.onnx",
-		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
+		Args:    cli.UsageArgs(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out, err := inspect(cmd.Context(), args[0])
 			if err != nil {

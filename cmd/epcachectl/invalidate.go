@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"math"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -38,7 +39,7 @@ type changeWords struct{ done, would, dryRun string }
 func change(a *cli.Call, cmd *cobra.Command, words changeWords, request proto.Message,
 	entries *[]string, dryRun *bool) *cobra.Command {
 	cmd.Flags().BoolVarP(dryRun, "dry-run", "n", false, words.dryRun)
-	cmd.Args = cli.UsageArgs(cobra.MinimumNArgs(1))
+	cmd.Args = cli.UsageArgs(1, math.MaxInt)
 	cmd.RunE = a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
 		if *entries, err = modelfile.Entries(ctx, args); err != nil {
 			return err

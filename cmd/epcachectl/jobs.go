@@ -37,7 +37,7 @@ Users see what they may see. --json prints an object with the lists "jobs" and "
   epcachectl jobs follow 6524d4
   epcachectl jobs cancel --all
   epcachectl jobs retry mobilenet.onnx`,
-		Args: cli.UsageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
@@ -290,7 +290,7 @@ alive: the job ends when all requests for it have ended, unless it runs in the b
 
 Status 1 means that the compile failed or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",
-		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
+		Args:    cli.UsageArgs(1, 1),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
 			listed, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 			if err != nil {

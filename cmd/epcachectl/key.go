@@ -23,7 +23,7 @@ func newKey(a *cli.Call) *cobra.Command {
 digest: the request as the daemon understood it, without defaults and with values in one spelling.
 Nothing is looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
-		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
+		Args:    cli.UsageArgs(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := g.Request.CompleteOrEP(); err != nil {
 				return err

@@ -35,7 +35,7 @@ prints a list of objects.
 On a terminal the builds used last come first, below a line with what all have in common.
 -l prints every column, and the paths of models that the caller may know.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
-		Args:    cli.UsageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(cmd.Context(), a, &filter, long)
 		},

@@ -10,20 +10,19 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/internal/usage"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -66,8 +65,8 @@ func newRoot(a *cli.Call) *cobra.Command {
 		Use:     "epcachectl",
 		Short:   "get, inspect and manage compiled ONNX models",
 		Version: a.Version,
-		Long: `epcachectl requests compiled ONNX models from the epcached daemon, and shows and
-changes what the daemon stores.
+		Long: `epcachectl requests compiled ONNX models from the epcached daemon, and shows and changes
+what the daemon stores.
 
 It finds the daemon by --socket, then EPCACHE_SOCKET, then the user's own socket, then the
 system's. If no daemon runs, it starts the user's own (except status, doctor and stop), from
@@ -79,7 +78,7 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
   epcachectl list`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cli.UsageArgs(cobra.NoArgs),
+		Args:          cli.UsageArgs(0, 0),
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	flags := root.PersistentFlags()
@@ -95,18 +94,7 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 		}
 		return nil
 	}
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		wrong, is := errors.AsType[*pflag.InvalidValueError](err)
-		if is && len(wrong.GetValue()) > 100 { // the value may be a whole file
-			err = fmt.Errorf("--%s: invalid value "+
-				"%q", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
-		}
-		hint := cmd.CommandPath() + " --help"
-		if unknown, is := errors.AsType[*pflag.NotExistError](err); is {
-			hint = cmp.Or(exit.DidYouMean("--", unknown.GetSpecifiedName(), cli.FlagNames(cmd)...), hint)
-		}
-		return exit.Usage(exit.Hint(err, hint))
-	})
+	usage.Set(root, cli.UsageError)
 	for _, verb := range []func(*cli.Call) *cobra.Command{
 		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe, newCheck, newRepair,
 		newInvalidate, newRm, newPin, newUnpin, newGc, newDu, newPack, newUnpack, newWhy, newEvents,
@@ -127,7 +115,7 @@ func newVersion(a *cli.Call) *cobra.Command {
 		Long: `version prints the version of epcachectl and of the protocol that it speaks. status prints
 the daemon's version.` + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl version",
-		Args:    cli.UsageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			if a.JSON {
 				return a.Print.JSON(jsonout.Object{"version": a.Version, "protocol": unixsock.Version})
@@ -145,6 +133,9 @@ func addCompletion(root *cobra.Command) {
 	if err != nil || completion == root {
 		return // this version of cobra has none
 	}
+	completion.Short = "print the completions of a shell"
+	completion.Args = cli.UsageArgs(0, 0)
+	completion.RunE = root.RunE
 	completion.Long = strings.TrimSpace(completion.Long) + exit.Help(exit.Done, exit.BadUsage)
 	const bash = "  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl"
 	const fish = "  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish"
@@ -154,7 +145,7 @@ func addCompletion(root *cobra.Command) {
 		"powershell": "  epcachectl completion powershell | Out-String | Invoke-Expression",
 	} {
 		if cmd, _, err := completion.Find([]string{shell}); err == nil {
-			cmd.Example = example
+			cmd.Args, cmd.Example = cli.UsageArgs(0, 0), example
 			cmd.Long = strings.TrimSpace(cmd.Long) + exit.Help(exit.Done, exit.BadUsage)
 		}
 	}

@@ -15,6 +15,10 @@ func TestMistypedWordsHaveASuggestion(t *testing.T) {
 	newStandIn(t).serve()
 	for line, want := range map[string]string{
 		"lst":                              "did you mean list?",
+		"lits":                             "did you mean list?",
+		"help sohw":                        "did you mean show?",
+		"completion bsh":                   "did you mean bash?",
+		"show":                             "usage: epcachectl show",
 		"jobs folow x":                     "did you mean follow?",
 		"list --modl x":                    "did you mean --model?",
 		"get m --ep E --on-miss backgrund": "did you mean background?",

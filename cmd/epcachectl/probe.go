@@ -34,7 +34,7 @@ changed.
 nothing, and prints configuration for epcached --config.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl probe
   epcachectl probe --find >> epcached.toml`,
-		Args: cli.UsageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if find {
 				return findRuntimes(cmd.Context(), a, runtime)

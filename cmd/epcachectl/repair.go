@@ -35,7 +35,7 @@ Counters and last uses are lost; builds are not.` +
 		Example: `  epcachectl repair -n
   epcachectl repair
   epcachectl repair --quick --rebuild-index`,
-		Args: cli.UsageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			request.Repair, request.Deep = !dryRun, !quick
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {

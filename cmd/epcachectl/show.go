@@ -34,7 +34,7 @@ model's name. If a file of that name exists, its digest is computed and used.
 same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl show mobilenet.onnx
   epcachectl show mobilenet.onnx --tensors`,
-		Args: cli.UsageArgs(cobra.ExactArgs(1)),
+		Args: cli.UsageArgs(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				entry, err := modelfile.Entry(ctx, args[0])

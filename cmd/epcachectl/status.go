@@ -30,7 +30,7 @@ hits and the time that they saved, and the space in use. --watch repeats that un
 interrupted, also over restarts of the daemon; with --json it prints an object a line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl status --json
   epcachectl status --watch --every 1s`,
-		Args: cli.UsageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
 				return exit.Usagef("--every %v: must be 100ms or more", every)

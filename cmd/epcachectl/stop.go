@@ -36,7 +36,7 @@ It starts no daemon itself, but systemd does when stop connects to a socket of s
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl stop
   epcachectl stop --json --socket /run/epcached/epcached.sock`,
-		Args: cli.UsageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.Looks = true
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {

@@ -23,7 +23,7 @@ func newTrust(a *cli.Call) *cobra.Command {
 one that exports has the private key; those that import have the public one, in the daemon's
 configuration (trust = ["/etc/epcached/trust.d/ci.pub"]) or with import --trust.` + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl trust keygen ci\n  epcachectl trust show ci.pub",
-		Args:    cli.UsageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(0, 0),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newTrustShow(a), newTrustKeygen(a))
@@ -41,7 +41,7 @@ A public key can be narrowed by lines behind the first one of its file, followed
 EPs, Builders and Requests with names or keys, and Not-After with a date.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotAllowed),
 		Example: "  epcachectl trust keygen ci",
-		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
+		Args:    cli.UsageArgs(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			private, public, id, err := portable.GenerateKey()
 			if err != nil {

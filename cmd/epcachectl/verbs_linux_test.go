@@ -327,6 +327,7 @@ func TestHelp(t *testing.T) {
 		}
 	}
 	require.Equal(t, exit.BadUsage, call(t, "frobnicate").code)
+	require.Equal(t, call(t, "list", "--help").out, call(t, "help", "list").out)
 }
 
 func TestNamesCannotDrive(t *testing.T) {

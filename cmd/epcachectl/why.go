@@ -42,7 +42,7 @@ that is stored of it. Only fields that differ are printed; --all prints every fi
 Status 0 means that a build is served, 3 that there is none (get would compile).`,
 		Example: `  epcachectl why mobilenet.onnx --ep OpenVINOExecutionProvider:CPU --dim batch=1
   epcachectl why 3f2a9c01`,
-		Args: cli.UsageArgs(cobra.ExactArgs(1)),
+		Args: cli.UsageArgs(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			asked := slices.ContainsFunc(r.FlagNames(), cmd.Flags().Changed)
 			if asked {

@@ -129,6 +129,18 @@ func init() { runtime.LockOSThread() }
 // version is set by the linker for releases.
 var version = "0.1.0-dev"
 
+const help = `epcached-ort is the worker of epcached, which starts it for each job. It loads ONNX Runtime and an
+execution provider, compiles or loads one model, and exits. There is no need to start it yourself.
+
+epcached expects it in its own directory. The key worker of the configuration names another path.
+
+Usage:
+  epcached-ort --help | --version
+
+Examples:
+  epcached-ort --version
+`
+
 func main() { os.Exit(run(os.Args[1:])) }
 
 func failed(status int, err error) int {
@@ -155,9 +167,12 @@ func run(args []string) int {
 	case len(args) == 1 && args[0] == "--version":
 		fmt.Println("epcached-ort", version)
 		return workerproto.ExitDone
+	case len(args) == 1 && (args[0] == "--help" || args[0] == "-h"):
+		fmt.Print(help)
+		return workerproto.ExitDone
 	case len(args) == 1 && args[0] == "work":
 		return work()
 	}
-	return failed(workerproto.ExitSetup, errors.New("this is the worker of epcached, which "+
-		"starts it by itself; put it beside epcached, or name it in the configuration"))
+	return failed(workerproto.ExitSetup, errors.New("only epcached starts this program\n"+
+		"epcached-ort: hint: epcached-ort --help"))
 }

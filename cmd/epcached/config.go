@@ -40,25 +40,28 @@ type call struct {
 }
 
 func (c *call) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.state, "state", "", "state directory `DIR`, where builds are stored")
-	f.StringVar(&c.socket, "socket", "", "Unix socket `PATH` to answer on")
-	f.StringVar(&c.workers, "worker-socket", "", "Unix socket `PATH` of the systemd unit that starts workers")
-	f.StringArrayVar(&c.runtimes, "runtime", nil, "`DIR` with ONNX Runtime and execution providers, made by pip --target or as a virtual environment; repeatable")
-	f.StringVar(&c.config, "config", "", "configuration `FILE` (TOML)")
-	f.BoolVar(&c.check, "check-config", false, "print the configuration and the origin of each "+
-		"value, and exit")
-	f.StringVar(&c.idleExit, "idle-exit", "", "exit after `DURATION` without connection, lease or job, such as 15m; 0s: never")
+	f.StringVar(&c.state, "state", "", "store builds in the directory `DIR`")
+	f.StringVar(&c.socket, "socket", "", "serve clients at the Unix socket `PATH`")
+	f.StringVar(&c.workers, "worker-socket", "",
+		"start workers by the systemd unit with the Unix socket `PATH`")
+	f.StringArrayVar(&c.runtimes, "runtime", nil, "use the runtime in `DIR`, which pip --target made, "+
+		"or a virtual environment; repeatable")
+	f.StringVar(&c.config, "config", "", "read the configuration `FILE` (TOML)")
+	f.BoolVar(&c.check, "check-config", false, "print each value of the configuration and where it "+
+		"comes from, and exit")
+	f.StringVar(&c.idleExit, "idle-exit", "",
+		"exit after `DURATION` without connections, leases and jobs, such as 15m; 0s: never")
 	f.BoolVar(&c.autostart, "autostart", false, "start the user's own daemon in the background, "+
 		"and return when it answers")
 	f.BoolVar(&c.detached, "detached", false, "")
 	f.Lookup("detached").Hidden = true
-	f.Func("log-level", "lowest `LEVEL` to log: debug, info, warn or error", c.setLogLevel)
+	f.Func("log-level", "log messages of `LEVEL` and above: debug, info, warn or error", c.setLogLevel)
 }
 
 // setLogLevel takes the configuration's words.
 func (c *call) setLogLevel(text string) error {
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
-		return fmt.Errorf("log level %q: it must be debug, info, warn or error", text)
+		return errors.New("it must be debug, info, warn or error")
 	}
 	c.logLevel = text
 	return nil

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -36,7 +37,7 @@ func runThrough(t *testing.T, program, environment []string, args ...string) (st
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
-func TestVersionAndHelp(t *testing.T) {
+func TestHelp(t *testing.T) {
 	status, out, errs := runToEnd(t, nil, "--version")
 	require.Zero(t, status)
 	require.Contains(t, out, "epcached")
@@ -47,9 +48,15 @@ func TestVersionAndHelp(t *testing.T) {
 	require.Zero(t, status)
 	require.Empty(t, errs)
 	for _, flag := range []string{"--state DIR", "--socket PATH", "--runtime DIR", "--config FILE",
-		"--log-level", "Exit status"} {
+		"--log-level", "Exit status:\n    0  stopped", "Examples:\n  epcached --runtime"} {
 		require.Contains(t, out, flag)
 	}
+	for line := range strings.Lines(out) {
+		require.LessOrEqual(t, len(line), 101, line)
+	}
+	worker, err := exec.Command(filepath.Join(programs, "epcached-ort"), "--help").Output()
+	require.NoError(t, err)
+	require.Contains(t, string(worker), "Examples:\n  epcached-ort --version")
 }
 
 func TestWrongFlags(t *testing.T) {

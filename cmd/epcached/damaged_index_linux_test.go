@@ -57,7 +57,7 @@ func TestDaemonWithADamagedIndexEndsAndTheNextOneRepairsIt(t *testing.T) {
 	require.ErrorAs(t, d.err, &exit)
 	require.Equal(t, exitDamage, exit.ExitCode())
 	require.Equal(t, 1, strings.Count(d.log.String(), "index.db is damaged"), d.log.String())
-	require.Contains(t, d.log.String(), "hint: restart it")
+	require.Contains(t, d.log.String(), "hint: start it again")
 
 	d = s.start(t)
 	require.Equal(t, "hit", get(t, d.dial(), kept, onMissFail).Outcome)

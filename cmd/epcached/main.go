@@ -25,6 +25,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/internal/slowfile"
+	"github.com/epcached/epcached/internal/usage"
 )
 
 // version is set by the linker for releases.
@@ -48,15 +49,12 @@ func main() {
 	os.Exit(code)
 }
 
-func noArguments(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q: only flags are accepted", args[0])}
-	}
-	return nil
-}
-
 // usageError is a mistake in the call or in the configuration, not in the world.
 type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func wrongCall(e *usage.Error) error { return usageError{e} }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var c call
@@ -64,29 +62,33 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Use:   "epcached [flags]",
 		Short: "keep compiled ONNX Runtime models and serve them to local applications",
 		Long: `epcached compiles each ONNX model once on this machine, stores the result, and serves it to
-applications over a Unix socket. It stays in the foreground. SIGTERM stops it after the running
-requests are answered.
+applications over a Unix socket. It runs in the foreground. SIGTERM stops it after it has answered
+the running requests.
 
-It needs a runtime: a directory with ONNX Runtime and a plugin execution provider, such as
+It needs a runtime: a directory with ONNX Runtime and a plugin execution provider. This makes one:
 
     pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino
 
 Flags override the configuration file, which overrides the defaults. --check-config prints the
-values in effect, or all mistakes. doc/configuration.md describes the file. The daemon reloads the
-file and its rules when they change, and upon SIGHUP.
+values in effect, or all mistakes. doc/configuration.md describes the file. The daemon reads the
+file and its rules again when they change, and upon SIGHUP.
 
-The state and socket are by default, for root, /var/lib/epcached and /run/epcached/epcached.sock;
-for a user $XDG_STATE_HOME/epcached (~/.local/state/epcached) and $XDG_RUNTIME_DIR/epcached.
+By default, root's daemon has the state directory /var/lib/epcached and the socket
+/run/epcached/epcached.sock. A user's daemon has ~/.local/state/epcached (see XDG_STATE_HOME) and
+$XDG_RUNTIME_DIR/epcached/epcached.sock.
 
-With --autostart it starts the user's own daemon in the background, with the configuration
-$XDG_CONFIG_HOME/epcached/epcached.toml, and returns when that answers. Clients do the same. That
-daemon logs to epcached.log in its state directory, and exits after 15 idle minutes.
+--autostart starts the user's own daemon in the background, and returns when it answers; clients
+start it in the same way. It reads ~/.config/epcached/epcached.toml (see XDG_CONFIG_HOME), logs to
+epcached.log in its state directory, and exits when it was not used for 15 minutes.
 
-Exit status: 0 stopped, 1 failed, 2 wrong flags or configuration, 4 the index is damaged: restart
-it, and it rebuilds the index from its manifests before it serves.`,
+Exit status:
+    0  stopped
+    1  failed
+    2  wrong flags or configuration
+    4  the index is damaged: start epcached again, and it rebuilds the index first`,
 		Example:       "  epcached --runtime ./runtime --state ./state --socket ./epcached.sock",
 		Version:       version,
-		Args:          noArguments,
+		Args:          usage.Arguments(0, 0, wrongCall),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -115,18 +117,22 @@ it, and it rebuilds the index from its manifests before it serves.`,
 	cmd.SetArgs(args)
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	usage.Set(cmd, wrongCall)
 	err := cmd.ExecuteContext(ctx)
 	if err == nil {
 		return 0
 	}
-	if _, usage := errors.AsType[usageError](err); usage {
-		logs.WriteFatal(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: epcached --help", err))
+	if wrong, is := errors.AsType[usageError](err); is {
+		hint := "epcached --help"
+		if call, is := errors.AsType[*usage.Error](wrong); is {
+			hint = call.Hint
+		}
+		logs.WriteFatal(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: %s", err, hint))
 		return exitUsage
 	}
 	if _, damaged := errors.AsType[damagedError](err); damaged {
-		logs.WriteFatal(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: restart it: it makes "+
-			"the index from the manifests before it serves", err))
+		logs.WriteFatal(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: start it again: it "+
+			"rebuilds the index before it serves", err))
 		return exitDamage
 	}
 	text := fmt.Sprintf("epcached: %v", err)

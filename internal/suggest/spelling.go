@@ -3,38 +3,41 @@ package suggest
 
 import "iter"
 
-// Closest gives the known name that is at most two letters away and not another word altogether, "" if there is none; of equally near
-// ones the first in the order of the alphabet.
+// Closest returns the known name that is at most two letters away and not another word altogether,
+// "" if there is none; of equally near ones the first in the order of the alphabet.
 func Closest(name string, known iter.Seq[string]) string {
 	best, least := "", 0
 	for k := range known {
 		d := distance(name, k)
-		if d < 3 && 3*d < len(k) && (best == "" || d < least || d == least && k < best) {
+		if d < 3 && 3*d <= len(k) && (best == "" || d < least || d == least && k < best) {
 			best, least = k, d
 		}
 	}
 	return best
 }
 
-// distance counts the letters that must be added, left out or replaced to make b of a. Long names are of no interest.
+// distance counts the letters that must be added, left out, replaced or swapped with their neighbour
+// to make b of a. Long names are of no interest.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64
 	}
-	row := make([]int, len(b)+1)
+	row, last, before := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
+		row, last, before = before, row, last
 		row[0] = i + 1
 		for j := range len(b) {
-			step := diagonal
+			step := last[j]
 			if a[i] != b[j] {
 				step++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(step, row[j]+1, row[j+1]+1)
+			row[j+1] = min(step, row[j]+1, last[j+1]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], before[j-1]+1)
+			}
 		}
 	}
 	return row[len(b)]

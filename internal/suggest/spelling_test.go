@@ -11,11 +11,13 @@ import (
 func TestClosest(t *testing.T) {
 	known := []string{"soc_model", "soc_mode1", "backend_path", "jobs", "job"}
 	for name, want := range map[string]string{
-		"soc_modle":             "soc_mode1", // both are two letters away: the first in order
+		"soc_modle":             "soc_model", // swapped letters are one mistake
+		"soc_modeq":             "soc_mode1", // both are a letter away: the first in order
 		"soc-model":             "soc_model",
 		"backend_pth":           "backend_path",
 		"bakcend_path":          "backend_path",
-		"jobz":                  "jobs",
+		"jobz":                  "job", // as near as jobs
+		"ojb":                   "job",
 		"cat":                   "", // another word
 		"":                      "",
 		strings.Repeat("a", 65): "",
@@ -30,7 +32,7 @@ func TestDistance(t *testing.T) {
 		a, b string
 		want int
 	}{{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"abc", "abc", 0}, {"kitten", "sitting", 3},
-		{"ab", "ba", 2}, {"flaw", "lawn", 2}} {
+		{"ab", "ba", 1}, {"sohw", "show", 1}, {"flaw", "lawn", 2}} {
 		require.Equal(t, c.want, distance(c.a, c.b), c)
 	}
 }

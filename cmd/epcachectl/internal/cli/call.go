@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -17,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/internal/usage"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -136,26 +136,13 @@ func (a *Call) PrintForScripts(dryRun bool, reply proto.Message) error {
 	return a.Print.JSON(out)
 }
 
-// UsageArgs gives cobra's complaints about arguments the exit code for usage.
-func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			var verbs []string
-			for _, verb := range cmd.Commands() {
-				verbs = append(verbs, verb.Name())
-			}
-			hint := exit.DidYouMean("", append(args, "")[0], verbs...)
-			return exit.Usage(exit.Hint(err, cmp.Or(hint, cmd.CommandPath()+" --help")))
-		}
-		return nil
-	}
+// UsageArgs checks the number of a verb's arguments.
+func UsageArgs(least, most int) cobra.PositionalArgs {
+	return usage.Arguments(least, most, UsageError)
 }
 
-// FlagNames lists the flags of a verb.
-func FlagNames(cmd *cobra.Command) (names []string) {
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	return names
-}
+// UsageError gives a mistake in a call its exit code and its hint.
+func UsageError(e *usage.Error) error { return exit.Usage(exit.Hint(e, e.Hint)) }
 
 // setter is a flag whose values are taken one by one, in the order in which they stand.
 type setter struct {
