@@ -202,6 +202,7 @@ var allowed = map[string][]string{
 	"clients/epcache":                        {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/workerproto", "compilers/ort"},
+	"cmd/epcached-remote":                    {"portable", "remote"},
 	"cache": {
 		"cache/answer",
 		"cache/build",
@@ -289,6 +290,24 @@ func TestImportsPointOneWay(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The daemon opens no network connection: what speaks HTTP and S3 is in the helper alone.
+func TestOnlyTheHelperHasTheNetwork(t *testing.T) {
+	network := func(program string) (found []string) {
+		out, err := exec.Command("go", "list", "-deps", "./cmd/"+program).Output()
+		require.NoError(t, err)
+		for dep := range strings.FieldsSeq(string(out)) {
+			if dep == "net/http" || strings.HasPrefix(dep, "github.com/minio/") {
+				found = append(found, dep)
+			}
+		}
+		return found
+	}
+	for _, program := range []string{"epcached", "epcachectl", "epcached-ort"} {
+		require.Empty(t, network(program), program)
+	}
+	require.NotEmpty(t, network("epcached-remote"))
 }
 
 // maxProductionLines bounds the code that has to be read, tested and moved: the packages that the

@@ -151,13 +151,19 @@ const maxWindow = 32 << 20
 // Extract writes the plain bytes of a build's file, and checks them and the blob that they are in.
 // If it fails, the bytes that it has written must not be used. copied is called with bytes as they are written.
 func (b *Bundle) Extract(ctx context.Context, c *Card, i int, to io.Writer, copied func(int)) error {
-	d, want := c.Manifest.fileLayers()[i], c.Config.Files[i]
-	name := path.Join(blobsDir, d.Digest.Hex())
+	l := Layer{File: c.Config.Files[i], Blob: *c.Manifest.fileLayers()[i]}
+	name := path.Join(blobsDir, l.Blob.Digest.Hex())
 	blob, err := b.from.open(name)
 	if err != nil {
 		return missing(name, err)
 	}
 	defer blob.Close()
+	return l.Unpack(ctx, name, blob, to, copied)
+}
+
+// Unpack writes the plain bytes of a file, as Bundle.Extract does.
+func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.Writer, copied func(int)) error {
+	d, want := &l.Blob, &l.File
 	sum, plain, size := sha256.New(), blake3.New(32, nil), &counter{}
 	whole := io.TeeReader(io.LimitReader(&telling{ctx, blob, nil}, d.Size+1), io.MultiWriter(sum, size))
 	dec, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),

@@ -58,7 +58,7 @@ func (c *Client) Close() error { return c.helper.close() }
 
 // Hello asks the helper what a remote can do, without any traffic to it.
 func (c *Client) Hello(ctx context.Context, remote string) (Can, error) {
-	a, err := c.call(ctx, remote, &Request{Do: doHello}, nil, nil)
+	a, err := c.call(ctx, remote, &Request{Do: DoHello}, nil, nil)
 	if err != nil || a.Can == nil {
 		return Can{}, err
 	}
@@ -68,7 +68,7 @@ func (c *Client) Hello(ctx context.Context, remote string) (Can, error) {
 // Look returns the cards under a key, as they are at the remote: at most one for a build key. It
 // takes no longer than the budget, and fails with ErrMissing, ErrRefused or ErrUnreachable.
 func (c *Client) Look(ctx context.Context, remote string, key Key, budget time.Duration) ([][]byte, error) {
-	a, err := c.call(ctx, remote, &Request{Do: doLook, Key: key, Budget: budget}, nil, nil)
+	a, err := c.call(ctx, remote, &Request{Do: DoLook, Key: key, Budget: budget}, nil, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +89,8 @@ type Fetch struct {
 	Manifest []byte     // of the build, as in its card, which the caller has verified
 	Files    []*os.File // empty and writable, one for each file of the config, in that order
 	Seeds    []*os.File // readable; bytes that they have are not transferred
+	// Background: no request waits for it, so that Config.Rate bounds it.
+	Background bool
 	// Progress is called from one goroutine; it may be nil.
 	Progress func(Progress)
 }
@@ -105,8 +107,8 @@ func (c *Client) Fetch(ctx context.Context, remote string, f Fetch) (Progress, e
 		}
 	}
 	files := append(append([]*os.File(nil), f.Files...), f.Seeds...)
-	_, err := c.call(ctx, remote, &Request{Do: doFetch, Manifest: f.Manifest, Writable: len(f.Files)},
-		files, progress)
+	_, err := c.call(ctx, remote, &Request{Do: DoFetch, Manifest: f.Manifest, Writable: len(f.Files),
+		Slowly: f.Background}, files, progress)
 	return last, err
 }
 
@@ -120,7 +122,7 @@ type Blob struct {
 // expiring.
 func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 	progress func(Progress)) (Sent, error) {
-	r := &Request{Do: doPutBlobs}
+	r := &Request{Do: DoPutBlobs}
 	var files []*os.File
 	for _, b := range blobs {
 		r.Blobs, files = append(r.Blobs, b.BlobName), append(files, b.File)
@@ -135,7 +137,18 @@ func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 // PutCard puts a card, whose blobs are there, under its build key and its request keys, in the
 // current epoch. A card that is there already is not replaced.
 func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys, card []byte) (Put, error) {
-	a, err := c.call(ctx, remote, &Request{Do: doPutCard, Keys: keys, Card: card}, nil, nil)
+	a, err := c.call(ctx, remote, &Request{Do: DoPutCard, Keys: keys, Card: card}, nil, nil)
+	if err != nil {
+		return "", err
+	}
+	return Put(a.Put), nil
+}
+
+// Renew keeps a build that is still used from expiring: unless the current epoch has a card of it, it
+// keeps the build's blobs, which are at the remote, and puts the card, which the caller has verified,
+// into the current epoch.
+func (c *Client) Renew(ctx context.Context, remote string, keys CardKeys, card []byte) (Put, error) {
+	a, err := c.call(ctx, remote, &Request{Do: DoRenew, Keys: keys, Card: card}, nil, nil)
 	if err != nil {
 		return "", err
 	}
@@ -144,7 +157,7 @@ func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys, card
 
 // Lease takes, renews or releases the right to compile for all machines.
 func (c *Client) Lease(ctx context.Context, remote string, l LeaseRequest) (Lease, error) {
-	a, err := c.call(ctx, remote, &Request{Do: doLease, Lease: l}, nil, nil)
+	a, err := c.call(ctx, remote, &Request{Do: DoLease, Lease: l}, nil, nil)
 	if err != nil || a.Lease == nil {
 		return Lease{}, err
 	}
@@ -153,7 +166,7 @@ func (c *Client) Lease(ctx context.Context, remote string, l LeaseRequest) (Leas
 
 // Trust returns the remote's trust document as it is there. ErrMissing: it has none.
 func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
-	a, err := c.call(ctx, remote, &Request{Do: doTrust}, nil, nil)
+	a, err := c.call(ctx, remote, &Request{Do: DoTrust}, nil, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +180,7 @@ func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
 // writes that are conditional on an ETag, ranges, listing, and the clock. It leaves one small
 // object behind, check/<random>, which the lifecycle rules remove.
 func (c *Client) Check(ctx context.Context, remote string) ([]Finding, error) {
-	a, err := c.call(ctx, remote, &Request{Do: doCheck}, nil, nil)
+	a, err := c.call(ctx, remote, &Request{Do: DoCheck}, nil, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +200,7 @@ func (c *Client) call(ctx context.Context, remote string, r *Request, files []*o
 		return nil, err
 	}
 	r.Version, r.Remote = Version, s.config
-	probe, err := s.enter(r.Do == doCheck || r.Do == doHello)
+	probe, err := s.enter(r.Do == DoCheck || r.Do == DoHello)
 	if err != nil {
 		return nil, err
 	}

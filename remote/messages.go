@@ -21,14 +21,15 @@ const (
 
 // The requests.
 const (
-	doHello    = "hello"
-	doLook     = "look"
-	doFetch    = "fetch"
-	doPutBlobs = "putblobs"
-	doPutCard  = "putcard"
-	doLease    = "lease"
-	doTrust    = "trust"
-	doCheck    = "check"
+	DoHello    = "hello"
+	DoLook     = "look"
+	DoFetch    = "fetch"
+	DoPutBlobs = "putblobs"
+	DoPutCard  = "putcard"
+	DoRenew    = "renew"
+	DoLease    = "lease"
+	DoTrust    = "trust"
+	DoCheck    = "check"
 )
 
 // Request is the first frame of a connection.
@@ -40,9 +41,10 @@ type Request struct {
 	Key      Key           // look
 	Manifest []byte        // fetch
 	Writable int           // fetch: so many descriptors are to be written, the rest are seeds
+	Slowly   bool          // fetch: the rate of the remote counts
 	Blobs    []BlobName    // putblobs: one for each descriptor
-	Card     []byte        // putcard
-	Keys     CardKeys      // putcard
+	Card     []byte        // putcard, renew
+	Keys     CardKeys      // putcard, renew
 	Lease    LeaseRequest  // lease
 }
 
@@ -71,6 +73,14 @@ func BuildKey(h portable.Hash) Key { return Key{Hash: h} }
 
 // RequestKey asks for the cards of all builds that answer a request.
 func RequestKey(h portable.Hash) Key { return Key{Request: true, Hash: h} }
+
+// String says what is asked for, in messages.
+func (k Key) String() string {
+	if k.Request {
+		return "request key " + k.Hash.String()
+	}
+	return "build key " + k.Hash.String()
+}
 
 // CardKeys is where a card is put.
 type CardKeys struct {

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/remote"
+)
+
+// Bounds of what servers send.
+const (
+	maxHeader   = 64 << 10
+	maxListing  = 1 << 20 // bytes of a listing, or of an error
+	maxRedirect = 3
+	// A server that sends nothing for so long is given up, also where the caller has no deadline.
+	stalled = 30 * time.Second
+)
+
+// meter counts the bytes of each call, learns the server's clock, and bounds what is read.
+type meter struct {
+	next http.RoundTripper
+	skew atomic.Int64 // the server's clock is that much ahead; nanoseconds
+}
+
+func newMeter(c remote.Config) *meter {
+	connect := c.Connect
+	if connect == 0 {
+		connect = remote.DefaultConnect
+	}
+	dial := &net.Dialer{Timeout: connect, KeepAlive: 15 * time.Second}
+	return &meter{next: &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DialContext: dial.DialContext, TLSHandshakeTimeout: connect,
+		ResponseHeaderTimeout: stalled, ExpectContinueTimeout: time.Second,
+		MaxResponseHeaderBytes: maxHeader, DisableCompression: true, MaxIdleConnsPerHost: 16,
+		IdleConnTimeout: 30 * time.Second,
+	}}
+}
+
+func (m *meter) clock() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) }
+
+// RoundTrip implements http.RoundTripper.
+func (m *meter) RoundTrip(r *http.Request) (*http.Response, error) {
+	c := callOf(r.Context())
+	if c == nil {
+		return m.next.RoundTrip(r) // of the credentials
+	}
+	c.requests.Add(1)
+	c.out.Add(max(0, r.ContentLength))
+	response, err := m.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil {
+		skew := time.Until(date)
+		if skew.Abs() < 2*time.Second {
+			skew = 0 // the header has whole seconds
+		}
+		m.skew.Store(int64(skew))
+	}
+	if after := response.Header.Get("Retry-After"); after != "" && response.StatusCode >= 429 {
+		seconds, _ := strconv.Atoi(after)
+		c.retryAfter.Store(int64(time.Duration(min(max(seconds, 1), 3600)) * time.Second))
+	}
+	bound := int64(-1)
+	if response.StatusCode >= 300 || r.Method != http.MethodGet || r.URL.Query().Has("list-type") {
+		bound = maxListing
+	}
+	response.Body = &meteredBody{response.Body, c, bound, time.AfterFunc(stalled, func() {
+		_ = response.Body.Close()
+	})}
+	return response, nil
+}
+
+type meteredBody struct {
+	io.ReadCloser
+	call  *call
+	left  int64 // below 0: no bound
+	watch *time.Timer
+}
+
+// Read implements io.Reader.
+func (b *meteredBody) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		return 0, fail("damaged", "an answer of more than %d bytes", maxListing)
+	}
+	if b.left > 0 {
+		p = p[:min(int64(len(p)), b.left)]
+	}
+	n, err := b.ReadCloser.Read(p)
+	b.call.in.Add(int64(n))
+	b.watch.Reset(stalled)
+	if b.left > 0 {
+		b.left -= int64(n)
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (b *meteredBody) Close() error {
+	b.watch.Stop()
+	return b.ReadCloser.Close()
+}
+
+// https is a remote that is only read: static files of any web server.
+type https struct {
+	*meter
+	base   *url.URL
+	client http.Client
+}
+
+func newHTTPS(c remote.Config, u *url.URL) *https {
+	h := &https{meter: newMeter(c), base: u}
+	h.client = http.Client{Transport: h.meter, CheckRedirect: func(r *http.Request, via []*http.Request) error {
+		if r.URL.Scheme != "https" || len(via) > maxRedirect {
+			return fail("damaged", "a redirect to %s, or more than %d", r.URL.Scheme, maxRedirect)
+		}
+		return nil
+	}}
+	return h
+}
+
+func (h *https) can() remote.Can { return remote.Can{Read: true, Range: true} }
+
+func (h *https) get(ctx context.Context, name string, from, length int64) (*object, error) {
+	return h.ask(ctx, http.MethodGet, name, from, length)
+}
+
+func (h *https) stat(ctx context.Context, name string) (*object, error) {
+	o, err := h.ask(ctx, http.MethodHead, name, 0, -1)
+	if err != nil {
+		return nil, err
+	}
+	return o, o.body.Close()
+}
+
+func (h *https) ask(ctx context.Context, method, name string, from, length int64) (*object, error) {
+	at := *h.base
+	at.Path = strings.TrimSuffix(at.Path, "/") + "/" + name
+	r, err := http.NewRequestWithContext(ctx, method, at.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	if length >= 0 {
+		r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, from+length-1))
+	}
+	response, err := h.client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	o := &object{body: response.Body, size: response.ContentLength, etag: response.Header.Get("ETag")}
+	o.modified, _ = http.ParseTime(response.Header.Get("Last-Modified"))
+	switch code := response.StatusCode; {
+	case code == http.StatusOK:
+		return o, nil
+	case code == http.StatusPartialContent && length >= 0:
+		if o.from, o.size, err = contentRange(response.Header.Get("Content-Range")); err == nil {
+			return o, nil
+		}
+	default:
+		err = statusError(code, "")
+	}
+	return nil, errors.Join(err, response.Body.Close())
+}
+
+// contentRange reads "bytes FROM-TO/SIZE".
+func contentRange(text string) (from, size int64, err error) {
+	bad := fail("damaged", "Content-Range: %.80q", text)
+	span, total, ok := strings.Cut(strings.TrimPrefix(text, "bytes "), "/")
+	first, _, is := strings.Cut(span, "-")
+	if !ok || !is {
+		return 0, 0, bad
+	}
+	if from, err = strconv.ParseInt(first, 10, 64); err != nil || from < 0 {
+		return 0, 0, bad
+	}
+	if total == "*" {
+		return from, -1, nil
+	}
+	if size, err = strconv.ParseInt(total, 10, 64); err != nil || size < 0 {
+		return 0, 0, bad
+	}
+	return from, size, nil
+}
+
+// statusError returns the error of an answer.
+func statusError(code int, text string) error {
+	if text != "" {
+		text = ": " + text
+	}
+	text = fmt.Sprintf("the server answered %d%s", code, text)
+	switch {
+	case code == http.StatusNotFound, code == http.StatusGone:
+		return fail("missing", "%s", text)
+	case code == http.StatusUnauthorized, code == http.StatusForbidden:
+		return fail("refused", "%s", text)
+	case code == http.StatusPreconditionFailed, code == http.StatusConflict:
+		return errExists // AWS says the second one while another writer is at it
+	case code == http.StatusNotImplemented, code == http.StatusMethodNotAllowed:
+		return fail("unsupported", "%s", text)
+	case code == http.StatusRequestedRangeNotSatisfiable:
+		return fail("damaged", "%s: the object is shorter than it was said to be", text)
+	}
+	return fail("unreachable", "%s", text)
+}
+
+func (h *https) put(context.Context, string, *io.SectionReader, string, condition) error {
+	return fail("unsupported", "https:// is read only")
+}
+
+func (h *https) touch(context.Context, string, int64) error {
+	return fail("unsupported", "https:// is read only")
+}
+
+func (h *https) list(context.Context, string, int) ([]string, error) {
+	return nil, fail("unsupported", "https:// cannot be listed")
+}

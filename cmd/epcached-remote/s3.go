@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/epcached/epcached/remote"
+)
+
+// s3 is a bucket of any S3-compatible store. Its traps are why objects are put as they are here:
+// minio-go drops If-None-Match from multipart uploads, so that conditional puts are one PUT; and
+// trailing checksums stay off, because several servers refuse them.
+type s3 struct {
+	*meter
+	core   minio.Core
+	bucket string
+	prefix string
+}
+
+const (
+	onePut   = 256 << 20 // larger blobs are uploaded in parts
+	partPut  = 64 << 20
+	maxCopy  = 5 << 30 // bytes that one server-side copy takes
+	awsHost  = "s3.amazonaws.com"
+	awsFirst = "us-east-1" // the region of all stores that have no regions
+)
+
+func newS3(c remote.Config, u *url.URL) (*s3, error) {
+	s := &s3{meter: newMeter(c), bucket: u.Host, prefix: strings.Trim(u.Path, "/")}
+	host, secure, region := awsHost, true, c.Region
+	if c.Endpoint != "" {
+		e, err := url.Parse(c.Endpoint)
+		if err != nil {
+			return nil, err
+		}
+		host, secure = e.Host, e.Scheme == "https"
+		if region == "" {
+			region = awsFirst
+		}
+	}
+	client, err := minio.New(host, &minio.Options{Creds: credentialsOf(c), Secure: secure, Region: region,
+		Transport: s.meter, MaxRetries: 1})
+	if err != nil {
+		return nil, fail("unsupported", "%v", err)
+	}
+	client.SetAppInfo("epcached", version)
+	s.core = minio.Core{Client: client}
+	return s, nil
+}
+
+// credentialsOf searches the credentials of a remote. Without any it is read anonymously.
+func credentialsOf(c remote.Config) *credentials.Credentials {
+	var from []credentials.Provider
+	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); dir != "" {
+		from = append(from, &credentials.FileAWSCredentials{Filename: filepath.Join(dir, c.Name)})
+	}
+	from = append(from, &credentials.EnvAWS{}, &credentials.FileAWSCredentials{})
+	for _, p := range from {
+		if v, err := p.RetrieveWithCredContext(nil); err == nil && v.AccessKeyID != "" {
+			return credentials.New(p)
+		}
+	}
+	if c.Endpoint == "" || os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "" {
+		return credentials.NewIAM("")
+	}
+	return credentials.NewStaticV4("", "", "")
+}
+
+func (s *s3) can() remote.Can { return all }
+
+func (s *s3) key(name string) string { return join(s.prefix, name) }
+
+// failed returns the error of the server's answer.
+func failed(err error) error {
+	e, is := errors.AsType[minio.ErrorResponse](err)
+	switch {
+	case err == nil:
+		return nil
+	case !is || e.StatusCode == 0:
+		return err
+	case e.Code == "NoSuchBucket":
+		return fail("refused", "there is no such bucket")
+	}
+	return statusError(e.StatusCode, e.Code)
+}
+
+func objectIn(info minio.ObjectInfo) *object {
+	return &object{size: info.Size, etag: info.ETag, modified: info.LastModified}
+}
+
+func (s *s3) get(ctx context.Context, name string, from, length int64) (*object, error) {
+	var opts minio.GetObjectOptions
+	if length >= 0 {
+		if err := opts.SetRange(from, from+length-1); err != nil {
+			return nil, err
+		}
+	}
+	body, info, header, err := s.core.GetObject(ctx, s.bucket, s.key(name), opts)
+	if err != nil {
+		return nil, failed(err)
+	}
+	o := objectIn(info)
+	o.body = body
+	if span := header.Get("Content-Range"); span != "" {
+		if o.from, o.size, err = contentRange(span); err != nil {
+			return nil, errors.Join(err, body.Close())
+		}
+	}
+	return o, nil
+}
+
+func (s *s3) stat(ctx context.Context, name string) (*object, error) {
+	info, err := s.core.StatObject(ctx, s.bucket, s.key(name), minio.StatObjectOptions{})
+	if err != nil {
+		return nil, failed(err)
+	}
+	return objectIn(info), nil
+}
+
+func (s *s3) put(ctx context.Context, name string, body *io.SectionReader, sha256 string,
+	when condition) error {
+	opts := minio.PutObjectOptions{ContentType: "application/octet-stream", PartSize: partPut, NumThreads: 1}
+	if body.Size() > onePut && when == (condition{}) {
+		_, err := s.core.Client.PutObject(ctx, s.bucket, s.key(name), body, body.Size(), opts)
+		return failed(err)
+	}
+	if when.create {
+		opts.SetMatchETagExcept("*")
+	} else if when.match != "" {
+		opts.SetMatchETag(when.match)
+	}
+	if _, err := body.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	_, err := s.core.PutObject(ctx, s.bucket, s.key(name), body, body.Size(), "", sha256, opts)
+	return failed(err)
+}
+
+// touch copies an object onto itself at the server. One that is too large for that is composed of
+// parts of itself.
+func (s *s3) touch(ctx context.Context, name string, size int64) error {
+	from := minio.CopySrcOptions{Bucket: s.bucket, Object: s.key(name)}
+	to := minio.CopyDestOptions{Bucket: s.bucket, Object: s.key(name), ReplaceMetadata: true}
+	var err error
+	if size > maxCopy {
+		_, err = s.core.ComposeObject(ctx, to, from)
+	} else {
+		_, err = s.core.Client.CopyObject(ctx, to, from)
+	}
+	return failed(err)
+}
+
+func (s *s3) list(ctx context.Context, prefix string, most int) (names []string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	whole := s.key(prefix)
+	opts := minio.ListObjectsOptions{Prefix: whole, Recursive: true, MaxKeys: most}
+	for o := range s.core.Client.ListObjects(ctx, s.bucket, opts) {
+		if o.Err != nil {
+			return nil, failed(o.Err)
+		}
+		if name, is := strings.CutPrefix(o.Key, whole); is && name != "" {
+			names = append(names, name)
+		}
+		if len(names) == most {
+			break
+		}
+	}
+	return names, ctx.Err()
+}

@@ -1,0 +1,556 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/remote"
+)
+
+// The objects of a remote, below its URL. An epoch is 30 days; a look-up asks the current and the
+// previous one, and lifecycle rules remove what is older than the days in brackets:
+//
+//	v1/oci-layout
+//	v1/blobs/sha256/<hex>                        content-addressed; touched while in use (120)
+//	v1/builds/<epoch>/<build key>                card, create-only (75)
+//	v1/requests/<epoch>/<request key>/<build key>  the same card, create-only (75)
+//	v1/leases/<build key>                        create-only, taken over by If-Match (1)
+//	v1/trust                                     signed by the root key
+//	v1/check/<random>                            of `remote check` (1)
+const (
+	layoutName = "v1/oci-layout"
+	layoutText = `{"imageLayoutVersion":"1.0.0"}`
+	blobsName  = "v1/blobs/sha256/"
+	trustName  = "v1/trust"
+	checkName  = "v1/check/"
+
+	epochLength = 30 * 24 * time.Hour
+	// touchAfter is the age from which a blob that is pushed again is touched: blobs live for 120
+	// days and cards for 60.
+	touchAfter = 45 * 24 * time.Hour
+)
+
+func buildName(epoch int64, key portable.Hash) string {
+	return fmt.Sprintf("v1/builds/%d/%s", epoch, key)
+}
+
+func requestName(epoch int64, key portable.Hash) string {
+	return fmt.Sprintf("v1/requests/%d/%s/", epoch, key)
+}
+
+func blobName(d portable.Digest) string { return blobsName + d.Hex() }
+
+// store is one remote.
+type store struct {
+	config remote.Config
+	engine engine
+	layout sync.Once // v1/oci-layout is written
+}
+
+func newStore(c remote.Config) (*store, error) {
+	u, err := url.Parse(c.URL)
+	if err != nil {
+		return nil, err
+	}
+	s := &store{config: c}
+	switch u.Scheme {
+	case "file":
+		s.engine = &directory{dir: u.Path}
+	case "https":
+		s.engine = newHTTPS(c, u)
+	default:
+		s.engine, err = newS3(c, u)
+	}
+	return s, err
+}
+
+func (s *store) epoch() int64 { return s.engine.clock().Unix() / int64(epochLength.Seconds()) }
+
+func (s *store) do(ctx context.Context, c *call, a *remote.Answer) (err error) {
+	r := c.request
+	if can := s.engine.can(); !can.Write && (r.Do == remote.DoPutBlobs || r.Do == remote.DoPutCard ||
+		r.Do == remote.DoRenew) {
+		return fail("unsupported", "%s is read only", r.Remote.URL)
+	}
+	switch r.Do {
+	case remote.DoHello:
+		can := s.engine.can()
+		a.Can = &can
+	case remote.DoLook:
+		a.Cards, err = s.look(ctx, r.Key)
+	case remote.DoFetch:
+		err = s.fetch(ctx, c)
+	case remote.DoPutBlobs:
+		a.Sent, err = s.putBlobs(ctx, c)
+	case remote.DoPutCard:
+		a.Put, err = s.putCard(ctx, r)
+	case remote.DoRenew:
+		a.Put, err = s.renew(ctx, r)
+	case remote.DoLease:
+		a.Lease, err = s.lease(ctx, &r.Lease)
+	case remote.DoTrust:
+		var raw []byte
+		raw, _, err = small(ctx, s.engine, trustName, remote.MaxTrust)
+		a.Cards = [][]byte{raw}
+	case remote.DoCheck:
+		a.Check, err = s.check(ctx)
+	default:
+		err = fail("unsupported", "the request %.40q is not known", r.Do)
+	}
+	return err
+}
+
+// look asks both epochs at once. What one of them has counts, whatever became of the other.
+func (s *store) look(ctx context.Context, key remote.Key) ([][]byte, error) {
+	ask := s.card
+	if key.Request {
+		ask = s.cards
+	}
+	if key.Request && !s.engine.can().List {
+		return nil, fail("missing", "%s cannot be listed", s.config.URL)
+	}
+	now := s.epoch()
+	var found [2][][]byte
+	var errs [2]error
+	var both sync.WaitGroup
+	for i := range found {
+		both.Go(func() { found[i], errs[i] = ask(ctx, now-int64(i), key.Hash) })
+	}
+	both.Wait()
+	if !key.Request && len(found[0]) > 0 {
+		return found[0], nil // the previous epoch has the same build, maybe by another publisher
+	}
+	if all := distinct(append(found[0], found[1]...)); len(all) > 0 {
+		return all, nil
+	}
+	if err := worst(errs[:]); err != nil {
+		return nil, err
+	}
+	return nil, fail("missing", "no card under the %v", key)
+}
+
+// worst returns the error that says most of the remote.
+func worst(errs []error) error {
+	for _, class := range []error{remote.ErrUnreachable, remote.ErrDamaged, remote.ErrRefused} {
+		for _, err := range errs {
+			if err != nil && isClass(err, class) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// distinct drops cards that both epochs have, and those above the bounds of an answer.
+func distinct(cards [][]byte) (out [][]byte) {
+	seen, total := make(map[portable.Digest]bool), 0
+	for _, card := range cards {
+		d := portable.DigestOf(card)
+		if seen[d] || len(out) == remote.MaxCards || total+len(card) > remote.MaxLook {
+			continue
+		}
+		seen[d], total = true, total+len(card)
+		out = append(out, card)
+	}
+	return out
+}
+
+// card reads the card of a build.
+func (s *store) card(ctx context.Context, epoch int64, key portable.Hash) ([][]byte, error) {
+	raw, err := s.readCard(ctx, buildName(epoch, key), key)
+	if err != nil {
+		return nil, err
+	}
+	return [][]byte{raw}, nil
+}
+
+func (s *store) readCard(ctx context.Context, name string, key portable.Hash) ([]byte, error) {
+	raw, _, err := small(ctx, s.engine, name, remote.MaxCard)
+	if err != nil {
+		return nil, err
+	}
+	card, err := portable.ParseCard(name, raw)
+	switch {
+	case err != nil:
+		return nil, fail("damaged", "%v", err)
+	case card.Config.BuildKey != key:
+		return nil, fail("damaged", "%s is of the build key %s", name, card.Config.BuildKey)
+	}
+	return raw, nil
+}
+
+// cards reads the cards of all builds that answer a request. A damaged one does not hide the rest.
+func (s *store) cards(ctx context.Context, epoch int64, key portable.Hash) ([][]byte, error) {
+	prefix := requestName(epoch, key)
+	names, err := s.engine.list(ctx, prefix, remote.MaxCards)
+	if err != nil {
+		return nil, err
+	}
+	found, errs := make([][]byte, len(names)), make([]error, len(names))
+	var all errgroup.Group
+	all.SetLimit(8)
+	for i, name := range names {
+		all.Go(func() error {
+			var build portable.Hash
+			if build.UnmarshalText([]byte(name)) == nil {
+				found[i], errs[i] = s.readCard(ctx, prefix+name, build)
+			}
+			return nil
+		})
+	}
+	_ = all.Wait() // the errors are in errs
+	var out [][]byte
+	for _, card := range found {
+		if card != nil {
+			out = append(out, card)
+		}
+	}
+	if len(out) == 0 {
+		return nil, worst(errs)
+	}
+	return out, nil
+}
+
+// putCard puts a card under its build key, then under its request keys. Whether it was created is
+// said of the build key: a publisher that died between the two is repaired by the next one.
+func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) {
+	card, err := portable.ParseCard("card", r.Card)
+	switch {
+	case err != nil:
+		return "", fail("local", "%v", err)
+	case card.Config.BuildKey != r.Keys.Build || len(r.Card) > remote.MaxCard:
+		return "", fail("local", "the card is of the build key %s, or above %d bytes",
+			card.Config.BuildKey, remote.MaxCard)
+	}
+	now, put := s.epoch(), remote.Created
+	switch err := s.create(ctx, buildName(now, r.Keys.Build), r.Card); {
+	case errors.Is(err, errExists):
+		put = remote.Exists
+	case err != nil:
+		return "", err
+	}
+	body := r.Card
+	if put == remote.Exists { // the card that all readers see
+		if body, err = s.readCard(ctx, buildName(now, r.Keys.Build), r.Keys.Build); err != nil {
+			return string(put), nil
+		}
+	}
+	for _, key := range r.Keys.Requests {
+		name := requestName(now, key) + r.Keys.Build.String()
+		if err := s.create(ctx, name, body); err != nil && !errors.Is(err, errExists) {
+			return "", err
+		}
+	}
+	return string(put), nil
+}
+
+// create makes an object unless there is one. A server may refuse before it has read the body, which
+// arrives as a reset of the connection, and a proxy may repeat a request that succeeded: after an
+// error the object itself is asked.
+func (s *store) create(ctx context.Context, name string, body []byte) error {
+	err := s.put(ctx, name, body, condition{create: true})
+	if errors.Is(err, errExists) || !transient(ctx, err) {
+		return err
+	}
+	raw, _, again := small(ctx, s.engine, name, max(int64(len(body)), remote.MaxCard))
+	switch {
+	case again == nil && bytes.Equal(raw, body):
+		return nil
+	case again == nil || isClass(again, remote.ErrDamaged):
+		return errExists
+	case isClass(again, remote.ErrMissing):
+		return s.put(ctx, name, body, condition{create: true})
+	}
+	return err
+}
+
+func (s *store) put(ctx context.Context, name string, body []byte, when condition) error {
+	sum := portable.DigestOf(body)
+	return s.engine.put(ctx, name, io.NewSectionReader(bytes.NewReader(body), 0, int64(len(body))),
+		sum.Hex(), when)
+}
+
+// renew puts a card into the current epoch, after its blobs are touched.
+func (s *store) renew(ctx context.Context, r *remote.Request) (string, error) {
+	_, err := s.engine.stat(ctx, buildName(s.epoch(), r.Keys.Build))
+	if err == nil {
+		return string(remote.Exists), nil
+	}
+	if !isClass(err, remote.ErrMissing) && !isClass(err, remote.ErrRefused) {
+		return "", err
+	}
+	card, err := portable.ParseCard("card", r.Card)
+	if err != nil {
+		return "", fail("local", "%v", err)
+	}
+	all, limited := errgroup.WithContext(ctx)
+	all.SetLimit(8)
+	for _, d := range append(card.Manifest.Layers, card.Manifest.Config) {
+		all.Go(func() error {
+			o, err := s.engine.stat(limited, blobName(d.Digest))
+			if err == nil && s.old(o) {
+				err = s.engine.touch(limited, blobName(d.Digest), o.size)
+			}
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return "", err
+	}
+	return s.putCard(ctx, r)
+}
+
+func (s *store) old(o *object) bool {
+	return !o.modified.IsZero() && s.engine.clock().Sub(o.modified) > touchAfter
+}
+
+// putBlobs uploads the blobs that are missing.
+func (s *store) putBlobs(ctx context.Context, c *call) (*remote.Sent, error) {
+	if len(c.files) != len(c.request.Blobs) {
+		return nil, fail("local", "%d blobs with %d descriptors", len(c.request.Blobs), len(c.files))
+	}
+	s.layout.Do(func() {
+		// Only other tools read it; a bucket that refuses it refuses the blobs as well.
+		_ = s.create(ctx, layoutName, []byte(layoutText))
+	})
+	t := newTally(c)
+	for _, b := range c.request.Blobs {
+		t.total += b.Size
+	}
+	var sent remote.Sent
+	all, limited := errgroup.WithContext(ctx)
+	all.SetLimit(8)
+	for i, b := range c.request.Blobs {
+		all.Go(func() error {
+			name := blobName(b.Digest)
+			o, err := s.engine.stat(limited, name)
+			there := err == nil && o.size == b.Size
+			if err != nil && !isClass(err, remote.ErrMissing) && !isClass(err, remote.ErrRefused) {
+				return err
+			}
+			if there && s.old(o) {
+				err = s.engine.touch(limited, name, b.Size)
+			} else if !there {
+				err = s.upload(limited, c, i, t)
+			}
+			if err == nil {
+				t.sent(&sent, b.Size, there)
+			}
+			return err
+		})
+	}
+	err := all.Wait()
+	return &sent, err
+}
+
+func (s *store) upload(ctx context.Context, c *call, i int, t *tally) error {
+	b := c.request.Blobs[i]
+	if sum, err := sumOf(c.files[i], b.Size); err != nil || sum != b.Digest {
+		return fail("local", "blob %s: its file has the SHA-256 %s: %v", b.Digest, sum, err)
+	}
+	paced := &paced{ctx: ctx, at: c.files[i], limit: t.limit, moved: t.moved}
+	put := func() error {
+		return s.engine.put(ctx, blobName(b.Digest), io.NewSectionReader(paced, 0, b.Size),
+			b.Digest.Hex(), condition{})
+	}
+	err := put()
+	if transient(ctx, err) {
+		err = put()
+	}
+	return err
+}
+
+// leaseObject is a lease as it lies at the remote.
+type leaseObject struct {
+	Holder   string `json:"holder"`
+	Taken    int64  `json:"taken"` // Unix milliseconds of the server
+	Estimate int64  `json:"estimate_ms"`
+	TTL      int64  `json:"ttl_ms"` // 0: released
+}
+
+const maxLease = 4 << 10
+
+func (s *store) lease(ctx context.Context, l *remote.LeaseRequest) (*remote.Lease, error) {
+	notOffered := &remote.Lease{State: remote.NotOffered}
+	can := s.engine.can()
+	if l.Holder == "" || len(l.Holder) > 200 || l.TTL <= 0 || l.Estimate < 0 {
+		return nil, fail("local", "a lease needs a holder, a TTL and an estimate")
+	}
+	name := "v1/leases/" + l.Key.String()
+	mine := leaseObject{l.Holder, s.engine.clock().UnixMilli(), l.Estimate.Milliseconds(), l.TTL.Milliseconds()}
+	for range 3 {
+		if can.CreateOnly && !l.Release {
+			err := s.put(ctx, name, encode(mine), condition{create: true})
+			if err == nil {
+				return &remote.Lease{State: remote.Granted}, nil
+			}
+			if isClass(err, remote.ErrUnsupported) || isClass(err, remote.ErrRefused) {
+				can.CreateOnly = false // readers see who has it
+			} else if !errors.Is(err, errExists) && !transient(ctx, err) {
+				return nil, err
+			}
+		}
+		raw, o, err := small(ctx, s.engine, name, maxLease)
+		switch {
+		case err != nil && isClass(err, remote.ErrMissing) && (l.Release || !can.CreateOnly):
+			return notOffered, nil
+		case err != nil && isClass(err, remote.ErrMissing):
+			continue // it was removed between the two
+		case err != nil:
+			return nil, err
+		}
+		var have leaseObject
+		if json.Unmarshal(raw, &have) != nil || have.TTL < 0 || have.Estimate < 0 {
+			have = leaseObject{Taken: o.modified.UnixMilli(), TTL: mine.TTL} // it ends like others
+		}
+		out, err := s.held(ctx, name, l, &have, o)
+		if can.CreateOnly && out == nil && err == nil {
+			continue // another one changed it
+		}
+		if out == nil && err == nil {
+			out = notOffered
+		}
+		return out, err
+	}
+	return &remote.Lease{State: remote.Held}, nil
+}
+
+// held answers for a lease that exists: nil if it has to be asked again.
+func (s *store) held(ctx context.Context, name string, l *remote.LeaseRequest, have *leaseObject,
+	o *object) (*remote.Lease, error) {
+	now := s.engine.clock()
+	own := have.Holder == l.Holder
+	over := have.TTL == 0 || now.Sub(o.modified) > 2*time.Duration(have.TTL)*time.Millisecond
+	if !own && (!over || l.Release) {
+		age := max(now.Sub(o.modified), now.Sub(time.UnixMilli(have.Taken)), 0)
+		return &remote.Lease{State: remote.Held, Age: min(age, 24*time.Hour),
+			Estimate: time.Duration(min(have.Estimate, 1<<40)) * time.Millisecond}, nil
+	}
+	if !s.engine.can().CreateOnly {
+		return nil, nil
+	}
+	next := leaseObject{l.Holder, have.Taken, l.Estimate.Milliseconds(), l.TTL.Milliseconds()}
+	if !own {
+		next.Taken = now.UnixMilli()
+	}
+	if l.Release {
+		next.TTL = 0
+	}
+	err := s.put(ctx, name, encode(next), condition{match: o.etag})
+	switch {
+	case errors.Is(err, errExists), err != nil && isClass(err, remote.ErrMissing):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return &remote.Lease{State: remote.Granted, TakenOver: !own && have.TTL != 0}, nil
+}
+
+func encode(v any) []byte {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		panic("epcached-remote: " + err.Error()) // texts and numbers can always be encoded
+	}
+	return raw
+}
+
+// check tries what the design needs. An error ends it only if the remote does not answer at all.
+func (s *store) check(ctx context.Context) (found []remote.Finding, err error) {
+	add := func(name string, bad error, good, follows string) {
+		f := remote.Finding{Name: name, OK: bad == nil, Text: good}
+		if bad != nil {
+			f.Text = strings.TrimSpace(classify(bad).Text) + ": " + follows
+		}
+		found = append(found, f)
+	}
+	_, _, err = small(ctx, s.engine, layoutName, 1<<10)
+	if err != nil && isClass(err, remote.ErrUnreachable) {
+		add("read", err, "", "every look-up is a miss")
+		return found, err
+	}
+	if isClass(err, remote.ErrMissing) {
+		err = nil // nothing was published yet
+	}
+	add("read", err, "objects can be read", "every look-up is a miss; on S3, without the right to "+
+		"list (s3:ListBucket), so are objects that are missing")
+	can := s.engine.can()
+	if can.List {
+		_, err = s.engine.list(ctx, checkName, 1)
+		add("list", err, "prefixes can be listed", "builds are found by their build key alone")
+	}
+	if !can.Write {
+		return found, nil
+	}
+	name, text := checkName+rand.Text(), []byte("epcached remote check")
+	err = s.put(ctx, name, text, condition{create: true})
+	add("write", err, "objects can be created", "nothing can be published")
+	if err != nil {
+		return found, nil
+	}
+	want := func(err error) error {
+		switch {
+		case err == nil:
+			return errors.New("an existing object was replaced")
+		case errors.Is(err, errExists):
+			return nil
+		}
+		return err
+	}
+	add("create-only", want(s.put(ctx, name, text, condition{create: true})),
+		"an existing object is not replaced", "the last writer of a card wins, and leases do not hold")
+	o, err := s.engine.stat(ctx, name)
+	if err == nil {
+		err = want(s.put(ctx, name, text, condition{match: "00000000000000000000000000000000"}))
+	}
+	if err == nil {
+		err = s.put(ctx, name, text, condition{match: o.etag})
+	}
+	add("if-match", err, "an object is replaced only if it is the one that was read",
+		"a lease of a machine that crashed cannot be taken over, so that all compile")
+	add("range", s.checkRange(ctx, name, text), "parts of objects can be read",
+		"builds are transferred whole")
+	if o != nil {
+		skew := time.Since(o.modified)
+		var off error
+		if skew.Abs() > 5*time.Minute {
+			off = fmt.Errorf("the clock of this machine is %v off the server's", skew.Round(time.Second))
+		}
+		add("clock", off, "the clocks agree", "expiry dates of signatures are judged by it")
+	}
+	return found, nil
+}
+
+func (s *store) checkRange(ctx context.Context, name string, text []byte) error {
+	o, err := s.engine.get(ctx, name, 3, 5)
+	if err != nil {
+		return err
+	}
+	defer o.body.Close()
+	got, err := io.ReadAll(io.LimitReader(o.body, int64(len(text))))
+	if err == nil && !bytes.Equal(got, text[3:8]) {
+		err = fmt.Errorf("%d bytes from offset %d, not 5 from 3", len(got), o.from)
+	}
+	return err
+}
+
+// join returns the key of an object below the prefix of a remote's URL.
+func join(prefix, name string) string {
+	out := path.Join(strings.Trim(prefix, "/"), name)
+	if strings.HasSuffix(name, "/") {
+		out += "/"
+	}
+	return out
+}
