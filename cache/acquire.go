@@ -126,7 +126,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		if found, err = c.find(ctx, at); found.Answer != nil || err != nil {
 			return found.Answer, err
 		}
-		c.index.Counters.Add("misses", 1)
+		c.countMiss(at)
 	}
 	if err := c.whyNotCompile(at, &found); err != nil {
 		return nil, err
@@ -166,6 +166,13 @@ func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Fou
 	}
 	found.Answer = c.lookup.FillAnswer(found.Answer, at)
 	return found, err
+}
+
+// countMiss counts a request that has no build, unless it only asks whether there is one.
+func (c *Cache) countMiss(at *request.Attempt) {
+	if at.OnMiss != request.Fail {
+		c.index.Counters.Add("misses", 1)
+	}
 }
 
 // whyNotCompile returns why a miss is not compiled; nil: it is.
@@ -270,7 +277,7 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 		return c.lookup.FillAnswer(found.Answer, at), err
 	}
 	if at.RuntimeWanted().ShowsLibraries() || at.OnMiss != request.Wait && at.OnMiss != request.Background {
-		c.index.Counters.Add("misses", 1) // else the client asks again, and shows its libraries
+		c.countMiss(at) // else the client asks again, and shows its libraries
 	}
 	switch {
 	case found.Withheld >= reports.MaxRounds:

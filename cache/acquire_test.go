@@ -44,6 +44,9 @@ func TestOnMiss(t *testing.T) {
 	r.OnMiss = request.Fail
 	require.Equal(t, apierr.NotFound, b.refused(r).Class)
 	r.OnMiss = request.KeyOnly
+	status, err := b.cache.Queries.Status(t.Context(), b.self())
+	require.NoError(t, err)
+	require.Zero(t, status.Misses, "a request that compiles nothing is not a miss")
 	key := b.acquire(r)
 	require.Equal(t, request.Key, key.Outcome)
 	require.Nil(t, key.View)

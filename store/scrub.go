@@ -63,10 +63,13 @@ func (s Scrub) Result() Pass {
 func (p Pass) String() string {
 	until := "now, not all yet"
 	if !p.Ended.IsZero() {
-		until = p.Ended.UTC().Format(time.DateTime)
+		until = p.Ended.UTC().Format(time.RFC3339)
 	}
-	return fmt.Sprintf("%d files with %s verified from %s until %s: %d damaged", p.Files, bytesize.Text(p.Bytes),
-		p.Began.UTC().Format(time.DateTime), until, p.Damaged)
+	if p.Files == 0 && p.Damaged == 0 {
+		return "no files yet"
+	}
+	return fmt.Sprintf("%d files with %s verified from %s until %s: %d damaged", p.Files,
+		bytesize.Text(p.Bytes), p.Began.UTC().Format(time.RFC3339), until, p.Damaged)
 }
 
 // Scrub reads the blobs that are due. Damaged ones are quarantined, and their builds compiled again.

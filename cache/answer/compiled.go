@@ -157,7 +157,9 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 		if found.Stale {
 			return nil, found.Why, nil
 		}
-		c.Store.Index().Counters.Add("misses", 1)
+		if at.OnMiss != request.Fail {
+			c.Store.Index().Counters.Add("misses", 1)
+		}
 	}
 	if at.OnMiss == request.Fail || at.OnMiss == request.Bypass {
 		return nil, "", nil

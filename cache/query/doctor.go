@@ -159,7 +159,12 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark c
 		for _, d := range ep.Devices {
 			devices = append(devices, strings.TrimSpace(d.Type+" "+d.Vendor))
 		}
-		return fine(subject, "it compiles with ONNX Runtime %s for %s (SDK %s)", ort, strings.Join(devices, ", "), mark.SDKVersion).
+		sdk := ""
+		if mark.SDKVersion != "" {
+			sdk = " (SDK " + mark.SDKVersion + ")"
+		}
+		return fine(subject, "it compiles with ONNX Runtime %s for %s%s", ort,
+			strings.Join(devices, ", "), sdk).
 			hint("a session that only names it in providers= runs on the CPU: register its " +
 				"library and add its devices, as epcache.InferenceSession does")
 	}

@@ -168,7 +168,10 @@ func (s *Set) recordProbe(rt *Runtime, now *probeRecord, known bool) {
 	e := index.Event{Kind: event.Probed, Runtime: rt.Name, Text: "ONNX Runtime " + now.ORTVersion}
 	for _, name := range slices.Sorted(maps.Keys(now.EPs)) {
 		ep := now.EPs[name]
-		e.Text += fmt.Sprintf(", %s %s (SDK %s)", name, ep.Version, ep.SDKVersion)
+		e.Text += strings.TrimRight(", "+name+" "+ep.Version, " ")
+		if ep.SDKVersion != "" {
+			e.Text += " (SDK " + ep.SDKVersion + ")"
+		}
 		if ep.Error != "" {
 			e.Text += ": " + ep.Error
 		}

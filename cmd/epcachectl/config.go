@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
@@ -58,7 +57,7 @@ else that the file names is opened or made.` + exit.Help(configCodes...),
 			s, err := load(file)
 			if err == nil {
 				if _, err = s.LoadRules(); err == nil {
-					err = s.CheckUnpackedDir(mayWrite)
+					err = s.CheckUnpackedDir()
 				}
 			} else if _, wrong := errors.AsType[config.Errors](err); !wrong {
 				return withConfigHint(err)
@@ -158,6 +157,3 @@ func printConfigErrors(a *cli.Call, file string, warnings config.Errors, err err
 	}
 	return nil
 }
-
-// mayWrite tells whether this user may make files in a folder, and the file system lets anybody.
-func mayWrite(dir string) error { return unix.Access(dir, unix.W_OK|unix.X_OK) }

@@ -122,7 +122,7 @@ func printFailures(p *term.Printer, failures []*wire.Failure) {
 			p.Line("")
 		}
 		name := cmp.Or(f.GetModelName(), term.Short(f.GetModelDigest()))
-		times := term.Time(f.GetLastMs())
+		times := p.When(f.GetLastMs())
 		if f.GetCount() > 1 {
 			times = fmt.Sprintf("%d times, the last %s", f.GetCount(), times)
 		}

@@ -86,7 +86,12 @@ func list(ctx context.Context, a *cli.Call, filter *wire.List, long bool) error 
 		if !long {
 			rows = withoutCommon(a.Print, rows)
 		}
-		return table.Print(rows)
+		err := table.Print(rows)
+		if left := table.Dropped(rows[0]); long && err == nil && len(left) > 0 {
+			a.Print.Note("the terminal is too narrow for the columns " + strings.Join(left, ", ") +
+				"; list | cat prints them")
+		}
+		return err
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ func TestMistypedWordsHaveASuggestion(t *testing.T) {
 		"jobs folow x":                     "did you mean follow?",
 		"list --modl x":                    "did you mean --model?",
 		"get m --ep E --on-miss backgrund": "did you mean background?",
+		"pack":                             "list builds: epcachectl list",
 		"frobnicate":                       "epcachectl --help",
 	} {
 		r := call(t, strings.Fields(line)...)

@@ -57,7 +57,7 @@ func changePacked(a *cli.Call, cmd *cobra.Command, request *wire.Pack, dryRun st
 			if request.All {
 				text += ", not both"
 			}
-			return exit.Usagef("%s: %s", cmd.Name(), text)
+			return exit.Hint(exit.Usagef("%s: %s", cmd.Name(), text), "list builds: epcachectl list")
 		}
 		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) (err error) {
 			if request.Entries, err = modelfile.Entries(ctx, args); err != nil {

@@ -47,7 +47,7 @@ nothing, and prints configuration for epcached --config.` + exit.Help(exit.Askin
 	cmd.Flags().BoolVar(&find, "find", false, "search this machine for runtimes, and print "+
 		"configuration")
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "probe again")
-	cmd.Flags().StringVar(&runtime, "runtime", "", "only the runtime in `DIR`")
+	cmd.Flags().StringVar(&runtime, "runtime", "", "only the runtime in `DIR`, which the daemon then knows until it restarts")
 	return cmd
 }
 
@@ -144,7 +144,7 @@ func lookFor(ctx context.Context, dir string) ([]compilers.Runtime, error) {
 func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 	state := term.WithPrefix(", ", r.GetState()) + term.WithPrefix(", watched: ", r.GetWatched())
 	if r.GetProbedMs() != 0 {
-		state += ", probed " + term.Time(r.GetProbedMs())
+		state += ", probed " + p.When(r.GetProbedMs())
 	}
 	p.Line("%s: ONNX Runtime %s%s", term.TextOrDash(r.GetDirectory()), term.TextOrDash(r.GetOrtVersion()), state)
 	if r.GetError() != "" {
@@ -152,7 +152,7 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 	}
 	for i, change := range r.GetChanges() {
 		if i == 0 {
-			p.Line("  changed since the probe of %s:", term.Time(r.GetPreviousMs()))
+			p.Line("  changed since the probe before it, %s:", p.When(r.GetPreviousMs()))
 		}
 		p.Line("    %s", term.Printable(change))
 	}

@@ -93,13 +93,13 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		{"ep library", b.GetEpLibraryDigest()},
 		{"sdk version", term.TextOrDash(b.GetSdkVersion())},
 		{"hardware", term.TextOrDash(b.GetHardwareArchitecture())},
-		{"compatibility", judgement(b)},
+		{"compatibility", judgement(p, b)},
 		{"compatibility string", term.TextOrDash(b.GetCompatibilityString())},
 		{"driver", term.TextOrDash(b.GetDriverVersion())},
 		{"onnx runtime", term.TextOrDash(b.GetOrtVersion())},
 		{"scope", term.TextOrDash(b.GetScope())},
-		{"created", term.Time(b.GetCreatedMs()) + ", compiled in " + term.Seconds(b.GetCompileSeconds())},
-		{"last used", term.Time(b.GetLastUsedMs()) + ", " + term.Count(b.GetHits(), "hit")},
+		{"created", p.When(b.GetCreatedMs()) + ", compiled in " + term.Seconds(b.GetCompileSeconds())},
+		{"last used", p.When(b.GetLastUsedMs()) + ", " + term.Count(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
 		{"space", term.Bytes(sizeOf(b)) + "; its removal would free " + term.Bytes(b.GetOwnBytes()) + " on the disk"},
 		{"kept", keptText(b)},
@@ -155,7 +155,7 @@ func stateOf(b *wire.Build) string {
 }
 
 // judgement prints a build's compatibility in one line: verdict, evidence, time and runtime.
-func judgement(b *wire.Build) string {
+func judgement(p *term.Printer, b *wire.Build) string {
 	if b.GetCompatibility() == "" {
 		return "not judged yet"
 	}
@@ -171,7 +171,7 @@ func judgement(b *wire.Build) string {
 	}
 	text += term.WithPrefix(", for ", b.GetCompatibilityRuntime())
 	if b.GetJudgedMs() != 0 {
-		text += ", " + term.Time(b.GetJudgedMs())
+		text += ", " + p.When(b.GetJudgedMs())
 	}
 	return text + term.WithPrefix(": ", b.GetCompatibilityReason())
 }

@@ -160,7 +160,7 @@ func redrawStatus(a *cli.Call, s *wire.StatusReply, h *wire.HelloReply, first bo
 		return json.NewEncoder(a.Print.Out).Encode(statusOf(s, h))
 	}
 	if term.IsTerminal(a.Print.Out) {
-		a.Print.Line("\x1b[H\x1b[2J%s", time.Now().Format(time.DateTime))
+		a.Print.Line("\x1b[H\x1b[2J%s", time.Now().Format(time.RFC3339))
 	} else if !first {
 		a.Print.Line("")
 	}

@@ -91,6 +91,8 @@ func TestResultsFitTheTerminal(t *testing.T) {
 		require.NotContains(t, out, "\x1b")
 		require.Contains(t, out, "all: ep OpenVINOExecutionProvider, version 1.24.1")
 		require.Regexp(t, `10 min ago`, out)
+		require.Equal(t, columns < 100, strings.Contains(onTerminal(t, columns, nil, "list", "-l"),
+			"too narrow for the columns "), columns)
 		at := -1
 		for i := range names {
 			key := builds[i].GetBuild()[:8]

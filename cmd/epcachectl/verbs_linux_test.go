@@ -341,12 +341,12 @@ func TestCheckAndRepairAgreeOnDamageThatWasDealtWith(t *testing.T) {
 	b.serve()
 	b.set(func() {
 		b.findings = []*wire.Finding{{Kind: "missing", Object: "y", Detail: "the blob is not there",
-			Action: "none: its builds are withheld already"}}
+			Action: "none: its builds are being recompiled"}}
 	})
 	for _, verb := range [][]string{{"check"}, {"repair", "-n"}, {"repair"}} {
 		r := call(t, verb...)
 		require.Equal(t, exit.Done, r.code, verb)
 		require.Contains(t, r.out, "missing y: the blob is not there\n"+
-			"  nothing is left to repair: its builds are withheld already\n")
+			"  nothing is left to repair: its builds are being recompiled\n")
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -20,6 +20,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/internal/modelname"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -71,8 +72,15 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 			return nil, exit.WithOperation("why", arg, err)
 		}
 		e, err := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: entry}, nil)
-		if _, statErr := os.Stat(arg); statErr == nil && errors.Is(err, unixsock.ErrNotFound) {
-			err = exit.Hint(err, "ask what get would do: epcachectl why "+term.Printable(arg)+" --ep EP")
+		if path, wrong := filepath.Abs(arg); wrong == nil && entry != arg && errors.Is(err, unixsock.ErrNotFound) {
+			// The history of removed builds has the names of models, and not their digests.
+			name := modelname.Of(path, filepath.Base(path))
+			past, _ := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: name}, nil)
+			if past.GetDecision() == "gone" {
+				return past, nil
+			}
+			err = exit.Hint(modelfile.AsGiven(err, []string{arg}, []string{entry}),
+				"ask what get would do: epcachectl why "+term.Printable(arg)+" --ep EP")
 		}
 		if err != nil {
 			return nil, exit.WithOperation("why", arg, err)
@@ -179,11 +187,11 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) {
 		printBuild(p, b, "")
 	} else {
 		p.Table([][]string{
-			{"  compatibility", judgement(b)},
+			{"  compatibility", judgement(p, b)},
 			{"  made by", term.TextOrDash(b.GetEp()) + " " + term.TextOrDash(b.GetEpVersion()) +
 				term.WithPrefix(", SDK ", b.GetSdkVersion()) + term.WithPrefix(", hardware ", b.GetHardwareArchitecture()) +
 				term.WithPrefix(", driver ", b.GetDriverVersion()) + term.WithPrefix(", ONNX Runtime ", b.GetOrtVersion())},
-			{"  compiled", term.Time(b.GetCreatedMs()) + " in " + term.Seconds(b.GetCompileSeconds())},
+			{"  created", p.When(b.GetCreatedMs()) + ", compiled in " + term.Seconds(b.GetCompileSeconds())},
 			{"  state", stateOf(b)},
 			{"  kept", keptText(b)},
 			{"  gain", gain(b)},

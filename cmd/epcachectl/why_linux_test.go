@@ -9,9 +9,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
+
+// halfPast is a time as results have it.
+func halfPast(hour int) string {
+	return time.Date(2026, 11, 21, hour, 30, 0, 0, time.Local).Format(time.RFC3339)
+}
 
 // explained is an explanation with one of everything.
 func explained(decision string) *wire.Explanation {
@@ -59,14 +65,14 @@ func TestWhyModel(t *testing.T) {
 		lines[0], "the decision comes first")
 	for _, want := range []string{
 		"build cdcdcdcdcdcd is not served: the execution provider refuses it\n",
-		"unsupported, says the execution provider, for /opt/ort, 2026-11-21 14:30:00: runtime " +
+		"unsupported, says the execution provider, for /opt/ort, " + halfPast(14) + ": runtime " +
 			"requirements\n",
 		"StandInExecutionProvider 1.7, SDK 2026.3\n",
 		"loads in 0.10 s of processor time, the source in 0.52 s\n",
 		"  FIELD        NOW     MADE WITH\n  sdk_version  2026.4  2026.3\n",
 		"nearest entries:\n  other.onnx, request key 121212121212, 2 builds, differs in 1 field\n",
 		"    eps[0].options.precision  f16        (missing)\n",
-		"history:\n  2026-11-21 14:30:00  compiled     tiny.onnx  in 2 s\n",
+		"history:\n  " + halfPast(14) + "  compiled     tiny.onnx  in 2 s\n",
 	} {
 		require.Contains(t, r.out, want)
 	}
@@ -179,9 +185,9 @@ func TestWhyOfACompiledModel(t *testing.T) {
 }
 
 func TestJudgement(t *testing.T) {
-	require.Equal(t, "not judged yet", judgement(&wire.Build{}))
-	require.Equal(t, "prefer recompilation, says rule newer-loads-older", judgement(&wire.Build{Compatibility: "prefer_recompilation", CompatibilitySource: "rule newer-loads-older"}))
-	require.Equal(t, "optimal, says a load check", judgement(&wire.Build{Compatibility: "optimal", CompatibilitySource: "load check"}))
+	require.Equal(t, "not judged yet", judgement(&term.Printer{}, &wire.Build{}))
+	require.Equal(t, "prefer recompilation, says rule newer-loads-older", judgement(&term.Printer{}, &wire.Build{Compatibility: "prefer_recompilation", CompatibilitySource: "rule newer-loads-older"}))
+	require.Equal(t, "optimal, says a load check", judgement(&term.Printer{}, &wire.Build{Compatibility: "optimal", CompatibilitySource: "load check"}))
 	require.Equal(t, "not measured", gain(&wire.Build{SourceLoadSeconds: 1}))
 	slower := &wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}
 	require.Equal(t, "the compiled form loads slower than the source: "+
@@ -214,8 +220,8 @@ func TestProbeReportsChanges(t *testing.T) {
 		ProbedMs: at + 3600_000, Changes: []string{"StandInExecutionProvider 1.7 -> 1.8"},
 		Eps: []*wire.EpFacts{{Name: "StandInExecutionProvider", Version: "1.8", DriverVersion: "555.1", DriverSource: "/sys/module/nvidia/version"}}}}
 	b.serve()
-	require.Equal(t, `/opt/ort: ONNX Runtime 1.31.1, ready, watched: polled: network file system, probed 2026-11-21 15:30:00
-  changed since the probe of 2026-11-21 14:30:00:
+	require.Equal(t, `/opt/ort: ONNX Runtime 1.31.1, ready, watched: polled: network file system, probed `+halfPast(15)+`
+  changed since the probe before it, `+halfPast(14)+`:
     StandInExecutionProvider 1.7 -> 1.8
   StandInExecutionProvider 1.8
     driver 555.1 (from /sys/module/nvidia/version)

@@ -82,7 +82,7 @@ func TestWrongFlags(t *testing.T) {
 			require.Equal(t, exitUsage, status, errs)
 			require.Empty(t, out)
 			require.Contains(t, errs, c.says)
-			require.Contains(t, errs, "hint: epcached --help")
+			require.Regexp(t, `hint: (epcached --help|did you mean --state\?)`, errs)
 			require.NoDirExists(t, filepath.Join(dir, "state"), "nothing was begun")
 		})
 	}
@@ -172,6 +172,10 @@ func TestCheckConfigFailsForMistakes(t *testing.T) {
 	require.Equal(t, 1, status)
 	require.Contains(t, errs, path+":1")
 	require.NotContains(t, errs, "--help")
+	require.NoError(t, os.WriteFile(path, []byte("[space]\nunpacked_dir = \"/none\"\n"), 0o644))
+	status, _, errs = runToEnd(t, nil, "--config", path, "--check-config")
+	require.Equal(t, 1, status)
+	require.Contains(t, errs, `there is no directory "/none"`)
 }
 
 func TestCheckConfig(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/tomlfile"
@@ -287,9 +289,9 @@ func (s *Settings) LoadRules() (*rules.Set, error) {
 	return own.Overriding(rules.Shipped()), nil
 }
 
-// CheckUnpackedDir looks whether unpacked_dir, where there is one, is a folder in which the daemon can make its own: without that it does not
-// start. mayWrite tells whether this user may make files in a folder. The error is an Errors.
-func (s *Settings) CheckUnpackedDir(mayWrite func(dir string) error) error {
+// CheckUnpackedDir reports whether unpacked_dir, where it is set, is a directory in which this user
+// can make the daemon's own, because otherwise the daemon does not start. The error is an Errors.
+func (s *Settings) CheckUnpackedDir() error {
 	dir := s.Space.UnpackedDir
 	if dir == "" {
 		return nil
@@ -305,7 +307,7 @@ func (s *Settings) CheckUnpackedDir(mayWrite func(dir string) error) error {
 	case !info.IsDir():
 		text = fmt.Sprintf("%q is not a directory", dir)
 	default:
-		if err := mayWrite(dir); err != nil {
+		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
 			text = fmt.Sprintf("user %d may not write to %q: %v; run the check as the daemon's "+
 				"user", os.Getuid(), dir, tomlfile.WithoutPath(err))
 		}

@@ -143,11 +143,16 @@ func (a *auditor) remedy(d cas.Digest, kind string) string {
 	if err != nil {
 		return "failed: " + err.Error()
 	}
-	var now, later int // builds that are compiled again at once, and when they are requested
+	var now, later int // builds that are recompiled at once, and when they are requested
+	none := "none: its builds are withheld until a request recompiles them"
 	for _, one := range all {
 		b, err := a.index.Get(one.Build)
 		switch {
-		case err != nil || !b.HasModel(one.Blob) || a.index.Journal.StateOf(b.ID).Name == index.Damaged:
+		case err != nil || !b.HasModel(one.Blob):
+		case a.index.Journal.StateOf(b.ID).Name == index.Damaged:
+			if b.Source.Kind != "" {
+				none = "none: its builds are being recompiled"
+			}
 		case b.Source.Kind != "":
 			now++
 		default:
@@ -165,7 +170,7 @@ func (a *auditor) remedy(d cas.Digest, kind string) string {
 		do = append(do, fmt.Sprintf("withhold builds until a request recompiles them: %d", later))
 	}
 	if do == nil {
-		return "none: its builds are withheld already"
+		return none
 	}
 	return strings.Join(do, "; ")
 }

@@ -6680,7 +6680,7 @@ type StatusReply struct {
 	StateDirectory      string                 `protobuf:"bytes,4,opt,name=state_directory,json=stateDirectory,proto3" json:"state_directory,omitempty"`
 	Socket              string                 `protobuf:"bytes,5,opt,name=socket,proto3" json:"socket,omitempty"`
 	Hits                uint64                 `protobuf:"varint,6,opt,name=hits,proto3" json:"hits,omitempty"`
-	Misses              uint64                 `protobuf:"varint,7,opt,name=misses,proto3" json:"misses,omitempty"`
+	Misses              uint64                 `protobuf:"varint,7,opt,name=misses,proto3" json:"misses,omitempty"` // without those with FAIL, which compile nothing
 	Compiles            uint64                 `protobuf:"varint,8,opt,name=compiles,proto3" json:"compiles,omitempty"`
 	Failures            uint64                 `protobuf:"varint,9,opt,name=failures,proto3" json:"failures,omitempty"`
 	CompileSecondsSaved float64                `protobuf:"fixed64,10,opt,name=compile_seconds_saved,json=compileSecondsSaved,proto3" json:"compile_seconds_saved,omitempty"`

@@ -153,6 +153,9 @@ func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.ob
 // causeText is the cause without the object's name, because the daemon names the model already.
 func (e verbError) causeText() string {
 	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
+	if text == fmt.Sprintf("no entry %q", e.object) {
+		return "no such entry"
+	}
 	name := filepath.Base(e.object)
 	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", name))
 	if path, err := filepath.Abs(e.object); err == nil && !named {

@@ -199,11 +199,12 @@ func Printable(name string) string {
 	return name
 }
 
-// Brief shortens text of other programs.
+// Brief shortens text of other programs in its middle, because paths differ at their ends.
 func Brief(text string) string {
-	const most = 80
-	if runes := []rune(text); len(runes) > most {
-		return fmt.Sprintf("%s... (%d bytes)", string(runes[:most]), len(text))
+	const begin, end = 40, 40
+	if runes := []rune(text); len(runes) > begin+end {
+		return fmt.Sprintf("%s...%s (%d bytes)", string(runes[:begin]),
+			string(runes[len(runes)-end:]), len(text))
 	}
 	return text
 }
@@ -263,12 +264,12 @@ func Seconds(s float64) string {
 	return d.Round(time.Second).String()
 }
 
-// Time spells a time in milliseconds, in the local zone; "-" for none.
+// Time spells a time in milliseconds as RFC 3339, in the local zone; "-" for none.
 func Time(ms int64) string {
 	if ms == 0 {
 		return "-"
 	}
-	return time.UnixMilli(ms).Format("2006-01-02 15:04:05")
+	return time.UnixMilli(ms).Format(time.RFC3339)
 }
 
 // Ask prints a question; the caller reads the answer.

@@ -94,6 +94,16 @@ func (c *Columns) drop(heads []string) {
 	}
 }
 
+// Dropped returns the heads of the columns for which the terminal had no cells.
+func (c *Columns) Dropped(heads []string) (names []string) {
+	for i, head := range heads {
+		if slices.Contains(c.dropped, i) {
+			names = append(names, head)
+		}
+	}
+	return names
+}
+
 func (c *Columns) between() int { return betweenColumns * (len(c.widths) - 1 - len(c.dropped)) }
 
 // shrink takes cells from the widest columns until a line fits.
