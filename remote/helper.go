@@ -29,10 +29,30 @@ type helper struct {
 
 	mu      sync.Mutex // guards the fields below
 	closed  bool
-	control *net.UnixConn // to the process that runs; nil: none does
-	ended   chan struct{} // closed when it has
-	crashes int           // in a row
-	notYet  time.Time     // when it may be started again
+	running *process  // nil: none is
+	crashes int       // in a row
+	notYet  time.Time // when it may be started again
+}
+
+// process is one that was started.
+type process struct {
+	*os.Process
+	control *net.UnixConn // connections are handed over by it
+	ended   chan struct{} // closed when its end is noted
+}
+
+// endTimeout is the time that a process has to end by itself.
+const endTimeout = 2 * time.Second
+
+// end ends a process, and returns when it has.
+func (p *process) end() {
+	_ = p.control.Close() // the process ends with it
+	select {
+	case <-p.ended:
+	case <-time.After(endTimeout):
+		_ = p.Kill() // or it has ended just now
+		<-p.ended
+	}
 }
 
 func newHelper(opts Options) *helper { return &helper{opts: opts, now: time.Now} }
@@ -50,6 +70,22 @@ func (h *helper) call(ctx context.Context, r *Request, files []*os.File,
 		if err == nil || began || attempt > 0 || ctx.Err() != nil {
 			return a, err
 		}
+		h.settle(ctx)
+	}
+}
+
+// settle waits until the end of a process that closed a connection is noted.
+func (h *helper) settle(ctx context.Context) {
+	h.mu.Lock()
+	running := h.running
+	h.mu.Unlock()
+	if running == nil {
+		return
+	}
+	select {
+	case <-running.ended:
+	case <-ctx.Done():
+	case <-time.After(200 * time.Millisecond): // it lives, and this call alone failed
 	}
 }
 
@@ -95,7 +131,7 @@ func (h *helper) connect(ctx context.Context) (*net.UnixConn, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for {
-		fresh := h.control == nil
+		fresh := h.running == nil
 		if fresh {
 			if err := h.start(); err != nil {
 				return nil, err
@@ -105,14 +141,16 @@ func (h *helper) connect(ctx context.Context) (*net.UnixConn, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = Send(h.control, struct{}{}, []*os.File{theirs})
+		err = Send(h.running.control, struct{}{}, []*os.File{theirs})
 		_ = theirs.Close() // the helper has its own
 		if err == nil {
 			return ours, nil
 		}
 		_ = ours.Close()
-		_ = h.control.Close()
-		h.control = nil
+		running := h.running
+		h.mu.Unlock()
+		running.end()
+		h.mu.Lock()
 		if fresh {
 			return nil, fmt.Errorf("epcached-remote: %w", err)
 		}
@@ -143,14 +181,14 @@ func (h *helper) start() error {
 		h.failed()
 		return errors.Join(err, control.Close())
 	}
-	h.control, h.ended = control, make(chan struct{})
-	go h.wait(cmd, control, stderr, h.ended)
+	h.running = &process{cmd.Process, control, make(chan struct{})}
+	go h.wait(cmd, stderr, h.running)
 	return nil
 }
 
 // wait passes on what the process prints, and notes its end.
-func (h *helper) wait(cmd *exec.Cmd, control *net.UnixConn, stderr io.Reader, ended chan struct{}) {
-	defer close(ended)
+func (h *helper) wait(cmd *exec.Cmd, stderr io.Reader, p *process) {
+	defer close(p.ended)
 	lines := bufio.NewScanner(stderr)
 	for lines.Scan() {
 		h.opts.Log.Warn("epcached-remote", "line", lines.Text())
@@ -158,11 +196,11 @@ func (h *helper) wait(cmd *exec.Cmd, control *net.UnixConn, stderr io.Reader, en
 	// A line that is too long ends the scanner, but must not block the process.
 	_, _ = io.Copy(io.Discard, stderr)
 	err := cmd.Wait()
-	_ = control.Close()
+	_ = p.control.Close()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.control == control {
-		h.control = nil
+	if h.running == p {
+		h.running = nil
 	}
 	switch {
 	case err == nil:
@@ -183,12 +221,10 @@ func (h *helper) failed() {
 func (h *helper) close() error {
 	h.mu.Lock()
 	h.closed = true
-	control, ended := h.control, h.ended
+	running := h.running
 	h.mu.Unlock()
-	if control == nil {
-		return nil
+	if running != nil {
+		running.end()
 	}
-	err := control.Close() // the process ends with it
-	<-ended
-	return err
+	return nil
 }

@@ -180,9 +180,13 @@ func (f *fetching) part(ctx context.Context, p part) (err error) {
 		return err
 	}
 	defer u.Close()
-	for range attempts {
+	for tries := 0; tries < attempts; tries++ {
+		first := p.first
 		if err = f.chunksOf(ctx, &p, u); !transient(ctx, err) {
 			return err
+		}
+		if p.first > first {
+			tries = -1 // it gets on
 		}
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"io"
+	"log"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,19 +54,20 @@ func client(t testing.TB, env []string, remotes ...remote.Config) *remote.Client
 // kinds are the engines, each as a remote that holds what was put at it.
 var kinds = []string{"file", "https", "s3"}
 
-// place is a remote for tests: of one of the kinds, in a directory or in memory.
+// fixture is a remote for tests: of one of the kinds, in a directory or in memory.
 type fixture struct {
 	*remote.Client
 	kind   string
 	config remote.Config
 	dir    string  // file, https
 	s3     *fakeS3 // s3
-	fault  func(http.ResponseWriter, *http.Request) bool
+	proxy  *proxy  // https, s3
+	fault  atomic.Pointer[func(http.ResponseWriter, *http.Request) bool]
 }
 
 const name = "fleet"
 
-// newPlace makes a remote. faults come between the client and the server of https and s3.
+// newFixture makes a remote. Faults come between the client and the server of https and s3.
 func newFixture(t testing.TB, kind string) *fixture {
 	f := &fixture{kind: kind, dir: t.TempDir(), config: remote.Config{Name: name, Connect: 2 * time.Second}}
 	var env []string
@@ -80,20 +83,22 @@ func newFixture(t testing.TB, kind string) *fixture {
 	}
 	if handler != nil {
 		server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if f.fault == nil || !f.fault(w, r) {
+			if fault := f.fault.Load(); fault == nil || *fault == nil || !(*fault)(w, r) {
 				handler.ServeHTTP(w, r)
 			}
 		}))
-		server.Config.ErrorLog = nil
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
 		t.Cleanup(server.Close)
+		f.proxy = newProxy(t, server.Listener.Addr().String())
+		address := "https://" + f.proxy.listener.Addr().String()
 		cert := filepath.Join(t.TempDir(), "ca.pem")
 		require.NoError(t, os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
 			Bytes: server.Certificate().Raw}), 0o600))
 		env = append(env, "SSL_CERT_FILE="+cert)
 		if kind == "https" {
-			f.config.URL = server.URL
+			f.config.URL = address
 		} else {
-			f.config.Endpoint = server.URL
+			f.config.Endpoint = address
 		}
 	}
 	f.Client = client(t, env, f.config)
