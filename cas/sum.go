@@ -142,15 +142,6 @@ func parent(left, right [8]uint32) guts.Node { return guts.ParentNode(left, righ
 // at least a multiple of groupSize: the vector code loads whole groups.
 func pieceNode(b []byte, index uint64) guts.Node {
 	chunk := index * (pieceSize / guts.ChunkSize)
-	if len(b) == pieceSize {
-		if n, ok := fullPiece(b, chunk); ok {
-			return n
-		}
-	}
-	return groupsNode(b, chunk)
-}
-
-func groupsNode(b []byte, chunk uint64) guts.Node {
 	var nodes [pieceSize / groupSize][8]uint32
 	count := 0
 	for len(b) > groupSize {
