@@ -38,7 +38,7 @@ help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## build epcached, epcachectl and the worker epcached-ort into bin/
+build: ## build epcached, epcachectl, the worker epcached-ort and the helper epcached-remote into bin/
 	@mkdir -p $(BIN)
 	$(PLAIN) $(GO) build -ldflags="-X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
 
@@ -48,6 +48,16 @@ deps: ## fetch ONNX Runtime, execution providers, models and test tools into .de
 	@testdata/fetch-runtimes $(DEPS)/runtimes
 	@testdata/fetch-models $(DEPS)/models
 	@testdata/fetch-packages $(DEPS)/light-packages light
+
+.PHONY: deps-remote
+deps-remote: ## fetch the S3 servers of the long tests into .deps/remote/: versitygw (minutes to build) and moto
+	@mkdir -p $(DEPS)/remote
+	[ -x $(DEPS)/remote/versitygw ] || GOBIN=$(DEPS)/remote $(GO) install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+	[ -x $(DEPS)/remote/moto/bin/moto_server ] || { $(PYTHON) -m venv $(DEPS)/remote/moto && $(DEPS)/remote/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[server,s3]==5.2.5'; }
+
+.PHONY: remotes
+remotes: deps-remote ## move builds through real S3 servers; a minute
+	$(PLAIN) $(GO) test ./cmd/epcached-remote -run RealServers -v -timeout 10m
 
 .PHONY: wheel
 wheel: ## build the Python package with the programs in it, for x86-64 and arm64, into dist/: the same bytes each time
@@ -96,7 +106,7 @@ race: build deps ## run the tests of what is concurrent under the race detector
 	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
 
 .PHONY: test-long
-test-long: test matrix stress flood kills faults explore ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
+test-long: test remotes matrix stress flood kills faults explore ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
 	$(MAKE) fuzz FUZZTIME=1000000x
 	$(MAKE) bench-million wheel-proof-arm64

@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// programs is the folder of the built epcached and epcached-ort: EPCACHED_BIN, or one that TestMain
+// programs is the folder of the built epcached, epcached-ort and epcached-remote: EPCACHED_BIN, or one that TestMain
 // builds into.
 var programs string
 
@@ -49,7 +49,7 @@ func runTests(m *testing.M) int {
 		}
 		defer os.RemoveAll(dir)
 		build := exec.Command("go", "build", "-trimpath", "-o", dir+"/", "../epcached",
-			"../epcached-ort")
+			"../epcached-ort", "../epcached-remote")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "building the programs: %v\n%s", err, out)
