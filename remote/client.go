@@ -5,8 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 // Options say how the helper is reached.
@@ -217,7 +219,7 @@ func (c *Client) call(ctx context.Context, remote string, r *Request, files []*o
 	case err != nil && ctx.Err() != nil:
 		err = unreachable(remote, "no answer within "+r.Budget.String())
 	case err == nil && a.Err != nil:
-		a.Err.Remote = remote
+		a.Err.Remote, a.Err.Text = remote, oneLine(a.Err.Text)
 		if classes[a.Err.Class] == nil {
 			a.Err.Class = "damaged"
 		}
@@ -230,4 +232,15 @@ func (c *Client) call(ctx context.Context, remote string, r *Request, files []*o
 		c.opts.Log.Debug("remote", "remote", remote, "call", r.Do, "error", err)
 	}
 	return a, err
+}
+
+// oneLine makes a text of the helper fit for logs.
+func oneLine(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text[:min(len(text), maxText)])
+	return strings.ToValidUTF8(text, "")
 }

@@ -16,6 +16,7 @@ const (
 	MaxLook  = 4 << 20   // bytes of all cards of one look-up
 	MaxTrust = 256 << 10 // bytes of the trust document
 	maxFrame = 8 << 20
+	maxText  = 500 // bytes of an error
 	maxFiles = 250 // descriptors of one request: SCM_MAX_FD is 253
 )
 

@@ -79,6 +79,8 @@ func lie(how string, c *net.UnixConn) {
 		_ = Send(c, &Answer{}, nil)
 	case "class":
 		_ = Send(c, &Answer{Err: &Error{Class: "fine", Remote: "other"}}, nil)
+	case "text":
+		_ = Send(c, &Answer{Err: &Error{Class: "refused", Text: strings.Repeat("no\nno\x1b", 1<<16)}}, nil)
 	case "descriptors":
 		_ = Send(c, &Answer{Cards: [][]byte{{1}}}, []*os.File{os.Stderr, os.Stderr})
 	default:
@@ -104,6 +106,7 @@ func TestAHelperThatLiesIsBelievedNothing(t *testing.T) {
 		"hang": ErrUnreachable, "garbage": ErrUnreachable, "huge": ErrUnreachable,
 		"empty": ErrUnreachable, "cut": ErrUnreachable, "endless progress": ErrUnreachable,
 		"many cards": ErrDamaged, "large card": ErrDamaged, "nothing": ErrMissing, "class": ErrDamaged,
+		"text": ErrRefused,
 		"once": ErrUnreachable, "descriptors": nil, "good": nil} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
@@ -117,6 +120,8 @@ func TestAHelperThatLiesIsBelievedNothing(t *testing.T) {
 				return
 			}
 			require.Contains(t, err.Error(), "remote fleet: ")
+			require.Less(t, len(err.Error()), 600)
+			require.NotContains(t, err.Error(), "\n")
 		})
 	}
 }

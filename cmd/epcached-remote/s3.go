@@ -25,9 +25,10 @@ type s3 struct {
 	prefix string
 }
 
+// Larger blobs are uploaded in parts of that size.
+var onePut, partPut int64 = 256 << 20, 64 << 20
+
 const (
-	onePut   = 256 << 20 // larger blobs are uploaded in parts
-	partPut  = 64 << 20
 	maxCopy  = 5 << 30 // bytes that one server-side copy takes
 	awsHost  = "s3.amazonaws.com"
 	awsFirst = "us-east-1" // the region of all stores that have no regions
@@ -68,10 +69,23 @@ func credentialsOf(c remote.Config) *credentials.Credentials {
 			return credentials.New(p)
 		}
 	}
-	if c.Endpoint == "" || os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "" {
+	if hasIdentity() {
 		return credentials.NewIAM("")
 	}
 	return credentials.NewStaticV4("", "", "")
+}
+
+// hasIdentity reports whether the machine or the container may have an identity of AWS. Elsewhere
+// asking for one would wait for an address that no host has.
+func hasIdentity() bool {
+	for _, name := range []string{"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+		"AWS_CONTAINER_CREDENTIALS_FULL_URI"} {
+		if os.Getenv(name) != "" {
+			return true
+		}
+	}
+	vendor, err := os.ReadFile("/sys/class/dmi/id/sys_vendor")
+	return err == nil && strings.Contains(string(vendor), "Amazon")
 }
 
 func (s *s3) can() remote.Can { return all }
@@ -127,7 +141,7 @@ func (s *s3) stat(ctx context.Context, name string) (*object, error) {
 
 func (s *s3) put(ctx context.Context, name string, body *io.SectionReader, sha256 string,
 	when condition) error {
-	opts := minio.PutObjectOptions{ContentType: "application/octet-stream", PartSize: partPut, NumThreads: 1}
+	opts := minio.PutObjectOptions{ContentType: "application/octet-stream", PartSize: uint64(partPut), NumThreads: 1}
 	if body.Size() > onePut && when == (condition{}) {
 		_, err := s.core.Client.PutObject(ctx, s.bucket, s.key(name), body, body.Size(), opts)
 		return failed(err)

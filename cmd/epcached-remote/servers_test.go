@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net"
 	"net/url"
 	"os"
@@ -117,6 +119,16 @@ func withServer(t *testing.T, config remote.Config) {
 	raw, _, err := small(ctx, s, blobName(blob.Digest), blob.Size)
 	require.NoError(t, err)
 	require.Equal(t, blob.Digest, portable.DigestOf(raw))
+
+	large := randomBytes(2, 12<<20)
+	onePut, partPut = 5<<20, 5<<20
+	defer func() { onePut, partPut = 256<<20, 64<<20 }()
+	sum := portable.DigestOf(large)
+	require.NoError(t, s.put(ctx, blobName(sum), io.NewSectionReader(bytes.NewReader(large), 0,
+		int64(len(large))), sum.Hex(), condition{}))
+	raw, _, err = small(ctx, s, blobName(sum), int64(len(large)))
+	require.NoError(t, err)
+	require.Equal(t, sum, portable.DigestOf(raw))
 
 	var all sync.WaitGroup
 	states := make([]remote.Lease, 50)
