@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -342,6 +343,26 @@ func TestPipesAndLinksOutOfADirectoryAreNotRead(t *testing.T) {
 	require.NoError(t, syscall.Mkfifo(f.dir+"/"+object, 0o600))
 	_, _, err := e.fetch(t, t.Context(), f.Client)
 	require.ErrorIs(t, err, remote.ErrDamaged)
+	require.NoError(t, os.Remove(f.dir+"/"+object))
+	outside := temporary(t, blobOf(t, e, e.layers[0].Blob.Digest))
+	require.NoError(t, os.Symlink(outside.Name(), f.dir+"/"+object))
+	_, _, err = e.fetch(t, t.Context(), f.Client)
+	require.ErrorIs(t, err, remote.ErrUnreachable)
+}
+
+func TestHostsAndCertificatesThatFailAreUnreachable(t *testing.T) {
+	f := newFixture(t, "https")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	for what, url := range map[string]string{"no such host": "https://host.invalid/x",
+		"nothing listens": "https://" + l.Addr().String(), "another authority": f.config.URL} {
+		c := client(t, nil, remote.Config{Name: name, URL: url}) // it does not know the test's authority
+		began := time.Now()
+		_, err := c.Look(t.Context(), name, remote.BuildKey(buildKey), 2*time.Second)
+		require.ErrorIs(t, err, remote.ErrUnreachable, what)
+		require.Less(t, time.Since(began), 3*time.Second, what)
+	}
 }
 
 // The credentials are for one host: a server cannot send them elsewhere.
