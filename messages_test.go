@@ -332,7 +332,6 @@ var meant = map[string]string{
 	"--embed cannot be used for a":  "an attribute of models, not a subject",
 	"it cannot be used for groups":  "an attribute of models, not a subject",
 	"nor those whose path":          "an attribute of builds, not a subject",
-	"whose threads no fork has":     "an attribute of a process, not a subject",
 	"which must be registered and ": "an attribute of a library, not a subject",
 }
 

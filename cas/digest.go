@@ -28,7 +28,8 @@ func ParseDigest(s string) (d Digest, err error) { return d, ParseHex("digest", 
 // ParseHex reads lower-case hexadecimal digits into all of to. what names them in errors.
 func ParseHex(what, s string, to []byte) error {
 	if len(s) != 2*len(to) {
-		return fmt.Errorf("%s %.80q: %d characters, not %d", what, s, len(s), 2*len(to))
+		return fmt.Errorf("%s %.80q: it has %d characters instead of %d", what, s, len(s),
+			2*len(to))
 	}
 	b, err := hex.DecodeString(s)
 	if err != nil {

@@ -66,7 +66,8 @@ func unmarshalSource(m *manifestpb.Source) (Source, error) {
 // checkSource refuses what would not be read back as it was written.
 func checkSource(s Source) error {
 	if s.Kind != "" && s.Why != "" || len(s.Why) > maxSourceWhy || !utf8.ValidString(s.Why) {
-		return fmt.Errorf("a source that is kept, or %d bytes of a reason", len(s.Why))
+		return fmt.Errorf("a build with a source has a reason why it has none, or the reason has %d bytes",
+			len(s.Why))
 	}
 	switch s.Kind {
 	case "":

@@ -124,7 +124,7 @@ func (b *Bundle) card(d *Descriptor) (*Card, error) {
 		return nil, err
 	}
 	if DigestOf(raw) != d.Digest {
-		return nil, wrong(file, "", "its SHA-256 is another one")
+		return nil, wrong(file, "", "its SHA-256 differs")
 	}
 	return ParseCard(file, raw)
 }
@@ -193,7 +193,7 @@ func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.W
 	case size.n != d.Size:
 		return bad("the blob has %d bytes or more, not %d", size.n, d.Size)
 	case !sumsTo(sum, d.Digest):
-		return bad("the SHA-256 of the blob is another one")
+		return bad("the SHA-256 of the blob differs")
 	case Hash(plain.Sum(nil)) != want.Hash:
 		return bad("the BLAKE3 of the file is not the one that the manifest states")
 	}

@@ -233,7 +233,7 @@ func (u *Unpacker) Chunk(c *Chunk, frame []byte) ([]byte, error) {
 	case int64(len(u.out)) != c.Plain:
 		return nil, fmt.Errorf("%d bytes, not %d", len(u.out), c.Plain)
 	case SumChunk(u.out) != c.Sum:
-		return nil, errors.New("its BLAKE3 is another one")
+		return nil, errors.New("its BLAKE3 differs")
 	}
 	return u.out, nil
 }

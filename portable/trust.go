@@ -145,7 +145,7 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 	}
 	k, signed := t.Keys[i], preAuth(payloadType, b.Envelope.Payload)
 	if !ed25519.Verify(k.public, signed, b.Envelope.Signatures[0].Sig) {
-		return nil, nil, wrong(b.file, "signatures[0].sig", "it is not key %s's signature of this", k.Short())
+		return nil, nil, wrong(b.file, "signatures[0].sig", "key %s did not sign this document", k.Short())
 	}
 	p, err := b.statement(c)
 	if err != nil {

@@ -45,7 +45,7 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 		}
 		freed, err := p.PackBuild(ctx, b.ID)
 		if errors.Is(err, packing.ErrInUse) {
-			return "kept: it is in use by now", 0, nil
+			return "kept: a program uses it now", 0, nil
 		}
 		if errors.Is(err, packing.ErrNoSpace) {
 			return "kept: " + KeptNoSpace, 0, nil

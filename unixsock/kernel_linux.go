@@ -21,14 +21,14 @@ import (
 func checkFD(fd int) (slow bool, err error) {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
-		return slow, descriptorRefusal("cannot be looked at: %v", err)
+		return slow, descriptorRefusal("cannot be inspected: %v", err)
 	}
 	if flags&unix.O_PATH != 0 {
 		return slow, descriptorRefusal("was opened with O_PATH, not for reading")
 	}
 	st, slow, err := slowfile.Stat(fd)
 	if err != nil {
-		return slow, descriptorRefusal("cannot be looked at: %v", err)
+		return slow, descriptorRefusal("cannot be inspected: %v", err)
 	}
 	if kind := kindOf(uint32(st.Mode)); kind != "" {
 		return slow, descriptorRefusal("is %s, not a regular file", kind)

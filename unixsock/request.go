@@ -91,7 +91,7 @@ func (c *connection) attach(number uint64, fds []int) error {
 	switch {
 	case r != nil && r.cancel != nil:
 		c.closeAll(fds)
-		return violation("descriptors for request %d, which is being answered", number)
+		return violation("descriptors arrived for request %d, which is already being answered", number)
 	case r == nil && len(c.requests) >= c.server.limits.Requests:
 		c.closeAll(fds)
 		return violation("descriptors for more than %d requests", c.server.limits.Requests)

@@ -421,7 +421,8 @@ func (in *intake) examine(ctx context.Context, folder string, names []string) (
 	}
 	for _, name := range names {
 		if slices.Contains(graphs, name) == used[name] {
-			return nil, nil, refuseImport(fmt.Errorf("file %q: nothing refers to it, or to a graph", name))
+			return nil, nil, refuseImport(fmt.Errorf("file %q: no graph refers to it, or it is a graph "+
+				"and another one refers to it", name))
 		}
 	}
 	for _, m := range models {

@@ -44,8 +44,8 @@ func (q *Queries) mayExport(p rights.Peer, b *index.Build) error {
 	case state.Name == index.Withheld || state.Name == index.Damaged:
 		return refused(apierr.Stale, "it is %s: %s", state.Name, state.Reason)
 	case b.BuildKey != identity.BuildKey(b.RequestKey, b.EPs, b.Route):
-		return refused(apierr.BadRequest, "it was made with libraries that only this machine's "+
-			"applications have, and is found by its key here alone")
+		return refused(apierr.BadRequest, "it was compiled with libraries of an application, "+
+			"so that no request on another machine would find it")
 	case len(b.Files) > portable.MaxFiles:
 		return refused(apierr.BadRequest, "it has %d files, more than %d", len(b.Files), portable.MaxFiles)
 	}

@@ -231,7 +231,7 @@ func (e *extract) check(v tomlfile.Value, facts *[]string) {
 	}
 	switch {
 	case v.Has("regexp") == (e.As != ""):
-		v.Errorf("either regexp, with named groups, or as is required")
+		v.Errorf("give either regexp, with named groups, or as")
 	case e.Regexp.Regexp == nil && e.As == "":
 		return // a regexp that does not compile was told of
 	case len(e.names()) == 0:

@@ -133,9 +133,9 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 			"f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build_matches\": regular " +
 				"expression: "},
 		"extract of nothing": {"[[ep.X.extract]]\n", "f.toml:1:8: field " +
-			"\"ep.X.extract[1]\": either regexp, with named groups, or as is required"},
+			"\"ep.X.extract[1]\": give either regexp, with named groups, or as"},
 		"extract twice": {"[[ep.X.extract]]\nregexp = '(?P<a>.)'\nas = 'a'\n",
-			"f.toml:1:8: field \"ep.X.extract[1]\": either regexp"},
+			"f.toml:1:8: field \"ep.X.extract[1]\": give either regexp"},
 		"extract without a group": {"[[ep.X.extract]]\nregexp = '(.)'\n",
 			"f.toml:2:1: field \"ep.X.extract[1].regexp\": no named group"},
 		"extract of another": {"[[ep.X.extract]]\nfrom = 'a'\nas = 'b'\n",

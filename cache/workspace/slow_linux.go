@@ -114,7 +114,7 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 	*os.File, error) {
 	leave, err := in.SlowCopies.Take(ctx, in.Owner(uid))
 	if err != nil {
-		return nil, notCopiedError(ctx, fmt.Errorf("other files of the same user do not answer: %w", err), f)
+		return nil, notCopiedError(ctx, fmt.Errorf("reading another file of this user already blocks: %w", err), f)
 	}
 	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

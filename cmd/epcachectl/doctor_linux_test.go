@@ -212,7 +212,7 @@ func TestDoctorOfARuntime(t *testing.T) {
 	others = &doctor.Examination{Client: client}
 	others.CheckKnown(t.Context(), "runtime", r)
 	find(t, doctor.Result{Findings: others.List}, "ok",
-		"the daemon knows its OpenVINOExecutionProvider")
+		"the daemon has its OpenVINOExecutionProvider")
 	b.set(func() { b.runtimes = nil })
 
 	library := filepath.Join(dir, "onnxruntime_ep_openvino",
@@ -226,11 +226,11 @@ func TestDoctorOfARuntime(t *testing.T) {
 	has("")
 	out, code = doctored(t, "--runtime", dir)
 	require.Equal(t, exit.Done, code)
-	find(t, out, "ok", "the daemon knows its OpenVINOExecutionProvider")
+	find(t, out, "ok", "the daemon has its OpenVINOExecutionProvider")
 	has("it crashed")
 	out, _ = doctored(t, "--runtime", dir)
 	find(t, out, "problem",
-		"the daemon knows its OpenVINOExecutionProvider, and cannot use it: it crashed")
+		"the daemon has its OpenVINOExecutionProvider, and cannot use it: it crashed")
 }
 
 // pythonSays is what doctor.py prints.

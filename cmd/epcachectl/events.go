@@ -28,8 +28,7 @@ func newEvents(a *cli.Call) *cobra.Command {
 		Short: "print recorded events",
 		Long: `events prints what the daemon did and noticed, the oldest first: compiles, damage,
 changed runtimes and drivers, judgements, reports, and builds that were withheld, recompiled or
-removed. Hits are counted by status; packing is shown by show. Users see events of builds that they
-may see.
+removed. status counts hits, and show shows packing. Users see events of builds that they may see.
 
 --since takes a duration (2h, 3d), a time of day, a day or a time (14:30, 2026-11-21,
 2026-11-21T14:30:00Z). --follow continues until it is interrupted, also over restarts of the

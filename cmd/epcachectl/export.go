@@ -45,14 +45,15 @@ func newExport(a *cli.Call) *cobra.Command {
 is an OCI image layout: a directory, a .tar file, or a tar on standard output (-). A directory that
 is a bundle already gets the builds in addition. ENTRY is as for show.
 
-A build for OpenVINO holds the model's weights, so a bundle is as private as the models. Paths,
-users and the source model do not travel; the model's name does only with --names.
+A build for OpenVINO holds the model's weights, so a bundle is as private as the models. It contains
+no paths, users or source models, and the models' names only with --names.
 
---key FILE signs the builds with a private key of trust keygen. A build that is not signed by a key
-that is trusted there cannot be imported. Two exports of the same builds have the same bytes.
+--key FILE signs the builds with a private key of trust keygen. The other machine imports only
+builds that are signed by a key that it trusts. Two exports of the same builds have the same bytes.
 
---for FACTS.json, of epcachectl facts on another machine, makes the builds also answer what that
-machine asks for, where its devices have other names: builds made ahead of time for an NPU.
+--for FACTS.json names a file that epcachectl facts printed on another machine. The builds then also
+answer the requests of that machine if its devices have other names, such as builds that are
+compiled ahead of time for an NPU.
 
 Private builds of other users are left out, also for administrators.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
 		Example: `  epcachectl export mobilenet.onnx --to /media/stick/models.tar --key ci.key
@@ -71,7 +72,7 @@ Private builds of other users are left out, also for administrators.` + exit.Hel
 	f.StringVar(&e.to, "to", "", "write to `FILE.tar`, DIR or -")
 	f.StringVar(&e.key, "key", "", "sign with the private key in `FILE`")
 	f.StringVar(&e.facts, "for", "", "also answer requests of the machine of the facts in `FILE`")
-	f.StringVar(&e.builder, "builder", "", "sign as `NAME` of this machine, which keys may be narrowed to")
+	f.StringVar(&e.builder, "builder", "", "sign as the machine `NAME`; trusted keys can be limited to such names")
 	f.StringVar(&e.notAfter, "not-after", "", "the signature counts until `DATE`, such as 2027-01-31")
 	f.BoolVar(&e.all, "all", false, "every build that you may export")
 	f.BoolVar(&e.pinned, "pinned", false, "only pinned builds")

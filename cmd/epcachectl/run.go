@@ -47,7 +47,7 @@ Signals are passed on, and run ends as PROGRAM does. At the end it prints to sta
 sessions did not come from the cache, and why. --report adds all others and what they gained;
 --report=FILE writes that to FILE, and --json makes it JSON.
 
-Not reached are programs in other languages, libraries that use ONNX Runtime themselves, Python
+It does not reach programs in other languages, libraries that use ONNX Runtime themselves, Python
 that ignores its environment ("python -I", "-E", frozen programs), onnxruntime before 1.24,
 ORTModule and onnxruntime_genai. "epcachectl get --help" has a way for programs that take a model's
 path.
@@ -68,8 +68,8 @@ If PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUs
 		"preference")
 	f.Var(cli.EachValue(r.request.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.StringVar(&r.request.Runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
-	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (a plain session until the "+
-		"compile is done), claim, or fail")
+	f.StringVar(&r.onMiss, "on-miss", "wait", "what a miss does, an `ACTION`: wait, background "+
+		"(a plain session until the compile is done), claim, or fail")
 	f.Float64Var(&r.request.Verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, and use the CPU if a value differs from the CPU's by more than `TOLERANCE`, absolute and relative; 0: do not")
 	f.StringVar(&r.report, "report", "", "report every session at the end, on standard error or to `FILE`")
 	f.Lookup("report").NoOptDefVal = "-"

@@ -27,12 +27,12 @@ func newStop(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
 		Short: "stop the daemon",
-		Long: `stop ends the daemon like SIGTERM: requests are finished for up to 20 seconds, and
-builds in use stay valid. It returns when the process has ended, so that the state directory may be
-removed, and prints what would start a daemon again. It is for the daemon's user and
+		Long: `stop ends the daemon, as SIGTERM does. The running requests have 20 seconds to end, and
+builds in use stay valid. stop returns when the process has ended, so that the state directory may
+be removed, and prints what would start a daemon again. It is for the daemon's user and
 administrators.
 
-It starts no daemon itself, but systemd does when stop connects to a socket of systemd's.` +
+stop starts no daemon. systemd does if the socket that stop connects to is a unit of systemd's.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl stop
   epcachectl stop --json --socket /run/epcached/epcached.sock`,

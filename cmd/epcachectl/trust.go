@@ -19,9 +19,9 @@ func newTrust(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trust show|keygen",
 		Short: "show trusted keys, or make one",
-		Long: `trust is about the keys that builds are signed with when they leave a machine. The
-one that exports has the private key; those that import have the public one, in the daemon's
-configuration (trust = ["/etc/epcached/trust.d/ci.pub"]) or with import --trust.` + exit.Help(exit.Done, exit.BadUsage),
+		Long: `trust manages the keys that sign exported builds. The machine that exports has the
+private key. The machines that import have the public key, in the daemon's configuration (trust =
+["/etc/epcached/trust.d/ci.pub"]) or with import --trust.` + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl trust keygen ci\n  epcachectl trust show ci.pub",
 		Args:    cli.UsageArgs(0, 0),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -37,8 +37,8 @@ func newTrustKeygen(a *cli.Call) *cobra.Command {
 		Long: `keygen writes an ed25519 key pair: NAME.key, private and without a password, and
 NAME.pub, for the machines that import. Existing files are kept.
 
-A public key can be narrowed by lines behind the first one of its file, followed by an empty line:
-EPs, Builders and Requests with names or keys, and Not-After with a date.` +
+A public key can be limited: after the first line of its file, add lines with EPs, Builders or
+Requests (names or keys) or Not-After (a date), and then an empty line.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotAllowed),
 		Example: "  epcachectl trust keygen ci",
 		Args:    cli.UsageArgs(1, 1),

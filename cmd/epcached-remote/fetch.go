@@ -99,7 +99,7 @@ func (f *fetching) lists(ctx context.Context) error {
 			case err != nil:
 				return err
 			case portable.DigestOf(raw) != l.Chunks.Digest:
-				return fail("damaged", "%s: its SHA-256 is another one", name)
+				return fail("damaged", "%s: its SHA-256 differs", name)
 			}
 			if f.chunks[i], err = portable.ParseChunks(name, raw, l.Blob.Size, l.File.Size); err != nil {
 				return fail("damaged", "%v", err)

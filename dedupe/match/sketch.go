@@ -95,7 +95,7 @@ func DecodeSketch(b []byte) (Sketch, error) {
 		return Sketch{}, fmt.Errorf("sketch of version %d: %w", b[0], dedupe.ErrNewer)
 	}
 	if len(b) < sketchHead || b[0] != sketchVersion {
-		return Sketch{}, formatError(0, "version", "no sketch of this version")
+		return Sketch{}, formatError(0, "version", "a sketch of another version")
 	}
 	n := len(b) - sketchHead
 	if n%8 != 0 || n > 8*sketchKeys {

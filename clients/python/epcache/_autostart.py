@@ -103,12 +103,12 @@ def connect(dial: Dial, until: float) -> Connection | None:
         return None
     socket, reason = _place()
     if not socket:
-        raise _errors.NoDaemon(f"none can be started: {reason}")
+        raise _errors.NoDaemon(f"no daemon can be started: {reason}")
     with contextlib.ExitStack() as stack:
         try:
             lock = os.open(socket + ".start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise _errors.NoDaemon(f"none can be started: {error}") from error
+            raise _errors.NoDaemon(f"no daemon can be started: {error}") from error
         stack.callback(os.close, lock)
         while not _locked(lock):
             if connection := _try(dial, socket):
@@ -119,12 +119,12 @@ def connect(dial: Dial, until: float) -> Connection | None:
         if connection := _try(dial, socket):
             return connection
         if failed := _failed(lock):
-            raise _errors.NoDaemon(f"none can be started: {failed}")
+            raise _errors.NoDaemon(f"no daemon can be started: {failed}")
         try:
             connection = _Starter(program, socket).wait(dial, until)
         except _Failed as error:
             _note(lock, str(error))
-            raise _errors.NoDaemon(f"none can be started: {error}") from None
+            raise _errors.NoDaemon(f"no daemon can be started: {error}") from None
         _note(lock, "")
         return connection
 
@@ -170,7 +170,7 @@ def _locked(lock: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:  # a file system without locks
-        raise _errors.NoDaemon(f"none can be started: {error}") from error
+        raise _errors.NoDaemon(f"no daemon can be started: {error}") from error
     return True
 
 

@@ -158,13 +158,13 @@ class Connection:
             header = begun + self._exactly(4 - len(begun), deadline, limit)
             (length,) = struct.unpack("<I", header)
             if not 1 <= length <= MAX_FRAME:
-                raise _errors.ProtocolError(f"{self.path}: a frame of {length} bytes")
+                raise _errors.ProtocolError(f"{self.path}: the daemon sent a frame of {length} bytes, outside 1 to {MAX_FRAME}")
             data = self._exactly(length, deadline, limit)
             self.received_at = time.perf_counter()
             envelope = self._decode(data)
             if envelope["descriptors"] != len(descriptors):
                 wanted, got = envelope["descriptors"], len(descriptors)
-                raise _errors.ProtocolError(f"{self.path}: a frame announces {wanted} descriptors and has {got}")
+                raise _errors.ProtocolError(f"{self.path}: the daemon sent {got} descriptors instead of {wanted}")
         except BaseException:
             close_all(descriptors)
             raise

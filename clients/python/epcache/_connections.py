@@ -59,7 +59,7 @@ class Connections:
             except _errors.NoDaemon as error:
                 tried.append(error.text)
             except ImportError as error:  # of what is loaded only now, by a process that gave up the rights to read it
-                tried.append(f"none can be started: {error}")
+                tried.append(f"no daemon can be started: {error}")
         raise _errors.NoDaemon("no daemon: " + "; ".join(tried))
 
     def may_start_own(self, patience: float | None) -> bool:

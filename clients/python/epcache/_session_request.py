@@ -44,7 +44,7 @@ class SessionRequest:
         if self.more.get("disabled_optimizers"):
             reasons.append("disabled_optimizers is given")
         if int(self.more.get("read_config_from_model", os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1")):
-            reasons.append("options are to be read from the model")
+            reasons.append("session options are read from the model (read_config_from_model)")
         return "; ".join(reasons)
 
     def question(self, client: Client, wishes: Mapping[str, Any]) -> Callable[..., Artefact]:

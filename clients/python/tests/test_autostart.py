@@ -146,9 +146,9 @@ def test_a_start_that_fails_is_told_to_those_who_wait_for_it(home: Path, monkeyp
         (home / "fail").touch()
         for process in waiting:
             _, errors = process.communicate(timeout=60)
-            assert process.returncode == 5 and "none can be started: the disk is full" in errors
+            assert process.returncode == 5 and "no daemon can be started: the disk is full" in errors
         assert (home / "tried").read_text() == "x\n" * attempt
-    with pytest.raises(epcache.NoDaemon, match="none can be started: the disk is full"):
+    with pytest.raises(epcache.NoDaemon, match="no daemon can be started: the disk is full"):
         epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
     assert (home / "tried").read_text() == "x\n" * 2, "this client heard of it from the lock"
 
@@ -316,7 +316,7 @@ def program(home: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
 def test_a_failure_is_told_and_not_tried_again_at_once(home: Path, monkeypatch: pytest.MonkeyPatch, no_leak: None) -> None:
     program(home, monkeypatch, f"echo x >> {home}/tried; echo 'epcached: the disk is full' >&2; exit 1\n")
     for _ in range(3):
-        with pytest.raises(epcache.NoDaemon, match="none can be started: the disk is full"):
+        with pytest.raises(epcache.NoDaemon, match="no daemon can be started: the disk is full"):
             epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
     assert (home / "tried").read_text() == "x\n"
 
@@ -336,7 +336,7 @@ def test_where_nothing_can_be_kept(home: Path, monkeypatch: pytest.MonkeyPatch, 
         (home / "file").touch()
         monkeypatch.setenv("HOME", str(home / "file") if how == "home is a file" else "relative")
     before = open_descriptors()
-    with pytest.raises(epcache.NoDaemon, match="none can be started"):
+    with pytest.raises(epcache.NoDaemon, match="no daemon can be started"):
         epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
     assert open_descriptors() == before
     assert daemons(home) == []
@@ -359,5 +359,5 @@ def test_parts_that_cannot_be_loaded_any_more(home: Path, monkeypatch: pytest.Mo
     """What starts a daemon is loaded when it is needed: a process may have given up the right to read it by then."""
     monkeypatch.delenv(_autostart.PROGRAM_VARIABLE)
     monkeypatch.setitem(sys.modules, "shutil", None)
-    with pytest.raises(epcache.NoDaemon, match="none can be started: import of shutil"), epcache.Client() as client:
+    with pytest.raises(epcache.NoDaemon, match="no daemon can be started: import of shutil"), epcache.Client() as client:
         client.acquire(b"no model", "OpenVINOExecutionProvider")

@@ -169,12 +169,12 @@ def _said(error: Exception) -> str:
 
 def _understood(path_or_bytes: Any, options: Any, providers: Any, provider_options: Any, kwargs: dict[str, Any]) -> RequestedSession:
     if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
-        return RequestedSession([], why=f"a model of type {type(path_or_bytes).__name__}")
+        return RequestedSession([], why=f"the model is neither a path nor bytes but of type {type(path_or_bytes).__name__}")
     if unknown := set(kwargs) - _KNOWN:
         return RequestedSession([], why=f"InferenceSession has arguments unknown to epcache: {', '.join(sorted(unknown))}")
     if _beyond_fork:
         names = ", ".join(sorted(_plugins._registered))
-        return RequestedSession([], why=f"it is made in a fork of a process that had {names} loaded already, whose threads no fork has")
+        return RequestedSession([], why=f"the process was forked after it had loaded {names}, which does not work in a fork")
     try:
         return requested_session(options, providers, provider_options)
     except Exception as error:

@@ -60,7 +60,8 @@ func (g *Get) name() string { return cmp.Or(g.Verb, "get") }
 func (g *Get) AddFlags(cmd *cobra.Command) {
 	g.Request.AddFlags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&g.OnMiss, "on-miss", "wait", "wait, background, claim, fail, refresh or bypass")
+	f.StringVar(&g.OnMiss, "on-miss", "wait", "what a miss does, an `ACTION`: wait, "+
+		"background, claim, fail, refresh or bypass")
 	f.BoolVar(&g.keepGoing, "keep-going", false, "finish the compile even if this call is "+
 		"interrupted")
 	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")

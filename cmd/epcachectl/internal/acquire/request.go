@@ -67,7 +67,7 @@ func (r *Request) AddFlags(cmd *cobra.Command) {
 	f.BoolVar(&r.strictORT, "strict-ort", false, "only use builds compiled with exactly the "+
 		"runtime's ONNX Runtime version")
 	f.StringVar(&r.level, "optimization-level", "", "graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
-	f.StringVar(&r.route, "route", "", "how to compile: compile_api or session_options")
+	f.StringVar(&r.route, "route", "", "compile by this `ROUTE`: compile_api or session_options")
 	r.output = &wire.Output{}
 	f.StringVar(&r.output.ExternalInitializersFile, "initializers-file", "", "`NAME` of a file of the build for initializers outside of contexts")
 	f.Int64Var(&r.output.ExternalInitializersThreshold, "initializers-threshold", 0, "keep initializers below `BYTES` in the graph")

@@ -66,10 +66,10 @@ func (x *Examination) CheckKnown(ctx context.Context, subject string, r compiler
 		at := daemonsRuntime(ctx, reply.GetRuntimes(), ep)
 		switch {
 		case at != nil && at.GetError() != "":
-			x.problem(subject, fmt.Sprintf("the daemon knows its %s, and cannot use it: "+
+			x.problem(subject, fmt.Sprintf("the daemon has its %s, and cannot use it: "+
 				"%s", ep.EP, term.KeepEnd(at.GetError())), "see epcachectl probe")
 		case at != nil:
-			x.ok(subject, "the daemon knows its %s", ep.EP)
+			x.ok(subject, "the daemon has its %s", ep.EP)
 		case x.ownDaemon:
 			x.ok(subject, "the daemon does not know its %s yet, but uses it when a request "+
 				"names it", ep.EP)
