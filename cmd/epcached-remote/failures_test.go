@@ -199,9 +199,13 @@ func TestFailuresAreAnsweredWithinTheBudget(t *testing.T) {
 							require.ErrorIs(t, err, want)
 						}
 					}
+					looks, fetches := 10*time.Second, 10*time.Second // a loaded machine is slow
+					if want.network.hole || want.network.delay > 0 || row == "endless" {
+						looks, fetches = 500*time.Millisecond, 700*time.Millisecond
+					}
 					began := time.Now()
-					cards, err := f.Look(t.Context(), name, remote.BuildKey(buildKey), 700*time.Millisecond)
-					require.Less(t, time.Since(began), 1500*time.Millisecond)
+					cards, err := f.Look(t.Context(), name, remote.BuildKey(buildKey), looks)
+					require.Less(t, time.Since(began), looks+time.Second)
 					if want.is != nil {
 						requireIs(want.is, err)
 					} else if err == nil {
@@ -212,11 +216,11 @@ func TestFailuresAreAnsweredWithinTheBudget(t *testing.T) {
 						require.True(t, is)
 						require.Equal(t, 7*time.Second, e.RetryAfter)
 					}
-					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), fetches)
 					defer cancel()
 					began = time.Now()
 					got, _, err := e.fetch(t, ctx, f.Client)
-					require.Less(t, time.Since(began), 2*time.Second)
+					require.Less(t, time.Since(began), fetches+time.Second)
 					if want.fetch == nil && err == nil { // it continued behind the last whole chunk
 						e.requireEqual(t, got)
 						return
