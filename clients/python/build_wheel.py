@@ -1,4 +1,4 @@
-"""Writes the wheels of epcache, with the programs epcached, epcachectl and epcached-ort for one kind of machine each.
+"""Writes the wheels of epcache, with the programs epcached, epcachectl, epcached-ort and epcached-remote for one kind of machine each.
 
     python build_wheel.py DIR [amd64] [arm64]
 
@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-PROGRAMS = ("epcached", "epcachectl", "epcached-ort")
+PROGRAMS = ("epcached", "epcachectl", "epcached-ort", "epcached-remote")
 
 
 def commit_time() -> int:

@@ -15,7 +15,7 @@ import (
 	"os"
 )
 
-var version = "0.1.0"
+var version = "0.1.0-dev"
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 

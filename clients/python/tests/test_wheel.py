@@ -45,7 +45,7 @@ def test_what_is_in_it(wheel: Path) -> None:
         assert "Tag: py3-none-manylinux_2_17_x86_64\n" in archive.read(info).decode()
         assert b"go.etcd.io/bbolt" in archive.read(info.replace("WHEEL", "licenses/PROGRAMS"))
     programs = {name.rpartition("/")[2]: entry for name, entry in entries.items() if ".data/scripts/" in name}
-    assert set(programs) == {"epcached", "epcachectl", "epcached-ort"}
+    assert set(programs) == {"epcached", "epcachectl", "epcached-ort", "epcached-remote"}
     assert {entry.external_attr >> 16 for entry in programs.values()} == {0o100755}
     assert {entry.date_time for entry in entries.values()} == {(2023, 11, 14, 22, 13, 20)}
 
