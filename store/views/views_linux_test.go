@@ -198,3 +198,13 @@ func TestTheOwnerMayRemoveAView(t *testing.T) {
 		require.Equal(t, fs.FileMode(0o755), info.Mode().Perm(), dir)
 	}
 }
+
+// Clients that load by path would get what lies there now.
+func TestAViewThatWasMovedIsNotLeased(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	require.NoError(t, os.Rename(v.Path(), v.Path()+"-moved"))
+	require.NoError(t, os.MkdirAll(filepath.Join(v.Path(), v.ID()), 0o700)) // another in its place
+	_, err := v.Lease()
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
