@@ -391,7 +391,7 @@ def test_descriptors_with_a_later_byte_do_not_count(model: str, view: Path) -> N
     with (
         FakeDaemon(script) as daemon,
         connect(daemon) as client,
-        pytest.raises(epcache.ProtocolError, match="announces 1"),
+        pytest.raises(epcache.ProtocolError, match="0 descriptors instead of 1"),
     ):
         client.acquire(model, "E")
 
