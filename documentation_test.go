@@ -75,7 +75,7 @@ func (p page) free(name string) string {
 	}
 }
 
-// pages reads all Markdown files of the tree. What is fetched or built lies in folders that are
+// pages reads all Markdown files of the tree. Fetched and built files are in directories that are
 // left out.
 func pages(t *testing.T) map[string]page {
 	found := make(map[string]page)

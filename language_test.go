@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// plain are the packages whose comments are written in plain technical English. The others follow;
-// a package that is in this list stays in it. testdata/tools/prose counts all of them.
+// plain are the packages with comments that are written in plain technical English. The others
+// follow; a package that is in this list stays in it. testdata/tools/prose counts all of them.
 var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/match", "index",
 	"cache", "cache/answer", "cache/build", "cache/change", "cache/claims", "cache/event",
 	"cache/failure",
@@ -116,7 +116,7 @@ func TestMessagesRepeatNoWord(t *testing.T) {
 	}
 }
 
-// A newcomer who searches for a term finds the package that implements it.
+// A newcomer that searches for a term finds the package that implements it.
 func TestPackagesNameTheTermsThatTheyImplement(t *testing.T) {
 	for term, dir := range map[string]string{
 		"eviction": "store/evict", "single-flight": "cache/jobs", "negative cache": "cache/failure",
@@ -166,7 +166,7 @@ func TestNamesOfTestsBeginWithTheirSubject(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The protocol is read by people who write clients.
+// People read the protocol to write clients.
 func TestProtocolUsesPlainWords(t *testing.T) {
 	for _, name := range []string{"unixsock/wire/epcached.proto", "index/manifest.proto"} {
 		text, err := os.ReadFile(name)

@@ -47,7 +47,7 @@ func programOf(dir string) string {
 	return "epcached"
 }
 
-// silent are packages whose strings no user sees, because only tests use them.
+// silent are packages with strings that no user sees, because only tests use them.
 var silent = []string{"cas/crashfs", "clients/conformance", "compilers/compilertest",
 	"compilers/standin", "compilers/tinymodel", "dedupe/exact", "index/manifestpb", "unixsock/wire",
 	"testdata", "clients/python", "clients/c"}
@@ -88,11 +88,11 @@ type collector struct {
 	visible bool // a string is shown here, even if it is a single word
 }
 
-// messageCalls are functions whose first literals are shown, whatever they are.
+// messageCalls are functions with first literals that are shown, whatever they are.
 var messageCalls = regexp.MustCompile(`^(errors\.New|fmt\.Errorf|exit\.(Usagef|Missing|Hint)|` +
 	`.*\.(WithHint|Line|Note|Warning|Hint|Ask)|apierr\.(New|OfContext)|term\.Counted)$`)
 
-// unseen are functions whose arguments are no text for users.
+// unseen are functions with arguments that are no text for users.
 var unseen = regexp.MustCompile(`^(regexp\..*|strings\.(Contains|ContainsAny|HasPrefix|HasSuffix|` +
 	`Cut|CutPrefix|CutSuffix|TrimPrefix|TrimSuffix|Trim|TrimLeft|TrimRight|Index|LastIndex|Split|` +
 	`SplitN|SplitSeq|Fields|Count|IndexAny|ReplaceAll)|time\.Parse|.*\.Format|exec\..*|panic|` +

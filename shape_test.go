@@ -70,7 +70,7 @@ type parsed struct {
 	lines int
 	names []string // of its files
 	funcs []*ast.FuncDecl
-	refer map[string]map[string]bool // file -> other files whose declarations it uses
+	refer map[string]map[string]bool // file -> other files with declarations that it uses
 }
 
 func parse(t *testing.T, p listed, exports map[string]string) *parsed {

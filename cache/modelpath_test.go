@@ -10,7 +10,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Where a model lies is told to the user who sent it and to administrators, and not to other users
+// Where a model lies is told to the user that sent it and to administrators, and not to other users
 // of the shared build.
 func TestPathsOfModelsStayWithTheirUsers(t *testing.T) {
 	b := newBench(t)

@@ -43,7 +43,7 @@ type Options struct {
 	Rebuild  upkeep.RebuildOptions
 
 	KeepSource       string   // how source models are kept: "reference" (default), "copy", "none"
-	TrustedReporters []uint32 // users whose reports count without others'
+	TrustedReporters []uint32 // users that need no others to confirm their reports
 	Publishers       []uint32 // users that may put shared builds, besides administrators
 	ReportQuorum     int      // users with reports that withhold a build that cannot be checked; 0: 3
 	Claims           claims.Limits

@@ -132,7 +132,7 @@ func MakeFolder(fsys FS, path string) error {
 	}
 	err = fsys.SyncDir(filepath.Dir(path))
 	if there && cannotSync(err) {
-		return nil // its parent belongs to another user, who made and synced it
+		return nil // its parent belongs to another user, which made and synced it
 	}
 	return err
 }

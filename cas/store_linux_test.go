@@ -376,7 +376,7 @@ func TestADamagedBlobIsNotLinked(t *testing.T) {
 	require.False(t, s.Has(d))
 }
 
-// fullLinks is a file system whose files have as many names as they can.
+// fullLinks is a file system with files that have as many names as they can.
 type fullLinks struct{ OS }
 
 func (fullLinks) LinkAt(string, *os.File, string) error { return unix.EMLINK }

@@ -242,7 +242,7 @@ func TestEquipMakesToolsPartOfTheIdentity(t *testing.T) {
 		EPs[0].Tool)
 }
 
-// an ep whose library is with the applications alone
+// an ep with a library that only the applications have
 func TestToolWithoutALibrary(t *testing.T) {
 	tool := script(t, `[ "$1" = version ] && echo "tool 4.2" && exit 0; exit 1`)
 	tool.Version = []string{"version"}

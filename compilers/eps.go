@@ -44,7 +44,7 @@ type Policy string
 const (
 	Allowed      Policy = "allowed"
 	LibraryName  Policy = "library" // a library beside the EP's own, by base name; the path is filled in here
-	FileName     Policy = "file"    // a file whose content counts; comes as a descriptor, never as a path
+	FileName     Policy = "file"    // a file, of which the content counts; comes as a descriptor, never as a path
 	RefusedByUse Policy = "refused" // makes the EP write or load something; never from a client
 )
 

@@ -20,8 +20,8 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// hostileRuntime has a real ONNX Runtime, and in the place of QNN's library one whose body is the
-// given C.
+// hostileRuntime has a real ONNX Runtime, and in the place of QNN's library one with a body that is
+// the given C.
 func hostileRuntime(t *testing.T, body string) compilers.Runtime {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")

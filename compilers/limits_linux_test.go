@@ -33,8 +33,8 @@ func TestLimitsStopARealCompile(t *testing.T) {
 	}
 }
 
-// A daemon that runs as root starts workers as another user, who can read the job's files and none
-// of the daemon's.
+// A daemon that runs as root starts workers as another user, which can read the job's files and
+// none of the daemon's.
 func TestWorkerOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: only root can start processes of another user")

@@ -44,8 +44,8 @@ func MachineMemory() int64 {
 	return least
 }
 
-// watchMemory cancels a job whose worker and all that it started take too much together. The kernel
-// limits besides what each of them allocates, but not what it maps or shares.
+// watchMemory cancels a job if its worker and all that it started take too much together. The
+// kernel limits besides what each of them allocates, but not what it maps or shares.
 func watchMemory(ctx context.Context, pid int, limit int64, cancel context.CancelCauseFunc) {
 	ticker := time.NewTicker(500 * time.Millisecond)
 	defer ticker.Stop()

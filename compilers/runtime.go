@@ -26,7 +26,7 @@ type Runtime struct {
 type EPLibrary struct {
 	EP   string // canonical EP name
 	Path string
-	// Files are the absolute paths, sorted, of the files whose bytes are the library's identity: the library, the shared libraries in its
+	// Files are the absolute paths, sorted, of the files with the bytes that are the library's identity: the library, the shared libraries in its
 	// folder, and those in package folders that its run path reaches. Never libonnxruntime: builds do not depend on its version.
 	Files []string
 	// Elsewhere: a run path leads, from $ORIGIN, to other folders than the library's own and the

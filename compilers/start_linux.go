@@ -71,7 +71,7 @@ func isNamespaceError(err error) bool {
 	return slices.ContainsFunc(about, func(e error) bool { return errors.Is(err, e) })
 }
 
-// start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, the dialogue on 3 and 4, and on 5 its model, if
+// start starts a worker with the descriptors: nothing to read, one pipe for everything printed, the dialogue on 3 and 4, and on 5 its model, if
 // that is an open file.
 func (o *ORT) start(req workerproto.Request, folder string, idle <-chan struct{}) (*worker, error) {
 	for {

@@ -22,7 +22,8 @@ type subject struct {
 	Compiler compilers.Compiler
 	Runtime  compilers.Runtime
 	EP       compilers.EP // must compile compilertest.Dense
-	// NoNodes is a request whose model the EP takes nothing of; a nil Model leaves that test out.
+	// NoNodes is a request with a model that the EP takes nothing of; a nil Model leaves that test
+	// out.
 	NoNodesModel  []byte
 	NoNodesOption map[string]string
 	Verdict       compilers.Verdict // of the EP on the string that its own builds carry

@@ -232,8 +232,8 @@ func newElsewhere(t *testing.T, version string, ways []string) elsewhereTest {
 		hostOf(t, version)}
 }
 
-// refused compiles into a view whose parent only its owner may enter, and returns the ways by which
-// the application does not get the same result.
+// refused compiles into a view with a parent that only its owner may enter, and returns the ways by
+// which the application does not get the same result.
 func (e elsewhereTest) refused(t *testing.T, c ort.Compilation, who string) []string {
 	state, err := os.MkdirTemp(e.base, "state-")
 	require.NoError(t, err)

@@ -30,7 +30,7 @@ import (
 // An argument with a placeholder that the request has no value for is left out as a whole. A value
 // without a placeholder is refused, because none may be ignored. "{{" is a brace.
 type Tool struct {
-	EP      string   // canonical name of the EP whose contexts it makes; it compiles all of that EP's models
+	EP      string   // canonical name of the EP that loads its contexts; it compiles all of that EP's models
 	Program string   // absolute path
 	Args    []string // with placeholders
 	Version []string // arguments with which the program prints its version first; empty: it has none to tell

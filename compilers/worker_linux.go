@@ -333,7 +333,7 @@ func exitOf(status int) (code int, signal syscall.Signal) {
 	return status, 0
 }
 
-// watchOutput cancels a job whose folder grows too large. Each file is limited besides.
+// watchOutput cancels a job if its folder grows too large. Each file is limited besides.
 func watchOutput(ctx context.Context, folder string, limit int64, cancel context.CancelCauseFunc) {
 	if limit < 0 {
 		return

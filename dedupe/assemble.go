@@ -146,7 +146,7 @@ func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 	return nil
 }
 
-// Source is a blob whose bytes do not change while it is used: a File, a
+// Source is a blob with bytes that do not change while it is used: a File, a
 // *bytes.Reader, or an Assembled blob. ReadAt is called from several
 // goroutines.
 //

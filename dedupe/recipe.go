@@ -40,7 +40,7 @@ type Container struct {
 	Size   int64 // bytes of the whole blob
 }
 
-// Extent is a range of one blob whose bytes stand in a container: typically the
+// Extent is a range of one blob with bytes that are in a container: typically the
 // weights that a batch-1 and a batch-4 form have in common.
 type Extent struct {
 	At     int64 // where the range begins in the blob that is rebuilt, in bytes

@@ -35,7 +35,7 @@ type RecipeStore struct {
 
 	mu     sync.RWMutex                           // guards the rest
 	packed map[cas.Digest]Packed                  // by blob
-	users  map[cas.Digest]map[cas.Digest]struct{} // container -> blobs whose recipes need it
+	users  map[cas.Digest]map[cas.Digest]struct{} // container -> blobs with recipes that need it
 	// of recipes that were taken away, and may come back after a crash: they are users still
 	removing map[cas.Digest][]Container
 	unread   map[cas.Digest]Problem // recipes that could not be read: their containers are unknown
@@ -399,7 +399,7 @@ func (s *RecipeStore) RetryUnread() {
 	}
 }
 
-// Users returns the blobs whose recipes need a container, in order of digests.
+// Users returns the blobs with recipes that need a container, in order of digests.
 func (s *RecipeStore) Users(container cas.Digest) []cas.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -41,7 +41,7 @@ func sparseFile(t *testing.T, head []byte, hole int64, tail []byte) *os.File {
 	return f
 }
 
-// bigLength starts a length-delimited field whose payload is n bytes that follow elsewhere.
+// bigLength starts a length-delimited field with a payload of n bytes that follow elsewhere.
 func bigLength(n protowire.Number, length int64) msg {
 	return protowire.AppendVarint(protowire.AppendTag(nil, n, protowire.BytesType), uint64(length))
 }

@@ -47,7 +47,7 @@ func external(name string, n int64, kv ...string) msg {
 	return t.num(14, 1)
 }
 
-// inGraph is a float tensor whose raw_data stands in the graph.
+// inGraph is a float tensor with raw_data in the graph.
 func inGraph(name string, data string) msg {
 	return msg{}.num(1, int64(len(data)/4)).num(2, 1).str(8, name).str(9, data)
 }

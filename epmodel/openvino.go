@@ -39,7 +39,7 @@ func BinaryReferences(name string, bin Source) ([]Reference, error) {
 	return b.refs, nil
 }
 
-// readContainer reads the document of OpenVINO's container; nil: it is none, or of a version whose layout is not known.
+// readContainer reads the document of OpenVINO's container; nil: it is none, or of a version with an unknown layout.
 func readContainer(name string, bin Source) (*bson, error) {
 	if bin.Size() < openvinoHeader {
 		return nil, nil
@@ -49,7 +49,7 @@ func readContainer(name string, bin Source) (*bson, error) {
 		return nil, err
 	}
 	if string(h[:8]) != openvinoMagic || binary.LittleEndian.Uint64(h[8:]) != 1 {
-		return nil, nil // not OpenVINO's, or of a version whose layout is not known
+		return nil, nil // not OpenVINO's, or of a version with an unknown layout
 	}
 	off, n := binary.LittleEndian.Uint64(h[24:]), binary.LittleEndian.Uint64(h[32:])
 	size := uint64(bin.Size())

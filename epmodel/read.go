@@ -64,7 +64,7 @@ func walk(ctx context.Context, name string, src Source, most int64, each func(*w
 	return m, nil
 }
 
-// walker fills a Model. Messages whose fields may come in any order, and whose nested parts need a name that may come last, are
+// walker fills a Model. Messages with fields in any order, and whose nested parts need a name that may come last, are
 // walked twice: first for the names, passing over the nested parts, then into those. So every field is looked at twice at most,
 // however deep it lies.
 type walker struct {

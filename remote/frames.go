@@ -93,7 +93,7 @@ func rights(oob []byte) (files []*os.File, err error) {
 	return files, err
 }
 
-// CloseAll closes descriptors whose bytes are written, or were only read.
+// CloseAll closes descriptors with bytes that are written, or were only read.
 func CloseAll(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()

@@ -30,7 +30,7 @@ type connection struct {
 
 	ctx      context.Context // ends the requests
 	cancel   context.CancelFunc
-	inFlight atomic.Int64   // requests whose answer is not sent
+	inFlight atomic.Int64   // requests with an answer that is not sent
 	handlers sync.WaitGroup // their goroutines
 	unread   atomic.Int64   // answers with descriptors since the peer was last seen to have read everything
 

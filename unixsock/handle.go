@@ -147,7 +147,7 @@ func (c *connection) failure(r *request, err error) *wire.Error {
 	return toWire(err)
 }
 
-// errNotReading ends a connection whose client leaves too many answers unread for too long.
+// errNotReading ends a connection if its client leaves too many answers unread for too long.
 var errNotReading = errors.New("the client does not read its answers")
 
 // answer ends a request with its one answer. The view is closed here. An error means that the connection is done for.

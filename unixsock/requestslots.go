@@ -103,7 +103,7 @@ func (t *requestSlots) passOnSlow() (busy bool) {
 	return busy
 }
 
-// overseer looks after the connections whose reader answers.
+// overseer looks after the connections with a reader that answers.
 type overseer struct {
 	start sync.Once
 	wake  chan struct{} // holds one token where an answer has begun since it woke last, or more

@@ -24,7 +24,7 @@ type Server struct {
 	// Errors makes errors of the backend *Error or *NeedError; nil: they are already.
 	Errors func(error) error
 
-	// Owner returns the user whose limits hold for a uid; nil: the uid itself.
+	// Owner returns the user with the limits that hold for a uid; nil: the uid itself.
 	Owner func(uid uint32) uint32
 	// Administrator reports whether the reserved connections are for the peer too; nil: for none.
 	// Both are not called while requests are refused.

@@ -30,7 +30,7 @@ type Limits struct {
 	Deadline  time.Duration // how long a claim may take; 0: 30 min
 	Bytes     int64         // of one artefact that is put; 0: 64 GiB
 	UserBytes int64         // of all that a user has put, and is kept; 0: 256 GiB
-	Trust     []string      // files with the public keys whose signatures count for imports
+	Trust     []string      // files with the public keys that sign trusted imports
 	Open      int           // claims of one user at the same time; 0: 16
 }
 

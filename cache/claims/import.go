@@ -253,7 +253,7 @@ func factsOf(c *portable.Config) (out []index.EPFacts) {
 	return out
 }
 
-// runtime is the one whose libraries made the build, else the first that has its execution
+// runtime is the one with the libraries that made the build, else the first that has its execution
 // providers.
 func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime, rc *runtimes.Content, err error) {
 	made := &index.Build{EPs: in.facts}

@@ -26,7 +26,8 @@ type Files struct {
 	External map[string]*os.File // by location
 }
 
-// NeedFilesError answers a request whose model refers to external data that was not presented.
+// NeedFilesError answers a request with a model that refers to external data that was not
+// presented.
 type NeedFilesError struct {
 	Locations []string
 	Members   []int // of a group: the model of each location, from 0; nil: all of the first

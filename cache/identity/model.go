@@ -64,7 +64,7 @@ func NewModels(book memo.Book, now func() time.Time) *Models { return &Models{bo
 
 // IdentifyRequest are the models of one request.
 type IdentifyRequest struct {
-	UID    uint32 // the user whose files they are
+	UID    uint32 // the user that owns the files
 	Models []Files
 	Adopt  bool         // a model that is compiled already is to be kept: more is part of its identity
 	Phase  func(string) // is called before files are read

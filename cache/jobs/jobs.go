@@ -31,7 +31,7 @@ type Options struct {
 	Costs  Costs
 	Now    func() time.Time
 
-	OnGivenUp error // ends the wait of a caller whose job was cancelled
+	OnGivenUp error // ends the wait of a caller after its job was cancelled
 
 	Expect  func(id index.BuildID, takers int) // the waiters, which have yet to take the build
 	OnTaken func(id index.BuildID)             // one of them has it, or will not take it
@@ -266,7 +266,8 @@ func (js *Jobs) stop(j *Job) {
 	}
 }
 
-// Joinable returns the job for the first of the keys whose job can be joined, nil if there is none.
+// Joinable returns the job for the first of the keys with a job that can be joined, nil if there is
+// none.
 func (js *Jobs) Joinable(keys ...Key) *Job {
 	js.mu.Lock()
 	defer js.mu.Unlock()

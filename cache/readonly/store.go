@@ -96,7 +96,7 @@ func (s *Store) Problems() (lines []string) {
 // Find answers a request with the build that the store has for it, after hashing its files; its
 // outcome is Hit, or PassThrough for a model that is compiled already. Runtime.Directory may say
 // what the model will be loaded with: builds that these libraries made are optimal, all others
-// unknown, because nothing is run to find out. build narrows to builds whose key begins so. A
+// unknown, because nothing is run to find out. build narrows to builds with a key that begins so. A
 // *identity.NeedFilesError says which external data the request lacks.
 //
 // The device that a request means, and so its key, is not known unless its execution provider is

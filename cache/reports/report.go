@@ -62,8 +62,8 @@ type Options struct {
 
 // Settings may change while the daemon runs.
 type Settings struct {
-	Trusted []uint32 // users whose reports count without others'
-	Quorum  int      // distinct users whose reports withhold a build from all, where it cannot be checked
+	Trusted []uint32 // users that need no others to confirm their reports
+	Quorum  int      // distinct users that must report before the daemon withholds a build from all, where it cannot be checked
 }
 
 // Reports take the reports of clients, and remember which builds are withheld from which user. All
@@ -355,8 +355,9 @@ func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.Repo
 	rs.o.Store.RecordEvent(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
 
-// userWithholds are the builds that are withheld from single users, who reported that they do not
-// load. They are kept in memory only: after a restart such a build is served, and reported, again.
+// userWithholds are the builds that are withheld from single users, because they reported that they
+// do not load. They are kept in memory only: after a restart such a build is served, and reported,
+// again.
 type userWithholds struct {
 	now   func() time.Time
 	total atomic.Int64 // how many there are: a hit looks no further when there are none

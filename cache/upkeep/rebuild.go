@@ -114,7 +114,7 @@ const (
 	giveUpTime        = 24 * time.Hour
 	retryInterval     = time.Hour       // before a source that was not there is looked for again without a request
 	keepFilesFor      = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
-	maxTasksWithFiles = 16              // requests whose files are held
+	maxTasksWithFiles = 16              // requests with files that are held
 	maxOpenFiles      = 64              // of one of them
 	maxTasks          = 1 << 16
 	longestWait       = time.Minute // of a timer: clocks are set, and machines sleep

@@ -252,7 +252,7 @@ func (w *Workspace) MemberOutput(i int) string { return w.memberName(i) + "_ctx.
 // ModelFolder is the directory of the copies.
 func (w *Workspace) ModelFolder() string { return filepath.Join(w.Folder, "model") }
 
-// changed is the error for a copy whose bytes are not those that the key is made of.
+// changed is the error for a copy with other bytes than those that the key is made of.
 func (w *Workspace) changed(member int) error {
 	if two := w.Copies[member].respelled; two[0] != two[1] {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q name one "+

@@ -16,7 +16,7 @@ import (
 
 type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
-// completesEntries are the verbs whose arguments name builds, by keys, models or files.
+// completesEntries are the verbs with arguments that name builds, by keys, models or files.
 var completesEntries = []string{"show", "why", "rm", "pin", "unpin", "invalidate", "du", "pack", "unpack", "retry"}
 
 // addCompletions gives shells what the arguments and flags of all verbs may be. Where no daemon

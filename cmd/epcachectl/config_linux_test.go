@@ -87,7 +87,7 @@ func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 	wrong("\"" + folder + "\" is not a directory")
 	require.NoError(t, os.Remove(folder))
 	require.NoError(t, os.Mkdir(folder, 0o500))
-	if os.Getuid() != 0 { // who may write anywhere
+	if os.Getuid() != 0 { // root may write anywhere
 		wrong("user ")
 	}
 	require.NoError(t, os.Chmod(folder, 0o700))

@@ -69,7 +69,7 @@ func (b *standIn) Subscribe(ctx context.Context, _ unixsock.Peer, _ *wire.Subscr
 	}
 }
 
-// happen makes an event, in the past and for those who listen.
+// happen makes an event, in the past and for subscribers.
 func (b *standIn) happen(e *wire.Event) {
 	b.set(func() {
 		b.past = append(b.past, e)

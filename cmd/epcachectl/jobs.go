@@ -88,7 +88,7 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) {
 	}
 }
 
-// jobID finds the job whose name begins so, as short as the table has it. One that is not listed is left to the daemon.
+// jobID finds the job with a name that begins so, as short as the table has it. One that is not listed is left to the daemon.
 func jobID(listed []*wire.Job, name string) (string, error) {
 	var found []string
 	for _, j := range listed {

@@ -78,7 +78,7 @@ func (s *store) fetch(ctx context.Context, c *call) error {
 	return nil
 }
 
-// lists reads the chunk lists. A file whose list is missing is read whole.
+// lists reads the chunk lists. A file without a list is read whole.
 func (f *fetching) lists(ctx context.Context) error {
 	all, limited := errgroup.WithContext(ctx)
 	all.SetLimit(transfers)

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"))
 }
 
-// client returns a client whose helper trusts a test server.
+// client returns a client with a helper that trusts a test server.
 func client(t testing.TB, env []string, remotes ...remote.Config) *remote.Client {
 	program, err := os.Executable()
 	require.NoError(t, err)

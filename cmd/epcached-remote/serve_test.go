@@ -78,7 +78,7 @@ func TestCallsWhileTheHelperEndsSucceed(t *testing.T) {
 	}
 }
 
-// A daemon whose helper is a unit connects to its socket.
+// A daemon with a unit as its helper connects to its socket.
 func TestAUnitServesConnections(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})

@@ -113,7 +113,7 @@ func (s *store) do(ctx context.Context, c *call, a *remote.Answer) (err error) {
 	return err
 }
 
-// look asks both epochs at once. What one of them has counts, whatever became of the other.
+// look asks both epochs at once. The result of one of them counts, even if the other one failed.
 func (s *store) look(ctx context.Context, key remote.Key) ([][]byte, error) {
 	ask := s.card
 	if key.Request {
@@ -398,7 +398,7 @@ func (s *store) lease(ctx context.Context, l *remote.LeaseRequest) (*remote.Leas
 				return &remote.Lease{State: remote.Granted}, nil
 			}
 			if isClass(err, remote.ErrUnsupported) || isClass(err, remote.ErrRefused) {
-				can.CreateOnly = false // readers see who has it
+				can.CreateOnly = false // readers see which one has it
 			} else if !errors.Is(err, errExists) && !transient(ctx, err) {
 				return nil, err
 			}

@@ -215,7 +215,7 @@ func TestAutostartRefusals(t *testing.T) {
 	})
 }
 
-// A daemon whose socket was removed leaves, because no client can reach it.
+// A daemon leaves after its socket was removed, because no client can reach it.
 func TestDaemonWithoutItsSocketLeaves(t *testing.T) {
 	h := newHome(t)
 	// far more than this process may be held up for; it looks every tenth of that

@@ -250,7 +250,7 @@ func (v *victim) requireNoticed(c *unixsock.Client, number uint64) {
 	v.requireTrue(c, got)
 }
 
-// believable tells whether the file is on a file system whose times count.
+// believable tells whether the file is on a file system with times that count.
 func believable(t testing.TB, path string) bool {
 	var st unix.Statfs_t
 	require.NoError(t, unix.Statfs(path, &st))
@@ -327,7 +327,8 @@ func digestOf(t testing.TB, path string) string {
 }
 
 // A file that changes at once after each answer, often within one tick of the file system's clock.
-// (Newer kernels have a finer clock for files whose times were read; there this test shows less.)
+// (Newer kernels have a finer clock for files with times that were read; there this test shows
+// less.)
 func TestChangedWithinOneTick(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	c := d.dial()

@@ -167,7 +167,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// patient is a daemon whose store is damaged again and again.
+// patient is a daemon with a store that is damaged again and again.
 type patient struct {
 	testing.TB
 	*site

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// A daemon whose database turns out to be damaged answers its current requests, says why, and ends.
+// A daemon with a damaged database answers its current requests, says why, and ends.
 // The next daemon serves the builds that were stored.
 func TestDaemonWithADamagedIndexEndsAndTheNextOneRepairsIt(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
@@ -64,7 +64,7 @@ func TestDaemonWithADamagedIndexEndsAndTheNextOneRepairsIt(t *testing.T) {
 	require.Contains(t, strings.Join(d.status().Warnings, "; "), "a page cannot be read")
 }
 
-// slowStart is a daemon whose store is opened when a test lets it.
+// slowStart is a daemon that opens its store when a test lets it.
 type slowStart struct {
 	*process
 	socket        string

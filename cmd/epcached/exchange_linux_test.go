@@ -78,7 +78,7 @@ func newKey(t testing.TB, s *site, dir, name string) (private, public string) {
 	return filepath.Join(dir, name+".key"), filepath.Join(dir, name+".pub")
 }
 
-// ofAnotherUser is a site whose daemon runs as another user.
+// ofAnotherUser is a site with a daemon that runs as another user.
 func ofAnotherUser(t testing.TB, runtimes ...string) *site {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can run processes of several users")
@@ -138,8 +138,8 @@ func modelOf(t testing.TB, name string) string {
 	return path
 }
 
-// A build that one machine compiled is a hit on another one, whose daemon has another user, another
-// state directory and no build.
+// A build that one machine compiled is a hit on another one with a daemon that has another user,
+// another state directory and no build.
 func TestBuildsTravelBetweenMachines(t *testing.T) {
 	runtimes := []string{runtimeFolder(t, openVINO), runtimeFolder(t, silentOpenVINO), runtimeFolder(t, qnn)}
 	a, b := newSite(t, runtimes...), ofAnotherUser(t, runtimes...)

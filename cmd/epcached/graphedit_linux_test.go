@@ -77,7 +77,8 @@ func withAttribute(t testing.TB, model []byte, name string, change func(old stri
 	return out
 }
 
-// withoutMetadata gives the model without the metadata whose key begins so; it need not have any.
+// withoutMetadata gives the model without the metadata with a key that begins so; it need not have
+// any.
 func withoutMetadata(t testing.TB, model []byte, prefix string) []byte {
 	t.Helper()
 	return rewrite(t, model, modelMetadata, func(entry []byte) []byte {

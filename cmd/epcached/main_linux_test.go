@@ -91,7 +91,7 @@ func runtimeFolder(t testing.TB, name string) string {
 	return dir
 }
 
-// shortFolder is a temporary folder whose path is short enough for a socket.
+// shortFolder is a temporary folder with a path that is short enough for a socket.
 func shortFolder(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "epc-")

@@ -115,7 +115,8 @@ func TestBytesThatAreNoModel(t *testing.T) {
 	}
 }
 
-// nested is a model whose graph has a node with an attribute with a graph with a node, and so on.
+// nested is a model with a graph that has a node with an attribute with a graph with a node, and so
+// on.
 func nested(depth int) string {
 	var graph []byte
 	for range depth {
@@ -126,7 +127,7 @@ func nested(depth int) string {
 	return string(protowire.AppendBytes(protowire.AppendTag(nil, 7, protowire.BytesType), graph))
 }
 
-// external is a model whose weights stand in another file.
+// external is a model with weights in another file.
 func external(location, offset, length string) string {
 	m := compilertest.DenseModel(1, 16, 1)
 	m.Initializers[0].Location, m.Initializers[0].Offset, m.Initializers[0].Length = location,

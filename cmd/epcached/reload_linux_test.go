@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// noticing is a configuration whose changes are at rest soon.
+// noticing is a configuration with changes that settle soon.
 const noticing = "quiet_seconds = 0.02\npoll_seconds = 0.1\n"
 
 // ruleFile has one rule that gives this verdict.

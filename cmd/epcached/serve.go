@@ -58,7 +58,7 @@ type process struct {
 	open func(dir string, o cache.Options) (*cache.Cache, error) // nil: cache.Open
 }
 
-// damagedStopTime is how long a daemon whose index is damaged may take to answer its current
+// damagedStopTime is how long a daemon with a damaged index may take to answer its current
 // requests and to end its workers. A request that blocks in the index would do so forever.
 const damagedStopTime = 2 * time.Second
 

@@ -88,7 +88,7 @@ func (a lease) short() (err error) {
 	return err
 }
 
-// requireNothingFound requires a sound store whose accounting is exact.
+// requireNothingFound requires a sound store with an exact account.
 func requireNothingFound(t testing.TB, c *unixsock.Client) {
 	t.Helper()
 	check := func() string {

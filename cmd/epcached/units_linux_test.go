@@ -40,7 +40,8 @@ var ofTheSystem = regexp.MustCompile(
 	`(?m)^(User|Group|StateDirectory\w*|Protect\w+|Private\w+|Restrict\w+|LockPersonality|` +
 		`CapabilityBoundingSet|NoNewPrivileges|SystemCall\w+|MemoryDenyWriteExecute|IPAddressDeny|RemoveIPC|LimitNOFILE)=.*\n`)
 
-// installUnits installs the shipped units for a user whose home is a folder, with a shorter wait.
+// installUnits installs the shipped units for a user with a folder as the home, with a shorter
+// wait.
 func installUnits(t *testing.T, home string) {
 	t.Helper()
 	units := filepath.Join(home, "config", "systemd", "user")

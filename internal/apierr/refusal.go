@@ -78,7 +78,8 @@ func ClassOf(err error) Class {
 	return Internal
 }
 
-// FromContext returns the error of a request whose context has ended. The text names the request.
+// FromContext returns the error of a request after its context has ended. The text names the
+// request.
 func FromContext(ctx context.Context, format string, args ...any) *Error {
 	class := Cancelled
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {

@@ -42,7 +42,7 @@ type Settings struct {
 	PathAccess     bool     `toml:"path_access"`
 	Administrators []uint32 `toml:"administrators" range:"0 4294967294"`
 	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
-	// Files with the public keys whose signatures count for imports.
+	// Files with the public keys that sign trusted imports.
 	Trust []string `toml:"trust" is:"path"`
 	// "EP/option", "session/key".
 	AllowOptions []string `toml:"allow_options" is:"option"`

@@ -2,7 +2,7 @@
 // since.
 //
 // A model belongs to an application, which may write to it at any time, by descriptor or through a
-// mapping. A stamp (size, times, inode) shows that on file systems whose times can be believed, once
+// mapping. A stamp (size, times, inode) shows that on file systems with times that can be believed, once
 // dirty pages were written back, and for files that were left alone for a while before.
 //
 // A Watched is for one goroutine. Start reading at Watch.
@@ -28,9 +28,10 @@ type Watched struct {
 	writeBack bool // the files are written back before each stamp
 }
 
-// Watch begins to watch files. reliable: they are on file systems whose times count. The files are
-// written back only where their stamps may be believed, because that can take as long as reading
-// them. For others Unchanged reports what moved a time, and misses stores through a mapping.
+// Watch begins to watch files. reliable: they are on file systems with times that count. The files
+// are written back only where their stamps may be believed, because that can take as long as
+// reading them. For others Unchanged reports what moved a time, and misses stores through a
+// mapping.
 func Watch(files []*os.File, began time.Time, reliable bool) (*Watched, error) {
 	w := &Watched{files: files, began: began}
 	var err error

@@ -87,7 +87,7 @@ func Save(book Book, key string, v any) error {
 }
 
 // ID is the digest of everything that must be unchanged for a remembered fact about files to hold:
-// the user who showed them, the file systems, and the stamps of all files.
+// the user that showed them, the file systems, and the stamps of all files.
 type ID [32]byte
 
 // FileKey returns the key of one file, and whether the times of its file system can be believed.

@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// A packed build whose recipe takes hardly anything beside what it is packed with frees as little: it stays with that, or goes with it.
+// A packed build with a recipe that takes hardly anything beside what it is packed with frees as little: it stays with that, or goes with it.
 func TestBuildPackedAgainstAKeptOneStays(t *testing.T) {
 	store := func() *model {
 		m := few(index.Brief{Created: present, CompileSeconds: 9}, index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 5})

@@ -31,7 +31,7 @@ func newBench(t testing.TB) *bench { return newBenchIn(t, t.TempDir()) }
 
 func newBenchIn(t testing.TB, at string) *bench { return newBenchOn(t, at, nil) }
 
-// newBenchOn is one whose files are changed through fs; nil: the operating system's.
+// newBenchOn is one with files that are changed through fs; nil: the operating system's.
 func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 	dir := filepath.Join(at, "state")
 	require.NoError(t, os.Mkdir(dir, 0o700))
@@ -83,7 +83,7 @@ func (b *bench) pack(d cas.Digest) (freed int64) {
 	return freed
 }
 
-// read gives a blob's bytes as who is served gets them.
+// read returns a blob's bytes as the client gets them.
 func (b *bench) read(d cas.Digest) []byte {
 	b.Helper()
 	f, err := b.Open(context.Background(), d)

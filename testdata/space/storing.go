@@ -50,7 +50,7 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 	return nil, err
 }
 
-// storeOut asks for every artefact. What comes out stays where it is in the store: a view is what applications load from.
+// storeOut asks for every artefact. Unpacked blobs stay where they are in the store: a view is what applications load from.
 func storeOut(c corpus, store, into string) error {
 	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: pack.PackOff})
 	if err != nil {

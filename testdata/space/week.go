@@ -20,7 +20,7 @@ import (
 //   - Then come seven days. Each hour from 9:00 to 17:00 applications ask for the
 //     same third of the artefacts, and let them go: every third one in the order of
 //     the corpus. Besides, each day at 13:00 another one is asked for once, a
-//     different one each day. What comes out first each day is compared with the
+//     different one each day. The first output each day is compared with the
 //     corpus, byte for byte.
 //   - Each half hour the store packs what is cold, as the daemon does every ten
 //     minutes. Then the bytes are counted that the state folder really takes: the

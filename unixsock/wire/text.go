@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// MaxReply keeps an answer whose length is not known before well inside a frame.
+// MaxReply keeps an answer of unknown length well inside a frame.
 const MaxReply = MaxFrame - 64<<10
 
 // SpaceLeft is the space left in an answer, in bytes. An answer is cut where its frame is full.

@@ -144,13 +144,13 @@ func UsageArgs(least, most int) cobra.PositionalArgs {
 // UsageError gives a mistake in a call its exit code and its hint.
 func UsageError(e *usage.Error) error { return exit.Usage(exit.Hint(e, e.Hint)) }
 
-// setter is a flag whose values are taken one by one, in the order in which they stand.
+// setter is a flag with values that are taken one by one, in the order in which they stand.
 type setter struct {
 	set  func(string) error
 	kind string
 }
 
-// EachValue returns a flag whose values are taken by set, one by one.
+// EachValue returns a flag with values that are taken by set, one by one.
 func EachValue(set func(string) error, kind string) pflag.Value { return setter{set, kind} }
 
 func (s setter) Set(v string) error { return s.set(v) }

@@ -19,7 +19,7 @@ type Finding struct {
 	Subject  string `json:"subject"`
 	Text     string `json:"text"`
 	Hint     string `json:"hint"`
-	Side     string `json:"side"` // who looked: "client", "daemon", "application"
+	Side     string `json:"side"` // the side that looked: "client", "daemon", "application"
 }
 
 const (

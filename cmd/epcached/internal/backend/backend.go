@@ -33,7 +33,7 @@ type Backend struct {
 	gates gates
 }
 
-// New returns a backend whose fields are not filled in.
+// New returns a backend without its fields.
 func New() *Backend { return &Backend{gates: newGates()} }
 
 func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
@@ -75,7 +75,7 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
 
-// readDescriptors returns the descriptors of a request whose files the daemon reads at once.
+// readDescriptors returns the descriptors of a request with files that the daemon reads at once.
 // Libraries are told by their stamps, and few of a user's are read at a time.
 func readDescriptors(w *wire.Acquire) func(fd int) bool {
 	named := make(map[uint32]bool)

@@ -24,9 +24,9 @@ func newGates() gates {
 		hashing: keyed.NewShares[uint32](8*cores, cores)}
 }
 
-// withReadGate returns the context of a request whose models are read for the peer. Hashing takes
-// turns, because hundreds of large files of one user would take the processors from requests of
-// others.
+// withReadGate returns the context of a request with models that are read for the peer. Hashing
+// takes turns, because hundreds of large files of one user would take the processors from requests
+// of others.
 func (b *Backend) withReadGate(ctx context.Context, p unixsock.Peer) context.Context {
 	ctx = cas.WithPieceGate(ctx, func(ctx context.Context) (leave func(), err error) {
 		return b.gates.hashing.Take(ctx, b.Owner(p.UID))
