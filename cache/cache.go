@@ -52,6 +52,7 @@ import (
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/ttlcache"
 	"github.com/epcached/epcached/store"
+	"github.com/epcached/epcached/store/layers"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -259,7 +260,11 @@ func (c *Cache) compiling() bool { return c.jobs.Count() > 0 }
 
 func (c *Cache) openStore() (err error) {
 	o := &c.options
-	c.Store, err = store.Open(c.dir, store.Options{FS: o.fs, Log: c.log, Now: c.now,
+	below := make([]layers.Source, len(o.Layers))
+	for i, one := range o.Layers {
+		below[i] = one.Layer()
+	}
+	c.Store, err = store.Open(c.dir, store.Options{FS: o.fs, Layers: below, Log: c.log, Now: c.now,
 		PathAccess: o.PathAccess, UnpackedDir: o.UnpackedDir, Settings: c.settings.Load().store,
 		Heard: c.events.Add, Compiling: c.compiling,
 		Making: func(builds uint64, percent int) {

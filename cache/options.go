@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/layer"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -54,7 +55,8 @@ type Options struct {
 	PackAfter   time.Duration // without use, also until an unpacked copy is dropped; 0: two hours
 	Verify      time.Duration // in which all stored bytes are read and compared once; 0: never
 	UnpackedDir string        // for copies of packed builds, perhaps in memory; "": the state directory
-	Rebuilt     string        // why this process opens the state directory again; "": it does not
+	Layers      []layer.Source
+	Rebuilt     string // why this process opens the state directory again; "": it does not
 	// Conditions are the configuration that compiles depend on, in any words: a model that failed
 	// to compile under others is tried again.
 	Conditions string

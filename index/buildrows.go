@@ -49,7 +49,7 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 		}
 	}
 	err = put(tx, bucketBuilds, b.ID[:], body)
-	for _, k := range b.keys() {
+	for _, k := range b.Keys() {
 		err = cmp.Or(err, put(tx, bucketRequests, requestRow(&b, k), nil))
 	}
 	for _, key := range b.nameRows() {
@@ -101,7 +101,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 		}
 	}
 	space.DiskBytes -= freed
-	for _, k := range b.keys() {
+	for _, k := range b.Keys() {
 		err = cmp.Or(err, drop(tx, bucketRequests, requestRow(&b, k)))
 	}
 	for _, key := range b.nameRows() {

@@ -44,15 +44,23 @@ type lookupKey struct {
 	scope   string
 }
 
-// Lookup returns the builds of a request in a scope, newest first, whatever their states; none is
-// no error. A repeated look-up is answered from memory. The result is shared with other callers.
-func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
+// Lookup returns the builds of a request in a scope, whatever their states: newest first, and then
+// those of layers. None is no error. A repeated look-up is answered from memory. The result is
+// shared with other callers.
+func (x *Index) Lookup(k RequestKey, scope string) (builds []Build, err error) {
+	if x.Lower != nil && scope == "shared" {
+		defer func() {
+			if below := x.Lower.Of(k); err == nil && len(below) > 0 {
+				builds = slices.Concat(builds, below)
+			}
+		}()
+	}
 	key := lookupKey{k, scope}
 	builds, drops, ok := x.entries.Get(key)
 	if ok {
 		return builds, nil
 	}
-	builds, err := read(x.db, func(tx *bbolt.Tx) ([]Build, error) { return buildsOf(tx, key) })
+	builds, err = read(x.db, func(tx *bbolt.Tx) ([]Build, error) { return buildsOf(tx, key) })
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +74,7 @@ func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 
 // dropEntries forgets the look-ups that found the build, or will find it now.
 func (x *Index) dropEntries(b *Build) {
-	for _, k := range b.keys() {
+	for _, k := range b.Keys() {
 		x.entries.Drop(lookupKey{k, b.Scope})
 	}
 }
@@ -108,8 +116,13 @@ func costOf(builds []Build) int {
 	return cost
 }
 
-// Get returns one build, or ErrNotFound.
+// Get returns one build, which may be a layer's, or ErrNotFound.
 func (x *Index) Get(id BuildID) (Build, error) {
+	if x.Lower != nil {
+		if b, ok := x.Lower.Get(id); ok {
+			return b, nil
+		}
+	}
 	if x.isRetracting(id) {
 		return Build{}, ErrNotFound
 	}

@@ -59,7 +59,9 @@ func (x *Index) Commit(list []*Change) {
 		if !c.publish && seen[c.ID] {
 			c.fail(ErrNotFound)
 		} else if !c.publish {
-			c.build, c.Err = x.Get(c.ID)
+			if c.build, c.Err = x.Get(c.ID); c.build.Layer != "" {
+				c.Err = ErrNotFound
+			}
 			c.fail(c.Err)
 		}
 		seen[c.ID] = true

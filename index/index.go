@@ -35,6 +35,8 @@ type Options struct {
 	// the builds so far and the percentage of the whole work. It may be nil.
 	Rebuilding func(builds uint64, percent int)
 
+	Lower Lower // nil: there are no layers
+
 	// OnBroken is called once if the database turns out to be damaged after Open: from then on all
 	// calls that need it fail with a *BrokenError, and Close does not wait for those that block in
 	// it. The process should end, so that its next start opens the index with a new database. It
@@ -197,7 +199,7 @@ func (x *Index) open() error {
 	x.Journal.prune(func(id BuildID) bool {
 		_, err := os.Lstat(x.manifests.path(id))
 		return !errors.Is(err, fs.ErrNotExist)
-	})
+	}, x.Lower)
 	return x.Counters.load()
 }
 

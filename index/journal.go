@@ -207,11 +207,14 @@ func (j *Journal) forget(id BuildID) {
 }
 
 // prune drops the states and pins of builds that are gone, which the file may still have, and the
-// tombstones of those that are there: a crash kept them from going.
-func (j *Journal) prune(there func(BuildID) bool) {
+// tombstones of those that are there: a crash kept them from going. States are kept of builds that
+// a layer has, or may have.
+func (j *Journal) prune(there func(BuildID) bool, lower Lower) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	maps.DeleteFunc(j.states, func(id BuildID, _ State) bool { return !there(id) })
+	maps.DeleteFunc(j.states, func(id BuildID, _ State) bool {
+		return !there(id) && (lower == nil || !lower.Keep(id))
+	})
 	maps.DeleteFunc(j.pins, func(id BuildID, _ Pin) bool { return !there(id) })
 	j.tombstones = slices.DeleteFunc(j.tombstones, func(g Tombstone) bool { return there(g.BuildID) })
 }

@@ -27,8 +27,8 @@ func (b *Build) MemberOf(d cas.Digest) int {
 	return slices.IndexFunc(b.Members, func(m Member) bool { return m.ModelDigest == d })
 }
 
-// keys lists all keys that Lookup finds the build under, its own first.
-func (b *Build) keys() []RequestKey {
+// Keys lists all keys that Lookup finds the build under, its own first.
+func (b *Build) Keys() []RequestKey {
 	keys := []RequestKey{b.RequestKey}
 	for _, m := range b.Members {
 		if m.AloneKey != (RequestKey{}) && !slices.Contains(keys, m.AloneKey) {

@@ -2,6 +2,7 @@ package index
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -76,10 +77,19 @@ func (b *Build) nameRows() [][]byte {
 	return slices.CompactFunc(rows, bytes.Equal)
 }
 
-// EachNamed calls fn with every build that the name means, see MatchesName, in order of ids, and
-// stops at fn's first error, which it returns. No transaction is open during fn.
+// EachNamed calls fn with every build that the name means, see MatchesName, in order of ids and then
+// those of layers, and stops at fn's first error, which it returns. No transaction is open during fn.
 func (x *Index) EachNamed(ctx context.Context, name string, fn func(Build) error) error {
-	return x.eachNamed(ctx, name, x.prefixesOf(name), fn)
+	err := x.eachNamed(ctx, name, x.prefixesOf(name), fn)
+	if err != nil || x.Lower == nil {
+		return err
+	}
+	return x.Lower.Each(func(b Build) error {
+		if !b.MatchesName(name) {
+			return nil
+		}
+		return cmp.Or(ctx.Err(), fn(b))
+	})
 }
 
 // EachOfModel is EachNamed of a model's digest and of its name: what means either.

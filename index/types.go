@@ -96,6 +96,7 @@ type Build struct {
 	Source  Source
 	Members []Member // of a weight-sharing group: all of them in order, the first is the model above; else none
 
+	Layer          string   // the path of the layer that has it; "": this store does. Not in manifests
 	Imported       Imported // zero: it was made on this machine
 	Converted      Origin   // zero: it was compiled
 	VerifiedOutput float64  // the tolerance that its output was compared with the source model's at; 0: it was not

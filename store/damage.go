@@ -13,6 +13,14 @@ import (
 
 // WithholdDamaged takes a build that failed its check out of service, and returns why.
 func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause error) string {
+	if b.Layer != "" {
+		why, damaged := st.Layers.WhyNot(b, cause)
+		if damaged && st.index.Journal.StateOf(b.ID).Name == index.Current {
+			st.log.Warn("build of a layer withheld", "build", b.BuildKey.String(), "why", why)
+			st.Withhold(b.ID, index.Damaged, why)
+		}
+		return why
+	}
 	var found []packing.Damage
 	if packing.IsMissingOrDamaged(cause) { // of a blob, or of the view's folders, which say nothing of the build
 		found = st.damagedBlobs(ctx, b)

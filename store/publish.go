@@ -90,7 +90,7 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 	var gone []Removal
 	for i := range builds {
 		old, state := &builds[i], st.index.Journal.StateOf(builds[i].ID).Name
-		if old.BuildKey != b.BuildKey || old.ID == b.ID || state == index.Current && !SameDrivers(old.EPs, b.EPs) {
+		if old.Layer != "" || old.BuildKey != b.BuildKey || old.ID == b.ID || state == index.Current && !SameDrivers(old.EPs, b.EPs) {
 			continue
 		}
 		if state == index.Damaged {

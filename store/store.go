@@ -16,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/layers"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
 )
@@ -28,6 +29,7 @@ type Options struct {
 	PathAccess  bool   // shared views may be reached by path by every local user, not only by descriptor
 	UnpackedDir string // directory for unpacked copies; "": in the state directory
 	Settings    Settings
+	Layers      []layers.Source // below this store, in their order
 
 	Making func(builds uint64, percent int) // is called while the index is made from the manifests
 	Broken func(*index.BrokenError)         // is called once if the index turns out to be damaged
@@ -52,6 +54,8 @@ type Settings struct {
 // Store is the one owner of a state directory. Make one with Open or OpenReadOnly. It may be used
 // by any number of goroutines.
 type Store struct {
+	Layers *layers.Set // below the store
+
 	dir      string
 	uid      uint32
 	options  Options
@@ -99,10 +103,12 @@ func Open(dir string, o Options) (*Store, error) {
 
 func (st *Store) open() (err error) {
 	o := &st.options
-	if st.index, err = index.Open(st.dir, index.Options{FS: o.FS, Log: st.log, OnEvent: o.Heard,
+	st.Layers = layers.New(o.Layers, st.log)
+	if st.index, err = index.Open(st.dir, index.Options{FS: o.FS, Log: st.log, Lower: st.Layers, OnEvent: o.Heard,
 		MeasureDisk: st.WholeBytes, Rebuilding: o.Making, OnBroken: o.Broken}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
+	st.Layers.Memos = &st.index.Memos
 	st.committer = &committer{index: st.index, queue: make(chan *commitRequest), stop: make(chan struct{})}
 	go st.committer.run()
 	if st.cas, err = cas.Open(st.dir, cas.Options{FS: o.FS, Stamps: st.index.Stamps()}); err != nil {
@@ -128,7 +134,8 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 	if err := checkLock(dir); err != nil {
 		return nil, nil, err
 	}
-	st := &Store{dir: dir, uid: uint32(os.Getuid()), log: slog.New(slog.DiscardHandler), now: time.Now}
+	st := &Store{dir: dir, uid: uint32(os.Getuid()), log: slog.New(slog.DiscardHandler), now: time.Now,
+		Layers: layers.New(nil, nil)}
 	st.settings.Store(&Settings{})
 	var builds []index.Build
 	var err error

@@ -49,6 +49,9 @@ func (st *Store) evictForCopy(ctx context.Context, size int64) error {
 // View returns a view of the build with every file checked: the one in use, one of an earlier run,
 // or a new one, for which it unpacks what is packed.
 func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.View, error) {
+	if b.Layer != "" {
+		return st.Layers.View(ctx, b, func() { p.Phase("verifying") })
+	}
 	if v := st.views.CurrentIntact(b.ID); v != nil {
 		return v, nil
 	}

@@ -97,9 +97,10 @@ func (c *Changes) eachStored(ctx context.Context, ids []index.BuildID,
 }
 
 // change calls do with each build that the names mean, unless dryRun is set, and reports them.
-func (c *Changes) change(ctx context.Context, p request.Peer, names []string, dryRun bool,
+// layers says that builds of layers may be among them.
+func (c *Changes) change(ctx context.Context, p request.Peer, names []string, dryRun, layers bool,
 	do func(*index.Build) error) (*wire.ChangeReply, error) {
-	ids, err := c.changeable(ctx, p, names)
+	ids, err := c.changeable(ctx, p, names, layers)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +120,7 @@ func (c *Changes) change(ctx context.Context, p request.Peer, names []string, dr
 // request compiles. With dryRun it only reports them.
 func (c *Changes) Invalidate(ctx context.Context, p request.Peer, names []string, reason string,
 	dryRun bool) (*wire.ChangeReply, error) {
-	return c.change(ctx, p, names, dryRun, func(b *index.Build) error {
+	return c.change(ctx, p, names, dryRun, true, func(b *index.Build) error {
 		return c.store.Withhold(b.ID, index.Withheld, cmp.Or(reason, "invalidated by request"))
 	})
 }
@@ -128,7 +129,7 @@ func (c *Changes) Invalidate(ctx context.Context, p request.Peer, names []string
 // dryRun it only reports them.
 func (c *Changes) Pin(ctx context.Context, p request.Peer, names []string, dryRun bool) (
 	*wire.ChangeReply, error) {
-	return c.change(ctx, p, names, dryRun, func(b *index.Build) error {
+	return c.change(ctx, p, names, dryRun, false, func(b *index.Build) error {
 		return c.store.Pin(ctx, b.ID, &index.Pin{At: c.now(), UID: p.UID})
 	})
 }
@@ -136,7 +137,7 @@ func (c *Changes) Pin(ctx context.Context, p request.Peer, names []string, dryRu
 // Unpin takes that back. It is no error if a build was not pinned.
 func (c *Changes) Unpin(ctx context.Context, p request.Peer, names []string, dryRun bool) (
 	*wire.ChangeReply, error) {
-	return c.change(ctx, p, names, dryRun, func(b *index.Build) error {
+	return c.change(ctx, p, names, dryRun, false, func(b *index.Build) error {
 		return c.store.Pin(ctx, b.ID, nil)
 	})
 }
@@ -218,7 +219,7 @@ func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryR
 func (c *Changes) buildsToRemove(ctx context.Context, p request.Peer, names []string, all bool) (
 	ids []index.BuildID, err error) {
 	if !all {
-		return c.changeable(ctx, p, names)
+		return c.changeable(ctx, p, names, false)
 	}
 	err = c.index.EachBrief(ctx, index.BuildID{}, func(b *index.Brief) error {
 		if c.rights.MayChange(p, b.Scope) {
@@ -233,16 +234,27 @@ func (c *Changes) buildsToRemove(ctx context.Context, p request.Peer, names []st
 }
 
 // changeable lists the builds that the names mean. It fails if the peer may not change one of them.
-func (c *Changes) changeable(ctx context.Context, p request.Peer, names []string) (
+// Without layers, those of layers are left out, and names of nothing else are a mistake.
+func (c *Changes) changeable(ctx context.Context, p request.Peer, names []string, layers bool) (
 	ids []index.BuildID, err error) {
+	var below *index.Build
 	err = c.query.EachNamed(ctx, p, names, func(b *index.Build) error {
 		if !c.rights.MayChange(p, b.Scope) {
 			return apierr.New(apierr.NotAllowed, nil,
 				"build %s is shared: only administrators may change it", b.BuildKey)
 		}
+		if b.Layer != "" && !layers {
+			below = b
+			return nil
+		}
 		ids = append(ids, b.ID)
 		return nil
 	})
+	if err == nil && len(ids) == 0 && below != nil {
+		err = apierr.New(apierr.NotAllowed, nil, "build %.16s is in layer %s, which is only read",
+			below.BuildKey, below.Layer).
+			WithHint("have it not served any more: epcachectl invalidate %.16s", below.BuildKey)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -212,7 +212,7 @@ func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope st
 	for range at.Identity.Group {
 		at.Group = append(at.Group, identity.Files{Name: name})
 	}
-	in.facts = factsOf(c)
+	in.facts = identity.FactsOf(c)
 	rt, rc, err := in.runtime(ctx, cs)
 	if err != nil {
 		return err
@@ -241,16 +241,6 @@ func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope st
 		duration: context.Background()}
 	in.out.RequestKey = at.Plan.RequestKey
 	return in.glance(ctx)
-}
-
-func factsOf(c *portable.Config) (out []index.EPFacts) {
-	for _, ep := range c.EPs {
-		out = append(out, index.EPFacts{Name: ep.Name, Version: ep.Version,
-			LibraryDigest: cas.Digest(ep.LibraryDigest), SDKVersion: ep.SDKVersion,
-			HardwareArchitecture: ep.Hardware, CompatibilityString: ep.CompatibilityString,
-			DriverVersion: ep.DriverVersion, Devices: ep.Devices, TookNone: ep.TookNone})
-	}
-	return out
 }
 
 // runtime is the one with the libraries that made the build, else the first that has its execution

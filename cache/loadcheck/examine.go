@@ -70,6 +70,9 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 // verifyBytes hashes the build's files, whatever their stamps say.
 func (ts *Checker) verifyBytes(ctx context.Context, b *index.Build) error {
 	_, err := ttlcache.Do(ctx, ts.Results, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
+		if b.Layer != "" {
+			return true, ts.Store.Layers.Hash(ctx, b)
+		}
 		for _, f := range b.Files {
 			if err := ts.Store.Forms().Check(ctx, f.Digest); err != nil {
 				return false, fmt.Errorf("%s: %w", f.Name, err)

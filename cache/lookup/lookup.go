@@ -85,6 +85,7 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 	if at.Plan.Outside {
 		found.Why += " with these libraries"
 	}
+	l.o.Store.Layers.Follow()
 	some := false
 	for one, err := range l.inOrder(ctx, at, l.StoredBuilds(at.Plan, at.Scopes)) {
 		if err != nil {
@@ -135,6 +136,9 @@ func (l *Lookup) serve(ctx context.Context, at *request.Attempt, b *index.Build,
 	switch {
 	case err == nil:
 		a.Outcome, a.Compatibility, a.Why = request.Hit, j, j.Reason
+		if b.Layer != "" {
+			a.Why += "; served from layer " + b.Layer
+		}
 		found.Answer = a
 		l.countHit(b)
 		if l.o.Served != nil {
@@ -162,6 +166,9 @@ func (l *Lookup) serve(ctx context.Context, at *request.Attempt, b *index.Build,
 func (l *Lookup) countHit(b *index.Build) {
 	l.o.Store.Index().Uses.Add(b.ID, l.o.Now(), 1, b.CompileSeconds)
 	l.o.Store.Index().Counters.Add("hits", 1)
+	if b.Layer != "" {
+		l.o.Store.Index().Counters.Add("layer_hits", 1)
+	}
 	l.o.Store.Index().Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }
 

@@ -63,7 +63,7 @@ func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
 // Examine gives advice on all of it. It probes runtimes by workers, and changes nothing.
 func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
 	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
-		d.StateAdvice(), d.adviseState(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
+		d.StateAdvice(), d.adviseState(), d.adviseLayers(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
 		[]Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(),
 		d.adviseBuilds(ctx, p), d.adviseSources(ctx, p), d.LatelyAdvice(p))
 	if ctx.Err() != nil {

@@ -344,6 +344,24 @@ func (d *Doctor) unkeptHint(e *index.Event) string {
 		"in [space] of the daemon's configuration"
 }
 
+// adviseLayers reports layers, and builds of layers, that are not used.
+func (d *Doctor) adviseLayers() (out []Advice) {
+	for _, l := range d.q.store.Layers.States() {
+		const subject = "layer"
+		switch {
+		case l.Err != nil:
+			out = append(out, problem(subject, "%s is not used: %v", l.Path, l.Err).
+				hint("mount it, or correct [[layer]] in the configuration; until then models are compiled"))
+		case len(l.Refused) > 0:
+			out = append(out, problem(subject, "%s: %d builds are not used: %s", l.Path, len(l.Refused), l.Refused[0]).
+				hint("make the layer again: epcachectl export --layer; its key has to be one that is trusted"))
+		default:
+			out = append(out, fine(subject, "%s has %d builds", l.Path, l.Builds))
+		}
+	}
+	return out
+}
+
 func (d *Doctor) adviseConfiguration() []Advice {
 	const subject = "configuration"
 	now := d.q.options.Configured()

@@ -206,7 +206,12 @@ func (l *Layout) countShared() {
 // eachForLayout is EachNamed, or calls fn with all builds that the peer may see.
 func (q *Queries) eachForLayout(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
 	if len(names) > 0 {
-		return q.EachNamed(ctx, p, names, fn)
+		return q.EachNamed(ctx, p, names, func(b *index.Build) error {
+			if b.Layer != "" {
+				return nil // it takes nothing of this store
+			}
+			return fn(b)
+		})
 	}
 	err := q.index.Each(ctx, func(b index.Build) error {
 		if q.rights.MaySee(p, b.ID, b.Scope) {

@@ -45,7 +45,9 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 		all = space.Builds
 	}
 	reply, left, last := &wire.ListReply{}, wire.SpaceLeft(wire.MaxReply), index.BuildID{}
-	err = q.index.EachAfter(ctx, after, func(b index.Build) error {
+	err = q.store.Layers.Among(after, func(fn func(index.Build) error) error {
+		return q.index.EachAfter(ctx, after, fn)
+	}, func(b index.Build) error {
 		if looked++; progress != nil && looked%wire.StoreProgressEvery == 0 {
 			wire.ReportStoreProgress(progress, "reading builds", "builds", estimateBefore(b.ID, all), all)
 		}
@@ -105,6 +107,9 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	q.options.Judge(out, b)
 	if b.Put {
 		out.MadeBy = fmt.Sprintf("uid %d", b.UID)
+	}
+	if b.Layer != "" {
+		out.MadeBy = "another machine"
 	}
 	if from := b.Imported; from.Key != "" {
 		out.MadeBy = "another machine"

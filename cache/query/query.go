@@ -104,6 +104,7 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 	if s.Sourceless, err = q.sourceless(ctx, p); err != nil {
 		return nil, apierr.New(apierr.Internal, err, "builds")
 	}
+	s.Layers = q.layers()
 	configured := q.options.Configured()
 	for _, one := range configured.Refused {
 		s.Warnings = append(s.Warnings,
@@ -142,6 +143,24 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 	}
 	return s, nil
 }
+
+// layers says what is known of the layers.
+func (q *Queries) layers() (out []*wire.Layer) {
+	for _, l := range q.store.Layers.States() {
+		one := &wire.Layer{Path: wire.Valid(l.Path), Builds: l.Builds, Bytes: l.Bytes}
+		if l.Err != nil {
+			one.Error = wire.Valid(l.Err.Error())
+		}
+		for _, why := range l.Refused[:min(len(l.Refused), maxRefused)] {
+			one.Refused = append(one.Refused, wire.Valid(why))
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// maxRefused bounds the refused builds of a layer that are listed.
+const maxRefused = 16
 
 // Probe looks at one runtime, or with an empty reference at all of them.
 func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,

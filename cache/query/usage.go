@@ -183,7 +183,7 @@ func (q *Queries) compareEntries(ctx context.Context, u *wire.UsageReply, entrie
 	for i, entry := range entries {
 		seen := make(map[cas.Digest]bool)
 		for j := range found {
-			if !found[j].MatchesName(entry) {
+			if !found[j].MatchesName(entry) || found[j].Layer != "" {
 				continue
 			}
 			for _, f := range found[j].Blobs() {
@@ -255,6 +255,9 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 // RemovalBytes returns what removing a build would free on the disk now. Bytes shared with builds
 // that the peer may not see count as freed, so that the sum does not disclose them.
 func (q *Queries) RemovalBytes(p rights.Peer, b *index.Build) (sum int64, err error) {
+	if b.Layer != "" {
+		return 0, nil
+	}
 	for d := range q.store.PartsOf(b) {
 		others, err := q.othersNeed(p, b, d)
 		if err != nil {
@@ -412,6 +415,9 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 
 // FormText says how the large files of a build are kept on the disk.
 func (q *Queries) FormText(b *index.Build) string {
+	if b.Layer != "" {
+		return "in layer " + b.Layer + ", read-only"
+	}
 	said := make(map[string]int64) // text -> bytes of the files that it describes
 	for d, size := range b.DistinctBlobs() {
 		if size >= packing.MinBlobSize {
@@ -433,6 +439,9 @@ func (q *Queries) FormText(b *index.Build) string {
 // FormWord says in a word how a build is kept: whole, or packed if some of its files is. A copy is
 // the unpacked form beside it that requests are served from.
 func (q *Queries) FormWord(b *index.Build) string {
+	if b.Layer != "" {
+		return "layer"
+	}
 	word, copied := "whole", false
 	for d := range b.DistinctBlobs() {
 		if !q.forms.OnlyPacked(d) {

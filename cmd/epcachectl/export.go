@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cache/layer"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
@@ -28,7 +30,9 @@ import (
 type export struct {
 	*cli.Call
 	to, key, facts, builder, notAfter string
-	all, pinned, names                bool
+
+	layer              string
+	all, pinned, names bool
 
 	signer  *portable.Signer
 	expires time.Time
@@ -39,7 +43,7 @@ type export struct {
 func newExport(a *cli.Call) *cobra.Command {
 	e := &export{Call: a}
 	cmd := &cobra.Command{
-		Use:   "export MODEL|ENTRY...|--all --to FILE.tar|DIR|-",
+		Use:   "export MODEL|ENTRY...|--all --to FILE.tar|DIR|- | --layer DIR",
 		Short: "write builds for another machine",
 		Long: `export writes builds into a bundle, for epcachectl import on another machine. A bundle
 is an OCI image layout: a directory, a .tar file, or a tar on standard output (-). A directory that
@@ -51,6 +55,9 @@ no paths, users or source models, and the models' names only with --names.
 --key FILE signs the builds with a private key of trust keygen. The other machine imports only
 builds that are signed by a key that it trusts. Two exports of the same builds have the same bytes.
 
+--layer DIR makes a layer instead, or adds to one: a read-only store for an image, which the
+configuration of a device names in [[layer]]. Its files are served where they are.
+
 --for FACTS.json names a file that epcachectl facts printed on another machine. The builds then also
 answer the requests of that machine if its devices have other names, such as builds that are
 compiled ahead of time for an NPU.
@@ -58,6 +65,7 @@ compiled ahead of time for an NPU.
 Private builds of other users are left out, also for administrators.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
 		Example: `  epcachectl export mobilenet.onnx --to /media/stick/models.tar --key ci.key
   epcachectl export --all --pinned --to bundle/ --key ci.key
+  epcachectl export --all --pinned --layer image/usr/share/epcached
   epcachectl export --all --to - --key ci.key | ssh device epcachectl import - --trust ci.pub`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := e.check(args); err != nil {
@@ -70,6 +78,7 @@ Private builds of other users are left out, also for administrators.` + exit.Hel
 	}
 	f := cmd.Flags()
 	f.StringVar(&e.to, "to", "", "write to `FILE.tar`, DIR or -")
+	f.StringVar(&e.layer, "layer", "", "make a read-only store for an image in `DIR`")
 	f.StringVar(&e.key, "key", "", "sign with the private key in `FILE`")
 	f.StringVar(&e.facts, "for", "", "also answer requests of the machine of the facts in `FILE`")
 	f.StringVar(&e.builder, "builder", "", "sign as the machine `NAME`; trusted keys can be limited to such names")
@@ -85,8 +94,8 @@ func (e *export) check(args []string) (err error) {
 	switch {
 	case e.all == (len(args) > 0):
 		return exit.Usage(exit.Hint(errors.New("export: name entries, or give --all"), "see what there is: epcachectl list"))
-	case e.to == "":
-		return exit.Usagef("export: say where --to: FILE.tar, DIR or -")
+	case (e.to == "") == (e.layer == ""):
+		return exit.Usagef("export: say where: --to FILE.tar, DIR or -, or --layer DIR")
 	case e.to == "-" && e.JSON:
 		return exit.Usagef("export: --to - writes the tar where --json would print")
 	case e.to == "-" && e.Print.Terminal:
@@ -114,11 +123,15 @@ func (e *export) check(args []string) (err error) {
 	return nil
 }
 
-// exported is a build in the bundle, as it is reported.
+// exported is a build in the bundle, as it is reported, and what is said of it.
 type exported struct {
 	build *wire.Build
 	card  *portable.Card
+	says  portable.Predicate
 }
+
+// target names where the builds go.
+func (e *export) target() string { return cmp.Or(e.to, e.layer) }
 
 func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) error {
 	builds, err := e.find(ctx, c, args)
@@ -127,23 +140,23 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 	}
 	dir, finish, remove, err := e.open()
 	if err != nil {
-		return exit.WithOperation("export to", e.to, err)
+		return exit.WithOperation("export to", e.target(), err)
 	}
 	defer remove()
 	if e.writer, err = portable.Create(dir); err != nil {
-		return exit.WithOperation("export to", e.to, err)
+		return exit.WithOperation("export to", e.target(), err)
 	}
 	var out []exported
 	err = e.WithProgress(func(progress func(*wire.Progress)) error {
 		for i, b := range builds {
-			card, err := e.add(ctx, c, b, func(done int64) {
+			card, says, err := e.add(ctx, c, b, func(done int64) {
 				progress(&wire.Progress{Phase: "exporting", DoneBytes: done, TotalBytes: sizeOf(b),
 					Detail: fmt.Sprintf("build %d of %d", i+1, len(builds))})
 			})
 			if err != nil {
 				return exit.WithOperation("export", term.Short(b.GetBuild()), err)
 			}
-			out = append(out, exported{b, card})
+			out = append(out, exported{b, card, says})
 		}
 		return nil
 	})
@@ -151,10 +164,13 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 		return err
 	}
 	if err := e.writer.Close(); err != nil {
-		return exit.WithOperation("export to", e.to, err)
+		return exit.WithOperation("export to", e.target(), err)
 	}
-	if err := finish(ctx); err != nil {
-		return exit.WithOperation("export to", e.to, err)
+	if err = finish(ctx); err == nil && e.layer != "" {
+		err = e.makeLayer(ctx, dir, out)
+	}
+	if err != nil {
+		return exit.WithOperation("export to", e.target(), err)
 	}
 	return e.report(out)
 }
@@ -199,17 +215,25 @@ func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (o
 // open returns the directory that the layout is made in, and what makes of it what --to says.
 func (e *export) open() (dir string, finish func(context.Context) error, remove func(), err error) {
 	keep := func(context.Context) error { return nil }
-	if e.to != "-" && !strings.HasSuffix(e.to, ".tar") {
+	if e.layer == "" && e.to != "-" && !strings.HasSuffix(e.to, ".tar") {
 		return e.to, keep, func() {}, nil
 	}
 	parent := ""
 	if e.to != "-" {
-		parent = filepath.Dir(e.to) // where there has to be space for it anyway
+		parent = filepath.Dir(filepath.Clean(e.target())) // where there has to be space for it anyway
+	}
+	if e.layer != "" {
+		if err = os.MkdirAll(parent, 0o755); err != nil {
+			return "", nil, nil, err
+		}
 	}
 	if dir, err = os.MkdirTemp(parent, ".epcachectl-export-"); err != nil {
 		return "", nil, nil, err
 	}
 	remove = func() { _ = os.RemoveAll(dir) } // a copy: what is left of it does no harm
+	if e.layer != "" {
+		return dir, keep, remove, nil
+	}
 	if e.to == "-" {
 		return dir, func(ctx context.Context) error { return portable.WriteTar(ctx, e.Print.Out, dir) }, remove, nil
 	}
@@ -227,16 +251,40 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 	}, remove, nil
 }
 
+// makeLayer makes the layer of the bundle in dir, whose files it verifies.
+func (e *export) makeLayer(ctx context.Context, dir string, builds []exported) error {
+	from, err := portable.Open(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := layer.Create(e.layer)
+	if err != nil {
+		return err
+	}
+	keyID := ""
+	if e.signer != nil {
+		keyID = e.signer.ID
+	}
+	for _, b := range builds {
+		if err := to.Add(ctx, from, b.card, b.says, keyID); err != nil {
+			return err
+		}
+	}
+	return to.Close()
+}
+
 // add puts one build into the bundle, from a lease on its view.
-func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far func(int64)) (*portable.Card, error) {
+func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far func(int64)) (
+	card *portable.Card, says portable.Predicate, err error) {
 	reply, view, err := c.Export(ctx, b.GetBuild())
 	if err != nil {
-		return nil, err
+		return nil, says, err
 	}
 	defer view.Close()
 	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", view.Fd()))
 	if err != nil {
-		return nil, err
+		return nil, says, err
 	}
 	defer root.Close()
 	done := int64(0)
@@ -244,32 +292,32 @@ func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far
 		Says: portable.Predicate{MachineClass: reply.GetMachineClass(), Builder: e.builder, NotAfter: e.expires,
 			CompileSeconds: reply.GetCompileSeconds(), Issued: time.UnixMilli(reply.GetCreatedMs())}}
 	if err := json.Unmarshal(reply.GetConfig(), &one.Config); err != nil {
-		return nil, fmt.Errorf("the daemon's answer: %w", err)
+		return nil, says, fmt.Errorf("the daemon's answer: %w", err)
 	}
 	if e.names {
 		one.Config.ModelName = path.Base(reply.GetModelName())
 	}
 	if one.Says.Requests, err = requestsFor(one.Config.Record, e.targets); err != nil {
-		return nil, err
+		return nil, says, err
 	}
 	for _, f := range reply.GetFiles() {
 		file, err := root.Open(path.Join(path.Dir(reply.GetGraph()), f.GetName()))
 		if err != nil {
-			return nil, err
+			return nil, says, err
 		}
 		defer file.Close()
 		one.Files = append(one.Files, portable.Source{Name: f.GetName(), Size: f.GetSize(), From: io.Reader(file)})
 	}
-	card, err := e.writer.Add(ctx, one)
+	card, err = e.writer.Add(ctx, one)
 	if err != nil {
-		return nil, err
+		return nil, says, err
 	}
 	for i, f := range reply.GetFiles() {
 		if got := card.Config.Files[i].Hash.String(); got != f.GetDigest() {
-			return nil, exit.Damaged(fmt.Errorf("file %q has BLAKE3 %s, not %s", f.GetName(), got, f.GetDigest()))
+			return nil, says, exit.Damaged(fmt.Errorf("file %q has BLAKE3 %s, not %s", f.GetName(), got, f.GetDigest()))
 		}
 	}
-	return card, nil
+	return card, one.Says, nil
 }
 
 func (e *export) report(builds []exported) error {
@@ -280,7 +328,7 @@ func (e *export) report(builds []exported) error {
 				"ep": b.build.GetEp(), "bytes": b.card.Config.Size(), "files": len(b.card.Config.Files),
 				"manifest": b.card.Digest.Hex(), "signed": b.card.Signed()})
 		}
-		return e.Print.JSON(jsonout.Object{"to": e.to, "builds": list})
+		return e.Print.JSON(jsonout.Object{"to": e.target(), "builds": list})
 	}
 	say := e.Print.Line
 	if e.to == "-" {
@@ -291,8 +339,8 @@ func (e *export) report(builds []exported) error {
 		total += b.card.Config.Size()
 		say("%s  %s  %s  %s", term.Short(b.build.GetBuild()), modelColumn(b.build), b.build.GetEp(), term.Bytes(b.card.Config.Size()))
 	}
-	say("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total), term.Printable(e.to))
-	if e.signer == nil {
+	say("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total), term.Printable(e.target()))
+	if e.signer == nil && e.layer == "" {
 		e.Print.Warning("the builds are not signed, so no other machine imports them: see --key, and epcachectl trust keygen")
 	}
 	return nil

@@ -92,6 +92,16 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 		rows = append(rows, []string{"now", term.Count(s.GetJobs(), "job") + " of yours"},
 			[]string{"space", spaceLine(s.GetSpace())})
 	}
+	for _, l := range s.GetLayers() {
+		text := fmt.Sprintf("%s: %s, %s", term.Printable(l.GetPath()), term.Count(l.GetBuilds(), "build"), term.Bytes(l.GetBytes()))
+		if n := len(l.GetRefused()); n > 0 {
+			text += fmt.Sprintf(", %d not used (epcachectl doctor)", n)
+		}
+		if why := l.GetError(); why != "" {
+			text = fmt.Sprintf("%s is not used: %s", term.Printable(l.GetPath()), term.Printable(why))
+		}
+		rows = append(rows, []string{"layer", text})
+	}
 	rows = append(rows, []string{"sandbox", sandboxSummary(s.GetSandbox())})
 	if line := sourcelessLine(s.GetSourceless()); line != "" {
 		rows = append(rows, []string{"rebuilds", line})

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/layer"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -143,6 +144,9 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Failures: failure.Options{Off: !s.Failures.Remember, Crash: parsePause(s.Failures.Crash),
 			Limit: parsePause(s.Failures.Limit), Longest: parsePause(s.Failures.Longest), Refused: parsePause(s.Failures.Refused)},
 		Conditions: conditions(s),
+	}
+	for _, l := range s.Layers {
+		o.Layers = append(o.Layers, layer.Source{Path: l.Path, Trust: l.Trust})
 	}
 	for _, d := range s.Drivers {
 		o.Drivers = append(o.Drivers, runtimes.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})

@@ -486,3 +486,26 @@ func TestDocumentNamesEveryField(t *testing.T) {
 		}
 	}
 }
+
+func TestLayersAreTrustedByOwnerOrKeys(t *testing.T) {
+	dir := t.TempDir()
+	load := func(text string) (*Settings, error) {
+		file := filepath.Join(dir, "epcached.toml")
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		return Load(file)
+	}
+	s, err := load("[[layer]]\npath = \"/a\"\n[[layer]]\npath = \"b\"\ntrust = \"owner\"\n" +
+		"[[layer]]\npath = \"/c\"\ntrust = \"ci.pub\"\n[[layer]]\npath = \"/d\"\ntrust = [\"/x.pub\", \"y.pub\"]\n")
+	require.NoError(t, err)
+	require.Equal(t, []Layer{{Path: "/a"}, {Path: filepath.Join(dir, "b")},
+		{"/c", LayerTrust{filepath.Join(dir, "ci.pub")}}, {"/d", LayerTrust{"/x.pub", filepath.Join(dir, "y.pub")}}}, s.Layers)
+	for text, want := range map[string]string{
+		"[[layer]]\ntrust = \"owner\"\n":             "no layer named",
+		"[[layer]]\npath = \"/a\"\ntrust = []\n":     "must be \"owner\", or files",
+		"[[layer]]\npath = \"/a\"\ntrust = 1\n":      "must be \"owner\", or files",
+		"[[layer]]\npath = \"/a\"\npermanent = true": "unknown field",
+	} {
+		_, err := load(text)
+		require.ErrorContains(t, err, want, text)
+	}
+}

@@ -59,6 +59,7 @@ type Settings struct {
 	// As ParseDuration reads it; "": as for IdleAfter.
 	IdleExit  string     `toml:"idle_exit" is:"duration"`
 	Runtimes  []Runtime  `toml:"runtime"`
+	Layers    []Layer    `toml:"layer"`
 	Limits    Limits     `toml:"limits"`
 	Sandbox   Sandbox    `toml:"sandbox"`
 	Claims    Claims     `toml:"claims"`
@@ -79,6 +80,33 @@ type Runtime struct {
 	ORTLibrary string `toml:"ort_library" is:"path"`
 	// By execution provider.
 	EPLibraries map[string]string `toml:"ep_libraries" is:"path"`
+}
+
+// Layer is one [[layer]]: a read-only store below the daemon's own.
+type Layer struct {
+	Path  string     `toml:"path" is:"path" required:"no layer named: give path"`
+	Trust LayerTrust `toml:"trust"`
+}
+
+// LayerTrust lists the files of the keys, one of which has to have signed a build; none: "owner" in
+// the file, builds that root or the daemon's user wrote are trusted.
+type LayerTrust []string
+
+// Decode implements tomlfile.Decoder.
+func (t *LayerTrust) Decode(v tomlfile.Value) {
+	if v.Raw == "owner" || v.Raw == nil {
+		return
+	}
+	if _, is := v.Raw.(string); is {
+		*t = LayerTrust{v.Text("path")}
+		return
+	}
+	for _, one := range v.Elements() {
+		*t = append(*t, one.Text("path"))
+	}
+	if len(*t) == 0 {
+		v.Errorf("it must be \"owner\", or files of public keys")
+	}
 }
 
 // Limits bound one compile.

@@ -98,6 +98,11 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
+	if deep {
+		if err := a.checkLayers(ctx, out, repair); err != nil {
+			return nil, checkError(ctx, err)
+		}
+	}
 	containers, err := a.checkRecipes(ctx, out)
 	for d, size := range containers {
 		if err == nil {
@@ -332,6 +337,33 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep 
 		}
 	}
 	return f
+}
+
+// checkLayers hashes the files of layers. Without --deep that is done before they are served. A
+// repair has builds served again that are sound now.
+func (a *auditor) checkLayers(ctx context.Context, out *checking, repair bool) error {
+	return a.st.Layers.Each(func(b index.Build) error {
+		err := a.st.Layers.Hash(ctx, &b)
+		out.Builds, out.Blobs = out.Builds+1, out.Blobs+uint64(len(b.Files))
+		for _, f := range b.Files {
+			out.Bytes += f.Size
+		}
+		damaged := a.index.Journal.StateOf(b.ID).Name == index.Damaged
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			f := &wire.Finding{Kind: "damaged", Object: views.LayerFolder(b.Layer, &b), Detail: err.Error(),
+				Builds: []string{b.BuildKey.String()}, Action: "withhold the build"}
+			if repair {
+				a.st.WithholdDamaged(ctx, &b, err)
+			}
+			out.found(f)
+		case repair && damaged:
+			return a.st.Withhold(b.ID, index.Current, "its files in layer "+b.Layer+" are sound")
+		}
+		return nil
+	})
 }
 
 // checkBlobOnce is checkBlob for a store without changes, without the builds that need the blob.

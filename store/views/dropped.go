@@ -29,6 +29,9 @@ const PathGrace = 10 * time.Minute
 
 // Drop takes a view out of use. Sweep removes it when it is not in use and the grace is over.
 func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
+	if v.inLayer {
+		return
+	}
 	v.dropped.Store(true)
 	vs.o.Index.Views.Drop(id[:])
 	vs.mu.Lock()

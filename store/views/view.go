@@ -53,6 +53,7 @@ type View struct {
 	at    cas.Stamp // of inner, when the view was whole
 	files []file
 
+	inLayer   bool                      // it is never removed
 	dropped   atomic.Bool               // set before the view may be taken away
 	lastGiven atomic.Pointer[time.Time] // when it was last given out, whatever the clock is set to; nil: never
 }

@@ -6695,6 +6695,7 @@ type StatusReply struct {
 	StartedBy     string      `protobuf:"bytes,18,opt,name=started_by,json=startedBy,proto3" json:"started_by,omitempty"`
 	Sourceless    *Sourceless `protobuf:"bytes,17,opt,name=sourceless,proto3" json:"sourceless,omitempty"`
 	Verified      string      `protobuf:"bytes,19,opt,name=verified,proto3" json:"verified,omitempty"` // the result of reading all stored bytes, the last time; "": never done
+	Layers        []*Layer    `protobuf:"bytes,20,rep,name=layers,proto3" json:"layers,omitempty"`     // in the order in which they are looked through
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6862,6 +6863,90 @@ func (x *StatusReply) GetVerified() string {
 	return ""
 }
 
+func (x *StatusReply) GetLayers() []*Layer {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+// Layer is a read-only store below the daemon's own.
+type Layer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`    // of their files
+	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`     // why none of its builds is used; "": they are
+	Refused       []string               `protobuf:"bytes,5,rep,name=refused,proto3" json:"refused,omitempty"` // builds that are not used, and why
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Layer) Reset() {
+	*x = Layer{}
+	mi := &file_epcached_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Layer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Layer) ProtoMessage() {}
+
+func (x *Layer) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Layer.ProtoReflect.Descriptor instead.
+func (*Layer) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *Layer) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Layer) GetBuilds() uint64 {
+	if x != nil {
+		return x.Builds
+	}
+	return 0
+}
+
+func (x *Layer) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Layer) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Layer) GetRefused() []string {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
 // Stop ends the daemon after the requests under way are answered, as SIGTERM does. It is for
 // administrators, and for the daemon's own user.
 type Stop struct {
@@ -6872,7 +6957,7 @@ type Stop struct {
 
 func (x *Stop) Reset() {
 	*x = Stop{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6884,7 +6969,7 @@ func (x *Stop) String() string {
 func (*Stop) ProtoMessage() {}
 
 func (x *Stop) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6897,7 +6982,7 @@ func (x *Stop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stop.ProtoReflect.Descriptor instead.
 func (*Stop) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 type StopReply struct {
@@ -6910,7 +6995,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6922,7 +7007,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6935,7 +7020,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *StopReply) GetFd() uint32 {
@@ -6959,7 +7044,7 @@ type Sourceless struct {
 
 func (x *Sourceless) Reset() {
 	*x = Sourceless{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6971,7 +7056,7 @@ func (x *Sourceless) String() string {
 func (*Sourceless) ProtoMessage() {}
 
 func (x *Sourceless) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6984,7 +7069,7 @@ func (x *Sourceless) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless.ProtoReflect.Descriptor instead.
 func (*Sourceless) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Sourceless) GetBuilds() uint64 {
@@ -7035,7 +7120,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7047,7 +7132,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7060,7 +7145,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -7206,7 +7291,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7218,7 +7303,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7231,7 +7316,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -7260,7 +7345,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7272,7 +7357,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7285,7 +7370,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -7322,7 +7407,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7334,7 +7419,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7347,7 +7432,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -7450,7 +7535,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7462,7 +7547,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7475,7 +7560,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *EpFacts) GetName() string {
@@ -7552,7 +7637,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7564,7 +7649,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7577,7 +7662,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -7666,7 +7751,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7678,7 +7763,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7691,7 +7776,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Report) GetBuild() string {
@@ -7750,7 +7835,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7762,7 +7847,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7775,7 +7860,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -7823,7 +7908,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7835,7 +7920,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7848,7 +7933,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Why) GetEntry() string {
@@ -7875,7 +7960,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7887,7 +7972,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7900,7 +7985,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -7971,7 +8056,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7983,7 +8068,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7996,7 +8081,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -8039,7 +8124,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8051,7 +8136,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8064,7 +8149,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -8107,7 +8192,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8119,7 +8204,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8132,7 +8217,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Difference) GetField() string {
@@ -8172,7 +8257,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8184,7 +8269,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8197,7 +8282,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -8266,7 +8351,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8278,7 +8363,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8291,7 +8376,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -8317,7 +8402,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8329,7 +8414,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8342,7 +8427,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -8363,7 +8448,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8375,7 +8460,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8388,7 +8473,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -8400,7 +8485,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8412,7 +8497,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8425,7 +8510,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{90}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 type DoctorReply struct {
@@ -8437,7 +8522,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8449,7 +8534,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8462,7 +8547,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{91}
+	return file_epcached_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -8484,7 +8569,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8496,7 +8581,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8509,7 +8594,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{92}
+	return file_epcached_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -8552,7 +8637,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8564,7 +8649,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8577,7 +8662,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{93}
+	return file_epcached_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Check) GetDeep() bool {
@@ -8622,7 +8707,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8634,7 +8719,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8647,7 +8732,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{94}
+	return file_epcached_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -8705,7 +8790,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8717,7 +8802,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8730,7 +8815,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{95}
+	return file_epcached_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -8774,7 +8859,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8786,7 +8871,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8799,7 +8884,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{96}
+	return file_epcached_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Finding) GetKind() string {
@@ -8847,7 +8932,7 @@ type Sourceless_Why struct {
 
 func (x *Sourceless_Why) Reset() {
 	*x = Sourceless_Why{}
-	mi := &file_epcached_proto_msgTypes[109]
+	mi := &file_epcached_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8859,7 +8944,7 @@ func (x *Sourceless_Why) String() string {
 func (*Sourceless_Why) ProtoMessage() {}
 
 func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[109]
+	mi := &file_epcached_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8872,7 +8957,7 @@ func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless_Why.ProtoReflect.Descriptor instead.
 func (*Sourceless_Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{73, 0}
 }
 
 func (x *Sourceless_Why) GetText() string {
@@ -9535,7 +9620,7 @@ const file_epcached_proto_rawDesc = "" +
 	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
 	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x12\n" +
 	"\x04file\x18\x04 \x01(\tR\x04file\"\b\n" +
-	"\x06Status\"\xfa\x04\n" +
+	"\x06Status\"\xa6\x05\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12%\n" +
@@ -9559,7 +9644,14 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"sourceless\x18\x11 \x01(\v2\x17.epcached.v1.SourcelessR\n" +
 	"sourceless\x12\x1a\n" +
-	"\bverified\x18\x13 \x01(\tR\bverified\"\x06\n" +
+	"\bverified\x18\x13 \x01(\tR\bverified\x12*\n" +
+	"\x06layers\x18\x14 \x03(\v2\x12.epcached.v1.LayerR\x06layers\"y\n" +
+	"\x05Layer\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x12\x18\n" +
+	"\arefused\x18\x05 \x03(\tR\arefused\"\x06\n" +
 	"\x04Stop\"\x1b\n" +
 	"\tStopReply\x12\x0e\n" +
 	"\x02fd\x18\x01 \x01(\rR\x02fd\"\x9e\x01\n" +
@@ -9793,7 +9885,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 113)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -9867,48 +9959,49 @@ var file_epcached_proto_goTypes = []any{
 	(*Sharer)(nil),            // 69: epcached.v1.Sharer
 	(*Status)(nil),            // 70: epcached.v1.Status
 	(*StatusReply)(nil),       // 71: epcached.v1.StatusReply
-	(*Stop)(nil),              // 72: epcached.v1.Stop
-	(*StopReply)(nil),         // 73: epcached.v1.StopReply
-	(*Sourceless)(nil),        // 74: epcached.v1.Sourceless
-	(*Space)(nil),             // 75: epcached.v1.Space
-	(*Probe)(nil),             // 76: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 77: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 78: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 79: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 80: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 81: epcached.v1.Report
-	(*ReportReply)(nil),       // 82: epcached.v1.ReportReply
-	(*Why)(nil),               // 83: epcached.v1.Why
-	(*Explanation)(nil),       // 84: epcached.v1.Explanation
-	(*Candidate)(nil),         // 85: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 86: epcached.v1.Neighbour
-	(*Difference)(nil),        // 87: epcached.v1.Difference
-	(*Event)(nil),             // 88: epcached.v1.Event
-	(*Events)(nil),            // 89: epcached.v1.Events
-	(*EventsReply)(nil),       // 90: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 91: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 92: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 93: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 94: epcached.v1.Advice
-	(*Check)(nil),             // 95: epcached.v1.Check
-	(*CheckReply)(nil),        // 96: epcached.v1.CheckReply
-	(*SpaceLine)(nil),         // 97: epcached.v1.SpaceLine
-	(*Finding)(nil),           // 98: epcached.v1.Finding
-	nil,                       // 99: epcached.v1.Error.FactsEntry
-	nil,                       // 100: epcached.v1.Device.MetadataEntry
-	nil,                       // 101: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 102: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 103: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 104: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 105: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 106: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 107: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 108: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 109: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 110: epcached.v1.Failure.FactsEntry
-	(*Sourceless_Why)(nil),    // 111: epcached.v1.Sourceless.Why
-	nil,                       // 112: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 113: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Layer)(nil),             // 72: epcached.v1.Layer
+	(*Stop)(nil),              // 73: epcached.v1.Stop
+	(*StopReply)(nil),         // 74: epcached.v1.StopReply
+	(*Sourceless)(nil),        // 75: epcached.v1.Sourceless
+	(*Space)(nil),             // 76: epcached.v1.Space
+	(*Probe)(nil),             // 77: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 78: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 79: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 80: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 81: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 82: epcached.v1.Report
+	(*ReportReply)(nil),       // 83: epcached.v1.ReportReply
+	(*Why)(nil),               // 84: epcached.v1.Why
+	(*Explanation)(nil),       // 85: epcached.v1.Explanation
+	(*Candidate)(nil),         // 86: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 87: epcached.v1.Neighbour
+	(*Difference)(nil),        // 88: epcached.v1.Difference
+	(*Event)(nil),             // 89: epcached.v1.Event
+	(*Events)(nil),            // 90: epcached.v1.Events
+	(*EventsReply)(nil),       // 91: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 92: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 93: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 94: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 95: epcached.v1.Advice
+	(*Check)(nil),             // 96: epcached.v1.Check
+	(*CheckReply)(nil),        // 97: epcached.v1.CheckReply
+	(*SpaceLine)(nil),         // 98: epcached.v1.SpaceLine
+	(*Finding)(nil),           // 99: epcached.v1.Finding
+	nil,                       // 100: epcached.v1.Error.FactsEntry
+	nil,                       // 101: epcached.v1.Device.MetadataEntry
+	nil,                       // 102: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 103: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 104: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 105: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 106: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 107: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 108: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 109: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 110: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 111: epcached.v1.Failure.FactsEntry
+	(*Sourceless_Why)(nil),    // 112: epcached.v1.Sourceless.Why
+	nil,                       // 113: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 114: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -9931,20 +10024,20 @@ var file_epcached_proto_depIdxs = []int32{
 	49,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
 	70,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
 	71,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	76,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	77,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	95,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	96,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	81,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	82,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	83,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	84,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	89,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	90,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	91,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	88,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	92,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	93,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	77,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	78,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	96,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	97,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	82,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	83,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	84,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	85,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	90,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	91,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	92,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	89,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	93,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	94,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	34,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	37,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	38,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -9967,40 +10060,40 @@ var file_epcached_proto_depIdxs = []int32{
 	31,  // 53: epcached.v1.Envelope.import_reply:type_name -> epcached.v1.ImportReply
 	54,  // 54: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
 	55,  // 55: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
-	72,  // 56: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
-	73,  // 57: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
+	73,  // 56: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
+	74,  // 57: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
 	0,   // 58: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	99,  // 59: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	100, // 59: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
 	9,   // 60: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	100, // 61: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	101, // 61: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
 	11,  // 62: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	101, // 63: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	102, // 64: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	102, // 63: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	103, // 64: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
 	14,  // 65: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
 	9,   // 66: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
 	10,  // 67: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
 	12,  // 68: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	103, // 69: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	104, // 70: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	105, // 71: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	104, // 69: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	105, // 70: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	106, // 71: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
 	13,  // 72: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
 	1,   // 73: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
 	10,  // 74: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
 	16,  // 75: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
 	17,  // 76: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	106, // 77: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	107, // 78: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	84,  // 79: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	107, // 77: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	108, // 78: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	85,  // 79: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
 	20,  // 80: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
 	19,  // 81: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	108, // 82: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	109, // 83: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	109, // 82: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	110, // 83: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
 	26,  // 84: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
 	27,  // 85: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
 	17,  // 86: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
 	26,  // 87: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
 	5,   // 88: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	110, // 89: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	111, // 89: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
 	35,  // 90: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
 	36,  // 91: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
 	17,  // 92: epcached.v1.Build.files:type_name -> epcached.v1.File
@@ -10012,7 +10105,7 @@ var file_epcached_proto_depIdxs = []int32{
 	57,  // 98: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
 	58,  // 99: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
 	56,  // 100: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	75,  // 101: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	76,  // 101: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
 	61,  // 102: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
 	62,  // 103: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
 	62,  // 104: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
@@ -10023,33 +10116,34 @@ var file_epcached_proto_depIdxs = []int32{
 	67,  // 109: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
 	68,  // 110: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
 	69,  // 111: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
-	75,  // 112: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	78,  // 113: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	74,  // 114: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
-	111, // 115: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
-	13,  // 116: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	78,  // 117: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	79,  // 118: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	80,  // 119: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	112, // 120: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	113, // 121: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 122: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	85,  // 123: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	86,  // 124: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	88,  // 125: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	42,  // 126: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	87,  // 127: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	87,  // 128: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	88,  // 129: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	94,  // 130: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	98,  // 131: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	97,  // 132: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 133: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	134, // [134:134] is the sub-list for method output_type
-	134, // [134:134] is the sub-list for method input_type
-	134, // [134:134] is the sub-list for extension type_name
-	134, // [134:134] is the sub-list for extension extendee
-	0,   // [0:134] is the sub-list for field type_name
+	76,  // 112: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	79,  // 113: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	75,  // 114: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
+	72,  // 115: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
+	112, // 116: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
+	13,  // 117: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	79,  // 118: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	80,  // 119: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	81,  // 120: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	113, // 121: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	114, // 122: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 123: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	86,  // 124: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	87,  // 125: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	89,  // 126: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	42,  // 127: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	88,  // 128: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	88,  // 129: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	89,  // 130: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	95,  // 131: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	99,  // 132: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	98,  // 133: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 134: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	135, // [135:135] is the sub-list for method output_type
+	135, // [135:135] is the sub-list for method input_type
+	135, // [135:135] is the sub-list for extension type_name
+	135, // [135:135] is the sub-list for extension extendee
+	0,   // [0:135] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -10121,14 +10215,14 @@ func file_epcached_proto_init() {
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[27].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[50].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[95].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[96].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   112,
+			NumMessages:   113,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

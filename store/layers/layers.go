@@ -1,0 +1,250 @@
+// Package layers has the builds of read-only stores below the daemon's own, and the views that
+// these have of them. Nothing in a layer is changed or copied. The builds' records are kept in
+// memory: see Set. A Set may be used by any number of goroutines.
+package layers
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/store/views"
+)
+
+// Source is a layer, and how its builds are read.
+type Source struct {
+	Path string
+	List string // the file in it that names its builds; it is replaced when they are others
+	// Read returns the builds, with Layer set, and what is not used of the layer.
+	Read func() (builds []index.Build, refused []string, err error)
+}
+
+// State is what is known of a layer.
+type State struct {
+	Path    string
+	Builds  uint64
+	Bytes   int64    // of the builds' files
+	Err     error    // why none of its builds is used
+	Refused []string // builds that are not used, and why
+}
+
+// Set has the builds of some layers. Of equal builds in several, the first layer's is used.
+type Set struct {
+	Memos *index.Memos // remembers which files were hashed; set before View is called
+
+	all      []Source
+	log      *slog.Logger
+	read     atomic.Pointer[contents]
+	reading  sync.Mutex // the layers are read by one caller at a time
+	hashing  keyed.Locks[index.BuildID]
+	verified sync.Map // index.BuildID -> the mark of the files that were hashed
+}
+
+// contents are the builds of the layers as they were read.
+type contents struct {
+	marks     []string // of the lists; "": it was not there
+	states    []State
+	byID      map[index.BuildID]index.Build
+	byRequest map[index.RequestKey][]index.Build
+}
+
+// New reads the layers. One that cannot be read keeps no other from being used.
+func New(all []Source, log *slog.Logger) *Set {
+	s := &Set{all: all, log: log}
+	s.read.Store(&contents{})
+	s.Follow()
+	return s
+}
+
+// States returns what is known of the layers.
+func (s *Set) States() []State { return s.read.Load().states }
+
+// Follow reads the layers again when one was mounted, unmounted or replaced. Else it costs a look
+// at each list.
+func (s *Set) Follow() {
+	if len(s.all) == 0 {
+		return
+	}
+	now := make([]string, len(s.all))
+	for i, one := range s.all {
+		now[i], _ = views.MarkOf(filepath.Join(one.Path, one.List))
+	}
+	if slices.Equal(s.read.Load().marks, now) {
+		return
+	}
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	if !slices.Equal(s.read.Load().marks, now) {
+		s.read.Store(s.readAll(now))
+	}
+}
+
+func (s *Set) readAll(marks []string) *contents {
+	c := &contents{marks: marks, byID: make(map[index.BuildID]index.Build),
+		byRequest: make(map[index.RequestKey][]index.Build)}
+	for _, one := range s.all {
+		builds, refused, err := one.Read()
+		state := State{Path: one.Path, Err: err, Refused: refused}
+		if err != nil || len(refused) > 0 {
+			s.log.Warn("builds of a layer are not used", "layer", one.Path, "error", err, "builds", len(refused))
+		}
+		for _, b := range builds {
+			if _, there := c.byID[b.ID]; there {
+				continue
+			}
+			c.byID[b.ID] = b
+			for _, k := range b.Keys() {
+				c.byRequest[k] = append(c.byRequest[k], b)
+			}
+			state.Builds++
+			for _, f := range b.Files {
+				state.Bytes += f.Size
+			}
+		}
+		c.states = append(c.states, state)
+	}
+	return c
+}
+
+// Of implements index.Lower.
+func (s *Set) Of(k index.RequestKey) []index.Build { return s.read.Load().byRequest[k] }
+
+// Get implements index.Lower.
+func (s *Set) Get(id index.BuildID) (index.Build, bool) {
+	b, ok := s.read.Load().byID[id]
+	return b, ok
+}
+
+// Each implements index.Lower.
+func (s *Set) Each(fn func(index.Build) error) error {
+	c := s.read.Load()
+	for _, id := range slices.SortedFunc(maps.Keys(c.byID), compareIDs) {
+		if err := fn(c.byID[id]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func compareIDs(a, b index.BuildID) int { return bytes.Compare(a[:], b[:]) }
+
+// Among calls fn with the builds of each, which come in order of ids, and with those of layers
+// with ids after this one among them.
+func (s *Set) Among(after index.BuildID, each func(func(index.Build) error) error, fn func(index.Build) error) error {
+	var below []index.Build
+	_ = s.Each(func(b index.Build) error {
+		if compareIDs(b.ID, after) > 0 {
+			below = append(below, b)
+		}
+		return nil
+	}) // it returns only what the function does
+	until := func(id *index.BuildID) error {
+		for len(below) > 0 && (id == nil || compareIDs(below[0].ID, *id) < 0) {
+			if err := fn(below[0]); err != nil {
+				return err
+			}
+			below = below[1:]
+		}
+		return nil
+	}
+	err := each(func(b index.Build) error {
+		if err := until(&b.ID); err != nil {
+			return err
+		}
+		return fn(b)
+	})
+	if err != nil {
+		return err
+	}
+	return until(nil)
+}
+
+// Keep implements index.Lower: marks are kept while a layer is missing that may have the build.
+func (s *Set) Keep(id index.BuildID) bool {
+	c := s.read.Load()
+	_, there := c.byID[id]
+	return there || slices.ContainsFunc(c.states, func(one State) bool { return one.Err != nil })
+}
+
+// View returns the layer's view of a build. Its files are hashed once a boot and once a mount,
+// after verifying was called.
+func (s *Set) View(ctx context.Context, b *index.Build, verifying func()) (*views.View, error) {
+	v, mark, err := views.InLayer(b.Layer, b)
+	if err != nil {
+		return nil, asNotFound(err)
+	}
+	if known, _ := s.verified.Load(b.ID); known == mark {
+		return v, nil
+	}
+	leave, err := s.hashing.Lock(ctx, b.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	key := append([]byte("layer\x00"), b.ID[:]...)
+	if known, _ := s.Memos.Get(key); string(known) != mark {
+		verifying()
+		if err := s.Hash(ctx, b); err != nil {
+			return nil, err
+		}
+		if _, after, err := views.InLayer(b.Layer, b); err != nil {
+			return nil, asNotFound(err)
+		} else if after != mark {
+			return nil, fmt.Errorf("layer %s changed while it was read", b.Layer)
+		}
+		if err := s.Memos.Save(key, []byte(mark)); err != nil {
+			s.log.Warn("cannot record that a build of a layer was verified", "error", err)
+		}
+	}
+	s.verified.Store(b.ID, mark)
+	return v, nil
+}
+
+// Hash hashes the files of a build.
+func (s *Set) Hash(ctx context.Context, b *index.Build) error {
+	folder := views.LayerFolder(b.Layer, b)
+	for _, f := range b.Files {
+		got, err := cas.SumFile(ctx, filepath.Join(folder, filepath.FromSlash(f.Name)))
+		if err == nil && got != f.Digest {
+			err = &cas.CorruptError{Digest: f.Digest, Got: got}
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.Name, asNotFound(err))
+		}
+	}
+	return nil
+}
+
+func asNotFound(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", cas.ErrNotFound, err)
+	}
+	return err
+}
+
+// WhyNot says why a build could not be served, and whether it is damaged: without its layer it is
+// only missing.
+func (s *Set) WhyNot(b *index.Build, cause error) (why string, damaged bool) {
+	s.Follow()
+	if now, there := s.Get(b.ID); !there || now.Layer != b.Layer {
+		return fmt.Sprintf("layer %s, which had the build, is not there any more", b.Layer), false
+	}
+	broken := errors.Is(cause, unix.EUCLEAN) || errors.Is(cause, unix.EBADMSG) // of the file system
+	if errors.Is(cause, fs.ErrPermission) || !cas.IsUnsound(cause) && !errors.Is(cause, cas.ErrNotFound) && !broken {
+		return fmt.Sprintf("the build in layer %s cannot be served: %v", b.Layer, cause), false
+	}
+	return fmt.Sprintf("the build in layer %s is damaged: %v", b.Layer, cause), true
+}

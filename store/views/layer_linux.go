@@ -1,0 +1,70 @@
+package views
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// LayerFolder is where a layer has the files of a build. A path is of one content for ever, because
+// the id follows from the digests of the files.
+func LayerFolder(layer string, b *index.Build) string {
+	return filepath.Join(layer, "views", ScopeFolder(b.Scope), b.ID.String(), b.ID.String())
+}
+
+// InLayer returns the view that a layer has of a build, without reading its files, and a mark that
+// differs as soon as one of them may be another: by stamps, by the boot, and by the mount, because
+// two images may give different files equal stamps. The view is not the caller's to drop, and keeps
+// nothing open, so that the layer can be unmounted.
+func InLayer(layer string, b *index.Build) (*View, string, error) {
+	inner := LayerFolder(layer, b)
+	v := &View{scope: ScopeFolder(b.Scope), name: b.ID.String(), id: b.ID.String(), graph: b.Graph,
+		path: filepath.Dir(inner), inLayer: true}
+	f, err := openFolder(inner)
+	if err != nil {
+		return nil, "", err
+	}
+	defer f.Close()
+	if v.at, err = cas.StampOf(f); err != nil {
+		return nil, "", err
+	}
+	mount, err := mountOf(f)
+	if err != nil {
+		return nil, "", err
+	}
+	mark := fmt.Appendf(nil, "%s %d %v", cas.Boot(), mount, v.at)
+	for _, one := range b.Files {
+		stamp, err := cas.StampAt(int(f.Fd()), one.Name)
+		if err != nil {
+			return nil, "", err
+		}
+		mark = fmt.Appendf(mark, " %v", stamp)
+	}
+	sum := cas.SumBytes(mark)
+	return v, string(sum[:]), nil
+}
+
+// MarkOf is a mark of one file, as that of InLayer. It opens nothing.
+func MarkOf(path string) (string, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS|mountMask, &st); err != nil {
+		return "", &os.PathError{Op: "statx", Path: path, Err: err}
+	}
+	return fmt.Sprint(st.Mnt_id, st.Dev_major, st.Dev_minor, st.Ino, st.Size, st.Mtime, st.Ctime), nil
+}
+
+const mountMask = unix.STATX_MNT_ID_UNIQUE | unix.STATX_MNT_ID
+
+// mountOf returns the id of the mount that a file is on. Since Linux 6.8 no id is used twice.
+func mountOf(f *os.File) (uint64, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, mountMask, &st); err != nil {
+		return 0, &os.PathError{Op: "statx", Path: f.Name(), Err: err}
+	}
+	return st.Mnt_id, nil
+}
