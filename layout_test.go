@@ -86,7 +86,7 @@ var allowed = map[string][]string{
 		"cache/request", "cache/runtimes", "cache/workspace", "cas", "compilers", "index",
 		"internal/apierr", "internal/bytesize", "internal/memo", "store"},
 	// portable: for the cards of builds
-	"cache/layer": {"cache/identity", "cas", "compilers", "index", "portable", "store/layers", "store/views"},
+	"cache/layer":  {"cache/identity", "cas", "compilers", "index", "portable", "store/layers", "store/views"},
 	"store/layers": {"cas", "index", "internal/keyed", "store/views"},
 	"cache/joblist": {"cache/event", "cache/jobs", "cache/request",
 		"cache/rights", "cache/upkeep", "internal/apierr", "store", "cache/failure",
