@@ -1,16 +1,15 @@
 package watch
 
 import (
-	"errors"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
@@ -22,12 +21,13 @@ const (
 	patient = 30 * time.Second // how long a test waits for what must come
 )
 
-// rig is a Watcher over an empty folder, and a notifier that fails on demand.
+// rig is a Watcher over an empty folder.
 type rig struct {
 	t   *testing.T
 	w   *Watcher
 	dir string // without links
-	sys *faulty
+
+	openErr error // what opening a notifier answers
 
 	// the last of what a test does leaves all as a look between may have found it: then polling
 	// cannot see it
@@ -38,14 +38,21 @@ type rig struct {
 func newRig(t *testing.T, adjust ...func(*Options)) *rig {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
-	r := &rig{t: t, dir: dir, sys: &faulty{}}
-	o := Options{Quiet: quiet, Poll: 20 * time.Millisecond, Backstop: time.Hour, open: r.sys.open}
+	r := &rig{t: t, dir: dir}
+	o := Options{Quiet: quiet, Poll: 20 * time.Millisecond, Backstop: time.Hour, open: r.open}
 	for _, f := range adjust {
 		f(&o)
 	}
 	r.w = New(o)
 	t.Cleanup(func() { require.NoError(t, r.w.Close()) })
 	return r
+}
+
+func (r *rig) open() (*fsnotify.Watcher, error) {
+	if r.openErr != nil {
+		return nil, r.openErr
+	}
+	return fsnotify.NewWatcher()
 }
 
 func (r *rig) path(name string) string {
@@ -98,7 +105,10 @@ func (r *rig) notices(subject string, f func()) {
 // lastWrite is the newest time of anything in the folder, in nanoseconds since 1970.
 func (r *rig) lastWrite() (newest int64) {
 	require.NoError(r.t, filepath.WalkDir(r.dir, func(path string, _ fs.DirEntry, err error) error {
-		newest = max(newest, lstat(path).ctime)
+		info, err2 := os.Lstat(path)
+		if err2 == nil {
+			newest = max(newest, info.Sys().(*syscall.Stat_t).Ctim.Nano())
+		}
 		return err
 	}))
 	return newest
@@ -142,7 +152,6 @@ func (r *rig) rename(from, to string) { require.NoError(r.t, os.Rename(r.path(fr
 
 func (r *rig) remove(name string) { require.NoError(r.t, os.RemoveAll(r.path(name))) }
 
-// how runs in the loop, so it is after all that was decided before.
 func (r *rig) how(subject string) string { return r.w.Mode(subject) }
 
 func (r *rig) until(subject, how string) {
@@ -151,105 +160,19 @@ func (r *rig) until(subject, how string) {
 		5*time.Millisecond, "%q is not %q", r.how(subject), how)
 }
 
-// faulty opens notifiers that stand between the kernel and the Watcher.
-type faulty struct {
-	mu      sync.Mutex
-	openErr error
-	addErr  func(path string) error
-	deaf    bool // what the kernel tells is lost
-	lost    int
-	opened  int
-	closed  int
-	last    *between
-
-	gate sync.RWMutex // locked for writing: nothing is read from the kernel
-}
-
-type between struct {
-	notifier
-	f       *faulty
-	watches map[string]int32 // guarded by f.mu
-	fail    chan error       // what reading answers next
-}
-
-func (f *faulty) set(change func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	change()
-}
-
-func (f *faulty) open() (notifier, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.openErr != nil {
-		return nil, f.openErr
-	}
-	kernel, err := openInotify()
-	if err != nil {
-		return nil, err
-	}
-	f.opened++
-	f.last = &between{kernel, f, make(map[string]int32), make(chan error, 1)}
-	return f.last, nil
-}
-
-func (b *between) add(path string) (int32, error) {
-	b.f.mu.Lock()
-	refuse := b.f.addErr
-	b.f.mu.Unlock()
-	if refuse != nil {
-		if err := refuse(path); err != nil {
-			return 0, err
+func (r *rig) both(subjects ...string) {
+	r.t.Helper()
+	changing, settled := make(map[string]Event), make(map[string]Event)
+	for len(settled) < len(subjects) {
+		e := r.next()
+		require.Contains(r.t, subjects, e.Subject)
+		if e.Kind == Changing {
+			require.NotContains(r.t, changing, e.Subject)
+			changing[e.Subject] = e
+			continue
 		}
+		require.Contains(r.t, changing, e.Subject)
+		require.NotContains(r.t, settled, e.Subject)
+		settled[e.Subject] = e
 	}
-	watch, err := b.notifier.add(path)
-	if err == nil {
-		b.f.set(func() { b.watches[path] = watch })
-	}
-	return watch, err
-}
-
-func (b *between) remove(watch int32) {
-	b.f.set(func() {
-		maps.DeleteFunc(b.watches,
-			func(_ string, one int32) bool { return one == watch })
-	})
-	b.notifier.remove(watch)
-}
-
-func (b *between) Close() error {
-	b.f.set(func() { b.f.closed++ })
-	return b.notifier.Close()
-}
-
-func (b *between) Read(buffer []byte) (int, error) {
-	for {
-		b.f.gate.RLock() // closed: wait here, and let the kernel's queue fill
-		//lint:ignore SA2001 it guards nothing
-		b.f.gate.RUnlock()
-		n, err := b.notifier.Read(buffer)
-		select {
-		case err := <-b.fail:
-			return 0, err
-		default:
-		}
-		deaf := false
-		b.f.set(func() {
-			if deaf = b.f.deaf && err == nil; deaf {
-				b.f.lost++
-			}
-		})
-		if !deaf {
-			return n, err
-		}
-	}
-}
-
-// overflow is what the kernel tells when its queue was full.
-func (r *rig) overflow() { r.w.emit(news{all: errors.New("overflow")}) }
-
-// breaks has the next reading fail, after an event.
-func (r *rig) breaks(name string) {
-	r.sys.last.fail <- errors.New("read: bad file descriptor")
-	r.write(name, "x")
 }

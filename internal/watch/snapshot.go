@@ -1,14 +1,14 @@
 package watch
 
 import (
-	"errors"
-	"hash/maphash"
+	"crypto/sha256"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxLinks bounds the links on the way of one path, as the kernel does.
@@ -16,182 +16,198 @@ const maxLinks = 40
 
 // snapshot is a subject as it lay there at one moment.
 type snapshot struct {
-	// By path, as the links lead to it; with a / behind it: of all entries of a folder.
-	stamps    map[string]stamp
-	unwatched string // why part of it cannot be watched; "" if all can
+	stamps    map[string]stamp // of what paths lead to, and of the entries of a directory
+	unwatched string           // why part of it cannot be watched; "" if all can
 }
 
-// takeSnapshot looks at all that the subject's paths lead over, and has each folder on
-// the way watched before it looks into it: what changes afterwards is told.
-func takeSnapshot(t *folders, s *subject, paths []string) *snapshot {
-	k := walker{
-		snapshot: &snapshot{stamps: make(map[string]stamp)}, folders: t, subject: s, needs: make(map[int32]need),
-		visited: make(map[string]stamp), kinds: make(map[uint64]fsKind), watched: make(map[string]bool),
+// differs compares the paths that both know.
+func (l *snapshot) differs(earlier *snapshot) bool {
+	for p, s := range l.stamps {
+		if was, ok := earlier.stamps[p]; ok && was != s {
+			return true
+		}
 	}
+	return false
+}
+
+// snapshot has each directory on the way of the paths watched before it looks into it, so that what
+// changes afterwards is told.
+func (d *directories) snapshot(s *subject, paths []string) *snapshot {
+	k := &walker{snapshot: &snapshot{stamps: make(map[string]stamp)}, directories: d, subject: s,
+		needed: make(map[string]names), kinds: make(map[string]fsKind)}
 	for _, p := range paths {
-		k.walk(p, true)
+		k.path(p)
 	}
-	t.watchNeeds(s, k.needs)
+	d.keep(s, k.needed)
 	return k.snapshot
 }
 
-// walker remembers what it has seen in one look: most paths share their way.
 type walker struct {
 	*snapshot
-	folders *folders
+	*directories
 	subject *subject
-	needs   map[int32]need // by watch
-	visited map[string]stamp
-	kinds   map[uint64]fsKind // by device
-	watched map[string]bool   // paths of names that are watched or cannot be
+	needed  map[string]names
+	kinds   map[string]fsKind // of directories
 }
 
-// walk follows a path one name at a time, as the kernel does, and notes each
-// step. If it ends at a folder and whole is set, the folder's entries count.
-func (k *walker) walk(path string, whole bool) {
-	at, rest := split(path)
+func (k *walker) path(path string) {
+	at, ends := k.walk(path)
+	k.stamps[path] = stampOf(path, k.kindOf(filepath.Dir(at)))
+	if !ends {
+		return
+	}
+	k.need(at, "")
+	entries, _ := os.ReadDir(at) // the stamp says why there are none
+	for _, e := range entries {
+		p := filepath.Join(at, e.Name())
+		if e.Type()&os.ModeSymlink != 0 {
+			k.walk(p)
+		}
+		k.stamps[p] = stampOf(p, k.kindOf(at))
+	}
+}
+
+// walk follows a path one name at a time, as the kernel does, and has each of them watched. It
+// returns where that ends, and whether this is a directory.
+func (k *walker) walk(path string) (at string, isDir bool) {
+	at = "/"
+	rest := strings.Split(path, "/")
 	for links := 0; len(rest) > 0; {
 		name := rest[0]
 		rest = rest[1:]
-		if name == ".." {
+		switch name {
+		case "", ".":
+			continue
+		case "..":
 			at = filepath.Dir(at)
 			continue
 		}
-		kind := k.watchFolder(at, name)
+		k.need(at, name)
 		p := filepath.Join(at, name)
-		s := k.lstat(p)
+		info, err := os.Lstat(p)
 		switch {
-		case s.isFolder():
-			k.note(p, s.identity(), kind)
+		case err != nil:
+			return p, false // what comes here is noticed
+		case info.IsDir():
 			at = p
-		case s.isLink():
-			k.note(p, s, kind)
-			if links++; links > maxLinks {
-				return // the path leads nowhere; a switched link is noticed
+		case info.Mode()&os.ModeSymlink != 0 && links < maxLinks:
+			links++
+			target, _ := os.Readlink(p) // of one that was just removed: the directory's
+			if strings.HasPrefix(target, "/") {
+				at = "/"
 			}
-			root, target := split(s.content)
-			if root != "" {
-				at = root
-			}
-			rest = append(target, rest...)
+			rest = append(strings.Split(target, "/"), rest...)
 		default:
-			if kind.noTimes {
-				s = s.withContent(p)
-			}
-			k.note(p, s, kind)
-			return // a file, or nothing there yet; what comes here is noticed
+			return p, false
 		}
 	}
-	if whole {
-		k.folder(at)
+	return at, true
+}
+
+// need notes that a snapshot needs a name in a directory.
+func (k *walker) need(path, name string) {
+	if k.needed[path] == nil {
+		k.needed[path] = make(names)
+	}
+	if k.needed[path][name] {
+		return
+	}
+	k.needed[path][name] = true
+	why := k.kindOf(path).noEvents
+	if why != "" {
+		why = path + ": " + why
+	} else if err := k.watch(k.subject, path, name); err != nil {
+		why = err.Error()
+	}
+	if k.unwatched == "" {
+		k.unwatched = why
 	}
 }
 
-// split gives the root, "" if the path is relative, and the names below it.
-func split(path string) (root string, names []string) {
-	if strings.HasPrefix(path, "/") {
-		root = "/"
-	}
-	for name := range strings.SplitSeq(path, "/") {
-		if name != "" && name != "." {
-			names = append(names, name)
-		}
-	}
-	return root, names
-}
-
-func (k *walker) watchFolder(at, name string) fsKind {
-	s := k.lstat(at)
-	kind, ok := k.kinds[s.dev]
+func (k *walker) kindOf(path string) fsKind {
+	kind, ok := k.kinds[path]
 	if !ok {
-		kind = kindOf(at)
-		k.kinds[s.dev] = kind
-	}
-	if of := at + "/" + name; !k.watched[of] {
-		k.watched[of] = true
-		why := ""
-		switch {
-		case kind.noEvents != "":
-			why = at + ": " + kind.noEvents
-		case !s.failed:
-			err := k.folders.watchFolder(k.subject, k.needs, at, name)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
-				why = err.Error() // else it has gone since it was seen, and the folder above tells that
-			}
-		}
-		if k.unwatched == "" {
-			k.unwatched = why
-		}
+		kind = kindOf(path)
+		k.kinds[path] = kind
 	}
 	return kind
 }
 
-// folder notes the entries of a folder that a path names, and the way of those that are links.
-func (k *walker) folder(at string) {
-	if k.watched[at+"/"] {
-		return
+// stamp is what is compared to find changes that no event told.
+type stamp struct {
+	dev, ino     uint64
+	mode         uint32
+	size         int64
+	mtime, ctime int64
+	text         string // the digest of the content where times say nothing, or why there is no stamp
+}
+
+func stampOf(path string, kind fsKind) stamp {
+	var st syscall.Stat_t
+	if err := syscall.Stat(path, &st); err != nil {
+		return stamp{text: err.Error()}
 	}
-	kind := k.watchFolder(at, "")
-	f, err := os.Open(at)
+	switch st.Mode & syscall.S_IFMT {
+	case syscall.S_IFDIR: // its entries have stamps of their own
+		return stamp{dev: st.Dev, ino: st.Ino, mode: st.Mode}
+	case syscall.S_IFREG:
+		if kind.noTimes {
+			// Numbers and times are made up when a process looks, and again after memory was short.
+			return stamp{mode: st.Mode, text: contentOf(path)}
+		}
+	}
+	return stamp{st.Dev, st.Ino, st.Mode, st.Size, st.Mtim.Nano(), st.Ctim.Nano(), ""}
+}
+
+// smallFile is how much of a file in /sys or /proc is compared, in bytes.
+const smallFile = 4096
+
+func contentOf(path string) string {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // some files in /proc would block
 	if err != nil {
-		k.stamps[at+"/"] = failedStamp(err)
-		return
+		return err.Error()
 	}
 	defer f.Close()
-	sum := stamp{}
-	for {
-		names, err := f.Readdirnames(256)
-		for _, name := range names {
-			p := filepath.Join(at, name)
-			s := lstat(p)
-			switch {
-			case s.isFolder():
-				s = s.identity()
-			case s.isLink():
-				k.walk(p, false)
-			}
-			if kind.noTimes {
-				s = s.withoutTimes()
-			}
-			sum.ino ^= maphash.Comparable(seed, struct {
-				string
-				stamp
-			}{name, s})
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			sum = failedStamp(err)
-		}
-		if err != nil {
-			k.stamps[at+"/"] = sum
-			return
-		}
+	b, err := io.ReadAll(io.LimitReader(f, smallFile))
+	if err != nil {
+		return err.Error()
 	}
+	sum := sha256.Sum256(b)
+	return string(sum[:])
 }
 
-var seed = maphash.MakeSeed()
-
-func (k *walker) note(path string, s stamp, kind fsKind) {
-	if kind.noTimes {
-		s = s.withoutTimes()
-	}
-	k.stamps[path] = s
+// fsKind is what matters of a file system.
+type fsKind struct {
+	noEvents string // why watching finds nothing on it; "" where it does
+	noTimes  bool   // what lies on it is compared by content
 }
 
-func (k *walker) lstat(path string) stamp {
-	s, ok := k.visited[path]
-	if !ok {
-		s = lstat(path)
-		k.visited[path] = s
+// kindOf asks what file system a folder lies on. The next look finds that one is gone.
+func kindOf(path string) fsKind {
+	var st unix.Statfs_t
+	if unix.Statfs(path, &st) != nil {
+		return fsKind{}
 	}
-	return s
+	magic := uint32(st.Type) // wider on some machines, and with its sign on others
+	if name, ok := shared[magic]; ok {
+		return fsKind{noEvents: name + " does not report changes by other machines or its server"}
+	}
+	if name, ok := virtual[magic]; ok {
+		return fsKind{noEvents: name + " does not report changes", noTimes: true}
+	}
+	return fsKind{}
 }
 
-// changedFrom compares with an earlier look, with common set only the paths that both know.
-func (l *snapshot) changedFrom(earlier *snapshot, common bool) bool {
-	for p, s := range l.stamps {
-		if was, ok := earlier.stamps[p]; ok && was != s || !ok && !common {
-			return true
-		}
-	}
-	return !common && len(l.stamps) != len(earlier.stamps)
+// shared are file systems that change behind this kernel's back. FUSE stands for virtiofs as well.
+var shared = map[uint32]string{
+	0x6969: "NFS", 0x517b: "SMB", 0xff534d42: "CIFS", 0xfe534d42: "SMB", 0x65735546: "FUSE",
+	0x01021997: "9P", 0x00c36400: "Ceph", 0x5346414f: "AFS", 0x6b414653: "AFS", 0x73757245: "Coda",
+	0x0bd00bd0: "Lustre", 0x47504653: "GPFS", 0x01161970: "GFS2", 0x7461636f: "OCFS2",
+	0x20030528: "OrangeFS", 0x19830326: "BeeGFS", 0x786f4256: "vboxsf", 0xbacbacbc: "vmhgfs",
+}
+
+// virtual are file systems that make their files when they are read.
+var virtual = map[uint32]string{
+	0x62656572: "sysfs", 0x9fa0: "proc", 0x64626720: "debugfs", 0x62656570: "configfs",
+	0x73636673: "securityfs", 0x63677270: "cgroup",
 }

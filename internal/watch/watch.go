@@ -2,11 +2,15 @@ package watch
 
 import (
 	"cmp"
+	"context"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 )
 
 // Options adjust a Watcher. The zero value is usable.
@@ -16,7 +20,7 @@ type Options struct {
 	Backstop time.Duration // how often they are compared where it is; 0: 30 s
 	Log      *slog.Logger  // nil: nothing is logged
 
-	open func() (notifier, error) // nil: the kernel's; tests bring one that fails
+	open func() (*fsnotify.Watcher, error) // nil: the package's; tests bring one that fails
 }
 
 // Kind says what an Event tells of its subject.
@@ -39,24 +43,43 @@ type Watcher struct {
 	quiet, poll, backstop time.Duration
 	log                   *slog.Logger
 	began                 time.Time // what polls are aligned to, so that one waking serves all
+	directories           directories
+	events                chan Event
 
-	folders *folders
-	events  chan Event
-	calls   chan func() // run by the loop
-	news    chan news   // signs, from the notifier's reader
-	looked  chan result
+	closing context.Context
+	close   context.CancelFunc
+	work    sync.WaitGroup // one for each subject
 
-	done chan struct{} // closed by Close
-	once sync.Once
-	wg   sync.WaitGroup // the loop, the readers, the looks
-
-	// Owned by the loop.
+	mu       sync.Mutex // guards subjects; taken before a subject's
 	subjects map[string]*subject
-	outbox   []Event // not taken yet; of each subject a Changing and a Settled at most
 }
 
-// New starts a Watcher that has no subjects yet. It always works: where the
-// system offers no watching, it polls.
+// subject is followed by a goroutine of its own, so that a file system that does not answer holds
+// up no other.
+//
+// A subject is at rest until a sign: an event, or a look that differs from the one before. Then it
+// is changing. While signs come it is looked at now and then, so that directories which appear are
+// watched at once. A quiet period after the last sign it is looked at again. If that look equals
+// the one before, the subject has settled; if not, that is another sign.
+type subject struct {
+	name  string
+	ctx   context.Context
+	end   context.CancelFunc
+	signs chan struct{} // has a token when an event came
+	isSet chan struct{} // has a token when the paths are other ones
+
+	mu       sync.Mutex // guards the rest; held while the files are looked at
+	paths    []string
+	last     *snapshot
+	ended    time.Time // when the last look did
+	duration time.Duration
+	signed   bool      // an event came since the last look began
+	changed  time.Time // when the last sign came; zero: it is at rest
+	reported bool      // as Changing
+}
+
+// New starts a Watcher that has no subjects yet. It always works: where the system offers no
+// watching, it polls.
 func New(o Options) *Watcher {
 	w := &Watcher{
 		quiet:    cmp.Or(max(o.Quiet, 0), time.Second),
@@ -65,29 +88,24 @@ func New(o Options) *Watcher {
 		log:      o.Log,
 		began:    time.Now(),
 		events:   make(chan Event),
-		calls:    make(chan func()),
-		news:     make(chan news),
-		looked:   make(chan result),
-		done:     make(chan struct{}),
 		subjects: make(map[string]*subject),
 	}
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
+	w.directories = directories{log: w.log, open: o.open, users: make(map[string]map[*subject]names)}
 	if o.open == nil {
-		o.open = openInotify
+		w.directories.open = fsnotify.NewWatcher
 	}
-	w.folders = &folders{open: o.open, notify: w.emit, wg: &w.wg, byWatch: make(map[int32]map[*subject]need)}
-	w.wg.Go(w.loop)
+	w.closing, w.close = context.WithCancel(context.Background())
 	return w
 }
 
-// Set says which files and folders make up the subject, in place of what was
-// said before; an empty list forgets it, with all that was to be told of it.
-// Paths need not exist. A relative path begins at the working directory.
+// Set says which files and directories make up the subject, in place of what was said before; an
+// empty list forgets it. Paths need not exist. A relative path begins at the working directory.
 //
-// Set returns when the watch is in place. It looks at the files for that, so it
-// takes as long as their file system does. To set the same list again is cheap.
+// Set returns when the watch is in place. It looks at the files for that, so it takes as long as
+// their file system does. To set the same list again is cheap.
 func (w *Watcher) Set(name string, paths []string) {
 	list := slices.Clone(paths)
 	for i, p := range list {
@@ -95,17 +113,19 @@ func (w *Watcher) Set(name string, paths []string) {
 	}
 	slices.Sort(list)
 	list = slices.Compact(list)
-	if len(list) == 0 {
-		w.call(func() { w.forget(name) })
+	s := w.subject(name, len(list) > 0)
+	if s == nil {
 		return
 	}
-	placed := make(chan struct{})
-	if !w.call(func() { w.set(name, list, placed) }) {
-		return
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Equal(s.paths, list) {
+		s.paths = list
+		w.look(s, true)
+		wake(s.isSet)
 	}
-	select {
-	case <-placed:
-	case <-w.done:
+	if s.ctx.Err() != nil { // it was forgotten meanwhile
+		w.directories.keep(s, nil)
 	}
 }
 
@@ -116,52 +136,191 @@ func absolute(path string) string {
 	}
 	wd, err := filepath.Abs(".")
 	if err != nil {
-		return path // no working directory: such a path leads nowhere, and look says so
+		return path // no working directory: such a path leads nowhere, and its stamp says so
 	}
 	return wd + string(filepath.Separator) + path
 }
 
+// subject returns the subject of that name, which it makes; without wanted it forgets the subject.
+func (w *Watcher) subject(name string, wanted bool) *subject {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.subjects[name]
+	switch {
+	case w.closing.Err() != nil:
+		return nil
+	case !wanted:
+		if delete(w.subjects, name); s != nil {
+			s.end()
+		}
+		return nil
+	case s == nil:
+		s = &subject{name: name, signs: make(chan struct{}, 1), isSet: make(chan struct{}, 1)}
+		s.ctx, s.end = context.WithCancel(w.closing)
+		w.subjects[name] = s
+		w.work.Go(func() { w.follow(s) })
+	}
+	return s
+}
+
 // Events delivers events: for each subject Changing, Settled, Changing and so on. A slow receiver
-// blocks nothing: at most one Changing and one Settled are pending for each subject, and an outdated
-// Settled is not delivered. The channel is closed by Close.
+// holds up further events only, and an outdated Settled is not delivered. The channel is closed by
+// Close.
 func (w *Watcher) Events() <-chan Event { return w.events }
 
 // Mode says how a subject is watched: "inotify", or "polled: " and why; "" for a
 // subject that is not set.
-func (w *Watcher) Mode(name string) (how string) {
-	w.call(func() {
-		switch s := w.subjects[name]; {
-		case s == nil:
-		case s.polled != "":
-			how = "polled: " + s.polled
-		default:
-			how = "inotify"
-		}
-	})
-	return how
-}
-
-// call runs f in the loop, and reports false when there is no loop any more.
-func (w *Watcher) call(f func()) bool {
-	ran := make(chan struct{})
-	select {
-	case w.calls <- func() { f(); close(ran) }:
-		<-ran
-		return true
-	case <-w.done:
-		return false
+func (w *Watcher) Mode(name string) string {
+	w.mu.Lock()
+	s := w.subjects[name]
+	w.mu.Unlock()
+	if s == nil {
+		return ""
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last == nil {
+		return "" // Set has not returned yet
+	}
+	if s.last.unwatched != "" {
+		return "polled: " + s.last.unwatched
+	}
+	return "inotify"
 }
 
 // Close stops watching and returns when everything has stopped. A file system
 // that answers no more, in the middle of a look, holds it up.
 func (w *Watcher) Close() error {
-	var err error
-	w.once.Do(func() {
-		close(w.done)
-		err = w.folders.close()
-		w.wg.Wait()
-		close(w.events)
-	})
-	return err
+	w.mu.Lock()
+	again := w.closing.Err() != nil
+	w.close()
+	w.mu.Unlock()
+	w.work.Wait()
+	if again {
+		return nil
+	}
+	defer close(w.events)
+	return w.directories.close()
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // there is a token already
+	}
+}
+
+// follow looks at a subject when it is due, and sends its events.
+func (w *Watcher) follow(s *subject) {
+	defer w.directories.keep(s, nil)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		sign := false
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.signs:
+			sign = true
+		case <-s.isSet:
+		case <-timer.C:
+		}
+		kind := w.step(s, sign)
+		for kind != 0 && w.outdated(s, kind) {
+			kind = w.step(s, true)
+		}
+		s.mu.Lock()
+		timer.Reset(time.Until(w.due(s)))
+		s.mu.Unlock()
+	}
+}
+
+// outdated sends an event, unless there is a sign before a Settled is taken: the change goes on.
+func (w *Watcher) outdated(s *subject, kind Kind) bool {
+	signs := s.signs
+	if kind == Changing {
+		signs = nil
+	}
+	s.mu.Lock()
+	changed := s.changed
+	s.mu.Unlock()
+	select {
+	case w.events <- Event{s.name, kind}:
+	case <-s.ctx.Done():
+		return false
+	case <-signs:
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reported = kind == Changing
+	if kind == Settled && s.changed.Equal(changed) { // else Set has found another change
+		s.changed = time.Time{}
+	}
+	return false
+}
+
+// step looks at a subject if that is due, and returns the kind of event to send, 0 for none.
+func (w *Watcher) step(s *subject, sign bool) Kind {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sign {
+		s.signed, s.changed = true, time.Now()
+	}
+	began := time.Now()
+	if !w.due(s).After(began) {
+		w.look(s, false)
+	}
+	switch {
+	case s.changed.IsZero():
+	case !s.reported:
+		return Changing
+	case !s.signed && began.Sub(s.changed) >= w.quiet:
+		return Settled
+	}
+	return 0
+}
+
+func (w *Watcher) due(s *subject) time.Time {
+	switch {
+	case s.last == nil:
+		return time.Now().Add(w.backstop) // Set wakes it
+	case s.signed:
+		// Soon after the last sign, but a large directory is not looked at all the time.
+		return s.ended.Add(min(max(w.quiet/4, 4*s.duration), w.quiet, time.Second))
+	case !s.changed.IsZero():
+		return s.changed.Add(w.quiet)
+	case s.last.unwatched != "":
+		return w.nextPoll(s.ended, w.poll)
+	}
+	return w.nextPoll(s.ended, w.backstop)
+}
+
+// nextPoll is the first common moment after t: all subjects are polled in one waking.
+func (w *Watcher) nextPoll(t time.Time, every time.Duration) time.Time {
+	return w.began.Add((t.Sub(w.began)/every + 1) * every)
+}
+
+// look compares the files with the last look, with common set only the paths that both know. The
+// caller holds the subject's mu.
+func (w *Watcher) look(s *subject, common bool) {
+	began, before := time.Now(), s.last
+	s.signed = false
+	s.last = w.directories.snapshot(s, s.paths)
+	s.ended = time.Now()
+	s.duration = s.ended.Sub(began)
+	if before == nil {
+		before = &snapshot{stamps: s.last.stamps}
+	}
+	if common && s.last.differs(before) || !common && !maps.Equal(s.last.stamps, before.stamps) {
+		s.changed = s.ended
+	}
+	switch {
+	case s.last.unwatched == before.unwatched:
+	case s.last.unwatched != "":
+		w.log.Warn("cannot be watched, so it is "+
+			"polled", "subject", s.name, "reason", s.last.unwatched, "every", w.poll)
+	default:
+		w.log.Info("is watched again", "subject", s.name)
+	}
 }

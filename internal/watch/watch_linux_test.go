@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,41 +79,6 @@ func TestPathsAreReplaced(t *testing.T) {
 	r.notices("ep", func() { r.write("a.so", "three") })
 }
 
-// The first list is still being looked at when another is set.
-func TestPathsAreReplacedBeforeTheyAreWatched(t *testing.T) {
-	r := newRig(t)
-	r.mkdir("a")
-	r.mkdir("b")
-	reached, proceed := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	var watched atomic.Bool
-	r.sys.addErr = func(path string) error {
-		switch path {
-		case r.path("a"):
-			once.Do(func() { close(reached) })
-			<-proceed
-		case r.path("b"):
-			time.Sleep(20 * time.Millisecond) // a caller that does not wait has returned by then
-			watched.Store(true)
-		}
-		return nil
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() { r.set("ep", "a/ep.so") })
-	<-reached
-	wg.Go(func() {
-		r.set("ep", "b/ep.so")
-		assert.True(t, watched.Load(), "Set returned before the watch was in place")
-	})
-	require.Eventually(t, func() (renewed bool) {
-		require.True(t, r.w.call(func() { renewed = r.w.subjects["ep"].rewatched }))
-		return renewed
-	}, patient, time.Millisecond)
-	close(proceed)
-	wg.Wait()
-	r.notices("ep", func() { r.write("b/ep.so", "one") })
-}
-
 // A changing subject stays so while its list is replaced, and is not reported as settled.
 func TestPathsAreReplacedInTheMiddleOfAChange(t *testing.T) {
 	r := newRig(t)
@@ -138,9 +102,10 @@ func TestSettingTheSameListAgainLooksAtNothing(t *testing.T) {
 
 // looks tells when a subject was last looked at.
 func (r *rig) looks(subject string) time.Time {
-	var at time.Time
-	require.True(r.t, r.w.call(func() { at = r.w.subjects[subject].ended }))
-	return at
+	s := r.w.subject(subject, true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended
 }
 
 func TestTenThousandEventsAreAFewValues(t *testing.T) {
@@ -156,29 +121,30 @@ func TestTenThousandEventsAreAFewValues(t *testing.T) {
 	})
 }
 
-// With a slow receiver, pending events are bounded and not outdated.
-func TestSlowSubscriberBlocksNoOther(t *testing.T) {
+// A Settled that was not taken before the next change is not delivered.
+func TestAnOutdatedSettledIsNotDelivered(t *testing.T) {
 	r := newRig(t)
 	r.write("ep.so", "0")
 	r.write("last.so", "0")
 	r.set("ep", "ep.so")
 	r.set("last", "last.so")
-	for i := range 3 {
-		r.write("ep.so", fmt.Sprint(i))
-		require.Eventually(t, func() bool { return r.changing("ep") }, patient, time.Millisecond)
-		require.Eventually(t, func() bool { return !r.changing("ep") }, patient, time.Millisecond)
-	}
-	r.write("ep.so", "last")
-	require.Eventually(t, func() bool { return r.changing("ep") }, patient, time.Millisecond)
-	r.expect("ep", Changing) // what was not heard of is one change
-	require.True(t, r.changing("ep"), "a Settled that is out of date was told")
+	r.write("ep.so", "1")
+	r.expect("ep", Changing)
+	time.Sleep(3 * quiet) // a Settled waits to be taken
+	r.write("ep.so", "2")
+	time.Sleep(quiet / 5)
+	r.write("ep.so", "3")
+	written := time.Now()
 	r.expect("ep", Settled)
+	require.GreaterOrEqual(t, time.Since(written), quiet/2)
 	r.notices("last", func() { r.write("last.so", "1") })
 }
 
 func (r *rig) changing(subject string) (is bool) {
-	require.True(r.t, r.w.call(func() { is = r.w.subjects[subject].changing }))
-	return is
+	s := r.w.subject(subject, true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.changed.IsZero()
 }
 
 func TestAHundredSubjects(t *testing.T) {
@@ -215,30 +181,29 @@ func TestAHundredSubjects(t *testing.T) {
 
 func TestIdleMeansIdle(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.Poll = 7 * time.Second })
-	require.Zero(t, r.nextDue(), "without subjects nothing is ever due")
 	r.write("ep.so", "one")
 	for i := range 10 {
 		r.set(fmt.Sprint(i), "ep.so")
+		require.Equal(t, r.w.began.Add(time.Hour), r.nextDue(fmt.Sprint(i)),
+			"only the backstop, once for all")
 	}
-	require.Equal(t, r.w.began.Add(time.Hour), r.nextDue(), "only the backstop, once for all")
 	r.set("driver", "/proc/version")
-	require.Zero(t, r.nextDue().Sub(r.w.began)%(7*time.Second), "the polled one's turn")
-
+	require.Zero(t, r.nextDue("driver").Sub(r.w.began)%(7*time.Second), "the polled one's turn")
 	for _, name := range []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "driver"} {
 		r.w.Set(name, nil)
 	}
-	require.Zero(t, r.nextDue())
 	require.Eventually(t, func() bool {
-		r.sys.mu.Lock()
-		defer r.sys.mu.Unlock()
-		return r.sys.closed == r.sys.opened
-	}, patient, time.Millisecond, "the notifier stays open for nothing")
+		r.w.directories.mu.Lock()
+		defer r.w.directories.mu.Unlock()
+		return len(r.w.directories.users)+len(r.w.directories.system.WatchList()) == 0
+	}, patient, time.Millisecond, "a directory is watched for nothing")
 }
 
-func (r *rig) nextDue() time.Time {
-	var next time.Time
-	require.True(r.t, r.w.call(func() { next, _ = r.w.start(time.Now()) }))
-	return next
+func (r *rig) nextDue(subject string) time.Time {
+	s := r.w.subject(subject, true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return r.w.due(s)
 }
 
 func TestAClosedWatcher(t *testing.T) {
@@ -280,13 +245,11 @@ func TestAnythingMayHappenToTheTree(t *testing.T) {
 			r.set("two", "y/x/ep.so", "x")
 			chaos(r, rand.New(rand.NewPCG(seed, 0)))
 			r.rest("one", "two")
-			r.sound()
 
 			for _, name := range []string{"x/y/ep.so", "y/x/ep.so"} {
 				r.remove(filepath.Dir(filepath.Dir(name)))
 				r.write(name, "at last")
 				r.rest("one", "two")
-				r.sound()
 				r.write(name, "in place")
 				e := r.next()
 				require.Equal(t, Changing, e.Kind)
@@ -326,12 +289,9 @@ func (r *rig) rest(subjects ...string) {
 	r.calmly(func() bool {
 		require.True(r.t, time.Now().Before(deadline), "it never comes to rest")
 		still := false
-		require.True(r.t, r.w.call(func() {
-			still = len(r.w.outbox) > 0
-			for _, s := range subjects {
-				still = still || r.w.subjects[s].changing
-			}
-		}))
+		for _, name := range subjects {
+			still = still || r.changing(name)
+		}
 		return !still
 	})
 }
@@ -351,30 +311,5 @@ func (r *rig) calmly(done func() bool) {
 		if done() {
 			return
 		}
-	}
-}
-
-// sound checks what is known of the folders against the kernel: each path that is
-// on the way is watched, and nothing else.
-func (r *rig) sound() {
-	r.t.Helper()
-	f := r.w.folders
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	again := make(map[int32]bool)
-	require.True(r.t, r.w.call(func() {
-		for _, s := range r.w.subjects {
-			for path := range s.last.stamps {
-				if lstat(path).isFolder() {
-					watch, err := f.system.(*between).notifier.add(filepath.Dir(path))
-					require.NoError(r.t, err)
-					require.Contains(r.t, f.byWatch, watch, path)
-					again[watch] = true
-				}
-			}
-		}
-	}))
-	for watch := range f.byWatch {
-		require.NotEmpty(r.t, f.byWatch[watch])
 	}
 }
