@@ -114,17 +114,8 @@ func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 	return root(only), nil
 }
 
-// SumBytes returns the digest of b. For small inputs it is faster than Sum.
-func SumBytes(b []byte) Digest {
-	if len(b) <= guts.ChunkSize {
-		return root(guts.CompressChunk(b, &guts.IV, 0, 0))
-	}
-	if len(b) > groupSize {
-		return blake3.Sum256(b)
-	}
-	var group [groupSize]byte
-	return root(groupNode(group[:copy(group[:], b)], 0))
-}
+// SumBytes returns the digest of b.
+func SumBytes(b []byte) Digest { return blake3.Sum256(b) }
 
 func root(n guts.Node) (d Digest) {
 	n.Flags |= guts.FlagRoot

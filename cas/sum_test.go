@@ -62,15 +62,6 @@ func TestSumGivesTheReferenceVectors(t *testing.T) {
 	}
 }
 
-func TestSumBytesIsSum(t *testing.T) {
-	b := random(3 * groupSize)
-	for n := range b {
-		if n%1024 < 3 || n%97 == 0 {
-			require.Equal(t, Digest(blake3.Sum256(b[:n])), SumBytes(b[:n]), "%d bytes", n)
-		}
-	}
-}
-
 func TestSumOfARange(t *testing.T) {
 	b := random(3*pieceSize + 99)
 	got, err := Sum(context.Background(), bytes.NewReader(b), 77, 2*pieceSize+3)

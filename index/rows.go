@@ -207,10 +207,14 @@ func encodeUse(u Usage) []byte {
 	return encodeNumbers(uint64(nanos(u.Last)), u.Hits, math.Float64bits(u.SavedSeconds))
 }
 
-func decodeUse(b []byte) (Usage, bool) {
+// decodeUse returns the zero Usage for what does not decode: it counts as lost.
+func decodeUse(b []byte) Usage {
 	f := fields{b: b}
 	u := Usage{Last: fromNanos(f.i64()), Hits: f.u64(), SavedSeconds: math.Float64frombits(f.u64())}
-	return u, f.end() && !math.IsNaN(u.SavedSeconds)
+	if !f.end() || math.IsNaN(u.SavedSeconds) {
+		return Usage{}
+	}
+	return u
 }
 
 // encodeRow returns the fields of a struct of numbers, little-endian.

@@ -78,7 +78,7 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, progress
 		err = x.db.rows(ctx, bucketUse, func(key, value []byte) error {
 			id, err := idAtEnd(key)
 			if i, ok := of[id]; ok {
-				s.Builds[i].Use, _ = decodeUse(value) // what does not decode counts as lost
+				s.Builds[i].Use = decodeUse(value)
 			}
 			return err
 		})

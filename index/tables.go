@@ -154,7 +154,7 @@ func (us *Uses) usageLocked(id BuildID) Usage {
 	u, ok := us.latest[id]
 	if !ok {
 		v, _ := us.table.Get(id[:])
-		u, _ = decodeUse(v) // what does not decode counts as lost
+		u = decodeUse(v)
 	}
 	return u
 }
