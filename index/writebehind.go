@@ -24,7 +24,7 @@ type writeBehind struct {
 
 	flushing sync.Mutex // one flush at a time; taken before mu
 
-	mu      sync.Mutex        // guards pending
+	mu      sync.Mutex        // guards pending; taken before the cache's
 	pending map[rowKey][]byte // not written yet; nil: to be removed
 }
 
@@ -77,9 +77,7 @@ func (s *writeBehind) put(bucket, key, value []byte) error {
 		return errRowTooLarge
 	}
 	value = append([]byte{}, value...) // never nil
-	k := rowKey{string(bucket), string(key)}
-	s.enqueue(k, value)
-	s.cache.Set(k, value, rowOverhead+len(key)+len(value))
+	s.enqueue(rowKey{string(bucket), string(key)}, value)
 	return nil
 }
 
@@ -105,11 +103,11 @@ func (s *writeBehind) putNow(bucket, key, value []byte) error {
 }
 
 func (s *writeBehind) drop(bucket, key []byte) {
-	k := rowKey{string(bucket), string(key)}
-	s.enqueue(k, nil)
-	s.cache.Drop(k)
+	s.enqueue(rowKey{string(bucket), string(key)}, nil)
 }
 
+// enqueue changes what is pending and the cache in one step: else the value of a row that was
+// dropped at the same time could stay in the cache.
 func (s *writeBehind) enqueue(k rowKey, value []byte) {
 	s.mu.Lock()
 	if _, there := s.pending[k]; !there && len(s.pending) >= maxPending {
@@ -123,6 +121,11 @@ func (s *writeBehind) enqueue(k rowKey, value []byte) {
 		}
 	}
 	s.pending[k] = value
+	if value == nil {
+		s.cache.Drop(k)
+	} else {
+		s.cache.Set(k, value, rowOverhead+len(k.key)+len(value))
+	}
 	half := len(s.pending) >= maxPending/2
 	s.mu.Unlock()
 	s.wake()
