@@ -129,10 +129,26 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		c.countMiss(at)
 	}
 	if err := c.whyNotCompile(at, &found); err != nil {
+		if at.OnMiss == request.Fail {
+			c.fetch(ctx, at, false)
+		}
 		return nil, err
 	}
 	if found.Withheld > 0 {
 		at = at.WithOwnScope()
+	}
+	if at.OnMiss == request.Refresh {
+		c.remotes.Forget(at.Plan.BuildKey)
+	}
+	if at.OnMiss == request.ForClaim || at.OnMiss == request.Fetch { // other requests fetch in their jobs
+		if c.fetch(ctx, at, true) {
+			if found, err = c.find(ctx, at); found.Answer != nil || err != nil {
+				return found.Answer, err
+			}
+		}
+		if at.OnMiss == request.Fetch {
+			return nil, c.notFetched(at)
+		}
 	}
 	if err := c.whyNotReplace(at); err != nil {
 		return nil, err

@@ -38,6 +38,7 @@ import (
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/remotes"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
@@ -104,6 +105,7 @@ type Cache struct {
 	recompiler upkeep.Recompiler
 	backlog    *upkeep.Backlog
 	reports    *reports.Reports
+	remotes    *remotes.Remotes
 	facts      *ttlcache.Cache // found out for reports, judgements and the doctor
 	gains      upkeep.Gains
 	failures   *failure.Remembered
@@ -195,7 +197,7 @@ func (c *Cache) Close() error {
 	c.gains.Wait()
 	err := c.runtimes.Close()
 	c.work.Wait()
-	return errors.Join(err, c.Store.Close())
+	return errors.Join(err, c.remotes.Close(), c.Store.Close())
 }
 
 // PrepareClose says that the cache will be closed as soon as the requests under way are answered: a
@@ -244,6 +246,7 @@ func (c *Cache) open() error {
 	c.openPlanning()
 	c.openJudging()
 	c.openAnswering()
+	c.openRemotes()
 	c.gains.Start(c.ctx, c.builder)
 	c.rebuilds.Start(c.ctx, upkeep.Options{LastUse: c.index.Uses.LastUse, Busy: c.jobs.Busy,
 		Now: c.now, Log: c.log,
@@ -251,6 +254,7 @@ func (c *Cache) open() error {
 	c.runtimes.Start(c.ctx)
 	before := c.backlog.UnfinishedJobs()
 	c.work.Go(func() { c.runBackground(c.ctx, before) })
+	c.work.Go(func() { c.remotes.Run(c.ctx) })
 	c.Store.Start(c.ctx)
 	return nil
 }
@@ -282,6 +286,7 @@ func (c *Cache) openStore() (err error) {
 		OnPublished: func(b *index.Build, uid uint32) {
 			c.Rights.RecordSeen(request.Peer{UID: uid}, b)
 			c.rebuilds.NotePublished(b)
+			c.remotes.NotePublished(b)
 		},
 		OnWithheld: c.recompiler.RebuildDamaged,
 		Bound:      func(uid uint32) bool { return !c.Rights.IsPublisher(request.Peer{UID: uid}) },
@@ -380,7 +385,7 @@ func (c *Cache) openAnswering() {
 		Runtimes: c.runtimes, Owner: c.owners.OwnerOf,
 		Configured: c.configured.Load, Sandbox: c.loadChecker.Sandbox, Try: c.loadChecker.TryEP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,
-		ExplainEntry: c.answers.ExplainEntry,
+		ExplainEntry: c.answers.ExplainEntry, Remotes: c.RemoteStatus,
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.ForBuild(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
@@ -396,13 +401,14 @@ func (c *Cache) openAnswering() {
 		Compiler: c.compiler, Kept: c.keptSources, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
-		Owner: c.owners.OwnerOf, RunLater: c.runLater, OnQueued: c.backlog.Save, OnStored: c.gains.MeasureBuild,
+		Owner: c.owners.OwnerOf, RunLater: c.runLater, Begin: c.beginJob, OnQueued: c.backlog.Save, OnStored: c.gains.MeasureBuild,
 		Settings: func() build.Settings { return c.settings.Load().builder },
 		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
 			return c.Claims.CheckPutQuota(ctx, owner, model, sizes)
 		}})
 	c.recompiler = upkeep.Recompiler{Builder: c.builder, Queue: &c.rebuilds}
 	c.Claims = claims.New(c.builder, func() claims.Limits { return c.settings.Load().Claims })
-	c.answers = answer.Answerer{Builder: c.builder, Query: c.Queries, Claims: c.Claims}
+	c.answers = answer.Answerer{Builder: c.builder, Query: c.Queries, Claims: c.Claims,
+		Remotes: func(at *request.Attempt) []string { return c.remotes.Explain(c.askOf(at, nil)) }}
 	c.Changes = change.New(c.Store, c.Queries, c.Rights, c.now)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/layer"
+	"github.com/epcached/epcached/cache/remotes"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -48,6 +49,7 @@ type Options struct {
 	Publishers       []uint32 // users that may put shared builds, besides administrators
 	ReportQuorum     int      // users with reports that withhold a build that cannot be checked; 0: 3
 	Claims           claims.Limits
+	Remotes          []remotes.Remote // in the order in which they are asked
 	Failures         failure.Options
 
 	Space       store.SpaceOptions
@@ -69,6 +71,8 @@ type Options struct {
 	// answered from then on, and Close may block. The process should end, because its next start
 	// makes the index again. OnBroken must not wait. It may be nil.
 	OnBroken func(error)
+
+	RemoteClient remotes.Client // which makes the calls to remotes; nil: there are none. Close closes it
 
 	Log *slog.Logger
 	Now func() time.Time // nil: time.Now
@@ -111,7 +115,7 @@ func newSettings(o *Options) (*settings, error) {
 }
 
 // Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators,
-// TrustedReporters, Publishers, Claims, ReportQuorum, KeepSource, Failures, Space, Pack, PackAfter,
+// TrustedReporters, Publishers, Claims, Remotes, ReportQuorum, KeepSource, Failures, Space, Pack, PackAfter,
 // Verify, Drivers and Runtimes. The other options are for Open alone and are not looked at. Builds
 // with other verdicts now are judged again: on their next request, and all of them in the
 // background. An error leaves everything as it was.
@@ -133,6 +137,7 @@ func (c *Cache) Reload(o Options) error {
 	}
 	c.settings.Store(next)
 	c.rebuilds.ApplyLimits()
+	c.remotes.Configure()
 	c.Store.SetSettings(next.store)
 	c.runtimes.Register(o.Runtimes)
 	c.runtimes.SetDrivers(o.Drivers)

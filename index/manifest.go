@@ -104,7 +104,8 @@ func marshalBuild(b Build) ([]byte, error) {
 		m.Converted = &manifestpb.Origin{BuildId: o.ID[:], BuildKey: o.BuildKey[:], Created: nanos(o.Created)}
 	}
 	if i := b.Imported; i.Key != "" {
-		m.Imported = &manifestpb.Imported{Key: i.Key, Manifest: i.Manifest[:], Builder: i.Builder}
+		m.Imported = &manifestpb.Imported{Key: i.Key, Manifest: i.Manifest[:], Builder: i.Builder,
+			Remote: i.Remote}
 	}
 	for _, f := range b.Files {
 		m.Files = append(m.Files, &manifestpb.File{Name: f.Name, Size: f.Size, Digest: f.Digest[:]})
@@ -151,7 +152,7 @@ func unmarshalBuild(body []byte) (Build, error) {
 		err = cmp.Or(err, fixed("converted.build_key", b.Converted.BuildKey[:], o.BuildKey))
 	}
 	if i := m.Imported; i != nil {
-		b.Imported.Key, b.Imported.Builder = i.Key, i.Builder
+		b.Imported.Key, b.Imported.Builder, b.Imported.Remote = i.Key, i.Builder, i.Remote
 		err = cmp.Or(err, fixed("imported.manifest", b.Imported.Manifest[:], i.Manifest))
 	}
 	for _, f := range m.Files {

@@ -107,6 +107,7 @@ type Imported struct {
 	Key      string   // id of the key that signed it
 	Manifest [32]byte // SHA-256 of its OCI manifest
 	Builder  string   // what the signature calls the machine that made it
+	Remote   string   // that the daemon fetched it from; "": a user imported it
 }
 
 // Origin names the build that a build is the other form of: the one with a

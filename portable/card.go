@@ -7,7 +7,8 @@ import (
 // Card is what is known of one build before its files are read.
 type Card struct {
 	Raw      []byte
-	Digest   Digest // of the build's manifest
+	Build    []byte // the build's manifest
+	Digest   Digest // of that
 	Manifest Manifest
 	Config   *Config
 
@@ -117,6 +118,7 @@ func ParseCard(file string, raw []byte) (*Card, error) {
 }
 
 func (c *Card) readBuild(file string, raw []byte) error {
+	c.Build = raw
 	m := &c.Manifest
 	if err := decode(file, raw, maxCard, m); err != nil {
 		return err

@@ -39,7 +39,7 @@ func (c *connection) gate(message proto.Message) *keyed.Shares[account] {
 			return g.pages
 		}
 		return g.surveys
-	case *wire.Check, *wire.Pack, *wire.Import:
+	case *wire.Check, *wire.Pack, *wire.Import, *wire.Push, *wire.CheckRemote:
 		return g.works
 	}
 	return nil

@@ -27,6 +27,8 @@ type Answerer struct {
 	*build.Builder
 	Query  *query.Queries
 	Claims *claims.Claims
+	// Remotes says of each remote whether it would be asked.
+	Remotes func(*request.Attempt) []string
 }
 
 // Explain decides as any request does, but compiles, withholds, counts and leases nothing.
@@ -43,6 +45,7 @@ func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.A
 	if err != nil {
 		return nil, err
 	}
+	out.Remotes = c.Remotes(at)
 	a := at.Answer(request.Explained)
 	a.Why, a.Explanation = out.Reason, out
 	return a, nil

@@ -59,6 +59,9 @@ type Options struct {
 	MayPut func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error)
 	// OnQueued is called for a job that outlives its request.
 	OnQueued func(*jobs.Job, *request.Attempt)
+	// Begin is called before a job of a request compiles for all users. It returns a build that
+	// another machine has made, or what is to be called with whether the job stored one; may be nil.
+	Begin func(context.Context, *request.Attempt, *jobs.Job) (b *index.Build, end func(stored bool))
 	// OnStored is called when a job has stored its build. The job's files are open until then.
 	OnStored func(at *request.Attempt, b *index.Build, ended <-chan struct{})
 }
@@ -105,10 +108,13 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	if !first && result.Build.Put {
+	if !first && result.Build.Put && !result.Fetched {
 		return bd.AnswerWaiter(ctx, at, result)
 	}
 	defer bd.Store.TakerDone(result.Build.ID)
+	if result.Fetched {
+		return nil, store.ErrRemoved // the request begins again, and judges it
+	}
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if errors.Is(err, store.ErrRemoved) {
 		*at.SkipServing = append(*at.SkipServing, result.Build.ID)

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
@@ -69,10 +70,17 @@ func (bd *Builder) NewJob(at *request.Attempt, scope string, why Recompile) (*Jo
 }
 
 // Run compiles the model and stores the build.
-func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
+func (j *Job) Run(ctx context.Context, f *jobs.Job) (result *jobs.Result, err error) {
 	defer j.Request.Close()
 	j.running = f
-	result, err := j.runInQueue(ctx, f)
+	if j.bd.Begin != nil && j.recompile.Why == "" && j.scope == rights.Shared && j.OnMiss != request.Refresh {
+		b, end := j.bd.Begin(ctx, j.Attempt, f)
+		if b != nil {
+			return &jobs.Result{Build: b, Fetched: true}, nil
+		}
+		defer func() { end(err == nil && result.Alone == nil) }()
+	}
+	result, err = j.runInQueue(ctx, f)
 	for errors.Is(err, jobs.ErrYielded) {
 		result, err = j.runInQueue(ctx, f)
 	}

@@ -35,6 +35,12 @@ type Import struct {
 	Keys  []string  // PEM texts of keys that the caller trusts
 	Store string    // "", "shared" or "user"
 	Check bool      // check and load the files, and store nothing
+
+	// Of a build that the daemon itself fetches for all users: where from, and the files with the
+	// keys that count for that, instead of those of the configuration.
+	Remote string
+	Trust  []string
+	Name   string // of the model, as the request calls it
 }
 
 // The outcomes of an import.
@@ -48,9 +54,10 @@ const (
 // Imported is what became of a build, or would.
 type Imported struct {
 	Outcome, Text string
-	Wanted        bool // the files are needed
-	Stored        bool // now
-	Damaged       bool // of Refused: what came is not what was signed
+	Wanted        bool         // the files are needed
+	Stored        bool         // now
+	Damaged       bool         // of Refused: what came is not what was signed
+	Build         *index.Build // of Stored
 
 	Card       *portable.Card // nil: it cannot be read
 	Key        string         // id of the key that counts
@@ -80,6 +87,7 @@ type intake struct {
 	facts []index.EPFacts
 	key   index.BuildKey // of the build here
 	out   *Imported
+	name  string // of the model, where the card has none
 }
 
 // Import checks a build of another machine and stores it, unless the caller only asks. A build that
@@ -90,22 +98,25 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 	t := jobs.NewProgressReporter(progress, cs.Now())
 	defer t.End()
 	t.Phase("queued")
-	leave, err := cs.Puts.Lock(ctx, cs.Owner(p.UID))
-	if err != nil {
-		return nil, request.ContextError(ctx, "import")
-	}
-	defer leave()
-	scope, err := cs.importScope(p, im.Store)
-	if err != nil {
-		return nil, err
+	scope, trust := rights.Shared, im.Trust
+	if im.Remote == "" {
+		leave, err := cs.Puts.Lock(ctx, cs.Owner(p.UID))
+		if err != nil {
+			return nil, request.ContextError(ctx, "import")
+		}
+		defer leave()
+		trust = cs.limits().Trust
+		if scope, err = cs.importScope(p, im.Store); err != nil {
+			return nil, err
+		}
 	}
 	out := &Imported{Outcome: Refused, Scope: scope}
-	says, key, err := cs.verify(im, out)
+	says, key, err := cs.verify(im, trust, out)
 	if err != nil {
 		return out.refuse(err)
 	}
 	out.Key = key.ID
-	in := &intake{card: out.Card, says: says, out: out}
+	in := &intake{card: out.Card, says: says, out: out, name: im.Name}
 	// The build's own request comes last: what was added to it is for machines such as this one.
 	for _, r := range slices.Backward(says.Requests) {
 		if err = in.plan(ctx, cs, p, scope, r); err == nil {
@@ -174,13 +185,13 @@ func (out *Imported) refuse(err error) (*Imported, error) {
 
 // verify reads the card, and believes it where a key signed it that the configuration or the caller
 // trusts. The caller's keys are as good as his own word: what he imports he might have put.
-func (cs *Claims) verify(im *Import, out *Imported) (*portable.Predicate, *portable.Key, error) {
+func (cs *Claims) verify(im *Import, files []string, out *Imported) (*portable.Predicate, *portable.Key, error) {
 	var err error
 	if out.Card, err = portable.ParseCard("card", im.Card); err != nil {
 		return nil, nil, err
 	}
 	var trust portable.Trust
-	for _, file := range cs.limits().Trust {
+	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil, nil, apierr.New(apierr.Unavailable, err, "import: trusted key")
@@ -204,7 +215,7 @@ func (cs *Claims) verify(im *Import, out *Imported) (*portable.Predicate, *porta
 // plan finds the runtime for the build, and what a request here would be called that it answers.
 func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope string, r portable.Request) error {
 	c := in.card.Config
-	name := cmp.Or(c.ModelName, "imported "+c.ModelDigest.String()[:12])
+	name := cmp.Or(c.ModelName, in.name, "imported "+c.ModelDigest.String()[:12])
 	at, err := workspace.Attempt(p.UID, name, cas.Digest(c.ModelDigest), r.Record)
 	if err != nil {
 		return apierr.New(apierr.BadRequest, err, "request record")
@@ -363,12 +374,17 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 	phase("storing")
 	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
-	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: in.Peer.UID,
-		Reservation: room, Kind: event.Imported, Text: request.PutBy(b), Counter: "imports"}, hold)
+	what := store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: in.Peer.UID,
+		Reservation: room, Kind: event.Imported, Counter: "imports"}
+	if b.Imported.Remote = im.Remote; im.Remote != "" {
+		what.Kind, what.Counter = event.Fetched, "fetches"
+	}
+	what.Text = request.PutBy(b)
+	err = cs.Store.Publish(ctx, what, hold)
 	if err != nil {
 		return request.StoreError(err, in.Name)
 	}
-	in.out.Stored = true
+	in.out.Stored, in.out.Build = true, b
 	return nil
 }
 

@@ -19,6 +19,10 @@ const (
 	Claimed       = "claimed"       // an application compiles a model itself
 	ClaimEnded    = "claim ended"   // without a result
 	Imported      = "imported"      // a build of another machine was stored
+	Fetched       = "fetched"       // a build was stored that a remote had
+	Published     = "published"     // a build was copied to a remote
+	NotPublished  = "not published" // it could not be
+	Remote        = "remote"        // a remote does not answer, or does again
 	Put           = "put"           // a model that an application compiled was stored as a build
 	Retracted     = "retracted"     // a build was removed, evicted or superseded; written by the index itself
 	Withheld      = "withheld"      // a build is not served any more, until it is judged otherwise

@@ -89,21 +89,23 @@ type Job struct {
 	result      *Result
 	err         error
 
-	mu        sync.Mutex // guards the rest
-	state     string
-	phase     string
-	waiters   map[*waiter]struct{} // each is told the phases
-	kept      map[uint32]uint32    // users that do not wait for it but want it -> owner
-	users     map[uint32]string    // users that may see it -> their names for the model
-	followUps map[FollowUp]int     // users for a job of their own -> files held open
-	endHeld   func()               // ends an application's claim; nil: no claim
-	holder    uint32               // the user of that application
-	ticket    *Ticket              // nil: it has no place in the queue
-	urgent    chan struct{}        // closed as soon as a request waits
-	started   time.Time            // zero: not yet
-	ended     time.Time
-	stopped   bool                 // cancelled
-	followed  map[*waiter]struct{} // callers that only follow it
+	mu           sync.Mutex // guards the rest
+	state        string
+	phase        string
+	moved, whole int64                // bytes of the phase, where they are known
+	left         time.Duration        // of the phase; 0: not known
+	waiters      map[*waiter]struct{} // each is told the phases
+	kept         map[uint32]uint32    // users that do not wait for it but want it -> owner
+	users        map[uint32]string    // users that may see it -> their names for the model
+	followUps    map[FollowUp]int     // users for a job of their own -> files held open
+	endHeld      func()               // ends an application's claim; nil: no claim
+	holder       uint32               // the user of that application
+	ticket       *Ticket              // nil: it has no place in the queue
+	urgent       chan struct{}        // closed as soon as a request waits
+	started      time.Time            // zero: not yet
+	ended        time.Time
+	stopped      bool                 // cancelled
+	followed     map[*waiter]struct{} // callers that only follow it
 }
 
 // FollowUp is a user that gets a job of its own if this one returns no build that the user may
@@ -463,7 +465,20 @@ func (j *Job) SetPhase(phase string) {
 }
 
 func (j *Job) setPhaseLocked(phase string) {
-	j.phase = phase
+	j.phase, j.moved, j.whole, j.left = phase, 0, 0, 0
+	j.tellAll()
+}
+
+// SetTransfer passes on how far the phase is, in bytes, and how long the rest takes; 0: not known.
+func (j *Job) SetTransfer(done, total int64, left time.Duration) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.moved, j.whole, j.left = done, total, left
+	j.tellAll()
+}
+
+// tellAll reports the progress to all waiters. The caller holds j.mu.
+func (j *Job) tellAll() {
 	for _, set := range []map[*waiter]struct{}{j.waiters, j.followed} {
 		for w := range set {
 			j.report(w)
@@ -476,7 +491,10 @@ func (j *Job) report(w *waiter) {
 	if w.Progress == nil || j.phase == "" || j.hasEndedLocked() {
 		return
 	}
-	p := Progress{Phase: j.phase, Job: j.ID, Waiting: j.waiting()}
+	p := Progress{Phase: j.phase, Job: j.ID, Waiting: j.waiting(), Done: j.moved, Total: j.whole}
+	if j.left > 0 {
+		p.Estimate = j.jobs.Now().Add(j.left).Sub(w.Since)
+	}
 	if whole := j.estimate(); whole > 0 {
 		p.Estimate = j.Since.Add(whole).Sub(w.Since)
 	}

@@ -93,7 +93,9 @@ type Result struct {
 	Alone *views.View // nil when the build is in the store
 	Why   string      // it is not, where that is not what was asked for
 	Found bool        // it was there already
-	Fact  any         // what was found out; all that an inquiry brings
+	// Fetched: another machine compiled it, so that each request judges it before it is served.
+	Fetched bool
+	Fact    any // what was found out; all that an inquiry brings
 }
 
 // Caller is how a request takes part in a job.
@@ -383,7 +385,7 @@ func (js *Jobs) RunInquiry(ctx context.Context, key string, caller Caller, ep st
 
 // Progress is reported to a waiting caller.
 type Progress struct {
-	Phase       string // "reading", "queued", "probing", "converting", "compiling", "claimed", "checking", "storing", "verifying", "unpacking", "comparing"
+	Phase       string // "fetching", "reading", "queued", "probing", "converting", "compiling", "claimed", "checking", "storing", "verifying", "unpacking", "comparing"
 	Detail      string
 	Done, Total int64         // bytes, where they are known
 	Estimate    time.Duration // of the whole request, from earlier compiles of like size; 0: not known

@@ -64,7 +64,7 @@ func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
 func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
 	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
 		d.StateAdvice(), d.adviseState(), d.adviseLayers(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
-		[]Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(),
+		d.adviseRemotes(), []Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(),
 		d.adviseBuilds(ctx, p), d.adviseSources(ctx, p), d.LatelyAdvice(p))
 	if ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "doctor")
@@ -84,6 +84,28 @@ func (d *Doctor) DriverAdvice() []Advice {
 		out = append(out, warning("driver version", "cannot be read: %v", err).
 			hint("until it can be read the last version is used; see [[driver]] in the daemon's "+
 				"configuration"))
+	}
+	return out
+}
+
+// adviseRemotes reports remotes that do not answer, refuse, or cannot be written to.
+func (d *Doctor) adviseRemotes() (out []Advice) {
+	for _, r := range d.q.options.Remotes() {
+		subject, before := "remote "+r.Name, len(out)
+		if r.BreakerSeconds > 0 {
+			out = append(out, warning(subject, "it fails, and models are compiled without it: %s", r.LastError).
+				hint("epcachectl remote check %s", r.Name))
+		} else if r.Denied > 0 {
+			out = append(out, warning(subject, "it refused %d calls: %s", r.Denied, r.LastError).
+				hint("look at the credentials of epcached-remote and at the rights of the bucket"))
+		}
+		if r.PublishError != "" {
+			out = append(out, problem(subject, "a build was not published: %s", r.PublishError).
+				hint("when it is mended: epcachectl push MODEL --remote %s", r.Name))
+		}
+		if len(out) == before {
+			out = append(out, fine(subject, "%d builds fetched, %d published", r.Fetched, r.Published))
+		}
 	}
 	return out
 }

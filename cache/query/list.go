@@ -114,7 +114,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	if from := b.Imported; from.Key != "" {
 		out.MadeBy = "another machine"
 		out.Imported = &wire.Imported{Key: from.Key, Manifest: hex.EncodeToString(from.Manifest[:]),
-			Builder: wire.Valid(from.Builder)}
+			Builder: wire.Valid(from.Builder), Remote: wire.Valid(from.Remote)}
 	}
 	if !b.Converted.ID.IsZero() {
 		out.ConvertedFrom = b.Converted.BuildKey.String()

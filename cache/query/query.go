@@ -45,6 +45,8 @@ type Options struct {
 	Owner        func(uid uint32) uint32                                                 // the user that a uid of a container belongs to
 	Failures     func(rights.Peer) []failure.Failure
 	ExplainEntry func(context.Context, rights.Peer, []index.Build) (*ExplainRequest, error) // the request that an entry's builds answer
+	// Remotes returns what is known of remotes.
+	Remotes func() []*wire.Remote
 
 	Judge func(*wire.Build, *index.Build) // fills in what the build is good for, and what it gains
 }

@@ -174,6 +174,7 @@ var onMiss = map[wire.OnMiss]OnMiss{
 	wire.OnMiss_WAIT: Wait, wire.OnMiss_FAIL: Fail, wire.OnMiss_REFRESH: Refresh,
 	wire.OnMiss_BYPASS: Bypass, wire.OnMiss_KEY_ONLY: KeyOnly, wire.OnMiss_EXPLAIN: Explain,
 	wire.OnMiss_BACKGROUND: Background, wire.OnMiss_CLAIM: ForClaim,
+	wire.OnMiss_FETCH: Fetch,
 }
 
 // FromWire translates a message of the protocol. Its indices are within the descriptors.
@@ -181,7 +182,7 @@ func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {
 		return nil, apierr.New(apierr.Version, nil, "on_miss %s is not supported by this version", w.OnMiss).
-			WithHint("use wait, background, fail, refresh, bypass, key_only or explain")
+			WithHint("use wait, background, fail, fetch, refresh, bypass, key_only or explain")
 	}
 	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
 		return nil, apierr.New(apierr.BadRequest, nil, "the request has no descriptor of a model")

@@ -41,11 +41,15 @@ func PutDescription(b *index.Build) string {
 // PutBy describes the maker of a build that the daemon did not make.
 func PutBy(b *index.Build) string {
 	if from := b.Imported; from.Key != "" {
-		by := "imported by uid %d, signed by %.16s"
+		by := fmt.Sprintf("imported by uid %d", b.UID)
+		if from.Remote != "" {
+			by = "fetched from remote " + from.Remote
+		}
+		by += fmt.Sprintf(", signed by %.16s", from.Key)
 		if from.Builder != "" {
 			by += " for builder " + strconv.Quote(from.Builder)
 		}
-		return fmt.Sprintf(by, b.UID, from.Key)
+		return by
 	}
 	if IsAdopted(b) {
 		return fmt.Sprintf("adopted: a compiled model of uid %d", b.UID)

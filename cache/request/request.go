@@ -34,6 +34,7 @@ const (
 	KeyOnly                  // answer with the key and the record
 	Explain                  // decide, compile nothing, and answer with the decision and its reasons
 	Background               // compile unless it is being compiled, and answer at once with the job
+	Fetch                    // ask the remotes, compile nothing
 	ForClaim                 // let the caller compile it, unless it is being compiled: then wait
 )
 

@@ -98,7 +98,7 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 	for _, verb := range []func(*cli.Call) *cobra.Command{
 		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe, newCheck, newRepair,
 		newInvalidate, newRm, newPin, newUnpin, newGc, newDu, newPack, newUnpack, newWhy, newEvents,
-		newExport, newImport, newFacts, newTrust, newConfig, newDoctor, newStop, newVersion, newRun,
+		newExport, newImport, newPush, newPull, newRemote, newFacts, newTrust, newConfig, newDoctor, newStop, newVersion, newRun,
 	} {
 		root.AddCommand(verb(a))
 	}

@@ -107,7 +107,11 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		{"gain", gain(b)},
 	}
 	if from := b.GetImported(); from != nil {
-		rows = append(rows, []string{"imported", "signed by " + term.Printable(from.GetKey()) +
+		how := []string{"imported", ""}
+		if remote := from.GetRemote(); remote != "" {
+			how = []string{"fetched", "from remote " + term.Printable(remote) + ", "}
+		}
+		rows = append(rows, []string{how[0], how[1] + "signed by " + term.Printable(from.GetKey()) +
 			term.WithPrefix(", made by ", from.GetBuilder()) + ", manifest sha256:" + term.Printable(from.GetManifest())})
 	} else if by := b.GetMadeBy(); by != "" {
 		rows = append(rows, []string{"compiled by", term.Printable(by) + ", with libraries of its own"})

@@ -106,6 +106,9 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 	if line := sourcelessLine(s.GetSourceless()); line != "" {
 		rows = append(rows, []string{"rebuilds", line})
 	}
+	for _, r := range s.GetRemotes() {
+		rows = append(rows, []string{"remote " + term.Printable(r.GetName()), remoteLine(r)})
+	}
 	if text := s.GetVerified(); text != "" {
 		rows = append(rows, []string{"verified", term.Printable(text)})
 	}

@@ -167,6 +167,12 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 			term.Count(len(n.GetDifferences()), "field"))
 		printDifferences(p, "    ", "requested", "there", n.GetDifferences())
 	}
+	for i, line := range e.GetRemotes() {
+		if i == 0 && e.GetDecision() == "hit" {
+			break // none is asked
+		}
+		p.Line("  %s", term.Printable(line))
+	}
 	for i, event := range e.GetHistory() {
 		if i == 0 {
 			p.Line("\nhistory:")

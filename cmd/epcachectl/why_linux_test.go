@@ -138,7 +138,7 @@ func TestWhyJSON(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(call(t, "why", "x", "--json").out), &out))
 	require.ElementsMatch(t,
 		[]string{"decision", "reason", "request_key", "runtime", "record", "candidates",
-			"neighbours", "history"}, keysOf(out))
+			"neighbours", "history", "remotes"}, keysOf(out))
 	candidate := out["candidates"].([]any)[0].(map[string]any)
 	require.ElementsMatch(t, []string{"build", "served", "reason", "differences"},
 		keysOf(candidate))

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/layer"
+	"github.com/epcached/epcached/cache/remotes"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -144,6 +145,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Failures: failure.Options{Off: !s.Failures.Remember, Crash: parsePause(s.Failures.Crash),
 			Limit: parsePause(s.Failures.Limit), Longest: parsePause(s.Failures.Longest), Refused: parsePause(s.Failures.Refused)},
 		Conditions: conditions(s),
+		Remotes:    remotesOf(s),
 	}
 	for _, l := range s.Layers {
 		o.Layers = append(o.Layers, layer.Source{Path: l.Path, Trust: l.Trust})
@@ -158,6 +160,19 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		}
 	}
 	return o
+}
+
+func remotesOf(s *config.Settings) (out []remotes.Remote) {
+	key := s.SigningKey
+	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); key == "" && dir != "" {
+		key = filepath.Join(dir, "signing-key") // of LoadCredential=
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Remotes)) {
+		r := s.Remotes[name]
+		out = append(out, remotes.Remote{Config: r.Config(name), Trust: r.Trust, Ask: r.Ask != "never",
+			Publish: r.Publish == "shared", Lease: r.Lease, LoseAtMost: r.Loss(), SigningKey: key})
+	}
+	return out
 }
 
 func runtimesOf(s *config.Settings) []compilers.Runtime {

@@ -27,6 +27,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcached/internal/systemd"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
+	"github.com/epcached/epcached/remote"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -165,6 +166,8 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 	}
 	e := p.newEntrance(s.Socket, log)
 	options := optionsOf(s, set, compiler, log)
+	options.RemoteClient = remote.New(remote.Options{Socket: s.RemoteSocket,
+		Program: filepath.Join(filepath.Dir(worker), "epcached-remote"), Log: log})
 	options.Rebuilt = p.rebuilt
 	options.OnOpening = func(what string) {
 		p.opening.Store(true)

@@ -460,6 +460,7 @@ type Imported struct {
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`           // id of the key that signed it
 	Manifest      []byte                 `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"` // 32 bytes, SHA-256 of its OCI manifest
 	Builder       string                 `protobuf:"bytes,3,opt,name=builder,proto3" json:"builder,omitempty"`   // what the signature calls the machine that made it
+	Remote        string                 `protobuf:"bytes,4,opt,name=remote,proto3" json:"remote,omitempty"`     // the remote that the daemon fetched it from; empty: a user imported it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -511,6 +512,13 @@ func (x *Imported) GetManifest() []byte {
 func (x *Imported) GetBuilder() string {
 	if x != nil {
 		return x.Builder
+	}
+	return ""
+}
+
+func (x *Imported) GetRemote() string {
+	if x != nil {
+		return x.Remote
 	}
 	return ""
 }
@@ -1767,11 +1775,12 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06Origin\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x1b\n" +
 	"\tbuild_key\x18\x02 \x01(\fR\bbuildKey\x12\x18\n" +
-	"\acreated\x18\x03 \x01(\x10R\acreated\"R\n" +
+	"\acreated\x18\x03 \x01(\x10R\acreated\"j\n" +
 	"\bImported\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x18\n" +
-	"\abuilder\x18\x03 \x01(\tR\abuilder\"c\n" +
+	"\abuilder\x18\x03 \x01(\tR\abuilder\x12\x16\n" +
+	"\x06remote\x18\x04 \x01(\tR\x06remote\"c\n" +
 	"\x06Source\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x123\n" +
 	"\x05files\x18\x02 \x03(\v2\x1d.epcached.index.v1.SourceFileR\x05files\x12\x10\n" +

@@ -460,7 +460,8 @@ func TestSampleFile(t *testing.T) {
 	for _, f := range d.fields {
 		if name := tomlfile.Spell(f.path); name != "state" && name != "socket" &&
 			name != "worker" && name != "worker_socket" && name != "rules" &&
-			name != "administrators" && name != "space.unpacked_dir" {
+			name != "administrators" && name != "space.unpacked_dir" &&
+			name != "remote_socket" && name != "signing_key" {
 			require.True(t, said[name], "%s is not in the sample", name)
 		}
 	}
@@ -508,4 +509,25 @@ func TestLayersAreTrustedByOwnerOrKeys(t *testing.T) {
 		_, err := load(text)
 		require.ErrorContains(t, err, want, text)
 	}
+}
+
+// A remote without a trusted key, with a wrong URL or a misspelled field is refused with its place.
+func TestRemotesAreChecked(t *testing.T) {
+	for text, want := range map[string]string{
+		"[remote.a]\nurl = \"file:///x\"\n":                                     "no key is trusted",
+		"[remote.a]\ntrust = [\"k\"]\n":                                         "no url given",
+		"[remote.a]\nurl = \"ftp://x\"\ntrust = [\"k\"]\n":                      "not of s3://",
+		"[remote.a]\nurl = \"https://u:p@x\"\ntrust = [\"k\"]\n":                "credentials",
+		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\npublish = \"all\"\n": "must be one of never, shared",
+		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\nlosses = 3\n":        "unknown field",
+		"[remote.\"a b\"]\nurl = \"file:///x\"\ntrust = [\"k\"]\n":              "name",
+	} {
+		_, _, err := load(t, text)
+		require.ErrorContains(t, err, want, text)
+	}
+	s, _, err := load(t, "[remote.a]\nurl = \"file:///x\"\nask = \"never\"\npublish = \"shared\"\n")
+	require.NoError(t, err)
+	require.Equal(t, 300*time.Millisecond, s.Remotes["a"].Config("a").Connect)
+	require.Equal(t, 10*time.Second, s.Remotes["a"].Loss())
+	require.True(t, s.Remotes["a"].Lease)
 }

@@ -17,7 +17,9 @@ var emptyDefaults = map[string]string{
 	"worker_socket": "workers are the daemon's children", "jobs": "one for each processor",
 	"jobs_memory_bytes": "half of the machine's memory", "memory_bytes": "three quarters of the machine's memory",
 	"max_age": "no limit", "unpacked_dir": "in the state directory", "window": "always",
-	"idle_exit": "never, or 15m for a daemon started by a client",
+	"remote_socket": "epcached-remote is the daemon's child", "rate": "no limit",
+	"signing_key": "the credential signing-key of the unit, if there is one",
+	"idle_exit":   "never, or 15m for a daemon started by a client",
 }
 
 // Print writes the settings in force as a file that would make them, with a comment behind each value that says where it is from.

@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/suggest"
 	"github.com/epcached/epcached/internal/tomlfile"
+	"github.com/epcached/epcached/remote"
 )
 
 // Check finds what is wrong with a [[runtime]] as a whole.
@@ -65,6 +67,38 @@ func (p *Policies) Decode(v tomlfile.Value) {
 		(*p)[ep] = one
 	}
 }
+
+// Decode reads each remote over the defaults.
+func (r *Remotes) Decode(v tomlfile.Value) {
+	*r = make(Remotes)
+	var tables map[string]tomlfile.Value
+	if v.Raw != nil {
+		v.Into(&tables)
+	}
+	for _, name := range slices.Sorted(maps.Keys(tables)) {
+		one := Remote{Publish: "never", Ask: "always", Connect: "300ms", LoseAtMost: "10s", Lease: true}
+		table := tables[name]
+		table.Into(&one)
+		if c := one.Config(name); one.URL != "" {
+			if err := c.Check(); err != nil {
+				table.Errorf("%v", err)
+			}
+		}
+		if one.Ask == "always" && len(one.Trust) == 0 {
+			table.Errorf("no key is trusted: give trust, the files with public keys; or ask = \"never\"")
+		}
+		(*r)[name] = one
+	}
+}
+
+// Config gives where the remote is, in the terms of package remote.
+func (r Remote) Config(name string) remote.Config {
+	return remote.Config{Name: name, URL: r.URL, Region: r.Region, Endpoint: r.Endpoint,
+		Connect: duration(r.Connect), Rate: amount(r.Rate).Bytes}
+}
+
+// Loss is LoseAtMost as a duration.
+func (r Remote) Loss() time.Duration { return duration(r.LoseAtMost) }
 
 // checkEP finds a misspelled execution provider. Plugins may register under any name, so that an unknown one is believed if it looks like one and is
 // not nearly one that is known.

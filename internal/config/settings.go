@@ -44,6 +44,10 @@ type Settings struct {
 	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
 	// Files with the public keys that sign trusted imports.
 	Trust []string `toml:"trust" is:"path"`
+	// Of the systemd unit that starts epcached-remote; "": it is the daemon's child.
+	RemoteSocket string `toml:"remote_socket" is:"path"`
+	// File with the private key that signs what is published.
+	SigningKey string `toml:"signing_key" is:"path"`
 	// "EP/option", "session/key".
 	AllowOptions []string `toml:"allow_options" is:"option"`
 	// Files or folders of rules, over the shipped ones.
@@ -69,6 +73,8 @@ type Settings struct {
 	Rebuild   Rebuild    `toml:"rebuild"`
 	Failures  Failures   `toml:"failures"`
 	Space     Space      `toml:"space"`
+	// By name.
+	Remotes Remotes `toml:"remote"`
 
 	fields   []field
 	warnings Errors
@@ -223,6 +229,24 @@ type Space struct {
 	// Time in which all stored bytes are read and compared with their digests once.
 	VerifyEvery string `toml:"verify_every" is:"age"`
 	UnpackedDir string `toml:"unpacked_dir" is:"path"` // "": in the state directory
+}
+
+// Remotes are by name.
+type Remotes map[string]Remote
+
+// Remote is one [remote.NAME]: a store of builds that machines share.
+type Remote struct {
+	URL      string   `toml:"url" is:"some" required:"no url given"`
+	Endpoint string   `toml:"endpoint"`        // of s3://
+	Region   string   `toml:"region"`          // of s3://
+	Trust    []string `toml:"trust" is:"path"` // files with the public keys whose signatures count
+	Publish  string   `toml:"publish" in:"never,shared"`
+	Ask      string   `toml:"ask" in:"always,never"`
+	// Time that a request waits for a look-up, and that it may lose to the remote in all.
+	Connect    string `toml:"connect" is:"duration"`
+	LoseAtMost string `toml:"lose_at_most" is:"duration"`
+	Rate       string `toml:"rate" is:"budget"` // of background transfers, in each second; "": no bound
+	Lease      bool   `toml:"lease"`            // one machine of a fleet compiles for all
 }
 
 // Defaults are the settings of an empty file.

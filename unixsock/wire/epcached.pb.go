@@ -130,6 +130,7 @@ const (
 	OnMiss_BACKGROUND OnMiss = 5 // start the compile unless it runs, and answer at once with its job
 	OnMiss_CLAIM      OnMiss = 6 // let this caller compile it and Put the result; wait if another caller does already
 	OnMiss_EXPLAIN    OnMiss = 7 // decide, compile nothing, and answer with the decision and its reasons
+	OnMiss_FETCH      OnMiss = 8 // ask the remotes, compile nothing; without a build answer NOT_FOUND
 )
 
 // Enum value maps for OnMiss.
@@ -143,6 +144,7 @@ var (
 		5: "BACKGROUND",
 		6: "CLAIM",
 		7: "EXPLAIN",
+		8: "FETCH",
 	}
 	OnMiss_value = map[string]int32{
 		"WAIT":       0,
@@ -153,6 +155,7 @@ var (
 		"BACKGROUND": 5,
 		"CLAIM":      6,
 		"EXPLAIN":    7,
+		"FETCH":      8,
 	}
 )
 
@@ -244,6 +247,10 @@ type Envelope struct {
 	//	*Envelope_ExportReply
 	//	*Envelope_Import
 	//	*Envelope_ImportReply
+	//	*Envelope_Push
+	//	*Envelope_PushReply
+	//	*Envelope_CheckRemote
+	//	*Envelope_CheckRemoteReply
 	//	*Envelope_Pack
 	//	*Envelope_PackReply
 	//	*Envelope_Stop
@@ -797,6 +804,42 @@ func (x *Envelope) GetImportReply() *ImportReply {
 	return nil
 }
 
+func (x *Envelope) GetPush() *Push {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Push); ok {
+			return x.Push
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetPushReply() *PushReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_PushReply); ok {
+			return x.PushReply
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetCheckRemote() *CheckRemote {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_CheckRemote); ok {
+			return x.CheckRemote
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetCheckRemoteReply() *CheckRemoteReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_CheckRemoteReply); ok {
+			return x.CheckRemoteReply
+		}
+	}
+	return nil
+}
+
 func (x *Envelope) GetPack() *Pack {
 	if x != nil {
 		if x, ok := x.Body.(*Envelope_Pack); ok {
@@ -1053,6 +1096,22 @@ type Envelope_ImportReply struct {
 	ImportReply *ImportReply `protobuf:"bytes,73,opt,name=import_reply,json=importReply,proto3,oneof"`
 }
 
+type Envelope_Push struct {
+	Push *Push `protobuf:"bytes,74,opt,name=push,proto3,oneof"` // answered with any number of Progress frames and PushReply
+}
+
+type Envelope_PushReply struct {
+	PushReply *PushReply `protobuf:"bytes,75,opt,name=push_reply,json=pushReply,proto3,oneof"`
+}
+
+type Envelope_CheckRemote struct {
+	CheckRemote *CheckRemote `protobuf:"bytes,76,opt,name=check_remote,json=checkRemote,proto3,oneof"`
+}
+
+type Envelope_CheckRemoteReply struct {
+	CheckRemoteReply *CheckRemoteReply `protobuf:"bytes,77,opt,name=check_remote_reply,json=checkRemoteReply,proto3,oneof"`
+}
+
 type Envelope_Pack struct {
 	Pack *Pack `protobuf:"bytes,80,opt,name=pack,proto3,oneof"` // answered with any number of Progress frames and PackReply
 }
@@ -1176,6 +1235,14 @@ func (*Envelope_ExportReply) isEnvelope_Body() {}
 func (*Envelope_Import) isEnvelope_Body() {}
 
 func (*Envelope_ImportReply) isEnvelope_Body() {}
+
+func (*Envelope_Push) isEnvelope_Body() {}
+
+func (*Envelope_PushReply) isEnvelope_Body() {}
+
+func (*Envelope_CheckRemote) isEnvelope_Body() {}
+
+func (*Envelope_CheckRemoteReply) isEnvelope_Body() {}
 
 func (*Envelope_Pack) isEnvelope_Body() {}
 
@@ -4545,6 +4612,7 @@ type Imported struct {
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`           // id of the key that signed it
 	Manifest      string                 `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"` // SHA-256 of its OCI manifest
 	Builder       string                 `protobuf:"bytes,3,opt,name=builder,proto3" json:"builder,omitempty"`   // the name that the signature has for the machine; may be empty
+	Remote        string                 `protobuf:"bytes,4,opt,name=remote,proto3" json:"remote,omitempty"`     // that the daemon fetched it from; empty: a user imported it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4596,6 +4664,13 @@ func (x *Imported) GetManifest() string {
 func (x *Imported) GetBuilder() string {
 	if x != nil {
 		return x.Builder
+	}
+	return ""
+}
+
+func (x *Imported) GetRemote() string {
+	if x != nil {
+		return x.Remote
 	}
 	return ""
 }
@@ -6696,6 +6771,7 @@ type StatusReply struct {
 	Sourceless    *Sourceless `protobuf:"bytes,17,opt,name=sourceless,proto3" json:"sourceless,omitempty"`
 	Verified      string      `protobuf:"bytes,19,opt,name=verified,proto3" json:"verified,omitempty"` // the result of reading all stored bytes, the last time; "": never done
 	Layers        []*Layer    `protobuf:"bytes,20,rep,name=layers,proto3" json:"layers,omitempty"`     // in the order in which they are looked through
+	Remotes       []*Remote   `protobuf:"bytes,21,rep,name=remotes,proto3" json:"remotes,omitempty"`   // in the order in which they are asked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6870,6 +6946,13 @@ func (x *StatusReply) GetLayers() []*Layer {
 	return nil
 }
 
+func (x *StatusReply) GetRemotes() []*Remote {
+	if x != nil {
+		return x.Remotes
+	}
+	return nil
+}
+
 // Layer is a read-only store below the daemon's own.
 type Layer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6947,6 +7030,430 @@ func (x *Layer) GetRefused() []string {
 	return nil
 }
 
+// Remote is a store that machines share. Figures count since the daemon's start.
+type Remote struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Url            string                 `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	Asked          bool                   `protobuf:"varint,3,opt,name=asked,proto3" json:"asked,omitempty"`                                          // before a compile
+	Publishes      bool                   `protobuf:"varint,4,opt,name=publishes,proto3" json:"publishes,omitempty"`                                  // shared builds are copied to it
+	BreakerSeconds float64                `protobuf:"fixed64,5,opt,name=breaker_seconds,json=breakerSeconds,proto3" json:"breaker_seconds,omitempty"` // it failed, and is not asked for so long; 0: it is
+	LastError      string                 `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	LastErrorMs    int64                  `protobuf:"varint,7,opt,name=last_error_ms,json=lastErrorMs,proto3" json:"last_error_ms,omitempty"` // when
+	PublishError   string                 `protobuf:"bytes,8,opt,name=publish_error,json=publishError,proto3" json:"publish_error,omitempty"` // why the last build was not published; "": it was
+	Calls          uint64                 `protobuf:"varint,10,opt,name=calls,proto3" json:"calls,omitempty"`
+	Missing        uint64                 `protobuf:"varint,11,opt,name=missing,proto3" json:"missing,omitempty"`
+	Denied         uint64                 `protobuf:"varint,12,opt,name=denied,proto3" json:"denied,omitempty"` // 401 and 403: see the credentials and the policy of the bucket
+	Unreachable    uint64                 `protobuf:"varint,13,opt,name=unreachable,proto3" json:"unreachable,omitempty"`
+	Damaged        uint64                 `protobuf:"varint,14,opt,name=damaged,proto3" json:"damaged,omitempty"`
+	Skipped        uint64                 `protobuf:"varint,15,opt,name=skipped,proto3" json:"skipped,omitempty"`                               // calls that were not made, because the remote failed before
+	Fetched        uint64                 `protobuf:"varint,16,opt,name=fetched,proto3" json:"fetched,omitempty"`                               // builds
+	FetchedBytes   int64                  `protobuf:"varint,17,opt,name=fetched_bytes,json=fetchedBytes,proto3" json:"fetched_bytes,omitempty"` // over the network
+	SeedBytes      int64                  `protobuf:"varint,18,opt,name=seed_bytes,json=seedBytes,proto3" json:"seed_bytes,omitempty"`          // taken from builds here instead
+	LostSeconds    float64                `protobuf:"fixed64,19,opt,name=lost_seconds,json=lostSeconds,proto3" json:"lost_seconds,omitempty"`   // of transfers that came to nothing
+	Refused        uint64                 `protobuf:"varint,20,opt,name=refused,proto3" json:"refused,omitempty"`                               // cards and builds that do not count: signature, expiry, damage
+	Published      uint64                 `protobuf:"varint,21,opt,name=published,proto3" json:"published,omitempty"`
+	NotPublished   uint64                 `protobuf:"varint,22,opt,name=not_published,json=notPublished,proto3" json:"not_published,omitempty"`
+	SentBytes      int64                  `protobuf:"varint,23,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	Queued         uint64                 `protobuf:"varint,24,opt,name=queued,proto3" json:"queued,omitempty"`                                 // builds that are to be published
+	LeasesWon      uint64                 `protobuf:"varint,25,opt,name=leases_won,json=leasesWon,proto3" json:"leases_won,omitempty"`          // compiles for all machines
+	LeasesWaited   uint64                 `protobuf:"varint,26,opt,name=leases_waited,json=leasesWaited,proto3" json:"leases_waited,omitempty"` // compiles that waited for another machine
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Remote) Reset() {
+	*x = Remote{}
+	mi := &file_epcached_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Remote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Remote) ProtoMessage() {}
+
+func (x *Remote) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Remote.ProtoReflect.Descriptor instead.
+func (*Remote) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *Remote) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Remote) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *Remote) GetAsked() bool {
+	if x != nil {
+		return x.Asked
+	}
+	return false
+}
+
+func (x *Remote) GetPublishes() bool {
+	if x != nil {
+		return x.Publishes
+	}
+	return false
+}
+
+func (x *Remote) GetBreakerSeconds() float64 {
+	if x != nil {
+		return x.BreakerSeconds
+	}
+	return 0
+}
+
+func (x *Remote) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
+}
+
+func (x *Remote) GetLastErrorMs() int64 {
+	if x != nil {
+		return x.LastErrorMs
+	}
+	return 0
+}
+
+func (x *Remote) GetPublishError() string {
+	if x != nil {
+		return x.PublishError
+	}
+	return ""
+}
+
+func (x *Remote) GetCalls() uint64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *Remote) GetMissing() uint64 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *Remote) GetDenied() uint64 {
+	if x != nil {
+		return x.Denied
+	}
+	return 0
+}
+
+func (x *Remote) GetUnreachable() uint64 {
+	if x != nil {
+		return x.Unreachable
+	}
+	return 0
+}
+
+func (x *Remote) GetDamaged() uint64 {
+	if x != nil {
+		return x.Damaged
+	}
+	return 0
+}
+
+func (x *Remote) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+func (x *Remote) GetFetched() uint64 {
+	if x != nil {
+		return x.Fetched
+	}
+	return 0
+}
+
+func (x *Remote) GetFetchedBytes() int64 {
+	if x != nil {
+		return x.FetchedBytes
+	}
+	return 0
+}
+
+func (x *Remote) GetSeedBytes() int64 {
+	if x != nil {
+		return x.SeedBytes
+	}
+	return 0
+}
+
+func (x *Remote) GetLostSeconds() float64 {
+	if x != nil {
+		return x.LostSeconds
+	}
+	return 0
+}
+
+func (x *Remote) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *Remote) GetPublished() uint64 {
+	if x != nil {
+		return x.Published
+	}
+	return 0
+}
+
+func (x *Remote) GetNotPublished() uint64 {
+	if x != nil {
+		return x.NotPublished
+	}
+	return 0
+}
+
+func (x *Remote) GetSentBytes() int64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *Remote) GetQueued() uint64 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *Remote) GetLeasesWon() uint64 {
+	if x != nil {
+		return x.LeasesWon
+	}
+	return 0
+}
+
+func (x *Remote) GetLeasesWaited() uint64 {
+	if x != nil {
+		return x.LeasesWaited
+	}
+	return 0
+}
+
+// Push copies shared builds to the remotes that publish is configured for, now. It is for
+// administrators and publishers.
+type Push struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	Remote        string                 `protobuf:"bytes,2,opt,name=remote,proto3" json:"remote,omitempty"` // the one to copy to; "": all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Push) Reset() {
+	*x = Push{}
+	mi := &file_epcached_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Push) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Push) ProtoMessage() {}
+
+func (x *Push) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Push.ProtoReflect.Descriptor instead.
+func (*Push) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *Push) GetEntries() []string {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Push) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+type PushReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Builds        []*PushReply_Pushed    `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushReply) Reset() {
+	*x = PushReply{}
+	mi := &file_epcached_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushReply) ProtoMessage() {}
+
+func (x *PushReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushReply.ProtoReflect.Descriptor instead.
+func (*PushReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *PushReply) GetBuilds() []*PushReply_Pushed {
+	if x != nil {
+		return x.Builds
+	}
+	return nil
+}
+
+// CheckRemote tries on a remote what is needed of it. It is for administrators.
+type CheckRemote struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Remote        string                 `protobuf:"bytes,1,opt,name=remote,proto3" json:"remote,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckRemote) Reset() {
+	*x = CheckRemote{}
+	mi := &file_epcached_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckRemote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckRemote) ProtoMessage() {}
+
+func (x *CheckRemote) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckRemote.ProtoReflect.Descriptor instead.
+func (*CheckRemote) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *CheckRemote) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+type CheckRemoteReply struct {
+	state         protoimpl.MessageState      `protogen:"open.v1"`
+	Findings      []*CheckRemoteReply_Finding `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckRemoteReply) Reset() {
+	*x = CheckRemoteReply{}
+	mi := &file_epcached_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckRemoteReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckRemoteReply) ProtoMessage() {}
+
+func (x *CheckRemoteReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckRemoteReply.ProtoReflect.Descriptor instead.
+func (*CheckRemoteReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *CheckRemoteReply) GetFindings() []*CheckRemoteReply_Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
 // Stop ends the daemon after the requests under way are answered, as SIGTERM does. It is for
 // administrators, and for the daemon's own user.
 type Stop struct {
@@ -6957,7 +7464,7 @@ type Stop struct {
 
 func (x *Stop) Reset() {
 	*x = Stop{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6969,7 +7476,7 @@ func (x *Stop) String() string {
 func (*Stop) ProtoMessage() {}
 
 func (x *Stop) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6982,7 +7489,7 @@ func (x *Stop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stop.ProtoReflect.Descriptor instead.
 func (*Stop) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 type StopReply struct {
@@ -6995,7 +7502,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7007,7 +7514,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7020,7 +7527,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *StopReply) GetFd() uint32 {
@@ -7044,7 +7551,7 @@ type Sourceless struct {
 
 func (x *Sourceless) Reset() {
 	*x = Sourceless{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7056,7 +7563,7 @@ func (x *Sourceless) String() string {
 func (*Sourceless) ProtoMessage() {}
 
 func (x *Sourceless) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7069,7 +7576,7 @@ func (x *Sourceless) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless.ProtoReflect.Descriptor instead.
 func (*Sourceless) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Sourceless) GetBuilds() uint64 {
@@ -7120,7 +7627,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7132,7 +7639,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7145,7 +7652,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -7291,7 +7798,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7303,7 +7810,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7316,7 +7823,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -7345,7 +7852,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7357,7 +7864,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7370,7 +7877,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -7407,7 +7914,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7419,7 +7926,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7432,7 +7939,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -7535,7 +8042,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7547,7 +8054,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7560,7 +8067,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *EpFacts) GetName() string {
@@ -7637,7 +8144,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7649,7 +8156,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7662,7 +8169,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -7751,7 +8258,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7763,7 +8270,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7776,7 +8283,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Report) GetBuild() string {
@@ -7835,7 +8342,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7847,7 +8354,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7860,7 +8367,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -7908,7 +8415,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7920,7 +8427,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7933,7 +8440,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Why) GetEntry() string {
@@ -7954,13 +8461,14 @@ type Explanation struct {
 	Neighbours    []*Neighbour           `protobuf:"bytes,6,rep,name=neighbours,proto3" json:"neighbours,omitempty"` // the entries most like it, nearest first
 	History       []*Event               `protobuf:"bytes,7,rep,name=history,proto3" json:"history,omitempty"`       // of the entry, oldest first
 	Runtime       string                 `protobuf:"bytes,8,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	Remotes       []string               `protobuf:"bytes,9,rep,name=remotes,proto3" json:"remotes,omitempty"` // of each remote: whether it would be asked, and what the last look-up came to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7972,7 +8480,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7985,7 +8493,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -8044,6 +8552,13 @@ func (x *Explanation) GetRuntime() string {
 	return ""
 }
 
+func (x *Explanation) GetRemotes() []string {
+	if x != nil {
+		return x.Remotes
+	}
+	return nil
+}
+
 type Candidate struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Build         *Build                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
@@ -8056,7 +8571,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8068,7 +8583,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8081,7 +8596,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -8124,7 +8639,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8136,7 +8651,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8149,7 +8664,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -8192,7 +8707,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8204,7 +8719,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8217,7 +8732,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Difference) GetField() string {
@@ -8257,7 +8772,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8269,7 +8784,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8282,7 +8797,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -8351,7 +8866,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8363,7 +8878,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8376,7 +8891,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -8402,7 +8917,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8414,7 +8929,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8427,7 +8942,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -8448,7 +8963,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8460,7 +8975,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8473,7 +8988,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{90}
+	return file_epcached_proto_rawDescGZIP(), []int{95}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -8485,7 +9000,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8497,7 +9012,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8510,7 +9025,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{91}
+	return file_epcached_proto_rawDescGZIP(), []int{96}
 }
 
 type DoctorReply struct {
@@ -8522,7 +9037,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8534,7 +9049,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8547,7 +9062,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{92}
+	return file_epcached_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -8569,7 +9084,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8581,7 +9096,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8594,7 +9109,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{93}
+	return file_epcached_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -8637,7 +9152,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8649,7 +9164,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8662,7 +9177,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{94}
+	return file_epcached_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Check) GetDeep() bool {
@@ -8707,7 +9222,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8719,7 +9234,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8732,7 +9247,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{95}
+	return file_epcached_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -8790,7 +9305,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8802,7 +9317,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8815,7 +9330,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{96}
+	return file_epcached_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -8859,7 +9374,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[97]
+	mi := &file_epcached_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8871,7 +9386,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[97]
+	mi := &file_epcached_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8884,7 +9399,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{97}
+	return file_epcached_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Finding) GetKind() string {
@@ -8922,6 +9437,142 @@ func (x *Finding) GetAction() string {
 	return ""
 }
 
+type PushReply_Pushed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Build         string                 `protobuf:"bytes,2,opt,name=build,proto3" json:"build,omitempty"` // build key
+	Remote        string                 `protobuf:"bytes,3,opt,name=remote,proto3" json:"remote,omitempty"`
+	Done          bool                   `protobuf:"varint,4,opt,name=done,proto3" json:"done,omitempty"` // the remote has it
+	Text          string                 `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`  // what became of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushReply_Pushed) Reset() {
+	*x = PushReply_Pushed{}
+	mi := &file_epcached_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushReply_Pushed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushReply_Pushed) ProtoMessage() {}
+
+func (x *PushReply_Pushed) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushReply_Pushed.ProtoReflect.Descriptor instead.
+func (*PushReply_Pushed) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{73, 0}
+}
+
+func (x *PushReply_Pushed) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *PushReply_Pushed) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *PushReply_Pushed) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *PushReply_Pushed) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *PushReply_Pushed) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+type CheckRemoteReply_Finding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "read", "write", "create-only", "if-match", "range", "list", "clock"
+	Ok            bool                   `protobuf:"varint,2,opt,name=ok,proto3" json:"ok,omitempty"`
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"` // what was seen, and what follows
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckRemoteReply_Finding) Reset() {
+	*x = CheckRemoteReply_Finding{}
+	mi := &file_epcached_proto_msgTypes[116]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckRemoteReply_Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckRemoteReply_Finding) ProtoMessage() {}
+
+func (x *CheckRemoteReply_Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[116]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckRemoteReply_Finding.ProtoReflect.Descriptor instead.
+func (*CheckRemoteReply_Finding) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{75, 0}
+}
+
+func (x *CheckRemoteReply_Finding) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CheckRemoteReply_Finding) GetOk() bool {
+	if x != nil {
+		return x.Ok
+	}
+	return false
+}
+
+func (x *CheckRemoteReply_Finding) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 type Sourceless_Why struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"` // for people
@@ -8932,7 +9583,7 @@ type Sourceless_Why struct {
 
 func (x *Sourceless_Why) Reset() {
 	*x = Sourceless_Why{}
-	mi := &file_epcached_proto_msgTypes[110]
+	mi := &file_epcached_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8944,7 +9595,7 @@ func (x *Sourceless_Why) String() string {
 func (*Sourceless_Why) ProtoMessage() {}
 
 func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[110]
+	mi := &file_epcached_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8957,7 +9608,7 @@ func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless_Why.ProtoReflect.Descriptor instead.
 func (*Sourceless_Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{78, 0}
 }
 
 func (x *Sourceless_Why) GetText() string {
@@ -8978,7 +9629,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xbc\x18\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xac\x1a\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -9050,6 +9701,11 @@ const file_epcached_proto_rawDesc = "" +
 	"\fexport_reply\x18G \x01(\v2\x18.epcached.v1.ExportReplyH\x00R\vexportReply\x12-\n" +
 	"\x06import\x18H \x01(\v2\x13.epcached.v1.ImportH\x00R\x06import\x12=\n" +
 	"\fimport_reply\x18I \x01(\v2\x18.epcached.v1.ImportReplyH\x00R\vimportReply\x12'\n" +
+	"\x04push\x18J \x01(\v2\x11.epcached.v1.PushH\x00R\x04push\x127\n" +
+	"\n" +
+	"push_reply\x18K \x01(\v2\x16.epcached.v1.PushReplyH\x00R\tpushReply\x12=\n" +
+	"\fcheck_remote\x18L \x01(\v2\x18.epcached.v1.CheckRemoteH\x00R\vcheckRemote\x12M\n" +
+	"\x12check_remote_reply\x18M \x01(\v2\x1d.epcached.v1.CheckRemoteReplyH\x00R\x10checkRemoteReply\x12'\n" +
 	"\x04pack\x18P \x01(\v2\x11.epcached.v1.PackH\x00R\x04pack\x127\n" +
 	"\n" +
 	"pack_reply\x18Q \x01(\v2\x16.epcached.v1.PackReplyH\x00R\tpackReply\x12'\n" +
@@ -9419,11 +10075,12 @@ const file_epcached_proto_rawDesc = "" +
 	"model_path\x18& \x01(\tR\tmodelPath\x121\n" +
 	"\bimported\x18' \x01(\v2\x15.epcached.v1.ImportedR\bimported\x12\x17\n" +
 	"\amade_by\x18( \x01(\tR\x06madeBy\x12-\n" +
-	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"R\n" +
+	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"j\n" +
 	"\bImported\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\tR\bmanifest\x12\x18\n" +
-	"\abuilder\x18\x03 \x01(\tR\abuilder\"K\n" +
+	"\abuilder\x18\x03 \x01(\tR\abuilder\x12\x16\n" +
+	"\x06remote\x18\x04 \x01(\tR\x06remote\"K\n" +
 	"\tListReply\x12*\n" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x1c\n" +
@@ -9620,7 +10277,7 @@ const file_epcached_proto_rawDesc = "" +
 	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
 	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x12\n" +
 	"\x04file\x18\x04 \x01(\tR\x04file\"\b\n" +
-	"\x06Status\"\xa6\x05\n" +
+	"\x06Status\"\xd5\x05\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12%\n" +
@@ -9645,13 +10302,64 @@ const file_epcached_proto_rawDesc = "" +
 	"sourceless\x18\x11 \x01(\v2\x17.epcached.v1.SourcelessR\n" +
 	"sourceless\x12\x1a\n" +
 	"\bverified\x18\x13 \x01(\tR\bverified\x12*\n" +
-	"\x06layers\x18\x14 \x03(\v2\x12.epcached.v1.LayerR\x06layers\"y\n" +
+	"\x06layers\x18\x14 \x03(\v2\x12.epcached.v1.LayerR\x06layers\x12-\n" +
+	"\aremotes\x18\x15 \x03(\v2\x13.epcached.v1.RemoteR\aremotes\"y\n" +
 	"\x05Layer\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x18\n" +
-	"\arefused\x18\x05 \x03(\tR\arefused\"\x06\n" +
+	"\arefused\x18\x05 \x03(\tR\arefused\"\xea\x05\n" +
+	"\x06Remote\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03url\x18\x02 \x01(\tR\x03url\x12\x14\n" +
+	"\x05asked\x18\x03 \x01(\bR\x05asked\x12\x1c\n" +
+	"\tpublishes\x18\x04 \x01(\bR\tpublishes\x12'\n" +
+	"\x0fbreaker_seconds\x18\x05 \x01(\x01R\x0ebreakerSeconds\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\x06 \x01(\tR\tlastError\x12\"\n" +
+	"\rlast_error_ms\x18\a \x01(\x03R\vlastErrorMs\x12#\n" +
+	"\rpublish_error\x18\b \x01(\tR\fpublishError\x12\x14\n" +
+	"\x05calls\x18\n" +
+	" \x01(\x04R\x05calls\x12\x18\n" +
+	"\amissing\x18\v \x01(\x04R\amissing\x12\x16\n" +
+	"\x06denied\x18\f \x01(\x04R\x06denied\x12 \n" +
+	"\vunreachable\x18\r \x01(\x04R\vunreachable\x12\x18\n" +
+	"\adamaged\x18\x0e \x01(\x04R\adamaged\x12\x18\n" +
+	"\askipped\x18\x0f \x01(\x04R\askipped\x12\x18\n" +
+	"\afetched\x18\x10 \x01(\x04R\afetched\x12#\n" +
+	"\rfetched_bytes\x18\x11 \x01(\x03R\ffetchedBytes\x12\x1d\n" +
+	"\n" +
+	"seed_bytes\x18\x12 \x01(\x03R\tseedBytes\x12!\n" +
+	"\flost_seconds\x18\x13 \x01(\x01R\vlostSeconds\x12\x18\n" +
+	"\arefused\x18\x14 \x01(\x04R\arefused\x12\x1c\n" +
+	"\tpublished\x18\x15 \x01(\x04R\tpublished\x12#\n" +
+	"\rnot_published\x18\x16 \x01(\x04R\fnotPublished\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x17 \x01(\x03R\tsentBytes\x12\x16\n" +
+	"\x06queued\x18\x18 \x01(\x04R\x06queued\x12\x1d\n" +
+	"\n" +
+	"leases_won\x18\x19 \x01(\x04R\tleasesWon\x12#\n" +
+	"\rleases_waited\x18\x1a \x01(\x04R\fleasesWaited\"8\n" +
+	"\x04Push\x12\x18\n" +
+	"\aentries\x18\x01 \x03(\tR\aentries\x12\x16\n" +
+	"\x06remote\x18\x02 \x01(\tR\x06remote\"\xb8\x01\n" +
+	"\tPushReply\x125\n" +
+	"\x06builds\x18\x01 \x03(\v2\x1d.epcached.v1.PushReply.PushedR\x06builds\x1at\n" +
+	"\x06Pushed\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
+	"\x05build\x18\x02 \x01(\tR\x05build\x12\x16\n" +
+	"\x06remote\x18\x03 \x01(\tR\x06remote\x12\x12\n" +
+	"\x04done\x18\x04 \x01(\bR\x04done\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\"%\n" +
+	"\vCheckRemote\x12\x16\n" +
+	"\x06remote\x18\x01 \x01(\tR\x06remote\"\x98\x01\n" +
+	"\x10CheckRemoteReply\x12A\n" +
+	"\bfindings\x18\x01 \x03(\v2%.epcached.v1.CheckRemoteReply.FindingR\bfindings\x1aA\n" +
+	"\aFinding\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"\x06\n" +
 	"\x04Stop\"\x1b\n" +
 	"\tStopReply\x12\x0e\n" +
 	"\x02fd\x18\x01 \x01(\rR\x02fd\"\x9e\x01\n" +
@@ -9761,7 +10469,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05class\x18\x04 \x01(\tR\x05class\x12\x14\n" +
 	"\x05state\x18\x05 \x01(\tR\x05state\"\x1b\n" +
 	"\x03Why\x12\x14\n" +
-	"\x05entry\x18\x01 \x01(\tR\x05entry\"\xb2\x02\n" +
+	"\x05entry\x18\x01 \x01(\tR\x05entry\"\xcc\x02\n" +
 	"\vExplanation\x12\x1a\n" +
 	"\bdecision\x18\x01 \x01(\tR\bdecision\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1f\n" +
@@ -9775,7 +10483,8 @@ const file_epcached_proto_rawDesc = "" +
 	"neighbours\x18\x06 \x03(\v2\x16.epcached.v1.NeighbourR\n" +
 	"neighbours\x12,\n" +
 	"\ahistory\x18\a \x03(\v2\x12.epcached.v1.EventR\ahistory\x12\x18\n" +
-	"\aruntime\x18\b \x01(\tR\aruntime\"\xa0\x01\n" +
+	"\aruntime\x18\b \x01(\tR\aruntime\x12\x18\n" +
+	"\aremotes\x18\t \x03(\tR\aremotes\"\xa0\x01\n" +
 	"\tCandidate\x12(\n" +
 	"\x05build\x18\x01 \x01(\v2\x12.epcached.v1.BuildR\x05build\x12\x16\n" +
 	"\x06served\x18\x02 \x01(\bR\x06served\x12\x16\n" +
@@ -9859,7 +10568,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x12\x0f\n" +
 	"\vUNAVAILABLE\x10\v\x12\f\n" +
 	"\bINTERNAL\x10\f\x12\r\n" +
-	"\tCANCELLED\x10\r*k\n" +
+	"\tCANCELLED\x10\r*v\n" +
 	"\x06OnMiss\x12\b\n" +
 	"\x04WAIT\x10\x00\x12\b\n" +
 	"\x04FAIL\x10\x01\x12\v\n" +
@@ -9870,7 +10579,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"BACKGROUND\x10\x05\x12\t\n" +
 	"\x05CLAIM\x10\x06\x12\v\n" +
-	"\aEXPLAIN\x10\aB,Z*github.com/epcached/epcached/unixsock/wireb\x06proto3"
+	"\aEXPLAIN\x10\a\x12\t\n" +
+	"\x05FETCH\x10\bB,Z*github.com/epcached/epcached/unixsock/wireb\x06proto3"
 
 var (
 	file_epcached_proto_rawDescOnce sync.Once
@@ -9885,123 +10595,130 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 113)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
 var file_epcached_proto_goTypes = []any{
-	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
-	(OnMiss)(0),               // 1: epcached.v1.OnMiss
-	(*Envelope)(nil),          // 2: epcached.v1.Envelope
-	(*Hello)(nil),             // 3: epcached.v1.Hello
-	(*HelloReply)(nil),        // 4: epcached.v1.HelloReply
-	(*Error)(nil),             // 5: epcached.v1.Error
-	(*Progress)(nil),          // 6: epcached.v1.Progress
-	(*Cancel)(nil),            // 7: epcached.v1.Cancel
-	(*Attach)(nil),            // 8: epcached.v1.Attach
-	(*ExternalFile)(nil),      // 9: epcached.v1.ExternalFile
-	(*Model)(nil),             // 10: epcached.v1.Model
-	(*Device)(nil),            // 11: epcached.v1.Device
-	(*ExecutionProvider)(nil), // 12: epcached.v1.ExecutionProvider
-	(*Runtime)(nil),           // 13: epcached.v1.Runtime
-	(*EpLibrary)(nil),         // 14: epcached.v1.EpLibrary
-	(*Acquire)(nil),           // 15: epcached.v1.Acquire
-	(*Output)(nil),            // 16: epcached.v1.Output
-	(*File)(nil),              // 17: epcached.v1.File
-	(*AcquireReply)(nil),      // 18: epcached.v1.AcquireReply
-	(*Member)(nil),            // 19: epcached.v1.Member
-	(*Claim)(nil),             // 20: epcached.v1.Claim
-	(*StringMap)(nil),         // 21: epcached.v1.StringMap
-	(*Need)(nil),              // 22: epcached.v1.Need
-	(*Release)(nil),           // 23: epcached.v1.Release
-	(*ReleaseReply)(nil),      // 24: epcached.v1.ReleaseReply
-	(*Put)(nil),               // 25: epcached.v1.Put
-	(*PutFile)(nil),           // 26: epcached.v1.PutFile
-	(*MadeBy)(nil),            // 27: epcached.v1.MadeBy
-	(*Export)(nil),            // 28: epcached.v1.Export
-	(*ExportReply)(nil),       // 29: epcached.v1.ExportReply
-	(*Import)(nil),            // 30: epcached.v1.Import
-	(*ImportReply)(nil),       // 31: epcached.v1.ImportReply
-	(*GiveUp)(nil),            // 32: epcached.v1.GiveUp
-	(*GiveUpReply)(nil),       // 33: epcached.v1.GiveUpReply
-	(*Jobs)(nil),              // 34: epcached.v1.Jobs
-	(*Job)(nil),               // 35: epcached.v1.Job
-	(*Failure)(nil),           // 36: epcached.v1.Failure
-	(*JobsReply)(nil),         // 37: epcached.v1.JobsReply
-	(*Follow)(nil),            // 38: epcached.v1.Follow
-	(*CancelJobs)(nil),        // 39: epcached.v1.CancelJobs
-	(*RetryJobs)(nil),         // 40: epcached.v1.RetryJobs
-	(*List)(nil),              // 41: epcached.v1.List
-	(*Build)(nil),             // 42: epcached.v1.Build
-	(*Imported)(nil),          // 43: epcached.v1.Imported
-	(*ListReply)(nil),         // 44: epcached.v1.ListReply
-	(*Show)(nil),              // 45: epcached.v1.Show
-	(*ShowReply)(nil),         // 46: epcached.v1.ShowReply
-	(*Invalidate)(nil),        // 47: epcached.v1.Invalidate
-	(*Remove)(nil),            // 48: epcached.v1.Remove
-	(*ChangeReply)(nil),       // 49: epcached.v1.ChangeReply
-	(*Pin)(nil),               // 50: epcached.v1.Pin
-	(*Unpin)(nil),             // 51: epcached.v1.Unpin
-	(*Collect)(nil),           // 52: epcached.v1.Collect
-	(*CollectReply)(nil),      // 53: epcached.v1.CollectReply
-	(*Pack)(nil),              // 54: epcached.v1.Pack
-	(*PackReply)(nil),         // 55: epcached.v1.PackReply
-	(*PackedBuild)(nil),       // 56: epcached.v1.PackedBuild
-	(*CollectStep)(nil),       // 57: epcached.v1.CollectStep
-	(*Kept)(nil),              // 58: epcached.v1.Kept
-	(*Usage)(nil),             // 59: epcached.v1.Usage
-	(*UsageReply)(nil),        // 60: epcached.v1.UsageReply
-	(*BuildUsage)(nil),        // 61: epcached.v1.BuildUsage
-	(*UsageSum)(nil),          // 62: epcached.v1.UsageSum
-	(*SharedBlob)(nil),        // 63: epcached.v1.SharedBlob
-	(*Layout)(nil),            // 64: epcached.v1.Layout
-	(*LayoutReply)(nil),       // 65: epcached.v1.LayoutReply
-	(*FileLayout)(nil),        // 66: epcached.v1.FileLayout
-	(*Piece)(nil),             // 67: epcached.v1.Piece
-	(*NamedRange)(nil),        // 68: epcached.v1.NamedRange
-	(*Sharer)(nil),            // 69: epcached.v1.Sharer
-	(*Status)(nil),            // 70: epcached.v1.Status
-	(*StatusReply)(nil),       // 71: epcached.v1.StatusReply
-	(*Layer)(nil),             // 72: epcached.v1.Layer
-	(*Stop)(nil),              // 73: epcached.v1.Stop
-	(*StopReply)(nil),         // 74: epcached.v1.StopReply
-	(*Sourceless)(nil),        // 75: epcached.v1.Sourceless
-	(*Space)(nil),             // 76: epcached.v1.Space
-	(*Probe)(nil),             // 77: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 78: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 79: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 80: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 81: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 82: epcached.v1.Report
-	(*ReportReply)(nil),       // 83: epcached.v1.ReportReply
-	(*Why)(nil),               // 84: epcached.v1.Why
-	(*Explanation)(nil),       // 85: epcached.v1.Explanation
-	(*Candidate)(nil),         // 86: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 87: epcached.v1.Neighbour
-	(*Difference)(nil),        // 88: epcached.v1.Difference
-	(*Event)(nil),             // 89: epcached.v1.Event
-	(*Events)(nil),            // 90: epcached.v1.Events
-	(*EventsReply)(nil),       // 91: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 92: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 93: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 94: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 95: epcached.v1.Advice
-	(*Check)(nil),             // 96: epcached.v1.Check
-	(*CheckReply)(nil),        // 97: epcached.v1.CheckReply
-	(*SpaceLine)(nil),         // 98: epcached.v1.SpaceLine
-	(*Finding)(nil),           // 99: epcached.v1.Finding
-	nil,                       // 100: epcached.v1.Error.FactsEntry
-	nil,                       // 101: epcached.v1.Device.MetadataEntry
-	nil,                       // 102: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 103: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 104: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 105: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 106: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 107: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 108: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 109: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 110: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 111: epcached.v1.Failure.FactsEntry
-	(*Sourceless_Why)(nil),    // 112: epcached.v1.Sourceless.Why
-	nil,                       // 113: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 114: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(ErrorClass)(0),                  // 0: epcached.v1.ErrorClass
+	(OnMiss)(0),                      // 1: epcached.v1.OnMiss
+	(*Envelope)(nil),                 // 2: epcached.v1.Envelope
+	(*Hello)(nil),                    // 3: epcached.v1.Hello
+	(*HelloReply)(nil),               // 4: epcached.v1.HelloReply
+	(*Error)(nil),                    // 5: epcached.v1.Error
+	(*Progress)(nil),                 // 6: epcached.v1.Progress
+	(*Cancel)(nil),                   // 7: epcached.v1.Cancel
+	(*Attach)(nil),                   // 8: epcached.v1.Attach
+	(*ExternalFile)(nil),             // 9: epcached.v1.ExternalFile
+	(*Model)(nil),                    // 10: epcached.v1.Model
+	(*Device)(nil),                   // 11: epcached.v1.Device
+	(*ExecutionProvider)(nil),        // 12: epcached.v1.ExecutionProvider
+	(*Runtime)(nil),                  // 13: epcached.v1.Runtime
+	(*EpLibrary)(nil),                // 14: epcached.v1.EpLibrary
+	(*Acquire)(nil),                  // 15: epcached.v1.Acquire
+	(*Output)(nil),                   // 16: epcached.v1.Output
+	(*File)(nil),                     // 17: epcached.v1.File
+	(*AcquireReply)(nil),             // 18: epcached.v1.AcquireReply
+	(*Member)(nil),                   // 19: epcached.v1.Member
+	(*Claim)(nil),                    // 20: epcached.v1.Claim
+	(*StringMap)(nil),                // 21: epcached.v1.StringMap
+	(*Need)(nil),                     // 22: epcached.v1.Need
+	(*Release)(nil),                  // 23: epcached.v1.Release
+	(*ReleaseReply)(nil),             // 24: epcached.v1.ReleaseReply
+	(*Put)(nil),                      // 25: epcached.v1.Put
+	(*PutFile)(nil),                  // 26: epcached.v1.PutFile
+	(*MadeBy)(nil),                   // 27: epcached.v1.MadeBy
+	(*Export)(nil),                   // 28: epcached.v1.Export
+	(*ExportReply)(nil),              // 29: epcached.v1.ExportReply
+	(*Import)(nil),                   // 30: epcached.v1.Import
+	(*ImportReply)(nil),              // 31: epcached.v1.ImportReply
+	(*GiveUp)(nil),                   // 32: epcached.v1.GiveUp
+	(*GiveUpReply)(nil),              // 33: epcached.v1.GiveUpReply
+	(*Jobs)(nil),                     // 34: epcached.v1.Jobs
+	(*Job)(nil),                      // 35: epcached.v1.Job
+	(*Failure)(nil),                  // 36: epcached.v1.Failure
+	(*JobsReply)(nil),                // 37: epcached.v1.JobsReply
+	(*Follow)(nil),                   // 38: epcached.v1.Follow
+	(*CancelJobs)(nil),               // 39: epcached.v1.CancelJobs
+	(*RetryJobs)(nil),                // 40: epcached.v1.RetryJobs
+	(*List)(nil),                     // 41: epcached.v1.List
+	(*Build)(nil),                    // 42: epcached.v1.Build
+	(*Imported)(nil),                 // 43: epcached.v1.Imported
+	(*ListReply)(nil),                // 44: epcached.v1.ListReply
+	(*Show)(nil),                     // 45: epcached.v1.Show
+	(*ShowReply)(nil),                // 46: epcached.v1.ShowReply
+	(*Invalidate)(nil),               // 47: epcached.v1.Invalidate
+	(*Remove)(nil),                   // 48: epcached.v1.Remove
+	(*ChangeReply)(nil),              // 49: epcached.v1.ChangeReply
+	(*Pin)(nil),                      // 50: epcached.v1.Pin
+	(*Unpin)(nil),                    // 51: epcached.v1.Unpin
+	(*Collect)(nil),                  // 52: epcached.v1.Collect
+	(*CollectReply)(nil),             // 53: epcached.v1.CollectReply
+	(*Pack)(nil),                     // 54: epcached.v1.Pack
+	(*PackReply)(nil),                // 55: epcached.v1.PackReply
+	(*PackedBuild)(nil),              // 56: epcached.v1.PackedBuild
+	(*CollectStep)(nil),              // 57: epcached.v1.CollectStep
+	(*Kept)(nil),                     // 58: epcached.v1.Kept
+	(*Usage)(nil),                    // 59: epcached.v1.Usage
+	(*UsageReply)(nil),               // 60: epcached.v1.UsageReply
+	(*BuildUsage)(nil),               // 61: epcached.v1.BuildUsage
+	(*UsageSum)(nil),                 // 62: epcached.v1.UsageSum
+	(*SharedBlob)(nil),               // 63: epcached.v1.SharedBlob
+	(*Layout)(nil),                   // 64: epcached.v1.Layout
+	(*LayoutReply)(nil),              // 65: epcached.v1.LayoutReply
+	(*FileLayout)(nil),               // 66: epcached.v1.FileLayout
+	(*Piece)(nil),                    // 67: epcached.v1.Piece
+	(*NamedRange)(nil),               // 68: epcached.v1.NamedRange
+	(*Sharer)(nil),                   // 69: epcached.v1.Sharer
+	(*Status)(nil),                   // 70: epcached.v1.Status
+	(*StatusReply)(nil),              // 71: epcached.v1.StatusReply
+	(*Layer)(nil),                    // 72: epcached.v1.Layer
+	(*Remote)(nil),                   // 73: epcached.v1.Remote
+	(*Push)(nil),                     // 74: epcached.v1.Push
+	(*PushReply)(nil),                // 75: epcached.v1.PushReply
+	(*CheckRemote)(nil),              // 76: epcached.v1.CheckRemote
+	(*CheckRemoteReply)(nil),         // 77: epcached.v1.CheckRemoteReply
+	(*Stop)(nil),                     // 78: epcached.v1.Stop
+	(*StopReply)(nil),                // 79: epcached.v1.StopReply
+	(*Sourceless)(nil),               // 80: epcached.v1.Sourceless
+	(*Space)(nil),                    // 81: epcached.v1.Space
+	(*Probe)(nil),                    // 82: epcached.v1.Probe
+	(*ProbeReply)(nil),               // 83: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),             // 84: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),                  // 85: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),              // 86: epcached.v1.DeviceFacts
+	(*Report)(nil),                   // 87: epcached.v1.Report
+	(*ReportReply)(nil),              // 88: epcached.v1.ReportReply
+	(*Why)(nil),                      // 89: epcached.v1.Why
+	(*Explanation)(nil),              // 90: epcached.v1.Explanation
+	(*Candidate)(nil),                // 91: epcached.v1.Candidate
+	(*Neighbour)(nil),                // 92: epcached.v1.Neighbour
+	(*Difference)(nil),               // 93: epcached.v1.Difference
+	(*Event)(nil),                    // 94: epcached.v1.Event
+	(*Events)(nil),                   // 95: epcached.v1.Events
+	(*EventsReply)(nil),              // 96: epcached.v1.EventsReply
+	(*Subscribe)(nil),                // 97: epcached.v1.Subscribe
+	(*Doctor)(nil),                   // 98: epcached.v1.Doctor
+	(*DoctorReply)(nil),              // 99: epcached.v1.DoctorReply
+	(*Advice)(nil),                   // 100: epcached.v1.Advice
+	(*Check)(nil),                    // 101: epcached.v1.Check
+	(*CheckReply)(nil),               // 102: epcached.v1.CheckReply
+	(*SpaceLine)(nil),                // 103: epcached.v1.SpaceLine
+	(*Finding)(nil),                  // 104: epcached.v1.Finding
+	nil,                              // 105: epcached.v1.Error.FactsEntry
+	nil,                              // 106: epcached.v1.Device.MetadataEntry
+	nil,                              // 107: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                              // 108: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                              // 109: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                              // 110: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                              // 111: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                              // 112: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                              // 113: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                              // 114: epcached.v1.Member.SessionOptionsEntry
+	nil,                              // 115: epcached.v1.StringMap.EntriesEntry
+	nil,                              // 116: epcached.v1.Failure.FactsEntry
+	(*PushReply_Pushed)(nil),         // 117: epcached.v1.PushReply.Pushed
+	(*CheckRemoteReply_Finding)(nil), // 118: epcached.v1.CheckRemoteReply.Finding
+	(*Sourceless_Why)(nil),           // 119: epcached.v1.Sourceless.Why
+	nil,                              // 120: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                              // 121: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -10024,20 +10741,20 @@ var file_epcached_proto_depIdxs = []int32{
 	49,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
 	70,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
 	71,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	77,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	78,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	96,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	97,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	82,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	83,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	84,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	85,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	90,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	91,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	92,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	89,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	93,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	94,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	82,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	83,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	101, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	102, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	87,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	88,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	89,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	90,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	95,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	96,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	97,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	94,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	98,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	99,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	34,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	37,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	38,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -10058,92 +10775,99 @@ var file_epcached_proto_depIdxs = []int32{
 	29,  // 51: epcached.v1.Envelope.export_reply:type_name -> epcached.v1.ExportReply
 	30,  // 52: epcached.v1.Envelope.import:type_name -> epcached.v1.Import
 	31,  // 53: epcached.v1.Envelope.import_reply:type_name -> epcached.v1.ImportReply
-	54,  // 54: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
-	55,  // 55: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
-	73,  // 56: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
-	74,  // 57: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
-	0,   // 58: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	100, // 59: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,   // 60: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	101, // 61: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11,  // 62: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	102, // 63: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	103, // 64: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14,  // 65: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	9,   // 66: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
-	10,  // 67: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12,  // 68: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	104, // 69: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	105, // 70: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	106, // 71: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13,  // 72: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,   // 73: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	10,  // 74: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
-	16,  // 75: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
-	17,  // 76: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	107, // 77: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	108, // 78: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	85,  // 79: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	20,  // 80: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
-	19,  // 81: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	109, // 82: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	110, // 83: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	26,  // 84: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
-	27,  // 85: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
-	17,  // 86: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
-	26,  // 87: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
-	5,   // 88: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	111, // 89: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
-	35,  // 90: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
-	36,  // 91: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
-	17,  // 92: epcached.v1.Build.files:type_name -> epcached.v1.File
-	43,  // 93: epcached.v1.Build.imported:type_name -> epcached.v1.Imported
-	19,  // 94: epcached.v1.Build.members:type_name -> epcached.v1.Member
-	42,  // 95: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	42,  // 96: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	42,  // 97: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	57,  // 98: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
-	58,  // 99: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
-	56,  // 100: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	76,  // 101: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
-	61,  // 102: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
-	62,  // 103: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
-	62,  // 104: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
-	63,  // 105: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
-	42,  // 106: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	66,  // 107: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
-	69,  // 108: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
-	67,  // 109: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
-	68,  // 110: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
-	69,  // 111: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
-	76,  // 112: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	79,  // 113: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	75,  // 114: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
-	72,  // 115: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
-	112, // 116: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
-	13,  // 117: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	79,  // 118: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	80,  // 119: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	81,  // 120: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	113, // 121: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	114, // 122: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 123: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	86,  // 124: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	87,  // 125: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	89,  // 126: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	42,  // 127: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	88,  // 128: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	88,  // 129: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	89,  // 130: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	95,  // 131: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	99,  // 132: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	98,  // 133: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 134: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	135, // [135:135] is the sub-list for method output_type
-	135, // [135:135] is the sub-list for method input_type
-	135, // [135:135] is the sub-list for extension type_name
-	135, // [135:135] is the sub-list for extension extendee
-	0,   // [0:135] is the sub-list for field type_name
+	74,  // 54: epcached.v1.Envelope.push:type_name -> epcached.v1.Push
+	75,  // 55: epcached.v1.Envelope.push_reply:type_name -> epcached.v1.PushReply
+	76,  // 56: epcached.v1.Envelope.check_remote:type_name -> epcached.v1.CheckRemote
+	77,  // 57: epcached.v1.Envelope.check_remote_reply:type_name -> epcached.v1.CheckRemoteReply
+	54,  // 58: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
+	55,  // 59: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
+	78,  // 60: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
+	79,  // 61: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
+	0,   // 62: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	105, // 63: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,   // 64: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	106, // 65: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11,  // 66: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	107, // 67: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	108, // 68: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14,  // 69: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	9,   // 70: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
+	10,  // 71: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12,  // 72: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	109, // 73: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	110, // 74: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	111, // 75: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13,  // 76: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,   // 77: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10,  // 78: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16,  // 79: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17,  // 80: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	112, // 81: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	113, // 82: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	90,  // 83: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20,  // 84: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19,  // 85: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	114, // 86: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	115, // 87: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26,  // 88: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27,  // 89: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	17,  // 90: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
+	26,  // 91: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
+	5,   // 92: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	116, // 93: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	35,  // 94: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	36,  // 95: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17,  // 96: epcached.v1.Build.files:type_name -> epcached.v1.File
+	43,  // 97: epcached.v1.Build.imported:type_name -> epcached.v1.Imported
+	19,  // 98: epcached.v1.Build.members:type_name -> epcached.v1.Member
+	42,  // 99: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	42,  // 100: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	42,  // 101: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	57,  // 102: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
+	58,  // 103: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	56,  // 104: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
+	81,  // 105: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	61,  // 106: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	62,  // 107: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	62,  // 108: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	63,  // 109: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	42,  // 110: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	66,  // 111: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
+	69,  // 112: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
+	67,  // 113: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
+	68,  // 114: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
+	69,  // 115: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
+	81,  // 116: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	84,  // 117: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	80,  // 118: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
+	72,  // 119: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
+	73,  // 120: epcached.v1.StatusReply.remotes:type_name -> epcached.v1.Remote
+	117, // 121: epcached.v1.PushReply.builds:type_name -> epcached.v1.PushReply.Pushed
+	118, // 122: epcached.v1.CheckRemoteReply.findings:type_name -> epcached.v1.CheckRemoteReply.Finding
+	119, // 123: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
+	13,  // 124: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	84,  // 125: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	85,  // 126: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	86,  // 127: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	120, // 128: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	121, // 129: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 130: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	91,  // 131: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	92,  // 132: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	94,  // 133: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	42,  // 134: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	93,  // 135: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	93,  // 136: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	94,  // 137: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	100, // 138: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	104, // 139: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	103, // 140: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 141: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	142, // [142:142] is the sub-list for method output_type
+	142, // [142:142] is the sub-list for method input_type
+	142, // [142:142] is the sub-list for extension type_name
+	142, // [142:142] is the sub-list for extension extendee
+	0,   // [0:142] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -10206,6 +10930,10 @@ func file_epcached_proto_init() {
 		(*Envelope_ExportReply)(nil),
 		(*Envelope_Import)(nil),
 		(*Envelope_ImportReply)(nil),
+		(*Envelope_Push)(nil),
+		(*Envelope_PushReply)(nil),
+		(*Envelope_CheckRemote)(nil),
+		(*Envelope_CheckRemoteReply)(nil),
 		(*Envelope_Pack)(nil),
 		(*Envelope_PackReply)(nil),
 		(*Envelope_Stop)(nil),
@@ -10215,14 +10943,14 @@ func file_epcached_proto_init() {
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[27].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[50].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[96].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[101].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   113,
+			NumMessages:   120,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -88,10 +88,11 @@ class Client:
         - `route` is compile_api or session_options; "" is the daemon's default.
         - `runtime` is what the artefact will be loaded with, or its directory; by default the
           daemon's first runtime.
-        - `on_miss` is wait, background, claim, fail, refresh, bypass, key_only or explain.
+        - `on_miss` is wait, background, claim, fail, fetch, refresh, bypass, key_only or explain.
           background returns at once with the outcome "background" and the job. claim may return the
           right to compile (outcome "claim", see `claim`), or waits for another compile. refresh
-          recompiles; bypass compiles without storing; key_only and explain compile nothing.
+          recompiles; bypass compiles without storing; fetch asks remotes; it, key_only and explain
+          compile nothing.
         - `store` (shared, user, none) can narrow the scope of the result.
         - `strict_ort` accepts builds of the same ONNX Runtime version only.
         - `keep_going` finishes the compile even if all waiting requests have left.

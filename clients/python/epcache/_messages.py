@@ -42,6 +42,7 @@ ENUMS: dict[str, dict[str, int]] = {
         "BACKGROUND": 5,
         "CLAIM": 6,
         "EXPLAIN": 7,
+        "FETCH": 8,
     },
 }
 
@@ -342,6 +343,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(1, "key", "string"),
         Field(2, "manifest", "string"),
         Field(3, "builder", "string"),
+        Field(4, "remote", "string"),
     ),
     "Report": (
         Field(1, "build", "string"),
@@ -367,6 +369,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(6, "neighbours", "Neighbour", "repeated"),
         Field(7, "history", "Event", "repeated"),
         Field(8, "runtime", "string"),
+        Field(9, "remotes", "string", "repeated"),
     ),
     "Candidate": (
         Field(1, "build", "Build"),

@@ -61,7 +61,7 @@ func (g *Get) AddFlags(cmd *cobra.Command) {
 	g.Request.AddFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&g.OnMiss, "on-miss", "wait", "what a miss does, an `ACTION`: wait, "+
-		"background, claim, fail, refresh or bypass")
+		"background, claim, fail, fetch, refresh or bypass")
 	f.BoolVar(&g.keepGoing, "keep-going", false, "finish the compile even if this call is "+
 		"interrupted")
 	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")
@@ -159,7 +159,7 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 			"--on-miss claim takes one model, and --share several", ""),
 		usageMistake(claims && g.Request.Runtime == "", "--on-miss claim needs --runtime: it "+
 			"compiles with your own libraries", "name their directory: --runtime DIR"),
-		exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "refresh", "bypass"),
+		exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "fetch", "refresh", "bypass"),
 	)
 	if g.DryRun {
 		return wire.OnMiss_FAIL, err
@@ -169,7 +169,7 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 
 var onMissNames = map[string]wire.OnMiss{
 	"wait": wire.OnMiss_WAIT, "fail": wire.OnMiss_FAIL, "refresh": wire.OnMiss_REFRESH, "bypass": wire.OnMiss_BYPASS,
-	"background": wire.OnMiss_BACKGROUND, "claim": wire.OnMiss_CLAIM,
+	"background": wire.OnMiss_BACKGROUND, "claim": wire.OnMiss_CLAIM, "fetch": wire.OnMiss_FETCH,
 }
 
 // acquireModels asks for one model, or for several as a group.

@@ -62,6 +62,10 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 			return nil, err
 		}
 		return l.Reply(), nil
+	case *wire.Push:
+		return c.Push(ctx, q, w, far)
+	case *wire.CheckRemote:
+		return c.CheckRemote(ctx, q, w.Remote)
 	case *wire.Status:
 		return b.status(ctx, q)
 	case *wire.Probe:
@@ -117,6 +121,7 @@ func (b *Backend) status(ctx context.Context, p request.Peer) (*wire.StatusReply
 		}
 		s.Jobs = uint32(len(own))
 	}
+	s.Remotes = b.Cache.RemoteStatus()
 	s.Version, s.Pid, s.Socket, s.StartedBy = b.Version, int64(os.Getpid()), b.Socket, b.StartedBy
 	return s, nil
 }

@@ -1,0 +1,141 @@
+package cache
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/remotes"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func (c *Cache) openRemotes() {
+	c.remotes = remotes.New(remotes.Options{Client: c.options.RemoteClient, UID: c.uid, Store: c.Store,
+		Now: c.now, Log: c.log, Busy: c.jobs.Busy,
+		Remotes: func() []remotes.Remote { return c.settings.Load().Remotes },
+		Import:  c.Claims.Import, Export: c.Queries.ExportShared,
+		MayPublish: func(uid uint32) bool { return c.Rights.IsPublisher(request.Peer{UID: uid}) }})
+	c.remotes.Configure()
+}
+
+// askOf is the attempt as the remotes are asked.
+func (c *Cache) askOf(at *request.Attempt, told func(done, total int64, left time.Duration)) *remotes.Ask {
+	var kind jobs.Kind
+	for _, f := range at.Descriptors() {
+		if info, err := f.Stat(); err == nil { // else it is small
+			kind.Size += info.Size()
+		}
+	}
+	for _, ep := range at.Plan.EPs {
+		kind.EPs = append(kind.EPs, ep.Name)
+	}
+	a := &remotes.Ask{Attempt: at, Told: told, Refresh: at.OnMiss == request.Fetch,
+		Least: time.Duration(c.policyOf(at.Plan.EPs).MinCompileSeconds * float64(time.Second))}
+	_, a.Estimate = c.jobs.Costs.Estimate(kind)
+	return a
+}
+
+// beginJob is what a compile of a shared build begins with: see build.Options.
+func (c *Cache) beginJob(ctx context.Context, at *request.Attempt, j *jobs.Job) (*index.Build, func(bool)) {
+	a := c.askOf(at, j.SetTransfer)
+	if !c.remotes.Concerns(a) {
+		return nil, func(bool) {}
+	}
+	j.MarkRunning("fetching")
+	return c.remotes.Begin(ctx, a)
+}
+
+// fetch has the remotes asked without a compile, in one job for all callers. It reports whether the
+// request is to be looked up again. Without wait it goes on in the background.
+func (c *Cache) fetch(ctx context.Context, at *request.Attempt, wait bool) bool {
+	ask := c.askOf(at, nil)
+	if ask.Patient = at.OnMiss != request.ForClaim; !c.remotes.Asks(ask) {
+		return false
+	}
+	key := at.JobKey()
+	key.Alone = "fetch"
+	prepare := func() (jobs.Work, error) {
+		about := at.JobAbout(key.Scope, "requested: it is fetched from a remote")
+		about.Keeps = true
+		return jobs.Func{Work: about, Do: func(ctx context.Context, j *jobs.Job) (*jobs.Result, error) {
+			j.MarkRunning("fetching")
+			ask.Told = j.SetTransfer
+			b := c.remotes.Fetch(ctx, ask)
+			return &jobs.Result{Build: b, Fetched: b != nil}, nil
+		}}, nil
+	}
+	caller := at.Caller(c.owners.OwnerOf)
+	if !wait {
+		caller.Progress = nil
+		_, _, _ = c.jobs.Start(key, caller, prepare) // otherwise the next request asks
+		return false
+	}
+	result, _, err := c.jobs.Join(ctx, key, caller, prepare)
+	if err != nil || !result.Fetched {
+		return false
+	}
+	c.Store.TakerDone(result.Build.ID)
+	return true
+}
+
+// notFetched is the error of a request that compiles nothing, with what the remotes said.
+func (c *Cache) notFetched(at *request.Attempt) error {
+	why := c.remotes.Explain(c.askOf(at, nil))
+	if len(why) == 0 {
+		why = []string{"no remote is configured"}
+	}
+	return apierr.New(apierr.NotFound, nil, "model %q: not fetched: %s", at.Name, strings.Join(why, "; ")).
+		WithFact("request_key", at.Plan.RequestKey.String()).
+		WithHint("compile it: repeat the request with on_miss wait")
+}
+
+// RemoteStatus returns what is known of the remotes.
+func (c *Cache) RemoteStatus() []*wire.Remote { return c.remotes.Status() }
+
+// Push copies shared builds to remotes now, for administrators and publishers.
+func (c *Cache) Push(ctx context.Context, p request.Peer, w *wire.Push, progress func(request.Progress)) (*wire.PushReply, error) {
+	if !c.Rights.IsPublisher(p) {
+		return nil, apierr.New(apierr.NotAllowed, nil, "push: builds are copied to remotes for administrators "+
+			"and publishers")
+	}
+	to, err := c.remotes.ToPublish(w.Remote)
+	if err != nil {
+		return nil, err
+	}
+	builds, err := c.Queries.Find(ctx, p, w.Entries)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(builds, func(a, b index.Build) int { return a.Created.Compare(b.Created) })
+	reply := &wire.PushReply{}
+	for i := range builds {
+		b := &builds[i]
+		for j := range to {
+			one := &wire.PushReply_Pushed{Model: wire.Clip(b.ModelName), Build: b.BuildKey.String(), Remote: to[j].Name}
+			did, err := c.remotes.Publish(ctx, &to[j], b, progress)
+			if ctx.Err() != nil {
+				return nil, request.ContextError(ctx, "push")
+			}
+			if one.Done, one.Text = err == nil, string(did); err != nil {
+				one.Text = wire.Valid(err.Error())
+				c.Store.RecordEvent(event.Of(b, event.NotPublished, "to remote %s: %v", to[j].Name, err))
+			}
+			reply.Builds = append(reply.Builds, one)
+		}
+	}
+	return reply, nil
+}
+
+// CheckRemote tries on a remote what is needed of it.
+func (c *Cache) CheckRemote(ctx context.Context, p request.Peer, name string) (*wire.CheckRemoteReply, error) {
+	if !c.Rights.IsAdministrator(p) {
+		return nil, apierr.New(apierr.NotAllowed, nil, "remote check: it writes to the remote, and is for administrators")
+	}
+	return c.remotes.Check(ctx, name)
+}

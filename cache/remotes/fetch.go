@@ -1,0 +1,332 @@
+package remotes
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/cache/claims"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/remote"
+)
+
+// Ask is a request that may be answered from a remote.
+type Ask struct {
+	*request.Attempt
+	Estimate time.Duration // of its compile; 0: not known
+	Least    time.Duration // compiles that take less are not worth a look-up
+	// Told is called with how far a fetch is, and the time that is left, 0 where it is not known.
+	Told    func(done, total int64, left time.Duration)
+	Refresh bool // look although a remote did not have the build lately
+	Patient bool // no compile waits for this: it may take as long as bytes arrive
+
+	began time.Time
+}
+
+// whyNot returns why no remote is asked, "" if they are.
+func (a *Ask) whyNot() string {
+	switch {
+	case a.Scope != rights.Shared:
+		return "the build is for one user, and remotes are asked for shared builds only"
+	case a.Plan.Outside:
+		return "the libraries are the application's own"
+	case a.Estimate > 0 && a.Estimate < a.Least:
+		return fmt.Sprintf("the compile takes about %s", a.Estimate.Round(time.Millisecond))
+	}
+	return ""
+}
+
+// The rules that end a transfer: no byte for so long, and how often they are looked at.
+const (
+	stalledAfter = 5 * time.Second
+	watchEvery   = 100 * time.Millisecond
+)
+
+// mayLose is the time that a request may lose to a remote.
+func (a *Ask) mayLose(r *Remote) time.Duration {
+	switch {
+	case a.Patient:
+		return math.MaxInt64
+	case a.Estimate > 0:
+		return min(r.LoseAtMost, a.Estimate/4)
+	}
+	return r.LoseAtMost
+}
+
+// Fetch looks for the build at the remotes, and stores the first one that suits; nil: there is none.
+// Errors are noted for Explain, and end nothing.
+func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
+	all := rs.all()
+	if !rs.Asks(a) {
+		return nil
+	}
+	unlock, err := rs.fetching.Lock(ctx, a.Plan.BuildKey)
+	if err != nil {
+		return nil
+	}
+	defer unlock()
+	a.began = rs.Now()
+	for i := range all {
+		r := &all[i]
+		if !r.Ask || !a.Refresh && rs.negative(r, a.Plan.BuildKey) {
+			continue
+		}
+		if b := rs.fetchFrom(ctx, r, a); b != nil {
+			return b
+		}
+		if ctx.Err() != nil || rs.Now().Sub(a.began) >= a.mayLose(r) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// Asks reports whether any remote would be asked.
+func (rs *Remotes) Asks(a *Ask) bool {
+	return a.whyNot() == "" && slices.ContainsFunc(rs.all(), func(r Remote) bool {
+		return r.Ask && (a.Refresh || !rs.negative(&r, a.Plan.BuildKey))
+	})
+}
+
+// Concerns reports whether a compile begins with a look-up, or with a lease.
+func (rs *Remotes) Concerns(a *Ask) bool {
+	return rs.Asks(a) || a.whyNot() == "" && slices.ContainsFunc(rs.all(), func(r Remote) bool {
+		return r.Ask && r.Publish && r.Lease
+	})
+}
+
+// negative reports whether the remote said lately that it does not have the build.
+func (rs *Remotes) negative(r *Remote, build index.BuildKey) bool {
+	o, _ := rs.looked.Load().Load(looked{r.Name, build})
+	return rs.Now().Before(o.until)
+}
+
+// fetchFrom asks one remote.
+func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Build {
+	budget := min(cmp.Or(r.Connect, remote.DefaultConnect), a.mayLose(r))
+	cards, err := rs.look(ctx, r, a, budget)
+	if err != nil {
+		negative := errors.Is(err, remote.ErrMissing) || errors.Is(err, remote.ErrRefused) ||
+			errors.Is(err, remote.ErrDamaged)
+		rs.note(r, a.Plan.BuildKey, outcome{text: textOf(err)}, negative && ctx.Err() == nil)
+		return nil
+	}
+	why := ""
+	for _, raw := range cards {
+		b, err := rs.take(ctx, r, a, raw)
+		if b != nil {
+			rs.note(r, a.Plan.BuildKey, outcome{text: "fetched"}, false)
+			return b
+		}
+		if why = ""; err != nil {
+			why = textOf(err)
+		}
+	}
+	rs.note(r, a.Plan.BuildKey, outcome{text: why, bad: why != ""}, true)
+	return nil
+}
+
+// look returns the card of the build, or those of builds that answer the same request.
+func (rs *Remotes) look(ctx context.Context, r *Remote, a *Ask, budget time.Duration) ([][]byte, error) {
+	began := rs.Now()
+	cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(portable.Hash(a.Plan.BuildKey)), budget)
+	if left := budget - rs.Now().Sub(began); errors.Is(err, remote.ErrMissing) && left > 0 {
+		other, why := rs.Client.Look(ctx, r.Name, remote.RequestKey(portable.Hash(a.Plan.RequestKey)), left)
+		if why == nil {
+			return other, nil
+		}
+		if !errors.Is(why, remote.ErrUnsupported) { // to list is not
+			err = why
+		}
+	}
+	return cards, err
+}
+
+// take fetches and stores the build of a card, if it suits. No build and no error: it is here.
+func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*index.Build, error) {
+	im := &claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust, Name: a.Name}
+	peer := request.Peer{UID: rs.UID}
+	out, err := rs.Import(ctx, peer, im, nil)
+	switch {
+	case err != nil:
+		return nil, err
+	case out.Outcome != claims.HitHere:
+		return nil, rs.refused(r, out)
+	case out.RequestKey != a.Plan.RequestKey:
+		return nil, errors.New("refused: it answers another request")
+	case !out.Wanted:
+		return nil, nil
+	}
+	c := out.Card
+	var sizes []int64
+	for _, f := range c.Config.Files {
+		sizes = append(sizes, f.Size)
+	}
+	room, err := rs.Store.Reserve(ctx, rs.UID, true, sizes...)
+	if err != nil {
+		return nil, err
+	}
+	defer room.Release()
+	folder, remove, err := rs.Store.Stage("fetch-")
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
+	files, err := stageFiles(folder, len(sizes))
+	defer func() { remote.CloseAll(files) }()
+	if err != nil {
+		return nil, err
+	}
+	if err := rs.transfer(ctx, r, a, c, files); err != nil {
+		return nil, err
+	}
+	for i, f := range c.Config.Files {
+		file, err := os.Open(files[i].Name()) // for reading, as files that are put
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		im.Files = append(im.Files, claims.PutFile{Name: f.Name, File: file})
+	}
+	if out, err = rs.Import(ctx, peer, im, nil); err != nil {
+		return nil, err
+	}
+	if out.Build == nil {
+		return nil, rs.refused(r, out)
+	}
+	return out.Build, nil
+}
+
+// refused counts a card or a build that may not be used, and says why.
+func (rs *Remotes) refused(r *Remote, out *claims.Imported) error {
+	if out.Outcome == claims.Refused {
+		rs.figuresOf(r.Name).refused.Add(1)
+	}
+	return fmt.Errorf("%s: %s", out.Outcome, out.Text)
+}
+
+func stageFiles(folder string, n int) (files []*os.File, err error) {
+	for i := range n {
+		f, err := os.OpenFile(filepath.Join(folder, strconv.Itoa(i)), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if err != nil {
+			return files, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// transfer fetches the files of a build. It gives up when that no longer pays, see stopLoss.
+func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.Card, files []*os.File) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	s := &stopLoss{began: rs.Now(), ask: a, may: a.mayLose(r)}
+	s.last.Store(&arrival{s.began, remote.Progress{Total: c.Config.Size()}})
+	ended := make(chan struct{})
+	defer func() { <-ended }()
+	ctx, done := context.WithCancel(ctx)
+	defer done()
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(watchEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if why := s.whyStop(rs.Now()); why != "" {
+					stop(errors.New(why))
+					return
+				}
+			}
+		}
+	}()
+	p, err := rs.Client.Fetch(ctx, r.Name, remote.Fetch{Manifest: c.Build, Files: files,
+		Progress: func(p remote.Progress) { s.arrived(rs.Now(), p) }})
+	f := rs.figuresOf(r.Name)
+	f.fetched.Add(p.Wire)
+	f.seeds.Add(p.Seeds)
+	if err == nil {
+		f.hits.Add(1)
+		return nil
+	}
+	f.lost.Add(int64(rs.Now().Sub(s.began)))
+	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
+		return fmt.Errorf("given up: %w", cause)
+	}
+	return err
+}
+
+// stopLoss decides when a transfer no longer pays.
+type stopLoss struct {
+	began time.Time
+	ask   *Ask
+	may   time.Duration           // that the request may lose
+	last  atomic.Pointer[arrival] // of bytes
+}
+
+type arrival struct {
+	at time.Time
+	remote.Progress
+}
+
+func (s *stopLoss) arrived(at time.Time, p remote.Progress) {
+	if p.Done == s.last.Load().Done {
+		return
+	}
+	s.last.Store(&arrival{at, p})
+	if s.ask.Told != nil {
+		s.ask.Told(p.Done, p.Total, s.left(at))
+	}
+}
+
+// left is the time that the rest takes at the rate until now, 0 where that is not known.
+func (s *stopLoss) left(now time.Time) time.Duration {
+	p := s.last.Load()
+	if p.Done <= 0 {
+		return 0
+	}
+	return time.Duration(float64(now.Sub(s.began)) * float64(p.Total-p.Done) / float64(p.Done))
+}
+
+// whyStop returns why the transfer is given up, "" if it goes on. A transfer that is on course to
+// take less than a quarter of the compile may take longer than lose_at_most.
+func (s *stopLoss) whyStop(now time.Time) string {
+	spent, p := now.Sub(s.ask.began), s.last.Load()
+	left := s.left(now)
+	whole, estimate := spent+left, s.ask.Estimate
+	onCourse := p.Done > 0 && estimate > 0 && whole <= estimate/4 && now.Sub(p.at) < time.Second
+	switch {
+	case now.Sub(p.at) >= stalledAfter:
+		return fmt.Sprintf("no byte arrived for %s", stalledAfter)
+	case s.ask.Patient:
+		return ""
+	case estimate > 0 && p.Done > 0 && whole > estimate:
+		return fmt.Sprintf("it would take %s, and the compile %s", whole.Round(time.Second/10),
+			estimate.Round(time.Second/10))
+	case spent >= s.may && !onCourse:
+		return fmt.Sprintf("%s were spent, and a request may lose %s", spent.Round(time.Second/10),
+			s.may.Round(time.Second/10))
+	}
+	return ""
+}
+
+// textOf is an error's text without the remote's name, which is told with it.
+func textOf(err error) string {
+	if e, is := errors.AsType[*remote.Error](err); is {
+		return e.Text
+	}
+	return err.Error()
+}

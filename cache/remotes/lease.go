@@ -1,0 +1,172 @@
+package remotes
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"time"
+
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/remote"
+)
+
+// Leases of a fleet: how long one lasts without being renewed, and how often a machine that waits
+// for another one looks for its card.
+const (
+	leaseTTL      = 15 * time.Second
+	firstPoll     = 250 * time.Millisecond
+	longestPoll   = 5 * time.Second
+	unknownWait   = 10 * time.Second // at most, where this machine has no estimate
+	leaseBudget   = 2 * time.Second  // of one call, in the background
+	publishBudget = 30 * time.Second
+	publishWithin = 5 * time.Minute // after that others may compile what this machine did not publish
+)
+
+// heldLease is that of a build that this machine compiles for the fleet.
+type heldLease struct{ stop func() } // ends the renewal, and gives it back
+
+// Begin fetches the build, or waits for another machine of the fleet that compiles it, for at most
+// half of the own estimate. Without a build the caller compiles, and then calls end, with whether
+// the build is stored, because other machines wait for that.
+func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(stored bool)) {
+	if b = rs.Fetch(ctx, a); b != nil {
+		return b, nil
+	}
+	end = func(bool) {}
+	all := rs.all()
+	for i := range all {
+		r := &all[i]
+		if !r.Publish || !r.Lease || !r.Ask || a.whyNot() != "" || !rs.negative(r, a.Plan.BuildKey) {
+			continue // or it does not answer
+		}
+		b, ours := rs.takeTurn(ctx, r, a)
+		if b != nil {
+			return b, nil
+		}
+		if ours != nil {
+			return nil, ours
+		}
+	}
+	return nil, end
+}
+
+// takeTurn takes the lease, or returns the build that its holder published meanwhile. Without
+// either the caller compiles without a lease.
+func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Build, func(bool)) {
+	ask := remote.LeaseRequest{Key: portable.Hash(a.Plan.BuildKey), Holder: rand.Text(),
+		Estimate: a.Estimate, TTL: leaseTTL}
+	began, wait := rs.Now(), firstPoll
+	for waited := false; ; waited = true {
+		l, err := rs.lease(ctx, r, ask)
+		switch {
+		case err != nil || l.State == remote.NotOffered:
+			return nil, nil
+		case l.State == remote.Granted:
+			end := rs.hold(r, ask, a.Plan.BuildKey)
+			// Its last holder may have published between the look-up and the lease.
+			if b := rs.again(ctx, r, a); b != nil {
+				end(false)
+				return b, nil
+			}
+			rs.figuresOf(r.Name).won.Add(1)
+			return nil, end
+		}
+		if !waited {
+			rs.figuresOf(r.Name).waited.Add(1)
+		}
+		most := min(cmp.Or(a.Estimate, l.Estimate, 2*unknownWait)/2, unknownWait)
+		if a.Estimate > 0 {
+			most = a.Estimate / 2
+		}
+		left := most - rs.Now().Sub(began)
+		if left <= 0 {
+			return nil, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case <-time.After(min(wait, left)):
+		}
+		wait = min(wait*3/2, longestPoll)
+		if b := rs.again(ctx, r, a); b != nil {
+			return b, nil
+		}
+	}
+}
+
+func (rs *Remotes) lease(ctx context.Context, r *Remote, l remote.LeaseRequest) (remote.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, min(leaseBudget, cmp.Or(r.Connect, remote.DefaultConnect)*2))
+	defer cancel()
+	return rs.Client.Lease(ctx, r.Name, l)
+}
+
+// again looks for the build once more. Bytes of a new card do not count to what the request lost.
+func (rs *Remotes) again(ctx context.Context, r *Remote, a *Ask) *index.Build {
+	unlock, err := rs.fetching.Lock(ctx, a.Plan.BuildKey)
+	if err != nil {
+		return nil
+	}
+	defer unlock()
+	once := *a
+	once.began = rs.Now()
+	return rs.fetchFrom(ctx, r, &once)
+}
+
+// hold renews the lease until the build is published, or will not be.
+func (rs *Remotes) hold(r *Remote, ask remote.LeaseRequest, build index.BuildKey) (end func(stored bool)) {
+	ctx, stop := context.WithCancel(context.Background())
+	h, to := &heldLease{stop}, *r
+	rs.mu.Lock()
+	rs.leases[build] = h
+	rs.mu.Unlock()
+	go func() {
+		tick := time.NewTicker(leaseTTL / 3)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				ask.Release = true
+				if _, err := rs.lease(context.Background(), &to, ask); err != nil {
+					rs.Log.Debug("lease not released", "remote", to.Name, "error", err)
+				}
+				return
+			case <-tick.C:
+				_, _ = rs.lease(ctx, &to, ask) // otherwise others compile too
+			}
+		}
+	}()
+	return func(stored bool) {
+		if !stored {
+			rs.endLease(build, h)
+			return
+		}
+		time.AfterFunc(publishWithin, func() { rs.endLease(build, h) })
+	}
+}
+
+// endLease lets other machines compile the build. only: unless it is another lease by now; may be nil.
+func (rs *Remotes) endLease(build index.BuildKey, only *heldLease) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	h := rs.leases[build]
+	if h == nil || only != nil && h != only {
+		return
+	}
+	delete(rs.leases, build)
+	h.stop()
+}
+
+// mayLeave returns why a build is not published, "" if it is.
+func (rs *Remotes) mayLeave(b *index.Build) string {
+	switch {
+	case b.Scope != rights.Shared:
+		return "it is private"
+	case b.Imported.Key != "":
+		return "it came from another machine"
+	case b.Put && !rs.MayPublish(b.UID):
+		return "the application that compiled it is not of a publisher"
+	}
+	return ""
+}

@@ -1,0 +1,306 @@
+package remotes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/remote"
+)
+
+// The queue of builds to be published, and how often one is tried.
+const (
+	maxQueued    = 256
+	publishTries = 3
+	firstBackoff = 2 * time.Second
+	busyPause    = 250 * time.Millisecond
+	queueKey     = "publish:queue" // of the memo that outlives the daemon
+
+	// validFor is how long a card counts: see the lifecycle rules in doc/sharing.md.
+	validFor = 60 * 24 * time.Hour
+)
+
+// NotePublished has a build that was stored copied to the remotes that are configured for it.
+func (rs *Remotes) NotePublished(b *index.Build) {
+	if !slices.ContainsFunc(rs.all(), func(r Remote) bool { return r.Publish }) || rs.mayLeave(b) != "" {
+		rs.endLease(b.BuildKey, nil)
+		return
+	}
+	rs.mu.Lock()
+	rs.queue = append(rs.queue, b.ID)
+	rs.queue = rs.queue[max(0, len(rs.queue)-maxQueued):]
+	rs.saveQueue()
+	rs.mu.Unlock()
+	select {
+	case rs.wake <- struct{}{}:
+	default:
+	}
+}
+
+// saveQueue writes the queue down, where it may be lost. The caller holds mu.
+func (rs *Remotes) saveQueue() {
+	if err := memo.Save(&rs.Store.Index().Memos, queueKey, rs.queue); err != nil {
+		rs.Log.Warn("the queue of builds to publish is not kept over a restart", "error", err)
+	}
+}
+
+// Run publishes what is queued, until the context ends.
+func (rs *Remotes) Run(ctx context.Context) {
+	if rs.Client == nil {
+		return
+	}
+	rs.mu.Lock()
+	before, _ := memo.Recall[[]index.BuildID](&rs.Store.Index().Memos, queueKey)
+	rs.queue = append(before, rs.queue...)
+	rs.mu.Unlock()
+	for ctx.Err() == nil {
+		rs.mu.Lock()
+		var next index.BuildID
+		some := len(rs.queue) > 0
+		if some {
+			next = rs.queue[0]
+		}
+		rs.mu.Unlock()
+		if !some {
+			select {
+			case <-ctx.Done():
+				return
+			case <-rs.wake:
+			}
+			continue
+		}
+		rs.publishQueued(ctx, next)
+	}
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	for _, h := range rs.leases {
+		h.stop()
+	}
+}
+
+// publishQueued publishes one build to all remotes, and takes it out of the queue.
+func (rs *Remotes) publishQueued(ctx context.Context, id index.BuildID) {
+	b, err := rs.Store.Index().Get(id)
+	for _, r := range rs.all() {
+		if err != nil || !r.Publish { // an error: it was removed meanwhile
+			continue
+		}
+		for rs.Busy() && !rs.holdsLease(b.BuildKey) { // of the fleet, others wait for it
+			if sleep(ctx, busyPause) != nil {
+				return
+			}
+		}
+		pause := firstBackoff
+		for try := 1; ; try++ {
+			_, why := rs.Publish(ctx, &r, &b, nil)
+			if ctx.Err() != nil {
+				return
+			}
+			if why == nil {
+				break
+			}
+			if try == publishTries {
+				rs.notPublished(&r, &b, why)
+				break
+			}
+			if e := (*remote.Error)(nil); errors.As(why, &e) {
+				pause = max(pause, min(e.RetryAfter, time.Minute))
+			}
+			if sleep(ctx, pause) != nil {
+				return
+			}
+			pause *= 4
+		}
+	}
+	rs.mu.Lock()
+	rs.queue = slices.DeleteFunc(rs.queue, func(one index.BuildID) bool { return one == id })
+	rs.saveQueue()
+	rs.mu.Unlock()
+	rs.endLease(b.BuildKey, nil)
+}
+
+func (rs *Remotes) holdsLease(build index.BuildKey) bool {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return rs.leases[build] != nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+func (rs *Remotes) notPublished(r *Remote, b *index.Build, why error) {
+	rs.figuresOf(r.Name).failed.Add(1)
+	rs.Log.Warn("build not published", "remote", r.Name, "model", b.ModelName, "error", why)
+	rs.Store.RecordEvent(event.Of(b, event.NotPublished, "to remote %s: %v", r.Name, why))
+	reason := why.Error()
+	rs.figuresOf(r.Name).failure.Store(&reason)
+}
+
+// Published says what became of a build that was to be published.
+type Published string
+
+// Exists: the remote has a card of the build already.
+const (
+	Created Published = "published"
+	Exists  Published = "it is there already"
+)
+
+// Publish copies a build to a remote: first its blobs, and then its card, signed by this daemon.
+func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
+	told func(request.Progress)) (Published, error) {
+	if why := rs.mayLeave(b); why != "" {
+		return "", errors.New(why)
+	}
+	key := remote.BuildKey(portable.Hash(b.BuildKey))
+	last, _ := rs.looked.Load().Load(looked{r.Name, b.BuildKey})
+	switch _, err := rs.Client.Look(ctx, r.Name, key, publishBudget); {
+	case err == nil && !last.bad: // otherwise blobs may be missing
+		rs.figuresOf(r.Name).failure.Store(nil)
+		return Exists, nil
+	case err != nil && !errors.Is(err, remote.ErrMissing) && !errors.Is(err, remote.ErrRefused):
+		return "", err
+	}
+	signer, err := r.signer()
+	if err != nil {
+		return "", err
+	}
+	folder, remove, err := rs.Store.Stage("publish-")
+	if err != nil {
+		return "", err
+	}
+	defer remove()
+	card, err := rs.pack(ctx, b, signer, folder, told)
+	if err != nil {
+		return "", err
+	}
+	sent, err := rs.putBlobs(ctx, r, folder, told)
+	if err != nil {
+		return "", err
+	}
+	rs.figuresOf(r.Name).sent.Add(sent.Bytes)
+	put, err := rs.Client.PutCard(ctx, r.Name, remote.CardKeys{Build: portable.Hash(b.BuildKey),
+		Requests: []portable.Hash{portable.Hash(b.RequestKey)}}, card.Raw)
+	if err != nil {
+		return "", err
+	}
+	rs.Forget(b.BuildKey)
+	rs.figuresOf(r.Name).failure.Store(nil)
+	if put == remote.Exists {
+		return Exists, nil
+	}
+	rs.figuresOf(r.Name).published.Add(1)
+	rs.Store.RecordEvent(event.Of(b, event.Published, "to remote %s, signed by %.16s", r.Name, signer.ID))
+	return Created, nil
+}
+
+// signer reads the key that signs what is published.
+func (r *Remote) signer() (*portable.Signer, error) {
+	if r.SigningKey == "" {
+		return nil, errors.New("no signing_key is configured: builds are published with a signature only")
+	}
+	text, err := os.ReadFile(r.SigningKey)
+	if err != nil {
+		return nil, fmt.Errorf("signing_key: %w", err)
+	}
+	return portable.ParseSigner(r.SigningKey, text)
+}
+
+// pack writes the blobs of a build below the folder, and returns its card.
+func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Signer, folder string,
+	told func(request.Progress)) (*portable.Card, error) {
+	reply, view, err := rs.Export(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	defer view.Close()
+	out := &portable.Build{Signer: signer, Says: portable.Predicate{MachineClass: reply.MachineClass,
+		CompileSeconds: reply.CompileSeconds, Issued: rs.Now(), NotAfter: rs.Now().Add(validFor).UTC().Truncate(time.Second)}}
+	if err := json.Unmarshal(reply.Config, &out.Config); err != nil {
+		return nil, err
+	}
+	done, total := int64(0), int64(0)
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", view.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	for _, f := range reply.Files {
+		file, err := root.Open(filepath.Join(filepath.Dir(reply.Graph), f.Name))
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		total += f.Size
+		out.Files = append(out.Files, portable.Source{Name: f.Name, Size: f.Size, From: file})
+	}
+	if told != nil {
+		out.Copied = func(n int) {
+			done += int64(n)
+			told(request.Progress{Phase: "reading", Done: done, Total: total})
+		}
+	}
+	room, err := rs.Store.Reserve(ctx, rs.UID, false, total)
+	if err != nil {
+		return nil, err
+	}
+	defer room.Release()
+	w, err := portable.Create(folder)
+	if err != nil {
+		return nil, err
+	}
+	card, err := w.Add(ctx, out)
+	return card, errors.Join(err, w.Close())
+}
+
+// putBlobs uploads all blobs below the folder.
+func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, folder string,
+	told func(request.Progress)) (remote.Sent, error) {
+	paths, err := filepath.Glob(filepath.Join(folder, "blobs", "sha256", "*"))
+	if err != nil {
+		return remote.Sent{}, err
+	}
+	var blobs []remote.Blob
+	defer func() {
+		for _, b := range blobs {
+			_ = b.File.Close() // opened for reading only
+		}
+	}()
+	for _, path := range paths {
+		file, err := os.Open(path)
+		if err != nil {
+			return remote.Sent{}, err
+		}
+		one := remote.Blob{File: file}
+		blobs = append(blobs, one)
+		b := &blobs[len(blobs)-1]
+		if err := b.Digest.UnmarshalText([]byte("sha256:" + filepath.Base(path))); err != nil {
+			return remote.Sent{}, err
+		}
+		info, err := file.Stat()
+		if err != nil {
+			return remote.Sent{}, err
+		}
+		b.Size = info.Size()
+	}
+	return rs.Client.PutBlobs(ctx, r.Name, blobs, func(p remote.Progress) {
+		if told != nil {
+			told(request.Progress{Phase: "publishing", Done: p.Done, Total: p.Total})
+		}
+	})
+}

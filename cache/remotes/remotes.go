@@ -1,0 +1,218 @@
+// Package remotes is the daemon's half of stores that machines share: it asks them for a build
+// before that is compiled, copies builds of its own to them, and has one machine of a fleet compile
+// for all.
+//
+// The bytes are moved by package remote, whose helper process is not trusted. This package decides
+// whether a remote is asked, for how long a request waits, and which signatures count; what was
+// fetched passes the intake of an import. It never makes a request fail: without a remote the
+// request compiles. Start reading at Remotes.Begin and Remotes.NotePublished.
+package remotes
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/cache/claims"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/remote"
+	"github.com/epcached/epcached/store"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Remote is one remote as it is configured.
+type Remote struct {
+	remote.Config
+	Trust      []string // files with the keys whose signatures count
+	Ask        bool     // before a compile
+	Publish    bool     // shared builds
+	Lease      bool     // one machine compiles for all
+	LoseAtMost time.Duration
+	SigningKey string // file with the key that signs what is published
+}
+
+// Client makes calls to remotes. *remote.Client is one.
+type Client interface {
+	Configure([]remote.Config)
+	Look(ctx context.Context, remote string, key remote.Key, budget time.Duration) ([][]byte, error)
+	Fetch(ctx context.Context, remote string, f remote.Fetch) (remote.Progress, error)
+	PutBlobs(ctx context.Context, remote string, blobs []remote.Blob,
+		progress func(remote.Progress)) (remote.Sent, error)
+	PutCard(ctx context.Context, remote string, keys remote.CardKeys, card []byte) (remote.Put, error)
+	Lease(ctx context.Context, remote string, l remote.LeaseRequest) (remote.Lease, error)
+	Check(ctx context.Context, remote string) ([]remote.Finding, error)
+	Status() []remote.Status
+	Close() error
+}
+
+// Options say what Remotes work with.
+type Options struct {
+	Client  Client
+	Remotes func() []Remote // those in force, in the order in which they are asked
+	UID     uint32          // the daemon's
+	Store   *store.Store
+	Now     func() time.Time
+	Log     *slog.Logger
+
+	// Import stores what was fetched, or says without files what would become of it.
+	Import func(context.Context, request.Peer, *claims.Import, func(request.Progress)) (*claims.Imported, error)
+	// Export returns what is known of a shared build, and a lease on its view.
+	Export func(context.Context, *index.Build) (*wire.ExportReply, *os.File, error)
+	// MayPublish reports whether what the user put for all users may leave the machine.
+	MayPublish func(uid uint32) bool
+	// Busy reports whether a request waits for a compile.
+	Busy func() bool
+}
+
+// Remotes are all remotes. The zero Client means that there are none, ever.
+type Remotes struct {
+	Options
+
+	fetching keyed.Locks[index.BuildKey]   // one fetch of a build at a time
+	looked   atomic.Pointer[outcomes]      // what look-ups came to
+	mu       sync.Mutex                    // guards the fields below
+	figures  map[string]*figures           // by remote
+	leases   map[index.BuildKey]*heldLease // that this machine holds
+	queue    []index.BuildID               // to be published, the oldest first
+	wake     chan struct{}
+}
+
+// looked names a look-up.
+type looked struct {
+	remote string
+	build  index.BuildKey
+}
+
+type outcomes = memo.Table[looked, outcome]
+
+// outcome is what a look-up came to, and until when it is not repeated.
+type outcome struct {
+	text  string
+	at    time.Time
+	until time.Time // the negative cache; zero: it may be repeated at once
+	bad   bool      // the remote has the build, and it could not be used
+}
+
+// The negative cache: how long a remote is not asked again for a build that it does not have, give
+// or take a quarter, and for how many builds.
+const (
+	missingFor  = time.Minute
+	maxOutcomes = 1 << 14
+)
+
+// New returns Remotes, which do nothing in the background before Run.
+func New(o Options) *Remotes {
+	rs := &Remotes{Options: o, figures: make(map[string]*figures),
+		leases: make(map[index.BuildKey]*heldLease), wake: make(chan struct{}, 1)}
+	rs.looked.Store(new(outcomes))
+	return rs
+}
+
+// Configure puts the remotes in force that Options.Remotes returns now. What was not found is looked
+// for again, because other keys may be trusted.
+func (rs *Remotes) Configure() {
+	if rs.Client == nil {
+		return
+	}
+	var all []remote.Config
+	for _, r := range rs.Options.Remotes() {
+		all = append(all, r.Config)
+	}
+	rs.Client.Configure(all)
+	rs.looked.Store(new(outcomes))
+}
+
+// all returns the remotes in force.
+func (rs *Remotes) all() []Remote {
+	if rs.Client == nil {
+		return nil
+	}
+	return rs.Options.Remotes()
+}
+
+// Forget empties the negative cache for a build.
+func (rs *Remotes) Forget(build index.BuildKey) {
+	for _, r := range rs.all() {
+		rs.looked.Load().Save(looked{r.Name, build}, outcome{}, maxOutcomes)
+	}
+}
+
+// note remembers what a look-up came to. negative: it is not repeated for some time.
+func (rs *Remotes) note(r *Remote, build index.BuildKey, o outcome, negative bool) {
+	if o.at = rs.Now(); negative {
+		jitter := time.Duration(rand.Int64N(int64(missingFor / 2)))
+		o.until = o.at.Add(missingFor*3/4 + jitter)
+	}
+	rs.looked.Load().Save(looked{r.Name, build}, o, maxOutcomes)
+}
+
+// named returns the remote of that name.
+func (rs *Remotes) named(name string) (Remote, error) {
+	var names []string
+	for _, r := range rs.all() {
+		if r.Name == name {
+			return r, nil
+		}
+		names = append(names, r.Name)
+	}
+	e := apierr.New(apierr.NotFound, nil, "no remote %.80q is configured", name)
+	if len(names) > 0 {
+		return Remote{}, e.WithHint("there are: %s", strings.Join(names, ", "))
+	}
+	return Remote{}, e.WithHint("add a table [remote.NAME] to the daemon's configuration")
+}
+
+// ToPublish returns the remotes that builds are copied to, or the one of that name.
+func (rs *Remotes) ToPublish(name string) (out []Remote, err error) {
+	all := rs.all()
+	if name != "" {
+		one, err := rs.named(name)
+		if err != nil {
+			return nil, err
+		}
+		all = []Remote{one}
+	}
+	for _, r := range all {
+		if r.Publish {
+			out = append(out, r)
+		}
+	}
+	if len(out) == 0 {
+		return nil, apierr.New(apierr.NotAllowed, nil, "push: no remote is configured to be written to").
+			WithHint("write publish = \"shared\" into the table [remote.NAME] of the daemon's configuration")
+	}
+	return out, nil
+}
+
+// Check tries on a remote what is needed of it.
+func (rs *Remotes) Check(ctx context.Context, name string) (*wire.CheckRemoteReply, error) {
+	if _, err := rs.named(name); err != nil {
+		return nil, err
+	}
+	found, err := rs.Client.Check(ctx, name)
+	if err != nil {
+		return nil, apierr.New(apierr.Unavailable, err, "remote check")
+	}
+	reply := &wire.CheckRemoteReply{}
+	for _, f := range found {
+		reply.Findings = append(reply.Findings, &wire.CheckRemoteReply_Finding{Name: f.Name, Ok: f.OK, Text: wire.Valid(f.Text)})
+	}
+	return reply, nil
+}
+
+// Close ends the helper process.
+func (rs *Remotes) Close() error {
+	if rs.Client == nil {
+		return nil
+	}
+	return rs.Client.Close()
+}

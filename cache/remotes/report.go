@@ -1,0 +1,94 @@
+package remotes
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/remote"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// figures count what became of a remote's builds, since the daemon began.
+type figures struct {
+	hits, refused     atomic.Int64 // builds that were fetched; cards or builds that do not count
+	fetched, seeds    atomic.Int64 // bytes that came over the network, and from builds here
+	lost              atomic.Int64 // nanoseconds of transfers that failed
+	published, failed atomic.Int64 // builds
+	sent              atomic.Int64 // bytes
+	won, waited       atomic.Int64 // leases
+	failure           atomic.Pointer[string]
+}
+
+func (rs *Remotes) figuresOf(name string) *figures {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if rs.figures[name] == nil {
+		rs.figures[name] = new(figures)
+	}
+	return rs.figures[name]
+}
+
+// Explain says of each remote whether it would be asked for the request, and what the last look-up
+// came to.
+func (rs *Remotes) Explain(a *Ask) (lines []string) {
+	for _, r := range rs.all() {
+		text := ""
+		o, known := rs.looked.Load().Load(looked{r.Name, a.Plan.BuildKey})
+		known = known && o.text != ""
+		switch why := a.whyNot(); {
+		case !r.Ask:
+			text = "not asked: it is only written to"
+		case why != "":
+			text = "not asked: " + why
+		case known && rs.Now().Before(o.until):
+			text = fmt.Sprintf("not asked again for %s: %s", o.until.Sub(rs.Now()).Round(time.Second), o.text)
+		case known:
+			text = "asked " + rs.Now().Sub(o.at).Round(time.Second).String() + " ago: " + o.text
+		default:
+			text = "it is asked before a compile"
+		}
+		lines = append(lines, "remote "+r.Name+": "+text)
+	}
+	return lines
+}
+
+// Status returns what is known of each remote.
+func (rs *Remotes) Status() (out []*wire.Remote) {
+	all := rs.all()
+	if len(all) == 0 {
+		return nil
+	}
+	calls := make(map[string]remote.Status)
+	for _, s := range rs.Client.Status() {
+		calls[s.Name] = s
+	}
+	rs.mu.Lock()
+	queued := len(rs.queue)
+	rs.mu.Unlock()
+	for _, r := range all {
+		f, s := rs.figuresOf(r.Name), calls[r.Name]
+		one := &wire.Remote{Name: r.Name, Url: wire.Valid(r.URL), Asked: r.Ask, Publishes: r.Publish,
+			Calls: uint64(s.Calls), Missing: uint64(s.Missing), Denied: uint64(s.Refused),
+			Unreachable: uint64(s.Unreachable), Damaged: uint64(s.Damaged), Skipped: uint64(s.Skipped),
+			Fetched: uint64(f.hits.Load()), FetchedBytes: f.fetched.Load(), SeedBytes: f.seeds.Load(),
+			LostSeconds: time.Duration(f.lost.Load()).Seconds(), Refused: uint64(f.refused.Load()),
+			Published: uint64(f.published.Load()), NotPublished: uint64(f.failed.Load()),
+			SentBytes: f.sent.Load(), LeasesWon: uint64(f.won.Load()), LeasesWaited: uint64(f.waited.Load())}
+		if r.Publish {
+			one.Queued = uint64(queued)
+		}
+		if s.Open {
+			one.BreakerSeconds = max(0.001, s.OpenFor.Seconds())
+		}
+		if n := len(s.Last); n > 0 {
+			one.LastError = wire.Valid(s.Last[n-1].Text)
+			one.LastErrorMs = wire.Milliseconds(s.Last[n-1].Time)
+		}
+		if why := f.failure.Load(); why != nil {
+			one.PublishError = wire.Valid(*why)
+		}
+		out = append(out, one)
+	}
+	return out
+}

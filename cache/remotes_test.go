@@ -1,0 +1,481 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/epcached/epcached/cache/remotes"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/remote"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// bucket is a remote in memory. Its client for each machine is itself.
+type bucket struct {
+	mu     sync.Mutex
+	cards  map[portable.Hash][]byte
+	blobs  map[portable.Digest][]byte
+	leases map[portable.Hash]string
+
+	looks, fetches, puts atomic.Int64
+	// lookFault is called before a call is answered, and fetchFault in its place; nil: no fault.
+	lookFault  func(ctx context.Context) error
+	fetchFault func(ctx context.Context, f remote.Fetch) error
+	forge      func([]byte) []byte // of cards that are read
+}
+
+func newBucket() *bucket {
+	return &bucket{cards: make(map[portable.Hash][]byte), blobs: make(map[portable.Digest][]byte),
+		leases: make(map[portable.Hash]string)}
+}
+
+func remoteError(class, text string) error {
+	return &remote.Error{Class: class, Remote: "fleet", Text: text}
+}
+
+func (b *bucket) Configure([]remote.Config) {}
+func (b *bucket) Close() error              { return nil }
+func (b *bucket) Status() []remote.Status {
+	return []remote.Status{{Name: "fleet", Calls: b.looks.Load()}}
+}
+func (b *bucket) Check(context.Context, string) ([]remote.Finding, error) {
+	return []remote.Finding{{Name: "read", OK: true, Text: "fine"}}, nil
+}
+
+func (b *bucket) Look(ctx context.Context, _ string, key remote.Key, budget time.Duration) ([][]byte, error) {
+	b.looks.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	if b.lookFault != nil {
+		if err := b.lookFault(ctx); err != nil {
+			return nil, err
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var out [][]byte
+	for build, raw := range b.cards {
+		card, err := portable.ParseCard("card", raw)
+		if err == nil && key.Request && portable.RequestOf(card.Config.Record).Key == key.Hash || build == key.Hash {
+			if b.forge != nil {
+				raw = b.forge(raw)
+			}
+			out = append(out, raw)
+		}
+	}
+	if len(out) == 0 {
+		return nil, remoteError("missing", "no card under that key")
+	}
+	return out, nil
+}
+
+func (b *bucket) Fetch(ctx context.Context, _ string, f remote.Fetch) (p remote.Progress, err error) {
+	b.fetches.Add(1)
+	if b.fetchFault != nil {
+		return p, b.fetchFault(ctx, f)
+	}
+	var m portable.Manifest
+	if err := json.Unmarshal(f.Manifest, &m); err != nil {
+		return p, remoteError("damaged", err.Error())
+	}
+	dec, err := zstd.NewReader(nil)
+	if err != nil {
+		return p, err
+	}
+	defer dec.Close()
+	for i, file := range f.Files {
+		b.mu.Lock()
+		blob, ok := b.blobs[m.Layers[i].Digest]
+		b.mu.Unlock()
+		if !ok {
+			return p, remoteError("missing", "a blob is missing")
+		}
+		plain, err := dec.DecodeAll(blob, nil)
+		if err != nil {
+			return p, remoteError("damaged", err.Error())
+		}
+		if _, err := file.Write(plain); err != nil {
+			return p, remoteError("local", err.Error())
+		}
+		p.Done += int64(len(plain))
+		p.Wire += int64(len(blob))
+	}
+	p.Total = p.Done
+	f.Progress(p)
+	return p, nil
+}
+
+func (b *bucket) PutBlobs(_ context.Context, _ string, blobs []remote.Blob, _ func(remote.Progress)) (s remote.Sent, err error) {
+	for _, one := range blobs {
+		raw := make([]byte, one.Size)
+		if _, err := one.File.ReadAt(raw, 0); err != nil {
+			return s, err
+		}
+		b.puts.Add(1)
+		b.mu.Lock()
+		b.blobs[one.Digest] = raw
+		b.mu.Unlock()
+		s.Sent++
+		s.Bytes += one.Size
+	}
+	return s, nil
+}
+
+func (b *bucket) PutCard(_ context.Context, _ string, keys remote.CardKeys, card []byte) (remote.Put, error) {
+	b.puts.Add(1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cards[keys.Build] != nil {
+		return remote.Exists, nil
+	}
+	b.cards[keys.Build] = card
+	return remote.Created, nil
+}
+
+func (b *bucket) Lease(_ context.Context, _ string, l remote.LeaseRequest) (remote.Lease, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	holder := b.leases[l.Key]
+	switch {
+	case l.Release && holder == l.Holder:
+		delete(b.leases, l.Key)
+	case holder == "" && !l.Release:
+		b.leases[l.Key] = l.Holder
+	case holder != l.Holder:
+		return remote.Lease{State: remote.Held, Estimate: l.Estimate}, nil
+	}
+	return remote.Lease{State: remote.Granted}, nil
+}
+
+// fleetKeys are files with a key pair.
+func fleetKeys(t testing.TB) (private, public string) {
+	dir := t.TempDir()
+	secret, open, _, err := portable.GenerateKey()
+	require.NoError(t, err)
+	private, public = filepath.Join(dir, "k"), filepath.Join(dir, "k.pub")
+	require.NoError(t, os.WriteFile(private, secret, 0o600))
+	require.NoError(t, os.WriteFile(public, open, 0o644))
+	return private, public
+}
+
+// machine is a bench with its own store, whose daemon shares builds through the bucket.
+func machine(t testing.TB, b *bucket, r remotes.Remote, change ...func(*Options)) *bench {
+	r.Name, r.Ask = "fleet", true
+	if r.LoseAtMost == 0 {
+		r.LoseAtMost = 10 * time.Second
+	}
+	return newBenchWith(t, func(o *Options) {
+		o.RemoteClient, o.Remotes = b, []remotes.Remote{r}
+		for _, do := range change {
+			do(o)
+		}
+	})
+}
+
+func (b *bucket) waitForCards(t testing.TB, n int) {
+	require.Eventually(t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.cards) == n
+	}, 20*time.Second, 5*time.Millisecond)
+}
+
+// A build that one machine published is a hit on another one, which compiles nothing.
+func TestABuildIsFetchedInsteadOfCompiled(t *testing.T) {
+	private, public := fleetKeys(t)
+	store := newBucket()
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+	made := a.acquire(a.request(a.model(1)))
+	require.Equal(t, request.Compiled, made.Outcome)
+	store.waitForCards(t, 1)
+
+	b := machine(t, store, remotes.Remote{Trust: []string{public}})
+	var phases []string
+	got, err := b.cache.Acquire(t.Context(), b.request(b.model(1)), func(p request.Progress) {
+		phases = append(phases, p.Phase)
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { got.View.Close() })
+	require.Equal(t, request.Hit, got.Outcome)
+	require.Zero(t, b.compiler.Compiles.Load())
+	require.Equal(t, a.read(made), b.read(got))
+	require.Contains(t, phases, "fetching")
+	require.Contains(t, got.Why, "fetched from remote fleet, signed by ")
+	require.Equal(t, "fleet", b.list()[0].told.Imported.Remote)
+	require.EqualValues(t, 1, b.cache.RemoteStatus()[0].Fetched)
+
+	again := b.acquire(b.request(b.model(1)))
+	require.Equal(t, request.Hit, again.Outcome)
+	require.EqualValues(t, 1, store.fetches.Load())
+	_, err = b.cache.Push(t.Context(), b.self(), &wire.Push{Entries: []string{got.Build.BuildKey.String()}}, nil)
+	require.ErrorContains(t, err, "no remote is configured to be written to")
+}
+
+// Without publish nothing is written, and of builds of one user the remote hears nothing at all.
+func TestBuildsStayOnTheMachineUnlessPublishingIsConfigured(t *testing.T) {
+	private, public := fleetKeys(t)
+	store := newBucket()
+	a := machine(t, store, remotes.Remote{SigningKey: private, Trust: []string{public}, Lease: true})
+	require.Equal(t, request.Compiled, a.acquire(a.request(a.model(1))).Outcome)
+	require.Zero(t, store.puts.Load())
+	require.NotZero(t, store.looks.Load())
+
+	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+	before := store.looks.Load()
+	r := b.request(b.model(2))
+	r.Store = "user"
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
+	require.Equal(t, before, store.looks.Load())
+	require.Zero(t, store.puts.Load())
+	_, err := b.cache.Push(t.Context(), b.self(), &wire.Push{Entries: []string{b.list()[0].told.Build}}, nil)
+	require.NoError(t, err)
+	require.Zero(t, store.puts.Load(), "a private build was pushed")
+	for _, on := range []request.OnMiss{request.Refresh, request.Bypass} {
+		r := b.request(b.model(3))
+		r.OnMiss, r.Store = on, "user"
+		b.acquire(r)
+	}
+	require.Equal(t, before, store.looks.Load())
+}
+
+// The request gets a model whatever a remote does, and never wrong bytes.
+func TestARemoteThatFailsCostsACompile(t *testing.T) {
+	private, public := fleetKeys(t)
+	_, other := fleetKeys(t)
+	flip := func(raw []byte) []byte {
+		raw = slices.Clone(raw)
+		raw[len(raw)/2] ^= 1
+		return raw
+	}
+	faults := map[string]struct {
+		trust  string
+		break_ func(*bucket)
+		why    string
+	}{
+		"another key": {trust: other, why: "not trusted here"},
+		"unreachable": {break_: func(b *bucket) {
+			b.lookFault = func(context.Context) error { return remoteError("unreachable", "no route") }
+		}, why: "no route"},
+		"403":          {break_: func(b *bucket) { b.lookFault = func(context.Context) error { return remoteError("refused", "403") } }, why: "403"},
+		"damaged card": {break_: func(b *bucket) { b.forge = flip }, why: "card"},
+		"no card":      {break_: func(b *bucket) { b.forge = func([]byte) []byte { return []byte("{}") } }, why: "card"},
+		"missing blob": {break_: func(b *bucket) { clear(b.blobs) }, why: "a blob is missing"},
+		"black hole": {break_: func(b *bucket) {
+			b.lookFault = func(ctx context.Context) error { <-ctx.Done(); return remoteError("unreachable", "no answer") }
+		}, why: "no answer"},
+		"lies about bytes": {break_: func(b *bucket) { b.fetchFault = lie }, why: "BLAKE3"},
+	}
+	for name, f := range faults {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store := newBucket()
+			a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+			made := a.acquire(a.request(a.model(1)))
+			store.waitForCards(t, 1)
+			if f.break_ != nil {
+				f.break_(store)
+			}
+			trust := public
+			if f.trust != "" {
+				trust = f.trust
+			}
+			b := machine(t, store, remotes.Remote{Trust: []string{trust}})
+			r := b.request(b.model(1))
+			r.OnMiss = request.Fetch
+			require.Contains(t, b.refused(r).Text, f.why)
+			got := b.acquire(b.request(b.model(1)))
+			require.Equal(t, request.Compiled, got.Outcome)
+			require.Equal(t, a.read(made), b.read(got))
+			require.EqualValues(t, 1, b.compiler.Compiles.Load())
+		})
+	}
+}
+
+// lie writes as many bytes as there should be, and others.
+func lie(_ context.Context, f remote.Fetch) error {
+	var m portable.Manifest
+	if err := json.Unmarshal(f.Manifest, &m); err != nil {
+		return err
+	}
+	var c portable.Config
+	if err := json.Unmarshal(m.Config.Data, &c); err != nil {
+		return err
+	}
+	for i, file := range f.Files {
+		if _, err := file.Write(make([]byte, c.Files[i].Size)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A transfer that stands still, or takes longer than the compile, is given up.
+func TestASlowTransferIsGivenUp(t *testing.T) {
+	private, public := fleetKeys(t)
+	store := newBucket()
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+	a.acquire(a.request(a.model(1)))
+	store.waitForCards(t, 1)
+	store.fetchFault = func(ctx context.Context, f remote.Fetch) error { <-ctx.Done(); return ctx.Err() }
+	b := machine(t, store, remotes.Remote{Trust: []string{public}, LoseAtMost: 300 * time.Millisecond})
+	began := time.Now()
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Less(t, time.Since(began), 4*time.Second)
+	e, err := b.cache.Acquire(t.Context(), explained(b.request(b.model(1))), nil)
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(e.Explanation.Remotes, ""), "a request may lose 300ms")
+}
+
+func explained(r *request.Request) *request.Request {
+	r.OnMiss = request.Explain
+	return r
+}
+
+// A remote that does not have a build is not asked again for a minute, unless a request says so.
+func TestRemotesAreNotAskedAgainForAMissingBuild(t *testing.T) {
+	_, public := fleetKeys(t)
+	store := newBucket()
+	b := machine(t, store, remotes.Remote{Trust: []string{public}}, func(o *Options) {
+		o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 3600, MeasureGain: new(bool)}}
+	})
+	for range 3 {
+		b.acquire(b.request(b.model(1)))
+	}
+	require.EqualValues(t, 2, store.looks.Load(), "by build key and by request key")
+	r := b.request(b.model(1))
+	r.OnMiss = request.Fetch
+	require.Equal(t, apierr.NotFound, b.refused(r).Class)
+}
+
+// A request that may not compile has the build fetched for the next one.
+func TestAFailingRequestFetchesInTheBackground(t *testing.T) {
+	private, public := fleetKeys(t)
+	store := newBucket()
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+	a.acquire(a.request(a.model(1)))
+	store.waitForCards(t, 1)
+	b := machine(t, store, remotes.Remote{Trust: []string{public}})
+	ask := func() error {
+		r := b.request(b.model(1))
+		r.OnMiss = request.Fail
+		got, err := b.cache.Acquire(t.Context(), r, nil)
+		if err == nil {
+			got.View.Close()
+		}
+		return err
+	}
+	require.ErrorContains(t, ask(), "no build")
+	require.Eventually(t, func() bool { return ask() == nil }, 20*time.Second, 10*time.Millisecond)
+	require.Zero(t, b.compiler.Compiles.Load())
+}
+
+// Of machines that need one model at the same time, one compiles.
+func TestAFleetCompilesOnce(t *testing.T) {
+	private, public := fleetKeys(t)
+	store := newBucket()
+	var all []*bench
+	for range 8 {
+		b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}, Lease: true})
+		b.compiler.Delay = 500 * time.Millisecond
+		all = append(all, b)
+	}
+	var g errgroup.Group
+	models := make([]*os.File, len(all))
+	for i, b := range all {
+		models[i] = b.model(7)
+	}
+	for i, b := range all {
+		g.Go(func() error {
+			a, err := b.cache.Acquire(t.Context(), b.request(models[i]), nil)
+			if err == nil {
+				err = a.View.Close()
+			}
+			return err
+		})
+	}
+	require.NoError(t, g.Wait())
+	compiles := int64(0)
+	for _, b := range all {
+		compiles += b.compiler.Compiles.Load()
+	}
+	require.EqualValues(t, 1, compiles)
+}
+
+// A lease that is never given back costs half of a compile.
+func TestALeaseThatIsHeldForEverIsWaitedForABoundedTime(t *testing.T) {
+	private, public := fleetKeys(t)
+	store := newBucket()
+	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}, Lease: true})
+	b.compiler.Delay = 400 * time.Millisecond
+	b.acquire(b.request(b.model(1))) // so that there is an estimate
+	model := b.model(2)
+	store.leases[portable.Hash(b.planned(b.request(model)).Plan.BuildKey)] = "somebody"
+	began := time.Now()
+	require.Equal(t, request.Compiled, b.acquire(b.request(model)).Outcome)
+	require.Less(t, time.Since(began), 5*time.Second)
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+}
+
+// A queue that was not worked off is taken up by the next daemon, and --refresh looks again.
+func TestPublishingContinuesAfterARestart(t *testing.T) {
+	private, public := fleetKeys(t)
+	store := newBucket()
+	r := remotes.Remote{Publish: true, SigningKey: private + "not there yet", Trust: []string{public}}
+	b := machine(t, store, r)
+	b.acquire(b.request(b.model(1)))
+	require.NoError(t, os.Rename(private, r.SigningKey))
+	b.reopen()
+	store.waitForCards(t, 1)
+	require.Eventually(t, func() bool { return b.cache.RemoteStatus()[0].Queued == 0 }, 20*time.Second, 5*time.Millisecond)
+	require.Empty(t, store.leases)
+}
+
+// A remote that does not answer is not asked again and again: its client refuses the calls.
+func TestABlackHoledRemoteCostsItsBudgetOnce(t *testing.T) {
+	_, public := fleetKeys(t)
+	client := remote.New(remote.Options{Socket: filepath.Join(t.TempDir(), "no socket")})
+	b := newBenchWith(t, func(o *Options) {
+		o.RemoteClient = client
+		o.Remotes = []remotes.Remote{{Config: remote.Config{Name: "fleet", URL: "https://x"}, Ask: true,
+			Publish: true, Lease: true, Trust: []string{public}, LoseAtMost: time.Second}}
+	})
+	for i := range 6 {
+		require.Equal(t, request.Compiled, b.acquire(b.request(b.model(uint64(i+1)))).Outcome)
+	}
+	s := b.cache.RemoteStatus()[0]
+	require.Positive(t, s.BreakerSeconds)
+	require.LessOrEqual(t, s.Calls, uint64(3))
+	require.NotZero(t, s.Skipped)
+	advice := b.cache.Queries.Doctor()
+	reply, err := advice.Examine(t.Context(), b.self())
+	require.NoError(t, err)
+	require.Contains(t, reply.String(), "it fails, and models are compiled without it")
+}
+
+// A build that cannot be published harms no request; the reason is reported.
+func TestPublishingFailsWithoutHarm(t *testing.T) {
+	_, public := fleetKeys(t)
+	store := newBucket()
+	b := machine(t, store, remotes.Remote{Publish: true, Trust: []string{public}})
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	reply, err := b.cache.Push(t.Context(), b.self(), &wire.Push{Entries: []string{b.list()[0].told.Build}}, nil)
+	require.NoError(t, err)
+	require.False(t, reply.Builds[0].Done)
+	require.Contains(t, reply.Builds[0].Text, "signing_key")
+	require.Empty(t, store.cards)
+	require.EqualValues(t, 1, b.cache.RemoteStatus()[0].Queued)
+}

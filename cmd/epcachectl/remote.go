@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func newPull(a *cli.Call) *cobra.Command {
+	g := &acquire.Get{Call: a, Verb: "pull", OnMiss: "fetch"}
+	cmd := &cobra.Command{
+		Use:   "pull MODEL... [--ep EP[:DEVICE]...] [flags]",
+		Short: "fetch builds from remotes",
+		Long: `pull has the daemon fetch the build of each MODEL from the remotes of its configuration,
+unless it is stored already, and compiles nothing. It asks remotes again that did not have the build
+a moment ago. Flags say what is requested, as those of get.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt),
+		Example: "  epcachectl pull det.onnx rec.onnx --ep OpenVINOExecutionProvider:CPU",
+		Args:    cli.UsageArgs(1, math.MaxInt),
+		RunE:    func(cmd *cobra.Command, args []string) error { return g.Run(cmd.Context(), args) },
+	}
+	g.Request.AddFlags(cmd)
+	cmd.Flags().BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
+	return cmd
+}
+
+func newPush(a *cli.Call) *cobra.Command {
+	var remote string
+	cmd := &cobra.Command{
+		Use:   "push MODEL|ENTRY...",
+		Short: "copy shared builds to remotes",
+		Long: `push copies the shared builds of each MODEL or ENTRY to the remotes that have publish =
+"shared" in the daemon's configuration, signed by the daemon's key, and waits for that. A build
+holds its model's weights. Private builds, and those of other machines, are not copied.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt),
+		Example: "  epcachectl push det.onnx --remote fleet",
+		Args:    cli.UsageArgs(1, math.MaxInt),
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
+			entries := make([]string, len(args))
+			for i, arg := range args {
+				var err error
+				if entries[i], err = modelfile.Entry(ctx, arg); err != nil {
+					return exit.WithOperation("push", arg, err)
+				}
+			}
+			var reply *wire.PushReply
+			err := a.WithProgress(func(progress func(*wire.Progress)) (err error) {
+				reply, err = unixsock.Ask[wire.PushReply](ctx, c, &wire.Push{Entries: entries, Remote: remote}, progress)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return printPushed(a, reply)
+		}),
+	}
+	cmd.Flags().StringVar(&remote, "remote", "", "copy to the remote `NAME` only")
+	return cmd
+}
+
+func printPushed(a *cli.Call, reply *wire.PushReply) error {
+	done := len(reply.GetBuilds()) > 0
+	rows := [][]string{{"MODEL", "BUILD", "REMOTE", "RESULT"}}
+	for _, b := range reply.GetBuilds() {
+		done = done && b.GetDone()
+		text := b.GetText()
+		if !b.GetDone() {
+			text = "not published: " + text
+		}
+		rows = append(rows, []string{term.Printable(b.GetModel()), term.Short(b.GetBuild()), term.Printable(b.GetRemote()), term.Printable(text)})
+	}
+	if a.JSON {
+		if err := a.Print.JSON(jsonout.Of(reply)); err != nil {
+			return err
+		}
+	} else {
+		a.Print.Table(rows)
+	}
+	if !done {
+		return exit.Status(exit.Failed)
+	}
+	return nil
+}
+
+func newRemote(a *cli.Call) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "remote status|check",
+		Short: "show remotes, or try one",
+		Long: `remote is about the stores that machines share, [remote.NAME] in the daemon's
+configuration.` + exit.Help(exit.Done, exit.BadUsage),
+		Example: "  epcachectl remote status\n  epcachectl remote check fleet",
+		Args:    cli.UsageArgs(0, 0),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newRemoteStatus(a), newRemoteCheck(a))
+	return cmd
+}
+
+func newRemoteStatus(a *cli.Call) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "show what became of calls to remotes",
+		Long: `status prints of each remote whether it answers, what was fetched from it and copied to
+it since the daemon's start, and its last error.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon),
+		Example: "  epcachectl remote status --json",
+		Args:    cli.UsageArgs(0, 0),
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, _ []string) error {
+			s, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
+			if err != nil {
+				return err
+			}
+			if a.JSON {
+				list := []any{}
+				for _, r := range s.GetRemotes() {
+					list = append(list, jsonout.Of(r))
+				}
+				return a.Print.JSON(jsonout.Object{"remotes": list})
+			}
+			if len(s.GetRemotes()) == 0 {
+				a.Print.Line("no remote is configured")
+			}
+			for i, r := range s.GetRemotes() {
+				if i > 0 {
+					a.Print.Line("")
+				}
+				a.Print.Table(remoteRows(r))
+			}
+			return nil
+		}),
+	}
+}
+
+// remoteLine is one line about a remote.
+func remoteLine(r *wire.Remote) string {
+	line := remoteState(r) + "; " + term.Count(r.GetFetched(), "build") + " fetched"
+	if r.GetPublishes() {
+		line += fmt.Sprintf(", %d published", r.GetPublished())
+	}
+	return line
+}
+
+func remoteState(r *wire.Remote) string {
+	switch wait := r.GetBreakerSeconds(); {
+	case wait > 0:
+		return "fails, and is not asked for " + term.Seconds(wait)
+	case r.GetCalls() == 0:
+		return "not called yet"
+	}
+	return "answers"
+}
+
+func remoteRows(r *wire.Remote) [][]string {
+	rows := [][]string{
+		{"remote", term.Printable(r.GetName()) + "  " + term.Printable(r.GetUrl())},
+		{"state", remoteState(r)},
+		{"look-ups", fmt.Sprintf("%s, %d missing, %d denied, %d unreachable, %d skipped", term.Count(r.GetCalls(), "call"),
+			r.GetMissing(), r.GetDenied(), r.GetUnreachable(), r.GetSkipped())},
+		{"fetched", fmt.Sprintf("%s, %s over the network, %s from builds here; %d refused; %s lost",
+			term.Count(r.GetFetched(), "build"), term.Bytes(r.GetFetchedBytes()), term.Bytes(r.GetSeedBytes()),
+			r.GetRefused()+r.GetDamaged(), term.Seconds(r.GetLostSeconds()))},
+	}
+	if r.GetPublishes() {
+		rows = append(rows, []string{"published", fmt.Sprintf("%s, %s; %d queued, %d failed",
+			term.Count(r.GetPublished(), "build"), term.Bytes(r.GetSentBytes()), r.GetQueued(), r.GetNotPublished())},
+			[]string{"leases", fmt.Sprintf("%d compiled for all, %d waited", r.GetLeasesWon(), r.GetLeasesWaited())})
+	}
+	if text := r.GetPublishError(); text != "" {
+		rows = append(rows, []string{"not published", term.Printable(text)})
+	}
+	if text := r.GetLastError(); text != "" {
+		rows = append(rows, []string{"last error", term.Time(r.GetLastErrorMs()) + ", " + term.Printable(text)})
+	}
+	return rows
+}
+
+func newRemoteCheck(a *cli.Call) *cobra.Command {
+	return &cobra.Command{
+		Use:   "check NAME",
+		Short: "try what a remote can do",
+		Long: `check tries on a remote what is needed of it: reading, writing, writes that create only or
+replace one version only, ranges, listing and the clock. It leaves one small object there. What a
+remote cannot do is printed with what follows from it.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed),
+		Example: "  epcachectl remote check fleet",
+		Args:    cli.UsageArgs(1, 1),
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
+			reply, err := unixsock.Ask[wire.CheckRemoteReply](ctx, c, &wire.CheckRemote{Remote: args[0]}, nil)
+			if err != nil {
+				return err
+			}
+			if a.JSON {
+				return a.Print.JSON(jsonout.Of(reply))
+			}
+			rows := [][]string{{"TRIED", "", "SEEN"}}
+			for _, f := range reply.GetFindings() {
+				can := "yes"
+				if !f.GetOk() {
+					can = "no"
+				}
+				rows = append(rows, []string{term.Printable(f.GetName()), can, term.Printable(f.GetText())})
+			}
+			a.Print.Table(rows)
+			return nil
+		}),
+	}
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"encoding/pem"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// sharing is the configuration of a machine that shares builds through a remote.
+func sharing(url, public, more string) string {
+	return fmt.Sprintf("%s[remote.fleet]\nurl = %q\ntrust = [%q]\nconnect = \"5s\"\nlose_at_most = \"60s\"\n%s", unmeasured,
+		url, public, more)
+}
+
+// openTo makes a directory that all users read, and that one user writes.
+func openTo(t testing.TB, owner string) string {
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		require.NoError(t, os.Chmod(d, 0o755))
+	}
+	if owner != "" {
+		require.NoError(t, exec.Command("chown", owner, dir).Run())
+	}
+	return dir
+}
+
+// hasHelper skips a test where the helper was not built.
+func hasHelper(t testing.TB) {
+	if !exists(filepath.Join(programs, "epcached-remote")) {
+		t.Skip("SKIPPED: no epcached-remote beside epcached")
+	}
+}
+
+// filesBelow counts the regular files below a directory.
+func filesBelow(t testing.TB, dir string) (n int) {
+	require.NoError(t, filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			n++
+		}
+		return err
+	}))
+	return n
+}
+
+// webServer serves a directory over HTTPS to any client that trusts its certificate.
+type webServer struct {
+	url, certificate string
+	mu               sync.Mutex
+	methods          map[string]int
+}
+
+func newWebServer(t testing.TB, dir string) *webServer {
+	w := &webServer{methods: make(map[string]int)}
+	files := http.FileServer(http.Dir(dir))
+	s := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		w.mu.Lock()
+		w.methods[r.Method]++
+		w.mu.Unlock()
+		files.ServeHTTP(rw, r)
+	}))
+	t.Cleanup(s.Close)
+	w.url, w.certificate = s.URL, filepath.Join(openTo(t, ""), "ca.pem")
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+	require.NoError(t, os.WriteFile(w.certificate, text, 0o644))
+	return w
+}
+
+// Builds that one machine published are hits on others, whose daemons have other users, other state
+// directories and no builds, through a directory and through a web server that is only read.
+func TestMachinesShareBuildsThroughARemote(t *testing.T) {
+	hasHelper(t)
+	runtimes := []string{runtimeFolder(t, openVINO), runtimeFolder(t, silentOpenVINO), runtimeFolder(t, qnn)}
+	a := newSite(t, runtimes...)
+	keys, shared := openTo(t, ""), openTo(t, "")
+	private, public := newKey(t, a, keys, "ci")
+	a.config = fmt.Sprintf("signing_key = %q\n", private) + sharing("file://"+shared, public, "publish = \"shared\"\n")
+	a.start(t)
+	conv, ep := modelOf(t, "tiny-convolution"), "OpenVINOExecutionProvider:CPU"
+	asked := map[string][]string{
+		"OpenVINO":          {conv, "--ep", ep},
+		"embedded":          {modelOf(t, "tiny-mlp"), "--ep", ep, "--embed"},
+		"silent":            {conv, "--ep", ep, "--runtime", runtimes[1]},
+		"initializers":      {modelOf(t, "tiny-mlp"), "--ep", ep, "--initializers-file", "rest.bin"},
+		"QNN ahead of time": {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
+		"group":             {"--share", modelOf(t, "tiny-mlp"), conv, "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
+		"external":          {modelOf(t, "tiny-external"), "--ep", ep},
+	}
+	made := make(map[string]map[string]any)
+	for name, args := range asked {
+		made[name] = a.get(t, args)
+		out, status := a.ctl(t, "push", made[name]["build"].(string))
+		require.Zero(t, status, "%s: %s", name, out)
+	}
+	out, _ := a.ctl(t, "events")
+	require.Contains(t, out, "to remote fleet, signed by ")
+	require.NoError(t, exec.Command("chmod", "-R", "a+rX", shared).Run())
+
+	web := newWebServer(t, shared)
+	for _, url := range []string{"file://" + shared, web.url} {
+		b := ofAnotherUser(t, runtimes...)
+		b.config, b.environment = sharing(url, public, ""), []string{"SSL_CERT_FILE=" + web.certificate}
+		b.under = append(passable(t, append([]string{keys, shared, filepath.Dir(web.certificate), programs,
+			filepath.Dir(b.socket)}, runtimes...)), "setpriv", "--reuid", otherUID, "--regid", otherUID, "--clear-groups")
+		d := b.start(t)
+		before := filesBelow(t, shared)
+		for name, args := range asked {
+			got := b.get(t, args)
+			require.Equal(t, "hit", got["outcome"], "%s from %s: %v", name, url, got["why"])
+			require.Equal(t, digestsOf(made[name]), digestsOf(got), name)
+			require.Contains(t, got["why"], "fetched from remote fleet, signed by ", name)
+		}
+		require.Zero(t, d.status().Compiles)
+		verified := b.get(t, asked["OpenVINO"], "--verify-output", "1e-3")
+		require.Empty(t, verified["warnings"])
+		out, status := b.ctl(t, "remote", "status")
+		require.Zero(t, status, out)
+		require.Contains(t, out, "7 builds, ")
+		require.Equal(t, before, filesBelow(t, shared), "a reader wrote")
+		out, status = b.ctl(t, "show", made["silent"]["build"].(string))
+		require.Zero(t, status)
+		require.Contains(t, out, "from remote fleet, signed by ")
+		out, status = b.ctl(t, "push", made["silent"]["build"].(string))
+		require.Equal(t, 7, status, out)
+	}
+	for method := range web.methods {
+		require.Contains(t, []string{"GET", "HEAD"}, method)
+	}
+}
