@@ -224,8 +224,10 @@ const (
 	dataExternal
 )
 
-func (w *walker) tensor(f field, name string, t Initializer) (called string) {
+func (w *walker) tensor(f field, name string, of Initializer) (called string) {
 	before := w.memoryUsed
+	w.current = of // no memory for each tensor
+	t := &w.current
 	t.At = f.at
 	var external []field
 	location := int64(dataInGraph)
@@ -263,7 +265,7 @@ func (w *walker) tensor(f field, name string, t Initializer) (called string) {
 	switch location {
 	case dataInGraph: // external_data without this mark is not used by anybody
 	case dataExternal:
-		w.external(f, external, &t)
+		w.external(f, external, t)
 	default:
 		w.fail(f.at, "data_location", "tensor %q: %d is neither 0 (in the model) nor 1 (external)", t.Name, location)
 	}
@@ -272,9 +274,9 @@ func (w *walker) tensor(f field, name string, t Initializer) (called string) {
 		return ""
 	}
 	if t.Location != "" {
-		w.inFile(&t)
+		w.inFile(t)
 	}
-	w.each(w, &t)
+	w.each(w, t)
 	return t.Name
 }
 

@@ -55,6 +55,16 @@ func allocated(fn func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
+// A small file can have as many tensors as it likes: they take no memory, which would have to be
+// collected at the cost of other requests.
+func TestTensorsTakeNoMemoryEach(t *testing.T) {
+	b := model(bytes.Repeat(msg{}.sub(5, msg{}), 400_000))
+	var m *epmodel.Model
+	took := allocated(func() { m = mustRead(t, b) })
+	require.Zero(t, m.Nodes)
+	require.Less(t, took, uint64(1<<20))
+}
+
 // weights of 10 GB in the graph file itself (more than protobuf libraries read) and an embedded
 // context of 3 GB
 func TestReadPassesOverHugeFields(t *testing.T) {

@@ -38,7 +38,8 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 }
 
 // Tensors is Read that also calls each with every tensor, in file order: initializers of every graph and function, and
-// constants in node attributes. A large model is walked again from its start, so each may see a tensor twice.
+// constants in node attributes. A large model is walked again from its start, so each may see a tensor twice. The tensor is
+// valid during the call only, but may be copied.
 func Tensors(ctx context.Context, name string, src Source, each func(*Initializer)) (m *Model, err error) {
 	err = withGate(ctx, name, func(most int64, _ func()) error {
 		m, err = walk(ctx, name, src, most, func(_ *walker, t *Initializer) { each(t) })
@@ -73,6 +74,7 @@ type walker struct {
 	trained int            // training_info entries seen
 	files   map[string]int // where each external location stands in Model.External
 	each    func(*walker, *Initializer)
+	current Initializer // the tensor that is being read; valid until the next one
 }
 
 func (w *walker) model() {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -118,6 +119,7 @@ func startSelf(t testing.TB, variable string) *asker {
 	require.NoError(t, err)
 	a := &asker{TB: t, cmd: exec.Command(self), lines: make(chan string, 100)}
 	a.cmd.Env = append(os.Environ(), variable)
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // as another user's processes have
 	a.cmd.Stderr = os.Stderr
 	a.stdin, err = a.cmd.StdinPipe()
 	require.NoError(t, err)

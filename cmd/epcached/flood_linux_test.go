@@ -32,6 +32,7 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 	random := seeded(t)
 	requests := number(t, "EPCACHED_FLOOD_REQUESTS", 3000)
 	s := newSite(t, runtimeFolder(t, openVINO))
+	s.under = []string{"setsid"} // a session of its own, as every daemon has
 	d := s.start(t)
 	n := newNeighbour(t, d, number(t, "EPCACHED_FLOOD_HITS", 60))
 	database := fileID(t, filepath.Join(s.state, "index.db"))
