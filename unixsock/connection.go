@@ -186,6 +186,7 @@ func (c *connection) hello() error {
 		c.closeAll(fds)
 		return violation("descriptors with the first frame")
 	}
+	defer c.user.turns.end(c.user.turns.take(c.ctx, nil)) // connections take turns as requests do
 	hello := envelope.GetHello()
 	if hello == nil || envelope.GetRequest() != 0 {
 		return violation("the first frame must be Hello, under request number 0")

@@ -128,6 +128,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	}
 	r.arrived, r.bytes = time.Now(), int64(size+requestBytes)
 	c.used.Store(r.arrived.UnixNano())
+	c.user.used.Store(r.arrived.UnixNano())
 	r.fds = append(r.fds, fds...)
 	r.ctx, r.cancel = c.requestContext(envelope)
 	c.mu.Unlock()

@@ -20,12 +20,23 @@ const overseerInterval = time.Millisecond
 // overseerIdleLooks is how many looks without any inline answer send the overseer to sleep.
 const overseerIdleLooks = 100
 
+// RestFactor is how many times as long as a request of a user had its slot the slot rests before the
+// next one, if other users are served too: a user with more requests than slots gets a quarter of the
+// processors. The daemon then has processor time left when a request of another user comes, whereas
+// the kernel makes a daemon that used up its share wait for tens of milliseconds.
+const RestFactor = 7
+
+// crowdedFor is how long after its last request a user counts as one that is served.
+const crowdedFor = time.Second
+
 // requestSlots bounds the requests of one user that run, so that they do not take the processors
 // from those of others. A request that takes longer than the overseer's looks mostly waits for
 // something else: it goes on, and the next one has its turn.
 type requestSlots struct {
-	slots []*requestSlot
-	free  chan *requestSlot
+	slots   []*requestSlot
+	free    chan *requestSlot
+	waiting atomic.Int64
+	crowded *atomic.Bool // Server.crowded
 }
 
 // heldSlot is a request's right to run: the place, and the request's number in it.
@@ -39,11 +50,12 @@ type requestSlot struct {
 	running  atomic.Uint64 // number of the request; 0: there is none
 	last     uint64        // number that was given out; of the request that takes the place
 	lastSeen uint64        // running at the overseer's last look; of the overseer alone
+	began    time.Time     // when the request took the place
 	inline   *connection   // whose reader answers; nil: another goroutine does
 }
 
-func newRequestSlots(n int) *requestSlots {
-	t := &requestSlots{free: make(chan *requestSlot, n)}
+func newRequestSlots(n int, crowded *atomic.Bool) *requestSlots {
+	t := &requestSlots{free: make(chan *requestSlot, n), crowded: crowded}
 	for range n {
 		p := &requestSlot{}
 		t.slots = append(t.slots, p)
@@ -58,6 +70,8 @@ func (t *requestSlots) take(ctx context.Context, inline *connection) heldSlot {
 	select {
 	case p = <-t.free:
 	default:
+		t.waiting.Add(1)
+		defer t.waiting.Add(-1)
 		select {
 		case p = <-t.free:
 		case <-ctx.Done():
@@ -65,6 +79,7 @@ func (t *requestSlots) take(ctx context.Context, inline *connection) heldSlot {
 		}
 	}
 	p.last++
+	p.began = time.Now()
 	p.inline = inline
 	own := heldSlot{p, p.last}
 	p.running.Store(own.number) // from here on the overseer may pass it on
@@ -80,8 +95,18 @@ func (t *requestSlots) end(own heldSlot) bool {
 		return false
 	}
 	own.inline = nil
-	t.free <- own.requestSlot
+	t.release(own.requestSlot)
 	return true
+}
+
+// release passes the slot on, after a rest where others of the user and other users wait for the
+// processors.
+func (t *requestSlots) release(p *requestSlot) {
+	if t.crowded.Load() && t.waiting.Load() > 0 {
+		time.AfterFunc(RestFactor*time.Since(p.began), func() { t.free <- p })
+		return
+	}
+	t.free <- p
 }
 
 // passOnSlow takes away the turns that requests had at the last look, and has another goroutine
@@ -98,7 +123,7 @@ func (t *requestSlots) passOnSlow() (busy bool) {
 			go p.inline.continueReading()
 		}
 		p.inline = nil
-		t.free <- p
+		t.release(p)
 	}
 	return busy
 }
@@ -132,14 +157,25 @@ func (s *Server) oversee() {
 			}
 		}
 		tick.Stop()
+		s.crowded.Store(false)
 	}
 }
+
+// Crowded reports whether several users were served within the last second.
+func (s *Server) Crowded() bool { return s.crowded.Load() }
 
 // passOnSlowReaders passes on the reading where an answer takes long, and reports whether any is
 // under way.
 func (s *Server) passOnSlowReaders() (busy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	served, since := 0, time.Now().Add(-crowdedFor).UnixNano()
+	for _, u := range s.users {
+		if u.used.Load() > since {
+			served++
+		}
+	}
+	s.crowded.Store(served > 1)
 	for _, u := range s.users {
 		busy = u.turns.passOnSlow() || busy
 	}

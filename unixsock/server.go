@@ -40,6 +40,7 @@ type Server struct {
 
 	overseer overseer
 	gates    [2]gates              // of users, and of administrators
+	crowded  atomic.Bool           // several users are served; set by the overseer
 	slow     atomic.Int64          // requests of all users with files that may never answer
 	refusals atomic.Int64          // connections that wait for theirs
 	refusal  atomic.Pointer[Error] // the answer to every request; nil: the backend answers
@@ -63,6 +64,7 @@ type user struct {
 	account
 	requestBytes, frameBytes, descriptors, unread, subscriptions, slow atomic.Int64
 
+	used        atomic.Int64 // when its last request came; UnixNano
 	turns       *requestSlots
 	connections map[*connection]struct{} // guarded by Server.mu
 }
@@ -318,7 +320,7 @@ func (s *Server) register(c *connection) error {
 	}
 	u := s.users[c.account]
 	if u == nil {
-		u = &user{account: c.account, turns: newRequestSlots(s.limits.RunningPerUID), connections: make(map[*connection]struct{})}
+		u = &user{account: c.account, turns: newRequestSlots(s.limits.RunningPerUID, &s.crowded), connections: make(map[*connection]struct{})}
 	}
 	if err := s.checkUserConnections(u); err != nil {
 		return err

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,7 +248,7 @@ func TestSlowRequestsPassTheirSlotOn(t *testing.T) {
 }
 
 func TestRequestSlots(t *testing.T) {
-	all := newRequestSlots(2)
+	all := newRequestSlots(2, new(atomic.Bool))
 	first, second := all.take(t.Context(), nil), all.take(t.Context(), nil)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -263,4 +265,41 @@ func TestRequestSlots(t *testing.T) {
 	require.False(t, all.end(first), "the first request ran at two looks")
 	require.True(t, all.end(fourth), "the fourth ran at one")
 	require.False(t, all.passOnSlow())
+}
+
+// A user with more requests than slots leaves processor time to others as long as they are served.
+func TestAFloodRestsWhileOtherUsersAreServed(t *testing.T) {
+	var busy atomic.Int64 // nanoseconds in which the flood's requests ran
+	s := serveUsers(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) {
+		began := time.Now()
+		time.Sleep(300 * time.Microsecond)
+		busy.Add(int64(time.Since(began)))
+		return &wire.StatusReply{}, nil
+	}}, limits{RunningPerUID: 1}, func(uid uint32) uint32 { return uid })
+	ctx, end := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer end()
+	for range 8 {
+		c, err := dialAs(t, s, 4001)
+		require.NoError(t, err)
+		all.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil) // fails at the end
+			}
+		})
+	}
+	share := func() float64 {
+		began, before := time.Now(), busy.Load()
+		time.Sleep(400 * time.Millisecond)
+		return float64(busy.Load()-before) / float64(time.Since(began))
+	}
+	alone := func() bool { return share() > 0.3 }
+	require.Eventually(t, alone, patience, time.Millisecond)
+	other, err := dialAs(t, s, 4002)
+	require.NoError(t, err)
+	_, _, err = other.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	require.NoError(t, err)
+	require.Less(t, share(), 0.25)
+	require.Eventually(t, alone, patience, time.Millisecond, "the other user is served no more")
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 )
@@ -27,6 +28,10 @@ func (s Slots) Take(ctx context.Context) (leave func(), err error) {
 // the callers of one key never have all slots. Of those that wait, the key with the fewest slots comes
 // next.
 type Shares[K comparable] struct {
+	// Rest returns how long a slot rests before the next caller of a key has it, after it was held
+	// for so long and so many callers of that key wait; nil: not at all. It is set before Take is called.
+	Rest func(held time.Duration, waiting int) time.Duration
+
 	all, each int
 
 	mu    sync.Mutex // guards what follows; never held while waiting
@@ -58,10 +63,28 @@ func (s *Shares[K]) Take(ctx context.Context, key K) (leave func(), err error) {
 	s.mu.Unlock()
 	select {
 	case <-turn:
-		return func() { s.release(key, turn) }, nil
+		return s.leave(key, turn), nil
 	case <-ctx.Done():
 		s.release(key, turn)
 		return nil, ctx.Err()
+	}
+}
+
+// leave returns the function that gives a slot back.
+func (s *Shares[K]) leave(key K, turn chan struct{}) func() {
+	if s.Rest == nil {
+		return func() { s.release(key, turn) }
+	}
+	began := time.Now()
+	return func() {
+		s.mu.Lock()
+		waiting := len(s.keys[key].waiting)
+		s.mu.Unlock()
+		if rest := s.Rest(time.Since(began), waiting); rest > 0 {
+			time.AfterFunc(rest, func() { s.release(key, turn) })
+			return
+		}
+		s.release(key, turn)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -145,6 +146,43 @@ func TestSharesLeaveSlotsToOtherKeys(t *testing.T) {
 		}
 		require.Equal(t, []string{"a", "a"}, order[4:])
 		require.Zero(t, shares.inUse)
+		require.Empty(t, shares.keys)
+	})
+}
+
+func TestSlotsOfACrowdedKeyRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shares := NewShares[string](2, 1)
+		shares.Rest = func(held time.Duration, waiting int) time.Duration {
+			if waiting < 2 {
+				return 0
+			}
+			return 7 * held
+		}
+		began := time.Now()
+		var mu sync.Mutex
+		var order []time.Duration // when each of the three had the slot
+		take := func() {
+			leave, err := shares.Take(t.Context(), "a")
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			order = append(order, time.Since(began))
+			mu.Unlock()
+			time.Sleep(time.Second)
+			leave()
+		}
+		for range 3 {
+			go take()
+		}
+		time.Sleep(500 * time.Millisecond)
+		leave, err := shares.Take(t.Context(), "b")
+		require.NoError(t, err, "another key does not rest")
+		leave()
+		time.Sleep(time.Minute)
+		require.Equal(t, []time.Duration{0, 8 * time.Second, 9 * time.Second}, order,
+			"it rests where two wait")
 		require.Empty(t, shares.keys)
 	})
 }

@@ -34,7 +34,11 @@ type Backend struct {
 }
 
 // New returns a backend without its fields.
-func New() *Backend { return &Backend{gates: newGates()} }
+func New() *Backend {
+	b := new(Backend)
+	b.gates = newGates(func() bool { return b.Server.Crowded() })
+	return b
+}
 
 func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
 

@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"runtime"
+	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
@@ -17,11 +18,22 @@ type gates struct {
 	hashing      *keyed.Shares[uint32] // of large files, a piece at a time
 }
 
-func newGates() gates {
+// newGates returns the gates. crowded reports whether several users are served: the slots of a user
+// with many requests then rest as those of unixsock do.
+func newGates(crowded func() bool) gates {
 	cores := runtime.GOMAXPROCS(0)
-	return gates{small: keyed.NewShares[uint32](max(16, 4*cores), max(1, cores/2)),
+	g := gates{small: keyed.NewShares[uint32](max(16, 4*cores), max(1, cores/2)),
 		large:   keyed.NewShares[uint32](6, 1),
 		hashing: keyed.NewShares[uint32](8*cores, cores)}
+	for _, s := range []*keyed.Shares[uint32]{g.small, g.large, g.hashing} {
+		s.Rest = func(held time.Duration, waiting int) time.Duration {
+			if waiting < 2*cores || !crowded() { // one file is hashed by as many callers as cores
+				return 0
+			}
+			return unixsock.RestFactor * held
+		}
+	}
+	return g
 }
 
 // withReadGate returns the context of a request with models that are read for the peer. Hashing
