@@ -30,18 +30,27 @@ func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
 	class, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, 1, uintptr(pid), 0)
 	require.Zero(t, errno)
 	require.EqualValues(t, 3, class>>13, "the idle class")
+	requireSessionNiceness(t, 19, pid)
+}
+
+// requireSessionNiceness requires the niceness of a session, where the kernel has one.
+func requireSessionNiceness(t *testing.T, want, pid int) {
+	t.Helper()
 	if group, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid),
 		"autogroup")); err == nil && len(group) > 0 {
-		require.Contains(t, string(group), "nice 19")
+		require.Contains(t, string(group), fmt.Sprintf("nice %d\n", want))
 	}
 }
 
-// A worker of a daemon with a low priority does not get a higher one, and starts.
+// A worker of a daemon with a low priority does not get a higher one, and starts. Its session has
+// that priority, too.
 func TestWorkerKeepsAHigherNiceness(t *testing.T) {
 	own := niceness(t, os.Getpid())
 	for _, more := range []int{0, 10} {
 		want := min(max(5, own+more), 19)
-		require.Equal(t, want, niceness(t, preparedWorker(t, more, workerproto.Preparation{Nice: 5})))
+		pid := preparedWorker(t, more, workerproto.Preparation{Nice: 5})
+		require.Equal(t, want, niceness(t, pid))
+		requireSessionNiceness(t, want, pid)
 	}
 }
 

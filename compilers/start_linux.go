@@ -363,7 +363,7 @@ func (o *ORT) raise(w *worker, idle <-chan struct{}) {
 // raise gives a worker's process group the usual priority. The disk's and the session's can always
 // be raised; niceness only by root or with RLIMIT_NICE. A failure only delays the waiting requests.
 func raise(pid, nice int) {
-	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/autogroup", []byte("0"), 0)
+	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/autogroup", []byte(strconv.Itoa(nice)), 0)
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioGroup, uintptr(pid), 0) // class none: that of the niceness
 	_ = unix.Setpriority(unix.PRIO_PGRP, pid, nice)                           // of every thread in the group
 }

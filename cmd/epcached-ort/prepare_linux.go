@@ -71,13 +71,16 @@ func limit(p workerproto.Preparation) error {
 	return nil
 }
 
-// raiseNiceness sets the niceness of this thread unless its own is as high: to lower it takes a
-// capability. A refusal is ignored, because only the duration depends on it.
+// raiseNiceness sets the niceness of this thread unless its own is higher: to lower it takes a
+// capability. A kernel that shares the processor between sessions first, and counts niceness only
+// within one, gets it for this session, which is the worker's own: otherwise each worker has as
+// much of the processor as the daemon. A refusal is ignored, because only the duration depends on it.
 func raiseNiceness(nice int) {
-	const kernels = 20 // the system call returns 20 less the niceness
-	if inherited, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err != nil || kernels-inherited < nice {
-		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
+	if left, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
+		nice = max(nice, 20-left) // the system call returns that
 	}
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
+	_ = os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(nice)), 0)
 }
 
 // noModel stands for the descriptor of a worker's model where it has none.
@@ -161,13 +164,10 @@ func lowerLimit(resource int, value uint64) error {
 	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: hard})
 }
 
-// setIdlePriority takes the last place at the disk and, where the kernel shares the processor
-// between sessions first and counts niceness only within one, as desktops' kernels do, for this
-// session, which is the worker's own. A kernel without either has neither to give.
+// setIdlePriority takes the last place at the disk, if the kernel has places there.
 func setIdlePriority() {
 	const ownProcess, idleClass = 1, 3 << 13 // IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ownProcess, 0, idleClass)
-	_ = os.WriteFile("/proc/self/autogroup", []byte("19"), 0)
 }
 
 // raiseOOMScore makes this process the first to go when memory runs out: a compile can be made
