@@ -181,8 +181,12 @@ func TestSlotsOfACrowdedKeyRest(t *testing.T) {
 		require.NoError(t, err, "another key does not rest")
 		leave()
 		time.Sleep(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
 		require.Equal(t, []time.Duration{0, 8 * time.Second, 9 * time.Second}, order,
 			"it rests where two wait")
+		shares.mu.Lock() // timers release slots
+		defer shares.mu.Unlock()
 		require.Empty(t, shares.keys)
 	})
 }
