@@ -40,8 +40,8 @@ func TestWhyReadsTheTombstoneWithoutAnEvent(t *testing.T) {
 	b, builds := stored(t, 2)
 	gone := &builds[0]
 	id := gone.ID.String()
-	folder := filepath.Join(b.state, "manifests", id[:2])
-	require.NoError(t, os.Rename(folder, folder+".away")) // the tombstone is all that is written
+	dir := filepath.Join(b.state, "manifests", id[:2])
+	require.NoError(t, os.Rename(dir, dir+".away")) // the tombstone is all that is written
 	change := &index.Change{ID: gone.ID,
 		Tombstone: &index.Tombstone{BuildID: gone.ID, RequestKey: gone.RequestKey,
 			BuildKey:  gone.BuildKey,
@@ -50,8 +50,8 @@ func TestWhyReadsTheTombstoneWithoutAnEvent(t *testing.T) {
 	b.cache.index.Commit([]*index.Change{change})
 	require.Error(t, change.Err)
 	b.close()
-	require.NoError(t, os.Rename(folder+".away", folder))
-	require.NoError(t, os.Remove(filepath.Join(folder, id)))
+	require.NoError(t, os.Rename(dir+".away", dir))
+	require.NoError(t, os.Remove(filepath.Join(dir, id)))
 	b.open()
 	why, err := b.cache.Queries.Why(context.Background(), b.self(), gone.BuildKey.String())
 	require.NoError(t, err)

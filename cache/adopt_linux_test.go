@@ -24,7 +24,7 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// shipped is a compiled model as an application ships it: the files of a build, in a folder of
+// shipped is a compiled model as an application ships it: the files of a build, in a directory of
 // their own.
 type shipped struct {
 	graph string

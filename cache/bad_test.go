@@ -217,22 +217,22 @@ func TestOnlyAdministratorsReplaceSharedBuilds(t *testing.T) {
 	require.Equal(t, first.Graph, b.acquire(b.request(b.model(1))).Graph)
 }
 
-func TestFoldersThatWereDeletedAreMadeAgain(t *testing.T) {
+func TestDirectoriesThatWereDeletedAreMadeAgain(t *testing.T) {
 	b := newBench(t)
 	files := b.read(b.acquire(b.request(b.model(1))))
-	for _, folder := range []string{"views", "staging"} {
+	for _, dir := range []string{"views", "staging"} {
 		require.NoError(t,
-			filepath.WalkDir(filepath.Join(b.state, folder),
+			filepath.WalkDir(filepath.Join(b.state, dir),
 				func(p string, d os.DirEntry, err error) error {
 					if err == nil && d.IsDir() {
 						err = os.Chmod(p, 0o700)
 					}
 					return err
 				}))
-		require.NoError(t, os.RemoveAll(filepath.Join(b.state, folder)))
-		require.Equal(t, files, b.read(b.acquire(b.request(b.model(1)))), folder)
-		require.Equal(t, request.Compiled, b.acquire(b.request(b.model(uint64(len(folder))))).
-			Outcome, folder)
+		require.NoError(t, os.RemoveAll(filepath.Join(b.state, dir)))
+		require.Equal(t, files, b.read(b.acquire(b.request(b.model(1)))), dir)
+		require.Equal(t, request.Compiled, b.acquire(b.request(b.model(uint64(len(dir))))).
+			Outcome, dir)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 // Every file below the state directory is counted in exactly one line; the sum is that of du.
-func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
+func TestTheLinesOfSpaceAreTheWholeDirectory(t *testing.T) {
 	b := newBench(t)
 	held := b.acquire(b.held(1))
 	b.use(2)
@@ -57,7 +57,7 @@ func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { // the database may grow between the two
 		_, listed, walked := measure()
-		return listed == walked && entries == 0 // in memory folders take nothing
+		return listed == walked && entries == 0 // in memory directories take nothing
 	}, patience, time.Millisecond)
 	files, _, _ := measure()
 	require.EqualValues(t, 5, files["staging"])

@@ -26,7 +26,7 @@ import (
 type application struct {
 	*bench
 	uid     uint32
-	folder  string
+	dir     string
 	spec    compilers.Runtime
 	worker  *standin.Compiler
 	leave   context.CancelFunc
@@ -34,9 +34,9 @@ type application struct {
 }
 
 func (b *bench) application(uid uint32, version string) *application {
-	a := &application{bench: b, uid: uid, folder: b.TempDir(), worker: standin.New()}
+	a := &application{bench: b, uid: uid, dir: b.TempDir(), worker: standin.New()}
 	var err error
-	a.spec, err = standin.Library(a.folder, "1.30.0",
+	a.spec, err = standin.Library(a.dir, "1.30.0",
 		standin.SDK{Version: version, Hardware: "sim-1"})
 	require.NoError(b, err)
 	a.connect, a.leave = context.WithCancel(context.Background())
@@ -67,17 +67,17 @@ func (a *application) claim(r *request.Request) *request.Answer {
 // compile does what the claim is for, and gives the files in the order in which they are put.
 func (a *application) compile(r *request.Request, claim *request.Claim) *claims.Put {
 	a.Helper()
-	folder := a.TempDir()
+	dir := a.TempDir()
 	result, err := a.worker.Compile(context.Background(),
 		compilers.Job{Runtime: a.spec,
 			EPs:   []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
-			Model: r.Graph.Name(), Folder: folder, Output: claim.Output, Embed: r.Embed}, nil)
+			Model: r.Graph.Name(), Dir: dir, Output: claim.Output, Embed: r.Embed}, nil)
 	require.NoError(a, err)
 	put := &claims.Put{Claim: claim.ID, ORTVersion: a.spec.ORTVersion, CompileSeconds: 1000,
 		MadeBy: []claims.MadeBy{{EP: standin.EP, Version: "0.9"}}}
 	for _, name := range result.Files {
 		put.Files = append(put.Files,
-			claims.PutFile{Name: name, File: a.openFile(filepath.Join(folder, name))})
+			claims.PutFile{Name: name, File: a.openFile(filepath.Join(dir, name))})
 	}
 	return put
 }

@@ -90,14 +90,14 @@ func requireNoClaims(b *bench) {
 	require.Zero(b, wanted)
 }
 
-func compileAndPut(a *application, r *request.Request, claim *request.Claim, folder string) error {
+func compileAndPut(a *application, r *request.Request, claim *request.Claim, dir string) error {
 	result, err := a.worker.Compile(context.Background(),
 		compilers.Job{Runtime: a.spec,
 			EPs:   []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
-			Model: r.Graph.Name(), Folder: folder, Output: claim.Output}, nil)
+			Model: r.Graph.Name(), Dir: dir, Output: claim.Output}, nil)
 	put := &claims.Put{Claim: claim.ID}
 	for _, name := range result.Files {
-		f, openErr := os.Open(filepath.Join(folder, name))
+		f, openErr := os.Open(filepath.Join(dir, name))
 		err = errors.Join(err, openErr)
 		put.Files = append(put.Files, claims.PutFile{Name: name, File: f})
 	}

@@ -69,7 +69,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 				os.WriteFile(filepath.Join(staged, build.Files[i].Name), content[:size], 0o600))
 		}
 		hold := c.cas.Hold()
-		err := c.Store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Kind: "test"},
+		err := c.Store.Publish(ctx, store.Publication{Build: &build, Dir: staged, Kind: "test"},
 			hold)
 		hold.Release()
 		require.NoError(b, err)

@@ -232,7 +232,7 @@ func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	require.EqualValues(t, 1, far.Kept[0].Builds)
 }
 
-// syncing is a file system that says which folder or file it is about to sync.
+// syncing is a file system that says which directory or file it is about to sync.
 type syncing struct {
 	cas.OS
 	told func(path string)

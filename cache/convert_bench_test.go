@@ -18,7 +18,7 @@ import (
 )
 
 // BenchmarkConversion writes the other form of an artefact of 256 MiB, and beside it copies the
-// same bytes, file by file, in the same folder. Both read from the page cache and sync nothing.
+// same bytes, file by file, in the same directory. Both read from the page cache and sync nothing.
 func BenchmarkConversion(b *testing.B) {
 	s := newBench(b)
 	m := compilertest.DenseModel(1, 8, 1)
@@ -34,15 +34,15 @@ func BenchmarkConversion(b *testing.B) {
 	for name, embed := range map[string]bool{"into the graph": true, "out of the graph": false} {
 		b.Run(name, func(b *testing.B) {
 			from, to := forms[!embed], forms[embed]
-			folder := filepath.Join(from.Path, filepath.Dir(from.Graph))
+			dir := filepath.Join(from.Path, filepath.Dir(from.Graph))
 			var ours, plain time.Duration
 			var size int64
 			for _, f := range to.Build.Files {
 				size += f.Size
 			}
 			for b.Loop() {
-				ours += timed(b, func() error { return s.convert(to, from, folder) })
-				plain += timed(b, func() error { return s.copyOut(from, folder) })
+				ours += timed(b, func() error { return s.convert(to, from, dir) })
+				plain += timed(b, func() error { return s.copyOut(from, dir) })
 			}
 			speed := func(d time.Duration) float64 {
 				return float64(size) * float64(b.N) / d.Seconds() / 1e9
@@ -55,24 +55,24 @@ func BenchmarkConversion(b *testing.B) {
 }
 
 // convert writes the files of one answer out of those of the other.
-func (s *bench) convert(to, from *request.Answer, folder string) error {
+func (s *bench) convert(to, from *request.Answer, dir string) error {
 	staged, err := os.MkdirTemp(s.cache.path("staging"), "bench-")
 	if err != nil {
 		return err
 	}
 	form := build.Form{Of: from.Build, Embed: to.Build.Embed, Graph: filepath.Base(to.Graph),
-		MaxGraph: epmodel.MaxGraph, Folder: staged}
-	_, err = form.Write(context.Background(), folder)
+		MaxGraph: epmodel.MaxGraph, Dir: staged}
+	_, err = form.Write(context.Background(), dir)
 	return errors.Join(err, os.RemoveAll(staged))
 }
 
-func (s *bench) copyOut(from *request.Answer, folder string) error {
+func (s *bench) copyOut(from *request.Answer, dir string) error {
 	staged, err := os.MkdirTemp(s.cache.path("staging"), "bench-")
 	if err != nil {
 		return err
 	}
 	for _, f := range from.Build.Files {
-		r, err := os.Open(filepath.Join(folder, f.Name))
+		r, err := os.Open(filepath.Join(dir, f.Name))
 		if err != nil {
 			return err
 		}

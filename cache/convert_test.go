@@ -32,10 +32,10 @@ func (b *bench) form(embed bool) *request.Request {
 // contexts gives the digests of the contexts of an answer, wherever they stand.
 func (b *bench) contexts(a *request.Answer) (out []cas.Digest) {
 	b.Helper()
-	folder := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), filepath.Dir(a.Graph))
+	dir := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), filepath.Dir(a.Graph))
 	var in workspace.OpenFiles
 	defer in.Close()
-	graph, err := in.Source(filepath.Join(folder, filepath.Base(a.Graph)))
+	graph, err := in.Source(filepath.Join(dir, filepath.Base(a.Graph)))
 	require.NoError(b, err)
 	m, err := epmodel.Read(context.Background(), a.Graph, graph)
 	require.NoError(b, err)
@@ -50,7 +50,7 @@ func (b *bench) contexts(a *request.Answer) (out []cas.Digest) {
 		}
 	}
 	for _, name := range m.ContextFiles() {
-		src, err := in.Source(filepath.Join(folder, name))
+		src, err := in.Source(filepath.Join(dir, name))
 		require.NoError(b, err)
 		add(src)
 	}

@@ -76,7 +76,7 @@ func TestHolesAreNotCopied(t *testing.T) {
 	require.Less(t, copied, int64(1<<20), "a terabyte of nothing is not copied")
 }
 
-// allocated is the disk space of all files below a folder.
+// allocated is the disk space of all files below a directory.
 func allocated(t *testing.T, dir string) (n int64) {
 	require.NoError(t, filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

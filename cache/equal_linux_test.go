@@ -29,9 +29,9 @@ func (a *application) showing(r *request.Request) *request.Request {
 	return r
 }
 
-// addLibraryBeside adds a library to a runtime's folder.
-func (b *bench) addLibraryBeside(folder, name, text string) {
-	path := filepath.Join(folder, name)
+// addLibraryBeside adds a library to a runtime's directory.
+func (b *bench) addLibraryBeside(dir, name, text string) {
+	path := filepath.Join(dir, name)
 	require.NoError(b, os.MkdirAll(filepath.Dir(path), 0o755))
 	require.NoError(b, os.WriteFile(path, []byte(text), 0o644))
 }
@@ -42,10 +42,10 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 	b := newBenchWith(t, nil)
 	// as the registered one; its ONNX Runtime is another version
 	app := b.application(stranger, "1.0")
-	for _, folder := range []string{b.runtime, app.folder} {
-		b.addLibraryBeside(folder, "libsdk.so.5", "an SDK")
+	for _, dir := range []string{b.runtime, app.dir} {
+		b.addLibraryBeside(dir, "libsdk.so.5", "an SDK")
 	}
-	b.addLibraryBeside(app.folder, "libonnxruntime_providers_shared.so", "no part of an EP's library")
+	b.addLibraryBeside(app.dir, "libonnxruntime_providers_shared.so", "no part of an EP's library")
 	ask := func() *request.Request {
 		r := app.showing(app.ask(b.model(1)))
 		r.OnMiss = request.Wait
@@ -66,7 +66,7 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 	_, err := b.cache.Acquire(context.Background(), ask(), nil)
 	require.Equal(t, apierr.Unavailable, apierr.ClassOf(err),
 		"the registered runtime is another by now")
-	b.addLibraryBeside(app.folder, "libsdk.so.5", "an update")
+	b.addLibraryBeside(app.dir, "libsdk.so.5", "an update")
 	require.Equal(t, b.runtime, b.acquire(ask()).Runtime, "both are updated")
 }
 
@@ -75,21 +75,21 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 	for name, change := range map[string]func(b *bench, app *application){
 		"another": func(b *bench, app *application) {
-			b.addLibraryBeside(app.folder, "libsdk.so.5",
+			b.addLibraryBeside(app.dir, "libsdk.so.5",
 				"another SDK")
 		},
 		"one is missing": func(b *bench, app *application) {
-			require.NoError(b, os.Remove(filepath.Join(app.folder, "libsdk.so.5")))
+			require.NoError(b, os.Remove(filepath.Join(app.dir, "libsdk.so.5")))
 		},
 		"one more": func(b *bench, app *application) {
-			b.addLibraryBeside(app.folder, "libplugin.so",
+			b.addLibraryBeside(app.dir, "libplugin.so",
 				"a plugin")
 		},
 		"one more, brought along": func(b *bench, app *application) {
-			b.addLibraryBeside(app.folder+".libs", "libc++-71bc.so.1", "a runtime library")
+			b.addLibraryBeside(app.dir+".libs", "libc++-71bc.so.1", "a runtime library")
 		},
 		"another library": func(b *bench, app *application) {
-			_, err := standin.Library(app.folder, "1.30.0", standin.SDK{Version: "1.1",
+			_, err := standin.Library(app.dir, "1.30.0", standin.SDK{Version: "1.1",
 				Hardware: "sim-1"})
 			require.NoError(b, err)
 		},
@@ -98,7 +98,7 @@ func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 			b := newBench(t)
 			app := b.application(stranger, "1.0")
 			b.addLibraryBeside(b.runtime, "libsdk.so.5", "an SDK")
-			b.addLibraryBeside(app.folder, "libsdk.so.5", "an SDK")
+			b.addLibraryBeside(app.dir, "libsdk.so.5", "an SDK")
 			model := b.model(1)
 			r := app.showing(app.ask(model))
 			r.OnMiss = request.Wait
@@ -148,7 +148,7 @@ func TestErrorsProposeAClaim(t *testing.T) {
 				Graph: b.model(2)}}
 		}))
 	require.Equal(t, "show claim own",
-		instead(func(r *request.Request) { r.Runtime = runtimes.Ref{Directory: app.folder} }))
+		instead(func(r *request.Request) { r.Runtime = runtimes.Ref{Directory: app.dir} }))
 	options := b.options()
 	options.Runtimes = nil
 	require.NoError(t, b.cache.Reload(options))
@@ -196,7 +196,7 @@ func TestLibraryIsLinkedElsewhereWhileItIsHashed(t *testing.T) {
 		for b.cache.readGate.UsersOf(owner) < 2 && b.Context().Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
-		linked <- os.Link(path, filepath.Join(filepath.Dir(app.folder), "another environment"))
+		linked <- os.Link(path, filepath.Join(filepath.Dir(app.dir), "another environment"))
 	}()
 	app.claim(app.ask(b.model(1)))
 	require.NoError(t, <-linked)

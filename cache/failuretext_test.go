@@ -30,8 +30,8 @@ func (o outspoken) Compile(ctx context.Context, job compilers.Job,
 	}
 	o.began <- struct{}{}
 	<-o.goOn
-	text := "Load model from " + compilers.Spelling(job.Folder, job.Model) +
-		" failed: cannot write " + filepath.Join(job.Folder, job.Output)
+	text := "Load model from " + compilers.Spelling(job.Dir, job.Model) +
+		" failed: cannot write " + filepath.Join(job.Dir, job.Output)
 	return compilers.Result{Log: "at " + job.Model},
 		&compilers.RefusedError{Doing: "compile", Code: 10, Text: text}
 }

@@ -32,9 +32,9 @@ func unansweredFile(t *testing.T, name string) *os.File {
 	if err != nil {
 		t.Skipf("NOT TESTED: there is no FUSE here: %v", err)
 	}
-	folder := t.TempDir()
+	dir := t.TempDir()
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", device)
-	require.NoError(t, unix.Mount("unanswered", folder, "fuse", unix.MS_NOSUID|unix.MS_NODEV, data))
+	require.NoError(t, unix.Mount("unanswered", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, data))
 	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	require.NoError(t, err)
 	served := make(chan struct{})
@@ -43,7 +43,7 @@ func unansweredFile(t *testing.T, name string) *os.File {
 		<-served
 		_ = unix.Close(device) // ends what waits for an answer
 		_ = unix.Close(stop)
-		require.NoError(t, unix.Unmount(folder, unix.MNT_DETACH))
+		require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH))
 	})
 	go func() {
 		defer close(served)
@@ -51,7 +51,7 @@ func unansweredFile(t *testing.T, name string) *os.File {
 	}()
 	// Not os.Open, which asks this process whether it can poll the file while it holds up all
 	// goroutines.
-	fd, err := unix.Open(filepath.Join(folder, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(filepath.Join(dir, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	f := os.NewFile(uintptr(fd), name)
 	t.Cleanup(func() { f.Close() })

@@ -153,20 +153,20 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	require.NotContains(t, kinds(b.events(b.self())), event.Failed)
 }
 
-// sharing is a request for models as a group with weights in files of their own, each in the folder
-// given for it.
-func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *request.Request {
+// sharing is a request for models as a group with weights in files of their own, each in the
+// directory given for it.
+func (b *bench) sharing(ep identity.EP, seed uint64, dirs ...string) *request.Request {
 	var r *request.Request
-	for i, folder := range folders {
+	for i, dir := range dirs {
 		model := compilertest.DenseModel(seed, 64, 1<<i)
 		weights := &model.Initializers[0]
-		require.NoError(b, os.WriteFile(filepath.Join(folder, "weights.bin"), weights.Raw, 0o644))
+		require.NoError(b, os.WriteFile(filepath.Join(dir, "weights.bin"), weights.Raw, 0o644))
 		// OpenVINO guesses neither
 		weights.Location, weights.Offset, weights.Length = "weights.bin", "0",
 			fmt.Sprint(len(weights.Raw))
-		path := filepath.Join(folder, fmt.Sprintf("m%d.onnx", i))
+		path := filepath.Join(dir, fmt.Sprintf("m%d.onnx", i))
 		require.NoError(b, os.WriteFile(path, model.Encode(), 0o644))
-		files := map[string]*os.File{"weights.bin": b.openFile(filepath.Join(folder,
+		files := map[string]*os.File{"weights.bin": b.openFile(filepath.Join(dir,
 			"weights.bin"))}
 		if i > 0 {
 			r.Group = append(r.Group,
@@ -186,8 +186,8 @@ func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 	b, ort := newRealBench(t, r)
 	ep := identity.EP{Name: "OpenVINOExecutionProvider",
 		Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}
-	folder := t.TempDir()
-	asked := b.sharing(ep, 1, folder, folder)
+	dir := t.TempDir()
+	asked := b.sharing(ep, 1, dir, dir)
 	a := b.acquire(asked)
 	require.Equal(t, request.Compiled, a.Outcome)
 	require.Len(t, a.Build.Files, 4, "two graphs, one binary and the weights")

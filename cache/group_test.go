@@ -389,21 +389,21 @@ func TestTheLoadCheckOfAGroup(t *testing.T) {
 	}
 }
 
-// layered writes models into folders, all with their weights in a file of one name, and asks for
-// them as a group.
-func (b *bench) layered(folders ...string) *request.Request {
+// layered writes models into directories, all with their weights in a file of one name, and asks
+// for them as a group.
+func (b *bench) layered(dirs ...string) *request.Request {
 	var r *request.Request
 	dir := b.TempDir()
-	for i, folder := range folders {
+	for i, directory := range dirs {
 		m := compilertest.DenseModel(7, 8, i+1)
 		raw := m.Initializers[0].Raw
 		m.Initializers[0].Location, m.Initializers[0].Length = "weights.bin", strconv.Itoa(len(raw))
 		name := fmt.Sprintf("model%d.onnx", i+1)
-		require.NoError(b, os.MkdirAll(filepath.Join(dir, folder), 0o755))
-		require.NoError(b, os.WriteFile(filepath.Join(dir, folder, name), m.Encode(), 0o644))
-		require.NoError(b, os.WriteFile(filepath.Join(dir, folder, "weights.bin"), raw, 0o644))
-		one := identity.Files{Name: name, Graph: b.openFile(filepath.Join(dir, folder, name)),
-			External: map[string]*os.File{"weights.bin": b.openFile(filepath.Join(dir, folder,
+		require.NoError(b, os.MkdirAll(filepath.Join(dir, directory), 0o755))
+		require.NoError(b, os.WriteFile(filepath.Join(dir, directory, name), m.Encode(), 0o644))
+		require.NoError(b, os.WriteFile(filepath.Join(dir, directory, "weights.bin"), raw, 0o644))
+		one := identity.Files{Name: name, Graph: b.openFile(filepath.Join(dir, directory, name)),
+			External: map[string]*os.File{"weights.bin": b.openFile(filepath.Join(dir, directory,
 				"weights.bin"))}}
 		if i == 0 {
 			r = b.request(one.Graph)
@@ -417,8 +417,8 @@ func (b *bench) layered(folders ...string) *request.Request {
 
 func TestMembersShareAFileOfWeights(t *testing.T) {
 	for name, c := range map[string]struct {
-		folders []string
-		copies  int
+		dirs   []string
+		copies int
 	}{
 		"one file":                  {[]string{"a", "a", "a"}, 1},
 		"files of one name":         {[]string{"a", "b", "c"}, 3},
@@ -429,7 +429,7 @@ func TestMembersShareAFileOfWeights(t *testing.T) {
 			copies := &countsCopies{Compiler: b.compiler}
 			b.wrap = copies
 			b.reopen()
-			require.Len(t, b.acquire(b.layered(c.folders...)).Members, 3)
+			require.Len(t, b.acquire(b.layered(c.dirs...)).Members, 3)
 			require.Equal(t, c.copies, copies.weights)
 		})
 	}

@@ -100,9 +100,9 @@ func TestIRUnderAnotherExtensionIsPassedThrough(t *testing.T) {
 			r := compilertest.Runtime(t, name)
 			b, ort := newRealBench(t, r)
 			asked := b.wrapped(1)
-			folder := filepath.Dir(asked.Graph.Name())
-			xml := filepath.Join(folder, "ir", "model.xml")
-			require.NoError(t, os.Rename(xml, filepath.Join(folder, "ir", "model.XML")))
+			dir := filepath.Dir(asked.Graph.Name())
+			xml := filepath.Join(dir, "ir", "model.xml")
+			require.NoError(t, os.Rename(xml, filepath.Join(dir, "ir", "model.XML")))
 			file := asked.Graph.Name()
 			require.NoError(t, os.WriteFile(file, wrapsIR("ir/model.XML", 64).Encode(), 0o644))
 			loads := compilers.CheckJob{Runtime: r, Graph: file,

@@ -223,13 +223,13 @@ func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
 	b, ort := newOpenVINOBench(t, "openvino-1.4.0")
 	path := collected(t, "tiny-convolution")
 	claim := b.acquire(b.forOpenVINO(path, request.ForClaim))
-	folder := t.TempDir()
+	dir := t.TempDir()
 	rt := b.cache.runtimes.All()[0].LastContent().Spec
-	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: rt, Model: path, Folder: folder,
+	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: rt, Model: path, Dir: dir,
 		EPs: []compilers.EP{{Name: openVINO}}, Output: claim.Claim.Output, Route: claim.Claim.Route,
 		Session: compilers.Session{GraphOptimizationLevel: "disable_all"}}, nil)
 	require.NoError(t, err)
-	taken, err := b.cache.Claims.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
+	taken, err := b.cache.Claims.Put(t.Context(), b.self(), b.putOf(claim, dir, made), nil)
 	require.NoError(t, err)
 	defer taken.View.Close()
 	require.Regexp(t, "^cpu:", taken.Build.EPs[0].HardwareArchitecture)

@@ -41,8 +41,8 @@ type multitude struct {
 // sharers is how many of the entries have a context binary in common.
 const sharers = 10
 
-// newMultitude makes a store below a folder, or takes the one that is there, and completes it if an
-// earlier run was stopped while making it.
+// newMultitude makes a store below a directory, or takes the one that is there, and completes it if
+// an earlier run was stopped while making it.
 func newMultitude(t testing.TB, dir string, n, compiled int) *multitude {
 	template, written := filepath.Join(dir, "template"), filepath.Join(dir, "written")
 	b := &bench{TB: t, compiler: standin.New(), state: filepath.Join(dir, "state"),
@@ -379,7 +379,7 @@ func (s *phasesSeen) hear(p *wire.Progress) {
 }
 
 // A store of many entries plans evictions within seconds, and answers hits as a small one does.
-// `make bench-million` takes a million, set by EPCACHED_ENTRIES, in a folder that is kept,
+// `make bench-million` takes a million, set by EPCACHED_ENTRIES, in a directory that is kept,
 // EPCACHED_ENTRIES_AT, and requires the figures: of a machine that does nothing else. Elsewhere
 // what is required is ten times what was seen there.
 func TestManyEntries(t *testing.T) {

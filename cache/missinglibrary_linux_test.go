@@ -17,12 +17,12 @@ import (
 // Runtime's log: the log's words are part of every report of the failure.
 func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	whole := compilertest.Runtime(t, "qnn-2.7.0")
-	folder := t.TempDir()
+	dir := t.TempDir()
 	for _, name := range []string{"onnxruntime",
 		"onnxruntime_qnn"} { // and not onnxruntime_qnn.libs
-		linkFiles(t, filepath.Join(whole.Directory, name), filepath.Join(folder, name))
+		linkFiles(t, filepath.Join(whole.Directory, name), filepath.Join(dir, name))
 	}
-	r, err := compilers.Find(folder)
+	r, err := compilers.Find(dir)
 	require.NoError(t, err)
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
@@ -46,7 +46,7 @@ func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	require.Contains(t, strings.Join(said, "\n"), missing)
 }
 
-// linkFiles makes a folder with links to the files of another: loaders look beside the links.
+// linkFiles makes a directory with links to the files of another: loaders look beside the links.
 func linkFiles(t *testing.T, from, to string) {
 	require.NoError(t, filepath.WalkDir(from, func(path string, entry os.DirEntry,
 		err error) error {

@@ -36,7 +36,7 @@ func newTestEPBench(t *testing.T, change ...func(*Options)) (*bench, *compilers.
 
 // externalModel is a request for a model with its weights in w/model.data.
 func (b *bench) externalModel(name string) *request.Request {
-	m, folder := compilertest.DenseModel(1, 16, 2), b.TempDir()
+	m, dir := compilertest.DenseModel(1, 16, 2), b.TempDir()
 	var data []byte
 	for i := range m.Initializers {
 		w := &m.Initializers[i]
@@ -44,12 +44,12 @@ func (b *bench) externalModel(name string) *request.Request {
 			strconv.Itoa(len(w.Raw))
 		data = append(data, w.Raw...)
 	}
-	require.NoError(b, os.MkdirAll(filepath.Join(folder, "w"), 0o755))
-	require.NoError(b, os.WriteFile(filepath.Join(folder, "w", "model.data"), data, 0o644))
-	require.NoError(b, os.WriteFile(filepath.Join(folder, name), m.Encode(), 0o644))
-	r := b.request(b.openFile(filepath.Join(folder, name)))
+	require.NoError(b, os.MkdirAll(filepath.Join(dir, "w"), 0o755))
+	require.NoError(b, os.WriteFile(filepath.Join(dir, "w", "model.data"), data, 0o644))
+	require.NoError(b, os.WriteFile(filepath.Join(dir, name), m.Encode(), 0o644))
+	r := b.request(b.openFile(filepath.Join(dir, name)))
 	r.EPs = []identity.EP{{Name: compilertest.TestEP}}
-	r.External = map[string]*os.File{"w/model.data": b.openFile(filepath.Join(folder, "w",
+	r.External = map[string]*os.File{"w/model.data": b.openFile(filepath.Join(dir, "w",
 		"model.data"))}
 	return r
 }
@@ -57,7 +57,7 @@ func (b *bench) externalModel(name string) *request.Request {
 // respelledModel is a request for a model with initializers that name one file by each of the
 // spellings.
 func (b *bench) respelledModel(spellings ...string) *request.Request {
-	m, folder, raw := compilertest.DenseModel(1, 16, 2), b.TempDir(), tinymodel.Floats(1, 16*16)
+	m, dir, raw := compilertest.DenseModel(1, 16, 2), b.TempDir(), tinymodel.Floats(1, 16*16)
 	relu := m.Nodes[1]
 	m.Nodes, m.Initializers = nil, nil
 	var data []byte
@@ -74,14 +74,14 @@ func (b *bench) respelledModel(spellings ...string) *request.Request {
 	}
 	relu.Inputs = []string{last}
 	m.Nodes = append(m.Nodes, relu)
-	require.NoError(b, os.WriteFile(filepath.Join(folder, "a.bin"), data, 0o644))
-	require.NoError(b, os.WriteFile(filepath.Join(folder, "m.onnx"), m.Encode(), 0o644))
-	r := b.request(b.openFile(filepath.Join(folder, "m.onnx")))
+	require.NoError(b, os.WriteFile(filepath.Join(dir, "a.bin"), data, 0o644))
+	require.NoError(b, os.WriteFile(filepath.Join(dir, "m.onnx"), m.Encode(), 0o644))
+	r := b.request(b.openFile(filepath.Join(dir, "m.onnx")))
 	r.EPs = []identity.EP{{Name: compilertest.TestEP,
 		Options: map[string]string{"ops": "Add,Relu"}}}
 	r.External = map[string]*os.File{}
 	for _, spelling := range spellings {
-		r.External[spelling] = b.openFile(filepath.Join(folder, "a.bin"))
+		r.External[spelling] = b.openFile(filepath.Join(dir, "a.bin"))
 	}
 	return r
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // BenchmarkUnpack compares unpacking with cp, of one file of a quarter of a GiB in 128 extents,
-// turn by turn, on the file system of the temporary folder.
+// turn by turn, on the file system of the temporary directory.
 func BenchmarkUnpack(b *testing.B) {
 	const size, piece = 256 << 20, 2 << 20
 	ctx, dir := context.Background(), b.TempDir()

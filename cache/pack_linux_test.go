@@ -507,7 +507,7 @@ func TestBuildRemovedWhileAllArePacked(t *testing.T) {
 type onRemove struct {
 	cas.OS
 	mu     sync.Mutex
-	below  string // a folder of the store; guarded by mu
+	below  string // a directory of the store; guarded by mu
 	before func() // guarded by mu; nil: it was done
 }
 

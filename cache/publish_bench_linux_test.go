@@ -96,7 +96,7 @@ func BenchmarkPublish(b *testing.B) {
 				}
 				hold := c.cas.Hold()
 				err := c.Store.Publish(ctx,
-					store.Publication{Build: &build, Folder: staged, Hashed: hashed, Kind: "test"},
+					store.Publication{Build: &build, Dir: staged, Hashed: hashed, Kind: "test"},
 					hold)
 				took[i] += time.Since(began)
 				hold.Release()

@@ -432,7 +432,7 @@ func TestPutStoresTheCopyItChecked(t *testing.T) {
 func TestLibraryReplacedUnderAClaim(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
-	_, err := standin.Library(c.folder, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
+	_, err := standin.Library(c.dir, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
 	require.NoError(t, err)
 	_, err = b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
@@ -444,10 +444,10 @@ func TestLinkedLibraryReplacedUnderAClaim(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	lib := app.spec.EPs[0].Path
-	require.NoError(t, os.Link(lib, filepath.Join(filepath.Dir(app.folder), "packages")))
+	require.NoError(t, os.Link(lib, filepath.Join(filepath.Dir(app.dir), "packages")))
 	r := app.ask(b.model(1))
 	put := app.compile(r, app.claim(r).Claim)
-	_, err := standin.Library(app.folder, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
+	_, err := standin.Library(app.dir, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
 	require.NoError(t, err)
 	_, err = b.cache.Claims.Put(context.Background(), r.Peer, put, nil)
 	require.ErrorContains(t, err, "replaced")

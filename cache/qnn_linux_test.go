@@ -175,9 +175,9 @@ func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 }
 
 // withSource writes a graph of one EPContext node again, with another source.
-func (b *bench) withSource(folder, graph, source string) string {
+func (b *bench) withSource(dir, graph, source string) string {
 	b.Helper()
-	f := b.openFile(filepath.Join(folder, graph))
+	f := b.openFile(filepath.Join(dir, graph))
 	src, err := epmodel.FileSource(f)
 	require.NoError(b, err)
 	m, err := epmodel.Read(b.Context(), graph, src)
@@ -227,15 +227,15 @@ func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 	claimed.OnMiss = request.ForClaim
 	claim := b.acquire(claimed)
 	require.Equal(t, request.Claimed, claim.Outcome)
-	folder := t.TempDir()
+	dir := t.TempDir()
 	result, err := ort.Compile(t.Context(),
-		compilers.Job{Runtime: r, Model: claimed.Graph.Name(), Folder: folder,
+		compilers.Job{Runtime: r, Model: claimed.Graph.Name(), Dir: dir,
 			Output: claim.Claim.Output,
 			EPs:    []compilers.EP{{Name: qnn, Options: claim.ProviderOptions[qnn]}}}, nil)
 	require.NoError(t, err)
 	put := &claims.Put{Claim: claim.Claim.ID, Files: []claims.PutFile{
-		{Name: result.Graph, File: b.openFile(b.withSource(folder, result.Graph, "qnn"))},
-		{Name: result.Files[1], File: b.openFile(filepath.Join(folder, result.Files[1]))},
+		{Name: result.Graph, File: b.openFile(b.withSource(dir, result.Graph, "qnn"))},
+		{Name: result.Files[1], File: b.openFile(filepath.Join(dir, result.Files[1]))},
 	}}
 	got, err := b.cache.Claims.Put(t.Context(), claimed.Peer, put, nil)
 	require.NoError(t, err)

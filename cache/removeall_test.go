@@ -34,8 +34,8 @@ func TestRemoveAllLeavesNothing(t *testing.T) {
 	freed, err := b.cache.Remove(context.Background(), me, nil, true, false)
 	require.NoError(t, err)
 	require.Equal(t, would.FreedBytes, freed.FreedBytes, "a dry run tells it")
-	for _, folder := range []string{"objects", "manifests", "views", "staging", "quarantine"} {
-		err := filepath.WalkDir(b.cache.path(folder),
+	for _, dir := range []string{"objects", "manifests", "views", "staging", "quarantine"} {
+		err := filepath.WalkDir(b.cache.path(dir),
 			func(path string, d fs.DirEntry, err error) error {
 				if err == nil {
 					require.False(t, d.Type().IsRegular(), path)

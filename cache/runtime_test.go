@@ -48,8 +48,8 @@ func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 // that its user lacks a right.
 func TestApplicationWithoutItsONNXRuntime(t *testing.T) {
 	b := newBench(t)
-	folder := t.TempDir()
-	spec, err := standin.Library(folder, "1.31.1", standin.SDK{Version: "9.9", Hardware: "sim-1"})
+	dir := t.TempDir()
+	spec, err := standin.Library(dir, "1.31.1", standin.SDK{Version: "9.9", Hardware: "sim-1"})
 	require.NoError(t, err)
 	r := b.request(b.model(1))
 	r.Runtime = runtimes.Ref{ORTVersion: "1.31.1",

@@ -28,12 +28,12 @@ func (b *bench) withVTCM(seed uint64, miss request.OnMiss) *request.Request {
 	return r
 }
 
-// putOf puts for a claim what was compiled in the folder.
-func (b *bench) putOf(claim *request.Answer, folder string, made compilers.Result) *claims.Put {
+// putOf puts for a claim what was compiled in the directory.
+func (b *bench) putOf(claim *request.Answer, dir string, made compilers.Result) *claims.Put {
 	put := &claims.Put{Claim: claim.Claim.ID, ORTVersion: made.ORTVersion}
 	for _, name := range made.Files {
 		put.Files = append(put.Files,
-			claims.PutFile{Name: name, File: b.openFile(filepath.Join(folder, name))})
+			claims.PutFile{Name: name, File: b.openFile(filepath.Join(dir, name))})
 	}
 	return put
 }
@@ -53,13 +53,13 @@ func TestBuildRecordsTheFactsOfItsArtefact(t *testing.T) {
 
 	claim := b.acquire(b.withVTCM(2, request.ForClaim))
 	require.Equal(t, request.Claimed, claim.Outcome)
-	folder := t.TempDir()
+	dir := t.TempDir()
 	ep := compilers.EP{Name: qnn, Options: claim.ProviderOptions[qnn]}
 	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: runtime, EPs: []compilers.EP{ep},
-		Model: b.withVTCM(2, request.Wait).Graph.Name(), Folder: folder, Output: claim.Claim.Output,
+		Model: b.withVTCM(2, request.Wait).Graph.Name(), Dir: dir, Output: claim.Claim.Output,
 		Route: claim.Claim.Route}, nil)
 	require.NoError(t, err)
-	taken, err := b.cache.Claims.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
+	taken, err := b.cache.Claims.Put(t.Context(), b.self(), b.putOf(claim, dir, made), nil)
 	require.NoError(t, err)
 	defer taken.View.Close()
 	require.Equal(t, stated, taken.Build.EPs[0].CompatibilityString)

@@ -65,7 +65,7 @@ func (b *bench) notFound(r *request.Request, build string) *apierr.Error {
 	return e
 }
 
-// everything lists what lies in a folder: names, modes, sizes, times.
+// everything lists what lies in a directory: names, modes, sizes, times.
 func everything(t *testing.T, dir string) (list []string) {
 	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		require.NoError(t, err)
@@ -300,7 +300,7 @@ func TestAStoredModelsExternalDataIsAskedFor(t *testing.T) {
 	require.Equal(t, had, b.read(b.find(r)))
 }
 
-func TestAFolderThatIsNoStore(t *testing.T) {
+func TestADirectoryThatIsNoStore(t *testing.T) {
 	_, err := readonly.Open(context.Background(), t.TempDir(), 0)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "it is not a store")

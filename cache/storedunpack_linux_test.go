@@ -85,10 +85,10 @@ func TestAPackedStoredBuildIsUnpackedOutsideTheStore(t *testing.T) {
 	require.True(t, strings.HasPrefix(a.Path, dir+"/"), a.Path)
 	require.Equal(t, before, everything(t, b.state))
 
-	for _, folder := range []string{dir, a.Path} {
-		info, err := os.Stat(folder)
+	for _, directory := range []string{dir, a.Path} {
+		info, err := os.Stat(directory)
 		require.NoError(t, err)
-		require.Zero(t, info.Mode().Perm()&0o022, folder)
+		require.Zero(t, info.Mode().Perm()&0o022, directory)
 	}
 	again, err := b.unpacked(dir)
 	require.NoError(t, err)
@@ -162,11 +162,11 @@ func TestUnusedUnpackedBuildsAreRemoved(t *testing.T) {
 	old, held, young := filepath.Join(dir, "0123-4567"), filepath.Join(dir, "4567-89ab"),
 		filepath.Join(dir, "89ab-cdef")
 	past := time.Now().Add(-32 * 24 * time.Hour)
-	for _, folder := range []string{old, held, young} {
-		require.NoError(t, os.MkdirAll(filepath.Join(folder, "id"), 0o700))
-		require.NoError(t, views.MakeTreeReadable(folder))
-		if folder != young {
-			require.NoError(t, os.Chtimes(folder, past, past))
+	for _, directory := range []string{old, held, young} {
+		require.NoError(t, os.MkdirAll(filepath.Join(directory, "id"), 0o700))
+		require.NoError(t, views.MakeTreeReadable(directory))
+		if directory != young {
+			require.NoError(t, os.Chtimes(directory, past, past))
 		}
 	}
 	require.NoError(t, os.Chmod(dir, 0o700))
@@ -181,7 +181,7 @@ func TestUnusedUnpackedBuildsAreRemoved(t *testing.T) {
 	require.DirExists(t, young)
 }
 
-func TestAFolderThatIsNotTheCallersAloneIsNotUnpackedInto(t *testing.T) {
+func TestADirectoryThatIsNotTheCallersAloneIsNotUnpackedInto(t *testing.T) {
 	b, _, _ := leftPacked(t)
 	open := filepath.Join(t.TempDir(), "open")
 	require.NoError(t, os.Mkdir(open, 0o700))

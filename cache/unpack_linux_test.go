@@ -21,7 +21,7 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// otherDevice makes a folder on another file system than the bench's state.
+// otherDevice makes a directory on another file system than the bench's state.
 func (b *bench) otherDevice() string {
 	dir := b.TempDir()
 	here, err := cas.StampPath(filepath.Dir(b.state))

@@ -83,8 +83,8 @@ func TestFilesOnAnotherFileSystemDoNotCount(t *testing.T) {
 	b.exact()
 }
 
-// Copies in a folder of their own, on the store's file system, are compared with their account as
-// well.
+// Copies in a directory of their own, on the store's file system, are compared with their account
+// as well.
 func TestTheAccountIsExactWithCopiesBesideTheStore(t *testing.T) {
 	beside := ""
 	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = beside })

@@ -32,7 +32,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// bench is a cache over the stand-in compiler, with one runtime, in temporary folders.
+// bench is a cache over the stand-in compiler, with one runtime, in temporary directories.
 type bench struct {
 	testing.TB
 	cache    *Cache
@@ -46,8 +46,8 @@ type bench struct {
 	change   func(*Options)
 }
 
-// memoryDir makes a folder in memory, if that can be: hundreds of stores are made here, each of 512
-// folders that are synced, and what a power cut takes away is tested elsewhere.
+// memoryDir makes a directory in memory, if that can be: hundreds of stores are made here, each of
+// 512 directories that are synced, and what a power cut takes away is tested elsewhere.
 func memoryDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "cache")
 	if err != nil {
@@ -247,11 +247,11 @@ func (b *bench) list() (out []listed) {
 func (b *bench) read(a *request.Answer) map[string]string {
 	b.Helper()
 	out := make(map[string]string)
-	folder := fmt.Sprintf("/proc/self/fd/%d/%s", a.View.Fd(), filepath.Dir(a.Graph))
-	entries, err := os.ReadDir(folder)
+	dir := fmt.Sprintf("/proc/self/fd/%d/%s", a.View.Fd(), filepath.Dir(a.Graph))
+	entries, err := os.ReadDir(dir)
 	require.NoError(b, err)
 	for _, e := range entries {
-		f, err := os.Open(filepath.Join(folder, e.Name()))
+		f, err := os.Open(filepath.Join(dir, e.Name()))
 		require.NoError(b, err)
 		h := sha256.New()
 		_, err = io.Copy(h, f)

@@ -40,7 +40,7 @@ func TestTheFirstBlobSurvivesAPowerCut(t *testing.T) {
 }
 
 // Putting a blob makes its shard again, durably, if it was deleted.
-func TestABlobInAFolderThatWasDeleted(t *testing.T) {
+func TestABlobInADirectoryThatWasDeleted(t *testing.T) {
 	fs, s, root := start(t)
 	d := digestOf(fresh).String()
 	_, _, err := s.Put(context.Background(), bytes.NewReader(fresh))

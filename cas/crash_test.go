@@ -24,7 +24,7 @@ var (
 
 func digestOf(b []byte) cas.Digest { return blake3.Sum256(b) }
 
-// memoryDir makes a folder in memory, if that can be: thousands of stores are
+// memoryDir makes a directory in memory, if that can be: thousands of stores are
 // made here, and what a power cut takes away is simulated anyway.
 func memoryDir(t *testing.T) string {
 	t.Helper()

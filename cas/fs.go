@@ -93,7 +93,7 @@ func StampOf(f *os.File) (s Stamp, err error) {
 	return s, pathError("fstat", f.Name(), err)
 }
 
-// StampAt returns the stamp of the file of that name in the folder with the
+// StampAt returns the stamp of the file of that name in the directory with the
 // descriptor dirfd. A symbolic link is not followed: the stamp is its own.
 func StampAt(dirfd int, name string) (Stamp, error) {
 	s, err := stampAt(dirfd, name, unix.AT_SYMLINK_NOFOLLOW)
@@ -106,7 +106,8 @@ func StampPath(path string) (Stamp, error) {
 	return s, pathError("stat", path, err)
 }
 
-// StampThrough is StampPath for a name in the folder with the descriptor. Its error names no path.
+// StampThrough is StampPath for a name in the directory with the descriptor. Its error names no
+// path.
 func StampThrough(dirfd int, name string) (Stamp, error) { return stampAt(dirfd, name, 0) }
 
 func stampAt(dirfd int, name string, flags int) (Stamp, error) {
@@ -201,11 +202,11 @@ func DiskBytes(path string) (int64, error) {
 	return st.Blocks * 512, pathError("lstat", path, err)
 }
 
-// FreeBytes returns what an ordinary user may still write into the folder's file system.
-func FreeBytes(folder string) (int64, error) {
+// FreeBytes returns what an ordinary user may still write into the directory's file system.
+func FreeBytes(dir string) (int64, error) {
 	var st unix.Statfs_t
-	err := unix.Statfs(folder, &st)
-	return int64(st.Bavail) * int64(st.Bsize), pathError("statfs", folder, err)
+	err := unix.Statfs(dir, &st)
+	return int64(st.Bavail) * int64(st.Bsize), pathError("statfs", dir, err)
 }
 
 // Owner returns the user that a file belongs to.
@@ -218,9 +219,9 @@ func Owner(info os.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }
 //
 // Paths are absolute or relative to the working directory; errors are those of package os.
 type FS interface {
-	// Mkdir makes a folder of mode 0700, or leaves the one that stands there.
+	// Mkdir makes a directory of mode 0700, or leaves the one that stands there.
 	Mkdir(path string) error
-	// ReadDir gives the sorted names in a folder.
+	// ReadDir gives the sorted names in a directory.
 	ReadDir(path string) ([]string, error)
 	// Create makes a file for reading and writing, mode 0600. It never opens what is there already.
 	Create(path string) (*os.File, error)
@@ -242,13 +243,13 @@ type FS interface {
 
 	// Link gives a file a further name, and never replaces what has that name.
 	Link(from, to string) error
-	// LinkAt is Link into an open folder.
+	// LinkAt is Link into an open directory.
 	LinkAt(from string, dir *os.File, name string) error
 	UnlinkAt(dir *os.File, name string) error
 	// Rename replaces what has the name to.
 	Rename(from, to string) error
 	Remove(path string) error
-	// SyncDir makes the names in a folder durable.
+	// SyncDir makes the names in a directory durable.
 	SyncDir(path string) error
 }
 

@@ -176,7 +176,7 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest,
 	}
 	h.keepLocked(d)
 	// Synced also if the name existed, because its writer may have been stopped before this.
-	if err := s.fs.SyncDir(s.folder(d)); err != nil {
+	if err := s.fs.SyncDir(s.directory(d)); err != nil {
 		if made {
 			err = errors.Join(err, s.fs.Remove(s.path(d)))
 		}
@@ -211,7 +211,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 		case errors.Is(err, syscall.EXDEV):
 			return false, errOtherFileSystem
 		case errors.Is(err, fs.ErrNotExist):
-			// The folder was deleted behind our back.
+			// The directory was deleted behind our back.
 			if err := s.shards.Make(d[0], true); err != nil {
 				return false, err
 			}

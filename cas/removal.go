@@ -18,12 +18,12 @@ import (
 // instead of one for each blob. A crash before the sync may restore any of the blobs. A Removal is
 // used by one goroutine, which calls Sync at the end.
 type Removal struct {
-	s       *Store
-	folders map[byte]Digest // that are to be synced, with one of the blobs in each
+	s    *Store
+	dirs map[byte]Digest // that are to be synced, with one of the blobs in each
 }
 
 // Removal begins to remove blobs.
-func (s *Store) Removal() *Removal { return &Removal{s: s, folders: make(map[byte]Digest)} }
+func (s *Store) Removal() *Removal { return &Removal{s: s, dirs: make(map[byte]Digest)} }
 
 // RemoveUnless removes the blob, durably when Sync returns, unless it is held or needed reports a
 // reference to it. needed is called while no caller can begin to hold the blob. A blob that is not
@@ -35,7 +35,7 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 		return false, err
 	}
 	// Unlocked before the sync, which may take long: a Put of the same blob
-	// now links it again and syncs the folder too.
+	// now links it again and syncs the directory too.
 	defer unlock()
 	s.holdsMu.Lock()
 	held := s.holds[d] > 0
@@ -52,7 +52,7 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 	if err != nil && !absent {
 		return false, s.wrap(d, err)
 	}
-	r.folders[d[0]] = d // absent or not: an earlier call may have got no further than to unlink it
+	r.dirs[d[0]] = d // absent or not: an earlier call may have got no further than to unlink it
 	return !absent, nil
 }
 
@@ -61,15 +61,15 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 func (r *Removal) Sync() (err error) {
 	var blobs []Digest
 	var paths []string
-	for _, d := range r.folders {
-		blobs, paths = append(blobs, d), append(paths, r.s.folder(d))
+	for _, d := range r.dirs {
+		blobs, paths = append(blobs, d), append(paths, r.s.directory(d))
 	}
 	for i, err2 := range SyncDirs(r.s.fs, paths) {
 		if err2 != nil && !errors.Is(err2, fs.ErrNotExist) {
 			err = errors.Join(err, r.s.wrap(blobs[i], err2))
 			continue
 		}
-		delete(r.folders, blobs[i][0])
+		delete(r.dirs, blobs[i][0])
 	}
 	return err
 }
@@ -88,7 +88,7 @@ func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed boo
 
 const parallelSyncs = 16
 
-// SyncDirs is SyncDir of several folders, at the same time: where names have
+// SyncDirs is SyncDir of several directories, at the same time: where names have
 // changed in all of them, the first has the file system write its transaction,
 // and the disk is told to flush its cache once for those that come together,
 // not once for each. The errors are in the order of the paths.
@@ -113,9 +113,9 @@ const (
 	maxQuarantineBytes = 1 << 30 // of all things together
 )
 
-// SetAside moves the file at path, something of the state folder dir that failed a check, into the
-// quarantine and writes a note why beside it. The oldest things go when there are too many. The
-// caller syncs the folder that the file came from.
+// SetAside moves the file at path, something of the state directory dir that failed a check, into
+// the quarantine and writes a note why beside it. The oldest things go when there are too many. The
+// caller syncs the directory that the file came from.
 func SetAside(fsys FS, dir, path, why string) error {
 	quarantine := filepath.Join(dir, quarantineName)
 	if err := fsys.Mkdir(quarantine); err != nil {

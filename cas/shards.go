@@ -8,20 +8,20 @@ import (
 	"sync/atomic"
 )
 
-// Shards are the folders 00 to ff in a folder. Each is made with the first file that it gets,
-// durably, because a file is not durable before the folder that it stands in.
+// Shards are the directories 00 to ff in a directory. Each is made with the first file that it
+// gets, durably, because a file is not durable before the directory that it stands in.
 type Shards struct {
 	FS  FS
-	Dir string // their folder
+	Dir string // their directory
 
 	making sync.Mutex       // held while one is made
 	synced [256]atomic.Bool // their names are durable
 }
 
-// Open makes the folder, and "incoming" in it. Names of shards that are there are synced at each
+// Open makes the directory, and "incoming" in it. Names of shards that are there are synced at each
 // Open, because the process that made them may have been stopped before it synced them.
 func (s *Shards) Open() error {
-	if err := makeFolders(s.FS, s.Dir, filepath.Join(s.Dir, incomingName)); err != nil {
+	if err := makeDirs(s.FS, s.Dir, filepath.Join(s.Dir, incomingName)); err != nil {
 		return err
 	}
 	names, err := s.FS.ReadDir(s.Dir)
@@ -43,10 +43,11 @@ func (s *Shards) Open() error {
 	return nil
 }
 
-// Path is a shard's folder.
+// Path is a shard's directory.
 func (s *Shards) Path(first byte) string { return filepath.Join(s.Dir, fmt.Sprintf("%02x", first)) }
 
-// Exists reports whether there was such a shard when the folder was opened, or one was made since.
+// Exists reports whether there was such a shard when the directory was opened, or one was made
+// since.
 func (s *Shards) Exists(first byte) bool { return s.synced[first].Load() }
 
 // Make makes a shard durably where that was not done. again means that the shard

@@ -2,7 +2,7 @@
 //
 // A blob is a file of mode 0444 named by the BLAKE3 digest of its plain bytes. Put, PutFile and
 // AdoptHashed return only when the bytes and the name are durable: data synced, linked without
-// replacing, folder synced. A crash at any step leaves at most a temporary file, which the next
+// replacing, directory synced. A crash at any step leaves at most a temporary file, which the next
 // Open removes; a name in the store never stands over missing or partial bytes.
 //
 // A blob is hashed when it is stored. Afterwards its Stamp is believed: while device, inode, size
@@ -30,16 +30,16 @@ import (
 	"github.com/epcached/epcached/internal/keyed"
 )
 
-// Store is a folder of blobs. See the package comment for what it promises.
+// Store is a directory of blobs. See the package comment for what it promises.
 type Store struct {
-	dir      string // the state folder
+	dir      string // the state directory
 	objects  string
 	incoming string // blobs that have no name yet
 	fs       FS
 	stamps   stampCache
 	volatile bool
 
-	shards Shards // the folders of blobs
+	shards Shards // the directories of blobs
 
 	// locks orders what happens to one blob: linking, unlinking, hashing,
 	// removing. A blob's lock is taken first; no other lock is held over it.
@@ -64,7 +64,7 @@ type Options struct {
 	ReadOnly bool
 }
 
-// The folders below the state folder that a Store owns. Names of mode 0700,
+// The directories below the state directory that a Store owns. Names of mode 0700,
 // for a blob's rights are those of the view that leads to it.
 const (
 	objectsName    = "objects"
@@ -72,8 +72,8 @@ const (
 	quarantineName = "quarantine"
 )
 
-// Open opens the store in the state folder dir, makes it if there is none, and removes what a crash
-// has left of unfinished work. No other process may use the store meanwhile.
+// Open opens the store in the state directory dir, makes it if there is none, and removes what a
+// crash has left of unfinished work. No other process may use the store meanwhile.
 func Open(dir string, o Options) (*Store, error) {
 	s := &Store{
 		dir:      dir,
@@ -93,7 +93,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if o.ReadOnly {
 		return s, nil
 	}
-	err := s.makeFolders()
+	err := s.makeDirs()
 	if err == nil {
 		err = RemoveLeftovers(s.fs, s.incoming)
 	}
@@ -106,13 +106,13 @@ func Open(dir string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// makeFolders makes the folders that are always there.
-func (s *Store) makeFolders() error {
-	if err := MakeFolder(s.fs, s.dir); err != nil {
+// makeDirs makes the directories that are always there.
+func (s *Store) makeDirs() error {
+	if err := MakeDir(s.fs, s.dir); err != nil {
 		return err
 	}
 	if s.volatile {
-		return makeFolders(s.fs, s.objects, s.incoming)
+		return makeDirs(s.fs, s.objects, s.incoming)
 	}
 	if err := s.fs.Mkdir(filepath.Join(s.dir, quarantineName)); err != nil {
 		return err
@@ -120,9 +120,9 @@ func (s *Store) makeFolders() error {
 	return s.shards.Open()
 }
 
-// MakeFolder makes a folder of mode 0700 durably, if it is not there. Its name is
+// MakeDir makes a directory of mode 0700 durably, if it is not there. Its name is
 // synced also if it existed, because its maker may have been stopped before it did so.
-func MakeFolder(fsys FS, path string) error {
+func MakeDir(fsys FS, path string) error {
 	info, err := os.Stat(path)
 	there := err == nil && info.IsDir()
 	if !there {
@@ -142,7 +142,7 @@ func cannotSync(err error) bool {
 		errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS)
 }
 
-func makeFolders(fsys FS, paths ...string) error {
+func makeDirs(fsys FS, paths ...string) error {
 	for _, path := range paths {
 		if err := fsys.Mkdir(path); err != nil {
 			return err
@@ -151,7 +151,7 @@ func makeFolders(fsys FS, paths ...string) error {
 	return nil
 }
 
-// RemoveLeftovers removes the files that a crash has left in an incoming folder.
+// RemoveLeftovers removes the files that a crash has left in an incoming directory.
 func RemoveLeftovers(fsys FS, incoming string) error {
 	names, err := fsys.ReadDir(incoming)
 	for _, name := range names {
@@ -160,8 +160,8 @@ func RemoveLeftovers(fsys FS, incoming string) error {
 	return err
 }
 
-func (s *Store) folder(d Digest) string { return s.shards.Path(d[0]) }
-func (s *Store) path(d Digest) string   { return filepath.Join(s.folder(d), d.String()) }
+func (s *Store) directory(d Digest) string { return s.shards.Path(d[0]) }
+func (s *Store) path(d Digest) string      { return filepath.Join(s.directory(d), d.String()) }
 
 // Has reports whether a blob of that digest is there, without a look at its bytes.
 func (s *Store) Has(d Digest) bool {
@@ -188,7 +188,7 @@ const Block = 4096
 // blocks, where that is not known yet, if it has no holes.
 func RoundUpToBlock(size int64) int64 { return (size + Block - 1) / Block * Block }
 
-// DiskBytesIn returns what a blob of the store in the state folder dir takes on
+// DiskBytesIn returns what a blob of the store in the state directory dir takes on
 // the disk, in whole blocks. It needs no open store, for the index, which a
 // Store is opened with, wants to know it as well.
 func DiskBytesIn(dir string, d Digest) (int64, error) {
@@ -244,16 +244,16 @@ func (s *Store) syncRemoved(d Digest, err error) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return s.wrap(d, err)
 	}
-	if syncErr := s.fs.SyncDir(s.folder(d)); !errors.Is(syncErr, fs.ErrNotExist) {
+	if syncErr := s.fs.SyncDir(s.directory(d)); !errors.Is(syncErr, fs.ErrNotExist) {
 		err = cmp.Or(syncErr, err)
 	}
 	return s.wrap(d, err)
 }
 
 // SyncName makes the name of a blob durable, for one that was found and not put: a
-// crash may have come before its folder was synced.
+// crash may have come before its directory was synced.
 func (s *Store) SyncName(d Digest) error {
-	return s.wrap(d, s.fs.SyncDir(s.folder(d)))
+	return s.wrap(d, s.fs.SyncDir(s.directory(d)))
 }
 
 // Quarantine moves the blob out of the store, with a note why. Views that have
@@ -300,8 +300,8 @@ func (s *Store) each(ctx context.Context,
 		if ParseHex("folder", shard, first[:]) != nil {
 			continue // incoming, and what is not ours
 		}
-		folder := filepath.Join(s.objects, shard)
-		names, err := s.fs.ReadDir(folder)
+		dir := filepath.Join(s.objects, shard)
+		names, err := s.fs.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // deleted since
 		}
@@ -312,10 +312,10 @@ func (s *Store) each(ctx context.Context,
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			path := filepath.Join(folder, name)
+			path := filepath.Join(dir, name)
 			info, err := os.Lstat(path)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // removed since we read the folder
+				continue // removed since we read the directory
 			}
 			if err != nil {
 				return err

@@ -134,7 +134,7 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error)
 	return Stamp{}, s.wrap(d, ErrChanged)
 }
 
-// Link gives the verified blob a further name in the open folder dir, for a
+// Link gives the verified blob a further name in the open directory dir, for a
 // view, and returns the stamp that the file has from now on. The name is not
 // synced: views are made again. Where no further link is possible (too many,
 // or another file system) the name is a copy, and the stamp the copy's own.

@@ -39,7 +39,7 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 	}
 	f, path, err := s.stage()
 	if os.IsNotExist(err) { // the whole store was deleted
-		if err = s.makeFolders(); err == nil {
+		if err = s.makeDirs(); err == nil {
 			f, path, err = s.stage()
 		}
 	}
@@ -65,11 +65,11 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 	return nil
 }
 
-// name moves the staged file to the blob's name, and makes its folder if it is the first there.
+// name moves the staged file to the blob's name, and makes its directory if it is the first there.
 func (s *Store) name(path string, d Digest) error {
 	err := s.fs.Rename(path, s.path(d))
 	if os.IsNotExist(err) {
-		if err = s.fs.Mkdir(s.folder(d)); err == nil {
+		if err = s.fs.Mkdir(s.directory(d)); err == nil {
 			err = s.fs.Rename(path, s.path(d))
 		}
 	}

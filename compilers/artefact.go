@@ -20,13 +20,14 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Collect lists what a compiler left in folder, besides the names in inputs, and reads the graphs.
-// It trusts nothing: links, devices and files beyond the limits are ErrOutput; a graph without
-// EPContext nodes is a *NoNodesError with EPs still empty. Files begin with the graphs, in order;
-// names in sub-folders use slashes. An error in one of several graphs is a *MemberError. Beside a
+// Collect lists what a compiler left in directory, besides the names in inputs, and reads the
+// graphs. It trusts nothing: links, devices and files beyond the limits are ErrOutput; a graph
+// without EPContext nodes is a *NoNodesError with EPs still empty. Files begin with the graphs, in
+// order; names in sub-directories use slashes. An error in one of several graphs is a *MemberError.
+// Beside a
 // *NoNodesError, the last of models is the one without nodes.
-func Collect(ctx context.Context, folder string, graphs, inputs []string, limits Limits) (files []string, models []*epmodel.Model, err error) {
-	others, found, err := listOutput(folder, graphs, inputs, limits.orDefault())
+func Collect(ctx context.Context, dir string, graphs, inputs []string, limits Limits) (files []string, models []*epmodel.Model, err error) {
+	others, found, err := listOutput(dir, graphs, inputs, limits.orDefault())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -34,7 +35,7 @@ func Collect(ctx context.Context, folder string, graphs, inputs []string, limits
 		if !found[graph] {
 			return nil, nil, memberError(i, len(graphs), &missingGraphError{graph})
 		}
-		model, err := readGraph(ctx, filepath.Join(folder, graph))
+		model, err := readGraph(ctx, filepath.Join(dir, graph))
 		if err != nil {
 			return nil, nil, memberError(i, len(graphs), err)
 		}
@@ -54,10 +55,10 @@ func (e *missingGraphError) Error() string {
 
 func (e *missingGraphError) Unwrap() error { return ErrOutput }
 
-func listOutput(folder string, graphs, inputs []string, limits Limits) (others []string, found map[string]bool, err error) {
+func listOutput(dir string, graphs, inputs []string, limits Limits) (others []string, found map[string]bool, err error) {
 	var total int64
 	found = map[string]bool{}
-	err = walkOutput(folder, inputs, func(name string, info fs.FileInfo) error {
+	err = walkOutput(dir, inputs, func(name string, info fs.FileInfo) error {
 		// Anything but a regular file with one name could be a way to the daemon's own files.
 		if !info.Mode().IsRegular() {
 			return fmt.Errorf("%w: %q is not a regular file", ErrOutput, info.Name())
@@ -85,13 +86,13 @@ func listOutput(folder string, graphs, inputs []string, limits Limits) (others [
 	return others, found, nil
 }
 
-// walkOutput calls each for everything below the folder but folders and the names in skip.
-func walkOutput(folder string, skip []string, each func(name string, info fs.FileInfo) error) error {
-	return filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+// walkOutput calls each for everything below the directory but directories and the names in skip.
+func walkOutput(dir string, skip []string, each func(name string, info fs.FileInfo) error) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		name, err := filepath.Rel(folder, path)
+		name, err := filepath.Rel(dir, path)
 		switch {
 		case err != nil:
 			return err
@@ -130,14 +131,14 @@ const (
 
 const maxTries = 8
 
-// outputWatch looks at a job's folder while its worker compiles, for the moment at which the graph
-// is written. ONNX Runtime does that last, and then takes the session apart: to load the graph
-// meanwhile saves a tenth of a miss.
+// outputWatch looks at a job's directory while its worker compiles, for the moment at which the
+// graph is written. ONNX Runtime does that last, and then takes the session apart: to load the
+// graph meanwhile saves a tenth of a miss.
 type outputWatch struct {
-	folder string
-	graph  []byte           // its name in the kernel's records, with a zero
-	skip   []string         // names in the folder that are not output
-	done   func(size int64) // Job.Written
+	dir   string
+	graph []byte           // its name in the kernel's records, with a zero
+	skip  []string         // names in the directory that are not output
+	done  func(size int64) // Job.Written
 
 	events  *os.File
 	ended   sync.WaitGroup
@@ -159,9 +160,9 @@ func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logge
 		log.Debug("cannot watch for the writing of a graph", "error", err)
 		return nil
 	}
-	w := &outputWatch{folder: job.Folder, graph: append([]byte(job.Output), 0), skip: append(slices.Clone(before), privateFolder),
+	w := &outputWatch{dir: job.Dir, graph: append([]byte(job.Output), 0), skip: append(slices.Clone(before), privateDir),
 		done: job.Written, events: os.NewFile(uintptr(fd), "inotify")}
-	if _, err := unix.InotifyAddWatch(fd, job.Folder, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
+	if _, err := unix.InotifyAddWatch(fd, job.Dir, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
 		log.Debug("cannot watch for the writing of a graph", "error", err)
 		_ = w.events.Close() // nothing was written
 		return nil
@@ -181,7 +182,7 @@ func (w *outputWatch) check(ctx context.Context) {
 			continue
 		}
 		tries++
-		then, err := stampsSettled(ctx, w.folder, w.skip)
+		then, err := stampsSettled(ctx, w.dir, w.skip)
 		if err != nil {
 			return
 		}
@@ -207,13 +208,13 @@ func (w *outputWatch) end() (settled bool) {
 	if w.earlier == nil {
 		return false
 	}
-	now, _, err := stamps(w.folder, w.skip)
+	now, _, err := stamps(w.dir, w.skip)
 	return err == nil && maps.Equal(w.earlier, now)
 }
 
-func stamps(folder string, skip []string) (found map[string]fileStamp, last int64, err error) {
+func stamps(dir string, skip []string) (found map[string]fileStamp, last int64, err error) {
 	found = make(map[string]fileStamp)
-	err = walkOutput(folder, skip, func(name string, info fs.FileInfo) error {
+	err = walkOutput(dir, skip, func(name string, info fs.FileInfo) error {
 		st := statOf(info)
 		found[name] = fileStamp{st.Ino, st.Size, st.Mtim, st.Ctim}
 		last = max(last, st.Mtim.Nano(), st.Ctim.Nano())
@@ -225,13 +226,13 @@ func stamps(folder string, skip []string) (found map[string]fileStamp, last int6
 // stampsSettled gives stamps that any later change makes others: the clock that the kernel takes
 // files' times from had gone on since the last change when they were taken. nil: it does not, on a
 // file system with a clock of its own.
-func stampsSettled(ctx context.Context, folder string, skip []string) (map[string]fileStamp, error) {
+func stampsSettled(ctx context.Context, dir string, skip []string) (map[string]fileStamp, error) {
 	for range maxTicks {
 		var now unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
 			return nil, err
 		}
-		found, last, err := stamps(folder, skip)
+		found, last, err := stamps(dir, skip)
 		if err != nil || now.Nano() > last {
 			return found, err
 		}

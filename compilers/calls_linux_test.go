@@ -99,7 +99,7 @@ func TestRealEPsMakeKnownCallsOnly(t *testing.T) {
 			require.NoError(t, err)
 			check, err := c.Check(t.Context(),
 				compilers.CheckJob{Runtime: r, EPs: job.EPs,
-					Graph: filepath.Join(job.Folder, result.Graph)})
+					Graph: filepath.Join(job.Dir, result.Graph)})
 			require.NoError(t, err)
 			require.NotEqual(t, compilers.Failed, check.Outcome, check.Text)
 			require.NotContains(t, check.Text, "unknown system call")

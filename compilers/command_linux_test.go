@@ -136,7 +136,7 @@ func TestToolsGetTheRequest(t *testing.T) {
 		_, err := newCommand(t, compilers.ORTOptions{}, tool).Compile(t.Context(), job, nil)
 		var refused *compilers.RefusedError
 		require.ErrorAs(t, err, &refused)
-		_, after, _ := strings.Cut(refused.Text, job.Folder+"/"+job.Output+"|")
+		_, after, _ := strings.Cut(refused.Text, job.Dir+"/"+job.Output+"|")
 		return after
 	}
 	options := func(j *compilers.Job) {

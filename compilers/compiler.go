@@ -13,14 +13,14 @@
 //     of its group are gone.
 //   - A crash, a hang or a flood of the vendor's code is an error value: [ExitError], [ErrTimeout],
 //     [ErrCPU], [ErrMemory], [ErrOutput]. A refusal by ORT is a [RefusedError] with its code and text.
-//   - Compile reports only files that are complete: regular files in the job's folder, at least one EPContext node in the graph. A graph that
+//   - Compile reports only files that are complete: regular files in the job's directory, at least one EPContext node in the graph. A graph that
 //     holds no EPContext node is a [NoNodesError].
-//   - Workers have their working directory, home and temporary files in the job's folder, write nowhere else, read only what they need, have no
+//   - Workers have their working directory, home and temporary files in the job's directory, write nowhere else, read only what they need, have no
 //     network, and leave no process behind: as far as the kernel can keep them so, which [ORT.Sandbox] tells ([SandboxOptions] says more).
 //
-// [Find] reads a folder that pip, a virtual environment or an administrator made, and returns the
-// [Runtime] of every call; [EPByName] describes a known EP (its options, its library's name). Start
-// reading at [ORT.Compile].
+// [Find] reads a directory that pip, a virtual environment or an administrator made, and returns
+// the [Runtime] of every call; [EPByName] describes a known EP (its options, its library's name).
+// Start reading at [ORT.Compile].
 package compilers
 
 import (
@@ -45,7 +45,7 @@ type Compiler interface {
 	// with own's session options, unless own is nil.
 	Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error)
 
-	// Compile compiles one model into job.Folder. progress, if not nil, is called from another goroutine with each phase that begins, and never
+	// Compile compiles one model into job.Directory. progress, if not nil, is called from another goroutine with each phase that begins, and never
 	// after Compile returned.
 	Compile(ctx context.Context, job Job, progress func(phase string)) (Result, error)
 
@@ -92,7 +92,7 @@ type Job struct {
 	// [OpenModelCompiler] allows it.
 	ModelFile *os.File
 
-	Folder string // absolute path of the private folder that the output goes into; it exists
+	Dir    string // absolute path of the private directory that the output goes into; it exists
 	Output string // name of the graph to write, "<16 hex>_ctx.onnx"
 
 	Session
@@ -114,7 +114,7 @@ type Job struct {
 
 // Pace says when a worker's work is there, and how urgent it is. The zero value: it is there, and is done at the usual priority.
 type Pace struct {
-	// Ready, if not nil, is closed when the model, or the graph, is there, in a folder that is there already: until then the worker gets ready.
+	// Ready, if not nil, is closed when the model, or the graph, is there, in a directory that is there already: until then the worker gets ready.
 	Ready <-chan struct{}
 
 	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
@@ -134,9 +134,9 @@ type Initializers = workerproto.Keep
 
 // Result is a finished compile.
 type Result struct {
-	Graph      string   // name of the graph in Job.Folder
+	Graph      string   // name of the graph in Job.Directory
 	Graphs     []string // of a group: the names of all its graphs, in order; else the one
-	Files      []string // names of all files of the artefact in Job.Folder, the graphs first, the others sorted
+	Files      []string // names of all files of the artefact in Job.Directory, the graphs first, the others sorted
 	Seconds    float64  // ORT's part: from session options to written graph
 	ORTVersion string
 	Route      string // the route that was taken
@@ -261,7 +261,7 @@ type Limits struct {
 	CPU         time.Duration // processor time of each process; whole seconds
 	Memory      int64         // bytes: of all memory of a worker, and of what each process allocates for itself; 0: three quarters of the machine's
 	Output      int64         // bytes of all files that it leaves, and of each single file
-	Files       int           // files in the job's folder
+	Files       int           // files in the job's directory
 	OpenFiles   int64
 	Processes   int64 // processes and threads, where workers have a user of their own
 	Stack       int64 // bytes, of each thread: deep graphs recurse

@@ -44,7 +44,7 @@ func killedInVendorCode(t *testing.T, signal unix.Signal, supervisor bool, words
 	c := newORT(t, compilers.ORTOptions{Sandbox: compilers.SandboxOptions{NoNamespaces: true}})
 	body := `fputs("` + words + `", stderr); creat("here", 0600); for (;;) pause();`
 	job := writeJob(t, hostileRuntime(t, body), compilers.EP{Name: qnn}, tinymodel.Relu())
-	here := filepath.Join(job.Folder, ".worker", "here")
+	here := filepath.Join(job.Dir, ".worker", "here")
 	done := make(chan error, 1)
 	go func() {
 		_, err := c.Compile(t.Context(), job, nil)
@@ -53,8 +53,8 @@ func killedInVendorCode(t *testing.T, signal unix.Signal, supervisor bool, words
 	require.Eventually(t, func() bool { _, err := os.Stat(here); return err == nil }, time.Minute,
 		time.Millisecond)
 	for _, pid := range childrenOf(os.Getpid()) {
-		if folder, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid),
-			"cwd")); err != nil || folder != filepath.Dir(here) {
+		if dir, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid),
+			"cwd")); err != nil || dir != filepath.Dir(here) {
 			continue
 		}
 		if !supervisor {

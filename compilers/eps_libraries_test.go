@@ -103,8 +103,8 @@ func optionsLike(t *testing.T, library string) []string {
 
 // An option that is not known is refused, so each that a package brings has to be in the table.
 func TestOptionsInTheInstalledLibrariesAreInTheTable(t *testing.T) {
-	folder := os.Getenv("EPCACHED_RUNTIMES")
-	if folder == "" {
+	dir := os.Getenv("EPCACHED_RUNTIMES")
+	if dir == "" {
 		t.Skip("NOT TESTED: EPCACHED_RUNTIMES is not set; `make test` sets it")
 	}
 	looked := map[string]int{}
@@ -123,9 +123,9 @@ func TestOptionsInTheInstalledLibrariesAreInTheTable(t *testing.T) {
 			names = info.Libraries
 		}
 		for _, name := range names {
-			libraries, err := filepath.Glob(filepath.Join(folder, "*", "onnxruntime*", name))
+			libraries, err := filepath.Glob(filepath.Join(dir, "*", "onnxruntime*", name))
 			require.NoError(t, err)
-			inside, err := filepath.Glob(filepath.Join(folder, "*", "onnxruntime", "capi", name))
+			inside, err := filepath.Glob(filepath.Join(dir, "*", "onnxruntime", "capi", name))
 			require.NoError(t, err)
 			for _, library := range append(libraries, inside...) {
 				known, unknown := 0, []string{}
@@ -144,6 +144,6 @@ func TestOptionsInTheInstalledLibrariesAreInTheTable(t *testing.T) {
 		}
 	}
 	for _, ep := range []string{"OpenVINOExecutionProvider", "QNNExecutionProvider"} {
-		require.Positive(t, looked[ep], "%s: none of its libraries in %s", ep, folder)
+		require.Positive(t, looked[ep], "%s: none of its libraries in %s", ep, dir)
 	}
 }

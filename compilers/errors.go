@@ -28,7 +28,7 @@ var (
 	ErrCrash = errors.New("compiler crashed")
 	// ErrProtocol is returned when a worker answers with what is no answer.
 	ErrProtocol = workerproto.ErrMalformed
-	// ErrNotFound is returned when a folder holds no runtime, or a runtime holds no library for an EP.
+	// ErrNotFound is returned when a directory holds no runtime, or a runtime holds no library for an EP.
 	ErrNotFound = errors.New("not found")
 	// ErrOption is returned for an EP or session option that may not be given.
 	ErrOption = errors.New("option refused")

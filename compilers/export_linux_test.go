@@ -5,9 +5,9 @@ import (
 	"errors"
 )
 
-// StampsThatTell gives the stamps of what is in a folder, once each change would show in them.
-func StampsThatTell(ctx context.Context, folder string) (stamps any, err error) {
-	then, err := stampsSettled(ctx, folder, nil)
+// StampsThatTell gives the stamps of what is in a directory, once each change would show in them.
+func StampsThatTell(ctx context.Context, dir string) (stamps any, err error) {
+	then, err := stampsSettled(ctx, dir, nil)
 	if then == nil && err == nil {
 		err = errors.New("the clock of files stands still")
 	}

@@ -129,7 +129,7 @@ func TestStderrIsBounded(t *testing.T) {
 }
 
 func TestOutputThatIsNone(t *testing.T) {
-	const graph = "../00112233445566_ctx.onnx" // the worker starts in a folder of its own
+	const graph = "../00112233445566_ctx.onnx" // the worker starts in a directory of its own
 	for name, script := range map[string]string{
 		"no graph":          "true",
 		"a link":            "ln -s /etc/passwd " + graph,
@@ -214,14 +214,14 @@ func TestWorkersWorldIsChosen(t *testing.T) {
 		`(env; pwd; ls /proc/self/fd; ps -o pgid= -o sid= -p $$) > ../world; exit 9`,
 		compilers.Limits{})
 	require.Error(t, err)
-	world, err := os.ReadFile(filepath.Join(job.Folder, "world"))
+	world, err := os.ReadFile(filepath.Join(job.Dir, "world"))
 	require.NoError(t, err)
 	require.NotContains(t, string(world), "EPCACHED_SECRET")
-	require.Contains(t, string(world), "HOME="+job.Folder)
-	require.Contains(t, string(world), "TMPDIR="+job.Folder)
+	require.Contains(t, string(world), "HOME="+job.Dir)
+	require.Contains(t, string(world), "TMPDIR="+job.Dir)
 	require.Contains(t, string(world), "GOTRACEBACK=single")
 	require.Contains(t, string(world), "GLIBC_TUNABLES=glibc.malloc.")
-	require.NoDirExists(t, filepath.Join(job.Folder, ".worker"), "it is removed with what is in it")
+	require.NoDirExists(t, filepath.Join(job.Dir, ".worker"), "it is removed with what is in it")
 }
 
 // Threads of the calling process come and go while workers run: none of those may take its workers

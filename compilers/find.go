@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Find reads the runtime that stands in dir: a folder of `pip install --target`, a virtual environment, or a plain folder of libraries. It loads
+// Find reads the runtime that stands in dir: a directory of `pip install --target`, a virtual environment, or a plain directory of libraries. It loads
 // nothing and looks only at names and ELF headers. Without a libonnxruntime, or without any library of a known EP, the error wraps ErrNotFound
 // and says what was looked for.
 func Find(dir string) (Runtime, error) {
@@ -21,14 +21,14 @@ func Find(dir string) (Runtime, error) {
 	if err != nil {
 		return Runtime{}, err
 	}
-	r.EPs = findEPs(libraryFolders(r.Directory))
+	r.EPs = findEPs(libraryDirs(r.Directory))
 	if len(r.EPs) == 0 {
 		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime: looked for those of %s", r.Directory, ErrNotFound, strings.Join(EPNames(), ", "))
 	}
 	return r, nil
 }
 
-// FindORT is Find for a folder that need not have a library of a known EP: the runtime has none.
+// FindORT is Find for a directory that need not have a library of a known EP: the runtime has none.
 func FindORT(dir string) (Runtime, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -37,15 +37,15 @@ func FindORT(dir string) (Runtime, error) {
 	if _, err := os.ReadDir(dir); err != nil {
 		return Runtime{}, fmt.Errorf("runtime: %w", err)
 	}
-	for _, folder := range libraryFolders(dir) {
-		if path, version := newestORT(folder); path != "" {
+	for _, directory := range libraryDirs(dir) {
+		if path, version := newestORT(directory); path != "" {
 			return Runtime{Directory: dir, ORTLibrary: path, ORTVersion: version}, nil
 		}
 	}
 	return Runtime{}, fmt.Errorf("runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
 }
 
-func libraryFolders(dir string) []string {
+func libraryDirs(dir string) []string {
 	roots := []string{dir, filepath.Join(dir, "lib"), filepath.Join(dir, "lib64")}
 	for _, pattern := range []string{"lib*/python3*/site-packages", "lib*/python3*/dist-packages", "python3*/site-packages", "python3*/dist-packages"} {
 		found, err := filepath.Glob(filepath.Join(globQuote(dir), pattern))
@@ -54,10 +54,10 @@ func libraryFolders(dir string) []string {
 		}
 		roots = append(roots, found...)
 	}
-	var folders []string
-	add := func(folder string) {
-		if !slices.Contains(folders, folder) {
-			folders = append(folders, folder)
+	var dirs []string
+	add := func(directory string) {
+		if !slices.Contains(dirs, directory) {
+			dirs = append(dirs, directory)
 		}
 	}
 	for _, root := range roots {
@@ -70,23 +70,23 @@ func libraryFolders(dir string) []string {
 			}
 		}
 	}
-	return folders
+	return dirs
 }
 
-// globQuote keeps a folder's own brackets and stars from being read as a pattern.
+// globQuote keeps a directory's own brackets and stars from being read as a pattern.
 func globQuote(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
 var ortName = regexp.MustCompile(`^libonnxruntime\.so(?:\.(\d+(?:\.\d+)*))?$`)
 
-func newestORT(folder string) (path, version string) {
-	entries, _ := os.ReadDir(folder) // most of the places do not exist
+func newestORT(dir string) (path, version string) {
+	entries, _ := os.ReadDir(dir) // most of the places do not exist
 	for _, e := range entries {
 		if !ortName.MatchString(e.Name()) {
 			continue
 		}
-		candidate := filepath.Join(folder, e.Name())
+		candidate := filepath.Join(dir, e.Name())
 		v := versionOf(candidate)
 		if path == "" || slices.Compare(numbers(v), numbers(version)) > 0 || v == version && len(e.Name()) > len(filepath.Base(path)) {
 			path, version = candidate, v
@@ -120,16 +120,16 @@ func numbers(version string) (list []int) {
 	return list
 }
 
-func findEPs(folders []string) []EPLibrary {
+func findEPs(dirs []string) []EPLibrary {
 	var libs []EPLibrary
-	for _, folder := range folders {
-		entries, _ := os.ReadDir(folder) // most of the places do not exist
+	for _, dir := range dirs {
+		entries, _ := os.ReadDir(dir) // most of the places do not exist
 		for _, e := range entries {
 			ep, ok := epOfLibrary(e.Name())
 			if !ok || slices.ContainsFunc(libs, func(l EPLibrary) bool { return l.EP == ep }) {
 				continue
 			}
-			path := filepath.Join(folder, e.Name())
+			path := filepath.Join(dir, e.Name())
 			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
 				continue // a dangling link is a library that is not there
 			}
@@ -148,7 +148,7 @@ func sortEPs(libs []EPLibrary) {
 func FindAll(ctx context.Context) []Runtime {
 	var found []Runtime
 	seen := map[string]bool{}
-	for _, dir := range wellKnownFolders() {
+	for _, dir := range wellKnownDirs() {
 		if ctx.Err() != nil {
 			return found
 		}
@@ -162,7 +162,7 @@ func FindAll(ctx context.Context) []Runtime {
 	return found
 }
 
-func wellKnownFolders() []string {
+func wellKnownDirs() []string {
 	patterns := []string{"/opt/onnxruntime*", "/opt/epcached/*", "/usr/local", "/usr", "/usr/lib/*-linux-gnu", "/usr/local/lib/onnxruntime*", "/opt/venv", "/opt/*/venv", "/opt/conda"}
 	if home, err := os.UserHomeDir(); err == nil {
 		for _, p := range []string{".local", ".venv", ".virtualenvs/*", "venvs/*", "miniconda3", "miniconda3/envs/*", "anaconda3", "anaconda3/envs/*", ".pyenv/versions/*",
@@ -180,7 +180,7 @@ func wellKnownFolders() []string {
 }
 
 // environments lists the Python environments that are likely to be meant though not activated: that
-// of this program, that of the first Python in PATH, and those in the working folder.
+// of this program, that of the first Python in PATH, and those in the working directory.
 func environments() (dirs []string) {
 	for _, variable := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
 		if dir := os.Getenv(variable); filepath.IsAbs(dir) {
@@ -211,14 +211,14 @@ func environments() (dirs []string) {
 }
 
 // describeLibrary describes the EP library at a path. Its Files are itself, the shared libraries in
-// its folder, and what the run paths of all of them reach by a way that starts at $ORIGIN.
+// its directory, and what the run paths of all of them reach by a way that starts at $ORIGIN.
 // libonnxruntime and its Python module are not among them, nor other EPs' plugin libraries: a build
 // does not depend on those. System libraries are not either; they change with every update and have
 // never been seen to matter.
 func describeLibrary(ep, library string) EPLibrary {
 	l := EPLibrary{EP: ep, Path: library}
-	folder := filepath.Dir(library)
-	queue := append([]string{library}, sharedObjects(folder)...)
+	dir := filepath.Dir(library)
+	queue := append([]string{library}, sharedObjects(dir)...)
 	for len(queue) > 0 {
 		file := queue[0]
 		queue = queue[1:]
@@ -226,26 +226,27 @@ func describeLibrary(ep, library string) EPLibrary {
 			continue
 		}
 		l.Files = append(l.Files, file)
-		more, folders := runPathFiles(file)
+		more, dirs := runPathFiles(file)
 		queue = append(queue, more...)
-		l.Elsewhere = l.Elsewhere || slices.ContainsFunc(folders,
-			func(f string) bool { return f != folder && f != wheelLibraries(folder) })
+		l.Elsewhere = l.Elsewhere || slices.ContainsFunc(dirs,
+			func(f string) bool { return f != dir && f != wheelLibraries(dir) })
 	}
 	slices.Sort(l.Files)
 	return l
 }
 
-// wheelLibraries is the folder in which Python wheels keep the libraries that they brought along.
-func wheelLibraries(folder string) string { return folder + ".libs" }
+// wheelLibraries is the directory in which Python wheels keep the libraries that they brought
+// along.
+func wheelLibraries(dir string) string { return dir + ".libs" }
 
 // LibrariesBeside lists the shared libraries that an application shows to a daemon that may have
-// other libraries: those in the folder of an EP library and in the bundled one, by their paths
-// relative to the folder. The clients in other languages show the same ones.
+// other libraries: those in the directory of an EP library and in the bundled one, by their paths
+// relative to the directory. The clients in other languages show the same ones.
 func LibrariesBeside(library string) []string {
-	folder := filepath.Dir(library)
+	dir := filepath.Dir(library)
 	var names []string
-	for _, file := range append(sharedObjects(folder), sharedObjects(wheelLibraries(folder))...) {
-		if name, err := filepath.Rel(folder, file); err == nil && file != library {
+	for _, file := range append(sharedObjects(dir), sharedObjects(wheelLibraries(dir))...) {
+		if name, err := filepath.Rel(dir, file); err == nil && file != library {
 			names = append(names, name)
 		}
 	}
@@ -261,16 +262,16 @@ func IsForeign(file string) bool {
 	return ortName.MatchString(base) || base == "libonnxruntime_providers_shared.so" || strings.HasPrefix(base, "onnxruntime_pybind11_state")
 }
 
-// sharedObjects lists the files of a folder that a loader could open, with absolute paths.
-func sharedObjects(folder string) []string {
-	entries, _ := os.ReadDir(folder) // a run path may name folders that do not exist
+// sharedObjects lists the files of a directory that a loader could open, with absolute paths.
+func sharedObjects(dir string) []string {
+	entries, _ := os.ReadDir(dir) // a run path may name directories that do not exist
 	var files []string
 	for _, e := range entries {
 		name := e.Name()
 		if !strings.HasSuffix(name, ".so") && !strings.Contains(name, ".so.") || strings.HasPrefix(name, ".") {
 			continue
 		}
-		path := filepath.Join(folder, name)
+		path := filepath.Join(dir, name)
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			files = append(files, path)
 		}
@@ -278,8 +279,9 @@ func sharedObjects(folder string) []string {
 	return files
 }
 
-// runPathFiles lists the files and folders on a library's run path: none for a file that is no ELF.
-func runPathFiles(file string) (files, folders []string) {
+// runPathFiles lists the files and directories on a library's run path: none for a file that is no
+// ELF.
+func runPathFiles(file string) (files, dirs []string) {
 	f, err := elf.Open(file)
 	if err != nil {
 		return nil, nil
@@ -289,34 +291,34 @@ func runPathFiles(file string) (files, folders []string) {
 	if err != nil {
 		return nil, nil
 	}
-	folders = runPaths(f, filepath.Dir(file))
-	for _, folder := range folders {
-		if strings.HasSuffix(folder, ".libs") { // where Python wheels keep what they brought along; some of it is opened by name
-			files = append(files, sharedObjects(folder)...)
+	dirs = runPaths(f, filepath.Dir(file))
+	for _, dir := range dirs {
+		if strings.HasSuffix(dir, ".libs") { // where Python wheels keep what they brought along; some of it is opened by name
+			files = append(files, sharedObjects(dir)...)
 			continue
 		}
 		for _, name := range needed {
-			path := filepath.Join(folder, name)
+			path := filepath.Join(dir, name)
 			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 				files = append(files, path)
 			}
 		}
 	}
-	return files, folders
+	return files, dirs
 }
 
 func runPaths(f *elf.File, origin string) []string {
-	var folders []string
+	var dirs []string
 	for _, tag := range []elf.DynTag{elf.DT_RUNPATH, elf.DT_RPATH} {
 		entries, _ := f.DynString(tag) // an error: there is no such entry
 		for _, entry := range entries {
 			for path := range strings.SplitSeq(entry, ":") {
 				path = strings.NewReplacer("${ORIGIN}", "$ORIGIN").Replace(path)
 				if rest, ok := strings.CutPrefix(path, "$ORIGIN"); ok {
-					folders = append(folders, filepath.Join(origin, rest))
+					dirs = append(dirs, filepath.Join(origin, rest))
 				}
 			}
 		}
 	}
-	return folders
+	return dirs
 }

@@ -86,7 +86,7 @@ func TestVersionOfALink(t *testing.T) {
 	require.Equal(t, "1.28.0", r.ORTVersion)
 }
 
-func TestFolderWithPatternCharacters(t *testing.T) {
+func TestDirectoryWithPatternCharacters(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a[b]*")
 	site := filepath.Join(dir, "lib/python3.12/site-packages")
 	require.NoError(t, os.MkdirAll(filepath.Join(site, "onnxruntime/capi"), 0o700))

@@ -36,16 +36,16 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Jo
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	folder, err := o.scratch()
+	dir, err := o.scratch()
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	defer o.removeScratch(folder)
-	job, done, err := compileSmallest(ctx, o, probeJob(r, ep, folder), own)
+	defer o.removeScratch(dir)
+	job, done, err := compileSmallest(ctx, o, probeJob(r, ep, dir), own)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	graph, err := readGraph(ctx, filepath.Join(job.Folder, done.Graph))
+	graph, err := readGraph(ctx, filepath.Join(job.Dir, done.Graph))
 	if err != nil {
 		return Fingerprint{}, err
 	}
@@ -79,11 +79,12 @@ var ProbeModels = sync.OnceValue(func() (models [][]byte) {
 	return models
 })
 
-// probeJob is the job that compiles a probe model in the folder, with the options of fingerprints.
-func probeJob(r Runtime, ep EP, folder string) Job {
+// probeJob is the job that compiles a probe model in the directory, with the options of
+// fingerprints.
+func probeJob(r Runtime, ep EP, dir string) Job {
 	info, _ := EPByName(ep.Name)
 	ep.Options = info.ForFingerprint(ep.Options)
-	return Job{Runtime: r, EPs: []EP{ep}, Folder: folder, Output: "probe_ctx.onnx"}
+	return Job{Runtime: r, EPs: []EP{ep}, Dir: dir, Output: "probe_ctx.onnx"}
 }
 
 const driverMetadata = "os_driver_version"
@@ -148,15 +149,16 @@ var ErrNoModelCompiled = errors.New("none of the tiny models is taken")
 
 // compileSmallest compiles with the EP the first of the tiny models that it takes a node of, and
 // where it takes none of them the model of own, if that is not nil, with the session's options that
-// own has. The compiled model is in a folder below folder, and job.Folder is its path. The error is
-// that of own's model; without own it is that of the smallest and wraps ErrNoModelCompiled.
+// own has. The compiled model is in a directory below directory, and job.Directory is its path. The
+// error is that of own's model; without own it is that of the smallest and wraps
+// ErrNoModelCompiled.
 func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, Result, error) {
-	folder, all := job.Folder, job
+	dir, all := job.Dir, job
 	var first error
 	for i, model := range ProbeModels() {
-		job.Folder = filepath.Join(folder, fmt.Sprint(i))
-		job.Model = filepath.Join(job.Folder, ProbeModel)
-		err := os.Mkdir(job.Folder, 0o700)
+		job.Dir = filepath.Join(dir, fmt.Sprint(i))
+		job.Model = filepath.Join(job.Dir, ProbeModel)
+		err := os.Mkdir(job.Dir, 0o700)
 		if err == nil {
 			err = os.WriteFile(job.Model, model, 0o600)
 		}
@@ -182,9 +184,9 @@ func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, R
 	if own == nil {
 		return job, Result{}, fmt.Errorf("%w: %w", ErrNoModelCompiled, first)
 	}
-	all.Model, all.ModelFile, all.Folder = own.Model, own.ModelFile, filepath.Join(folder, "own")
+	all.Model, all.ModelFile, all.Dir = own.Model, own.ModelFile, filepath.Join(dir, "own")
 	all.Session = own.Session
-	if err := os.Mkdir(all.Folder, 0o700); err != nil {
+	if err := os.Mkdir(all.Dir, 0o700); err != nil {
 		return all, Result{}, err
 	}
 	done, err := c.Compile(ctx, all, nil)
@@ -208,12 +210,12 @@ func shortCause(err error) string {
 
 // Control compiles the smallest model that each EP takes, and checks whether that loads: with the same libraries, in the same kind of process.
 // Where it does not, a failed Check says nothing of the graph that was checked, but something of the machine: under MemoryDenyWriteExecute OpenVINO
-// refuses sound artefacts with the code of broken ones. folder is a private one that exists and is empty; own is as for Fingerprint. The first result
+// refuses sound artefacts with the code of broken ones. directory is a private one that exists and is empty; own is as for Fingerprint. The first result
 // that is not Passed is returned.
-func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, folder string, own *Job) (CheckResult, error) {
+func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, dir string, own *Job) (CheckResult, error) {
 	result := CheckResult{Outcome: Passed}
 	for i, ep := range eps {
-		below := filepath.Join(folder, fmt.Sprint(i))
+		below := filepath.Join(dir, fmt.Sprint(i))
 		if err := os.Mkdir(below, 0o700); err != nil {
 			return CheckResult{}, err
 		}
@@ -222,7 +224,7 @@ func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, folder string
 			return CheckResult{}, fmt.Errorf("control of %s: %w", ep.Name, err)
 		}
 		job.GraphOptimizationLevel = "" // the compile's alone
-		result, err = c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, done.Graph), Session: job.Session})
+		result, err = c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Dir, done.Graph), Session: job.Session})
 		if err != nil || result.Outcome != Passed {
 			return result, err
 		}

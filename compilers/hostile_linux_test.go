@@ -118,9 +118,9 @@ func namespaces() bool {
 	return cmd.Run() == nil
 }
 
-// Every way out of the job's folder that a file system has is closed, and ordinary use of it is
+// Every way out of the job's directory that a file system has is closed, and ordinary use of it is
 // not.
-func TestWorkerKeepsToItsFolder(t *testing.T) {
+func TestWorkerKeepsToItsDirectory(t *testing.T) {
 	requireInForce(t, "files")
 	outside := t.TempDir()
 	secret := filepath.Join(outside, "secret")
@@ -468,7 +468,7 @@ func TestWorkerThatTakesWithoutEnd(t *testing.T) {
 			}
 			require.ErrorContains(t, err, c.says)
 			require.NotErrorIs(t, err, compilers.ErrTimeout)
-			left, err := os.ReadDir(job.Folder)
+			left, err := os.ReadDir(job.Dir)
 			require.NoError(t, err)
 			require.Len(t, left, 1, "only the model is there")
 		})

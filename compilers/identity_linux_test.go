@@ -27,10 +27,10 @@ func TestRunPathsThatLeadElsewhere(t *testing.T) {
 	} {
 		t.Run(path, func(t *testing.T) {
 			dir := t.TempDir()
-			folder := filepath.Join(dir, "ep")
-			require.NoError(t, os.MkdirAll(folder+".libs", 0o700))
-			require.NoError(t, os.Mkdir(folder, 0o700))
-			source, library := filepath.Join(dir, "ep.c"), filepath.Join(folder,
+			directory := filepath.Join(dir, "ep")
+			require.NoError(t, os.MkdirAll(directory+".libs", 0o700))
+			require.NoError(t, os.Mkdir(directory, 0o700))
+			source, library := filepath.Join(dir, "ep.c"), filepath.Join(directory,
 				"libonnxruntime_providers_qnn.so")
 			require.NoError(t, os.WriteFile(source, []byte("int x;\n"), 0o600))
 			out, err := exec.Command(cc, "-shared", "-Wl,-rpath,"+path, "-o", library,
@@ -38,11 +38,11 @@ func TestRunPathsThatLeadElsewhere(t *testing.T) {
 			require.NoError(t, err, "%s", out)
 			for _, name := range []string{"libonnxruntime.so.1.31.1", "libsdk.so.2", ".hidden.so",
 				"notes.txt"} {
-				require.NoError(t, os.WriteFile(filepath.Join(folder, name), nil, 0o600))
+				require.NoError(t, os.WriteFile(filepath.Join(directory, name), nil, 0o600))
 			}
-			require.NoError(t, os.WriteFile(filepath.Join(folder+".libs", "libc++-71bc.so.1"), nil,
-				0o600))
-			r, err := compilers.Find(folder)
+			require.NoError(t, os.WriteFile(filepath.Join(directory+".libs", "libc++-71bc.so.1"),
+				nil, 0o600))
+			r, err := compilers.Find(directory)
 			require.NoError(t, err)
 			require.Equal(t, elsewhere, r.EPs[0].Elsewhere)
 			require.Equal(t, []string{"../ep.libs/libc++-71bc.so.1", "libonnxruntime.so.1.31.1",

@@ -68,14 +68,14 @@ func sourceOf(graph string) (string, bool) {
 // keepSources copies those files of the source beside the compiled graph that the artefact needs,
 // because it has to stand on its own: external data that the graph refers to, and with weightless
 // contexts, which only the EP can read, all external data and the source model itself. before are
-// the names in the folder that are not output; those that became part of it are taken out.
+// the names in the directory that are not output; those that became part of it are taken out.
 func keepSources(ctx context.Context, job Job, before []string) ([]string, error) {
-	model, err := readGraph(ctx, filepath.Join(job.Folder, job.Output))
+	model, err := readGraph(ctx, filepath.Join(job.Dir, job.Output))
 	if err != nil {
 		return nil, err
 	}
-	// A file that the worker left in the folder may be a link to anywhere.
-	root, err := os.OpenRoot(job.Folder)
+	// A file that the worker left in the directory may be a link to anywhere.
+	root, err := os.OpenRoot(job.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 	source := filepath.Dir(job.Model)
 	for _, location := range names {
 		name := path.Clean(location)
-		if source == filepath.Clean(job.Folder) {
+		if source == filepath.Clean(job.Dir) {
 			first, _, _ := strings.Cut(name, "/")
 			before = slices.DeleteFunc(before, func(s string) bool { return s == first })
 			continue
@@ -107,28 +107,28 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 // context binaries refer to: OpenVINO leaves weights that the models have in external data there.
 // Which of the models a name is of no binary says.
 func keepSharedSources(ctx context.Context, job Job, before []string, limits Limits) error {
-	written, _, err := listOutput(job.Folder, job.Outputs(), before, limits.orDefault())
+	written, _, err := listOutput(job.Dir, job.Outputs(), before, limits.orDefault())
 	if err != nil {
 		return err
 	}
-	root, err := os.OpenRoot(job.Folder)
+	root, err := os.OpenRoot(job.Dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close() // nothing is written through it any more
-	var folders map[string][]string
+	var dirs map[string][]string
 	for _, name := range written {
-		refs, err := referencesOf(filepath.Join(job.Folder, filepath.FromSlash(name)))
+		refs, err := referencesOf(filepath.Join(job.Dir, filepath.FromSlash(name)))
 		if err != nil {
 			return err
 		}
-		if len(refs) > 0 && folders == nil {
-			if folders, err = sourceFolders(ctx, job); err != nil {
+		if len(refs) > 0 && dirs == nil {
+			if dirs, err = sourceDirs(ctx, job); err != nil {
 				return err
 			}
 		}
 		for _, ref := range refs {
-			from := folders[path.Clean(ref.Name)]
+			from := dirs[path.Clean(ref.Name)]
 			if len(from) > 1 {
 				return fmt.Errorf("%w: the execution provider reads weights from the models' "+
 					"files, and different files are named %q", ErrOption, ref.Name)
@@ -153,26 +153,26 @@ func referencesOf(binary string) ([]epmodel.Reference, error) {
 	return epmodel.BinaryReferences(filepath.Base(binary), source)
 }
 
-// sourceFolders tells in which folders the models of a group have a file of external data, by its location.
-func sourceFolders(ctx context.Context, job Job) (map[string][]string, error) {
+// sourceDirs tells in which directories the models of a group have a file of external data, by its location.
+func sourceDirs(ctx context.Context, job Job) (map[string][]string, error) {
 	models := []string{job.Model}
 	for _, m := range job.Share {
 		models = append(models, m.Model)
 	}
-	folders := make(map[string][]string)
+	dirs := make(map[string][]string)
 	for _, name := range models {
 		model, err := readGraph(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		for _, location := range model.Locations() {
-			location, folder := path.Clean(location), filepath.Dir(name)
-			if !slices.Contains(folders[location], folder) {
-				folders[location] = append(folders[location], folder)
+			location, dir := path.Clean(location), filepath.Dir(name)
+			if !slices.Contains(dirs[location], dir) {
+				dirs[location] = append(dirs[location], dir)
 			}
 		}
 	}
-	return folders, nil
+	return dirs, nil
 }
 
 // keepSource copies one file, unless the artefact has it.

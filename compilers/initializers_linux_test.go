@@ -15,16 +15,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// apartJob has the model, with its weights in m.data, in another folder than the output, as the
+// apartJob has the model, with its weights in m.data, in another directory than the output, as the
 // daemon has them.
 func apartJob(t *testing.T, r compilers.Runtime, ep compilers.EP, m tinymodel.Model) compilers.Job {
-	folder := t.TempDir()
-	model := write(t, folder, "00112233445566.onnx", externalized(t, folder, m))
-	return compilers.Job{Runtime: r, EPs: []compilers.EP{ep}, Model: model, Folder: t.TempDir(),
+	dir := t.TempDir()
+	model := write(t, dir, "00112233445566.onnx", externalized(t, dir, m))
+	return compilers.Job{Runtime: r, EPs: []compilers.EP{ep}, Model: model, Dir: t.TempDir(),
 		Output: "00112233445566_ctx.onnx"}
 }
 
-// requireAlone checks that a build loads and computes what the source does, from a folder that
+// requireAlone checks that a build loads and computes what the source does, from a directory that
 // holds nothing else.
 func requireAlone(t *testing.T, c *compilers.ORT, job compilers.Job,
 	result compilers.Result) *epmodel.Model {
@@ -34,7 +34,7 @@ func requireAlone(t *testing.T, c *compilers.ORT, job compilers.Job,
 	alone := t.TempDir()
 	sizes := map[string]int64{}
 	for _, name := range result.Files {
-		data, err := os.ReadFile(filepath.Join(job.Folder, name))
+		data, err := os.ReadFile(filepath.Join(job.Dir, name))
 		require.NoError(t, err)
 		sizes[name] = int64(len(data))
 		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(alone, name)), 0o700))
@@ -109,7 +109,7 @@ func TestInitializersOfTheOutput(t *testing.T) {
 					result.Files)
 				requireAlone(t, c, job, result)
 				inside := 0
-				for _, i := range tensorsOf(t, filepath.Join(job.Folder, result.Graph)) {
+				for _, i := range tensorsOf(t, filepath.Join(job.Dir, result.Graph)) {
 					if i.Location == "" {
 						inside++
 					}
@@ -180,7 +180,7 @@ func TestInitializersThatCannotBe(t *testing.T) {
 			job := compilers.Job{
 				Runtime: compilers.Runtime{ORTLibrary: "/nowhere/libonnxruntime.so"},
 				EPs:     []compilers.EP{{Name: "AnyExecutionProvider", Library: "/nowhere/ep.so"}},
-				Model:   "/nowhere/m.onnx", Folder: t.TempDir(), Output: "m_ctx.onnx"}
+				Model:   "/nowhere/m.onnx", Dir: t.TempDir(), Output: "m_ctx.onnx"}
 			edit(&job)
 			_, err := c.Compile(t.Context(), job, nil)
 			require.ErrorIs(t, err, compilers.ErrOption)
@@ -212,13 +212,13 @@ func TestInitializersWithQNN(t *testing.T) {
 			require.ElementsMatch(t,
 				append([]string{job.Output, "00112233445566_ctx_qnn.bin"}, row.files...),
 				result.Files)
-			m := readModel(t, filepath.Join(job.Folder, result.Graph))
+			m := readModel(t, filepath.Join(job.Dir, result.Graph))
 			require.Len(t, m.Contexts, 2)
-			require.Equal(t, len(row.files), outside(t, filepath.Join(job.Folder, result.Graph)))
+			require.Equal(t, len(row.files), outside(t, filepath.Join(job.Dir, result.Graph)))
 			require.NoError(t, os.RemoveAll(filepath.Dir(job.Model)))
 			got := compilertest.Outputs(t,
 				compilers.CheckJob{Runtime: r, EPs: job.EPs,
-					Graph: filepath.Join(job.Folder, result.Graph)}, 7)
+					Graph: filepath.Join(job.Dir, result.Graph)}, 7)
 			if want == nil {
 				want = got
 			}

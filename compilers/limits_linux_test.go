@@ -41,7 +41,7 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	}
 	const nobody = 65534
 	r := compilertest.Runtime(t, "openvino-1.8.1")
-	// a folder of t.TempDir has parents that only root passes
+	// a directory of t.TempDir has parents that only root passes
 	base, err := os.MkdirTemp("/var/tmp", "epcached-test-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
@@ -50,8 +50,8 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	program, err := os.ReadFile(compilertest.Worker(t))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(worker, program, 0o755))
-	folder := filepath.Join(base, "staging", "job", "out")
-	require.NoError(t, os.MkdirAll(folder, 0o700))
+	dir := filepath.Join(base, "staging", "job", "out")
+	require.NoError(t, os.MkdirAll(dir, 0o700))
 	model := filepath.Join(base, "staging", "job", "m.onnx")
 	require.NoError(t, os.WriteFile(model, compilertest.Dense(1, 32, 1), 0o600))
 
@@ -63,11 +63,11 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 		Scratch: filepath.Join(base, "staging")})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}}, Model: model,
-		Folder: folder, Output: "m_ctx.onnx"}
+		Dir: dir, Output: "m_ctx.onnx"}
 	result, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	for _, name := range append(result.Files, ".", "../m.onnx") {
-		info, err := os.Stat(filepath.Join(folder, name))
+		info, err := os.Stat(filepath.Join(dir, name))
 		require.NoError(t, err)
 		require.Zero(t, info.Sys().(*syscall.Stat_t).Uid, "%s still belongs to the worker", name)
 	}
@@ -78,13 +78,13 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, prints[0].SDKVersion)
 	check, err := c.Check(t.Context(),
-		compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph)})
+		compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(dir, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 
 	compared, err := c.VerifyOutput(t.Context(), compilers.VerifyJob{Source: model, Most: 0.1,
 		CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs,
-			Graph: filepath.Join(folder, result.Graph)}})
+			Graph: filepath.Join(dir, result.Graph)}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, compared.Outcome, compared.Text)
 
@@ -97,15 +97,15 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 		c.AddTools([]compilers.Tool{{EP: "ScriptExecutionProvider", Program: tool,
 			Args: []string{"{model}", "{output}"}, Alone: true}}))
 	attempt := job
-	attempt.EPs, attempt.Folder = []compilers.EP{{Name: "ScriptExecutionProvider"}},
+	attempt.EPs, attempt.Dir = []compilers.EP{{Name: "ScriptExecutionProvider"}},
 		filepath.Join(base, "staging", "job", "tool")
-	require.NoError(t, os.Mkdir(attempt.Folder, 0o700))
+	require.NoError(t, os.Mkdir(attempt.Dir, 0o700))
 	_, err = c.Compile(t.Context(), attempt, nil)
 	require.ErrorContains(t, err, "run tool: exit status 1: as 65534")
 
 	// A build in the store, where that user does not come.
 	store := filepath.Join(base, "store")
-	require.NoError(t, os.Rename(folder, store))
+	require.NoError(t, os.Rename(dir, store))
 	require.NoError(t, os.Chown(store, 0, 0))
 	require.NoError(t, os.Chmod(store, 0o700))
 	for _, name := range result.Files {
@@ -143,7 +143,7 @@ func TestProcessesAreLimited(t *testing.T) {
 	require.NoError(t, os.Rename(r.EPs[0].Path, library))
 	require.NoError(t, os.Chmod(library, 0o755))
 	r.EPs[0].Path = library
-	// the other user may not be able to reach the project's folder
+	// the other user may not be able to reach the project's directory
 	ort := filepath.Join(base, filepath.Base(r.ORTLibrary))
 	bytes, err := os.ReadFile(r.ORTLibrary)
 	require.NoError(t, err)
@@ -159,7 +159,7 @@ func TestProcessesAreLimited(t *testing.T) {
 	require.Contains(t, facts.EPs[0].Error, "Resource temporarily unavailable")
 }
 
-// Workers of another user reach what a model has in folders below its own, and the source of a
+// Workers of another user reach what a model has in directories below its own, and the source of a
 // weightless build, and nothing stays open.
 func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -178,9 +178,9 @@ func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 		Scratch: filepath.Join(base, "staging")})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	job := compilers.Job{Runtime: r, EPs: []compilers.EP{testEP(nil)},
-		Folder: filepath.Join(base, "staging", "job", "out"), Output: "m_ctx.onnx",
+		Dir: filepath.Join(base, "staging", "job", "out"), Output: "m_ctx.onnx",
 		Session: compilers.Session{SessionOptions: byReference}}
-	require.NoError(t, os.MkdirAll(job.Folder, 0o700))
+	require.NoError(t, os.MkdirAll(job.Dir, 0o700))
 	source := filepath.Join(base, "staging", "job", "model")
 	require.NoError(t, os.MkdirAll(filepath.Join(source, "w", "deep"), 0o700))
 	m := externalized(t, filepath.Join(source, "w", "deep"), layers(1, 2, false))
@@ -199,16 +199,16 @@ func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 		require.Equal(t, mode, info.Mode().Perm(), path)
 	}
 	require.NoError(t, os.RemoveAll(source))
-	check := func(folder string) {
+	check := func(dir string) {
 		checked, err := c.Check(t.Context(),
-			compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph),
+			compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(dir, result.Graph),
 				Session: compilers.Session{SessionOptions: byReference}})
 		require.NoError(t, err)
 		require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	}
-	check(job.Folder)
+	check(job.Dir)
 	store := filepath.Join(base, "store") // where that user does not come
-	require.NoError(t, os.Rename(job.Folder, store))
+	require.NoError(t, os.Rename(job.Dir, store))
 	require.NoError(t, os.Chown(store, 0, 0))
 	require.NoError(t, os.Chmod(store, 0o700))
 	check(store)

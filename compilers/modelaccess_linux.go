@@ -15,29 +15,29 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// modelFolder is where a job's folder has a model that the workers' user cannot reach.
-const modelFolder = "given"
+// modelDir is where a job's directory has a model that the workers' user cannot reach.
+const modelDir = "given"
 
-// grantModelAccess lets the workers' user reach the files of a request: it opens folders below
+// grantModelAccess lets the workers' user reach the files of a request: it opens directories below
 // Scratch to its group, and files beside a model there; a model elsewhere, as in the store, gets a
-// place in the job's folder. It returns the request for the worker, and a function that undoes the
-// opening.
-func (o *ORT) grantModelAccess(req workerproto.Request, folder string) (workerproto.Request, func(), error) {
+// place in the job's directory. It returns the request for the worker, and a function that undoes
+// the opening.
+func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto.Request, func(), error) {
 	if o.opts.User == nil {
 		return req, func() {}, nil
 	}
-	if err := o.openFolders(folder); err != nil {
+	if err := o.openDirs(dir); err != nil {
 		return req, nil, err
 	}
 	model := filepath.Dir(req.Model)
 	switch {
-	case req.Model == "" || model == folder:
-		return req, func() {}, nil // the folder and what is in it are the user's already
+	case req.Model == "" || model == dir:
+		return req, func() {}, nil // the directory and what is in it are the user's already
 	case o.inScratch(model):
 		undo, err := o.openModels(req)
 		return req, undo, err
 	}
-	given := filepath.Join(folder, modelFolder)
+	given := filepath.Join(dir, modelDir)
 	if err := linkTree(model, given); err != nil {
 		return req, nil, fmt.Errorf("model for the worker: %w", err)
 	}
@@ -53,25 +53,25 @@ func (o *ORT) grantModelAccess(req workerproto.Request, folder string) (workerpr
 	return req, func() {}, nil
 }
 
-// openModels lets the group reach a request's models in Scratch until undo is called. Those of a group may stand in several folders.
+// openModels lets the group reach a request's models in Scratch until undo is called. Those of a group may stand in several directories.
 func (o *ORT) openModels(req workerproto.Request) (undo func(), err error) {
 	var shared []string
 	undo = func() {
 		for _, path := range slices.Backward(shared) {
 			if info, err := os.Lstat(path); err == nil { // else it was removed meanwhile
-				_ = os.Lchown(path, -1, os.Getegid()) // only the daemon's folder lets anybody reach it
+				_ = os.Lchown(path, -1, os.Getegid()) // only the daemon's directory lets anybody reach it
 				_ = os.Chmod(path, info.Mode().Perm()&^0o050)
 			}
 		}
 	}
-	folders := []string{filepath.Dir(req.Model)}
+	dirs := []string{filepath.Dir(req.Model)}
 	for _, m := range req.Share {
-		if dir := filepath.Dir(m.Model); o.inScratch(dir) && !slices.Contains(folders, dir) {
-			folders = append(folders, dir)
+		if dir := filepath.Dir(m.Model); o.inScratch(dir) && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
 		}
 	}
-	for _, dir := range folders {
-		if err = o.openFolders(dir); err == nil {
+	for _, dir := range dirs {
+		if err = o.openDirs(dir); err == nil {
 			err = o.openFiles(dir, &shared)
 		}
 		if err != nil {
@@ -86,10 +86,10 @@ func (o *ORT) inScratch(path string) bool {
 	return o.opts.Scratch != "" && strings.HasPrefix(path+"/", o.opts.Scratch+"/")
 }
 
-// openFolders lets the group pass, and not list, folders below Scratch; others are the caller's.
-func (o *ORT) openFolders(folder string) error {
-	for ; o.inScratch(folder); folder = filepath.Dir(folder) {
-		if err := o.share(folder, 0o010); err != nil {
+// openDirs lets the group pass, and not list, directories below Scratch; others are the caller's.
+func (o *ORT) openDirs(dir string) error {
+	for ; o.inScratch(dir); dir = filepath.Dir(dir) {
+		if err := o.share(dir, 0o010); err != nil {
 			return err
 		}
 	}
@@ -115,15 +115,15 @@ func (o *ORT) share(path string, rights fs.FileMode) error {
 	return nil
 }
 
-func (o *ORT) openFiles(folder string, shared *[]string) error {
-	return filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+func (o *ORT) openFiles(dir string, shared *[]string) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return fmt.Errorf("access of workers: %w", err)
 		}
 		info, err := entry.Info()
 		rights := fs.FileMode(0o040)
 		switch {
-		case err != nil || path == folder:
+		case err != nil || path == dir:
 			return nil // removed meanwhile; or opened already
 		case info.IsDir() && info.Mode()&0o001 == 0:
 			rights = 0o010
@@ -138,8 +138,8 @@ func (o *ORT) openFiles(folder string, shared *[]string) error {
 	})
 }
 
-// linkTree makes a folder with the regular files of another: second names of them where that can be
-// and all may read them, else copies.
+// linkTree makes a directory with the regular files of another: second names of them where that can
+// be and all may read them, else copies.
 func linkTree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -210,19 +210,19 @@ func (o *ORT) AcceptsOpenModel(job Job) bool {
 	return uid == o.opts.User.UID && info.Mode()&0o400 != 0 || uid != o.opts.User.UID && info.Mode()&0o004 != 0
 }
 
-// CanPass finds the first folder above a path that the user cannot pass, by the folders' modes alone. A path that is "" or not there is passed as
+// CanPass finds the first directory above a path that the user cannot pass, by the directories' modes alone. A path that is "" or not there is passed as
 // far as it goes.
 func (c *Credential) CanPass(path string) error {
 	if path == "" {
 		return nil
 	}
-	for _, folder := range parents(path) {
-		info, err := os.Stat(folder)
+	for _, dir := range parents(path) {
+		info, err := os.Stat(dir)
 		if err != nil {
 			return nil // its user will report that it is missing
 		}
 		if !c.may(info, 1) {
-			return fmt.Errorf("uid %d cannot pass %q, which is above %q: chmod o+x %s", c.UID, folder, path, folder)
+			return fmt.Errorf("uid %d cannot pass %q, which is above %q: chmod o+x %s", c.UID, dir, path, dir)
 		}
 	}
 	return nil
@@ -253,12 +253,12 @@ func (c *Credential) may(info os.FileInfo, bit fs.FileMode) bool {
 }
 
 func parents(path string) []string {
-	var folders []string
+	var dirs []string
 	for dir := filepath.Dir(filepath.Clean(path)); ; dir = filepath.Dir(dir) {
-		folders = append(folders, dir)
+		dirs = append(dirs, dir)
 		if dir == filepath.Dir(dir) {
-			slices.Reverse(folders)
-			return folders
+			slices.Reverse(dirs)
+			return dirs
 		}
 	}
 }

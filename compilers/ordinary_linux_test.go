@@ -71,7 +71,7 @@ func asOrdinaryUser(t *testing.T, worker string) {
 	require.NoError(t, err)
 	check, err := c.Check(t.Context(),
 		compilers.CheckJob{Runtime: r, EPs: job.EPs,
-			Graph: filepath.Join(job.Folder, result.Graph)})
+			Graph: filepath.Join(job.Dir, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 	measures, err := c.Sandbox(t.Context())

@@ -27,9 +27,9 @@ type ORTOptions struct {
 	Worker  string // path of epcached-ort; empty: beside the running program
 	Limits  Limits
 	Log     *slog.Logger // nil: no log
-	User    *Credential  // nil: workers run as the caller. Else models and graphs must be readable, and all folders above a job's passable, for them
+	User    *Credential  // nil: workers run as the caller. Else models and graphs must be readable, and all directories above a job's passable, for them
 	Socket  string       // of the unit that starts workers, with User from UnitCredential; empty: they are children of this process
-	Scratch string       // where jobs without a folder of their own get one; empty: the system's temporary folder
+	Scratch string       // where jobs without a directory of their own get one; empty: the system's temporary directory
 	Env     []string     // "NAME=value" added to the workers' environment, which is otherwise fixed
 	Sandbox SandboxOptions
 }
@@ -41,7 +41,7 @@ type ORT struct {
 	// of address space that threads may reserve beside a default limit: most of a small machine's
 	stacks        int64
 	host          *host         // what of the system's means workers get
-	leftFolders   []os.DirEntry // in Scratch, of an earlier process
+	leftDirs      []os.DirEntry // in Scratch, of an earlier process
 	leave         sync.Once     // removes them, which can only be done by the workers' unit
 	startTimeout  time.Duration // of a worker's process, or of an instance of the workers' unit
 	sandboxResult sandboxResult
@@ -76,7 +76,7 @@ func NewORT(o ORTOptions) *ORT {
 	if o.Socket != "" {
 		left, _ = os.ReadDir(o.Scratch) // none yet
 	}
-	return &ORT{leftFolders: left, opts: o, stacks: stacks, startTimeout: 30 * time.Second, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
+	return &ORT{leftDirs: left, opts: o, stacks: stacks, startTimeout: 30 * time.Second, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
 }
 
 // Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.
@@ -136,12 +136,12 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err != nil {
 		return Result{}, err
 	}
-	before, err := o.giveToWorker(job.Folder)
+	before, err := o.giveToWorker(job.Dir)
 	if err != nil {
 		return Result{}, err
 	}
 	writing := watchWriting(ctx, job, before, o.opts.Log)
-	done, err := o.work(ctx, req, job.Folder, job.Pace, progress)
+	done, err := o.work(ctx, req, job.Dir, job.Pace, progress)
 	settled := writing.end()
 	result := Result{Log: done.log, CPUSeconds: done.cpu}
 	if err != nil {
@@ -155,7 +155,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 			return result, err
 		}
 	}
-	files, _, err := Collect(ctx, job.Folder, job.Outputs(), before, o.opts.Limits)
+	files, _, err := Collect(ctx, job.Dir, job.Outputs(), before, o.opts.Limits)
 	if err != nil {
 		if req.Route == RouteSessionOptions {
 			err = noGraph(ctx, job, err)
@@ -168,7 +168,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	}
 	// All workers have ended: from here on no process of their user can change the output.
 	own := &Credential{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
-	if err := o.chown(job.Folder, files, own); err != nil {
+	if err := o.chown(job.Dir, files, own); err != nil {
 		return result, err
 	}
 	result.Graph, result.Graphs, result.Files = job.Output, job.Outputs(), files
@@ -198,8 +198,8 @@ func (o *ORT) keepFiles(ctx context.Context, job Job, before []string) ([]string
 }
 
 func (job Job) check() error {
-	if !filepath.IsAbs(job.Model) || !filepath.IsAbs(job.Folder) {
-		return fmt.Errorf("compile %q in %q: paths must be absolute", job.Model, job.Folder)
+	if !filepath.IsAbs(job.Model) || !filepath.IsAbs(job.Dir) {
+		return fmt.Errorf("compile %q in %q: paths must be absolute", job.Model, job.Dir)
 	}
 	if job.Output == "" || job.Output != filepath.Base(job.Output) {
 		return fmt.Errorf("compile %q: output %q is not a file name", job.Model, job.Output)
@@ -226,7 +226,7 @@ func compileRequest(job Job) (workerproto.Request, error) {
 		return workerproto.Request{}, fmt.Errorf("compile %q: %w", job.Model, err)
 	}
 	req := workerproto.Request{
-		Do: workerproto.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, ModelFile: job.ModelFile, Output: filepath.Join(job.Folder, job.Output),
+		Do: workerproto.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, ModelFile: job.ModelFile, Output: filepath.Join(job.Dir, job.Output),
 		Route: job.Route, Embed: job.Embed, Options: workerproto.Session(job.Session),
 		Readable: readable(job.Runtime, eps), Keep: job.Initializers,
 	}
@@ -310,41 +310,41 @@ type answer struct {
 
 func (o *ORT) scratchJob(ctx context.Context, req workerproto.Request, pace Pace,
 	progress func(string)) (answer, error) {
-	folder, err := o.scratch()
+	dir, err := o.scratch()
 	if err != nil {
 		return answer{}, err
 	}
-	defer o.removeScratch(folder)
-	return o.work(ctx, req, folder, pace, progress)
+	defer o.removeScratch(dir)
+	return o.work(ctx, req, dir, pace, progress)
 }
 
 func (o *ORT) scratch() (string, error) {
-	folder, err := os.MkdirTemp(o.opts.Scratch, "epcached-ort-")
+	dir, err := os.MkdirTemp(o.opts.Scratch, "epcached-ort-")
 	if err != nil {
 		return "", fmt.Errorf("scratch directory: %w", err)
 	}
-	if _, err := o.giveToWorker(folder); err != nil {
-		o.removeScratch(folder)
+	if _, err := o.giveToWorker(dir); err != nil {
+		o.removeScratch(dir)
 		return "", err
 	}
-	return folder, nil
+	return dir, nil
 }
 
-// removeScratch removes a scratch folder. A failure costs only temporary space.
-func (o *ORT) removeScratch(folder string) {
-	err := os.RemoveAll(folder)
+// removeScratch removes a scratch directory. A failure costs only temporary space.
+func (o *ORT) removeScratch(dir string) {
+	err := os.RemoveAll(dir)
 	if errors.Is(err, fs.ErrPermission) && o.opts.Socket != "" { // directories of the workers' user
-		if err = o.releaseFolder(folder); err == nil {
-			err = os.RemoveAll(folder)
+		if err = o.releaseDir(dir); err == nil {
+			err = os.RemoveAll(dir)
 		}
 	}
 	if err != nil {
-		o.opts.Log.Warn("cannot remove a scratch directory", "folder", folder, "error", err)
+		o.opts.Log.Warn("cannot remove a scratch directory", "folder", dir, "error", err)
 	}
 }
 
-func (o *ORT) giveToWorker(folder string) ([]string, error) {
-	entries, err := os.ReadDir(folder)
+func (o *ORT) giveToWorker(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("job's directory: %w", err)
 	}
@@ -352,35 +352,35 @@ func (o *ORT) giveToWorker(folder string) ([]string, error) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	return names, o.chown(folder, names, o.opts.User)
+	return names, o.chown(dir, names, o.opts.User)
 }
 
-// chown gives the folder and those names in it to the workers' user, or back to the daemon's.
-func (o *ORT) chown(folder string, names []string, to *Credential) error {
+// chown gives the directory and those names in it to the workers' user, or back to the daemon's.
+func (o *ORT) chown(dir string, names []string, to *Credential) error {
 	if o.opts.User == nil {
 		return nil
 	}
 	if o.opts.Socket != "" {
-		return o.grantGroupWrite(folder, names, to == o.opts.User)
+		return o.grantGroupWrite(dir, names, to == o.opts.User)
 	}
 	uid, gid := int(to.UID), int(to.GID)
 	for _, name := range append([]string{"."}, names...) {
-		if err := os.Lchown(filepath.Join(folder, name), uid, gid); err != nil {
+		if err := os.Lchown(filepath.Join(dir, name), uid, gid); err != nil {
 			return fmt.Errorf("job's directory: %w", err)
 		}
 	}
 	return nil
 }
 
-// grantGroupWrite lets the workers' group write into a folder, and into those names in it; without
-// out, only the daemon may reach it. Files that workers leave stay their user's; the store copies
-// them.
-func (o *ORT) grantGroupWrite(folder string, names []string, out bool) error {
+// grantGroupWrite lets the workers' group write into a directory, and into those names in it;
+// without out, only the daemon may reach it. Files that workers leave stay their user's; the store
+// copies them.
+func (o *ORT) grantGroupWrite(dir string, names []string, out bool) error {
 	if !out {
-		return os.Chmod(folder, 0o700)
+		return os.Chmod(dir, 0o700)
 	}
 	for _, name := range append([]string{"."}, names...) {
-		if err := o.share(filepath.Join(folder, name), 0o070); err != nil {
+		if err := o.share(filepath.Join(dir, name), 0o070); err != nil {
 			return err
 		}
 	}

@@ -177,7 +177,7 @@ func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 		t.Cleanup(func() { _ = spin.Wait() })
 	}
 	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs,
-		Graph: filepath.Join(job.Folder, made.Graph), Against: job.Model,
+		Graph: filepath.Join(job.Dir, made.Graph), Against: job.Model,
 		Session: compilers.Session{GraphOptimizationLevel: "all"}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)

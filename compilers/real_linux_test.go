@@ -88,7 +88,7 @@ func TestORTVersions(t *testing.T) {
 			require.NotEmpty(t, prints[0].SDKVersion)
 			check, err := c.Check(t.Context(),
 				compilers.CheckJob{Runtime: r, EPs: job.EPs,
-					Graph: filepath.Join(job.Folder, result.Graph)})
+					Graph: filepath.Join(job.Dir, result.Graph)})
 			require.NoError(t, err)
 			require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 		})
@@ -96,10 +96,10 @@ func TestORTVersions(t *testing.T) {
 }
 
 func writeJob(t *testing.T, r compilers.Runtime, ep compilers.EP, model []byte) compilers.Job {
-	folder := t.TempDir()
-	path := filepath.Join(folder, "00112233445566.onnx")
+	dir := t.TempDir()
+	path := filepath.Join(dir, "00112233445566.onnx")
 	require.NoError(t, os.WriteFile(path, model, 0o600))
-	return compilers.Job{Runtime: r, EPs: []compilers.EP{ep}, Model: path, Folder: folder,
+	return compilers.Job{Runtime: r, EPs: []compilers.EP{ep}, Model: path, Dir: dir,
 		Output: "00112233445566_ctx.onnx"}
 }
 
@@ -124,7 +124,7 @@ func TestRoutesComputeTheSame(t *testing.T) {
 		require.Positive(t, result.MaxRSS)
 		data := compilertest.Outputs(t,
 			compilers.CheckJob{Runtime: r, EPs: job.EPs,
-				Graph: filepath.Join(job.Folder, result.Graph)}, 7)
+				Graph: filepath.Join(job.Dir, result.Graph)}, 7)
 		require.Len(t, data, 4*64*4, "the free dimension was fixed to 4")
 		outputs = append(outputs, data)
 	}

@@ -16,7 +16,7 @@ import (
 
 // Runtime is one ONNX Runtime with the EP libraries that stand beside it. All paths are absolute.
 type Runtime struct {
-	Directory  string // the folder that Find was given
+	Directory  string // the directory that Find was given
 	ORTLibrary string // libonnxruntime.so.X.Y.Z
 	ORTVersion string // from the file's name; empty if the name does not tell, then Probe does
 	EPs        []EPLibrary
@@ -27,11 +27,11 @@ type EPLibrary struct {
 	EP   string // canonical EP name
 	Path string
 	// Files are the absolute paths, sorted, of the files with the bytes that are the library's identity: the library, the shared libraries in its
-	// folder, and those in package folders that its run path reaches. Never libonnxruntime: builds do not depend on its version.
+	// directory, and those in package directories that its run path reaches. Never libonnxruntime: builds do not depend on its version.
 	Files []string
-	// Elsewhere: a run path leads, from $ORIGIN, to other folders than the library's own and the
-	// one that [LibrariesBeside] names. An application's own library, as far as the daemon sees it,
-	// then does not tell whether it is this one.
+	// Elsewhere: a run path leads, from $ORIGIN, to other directories than the library's own and
+	// the one that [LibrariesBeside] names. An application's own library, as far as the daemon sees
+	// it, then does not tell whether it is this one.
 	Elsewhere bool
 	// Tool is the identity of the arguments of the vendor's compiler that replaces the library; its
 	// files are among Files. Empty: there is none.
@@ -56,7 +56,7 @@ func (r Runtime) Library(ep string) (EPLibrary, error) {
 }
 
 // Complete fills in what follows from the libraries that r names: the files that make up each EP library's identity, and ONNX Runtime's version
-// where the file's name tells. It is for runtimes that are given library by library; those in one folder are for Find. It loads nothing.
+// where the file's name tells. It is for runtimes that are given library by library; those in one directory are for Find. It loads nothing.
 func Complete(r Runtime) (Runtime, error) {
 	if err := library("libonnxruntime", r.ORTLibrary); err != nil {
 		return Runtime{}, err

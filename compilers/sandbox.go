@@ -15,12 +15,12 @@ import (
 )
 
 // SandboxOptions give workers more access. By default, a worker reads the system's libraries, its
-// runtime, its model and the devices that compute, writes only into its job's folder, has no
+// runtime, its model and the devices that compute, writes only into its job's directory, has no
 // network, and leaves no process behind, each as far as the kernel can enforce it.
 type SandboxOptions struct {
 	Network      bool     // workers may use the network: a vendor's compiler may ask a licence server
-	Read         []string // absolute paths of folders and files that they may read as well
-	Write        []string // folders, or device files, that they may write as well
+	Read         []string // absolute paths of directories and files that they may read as well
+	Write        []string // directories, or device files, that they may write as well
 	NoNamespaces bool     // workers get no pid namespace of their own
 }
 
@@ -54,11 +54,11 @@ var systemFiles = []string{
 	"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/proc", "/sys",
 }
 
-func (o *ORT) confinement(req workerproto.Request, folder string) *workerproto.Confinement {
+func (o *ORT) confinement(req workerproto.Request, dir string) *workerproto.Confinement {
 	s := o.opts.Sandbox
-	c := &workerproto.Confinement{Network: s.Network, Reads: req.Do != workerproto.Compile && req.Do != workerproto.Command, Write: append([]string{folder}, s.Write...)}
+	c := &workerproto.Confinement{Network: s.Network, Reads: req.Do != workerproto.Compile && req.Do != workerproto.Command, Write: append([]string{dir}, s.Write...)}
 	for _, path := range systemFiles {
-		// Of a folder above the daemon's own not all may be read.
+		// Of a directory above the daemon's own not all may be read.
 		if o.opts.Scratch == "" || !strings.HasPrefix(o.opts.Scratch, path+"/") {
 			c.Read = append(c.Read, path)
 		}
@@ -78,13 +78,13 @@ func (o *ORT) confinement(req workerproto.Request, folder string) *workerproto.C
 		model = ""
 	}
 	for _, file := range append(slices.Clone(req.Readable), req.ORTLibrary, model) {
-		c.Read = append(c.Read, foldersOf(file)...)
+		c.Read = append(c.Read, dirsOf(file)...)
 	}
 	for _, m := range req.Share {
-		c.Read = append(c.Read, foldersOf(m.Model)...)
+		c.Read = append(c.Read, dirsOf(m.Model)...)
 	}
 	for _, ep := range req.EPs {
-		c.Read = append(c.Read, foldersOf(ep.Library)...)
+		c.Read = append(c.Read, dirsOf(ep.Library)...)
 	}
 	if req.Do == workerproto.TrySandbox {
 		c.Read = slices.DeleteFunc(c.Read, func(path string) bool { return path == filepath.Dir(req.Model) })
@@ -94,15 +94,15 @@ func (o *ORT) confinement(req workerproto.Request, folder string) *workerproto.C
 	return c
 }
 
-func foldersOf(file string) []string {
+func dirsOf(file string) []string {
 	if file == "" {
 		return nil
 	}
-	folders := []string{filepath.Dir(file)}
-	if real, err := filepath.EvalSymlinks(file); err == nil && filepath.Dir(real) != folders[0] { // else the worker says that it is not there
-		folders = append(folders, filepath.Dir(real))
+	dirs := []string{filepath.Dir(file)}
+	if real, err := filepath.EvalSymlinks(file); err == nil && filepath.Dir(real) != dirs[0] { // else the worker says that it is not there
+		dirs = append(dirs, filepath.Dir(real))
 	}
-	return folders
+	return dirs
 }
 
 func readable(r Runtime, eps []EP) []string {
@@ -140,7 +140,7 @@ func (o *ORT) Sandbox(ctx context.Context) ([]Safeguard, error) {
 	return o.sandboxResult.safeguards, nil
 }
 
-// probeSandbox has a worker try to read and write in another folder that its user may access.
+// probeSandbox has a worker try to read and write in another directory that its user may access.
 func (o *ORT) probeSandbox(ctx context.Context) (workerproto.Confined, error) {
 	outside, err := o.scratch()
 	if err != nil {

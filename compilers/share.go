@@ -67,7 +67,7 @@ func shareRequest(job Job, req *workerproto.Request) error {
 			return fmt.Errorf("compile %q: output %q is not a file name of its own", m.Model, m.Output)
 		}
 		names[m.Output] = true
-		req.Share = append(req.Share, workerproto.Member{Model: m.Model, Output: filepath.Join(job.Folder, m.Output)})
+		req.Share = append(req.Share, workerproto.Member{Model: m.Model, Output: filepath.Join(job.Dir, m.Output)})
 	}
 	return nil
 }

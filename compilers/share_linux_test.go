@@ -19,7 +19,7 @@ func groupJob(t *testing.T, r compilers.Runtime, ep compilers.EP, models ...[]by
 	job := writeJob(t, r, ep, models[0])
 	for i, model := range models[1:] {
 		name := fmt.Sprintf("00112233445566_%d", i+2)
-		path := filepath.Join(job.Folder, name+".onnx")
+		path := filepath.Join(job.Dir, name+".onnx")
 		require.NoError(t, os.WriteFile(path, model, 0o600))
 		job.Share = append(job.Share,
 			compilers.ShareMember{Model: path, Output: name + "_ctx.onnx"})
@@ -108,7 +108,7 @@ func TestGroupComputes(t *testing.T) {
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
 			group := compilers.CheckJob{Runtime: r, EPs: job.EPs,
-				Graph:   filepath.Join(job.Folder, result.Graph),
+				Graph:   filepath.Join(job.Dir, result.Graph),
 				Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
 			var want []byte
 			for i, source := range append([]compilers.ShareMember{{Model: job.Model}},
@@ -117,7 +117,7 @@ func TestGroupComputes(t *testing.T) {
 					compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs,
 						Graph: source.Model}, 7)...)
 				if i > 0 {
-					group.Share = append(group.Share, filepath.Join(job.Folder, result.Graphs[i]))
+					group.Share = append(group.Share, filepath.Join(job.Dir, result.Graphs[i]))
 				}
 			}
 			require.Equal(t, want, compilertest.Outputs(t, group, 7))
@@ -125,8 +125,8 @@ func TestGroupComputes(t *testing.T) {
 	}
 }
 
-// Workers of another user reach every model of a group, in whatever folder of the job's it is, and
-// its graphs in the store, only for as long as they work.
+// Workers of another user reach every model of a group, in whatever directory of the job's it is,
+// and its graphs in the store, only for as long as they work.
 func TestGroupOfAnotherUsersWorker(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: only root starts workers of another user")
@@ -136,7 +136,7 @@ func TestGroupOfAnotherUsersWorker(t *testing.T) {
 	if err := user.CanPass(r.ORTLibrary); err != nil {
 		t.Skipf("NOT TESTED: the runtime is where other users do not come: %v", err)
 	}
-	// a folder of t.TempDir has parents that only root passes
+	// a directory of t.TempDir has parents that only root passes
 	base, err := os.MkdirTemp("/var/tmp", "epcached-test-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
@@ -144,12 +144,12 @@ func TestGroupOfAnotherUsersWorker(t *testing.T) {
 	c := compilers.NewORT(compilers.ORTOptions{Worker: copied(t, compilertest.Worker(t), base),
 		User: user, Scratch: filepath.Join(base, "staging")})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	folder, models := filepath.Join(base, "staging", "job", "out"),
+	dir, models := filepath.Join(base, "staging", "job", "out"),
 		filepath.Join(base, "staging", "job", "model")
-	require.NoError(t, os.MkdirAll(folder, 0o700))
+	require.NoError(t, os.MkdirAll(dir, 0o700))
 	require.NoError(t, os.MkdirAll(filepath.Join(models, "2"), 0o700))
 	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}},
-		Model: filepath.Join(models, "m.onnx"), Folder: folder, Output: "m_ctx.onnx",
+		Model: filepath.Join(models, "m.onnx"), Dir: dir, Output: "m_ctx.onnx",
 		Share: []compilers.ShareMember{{Model: filepath.Join(models, "2", "m_2.onnx"),
 			Output: "m_2_ctx.onnx"}}}
 	for i, path := range []string{job.Model, job.Share[0].Model} {
@@ -163,7 +163,7 @@ func TestGroupOfAnotherUsersWorker(t *testing.T) {
 		require.EqualValues(t, 0o600, info.Mode().Perm(), "the model is the daemon's alone again")
 	}
 	store := filepath.Join(base, "store")
-	require.NoError(t, os.Rename(folder, store))
+	require.NoError(t, os.Rename(dir, store))
 	require.NoError(t, os.Chmod(store, 0o700))
 	check, err := c.Check(t.Context(),
 		compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(store, result.Graphs[0]),

@@ -73,10 +73,10 @@ func isNamespaceError(err error) bool {
 
 // start starts a worker with the descriptors: nothing to read, one pipe for everything printed, the dialogue on 3 and 4, and on 5 its model, if
 // that is an open file.
-func (o *ORT) start(req workerproto.Request, folder string, idle <-chan struct{}) (*worker, error) {
+func (o *ORT) start(req workerproto.Request, dir string, idle <-chan struct{}) (*worker, error) {
 	for {
 		way := o.host.current()
-		w, err := o.startIn(way, req, folder, idle)
+		w, err := o.startIn(way, req, dir, idle)
 		if err == nil || !isNamespaceError(err) || !o.host.drop(way) {
 			return w, err
 		}
@@ -84,9 +84,9 @@ func (o *ORT) start(req workerproto.Request, folder string, idle <-chan struct{}
 	}
 }
 
-func (o *ORT) startIn(iso isolation, req workerproto.Request, folder string, idle <-chan struct{}) (*worker, error) {
+func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string, idle <-chan struct{}) (*worker, error) {
 	p := o.preparation(iso, isWaiting(idle))
-	p.Confine, p.Model = o.confinement(req, folder), req.ModelFile != nil
+	p.Confine, p.Model = o.confinement(req, dir), req.ModelFile != nil
 	preparation, err := json.Marshal(p)
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (o *ORT) startIn(iso isolation, req workerproto.Request, folder string, idl
 	if req.ModelFile != nil {
 		files = append(files, req.ModelFile)
 	}
-	private := filepath.Join(folder, privateFolder)
+	private := filepath.Join(dir, privateDir)
 	launch := workerproto.Launch{Dir: private, Env: append(environment(private), o.opts.Env...), Prepare: string(preparation)}
 	if o.opts.Socket != "" {
 		w.process, err = o.startUnit(launch, files)
@@ -307,15 +307,15 @@ func (l *launcher) close() {
 	}
 }
 
-// privateFolder is a worker's working directory, home and TMPDIR; removed before output counts.
-const privateFolder = ".worker"
+// privateDir is a worker's working directory, home and TMPDIR; removed before output counts.
+const privateDir = ".worker"
 
-// Spelling returns the path by which the worker of a Job with this Folder names a model: relative
-// to the worker's working directory. ONNX Runtime hashes that spelling into names of nodes and
-// graphs, so two compiles of one model give the same bytes if their folders and models have the
-// same names and lie in the same way to each other, wherever that is.
-func Spelling(folder, model string) string {
-	return relative(filepath.Join(folder, privateFolder), model)
+// Spelling returns the path by which the worker of a Job with this Directory names a model:
+// relative to the worker's working directory. ONNX Runtime hashes that spelling into names of nodes
+// and graphs, so two compiles of one model give the same bytes if their directories and models have
+// the same names and lie in the same way to each other, wherever that is.
+func Spelling(dir, model string) string {
+	return relative(filepath.Join(dir, privateDir), model)
 }
 
 func relative(workingDirectory, path string) string {

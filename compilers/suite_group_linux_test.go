@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// groupJob writes models into a folder of their own, to be compiled as one group.
+// groupJob writes models into a directory of their own, to be compiled as one group.
 func (s subject) groupJob(t *testing.T, models ...[]byte) compilers.Job {
 	job := s.job(t, models[0])
 	job.EPs = []compilers.EP{s.EP}
@@ -24,7 +24,7 @@ func (s subject) groupJob(t *testing.T, models ...[]byte) compilers.Job {
 	}
 	for i, model := range models[1:] {
 		name := fmt.Sprintf("0123456789abcdef_%d", i+2)
-		path := filepath.Join(job.Folder, name+".onnx")
+		path := filepath.Join(job.Dir, name+".onnx")
 		require.NoError(t, os.WriteFile(path, model, 0o600))
 		job.Share = append(job.Share,
 			compilers.ShareMember{Model: path, Output: name + "_ctx.onnx"})
@@ -46,9 +46,9 @@ func (s subject) testGroup(t *testing.T) {
 	require.Equal(t, []string{job.Output, job.Share[0].Output, job.Share[1].Output}, result.Graphs)
 	require.Len(t, result.Files, 4, "three graphs and one binary")
 	require.Equal(t, result.Graphs, result.Files[:3])
-	all := sizes(t, job.Folder, result.Files)
+	all := sizes(t, job.Dir, result.Files)
 	for _, graph := range result.Graphs {
-		model := read(t, filepath.Join(job.Folder, graph))
+		model := read(t, filepath.Join(job.Dir, graph))
 		require.Len(t, model.Contexts, 1)
 		require.Equal(t, result.Files[3], model.Contexts[0].CacheContext)
 		require.NoError(t, epmodel.Validate(model, all))
@@ -62,7 +62,7 @@ func (s subject) testGroup(t *testing.T) {
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 	for _, graph := range result.Graphs {
 		alone := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
-			Graph: filepath.Join(job.Folder, graph)}
+			Graph: filepath.Join(job.Dir, graph)}
 		check, err := s.Compiler.Check(t.Context(), alone)
 		require.NoError(t, err)
 		require.Equal(t, compilers.Passed, check.Outcome, "%s alone: %s", graph, check.Text)
@@ -72,10 +72,10 @@ func (s subject) testGroup(t *testing.T) {
 // groupCheck loads all members of a group in one process.
 func groupCheck(s subject, job compilers.Job, result compilers.Result) compilers.CheckJob {
 	check := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
-		Graph:   filepath.Join(job.Folder, result.Graph),
+		Graph:   filepath.Join(job.Dir, result.Graph),
 		Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
 	for _, graph := range result.Graphs[1:] {
-		check.Share = append(check.Share, filepath.Join(job.Folder, graph))
+		check.Share = append(check.Share, filepath.Join(job.Dir, graph))
 	}
 	return check
 }
@@ -87,7 +87,7 @@ func (s subject) testGroupMemberMissing(t *testing.T) {
 	job := s.groupJob(t, variants()...)
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
-	require.NoError(t, os.Remove(filepath.Join(job.Folder, result.Graphs[1])))
+	require.NoError(t, os.Remove(filepath.Join(job.Dir, result.Graphs[1])))
 	check, err := s.Compiler.Check(t.Context(), groupCheck(s, job, result))
 	require.NoError(t, err)
 	require.Equal(t, compilers.Failed, check.Outcome)

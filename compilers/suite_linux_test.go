@@ -74,12 +74,12 @@ func TestStandInKeepsThePromises(t *testing.T) {
 	})
 }
 
-// job writes a model into a folder of its own, as the daemon does.
+// job writes a model into a directory of its own, as the daemon does.
 func (s subject) job(t *testing.T, model []byte) compilers.Job {
-	folder := t.TempDir()
-	path := filepath.Join(folder, "0123456789abcdef.onnx")
+	dir := t.TempDir()
+	path := filepath.Join(dir, "0123456789abcdef.onnx")
 	require.NoError(t, os.WriteFile(path, model, 0o600))
-	return compilers.Job{Runtime: s.Runtime, EPs: []compilers.EP{s.EP}, Model: path, Folder: folder,
+	return compilers.Job{Runtime: s.Runtime, EPs: []compilers.EP{s.EP}, Model: path, Dir: dir,
 		Output: "0123456789abcdef_ctx.onnx"}
 }
 
@@ -139,11 +139,11 @@ func (s subject) testSidecar(t *testing.T) {
 	require.Len(t, result.EPs, 1)
 	require.NotEmpty(t, result.EPs[0].Devices)
 
-	model := read(t, filepath.Join(job.Folder, result.Graph))
+	model := read(t, filepath.Join(job.Dir, result.Graph))
 	require.Len(t, model.Contexts, 1)
 	require.Equal(t, s.EP.Name, model.Contexts[0].Source)
 	require.Equal(t, result.Files[1], model.Contexts[0].CacheContext)
-	require.NoError(t, epmodel.Validate(model, sizes(t, job.Folder, result.Files)))
+	require.NoError(t, epmodel.Validate(model, sizes(t, job.Dir, result.Files)))
 	unchanged, err := os.ReadFile(job.Model)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(source, unchanged), "the model was changed")
@@ -155,8 +155,8 @@ func (s subject) testOpenFile(t *testing.T) {
 	opener, ok := s.Compiler.(compilers.OpenModelCompiler)
 	job := s.job(t, compilertest.Dense(1, 64, 1))
 	inPlace := job.Model
-	require.NoError(t, os.Mkdir(filepath.Join(job.Folder, "model"), 0o700))
-	job.Model = filepath.Join(job.Folder, "model", filepath.Base(inPlace))
+	require.NoError(t, os.Mkdir(filepath.Join(job.Dir, "model"), 0o700))
+	job.Model = filepath.Join(job.Dir, "model", filepath.Base(inPlace))
 	f, err := os.Open(inPlace)
 	require.NoError(t, err)
 	defer f.Close()
@@ -167,7 +167,7 @@ func (s subject) testOpenFile(t *testing.T) {
 	}
 	require.False(t,
 		opener.AcceptsOpenModel(compilers.Job{Runtime: job.Runtime, EPs: job.EPs, Model: job.Model,
-			ModelFile: f, Folder: job.Folder, Output: job.Output,
+			ModelFile: f, Dir: job.Dir, Output: job.Output,
 			Share: []compilers.ShareMember{{Model: inPlace, Output: "2_ctx.onnx"}}}))
 	var made [2]map[string][]byte
 	for i := range made {
@@ -176,9 +176,9 @@ func (s subject) testOpenFile(t *testing.T) {
 		require.NoError(t, err)
 		s.requireLoads(t, job, result)
 		for _, name := range result.Files {
-			made[i][name], err = os.ReadFile(filepath.Join(job.Folder, name))
+			made[i][name], err = os.ReadFile(filepath.Join(job.Dir, name))
 			require.NoError(t, err)
-			require.NoError(t, os.Remove(filepath.Join(job.Folder, name)))
+			require.NoError(t, os.Remove(filepath.Join(job.Dir, name)))
 		}
 		if i == 0 {
 			require.NoFileExists(t, job.Model)
@@ -202,7 +202,7 @@ func (s subject) testEmbedded(t *testing.T) {
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{job.Output}, result.Files)
-	model := read(t, filepath.Join(job.Folder, result.Graph))
+	model := read(t, filepath.Join(job.Dir, result.Graph))
 	require.Len(t, model.Contexts, 1)
 	require.EqualValues(t, 1, model.Contexts[0].EmbedMode)
 	s.requireLoads(t, job, result)
@@ -214,7 +214,7 @@ func (s subject) requireLoads(t *testing.T, job compilers.Job, result compilers.
 	}
 	check, err := s.Compiler.Check(t.Context(),
 		compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
-			Graph: filepath.Join(job.Folder, result.Graph)})
+			Graph: filepath.Join(job.Dir, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 }
@@ -249,10 +249,10 @@ func (s subject) testMissingBinary(t *testing.T) {
 	job := s.job(t, compilertest.Dense(1, 64, 1))
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
-	require.NoError(t, os.Remove(filepath.Join(job.Folder, result.Files[1])))
+	require.NoError(t, os.Remove(filepath.Join(job.Dir, result.Files[1])))
 	check, err := s.Compiler.Check(t.Context(),
 		compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
-			Graph: filepath.Join(job.Folder, result.Graph)})
+			Graph: filepath.Join(job.Dir, result.Graph)})
 	require.NoError(t, err)
 	require.NotEqual(t, compilers.Passed, check.Outcome)
 	require.NotZero(t, check.Code)
@@ -346,10 +346,10 @@ func read(t *testing.T, path string) *epmodel.Model {
 	return model
 }
 
-func sizes(t *testing.T, folder string, names []string) map[string]int64 {
+func sizes(t *testing.T, dir string, names []string) map[string]int64 {
 	m := map[string]int64{}
 	for _, name := range names {
-		info, err := os.Stat(filepath.Join(folder, name))
+		info, err := os.Stat(filepath.Join(dir, name))
 		require.NoError(t, err)
 		m[name] = info.Size()
 	}

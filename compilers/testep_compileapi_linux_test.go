@@ -20,22 +20,22 @@ import (
 // request.
 var compileAPI = []guideline{
 	{"no output is named: beside the model, as NAME_ctx.onnx", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		h.compileBy(t, ort.Compilation{ModelPath: write(t, folder, "m.onnx", layers(1, 1, false))},
+		dir := t.TempDir()
+		h.compileBy(t, ort.Compilation{ModelPath: write(t, dir, "m.onnx", layers(1, 1, false))},
 			nil)
-		require.Equal(t, []string{"m.onnx", "m_ctx.onnx", "m_epcachedtest.bin"}, listing(t, folder))
+		require.Equal(t, []string{"m.onnx", "m_ctx.onnx", "m_epcachedtest.bin"}, listing(t, dir))
 	}},
 	{"into a buffer, or as a stream: the same bytes as into a file", func(t *testing.T, h host) {
 		for _, embed := range []bool{true, false} {
-			folder, made := t.TempDir(), t.TempDir()
-			model := write(t, folder, "m.onnx", layers(1, 2, true))
+			dir, made := t.TempDir(), t.TempDir()
+			model := write(t, dir, "m.onnx", layers(1, 2, true))
 			c := ort.Compilation{ModelPath: model, OutputPath: filepath.Join(made, "m_ctx.onnx"),
 				Embed: embed}
 			h.compileBy(t, c, nil)
 			file, err := os.ReadFile(c.OutputPath)
 			require.NoError(t, err)
 			if c.OutputPath = ""; !embed {
-				c.BinaryFolder, c.BinaryModel = t.TempDir()+"/", "m.onnx"
+				c.BinaryDir, c.BinaryModel = t.TempDir()+"/", "m.onnx"
 			}
 			c.Buffer = true
 			require.Equal(t, file, h.compileBy(t, c, nil))
@@ -47,7 +47,7 @@ var compileAPI = []guideline{
 			h.compileBy(t, c, nil)
 			require.Equal(t, file, stream.Bytes())
 			if !embed {
-				require.Equal(t, []string{"m_epcachedtest.bin"}, listing(t, c.BinaryFolder),
+				require.Equal(t, []string{"m_epcachedtest.bin"}, listing(t, c.BinaryDir),
 					"where SetEpContextBinaryInformation says")
 			}
 		}
@@ -68,19 +68,19 @@ var compileAPI = []guideline{
 		require.Len(t, again, len(binary))
 	}},
 	{"from a buffer, external data from its folder", func(t *testing.T, h host) {
-		model, folder := layers(1, 2, false), t.TempDir()
-		c := ort.Compilation{Model: externalized(t, folder, model).Encode(),
+		model, dir := layers(1, 2, false), t.TempDir()
+		c := ort.Compilation{Model: externalized(t, dir, model).Encode(),
 			OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}
-		h.compileBy(t, c, set{"session.model_external_initializers_file_folder_path": folder})
+		h.compileBy(t, c, set{"session.model_external_initializers_file_folder_path": dir})
 		h.requireLoads(t, c.OutputPath, model, nil, nil)
 	}},
 	{"from a buffer, external data from memory", func(t *testing.T, h host) {
-		model, folder := layers(1, 2, false), t.TempDir()
-		c := ort.Compilation{Model: externalized(t, folder, model).Encode(),
+		model, dir := layers(1, 2, false), t.TempDir()
+		c := ort.Compilation{Model: externalized(t, dir, model).Encode(),
 			OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}
-		data, err := os.ReadFile(filepath.Join(folder, "m.data"))
+		data, err := os.ReadFile(filepath.Join(dir, "m.data"))
 		require.NoError(t, err)
-		require.NoError(t, os.RemoveAll(folder))
+		require.NoError(t, os.RemoveAll(dir))
 		o := h.options(t, nil, nil)
 		free, err := o.AddExternalFiles(map[string][]byte{"m.data": data})
 		require.NoError(t, err)
@@ -103,9 +103,9 @@ var compileAPI = []guideline{
 		require.NoFileExists(t, c.OutputPath)
 	}},
 	{"ERROR_IF_OUTPUT_FILE_EXISTS", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		c := ort.Compilation{ModelPath: write(t, folder, "m.onnx", layers(1, 1, false)),
-			OutputPath: write(t, folder, "x_ctx.onnx", layers(2, 1, false))}
+		dir := t.TempDir()
+		c := ort.Compilation{ModelPath: write(t, dir, "m.onnx", layers(1, 1, false)),
+			OutputPath: write(t, dir, "x_ctx.onnx", layers(2, 1, false))}
 		c.Flags = ort.ErrorIfOutputFileExists
 		_, err := h.options(t, nil, nil).Compile(c)
 		require.ErrorContains(t, err, "x_ctx.onnx")
@@ -117,9 +117,9 @@ var compileAPI = []guideline{
 	{"external initializers file: those of nodes outside, from a size on",
 		func(t *testing.T, h host) {
 			for threshold, want := range map[int64]int{0: 4, 64: 4, 65: 2, 1024: 2, 1025: 0} {
-				folder := t.TempDir()
+				dir := t.TempDir()
 				c := ort.Compilation{ModelPath: write(t, t.TempDir(), "m.onnx",
-					layers(1, 2, false)), OutputPath: filepath.Join(folder, "x_ctx.onnx"),
+					layers(1, 2, false)), OutputPath: filepath.Join(dir, "x_ctx.onnx"),
 					InitializersFile: "rest.bin", InitializersThreshold: threshold}
 				_, err := h.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c)
 				require.NoError(t, err)

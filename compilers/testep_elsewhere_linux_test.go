@@ -32,10 +32,10 @@ const elsewhereEnvironment = "EPCACHED_TEST_ELSEWHERE"
 type elsewhereOrder struct {
 	ORT, EP string
 	Graph   string // relative to the view
-	// words of: bytes, context (ep.context_file_path), folder
-	// (…external_initializers_file_folder_path), memory (files from memory)
+	// words of: bytes, context (ep.context_file_path), directory
+	// (…external_initializers_file_dir_path), memory (files from memory)
 	Ways []string
-	Hide string // not empty: a folder that is covered first, in a mount namespace of its own
+	Hide string // not empty: a directory that is covered first, in a mount namespace of its own
 }
 
 // elsewhere is the application's main function.
@@ -155,13 +155,13 @@ func computes(s *ort.Session) (string, error) {
 }
 
 // copied puts a file where every user may read it.
-func copied(t *testing.T, from, folder string) string {
+func copied(t *testing.T, from, dir string) string {
 	from, err := filepath.EvalSymlinks(from)
 	require.NoError(t, err)
 	in, err := os.Open(from)
 	require.NoError(t, err)
 	defer in.Close() // only read
-	path := filepath.Join(folder, filepath.Base(from))
+	path := filepath.Join(dir, filepath.Base(from))
 	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
 	require.NoError(t, err)
 	_, err = io.Copy(out, in)

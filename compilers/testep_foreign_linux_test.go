@@ -15,8 +15,8 @@ import (
 // goes on. Its checksum does not help it here.
 func TestTestEPReadsForeignBinaries(t *testing.T) {
 	h := hostOf(t, newestORT)
-	folder, c := compiledAlone(t, h, nil)
-	path := filepath.Join(folder, c.CacheContext)
+	dir, c := compiledAlone(t, h, nil)
+	path := filepath.Join(dir, c.CacheContext)
 	sound, err := os.ReadFile(path)
 	require.NoError(t, err)
 	random := rand.New(rand.NewPCG(1, 1))
@@ -28,7 +28,7 @@ func TestTestEPReadsForeignBinaries(t *testing.T) {
 			b[len(b)-1-random.IntN(700)] = byte(random.IntN(256) >> random.IntN(8))
 		}
 		require.NoError(t, os.WriteFile(path, b, 0o600))
-		s, err := h.options(t, nil, set{"check": "0"}).Open(filepath.Join(folder, "m_ctx.onnx"))
+		s, err := h.options(t, nil, set{"check": "0"}).Open(filepath.Join(dir, "m_ctx.onnx"))
 		if err != nil {
 			refused++
 			continue

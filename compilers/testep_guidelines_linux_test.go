@@ -44,21 +44,21 @@ func TestGuidelines(t *testing.T) {
 // generation has the guidelines for making an EPContext model.
 var generation = []guideline{
 	{"otherwise each primary node names its file", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		h.compile(t, write(t, folder, "m.onnx", layers(1, 3, true)), nil, set{"primaries": "each"})
-		for _, c := range readModel(t, filepath.Join(folder, "m_ctx.onnx")).Contexts {
+		dir := t.TempDir()
+		h.compile(t, write(t, dir, "m.onnx", layers(1, 3, true)), nil, set{"primaries": "each"})
+		for _, c := range readModel(t, filepath.Join(dir, "m_ctx.onnx")).Contexts {
 			require.EqualValues(t, 1, c.MainContext)
-			require.FileExists(t, filepath.Join(folder, c.CacheContext))
+			require.FileExists(t, filepath.Join(dir, c.CacheContext))
 		}
 		require.Equal(t,
 			[]string{"m.onnx", "m_ctx.onnx", "m_epcachedtest.bin", "m_epcachedtest_1.bin",
-				"m_epcachedtest_2.bin"}, listing(t, folder))
+				"m_epcachedtest_2.bin"}, listing(t, dir))
 	}},
 	{"nowhere else", func(t *testing.T, h host) {
-		folder, c := compiledAlone(t, h, nil)
-		for _, name := range []string{filepath.Join(folder, c.CacheContext),
-			"../" + filepath.Base(folder) + "/" + c.CacheContext, "sub/../" + c.CacheContext, ""} {
-			path := write(t, folder, "bad.onnx",
+		dir, c := compiledAlone(t, h, nil)
+		for _, name := range []string{filepath.Join(dir, c.CacheContext),
+			"../" + filepath.Base(dir) + "/" + c.CacheContext, "sub/../" + c.CacheContext, ""} {
+			path := write(t, dir, "bad.onnx",
 				contextModel(nodeOf(c, "x", "y", set{"ep_cache_context": name})))
 			require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), "ep_cache_context")
 		}
@@ -67,24 +67,24 @@ var generation = []guideline{
 	// finds a fused node of the same name, and leaves plugin EPs no say in that.
 	{"ep.context_node_name_prefix: in the partition's name and the graph's name in the binary",
 		func(t *testing.T, h host) {
-			folder := t.TempDir()
-			h.compile(t, write(t, folder, "m.onnx", layers(1, 2, true)),
+			dir := t.TempDir()
+			h.compile(t, write(t, dir, "m.onnx", layers(1, 2, true)),
 				set{"ep.context_node_name_prefix": "left_"}, nil)
-			binary, err := os.ReadFile(filepath.Join(folder, "m_epcachedtest.bin"))
+			binary, err := os.ReadFile(filepath.Join(dir, "m_epcachedtest.bin"))
 			require.NoError(t, err)
-			for _, c := range readModel(t, filepath.Join(folder, "m_ctx.onnx")).Contexts {
+			for _, c := range readModel(t, filepath.Join(dir, "m_ctx.onnx")).Contexts {
 				require.True(t, strings.HasPrefix(c.PartitionName, "left_"), c.PartitionName)
 				require.Equal(t, c.PartitionName, "left_"+c.Node)
 				require.Contains(t, string(binary), c.PartitionName)
 			}
-			h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), layers(1, 2, true), nil, nil)
+			h.requireLoads(t, filepath.Join(dir, "m_ctx.onnx"), layers(1, 2, true), nil, nil)
 		}},
 	{"optional attributes: ep_sdk_version, hardware_architecture, onnx_model_filename, " +
 		"partition_name, source, notes, max_size", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		h.compile(t, write(t, folder, "m.onnx", layers(1, 2, false)), nil,
+		dir := t.TempDir()
+		h.compile(t, write(t, dir, "m.onnx", layers(1, 2, false)), nil,
 			set{"notes": "made by a test"})
-		c := readModel(t, filepath.Join(folder, "m_ctx.onnx")).Contexts[0]
+		c := readModel(t, filepath.Join(dir, "m_ctx.onnx")).Contexts[0]
 		require.Equal(t,
 			[]string{"1.0.0", "sim-1", "m.onnx", c.Node, compilertest.TestEP, "made by a test"},
 			[]string{c.SDKVersion, c.HardwareArchitecture, c.ONNXModelFilename, c.PartitionName,
@@ -94,21 +94,21 @@ var generation = []guideline{
 	}},
 	{"ep.context_model_external_initializers_file_name: initializers of the CPU's nodes go into " +
 		"a file of the new model", func(t *testing.T, h host) {
-		folder := t.TempDir()
+		dir := t.TempDir()
 		source := layers(1, 2, false)
-		h.compile(t, write(t, folder, "m.onnx", source),
+		h.compile(t, write(t, dir, "m.onnx", source),
 			set{"ep.context_model_external_initializers_file_name": "weights.bin"},
 			set{"ops": "Mul,Relu"})
-		require.Contains(t, listing(t, folder), "weights.bin")
-		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), source, nil, nil)
+		require.Contains(t, listing(t, dir), "weights.bin")
+		h.requireLoads(t, filepath.Join(dir, "m_ctx.onnx"), source, nil, nil)
 	}},
 	{"the new model does not rely on the old external data file", func(t *testing.T, h host) {
-		folder := t.TempDir()
+		dir := t.TempDir()
 		source := layers(1, 2, false)
-		h.compile(t, write(t, folder, "m.onnx", externalized(t, folder, source)), nil,
+		h.compile(t, write(t, dir, "m.onnx", externalized(t, dir, source)), nil,
 			set{"ops": "Mul,Relu"})
-		require.NoError(t, os.Remove(filepath.Join(folder, "m.data")))
-		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), source, nil, nil)
+		require.NoError(t, os.Remove(filepath.Join(dir, "m.data")))
+		h.requireLoads(t, filepath.Join(dir, "m_ctx.onnx"), source, nil, nil)
 	}},
 }
 
@@ -129,13 +129,13 @@ func (h host) requireLoads(t *testing.T, path string, source tinymodel.Model, se
 	requireComputes(t, s, source)
 }
 
-// compiledAlone compiles two layers into a folder, and gives the one node.
-func compiledAlone(t *testing.T, h host, session set) (folder string, c epmodel.Context) {
-	folder = t.TempDir()
-	h.compile(t, write(t, folder, "m.onnx", layers(1, 2, false)), session, nil)
-	m := readModel(t, filepath.Join(folder, "m_ctx.onnx"))
+// compiledAlone compiles two layers into a directory, and gives the one node.
+func compiledAlone(t *testing.T, h host, session set) (dir string, c epmodel.Context) {
+	dir = t.TempDir()
+	h.compile(t, write(t, dir, "m.onnx", layers(1, 2, false)), session, nil)
+	m := readModel(t, filepath.Join(dir, "m_ctx.onnx"))
 	require.Len(t, m.Contexts, 1)
-	return folder, m.Contexts[0]
+	return dir, m.Contexts[0]
 }
 
 // nodeOf returns a node with other values and, where edit says so, other attributes; "-" leaves one
@@ -173,8 +173,8 @@ func contextModel(nodes ...tinymodel.Node) tinymodel.Model {
 	return m
 }
 
-// externalized moves a model's weights into m.data in a folder.
-func externalized(t *testing.T, folder string, m tinymodel.Model) tinymodel.Model {
+// externalized moves a model's weights into m.data in a directory.
+func externalized(t *testing.T, dir string, m tinymodel.Model) tinymodel.Model {
 	var data []byte
 	moved := m
 	moved.Initializers = nil
@@ -184,6 +184,6 @@ func externalized(t *testing.T, folder string, m tinymodel.Model) tinymodel.Mode
 		w.Location, w.Offset, w.Length = "m.data", itoa(offset), itoa(length)
 		moved.Initializers = append(moved.Initializers, w)
 	}
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "m.data"), data, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "m.data"), data, 0o600))
 	return moved
 }

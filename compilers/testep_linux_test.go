@@ -157,7 +157,7 @@ func TestTestEPLoadsOtherReleases(t *testing.T) {
 			r := compilertest.InstallTestEP(t, r.Directory, row.release)
 			check, err := c.Check(t.Context(),
 				compilers.CheckJob{Runtime: r, EPs: []compilers.EP{row.ep},
-					Graph:   filepath.Join(job.Folder, result.Graph),
+					Graph:   filepath.Join(job.Dir, result.Graph),
 					Session: compilers.Session{SessionOptions: row.entries}})
 			require.NoError(t, err)
 			require.Equal(t, row.outcome, check.Outcome, check.Text)
@@ -203,7 +203,7 @@ func TestTestEPComputes(t *testing.T) {
 			require.NoError(t, os.Remove(job.Model))
 			data := compilertest.Outputs(t,
 				compilers.CheckJob{Runtime: r, EPs: job.EPs,
-					Graph: filepath.Join(job.Folder, result.Graph)}, 7)
+					Graph: filepath.Join(job.Dir, result.Graph)}, 7)
 			values := map[string][]float32{"x": workerInput(7, 2*width)}
 			evaluate(source, values)
 			require.InDeltaSlice(t, values["y"], floats(data), 1e-4)
@@ -265,7 +265,7 @@ func requireFault(t *testing.T, kind, stage string, limits compilers.Limits) {
 		require.NoError(t, err)
 		checked, err := faulty.Check(t.Context(),
 			compilers.CheckJob{Runtime: r, EPs: job.EPs,
-				Graph: filepath.Join(job.Folder, result.Graph), Zeros: 1})
+				Graph: filepath.Join(job.Dir, result.Graph), Zeros: 1})
 		switch {
 		case kind == "hang":
 			requireKind(t, kind, err)
@@ -331,9 +331,9 @@ func TestTestEPDamage(t *testing.T) {
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
 			check := compilers.CheckJob{Runtime: r, EPs: job.EPs,
-				Graph: filepath.Join(job.Folder, result.Graph)}
+				Graph: filepath.Join(job.Dir, result.Graph)}
 			sound := compilertest.Outputs(t, check, 7)
-			path := filepath.Join(job.Folder, result.Files[1])
+			path := filepath.Join(job.Dir, result.Files[1])
 			b, err := os.ReadFile(path)
 			require.NoError(t, err)
 			require.NoError(t, os.WriteFile(path, row.damage(b), 0o600))

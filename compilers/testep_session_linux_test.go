@@ -91,7 +91,7 @@ func (h host) refuses(t *testing.T, code int, model string, session, provider se
 	return status.Text
 }
 
-// compile makes the compiled form of a model in its folder, by session options, and ends the
+// compile makes the compiled form of a model in its directory, by session options, and ends the
 // session.
 func (h host) compile(t *testing.T, model string, session, provider set) {
 	h.compiling(t, model, session, provider).Release()
@@ -238,9 +238,9 @@ func layers(seed uint64, count int, apart bool) tinymodel.Model {
 	return m
 }
 
-// write puts a model into a folder.
-func write(t *testing.T, folder, name string, m tinymodel.Model) string {
-	path := filepath.Join(folder, name)
+// write puts a model into a directory.
+func write(t *testing.T, dir, name string, m tinymodel.Model) string {
+	path := filepath.Join(dir, name)
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	require.NoError(t, os.WriteFile(path, m.Encode(), 0o600))
 	return path
@@ -278,9 +278,9 @@ func readTensors(t *testing.T, path string) (*epmodel.Model, []epmodel.Initializ
 	return m, all
 }
 
-// listing gives the names of the files in a folder, sorted.
-func listing(t *testing.T, folder string) []string {
-	entries, err := os.ReadDir(folder)
+// listing gives the names of the files in a directory, sorted.
+func listing(t *testing.T, dir string) []string {
+	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	names := []string{}
 	for _, e := range entries {

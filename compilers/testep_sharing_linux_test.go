@@ -21,8 +21,8 @@ var (
 // member gives the i-th model of a group: the same weights, and one layer more than the one before.
 func member(seed uint64, i int) tinymodel.Model { return layers(seed, i+1, false) }
 
-// compileGroup compiles models of a group into a folder, and gives their compiled forms.
-func compileGroup(t *testing.T, h host, folder string, seed uint64, count int) []string {
+// compileGroup compiles models of a group into a directory, and gives their compiled forms.
+func compileGroup(t *testing.T, h host, dir string, seed uint64, count int) []string {
 	var compiled []string
 	for i := range count {
 		entries := share
@@ -30,8 +30,8 @@ func compileGroup(t *testing.T, h host, folder string, seed uint64, count int) [
 			entries = last
 		}
 		name := "model" + itoa(i+1)
-		h.compile(t, write(t, folder, name+".onnx", member(seed, i)), entries, nil)
-		compiled = append(compiled, filepath.Join(folder, name+"_ctx.onnx"))
+		h.compile(t, write(t, dir, name+".onnx", member(seed, i)), entries, nil)
+		compiled = append(compiled, filepath.Join(dir, name+"_ctx.onnx"))
 	}
 	return compiled
 }
@@ -39,9 +39,9 @@ func compileGroup(t *testing.T, h host, folder string, seed uint64, count int) [
 // weightSharing has the guidelines for models that share one context.
 var weightSharing = []guideline{
 	{"identical weights of the graphs stand in the binary once", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		compileGroup(t, h, folder, 1, 3)
-		all, err := os.ReadFile(filepath.Join(folder, "model1_epcachedtest.bin"))
+		dir := t.TempDir()
+		compileGroup(t, h, dir, 1, 3)
+		all, err := os.ReadFile(filepath.Join(dir, "model1_epcachedtest.bin"))
 		require.NoError(t, err)
 		for _, w := range member(1, 2).Initializers {
 			require.Equal(t, 1, bytes.Count(all, w.Raw), w.Name)
@@ -49,24 +49,24 @@ var weightSharing = []guideline{
 	}},
 	{"the first session decides the binary's name, the last one writes it, each creates a model: " +
 		"N+1 files", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		h.compile(t, write(t, folder, "model1.onnx", member(1, 0)), share, nil)
-		require.Equal(t, []string{"model1.onnx", "model1_ctx.onnx"}, listing(t, folder))
-		h.compile(t, write(t, folder, "model2.onnx", member(1, 1)), last, nil)
+		dir := t.TempDir()
+		h.compile(t, write(t, dir, "model1.onnx", member(1, 0)), share, nil)
+		require.Equal(t, []string{"model1.onnx", "model1_ctx.onnx"}, listing(t, dir))
+		h.compile(t, write(t, dir, "model2.onnx", member(1, 1)), last, nil)
 		require.Equal(t,
 			[]string{"model1.onnx", "model1_ctx.onnx", "model1_epcachedtest.bin", "model2.onnx",
-				"model2_ctx.onnx"}, listing(t, folder))
+				"model2_ctx.onnx"}, listing(t, dir))
 		for _, name := range []string{"model1_ctx.onnx", "model2_ctx.onnx"} {
 			require.Equal(t, "model1_epcachedtest.bin",
-				readModel(t, filepath.Join(folder, name)).Contexts[0].CacheContext)
+				readModel(t, filepath.Join(dir, name)).Contexts[0].CacheContext)
 		}
 	}},
 	{"a last session that fails clears it too", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		h.compile(t, write(t, folder, "model1.onnx", member(1, 0)), share, nil)
+		dir := t.TempDir()
+		h.compile(t, write(t, dir, "model1.onnx", member(1, 0)), share, nil)
 		entries := set{"ep.context_enable": "1", "ep.share_ep_contexts": "1",
 			"ep.stop_share_ep_contexts": "1"}
-		h.refuses(t, epFail, write(t, folder, "model2.onnx", member(1, 1)), entries,
+		h.refuses(t, epFail, write(t, dir, "model2.onnx", member(1, 1)), entries,
 			set{"fault": "fail@compile"})
 		other := t.TempDir()
 		h.compile(t, write(t, other, "fresh.onnx", member(1, 0)), last, nil)
@@ -97,11 +97,11 @@ var weightSharing = []guideline{
 			}
 		}},
 	{"the second session skips loading: its graph is in the workspace", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		compiled := compileGroup(t, h, folder, 1, 2)
+		dir := t.TempDir()
+		compiled := compileGroup(t, h, dir, 1, 2)
 		first := h.open(t, compiled[0], share, nil)
 		defer first.Release()
-		spoil(t, filepath.Join(folder, "model1_epcachedtest.bin"))
+		spoil(t, filepath.Join(dir, "model1_epcachedtest.bin"))
 		second := h.open(t, compiled[1], share, nil)
 		defer second.Release()
 		requireComputes(t, second, member(1, 1))
@@ -109,8 +109,8 @@ var weightSharing = []guideline{
 			"without sharing it reads the file")
 	}},
 	{"a graph that was taken is no longer in the workspace", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		compiled := compileGroup(t, h, folder, 1, 2)
+		dir := t.TempDir()
+		compiled := compileGroup(t, h, dir, 1, 2)
 		first, second := h.open(t, compiled[0], share, nil), h.open(t, compiled[1], share, nil)
 		defer first.Release()
 		third := h.open(t, compiled[1], share, nil) // from the file
@@ -118,7 +118,7 @@ var weightSharing = []guideline{
 		third.Release()
 		requireComputes(t, second, member(1, 1))
 		second.Release()
-		spoil(t, filepath.Join(folder, "model1_epcachedtest.bin"))
+		spoil(t, filepath.Join(dir, "model1_epcachedtest.bin"))
 		require.Contains(t, h.refuses(t, invalidGraph, compiled[1], share, nil), "checksum")
 	}},
 	{"two groups of equal names and shapes keep apart, also at one path after the other",
@@ -141,12 +141,12 @@ var weightSharing = []guideline{
 				group, i int
 			}{{0, 0}, {1, 1}, {1, 0}, {0, 1}} {
 				// each leaves a graph behind that is called like the one that comes next
-				folder := filepath.Join(parent, []string{"a", "b"}[turn.group])
-				require.NoError(t, os.Rename(folder, at))
+				dir := filepath.Join(parent, []string{"a", "b"}[turn.group])
+				require.NoError(t, os.Rename(dir, at))
 				sessions = append(sessions,
 					h.open(t, filepath.Join(at, "model"+itoa(turn.i+1)+"_ctx.onnx"), share, nil))
 				sources = append(sources, member(uint64(1+10*turn.group), turn.i))
-				require.NoError(t, os.Rename(at, folder))
+				require.NoError(t, os.Rename(at, dir))
 			}
 			for i, s := range sessions {
 				requireComputes(t, s, sources[i])

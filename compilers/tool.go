@@ -20,7 +20,7 @@ import (
 //
 // Arguments may hold placeholders:
 //
-//	{model} {output} {folder}  absolute paths: the source model, the graph to write, the folder that takes all output
+//	{model} {output} {folder}  absolute paths: the source model, the graph to write, the directory that takes all output
 //	{ep}                       the EP's name
 //	{embed}                    1 for a context inside the graph, else 0
 //	{level}                    graph optimization level
@@ -35,7 +35,7 @@ type Tool struct {
 	Args    []string // with placeholders
 	Version []string // arguments with which the program prints its version first; empty: it has none to tell
 	Files   []string // absolute paths of further files that make it what it is: its own libraries
-	Read    []string // absolute paths of folders and files that it may read, besides its own folder
+	Read    []string // absolute paths that it may read, besides its own directory
 	Device  string   // type of the device that it compiles for: "CPU", "GPU" or "NPU"; empty: NPU
 	Alone   bool     // also for runtimes that lack the EP's library, which applications bring; what it makes is not loaded here
 }
@@ -151,7 +151,7 @@ func (t Tool) refuse(job Job) error {
 
 func (t Tool) arguments(job Job, model string) []string {
 	values := t.values(job)
-	fixed := map[string]string{"model": model, "output": filepath.Join(job.Folder, job.Output), "folder": job.Folder, "ep": t.EP, "embed": "0", "level": job.GraphOptimizationLevel}
+	fixed := map[string]string{"model": model, "output": filepath.Join(job.Dir, job.Output), "folder": job.Dir, "ep": t.EP, "embed": "0", "level": job.GraphOptimizationLevel}
 	if job.Embed {
 		fixed["embed"] = "1"
 	}
@@ -307,7 +307,7 @@ func (o *ORT) unloadable(r Runtime, eps []EP) string {
 
 func (t Tool) compileRequest(job Job) (workerproto.Request, error) {
 	req := t.request()
-	req.Model, req.Output = job.Model, filepath.Join(job.Folder, job.Output)
+	req.Model, req.Output = job.Model, filepath.Join(job.Dir, job.Output)
 	req.Route = RouteCommand
 	req.Fill = func(model string) []string { return t.arguments(job, model) }
 	return req, t.refuse(job)

@@ -73,15 +73,15 @@ func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err er
 	return u, conn.SetReadDeadline(time.Time{})
 }
 
-// releaseFolder has an instance open the leftovers in a job's directory to the daemon, after a
+// releaseDir has an instance open the leftovers in a job's directory to the daemon, after a
 // worker was killed before it could do so.
-func (o *ORT) releaseFolder(folder string) error {
+func (o *ORT) releaseDir(dir string) error {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return err
 	}
 	defer null.Close() // nothing is read
-	launch := workerproto.Launch{Dir: filepath.Join(folder, privateFolder)}
+	launch := workerproto.Launch{Dir: filepath.Join(dir, privateDir)}
 	u, err := o.startUnit(launch, []*os.File{null, null, null})
 	if err != nil {
 		return err

@@ -83,7 +83,7 @@ func TestWorkersOfAUnitCompileAndLoad(t *testing.T) {
 	require.Positive(t, result.CPUSeconds)
 	check, err := c.Check(t.Context(),
 		compilers.CheckJob{Runtime: r, EPs: job.EPs,
-			Graph: filepath.Join(job.Folder, result.Graph)})
+			Graph: filepath.Join(job.Dir, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 	for range 2 {
@@ -95,18 +95,18 @@ func TestWorkersOfAUnitCompileAndLoad(t *testing.T) {
 func TestWorkersOfAUnitThatDie(t *testing.T) {
 	u := startUnit(t)
 	c := u.compiler(t)
-	begin := func(ctx context.Context, body string) (folder string, ended chan error) {
+	begin := func(ctx context.Context, body string) (dir string, ended chan error) {
 		job := writeJob(t, hostileRuntime(t, body), compilers.EP{Name: qnn}, tinymodel.Relu())
 		ended = make(chan error, 1)
 		go func() {
 			_, err := c.Compile(ctx, job, nil)
 			ended <- err
 		}()
-		return filepath.Join(job.Folder, ".worker"), ended
+		return filepath.Join(job.Dir, ".worker"), ended
 	}
-	running := func(folder string) *exec.Cmd {
+	running := func(dir string) *exec.Cmd {
 		require.Eventually(t, func() bool {
-			_, err := os.Stat(filepath.Join(folder, "here"))
+			_, err := os.Stat(filepath.Join(dir, "here"))
 			return err == nil
 		}, time.Minute, time.Millisecond)
 		return <-u.started
@@ -122,17 +122,17 @@ func TestWorkersOfAUnitThatDie(t *testing.T) {
 	require.NoError(t, (<-u.started).Wait())
 
 	ctx, cancel := context.WithCancel(t.Context())
-	folder, ended := begin(ctx, blocks)
-	instance := running(folder)
+	dir, ended := begin(ctx, blocks)
+	instance := running(dir)
 	worker := childrenOf(childrenOf(instance.Process.Pid)[0])[0]
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
 	require.NoError(t, instance.Wait(), "it ends when the daemon says so")
 	require.ErrorIs(t, unix.Kill(worker, 0), unix.ESRCH)
-	require.NoDirExists(t, folder)
+	require.NoDirExists(t, dir)
 
-	folder, ended = begin(t.Context(), blocks)
-	instance = running(folder)
+	dir, ended = begin(t.Context(), blocks)
+	instance = running(dir)
 	supervisor := childrenOf(instance.Process.Pid)[0]
 	require.NoError(t, instance.Process.Kill())
 	require.NoError(t, unix.Kill(supervisor, unix.SIGKILL),

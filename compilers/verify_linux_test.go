@@ -54,7 +54,7 @@ func TestVerifyOutput(t *testing.T) {
 				path := filepath.Join(t.TempDir(), "source.onnx")
 				require.NoError(t, os.WriteFile(path, source, 0o600))
 				v := compilers.VerifyJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs,
-					Graph: filepath.Join(job.Folder, made.Graph)}, Source: path, Most: most}
+					Graph: filepath.Join(job.Dir, made.Graph)}, Source: path, Most: most}
 				result, err := c.VerifyOutput(t.Context(), v)
 				require.NoError(t, err)
 				return result
@@ -69,7 +69,7 @@ func TestVerifyOutput(t *testing.T) {
 			require.Contains(t, other.Text, "and 0.75 in the source model")
 			require.Equal(t, compilers.Passed, verify(shifted(0.75), 0.3).Outcome)
 			require.Equal(t, compilers.NotCheckable, verify([]byte("not a model"), 0.01).Outcome)
-			require.NoError(t, os.Remove(filepath.Join(job.Folder, made.Files[1])))
+			require.NoError(t, os.Remove(filepath.Join(job.Dir, made.Files[1])))
 			without := verify(shifted(0.5), 0.01)
 			require.NotEqual(t, compilers.Passed, without.Outcome)
 			require.NotEmpty(t, without.Text)

@@ -52,37 +52,37 @@ type worker struct {
 
 // work has a worker do the request. If the worker fails after it was refused a system call that is
 // not known, work retries without that refusal.
-func (o *ORT) work(ctx context.Context, req workerproto.Request, folder string, pace Pace, progress func(string)) (answer, error) {
+func (o *ORT) work(ctx context.Context, req workerproto.Request, dir string, pace Pace, progress func(string)) (answer, error) {
 	o.leave.Do(func() {
-		for _, e := range o.leftFolders { // those that the store could remove are gone
+		for _, e := range o.leftDirs { // those that the store could remove are gone
 			o.removeScratch(filepath.Join(o.opts.Scratch, e.Name()))
 		}
 	})
-	before, err := os.ReadDir(folder)
+	before, err := os.ReadDir(dir)
 	if err != nil {
 		return answer{}, fmt.Errorf("job's directory: %w", err)
 	}
-	first, err := o.workOnce(ctx, req, folder, pace, progress)
+	first, err := o.workOnce(ctx, req, dir, pace, progress)
 	if err == nil || ctx.Err() != nil || errors.Is(err, ErrTimeout) || !strings.Contains(first.log, workerproto.CallRefused) {
 		return first, err
 	}
 	o.opts.Log.Warn("a worker with a system call filter failed, and is retried without the filter",
 		"ep", strings.Join(epNames(req.EPs), ", "), "error", err)
-	left, _ := os.ReadDir(folder) // an unreadable folder cannot be cleaned
+	left, _ := os.ReadDir(dir) // an unreadable directory cannot be cleaned
 	for _, e := range left {
 		if !slices.ContainsFunc(before, func(b os.DirEntry) bool { return b.Name() == e.Name() }) {
-			o.removeScratch(filepath.Join(folder, e.Name()))
+			o.removeScratch(filepath.Join(dir, e.Name()))
 		}
 	}
 	req.AnyCall = true
-	second, err := o.workOnce(ctx, req, folder, pace, progress)
+	second, err := o.workOnce(ctx, req, dir, pace, progress)
 	if err == nil {
 		o.unknown.Store(librariesOf(req.EPs), true)
 	}
 	return second, err
 }
 
-func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder string, pace Pace, progress func(string)) (answer, error) {
+func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, dir string, pace Pace, progress func(string)) (answer, error) {
 	end, err := o.launcher.begin()
 	if err != nil {
 		return answer{}, err
@@ -102,7 +102,7 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder stri
 	}
 	name := strings.Join(epNames(req.EPs), ", ")
 	go watchTime(ctx, name, o.opts.Limits.Wall, pace.Ready, cancel)
-	private := filepath.Join(folder, privateFolder)
+	private := filepath.Join(dir, privateDir)
 	if err := os.Mkdir(private, 0o700); err != nil {
 		return answer{}, fmt.Errorf("worker's directory: %w", err)
 	}
@@ -110,7 +110,7 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder stri
 	if err := o.chown(private, nil, o.opts.User); err != nil {
 		return answer{}, err
 	}
-	given, closeWay, err := o.grantModelAccess(req, folder)
+	given, closeWay, err := o.grantModelAccess(req, dir)
 	if err != nil {
 		return answer{}, err
 	}
@@ -122,10 +122,10 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder stri
 		if err := os.Symlink(workerproto.ModelLink, given.Model); err != nil {
 			return answer{}, fmt.Errorf("model for the worker: %w", err)
 		}
-		defer os.Remove(given.Model) // if that fails it goes with the job's folder
+		defer os.Remove(given.Model) // if that fails it goes with the job's directory
 	}
 	given.Waits = pace.Ready != nil
-	w, err := o.start(given, folder, pace.Idle)
+	w, err := o.start(given, dir, pace.Idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)
 	}
@@ -133,7 +133,7 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder stri
 	if local, is := w.process.(*child); is {
 		go watchMemory(ctx, local.cmd.Process.Pid, o.opts.Limits.Memory, cancel)
 	}
-	go watchOutput(ctx, folder, o.opts.Limits.Output, cancel)
+	go watchOutput(ctx, dir, o.opts.Limits.Output, cancel)
 	w.wait(ctx, func() { o.raise(w, pace.Idle) })
 	done, err := w.result(ctx, name, o.opts.Limits)
 	if w.member > 0 {
@@ -263,7 +263,8 @@ func (w *worker) wait(ctx context.Context, raise func()) {
 	_ = w.printed.Close()
 }
 
-// awaitGroup waits until a killed group has ended, so that none of it writes into the job's folder.
+// awaitGroup waits until a killed group has ended, so that none of it writes into the job's
+// directory.
 func awaitGroup(pid int) {
 	for range 100 {
 		if err := syscall.Kill(-pid, 0); errors.Is(err, syscall.ESRCH) || !groupRuns(pid) {
@@ -333,8 +334,8 @@ func exitOf(status int) (code int, signal syscall.Signal) {
 	return status, 0
 }
 
-// watchOutput cancels a job if its folder grows too large. Each file is limited besides.
-func watchOutput(ctx context.Context, folder string, limit int64, cancel context.CancelCauseFunc) {
+// watchOutput cancels a job if its directory grows too large. Each file is limited besides.
+func watchOutput(ctx context.Context, dir string, limit int64, cancel context.CancelCauseFunc) {
 	if limit < 0 {
 		return
 	}
@@ -345,7 +346,7 @@ func watchOutput(ctx context.Context, folder string, limit int64, cancel context
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			if size := folderSize(folder); size > limit {
+			if size := dirSize(dir); size > limit {
 				cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, bytesize.Text(size), bytesize.Text(limit)))
 				return
 			}
@@ -353,10 +354,10 @@ func watchOutput(ctx context.Context, folder string, limit int64, cancel context
 	}
 }
 
-// folderSize counts allocated bytes, not the size of sparse files, nor files that vanish meanwhile.
-func folderSize(folder string) int64 {
+// dirSize counts allocated bytes, not the size of sparse files, nor files that vanish meanwhile.
+func dirSize(dir string) int64 {
 	var total int64
-	_ = filepath.WalkDir(folder, func(_ string, entry fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return nil
 		}

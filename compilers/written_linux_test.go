@@ -32,7 +32,7 @@ func TestWrittenIsToldOfRealOutput(t *testing.T) {
 			require.NoError(t, err)
 			var size int64
 			for _, name := range result.Files {
-				info, err := os.Stat(filepath.Join(job.Folder, name))
+				info, err := os.Stat(filepath.Join(job.Dir, name))
 				require.NoError(t, err)
 				size += info.Size()
 			}
@@ -49,7 +49,7 @@ func TestWrittenIsToldOfRealOutput(t *testing.T) {
 // A worker that goes on after its graph is written: what it does then decides whether what was read
 // meanwhile counts.
 func TestSettled(t *testing.T) {
-	// the worker starts in a folder of its own
+	// the worker starts in a directory of its own
 	const binary, graph = "../00112233445566_ctx.bin", "../00112233445566_ctx.onnx"
 	write := "echo context > " + binary + "; cat GRAPH > " + graph + "; "
 	for name, c := range map[string]struct {
@@ -74,8 +74,8 @@ func TestSettled(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			job := writeJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu())
-			folder := t.TempDir()
-			source, told := filepath.Join(folder, "graph"), filepath.Join(folder, "told")
+			dir := t.TempDir()
+			source, told := filepath.Join(dir, "graph"), filepath.Join(dir, "told")
 			node := nodeOf(epmodel.Context{Node: "n", Source: openVINO,
 				CacheContext: "00112233445566_ctx.bin"}, "x", "y",
 				set{"main_context": "1", "embed_mode": "0"})
@@ -110,11 +110,11 @@ func TestSettled(t *testing.T) {
 // Files have their times from a clock that goes in steps: where the kernel has nothing finer two
 // changes in one step look like one.
 func TestStampsTellOfEachChange(t *testing.T) {
-	folder := t.TempDir()
+	dir := t.TempDir()
 	for i := range 20 {
-		path := filepath.Join(folder, "file")
+		path := filepath.Join(dir, "file")
 		require.NoError(t, os.WriteFile(path, []byte{byte(i), 0}, 0o600))
-		before, err := compilers.StampsThatTell(t.Context(), folder)
+		before, err := compilers.StampsThatTell(t.Context(), dir)
 		require.NoError(t, err)
 		var clock unix.Timespec
 		require.NoError(t, unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &clock))
@@ -122,7 +122,7 @@ func TestStampsTellOfEachChange(t *testing.T) {
 		require.NoError(t, err)
 		require.Greater(t, clock.Nano(), info.ModTime().UnixNano())
 		require.NoError(t, os.WriteFile(path, []byte{byte(i), 1}, 0o600))
-		after, err := compilers.StampsThatTell(t.Context(), folder)
+		after, err := compilers.StampsThatTell(t.Context(), dir)
 		require.NoError(t, err)
 		require.NotEqual(t, before, after)
 	}

@@ -44,7 +44,7 @@ func framedSample() (r *Recipe, plain, own []byte) {
 	return r, plain, own
 }
 
-// putSample stores it in a folder of its own.
+// putSample stores it in a directory of its own.
 func putSample(t testing.TB) (dir string, r *Recipe, plain []byte) {
 	t.Helper()
 	dir = t.TempDir()
@@ -56,7 +56,7 @@ func putSample(t testing.TB) (dir string, r *Recipe, plain []byte) {
 }
 
 func recipePath(dir string, d cas.Digest) string {
-	return filepath.Join(recipeFolder(dir, d), d.String())
+	return filepath.Join(recipeDir(dir, d), d.String())
 }
 
 // restored is what a recipe in dir gives.
@@ -89,7 +89,7 @@ func TestRecipeOfFormat2(t *testing.T) {
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
 	dir := t.TempDir()
-	require.NoError(t, os.MkdirAll(recipeFolder(dir, r.Blob), 0o700))
+	require.NoError(t, os.MkdirAll(recipeDir(dir, r.Blob), 0o700))
 	require.NoError(t, os.WriteFile(recipePath(dir, r.Blob), b, 0o444))
 	got, err := ReadRecipeStore(dir).Get(r.Blob)
 	require.NoError(t, err)

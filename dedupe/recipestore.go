@@ -16,8 +16,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// RecipeStore keeps the recipes of a store, in the folder recipes below the state
-// folder, and knows which containers they need. A recipe's name is the digest of
+// RecipeStore keeps the recipes of a store, in the directory recipes below the state
+// directory, and knows which containers they need. A recipe's name is the digest of
 // the blob that it rebuilds. It never removes or reads a blob: what a recipe
 // refers to is the caller's to keep, for as long as Users tells of one.
 //
@@ -25,7 +25,7 @@ import (
 // or the new one under the name, whole, and at most a staged file, which the next OpenRecipeStore
 // removes. All methods may be called at the same time.
 type RecipeStore struct {
-	dir      string // the state folder
+	dir      string // the state directory
 	recipes  string
 	incoming string // recipes that have no name yet
 	fs       cas.FS
@@ -57,7 +57,7 @@ type Packed struct {
 // Problem is a recipe that could not be read when the recipe store was opened. It is in
 // the quarantine, unless one of these says that it was left where it is.
 type Problem struct {
-	Path  string // below the state folder
+	Path  string // below the state directory
 	Newer bool   // written by a newer epcached
 	// no recipe, and not in the place of one: nothing reads it
 	Foreign bool
@@ -71,7 +71,7 @@ const (
 	incomingName = "incoming" // below recipes, so that a rename never leaves the file system
 )
 
-// OpenRecipeStore opens the recipes in the state folder dir. fsys may be nil: the operating
+// OpenRecipeStore opens the recipes in the state directory dir. fsys may be nil: the operating
 // system's. A recipe that is damaged is moved into the quarantine, and one that the system does not
 // give stays; Problems returns them. No other process may use the directory meanwhile.
 func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
@@ -89,9 +89,9 @@ func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
 	return s, nil
 }
 
-// ReadRecipeStore is the recipe store in the state folder dir for callers that only read. It reads
-// a recipe when it is asked for, writes nothing and takes no lock, so a store on a read-only file
-// system will do. Of what is known from memory only HasOrRead answers.
+// ReadRecipeStore is the recipe store in the state directory dir for callers that only read. It
+// reads a recipe when it is asked for, writes nothing and takes no lock, so a store on a read-only
+// file system will do. Of what is known from memory only HasOrRead answers.
 func ReadRecipeStore(dir string) *RecipeStore {
 	return &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName), fs: cas.OS{}, onlyRead: true}
 }
@@ -108,17 +108,17 @@ func (s *RecipeStore) open() error {
 	if err := cas.RemoveLeftovers(s.fs, s.incoming); err != nil {
 		return err
 	}
-	folders, err := s.fs.ReadDir(s.recipes)
+	dirs, err := s.fs.ReadDir(s.recipes)
 	if err != nil {
 		return err
 	}
-	for _, folder := range folders {
-		if folder == incomingName {
+	for _, dir := range dirs {
+		if dir == incomingName {
 			continue
 		}
-		err := s.openFolder(folder)
+		err := s.openDir(dir)
 		if errors.Is(err, syscall.ENOTDIR) {
-			s.problems = append(s.problems, Problem{Path: filepath.Join(recipesName, folder),
+			s.problems = append(s.problems, Problem{Path: filepath.Join(recipesName, dir),
 				Foreign: true, Detail: "it is not a directory of recipes"})
 			continue
 		}
@@ -129,14 +129,14 @@ func (s *RecipeStore) open() error {
 	return nil
 }
 
-func (s *RecipeStore) openFolder(folder string) error {
-	names, err := s.fs.ReadDir(filepath.Join(s.recipes, folder))
+func (s *RecipeStore) openDir(dir string) error {
+	names, err := s.fs.ReadDir(filepath.Join(s.recipes, dir))
 	if err != nil {
 		return err
 	}
 	damaged := false
 	for _, name := range names {
-		path := filepath.Join(folder, name)
+		path := filepath.Join(dir, name)
 		d, err := digestOf(path)
 		if err == nil {
 			err = s.loadRecipe(d)
@@ -162,7 +162,7 @@ func (s *RecipeStore) openFolder(folder string) error {
 		}
 	}
 	if damaged {
-		return s.fs.SyncDir(filepath.Join(s.recipes, folder))
+		return s.fs.SyncDir(filepath.Join(s.recipes, dir))
 	}
 	return nil
 }
@@ -187,15 +187,15 @@ func (s *RecipeStore) loadRecipe(d cas.Digest) error {
 	return nil
 }
 
-func (s *RecipeStore) folder(d cas.Digest) string { return recipeFolder(s.dir, d) }
-func (s *RecipeStore) path(d cas.Digest) string   { return RecipePath(s.dir, d) }
+func (s *RecipeStore) directory(d cas.Digest) string { return recipeDir(s.dir, d) }
+func (s *RecipeStore) path(d cas.Digest) string      { return RecipePath(s.dir, d) }
 
-// RecipePath is where the recipe of a blob lies in the state folder dir, if there is one.
+// RecipePath is where the recipe of a blob lies in the state directory dir, if there is one.
 func RecipePath(dir string, d cas.Digest) string {
-	return filepath.Join(recipeFolder(dir, d), d.String())
+	return filepath.Join(recipeDir(dir, d), d.String())
 }
 
-func recipeFolder(dir string, d cas.Digest) string {
+func recipeDir(dir string, d cas.Digest) string {
 	return filepath.Join(dir, recipesName, d.String()[:2])
 }
 
@@ -323,7 +323,7 @@ func (s *RecipeStore) write(ctx context.Context, f *os.File, r *Recipe, literals
 func (s *RecipeStore) rename(r *Recipe, path string, stored int64) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	err := s.fs.Mkdir(s.folder(r.Blob)) // with the first recipe in it, because few stores have many
+	err := s.fs.Mkdir(s.directory(r.Blob)) // with its first recipe, because few stores have many
 	if err == nil {
 		err = s.fs.SyncDir(s.recipes)
 	}
@@ -334,7 +334,7 @@ func (s *RecipeStore) rename(r *Recipe, path string, stored int64) error {
 	if err != nil {
 		return errors.Join(err, s.fs.Remove(path))
 	}
-	err = s.fs.SyncDir(s.folder(r.Blob))
+	err = s.fs.SyncDir(s.directory(r.Blob))
 	s.noteRecipe(r, stored, err == nil)
 	return err
 }

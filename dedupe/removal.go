@@ -10,9 +10,9 @@ import (
 )
 
 // Removal removes recipes, and makes that durable for all of them at once: with one sync of each
-// folder that some of them stood in. They are not found from then on, but Users returns them until
-// Sync, because a crash before it could restore the recipes. It is used by one goroutine, which
-// calls Sync at the end.
+// directory that some of them stood in. They are not found from then on, but Users returns them
+// until Sync, because a crash before it could restore the recipes. It is used by one goroutine,
+// which calls Sync at the end.
 type Removal struct {
 	s       *RecipeStore
 	removed []cas.Digest // in no order; of some there was no recipe
@@ -56,24 +56,24 @@ func (r *Removal) Sync() (err error) {
 		return nil // most removed blobs have no recipe: no need to wait for the lock
 	}
 	s := r.s
-	byFolder := make(map[byte][]cas.Digest)
+	byDir := make(map[byte][]cas.Digest)
 	for _, d := range r.removed {
-		byFolder[d[0]] = append(byFolder[d[0]], d)
+		byDir[d[0]] = append(byDir[d[0]], d)
 	}
 	r.removed = nil
-	var folders [][]cas.Digest
+	var dirs [][]cas.Digest
 	var paths []string
-	for _, gone := range byFolder {
-		folders, paths = append(folders, gone), append(paths, s.folder(gone[0]))
+	for _, gone := range byDir {
+		dirs, paths = append(dirs, gone), append(paths, s.directory(gone[0]))
 	}
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	for i, err2 := range cas.SyncDirs(s.fs, paths) {
 		if err2 != nil && !errors.Is(err2, fs.ErrNotExist) {
-			err = errors.Join(err, fmt.Errorf("recipe of blob %s: %w", folders[i][0], err2))
+			err = errors.Join(err, fmt.Errorf("recipe of blob %s: %w", dirs[i][0], err2))
 			continue
 		}
-		s.releaseContainers(folders[i])
+		s.releaseContainers(dirs[i])
 	}
 	return err
 }

@@ -204,8 +204,8 @@ func TestShelfFailingAtEveryStep(t *testing.T) {
 	}
 }
 
-// The first recipe of a store is there after a power cut, in folders that were made a moment ago,
-// also where an earlier start was stopped while it made them.
+// The first recipe of a store is there after a power cut, in directories that were made a moment
+// ago, also where an earlier start was stopped while it made them.
 func TestShelfKeepsItsFirstRecipe(t *testing.T) {
 	for stopped := range 4 {
 		root := memoryDir(t)

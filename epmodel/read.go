@@ -30,7 +30,7 @@ import (
 // Read walks the ONNX model in src and reports what is in it. name stands for the file in errors. Weights and long attribute
 // values are never read, only their ranges recorded; memory is bounded by the names and tables of the model (some kilobytes
 // for most, 16 MiB at most, beyond which Read refuses), and passes the [Gate] of ctx. External data locations have been
-// checked when Read returns: relative, inside the model's folder.
+// checked when Read returns: relative, inside the model's directory.
 //
 // Bad bytes give a *FormatError; a cancelled ctx and I/O errors are returned as they are, wrapped.
 func Read(ctx context.Context, name string, src Source) (*Model, error) {

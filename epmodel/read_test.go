@@ -18,7 +18,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-func TestReadTakesEverySpellingOfAFileBelowTheFolder(t *testing.T) {
+func TestReadTakesEverySpellingOfAFileBelowTheDirectory(t *testing.T) {
 	for _, location := range []string{"a.bin", "./a.bin", "s//a.bin", "s/../a.bin",
 		"s/t/.././../a.bin", "..a.bin", `s\a.bin`} {
 		m := mustRead(t, model(msg{}.sub(5, external("w", 3, "location", location))))

@@ -265,9 +265,9 @@ const maxPath = 4096 // PATH_MAX: nothing longer can be opened
 const memoryTag = "_ORT_MEM_ADDR_"
 
 // locationProblem returns what is wrong with an external data location, "" if nothing is. Every
-// spelling of a file below the model's folder passes, because ONNX Runtime opens them all:
+// spelling of a file below the model's directory passes, because ONNX Runtime opens them all:
 // "./w.bin", "w//x", "w/../x". Separators and drive letters of Windows are refused where they could
-// leave the folder there.
+// leave the directory there.
 func locationProblem(s string) string {
 	slashed := path.Clean(strings.ReplaceAll(s, `\`, "/"))
 	switch {

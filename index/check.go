@@ -23,8 +23,8 @@ func (x *Index) Check(ctx context.Context, progress Progress) ([]Finding, error)
 		return found, err
 	}
 	builds := uint64(0)
-	for i := range x.manifests.folders {
-		more, n, err := x.checkFolder(ctx, byte(i))
+	for i := range x.manifests.dirs {
+		more, n, err := x.checkDir(ctx, byte(i))
 		if err != nil {
 			return found, err
 		}
@@ -95,12 +95,12 @@ func (x *Index) Repair(f Finding, dry bool) (action string, rebuild bool, err er
 	return "quarantine it", f.Kind != "foreign", err
 }
 
-// checkFolder lets no Publish be half done meanwhile. builds is how many it looked at.
-func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, builds uint64, err error) {
+// checkDir lets no Publish be half done meanwhile. builds is how many it looked at.
+func (x *Index) checkDir(ctx context.Context, i byte) (found []Finding, builds uint64, err error) {
 	x.manifests.changing.Lock()
 	defer x.manifests.changing.Unlock()
-	names, err := x.FS.ReadDir(x.manifests.folder(i))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a folder is made with its first manifest
+	names, err := x.FS.ReadDir(x.manifests.directory(i))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // made with its first manifest
 		return nil, 0, err
 	}
 	there := make(map[BuildID]bool)
@@ -108,7 +108,7 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 		if err := ctx.Err(); err != nil {
 			return nil, 0, err
 		}
-		path := filepath.Join(x.manifests.folder(i), name)
+		path := filepath.Join(x.manifests.directory(i), name)
 		id, err := ParseBuildID(name)
 		if err != nil || id[0] != i {
 			found = append(found, Finding{"foreign", path, "no manifest has this name"})

@@ -42,10 +42,10 @@ func (x *Index) Stage(ctx context.Context, b Build) (*Change, error) {
 	return c, c.Err
 }
 
-// Commit does some changes, durably when it returns, with one sync of each folder and one
+// Commit does some changes, durably when it returns, with one sync of each directory and one
 // transaction. The error of one does not fail the others, and after a crash some may be done.
 //
-// The commit point is the synced folder of the manifest, both ways: after a crash the build is
+// The commit point is the synced directory of the manifest, both ways: after a crash the build is
 // there or not, whatever the database says. If the database cannot take a build that is published
 // (a full disk), the manifest is taken back. A build that could not be retracted may be there or
 // not, and can be retracted again; the blobs and views of one that was may be removed. It leaves a
@@ -132,7 +132,7 @@ func (m *manifests) linkAndUnlink(list []*Change) {
 // account brings the database to what manifests say, in one transaction; where that fails, in one
 // for each change. Retracting takes of the reserve, because pages are taken before others are free.
 func (x *Index) account(list []*Change) {
-	times := make(map[byte]folderTimes)
+	times := make(map[byte]dirTimes)
 	for _, c := range list {
 		times[c.ID[0]] = x.manifests.currentTimes(c.ID[0])
 	}
@@ -162,13 +162,13 @@ func (x *Index) account(list []*Change) {
 	case list[0].publish:
 		list[0].fail(errors.Join(err, x.manifests.uncommit(list[0].ID)))
 	default:
-		x.manifests.folders[list[0].ID[0]].stale = true
+		x.manifests.dirs[list[0].ID[0]].stale = true
 		x.Log.Warn("index.db still has a retracted build; the next start drops it", "build", list[0].ID, "error", err)
 	}
 }
 
 // writeRows writes changed rows, and the times of manifest directories that the database then has.
-func (x *Index) writeRows(list []*Change, times map[byte]folderTimes) error {
+func (x *Index) writeRows(list []*Change, times map[byte]dirTimes) error {
 	return x.db.write(func(tx *bbolt.Tx) (err error) {
 		for _, c := range list {
 			if c.publish {

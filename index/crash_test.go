@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/cas/crashfs"
 )
 
-// memoryDir makes a folder in memory, if that can be: hundreds of stores are
+// memoryDir makes a directory in memory, if that can be: hundreds of stores are
 // made here, and power cuts are simulated anyway. Tests of free space use a disk.
 func memoryDir(t *testing.T) string {
 	t.Helper()
@@ -36,7 +36,7 @@ type outcome struct {
 }
 
 // operation is one call of the index on a store with the build old, or several, of
-// which the second lies in the folder of the first; new is not in it yet.
+// which the second lies in the directory of the first; new is not in it yet.
 type operation struct {
 	name  string
 	run   func(x *Index, old, new Build) error

@@ -33,7 +33,7 @@ const lockWait = time.Second
 // from the manifests.
 type database struct {
 	fs      cas.FS
-	dir     string // the state folder
+	dir     string // the state directory
 	path    string
 	reserve *reserve.Reserve
 
@@ -273,7 +273,7 @@ func (d *database) remake(why string) error {
 // make makes a database without builds. After an error there is none. It gets its name when it is
 // complete, because a crash would otherwise leave a file that the next open takes for a damaged one.
 func (d *database) make() error {
-	incomplete := d.path + ".new" // a crash leaves it to makeFolders
+	incomplete := d.path + ".new" // a crash leaves it to makeDirs
 	db, err := openBolt(incomplete)
 	if err != nil {
 		return errors.Join(err, remove(d.fs, incomplete))

@@ -218,7 +218,7 @@ func FuzzRows(f *testing.F) {
 	f.Add([]byte("use"), []byte("key"),
 		encodeUse(Usage{Last: time.Unix(1, 2), Hits: 3, SavedSeconds: 4}))
 	f.Add([]byte("meta"), []byte("space"), encodeRow(Space{1, 2, 3, 4, 5, 6}))
-	f.Add([]byte("folders"), []byte{1}, encodeRow(folderTimes{1, 2, 3}))
+	f.Add([]byte("folders"), []byte{1}, encodeRow(dirTimes{1, 2, 3}))
 	f.Fuzz(func(t *testing.T, bucket, key, value []byte) {
 		bucket = bucket[:min(len(bucket), 255)]
 		got, err := unseal(bucket, key, seal(bucket, key, value))
@@ -237,7 +237,7 @@ func FuzzRows(f *testing.F) {
 		if s := (Space{}); decodeRow(value, &s) {
 			require.Equal(t, string(value), string(encodeRow(s)))
 		}
-		if times := (folderTimes{}); decodeRow(value, &times) {
+		if times := (dirTimes{}); decodeRow(value, &times) {
 			require.Equal(t, string(value), string(encodeRow(times)))
 		}
 	})

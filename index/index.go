@@ -53,7 +53,7 @@ type Options struct {
 type Index struct {
 	Options // none of FS, Log and now is nil
 
-	dir    string // the state folder
+	dir    string // the state directory
 	opened bool   // set by Open
 
 	// Journal has the states, pins, tombstones and events of builds.
@@ -134,7 +134,7 @@ func newIndex(dir string, o Options) *Index {
 	x.rows = newWriteBehind(x.db, x.wake)
 	files := filepath.Join(dir, manifestsName)
 	x.manifests = &manifests{fs: x.FS, dir: files, incoming: filepath.Join(files, incomingName),
-		now: x.now, wake: x.wake, times: Table{rows: x.rows, bucket: bucketFolders}}
+		now: x.now, wake: x.wake, times: Table{rows: x.rows, bucket: bucketDirs}}
 	x.manifests.shards.FS, x.manifests.shards.Dir = x.FS, files
 	x.Memos = Memos{table: Table{x.rows, bucketMemo, maxMemos}, now: x.now}
 	x.Uses = Uses{table: Table{rows: x.rows, bucket: bucketUse}, latest: make(map[BuildID]Usage)}
@@ -165,7 +165,7 @@ func openOnce(dir string, o Options) (*Index, error) {
 func (x *Index) open() error {
 	_, err := os.Lstat(x.manifests.dir)
 	first := errors.Is(err, fs.ErrNotExist) // a new store: that it has no database is no loss
-	if err := x.makeFolders(); err != nil {
+	if err := x.makeDirs(); err != nil {
 		return err
 	}
 	var damage error
@@ -203,10 +203,10 @@ func (x *Index) open() error {
 	return x.Counters.load()
 }
 
-// makeFolders makes every folder that a manifest can ever need, and removes
+// makeDirs makes every directory that a manifest can ever need, and removes
 // manifests that a crash kept from getting their names.
-func (x *Index) makeFolders() error {
-	if err := cas.MakeFolder(x.FS, x.dir); err != nil {
+func (x *Index) makeDirs() error {
+	if err := cas.MakeDir(x.FS, x.dir); err != nil {
 		return err
 	}
 	if err := x.manifests.shards.Open(); err != nil {
@@ -322,7 +322,7 @@ func (x *Index) reportBroken(err *BrokenError, unmarked error) {
 	}
 }
 
-// maxProblems bounds the memory that a folder full of rubbish can take.
+// maxProblems bounds the memory that a directory full of rubbish can take.
 const maxProblems = 1000
 
 func (x *Index) report(f Finding) {

@@ -27,7 +27,7 @@ import (
 // syncing, appending, mu.
 type Journal struct {
 	fs   cas.FS
-	dir  string // the state folder
+	dir  string // the state directory
 	path string
 
 	reserve *reserve.Reserve    // space for records that must not be missing
@@ -424,8 +424,8 @@ func trimTime(t time.Time) time.Time { return fromNanos(nanos(t)) }
 
 // RewriteIfDeleted writes the journal again, from memory, if it has been deleted: otherwise the
 // marks of builds that must not be served would end with the process. With read it reads the file,
-// and does so if that is damaged, too. It reports whether that was so. The state folder has to be
-// this index's still.
+// and does so if that is damaged, too. It reports whether that was so. The state directory has to
+// be this index's still.
 func (j *Journal) RewriteIfDeleted(read bool) (restored bool, err error) {
 	j.appending.Lock()
 	defer j.appending.Unlock()

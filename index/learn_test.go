@@ -151,7 +151,7 @@ func putManifest(t *testing.T, dir string, id BuildID, file []byte) {
 func putManifests(t *testing.T, dir string, from, n int) (last Build) {
 	for i := from; i < from+n; i++ {
 		b := sampleBuild()
-		binary.BigEndian.PutUint32(b.ID[:], uint32(i)*2654435761) // all over the folders
+		binary.BigEndian.PutUint32(b.ID[:], uint32(i)*2654435761) // all over the directories
 		binary.BigEndian.PutUint32(b.RequestKey[:], uint32(i))
 		b.ID[15] = 1
 		file, err := encodeManifest(b)
@@ -199,7 +199,7 @@ func TestUnknownManifestsAreTakenIn(t *testing.T) {
 
 // Builds that were taken in are found from then on, also where a directory needs several
 // transactions.
-func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
+func TestADirectoryThatWasTakenInIsNotListedAgain(t *testing.T) {
 	dir := memoryDir(t)
 	closeSound(t, open(t, dir))
 	const n = differencesPage + 3
@@ -212,7 +212,7 @@ func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
 		putManifest(t, dir, b.ID, file)
 		last = b.ID
 	}
-	// the times of the folder have settled
+	// the times of the directory have settled
 	later := func() time.Time { return time.Now().Add(2 * timeGranularity) }
 	for _, want := range []uint64{n, n - 1} {
 		x, err := Open(dir, Options{now: later})
@@ -224,7 +224,7 @@ func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
 		fs := &listed{}
 		x, err = Open(dir, Options{FS: fs, now: later})
 		require.NoError(t, err)
-		require.Empty(t, fs.folders)
+		require.Empty(t, fs.dirs)
 		require.NoError(t, x.Close())
 		if want == n {
 			require.NoError(t, os.Remove(manifestFile(dir, last)))

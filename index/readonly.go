@@ -11,14 +11,14 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// OpenReadOnly reads the manifests and the journal in the state folder dir, and returns the builds
-// with an index that has no database. The index answers StateOf, Problems, History, Tombstones and
-// BlobBytes, remembers memos and stamps until the process ends, and fails where it needs the
-// database. It need not be closed.
+// OpenReadOnly reads the manifests and the journal in the state directory dir, and returns the
+// builds with an index that has no database. The index answers StateOf, Problems, History,
+// Tombstones and BlobBytes, remembers memos and stamps until the process ends, and fails where it
+// needs the database. It need not be closed.
 //
 // OpenReadOnly writes nothing and takes no lock, so a store on a read-only file
 // system will do. Manifests that cannot be read are left out, and in Problems. It
-// fails where there is no store, where a folder cannot be read, and, with a
+// fails where there is no store, where a directory cannot be read, and, with a
 // *NewerError, where the journal is a newer epcached's, because its marks say
 // what must not be served.
 func OpenReadOnly(ctx context.Context, dir string) (*Index, []Build, error) {
@@ -38,7 +38,7 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 	if _, err := x.FS.ReadDir(x.manifests.dir); err != nil {
 		return nil, err
 	}
-	for i := range x.manifests.folders {
+	for i := range x.manifests.dirs {
 		ids, err := x.manifests.list(byte(i))
 		if err == nil {
 			err = ctx.Err()
@@ -52,7 +52,7 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 			case err == nil:
 				builds = append(builds, b)
 				maps.Copy(x.sizes, b.DistinctBlobs())
-			case !errors.Is(err, fs.ErrNotExist): // not retracted since the folder was listed
+			case !errors.Is(err, fs.ErrNotExist): // not retracted since the directory was listed
 				x.report(findingOf(x.manifests.path(id), err))
 			}
 		}

@@ -16,23 +16,23 @@ type difference struct {
 	id           BuildID // of a build that it lacks, or has without a manifest
 	manifestGone bool
 
-	folder byte
-	done   *folderTimes // no build: the database now has what the folder had at these times
+	dir  byte
+	done *dirTimes // no build: the database now has what the directory had at these times
 }
 
-// differences compares the database with every changed folder, and reads no name in the others.
+// differences compares the database with every changed directory, and reads no name in the others.
 func (x *Index) differences() (all []difference, err error) {
-	var known [256]bool // the database has builds of the folder
-	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {
+	var known [256]bool // the database has builds of the directory
+	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]dirTimes, err error) {
 		briefs := tx.Bucket(bucketBriefs).Cursor()
 		for i := range kept {
 			first, _ := briefs.Seek([]byte{byte(i)})
 			known[i] = len(first) > 0 && first[0] == byte(i)
-			v, err := get(tx, bucketFolders, []byte{byte(i)})
+			v, err := get(tx, bucketDirs, []byte{byte(i)})
 			if err != nil {
 				return kept, err
 			}
-			if t := (folderTimes{}); decodeRow(v, &t) {
+			if t := (dirTimes{}); decodeRow(v, &t) {
 				kept[i] = t
 			}
 		}
@@ -41,7 +41,7 @@ func (x *Index) differences() (all []difference, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range x.manifests.folders {
+	for i := range x.manifests.dirs {
 		if !known[i] && !x.manifests.shards.Exists(byte(i)) {
 			continue
 		}
@@ -58,8 +58,8 @@ func (x *Index) differences() (all []difference, err error) {
 	return all, nil
 }
 
-// compare adds what the database has to learn of a folder.
-func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference, error) {
+// compare adds what the database has to learn of a directory.
+func (x *Index) compare(all []difference, i byte, now dirTimes) ([]difference, error) {
 	there, err := x.manifests.list(i)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference
 	for id := range known {
 		all = append(all, difference{id: id, manifestGone: true})
 	}
-	return append(all, difference{folder: i, done: &now}), nil
+	return append(all, difference{dir: i, done: &now}), nil
 }
 
 const (
@@ -88,16 +88,16 @@ const (
 )
 
 // applyDifferences writes differences into the database, many in one transaction, because each
-// costs a sync. A folder's times follow its builds, so that they are noted only when the database
-// has all of them.
+// costs a sync. A directory's times follow its builds, so that they are noted only when the
+// database has all of them.
 func (x *Index) applyDifferences(all []difference) error {
 	done, builds, lastReport := 0, 0, x.now()
 	for part := range slices.Chunk(all, differencesPage) {
 		var list []*Change
-		times := make(map[byte]folderTimes)
+		times := make(map[byte]dirTimes)
 		for _, d := range part {
 			if d.done != nil {
-				times[d.folder] = *d.done
+				times[d.dir] = *d.done
 			} else if d.manifestGone {
 				list = append(list, &Change{ID: d.id})
 			} else if b, ok := x.loadManifest(d.id); ok {
@@ -124,8 +124,8 @@ func (x *Index) applyDifferences(all []difference) error {
 // newer epcached, or the disk does not give them), there are builds that Needs
 // does not know of, and no blob may be removed because no known build needs it.
 func (x *Index) Complete() bool {
-	for i := range x.manifests.folders {
-		if x.manifests.folders[i].unread.Load() {
+	for i := range x.manifests.dirs {
+		if x.manifests.dirs[i].unread.Load() {
 			return false
 		}
 	}
@@ -136,20 +136,20 @@ func (x *Index) Complete() bool {
 // be read never takes the others down: it is reported, and moved away if it is damaged.
 func (x *Index) loadManifest(id BuildID) (Build, bool) {
 	b, err := x.manifests.read(id)
-	if err == nil || errors.Is(err, fs.ErrNotExist) { // retracted since the folder was listed
+	if err == nil || errors.Is(err, fs.ErrNotExist) { // retracted since the directory was listed
 		return b, err == nil
 	}
 	path := x.manifests.path(id)
 	x.report(findingOf(path, err))
 	if errors.As(err, new(*DamageError)) {
 		err := cas.SetAside(x.FS, x.dir, path, err.Error())
-		if err = errors.Join(err, x.FS.SyncDir(x.manifests.folder(id[0]))); err == nil {
+		if err = errors.Join(err, x.FS.SyncDir(x.manifests.directory(id[0]))); err == nil {
 			x.noteLost(id)
 			return Build{}, false
 		}
 		x.report(Finding{"damaged", path, "it cannot be moved to quarantine: " + err.Error()})
 	}
-	x.manifests.folders[id[0]].unread.Store(true)
+	x.manifests.dirs[id[0]].unread.Store(true)
 	return Build{}, false
 }
 

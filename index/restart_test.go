@@ -586,20 +586,20 @@ func TestAnUnknownManifestIsTakenIn(t *testing.T) {
 	closeSound(t, x)
 }
 
-// TestQuietFoldersAreNotListed: a start must not depend on the number of builds.
-func TestQuietFoldersAreNotListed(t *testing.T) {
+// TestQuietDirectoriesAreNotListed: a start must not depend on the number of builds.
+func TestQuietDirectoriesAreNotListed(t *testing.T) {
 	dir := memoryDir(t)
 	var later atomic.Int64
 	x, err := Open(dir,
 		Options{now: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
 	require.NoError(t, err)
 	b := publish(t, x)
-	later.Store(int64(2 * timeGranularity)) // the times of the folders have settled
+	later.Store(int64(2 * timeGranularity)) // the times of the directories have settled
 	require.NoError(t, x.Close())
 	fs := &listed{}
 	x, err = Open(dir, Options{FS: fs})
 	require.NoError(t, err)
-	require.Empty(t, fs.folders)
+	require.Empty(t, fs.dirs)
 	_, err = x.Get(b.ID)
 	require.NoError(t, err)
 	require.NoError(t, x.Close())
@@ -607,12 +607,12 @@ func TestQuietFoldersAreNotListed(t *testing.T) {
 
 type listed struct {
 	cas.OS
-	folders []string
+	dirs []string
 }
 
 func (l *listed) ReadDir(path string) ([]string, error) {
 	if base := filepath.Base(path); len(base) == 2 {
-		l.folders = append(l.folders, base)
+		l.dirs = append(l.dirs, base)
 	}
 	return l.OS.ReadDir(path)
 }

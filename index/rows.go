@@ -28,7 +28,7 @@ var (
 	bucketBlobs    = []byte("blobs")    // Digest 32, BuildID 16 -> size i64, bytes on disk i64: the same in all rows of a blob
 	bucketBriefs   = []byte("briefs")   // BuildID 16 -> encodeBrief
 	bucketUsers    = []byte("users")    // user id u32 -> UserSpace
-	bucketFolders  = []byte("folders")  // first byte of BuildID -> folderTimes
+	bucketDirs     = []byte("folders")  // first byte of BuildID -> dirTimes
 	bucketStamps   = []byte("stamps")   // Digest 32 -> encodeStamp
 	bucketMemo     = []byte("memo")     // key as given -> saved at, seconds i64; value as given
 	bucketUse      = []byte("use")      // BuildID 16 -> encodeUse
@@ -42,7 +42,7 @@ var (
 	bucketWanted   = []byte("wanted")   // job's id -> as given
 )
 
-var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs, bucketBriefs, bucketUsers, bucketFolders,
+var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs, bucketBriefs, bucketUsers, bucketDirs,
 	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures, bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
 
 const sealSize = 16

@@ -210,7 +210,7 @@ type Space struct {
 // Finding is one thing that Check did not find as it should be.
 type Finding struct {
 	Kind   string // "damaged", "newer", "missing", "leftover", "foreign"
-	Object string // a path below the state folder, or a build id
+	Object string // a path below the state directory, or a build id
 	Detail string
 }
 

@@ -19,43 +19,43 @@ import (
 
 // openForms opens what keeps blobs whole, packed and unpacked.
 func (st *Store) openForms() error {
-	folder, apart := st.path("unpacked"), false
+	dir, apart := st.path("unpacked"), false
 	if st.options.UnpackedDir != "" {
 		var err error
-		if folder, apart, err = st.unpackElsewhere(); err != nil {
+		if dir, apart, err = st.unpackElsewhere(); err != nil {
 			return fmt.Errorf("unpacked_dir %q: %w", st.options.UnpackedDir, err)
 		}
 	}
 	var err error
-	st.forms, err = packing.Open(packing.Options{Dir: st.dir, Copies: folder, Apart: apart, Whole: st.cas, FS: st.options.FS, Memory: st.index,
+	st.forms, err = packing.Open(packing.Options{Dir: st.dir, Copies: dir, Apart: apart, Whole: st.cas, FS: st.options.FS, Memory: st.index,
 		Sketches: st.index.Sketches, Shares: st.index.Shares, Changed: st.packer.EnqueueChanged, Owner: blobOwner{st}, Log: st.log})
 	return err
 }
 
 // unpackElsewhere makes a directory of our own in the configured one, which others may share.
-func (st *Store) unpackElsewhere() (folder string, apart bool, err error) {
+func (st *Store) unpackElsewhere() (dir string, apart bool, err error) {
 	own := blake3.Sum256([]byte(st.dir))
-	folder = filepath.Join(st.options.UnpackedDir, "epcached-"+hex.EncodeToString(own[:8]))
+	dir = filepath.Join(st.options.UnpackedDir, "epcached-"+hex.EncodeToString(own[:8]))
 	mode := os.FileMode(0o700)
 	if st.options.PathAccess {
 		mode = 0o711
 	}
-	if err := os.Mkdir(folder, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", false, err
 	}
-	info, err := os.Lstat(folder)
+	info, err := os.Lstat(dir)
 	if err != nil {
 		return "", false, err
 	}
 	if !info.IsDir() || cas.Owner(info) != st.uid {
 		return "", false, fmt.Errorf("%s: not a directory of user "+
-			"%d", folder, st.uid) // another user could change what is read from it
+			"%d", dir, st.uid) // another user could change what is read from it
 	}
-	if err := os.Chmod(folder, mode); err != nil {
+	if err := os.Chmod(dir, mode); err != nil {
 		return "", false, err
 	}
-	apart, err = otherFileSystem(st.dir, folder)
-	return folder, apart, err
+	apart, err = otherFileSystem(st.dir, dir)
+	return dir, apart, err
 }
 
 // blobOwner is the store as package packing knows it: it implements packing.Owner.
@@ -124,8 +124,8 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release fu
 func (o blobOwner) CountTransient(disk int64) (done func()) { return o.st.ledger.countTransient(disk) }
 
 // Fits implements packing.Owner.
-func (o blobOwner) Fits(folder, what string, size, instead int64) error {
-	free, err := cas.FreeBytes(folder)
+func (o blobOwner) Fits(dir, what string, size, instead int64) error {
+	free, err := cas.FreeBytes(dir)
 	if err != nil {
 		return err
 	}

@@ -14,10 +14,10 @@ import (
 // publishOne publishes a build of random bytes.
 func publishOne(t *testing.T, st *Store) *index.Build {
 	t.Helper()
-	b, folder := stageBuild(t, st)
+	b, dir := stageBuild(t, st)
 	hold := st.Blobs().Hold()
 	defer st.Forms().Release(hold)
-	require.NoError(t, st.Publish(t.Context(), Publication{Build: b, Folder: folder, Kind: "test"}, hold))
+	require.NoError(t, st.Publish(t.Context(), Publication{Build: b, Dir: dir, Kind: "test"}, hold))
 	return b
 }
 
@@ -26,8 +26,8 @@ func publishOne(t *testing.T, st *Store) *index.Build {
 func TestChangesOfOneBatchAreEachByThemselves(t *testing.T) {
 	st := openBench(t)
 	kept, gone := publishOne(t, st), publishOne(t, st)
-	staged, folder := stageBuild(t, st)
-	_ = folder
+	staged, dir := stageBuild(t, st)
+	_ = dir
 	staged.ID = index.BuildID{1} // its blobs are not looked at
 	for i := range staged.Files {
 		staged.Files[i].Size = 1

@@ -22,7 +22,7 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 		return why
 	}
 	var found []packing.Damage
-	if packing.IsMissingOrDamaged(cause) { // of a blob, or of the view's folders, which say nothing of the build
+	if packing.IsMissingOrDamaged(cause) { // of a blob, or of the view's directories, which say nothing of the build
 		found = st.damagedBlobs(ctx, b)
 	}
 	if len(found) == 0 && (!errors.Is(cause, cas.ErrNotFound) || st.nothingMissing(ctx, b)) {

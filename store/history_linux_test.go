@@ -145,7 +145,7 @@ func (l *lateTombstones) Sync(f *os.File) error {
 // the builds that need them.
 type lateRemovals struct {
 	cas.FS
-	removed atomic.Bool // a manifest, by the last change of their folders
+	removed atomic.Bool // a manifest, by the last change of their directories
 }
 
 func (l *lateRemovals) Remove(path string) error {
@@ -558,7 +558,7 @@ func (h *history) publishLike(random *rand.Rand, anew bool) error {
 // store1 publishes a build with these files, in the place of the build old if that is not nil.
 func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 	ctx := context.Background()
-	folder, remove, err := h.store.Stage("history-")
+	dir, remove, err := h.store.Stage("history-")
 	if err != nil {
 		return err
 	}
@@ -586,7 +586,7 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 	var sizes []int64
 	for i, content := range files {
 		file := fmt.Sprintf("file%d", i)
-		if err := h.write(filepath.Join(folder, file), content); err != nil {
+		if err := h.write(filepath.Join(dir, file), content); err != nil {
 			return err
 		}
 		h.coming[name] = append(h.coming[name], cas.SumBytes(content))
@@ -598,7 +598,7 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 		return err
 	}
 	hold := h.store.Blobs().Hold()
-	err = h.store.Publish(ctx, store.Publication{Build: b, Folder: folder, UID: b.UID, Reservation: room, Kind: "compiled"}, hold)
+	err = h.store.Publish(ctx, store.Publication{Build: b, Dir: dir, UID: b.UID, Reservation: room, Kind: "compiled"}, hold)
 	hold.Release()
 	room.Release()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // Publication is a build before it is stored.
 type Publication struct {
 	Build       *index.Build
-	Folder      string                // that its files are in
+	Dir         string                // that its files are in
 	Hashed      map[string]cas.Hashed // of these, as far as that is done
 	UID         uint32                // of the user that asked for it
 	Reservation *Reservation
@@ -35,7 +35,7 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	for i := range b.Files {
 		f := &b.Files[i]
 		var err error
-		path := filepath.Join(m.Folder, filepath.FromSlash(f.Name))
+		path := filepath.Join(m.Dir, filepath.FromSlash(f.Name))
 		if f.Digest, f.Size, err = hold.AdoptHashed(ctx, path, m.Hashed[f.Name]); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}

@@ -28,7 +28,7 @@ func openBench(b testing.TB) *Store {
 
 // stageBuild makes the files of a build, which has 64 KiB.
 func stageBuild(b testing.TB, st *Store) (*index.Build, string) {
-	folder, remove, err := st.Stage("bench-")
+	dir, remove, err := st.Stage("bench-")
 	require.NoError(b, err)
 	b.Cleanup(remove)
 	build := &index.Build{Scope: "shared", UID: 1000, ModelName: "m", Graph: "g.onnx", Created: time.Now(), LoadCheck: "passed"}
@@ -37,10 +37,10 @@ func stageBuild(b testing.TB, st *Store) (*index.Build, string) {
 	for name, n := range map[string]int{"g.onnx": 2000, "g.bin": 64 << 10} {
 		content := make([]byte, n)
 		_, _ = rand.Read(content)
-		require.NoError(b, os.WriteFile(filepath.Join(folder, name), content, 0o600))
+		require.NoError(b, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 		build.Files = append(build.Files, index.File{Name: name})
 	}
-	return build, folder
+	return build, dir
 }
 
 // BenchmarkPublish has several publish at the same time, from staged files to the acknowledgement.
@@ -49,12 +49,12 @@ func BenchmarkPublish(b *testing.B) {
 		b.Run(fmt.Sprint(at), func(b *testing.B) {
 			st := openBench(b)
 			type staged struct {
-				build  *index.Build
-				folder string
+				build *index.Build
+				dir   string
 			}
 			list := make([]staged, b.N)
 			for i := range list {
-				list[i].build, list[i].folder = stageBuild(b, st)
+				list[i].build, list[i].dir = stageBuild(b, st)
 			}
 			var next atomic.Int64
 			var all sync.WaitGroup
@@ -63,7 +63,7 @@ func BenchmarkPublish(b *testing.B) {
 				all.Go(func() {
 					for i := next.Add(1) - 1; i < int64(b.N); i = next.Add(1) - 1 {
 						hold := st.Blobs().Hold()
-						if err := st.Publish(b.Context(), Publication{Build: list[i].build, Folder: list[i].folder, Kind: "test"}, hold); err != nil {
+						if err := st.Publish(b.Context(), Publication{Build: list[i].build, Dir: list[i].dir, Kind: "test"}, hold); err != nil {
 							b.Error(err)
 						}
 						st.Forms().Release(hold)

@@ -15,12 +15,12 @@ import (
 // path. Nothing is mended in place: the caller closes and reopens the cache, which makes the
 // missing parts and rebuilds the index.
 
-// permanentFolders are directories that a running store never makes. Others are made when needed.
-var permanentFolders = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
+// permanentDirs are directories that a running store never makes. Others are made when needed.
+var permanentDirs = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
 
-// ReopenNeeded tells once why the store has to be closed and opened again: what of the state folder
-// is gone, or is not this store's any more, within seconds, after which the store serves and keeps
-// nothing; or that the index is to be made again.
+// ReopenNeeded tells once why the store has to be closed and opened again: what of the state
+// directory is gone, or is not this store's any more, within seconds, after which the store serves
+// and keeps nothing; or that the index is to be made again.
 func (st *Store) ReopenNeeded() <-chan string { return st.reopenNeeded }
 
 // IndexDiscarded is what ReopenNeeded sends when the index is to be made again.
@@ -71,7 +71,7 @@ func (st *Store) MissingPart() string {
 	if _, err := os.Stat(st.dir); errors.Is(err, fs.ErrNotExist) {
 		return "the directory no longer exists"
 	}
-	for _, name := range permanentFolders {
+	for _, name := range permanentDirs {
 		if _, err := os.Stat(st.path(name)); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Sprintf("%s no longer exists", name)
 		}

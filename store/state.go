@@ -80,7 +80,7 @@ func checkFileOwnership(path string, info fs.FileInfo) error {
 	return e
 }
 
-// makeLayout makes the folders and notes that every state directory has.
+// makeLayout makes the directories and notes that every state directory has.
 func makeLayout(dir string) error {
 	if err := checkOwnership(dir); err != nil {
 		return err

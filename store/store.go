@@ -206,17 +206,17 @@ func (st *Store) path(name ...string) string {
 }
 
 // Stage makes a directory for work in progress. remove may be called in any case.
-func (st *Store) Stage(prefix string) (folder string, remove func(), err error) {
+func (st *Store) Stage(prefix string) (dir string, remove func(), err error) {
 	remove = func() {}
 	if err := os.MkdirAll(st.path("staging"), 0o700); err != nil { // it may have been deleted
 		return "", remove, err
 	}
-	if folder, err = os.MkdirTemp(st.path("staging"), prefix); err != nil {
+	if dir, err = os.MkdirTemp(st.path("staging"), prefix); err != nil {
 		return "", remove, err
 	}
-	return folder, func() {
-		if err := os.RemoveAll(folder); err != nil {
-			st.log.Warn("cannot remove a staging directory", "path", folder, "error", err)
+	return dir, func() {
+		if err := os.RemoveAll(dir); err != nil {
+			st.log.Warn("cannot remove a staging directory", "path", dir, "error", err)
 		}
 	}, nil
 }

@@ -77,13 +77,13 @@ func TestSmallPublicationsShareASurvey(t *testing.T) {
 
 // publishInRoom publishes a build as a job does, in reserved space, without a waiting request.
 func publishInRoom(t testing.TB, st *Store, sizes ...int64) {
-	b, folder := stageBuild(t, st)
+	b, dir := stageBuild(t, st)
 	room, err := st.Reserve(t.Context(), b.UID, true, sizes...)
 	if !assert.NoError(t, err) {
 		return
 	}
 	hold := st.Blobs().Hold()
 	defer st.Forms().Release(hold)
-	assert.NoError(t, st.Publish(t.Context(), Publication{Build: b, Folder: folder, Kind: "test", Reservation: room}, hold))
+	assert.NoError(t, st.Publish(t.Context(), Publication{Build: b, Dir: dir, Kind: "test", Reservation: room}, hold))
 	st.ExpectTakers(b.ID, 0)
 }

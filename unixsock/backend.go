@@ -43,7 +43,7 @@ type Backend interface {
 	// are as for Acquire.
 	Import(ctx context.Context, peer Peer, request *wire.Import, fds []*os.File, progress func(*wire.Progress)) (*wire.ImportReply, error)
 
-	// Export returns what is known of a build, and its view's folder, as Acquire does.
+	// Export returns what is known of a build, and its view's directory, as Acquire does.
 	Export(ctx context.Context, peer Peer, request *wire.Export) (*wire.ExportReply, *os.File, error)
 
 	// Ask answers every other request with its reply, which has to fit into a frame; nil is for a message that
@@ -64,7 +64,7 @@ type Backend interface {
 // Answer is the build of Backend.Acquire or Backend.Put.
 type Answer struct {
 	Reply *wire.AcquireReply // without the descriptor's index, which the server fills in
-	View  *os.File           // the view's folder: sent as descriptor 0, then closed by the server; nil if there is none
+	View  *os.File           // the view's directory: sent as descriptor 0, then closed by the server; nil if there is none
 }
 
 // NeedError is returned by Backend.Acquire for a model that refers to external data which did not come along.

@@ -29,7 +29,7 @@ type standIn struct {
 		progress func(*wire.Progress)) (*wire.JobsReply, error)
 
 	subscribe  func(ctx context.Context, send func(*wire.Event) error) error
-	folder     string // of the view
+	dir        string // of the view
 	calls      atomic.Int64
 	subscribed atomic.Int64
 }
@@ -46,7 +46,7 @@ func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, fds [
 }
 
 func (b *standIn) hit() (Answer, error) {
-	view, err := os.Open(b.folder)
+	view, err := os.Open(b.dir)
 	return Answer{Reply: &wire.AcquireReply{Outcome: "hit", Build: "b", Graph: "id/x_ctx.onnx"},
 		View: view}, err
 }
@@ -251,7 +251,7 @@ func serve(t testing.TB, backend *standIn, own limits, prepare ...func(*Server))
 	dir, err := os.MkdirTemp("", "us") // t.TempDir is too long for a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	backend.folder = dir
+	backend.dir = dir
 	s := &served{Server: &Server{Backend: backend, limits: orDefault(own), Name: "epcached test"},
 		path: filepath.Join(dir, "s"), backend: backend}
 	for _, change := range prepare {

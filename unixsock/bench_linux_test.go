@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkHit asks for a build that is there, with a backend that only opens the view's folder,
+// BenchmarkHit asks for a build that is there, with a backend that only opens the view's directory,
 // next to the least that a round trip with one descriptor each way can cost in Go. It reports the
 // medians and their ratio.
 func BenchmarkHit(b *testing.B) {

@@ -119,7 +119,7 @@ type External func(member int, location string) (*os.File, error)
 
 // Acquire asks for a build. The request's fields "fd" are indices into fds, which stay the caller's. External data that the
 // daemon asks for is opened by external (nil if there can be none), and closed here. Progress may be nil; it is called on
-// this goroutine. The file, nil if the answer has none, is the view's folder: the caller's, and the lease.
+// this goroutine. The file, nil if the answer has none, is the view's directory: the caller's, and the lease.
 func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File, external External, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
 	all := slices.Clip(fds)
 	defer func() { closeFiles(all[len(fds):]) }()
@@ -168,7 +168,7 @@ func (c *Client) Import(ctx context.Context, request *wire.Import, fds []*os.Fil
 	return nil, unexpected(answer.envelope)
 }
 
-// Export asks for a build to take it away. The file is the view's folder: the caller's, and the
+// Export asks for a build to take it away. The file is the view's directory: the caller's, and the
 // lease.
 func (c *Client) Export(ctx context.Context, build string) (*wire.ExportReply, *os.File, error) {
 	answer, err := c.ask(ctx, &wire.Export{Build: build}, nil, nil)

@@ -86,9 +86,9 @@ func TestDescriptorsAreNotPolled(t *testing.T) {
 
 func TestRefusedDescriptorIsNamed(t *testing.T) {
 	c := dial(t, serve(t, &standIn{}, limits{}))
-	folder, err := os.Open(t.TempDir())
+	dir, err := os.Open(t.TempDir())
 	require.NoError(t, err)
-	defer folder.Close()
+	defer dir.Close()
 	cases := map[string]func(a *wire.Acquire, fd uint32){
 		`model "model.onnx"`: func(a *wire.Acquire, fd uint32) { a.Model.Fd = fd },
 		`external data "sub/w.bin"`: func(a *wire.Acquire, fd uint32) {
@@ -112,7 +112,7 @@ func TestRefusedDescriptorIsNamed(t *testing.T) {
 			"far beyond": 1<<32 - 1} {
 			a := acquireModel()
 			name(a, fd)
-			_, _, err := c.Acquire(background(t), a, []*os.File{modelFile(t), folder}, nil, nil)
+			_, _, err := c.Acquire(background(t), a, []*os.File{modelFile(t), dir}, nil, nil)
 			require.ErrorIs(t, err, ErrBadRequest, what)
 			require.ErrorContains(t, err, says)
 		}

@@ -43,11 +43,11 @@ func listen(path string, mode os.FileMode) (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("the path has %d bytes, a socket's may have %d", len(path), maxSocketPath)
 	}
-	folderMode := os.FileMode(0o700)
+	dirMode := os.FileMode(0o700)
 	if os.Geteuid() == 0 {
-		folderMode = 0o755
+		dirMode = 0o755
 	}
-	if err := os.MkdirAll(filepath.Dir(path), folderMode); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), dirMode); err != nil {
 		return nil, err
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
@@ -150,11 +150,11 @@ func (l *listener) Close() error {
 	return errors.Join(l.UnixListener.Close(), removeErr)
 }
 
-// MakePrivateFolder creates a directory for this user alone, with its parents, or refuses an
+// MakePrivateDir creates a directory for this user alone, with its parents, or refuses an
 // existing one that other users may change: a client loads what the daemon behind the socket gives
-// it, and the directory's owner may put another daemon there. MakePrivateFolder creates nothing
+// it, and the directory's owner may put another daemon there. MakePrivateDir creates nothing
 // inside another user's directory, as it would with sudo, which keeps HOME.
-func MakePrivateFolder(dir string) error {
+func MakePrivateDir(dir string) error {
 	switch info, err := os.Stat(dir); {
 	case err == nil:
 		return checkPrivate(dir, info)

@@ -31,13 +31,13 @@ func TestListenModes(t *testing.T) {
 		info, err := os.Stat(path)
 		require.NoError(t, err)
 		require.Equal(t, fs.ModeSocket|mode, info.Mode())
-		folder, err := os.Stat(filepath.Dir(path))
+		dir, err := os.Stat(filepath.Dir(path))
 		require.NoError(t, err)
 		want := fs.FileMode(0o700)
 		if os.Geteuid() == 0 {
 			want = 0o755
 		}
-		require.Equal(t, want, folder.Mode().Perm())
+		require.Equal(t, want, dir.Mode().Perm())
 		require.NoError(t, l.Close())
 		require.NoFileExists(t, path)
 	}
@@ -274,7 +274,7 @@ func TestDefaultSocket(t *testing.T) {
 }
 
 // With sudo HOME is another user's, and so may be the daemon there.
-func TestForeignFoldersAreNotOurs(t *testing.T) {
+func TestForeignDirectoriesAreNotOurs(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can give a folder away")
 	}
@@ -283,14 +283,14 @@ func TestForeignFoldersAreNotOurs(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", "/nowhere")
 	t.Setenv(SocketVariable, "")
 	ours := filepath.Join(dir, "epcached")
-	require.NoError(t, MakePrivateFolder(ours))
+	require.NoError(t, MakePrivateDir(ours))
 	require.Contains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
 	require.NoError(t, os.Chmod(ours, 0o770))
-	require.ErrorContains(t, MakePrivateFolder(ours), "other users may write")
+	require.ErrorContains(t, MakePrivateDir(ours), "other users may write")
 	require.NoError(t, os.Chown(ours, 4711, 4711))
 	require.NotContains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
-	require.ErrorContains(t, MakePrivateFolder(ours), "owned by user 4711")
-	require.ErrorContains(t, MakePrivateFolder(filepath.Join(ours, "state", "epcached")),
+	require.ErrorContains(t, MakePrivateDir(ours), "owned by user 4711")
+	require.ErrorContains(t, MakePrivateDir(filepath.Join(ours, "state", "epcached")),
 		"so no socket of user")
 	require.NoDirExists(t, filepath.Join(ours, "state"))
 }

@@ -47,7 +47,7 @@ func TestPutGivesFilesAndTheView(t *testing.T) {
 	defer view.Close()
 	require.Equal(t, "b", reply.GetBuild())
 	require.Equal(t, []string{"checking"}, seen)
-	want, err := os.Stat(s.backend.folder)
+	want, err := os.Stat(s.backend.dir)
 	require.NoError(t, err)
 	got, err := view.Stat()
 	require.NoError(t, err)
@@ -86,9 +86,9 @@ func TestPutWithManyDescriptors(t *testing.T) {
 }
 
 func TestPutThatIsRefused(t *testing.T) {
-	folder, err := os.Open(t.TempDir())
+	dir, err := os.Open(t.TempDir())
 	require.NoError(t, err)
-	defer folder.Close()
+	defer dir.Close()
 	cases := map[string]struct {
 		put   *wire.Put
 		files []*os.File
@@ -100,8 +100,8 @@ func TestPutThatIsRefused(t *testing.T) {
 			{Name: "x.bin", Fd: 1<<32 - 1}}}, []*os.File{modelFile(t)},
 			`put: file "x.bin" is descriptor 4294967295 of 1`},
 		"a folder": {&wire.Put{Files: []*wire.PutFile{{Name: "g"}, {Name: "x.bin", Fd: 1}}},
-			[]*os.File{modelFile(t), folder}, `put: descriptor of file "x.bin" is a directory`},
-		"not named": {putModel(), []*os.File{modelFile(t), folder},
+			[]*os.File{modelFile(t), dir}, `put: descriptor of file "x.bin" is a directory`},
+		"not named": {putModel(), []*os.File{modelFile(t), dir},
 			"put: descriptor 1 is a directory"},
 		"too many graphs": {&wire.Put{Files: putModel().GetFiles(), Graphs: 2},
 			[]*os.File{modelFile(t)}, "put: 2 graphs among 1 files"},

@@ -33,7 +33,7 @@ func TestAcquireGivesTheView(t *testing.T) {
 	require.NoError(t, err)
 	defer view.Close()
 	require.Equal(t, "hit", reply.GetOutcome())
-	want, err := os.Stat(s.backend.folder)
+	want, err := os.Stat(s.backend.dir)
 	require.NoError(t, err)
 	got, err := view.Stat()
 	require.NoError(t, err)
@@ -559,7 +559,7 @@ func TestActivatedListener(t *testing.T) {
 	l, err := net.FileListener(passed)
 	require.NoError(t, err)
 	require.NoError(t, passed.Close())
-	s := &Server{Backend: &standIn{folder: dir}}
+	s := &Server{Backend: &standIn{dir: dir}}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(ctx, l) }()

@@ -27,8 +27,8 @@ func DefaultSocket() []string {
 	return append(paths, SystemSocket)
 }
 
-// UserSockets lists where the user's own daemon may listen: in the runtime folder, then in the state folder. A client looks at both, for a
-// daemon that was started from a desktop has a runtime folder, and a job of cron that asks it has none.
+// UserSockets lists where the user's own daemon may listen: in the runtime directory, then in the state directory. A client looks at both, for a
+// daemon that was started from a desktop has a runtime directory, and a job of cron that asks it has none.
 func UserSockets() []string {
 	var paths []string
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
@@ -42,13 +42,13 @@ func UserSockets() []string {
 
 const socketName = "epcached.sock"
 
-// UserSocket is where the user's own daemon listens: in the runtime folder, else in the state folder; empty if the
+// UserSocket is where the user's own daemon listens: in the runtime directory, else in the state directory; empty if the
 // user has neither.
 func UserSocket() string {
 	return firstOf(UserSockets())
 }
 
-// UserState is the state folder of the user's own daemon; empty for a user without a home.
+// UserState is the state directory of the user's own daemon; empty for a user without a home.
 func UserState() string {
 	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "epcached")

@@ -97,7 +97,7 @@ type conversion struct {
 	*request.Attempt // of the first request; its files are not touched
 	from             *index.Build
 	scope            string // "" to keep nothing
-	folder           string
+	dir              string
 }
 
 // ConvertOnce converts the build into the attempt's form, once for all requests for it.
@@ -134,7 +134,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	room, noRoom := v.bd.Store.Reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
 	defer room.Release() // after the directory is removed
 	var remove func()
-	if v.folder, remove, err = v.bd.Store.Stage("convert-"); err != nil {
+	if v.dir, remove, err = v.bd.Store.Stage("convert-"); err != nil {
 		return nil, err
 	}
 	defer remove()
@@ -143,7 +143,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	}
 	view, _, _ := strings.Cut(source.Graph, "/")
 	form := Form{Of: v.from, Embed: v.Plan.Canonical.Embed, Graph: v.Plan.OutputName(),
-		MaxGraph: v.bd.MaxGraph, Folder: v.folder}
+		MaxGraph: v.bd.MaxGraph, Dir: v.dir}
 	files, err := form.Write(ctx, filepath.Join(source.Path, view))
 	if err != nil {
 		return nil, err
@@ -153,23 +153,23 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		return nil, err
 	}
 	if v.scope == "" {
-		return v.bd.createUnkeptView(b, v.folder)
+		return v.bd.createUnkeptView(b, v.dir)
 	}
 	if noRoom != nil {
-		return v.bd.serveUnkept(b, v.folder, noRoom)
+		return v.bd.serveUnkept(b, v.dir, noRoom)
 	}
 	hold := v.bd.Store.Blobs().Hold()
 	defer v.bd.Store.Forms().Release(hold) // after what is served all the same has its links
 	if b.Source.Kind == index.SourceCopy && !allKept(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
-	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID,
+	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Dir: v.dir, UID: v.Peer.UID,
 		Reservation: room, Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"}, hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, err
 	case err != nil:
-		return v.bd.serveUnkept(b, v.folder, err)
+		return v.bd.serveUnkept(b, v.dir, err)
 	}
 	return &jobs.Result{Build: b}, nil
 }
@@ -200,14 +200,14 @@ func (v *conversion) earlierResult() (*index.Build, error) {
 // check validates the files, loads them in a process of their own, and returns the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
 	graph := v.Plan.OutputName()
-	models, _, err := ReadOutput(ctx, v.folder, compilers.Result{Graph: graph, Files: files})
+	models, _, err := ReadOutput(ctx, v.dir, compilers.Result{Graph: graph, Files: files})
 	if err != nil {
 		return nil, err
 	}
 	b := v.record(models[0], files)
 	level := request.LoadLevel(v.Plan.Canonical.GraphOptimizationLevel)
 	job := v.Plan.JudgeTarget("", v.Content).
-		CheckJob(filepath.Join(v.folder, graph), cmp.Or(v.from.GraphOptimizationLevel, level))
+		CheckJob(filepath.Join(v.dir, graph), cmp.Or(v.from.GraphOptimizationLevel, level))
 	checked, err := runtimes.RunUnreplaced(v.Content, func() (compilers.CheckResult, error) {
 		return v.bd.Compiler.Check(ctx, job)
 	})
@@ -256,12 +256,12 @@ type Form struct {
 	Embed    bool
 	Graph    string // its name
 	MaxGraph int64  // bytes of a graph with its context
-	Folder   string // to write to
+	Dir      string // to write to
 }
 
-// Write makes the files from those in the folder, and returns their names, the graph first.
+// Write makes the files from those in the directory, and returns their names, the graph first.
 func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
-	in := openFiles{folder: from}
+	in := openFiles{dir: from}
 	defer in.Close()
 	graph, err := in.source(v.Of.Graph)
 	if err != nil {
@@ -279,7 +279,7 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := workspace.CheckSpace(v.Folder, in.Open); err != nil {
+	if err := workspace.CheckSpace(v.Dir, in.Open); err != nil {
 		return nil, err
 	}
 	files := []string{v.Graph}
@@ -337,7 +337,7 @@ func (v *Form) copyRest(m *epmodel.Model, from string) ([]string, error) {
 }
 
 func (v *Form) path(name string) string {
-	return filepath.Join(v.Folder, filepath.FromSlash(name))
+	return filepath.Join(v.Dir, filepath.FromSlash(name))
 }
 
 func (v *Form) writeFile(name string, write func(io.Writer) error) error {
@@ -354,14 +354,14 @@ func (v *Form) writeFile(name string, write func(io.Writer) error) error {
 // openFiles are files of a view, open for reading.
 type openFiles struct {
 	workspace.OpenFiles
-	folder string
+	dir string
 }
 
 func (o *openFiles) source(name string) (epmodel.Source, error) {
 	if name == "" || !filepath.IsLocal(filepath.FromSlash(name)) || strings.ContainsRune(name, 0) {
 		return nil, fmt.Errorf("%q is not the name of a file of a build", name)
 	}
-	return o.OpenFiles.Source(filepath.Join(o.folder, filepath.FromSlash(name)))
+	return o.OpenFiles.Source(filepath.Join(o.dir, filepath.FromSlash(name)))
 }
 
 // copyAll copies in large pieces, and ends with its context.

@@ -60,7 +60,7 @@ func (j *Job) startEarlyWorkers(ctx context.Context, spec compilers.Job, o *work
 			if ctx.Err() != nil {
 				return compilers.CheckResult{}, ctx.Err()
 			}
-			return j.loadGraphs(ctx, spec.Folder, compilers.Result{Graph: spec.Output},
+			return j.loadGraphs(ctx, spec.Dir, compilers.Result{Graph: spec.Output},
 				spec.SessionOptions, e.compiled)
 		})
 		go e.loading()
@@ -94,10 +94,10 @@ func (e *earlyWorkers) compile(ctx context.Context, spec compilers.Job) (compile
 }
 
 // load continues when the graphs are there.
-func (e *earlyWorkers) load(ctx context.Context, folder string, result compilers.Result,
+func (e *earlyWorkers) load(ctx context.Context, dir string, result compilers.Result,
 	options map[string]string) (compilers.CheckResult, error) {
 	if e.loading == nil {
-		return e.j.loadGraphs(ctx, folder, result, options, nil)
+		return e.j.loadGraphs(ctx, dir, result, options, nil)
 	}
 	e.reportPhase()
 	loaded, err := e.loading()
@@ -106,7 +106,7 @@ func (e *earlyWorkers) load(ctx context.Context, folder string, result compilers
 	}
 	// The early load may have met half-written files, or a device busy with the compile.
 	e.loadsAhead.Store(false)
-	return e.j.loadGraphs(ctx, folder, result, options, nil)
+	return e.j.loadGraphs(ctx, dir, result, options, nil)
 }
 
 // maxLoadAhead is the size of an artefact, in bytes, that is loaded while the worker that compiled

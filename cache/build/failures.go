@@ -68,7 +68,7 @@ func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	if j.workerDied = true; spec.ModelFile != nil {
 		return result, err // that is tried with a copy
 	}
-	if err := emptyFolder(spec.Folder); err != nil {
+	if err := emptyDir(spec.Dir); err != nil {
 		return result, err
 	}
 	spec.Written = nil // a load may have begun with what the first one wrote
@@ -82,10 +82,10 @@ func (j *Job) mayRetry(ctx context.Context) bool {
 	return ctx.Err() == nil && j.Content.IsCurrent() && !j.bd.closing.Load()
 }
 
-func emptyFolder(folder string) error {
-	entries, err := os.ReadDir(folder)
+func emptyDir(dir string) error {
+	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(folder, e.Name())))
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
 	}
 	return err
 }
@@ -175,7 +175,7 @@ func (j *Job) forgetFailure() {
 // removeOwnNames removes the names of the job's private copy and directory from a failure.
 func (j *Job) removeOwnNames(f *failure.Failure) {
 	var pairs []string
-	out := filepath.Join(j.Folder, outFolder)
+	out := filepath.Join(j.Dir, outDir)
 	for i := range j.Request.Models() {
 		name := failure.ModelPlaceholder
 		if j.Request.Models() > 1 {
@@ -189,9 +189,9 @@ func (j *Job) removeOwnNames(f *failure.Failure) {
 		pairs = append(pairs, j.ModelPath(i), name, filepath.Join(out, j.MemberOutput(i)), made,
 			filepath.Base(j.ModelPath(i)), name, j.MemberOutput(i), made)
 	}
-	models := j.ModelFolder()
-	for _, folder := range []string{out, models, compilers.Spelling(out, models), j.Folder} {
-		pairs = append(pairs, folder+"/", "")
+	models := j.ModelDir()
+	for _, dir := range []string{out, models, compilers.Spelling(out, models), j.Dir} {
+		pairs = append(pairs, dir+"/", "")
 	}
 	plain := strings.NewReplacer(pairs...) // where several fit, the first of them does
 	f.Text = plain.Replace(f.Text)

@@ -145,12 +145,12 @@ func (j *Job) compileStaged(ctx context.Context, phase func(string)) (*jobs.Resu
 
 // compileStagedOnce compiles in a directory of its own, and removes it.
 func (j *Job) compileStagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
-	folder, remove, err := j.bd.Store.Stage("job-")
+	dir, remove, err := j.bd.Store.Stage("job-")
 	defer remove()
-	j.Folder = folder
-	for _, folder := range []string{filepath.Join(j.Folder, outFolder), j.ModelFolder()} {
+	j.Dir = dir
+	for _, dir := range []string{filepath.Join(j.Dir, outDir), j.ModelDir()} {
 		if err == nil {
-			err = os.Mkdir(folder, 0o700)
+			err = os.Mkdir(dir, 0o700)
 		}
 	}
 	if err != nil {
@@ -159,8 +159,8 @@ func (j *Job) compileStagedOnce(ctx context.Context, phase func(string)) (*jobs.
 	return j.compile(ctx, phase)
 }
 
-// outFolder is the folder of a job that has what is compiled.
-const outFolder = "out"
+// outDir is the directory of a job that has what is compiled.
+const outDir = "out"
 
 // Description describes the job.
 func (j *Job) Description() jobs.Description {
@@ -191,13 +191,13 @@ func (j *Job) addCPU(seconds float64) {
 	j.cpu.Add(int64(seconds * float64(time.Second)))
 }
 
-// compile makes the artefact in the staging folder and publishes it.
+// compile makes the artefact in the staging directory and publishes it.
 func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	phase("reading")
-	out := filepath.Join(j.Folder, outFolder)
+	out := filepath.Join(j.Dir, outDir)
 	spec := compilers.Job{
 		Runtime: j.Content.Spec, EPs: j.Plan.EPs,
-		Model: j.ModelPath(0), Folder: out, Output: j.MemberOutput(0), Embed: j.Embed,
+		Model: j.ModelPath(0), Dir: out, Output: j.MemberOutput(0), Embed: j.Embed,
 		Session: j.Session, Route: j.Plan.Canonical.Route,
 		Initializers: j.Plan.Canonical.Output.Initializers(), Pace: compilers.Pace{Idle: j.urgent},
 	}
@@ -206,16 +206,16 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	defer o.Close()
 	if o != nil {
 		spec.ModelFile = o.File
-	} else if err := workspace.CheckSpace(j.Folder, j.AllFiles()); err != nil {
+	} else if err := workspace.CheckSpace(j.Dir, j.AllFiles()); err != nil {
 		return nil, request.StoreError(err, j.Request.Name)
 	}
 	workers := j.startEarlyWorkers(ctx, spec, o)
-	defer workers.end() // before the folder is removed
+	defer workers.end() // before the directory is removed
 	proven, err := j.provideModel(ctx, o, workers)
 	if err != nil {
 		return nil, err
 	}
-	defer proven() // before the folder is removed, too
+	defer proven() // before the directory is removed, too
 	phase("compiling")
 	spec.Share = j.share()
 	result, err := workers.compile(ctx, spec)
@@ -348,7 +348,7 @@ func (j *Job) replaceName(err error) string {
 
 // original returns the job's model in its owner's file. It returns nil where a private copy has to
 // be made, because no stamp vouches for the file or the compiler needs a copy. Models of several
-// files are copied, because execution providers refuse files that do not lie in one folder.
+// files are copied, because execution providers refuse files that do not lie in one directory.
 func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Original {
 	opener, ok := j.bd.Compiler.(compilers.OpenModelCompiler)
 	if !ok || j.modelCopied || j.Request.Models() > 1 || j.VerifyOutput != 0 {

@@ -35,7 +35,7 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
 	defer j.bd.Store.Forms().Release(hold)
-	m := store.Publication{Build: b, Folder: out, Hashed: hashed, UID: j.Peer.UID, Reservation: j.reservation,
+	m := store.Publication{Build: b, Dir: out, Hashed: hashed, UID: j.Peer.UID, Reservation: j.reservation,
 		Kind: event.Compiled,
 		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
 	if j.recompile.Why != "" {
@@ -239,7 +239,7 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		if err != nil {
 			return err
 		}
-		if err = workspace.CheckSpace(j.Folder, []*os.File{from}); err == nil {
+		if err = workspace.CheckSpace(j.Dir, []*os.File{from}); err == nil {
 			f.Digest, f.Size, err = hold.PutFile(ctx, from)
 		}
 		if err == nil {

@@ -90,15 +90,15 @@ func valuesMismatch(what string, model, artefact []epmodel.Value, mayLack map[st
 	return nil
 }
 
-// examinePut checks the copies in the folder, and writes the build's record.
-func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder string,
+// examinePut checks the copies in the directory, and writes the build's record.
+func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, dir string,
 	names []string) (*index.Build, error) {
 	ort, err := cl.ortVersion(put)
 	if err != nil {
 		return nil, refusePut(cl, err)
 	}
 	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: ort}
-	models, used, err := build.ReadOutput(ctx, folder, result)
+	models, used, err := build.ReadOutput(ctx, dir, result)
 	if err == nil {
 		err = refuseUnusedFiles(used, names)
 	}
@@ -110,7 +110,7 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 	}
 	m := models[0]
 	if cl.adopts {
-		if err := cl.unchanged(ctx, *m, filepath.Join(folder, names[0])); err != nil {
+		if err := cl.unchanged(ctx, *m, filepath.Join(dir, names[0])); err != nil {
 			return nil, err
 		}
 	}
@@ -134,7 +134,7 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 	}
 	b.LoadCheck = compilers.NotCheckable
 	if cl.Content != nil {
-		return b, cs.loadPut(ctx, cl, b, filepath.Join(folder, names[0]))
+		return b, cs.loadPut(ctx, cl, b, filepath.Join(dir, names[0]))
 	}
 	return b, nil
 }

@@ -336,7 +336,7 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 		return err
 	}
 	defer room.Release()
-	folder, remove, err := cs.Store.Stage("import-")
+	dir, remove, err := cs.Store.Stage("import-")
 	if err != nil {
 		return request.StoreError(err, in.Name)
 	}
@@ -344,7 +344,7 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 	phase("reading")
 	hashed, blobs := make(map[string]cas.Hashed, len(names)), cs.Store.Blobs()
 	for i, f := range im.Files {
-		to := filepath.Join(folder, filepath.FromSlash(f.Name))
+		to := filepath.Join(dir, filepath.FromSlash(f.Name))
 		if hashed[f.Name], err = copyPut(ctx, blobs, f, sizes[i], to); ctx.Err() != nil {
 			return ctx.Err()
 		} else if err != nil {
@@ -360,11 +360,11 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 		}
 	}
 	phase("checking")
-	b, graphs, err := in.examine(ctx, folder, names)
+	b, graphs, err := in.examine(ctx, dir, names)
 	if err != nil {
 		return err
 	}
-	if err := in.load(ctx, b, folder, graphs); err != nil {
+	if err := in.load(ctx, b, dir, graphs); err != nil {
 		return err
 	}
 	in.out.Outcome, in.out.Text = HitHere, in.fits(b)
@@ -374,7 +374,7 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 	phase("storing")
 	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
-	what := store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: in.Peer.UID,
+	what := store.Publication{Build: b, Dir: dir, Hashed: hashed, UID: in.Peer.UID,
 		Reservation: room, Kind: event.Imported, Counter: "imports"}
 	if b.Imported.Remote = im.Remote; im.Remote != "" {
 		what.Kind, what.Counter = event.Fetched, "fetches"
@@ -401,8 +401,8 @@ func (in *intake) fits(b *index.Build) string {
 	return "made elsewhere, and it loads: it is judged again with its model, before it is served"
 }
 
-// examine checks the copies in the folder, and writes the build's record.
-func (in *intake) examine(ctx context.Context, folder string, names []string) (
+// examine checks the copies in the directory, and writes the build's record.
+func (in *intake) examine(ctx context.Context, dir string, names []string) (
 	*index.Build, []string, error) {
 	c := in.card.Config
 	graphs := []string{c.Graph}
@@ -418,7 +418,7 @@ func (in *intake) examine(ctx context.Context, folder string, names []string) (
 		return nil, nil, refuseImport(fmt.Errorf("%d graphs for %d models", len(graphs), in.Models()))
 	}
 	result := compilers.Result{Graph: c.Graph, Graphs: graphs, Files: names, ORTVersion: c.ORTVersion}
-	models, used, err := build.ReadOutput(ctx, folder, result)
+	models, used, err := build.ReadOutput(ctx, dir, result)
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
 	}
@@ -485,9 +485,9 @@ func (in *intake) statesTheSame(i int, models []*epmodel.Model) error {
 }
 
 // load loads the build as applications will, and runs it if it may be of another machine.
-func (in *intake) load(ctx context.Context, b *index.Build, folder string, graphs []string) error {
+func (in *intake) load(ctx context.Context, b *index.Build, dir string, graphs []string) error {
 	a := in.Plan.JudgeTarget("", in.Content)
-	job := a.CheckJobOf(b, &request.Answer{Path: folder, Graph: graphs[0]})
+	job := a.CheckJobOf(b, &request.Answer{Path: dir, Graph: graphs[0]})
 	err := in.claims.loadStaged(ctx, in.claim, b, job)
 	if told, is := errors.AsType[*apierr.Error](err); is && told.Class == apierr.CompileFailed &&
 		!in.Plan.MadeExactly(b) {

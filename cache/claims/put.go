@@ -137,7 +137,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 		return nil, err
 	}
 	defer room.Release()
-	folder, remove, err := cs.Store.Stage("put-")
+	dir, remove, err := cs.Store.Stage("put-")
 	if err != nil {
 		return nil, request.StoreError(err, cl.Name)
 	}
@@ -150,7 +150,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	phase("reading")
 	hashed, blobs := make(map[string]cas.Hashed, len(put.Files)), cs.Store.Blobs()
 	for i, f := range put.Files {
-		to := filepath.Join(folder, filepath.FromSlash(f.Name))
+		to := filepath.Join(dir, filepath.FromSlash(f.Name))
 		if hashed[f.Name], err = copyPut(lasting, blobs, f, sizes[i], to); ctx.Err() != nil {
 			return nil, ctx.Err()
 		} else if err != nil {
@@ -158,7 +158,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 		}
 	}
 	phase("checking")
-	b, err := cs.examinePut(ctx, cl, put, folder, names)
+	b, err := cs.examinePut(ctx, cl, put, dir, names)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	phase("storing")
 	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
-	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed,
+	err = cs.Store.Publish(ctx, store.Publication{Build: b, Dir: dir, Hashed: hashed,
 		UID: cl.Peer.UID, Reservation: room, Kind: event.Put, Text: request.PutDescription(b), Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)

@@ -190,7 +190,7 @@ type stamped struct {
 	stamp cas.Stamp
 }
 
-// DigestAt returns the digest of a model with its external data, all in the folder of the graph.
+// DigestAt returns the digest of a model with its external data, all in the directory of the graph.
 func (s *Sums) DigestAt(ctx context.Context, m *epmodel.Model, graph string) (cas.Digest, error) {
 	var open []*os.File
 	defer func() {

@@ -151,7 +151,7 @@ func canonicalRoute(route string) (string, error) {
 		"%s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
 }
 
-// LibraryBaseNames takes the folders off options that name libraries.
+// LibraryBaseNames takes the directories off options that name libraries.
 func LibraryBaseNames(info compilers.EPInfo, options map[string]string) map[string]string {
 	out := make(map[string]string, len(options))
 	for name, value := range options {
@@ -199,7 +199,7 @@ const (
 	classCompile sessionClass = "compile"
 	classRun     sessionClass = "run"
 	classServe   sessionClass = "serve"
-	classFolder  sessionClass = "folder"
+	classDir     sessionClass = "folder"
 	classRefused sessionClass = "refused"
 )
 
@@ -227,7 +227,7 @@ func parseSession(data []byte) (map[string]sessionRule, error) {
 	var file struct {
 		Run     []string
 		Serve   []string
-		Folder  []string
+		Dir     []string
 		Compile map[string]sessionRule
 		Refused map[string]string
 	}
@@ -243,7 +243,7 @@ func parseSession(data []byte) (map[string]sessionRule, error) {
 		table[key] = rule
 	}
 	for class, keys := range map[sessionClass][]string{
-		classRun: file.Run, classServe: file.Serve, classFolder: file.Folder,
+		classRun: file.Run, classServe: file.Serve, classDir: file.Dir,
 	} {
 		for _, key := range keys {
 			add(key, sessionRule{Class: class})
@@ -277,18 +277,18 @@ func SplitSession(entries map[string]string) (compile map[string]string, optimal
 	return compile, optimal
 }
 
-// ExternalFolder returns the entries that a client sends, and the folder that the others name for
+// ExternalDir returns the entries that a client sends, and the directory that the others name for
 // external data, "" for none: the client opens the files there.
-func ExternalFolder(entries map[string]string) (sent map[string]string, folder string) {
+func ExternalDir(entries map[string]string) (sent map[string]string, dir string) {
 	sent = maps.Clone(entries)
 	maps.DeleteFunc(sent, func(key, value string) bool {
-		if sessionKeys[key].Class != classFolder {
+		if sessionKeys[key].Class != classDir {
 			return false
 		}
-		folder = value
+		dir = value
 		return true
 	})
-	return sent, folder
+	return sent, dir
 }
 
 func (a Allowed) canonicalSession(entries map[string]string) (map[string]string, error) {
@@ -305,7 +305,7 @@ func (a Allowed) canonicalSession(entries map[string]string) (map[string]string,
 		switch rule.Class {
 		case classRun, classServe:
 			continue
-		case classFolder:
+		case classDir:
 			return nil, apierr.New(apierr.NotAllowed, nil, "session option %q is not accepted "+
 				"from clients: it names a directory", key).
 				WithHint("send external data as descriptors")

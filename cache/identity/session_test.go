@@ -95,8 +95,8 @@ func unclassified(library []byte) []string {
 
 // An entry that is not known is refused, so each that a runtime brings has to be in the table.
 func TestEveryEntryOfTheInstalledRuntimesIsClassified(t *testing.T) {
-	folder := os.Getenv("EPCACHED_RUNTIMES")
-	if folder == "" {
+	dir := os.Getenv("EPCACHED_RUNTIMES")
+	if dir == "" {
 		t.Skip("NOT TESTED: EPCACHED_RUNTIMES is not set; `make test` sets it")
 	}
 	var libraries []string
@@ -104,7 +104,7 @@ func TestEveryEntryOfTheInstalledRuntimesIsClassified(t *testing.T) {
 		"*/onnxruntime/capi/libonnxruntime.so*", "*/onnxruntime/capi/libonnxruntime_providers_*.so",
 		"*/onnxruntime_*/libonnxruntime_providers_*.so", "*/onnxruntime_*/libvendor_*.so",
 	} {
-		found, err := filepath.Glob(filepath.Join(folder, pattern))
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
 		require.NoError(t, err)
 		libraries = append(libraries, found...)
 	}
@@ -212,7 +212,7 @@ func pythonTable() []byte {
 	}
 	set("RUN", classRun)
 	set("SERVE", classServe)
-	set("FOLDER", classFolder)
+	set("FOLDER", classDir)
 	out.WriteString("REFUSED = {\n")
 	for _, key := range slices.Sorted(maps.Keys(sessionKeys)) {
 		if rule := sessionKeys[key]; rule.Class == classRefused {

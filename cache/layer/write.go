@@ -57,16 +57,16 @@ func (w *Writer) Add(ctx context.Context, from *portable.Bundle, card *portable.
 		if err != nil {
 			return err
 		}
-		folder := views.LayerFolder(w.dir, b)
+		dir := views.LayerDir(w.dir, b)
 		for i, f := range b.Files {
-			path := filepath.Join(folder, filepath.FromSlash(f.Name))
+			path := filepath.Join(dir, filepath.FromSlash(f.Name))
 			err = makeFile(path, func(to *os.File) error { return from.Extract(ctx, card, i, to, nil) },
 				filepath.Join(first, filepath.FromSlash(f.Name)))
 			if err != nil {
 				return err
 			}
 		}
-		first = folder
+		first = dir
 		for path, content := range map[string][]byte{
 			index.ManifestPath(w.dir, b.ID):              manifest,
 			filepath.Join(w.dir, "cards", b.ID.String()): card.Raw,

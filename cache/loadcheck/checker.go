@@ -252,13 +252,13 @@ func (ts *Checker) control(ctx context.Context, a *request.JudgeTarget) (broken,
 		}
 		own = plan.FingerprintJob(a.Canonical, j.Copies[0].Path)
 	}
-	folder, remove, err := ts.Store.Stage("control-")
+	dir, remove, err := ts.Store.Stage("control-")
 	if err != nil {
 		return nil, err
 	}
 	defer remove()
 	result, err := runtimes.RunUnreplaced(a.Content, func() (compilers.CheckResult, error) {
-		return compilers.Control(ctx, ts.Compiler, a.Content.Spec, a.EPs, folder, own)
+		return compilers.Control(ctx, ts.Compiler, a.Content.Spec, a.EPs, dir, own)
 	})
 	switch {
 	case errors.Is(err, runtimes.ErrFilesChanging) || errors.Is(err, runtimes.ErrReplaced):

@@ -103,7 +103,7 @@ func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *
 	if err != nil {
 		return compilers.VerifyResult{}, err
 	}
-	built := filepath.Join(source.Folder, "built")
+	built := filepath.Join(source.Dir, "built")
 	for _, f := range b.Files {
 		name := filepath.FromSlash(f.Name)
 		if err := workspace.CopyPath(filepath.Join(filepath.Dir(graph), name), filepath.Join(built, name)); err != nil {

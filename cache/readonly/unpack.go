@@ -29,7 +29,7 @@ func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ fun
 	a := &request.Answer{Build: b, Graph: b.Graph}
 	graph := "/" + filepath.FromSlash(b.Graph)
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
-	dir := filepath.Join(s.dir, "views", views.ScopeFolder(b.Scope))
+	dir := filepath.Join(s.dir, "views", views.ScopeDir(b.Scope))
 	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph)) // the pattern is sound
 	unsound := func([]index.File) error { return cas.ErrNotFound }
 	for _, path := range found {
@@ -45,16 +45,16 @@ func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ fun
 	return a, nil
 }
 
-// lockView puts the view with the files in folder into the answer, and holds it against its
+// lockView puts the view with the files in directory into the answer, and holds it against its
 // removal. fill is called with the files that are missing or damaged.
-func lockView(ctx context.Context, a *request.Answer, folder string, fill func(lacking []index.File) error) error {
-	view, err := os.Open(filepath.Dir(folder))
+func lockView(ctx context.Context, a *request.Answer, dir string, fill func(lacking []index.File) error) error {
+	view, err := os.Open(filepath.Dir(dir))
 	if err != nil {
 		return err
 	}
 	_ = flock.Lease(view) // a file system without locks: nothing would be removed there
 	lacking := slices.DeleteFunc(slices.Clone(a.Build.Files), func(f index.File) bool {
-		path := filepath.Join(folder, filepath.FromSlash(f.Name))
+		path := filepath.Join(dir, filepath.FromSlash(f.Name))
 		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || info.Size() != f.Size {
 			return false
 		}
@@ -67,7 +67,7 @@ func lockView(ctx context.Context, a *request.Answer, folder string, fill func(l
 	if err != nil {
 		return errors.Join(err, view.Close())
 	}
-	id := filepath.Base(folder) + "/"
+	id := filepath.Base(dir) + "/"
 	a.View, a.Path, a.Graph = view, view.Name(), id+a.Graph
 	for i := range a.Members {
 		a.Members[i].Graph = id + a.Members[i].Graph
@@ -75,12 +75,12 @@ func lockView(ctx context.Context, a *request.Answer, folder string, fill func(l
 	return nil
 }
 
-// Unpack gives an answer that has no view one below the folder dir, outside the store, which is
+// Unpack gives an answer that has no view one below the directory dir, outside the store, which is
 // made for this user alone. A view's path is made of its files' digests, so what an earlier call
 // has left there is hashed and taken. Nothing there is synced, and all of it may be deleted at any
-// time: the view holds its folder against other calls, which remove what is not held when it was
+// time: the view holds its directory against other calls, which remove what is not held when it was
 // not used for a month, or when space is needed. progress, which may be nil, is told bytes; its
-// calls do not overlap. Of errors NotAllowed and NoSpace are the folder's: another may do.
+// calls do not overlap. Of errors NotAllowed and NoSpace are the directory's: another may do.
 func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progress func(done, total int64)) error {
 	if a.View != nil || a.Build == nil {
 		return nil
@@ -89,7 +89,7 @@ func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progr
 		"--unpack-to DIR"
 	dir, err := filepath.Abs(dir)
 	if err == nil {
-		err = makePrivateFolder(dir)
+		err = makePrivateDir(dir)
 	}
 	if err != nil {
 		return apierr.New(apierr.NotAllowed, err, "no private directory to unpack into at "+
@@ -110,8 +110,8 @@ func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progr
 // idleUnpacked is how long what was unpacked is kept for the next call.
 const idleUnpacked = 30 * 24 * time.Hour
 
-// makePrivateFolder makes the folder. One that others may write is refused: its files run as code.
-func makePrivateFolder(dir string) error {
+// makePrivateDir makes the directory. One that others may write is refused: its files run as code.
+func makePrivateDir(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
 	}
@@ -148,13 +148,13 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string, progr
 		content = append(fmt.Appendf(content, "%q", f.Name), f.Digest[:]...)
 	}
 	name := request.DigestOf(content)
-	folder := filepath.Join(dir, hex.EncodeToString(name[:16]), "files")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	directory := filepath.Join(dir, hex.EncodeToString(name[:16]), "files")
+	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return err
 	}
 	now := time.Now()
-	_ = os.Chtimes(filepath.Dir(folder), now, now) // otherwise it is removed earlier than it has to be
-	return lockView(ctx, a, folder, func(lacking []index.File) error {
+	_ = os.Chtimes(filepath.Dir(directory), now, now) // otherwise it is removed earlier than it has to be
+	return lockView(ctx, a, directory, func(lacking []index.File) error {
 		var done, total int64
 		for _, f := range lacking {
 			total += f.Size
@@ -170,7 +170,7 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string, progr
 					progress(done+n, total)
 				}
 			}
-			if err := s.copyTo(ctx, a.Build, f, filepath.Join(folder, filepath.FromSlash(f.Name)), tell); err != nil {
+			if err := s.copyTo(ctx, a.Build, f, filepath.Join(directory, filepath.FromSlash(f.Name)), tell); err != nil {
 				return err
 			}
 			done += f.Size

@@ -178,12 +178,12 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		return nil, err
 	}
 	defer room.Release()
-	folder, remove, err := rs.Store.Stage("fetch-")
+	dir, remove, err := rs.Store.Stage("fetch-")
 	if err != nil {
 		return nil, err
 	}
 	defer remove()
-	files, err := stageFiles(folder, len(sizes))
+	files, err := stageFiles(dir, len(sizes))
 	defer func() { remote.CloseAll(files) }()
 	if err != nil {
 		return nil, err
@@ -216,9 +216,9 @@ func (rs *Remotes) refused(r *Remote, out *claims.Imported) error {
 	return fmt.Errorf("%s: %s", out.Outcome, out.Text)
 }
 
-func stageFiles(folder string, n int) (files []*os.File, err error) {
+func stageFiles(dir string, n int) (files []*os.File, err error) {
 	for i := range n {
-		f, err := os.OpenFile(filepath.Join(folder, strconv.Itoa(i)), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(i)), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 		if err != nil {
 			return files, err
 		}

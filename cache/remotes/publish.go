@@ -180,16 +180,16 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 	if err != nil {
 		return "", err
 	}
-	folder, remove, err := rs.Store.Stage("publish-")
+	dir, remove, err := rs.Store.Stage("publish-")
 	if err != nil {
 		return "", err
 	}
 	defer remove()
-	card, err := rs.pack(ctx, b, signer, folder, told)
+	card, err := rs.pack(ctx, b, signer, dir, told)
 	if err != nil {
 		return "", err
 	}
-	sent, err := rs.putBlobs(ctx, r, folder, told)
+	sent, err := rs.putBlobs(ctx, r, dir, told)
 	if err != nil {
 		return "", err
 	}
@@ -221,8 +221,8 @@ func (r *Remote) signer() (*portable.Signer, error) {
 	return portable.ParseSigner(r.SigningKey, text)
 }
 
-// pack writes the blobs of a build below the folder, and returns its card.
-func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Signer, folder string,
+// pack writes the blobs of a build below the directory, and returns its card.
+func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Signer, dir string,
 	told func(request.Progress)) (*portable.Card, error) {
 	reply, view, err := rs.Export(ctx, b)
 	if err != nil {
@@ -260,7 +260,7 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 		return nil, err
 	}
 	defer room.Release()
-	w, err := portable.Create(folder)
+	w, err := portable.Create(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -268,10 +268,10 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 	return card, errors.Join(err, w.Close())
 }
 
-// putBlobs uploads all blobs below the folder.
-func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, folder string,
+// putBlobs uploads all blobs below the directory.
+func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, dir string,
 	told func(request.Progress)) (remote.Sent, error) {
-	paths, err := filepath.Glob(filepath.Join(folder, "blobs", "sha256", "*"))
+	paths, err := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*"))
 	if err != nil {
 		return remote.Sent{}, err
 	}

@@ -51,7 +51,8 @@ func Parse(name string, text []byte) (*Set, error) {
 	return set, nil
 }
 
-// Load reads files, and *.toml of folders by name; earlier rules win. The error has all bad files.
+// Load reads files, and *.toml of directories by name; earlier rules win. The error has all bad
+// files.
 func Load(paths ...string) (*Set, error) {
 	files, err := listFiles(paths)
 	if err != nil {

@@ -219,8 +219,8 @@ func TestTheSameTableSpelledInAnotherWay(t *testing.T) {
 	require.ErrorContains(t, err, "f.toml:6:1: field \"ep.X.rule[1].when.sdk_version\": ")
 }
 
-// folder writes files and gives their folder.
-func folder(t *testing.T, files map[string]string) string {
+// directory writes files and gives their directory.
+func directory(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	for name, text := range files {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
@@ -228,12 +228,12 @@ func folder(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-func TestLoadReadsFilesAndFoldersInOrder(t *testing.T) {
+func TestLoadReadsFilesAndDirectoriesInOrder(t *testing.T) {
 	rule := func(name string) string { return strings.Replace(good, `"n"`, `"`+name+`"`, 1) }
-	dir := folder(t,
+	dir := directory(t,
 		map[string]string{"20-b.toml": rule("b"), "10-a.toml": rule("a"), "notes.txt": "not TOML",
 			".30-c.toml": "being edited"})
-	alone := filepath.Join(folder(t, map[string]string{"alone.rules": rule("alone")}),
+	alone := filepath.Join(directory(t, map[string]string{"alone.rules": rule("alone")}),
 		"alone.rules")
 	facts := Facts{EP: "X", SDKVersion: "1"}
 
@@ -253,7 +253,7 @@ func TestLoadReadsFilesAndFoldersInOrder(t *testing.T) {
 }
 
 func TestLoadTellsOfEveryFile(t *testing.T) {
-	dir := folder(t,
+	dir := directory(t,
 		map[string]string{"a.toml": "x = 1\n", "b.toml": good, "c.toml": "[ep.X]\nreplace = 1\n"})
 	set, err := Load(dir)
 	require.Nil(t, set)
@@ -273,7 +273,7 @@ func TestLoadOpensOnlyFiles(t *testing.T) {
 }
 
 func TestLoadMergesFilesOfOneEP(t *testing.T) {
-	dir := folder(t, map[string]string{
+	dir := directory(t, map[string]string{
 		"a.toml": "[ep.QNNExecutionProvider]\nreplace = true\n",
 		"b.toml": strings.Replace(good, "ep.X", "ep.QNNExecutionProvider", 1),
 	})
@@ -293,7 +293,7 @@ func TestLoadBoundsAllFilesTogether(t *testing.T) {
 		}
 		return text.String()
 	}
-	_, err := Load(folder(t, map[string]string{"a.toml": many("A"), "b.toml": many("B")}))
+	_, err := Load(directory(t, map[string]string{"a.toml": many("A"), "b.toml": many("B")}))
 	require.EqualError(t, err, "rules: more than 1000 rules and reports in 2 files")
 }
 

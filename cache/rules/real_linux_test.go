@@ -38,14 +38,14 @@ func makeBuild(t *testing.T, c *compilers.ORT, name string, ep compilers.EP) mad
 		HardwareArchitecture: p.HardwareArchitecture,
 		CompatibilityString:  p.CompatibilityString, DriverVersion: p.DriverVersion,
 		ORTVersion: m.runtime.ORTVersion}
-	folder := t.TempDir()
-	model := filepath.Join(folder, "00112233445566.onnx")
+	dir := t.TempDir()
+	model := filepath.Join(dir, "00112233445566.onnx")
 	require.NoError(t, os.WriteFile(model, tinymodel.Relu(), 0o600))
 	done, err := c.Compile(t.Context(),
-		compilers.Job{Runtime: m.runtime, EPs: eps, Model: model, Folder: folder,
+		compilers.Job{Runtime: m.runtime, EPs: eps, Model: model, Dir: dir,
 			Output: "00112233445566_ctx.onnx"}, nil)
 	require.NoError(t, err)
-	m.graph = filepath.Join(folder, done.Graph)
+	m.graph = filepath.Join(dir, done.Graph)
 	return m
 }
 

@@ -72,7 +72,7 @@ func (s *Set) watch(rt *Runtime, rc *Content) {
 		for _, f := range rc.files {
 			paths = append(paths, f.path)
 		}
-		for _, f := range rc.folders.list {
+		for _, f := range rc.dirs.list {
 			paths = append(paths, f.path) // a library that is added counts
 		}
 	}

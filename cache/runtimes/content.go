@@ -37,16 +37,16 @@ type Content struct {
 	// Attached is what Options.Attach made, and what is remembered of exactly these libraries.
 	Attached any
 
-	find    func() (compilers.Runtime, error)
-	now     func() MachineID
-	files   []stampedFile
-	folders *folders // the same files, for looking often
+	find  func() (compilers.Runtime, error)
+	now   func() MachineID
+	files []stampedFile
+	dirs  *dirs // the same files, for looking often
 	// by EP: what an application shows that has a library of this content
 	clientDigests    map[string]contents
 	removedLibraries atomic.Bool // other files are in its place: nothing can be run with it any more
 }
 
-// contents are digests of libraries, by their paths from an EP library's folder.
+// contents are digests of libraries, by their paths from an EP library's directory.
 type contents map[string]cas.Digest
 
 type stampedFile struct {
@@ -78,10 +78,10 @@ func (f *stampedFile) onlyNewName(now cas.Stamp) bool {
 // links a library into another environment, if the times of the directories show that no other file
 // was in a library's place meanwhile.
 func (rc *Content) filesUnchanged() bool {
-	if rc.folders.unchanged(0) {
+	if rc.dirs.unchanged(0) {
 		return true
 	}
-	inPlace := !slices.ContainsFunc(rc.folders.list, func(f stampedFolder) bool {
+	inPlace := !slices.ContainsFunc(rc.dirs.list, func(f stampedDir) bool {
 		s, err := cas.StampPath(f.path)
 		return err != nil || s != f.ownStamp
 	})
@@ -101,7 +101,7 @@ func (rc *Content) IsCurrent() bool { return rc.now() == rc.Machine && rc.filesU
 
 func (rc *Content) newest() time.Time {
 	var last int64
-	for _, f := range rc.folders.list {
+	for _, f := range rc.dirs.list {
 		last = max(last, f.ownStamp.Ctime)
 		for _, one := range f.files {
 			last = max(last, one.stamp.Ctime)
@@ -155,20 +155,20 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 		}
 		rc.files = append(rc.files, stampedFile{path: path, stamp: stamp})
 	}
-	if rc.folders, err = openFolders(rc.files, len(s.All()) <= maxWatched); err != nil {
+	if rc.dirs, err = openDirs(rc.files, len(s.All()) <= maxWatched); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			rc.folders.close()
+			rc.dirs.close()
 		}
 	}()
-	if rc.folders.watchErr != nil {
+	if rc.dirs.watchErr != nil {
 		s.log.Debug("each request looks at all libraries", "runtime", rt.Name,
-			"reason", watch.Explain(rc.folders.watchErr))
+			"reason", watch.Explain(rc.dirs.watchErr))
 	}
 	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
-		return nil, cmp.Or(err, ErrFilesChanging) // something came or went before its folder was stamped
+		return nil, cmp.Or(err, ErrFilesChanging) // something came or went before its directory was stamped
 	}
 	read := make(map[string]cas.Digest, len(rc.files))
 	digest := func(path string) (d cas.Digest, err error) {
@@ -271,7 +271,7 @@ func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, erro
 }
 
 // libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
-// library's folder and contents, in the order of the names. fileDigest gives a file's.
+// library's directory and contents, in the order of the names. fileDigest gives a file's.
 func libraryDigest(l compilers.EPLibrary, fileDigest func(path string) (cas.Digest, error)) (cas.Digest, error) {
 	var b []byte
 	files := slices.Clone(l.Files)

@@ -37,7 +37,7 @@ type Ref struct {
 type LibraryRef struct {
 	EP, Path string
 	File     *os.File
-	Beside   map[string]*os.File // other libraries that carry its SDK, by their paths from its folder
+	Beside   map[string]*os.File // other libraries that carry its SDK, by their paths from its directory
 	Complete bool                // Beside is all that compilers.LibrariesBeside lists
 }
 

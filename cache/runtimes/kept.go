@@ -13,19 +13,19 @@ import (
 	"github.com/epcached/epcached/internal/filestamp"
 )
 
-// folders are the directories with the files of a runtime as they were stamped, kept open because each
+// directories are the directories with the files of a runtime as they were stamped, kept open because each
 // hit compares them. The set of runtimes closes them when it has forgotten what is in them, or found
 // something else there. The descriptors are closed when no comparison uses them, and the comparisons
 // that follow, of requests that began before, look up each path.
-type folders struct {
-	list   []stampedFolder
+type dirs struct {
+	list   []stampedDir
 	users  atomic.Int64 // of the descriptors: the owner, until it closes them, and comparisons
 	closed atomic.Bool  // by the owner
 
 	mounts     int           // descriptor of the mount table; -1: it cannot be read
 	inotify    int           // reports changes of what is watched; -1: nothing is
 	watchErr   error         // why something is not watched
-	eventsSeen atomic.Bool   // from inotify: a path may have come to lead to the folder in another way
+	eventsSeen atomic.Bool   // from inotify: a path may have come to lead to the directory in another way
 	asking     atomic.Int64  // calls of reports that have not returned
 	changes    atomic.Uint64 // that the kernel reported
 	named      atomic.Uint64 // reports when all stamps were compared; 0: one was not equal
@@ -46,26 +46,26 @@ const maxWatched = 16
 // clock is what compared counts from, because the time of day may be set back.
 var clock = time.Now()
 
-// stampedFolder is a directory with files of a runtime. Its own times count too: a library that is added
+// stampedDir is a directory with files of a runtime. Its own times count too: a library that is added
 // beside the others may be one that the EP loads.
-type stampedFolder struct {
+type stampedDir struct {
 	path     string // ends in a slash
 	open     int
 	ownStamp cas.Stamp
 	watched  bool // with all directories above
-	files    []folderFile
+	files    []dirFile
 }
 
-type folderFile struct {
+type dirFile struct {
 	name    string
 	stamp   cas.Stamp
 	watched bool
 }
 
-// openFolders groups the files by their directory. The kernel reports changes of them if watch is set.
-func openFolders(files []stampedFile, watch bool) (*folders, error) {
+// openDirs groups the files by their directory. The kernel reports changes of them if watch is set.
+func openDirs(files []stampedFile, watch bool) (*dirs, error) {
 	at, began := make(map[string]int), time.Now()
-	fs := &folders{inotify: -1}
+	fs := &dirs{inotify: -1}
 	// no os.File, because Go's poller would take the kernel's reports; an error makes it -1
 	fs.mounts, _ = unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if watch {
@@ -84,25 +84,25 @@ func openFolders(files []stampedFile, watch bool) (*folders, error) {
 			}
 			i = len(fs.list)
 			at[dir] = i
-			fs.list = append(fs.list, stampedFolder{path: dir, open: open})
+			fs.list = append(fs.list, stampedDir{path: dir, open: open})
 			if fs.list[i].ownStamp, err = cas.StampFD(open); err != nil {
 				fs.close()
 				return nil, err
 			}
 		}
-		fs.list[i].files = append(fs.list[i].files, folderFile{name: name, stamp: f.stamp})
+		fs.list[i].files = append(fs.list[i].files, dirFile{name: name, stamp: f.stamp})
 	}
 	for i := range fs.list {
-		fs.watchFolder(&fs.list[i], began)
+		fs.watchDir(&fs.list[i], began)
 	}
 	return fs, nil
 }
 
-// watchFolder has the kernel report changes of a folder that was stamped at that time or later, and
+// watchDir has the kernel report changes of a directory that was stamped at that time or later, and
 // of its files, so that a hit needs no system call for each. File systems without believable times
-// are not watched, because network file systems among them report nothing. Nor is a folder that was
-// not left alone, because two changes within one tick look like one. Links are looked up.
-func (fs *folders) watchFolder(f *stampedFolder, at time.Time) {
+// are not watched, because network file systems among them report nothing. Nor is a directory that
+// was not left alone, because two changes within one tick look like one. Links are looked up.
+func (fs *dirs) watchDir(f *stampedDir, at time.Time) {
 	_, believable := filestamp.FileSystem(f.open)
 	if fs.inotify < 0 || !believable || !filestamp.LeftAlone(at, f.ownStamp) {
 		return
@@ -126,20 +126,20 @@ func (fs *folders) watchFolder(f *stampedFolder, at time.Time) {
 	f.watched = f.watched && err == nil && real == filepath.Clean(f.path)
 }
 
-func (fs *folders) watch(path string, events uint32) bool {
+func (fs *dirs) watch(path string, events uint32) bool {
 	_, err := unix.InotifyAddWatch(fs.inotify, path, events|unix.IN_DONT_FOLLOW|unix.IN_MASK_ADD)
 	fs.watchErr = cmp.Or(fs.watchErr, err)
 	return err == nil
 }
 
 // close has the descriptors closed as soon as no comparison uses them. The owner may call it again.
-func (fs *folders) close() {
+func (fs *dirs) close() {
 	if !fs.closed.Swap(true) {
 		fs.release()
 	}
 }
 
-func (fs *folders) retain() bool {
+func (fs *dirs) retain() bool {
 	for {
 		users := fs.users.Load()
 		if users == 0 || fs.users.CompareAndSwap(users, users+1) {
@@ -148,7 +148,7 @@ func (fs *folders) retain() bool {
 	}
 }
 
-func (fs *folders) release() {
+func (fs *dirs) release() {
 	if fs.users.Add(-1) > 0 {
 		return
 	}
@@ -162,9 +162,9 @@ func (fs *folders) release() {
 
 // unchanged compares the stamp of every file of the runtime. Where they were compared within that
 // time, it believes the kernel, which has reported no change since then. It is on the path of each
-// hit, so folders are kept open. They are looked up by path themselves, because one may have been put
+// hit, so directories are kept open. They are looked up by path themselves, because one may have been put
 // in another's place.
-func (fs *folders) unchanged(within time.Duration) bool {
+func (fs *dirs) unchanged(within time.Duration) bool {
 	open, quick, began, reports := fs.retain(), false, time.Since(clock), uint64(0)
 	if open {
 		defer fs.release()
@@ -172,7 +172,7 @@ func (fs *folders) unchanged(within time.Duration) bool {
 		quick = reports == fs.named.Load() && began-time.Duration(fs.compared.Load()) < within
 	}
 	for i := range fs.list {
-		if !fs.folderUnchanged(&fs.list[i], open, quick) {
+		if !fs.dirUnchanged(&fs.list[i], open, quick) {
 			fs.named.Store(0)
 			return false
 		}
@@ -184,7 +184,7 @@ func (fs *folders) unchanged(within time.Duration) bool {
 	return true
 }
 
-func (fs *folders) folderUnchanged(f *stampedFolder, open, quick bool) bool {
+func (fs *dirs) dirUnchanged(f *stampedDir, open, quick bool) bool {
 	if !quick || !f.watched || fs.eventsSeen.Load() {
 		if now, err := cas.StampPath(f.path); err != nil || now != f.ownStamp {
 			return false
@@ -211,7 +211,7 @@ func (fs *folders) folderUnchanged(f *stampedFolder, open, quick bool) bool {
 // reports returns another number after each change of the mounts that this process sees, and of what
 // is watched. The kernel reports a change to one of the calls, which may not have counted it yet when
 // another call looks. So a call that is not alone returns a number of its own.
-func (fs *folders) reports() uint64 {
+func (fs *dirs) reports() uint64 {
 	fs.asking.Add(1)
 	poll := [2]unix.PollFd{{Fd: int32(fs.mounts), Events: unix.POLLPRI},
 		{Fd: int32(fs.inotify), Events: unix.POLLIN}}

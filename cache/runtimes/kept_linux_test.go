@@ -29,7 +29,7 @@ func mapped(lib string) (*os.File, []byte, error) {
 
 // TestKeptFilesNoticeEveryChange has the request itself notice what happens to a library that is
 // kept open. The stamps were compared a moment ago, so that only the kernel's reports tell of what
-// moves no time of the folder.
+// moves no time of the directory.
 func TestKeptFilesNoticeEveryChange(t *testing.T) {
 	write := func(path, text string) error { return os.WriteFile(path, []byte(text), 0o644) }
 	cases := map[string]func(lib, beside string) error{
@@ -138,7 +138,7 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 				require.NoError(t, err)
 				stamped = append(stamped, stampedFile{path: path, stamp: s})
 			}
-			fs, err := openFolders(stamped, true)
+			fs, err := openDirs(stamped, true)
 			require.NoError(t, err)
 			defer fs.close()
 			if _, ok := filestamp.FileSystem(fs.list[0].open); !ok {
@@ -177,7 +177,7 @@ func TestStampsAreComparedAgain(t *testing.T) {
 	for _, watch := range []bool{true, false} {
 		stamp, err := cas.StampPath(lib)
 		require.NoError(t, err)
-		fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}}, watch)
+		fs, err := openDirs([]stampedFile{{path: lib, stamp: stamp}}, watch)
 		require.NoError(t, err)
 		defer fs.close()
 		if _, ok := filestamp.FileSystem(fs.list[0].open); !ok {
@@ -194,7 +194,7 @@ func TestStampsAreComparedAgain(t *testing.T) {
 }
 
 // Paths with links are looked up at each hit, because links' targets are not watched. So is the path
-// of a folder that was moved and is reached through a link since.
+// of a directory that was moved and is reached through a link since.
 func TestPathsThatLeadElsewhere(t *testing.T) {
 	root := t.TempDir()
 	dir, link := filepath.Join(root, "deep", "lib"), filepath.Join(root, "link")
@@ -204,8 +204,8 @@ func TestPathsThatLeadElsewhere(t *testing.T) {
 	time.Sleep(2100 * time.Millisecond) // until it was left alone
 	stamp, err := cas.StampPath(lib)
 	require.NoError(t, err)
-	open := func(path string) *folders {
-		fs, err := openFolders([]stampedFile{{path: path, stamp: stamp}}, true)
+	open := func(path string) *dirs {
+		fs, err := openDirs([]stampedFile{{path: path, stamp: stamp}}, true)
 		require.NoError(t, err)
 		t.Cleanup(fs.close)
 		require.True(t, fs.unchanged(0))
@@ -239,7 +239,7 @@ func TestNoInotifyInstanceIsLeft(t *testing.T) {
 	}
 	stamp, err := cas.StampPath(lib)
 	require.NoError(t, err)
-	fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}}, true)
+	fs, err := openDirs([]stampedFile{{path: lib, stamp: stamp}}, true)
 	require.NoError(t, err)
 	require.ErrorIs(t, fs.watchErr, unix.EMFILE)
 	require.True(t, fs.unchanged(0))
@@ -276,7 +276,7 @@ func TestDescriptorsAreClosedByTheLastComparison(t *testing.T) {
 	require.NoError(t, os.WriteFile(lib, []byte("library"), 0o644))
 	stamp, err := cas.StampPath(lib)
 	require.NoError(t, err)
-	fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}}, true)
+	fs, err := openDirs([]stampedFile{{path: lib, stamp: stamp}}, true)
 	require.NoError(t, err)
 	descriptors := []int{fs.list[0].open, fs.mounts, fs.inotify}
 	open := func() (n int) {
@@ -301,7 +301,7 @@ func TestDescriptorsAreClosedByTheLastComparison(t *testing.T) {
 // A report of the kernel is taken by one call; one beside it must not take the mounts for
 // unchanged.
 func TestReportsToCallsAtTheSameTime(t *testing.T) {
-	fs, err := openFolders(nil, true)
+	fs, err := openDirs(nil, true)
 	require.NoError(t, err)
 	defer fs.close()
 	first := fs.reports()

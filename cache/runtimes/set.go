@@ -7,9 +7,9 @@
 // the one before. A change is noticed by a watcher as well: the runtime is probed again, and
 // Options.Assessed is called.
 //
-// Files are kept open where their folder's times and the kernel's reports of mounts show that names
-// lead to them; elsewhere names are looked up. The kernel reports what is written to these files, see
-// kept.go. So each request itself notices a rename, a mount over one, and other bytes.
+// Files are kept open where their directory's times and the kernel's reports of mounts show that
+// names lead to them; elsewhere names are looked up. The kernel reports what is written to these
+// files, see kept.go. So each request itself notices a rename, a mount over one, and other bytes.
 //
 // Findings of the worker (devices, fingerprints, verdicts) are remembered under keys that cover the
 // libraries' bytes and the machine: see Remember. They outlive the daemon.
@@ -324,7 +324,7 @@ func (rt *Runtime) State() string { return *rt.state.Load() }
 // close is called after the runtime's removal from the set. Requests that have it may go on.
 func (rt *Runtime) close() {
 	if rc := rt.LastContent(); rc != nil {
-		rc.folders.close()
+		rc.dirs.close()
 	}
 }
 
@@ -361,9 +361,9 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 	return rc, nil
 }
 
-// isCurrent reports whether the runtime is as it was found. See folders.unchanged for within.
+// isCurrent reports whether the runtime is as it was found. See directories.unchanged for within.
 func (s *Set) isCurrent(rc *Content, within time.Duration) bool {
-	return rc.Machine == rc.now() && rc.folders.unchanged(within)
+	return rc.Machine == rc.now() && rc.dirs.unchanged(within)
 }
 
 func (s *Set) changing(rt *Runtime) {
@@ -389,7 +389,7 @@ func (s *Set) noteUnusable(ctx context.Context, rt *Runtime, before *Content, er
 func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 	rt.facts.Store(rc)
 	if before != nil {
-		before.folders.close()
+		before.dirs.close()
 	}
 	if !s.IsCurrent(rt) {
 		rt.close() // it was forgotten while it was looked at
@@ -427,14 +427,14 @@ func (s *Set) findContent(ctx context.Context, rt *Runtime, before *Content) (*C
 	for attempt := 0; ; {
 		rc, err := s.readContent(ctx, rt)
 		pause := lookPause
-		settled := err == nil && rc.folders.unchanged(0)
+		settled := err == nil && rc.dirs.unchanged(0)
 		if settled {
 			if pause = s.settlingTime(rc, before); pause <= 0 {
 				return rc, nil
 			}
 		}
 		if err == nil {
-			rc.folders.close()
+			rc.dirs.close()
 		}
 		if !settled {
 			attempt++

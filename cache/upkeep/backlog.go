@@ -30,7 +30,7 @@ type QueuedJob struct {
 	Model     cas.Digest
 	Source    index.Source // none: the model cannot be found again
 	Members   []QueuedMember
-	Runtime   string // folder; "": the default
+	Runtime   string // directory; "": the default
 	Store     string
 	StrictORT bool
 	Queued    time.Time

@@ -26,7 +26,7 @@ import (
 // and in all. The caller calls remove, in any case, when it no longer needs the files.
 func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File, read func(int) bool) (
 	local []*os.File, remove func(), err error) {
-	folder, removeFolder, err := in.Store.Stage("slow-")
+	dir, removeDir, err := in.Store.Stage("slow-")
 	var copies []*os.File
 	var taken int64
 	owner := in.Owner(uid)
@@ -34,7 +34,7 @@ func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File
 		for _, f := range copies {
 			_ = f.Close() // opened for reading only: nothing can be lost
 		}
-		removeFolder()
+		removeDir()
 		in.slow.add(owner, -taken)
 	}
 	if err != nil {
@@ -53,7 +53,7 @@ func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File
 			return nil, remove, request.StoreError(err, f.Name())
 		}
 		taken += int64(st.Size)
-		path := filepath.Join(folder, strconv.Itoa(i))
+		path := filepath.Join(dir, strconv.Itoa(i))
 		if local[i], err = in.fetch(ctx, uid, f, path, &st); err != nil {
 			return nil, remove, err
 		}

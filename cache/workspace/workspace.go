@@ -70,8 +70,8 @@ func WithCopy[T any](
 func (in *Maker) CopyModels(ctx context.Context, r *request.Request, record identity.Record) (
 	w *Workspace, remove func(), err error) {
 	w = New(r, &record, jobs.NewID()[:16])
-	if w.Folder, remove, err = in.Store.Stage("own-"); err == nil {
-		err = CheckSpace(w.Folder, r.AllFiles())
+	if w.Dir, remove, err = in.Store.Stage("own-"); err == nil {
+		err = CheckSpace(w.Dir, r.AllFiles())
 	}
 	if err != nil {
 		return nil, remove, request.StoreError(err, r.Name)
@@ -176,12 +176,12 @@ func (c modelCopy) OpenGraph() (*os.File, error) {
 	return Reopen(c.Original.File)
 }
 
-// Workspace is a folder with private copies of a request's models.
+// Workspace is a directory with private copies of a request's models.
 type Workspace struct {
 	request *request.Request
 	record  *identity.Record // that the copies have to be the models of
 	name    string           // what the models are called: EPs write file names into what they make
-	Folder  string
+	Dir     string
 
 	Copies     []modelCopy             // once they are made
 	Open       []request.OpenDimension // likewise: of the inputs, where the request fixes none
@@ -219,7 +219,7 @@ func (w *Workspace) CopyModel(ctx context.Context) (proof func(context.Context) 
 
 // ModelPath is where a model is copied to at first, and the first one stays.
 func (w *Workspace) ModelPath(i int) string {
-	return filepath.Join(w.ModelFolder(), w.memberName(i)+".onnx")
+	return filepath.Join(w.ModelDir(), w.memberName(i)+".onnx")
 }
 
 // verifyCopies compares the copies with the digests that the key is made of.
@@ -249,8 +249,8 @@ func (w *Workspace) memberName(i int) string {
 // MemberOutput names the graph that is written for one of the job's models.
 func (w *Workspace) MemberOutput(i int) string { return w.memberName(i) + "_ctx.onnx" }
 
-// ModelFolder is the directory of the copies.
-func (w *Workspace) ModelFolder() string { return filepath.Join(w.Folder, "model") }
+// ModelDir is the directory of the copies.
+func (w *Workspace) ModelDir() string { return filepath.Join(w.Dir, "model") }
 
 // changed is the error for a copy with other bytes than those that the key is made of.
 func (w *Workspace) changed(member int) error {
@@ -263,10 +263,11 @@ func (w *Workspace) changed(member int) error {
 	return w.request.ModelFiles(member).ChangedError(nil)
 }
 
-// copiedFiles maps each path in a folder, relative and clean, to the file that was copied there.
+// copiedFiles maps each path in a directory, relative and clean, to the file that was copied there.
 type copiedFiles map[string]*os.File
 
-// isTaken reports whether a location's path is taken in the folder, and whether by the same file.
+// isTaken reports whether a location's path is taken in the directory, and whether by the same
+// file.
 func (c copiedFiles) isTaken(location string, f *os.File) (there, same bool) {
 	other := c[path.Clean(location)]
 	if other == nil {
@@ -302,12 +303,12 @@ func (w *Workspace) copyMember(ctx context.Context, i int, made copiedFiles) (*e
 	}
 	locations := m.Locations()
 	w.addDimensions(m)
-	folder, err := w.folderFor(i, r, locations, made)
+	dir, err := w.dirFor(i, r, locations, made)
 	if err != nil {
 		return nil, err
 	}
-	if folder != filepath.Dir(model) {
-		moved := filepath.Join(folder, filepath.Base(model))
+	if dir != filepath.Dir(model) {
+		moved := filepath.Join(dir, filepath.Base(model))
 		if err := os.Rename(model, moved); err != nil {
 			return nil, request.StoreError(err, r.Name)
 		}
@@ -326,8 +327,8 @@ func (w *Workspace) copyMember(ctx context.Context, i int, made copiedFiles) (*e
 // copyExternal copies the external data at one location. A file that is there under another
 // spelling is not copied again: the proof reads it under both, so that a difference is found.
 func (c *modelCopy) copyExternal(location string, f *os.File, made copiedFiles) error {
-	folder, at := filepath.Dir(c.Path), path.Clean(location)
-	if err := makeParents(folder, location); err != nil {
+	dir, at := filepath.Dir(c.Path), path.Clean(location)
+	if err := makeParents(dir, location); err != nil {
 		return err
 	}
 	if there, same := made.isTaken(location, f); there {
@@ -337,18 +338,18 @@ func (c *modelCopy) copyExternal(location string, f *os.File, made copiedFiles) 
 		return nil
 	}
 	made[at] = f
-	return CopyPrivate(f, filepath.Join(folder, filepath.FromSlash(at)))
+	return CopyPrivate(f, filepath.Join(dir, filepath.FromSlash(at)))
 }
 
 // makeParents makes the directories that a location steps into and leaves again, such as "s" of
 // "s/../w.bin", because the system resolves each step.
-func makeParents(folder, location string) error {
+func makeParents(dir, location string) error {
 	parts := strings.Split(location, "/")
 	for i, part := range parts {
 		if part != ".." {
 			continue
 		}
-		step := filepath.Join(folder, filepath.Join(parts[:i]...))
+		step := filepath.Join(dir, filepath.Join(parts[:i]...))
 		if err := os.MkdirAll(step, 0o700); err != nil {
 			return err
 		}
@@ -356,8 +357,8 @@ func makeParents(folder, location string) error {
 	return nil
 }
 
-// folderFor returns a model's directory: that of the first one, unless a name is taken there.
-func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copiedFiles) (
+// dirFor returns a model's directory: that of the first one, unless a name is taken there.
+func (w *Workspace) dirFor(i int, r identity.Files, locations []string, made copiedFiles) (
 	string, error) {
 	for _, location := range locations {
 		f := r.External[location]
@@ -365,14 +366,14 @@ func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made 
 			return "", r.ChangedError(nil)
 		}
 		if there, same := made.isTaken(location, f); there && !same {
-			folder := filepath.Join(w.ModelFolder(), strconv.Itoa(i+1))
-			if err := os.MkdirAll(folder, 0o700); err != nil {
+			dir := filepath.Join(w.ModelDir(), strconv.Itoa(i+1))
+			if err := os.MkdirAll(dir, 0o700); err != nil {
 				return "", request.StoreError(err, r.Name)
 			}
-			return folder, nil
+			return dir, nil
 		}
 	}
-	return w.ModelFolder(), nil
+	return w.ModelDir(), nil
 }
 
 // OpenFiles are files that are read, and closed together.
@@ -456,7 +457,7 @@ func CopyPrivate(from *os.File, path string) error {
 
 // CheckSpace fails if a private copy of the files does not fit into the directory's file system
 // with something to spare. It counts blocks, because holes cost nothing.
-func CheckSpace(folder string, files []*os.File) error {
+func CheckSpace(dir string, files []*os.File) error {
 	var need int64
 	for _, f := range files {
 		var st unix.Stat_t
@@ -465,7 +466,7 @@ func CheckSpace(folder string, files []*os.File) error {
 		}
 		need += st.Blocks * 512
 	}
-	free, err := cas.FreeBytes(folder)
+	free, err := cas.FreeBytes(dir)
 	if err != nil {
 		return err
 	}

@@ -18,14 +18,14 @@ const (
 	Some                   // each name and each file on its own, at random
 )
 
-// Crash copies the tree to the folder to, which exists and is empty, as it
+// Crash copies the tree to the directory to, which exists and is empty, as it
 // could be after a power cut now. seed decides what Some loses.
 func (f *FS) Crash(to string, loss Loss, seed uint64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := &crash{fs: f, loss: loss, random: rand.New(rand.NewPCG(seed, 0)),
 		made: make(map[key]string)}
-	return c.folder(f.root, to)
+	return c.dir(f.root, to)
 }
 
 type crash struct {
@@ -46,7 +46,7 @@ func (c *crash) lost() bool {
 	return c.random.IntN(2) == 0
 }
 
-// names returns what the folder leads to after the crash: for each name what
+// names returns what the directory leads to after the crash: for each name what
 // it led to when it was synced, or what it leads to now.
 func (c *crash) names(path string, now map[string]key) map[string]key {
 	synced := c.fs.dirs[path]
@@ -81,7 +81,7 @@ func (c *crash) names(path string, now map[string]key) map[string]key {
 	return after
 }
 
-func (c *crash) folder(from, to string) error {
+func (c *crash) dir(from, to string) error {
 	now, err := keysIn(from)
 	if err != nil {
 		return err
@@ -99,9 +99,9 @@ func (c *crash) folder(from, to string) error {
 				return err
 			}
 			if now[name] != k {
-				continue // a folder that was removed and is back, whatever has its name now: empty
+				continue // a removed directory is back, and empty, whatever has its name now
 			}
-			if err := c.folder(filepath.Join(from, name), target); err != nil {
+			if err := c.dir(filepath.Join(from, name), target); err != nil {
 				return err
 			}
 			continue

@@ -24,10 +24,10 @@ type FS struct {
 	fail  int   // the one step that fails
 	err   error // with this error
 	files map[key]*file
-	dirs  map[string]map[string]key // folder -> names at its last SyncDir
+	dirs  map[string]map[string]key // directory -> names at its last SyncDir
 }
 
-// key is what a folder's name leads to.
+// key is what a directory's name leads to.
 type key struct {
 	dev, ino uint64
 	dir      bool
@@ -109,7 +109,7 @@ func do0(f *FS, fn func() error) error {
 	return err
 }
 
-// keysIn tells what each name in a folder leads to.
+// keysIn tells what each name in a directory leads to.
 func keysIn(path string) (map[string]key, error) {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -131,7 +131,7 @@ func keysIn(path string) (map[string]key, error) {
 	return names, nil
 }
 
-// rememberDir takes the names of a folder as they are.
+// rememberDir takes the names of a directory as they are.
 func (f *FS) rememberDir(path string) error {
 	names, err := keysIn(path)
 	if err == nil {

@@ -60,18 +60,18 @@ const (
 
 func startDaemon(t *testing.T, r row) *daemon {
 	t.Helper()
-	folder, err := os.MkdirTemp("", "conf") // the test's own is too long for a socket
+	dir, err := os.MkdirTemp("", "conf") // the test's own is too long for a socket
 	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(folder) })
-	d := &daemon{t: t, row: r, path: filepath.Join(folder, "s"),
-		view: filepath.Join(folder, "view"), file: filepath.Join(folder, "model.onnx"),
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	d := &daemon{t: t, row: r, path: filepath.Join(dir, "s"),
+		view: filepath.Join(dir, "view"), file: filepath.Join(dir, "model.onnx"),
 		over: make(chan struct{})}
 	require.NoError(t, os.MkdirAll(filepath.Join(d.view, "abc"), 0o755))
 	require.NoError(t,
 		os.WriteFile(filepath.Join(d.view, "abc", "x_ctx.onnx"), []byte(graphContent), 0o644))
 	require.NoError(t, os.WriteFile(d.file, []byte("no client looks into a model"), 0o644))
 	require.NoError(t,
-		os.WriteFile(filepath.Join(folder, "weights"), []byte("external data"), 0o644))
+		os.WriteFile(filepath.Join(dir, "weights"), []byte("external data"), 0o644))
 	d.listen()
 	return d
 }

@@ -62,9 +62,9 @@ const patient = "epcachectl, which has nothing else to go on with, waits ten sec
 
 // built builds a program as `make build` does, which has most of it in Go's cache, and looks at all
 // that it is made of: then go test knows that its result is of these files.
-func built(t *testing.T, folder string) string {
+func built(t *testing.T, directory string) string {
 	list, err := exec.Command("go", "list", "-deps", "-f",
-		"{{if and .Module .Module.Main}}{{.Dir}}{{end}}", folder).Output()
+		"{{if and .Module .Module.Main}}{{.Dir}}{{end}}", directory).Output()
 	require.NoError(t, err)
 	for dir := range strings.FieldsSeq(string(list)) {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -74,8 +74,8 @@ func built(t *testing.T, folder string) string {
 			require.NoError(t, err)
 		}
 	}
-	program := filepath.Join(t.TempDir(), filepath.Base(folder))
-	build := exec.Command("go", "build", "-trimpath", "-o", program, folder)
+	program := filepath.Join(t.TempDir(), filepath.Base(directory))
+	build := exec.Command("go", "build", "-trimpath", "-o", program, directory)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -160,12 +160,12 @@ func (d *driver) ask(q question) answer {
 
 // descriptors tells what the driver has open.
 func (d *driver) descriptors() map[string]string {
-	folder := fmt.Sprintf("/proc/%d/fd", d.process.Process.Pid)
-	entries, err := os.ReadDir(folder)
+	dir := fmt.Sprintf("/proc/%d/fd", d.process.Process.Pid)
+	entries, err := os.ReadDir(dir)
 	require.NoError(d.t, err)
 	open := map[string]string{}
 	for _, e := range entries {
-		target, err := os.Readlink(filepath.Join(folder, e.Name()))
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err == nil {
 			open[e.Name()] = target
 		}

@@ -26,11 +26,11 @@ const ReportTimeout = 5 * time.Second
 // Lease is a build that is kept as it is until Close.
 type Lease struct {
 	Reply *wire.AcquireReply // the daemon's answer: outcome, options to load with, why
-	View  *os.File           // the view's folder; nil for answers without one: load the model as it is
+	View  *os.File           // the view's directory; nil for answers without one: load the model as it is
 }
 
-// Path is the graph's path through the descriptor, which needs no rights on the daemon's folders;
-// empty without a view.
+// Path is the graph's path through the descriptor, which needs no rights on the daemon's
+// directories; empty without a view.
 func (l *Lease) Path() string {
 	if l.View == nil {
 		return ""

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type refusing struct {
 	unixsock.Backend
 	acquire  func() (unixsock.Answer, error) // nil: hit
-	folder   string                          // of the view
+	dir      string                          // of the view
 	calls    atomic.Int64
 	mu       sync.Mutex
 	reports  []*wire.Report
@@ -57,7 +57,7 @@ func (r *refusing) Acquire(context.Context, unixsock.Peer, *wire.Acquire, []*os.
 }
 
 func (r *refusing) hit() (unixsock.Answer, error) {
-	view, err := os.Open(r.folder)
+	view, err := os.Open(r.dir)
 	reply := &wire.AcquireReply{Outcome: "hit", Build: "b", Graph: "id/x_ctx.onnx"}
 	return unixsock.Answer{Reply: reply, View: view}, err
 }
@@ -79,7 +79,7 @@ func connect(t *testing.T, r *refusing) *unixsock.Client {
 	dir, err := os.MkdirTemp("", "ec") // t.TempDir is too long for a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	r.folder = dir
+	r.dir = dir
 	path := filepath.Join(dir, "s")
 	l, err := unixsock.Listen(path, 0o600)
 	require.NoError(t, err)

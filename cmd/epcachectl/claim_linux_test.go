@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// ownRuntime is a folder that looks like a runtime, with libraries that nothing loads.
+// ownRuntime is a directory that looks like a runtime, with libraries that nothing loads.
 func ownRuntime(t *testing.T) string {
 	dir := t.TempDir()
 	for _, name := range []string{"libonnxruntime.so.1.31.1",

@@ -73,7 +73,7 @@ func TestConfigShow(t *testing.T) {
 
 func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 	dir := t.TempDir()
-	file, folder := filepath.Join(dir, "epcached.toml"), filepath.Join(dir, "unpacked")
+	file, directory := filepath.Join(dir, "epcached.toml"), filepath.Join(dir, "unpacked")
 	require.NoError(t, os.WriteFile(file, []byte("[space]\nunpacked_dir = \"unpacked\"\n"), 0o600))
 	wrong := func(says string) {
 		t.Helper()
@@ -81,16 +81,16 @@ func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 		require.Equal(t, exit.Failed, r.code)
 		require.Contains(t, r.out, file+":2:1: field \"space.unpacked_dir\": "+says)
 	}
-	wrong("there is no directory \"" + folder + "\": make it")
-	require.NoDirExists(t, folder, "it only looks")
-	require.NoError(t, os.WriteFile(folder, nil, 0o600))
-	wrong("\"" + folder + "\" is not a directory")
-	require.NoError(t, os.Remove(folder))
-	require.NoError(t, os.Mkdir(folder, 0o500))
+	wrong("there is no directory \"" + directory + "\": make it")
+	require.NoDirExists(t, directory, "it only looks")
+	require.NoError(t, os.WriteFile(directory, nil, 0o600))
+	wrong("\"" + directory + "\" is not a directory")
+	require.NoError(t, os.Remove(directory))
+	require.NoError(t, os.Mkdir(directory, 0o500))
 	if os.Getuid() != 0 { // root may write anywhere
 		wrong("user ")
 	}
-	require.NoError(t, os.Chmod(folder, 0o700))
+	require.NoError(t, os.Chmod(directory, 0o700))
 	require.Equal(t, result{exit.Done, file + ": no mistakes\n", ""},
 		call(t, "config", "check", file))
 }

@@ -47,7 +47,7 @@ type standIn struct {
 	t *testing.T
 
 	mu       sync.Mutex // a socket orders nothing for the race detector; guards the rest
-	folder   string     // of the view
+	dir      string     // of the view
 	id       string
 	files    []*wire.File
 	asked    []*wire.Acquire
@@ -126,13 +126,13 @@ func (b *standIn) Acquire(ctx context.Context, _ unixsock.Peer, a *wire.Acquire,
 }
 
 func (b *standIn) hit() (unixsock.Answer, error) {
-	view, err := os.Open(b.folder)
+	view, err := os.Open(b.dir)
 	return unixsock.Answer{View: view, Reply: &wire.AcquireReply{
 		Outcome: "hit", RequestKey: strings.Repeat("ab", 32), Build: strings.Repeat("cd", 32),
 		ModelDigest: strings.Repeat("ef", 32),
 		Ep:          "StandInExecutionProvider", SdkVersion: "1.0", HardwareArchitecture: "any",
 		Compatibility: "optimal", Why: "same",
-		View: b.folder, Graph: b.id + "/0123456789abcdef_ctx.onnx", Files: b.files,
+		View: b.dir, Graph: b.id + "/0123456789abcdef_ctx.onnx", Files: b.files,
 		CompileSeconds: 2, Record: `{"version":1}`,
 		ProviderOptions:        map[string]*wire.StringMap{"StandInExecutionProvider": {}},
 		SessionOptions:         map[string]string{"ep.context_enable": "0"},
@@ -439,11 +439,11 @@ func (b *standIn) changed() []string {
 
 // newStandIn makes a view of a graph and a sidecar.
 func newStandIn(t *testing.T) *standIn {
-	b := &standIn{t: t, folder: t.TempDir(), id: "f00d"}
-	require.NoError(t, os.MkdirAll(filepath.Join(b.folder, b.id, "sub"), 0o700))
+	b := &standIn{t: t, dir: t.TempDir(), id: "f00d"}
+	require.NoError(t, os.MkdirAll(filepath.Join(b.dir, b.id, "sub"), 0o700))
 	for name, text := range map[string]string{"0123456789abcdef_ctx.onnx": "graph",
 		"sub/weights.bin": "weights"} {
-		require.NoError(t, os.WriteFile(filepath.Join(b.folder, b.id, name), []byte(text), 0o400))
+		require.NoError(t, os.WriteFile(filepath.Join(b.dir, b.id, name), []byte(text), 0o400))
 		digest, err := cas.Sum(context.Background(), strings.NewReader(text), 0, int64(len(text)))
 		require.NoError(t, err)
 		b.files = append(b.files,

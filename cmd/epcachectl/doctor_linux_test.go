@@ -163,7 +163,7 @@ func TestDoctorCountsOneSocketOnce(t *testing.T) {
 	find(t, out, "warning", "two daemons run")
 }
 
-// fakeRuntime is a folder as pip leaves it; nothing of it can be loaded.
+// fakeRuntime is a directory as pip leaves it; nothing of it can be loaded.
 func fakeRuntime(t *testing.T, ort, openvino string) string {
 	t.Helper()
 	dir := t.TempDir()

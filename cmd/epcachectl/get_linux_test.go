@@ -395,7 +395,7 @@ func TestGetOut(t *testing.T) {
 func TestGetOutDamaged(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	path := filepath.Join(b.folder, b.files[0].GetName())
+	path := filepath.Join(b.dir, b.files[0].GetName())
 	require.NoError(t, os.Chmod(path, 0o600))
 	require.NoError(t,
 		os.WriteFile(path, []byte(strings.Repeat("x", int(b.files[0].GetSize()))), 0o600))
@@ -454,15 +454,15 @@ func TestGetPassthroughWithoutItsContextBinary(t *testing.T) {
 			Compatibility: "unknown"}}, nil
 	}
 	b.serve()
-	folder := t.TempDir()
-	model := compiledModel(t, folder)
+	dir := t.TempDir()
+	model := compiledModel(t, dir)
 	r := call(t, "get", model, ep)
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t,
 		"passthrough "+model+
 			": it is compiled already, whether it loads here is unknown; load the file itself\n",
 		r.out)
-	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
+	require.NoError(t, os.Remove(filepath.Join(dir, "bins", "part.bin")))
 	r = call(t, "get", model, ep)
 	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, `"bins/part.bin"`)
@@ -471,7 +471,7 @@ func TestGetPassthroughWithoutItsContextBinary(t *testing.T) {
 
 // compiledModel writes a compiled model with a context binary, and with attributes that no schema
 // knows.
-func compiledModel(t *testing.T, folder string) string {
+func compiledModel(t *testing.T, dir string) string {
 	m := tinymodel.Model{
 		Nodes: []tinymodel.Node{{Op: "EPContext", Domain: "com.microsoft", Name: "part",
 			Inputs: []string{"x"}, Outputs: []string{"y"},
@@ -482,10 +482,10 @@ func compiledModel(t *testing.T, folder string) string {
 		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{1}}},
 		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{1}}},
 	}
-	path := filepath.Join(folder, "m_ctx.onnx")
-	require.NoError(t, os.MkdirAll(filepath.Join(folder, "bins"), 0o700))
+	path := filepath.Join(dir, "m_ctx.onnx")
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "bins"), 0o700))
 	require.NoError(t,
-		os.WriteFile(filepath.Join(folder, "bins", "part.bin"), []byte("the context"), 0o600))
+		os.WriteFile(filepath.Join(dir, "bins", "part.bin"), []byte("the context"), 0o600))
 	require.NoError(t, os.WriteFile(path, m.Encode(), 0o600))
 	return path
 }
@@ -536,8 +536,8 @@ func TestGetOutOfACompiledModel(t *testing.T) {
 			Compatibility: "optimal"}}, nil
 	}
 	b.serve()
-	folder, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
-	model := compiledModel(t, folder)
+	dir, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
+	model := compiledModel(t, dir)
 	r := call(t, "get", model, ep, "--out", out, "-n")
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "would write "+filepath.Join(out, "m_ctx.onnx")+"\n")
@@ -546,15 +546,15 @@ func TestGetOutOfACompiledModel(t *testing.T) {
 	require.Equal(t, exit.Done, r.code, r.err)
 	for _, name := range []string{"m_ctx.onnx", "bins/part.bin"} {
 		require.Contains(t, r.out, "wrote "+filepath.Join(out, name)+"\n")
-		want, err := os.ReadFile(filepath.Join(folder, name))
+		want, err := os.ReadFile(filepath.Join(dir, name))
 		require.NoError(t, err)
 		got, err := os.ReadFile(filepath.Join(out, name))
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	}
-	require.Contains(t, call(t, "get", model, ep, "--out", folder).out,
+	require.Contains(t, call(t, "get", model, ep, "--out", dir).out,
 		"exists already: "+model+"\n")
-	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
+	require.NoError(t, os.Remove(filepath.Join(dir, "bins", "part.bin")))
 	r = call(t, "get", model, ep, "--out", filepath.Join(t.TempDir(), "out"))
 	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, `"bins/part.bin"`)
@@ -604,9 +604,9 @@ func TestGetExternalData(t *testing.T) {
 		b.external = map[string]string{"one.bin": "one"} // which no link leads to from the model
 		b.serve()
 		require.Equal(t, exit.NotFound, call(t, "get", model, ep).code)
-		folder := "--session-option=session.model_external_initializers_file_folder_path=" +
+		dir := "--session-option=session.model_external_initializers_file_folder_path=" +
 			filepath.Join(hub, "snapshot", "sub")
-		r := call(t, "get", model, ep, folder)
+		r := call(t, "get", model, ep, dir)
 		require.Equal(t, exit.Done, r.code, r.err)
 		b.set(func() {
 			require.Empty(t, b.asked[len(b.asked)-1].GetSessionOptions(),

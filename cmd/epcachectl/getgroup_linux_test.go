@@ -20,7 +20,7 @@ import (
 func newGroup(t *testing.T) *standIn {
 	b := newStandIn(t)
 	const second = "0123456789abcdef_2_ctx.onnx"
-	require.NoError(t, os.WriteFile(filepath.Join(b.folder, b.id, second), []byte("second"), 0o400))
+	require.NoError(t, os.WriteFile(filepath.Join(b.dir, b.id, second), []byte("second"), 0o400))
 	digest, err := cas.Sum(t.Context(), strings.NewReader("second"), 0, 6)
 	require.NoError(t, err)
 	b.files = append(b.files,

@@ -122,7 +122,7 @@ type ruleset struct {
 	handled uint64
 }
 
-// allow permits those of the rights that Landlock knows, for a file or for all below a folder.
+// allow permits those of the rights that Landlock knows, for a file or for all below a directory.
 func (r ruleset) allow(path string, rights uint64) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -28,7 +28,7 @@ var refusedCalls = []denial{
 	{unix.SYS_SHMGET, unix.ENOSYS}, {unix.SYS_SEMGET, unix.ENOSYS}, {unix.SYS_MSGGET, unix.ENOSYS}, {unix.SYS_MQ_OPEN, unix.ENOSYS},
 	{unix.SYS_ADD_KEY, unix.ENOSYS}, {unix.SYS_REQUEST_KEY, unix.ENOSYS}, {unix.SYS_KEYCTL, unix.ENOSYS},
 	{unix.SYS_PTRACE, unix.EPERM}, {unix.SYS_PROCESS_VM_READV, unix.EPERM}, {unix.SYS_PROCESS_VM_WRITEV, unix.EPERM},
-	{unix.SYS_OPEN_BY_HANDLE_AT, unix.EPERM}, // it opens files by number, past every folder
+	{unix.SYS_OPEN_BY_HANDLE_AT, unix.EPERM}, // it opens files by number, past every directory
 	// Landlock lets everybody change owners, modes and attributes. For files that it has open the worker may.
 	{unix.SYS_FCHMODAT, unix.EPERM}, {unix.SYS_FCHMODAT2, unix.EPERM}, {unix.SYS_FCHOWNAT, unix.EPERM},
 	// Nor does it keep from times, by which the daemon knows files that it has verified. Vendors' tools

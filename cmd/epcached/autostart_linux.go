@@ -76,7 +76,7 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 
 // start starts the process that stays, and returns the pipe that it answers on.
 func (c *call) start(s *config.Settings) (answers *os.File, err error) {
-	err = cmp.Or(unixsock.MakePrivateFolder(s.State), unixsock.MakePrivateFolder(filepath.Dir(s.Socket)))
+	err = cmp.Or(unixsock.MakePrivateDir(s.State), unixsock.MakePrivateDir(filepath.Dir(s.Socket)))
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func awaitAnswer(ctx context.Context, answers *os.File, s *config.Settings) erro
 func (c *call) arguments(s *config.Settings) []string {
 	args := []string{"--autostart", "--detached", "--state", s.State, "--socket", s.Socket}
 	if c.config != "" {
-		if abs, err := filepath.Abs(c.config); err == nil { // else there is no working folder, and the name is absolute or of no use
+		if abs, err := filepath.Abs(c.config); err == nil { // else there is no working directory, and the name is absolute or of no use
 			args = append(args, "--config", abs)
 		}
 	}
@@ -161,10 +161,10 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 		_ = tell.Close()
 	}
 	p.recreate = func() error {
-		if err := unixsock.MakePrivateFolder(s.State); err != nil {
+		if err := unixsock.MakePrivateDir(s.State); err != nil {
 			return err
 		}
-		return log.Begin() // the old one went with the folder
+		return log.Begin() // the old one went with the directory
 	}
 	err = p.serve(ctx, s, set)
 	if link != "" {
@@ -177,7 +177,7 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 	return err
 }
 
-// linkSocket lets clients find the socket that have no runtime folder, as jobs of cron: they look in the state folder.
+// linkSocket lets clients find the socket that have no runtime directory, as jobs of cron: they look in the state directory.
 func linkSocket(s *config.Settings) string {
 	link := filepath.Join(s.State, filepath.Base(s.Socket))
 	info, err := os.Lstat(link)
@@ -187,10 +187,10 @@ func linkSocket(s *config.Settings) string {
 	case err == nil && info.Mode().Type()&(fs.ModeSymlink|fs.ModeSocket) == 0:
 		return "" // nothing of ours
 	case err == nil:
-		_ = os.Remove(link) // of an earlier daemon: this one has the state folder to itself
+		_ = os.Remove(link) // of an earlier daemon: this one has the state directory to itself
 	}
 	if os.Symlink(s.Socket, link) != nil {
-		return "" // then they start no daemon either, for this one has the state folder
+		return "" // then they start no daemon either, for this one has the state directory
 	}
 	return link
 }

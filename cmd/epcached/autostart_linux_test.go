@@ -30,7 +30,7 @@ type home struct {
 }
 
 func newHome(t *testing.T) *home {
-	dir := shortFolder(t)
+	dir := shortDir(t)
 	h := &home{dir: dir, state: filepath.Join(dir, "state", "epcached")}
 	h.socket = filepath.Join(h.state, "epcached.sock")
 	return h
@@ -231,7 +231,7 @@ func TestDaemonWithoutItsSocketLeaves(t *testing.T) {
 // start.
 func TestASocketThatIsRemovedAtOnceIsMissed(t *testing.T) {
 	in := serveInside(t, t.TempDir(), cache.Options{})
-	socket := filepath.Join(shortFolder(t), "s")
+	socket := filepath.Join(shortDir(t), "s")
 	p := &process{idle: 10 * time.Second, ready: func() { require.NoError(t, os.Remove(socket)) }}
 	var said strings.Builder
 	nothing := func() func() { return func() {} }

@@ -18,8 +18,8 @@ import (
 // and subscribers have heard, beyond the quiet period. The goal is one second.
 func BenchmarkSDKChange(b *testing.B) {
 	const quiet = time.Second
-	real := [2]string{runtimeFolder(b, qnn), runtimeFolder(b, olderQNN)}
-	place := filepath.Join(shortFolder(b), "runtime")
+	real := [2]string{runtimeDir(b, qnn), runtimeDir(b, olderQNN)}
+	place := filepath.Join(shortDir(b), "runtime")
 	require.NoError(b, os.Symlink(real[0], place))
 	d := newSite(b, place).start(b)
 	get(b, d.dial(), writeModel(b, b.TempDir(), 1), with(qnnProvider()))

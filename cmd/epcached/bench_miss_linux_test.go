@@ -35,11 +35,11 @@ func BenchmarkMachinery(b *testing.B) {
 
 // benchMachinery asks for models that were written so long before.
 func benchMachinery(b *testing.B, model func(seed uint64) []byte, before time.Duration) {
-	folder := runtimeFolder(b, openVINO)
-	d := newSite(b, folder).start(b)
+	dir := runtimeDir(b, openVINO)
+	d := newSite(b, dir).start(b)
 	c := d.dial()
 	get(b, c, writeModel(b, b.TempDir(), 999)) // the runtime is looked at and probed
-	runtime, err := compilers.Find(folder)
+	runtime, err := compilers.Find(dir)
 	require.NoError(b, err)
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: filepath.Join(programs, "epcached-ort")})
 	b.Cleanup(func() { require.NoError(b, ort.Close()) })
@@ -70,7 +70,7 @@ func compileByHand(b *testing.B, ort *compilers.ORT, runtime compilers.Runtime, 
 	eps := []compilers.EP{{Name: "OpenVINOExecutionProvider"}}
 	out := b.TempDir()
 	result, err := ort.Compile(b.Context(),
-		compilers.Job{Runtime: runtime, EPs: eps, Model: model, Folder: out,
+		compilers.Job{Runtime: runtime, EPs: eps, Model: model, Dir: out,
 			Output: "0123456789abcdef_ctx.onnx"}, nil)
 	require.NoError(b, err)
 	checked, err := ort.Check(b.Context(),

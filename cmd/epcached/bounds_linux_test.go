@@ -49,7 +49,7 @@ func crowd(seed, parts int, field protowire.Number, part []byte) []byte {
 // Forty models at once of nothing but small parts, 0.8 MB each, do not take the daemon's memory,
 // and another user is served meanwhile.
 func TestMemoryOfReadingModelsIsBounded(t *testing.T) {
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	d := s.start(t)
 	dir := t.TempDir()
 	good := writeModel(t, dir, 1)
@@ -152,7 +152,7 @@ func multiply(t testing.TB, state string, builds int) {
 // A user's requests of all kinds on many connections take bounded memory; another user's requests
 // are answered meanwhile, and the database stays.
 func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	good := writeModel(t, t.TempDir(), 1)
 	d := s.start(t)
 	get(t, d.dial(), good)
@@ -212,7 +212,7 @@ func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
 
 // Long names of models are refused with their bound, and cut where many builds are listed.
 func TestNamesOfModelsAreBounded(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c, model := d.dial(), writeModel(t, t.TempDir(), 1)
 	named := func(bytes int) func(*wire.Acquire) {
 		return func(r *wire.Acquire) { r.Model.Name = strings.Repeat("n", bytes) }
@@ -230,7 +230,7 @@ func TestNamesOfModelsAreBounded(t *testing.T) {
 
 // A file that is no recipe stops no start, and stays.
 func TestAStrayFileAmongTheRecipesIsLeftAlone(t *testing.T) {
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	d := s.start(t)
 	d.stop()
 	stray := filepath.Join(s.state, "recipes", "notes.txt")
@@ -247,7 +247,7 @@ func TestAStrayFileAmongTheRecipesIsLeftAlone(t *testing.T) {
 
 // A user learns of own builds and of the store's bounds, and administrators of all.
 func TestCountsOfAllUsersAreForAdministrators(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	dir := t.TempDir()
 	own := writeModel(t, dir, 2)
 	root, user := d.dial(), dialAs(t, d.socket, 65533)
@@ -277,7 +277,7 @@ func TestCountsOfAllUsersAreForAdministrators(t *testing.T) {
 
 // A claim keeps the names of inputs and outputs in memory, so a model of very many gets none.
 func TestMemoryOfClaimsIsBounded(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	path := filepath.Join(t.TempDir(), "inputs.onnx")
 	require.NoError(t, os.WriteFile(path, crowd(1, 40_000, 11, nil), 0o644))
 	_, err := tryGet(t, d.dial(), path, func(r *wire.Acquire) { r.OnMiss = wire.OnMiss_CLAIM })

@@ -206,7 +206,7 @@ func newVictim(t testing.TB, dir string, external bool) *victim {
 // Twice, for after the first time the file's times, and the kernel's idea of which pages are dirty,
 // are others.
 func TestChangedBehindItsTimes(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	victims := make(map[string]*victim)
 	for name, way := range waysToChange {
@@ -265,7 +265,7 @@ func believable(t testing.TB, path string) bool {
 // In a tmpfs and in a memory file a store through a mapping moves no time at all: they are read
 // each time.
 func TestChangedInMemory(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	victims := map[string]*victim{"memory file": memoryFile(t)}
 	for name, external := range map[string]bool{"graph in a tmpfs": false,
@@ -330,7 +330,7 @@ func digestOf(t testing.TB, path string) string {
 // (Newer kernels have a finer clock for files with times that were read; there this test shows
 // less.)
 func TestChangedWithinOneTick(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	v := newVictim(t, t.TempDir(), false)
 	v.mmap()

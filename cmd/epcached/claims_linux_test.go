@@ -37,14 +37,14 @@ func newOwner(t *testing.T, d *epcached, uid int) *owner {
 	return newOwnerOf(t, d, uid, openVINO, openVINOProvider())
 }
 
-func newOwnerOf(t *testing.T, d *epcached, uid int, folder string,
+func newOwnerOf(t *testing.T, d *epcached, uid int, dir string,
 	ep *wire.ExecutionProvider) *owner {
 	t.Helper()
 	o := &owner{epcached: d, uid: uid,
 		worker: compilers.NewORT(compilers.ORTOptions{Worker: filepath.Join(programs,
 			"epcached-ort"), Scratch: t.TempDir()})}
 	var err error
-	o.spec, err = compilers.Find(runtimeFolder(t, folder))
+	o.spec, err = compilers.Find(runtimeDir(t, dir))
 	require.NoError(t, err)
 	o.library, err = o.spec.Library(ep.Name)
 	require.NoError(t, err)
@@ -122,9 +122,9 @@ func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss,
 // compile does what a claim is for, in a worker of the application's own.
 func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 	o.Helper()
-	folder := o.TempDir()
+	dir := o.TempDir()
 	result, err := o.worker.Compile(limited(o),
-		compilers.Job{Runtime: o.spec, Model: path, Folder: folder, Output: claim.Claim.Output,
+		compilers.Job{Runtime: o.spec, Model: path, Dir: dir, Output: claim.Claim.Output,
 			Route: claim.Claim.Route,
 			Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel,
 				SessionOptions: claim.SessionOptions}, Embed: o.embed,
@@ -139,7 +139,7 @@ func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 	var fds []*os.File
 	for i, name := range result.Files {
 		put.Files = append(put.Files, &wire.PutFile{Name: name, Fd: uint32(i)})
-		fds = append(fds, openFile(o, filepath.Join(folder, name)))
+		fds = append(fds, openFile(o, filepath.Join(dir, name)))
 	}
 	return put, fds
 }

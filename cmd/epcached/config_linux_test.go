@@ -71,7 +71,7 @@ func TestWrongFlags(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			dir := shortFolder(t)
+			dir := shortDir(t)
 			args := append(c.args, "--socket", filepath.Join(dir, "s"))
 			if name != "flag with nothing" {
 				args = append(args, "--state", filepath.Join(dir, "state"))
@@ -120,7 +120,7 @@ func TestConfigurationErrors(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			dir := shortFolder(t)
+			dir := shortDir(t)
 			path := filepath.Join(dir, "epcached.toml")
 			require.NoError(t, os.WriteFile(path, []byte(c.text), 0o644))
 			status, out, errs := runToEnd(t, nil, "--config", path, "--state",
@@ -166,7 +166,7 @@ func TestARemovedFieldIsLoggedAtTheStart(t *testing.T) {
 
 // Mistakes in a file are what --check-config looks for: it fails, and the call was not wrong.
 func TestCheckConfigFailsForMistakes(t *testing.T) {
-	path := filepath.Join(shortFolder(t), "epcached.toml")
+	path := filepath.Join(shortDir(t), "epcached.toml")
 	require.NoError(t, os.WriteFile(path, []byte("jbos = 3\n"), 0o644))
 	status, _, errs := runToEnd(t, nil, "--config", path, "--check-config")
 	require.Equal(t, 1, status)
@@ -179,7 +179,7 @@ func TestCheckConfigFailsForMistakes(t *testing.T) {
 }
 
 func TestCheckConfig(t *testing.T) {
-	dir := shortFolder(t)
+	dir := shortDir(t)
 	path := filepath.Join(dir, "epcached.toml")
 	require.NoError(t,
 		os.WriteFile(path, []byte("jobs = 3\n[[runtime]]\ndirectory = \"rt\"\n"), 0o644))

@@ -19,7 +19,7 @@ import (
 // profiles. With the race detector in the tests the daemon has it too.
 const controlledEnvironment = "EPCACHED_TEST_CONTROLLED"
 
-// profilesEnvironment is a folder to leave profiles of the controlled daemon's waits in.
+// profilesEnvironment is a directory to leave profiles of the controlled daemon's waits in.
 const profilesEnvironment = "EPCACHED_STRESS_PROFILES"
 
 // controlled is the main function of such a process.

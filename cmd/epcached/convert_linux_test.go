@@ -33,7 +33,7 @@ func TestRealArtefactsAreConverted(t *testing.T) {
 		for direction, embed := range map[string]bool{"into the graph": true,
 			"out of the graph": false} {
 			t.Run(name+" "+direction, func(t *testing.T) {
-				d := newSite(t, runtimeFolder(t, real.runtime)).start(t)
+				d := newSite(t, runtimeDir(t, real.runtime)).start(t)
 				c := d.dial()
 				model := writeModel(t, t.TempDir(), 1)
 				form := func(embed bool) func(

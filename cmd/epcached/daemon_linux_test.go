@@ -35,7 +35,7 @@ type site struct {
 }
 
 func newSite(t testing.TB, runtimes ...string) *site {
-	dir := shortFolder(t)
+	dir := shortDir(t)
 	return &site{state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "s"),
 		runtimes: runtimes, config: unmeasured}
 }
@@ -312,7 +312,7 @@ func stopped(pid int) bool {
 // pollEvery is how often a test looks whether something has happened.
 const pollEvery = 10 * time.Millisecond
 
-// entriesOf lists a folder of the state directory.
+// entriesOf lists a directory of the state directory.
 func entriesOf(t testing.TB, state string, name ...string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(append([]string{state}, name...)...))

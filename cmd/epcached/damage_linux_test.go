@@ -179,7 +179,7 @@ type patient struct {
 }
 
 func newPatient(t testing.TB, runtime string, ep *wire.ExecutionProvider) *patient {
-	p := &patient{TB: t, site: newSite(t, runtimeFolder(t, runtime)), ep: ep}
+	p := &patient{TB: t, site: newSite(t, runtimeDir(t, runtime)), ep: ep}
 	p.epcached = p.site.start(t)
 	p.renew()
 	return p

@@ -23,7 +23,7 @@ import (
 // A daemon with a damaged database answers its current requests, says why, and ends.
 // The next daemon serves the builds that were stored.
 func TestDaemonWithADamagedIndexEndsAndTheNextOneRepairsIt(t *testing.T) {
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	dir := t.TempDir()
 	kept, heard, other := writeModel(t, dir, 1), writeModel(t, dir, 2), writeModel(t, dir, 3)
 	d := s.start(t)
@@ -75,7 +75,7 @@ type slowStart struct {
 
 // startSlowly runs a daemon in this process that takes long to make its index.
 func startSlowly(t *testing.T, ready func()) *slowStart {
-	dir := shortFolder(t)
+	dir := shortDir(t)
 	settings := config.Defaults()
 	settings.State, settings.Socket = filepath.Join(dir, "state"), filepath.Join(dir, "s")
 	settings.Worker = filepath.Join(programs, "epcached-ort")

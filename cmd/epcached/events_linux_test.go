@@ -64,7 +64,7 @@ func (d *epcached) compileAndHear(t *testing.T, c *unixsock.Client,
 }
 
 func TestStoryOfAModel(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	defer c.Close()
 	events, _ := d.follow(t)
@@ -108,7 +108,7 @@ func TestStoryOfAModel(t *testing.T) {
 }
 
 func TestStopEndsSubscriptions(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	defer c.Close()
 	events, ended := d.follow(t)
@@ -118,7 +118,7 @@ func TestStopEndsSubscriptions(t *testing.T) {
 }
 
 func TestLoadThatIsRefused(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	defer c.Close()
 	model := writeModel(t, t.TempDir(), 1)

@@ -61,7 +61,7 @@ func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path str
 }
 
 func TestRealRefusalSpeaksOfTheUsersModel(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	path := filepath.Join(t.TempDir(), "broken.onnx")
 	broken := bytes.ReplaceAll(compilertest.Dense(1, 16, 1), []byte("MatMul"), []byte("MatMux"))
 	require.NoError(t, os.WriteFile(path, broken, 0o644))
@@ -82,7 +82,7 @@ func TestRealRefusalSpeaksOfTheUsersModel(t *testing.T) {
 func TestRealCrashIsRemembered(t *testing.T) {
 	t.Parallel() // the compiler takes seconds before it crashes, on one processor
 	path := realModel(t, "minilm-int8")
-	d := newSite(t, runtimeFolder(t, qnn)).start(t)
+	d := newSite(t, runtimeDir(t, qnn)).start(t)
 	pid := d.status().Pid
 	how := []func(*wire.Acquire){with(qnnProvider()), func(r *wire.Acquire) {
 		r.GraphOptimizationLevel = "disable_all"
@@ -126,7 +126,7 @@ func realModel(t *testing.T, name string) string {
 }
 
 func TestNoNodeIsRemembered(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	model := tinymodel.Model{
 		Nodes:   []tinymodel.Node{{Op: "Det", Inputs: []string{"x"}, Outputs: []string{"y"}}},
 		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{3, 3}}},
@@ -142,7 +142,7 @@ func TestNoNodeIsRemembered(t *testing.T) {
 // A limit so small that nothing at all compiles is the machine's fault, and nothing is known
 // against the model afterwards.
 func TestLimitsThatPreventEveryCompileAreReported(t *testing.T) {
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	d := s.start(t)
 	dir := t.TempDir()
 	require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, dir, 1)).Outcome)
@@ -225,7 +225,7 @@ void *ReleaseEpFactory(void *factory) {
 // misbehavingSite has a runtime with that library, and limits of which those in seconds are given.
 func misbehavingSite(t *testing.T, seconds string, wall, cpu int) *site {
 	t.Helper()
-	real := runtimeFolder(t, openVINO)
+	real := runtimeDir(t, openVINO)
 	plugin := filepath.Join(real, "onnxruntime_ep_openvino",
 		"libonnxruntime_providers_openvino_plugin.so")
 	require.FileExists(t, plugin)
@@ -311,7 +311,7 @@ func processesOf(text string) (found []string) {
 
 // After a worker's first death the job is retried; the second is reported to all waiters.
 func TestWorkersDeath(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	for deaths, c := range []string{"compiled", "compiled", "worker died"} {
 		t.Run(fmt.Sprintf("%d deaths", deaths), func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "large.onnx")

@@ -31,7 +31,7 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 	}
 	random := seeded(t)
 	requests := number(t, "EPCACHED_FLOOD_REQUESTS", 3000)
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	s.under = []string{"setsid"} // a session of its own, as every daemon has
 	d := s.start(t)
 	n := newNeighbour(t, d, number(t, "EPCACHED_FLOOD_HITS", 60))
@@ -39,10 +39,10 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 	get(t, d.dial(), n.stored).view.Close()
 	calm := n.round("calm")
 
-	folder := filepath.Join(filepath.Dir(s.socket), "flooder")
-	require.NoError(t, os.Mkdir(folder, 0o700))
-	require.NoError(t, os.Chown(folder, stranger, stranger))
-	order := floodOrder{Socket: s.socket, Folder: folder, Stored: n.stored, UID: stranger,
+	dir := filepath.Join(filepath.Dir(s.socket), "flooder")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.NoError(t, os.Chown(dir, stranger, stranger))
+	order := floodOrder{Socket: s.socket, Dir: dir, Stored: n.stored, UID: stranger,
 		Connections: 1000, Requests: requests, Seed: random.Uint64(), Attacks: ordinaryAttacks}
 	if only := os.Getenv("EPCACHED_FLOOD_ATTACKS"); only != "" {
 		order.Attacks = strings.Split(only, ",")

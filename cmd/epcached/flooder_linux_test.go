@@ -35,7 +35,7 @@ const flooderEnvironment = "EPCACHED_TEST_FLOOD"
 
 type floodOrder struct {
 	Socket      string
-	Folder      string // for its models; of its user's
+	Dir         string // for its models; of its user's
 	Stored      string // a model that the daemon has a build of
 	UID         int
 	Connections int
@@ -410,7 +410,7 @@ func (f *flooding) newModels(ctx context.Context, c *hostile, use func(*os.File)
 
 // write makes a file of these bytes, and of zeros up to the size, that has no name any more.
 func (f *flooding) write(data []byte, size int64) (*os.File, error) {
-	file, err := os.CreateTemp(f.Folder, "*.onnx")
+	file, err := os.CreateTemp(f.Dir, "*.onnx")
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // A fuseServer is a FUSE file system of a test, in a process of its own: this test binary, started
-// with the model that it serves and the folder that it mounts in the environment.
+// with the model that it serves and the directory that it mounts in the environment.
 const fuseEnvironment = "EPCACHED_TEST_FUSE"
 
 // The files of the file system. All have the model's bytes, and attributes that are never kept.
@@ -166,7 +166,7 @@ func (d *epcached) threads() (n int) {
 	return n
 }
 
-// open counts the daemon's descriptors of files below a folder.
+// open counts the daemon's descriptors of files below a directory.
 func (d *epcached) open(below string) (n int) {
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.pid()))
 	require.NoError(d, err)

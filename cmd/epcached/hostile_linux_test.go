@@ -16,7 +16,7 @@ import (
 // Vendor code attacks the daemon: its store, its socket, its process. The daemon and the stored
 // builds are as before, and the client gets the last words of the code.
 func TestVendorCodeCannotReachTheDaemon(t *testing.T) {
-	real := runtimeFolder(t, openVINO)
+	real := runtimeDir(t, openVINO)
 	s := newSite(t, real)
 	r := newRefusals(t, s)
 	reply, err := unixsock.Ask[wire.StatusReply](limited(t), r.client, &wire.Status{}, nil)

@@ -40,7 +40,7 @@ func seeded(t testing.TB) *rand.Rand {
 func TestKilledAtAnyMoment(t *testing.T) {
 	t.Parallel() // it takes its time, whatever else goes on
 	random := seeded(t)
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	dir := t.TempDir()
 	entries := make([]*entry, 5)
 	for i := range entries {
@@ -133,7 +133,7 @@ func entriesFor(t *testing.T, paths []string) []*entry {
 // begins its N-th fsync, link, rename and so on. There are some hundreds: all of them are tried
 // with EPCACHED_KILL_MOMENTS=0, else that many, by chance.
 func TestKilledAtEachSystemCall(t *testing.T) {
-	runtime := runtimeFolder(t, openVINO)
+	runtime := runtimeDir(t, openVINO)
 	random := seeded(t)
 	dir := t.TempDir()
 	paths := []string{writeModel(t, dir, 1), writeModel(t, dir, 2)}

@@ -26,7 +26,7 @@ type roomKept struct {
 const keepsRoom = unmeasured + "[space]\npack = \"always\"\n"
 
 func newRoomKept(t *testing.T) *roomKept {
-	k := &roomKept{origin: newSite(t, runtimeFolder(t, openVINO))}
+	k := &roomKept{origin: newSite(t, runtimeDir(t, openVINO))}
 	k.origin.config = unmeasured + "[space]\npack = \"off\"\n"
 	d := k.origin.start(t)
 	c := d.dial()

@@ -22,7 +22,7 @@ func onOpenVINO(t testing.TB, model string, more ...string) []string {
 	return append([]string{modelOf(t, model), "--ep", "OpenVINOExecutionProvider:CPU"}, more...)
 }
 
-// reachable is a folder that other users reach.
+// reachable is a directory that other users reach.
 func reachable(t testing.TB) string {
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o755))
@@ -50,7 +50,7 @@ func (s *site) below(trust string, paths ...string) *site {
 }
 
 // images are the ways in which a layer gets onto a machine: by the name of the file system, what
-// makes an image of a folder, and what mounts it.
+// makes an image of a directory, and what mounts it.
 var images = map[string]struct{ make, mount []string }{
 	"ext4":     {[]string{"ln", "-s", "FOLDER", "IMAGE"}, []string{"sh", "-ec", "mount --bind IMAGE ON; mount -o remount,bind,ro ON"}},
 	"squashfs": {[]string{"mksquashfs", "FOLDER", "IMAGE", "-noappend", "-quiet", "-all-root", "-noD", "-noF", "-all-time", "0", "-mkfs-time", "0"}, []string{"mount", "-o", "loop,ro", "-t", "squashfs", "IMAGE", "ON"}},
@@ -58,7 +58,7 @@ var images = map[string]struct{ make, mount []string }{
 }
 
 // run runs a command of images.
-func runImage(t testing.TB, words []string, folder, image, on string) {
+func runImage(t testing.TB, words []string, dir, image, on string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can mount")
@@ -68,7 +68,7 @@ func runImage(t testing.TB, words []string, folder, image, on string) {
 	}
 	words = slices.Clone(words)
 	for i, w := range words {
-		words[i] = strings.NewReplacer("FOLDER", folder, "IMAGE", image, "ON", on).Replace(w)
+		words[i] = strings.NewReplacer("FOLDER", dir, "IMAGE", image, "ON", on).Replace(w)
 	}
 	out, err := exec.CommandContext(limited(t), words[0], words[1:]...).CombinedOutput()
 	require.NoError(t, err, string(out))
@@ -121,7 +121,7 @@ func flipIn(t testing.TB, image, file string) {
 // A layer that one machine exports answers requests on another one, whose daemon has another user
 // and no build: in place, without a compile and without a copy, also after a restart.
 func TestLayersAreServedInPlace(t *testing.T) {
-	runtimes := []string{runtimeFolder(t, openVINO), runtimeFolder(t, silentOpenVINO), runtimeFolder(t, qnn)}
+	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn)}
 	a := newSite(t, runtimes...)
 	a.start(t)
 	asked := map[string][]string{
@@ -138,16 +138,16 @@ func TestLayersAreServedInPlace(t *testing.T) {
 		made[name] = a.get(t, args)
 	}
 	dir := reachable(t)
-	folder := filepath.Join(dir, "layer")
-	a.exportLayer(t, folder)
+	directory := filepath.Join(dir, "layer")
+	a.exportLayer(t, directory)
 	a.exportLayer(t, filepath.Join(dir, "again"))
-	out, err := exec.CommandContext(limited(t), "diff", "-r", folder, filepath.Join(dir, "again")).CombinedOutput()
+	out, err := exec.CommandContext(limited(t), "diff", "-r", directory, filepath.Join(dir, "again")).CombinedOutput()
 	require.NoError(t, err, "two exports differ: %s", out)
-	a.exportLayer(t, folder) // again: that adds nothing
+	a.exportLayer(t, directory) // again: that adds nothing
 	for kind, how := range images {
 		t.Run(kind, func(t *testing.T) {
 			image, on := filepath.Join(dir, kind+".img"), filepath.Join(dir, kind)
-			runImage(t, how.make, folder, image, on)
+			runImage(t, how.make, directory, image, on)
 			mountImage(t, kind, image, on)
 			b := ofAnotherUser(t, append(slices.Clone(runtimes), on)...).below("", on)
 			b.runtimes = runtimes
@@ -195,17 +195,17 @@ func filesUnder(t testing.TB, dir string) (files []string) {
 // A layer's damaged build is withheld and compiled into the own store. One that is mended is served
 // again after a repair.
 func TestDamageInALayerIsNeverServed(t *testing.T) {
-	runtime := runtimeFolder(t, openVINO)
+	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
 	a.start(t)
 	model := onOpenVINO(t, "tiny-convolution")
 	made := a.get(t, model)
-	folder := filepath.Join(reachable(t), "layer")
-	a.exportLayer(t, folder)
-	b := newSite(t, runtime).below("", folder)
+	dir := filepath.Join(reachable(t), "layer")
+	a.exportLayer(t, dir)
+	b := newSite(t, runtime).below("", dir)
 	d := b.start(t)
 	require.Equal(t, "hit", b.get(t, model)["outcome"])
-	file := layerFiles(t, folder)[0]
+	file := layerFiles(t, dir)[0]
 	sound, err := os.ReadFile(file)
 	require.NoError(t, err)
 	info, err := os.Stat(file)
@@ -216,7 +216,7 @@ func TestDamageInALayerIsNeverServed(t *testing.T) {
 	require.NoError(t, os.Chtimes(file, info.ModTime(), info.ModTime()))
 	out, status := b.ctl(t, "check", "--deep")
 	require.Equal(t, 4, status, out)
-	require.Contains(t, out, folder)
+	require.Contains(t, out, dir)
 	got := b.get(t, model)
 	require.Equal(t, "compiled", got["outcome"])
 	require.Contains(t, got["why"], "is damaged: ")
@@ -243,12 +243,12 @@ func TestDamageInALayerIsNeverServed(t *testing.T) {
 	require.NotZero(t, status, out)
 	out, status = b.ctl(t, "rm", "--all", "--yes")
 	require.Zero(t, status, out)
-	require.Len(t, layerFiles(t, folder), 2)
+	require.Len(t, layerFiles(t, dir), 2)
 }
 
 // Images with other bytes may have files with equal stamps. They are hashed after each mount.
 func TestALayerWithEqualStampsIsHashedAgain(t *testing.T) {
-	runtime := runtimeFolder(t, openVINO)
+	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
 	a.start(t)
 	model := onOpenVINO(t, "tiny-convolution")
@@ -256,14 +256,14 @@ func TestALayerWithEqualStampsIsHashedAgain(t *testing.T) {
 	for _, kind := range []string{"squashfs", "erofs"} {
 		t.Run(kind, func(t *testing.T) {
 			dir := reachable(t)
-			folder, on := filepath.Join(dir, "layer"), filepath.Join(dir, "on")
-			a.exportLayer(t, folder)
+			directory, on := filepath.Join(dir, "layer"), filepath.Join(dir, "on")
+			a.exportLayer(t, directory)
 			first, second := filepath.Join(dir, "1.img"), filepath.Join(dir, "2.img")
-			runImage(t, images[kind].make, folder, first, on)
+			runImage(t, images[kind].make, directory, first, on)
 			whole, err := os.ReadFile(first)
 			require.NoError(t, err)
 			require.NoError(t, os.WriteFile(second, whole, 0o644))
-			flipIn(t, second, layerFiles(t, folder)[0])
+			flipIn(t, second, layerFiles(t, directory)[0])
 			unmount := mountImage(t, kind, first, on)
 			file := layerFiles(t, on)[0]
 			before, err := cas.StampPath(file)
@@ -291,7 +291,7 @@ func TestALayerWithEqualStampsIsHashedAgain(t *testing.T) {
 // Layers are looked through in the order of the configuration. One that is not mounted is a finding,
 // and is used as soon as it is there.
 func TestLayersHaveAnOrderAndMayBeMissing(t *testing.T) {
-	runtime := runtimeFolder(t, openVINO)
+	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
 	a.start(t)
 	model := onOpenVINO(t, "tiny-convolution")
@@ -339,7 +339,7 @@ func TestALayerOfAnotherUserIsNotTrusted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can give files away")
 	}
-	runtime := runtimeFolder(t, openVINO)
+	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
 	a.start(t)
 	model := onOpenVINO(t, "tiny-convolution")
@@ -356,10 +356,10 @@ func TestALayerOfAnotherUserIsNotTrusted(t *testing.T) {
 		}, "neither a directory nor a regular file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			folder := filepath.Join(reachable(t), "layer")
-			a.exportLayer(t, folder)
-			require.NoError(t, c.change(folder, layerFiles(t, folder)[0]))
-			b := newSite(t, runtime).below("", folder)
+			dir := filepath.Join(reachable(t), "layer")
+			a.exportLayer(t, dir)
+			require.NoError(t, c.change(dir, layerFiles(t, dir)[0]))
+			b := newSite(t, runtime).below("", dir)
 			b.start(t)
 			out, status := b.ctl(t, slices.Concat([]string{"get"}, model, []string{"--on-miss", "fail"})...)
 			require.NotZero(t, status, out)
@@ -380,7 +380,7 @@ func cmpErr(all ...error) error {
 
 // A layer's build that fails on this class of machine is never served.
 func TestLayersOfAnotherMachineClassMustRun(t *testing.T) {
-	runtime := runtimeFolder(t, silentOpenVINO)
+	runtime := runtimeDir(t, silentOpenVINO)
 	a, b := newSite(t, runtime), newSite(t, runtime)
 	b.environment = []string{"ONEDNN_MAX_CPU_ISA=SSE41"}
 	a.start(t)
@@ -388,9 +388,9 @@ func TestLayersOfAnotherMachineClassMustRun(t *testing.T) {
 	runs := onOpenVINO(t, "tiny-convolution", "--optimization-level", "disable_all")
 	made := a.get(t, fails)
 	a.get(t, runs)
-	folder := filepath.Join(reachable(t), "layer")
-	a.exportLayer(t, folder)
-	d := b.below("", folder).start(t)
+	dir := filepath.Join(reachable(t), "layer")
+	a.exportLayer(t, dir)
+	d := b.below("", dir).start(t)
 	got := b.get(t, runs, "--on-miss", "fail")
 	require.Equal(t, "hit", got["outcome"])
 	require.Contains(t, got["why"], "it loads and runs")
@@ -403,9 +403,9 @@ func TestLayersOfAnotherMachineClassMustRun(t *testing.T) {
 // BenchmarkHitFromALayer measures a hit from a layer on squashfs, and in turn one of the own store.
 func BenchmarkHitFromALayer(b *testing.B) {
 	own, dir := newHitBench(b, ""), reachable(b)
-	folder, image, on := filepath.Join(dir, "layer"), filepath.Join(dir, "img"), filepath.Join(dir, "on")
-	(&site{socket: own.socket}).exportLayer(b, folder)
-	runImage(b, images["squashfs"].make, folder, image, on)
+	directory, image, on := filepath.Join(dir, "layer"), filepath.Join(dir, "img"), filepath.Join(dir, "on")
+	(&site{socket: own.socket}).exportLayer(b, directory)
+	runImage(b, images["squashfs"].make, directory, image, on)
 	mountImage(b, "squashfs", image, on)
 	layered := newHitBench(b, fmt.Sprintf("[[layer]]\npath = %q\n", on))
 	told, status := (&site{socket: layered.socket}).ctl(b, "status")

@@ -47,12 +47,12 @@ func TestSecondDaemonOnTheSameSocket(t *testing.T) {
 	removeAll(t, s.state+"2")
 }
 
-// The owner of a store removes it as any other folder, also after the daemon was killed.
+// The owner of a store removes it as any other directory, also after the daemon was killed.
 func TestStoreThatNoDaemonHasIsRemovedByItsOwner(t *testing.T) {
 	for name, end := range map[string]func(*epcached){"stopped": (*epcached).stop,
 		"killed": (*epcached).kill} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, runtimeFolder(t, openVINO))
+			s := newSite(t, runtimeDir(t, openVINO))
 			d := s.start(t)
 			c := d.dial()
 			model := writeModel(t, t.TempDir(), 1)
@@ -101,7 +101,7 @@ func TestNonSocketAtTheSocketPathIsKept(t *testing.T) {
 }
 
 func TestStateDirectoryThatIsAFileIsRefused(t *testing.T) {
-	dir := shortFolder(t)
+	dir := shortDir(t)
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	status, _, errs := runToEnd(t, nil, "--state", file, "--socket", filepath.Join(dir, "s"))
@@ -142,7 +142,7 @@ func TestRootRefusesAStateDirectoryThatAnotherUserCouldChange(t *testing.T) {
 		}, "views", "belongs to uid 65534"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := shortFolder(t)
+			dir := shortDir(t)
 			state, victim := filepath.Join(dir, "state"), filepath.Join(dir, "victim")
 			require.NoError(t, os.Mkdir(state, 0o711))
 			require.NoError(t, os.WriteFile(victim, []byte("precious"), 0o644))

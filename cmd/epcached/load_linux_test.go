@@ -53,7 +53,7 @@ func (d *epcached) goroutines() int {
 // Hundreds of applications connect, get hits, and leave, some amid a frame; the daemon keeps
 // nothing.
 func TestManyClientsLeaveNothingBehind(t *testing.T) {
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	model := writeModel(t, t.TempDir(), 1)
 	idle := s.start(t)
 	get(t, idle.dial(), model).view.Close()

@@ -12,12 +12,12 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// programs is the folder of the built epcached, epcached-ort and epcached-remote: EPCACHED_BIN, or one that TestMain
+// programs is the directory of the built epcached, epcached-ort and epcached-remote: EPCACHED_BIN, or one that TestMain
 // builds into.
 var programs string
 
 // The tests of this package start the built daemon, and so test the program that users run. Tests
-// that compile need a real runtime: EPCACHED_RUNTIMES is the folder in which
+// that compile need a real runtime: EPCACHED_RUNTIMES is the directory in which
 // testdata/fetch-runtimes leaves them.
 func TestMain(m *testing.M) {
 	if order := os.Getenv(askerEnvironment); order != "" {
@@ -75,8 +75,8 @@ const (
 	olderOpenVINO = "openvino-1.4.0"
 )
 
-// runtimeFolder gives a real runtime, and skips the test loudly where it is not there.
-func runtimeFolder(t testing.TB, name string) string {
+// runtimeDir gives a real runtime, and skips the test loudly where it is not there.
+func runtimeDir(t testing.TB, name string) string {
 	t.Helper()
 	root := os.Getenv("EPCACHED_RUNTIMES")
 	if root == "" {
@@ -91,8 +91,8 @@ func runtimeFolder(t testing.TB, name string) string {
 	return dir
 }
 
-// shortFolder is a temporary folder with a path that is short enough for a socket.
-func shortFolder(t testing.TB) string {
+// shortDir is a temporary directory with a path that is short enough for a socket.
+func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "epc-")
 	require.NoError(t, err)
@@ -100,7 +100,7 @@ func shortFolder(t testing.TB) string {
 	return dir
 }
 
-// removeAll removes a tree in which folders may be read-only, as views are.
+// removeAll removes a tree in which directories may be read-only, as views are.
 func removeAll(t testing.TB, dir string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {

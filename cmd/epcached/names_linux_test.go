@@ -18,7 +18,7 @@ import (
 // lies is told to the user that asked for it and to administrators, and to no other.
 func TestBuildsAreKnownByHubIDOrDirectory(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	d := s.start(t)
 	root := t.TempDir()
 	files := map[string]string{
@@ -68,7 +68,7 @@ func TestBuildsAreKnownByHubIDOrDirectory(t *testing.T) {
 // A daemon that is sent no path, or one that is too long, calls a model as its client does.
 func TestModelsWithoutAPathHaveTheClientsName(t *testing.T) {
 	t.Parallel()
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	model := writeModel(t, t.TempDir(), 1)
 	build := get(t, c, model, func(r *wire.Acquire) {

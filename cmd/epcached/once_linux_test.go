@@ -46,7 +46,7 @@ func requireEqual(t *testing.T, askers []*asker) map[string]int {
 }
 
 func TestSixtyFourProcessesOneCompile(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	askers := together(d, writeLargeModel(t, t.TempDir()))
 	for _, a := range askers {
 		a.begin()
@@ -128,7 +128,7 @@ func BenchmarkSixtyFourProcesses(b *testing.B) {
 	var spread time.Duration
 	rounds := 0
 	for b.Loop() {
-		d := newSite(b, runtimeFolder(b, openVINO)).start(b)
+		d := newSite(b, runtimeDir(b, openVINO)).start(b)
 		model := writeLargeModel(b, b.TempDir())
 		askers := make([]*asker, 64)
 		for i := range askers {

@@ -75,7 +75,7 @@ func (r *refusals) file(t *testing.T, name, content string) *os.File {
 }
 
 func TestBytesThatAreNoModel(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	whole := string(compilertest.Dense(1, 16, 1))
 	cases := map[string]struct {
 		content string
@@ -138,7 +138,7 @@ func external(location, offset, length string) string {
 // A model of which the provider takes no node brings nothing to a cache; the error says which nodes
 // they are.
 func TestModelsThatNoProviderTakes(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO), runtimeFolder(t, qnn)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO), runtimeDir(t, qnn)))
 	texts := tinymodel.Model{
 		Nodes: []tinymodel.Node{{Name: "lower", Op: "StringNormalizer", Inputs: []string{"x"},
 			Outputs: []string{"y"}, Attributes: map[string]any{"case_change_action": "LOWER"}}},
@@ -175,7 +175,7 @@ const stringType = 8 // TensorProto.STRING
 
 // An operator that ONNX Runtime does not know is refused in its own words.
 func TestUnknownOperator(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	m := compilertest.DenseModel(1, 16, 1)
 	m.Opsets = map[string]int64{"": 17, "com.example": 1}
 	m.Nodes[0].Op, m.Nodes[0].Domain = "Frobnicate", "com.example"
@@ -186,7 +186,7 @@ func TestUnknownOperator(t *testing.T) {
 }
 
 func TestDescriptorsThatAreNoModel(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	good := openFile(t, r.good)
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
@@ -236,7 +236,7 @@ func TestDescriptorsThatAreNoModel(t *testing.T) {
 // A file that has more bytes than its file system states is not copied, because a user could fill the
 // disk with it. These state none; the second one has hundreds of gigabytes.
 func TestFilesLargerThanStatedAreNotCopied(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	for path, says := range map[string]string{
 		"/proc/self/status":  "more than the 0 bytes",
 		"/proc/self/pagemap": "invalid argument",
@@ -252,7 +252,7 @@ func again(f *os.File) (*os.File, error) {
 }
 
 func TestExternalDataThatIsNotThere(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	weights := string(tinymodel.Floats(1, 16*16))
 	file := func(content string) unixsock.External {
 		return func(int, string) (*os.File, error) { return again(r.file(t, "w.bin", content)) }
@@ -299,7 +299,7 @@ func TestExternalDataThatIsNotThere(t *testing.T) {
 }
 
 func TestWrongRequests(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO), runtimeFolder(t, qnn)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO), runtimeDir(t, qnn)))
 	cases := map[string]struct {
 		change func(*wire.Acquire)
 		class  error

@@ -99,7 +99,7 @@ func TestWrongConfigurationLeavesTheEarlierOneInForce(t *testing.T) {
 	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), path)
 }
 
-// A file that is written in place or replaced, a folder of rules that gets another, or a signal:
+// A file that is written in place or replaced, a directory of rules that gets another, or a signal:
 // each is noticed.
 func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 	d, path, _ := configuredWith(t, "")
@@ -109,13 +109,13 @@ func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 		os.WriteFile(path, []byte(noticing+rules+"administrators = [2001]\n"), 0o644))
 	d.told("in effect: administrators")
 
-	folder := filepath.Join(dir, "rules.d")
-	require.NoError(t, os.Mkdir(folder, 0o755))
+	directory := filepath.Join(dir, "rules.d")
+	require.NoError(t, os.Mkdir(directory, 0o755))
 	replace(t, path,
 		noticing+"rules = [\"rules.d\"]\nlog_level = \"debug\"\n[policy]\nunknown = \"refuse\"\n")
 	d.told("log_level", "administrators", "rules", "policy.unknown")
 	require.NoError(t,
-		os.WriteFile(filepath.Join(folder, "10.toml"), []byte(ruleFile("optimal")), 0o644))
+		os.WriteFile(filepath.Join(directory, "10.toml"), []byte(ruleFile("optimal")), 0o644))
 	d.told("changed and in effect: rules")
 
 	replace(t, path, noticing+"jobs = 3\nreport_quorum = 5\n[limits]\nwall_seconds = "+
@@ -164,7 +164,7 @@ func TestHangup(t *testing.T) {
 // A runtime that is configured while the daemon runs is asked for, and rules decide what of the one
 // before it may load.
 func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
-	older, newer := runtimeFolder(t, olderQNN), runtimeFolder(t, qnn)
+	older, newer := runtimeDir(t, olderQNN), runtimeDir(t, qnn)
 	runtime := func(dir string) string { return "[[runtime]]\ndirectory = \"" + dir + "\"\n" }
 	d, path, rules := configuredWith(t, runtime(older))
 	model, c := writeModel(t, t.TempDir(), 1), d.dial()

@@ -78,7 +78,7 @@ func newWebServer(t testing.TB, dir string) *webServer {
 // directories and no builds, through a directory and through a web server that is only read.
 func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	hasHelper(t)
-	runtimes := []string{runtimeFolder(t, openVINO), runtimeFolder(t, silentOpenVINO), runtimeFolder(t, qnn)}
+	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn)}
 	a := newSite(t, runtimes...)
 	keys, shared := openTo(t, ""), openTo(t, "")
 	private, public := newKey(t, a, keys, "ci")

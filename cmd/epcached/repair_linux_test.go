@@ -62,7 +62,7 @@ func TestRepairQuarantinesAndRecompiles(t *testing.T) {
 // while the daemon runs. Marks and builds outlive that.
 func TestRepairRebuildsTheIndex(t *testing.T) {
 	t.Parallel()
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	dir := t.TempDir()
 	kept, lost := writeModel(t, dir, 1), writeModel(t, dir, 2)
 	build := get(t, d.dial(), kept).Build
@@ -100,7 +100,7 @@ func TestRepairRebuildsTheIndex(t *testing.T) {
 // A daemon reads what is stored, though no request needs it, and shows what it has found.
 func TestDaemonVerifiesWhatIsStored(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	s.config += "[space]\nverify_every = \"\"\n"
 	d := s.start(t)
 	model := writeModel(t, t.TempDir(), 1)

@@ -47,7 +47,7 @@ func newMachine(t *testing.T, runtime string) *machine {
 			t.Skipf("SKIPPED: %v", err)
 		}
 	}
-	runtimeFolder(t, openVINO) // skips the test where no runtimes are
+	runtimeDir(t, openVINO) // skips the test where no runtimes are
 	base, err := os.MkdirTemp("/var/tmp", "epcached-machine-")
 	require.NoError(t, err)
 	t.Cleanup(func() { removeAll(t, base) })
@@ -100,7 +100,7 @@ func (m *machine) install(runtime string) {
 
 // copyRuntime copies a runtime, so that its libraries are equal, and other files.
 func (m *machine) copyRuntime(runtime, to string) {
-	require.NoError(m, os.CopyFS(to, os.DirFS(runtimeFolder(m, runtime))))
+	require.NoError(m, os.CopyFS(to, os.DirFS(runtimeDir(m, runtime))))
 }
 
 // unit reads an entry of a unit of systemd/.

@@ -18,7 +18,7 @@ import (
 // A model on a FUSE file system is compiled and found as any other.
 func TestModelOnFUSEIsServed(t *testing.T) {
 	dir, _ := mountFUSE(t, writeModel(t, t.TempDir(), 1))
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	first := get(t, d.dial(), filepath.Join(dir, "sound.onnx"))
 	require.Equal(t, "compiled", first.Outcome)
 	require.Equal(t, "hit", get(t, d.dial(), filepath.Join(dir, "sound.onnx")).Outcome)
@@ -47,7 +47,7 @@ func TestFilesThatNeverAnswer(t *testing.T) {
 	for _, name := range []string{"silent.onnx", "dead.onnx"} {
 		t.Run(name, func(t *testing.T) {
 			dir, kill := mountFUSE(t, writeModel(t, t.TempDir(), 1))
-			d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+			d := newSite(t, runtimeDir(t, openVINO)).start(t)
 			local := writeModel(t, t.TempDir(), 2)
 			other := dialAs(t, d.socket, bystander)
 			get(t, other, local)
@@ -96,7 +96,7 @@ func TestFilesThatNeverAnswer(t *testing.T) {
 // The daemon itself never waits for a file: it stops while reads of one are not answered.
 func TestDaemonStopsThoughAFileIsNotAnswered(t *testing.T) {
 	dir, kill := mountFUSE(t, writeModel(t, t.TempDir(), 1))
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	f := openFile(t, filepath.Join(dir, "silent.onnx"))
 	t.Cleanup(kill)
 	c := d.dial()
@@ -113,7 +113,7 @@ func TestDaemonStopsThoughAFileIsNotAnswered(t *testing.T) {
 // as long as a start may.
 func TestAFileThatBlocksStartsOfWorkers(t *testing.T) {
 	dir, kill := mountFUSE(t, writeModel(t, t.TempDir(), 1))
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	other := dialAs(t, d.socket, bystander)
 	get(t, other, writeModel(t, t.TempDir(), 2))
 	f := openFile(t, filepath.Join(dir, "dead.onnx"))

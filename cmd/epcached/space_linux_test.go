@@ -41,7 +41,7 @@ func serveInside(t testing.TB, state string, o cache.Options) *inside {
 	o.Policies = map[string]request.Policy{"": {MeasureGain: new(bool)}}
 	c, err := cache.Open(state, o)
 	require.NoError(t, err)
-	in := &inside{cache: c, socket: filepath.Join(shortFolder(t), "s")}
+	in := &inside{cache: c, socket: filepath.Join(shortDir(t), "s")}
 	l, err := (&process{}).listen(in.socket)
 	require.NoError(t, err)
 	b := backend.New()
@@ -62,8 +62,8 @@ func (in *inside) dial(t testing.TB) (*unixsock.Client, error) {
 	return unixsock.Dialer{Name: "test", Wait: patience}.Dial(limited(t), in.socket)
 }
 
-// inMemory is a folder for a store that is changed thousands of times: what a power cut takes away
-// is tested elsewhere.
+// inMemory is a directory for a store that is changed thousands of times: what a power cut takes
+// away is tested elsewhere.
 func inMemory(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "epcached")
 	if err != nil {

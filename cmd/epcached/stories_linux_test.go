@@ -20,7 +20,7 @@ import (
 //	model FILE [SEED]       write a small ONNX model; other seeds have other weights
 //	exits STATUS PROGRAM..  run a program that must exit with STATUS
 func TestStories(t *testing.T) {
-	runtime := runtimeFolder(t, openVINO)
+	runtime := runtimeDir(t, openVINO)
 	stories, err := filepath.Glob("../../testdata/stories/*.txtar")
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(stories), 15)

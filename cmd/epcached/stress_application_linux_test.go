@@ -159,13 +159,13 @@ func (s *stress) hold(random *rand.Rand, a lease) error {
 func (m *stressModel) compile(ctx context.Context, o stressUser,
 	claim *wire.AcquireReply) (err error) {
 	m.once.Do(func() {
-		folder := strings.TrimSuffix(m.path, ".onnx")
-		if err = os.Mkdir(folder, 0o700); err != nil {
+		dir := strings.TrimSuffix(m.path, ".onnx")
+		if err = os.Mkdir(dir, 0o700); err != nil {
 			return
 		}
 		var result compilers.Result
 		result, err = o.worker.Compile(ctx,
-			compilers.Job{Runtime: o.spec, Model: m.path, Folder: folder,
+			compilers.Job{Runtime: o.spec, Model: m.path, Dir: dir,
 				Output: claim.Claim.Output, Route: claim.Claim.Route,
 				Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel,
 					SessionOptions: claim.SessionOptions},
@@ -179,7 +179,7 @@ func (m *stressModel) compile(ctx context.Context, o stressUser,
 			m.put.MadeBy = append(m.put.MadeBy, &wire.MadeBy{Ep: ep.Name, Version: ep.Version})
 		}
 		for i, name := range result.Files {
-			f, openErr := os.Open(filepath.Join(folder, name))
+			f, openErr := os.Open(filepath.Join(dir, name))
 			err = errors.Join(err, openErr)
 			m.put.Files, m.files = append(m.put.Files, &wire.PutFile{Name: name, Fd: uint32(i)}),
 				append(m.files, f)

@@ -153,15 +153,15 @@ func newStress(t *testing.T, users int) (s *stress, largest int64) {
 		s.models = append(s.models, own)
 	}
 	one := s.users[0]
-	folder := t.TempDir()
+	directory := t.TempDir()
 	result, err := one.worker.Compile(limited(t),
-		compilers.Job{Runtime: one.spec, Model: s.models[0][stressModels-1].path, Folder: folder,
+		compilers.Job{Runtime: one.spec, Model: s.models[0][stressModels-1].path, Dir: directory,
 			Output: "0000000000000000_ctx.onnx",
 			EPs:    []compilers.EP{{Name: one.owner.library.EP, Library: one.owner.library.Path}}},
 		nil)
 	require.NoError(t, err)
 	for _, name := range result.Files {
-		info, err := os.Stat(filepath.Join(folder, name))
+		info, err := os.Stat(filepath.Join(directory, name))
 		require.NoError(t, err)
 		largest += (info.Size() + 4095) / 4096 * 4096
 	}
@@ -198,19 +198,19 @@ func (s *stress) administrator(ctx context.Context, random *rand.Rand, packs boo
 	return nil
 }
 
-// onDisk is what lies below the state folder at one moment, but for the database, the journal, the
-// reserve and the quarantine, each file once whatever names it has: of what was found, that which
-// is still there when all has been found, and so was then. It counts with the smaller of two sizes.
-// where tells in which folders.
+// onDisk is what lies below the state directory at one moment, but for the database, the journal,
+// the reserve and the quarantine, each file once whatever names it has: of what was found, that
+// which is still there when all has been found, and so was then. It counts with the smaller of two
+// sizes. where tells in which directories.
 func (s *stress) onDisk() (sum int64, where string) {
 	type file struct {
 		dev, ino uint64
 	}
-	found, sizes, folders := make(map[file]string), make(map[file]int64), make(map[string]int64)
-	for _, folder := range []string{"views", "staging", "unpacked", "recipes", "manifests",
+	found, sizes, dirs := make(map[file]string), make(map[file]int64), make(map[string]int64)
+	for _, dir := range []string{"views", "staging", "unpacked", "recipes", "manifests",
 		"objects"} {
 		// what goes meanwhile does not count
-		_ = filepath.WalkDir(filepath.Join(s.state, folder),
+		_ = filepath.WalkDir(filepath.Join(s.state, dir),
 			func(path string, e fs.DirEntry, err error) error {
 				var st unix.Stat_t
 				if err == nil && e.Type().IsRegular() && unix.Lstat(path, &st) == nil {
@@ -225,14 +225,14 @@ func (s *stress) onDisk() (sum int64, where string) {
 			bytes := min(st.Blocks*512, sizes[id])
 			sum += bytes
 			below, _ := filepath.Rel(s.state, path)
-			folder, rest, _ := strings.Cut(below, "/")
+			dir, rest, _ := strings.Cut(below, "/")
 			if strings.HasPrefix(rest, "incoming") || strings.HasPrefix(rest, "objects/incoming") {
-				folder += "/incoming"
+				dir += "/incoming"
 			}
-			folders[folder] += bytes
+			dirs[dir] += bytes
 		}
 	}
-	return sum, fmt.Sprint(folders)
+	return sum, fmt.Sprint(dirs)
 }
 
 // requireToldOf requires that each build that was acknowledged is there, or that its going was

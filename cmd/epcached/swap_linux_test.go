@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// likeness makes a runtime folder in which each file is a link to the one of a real runtime. So
-// folders can be renamed and files replaced, and nothing of a few hundred megabytes is copied.
+// likeness makes a runtime directory in which each file is a link to the one of a real runtime. So
+// directories can be renamed and files replaced, and nothing of a few hundred megabytes is copied.
 func likeness(t *testing.T, dir, of string) {
 	t.Helper()
 	err := filepath.WalkDir(of, func(path string, d fs.DirEntry, err error) error {
@@ -106,10 +106,10 @@ var waysToSwap = map[string]struct {
 // an application at work: no answer is ever for the SDK of before, and what was compiled for it is
 // there again when it is.
 func TestRuntimeIsReplaced(t *testing.T) {
-	real := [2]string{runtimeFolder(t, qnn), runtimeFolder(t, olderQNN)}
+	real := [2]string{runtimeDir(t, qnn), runtimeDir(t, olderQNN)}
 	for name, way := range waysToSwap {
 		t.Run(name, func(t *testing.T) {
-			s := &swap{T: t, place: filepath.Join(shortFolder(t), "runtime")}
+			s := &swap{T: t, place: filepath.Join(shortDir(t), "runtime")}
 			way.prepare(s, real)
 			d := newSite(t, s.place).start(t)
 			model := writeModel(t, t.TempDir(), 1)
@@ -149,8 +149,8 @@ func TestRuntimeIsReplaced(t *testing.T) {
 // the earlier one does not either, because the rest of that SDK is loaded by path, when a session
 // is made.
 func TestApplicationOfTheReplacedRuntime(t *testing.T) {
-	real := [2]string{runtimeFolder(t, qnn), runtimeFolder(t, olderQNN)}
-	s := &swap{T: t, place: filepath.Join(shortFolder(t), "runtime")}
+	real := [2]string{runtimeDir(t, qnn), runtimeDir(t, olderQNN)}
+	s := &swap{T: t, place: filepath.Join(shortDir(t), "runtime")}
 	way := waysToSwap["symbolic link switched"]
 	way.prepare(s, real)
 	found, err := compilers.Find(s.place)

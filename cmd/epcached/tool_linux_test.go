@@ -13,7 +13,7 @@ import (
 )
 
 // qnnCompile configures testdata/tools/qnn-compile, or a copy of it, with the libraries in a
-// folder.
+// directory.
 func qnnCompile(t *testing.T, tool, sdk string) string {
 	python := os.Getenv("EPCACHED_PYTHON")
 	if python == "" {
@@ -34,7 +34,7 @@ read = [%[4]q, %[5]q, %[3]q]
 
 // A vendor's own compiler makes real artefacts for the daemon, and is a part of what they are.
 func TestVendorsOwnCompiler(t *testing.T) {
-	runtime := runtimeFolder(t, qnn)
+	runtime := runtimeDir(t, qnn)
 	script, err := os.ReadFile("../../testdata/tools/qnn-compile")
 	require.NoError(t, err)
 	tool := filepath.Join(t.TempDir(), "qnn-compile")
@@ -73,10 +73,10 @@ func TestVendorsOwnCompiler(t *testing.T) {
 // The same for a runtime without the EP's library: applications bring it, and nothing of it is
 // asked for here.
 func TestVendorsOwnCompilerWithoutTheLibrary(t *testing.T) {
-	sdk := runtimeFolder(t, qnn)
+	sdk := runtimeDir(t, qnn)
 	tool, err := filepath.Abs("../../testdata/tools/qnn-compile")
 	require.NoError(t, err)
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	s.config += qnnCompile(t, tool, sdk) + "without_library = true\n"
 	d := s.start(t)
 	c := d.dial()

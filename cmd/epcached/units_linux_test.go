@@ -40,7 +40,7 @@ var ofTheSystem = regexp.MustCompile(
 	`(?m)^(User|Group|StateDirectory\w*|Protect\w+|Private\w+|Restrict\w+|LockPersonality|` +
 		`CapabilityBoundingSet|NoNewPrivileges|SystemCall\w+|MemoryDenyWriteExecute|IPAddressDeny|RemoveIPC|LimitNOFILE)=.*\n`)
 
-// installUnits installs the shipped units for a user with a folder as the home, with a shorter
+// installUnits installs the shipped units for a user with a directory as the home, with a shorter
 // wait.
 func installUnits(t *testing.T, home string) {
 	t.Helper()
@@ -65,7 +65,7 @@ func installUnits(t *testing.T, home string) {
 
 // A mistake in the configuration ends neither the service nor its socket for good.
 func TestUnitsSurviveAMistakeInTheConfiguration(t *testing.T) {
-	home := shortFolder(t)
+	home := shortDir(t)
 	installUnits(t, home)
 	config := filepath.Join(home, "epcached.toml")
 	require.NoError(t, os.WriteFile(config, []byte("nonsense = 1\n"), 0o644))

@@ -23,10 +23,10 @@ func (d *epcached) begunAgain(times int) {
 	require.True(d, d.running())
 }
 
-// The state folder of a running daemon is removed, or replaced by another: the daemon recreates it,
-// says so, and goes on.
+// The state directory of a running daemon is removed, or replaced by another: the daemon recreates
+// it, says so, and goes on.
 func TestRemovedStateDirectoryIsRecreated(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	model := writeModel(t, t.TempDir(), 1)
 	require.Equal(t, "compiled", get(t, d.dial(), model).Outcome)
 	for i, remove := range []func() error{
@@ -57,7 +57,7 @@ func TestRemovedStateDirectoryIsRecreated(t *testing.T) {
 }
 
 // The socket that systemd passed is passed once.
-func TestASocketOfSystemdOutlivesTheStateFolder(t *testing.T) {
+func TestASocketOfSystemdOutlivesTheStateDirectory(t *testing.T) {
 	s := newSite(t)
 	path := filepath.Join(filepath.Dir(s.socket), "activated")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -86,7 +86,7 @@ func TestASocketOfSystemdOutlivesTheStateFolder(t *testing.T) {
 	d.stop()
 }
 
-// A daemon that a client started has its log in that folder, which is closed to others.
+// A daemon that a client started has its log in that directory, which is closed to others.
 func TestAutostartedDaemonRecreatesDirectoryAndLog(t *testing.T) {
 	h := newHome(t)
 	h.socket = filepath.Join(h.dir, "s")

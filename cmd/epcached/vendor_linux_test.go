@@ -69,7 +69,7 @@ func faultyRuntime(t *testing.T, of string, make func(path string)) string {
 }
 
 func TestLibrariesThatDoNotWork(t *testing.T) {
-	real := runtimeFolder(t, openVINO)
+	real := runtimeDir(t, openVINO)
 	s := newSite(t, real)
 	r := newRefusals(t, s)
 	hurried := newSite(t, real)
@@ -129,7 +129,7 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 // The compiler crashes in the middle of a real compile, or is killed by the kernel when memory is
 // short, and again when it is retried.
 func TestCompilerCrash(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	path := filepath.Join(r.dir, "large.onnx")
 	cases := []struct {
 		name   string
@@ -189,7 +189,7 @@ func (d *epcached) strike(times int, signal syscall.Signal, ended <-chan struct{
 
 // A process writes into the model, over and over, while the daemon reads it: the result is refused.
 func TestModelChangedWhileBeingRead(t *testing.T) {
-	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	path := filepath.Join(r.dir, "large.onnx")
 	whole := compilertest.Dense(9, 3000, 1) // 36 MB: some milliseconds to hash, more to copy
 	require.NoError(t, os.WriteFile(path, whole, 0o644))

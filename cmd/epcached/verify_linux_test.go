@@ -18,7 +18,7 @@ import (
 func TestRealOutputIsVerified(t *testing.T) {
 	for name, real := range realProviders {
 		t.Run(name, func(t *testing.T) {
-			d := newSite(t, runtimeFolder(t, real.runtime)).start(t)
+			d := newSite(t, runtimeDir(t, real.runtime)).start(t)
 			c := d.dial()
 			verify := func(r *wire.Acquire) { r.VerifyOutput = 0.01 }
 			first := writeModel(t, t.TempDir(), 1)
@@ -63,7 +63,7 @@ func endless() []byte {
 // A model that never ends holds a slot for the limit of comparisons alone, and is served as not
 // verified.
 func TestEndlessModelIsServedAsNotVerified(t *testing.T) {
-	s := newSite(t, runtimeFolder(t, openVINO))
+	s := newSite(t, runtimeDir(t, openVINO))
 	s.config += "[limits]\nverify_seconds = 0.5\n"
 	d := s.start(t)
 	path := filepath.Join(t.TempDir(), "endless.onnx")

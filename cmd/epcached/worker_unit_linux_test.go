@@ -66,7 +66,7 @@ func startContainer(t *testing.T, config string) *container {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: only root can start a system's systemd")
 	}
-	c := &container{home: shortFolder(t), log: &syncBuffer{}, done: make(chan error, 1)}
+	c := &container{home: shortDir(t), log: &syncBuffer{}, done: make(chan error, 1)}
 	require.NoError(t, os.Chmod(c.home, 0o755))
 	units := filepath.Join(c.home, "installed", "etc", "systemd", "system")
 	put := func(path string, data []byte, mode os.FileMode) {
@@ -105,7 +105,7 @@ func startContainer(t *testing.T, config string) *container {
 	}
 	cmd := exec.Command("unshare", "--mount", "--cgroup", "--pid", "--uts", "--ipc", "--fork",
 		"--kill-child", "sh", "-c", underSystemd)
-	cmd.Env = append(os.Environ(), "HOME="+c.home, "RUNTIME="+runtimeFolder(t, openVINO))
+	cmd.Env = append(os.Environ(), "HOME="+c.home, "RUNTIME="+runtimeDir(t, openVINO))
 	cmd.Stdout, cmd.Stderr = c.log, c.log
 	require.NoError(t, cmd.Start())
 	go func() { c.done <- cmd.Wait() }()
@@ -150,7 +150,7 @@ func (c *container) number(t *testing.T, name string) int {
 // compiled by workers of another user, each in an instance of the workers' unit.
 func TestUnitsCompileUnderSystemd(t *testing.T) {
 	user := &compilers.Credential{UID: 65534, GID: 65534}
-	if err := user.CanPass(filepath.Join(runtimeFolder(t, openVINO), "x")); err != nil {
+	if err := user.CanPass(filepath.Join(runtimeDir(t, openVINO), "x")); err != nil {
 		t.Skipf("NOT TESTED: the runtime is where other users do not come: %v", err)
 	}
 	s := startContainer(t, unmeasured+"[[runtime]]\ndirectory = \"/opt/runtime\"\n"+`
@@ -163,7 +163,7 @@ without_library = true
 	c, err := unixsock.Dialer{Name: "test", Wait: patience}.Dial(limited(t), s.socket)
 	require.NoError(t, err, s.log)
 	defer c.Close()
-	path := filepath.Join(shortFolder(t), "m.onnx")
+	path := filepath.Join(shortDir(t), "m.onnx")
 	require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 64, 1), 0o600))
 	require.Equal(t, "compiled", get(t, c, path).Outcome)
 	require.Equal(t, "hit", get(t, c, path).Outcome)

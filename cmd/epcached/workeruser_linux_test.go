@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// A folder that would make each compile fail later is reported at the start.
+// A directory that would make each compile fail later is reported at the start.
 func TestWorkerUserThatCannotWork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can start processes of another user")
@@ -64,7 +64,7 @@ func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can start processes of another user")
 	}
-	runtime := runtimeFolder(t, openVINO)
+	runtime := runtimeDir(t, openVINO)
 	user := &compilers.Credential{UID: 65534, GID: 65534}
 	if err := user.CanPass(filepath.Join(runtime, "x")); err != nil {
 		t.Skipf("SKIPPED: the runtime is where other users do not come: %v", err)
@@ -82,7 +82,7 @@ func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
 	s.config = "worker = \"" + worker + "\"\nworker_user = \"65534:65534\"\n"
 	d := s.start(t)
 	c := d.dial()
-	path := filepath.Join(shortFolder(t), "m.onnx")
+	path := filepath.Join(shortDir(t), "m.onnx")
 	require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 64, 1), 0o600))
 	require.Equal(t, "compiled", get(t, c, path).Outcome)
 	require.Equal(t, "hit", get(t, c, path).Outcome)

@@ -12,10 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// RuntimesVariable names the environment variable that points to a folder of runtimes, as testdata/fetch-runtimes makes it.
+// RuntimesVariable names the environment variable that points to a directory of runtimes, as testdata/fetch-runtimes makes it.
 const RuntimesVariable = "EPCACHED_RUNTIMES"
 
-// Runtime gives a real runtime by its name in that folder, e.g. "openvino-1.8.1" or "qnn-2.7.0". The test is skipped, and says so, when it is
+// Runtime gives a real runtime by its name in that directory, e.g. "openvino-1.8.1" or "qnn-2.7.0". The test is skipped, and says so, when it is
 // not there.
 func Runtime(t testing.TB, name string) compilers.Runtime {
 	t.Helper()
@@ -99,7 +99,7 @@ func Outputs(t testing.TB, job compilers.CheckJob, seed uint64) []byte {
 func RemoveWorker() {
 	for _, p := range []*program{&worker, &runner} {
 		if p.path != "" {
-			_ = os.RemoveAll(filepath.Dir(p.path)) // a leftover in the temporary folder does no harm
+			_ = os.RemoveAll(filepath.Dir(p.path)) // a leftover in the temporary directory does no harm
 		}
 	}
 }

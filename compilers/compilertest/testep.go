@@ -70,10 +70,10 @@ func (r Release) text() string {
 }
 
 var testEP struct {
-	once   sync.Once
-	folder string
-	out    []byte
-	err    error
+	once sync.Once
+	dir  string
+	out  []byte
+	err  error
 }
 
 // TestEPLibrary builds the test EP, once per test binary, and gives the library's path. Without a C compiler the test is skipped, and says so.
@@ -91,17 +91,17 @@ func TestEPLibrary(t testing.TB) string {
 		if root, testEP.err = moduleRoot(); testEP.err != nil {
 			return
 		}
-		if testEP.folder, testEP.err = os.MkdirTemp("", "epcached-testep-"); testEP.err != nil {
+		if testEP.dir, testEP.err = os.MkdirTemp("", "epcached-testep-"); testEP.err != nil {
 			return
 		}
 		build := filepath.Join(root, "testdata", "ep", "testep", "build")
-		testEP.out, testEP.err = exec.Command(build, testEP.folder).CombinedOutput()
+		testEP.out, testEP.err = exec.Command(build, testEP.dir).CombinedOutput()
 	})
 	require.NoError(t, testEP.err, "build the test EP: %s", testEP.out)
-	return filepath.Join(testEP.folder, testEPLibrary)
+	return filepath.Join(testEP.dir, testEPLibrary)
 }
 
-// moduleRoot finds the module's folder above that of the tests, which is their working directory. The
+// moduleRoot finds the module's directory above that of the tests, which is their working directory. The
 // paths of source files do not tell it, because they are short where tests are built with -trimpath.
 func moduleRoot() (string, error) {
 	dir, err := os.Getwd()
@@ -119,8 +119,8 @@ func moduleRoot() (string, error) {
 
 // RemoveTestEP removes what TestEPLibrary built. Call it at the end of TestMain.
 func RemoveTestEP() {
-	if testEP.folder != "" {
-		_ = os.RemoveAll(testEP.folder) // a leftover in the temporary folder does no harm
+	if testEP.dir != "" {
+		_ = os.RemoveAll(testEP.dir) // a leftover in the temporary directory does no harm
 	}
 }
 
@@ -135,30 +135,30 @@ func TestEPRuntime(t testing.TB, ort string, release Release) compilers.Runtime 
 		t.Skipf("NOT TESTED WITH A REAL ONNX RUNTIME: no %s in %s=%q; testdata/fetch-runtimes gets it", ort, RuntimesVariable, dir)
 	}
 	require.NoError(t, compilers.AddEPs([]byte(TestEPTable)))
-	folder := t.TempDir()
-	require.NoError(t, os.Symlink(found[0], filepath.Join(folder, filepath.Base(found[0]))))
-	return InstallTestEP(t, folder, release)
+	directory := t.TempDir()
+	require.NoError(t, os.Symlink(found[0], filepath.Join(directory, filepath.Base(found[0]))))
+	return InstallTestEP(t, directory, release)
 }
 
-// InstallTestEP puts the test EP, in a release, into a runtime's folder, in the place of another release that may be there, as an update does: by
-// renames. It gives what compilers.Find gives for the folder, and for a release with a name what compilers.Complete gives for its libraries.
-func InstallTestEP(t testing.TB, folder string, release Release) compilers.Runtime {
+// InstallTestEP puts the test EP, in a release, into a runtime's directory, in the place of another release that may be there, as an update does: by
+// renames. It gives what compilers.Find gives for the directory, and for a release with a name what compilers.Complete gives for its libraries.
+func InstallTestEP(t testing.TB, dir string, release Release) compilers.Runtime {
 	t.Helper()
 	library, err := os.ReadFile(TestEPLibrary(t))
 	require.NoError(t, err)
 	// Loaders do not look at what follows the sections: each version is a file of its own.
 	library = fmt.Appendf(library, "version %s, SDK %s\n", release.Version, release.SDK)
-	replace(t, filepath.Join(folder, strings.TrimSuffix(testEPLibrary, ".so")+".release"), []byte(release.text()))
-	replace(t, filepath.Join(folder, testEPLibrary), library)
+	replace(t, filepath.Join(dir, strings.TrimSuffix(testEPLibrary, ".so")+".release"), []byte(release.text()))
+	replace(t, filepath.Join(dir, testEPLibrary), library)
 	if release.Name != "" {
-		ort, err := filepath.Glob(filepath.Join(folder, "libonnxruntime.so.*"))
+		ort, err := filepath.Glob(filepath.Join(dir, "libonnxruntime.so.*"))
 		require.NoError(t, err)
-		r, err := compilers.Complete(compilers.Runtime{Directory: folder, ORTLibrary: ort[0],
-			EPs: []compilers.EPLibrary{{EP: release.Name, Path: filepath.Join(folder, testEPLibrary)}}})
+		r, err := compilers.Complete(compilers.Runtime{Directory: dir, ORTLibrary: ort[0],
+			EPs: []compilers.EPLibrary{{EP: release.Name, Path: filepath.Join(dir, testEPLibrary)}}})
 		require.NoError(t, err)
 		return r
 	}
-	r, err := compilers.Find(folder)
+	r, err := compilers.Find(dir)
 	require.NoError(t, err)
 	return r
 }

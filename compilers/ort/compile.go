@@ -32,9 +32,9 @@ type Compilation struct {
 	Level string // a graph optimisation level by name, or "" for the compile API's own default, which is not that of the session options
 	Flags uint32
 
-	// BinaryFolder and BinaryModel tell the EP where context binaries go, and the model's name that theirs begins with, where no path of the
+	// BinaryDir and BinaryModel tell the EP where context binaries go, and the model's name that theirs begins with, where no path of the
 	// compiled model does.
-	BinaryFolder, BinaryModel string
+	BinaryDir, BinaryModel string
 
 	InitializersFile      string // for initializers that stay outside of contexts, relative to the compiled model; empty: they stay in the model
 	InitializersThreshold int64  // bytes; smaller ones stay in the model
@@ -49,7 +49,7 @@ type Initializer struct {
 	Place *Place // where the source model has it, if that is a file beside it
 }
 
-// Place is where the data of an initializer stands: a file relative to its model's folder, and a range of bytes.
+// Place is where the data of an initializer stands: a file relative to its model's directory, and a range of bytes.
 type Place struct {
 	File         string
 	Offset, Size int64
@@ -109,8 +109,8 @@ func (k *compiling) setFiles() {
 
 func (k *compiling) setContext() {
 	k.do(fnSetEpContextEmbedMode, k.options, k.Embed)
-	if k.BinaryFolder != "" {
-		k.do(fnSetBinaryInformation, k.options, k.BinaryFolder, k.BinaryModel)
+	if k.BinaryDir != "" {
+		k.do(fnSetBinaryInformation, k.options, k.BinaryDir, k.BinaryModel)
 	}
 	if k.Flags != 0 {
 		k.do(fnSetCompileFlags, k.options, k.Flags)

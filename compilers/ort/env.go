@@ -210,7 +210,7 @@ func (o *SessionOptions) session(create function, args ...any) (*Session, error)
 }
 
 // OpenBytes creates a session from a model in memory, which ORT copies. The session options
-// session.model_external_initializers_file_folder_path and ep.context_file_path locate its files.
+// session.model_external_initializers_file_dir_path and ep.context_file_path locate its files.
 func (o *SessionOptions) OpenBytes(model []byte) (*Session, error) {
 	return o.session(fnCreateSessionFromArray, o.env.ptr, model, len(model))
 }

@@ -14,7 +14,7 @@ import (
 // TestSlotsAgreeWithTheHeader lets a C compiler say where each function stands in the public
 // header.
 func TestSlotsAgreeWithTheHeader(t *testing.T) {
-	headers := headerFolder(t)
+	headers := headerDir(t)
 	cc, err := exec.LookPath("cc")
 	if err != nil {
 		t.Skip("no C compiler")
@@ -40,9 +40,9 @@ func TestSlotsAgreeWithTheHeader(t *testing.T) {
 	}
 }
 
-// headerFolder looks for the headers where Go keeps the module that ships them. It fetches nothing:
+// headerDir looks for the headers where Go keeps the module that ships them. It fetches nothing:
 // testdata/ep/headers does.
-func headerFolder(t *testing.T) string {
+func headerDir(t *testing.T) string {
 	out, err := exec.Command("go", "env", "GOMODCACHE").Output()
 	require.NoError(t, err)
 	dir := filepath.Join(strings.TrimSpace(string(out)), "github.com/yalue/onnxruntime_go@v1.27.0")

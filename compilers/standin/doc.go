@@ -5,5 +5,5 @@
 // a change to it changes fingerprints, compatibility strings and verdicts as an SDK update would.
 // The EP option "fault" makes it misbehave; see [Fault].
 //
-// [New] makes one; [Library] writes a folder that compilers.Find accepts as a runtime.
+// [New] makes one; [Library] writes a directory that compilers.Find accepts as a runtime.
 package standin

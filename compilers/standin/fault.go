@@ -29,7 +29,7 @@ const (
 	NoNodes  Fault = "zero"     // a plain model without EPContext nodes
 	NoOutput Fault = "nothing"  // reports success and leaves no graph
 	Missing  Fault = "missing"  // the graph refers to a binary that is not there
-	Escape   Fault = "escape"   // the graph refers to a binary outside the folder
+	Escape   Fault = "escape"   // the graph refers to a binary outside the directory
 	Residue  Fault = "residue"  // leaves a file that nothing refers to
 	Killed   Fault = "killed"   // as a worker that the kernel killed for its memory
 	Mutilate Fault = "mutilate" // the binary is not what Check accepts
@@ -40,7 +40,7 @@ func (c *Compiler) misbehave(ctx context.Context, job compilers.Job) error {
 	if controlled(job) && !c.Broken {
 		fault = None
 	}
-	graph := filepath.Join(job.Folder, job.Output)
+	graph := filepath.Join(job.Dir, job.Output)
 	binary := strings.TrimSuffix(graph, ".onnx") + ".bin"
 	switch fault {
 	case None:
@@ -60,7 +60,7 @@ func (c *Compiler) misbehave(ctx context.Context, job compilers.Job) error {
 	case Huge:
 		return sparse(graph+".weights", c.limit()+1)
 	case Links:
-		return os.Symlink("/dev/null", filepath.Join(job.Folder, "link.bin"))
+		return os.Symlink("/dev/null", filepath.Join(job.Dir, "link.bin"))
 	case NoNodes:
 		return os.WriteFile(graph, tinymodel.Relu(), 0o600)
 	case NoOutput:
@@ -70,7 +70,7 @@ func (c *Compiler) misbehave(ctx context.Context, job compilers.Job) error {
 	case Escape:
 		return rewrite(graph, filepath.Base(binary), "../"+filepath.Base(binary)[3:])
 	case Residue:
-		return os.WriteFile(filepath.Join(job.Folder, "residue.tmp"), []byte("left over"), 0o600)
+		return os.WriteFile(filepath.Join(job.Dir, "residue.tmp"), []byte("left over"), 0o600)
 	case Mutilate:
 		return os.WriteFile(binary, []byte("not a context"), 0o600)
 	}

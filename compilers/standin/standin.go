@@ -162,7 +162,7 @@ func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func
 	if err != nil {
 		return compilers.Result{}, err
 	}
-	before, err := names(job.Folder)
+	before, err := names(job.Dir)
 	if err != nil {
 		return compilers.Result{}, err
 	}
@@ -173,7 +173,7 @@ func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func
 		return compilers.Result{}, err
 	}
 	graphs := job.Outputs()
-	files, _, err := compilers.Collect(ctx, job.Folder, graphs, before, c.Limits)
+	files, _, err := compilers.Collect(ctx, job.Dir, graphs, before, c.Limits)
 	if err != nil {
 		var none *compilers.NoNodesError
 		if errors.As(err, &none) {
@@ -237,12 +237,12 @@ func route(job compilers.Job) string {
 func write(job compilers.Job, sdk SDK, models []source) error {
 	context := binary(job, sdk, models)
 	if !job.Embed {
-		if err := os.WriteFile(filepath.Join(job.Folder, binaryName(job)), context, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(job.Dir, binaryName(job)), context, 0o600); err != nil {
 			return err
 		}
 	}
 	for i, output := range job.Outputs() {
-		if err := writeGraph(job, filepath.Join(job.Folder, output), sdk, context, models[i].Model); err != nil {
+		if err := writeGraph(job, filepath.Join(job.Dir, output), sdk, context, models[i].Model); err != nil {
 			return err
 		}
 	}
@@ -310,9 +310,9 @@ func sorted(m map[string]string) string {
 	return strings.Join(list, " ")
 }
 
-// names lists what stands in a folder before a job: the model's private copy may be among it.
-func names(folder string) ([]string, error) {
-	entries, err := os.ReadDir(folder)
+// names lists what stands in a directory before a job: the model's private copy may be among it.
+func names(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}

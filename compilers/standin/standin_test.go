@@ -20,10 +20,10 @@ func runtime(t *testing.T, sdk string) compilers.Runtime {
 }
 
 func job(t *testing.T, r compilers.Runtime, fault standin.Fault) compilers.Job {
-	folder := t.TempDir()
-	model := filepath.Join(folder, "m.onnx")
+	dir := t.TempDir()
+	model := filepath.Join(dir, "m.onnx")
 	require.NoError(t, os.WriteFile(model, compilertest.Dense(1, 8, "batch"), 0o600))
-	return compilers.Job{Runtime: r, Model: model, Folder: folder, Output: "00_ctx.onnx",
+	return compilers.Job{Runtime: r, Model: model, Dir: dir, Output: "00_ctx.onnx",
 		EPs: []compilers.EP{{Name: standin.EP, Options: map[string]string{"fault": string(fault)}}}}
 }
 
@@ -95,9 +95,9 @@ func TestEqualJobsGiveEqualBytes(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, name := range []string{"00_ctx.onnx", "00_ctx.bin"} {
-		a, err := os.ReadFile(filepath.Join(first.Folder, name))
+		a, err := os.ReadFile(filepath.Join(first.Dir, name))
 		require.NoError(t, err)
-		b, err := os.ReadFile(filepath.Join(second.Folder, name))
+		b, err := os.ReadFile(filepath.Join(second.Dir, name))
 		require.NoError(t, err)
 		require.Equal(t, a, b)
 	}

@@ -110,14 +110,14 @@ type Request struct {
 
 	// Not sent. Fill gives Args once it is known at which path the worker finds the model.
 	Fill func(model string) []string `json:"-"`
-	Read []string                    `json:"-"` // folders and files that the worker may read
+	Read []string                    `json:"-"` // directories and files that the worker may read
 
 	// Not sent. ModelFile is the open file that the worker gets as ModelFD; nil: there is a file at Model.
 	ModelFile *os.File `json:"-"`
 
 	AnyCall bool `json:"-"` // not sent: it may make calls that are not known, too
 
-	Readable []string `json:"-"` // not sent: files whose folders the worker may read, besides those of the libraries and the model
+	Readable []string `json:"-"` // not sent: files whose directories the worker may read, besides those of the libraries and the model
 }
 
 // Member is a further model of a request, beside Model and Output.
@@ -251,7 +251,7 @@ type ExitReport struct {
 
 // Confinement is what a worker may reach, as far as the kernel can keep it to that.
 type Confinement struct {
-	// Absolute paths of folders and files; missing ones are left out.
+	// Absolute paths of directories and files; missing ones are left out.
 	Read    []string // read and executed
 	Write   []string // written as well
 	Network bool     // it may use the network

@@ -17,7 +17,7 @@ func loadPipeline(t *testing.T, text string) (*Pipeline, string, error) {
 }
 
 func TestPipelineEntriesOverrideDefaults(t *testing.T) {
-	p, folder, err := loadPipeline(t, `
+	p, dir, err := loadPipeline(t, `
 ep = ["A:CPU"]
 options = { one = 1, two = true, three = "x" }
 dims = { batch = 1, height = 320 }
@@ -46,17 +46,17 @@ dims_by_denotation = { DATA_BATCH = 2 }
 	}
 	common := map[string]string{"one": "1", "two": "true", "three": "x"}
 	require.Equal(t, []PipelineRequest{
-		{Models: []string{filepath.Join(folder, "det.onnx")}, EPs: []string{"A:CPU"},
+		{Models: []string{filepath.Join(dir, "det.onnx")}, EPs: []string{"A:CPU"},
 			Level:          "basic",
 			Options:        map[string]string{"one": "2", "two": "true", "three": "x"},
 			Dims:           map[string]int64{"batch": 1, "height": 640},
 			SessionOptions: map[string]string{"session.x64quantprecision": "true"}},
-		{Models: []string{filepath.Join(folder, "rec.onnx")}, EPs: []string{"B", "C:NPU"},
+		{Models: []string{filepath.Join(dir, "rec.onnx")}, EPs: []string{"B", "C:NPU"},
 			Level: "basic", Embed: true,
 			Options:     map[string]string{"B/soc_model": "60"},
 			Dims:        map[string]int64{"batch": 1, "height": 320},
 			Denotations: map[string]int64{"DATA_BATCH": 2}},
-		{Models: []string{"/m/prefill.onnx", filepath.Join(folder, "sub/decode.onnx")},
+		{Models: []string{"/m/prefill.onnx", filepath.Join(dir, "sub/decode.onnx")},
 			EPs: []string{"A:CPU"}, Level: "all",
 			Options: common, Dims: map[string]int64{"batch": 1, "height": 320}},
 	}, p.Requests)
@@ -91,9 +91,9 @@ func TestPipelineErrorsNameTheirPlace(t *testing.T) {
 			`:3:10: field "model[1].dims.batch": 9223372036854775807 is not 1 to 4611686018427387904`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, folder, err := loadPipeline(t, c.text)
+			_, dir, err := loadPipeline(t, c.text)
 			require.Error(t, err)
-			require.Contains(t, err.Error(), filepath.Join(folder, "pipeline.toml")+c.says)
+			require.Contains(t, err.Error(), filepath.Join(dir, "pipeline.toml")+c.says)
 		})
 	}
 	_, err := LoadPipeline(filepath.Join(t.TempDir(), "none.toml"))

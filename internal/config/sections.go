@@ -17,11 +17,11 @@ import (
 
 // Check finds what is wrong with a [[runtime]] as a whole.
 func (r *Runtime) Check(v tomlfile.Value) {
-	folder, library, libraries := v.Has("directory"), v.Has("ort_library"), v.In("ep_libraries")
+	dir, library, libraries := v.Has("directory"), v.Has("ort_library"), v.In("ep_libraries")
 	switch {
-	case folder == library:
+	case dir == library:
 		v.Errorf("give either directory, or ort_library and ep_libraries")
-	case folder && len(libraries.Keys()) > 0:
+	case dir && len(libraries.Keys()) > 0:
 		libraries.Errorf("ep_libraries need ort_library; in a directory they are found")
 	case library && len(libraries.Keys()) == 0:
 		v.In("ort_library").Errorf("ort_library needs ep_libraries")

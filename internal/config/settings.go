@@ -50,7 +50,7 @@ type Settings struct {
 	SigningKey string `toml:"signing_key" is:"path"`
 	// "EP/option", "session/key".
 	AllowOptions []string `toml:"allow_options" is:"option"`
-	// Files or folders of rules, over the shipped ones.
+	// Files or directories of rules, over the shipped ones.
 	Rules []string `toml:"rules" is:"path"`
 	// Seconds.
 	Quiet            float64  `toml:"quiet_seconds" range:"0.01 3600"`
@@ -132,8 +132,8 @@ type Limits struct {
 // Sandbox says what workers may do besides what they must.
 type Sandbox struct {
 	Network    bool     `toml:"network"`
-	Read       []string `toml:"read" is:"path"`  // folders and files
-	Write      []string `toml:"write" is:"path"` // folders and device files
+	Read       []string `toml:"read" is:"path"`  // directories and files
+	Write      []string `toml:"write" is:"path"` // directories and device files
 	Namespaces bool     `toml:"namespaces"`      // workers get a pid namespace of their own
 }
 

@@ -34,7 +34,7 @@ type Document struct {
 	Warnings Errors                        // of those
 	Note     func(Value, func() any)       // hears of each single field, and how to get its value; may be nil
 
-	folder        string // of the file, absolute
+	dir           string // of the file, absolute
 	values        map[string]any
 	positions     map[string]Position
 	errs          Errors
@@ -89,7 +89,7 @@ func Parse(file string, text []byte) (*Document, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	d.folder = filepath.Dir(abs)
+	d.dir = filepath.Dir(abs)
 	return d, nil
 }
 
@@ -98,7 +98,7 @@ func (d *Document) Absolute(path string) string {
 	if path == "" || filepath.IsAbs(path) {
 		return path
 	}
-	return filepath.Join(d.folder, path)
+	return filepath.Join(d.dir, path)
 }
 
 // Add notes a mistake.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// ways are the ways in which files change. Each begins with a folder that
+// ways are the ways in which files change. Each begins with a directory that
 // before has filled; the subject is paths; afterwards the file end is written
 // again, which must be noticed as well.
 var ways = []struct {

@@ -1,12 +1,12 @@
 // Package watch notices that the files of named subjects have changed: a
 // runtime's libraries, a driver's version file, the configuration.
 //
-// A subject is a list of paths. Everything on the way of a path belongs to it: each folder from the
-// root down, each symbolic link and what it leads to. So a change is noticed however it is made:
-// written in place, replaced by rename, deleted, by a link that is switched or a parent that is
-// moved away. Of the entries of those folders only the ones on the way count; of a folder that a
-// path names itself, all its entries do, though not what lies in folders below it. Missing paths
-// are watched for.
+// A subject is a list of paths. Everything on the way of a path belongs to it: each directory from
+// the root down, each symbolic link and what it leads to. So a change is noticed however it is
+// made: written in place, replaced by rename, deleted, by a link that is switched or a parent that
+// is moved away. Of the entries of those directories only the ones on the way count; of a directory
+// that a path names itself, all its entries do, though not what lies in directories below it.
+// Missing paths are watched for.
 //
 // The promises. Changes after Set has returned are noticed, because the watch is in place by then.
 // The first sign of a change is reported as Changing; when there has been no sign for the quiet
@@ -15,7 +15,7 @@
 // because a package manager may be replacing them.
 //
 // Watching is a fast path and no proof. The kernel does not report stores through a mapping, writes
-// through another hard link, and mounts over a folder. For these, stamps are compared every
+// through another hard link, and mounts over a directory. For these, stamps are compared every
 // Backstop, as far as they move a stamp at all. Callers that depend on a file compare its stamp
 // themselves.
 //

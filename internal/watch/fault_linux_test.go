@@ -57,7 +57,7 @@ func TestProcIsPolledByContent(t *testing.T) {
 	require.NotEqual(t, contentOf("/proc/version"), contentOf("/proc/self/comm"))
 }
 
-func TestFolderThatMayNotBeReadIsPolled(t *testing.T) {
+func TestDirectoryThatMayNotBeReadIsPolled(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("SKIPPED: root may read every folder")
 	}
@@ -111,7 +111,7 @@ func TestWritesThroughAnotherHardLinkAreFoundByTheBackstop(t *testing.T) {
 	r.notices("ep", func() { r.write("other/ep.so", "two") })
 }
 
-// The kernel ends the watch of a folder that is removed.
+// The kernel ends the watch of a directory that is removed.
 func TestAWatchThatEndedIsRenewed(t *testing.T) {
 	r := newRig(t)
 	r.write("a/b/ep.so", "one")

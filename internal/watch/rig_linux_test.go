@@ -21,7 +21,7 @@ const (
 	patient = 30 * time.Second // how long a test waits for what must come
 )
 
-// rig is a Watcher over an empty folder.
+// rig is a Watcher over an empty directory.
 type rig struct {
 	t   *testing.T
 	w   *Watcher
@@ -102,7 +102,7 @@ func (r *rig) notices(subject string, f func()) {
 	}
 }
 
-// lastWrite is the newest time of anything in the folder, in nanoseconds since 1970.
+// lastWrite is the newest time of anything in the directory, in nanoseconds since 1970.
 func (r *rig) lastWrite() (newest int64) {
 	require.NoError(r.t, filepath.WalkDir(r.dir, func(path string, _ fs.DirEntry, err error) error {
 		info, err2 := os.Lstat(path)

@@ -182,7 +182,7 @@ type fsKind struct {
 	noTimes  bool   // what lies on it is compared by content
 }
 
-// kindOf asks what file system a folder lies on. The next look finds that one is gone.
+// kindOf asks what file system a directory lies on. The next look finds that one is gone.
 func kindOf(path string) fsKind {
 	var st unix.Statfs_t
 	if unix.Statfs(path, &st) != nil {

@@ -38,7 +38,7 @@ func TestUnrelatedChangesAreNotReported(t *testing.T) {
 	r.calm()
 }
 
-func TestSubjectsOfOneFolderAreApart(t *testing.T) {
+func TestSubjectsOfOneDirectoryAreApart(t *testing.T) {
 	r := newRig(t)
 	r.write("lib/a.so", "one")
 	r.write("lib/b.so", "one")
@@ -153,7 +153,7 @@ func TestAHundredSubjects(t *testing.T) {
 	for i := range 100 {
 		r.write(fmt.Sprintf("lib%d/subject%d.so", i%7, i), "one")
 	}
-	// created before watching, because a new folder is a sign for watched subjects
+	// created before watching, because a new directory is a sign for watched subjects
 	for i := range 100 {
 		name := fmt.Sprintf("subject%d", i)
 		names = append(names, name)
@@ -234,7 +234,7 @@ func TestClosedInTheMiddleOfAChange(t *testing.T) {
 	}
 }
 
-// After any change of folders and links has settled, everything on the present way is watched.
+// After any change of directories and links has settled, everything on the present way is watched.
 func TestAnythingMayHappenToTheTree(t *testing.T) {
 	for range 20 {
 		seed := rand.Uint64()

@@ -353,7 +353,7 @@ func (a *auditor) checkLayers(ctx context.Context, out *checking, repair bool) e
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			f := &wire.Finding{Kind: "damaged", Object: views.LayerFolder(b.Layer, &b), Detail: err.Error(),
+			f := &wire.Finding{Kind: "damaged", Object: views.LayerDir(b.Layer, &b), Detail: err.Error(),
 				Builds: []string{b.BuildKey.String()}, Action: "withhold the build"}
 			if repair {
 				a.st.WithholdDamaged(ctx, &b, err)
@@ -434,12 +434,12 @@ const (
 	kindJournal    = "journal"
 	kindReserve    = "reserve"
 	kindOthers     = "others"
-	kindFolders    = "folders"
+	kindDirs       = "folders"
 )
 
-var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindQuarantine, kindViews, kindUnkept, kindStaging, kindIndex, kindJournal, kindReserve, kindOthers, kindFolders}
+var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindQuarantine, kindViews, kindUnkept, kindStaging, kindIndex, kindJournal, kindReserve, kindOthers, kindDirs}
 
-// kindOf says what a path below the state folder is.
+// kindOf says what a path below the state directory is.
 func kindOf(rel string) string {
 	top, rest, _ := strings.Cut(rel, "/")
 	switch {
@@ -448,7 +448,7 @@ func kindOf(rel string) string {
 		return kindStaging
 	case top == "views" && strings.HasPrefix(rest+"/", views.Unkept+"/"):
 		return kindUnkept
-	case slices.Contains(foldersWithKinds, top):
+	case slices.Contains(dirsWithKinds, top):
 		return top
 	case strings.HasPrefix(top, "index.db"):
 		return kindIndex
@@ -473,13 +473,13 @@ func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) 
 	var blobs []cas.Digest
 	looked := uint64(0)
 	for _, name := range spaceKinds { // objects first: their other names count nothing
-		err := a.eachFile(ctx, name, func(path string, folder bool) {
+		err := a.eachFile(ctx, name, func(path string, dir bool) {
 			if looked++; looked%wire.StoreProgressEvery == 0 {
 				wire.ReportStoreProgress(progress, "measuring files", "files", looked, 0)
 			}
 			line := lines[name]
-			if folder {
-				line = lines[kindFolders]
+			if dir {
+				line = lines[kindDirs]
 			}
 			id, names, disk, ok := store.FileOnDisk(path)
 			if !ok || names > 1 && seen[id] {
@@ -490,7 +490,7 @@ func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) 
 			}
 			line.Files++
 			line.DiskBytes += disk
-			if d, err := cas.ParseDigest(filepath.Base(path)); err == nil && name == kindObjects && !folder {
+			if d, err := cas.ParseDigest(filepath.Base(path)); err == nil && name == kindObjects && !dir {
 				blobs = append(blobs, d)
 			}
 		})
@@ -518,10 +518,10 @@ func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) 
 	return out, nil
 }
 
-func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
+func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string, dir bool)) error {
 	roots := []string{kind}
 	switch kind {
-	case kindFolders:
+	case kindDirs:
 		return nil // counted with what is in them
 	case kindUnkept:
 		roots = []string{"views/" + views.Unkept}
@@ -546,7 +546,7 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 			}
 			is := kindOf(filepath.ToSlash(rel))
 			top := rel == "." && kind == kindOthers
-			if d.IsDir() && rel != "." && (is != kind && kind != kindOthers || root == "." && slices.Contains(foldersWithKinds, rel)) {
+			if d.IsDir() && rel != "." && (is != kind && kind != kindOthers || root == "." && slices.Contains(dirsWithKinds, rel)) {
 				return fs.SkipDir
 			}
 			if is == kind || top {
@@ -561,8 +561,8 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 	return nil
 }
 
-// eachCopyFile walks what is of one kind where unpacked forms have a folder of their own on the store's file system.
-func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
+// eachCopyFile walks what is of one kind where unpacked forms have a directory of their own on the store's file system.
+func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path string, dir bool)) error {
 	copies, apart := a.forms.Copies.Directory()
 	if apart || copies == filepath.Join(a.st.Directory(), "unpacked") {
 		return nil
@@ -579,8 +579,8 @@ func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path st
 	})
 }
 
-// foldersWithKinds have kinds of their own, of the same names.
-var foldersWithKinds = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging", "quarantine"}
+// dirsWithKinds have kinds of their own, of the same names.
+var dirsWithKinds = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging", "quarantine"}
 
 // maxSpaceFindings bounds what is named; the lines have the sums.
 const maxSpaceFindings = 1000

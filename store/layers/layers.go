@@ -215,9 +215,9 @@ func (s *Set) View(ctx context.Context, b *index.Build, verifying func()) (*view
 
 // Hash hashes the files of a build.
 func (s *Set) Hash(ctx context.Context, b *index.Build) error {
-	folder := views.LayerFolder(b.Layer, b)
+	dir := views.LayerDir(b.Layer, b)
 	for _, f := range b.Files {
-		got, err := cas.SumFile(ctx, filepath.Join(folder, filepath.FromSlash(f.Name)))
+		got, err := cas.SumFile(ctx, filepath.Join(dir, filepath.FromSlash(f.Name)))
 		if err == nil && got != f.Digest {
 			err = &cas.CorruptError{Digest: f.Digest, Got: got}
 		}

@@ -62,8 +62,8 @@ func (a *accountant) look(when string) {
 
 // onDisk is what blobs and unpacked forms take that have their names; recipes, which are small, do not count.
 func (b *bench) onDisk() (sum int64) {
-	for _, folder := range []string{"objects", "unpacked/objects"} {
-		_ = filepath.WalkDir(filepath.Join(b.Store.dir, folder), func(path string, e fs.DirEntry, err error) error { // what goes meanwhile does not count
+	for _, dir := range []string{"objects", "unpacked/objects"} {
+		_ = filepath.WalkDir(filepath.Join(b.Store.dir, dir), func(path string, e fs.DirEntry, err error) error { // what goes meanwhile does not count
 			var st unix.Stat_t
 			if err == nil && e.Type().IsRegular() && !strings.Contains(path, "incoming") && unix.Lstat(path, &st) == nil {
 				sum += st.Blocks * 512

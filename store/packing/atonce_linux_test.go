@@ -315,10 +315,10 @@ func (c *crowd) requireNothingElse(when string) {
 		}
 		return nil
 	}))
-	for _, folder := range []string{"objects", "recipes", "unpacked/objects"} {
-		names, _ := os.ReadDir(filepath.Join(c.Store.dir, folder, "incoming")) // there may be no copies
+	for _, dir := range []string{"objects", "recipes", "unpacked/objects"} {
+		names, _ := os.ReadDir(filepath.Join(c.Store.dir, dir, "incoming")) // there may be no copies
 		for _, name := range names {
-			say("%s/incoming/%s is there", folder, name.Name())
+			say("%s/incoming/%s is there", dir, name.Name())
 		}
 	}
 	if c.reserved != 0 || c.user.passing != 0 {

@@ -260,7 +260,7 @@ func TestUnreferencedWholeBlobIsMeasured(t *testing.T) {
 	require.Equal(t, all[1:], measured)
 }
 
-// inOrder notes what was unlinked, and which folders were synced.
+// inOrder notes what was unlinked, and which directories were synced.
 type inOrder struct {
 	cas.OS
 	mu   sync.Mutex

@@ -107,15 +107,16 @@ func TestABlobIsFoundThoughItTakesAnotherForm(t *testing.T) {
 	}
 }
 
-// noRoom is a file system in which no file can be made in a folder while it has an error for that.
+// noRoom is a file system in which no file can be made in a directory while it has an error for
+// that.
 type noRoom struct {
 	cas.OS
-	folder string
-	full   func() error
+	dir  string
+	full func() error
 }
 
 func (f *noRoom) Create(path string) (*os.File, error) {
-	if err := f.full(); err != nil && strings.HasPrefix(path, f.folder+"/") {
+	if err := f.full(); err != nil && strings.HasPrefix(path, f.dir+"/") {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	return f.OS.Create(path)
@@ -129,7 +130,7 @@ func TestIdleCopiesAreDroppedForANewOne(t *testing.T) {
 			all, contents := b.variants(3, mib/2)
 			require.Positive(t, b.pack(all[1]))
 			require.Positive(t, b.pack(all[2]))
-			f := &noRoom{folder: b.Copies.dir}
+			f := &noRoom{dir: b.Copies.dir}
 			f.full = func() error { // as long as the first one's copy is there
 				if _, _, copied := b.Bytes(all[1]); copied > 0 {
 					return full

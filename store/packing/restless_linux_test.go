@@ -41,11 +41,11 @@ func (r restless) change(what, path string, do func() error) error {
 	pause()
 	defer pause()
 	err := do()
-	folder, name := filepath.Split(path)
+	dir, name := filepath.Split(path)
 	if d, noBlob := cas.ParseDigest(name); noBlob == nil {
-		state := filepath.Join(folder, "..", "..")
+		state := filepath.Join(dir, "..", "..")
 		made, _ := dedupe.ReadRecipeStore(state).Get(d) // of what has none, nil
-		if kind := filepath.Base(filepath.Dir(filepath.Clean(folder))); kind == "recipes" && made != nil {
+		if kind := filepath.Base(filepath.Dir(filepath.Clean(dir))); kind == "recipes" && made != nil {
 			r.add("%s recipe of %s, which takes from %v: %v", what, d, made.Containers, err)
 		} else {
 			r.add("%s %s of %s: %v", what, kind, d, err)

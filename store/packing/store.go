@@ -79,8 +79,9 @@ type Owner interface {
 	CountTransient(disk int64) (done func())
 
 	// Fits returns an error that is syscall.ENOSPC where so many named bytes may not be written to
-	// the file system of a folder now. instead is what is removed from there then; 0: nothing is.
-	Fits(folder, what string, size, instead int64) error
+	// the file system of a directory now. instead is what is removed from there then; 0: nothing
+	// is.
+	Fits(dir, what string, size, instead int64) error
 }
 
 // Memory is what is remembered of blobs beside them; stamps may be lost. *index.Index is one.
@@ -129,10 +130,10 @@ func (n *memories) dropSharing(d cas.Digest) {
 
 // Options say where a Store keeps its data, and which functions it calls.
 type Options struct {
-	Dir    string     // the state folder, absolute
-	Copies string     // the folder of the unpacked forms, absolute
-	Apart  bool       // that is on another file system than the state folder
-	Whole  *cas.Store // of the state folder
+	Dir    string     // the state directory, absolute
+	Copies string     // the directory of the unpacked forms, absolute
+	Apart  bool       // that is on another file system than the state directory
+	Whole  *cas.Store // of the state directory
 	FS     cas.FS     // nil: the operating system's
 	Memory Memory
 	Owner  Owner

@@ -180,7 +180,8 @@ func Leased(path string) (bool, error) {
 	return held, errors.Join(err, f.Close())
 }
 
-// remove unlinks the files through the store, which renews the blobs' stamps, and then the folders.
+// remove unlinks the files through the store, which renews the blobs' stamps, and then the
+// directories.
 func (vs *Store) remove(dir string, files []file) error {
 	if err := MakeTreeRemovable(dir); err != nil {
 		return err
@@ -220,7 +221,7 @@ func (vs *Store) DropUnknown(ctx context.Context) error {
 	found, err := filepath.Glob(filepath.Join(vs.o.Dir, "*", "*"))
 	if _, apart := vs.o.Forms.Copies.Directory(); err == nil && apart {
 		var more []string
-		more, err = filepath.Glob(filepath.Join(vs.folder(true), "*", "*"))
+		more, err = filepath.Glob(filepath.Join(vs.dir(true), "*", "*"))
 		found = append(found, more...)
 	}
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// LayerFolder is where a layer has the files of a build. A path is of one content for ever, because
+// LayerDir is where a layer has the files of a build. A path is of one content for ever, because
 // the id follows from the digests of the files.
-func LayerFolder(layer string, b *index.Build) string {
-	return filepath.Join(layer, "views", ScopeFolder(b.Scope), b.ID.String(), b.ID.String())
+func LayerDir(layer string, b *index.Build) string {
+	return filepath.Join(layer, "views", ScopeDir(b.Scope), b.ID.String(), b.ID.String())
 }
 
 // InLayer returns the view that a layer has of a build, without reading its files, and a mark that
@@ -22,10 +22,10 @@ func LayerFolder(layer string, b *index.Build) string {
 // two images may give different files equal stamps. The view is not the caller's to drop, and keeps
 // nothing open, so that the layer can be unmounted.
 func InLayer(layer string, b *index.Build) (*View, string, error) {
-	inner := LayerFolder(layer, b)
-	v := &View{scope: ScopeFolder(b.Scope), name: b.ID.String(), id: b.ID.String(), graph: b.Graph,
+	inner := LayerDir(layer, b)
+	v := &View{scope: ScopeDir(b.Scope), name: b.ID.String(), id: b.ID.String(), graph: b.Graph,
 		path: filepath.Dir(inner), inLayer: true}
-	f, err := openFolder(inner)
+	f, err := openDir(inner)
 	if err != nil {
 		return nil, "", err
 	}

@@ -126,12 +126,12 @@ func (o *OwnFiles) has(fd int) bool {
 // list lists all but those of one descriptor.
 func (o *OwnFiles) list(except int) {
 	o.open = make(map[inode]bool)
-	folder, err := os.Open("/proc/self/fd")
+	dir, err := os.Open("/proc/self/fd")
 	if err != nil {
 		return
 	}
-	defer folder.Close()
-	names, err := folder.Readdirnames(-1)
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return
 	}
@@ -152,8 +152,8 @@ func fileOf(fd int) (inode, bool) {
 	return inode{st.Dev, st.Ino}, true
 }
 
-// openFolder opens a folder for reading, without the runtime's poller, which folders have no use for.
-func openFolder(path string) (*os.File, error) {
+// openDir opens a directory for reading, without the runtime's poller, which directories have no use for.
+func openDir(path string) (*os.File, error) {
 	for {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err == unix.EINTR {

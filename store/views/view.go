@@ -33,7 +33,7 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// A View is the folder from which applications load a build:
+// A View is the directory from which applications load a build:
 //
 //	views/<scope>/<view>/<id>/<files under their exact names>
 //
@@ -67,7 +67,7 @@ type file struct {
 	unpacked bool // of the blob's unpacked form
 }
 
-// intact compares every file of the view with what it was when its bytes were last checked. It notices further files by the time of the folder.
+// intact compares every file of the view with what it was when its bytes were last checked. It notices further files by the time of the directory.
 func (vs *Store) intact(v *View) bool {
 	if v.dropped.Load() {
 		return false
@@ -162,10 +162,10 @@ func (vs *Store) openEarlier(b *index.Build) *View {
 	}
 	where, apart := strings.CutPrefix(string(saved), unpackedPrefix)
 	parts := strings.Split(where, "/")
-	if _, elsewhere := vs.o.Forms.Copies.Directory(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.NeedsUnpacking(b)) {
+	if _, elsewhere := vs.o.Forms.Copies.Directory(); len(parts) != 3 || parts[0] != ScopeDir(b.Scope) || apart != (elsewhere && vs.NeedsUnpacking(b)) {
 		return nil
 	}
-	v := &View{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph, path: filepath.Join(vs.folder(apart), parts[0], parts[1])}
+	v := &View{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph, path: filepath.Join(vs.dir(apart), parts[0], parts[1])}
 	if err := v.open(); err != nil {
 		return nil
 	}
@@ -186,10 +186,10 @@ func (vs *Store) savedPath(v *View) string {
 	return where
 }
 
-// Lease opens the view's folder and takes a lease on that open folder: it lasts as long as a process holds
+// Lease opens the view's directory and takes a lease on that open directory: it lasts as long as a process holds
 // the descriptor, and survives the daemon.
 func (v *View) Lease() (*os.File, error) {
-	f, err := openFolder(v.path)
+	f, err := openDir(v.path)
 	if err != nil {
 		return nil, err
 	}
@@ -217,7 +217,7 @@ func (vs *Store) NotePathGiven(v *View) {
 	}
 }
 
-// open opens the folder of the files, which is looked through from then on.
+// open opens the directory of the files, which is looked through from then on.
 func (v *View) open() (err error) {
 	if v.inner, err = os.Open(filepath.Join(v.path, v.id)); err != nil {
 		return err
@@ -237,10 +237,10 @@ func (v *View) contains(f *os.File) bool {
 	return there.Dev == v.at.Dev && there.Ino == v.at.Ino
 }
 
-// Path is that of the view, absolute. The files are in the folder ID below it.
+// Path is that of the view, absolute. The files are in the directory ID below it.
 func (v *View) Path() string { return v.path }
 
-// ID is the name of the folder that has the files. It is never used again.
+// ID is the name of the directory that has the files. It is never used again.
 func (v *View) ID() string { return v.id }
 
 // GraphPath is the graph's path below that of the view.
@@ -281,7 +281,7 @@ type Store struct {
 
 // Options say where views lie and what they are made of.
 type Options struct {
-	Dir        string // the folder of the views that are links to whole blobs; the others lie beside the unpacked forms
+	Dir        string // the directory of the views that are links to whole blobs; the others lie beside the unpacked forms
 	PathAccess bool   // shared views may be reached by path by every local user, not only by descriptor
 	Blobs      *cas.Store
 	Forms      *packing.Store
@@ -290,16 +290,16 @@ type Options struct {
 	Log        *slog.Logger
 }
 
-// Open gives the store of views below a folder, which it makes.
+// Open gives the store of views below a directory, which it makes.
 func Open(o Options) (*Store, error) {
 	vs := &Store{o: o, live: make(map[index.BuildID]*View), createdNames: make(map[string]bool), dropped: make(map[string]*dropped), making: make(keyed.Slots, 1)}
 	return vs, vs.scopeDir(o.Dir, "shared")
 }
 
-// folder is where views lie that have a file of an unpacked form, or none.
-func (vs *Store) folder(unpacked bool) string {
-	if folder, apart := vs.o.Forms.Copies.Directory(); unpacked && apart {
-		return filepath.Join(folder, "views")
+// directory is where views lie that have a file of an unpacked form, or none.
+func (vs *Store) dir(unpacked bool) string {
+	if dir, apart := vs.o.Forms.Copies.Directory(); unpacked && apart {
+		return filepath.Join(dir, "views")
 	}
 	return vs.o.Dir
 }
@@ -376,12 +376,12 @@ func (vs *Store) AnyLeased() bool {
 	return false
 }
 
-// ScopeFolder is what the folder of a scope is called.
-func ScopeFolder(scope string) string { return strings.ReplaceAll(scope, ":", "-") }
+// ScopeDir is what the directory of a scope is called.
+func ScopeDir(scope string) string { return strings.ReplaceAll(scope, ":", "-") }
 
-// scopeDir makes the folder of a scope. Path access opens the way, not the list: names of views cannot be guessed.
+// scopeDir makes the directory of a scope. Path access opens the way, not the list: names of views cannot be guessed.
 func (vs *Store) scopeDir(views, scope string) error {
-	dir := filepath.Join(views, ScopeFolder(scope))
+	dir := filepath.Join(views, ScopeDir(scope))
 	mode := fs.FileMode(0o700)
 	if scope == "shared" && vs.o.PathAccess {
 		mode = 0o711
@@ -413,14 +413,14 @@ func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
 	return v, vs.makeReadable(v)
 }
 
-// begin makes the folders of a view, still writable. A view lies on one file system: one with unpacked files where they are.
+// begin makes the directories of a view, still writable. A view lies on one file system: one with unpacked files where they are.
 func (vs *Store) begin(scope, graph string, unpacked bool) (*View, error) {
-	folder := vs.folder(unpacked)
-	if err := vs.scopeDir(folder, scope); err != nil {
+	dir := vs.dir(unpacked)
+	if err := vs.scopeDir(dir, scope); err != nil {
 		return nil, err
 	}
-	v := &View{scope: ScopeFolder(scope), name: NewID(), id: NewID(), graph: graph}
-	v.path = filepath.Join(folder, v.scope, v.name)
+	v := &View{scope: ScopeDir(scope), name: NewID(), id: NewID(), graph: graph}
+	v.path = filepath.Join(dir, v.scope, v.name)
 	vs.mu.Lock()
 	vs.createdNames[v.scope+"/"+v.name] = true
 	if scope != Unkept {
@@ -464,7 +464,7 @@ func (vs *Store) makeReadable(v *View) error {
 	return err
 }
 
-// MakeTreeReadable lets all users read the folders, and their owner remove them, inside first.
+// MakeTreeReadable lets all users read the directories, and their owner remove them, inside first.
 func MakeTreeReadable(path string) error {
 	var dirs []string
 	err := filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
@@ -479,7 +479,7 @@ func MakeTreeReadable(path string) error {
 	return err
 }
 
-// MakeTreeRemovable lets the owner remove folders, which earlier versions made read-only.
+// MakeTreeRemovable lets the owner remove directories, which earlier versions made read-only.
 func MakeTreeRemovable(path string) error {
 	return filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {

@@ -49,7 +49,7 @@ func run() error {
 		if *dir == "" {
 			continue
 		}
-		absolute, err := filepath.Abs(*dir) // the programs that are compared run in folders of their own
+		absolute, err := filepath.Abs(*dir) // the programs that are compared run in directories of their own
 		if err != nil {
 			return err
 		}

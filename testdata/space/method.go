@@ -23,7 +23,7 @@ type figures struct {
 	Each    []int64 // stored bytes of each artefact; nil where a method cannot tell
 }
 
-// method stores the corpus below a folder, and gives it back.
+// method stores the corpus below a directory, and gives it back.
 type method struct {
 	prepare func(c corpus, store string) error                       // what is there before; nil: nothing
 	takeIn  func(c corpus, store string) (stored []int64, err error) // of each artefact, or one sum

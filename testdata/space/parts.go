@@ -9,15 +9,15 @@ import (
 	"syscall"
 )
 
-// part is what files or folders of one kind take below a state folder.
+// part is what files or directories of one kind take below a state directory.
 type part struct {
 	name   string
 	files  int
-	bytes  int64 // their lengths; 0 of folders
+	bytes  int64 // their lengths; 0 of directories
 	blocks int64 // on disk
 }
 
-// partsOf tells what a state folder consists of, each file once whatever names it has: what blobs and recipes are by themselves, which is what
+// partsOf tells what a state directory consists of, each file once whatever names it has: what blobs and recipes are by themselves, which is what
 // stands beside the bound, and what comes on top of it.
 func partsOf(dir string) ([]part, error) {
 	parts := []part{{name: "blobs"}, {name: "recipes"}, {name: "manifests"}, {name: "reserve"}, {name: "index.db"}, {name: "other files"}, {name: "folders"}}

@@ -31,7 +31,7 @@ import (
 // A put is for one model: an artefact with several graphs comes as one build for
 // each, with the same binary, which is one blob for the store as well.
 type standing struct {
-	dir    string // the state folder
+	dir    string // the state directory
 	from   string // where models and libraries of requests lie
 	corpus corpus
 	cache  *cache.Cache

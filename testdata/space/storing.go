@@ -13,9 +13,9 @@ import (
 )
 
 // The store itself: every artefact is put, as by the application that compiled
-// it, and then all are packed, as upon `epcachectl pack --all`. What counts is
-// what the state folder takes of the disk in whole blocks, database, manifests,
-// journal and folders included.
+// it, and then all are packed, as upon `epcachectl pack --all`. The figure is
+// the disk space of the state directory in whole blocks, with database, manifests,
+// journal and directories.
 
 func storeIn(c corpus, store string) (stored []int64, err error) {
 	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: pack.PackOff})

@@ -16,7 +16,7 @@ func command(env []string, dir, name string, args ...string) error {
 	return nil
 }
 
-// listed returns the corpus's folders, which is what the tools are given: corpus.json is none of it.
+// listed returns the corpus's directories, which is what the tools are given: corpus.json is none of it.
 func listed(c corpus) (names []string) {
 	for _, a := range c.Artefacts {
 		names = append(names, a.Name)

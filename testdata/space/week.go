@@ -14,7 +14,7 @@ import (
 )
 
 // The simulated week. A store of package cache, with the policy that it has by
-// itself, in a folder on the disk; its clock is moved, and all else is real:
+// itself, in a directory on the disk; its clock is moved, and all else is real:
 //
 //   - The day before, from 8:00 on, all artefacts are compiled, one a minute, and put.
 //   - Then come seven days. Each hour from 9:00 to 17:00 applications ask for the
@@ -23,7 +23,7 @@ import (
 //     different one each day. The first output each day is compared with the
 //     corpus, byte for byte.
 //   - Each half hour the store packs what is cold, as the daemon does every ten
-//     minutes. Then the bytes are counted that the state folder really takes: the
+//     minutes. Then the bytes are counted that the state directory really takes: the
 //     blocks of every file, each once, unpacked copies, views, database and all. The
 //     mean is that of all counts of the seven days.
 //

@@ -1997,11 +1997,11 @@ type EpLibrary struct {
 	Ep    string                 `protobuf:"bytes,1,opt,name=ep,proto3" json:"ep,omitempty"`        // the name it is registered under
 	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`    // absolute path, as the client sees it
 	Fd    *uint32                `protobuf:"varint,3,opt,name=fd,proto3,oneof" json:"fd,omitempty"` // the library itself, opened for reading
-	// The other libraries that carry its SDK. location is the path from the library's folder. They
-	// tell one SDK from
+	// The other libraries that carry its SDK. location is the path from the library's directory.
+	// They tell one SDK from
 	// another, which fd alone may not.
 	Beside []*ExternalFile `protobuf:"bytes,4,rep,name=beside,proto3" json:"beside,omitempty"`
-	// beside has every shared library (*.so, *.so.*) in the library's folder, and those in the folder
+	// beside has every shared library (*.so, *.so.*) in the library's directory, and those in the directory
 	// FOLDER.libs beside
 	// it. Only then can the daemon tell that a runtime of its own has equal libraries.
 	Complete      bool `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
@@ -2411,9 +2411,9 @@ type AcquireReply struct {
 	HardwareArchitecture   string                 `protobuf:"bytes,7,opt,name=hardware_architecture,json=hardwareArchitecture,proto3" json:"hardware_architecture,omitempty"`
 	Compatibility          string                 `protobuf:"bytes,8,opt,name=compatibility,proto3" json:"compatibility,omitempty"` // "optimal", "prefer_recompilation", "unsupported", "unknown"
 	Why                    string                 `protobuf:"bytes,9,opt,name=why,proto3" json:"why,omitempty"`
-	Fd                     *uint32                `protobuf:"varint,10,opt,name=fd,proto3,oneof" json:"fd,omitempty"` // descriptor of the view's folder: the capability, and the lease
-	View                   string                 `protobuf:"bytes,11,opt,name=view,proto3" json:"view,omitempty"`    // absolute path of that folder
-	Graph                  string                 `protobuf:"bytes,12,opt,name=graph,proto3" json:"graph,omitempty"`  // relative to the folder: "<id>/<hex>_ctx.onnx"
+	Fd                     *uint32                `protobuf:"varint,10,opt,name=fd,proto3,oneof" json:"fd,omitempty"` // descriptor of the view's directory: the capability, and the lease
+	View                   string                 `protobuf:"bytes,11,opt,name=view,proto3" json:"view,omitempty"`    // absolute path of that directory
+	Graph                  string                 `protobuf:"bytes,12,opt,name=graph,proto3" json:"graph,omitempty"`  // relative to the directory: "<id>/<hex>_ctx.onnx"
 	Files                  []*File                `protobuf:"bytes,13,rep,name=files,proto3" json:"files,omitempty"`
 	ProviderOptions        map[string]*StringMap  `protobuf:"bytes,14,rep,name=provider_options,json=providerOptions,proto3" json:"provider_options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by EP: load the graph with exactly these
 	SessionOptions         map[string]string      `protobuf:"bytes,15,rep,name=session_options,json=sessionOptions,proto3" json:"session_options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`    // session config entries to load it with
@@ -3081,7 +3081,7 @@ func (x *Put) GetMadeBy() []*MadeBy {
 
 type PutFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // as it stands in the graph: relative, below the folder that it was compiled in
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // as it stands in the graph: relative, below the directory that it was compiled in
 	Fd            uint32                 `protobuf:"varint,2,opt,name=fd,proto3" json:"fd,omitempty"`    // opened for reading only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3231,8 +3231,8 @@ func (x *Export) GetBuild() string {
 type ExportReply struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Config         []byte                 `protobuf:"bytes,1,opt,name=config,proto3" json:"config,omitempty"` // as package portable has it, without files
-	Fd             *uint32                `protobuf:"varint,2,opt,name=fd,proto3,oneof" json:"fd,omitempty"`  // of the view's folder: the lease
-	Graph          string                 `protobuf:"bytes,3,opt,name=graph,proto3" json:"graph,omitempty"`   // relative to that folder; the files lie in the folder of the graph
+	Fd             *uint32                `protobuf:"varint,2,opt,name=fd,proto3,oneof" json:"fd,omitempty"`  // of the view's directory: the lease
+	Graph          string                 `protobuf:"bytes,3,opt,name=graph,proto3" json:"graph,omitempty"`   // relative to that directory; the files lie in the directory of the graph
 	Files          []*File                `protobuf:"bytes,4,rep,name=files,proto3" json:"files,omitempty"`
 	ModelName      string                 `protobuf:"bytes,5,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
 	CreatedMs      int64                  `protobuf:"varint,6,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
@@ -9292,7 +9292,7 @@ func (x *CheckReply) GetMore() uint64 {
 	return 0
 }
 
-// SpaceLine is one kind of file below the state folder.
+// SpaceLine is one kind of file below the state directory.
 type SpaceLine struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "objects", "manifests", "views", ...

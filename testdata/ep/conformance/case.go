@@ -43,7 +43,7 @@ type testCase struct {
 	devices []ort.Device
 	family  family
 	source  tinymodel.Model // one block of the family
-	folder  string
+	dir     string
 	tell    func(call string) error
 	calls   []Call
 }
@@ -55,7 +55,7 @@ func (c *testCase) skip(format string, args ...any) { panic(stopped{fmt.Sprintf(
 
 // does makes a call, and ends the case where it gives an error.
 func (c *testCase) does(call, expected string, do func() (happened string, err error)) {
-	call = strings.ReplaceAll(call, c.folder+"/", "")
+	call = strings.ReplaceAll(call, c.dir+"/", "")
 	if err := c.tell(call); err != nil {
 		panic(err) // the caller has gone
 	}
@@ -64,7 +64,7 @@ func (c *testCase) does(call, expected string, do func() (happened string, err e
 		happened = err.Error()
 	}
 	c.calls = append(c.calls, Call{Call: call, Expected: expected,
-		Happened: brief(strings.ReplaceAll(happened, c.folder+"/", "")), OK: err == nil})
+		Happened: brief(strings.ReplaceAll(happened, c.dir+"/", "")), OK: err == nil})
 	if err != nil {
 		panic(stopped{})
 	}
@@ -240,7 +240,7 @@ func (c *testCase) write(name string, m tinymodel.Model) string {
 }
 
 func (c *testCase) writeFile(name string, data []byte) string {
-	path := filepath.Join(c.folder, name)
+	path := filepath.Join(c.dir, name)
 	must(os.MkdirAll(filepath.Dir(path), 0o700))
 	must(os.WriteFile(path, data, 0o600))
 	return path
@@ -253,8 +253,8 @@ func must(err error) {
 	}
 }
 
-func (c *testCase) files(folder string) []string {
-	entries, err := os.ReadDir(filepath.Join(c.folder, folder))
+func (c *testCase) files(dir string) []string {
+	entries, err := os.ReadDir(filepath.Join(c.dir, dir))
 	must(err)
 	names := []string{}
 	for _, e := range entries {
@@ -264,14 +264,14 @@ func (c *testCase) files(folder string) []string {
 }
 
 func (c *testCase) bytes(name string) []byte {
-	data, err := os.ReadFile(filepath.Join(c.folder, name))
+	data, err := os.ReadFile(filepath.Join(c.dir, name))
 	must(err)
 	return data
 }
 
 func (c *testCase) contexts(name string) (m *epmodel.Model) {
 	c.does("read "+name, "a model with EPContext nodes", func() (string, error) {
-		f, err := os.Open(filepath.Join(c.folder, name))
+		f, err := os.Open(filepath.Join(c.dir, name))
 		if err != nil {
 			return "", err
 		}

@@ -52,12 +52,12 @@ type answer struct {
 // ask has a child do what is asked, within the time limit. The answer of one that fails has the call
 // that it told last.
 func ask(ctx context.Context, limit time.Duration, req request) (a answer, err error) {
-	folder, err := os.MkdirTemp("", "ep-conformance-")
+	dir, err := os.MkdirTemp("", "ep-conformance-")
 	if err != nil {
 		return a, err
 	}
-	defer os.RemoveAll(folder) // what stays is in the temporary folder
-	answers, err := os.Create(filepath.Join(folder, "answers"))
+	defer os.RemoveAll(dir) // what stays is in the temporary directory
+	answers, err := os.Create(filepath.Join(dir, "answers"))
 	if err != nil {
 		return a, err
 	}
@@ -75,7 +75,7 @@ func ask(ctx context.Context, limit time.Duration, req request) (a answer, err e
 	defer cancel()
 	log := &compilers.Tail{Limit: 64 << 10}
 	cmd := exec.CommandContext(ctx, self)
-	cmd.Dir, cmd.Env = folder, append(os.Environ(), childVariable+"=1", "ORT_DISABLE_TELEMETRY=1")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), childVariable+"=1", "ORT_DISABLE_TELEMETRY=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(text), log, log
 	cmd.ExtraFiles = []*os.File{answers}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -153,8 +153,8 @@ func (r request) answer(tell func(call string) error) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	s := subject{ep: r.EP, tell: tell, folder: filepath.Join(cwd, "case")}
-	if err := os.Mkdir(s.folder, 0o700); err != nil {
+	s := subject{ep: r.EP, tell: tell, dir: filepath.Join(cwd, "case")}
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return answer{}, err
 	}
 	api, err := ort.Open(r.ORTLibrary)

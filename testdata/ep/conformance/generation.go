@@ -21,7 +21,7 @@ var generation = []guideline{
 		m := c.alone("m", 1, nil)
 		c.check("nodes of m_ctx.onnx", "EPContext nodes and no others", m.NodeSummary(8),
 			m.Nodes == len(m.Contexts))
-		c.loads(c.folder+"/m_ctx.onnx", nil, c.source)
+		c.loads(c.dir+"/m_ctx.onnx", nil, c.source)
 	}),
 	required("lifetime: the session that made the model goes on", func(c *testCase) {
 		s := c.open(c.write("m.onnx", c.source), set{"ep.context_enable": "1"})
@@ -41,25 +41,25 @@ var generation = []guideline{
 	}),
 	required("ep.context_file_path is specified: the model goes there, and the binary into its "+
 		"folder", func(c *testCase) {
-		c.write("to/nothing.onnx", c.source) // the folder
+		c.write("to/nothing.onnx", c.source) // the directory
 		c.compile(c.write("from/m.onnx", c.source),
-			set{"ep.context_file_path": c.folder + "/to/other.onnx"})
+			set{"ep.context_file_path": c.dir + "/to/other.onnx"})
 		c.equal("files beside the c.source model", "m.onnx", list(c.files("from")))
 		c.has("to", "other.onnx")
-		c.loads(c.folder+"/to/other.onnx", nil, c.source)
+		c.loads(c.dir+"/to/other.onnx", nil, c.source)
 	}),
 	required("ep.context_file_path is required when the model comes from a memory "+
 		"buffer", func(c *testCase) {
 		c.refuses("m.onnx", c.source.Encode(), set{"ep.context_enable": "1"})
-		at := set{"ep.context_enable": "1", "ep.context_file_path": c.folder + "/m_ctx.onnx"}
+		at := set{"ep.context_enable": "1", "ep.context_file_path": c.dir + "/m_ctx.onnx"}
 		c.openAs("m.onnx", c.source.Encode(), at).Release()
-		c.loads(c.folder+"/m_ctx.onnx", nil, c.source)
+		c.loads(c.dir+"/m_ctx.onnx", nil, c.source)
 	}),
 	required("ep.context_embed_mode=1: the content stands in the model", func(c *testCase) {
 		m := c.alone("m", 1, set{"ep.context_embed_mode": "1"})
 		c.equal("embed_mode", "1", fmt.Sprint(m.Contexts[0].EmbedMode))
 		c.equal("files", "m.onnx, m_ctx.onnx", list(c.files("")))
-		c.loads(c.folder+"/m_ctx.onnx", nil, c.source)
+		c.loads(c.dir+"/m_ctx.onnx", nil, c.source)
 	}),
 	required("ep.context_embed_mode=0 (default): the content is a separate "+
 		"file", func(c *testCase) {
@@ -98,20 +98,20 @@ var generation = []guideline{
 			func(name string) bool { return strings.HasSuffix(name, ".onnx") })
 		c.check("binaries", "not more than primary nodes", list(binaries),
 			len(binaries) <= len(m.Contexts)-secondary)
-		c.loads(c.folder+"/m_ctx.onnx", nil, source)
+		c.loads(c.dir+"/m_ctx.onnx", nil, source)
 	}),
 	recommended("several subgraphs, embedded", func(c *testCase) {
 		source, _ := c.inParts()
-		c.compile(c.folder+"/m.onnx", set{"ep.context_embed_mode": "1",
-			"ep.context_file_path": c.folder + "/e_ctx.onnx"})
-		c.loads(c.folder+"/e_ctx.onnx", nil, source)
+		c.compile(c.dir+"/m.onnx", set{"ep.context_embed_mode": "1",
+			"ep.context_file_path": c.dir + "/e_ctx.onnx"})
+		c.loads(c.dir+"/e_ctx.onnx", nil, source)
 	}),
 	recommended("ep.context_node_name_prefix: in the partition's name", func(c *testCase) {
 		m := c.alone("m", 1, set{"ep.context_node_name_prefix": "left_"})
 		n := m.Contexts[0]
 		c.check("partition_name", "left_...", n.PartitionName,
 			strings.HasPrefix(n.PartitionName, "left_") || strings.HasPrefix(n.Node, "left_"))
-		c.loads(c.folder+"/m_ctx.onnx", nil, c.source)
+		c.loads(c.dir+"/m_ctx.onnx", nil, c.source)
 	}),
 	recommended("contexts of several models can be merged and connected in one "+
 		"model", func(c *testCase) {
@@ -144,27 +144,27 @@ var generation = []guideline{
 	}),
 	required("the new model does not rely on the old external data file", func(c *testCase) {
 		moved, data := c.externalized("m.data")
-		c.write("to/nothing.onnx", c.source) // the folder
+		c.write("to/nothing.onnx", c.source) // the directory
 		c.writeFile("from/m.data", data)
 		c.compile(c.write("from/m.onnx", moved),
-			set{"ep.context_file_path": c.folder + "/to/m_ctx.onnx"})
-		c.loads(c.folder+"/to/m_ctx.onnx", nil, c.source)
+			set{"ep.context_file_path": c.dir + "/to/m_ctx.onnx"})
+		c.loads(c.dir+"/to/m_ctx.onnx", nil, c.source)
 	}),
 	required("session.model_external_initializers_file_folder_path: a model from memory finds "+
 		"its external data", func(c *testCase) {
 		moved, data := c.externalized("m.data")
 		c.writeFile("data/m.data", data)
 		c.openAs("m.onnx", moved.Encode(), set{"ep.context_enable": "1",
-			"ep.context_file_path":                                 c.folder + "/m_ctx.onnx",
-			"session.model_external_initializers_file_folder_path": c.folder + "/data"}).Release()
-		c.loads(c.folder+"/m_ctx.onnx", nil, c.source)
+			"ep.context_file_path":                                 c.dir + "/m_ctx.onnx",
+			"session.model_external_initializers_file_folder_path": c.dir + "/data"}).Release()
+		c.loads(c.dir+"/m_ctx.onnx", nil, c.source)
 	}),
 	required("the compile API makes the same from file to file, embedded or "+
 		"not", func(c *testCase) {
 		for _, embed := range []bool{false, true} {
 			k := ort.Compilation{ModelPath: c.write("m.onnx", c.source),
-				OutputPath: fmt.Sprintf("%s/to%v/x_ctx.onnx", c.folder, embed), Embed: embed}
-			c.write(fmt.Sprintf("to%v/nothing.onnx", embed), c.source) // the folder
+				OutputPath: fmt.Sprintf("%s/to%v/x_ctx.onnx", c.dir, embed), Embed: embed}
+			c.write(fmt.Sprintf("to%v/nothing.onnx", embed), c.source) // the directory
 			c.compileBy(fmt.Sprintf("m.onnx to x_ctx.onnx, embed mode %v", embed), k, nil)
 			m := c.contexts(fmt.Sprintf("to%v/x_ctx.onnx", embed))
 			c.equal("embed_mode", map[bool]string{false: "0", true: "1"}[embed],
@@ -195,9 +195,9 @@ func (c *testCase) inParts() (tinymodel.Model, *epmodel.Model) {
 	return source, m
 }
 
-func (c *testCase) has(folder, name string) {
-	files := c.files(filepath.Join(folder, filepath.Dir(name)))
-	c.check("files of folder \""+folder+"\"", "\""+name+"\" among them", list(files), name != "" &&
+func (c *testCase) has(dir, name string) {
+	files := c.files(filepath.Join(dir, filepath.Dir(name)))
+	c.check("files of folder \""+dir+"\"", "\""+name+"\" among them", list(files), name != "" &&
 		slices.Contains(files, filepath.Base(name)))
 }
 

@@ -19,7 +19,7 @@ var inference = []guideline{
 	}),
 	required("the compiled model runs on the EP alone", func(c *testCase) {
 		c.alone("m", 1, nil)
-		c.loads(c.folder+"/m_ctx.onnx", noFallback, c.source)
+		c.loads(c.dir+"/m_ctx.onnx", noFallback, c.source)
 	}),
 	required("the EP inspects c.source, and takes only its own nodes", func(c *testCase) {
 		m := c.alone("m", 1, nil)
@@ -53,18 +53,18 @@ var inference = []guideline{
 		"moved", func(c *testCase) {
 		c.alone("at/m", 1, nil)
 		must(os.Chdir("/")) // not in the working directory
-		c.loads(c.folder+"/at/m_ctx.onnx", nil, c.source)
-		must(os.Rename(c.folder+"/at", c.folder+"/moved"))
-		c.loads(c.folder+"/moved/m_ctx.onnx", nil, c.source)
-		must(os.Chdir(c.folder + "/moved"))
+		c.loads(c.dir+"/at/m_ctx.onnx", nil, c.source)
+		must(os.Rename(c.dir+"/at", c.dir+"/moved"))
+		c.loads(c.dir+"/moved/m_ctx.onnx", nil, c.source)
+		must(os.Chdir(c.dir + "/moved"))
 		c.loads("m_ctx.onnx", nil, c.source)
 	}),
 	required("loaded from memory: ep.context_file_path tells the folder", func(c *testCase) {
 		c.alone("m", 1, nil)
 		model := c.bytes("m_ctx.onnx")
-		must(os.Remove(c.folder + "/m_ctx.onnx")) // only its path counts
+		must(os.Remove(c.dir + "/m_ctx.onnx")) // only its path counts
 		must(os.Chdir("/"))
-		s := c.openAs("m_ctx.onnx", model, set{"ep.context_file_path": c.folder + "/m_ctx.onnx"})
+		s := c.openAs("m_ctx.onnx", model, set{"ep.context_file_path": c.dir + "/m_ctx.onnx"})
 		defer s.Release()
 		c.computes(s, c.source)
 	}),
@@ -83,7 +83,7 @@ var inference = []guideline{
 	required("the binary stands nowhere else: absolute paths and .. are "+
 		"refused", func(c *testCase) {
 		m := c.alone("in/m", 1, nil)
-		binary := filepath.Join(c.folder, "in", m.Contexts[0].CacheContext)
+		binary := filepath.Join(c.dir, "in", m.Contexts[0].CacheContext)
 		for i, name := range []string{binary, "../in/" + filepath.Base(binary)} {
 			node := c.rebuilt(m, "in/m_ctx.onnx", "x", "y", set{"ep_cache_context": name})
 			c.refuses(c.write(fmt.Sprintf("in/bad%d.onnx", i), c.contextModel(m, node)), nil, nil)
@@ -97,15 +97,15 @@ var inference = []guideline{
 		for _, content := range [][]byte{whole[:len(whole)/2], {},
 			[]byte("this is no context binary\n")} {
 			c.writeFile(binary, content)
-			c.refuses(c.folder+"/m_ctx.onnx", nil, nil)
+			c.refuses(c.dir+"/m_ctx.onnx", nil, nil)
 		}
-		must(os.Remove(filepath.Join(c.folder, binary)))
-		c.refuses(c.folder+"/m_ctx.onnx", nil, nil)
+		must(os.Remove(filepath.Join(c.dir, binary)))
+		c.refuses(c.dir+"/m_ctx.onnx", nil, nil)
 	}),
 	recommended("a compiled model is not compiled again", func(c *testCase) {
 		c.alone("m", 1, nil)
-		c.refuses(c.folder+"/m_ctx.onnx", nil, set{"ep.context_enable": "1",
-			"ep.context_file_path": c.folder + "/twice.onnx"})
+		c.refuses(c.dir+"/m_ctx.onnx", nil, set{"ep.context_enable": "1",
+			"ep.context_file_path": c.dir + "/twice.onnx"})
 	}),
 	optional("ep.enable_weightless_ep_context_nodes: weights stay in the model, or the option is "+
 		"refused", func(c *testCase) {
@@ -121,7 +121,7 @@ var inference = []guideline{
 		c.check(sessionCall("m.onnx", nil, session),
 			"weights that are inputs of the EPContext node", fmt.Sprintf("%d inputs",
 				m.Contexts[0].Inputs), m.Contexts[0].Inputs > 1)
-		c.loads(c.folder+"/m_ctx.onnx", nil, c.source)
+		c.loads(c.dir+"/m_ctx.onnx", nil, c.source)
 	}),
 }
 
@@ -188,7 +188,7 @@ var sharing = []guideline{
 		"group", func(c *testCase) {
 		c.group("first", 1, 2)
 		c.group("second", 9, 1)
-		c.loads(c.folder+"/second/model1_ctx.onnx", nil, c.member(9, 0))
+		c.loads(c.dir+"/second/model1_ctx.onnx", nil, c.member(9, 0))
 	}),
 	optional("a group loads in order in one process, computes right, and is destroyed in "+
 		"reverse", func(c *testCase) {
@@ -215,17 +215,17 @@ func (c *testCase) member(seed uint64, i int) tinymodel.Model {
 }
 
 // group gives the paths of compiled models. All sessions live to the last, as OpenVINO wants it.
-func (c *testCase) group(folder string, seed uint64, count int) (compiled []string) {
+func (c *testCase) group(dir string, seed uint64, count int) (compiled []string) {
 	var sessions []*ort.Session
 	for i := range count {
 		session := share
 		if i == count-1 {
 			session = last
 		}
-		name := fmt.Sprintf("%s/model%d", folder, i+1)
+		name := fmt.Sprintf("%s/model%d", dir, i+1)
 		sessions = append(sessions, c.open(c.write(name+".onnx", c.member(seed, i)),
 			session.with("ep.context_enable", "1")))
-		compiled = append(compiled, c.folder+"/"+name+"_ctx.onnx")
+		compiled = append(compiled, c.dir+"/"+name+"_ctx.onnx")
 	}
 	for i := len(sessions) - 1; i >= 0; i-- {
 		sessions[i].Release()

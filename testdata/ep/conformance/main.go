@@ -60,7 +60,7 @@ func newCommand() *cobra.Command {
 pages on EPContext models and plugin libraries. Where one does not hold it prints which call was
 made, what was expected and what happened. The exit status is 1 where a required guideline is broken.
 
-ONNX Runtime is the one in --runtime DIR, else the nearest in a folder above LIBRARY that not all
+ONNX Runtime is the one in --runtime DIR, else the nearest in a directory above LIBRARY that not all
 users may write.`,
 		Example:       "  go run ./testdata/ep/conformance ./libmy_ep.so --runtime venv --option target=sim",
 		Args:          cobra.ExactArgs(1),
@@ -74,7 +74,7 @@ users may write.`,
 			return run(cmd.Context(), cmd.OutOrStdout(), j, inJSON)
 		},
 	}
-	cmd.Flags().StringVar(&runtime, "runtime", "", "the folder `DIR` that has ONNX Runtime")
+	cmd.Flags().StringVar(&runtime, "runtime", "", "the directory `DIR` that has ONNX Runtime")
 	cmd.Flags().StringVar(&ep, "ep", "",
 		"the execution provider's name, if the library has several, and the device: `EP[:DEVICE]`")
 	cmd.Flags().StringArrayVar(&options, "option", nil, "provider option `K=V`; repeatable")
@@ -104,7 +104,7 @@ func newJob(library, runtime, ep string, options []string) (job, error) {
 	}
 	r, err := runtimeFor(library, runtime)
 	if err != nil {
-		return job{}, fmt.Errorf("%w\nname a folder that has ONNX Runtime: --runtime DIR", err)
+		return job{}, fmt.Errorf("%w\nname a directory that has ONNX Runtime: --runtime DIR", err)
 	}
 	j.ortLibrary = r.ORTLibrary
 	return j, nil
@@ -140,19 +140,19 @@ func parseEP(text string) (workerproto.EP, error) {
 	return ep, nil
 }
 
-// runtimeFor finds the ONNX Runtime in dir, or in the nearest folder above the library that has
-// one. It skips folders such as /tmp, because any user may have put a library there.
+// runtimeFor finds the ONNX Runtime in dir, or in the nearest directory above the library that has
+// one. It skips directories such as /tmp, because any user may have put a library there.
 func runtimeFor(library, dir string) (compilers.Runtime, error) {
 	if dir != "" {
 		return compilers.FindORT(dir)
 	}
-	for folder := filepath.Dir(library); ; folder = filepath.Dir(folder) {
-		r, err := compilers.FindORT(folder)
-		if err == nil && !allMayWrite(folder) && !allMayWrite(filepath.Dir(r.ORTLibrary)) {
+	for directory := filepath.Dir(library); ; directory = filepath.Dir(directory) {
+		r, err := compilers.FindORT(directory)
+		if err == nil && !allMayWrite(directory) && !allMayWrite(filepath.Dir(r.ORTLibrary)) {
 			return r, nil
 		}
-		if folder == filepath.Dir(folder) {
-			return r, fmt.Errorf("%q: libonnxruntime.so*: %w in any folder above it",
+		if directory == filepath.Dir(directory) {
+			return r, fmt.Errorf("%q: libonnxruntime.so*: %w in any directory above it",
 				library, compilers.ErrNotFound)
 		}
 	}

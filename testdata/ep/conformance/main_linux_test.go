@@ -27,10 +27,10 @@ func call(t *testing.T, args ...string) (string, error) {
 
 // aLibrary is a file beside what is called an ONNX Runtime.
 func aLibrary(t *testing.T) string {
-	folder := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "libonnxruntime.so.1.31.1"), nil, 0o600))
-	require.NoError(t, os.Mkdir(filepath.Join(folder, "ep"), 0o700))
-	library := filepath.Join(folder, "ep", "libe.so")
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "libonnxruntime.so.1.31.1"), nil, 0o600))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "ep"), 0o700))
+	library := filepath.Join(dir, "ep", "libe.so")
 	require.NoError(t, os.WriteFile(library, nil, 0o600))
 	return library
 }
@@ -98,7 +98,7 @@ func TestMistakes(t *testing.T) {
 		"no ONNX Runtime": {[]string{library, "--runtime", filepath.Dir(library)},
 			"--runtime DIR"},
 		"no ONNX Runtime above": {[]string{"/proc/self/exe"},
-			`exe": libonnxruntime.so*: not found in any folder above it`},
+			`exe": libonnxruntime.so*: not found in any directory above it`},
 		"no option":           {[]string{library, "--option", "k"}, `"k" is not K=V`},
 		"no device":           {[]string{library, "--ep", "E:"}, `"E:" is not EP[:DEVICE]`},
 		"no id":               {[]string{library, "--ep", "E:device=NPU"}, "not an id"},
@@ -115,5 +115,5 @@ func TestSkipsAnONNXRuntimeThatAllUsersMayWrite(t *testing.T) {
 	library := aLibrary(t)
 	require.NoError(t, os.Chmod(filepath.Dir(filepath.Dir(library)), 0o777))
 	_, err := call(t, library)
-	require.ErrorContains(t, err, "not found in any folder above it")
+	require.ErrorContains(t, err, "not found in any directory above it")
 }

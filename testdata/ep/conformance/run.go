@@ -83,9 +83,9 @@ func (s section) describe(g guideline) Guideline {
 
 // subject is an EP to examine. The library is registered by discover and prove.
 type subject struct {
-	ep     workerproto.EP // Name may be empty for discover
-	folder string         // private, exists, and is empty
-	tell   func(call string) error
+	ep   workerproto.EP // Name may be empty for discover
+	dir  string         // private, exists, and is empty
+	tell func(call string) error
 }
 
 // discover registers the library, and finds out what its EP is called and which models it takes.
@@ -118,7 +118,7 @@ func discover(env *ort.Env, s *subject) (devices []ort.Device, family string, er
 	}
 	var first error
 	for i, f := range families() {
-		c := newCase(env, *s, f, fmt.Sprintf("%s/%d", s.folder, i))
+		c := newCase(env, *s, f, fmt.Sprintf("%s/%d", s.dir, i))
 		c.devices = devices
 		_, failed := c.prove(func(c *testCase) {
 			c.compile(c.write("m.onnx", c.source), nil)
@@ -133,8 +133,8 @@ func discover(env *ort.Env, s *subject) (devices []ort.Device, family string, er
 		"that were tried: %w", s.ep.Name, first)
 }
 
-func newCase(env *ort.Env, s subject, f family, folder string) *testCase {
-	return &testCase{env: env, ep: s.ep, family: f, source: f.model(1, 1, false), folder: folder,
+func newCase(env *ort.Env, s subject, f family, dir string) *testCase {
+	return &testCase{env: env, ep: s.ep, family: f, source: f.model(1, 1, false), dir: dir,
 		tell: s.tell}
 }
 
@@ -148,7 +148,7 @@ func prove(env *ort.Env, s subject, name, familyName string) (Finding, error) {
 	for _, section := range sections() {
 		for _, g := range section.rows {
 			if section.name+"/"+g.name == name {
-				finding, err := newCase(env, s, all[i], s.folder).run(s, g)
+				finding, err := newCase(env, s, all[i], s.dir).run(s, g)
 				finding.Guideline = section.describe(g)
 				return finding, err
 			}

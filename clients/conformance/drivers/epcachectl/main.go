@@ -79,12 +79,12 @@ type modelResult struct {
 }
 
 func acquire(q question) (answer, error) {
-	folder, err := os.MkdirTemp("", "conf")
+	dir, err := os.MkdirTemp("", "conf")
 	if err != nil {
 		return answer{}, err
 	}
-	defer os.RemoveAll(folder)
-	out := filepath.Join(folder, "out")
+	defer os.RemoveAll(dir)
+	out := filepath.Join(dir, "out")
 	e, err := call(q, "get", q.Model, "--ep", "E", "--option", "o="+strings.Repeat("x", q.Options), "--json", "--progress", "--out", out, fmt.Sprintf("--adopt=%v", q.Adopt))
 	if err != nil {
 		return answer{}, err

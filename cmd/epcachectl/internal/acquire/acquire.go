@@ -35,22 +35,22 @@ const parallelRequests = 8
 // Get is one call of get, or of a verb that asks as get does.
 type Get struct {
 	*cli.Call
-	Verb         string // empty: get
-	Request      Request
-	OnMiss       string
-	out          string
-	force        bool
-	DryRun       bool
-	Progress     bool
-	keepGoing    bool
-	share        bool
-	adopt        bool
-	Program      []string        // behind "--", empty: none
-	claimant     *claimant       // compiles under claims; nil until there is one; guarded by once
-	state        string          // of a store that is read without a daemon; empty: the daemon is asked
-	build        string          // with state: how the build's key begins
-	unpackFolder string          // with state: a folder for what is unpacked; empty: where programs keep what can be made again
-	stored       *readonly.Store // with state: the store
+	Verb      string // empty: get
+	Request   Request
+	OnMiss    string
+	out       string
+	force     bool
+	DryRun    bool
+	Progress  bool
+	keepGoing bool
+	share     bool
+	adopt     bool
+	Program   []string        // behind "--", empty: none
+	claimant  *claimant       // compiles under claims; nil until there is one; guarded by once
+	state     string          // of a store that is read without a daemon; empty: the daemon is asked
+	build     string          // with state: how the build's key begins
+	unpackDir string          // with state: a directory for what is unpacked; empty: where programs keep what can be made again
+	stored    *readonly.Store // with state: the store
 }
 
 func (g *Get) copies() bool { return g.out != "" && len(g.Program) == 0 }
@@ -70,7 +70,7 @@ func (g *Get) AddFlags(cmd *cobra.Command) {
 	f.BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
 	f.StringVar(&g.state, "state", "", "read the store in `DIR` without a daemon, and write nothing")
 	f.StringVar(&g.build, "build", "", "with --state: only the build with this `KEY` prefix")
-	f.StringVar(&g.unpackFolder, "unpack-to", "", "with --state: unpack packed builds to `DIR`, which must be private to this user")
+	f.StringVar(&g.unpackDir, "unpack-to", "", "with --state: unpack packed builds to `DIR`, which must be private to this user")
 	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
 	f.BoolVar(&g.adopt, "adopt", false, "store models that are compiled already, with their files")
 }

@@ -111,7 +111,7 @@ func alternatives(err error) []string {
 
 // work compiles what the claim in r is for, and puts it. It tells the daemon of a failure, so that the next
 // waiter may try. Where the store has no space for a result, and copies of its files are all that is wanted,
-// the files stay in the folder r.own, and the reply in r describes them.
+// the files stay in the directory r.own, and the reply in r describes them.
 func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get, r *modelResult, progress func(*wire.Progress)) error {
 	claimed, claim := r.reply, r.reply.GetClaim()
 	r.reply = nil
@@ -120,22 +120,22 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 	above, err := os.MkdirTemp("", "epcachectl-claim-")
 	defer func() {
 		if r.ownDaemon == "" {
-			os.RemoveAll(above) // what stays is in a temporary folder
+			os.RemoveAll(above) // what stays is in a temporary directory
 		}
 	}()
-	folder := filepath.Join(above, "out")
+	dir := filepath.Join(above, "out")
 	if err == nil {
-		err = os.Mkdir(folder, 0o700)
+		err = os.Mkdir(dir, 0o700)
 	}
 	var made compilers.Result
 	if err == nil {
-		made, err = cl.compile(ctx, folder, m, &g.Request, claimed, progress)
+		made, err = cl.compile(ctx, dir, m, &g.Request, claimed, progress)
 	}
 	if err != nil {
 		return errors.Join(err, giveUp(ctx, c, claim, err))
 	}
 	// The claim has ended if the daemon refused the files themselves.
-	r.reply, r.view, err = put(ctx, c, folder, made, claim, progress)
+	r.reply, r.view, err = put(ctx, c, dir, made, claim, progress)
 	if !g.copies() || !errors.Is(err, unixsock.ErrNoSpace) {
 		return err
 	}
@@ -147,7 +147,7 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(), CompileSeconds: made.Seconds, Unkept: true, Why: why, Warnings: []string{why}}
 	r.blobs = make(map[string]func() (io.ReadCloser, error))
 	for _, name := range made.Files {
-		open := func() (*os.File, error) { return modelfile.OpenRegular(filepath.Join(folder, name)) }
+		open := func() (*os.File, error) { return modelfile.OpenRegular(filepath.Join(dir, name)) }
 		f, err := describeFile(ctx, open)
 		if err != nil {
 			return fmt.Errorf("%q: %w", name, err)
@@ -175,7 +175,7 @@ func describeFile(ctx context.Context, open func() (*os.File, error)) (*wire.Fil
 	return &wire.File{Size: info.Size(), Digest: digest.String()}, err
 }
 
-func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Model, r *Request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
+func (cl *claimant) compile(ctx context.Context, dir string, m *modelfile.Model, r *Request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
 	claim := claimed.GetClaim()
 	if !filepath.IsLocal(claim.GetOutput()) {
 		return compilers.Result{}, fmt.Errorf("the graph must have the name %q", claim.GetOutput())
@@ -185,12 +185,12 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Mod
 		ctx, cancel = context.WithTimeout(ctx, term.Milliseconds(limit))
 		defer cancel()
 	}
-	model, err := m.Linked(folder, claim.GetOutput())
+	model, err := m.Linked(dir, claim.GetOutput())
 	if err != nil {
 		return compilers.Result{}, err
 	}
 	start := time.Now()
-	result, err := cl.worker.Compile(ctx, cl.job(folder, model, r, claimed), func(phase string) {
+	result, err := cl.worker.Compile(ctx, cl.job(dir, model, r, claimed), func(phase string) {
 		progress(&wire.Progress{Phase: "compiling", Detail: phase, ElapsedMs: time.Since(start).Milliseconds()})
 	})
 	if err == nil {
@@ -199,10 +199,10 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Mod
 	return result, err
 }
 
-func (cl *claimant) job(folder, model string, r *Request, claimed *wire.AcquireReply) compilers.Job {
+func (cl *claimant) job(dir, model string, r *Request, claimed *wire.AcquireReply) compilers.Job {
 	claim := claimed.GetClaim()
 	job := compilers.Job{
-		Runtime: cl.runtime, Model: model, Folder: folder, Output: claim.GetOutput(), Route: claim.GetRoute(), Embed: r.embed,
+		Runtime: cl.runtime, Model: model, Dir: dir, Output: claim.GetOutput(), Route: claim.GetRoute(), Embed: r.embed,
 		Session: compilers.Session{SessionOptions: claimed.GetSessionOptions(), FreeDimensions: r.dims,
 			FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: claimed.GetGraphOptimizationLevel()},
 		Initializers: compilers.Initializers{File: r.output.GetExternalInitializersFile(), Threshold: r.output.GetExternalInitializersThreshold(),
@@ -221,12 +221,12 @@ func selectors(devices []*wire.Device) (list []compilers.Device) {
 	return list
 }
 
-func put(ctx context.Context, c *unixsock.Client, folder string, made compilers.Result, claim *wire.Claim, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+func put(ctx context.Context, c *unixsock.Client, dir string, made compilers.Result, claim *wire.Claim, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
 	request := &wire.Put{Claim: claim.GetId(), Graphs: 1, CompileSeconds: made.Seconds, OrtVersion: made.ORTVersion}
 	var files []*os.File
 	defer func() { modelfile.CloseFiles(files) }()
 	for i, name := range made.Files {
-		f, err := modelfile.OpenRegular(filepath.Join(folder, name))
+		f, err := modelfile.OpenRegular(filepath.Join(dir, name))
 		if err != nil {
 			err = fmt.Errorf("%q: %w", name, err)
 			return nil, nil, errors.Join(err, giveUp(ctx, c, claim, err))

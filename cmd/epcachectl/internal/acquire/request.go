@@ -242,9 +242,9 @@ func errNoEP(o optionFlag) error {
 // the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
 // with closeExtra.
 func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error) {
-	entries, folder := identity.ExternalFolder(r.sessionOptions)
-	if folder != "" {
-		m.Folders = []string{folder}
+	entries, dir := identity.ExternalDir(r.sessionOptions)
+	if dir != "" {
+		m.Dirs = []string{dir}
 	}
 	a := &wire.Acquire{
 		Model: &wire.Model{Name: m.Name(), Path: m.Absolute()}, SessionOptions: entries, FreeDimensions: r.dims,

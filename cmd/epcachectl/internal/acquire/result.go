@@ -82,7 +82,7 @@ type modelResult struct {
 	blobs     map[string]func() (io.ReadCloser, error) // to copy it from a store that has no view of it: opens the files, by their names; else nil
 	group     []string                                 // the paths of all models of the group; nil: it is none
 	member    int                                      // which of them it is
-	ownDaemon string                                   // the folder of what was compiled here under a claim, where there is no view of it; else ""
+	ownDaemon string                                   // the directory of what was compiled here under a claim, where there is no view of it; else ""
 	// daemon is the user's own, where it answered instead of another user's; else nil
 	daemon *unixsock.Client
 }
@@ -174,10 +174,10 @@ func JobResultLine(job *wire.Job) string {
 func closeViews(results []modelResult) {
 	for _, r := range results {
 		if r.ownDaemon != "" {
-			os.RemoveAll(r.ownDaemon) // what stays is in a temporary folder
+			os.RemoveAll(r.ownDaemon) // what stays is in a temporary directory
 		}
 		if r.view != nil && !r.reportedElsewhere() {
-			r.view.Close() // a folder that was only read from
+			r.view.Close() // a directory that was only read from
 		}
 	}
 }

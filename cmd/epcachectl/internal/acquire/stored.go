@@ -27,7 +27,7 @@ func (g *Get) checkStored() error {
 	return cmp.Or(
 		usageMistake(!with && g.build != "", "--build needs --state: a daemon chooses the build "+
 			"itself", ""),
-		usageMistake(!with && g.unpackFolder != "",
+		usageMistake(!with && g.unpackDir != "",
 			"--unpack-to needs --state: a daemon unpacks to its configured directory", ""),
 		usageMistake(with && g.Socket != "", "--socket"+none, ""),
 		usageMistake(with && g.keepGoing, "--keep-going"+none, ""),
@@ -96,12 +96,12 @@ func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, exter
 	return nil
 }
 
-// unpack makes a view in the first folder that will do, for a build that has none in the store.
+// unpack makes a view in the first directory that will do, for a build that has none in the store.
 func (g *Get) unpack(
 	ctx context.Context, answer *request.Answer, progress func(*wire.Progress),
 ) (err error) {
-	for _, folder := range g.unpackFolders() {
-		err = g.stored.Unpack(ctx, answer, folder, func(done, total int64) {
+	for _, dir := range g.unpackDirs() {
+		err = g.stored.Unpack(ctx, answer, dir, func(done, total int64) {
 			progress(&wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
 		})
 		if class := apierr.ClassOf(err); err == nil || class != apierr.NotAllowed && class != apierr.NoSpace {
@@ -111,18 +111,18 @@ func (g *Get) unpack(
 	return err
 }
 
-// unpackFolders lists where a build is unpacked: where the call says, else where programs keep what can be made again.
-func (g *Get) unpackFolders() (folders []string) {
-	if g.unpackFolder != "" {
-		return []string{g.unpackFolder}
+// unpackDirs lists where a build is unpacked: where the call says, else where programs keep what can be made again.
+func (g *Get) unpackDirs() (dirs []string) {
+	if g.unpackDir != "" {
+		return []string{g.unpackDir}
 	}
 	if dir, err := os.UserCacheDir(); err == nil && filepath.IsAbs(dir) { // XDG_CACHE_HOME, or ~/.cache
-		folders = append(folders, filepath.Join(dir, "epcached", "unpacked"))
+		dirs = append(dirs, filepath.Join(dir, "epcached", "unpacked"))
 	}
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
-		folders = append(folders, filepath.Join(dir, "epcached-unpacked"))
+		dirs = append(dirs, filepath.Join(dir, "epcached-unpacked"))
 	}
-	return append(folders, filepath.Join(os.TempDir(), fmt.Sprintf("epcached-unpacked-%d", os.Getuid())))
+	return append(dirs, filepath.Join(os.TempDir(), fmt.Sprintf("epcached-unpacked-%d", os.Getuid())))
 }
 
 // storedError gives the cache's errors the classes that scripts know from the daemon's.

@@ -118,7 +118,7 @@ func AutostartOff() bool {
 func startDaemon(ctx context.Context, program string, there func() bool) error {
 	failed := errors.New("there is no home directory")
 	for _, socket := range unixsock.UserSockets() {
-		if failed = unixsock.MakePrivateFolder(filepath.Dir(socket)); failed == nil {
+		if failed = unixsock.MakePrivateDir(filepath.Dir(socket)); failed == nil {
 			return startAt(ctx, program, socket, there)
 		}
 	}

@@ -30,7 +30,7 @@ type Examination struct {
 	findings
 }
 
-// runtime looks at a folder without loading anything of it.
+// runtime looks at a directory without loading anything of it.
 func (x *Examination) runtime(ctx context.Context, dir string) {
 	subject := "runtime " + dir
 	r, err := compilers.Find(dir)
@@ -102,15 +102,15 @@ func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 // packageVersion returns the version of the Python package of a library; "": pip did not install it.
 func packageVersion(ep compilers.EPLibrary) string {
 	info, _ := compilers.EPByName(ep.EP)
-	for folder := filepath.Dir(ep.Path); filepath.Dir(folder) != folder; folder = filepath.Dir(folder) {
-		if !slices.Contains(info.Packages, filepath.Base(folder)) {
+	for dir := filepath.Dir(ep.Path); filepath.Dir(dir) != dir; dir = filepath.Dir(dir) {
+		if !slices.Contains(info.Packages, filepath.Base(dir)) {
 			continue
 		}
-		found, err := filepath.Glob(folder + "-*.dist-info")
+		found, err := filepath.Glob(dir + "-*.dist-info")
 		if err != nil || len(found) == 0 {
 			return ""
 		}
-		version := strings.TrimPrefix(found[0], folder+"-")
+		version := strings.TrimPrefix(found[0], dir+"-")
 		return strings.TrimSuffix(version, ".dist-info")
 	}
 	return ""
@@ -243,7 +243,7 @@ type pythonFacts struct {
 	Cores      []string `json:"cores"` // packages that bring onnxruntime itself
 	Epcache    bool     `json:"epcache"`
 	ORTVersion string   `json:"ort_version"`
-	Site       string   `json:"site"` // the folder that onnxruntime stands in
+	Site       string   `json:"site"` // the directory that onnxruntime stands in
 	Providers  []string `json:"providers"`
 	Plugins    bool     `json:"plugins"` // it can register plugins
 	Error      string   `json:"error"`

@@ -27,20 +27,20 @@ import (
 type Model struct {
 	Path         string
 	File         *os.File
-	Folders      []string               // where its external data is looked for, in order
+	Dirs         []string               // where its external data is looked for, in order
 	openedStamps map[string]os.FileInfo // by path: what was opened
 }
 
 // Open opens a model. Caches of model hubs are full of links, and put either the links or what they point to
 // side by side: external data is looked for beside the path as it is spelled, then beside what it points to.
 func Open(path string) (*Model, error) {
-	m := &Model{Path: path, Folders: []string{filepath.Dir(path)}, openedStamps: make(map[string]os.FileInfo)}
+	m := &Model{Path: path, Dirs: []string{filepath.Dir(path)}, openedStamps: make(map[string]os.FileInfo)}
 	var err error
 	if m.File, err = m.open(path); err != nil {
 		return nil, err
 	}
 	if real, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(real) != filepath.Dir(path) {
-		m.Folders = append(m.Folders, filepath.Dir(real))
+		m.Dirs = append(m.Dirs, filepath.Dir(real))
 	}
 	return m, nil
 }
@@ -112,20 +112,20 @@ func KindName(mode fs.FileMode) string {
 	return mode.Type().String()
 }
 
-// External opens external data by its location in the model. A location that leads out of the folder by its
-// spelling is refused; links inside the folder are followed, with the rights of this process.
+// External opens external data by its location in the model. A location that leads out of the directory by its
+// spelling is refused; links inside the directory are followed, with the rights of this process.
 func (m *Model) External(location string) (*os.File, error) {
 	if !filepath.IsLocal(filepath.FromSlash(location)) {
 		return nil, fmt.Errorf("file %q lies outside the model's directory", location)
 	}
 	var failed error
-	for _, folder := range m.Folders {
-		f, err := m.open(folder + "/" + location) // as it is spelled, because the system resolves "s/../w.bin" by what "s" is
+	for _, dir := range m.Dirs {
+		f, err := m.open(dir + "/" + location) // as it is spelled, because the system resolves "s/../w.bin" by what "s" is
 		if err == nil {
 			return f, nil
 		}
 		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
-			failed = fmt.Errorf("file %q in %q: %w", location, folder, err)
+			failed = fmt.Errorf("file %q in %q: %w", location, dir, err)
 		}
 	}
 	return nil, failed
@@ -224,15 +224,15 @@ func (m *Model) Digest(ctx context.Context) (cas.Digest, error) {
 func (m *Model) Close() { _ = m.File.Close() }
 
 // Linked returns the path of a link to the model, which has the name of the graph that is compiled,
-// beside the folder of a job: the daemon has its models there. ONNX Runtime hashes the spelling of
-// the path into names, so the artefact has the same bytes wherever the model lies. It returns the
-// model's own path if the model has external data, which ONNX Runtime looks for beside it.
-func (m *Model) Linked(folder, output string) (string, error) {
+// beside the directory of a job: the daemon has its models there. ONNX Runtime hashes the spelling
+// of the path into names, so the artefact has the same bytes wherever the model lies. It returns
+// the model's own path if the model has external data, which ONNX Runtime looks for beside it.
+func (m *Model) Linked(dir, output string) (string, error) {
 	model, err := filepath.Abs(m.Path)
 	if err != nil || len(m.openedStamps) > 1 {
 		return model, err
 	}
-	link := filepath.Join(filepath.Dir(folder), "model", strings.TrimSuffix(output, "_ctx.onnx")+".onnx")
+	link := filepath.Join(filepath.Dir(dir), "model", strings.TrimSuffix(output, "_ctx.onnx")+".onnx")
 	if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
 		return "", err
 	}

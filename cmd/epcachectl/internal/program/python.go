@@ -54,7 +54,7 @@ func findHook() (string, error) {
 	if real, err := filepath.EvalSymlinks(program); err == nil {
 		program = real
 	}
-	for _, place := range []string{ // as patterns, from the program's folder on
+	for _, place := range []string{ // as patterns, from the program's directory on
 		"../..",             // the wheel: epcache/NAME/epcachectl
 		"../clients/python", // a checkout: bin/epcachectl
 		"../lib/python3*/site-packages", "../lib/epcached/python", "../share/epcached/python", "../lib/python3/dist-packages",
@@ -101,7 +101,7 @@ const (
 	eventLimit = 10000
 )
 
-// NewLog makes the file, in a folder of its own.
+// NewLog makes the file, in a directory of its own.
 func NewLog() (*Log, error) {
 	dir, err := os.MkdirTemp("", "epcachectl-run-")
 	if err != nil {
@@ -116,7 +116,7 @@ func NewLog() (*Log, error) {
 
 // Remove leaves processes that outlive the program without a report, which they bear.
 func (l *Log) Remove() {
-	os.RemoveAll(l.dir) // in the folder for what is temporary
+	os.RemoveAll(l.dir) // in the directory for what is temporary
 }
 
 // read returns what happened, oldest first, and whether there was more than it took.

@@ -16,71 +16,74 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// folder is one of the 256 folders of manifests, and what the database knows of it: the folder's
-// times when both said the same. So Open need not list folders that have not changed, and notices
-// manifests that a crash kept from the database, or that were deleted.
-type folder struct {
-	times        folderTimes
+// directory is one of the 256 directories of manifests, and what the database knows of it: the
+// directory's times when both said the same. So Open need not list directories that have not
+// changed, and notices manifests that a crash kept from the database, or that were deleted.
+type directory struct {
+	times        dirTimes
 	timesPending bool // seen is so fresh that another change could have the same times
 
 	// unread: a manifest lies here that we could not read and left. Then no
 	// times are noted, so that every start finds it.
 	unread atomic.Bool
 
-	stale bool // the database has a build that was retracted: the next start has to list the folder
+	stale bool // the database has a retracted build: the next start lists the directory
 }
 
-// folderTimes as stored; At is when they were noted. Nanoseconds since 1970.
-type folderTimes struct{ Mtime, Ctime, At int64 }
+// dirTimes as stored; At is when they were noted. Nanoseconds since 1970.
+type dirTimes struct{ Mtime, Ctime, At int64 }
 
 // timeGranularity is how long after a change a file system may give the next one the
 // same time. The kernel's clock ticks every 10 ms at worst.
 const timeGranularity = time.Second
 
-func (t folderTimes) matches(now folderTimes) bool {
+func (t dirTimes) matches(now dirTimes) bool {
 	return t.Mtime == now.Mtime && t.Ctime == now.Ctime && t.At-t.Mtime >= int64(timeGranularity)
 }
 
-// manifests are the files of builds, in 256 folders, and what the database knows of each folder.
+// manifests are the files of builds, in 256 directories, and what the database knows of each
+// directory.
 type manifests struct {
 	fs       cas.FS
 	dir      string
 	incoming string // manifests that have no name yet
 	now      func() time.Time
 	wake     func() // asks for a flush some seconds from now
-	times    Table  // of folders
+	times    Table  // of directories
 
 	shards cas.Shards
 
-	changing sync.Mutex // held from a change of manifests until the database has it; guards folders
-	folders  [256]folder
+	changing sync.Mutex // held from a change of manifests until the database has it; guards dirs
+	dirs     [256]directory
 }
 
-func (m *manifests) folder(i byte) string { return m.shards.Path(i) }
+func (m *manifests) directory(i byte) string { return m.shards.Path(i) }
 
-func (m *manifests) path(id BuildID) string { return filepath.Join(m.folder(id[0]), id.String()) }
+func (m *manifests) path(id BuildID) string {
+	return filepath.Join(m.directory(id[0]), id.String())
+}
 
-// currentTimes returns the folder's times. Where they cannot be had, they never fit,
-// and every Open lists the folder.
-func (m *manifests) currentTimes(i byte) folderTimes {
-	f, err := os.Open(m.folder(i))
+// currentTimes returns the directory's times. Where they cannot be had, they never fit,
+// and every Open lists the directory.
+func (m *manifests) currentTimes(i byte) dirTimes {
+	f, err := os.Open(m.directory(i))
 	if err != nil {
-		return folderTimes{}
+		return dirTimes{}
 	}
 	s, err := cas.StampOf(f)
 	if err = errors.Join(err, f.Close()); err != nil {
-		return folderTimes{}
+		return dirTimes{}
 	}
-	return folderTimes{s.Mtime, s.Ctime, m.now().UnixNano()}
+	return dirTimes{s.Mtime, s.Ctime, m.now().UnixNano()}
 }
 
-// recordTimes notes the times of changed folders again, once they are old
+// recordTimes notes the times of changed directories again, once they are old
 // enough to be told from those of the next change.
 func (m *manifests) recordTimes() {
 	m.changing.Lock()
 	defer m.changing.Unlock()
-	for i := range m.folders {
-		f := &m.folders[i]
+	for i := range m.dirs {
+		f := &m.dirs[i]
 		if !f.timesPending || f.unread.Load() || f.stale {
 			f.timesPending = false
 			continue
@@ -98,24 +101,24 @@ func (m *manifests) recordTimes() {
 	}
 }
 
-// noteChanged has the times of a folder that has just changed noted again later.
-func (m *manifests) noteChanged(i byte, t folderTimes) {
-	m.folders[i].times, m.folders[i].timesPending = t, true
+// noteChanged has the times of a directory that has just changed noted again later.
+func (m *manifests) noteChanged(i byte, t dirTimes) {
+	m.dirs[i].times, m.dirs[i].timesPending = t, true
 	m.wake()
 }
 
-// putTimes notes that the database has all that the folder had at that time.
-func (m *manifests) putTimes(tx *bbolt.Tx, i byte, t folderTimes) error {
-	if m.folders[i].unread.Load() || m.folders[i].stale {
-		return drop(tx, bucketFolders, []byte{i})
+// putTimes notes that the database has all that the directory had at that time.
+func (m *manifests) putTimes(tx *bbolt.Tx, i byte, t dirTimes) error {
+	if m.dirs[i].unread.Load() || m.dirs[i].stale {
+		return drop(tx, bucketDirs, []byte{i})
 	}
-	return put(tx, bucketFolders, []byte{i}, encodeRow(t))
+	return put(tx, bucketDirs, []byte{i}, encodeRow(t))
 }
 
-// list returns the ids of the manifests in a folder, none where that was never made. Other names
+// list returns the ids of the manifests in a directory, none where that was never made. Other names
 // are left for Check to tell.
 func (m *manifests) list(i byte) ([]BuildID, error) {
-	names, err := m.fs.ReadDir(m.folder(i))
+	names, err := m.fs.ReadDir(m.directory(i))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -164,7 +167,7 @@ func (m *manifests) link(id BuildID) error {
 	if err == nil {
 		err = m.fs.Link(m.staged(id), m.path(id))
 	}
-	if errors.Is(err, fs.ErrNotExist) { // the folder was deleted
+	if errors.Is(err, fs.ErrNotExist) { // the directory was deleted
 		if err = m.shards.Make(id[0], true); err == nil {
 			err = m.fs.Link(m.staged(id), m.path(id))
 		}
@@ -172,12 +175,12 @@ func (m *manifests) link(id BuildID) error {
 	return err
 }
 
-// sync makes durable what names folders have, and returns why it is not, by folder.
-func (m *manifests) sync(folders map[byte]bool) map[byte]error {
-	order := slices.Sorted(maps.Keys(folders))
+// sync makes durable what names directories have, and returns why it is not, by directory.
+func (m *manifests) sync(dirs map[byte]bool) map[byte]error {
+	order := slices.Sorted(maps.Keys(dirs))
 	paths := make([]string, len(order))
-	for i, folder := range order {
-		paths[i] = m.folder(folder)
+	for i, dir := range order {
+		paths[i] = m.directory(dir)
 	}
 	failed := make(map[byte]error)
 	for i, err := range cas.SyncDirs(m.fs, paths) {
@@ -187,5 +190,5 @@ func (m *manifests) sync(folders map[byte]bool) map[byte]error {
 }
 
 func (m *manifests) uncommit(id BuildID) error {
-	return errors.Join(m.fs.Remove(m.path(id)), m.fs.SyncDir(m.folder(id[0])))
+	return errors.Join(m.fs.Remove(m.path(id)), m.fs.SyncDir(m.directory(id[0])))
 }
