@@ -246,8 +246,10 @@ func TestDocumentsNameTheActor(t *testing.T) {
 
 // Users search for a message as a program printed it.
 func TestTroubleshootingHasMessagesOfThePrograms(t *testing.T) {
-	others := []string{"EpcacheWarning", "why", "SIGSEGV", "GLIBC_", "Experimental function", "can't protect",
-		"NO_SPACE", "gc", "check", "prefer_recompilation"} // names and words of the system and ONNX Runtime
+	others := []string{"EpcacheWarning", "why", "SIGSEGV", "GLIBC_", "Experimental function",
+		"can't protect",
+		// names and words of the system and ONNX Runtime
+		"NO_SPACE", "gc", "check", "prefer_recompilation"}
 	var all strings.Builder
 	names, err := fs.Glob(os.DirFS("."), "testdata/messages/*.txt")
 	require.NoError(t, err)
@@ -261,7 +263,8 @@ func TestTroubleshootingHasMessagesOfThePrograms(t *testing.T) {
 	found := 0
 	for _, line := range strings.Split(string(text), "\n") {
 		if cells := strings.Split(line, "|"); len(cells) == 5 {
-			for _, message := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
+			for _, message := range regexp.MustCompile("`([^`]+)`").
+				FindAllStringSubmatch(cells[1], -1) {
 				if found++; !slices.Contains(others, message[1]) {
 					require.True(t, strings.Contains(all.String(), message[1]),
 						"%q: not a message any more", message[1])
@@ -283,22 +286,23 @@ var (
 func TestNamesOfTestsInDocumentsExist(t *testing.T) {
 	names := make(map[string][]string) // by directory
 	all := make(map[string]bool)
-	require.NoError(t, fs.WalkDir(os.DirFS("."), ".", func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
+	require.NoError(t, fs.WalkDir(os.DirFS("."), ".",
+		func(name string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil:
+				return err
+			case d.IsDir() && name != "." && strings.HasPrefix(d.Name(), "."):
+				return fs.SkipDir
+			case !strings.HasSuffix(name, "_test.go"):
+				return nil
+			}
+			text, err := os.ReadFile(name)
+			for _, found := range testFunc.FindAllStringSubmatch(string(text), -1) {
+				names[path.Dir(name)] = append(names[path.Dir(name)], found[1])
+				all[found[1]] = true
+			}
 			return err
-		case d.IsDir() && name != "." && strings.HasPrefix(d.Name(), "."):
-			return fs.SkipDir
-		case !strings.HasSuffix(name, "_test.go"):
-			return nil
-		}
-		text, err := os.ReadFile(name)
-		for _, found := range testFunc.FindAllStringSubmatch(string(text), -1) {
-			names[path.Dir(name)] = append(names[path.Dir(name)], found[1])
-			all[found[1]] = true
-		}
-		return err
-	}))
+		}))
 	documents, err := fs.Glob(os.DirFS("."), "doc/*.md")
 	require.NoError(t, err)
 	for _, name := range documents {
@@ -316,9 +320,10 @@ func TestNamesOfTestsInDocumentsExist(t *testing.T) {
 		for _, found := range ran {
 			for _, part := range strings.Split(found[1], `\|`) {
 				pattern := regexp.MustCompile(part)
-				if part != "-" && !slices.ContainsFunc(strings.Fields(found[2]), func(dir string) bool {
-					return slices.ContainsFunc(names[path.Clean(dir)], pattern.MatchString)
-				}) {
+				if part != "-" && !slices.ContainsFunc(strings.Fields(found[2]),
+					func(dir string) bool {
+						return slices.ContainsFunc(names[path.Clean(dir)], pattern.MatchString)
+					}) {
 					t.Errorf("%s: %q matches no test in %s", name, part, found[2])
 				}
 			}

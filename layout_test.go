@@ -87,7 +87,8 @@ var allowed = map[string][]string{
 		"cache/request", "cache/runtimes", "cache/workspace", "cas", "compilers", "index",
 		"internal/apierr", "internal/bytesize", "internal/memo", "store"},
 	// portable: for the cards of builds
-	"cache/layer":  {"cache/identity", "cas", "compilers", "index", "portable", "store/layers", "store/views"},
+	"cache/layer": {"cache/identity", "cas", "compilers", "index", "portable", "store/layers",
+		"store/views"},
 	"store/layers": {"cas", "index", "internal/keyed", "store/views"},
 	"cache/joblist": {"cache/event", "cache/jobs", "cache/request",
 		"cache/rights", "cache/upkeep", "internal/apierr", "store", "cache/failure",
@@ -96,7 +97,8 @@ var allowed = map[string][]string{
 		"cache/judge", "cache/lookup", "cache/request", "cache/rights", "cache/runtimes",
 		"cache/loadcheck", "cas", "compilers", "epmodel", "index", "internal/apierr",
 		"internal/bytesize", "internal/keyed", "internal/memo", "internal/sparse",
-		"internal/filestamp", "store", "cache/build", "cache/workspace", "portable", "unixsock/wire"},
+		"internal/filestamp", "store", "cache/build", "cache/workspace", "portable",
+		"unixsock/wire"},
 	// index and views: for the build that a job brings
 	"cache/jobs": {"cas", "index", "internal/apierr", "internal/memo",
 		"store/views", "unixsock/wire"},
@@ -127,13 +129,16 @@ var allowed = map[string][]string{
 		"internal/apierr", "internal/memo"},
 	"cache/workspace": {"cache/identity", "cache/jobs", "cache/request",
 		"cache/runtimes", "cas", "compilers", "epmodel", "index", "store/packing",
-		"internal/apierr", "internal/bytesize", "internal/keyed", "internal/slowfile", "internal/sparse", "store"},
+		"internal/apierr", "internal/bytesize", "internal/keyed", "internal/slowfile",
+		"internal/sparse", "store"},
 	"cache/build": {"cache/event", "cache/failure", "cache/identity",
 		"cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/rights",
-		"cache/runtimes", "cache/loadcheck", "cache/workspace", "cas", "compilers", "epmodel", "index",
+		"cache/runtimes", "cache/loadcheck", "cache/workspace", "cas", "compilers",
+		"epmodel", "index",
 		"internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "store"},
 	"cache/remotes": {"cache/claims", "cache/event", "cache/request", "cache/rights", "index",
-		"internal/apierr", "internal/keyed", "internal/memo", "portable", "remote", "store", "unixsock/wire"},
+		"internal/apierr", "internal/keyed", "internal/memo", "portable", "remote", "store",
+		"unixsock/wire"},
 	"cache/change": {"cache/query", "cache/request", "cache/rights",
 		"index", "internal/apierr", "store", "store/audit", "store/evict", "store/packing",
 		"unixsock/wire"},
@@ -171,7 +176,8 @@ var allowed = map[string][]string{
 		"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/modelfile",
 		"cmd/epcachectl/internal/term", "compilers", "internal/config", "unixsock",
 		"unixsock/wire"},
-	"cmd/epcachectl/internal/exit":    {"cas", "unixsock", "internal/modelname", "internal/suggest"},
+	"cmd/epcachectl/internal/exit": {"cas", "unixsock", "internal/modelname",
+		"internal/suggest"},
 	"cmd/epcachectl/internal/jsonout": {},
 	"cmd/epcachectl/internal/modelfile": {"cas", "cmd/epcachectl/internal/exit", "epmodel",
 		"unixsock", "internal/modelname"},
@@ -181,10 +187,12 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/term": {"cmd/epcachectl/internal/exit",
 		"cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
 	"cmd/epcached": {"store", "cache", "cache/request", "cache/failure",
-		"cache/rules", "cache/runtimes", "cache/upkeep", "cache/layer", "cmd/epcached/internal/backend",
+		"cache/rules", "cache/runtimes", "cache/upkeep", "cache/layer",
+		"cmd/epcached/internal/backend",
 		"cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload",
 		"cmd/epcached/internal/systemd", "compilers", "internal/apierr", "internal/config",
-		"internal/slowfile", "internal/usage", "unixsock", "unixsock/wire", "cache/claims", "cache/remotes", "remote"},
+		"internal/slowfile", "internal/usage", "unixsock", "unixsock/wire", "cache/claims",
+		"cache/remotes", "remote"},
 	"cmd/epcached/internal/backend": {"cache", "cas", "cache/joblist", "cache/request",
 		"cache/identity", "cache/jobs", "cache/reports", "cache/rights", "epmodel",
 		"internal/apierr", "internal/keyed", "store", "unixsock", "unixsock/wire", "cache/claims"},
@@ -321,9 +329,9 @@ func TestOnlyTheHelperHasTheNetwork(t *testing.T) {
 
 // maxProductionLines bounds the code that has to be read, tested and moved: the packages that the
 // programs consist of, without tests and generated code. It was 70,000 before limits for each user,
-// repair, the scrub and the workers' unit came, which took 2,000; import, export and their verbs took
-// 1,500; names, tables and progress at terminals took 1,100; layers and remote stores, beside their
-// own packages, took 1,400.
+// repair, the scrub and the workers' unit came, which took 2,000; import, export and their verbs
+// took 1,500; names, tables and progress at terminals took 1,100; layers and remote stores, beside
+// their own packages, took 1,400.
 const maxProductionLines = 75_600
 
 // travelPackages are what moves builds between machines, most of it in a program of its own.

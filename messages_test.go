@@ -73,7 +73,8 @@ func goMessages(t *testing.T) map[string][]text {
 		if err != nil {
 			return err
 		}
-		ast.Walk(collector{set: set, add: func(m text) { found[dir] = append(found[dir], m) }}, file)
+		ast.Walk(collector{set: set, add: func(m text) { found[dir] = append(found[dir], m) }},
+			file)
 		return nil
 	})
 	require.NoError(t, err)
@@ -135,7 +136,8 @@ func (c collector) Visit(node ast.Node) ast.Visitor {
 		return c.call(n, inner)
 	case *ast.CompositeLit:
 		if table, is := n.Type.(*ast.ArrayType); is {
-			if elem, is := table.Elt.(*ast.ArrayType); is && name(elem.Elt) == "string" { // [][]string
+			// [][]string
+			if elem, is := table.Elt.(*ast.ArrayType); is && name(elem.Elt) == "string" {
 				inner.visible = true
 				for _, row := range n.Elts {
 					if row, is := row.(*ast.CompositeLit); is {
@@ -310,13 +312,15 @@ var decoded = []struct {
 	instead string
 }{
 	{regexp.MustCompile(`(?i)\b(room)\b`), "space, free space, or budget"},
-	{regexp.MustCompile(`(?i)\b(goes|gone|is told|tells?|let go|meanwhile|likewise)\b`), "say what happens"},
+	{regexp.MustCompile(`(?i)\b(goes|gone|is told|tells?|let go|meanwhile|likewise)\b`),
+		"say what happens"},
 	{regexp.MustCompile(`(?i)\bin(to)? force\b`), "in effect"},
 	{regexp.MustCompile(`(?i)\bstands?\b`), "is"},
 	{regexp.MustCompile(`(?i)\b(given out|by hand)\b`), "served; by request"},
 	{regexp.MustCompile(`(?i)\b(everybody|anybody|who asks|whose)\b`), "name the user"},
 	{regexp.MustCompile(`\bfolders?\b`), "directory"},
-	{regexp.MustCompile(`\b(is|are|takes|does) no (?:regular|number|id|path|socket|amount)\b`), "is not a"},
+	{regexp.MustCompile(`\b(is|are|takes|does) no (?:regular|number|id|path|socket|amount)\b`),
+		"is not a"},
 	{regexp.MustCompile(`\bonce that is over\b|\bpays (least|most)\b`), "say what is compared"},
 }
 

@@ -140,7 +140,8 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if at.OnMiss == request.Refresh {
 		c.remotes.Forget(at.Plan.BuildKey)
 	}
-	if at.OnMiss == request.ForClaim || at.OnMiss == request.Fetch { // other requests fetch in their jobs
+	// other requests fetch in their jobs
+	if at.OnMiss == request.ForClaim || at.OnMiss == request.Fetch {
 		if c.fetch(ctx, at, true) {
 			if found, err = c.find(ctx, at); found.Answer != nil || err != nil {
 				return found.Answer, err
@@ -162,7 +163,8 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	default:
 		a, err = c.builder.Compile(ctx, at, found.Why)
 		if a != nil && a.Compatibility.Source == "" {
-			a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary,
+			a.Compatibility = judge.Judgement{Verdict: compilers.Optimal,
+				Source: judge.SourceLibrary,
 				Reason: "compiled for this request", At: c.now(), Runtime: at.RuntimeName}
 		}
 	}
@@ -267,7 +269,8 @@ func (c *Cache) hasOwnLibraries(r *request.Request, err error) bool {
 			return false
 		}
 	}
-	return c.runtimes.ReplacedPath(r.RuntimeWanted()) == "" // else what the caller has open is no whole runtime
+	// else what the caller has open is no whole runtime
+	return c.runtimes.ReplacedPath(r.RuntimeWanted()) == ""
 }
 
 // answerForOwnLibraries answers a request for libraries that are the caller's own. missing says why
@@ -292,14 +295,16 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 	if found.Answer != nil || err != nil {
 		return c.lookup.FillAnswer(found.Answer, at), err
 	}
-	if at.RuntimeWanted().ShowsLibraries() || at.OnMiss != request.Wait && at.OnMiss != request.Background {
+	if at.RuntimeWanted().ShowsLibraries() || at.OnMiss != request.Wait &&
+		at.OnMiss != request.Background {
 		c.countMiss(at) // else the client asks again, and shows its libraries
 	}
 	switch {
 	case found.Withheld >= reports.MaxRounds:
 		return nil, reports.ErrWithheld(at.Name, at.Plan.RequestKey)
 	case at.OnMiss == request.Fail:
-		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).
+		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s",
+			at.Name, found.Why).
 			WithFact("request_key", p.RequestKey.String()).
 			WithHint("compile it: repeat the request with on_miss claim")
 	case at.OnMiss == request.Background:

@@ -61,7 +61,8 @@ import (
 
 // Cache keeps compiled models under one state directory. Make one with Open.
 type Cache struct {
-	*change.Changes // Invalidate, Remove, Pin, Unpin, Pack, Unpack, PlanCollection, CollectReply, Check
+	// Invalidate, Remove, Pin, Unpin, Pack, Unpack, PlanCollection, CollectReply, Check
+	*change.Changes
 
 	// The parts that others may use. Open sets them.
 	Store   *store.Store // what is on the disk; cas, index, forms and views are its parts
@@ -250,7 +251,8 @@ func (c *Cache) open() error {
 	c.gains.Start(c.ctx, c.builder)
 	c.rebuilds.Start(c.ctx, upkeep.Options{LastUse: c.index.Uses.LastUse, Busy: c.jobs.Busy,
 		Now: c.now, Log: c.log,
-		Limits: func() upkeep.Limits { return c.settings.Load().rebuild }}) // before anything is wished for
+		// before anything is wished for
+		Limits: func() upkeep.Limits { return c.settings.Load().rebuild }})
 	c.runtimes.Start(c.ctx)
 	before := c.backlog.UnfinishedJobs()
 	c.work.Go(func() { c.runBackground(c.ctx, before) })
@@ -307,10 +309,12 @@ func (c *Cache) openPlanning() {
 		return rights.Privileged{Administrators: now.Administrators, Publishers: now.Publishers}
 	}, c.log)
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
-	c.keptSources = &workspace.Sources{Models: c.models, References: c.sources, Store: c.Store, UID: c.uid}
+	c.keptSources = &workspace.Sources{Models: c.models, References: c.sources,
+		Store: c.Store, UID: c.uid}
 	c.jobs = jobs.New(jobs.Options{Slots: o.Jobs, Memory: o.JobsMemory, Now: c.now,
 		Costs: jobs.NewCosts(&c.index.Memos, c.log), OnGivenUp: runtimes.ErrGivenUp,
-		Expect: c.Store.ExpectTakers, OnTaken: c.Store.TakerDone, OnBegan: c.gains.Interrupt, OnEnded: c.rebuilds.Wake})
+		Expect: c.Store.ExpectTakers, OnTaken: c.Store.TakerDone, OnBegan: c.gains.Interrupt,
+		OnEnded: c.rebuilds.Wake})
 	c.runtimes = runtimes.New(runtimes.Options{Compiler: c.compiler, Runtimes: o.Runtimes,
 		Drivers: o.Drivers, Quiet: o.Quiet, Poll: o.Poll, UID: c.uid,
 		Book: &c.index.Memos, Now: c.now, Log: c.log, Event: c.Store.RecordEvent,
@@ -339,7 +343,9 @@ func (c *Cache) openPlanning() {
 
 // openJudging makes what decides whether a build is served.
 func (c *Cache) openJudging() {
-	rebuild := func(b *index.Build, runtime, why string) { c.recompiler.Refresh(b, runtime, why, nil) }
+	rebuild := func(b *index.Build, runtime, why string) {
+		c.recompiler.Refresh(b, runtime, why, nil)
+	}
 	c.buildJudge = judge.Judge{Runtimes: c.runtimes, Compiler: c.compiler, Index: c.index,
 		Now: c.now, Log: c.log, Event: c.Store.RecordEvent, Rebuild: rebuild,
 		Rules: func() (*rules.Set, uint64) {
@@ -347,7 +353,8 @@ func (c *Cache) openJudging() {
 			return s.Rules, s.judging
 		},
 		Verdicts: func(rc *runtimes.Content) *judge.Verdicts { return &plan.NotesOn(rc).Verdicts },
-		Target: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (
+		Target: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
+			b *index.Build) (
 			*judge.Target, error) {
 			at, err := workspace.AttemptOf(b)
 			if err == nil {
@@ -361,7 +368,8 @@ func (c *Cache) openJudging() {
 	}
 	c.facts = ttlcache.New(c.now, c.runLater)
 	c.loadChecker = &loadcheck.Checker{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
-		Judges: &c.buildJudge, Results: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf, Now: c.now,
+		Judges: &c.buildJudge, Results: c.facts, Workspaces: c.Workspaces,
+		Policy: c.policyOf, Now: c.now,
 		Planner: c.planner}
 	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.OwnerOf, Now: c.now,
 		Log: c.log, Rebuild: rebuild,
@@ -396,14 +404,17 @@ func (c *Cache) openAnswering() {
 		WhyNone: c.Queries.WhyNone, Planned: c.planner.WithPlan,
 		Served:   c.recompiler.RefreshIfStale,
 		Warnings: func(id index.BuildID) []string { return c.gains.ForBuild(id).Warnings() }})
-	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.keptSources, Log: c.log, Acquire: c.acquireResumed}
+	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.keptSources, Log: c.log,
+		Acquire: c.acquireResumed}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Kept: c.keptSources, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
-		Owner: c.owners.OwnerOf, RunLater: c.runLater, Begin: c.beginJob, OnQueued: c.backlog.Save, OnStored: c.gains.MeasureBuild,
+		Owner: c.owners.OwnerOf, RunLater: c.runLater, Begin: c.beginJob, OnQueued: c.backlog.Save,
+		OnStored: c.gains.MeasureBuild,
 		Settings: func() build.Settings { return c.settings.Load().builder },
-		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
+		MayPut: func(ctx context.Context, owner uint32, model string,
+			sizes []int64) (int64, error) {
 			return c.Claims.CheckPutQuota(ctx, owner, model, sizes)
 		}})
 	c.recompiler = upkeep.Recompiler{Builder: c.builder, Queue: &c.rebuilds}

@@ -200,7 +200,8 @@ func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	}
 	b.later.Add(int64(time.Hour))
 	require.NotEqual(t, own.Build.Scope, shared.Build.Scope)
-	_, done := b.cache.Store.Ledger().CountLacking(0, 0) // the collector leaves its rounds to the waiter
+	// the collector leaves its rounds to the waiter
+	_, done := b.cache.Store.Ledger().CountLacking(0, 0)
 	defer done()
 	plan := func(quota int64) *store.Collection {
 		settings := b.cache.settings.Load().store

@@ -133,7 +133,8 @@ func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			builds, files := b.stores([]*request.Request{b.dense(320, 1), b.eventTexts(320, 512, 2)})
+			builds, files := b.stores([]*request.Request{b.dense(320, 1),
+				b.eventTexts(320, 512, 2)})
 			b.pass(3 * time.Hour)
 			d := large(builds[1])
 			require.True(t, b.compressed(d))

@@ -95,7 +95,8 @@ func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
 	require.NoError(t, workspace.CheckSpace(b.state, []*os.File{b.model(1)}))
 	require.NoError(t, store.Fits("a copy", 1000, 1000+store.CopyReserve))
 	require.ErrorContains(t, store.Fits("a copy", 1001, 1000+store.CopyReserve),
-		"a copy needs 1001 B, and 16.0 MiB are free, of which 16.0 MiB are reserved for the store's own "+
+		"a copy needs 1001 B, and 16.0 MiB are free, of which 16.0 MiB are reserved for the "+
+			"store's own "+
 			"files")
 	require.Equal(t, apierr.NoSpace,
 		apierr.ClassOf(request.StoreError(store.Fits("a copy", 1, 0), "m")))

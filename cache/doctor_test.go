@@ -96,7 +96,8 @@ func TestDoctorOnRuntimes(t *testing.T) {
 				require.NoError(b,
 					os.WriteFile(b.epLibrary(), []byte("garbage"), 0o644))
 			},
-			" " + standin.EP, "does not load with ONNX Runtime 1.31.1", "may not fit this ONNX Runtime"},
+			" " + standin.EP, "does not load with ONNX Runtime 1.31.1",
+			"may not fit this ONNX Runtime"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)

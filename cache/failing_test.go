@@ -395,11 +395,14 @@ func TestClassesOfReasons(t *testing.T) {
 			apierr.CompileFailed},
 		"cancelled": {fmt.Errorf("x: %w", context.Canceled), failure.Cancelled,
 			apierr.Cancelled},
-		"an unwanted option":          {fmt.Errorf("x: %w", compilers.ErrOption), "", apierr.BadRequest},
-		"a missing library":           {fmt.Errorf("x: %w", compilers.ErrNotFound), "", apierr.Unavailable},
+		"an unwanted option": {fmt.Errorf("x: %w", compilers.ErrOption), "",
+			apierr.BadRequest},
+		"a missing library": {fmt.Errorf("x: %w", compilers.ErrNotFound), "",
+			apierr.Unavailable},
 		"replaced during the request": {runtimes.ErrReplaced, "", apierr.Unavailable},
 		"something else":              {os.ErrPermission, "", apierr.CompileFailed},
-		"left without a word":         {&compilers.ExitError{Code: 3}, failure.Crash, apierr.CompileFailed},
+		"left without a word": {&compilers.ExitError{Code: 3}, failure.Crash,
+			apierr.CompileFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var e *apierr.Error

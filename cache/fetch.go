@@ -16,8 +16,9 @@ import (
 )
 
 func (c *Cache) openRemotes() {
-	c.remotes = remotes.New(remotes.Options{Client: c.options.RemoteClient, UID: c.uid, Store: c.Store,
-		Now: c.now, Log: c.log, Busy: c.jobs.Busy,
+	c.remotes = remotes.New(remotes.Options{Client: c.options.RemoteClient, UID: c.uid,
+		Store: c.Store,
+		Now:   c.now, Log: c.log, Busy: c.jobs.Busy,
 		Remotes: func() []remotes.Remote { return c.settings.Load().Remotes },
 		Import:  c.Claims.Import, Export: c.Queries.ExportShared,
 		MayPublish: func(uid uint32) bool { return c.Rights.IsPublisher(request.Peer{UID: uid}) }})
@@ -25,7 +26,8 @@ func (c *Cache) openRemotes() {
 }
 
 // askOf is the attempt as the remotes are asked.
-func (c *Cache) askOf(at *request.Attempt, told func(done, total int64, left time.Duration)) *remotes.Ask {
+func (c *Cache) askOf(at *request.Attempt,
+	told func(done, total int64, left time.Duration)) *remotes.Ask {
 	var kind jobs.Kind
 	for _, f := range at.Descriptors() {
 		if info, err := f.Stat(); err == nil { // else it is small
@@ -42,7 +44,8 @@ func (c *Cache) askOf(at *request.Attempt, told func(done, total int64, left tim
 }
 
 // beginJob is what a compile of a shared build begins with: see build.Options.
-func (c *Cache) beginJob(ctx context.Context, at *request.Attempt, j *jobs.Job) (*index.Build, func(bool)) {
+func (c *Cache) beginJob(ctx context.Context, at *request.Attempt, j *jobs.Job) (*index.Build,
+	func(bool)) {
 	a := c.askOf(at, j.SetTransfer)
 	if !c.remotes.Concerns(a) {
 		return nil, func(bool) {}
@@ -63,12 +66,13 @@ func (c *Cache) fetch(ctx context.Context, at *request.Attempt, wait bool) bool 
 	prepare := func() (jobs.Work, error) {
 		about := at.JobAbout(key.Scope, "requested: it is fetched from a remote")
 		about.Keeps = true
-		return jobs.Func{Work: about, Do: func(ctx context.Context, j *jobs.Job) (*jobs.Result, error) {
-			j.MarkRunning("fetching")
-			ask.Told = j.SetTransfer
-			b := c.remotes.Fetch(ctx, ask)
-			return &jobs.Result{Build: b, Fetched: b != nil}, nil
-		}}, nil
+		return jobs.Func{Work: about,
+			Do: func(ctx context.Context, j *jobs.Job) (*jobs.Result, error) {
+				j.MarkRunning("fetching")
+				ask.Told = j.SetTransfer
+				b := c.remotes.Fetch(ctx, ask)
+				return &jobs.Result{Build: b, Fetched: b != nil}, nil
+			}}, nil
 	}
 	caller := at.Caller(c.owners.OwnerOf)
 	if !wait {
@@ -90,7 +94,8 @@ func (c *Cache) notFetched(at *request.Attempt) error {
 	if len(why) == 0 {
 		why = []string{"no remote is configured"}
 	}
-	return apierr.New(apierr.NotFound, nil, "model %q: not fetched: %s", at.Name, strings.Join(why, "; ")).
+	return apierr.New(apierr.NotFound, nil, "model %q: not fetched: %s", at.Name,
+		strings.Join(why, "; ")).
 		WithFact("request_key", at.Plan.RequestKey.String()).
 		WithHint("compile it: repeat the request with on_miss wait")
 }
@@ -99,10 +104,12 @@ func (c *Cache) notFetched(at *request.Attempt) error {
 func (c *Cache) RemoteStatus() []*wire.Remote { return c.remotes.Status() }
 
 // Push copies shared builds to remotes now, for administrators and publishers.
-func (c *Cache) Push(ctx context.Context, p request.Peer, w *wire.Push, progress func(request.Progress)) (*wire.PushReply, error) {
+func (c *Cache) Push(ctx context.Context, p request.Peer, w *wire.Push,
+	progress func(request.Progress)) (*wire.PushReply, error) {
 	if !c.Rights.IsPublisher(p) {
-		return nil, apierr.New(apierr.NotAllowed, nil, "push: builds are copied to remotes for administrators "+
-			"and publishers")
+		return nil, apierr.New(apierr.NotAllowed, nil,
+			"push: builds are copied to remotes for administrators "+
+				"and publishers")
 	}
 	to, err := c.remotes.ToPublish(w.Remote)
 	if err != nil {
@@ -112,19 +119,23 @@ func (c *Cache) Push(ctx context.Context, p request.Peer, w *wire.Push, progress
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(builds, func(a, b index.Build) int { return a.Created.Compare(b.Created) })
+	slices.SortStableFunc(builds, func(a, b index.Build) int {
+		return a.Created.Compare(b.Created)
+	})
 	reply := &wire.PushReply{}
 	for i := range builds {
 		b := &builds[i]
 		for j := range to {
-			one := &wire.PushReply_Pushed{Model: wire.Clip(b.ModelName), Build: b.BuildKey.String(), Remote: to[j].Name}
+			one := &wire.PushReply_Pushed{Model: wire.Clip(b.ModelName), Build: b.BuildKey.String(),
+				Remote: to[j].Name}
 			did, err := c.remotes.Publish(ctx, &to[j], b, progress)
 			if ctx.Err() != nil {
 				return nil, request.ContextError(ctx, "push")
 			}
 			if one.Done, one.Text = err == nil, string(did); err != nil {
 				one.Text = wire.Valid(err.Error())
-				c.Store.RecordEvent(event.Of(b, event.NotPublished, "to remote %s: %v", to[j].Name, err))
+				c.Store.RecordEvent(event.Of(b, event.NotPublished, "to remote %s: %v",
+					to[j].Name, err))
 			}
 			reply.Builds = append(reply.Builds, one)
 		}
@@ -133,9 +144,11 @@ func (c *Cache) Push(ctx context.Context, p request.Peer, w *wire.Push, progress
 }
 
 // CheckRemote tries on a remote what is needed of it.
-func (c *Cache) CheckRemote(ctx context.Context, p request.Peer, name string) (*wire.CheckRemoteReply, error) {
+func (c *Cache) CheckRemote(ctx context.Context, p request.Peer,
+	name string) (*wire.CheckRemoteReply, error) {
 	if !c.Rights.IsAdministrator(p) {
-		return nil, apierr.New(apierr.NotAllowed, nil, "remote check: it writes to the remote, and is for administrators")
+		return nil, apierr.New(apierr.NotAllowed, nil,
+			"remote check: it writes to the remote, and is for administrators")
 	}
 	return c.remotes.Check(ctx, name)
 }

@@ -227,7 +227,8 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				if when == "read only" {
 					_, err := b.stored().Find(context.Background(), b.variant(2), "")
 					require.Error(t, err)
-					require.True(t, packing.IsMissingOrDamaged(err) || apierr.ClassOf(err) == apierr.NotFound ||
+					require.True(t, packing.IsMissingOrDamaged(err) ||
+						apierr.ClassOf(err) == apierr.NotFound ||
 						name == newer, "%v", err)
 					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
 					return
@@ -263,7 +264,8 @@ func (b *bench) requireNotFoundWithout() error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), b.variant(2), "")
 	require.Error(b, err)
-	require.True(b, packing.IsMissingOrDamaged(err) || apierr.ClassOf(err) == apierr.NotFound, "%v", err)
+	require.True(b, packing.IsMissingOrDamaged(err) ||
+		apierr.ClassOf(err) == apierr.NotFound, "%v", err)
 	return err
 }
 

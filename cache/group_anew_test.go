@@ -30,7 +30,8 @@ func TestGroupIsNotRecompiledFromOneMember(t *testing.T) {
 func TestOneModelIsNotTheSameAsItsGroup(t *testing.T) {
 	b := newBench(t)
 	group := b.acquire(b.group(1, 2))
-	_, err := b.cache.keptSources.RequestWith(context.Background(), b.request(b.model(1)), group.Build)
+	_, err := b.cache.keptSources.RequestWith(context.Background(), b.request(b.model(1)),
+		group.Build)
 	require.ErrorIs(t, err, workspace.ErrNoSource)
 	whole, err := b.cache.keptSources.RequestWith(context.Background(), b.group(1, 2), group.Build)
 	require.NoError(t, err)

@@ -150,7 +150,8 @@ func TestARecordMeansItsRequest(t *testing.T) {
 			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.RuntimeWanted(),
 				func(string) {})
 			require.NoError(t, err)
-			planned, err := b.cache.planner.WithPlan(context.Background(), again.WithRuntime("", rc))
+			planned, err := b.cache.planner.WithPlan(context.Background(),
+				again.WithRuntime("", rc))
 			require.NoError(t, err)
 			require.Equal(t, build.RequestKey, planned.Plan.RequestKey)
 			require.Equal(t, build.BuildKey, planned.Plan.BuildKey)

@@ -32,7 +32,8 @@ func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 		require.True(t, b.cache.forms.Sharing.IsKnown(d))
 	}
 	require.NoError(t,
-		b.cache.forms.Sharing.RefreshSketches(context.Background(), b.cache.Store.Packer().AwaitIdle))
+		b.cache.forms.Sharing.RefreshSketches(context.Background(),
+			b.cache.Store.Packer().AwaitIdle))
 	for _, d := range []cas.Digest{container, literals} {
 		b.requireSketch(d)
 	}

@@ -33,30 +33,34 @@ type Options struct {
 	Jobs         int // compiles at the same time; 0: one per processor
 	// JobsMemory is how many bytes compiles may take together, as far as can be told. 0: half of
 	// the machine's memory; negative: no bound.
-	JobsMemory     int64
-	PathAccess     bool     // every local user may reach shared views by path, not only by descriptor
+	JobsMemory int64
+	// every local user may reach shared views by path, not only by descriptor
+	PathAccess     bool
 	Administrators []uint32 // besides root and the daemon's own user
 
-	Rules    *rules.Set // how builds of other libraries suit a runtime; nil: the shipped ones
-	Drivers  []runtimes.DriverSource
-	Quiet    time.Duration             // a runtime's files must rest so long after a change; 0: 1 s
-	Poll     time.Duration             // how often files that cannot be watched are looked at; 0: 2 s
+	Rules   *rules.Set // how builds of other libraries suit a runtime; nil: the shipped ones
+	Drivers []runtimes.DriverSource
+	Quiet   time.Duration // a runtime's files must rest so long after a change; 0: 1 s
+	// how often files that cannot be watched are looked at; 0: 2 s
+	Poll     time.Duration
 	Policies map[string]request.Policy // by execution provider; "" for all without their own
 	Rebuild  upkeep.RebuildOptions
 
 	KeepSource       string   // how source models are kept: "reference" (default), "copy", "none"
 	TrustedReporters []uint32 // users that need no others to confirm their reports
 	Publishers       []uint32 // users that may put shared builds, besides administrators
-	ReportQuorum     int      // users with reports that withhold a build that cannot be checked; 0: 3
-	Claims           claims.Limits
-	Remotes          []remotes.Remote // in the order in which they are asked
-	Failures         failure.Options
+	// users with reports that withhold a build that cannot be checked; 0: 3
+	ReportQuorum int
+	Claims       claims.Limits
+	Remotes      []remotes.Remote // in the order in which they are asked
+	Failures     failure.Options
 
-	Space       store.SpaceOptions
-	Pack        string        // store.PackCold (default), store.PackAlways or store.PackOff
-	PackAfter   time.Duration // without use, also until an unpacked copy is dropped; 0: two hours
-	Verify      time.Duration // in which all stored bytes are read and compared once; 0: never
-	UnpackedDir string        // for copies of packed builds, perhaps in memory; "": the state directory
+	Space     store.SpaceOptions
+	Pack      string        // store.PackCold (default), store.PackAlways or store.PackOff
+	PackAfter time.Duration // without use, also until an unpacked copy is dropped; 0: two hours
+	Verify    time.Duration // in which all stored bytes are read and compared once; 0: never
+	// for copies of packed builds, perhaps in memory; "": the state directory
+	UnpackedDir string
 	Layers      []layer.Source
 	Rebuilt     string // why this process opens the state directory again; "": it does not
 	// Conditions are the configuration that compiles depend on, in any words: a model that failed
@@ -72,7 +76,8 @@ type Options struct {
 	// makes the index again. OnBroken must not wait. It may be nil.
 	OnBroken func(error)
 
-	RemoteClient remotes.Client // which makes the calls to remotes; nil: there are none. Close closes it
+	// which makes the calls to remotes; nil: there are none. Close closes it
+	RemoteClient remotes.Client
 
 	Log *slog.Logger
 	Now func() time.Time // nil: time.Now
@@ -115,10 +120,10 @@ func newSettings(o *Options) (*settings, error) {
 }
 
 // Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators,
-// TrustedReporters, Publishers, Claims, Remotes, ReportQuorum, KeepSource, Failures, Space, Pack, PackAfter,
-// Verify, Drivers and Runtimes. The other options are for Open alone and are not looked at. Builds
-// with other verdicts now are judged again: on their next request, and all of them in the
-// background. An error leaves everything as it was.
+// TrustedReporters, Publishers, Claims, Remotes, ReportQuorum, KeepSource, Failures, Space, Pack,
+// PackAfter, Verify, Drivers and Runtimes. The other options are for Open alone and are not looked
+// at. Builds with other verdicts now are judged again: on their next request, and all of them in
+// the background. An error leaves everything as it was.
 func (c *Cache) Reload(o Options) error {
 	next, err := newSettings(&o)
 	if err != nil {
@@ -149,7 +154,8 @@ func (c *Cache) Reload(o Options) error {
 
 func (o *Options) packWhen() (p store.Packing, err error) {
 	p.When, p.After = cmp.Or(o.Pack, store.PackCold), cmp.Or(o.PackAfter, store.DefaultPackAfter)
-	if all := []string{store.PackCold, store.PackAlways, store.PackOff}; !slices.Contains(all, p.When) {
+	if all := []string{store.PackCold, store.PackAlways,
+		store.PackOff}; !slices.Contains(all, p.When) {
 		err = fmt.Errorf("pack: %q is none of %q, %q and %q", p.When, all[0], all[1], all[2])
 	} else if p.After < 0 {
 		err = fmt.Errorf("pack after %s: must not be negative", p.After)

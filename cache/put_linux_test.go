@@ -152,7 +152,8 @@ func TestHostilePuts(t *testing.T) {
 			"the name has 0 bytes"},
 		"long name": {func(c *claimed) { c.put.Files[1].Name = strings.Repeat("x", 300) },
 			"the name has 300 bytes"},
-		"deep name": {func(c *claimed) { c.put.Files[1].Name = "a/b/c/d/e/x.bin" }, "directories deep"},
+		"deep name": {func(c *claimed) { c.put.Files[1].Name = "a/b/c/d/e/x.bin" },
+			"directories deep"},
 		"graph leads out": {func(c *claimed) {
 			c.graph(c.put.Files[1].Name, "../../../"+c.put.Files[1].Name[9:])
 		}, "lies outside the artefact"},
@@ -176,7 +177,9 @@ func TestHostilePuts(t *testing.T) {
 			c.content(0,
 				bytes.Repeat([]byte("\xff\x00garbage"), 100))
 		}, "not a compiled form of it"},
-		"another model's": {func(c *claimed) { c.graph("\x01y", "\x01q") }, "the model does not have"},
+		"another model's": {func(c *claimed) {
+			c.graph("\x01y", "\x01q")
+		}, "the model does not have"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -290,7 +293,8 @@ func TestReleasedPutMayBeEvicted(t *testing.T) {
 		if holds {
 			want = ""
 		}
-		require.Equal(t, want, b.cache.Store.Collector().WhyProtected(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, want, b.cache.Store.Collector().
+			WhyProtected(a.Build.ID, &views.OwnFiles{}))
 	}
 }
 

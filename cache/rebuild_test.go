@@ -49,7 +49,8 @@ func (b *bench) settles() []upkeep.Rebuild {
 }
 
 func (b *bench) want(build *index.Build, why string) {
-	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(build, b.cache.runtimes.All()[0], why, nil))
+	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(build,
+		b.cache.runtimes.All()[0], why, nil))
 }
 
 // age makes all builds so old that they may be recompiled for the very same libraries.
@@ -362,7 +363,8 @@ func TestARefreshIsNoLoop(t *testing.T) {
 	b := rebuilding(t, nil)
 	a := b.acquire(b.request(b.model(1)))
 	refresh := func() {
-		w := b.cache.recompiler.RebuildRequest(b.acquire(b.request(b.model(1))).Build, nil, "not the best",
+		w := b.cache.recompiler.RebuildRequest(b.acquire(b.request(b.model(1))).Build, nil,
+			"not the best",
 			nil)
 		w.Refresh = true
 		b.cache.rebuilds.Enqueue(w)
@@ -397,7 +399,8 @@ func TestSourceThatChanged(t *testing.T) {
 		"not looked for with each hit")
 
 	asked := b.request(b.model(1))
-	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(first.Build, nil, "requested", asked))
+	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(first.Build, nil,
+		"requested", asked))
 	require.Empty(t, b.settles(), "a request brings it")
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }

@@ -56,7 +56,8 @@ func (b *bucket) Check(context.Context, string) ([]remote.Finding, error) {
 	return []remote.Finding{{Name: "read", OK: true, Text: "fine"}}, nil
 }
 
-func (b *bucket) Look(ctx context.Context, _ string, key remote.Key, budget time.Duration) ([][]byte, error) {
+func (b *bucket) Look(ctx context.Context, _ string, key remote.Key,
+	budget time.Duration) ([][]byte, error) {
 	b.looks.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -70,7 +71,8 @@ func (b *bucket) Look(ctx context.Context, _ string, key remote.Key, budget time
 	var out [][]byte
 	for build, raw := range b.cards {
 		card, err := portable.ParseCard("card", raw)
-		if err == nil && key.Request && portable.RequestOf(card.Config.Record).Key == key.Hash || build == key.Hash {
+		if err == nil && key.Request && portable.RequestOf(card.Config.Record).Key == key.Hash ||
+			build == key.Hash {
 			if b.forge != nil {
 				raw = b.forge(raw)
 			}
@@ -83,7 +85,8 @@ func (b *bucket) Look(ctx context.Context, _ string, key remote.Key, budget time
 	return out, nil
 }
 
-func (b *bucket) Fetch(ctx context.Context, _ string, f remote.Fetch) (p remote.Progress, err error) {
+func (b *bucket) Fetch(ctx context.Context, _ string, f remote.Fetch) (p remote.Progress,
+	err error) {
 	b.fetches.Add(1)
 	if b.fetchFault != nil {
 		return p, b.fetchFault(ctx, f)
@@ -119,7 +122,8 @@ func (b *bucket) Fetch(ctx context.Context, _ string, f remote.Fetch) (p remote.
 	return p, nil
 }
 
-func (b *bucket) PutBlobs(_ context.Context, _ string, blobs []remote.Blob, _ func(remote.Progress)) (s remote.Sent, err error) {
+func (b *bucket) PutBlobs(_ context.Context, _ string, blobs []remote.Blob,
+	_ func(remote.Progress)) (s remote.Sent, err error) {
 	for _, one := range blobs {
 		raw := make([]byte, one.Size)
 		if _, err := one.File.ReadAt(raw, 0); err != nil {
@@ -135,7 +139,8 @@ func (b *bucket) PutBlobs(_ context.Context, _ string, blobs []remote.Blob, _ fu
 	return s, nil
 }
 
-func (b *bucket) PutCard(_ context.Context, _ string, keys remote.CardKeys, card []byte) (remote.Put, error) {
+func (b *bucket) PutCard(_ context.Context, _ string, keys remote.CardKeys,
+	card []byte) (remote.Put, error) {
 	b.puts.Add(1)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -198,7 +203,8 @@ func (b *bucket) waitForCards(t testing.TB, n int) {
 func TestABuildIsFetchedInsteadOfCompiled(t *testing.T) {
 	private, public := fleetKeys(t)
 	store := newBucket()
-	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+		Trust: []string{public}})
 	made := a.acquire(a.request(a.model(1)))
 	require.Equal(t, request.Compiled, made.Outcome)
 	store.waitForCards(t, 1)
@@ -221,7 +227,8 @@ func TestABuildIsFetchedInsteadOfCompiled(t *testing.T) {
 	again := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, again.Outcome)
 	require.EqualValues(t, 1, store.fetches.Load())
-	_, err = b.cache.Push(t.Context(), b.self(), &wire.Push{Entries: []string{got.Build.BuildKey.String()}}, nil)
+	_, err = b.cache.Push(t.Context(), b.self(),
+		&wire.Push{Entries: []string{got.Build.BuildKey.String()}}, nil)
 	require.ErrorContains(t, err, "no remote is configured to be written to")
 }
 
@@ -229,19 +236,22 @@ func TestABuildIsFetchedInsteadOfCompiled(t *testing.T) {
 func TestBuildsStayOnTheMachineUnlessPublishingIsConfigured(t *testing.T) {
 	private, public := fleetKeys(t)
 	store := newBucket()
-	a := machine(t, store, remotes.Remote{SigningKey: private, Trust: []string{public}, Lease: true})
+	a := machine(t, store, remotes.Remote{SigningKey: private, Trust: []string{public},
+		Lease: true})
 	require.Equal(t, request.Compiled, a.acquire(a.request(a.model(1))).Outcome)
 	require.Zero(t, store.puts.Load())
 	require.NotZero(t, store.looks.Load())
 
-	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+		Trust: []string{public}})
 	before := store.looks.Load()
 	r := b.request(b.model(2))
 	r.Store = "user"
 	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 	require.Equal(t, before, store.looks.Load())
 	require.Zero(t, store.puts.Load())
-	_, err := b.cache.Push(t.Context(), b.self(), &wire.Push{Entries: []string{b.list()[0].told.Build}}, nil)
+	_, err := b.cache.Push(t.Context(), b.self(),
+		&wire.Push{Entries: []string{b.list()[0].told.Build}}, nil)
 	require.NoError(t, err)
 	require.Zero(t, store.puts.Load(), "a private build was pushed")
 	for _, on := range []request.OnMiss{request.Refresh, request.Bypass} {
@@ -268,14 +278,23 @@ func TestARemoteThatFailsCostsACompile(t *testing.T) {
 	}{
 		"another key": {trust: other, why: "not trusted here"},
 		"unreachable": {break_: func(b *bucket) {
-			b.lookFault = func(context.Context) error { return remoteError("unreachable", "no route") }
+			b.lookFault = func(context.Context) error {
+				return remoteError("unreachable", "no route")
+			}
 		}, why: "no route"},
-		"403":          {break_: func(b *bucket) { b.lookFault = func(context.Context) error { return remoteError("refused", "403") } }, why: "403"},
+		"403": {break_: func(b *bucket) {
+			b.lookFault = func(context.Context) error { return remoteError("refused", "403") }
+		}, why: "403"},
 		"damaged card": {break_: func(b *bucket) { b.forge = flip }, why: "card"},
-		"no card":      {break_: func(b *bucket) { b.forge = func([]byte) []byte { return []byte("{}") } }, why: "card"},
+		"no card": {break_: func(b *bucket) {
+			b.forge = func([]byte) []byte { return []byte("{}") }
+		}, why: "card"},
 		"missing blob": {break_: func(b *bucket) { clear(b.blobs) }, why: "a blob is missing"},
 		"black hole": {break_: func(b *bucket) {
-			b.lookFault = func(ctx context.Context) error { <-ctx.Done(); return remoteError("unreachable", "no answer") }
+			b.lookFault = func(ctx context.Context) error {
+				<-ctx.Done()
+				return remoteError("unreachable", "no answer")
+			}
 		}, why: "no answer"},
 		"lies about bytes": {break_: func(b *bucket) { b.fetchFault = lie }, why: "BLAKE3"},
 	}
@@ -283,7 +302,8 @@ func TestARemoteThatFailsCostsACompile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			store := newBucket()
-			a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+			a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+				Trust: []string{public}})
 			made := a.acquire(a.request(a.model(1)))
 			store.waitForCards(t, 1)
 			if f.break_ != nil {
@@ -327,11 +347,16 @@ func lie(_ context.Context, f remote.Fetch) error {
 func TestASlowTransferIsGivenUp(t *testing.T) {
 	private, public := fleetKeys(t)
 	store := newBucket()
-	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+		Trust: []string{public}})
 	a.acquire(a.request(a.model(1)))
 	store.waitForCards(t, 1)
-	store.fetchFault = func(ctx context.Context, f remote.Fetch) error { <-ctx.Done(); return ctx.Err() }
-	b := machine(t, store, remotes.Remote{Trust: []string{public}, LoseAtMost: 300 * time.Millisecond})
+	store.fetchFault = func(ctx context.Context, f remote.Fetch) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	b := machine(t, store, remotes.Remote{Trust: []string{public},
+		LoseAtMost: 300 * time.Millisecond})
 	began := time.Now()
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	require.Less(t, time.Since(began), 4*time.Second)
@@ -350,7 +375,8 @@ func TestRemotesAreNotAskedAgainForAMissingBuild(t *testing.T) {
 	_, public := fleetKeys(t)
 	store := newBucket()
 	b := machine(t, store, remotes.Remote{Trust: []string{public}}, func(o *Options) {
-		o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 3600, MeasureGain: new(bool)}}
+		o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 3600,
+			MeasureGain: new(bool)}}
 	})
 	for range 3 {
 		b.acquire(b.request(b.model(1)))
@@ -365,7 +391,8 @@ func TestRemotesAreNotAskedAgainForAMissingBuild(t *testing.T) {
 func TestAFailingRequestFetchesInTheBackground(t *testing.T) {
 	private, public := fleetKeys(t)
 	store := newBucket()
-	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}})
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+		Trust: []string{public}})
 	a.acquire(a.request(a.model(1)))
 	store.waitForCards(t, 1)
 	b := machine(t, store, remotes.Remote{Trust: []string{public}})
@@ -389,7 +416,8 @@ func TestAFleetCompilesOnce(t *testing.T) {
 	store := newBucket()
 	var all []*bench
 	for range 8 {
-		b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}, Lease: true})
+		b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+			Trust: []string{public}, Lease: true})
 		b.compiler.Delay = 500 * time.Millisecond
 		all = append(all, b)
 	}
@@ -419,7 +447,8 @@ func TestAFleetCompilesOnce(t *testing.T) {
 func TestALeaseThatIsHeldForEverIsWaitedForABoundedTime(t *testing.T) {
 	private, public := fleetKeys(t)
 	store := newBucket()
-	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}, Lease: true})
+	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+		Trust: []string{public}, Lease: true})
 	b.compiler.Delay = 400 * time.Millisecond
 	b.acquire(b.request(b.model(1))) // so that there is an estimate
 	model := b.model(2)
@@ -434,13 +463,15 @@ func TestALeaseThatIsHeldForEverIsWaitedForABoundedTime(t *testing.T) {
 func TestPublishingContinuesAfterARestart(t *testing.T) {
 	private, public := fleetKeys(t)
 	store := newBucket()
-	r := remotes.Remote{Publish: true, SigningKey: private + "not there yet", Trust: []string{public}}
+	r := remotes.Remote{Publish: true, SigningKey: private + "not there yet",
+		Trust: []string{public}}
 	b := machine(t, store, r)
 	b.acquire(b.request(b.model(1)))
 	require.NoError(t, os.Rename(private, r.SigningKey))
 	b.reopen()
 	store.waitForCards(t, 1)
-	require.Eventually(t, func() bool { return b.cache.RemoteStatus()[0].Queued == 0 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.RemoteStatus()[0].Queued == 0 },
+		20*time.Second, 5*time.Millisecond)
 	require.Empty(t, store.leases)
 }
 
@@ -450,8 +481,9 @@ func TestABlackHoledRemoteCostsItsBudgetOnce(t *testing.T) {
 	client := remote.New(remote.Options{Socket: filepath.Join(t.TempDir(), "no socket")})
 	b := newBenchWith(t, func(o *Options) {
 		o.RemoteClient = client
-		o.Remotes = []remotes.Remote{{Config: remote.Config{Name: "fleet", URL: "https://x"}, Ask: true,
-			Publish: true, Lease: true, Trust: []string{public}, LoseAtMost: time.Second}}
+		o.Remotes = []remotes.Remote{
+			{Config: remote.Config{Name: "fleet", URL: "https://x"}, Ask: true,
+				Publish: true, Lease: true, Trust: []string{public}, LoseAtMost: time.Second}}
 	})
 	for i := range 6 {
 		require.Equal(t, request.Compiled, b.acquire(b.request(b.model(uint64(i+1)))).Outcome)
@@ -472,7 +504,8 @@ func TestPublishingFailsWithoutHarm(t *testing.T) {
 	store := newBucket()
 	b := machine(t, store, remotes.Remote{Publish: true, Trust: []string{public}})
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
-	reply, err := b.cache.Push(t.Context(), b.self(), &wire.Push{Entries: []string{b.list()[0].told.Build}}, nil)
+	reply, err := b.cache.Push(t.Context(), b.self(),
+		&wire.Push{Entries: []string{b.list()[0].told.Build}}, nil)
 	require.NoError(t, err)
 	require.False(t, reply.Builds[0].Done)
 	require.Contains(t, reply.Builds[0].Text, "signing_key")

@@ -41,8 +41,10 @@ func TestPackingYieldsToReservations(t *testing.T) {
 		&store.Collection{Plan: evict.Plan{Goal: -1}}
 	require.NoError(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx))
 	_, done := b.cache.Store.Ledger().CountLacking(1, 0)
-	require.ErrorIs(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx), store.ErrReservationWaits)
-	require.ErrorIs(t, b.cache.Store.Collector().RunShrinkStep(ctx, own, step), store.ErrReservationWaits)
+	require.ErrorIs(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx),
+		store.ErrReservationWaits)
+	require.ErrorIs(t, b.cache.Store.Collector().RunShrinkStep(ctx, own, step),
+		store.ErrReservationWaits)
 	require.NoError(t, b.cache.Store.Collector().RunShrinkStep(ctx, byHand, step))
 	require.Equal(t, "packed", step.Outcome)
 	done()

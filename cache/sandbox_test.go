@@ -16,7 +16,9 @@ type confined struct {
 	measures []compilers.Safeguard
 }
 
-func (c *confined) Sandbox(context.Context) ([]compilers.Safeguard, error) { return c.measures, nil }
+func (c *confined) Sandbox(context.Context) ([]compilers.Safeguard, error) {
+	return c.measures, nil
+}
 
 func TestDoctorTellsOfTheSandbox(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) {

@@ -125,7 +125,8 @@ func TestUnusedUnpackedCopiesAreRemovedForSpace(t *testing.T) {
 	}
 	small := t.TempDir()
 	if out, err := exec.Command("mount", "-t", "tmpfs", "-o",
-		fmt.Sprintf("size=%d", store.CopyReserve+2<<20), "tmpfs", small).CombinedOutput(); err != nil {
+		fmt.Sprintf("size=%d", store.CopyReserve+2<<20), "tmpfs", small).
+		CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: no small file system can be mounted: %s", out)
 	}
 	t.Cleanup(func() { require.NoError(t, exec.Command("umount", small).Run()) })

@@ -206,7 +206,8 @@ func TestTheAccountIsExactAfterAQuarantine(t *testing.T) {
 	b := newBench(t)
 	held := b.acquire(b.held(1))
 	b.exact()
-	require.NoError(t, b.cache.Store.Repair(context.Background(), held.Build.Files[1].Digest, "a test"))
+	require.NoError(t, b.cache.Store.Repair(context.Background(),
+		held.Build.Files[1].Digest, "a test"))
 	b.exact()
 	require.NoError(t, held.View.Close())
 	b.exact()

@@ -116,8 +116,9 @@ func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
 	own.VerifyOutput = 0.01
 	passed := b.acquire(own)
 	require.Equal(t, request.PassThrough, passed.Outcome)
-	require.Contains(t, passed.Warnings, "output not verified, cannot be tested here: the model is "+
-		"compiled already, so there is no source to compare with")
+	require.Contains(t, passed.Warnings,
+		"output not verified, cannot be tested here: the model is "+
+			"compiled already, so there is no source to compare with")
 }
 
 func TestFailedVerificationIsRetried(t *testing.T) {

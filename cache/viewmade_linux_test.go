@@ -114,7 +114,8 @@ func TestStartRemovesViewsWithoutUnpackedCopies(t *testing.T) {
 		require.NoError(t, b.cache.index.UnpackedStamps().ForgetStamp(large(builds[1])))
 		b.reopen()
 		<-b.cache.sweptUnpacked
-		require.Eventually(t, func() bool { // one that background work has just then stays for a while
+		// one that background work has just then stays for a while
+		require.Eventually(t, func() bool {
 			b.cache.views.Sweep()
 			_, err := os.Lstat(a.Path)
 			return held || os.IsNotExist(err)

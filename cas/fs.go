@@ -129,7 +129,8 @@ func StampFD(fd int) (Stamp, error) {
 
 func stampFrom(st *unix.Stat_t) Stamp {
 	return Stamp{
-		Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, //nolint:unconvert // 32 bits on other architectures
+		// 32 bits on other architectures
+		Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, //nolint:unconvert
 		Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
 	}
 }

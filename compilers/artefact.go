@@ -26,7 +26,8 @@ import (
 // order; names in sub-directories use slashes. An error in one of several graphs is a *MemberError.
 // Beside a
 // *NoNodesError, the last of models is the one without nodes.
-func Collect(ctx context.Context, dir string, graphs, inputs []string, limits Limits) (files []string, models []*epmodel.Model, err error) {
+func Collect(ctx context.Context, dir string, graphs, inputs []string,
+	limits Limits) (files []string, models []*epmodel.Model, err error) {
 	others, found, err := listOutput(dir, graphs, inputs, limits.orDefault())
 	if err != nil {
 		return nil, nil, err
@@ -55,7 +56,8 @@ func (e *missingGraphError) Error() string {
 
 func (e *missingGraphError) Unwrap() error { return ErrOutput }
 
-func listOutput(dir string, graphs, inputs []string, limits Limits) (others []string, found map[string]bool, err error) {
+func listOutput(dir string, graphs, inputs []string, limits Limits) (others []string,
+	found map[string]bool, err error) {
 	var total int64
 	found = map[string]bool{}
 	err = walkOutput(dir, inputs, func(name string, info fs.FileInfo) error {
@@ -123,7 +125,8 @@ func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
 	return model, nil
 }
 
-// The clock that files get their times from goes on in steps of up to 10 ms: how often it is looked whether it has, and at most.
+// The clock that files get their times from goes on in steps of up to 10 ms: how often it is looked
+// whether it has, and at most.
 const (
 	clockTick = time.Millisecond
 	maxTicks  = 50
@@ -160,9 +163,11 @@ func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logge
 		log.Debug("cannot watch for the writing of a graph", "error", err)
 		return nil
 	}
-	w := &outputWatch{dir: job.Dir, graph: append([]byte(job.Output), 0), skip: append(slices.Clone(before), privateDir),
+	w := &outputWatch{dir: job.Dir, graph: append([]byte(job.Output), 0),
+		skip: append(slices.Clone(before), privateDir),
 		done: job.Written, events: os.NewFile(uintptr(fd), "inotify")}
-	if _, err := unix.InotifyAddWatch(fd, job.Dir, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
+	if _, err := unix.InotifyAddWatch(fd, job.Dir,
+		unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
 		log.Debug("cannot watch for the writing of a graph", "error", err)
 		_ = w.events.Close() // nothing was written
 		return nil

@@ -48,7 +48,8 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	result := CheckResult{Outcome: Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
 	running := func(phase string) { result.Ran = phase == workerproto.PhaseRunning }
 	done, err := o.scratchJob(ctx, req, job.Pace, running)
-	result.Seconds, result.CPUSeconds, result.MaxRSS, result.ReadyRSS = done.Seconds, done.cpu, done.PeakMemory, done.before
+	result.Seconds, result.CPUSeconds, result.MaxRSS, result.ReadyRSS = done.Seconds, done.cpu,
+		done.PeakMemory, done.before
 	if len(done.LoadCPU) == 2 {
 		result.LoadCPU, result.AgainstCPU = done.LoadCPU[0], done.LoadCPU[1]
 	}
@@ -74,7 +75,8 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	}
 	result.Outcome = Failed
 	_, isTool, _ := o.toolFor(job.EPs)
-	absent := refused != nil && refused.Code < 0 // it never came to ONNX Runtime: there is no such device, for one
+	// it never came to ONNX Runtime: there is no such device, for one
+	absent := refused != nil && refused.Code < 0
 	if isTargetAbsent(done.EPs, job.EPs) || isTool && absent {
 		result.Outcome = NotCheckable
 	}
@@ -89,7 +91,8 @@ func loadRequest(job CheckJob) (workerproto.Request, error) {
 	if !filepath.IsAbs(job.Graph) {
 		return workerproto.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
 	}
-	req := workerproto.Request{Do: workerproto.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph,
+	req := workerproto.Request{Do: workerproto.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps,
+		Model:    job.Graph,
 		Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Zeros,
 		Options: workerproto.Session(job.Session)}
 	if source, found := sourceOf(job.Graph); found && IsWeightless(job.SessionOptions) {
@@ -98,8 +101,9 @@ func loadRequest(job CheckJob) (workerproto.Request, error) {
 	}
 	if job.Against != "" {
 		if !filepath.IsAbs(job.Against) || len(job.Share) > 0 {
-			return workerproto.Request{}, fmt.Errorf("load %q against %q: not an absolute path, or a group",
-				job.Graph, job.Against)
+			return workerproto.Request{},
+				fmt.Errorf("load %q against %q: not an absolute path, or a group",
+					job.Graph, job.Against)
 		}
 		req.Against, req.Readable = job.Against, append(req.Readable, job.Against)
 	}
@@ -141,7 +145,6 @@ func isTargetAbsent(used []workerproto.EPResult, asked []EP) bool {
 	return false
 }
 
-// OutputVerifier is a Compiler that can compare what a build computes with what its source model does.
 type OutputVerifier interface {
 	// VerifyOutput runs both once on zeros. Outputs that differ are a result, not an error.
 	VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, error)
@@ -151,15 +154,19 @@ var _ OutputVerifier = (*ORT)(nil)
 
 // VerifyJob asks whether a graph computes what another model does.
 type VerifyJob struct {
-	CheckJob         // the compiled graph, and how it is loaded; free dimensions are the source model's alone
-	Source   string  // absolute path of the source model, which ONNX Runtime runs on the CPU with kernels of its own
+	// the compiled graph, and how it is loaded; free dimensions are the source model's alone
+	CheckJob
+	// absolute path of the source model, which ONNX Runtime runs on the CPU with kernels of its own
+	Source   string
 	Most     float64 // by which a value may differ, as it is or as a part of the source model's
 	Compiled float64 // seconds that the compile took, which bound those of the comparison
 }
 
 // VerifyResult is what a comparison found.
 type VerifyResult struct {
-	Outcome    string  // Passed, Failed, or NotCheckable: the device is not here, the source model does not run on zeros, or a limit was reached
+	// Passed, Failed, or NotCheckable: the device is not here, the source model does not run on
+	// zeros, or a limit was reached
+	Outcome    string
 	Text       string  // the first value that differs, or why nothing could be compared
 	Outputs    int     // that were compared
 	CPUSeconds float64 // of all processors, of the worker
@@ -184,7 +191,8 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	req.Do, req.Most = workerproto.Compare, job.Most
 	req.Share = []workerproto.Member{{Model: job.Source}}
 	limit := o.opts.Limits.verify(job.Compiled)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w: %v (verify_seconds)", ErrTimeout, limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit,
+		fmt.Errorf("%w: %v (verify_seconds)", ErrTimeout, limit))
 	defer cancel()
 	done, err := o.scratchJob(ctx, req, job.Pace, nil)
 	if err != nil {
@@ -193,7 +201,8 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	result := VerifyResult{Outcome: Passed, CPUSeconds: done.cpu}
 	switch c := done.Compared; {
 	case c == nil:
-		return VerifyResult{}, fmt.Errorf("compare %q: %w: no comparison", job.Graph, workerproto.ErrMalformed)
+		return VerifyResult{}, fmt.Errorf("compare %q: %w: no comparison", job.Graph,
+			workerproto.ErrMalformed)
 	case c.Without != "":
 		result.Outcome, result.Text = NotCheckable, c.Without
 	case c.Difference != "":
@@ -204,8 +213,8 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	return result, nil
 }
 
-// verify is the limit of a comparison. Both models run once in it, so that an ordinary one takes less time than the
-// compile; a model may also loop for as long as it likes.
+// verify is the limit of a comparison. Both models run once in it, so that an ordinary one takes
+// less time than the compile; a model may also loop for as long as it likes.
 func (l Limits) verify(compiled float64) time.Duration {
 	const least, compiles, most = 30, 10, 1e6 // seconds; what applications put may state any number
 	limit := time.Duration(min(least+compiles*compiled, most) * float64(time.Second))
@@ -220,7 +229,8 @@ func (o *ORT) notCompared(job VerifyJob, done answer, err error) (VerifyResult, 
 	if of := (*MemberError)(nil); errors.As(err, &of) {
 		member, err = *of, of.Err // the source model is the second of them
 	}
-	result := VerifyResult{Outcome: Failed, Text: "it does not run: " + err.Error(), CPUSeconds: done.cpu}
+	result := VerifyResult{Outcome: Failed, Text: "it does not run: " + err.Error(),
+		CPUSeconds: done.cpu}
 	var refused *RefusedError
 	var crash *ExitError
 	switch {

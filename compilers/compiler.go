@@ -1,22 +1,25 @@
-// Package compilers compiles ONNX models with an execution provider (EP) and judges what came out, without ever loading vendor code into the
-// calling process.
+// Package compilers compiles ONNX models with an execution provider (EP) and judges what came out,
+// without ever loading vendor code into the calling process.
 //
 // A [Compiler] answers five questions: which devices a runtime has (Probe), which SDK and hardware
 // a build made here is for (Fingerprint), what a model compiles to (Compile), whether a compiled
 // graph loads (Check), and the EP's verdict on a stored compatibility string (Compatibility).
-// [ORT] is the real one: each call starts one worker process (cmd/epcached-ort), which loads the user's libonnxruntime and EP libraries and talks
-// through two descriptors (package workerproto). Package standin is an implementation for tests that needs no runtime at all.
+// [ORT] is the real one: each call starts one worker process (cmd/epcached-ort), which loads the
+// user's libonnxruntime and EP libraries and talks through two descriptors (package workerproto).
+// Package standin is an implementation for tests that needs no runtime at all.
 //
 // Callers may rely on this:
 //
-//   - All methods may be called from several goroutines at once. Each call ends when its context ends, and by then the worker and every process
-//     of its group are gone.
+//   - All methods may be called from several goroutines at once. Each call ends when its context
+//     ends, and by then the worker and every process of its group are gone.
 //   - A crash, a hang or a flood of the vendor's code is an error value: [ExitError], [ErrTimeout],
-//     [ErrCPU], [ErrMemory], [ErrOutput]. A refusal by ORT is a [RefusedError] with its code and text.
-//   - Compile reports only files that are complete: regular files in the job's directory, at least one EPContext node in the graph. A graph that
-//     holds no EPContext node is a [NoNodesError].
-//   - Workers have their working directory, home and temporary files in the job's directory, write nowhere else, read only what they need, have no
-//     network, and leave no process behind: as far as the kernel can keep them so, which [ORT.Sandbox] tells ([SandboxOptions] says more).
+//     [ErrCPU], [ErrMemory], [ErrOutput]. A refusal by ORT is a [RefusedError] with its code and
+//     text.
+//   - Compile reports only files that are complete: regular files in the job's directory, at least
+//     one EPContext node in the graph. A graph that holds no EPContext node is a [NoNodesError].
+//   - Workers have their working directory, home and temporary files in the job's directory, write
+//     nowhere else, read only what they need, have no network, and leave no process behind: as far
+//     as the kernel can keep them so, which [ORT.Sandbox] tells ([SandboxOptions] says more).
 //
 // [Find] reads a directory that pip, a virtual environment or an administrator made, and returns
 // the [Runtime] of every call; [EPByName] describes a known EP (its options, its library's name).
@@ -32,10 +35,11 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// Compiler drives one kind of model compiler. Every method may be called concurrently, and returns soon after its context ends.
+// Compiler drives one kind of model compiler. Every method may be called concurrently, and returns
+// soon after its context ends.
 type Compiler interface {
-	// Probe lists the devices that each EP library of the runtime offers. An EP that cannot be registered is reported in its EPProbe.Error; the
-	// error result is for the runtime as a whole.
+	// Probe lists the devices that each EP library of the runtime offers. An EP that cannot be
+	// registered is reported in its EPProbe.Error; the error result is for the runtime as a whole.
 	Probe(ctx context.Context, r Runtime) (Facts, error)
 
 	// Fingerprint compiles a tiny model with each of the EPs in turn, and returns one Fingerprint
@@ -45,14 +49,16 @@ type Compiler interface {
 	// with own's session options, unless own is nil.
 	Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error)
 
-	// Compile compiles one model into job.Directory. progress, if not nil, is called from another goroutine with each phase that begins, and never
-	// after Compile returned.
+	// Compile compiles one model into job.Directory. progress, if not nil, is called from another
+	// goroutine with each phase that begins, and never after Compile returned.
 	Compile(ctx context.Context, job Job, progress func(phase string)) (Result, error)
 
-	// Check loads a graph, compiled or not, in a process of its own. A graph that does not load is a result, not an error.
+	// Check loads a graph, compiled or not, in a process of its own. A graph that does not load is
+	// a result, not an error.
 	Check(ctx context.Context, job CheckJob) (CheckResult, error)
 
-	// Compatibility asks the EP for its verdict on each of the compatibility strings, in their order.
+	// Compatibility asks the EP for its verdict on each of the compatibility strings, in their
+	// order.
 	Compatibility(ctx context.Context, r Runtime, ep EP, infos []string) ([]Verdict, error)
 }
 
@@ -72,7 +78,8 @@ const IsVirtual = workerproto.IsVirtual
 // runtime's for Name; options that name a library hold its base name.
 type EP = workerproto.EP
 
-// PhaseCompiling is the phase that Compile tells when the model is there and the compiling of it begins.
+// PhaseCompiling is the phase that Compile tells when the model is there and the compiling of it
+// begins.
 const PhaseCompiling = workerproto.PhaseCompiling
 
 // Routes by which ORT compiles.
@@ -100,24 +107,29 @@ type Job struct {
 	Route        string // "": RouteCompileAPI, or RouteSessionOptions with Share
 	Initializers Initializers
 
-	// Written, if not nil, is called from another goroutine once the graph is written, where that is
-	// seen before Compile returns, with the bytes of all output: the worker then frees its memory,
-	// and may still fail. Output read from then on is final if Result.Settled says so.
+	// Written, if not nil, is called from another goroutine once the graph is written, where that
+	// is seen before Compile returns, with the bytes of all output: the worker then frees its
+	// memory, and may still fail. Output read from then on is final if Result.Settled says so.
 	Written func(size int64)
 
-	// Share are further models, compiled after Model and in this order, in the same worker and with the same options, so that all share one
-	// context binary. It is named after the first. One that fails fails all, with a *MemberError.
+	// Share are further models, compiled after Model and in this order, in the same worker and with
+	// the same options, so that all share one context binary. It is named after the first. One that
+	// fails fails all, with a *MemberError.
 	Share []ShareMember
 
 	Pace
 }
 
-// Pace says when a worker's work is there, and how urgent it is. The zero value: it is there, and is done at the usual priority.
+// Pace says when a worker's work is there, and how urgent it is. The zero value: it is there, and
+// is done at the usual priority.
 type Pace struct {
-	// Ready, if not nil, is closed when the model, or the graph, is there, in a directory that is there already: until then the worker gets ready.
+	// Ready, if not nil, is closed when the model, or the graph, is there, in a directory that is
+	// there already: until then the worker gets ready.
 	Ready <-chan struct{}
 
-	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
+	// not nil: at the lowest priority until it is closed, then at the usual one as far as the
+	// system lets a process rise
+	Idle <-chan struct{}
 }
 
 // Session has a session's options without execution providers. Its JSON is that of request records.
@@ -125,26 +137,30 @@ type Session struct {
 	SessionOptions             map[string]string `json:"session_options"` // session config entries
 	FreeDimensions             map[string]int64  `json:"free_dimensions"` // by name
 	FreeDimensionsByDenotation map[string]int64  `json:"free_dimensions_by_denotation"`
-	GraphOptimizationLevel     string            `json:"graph_optimization_level"` // "", "disable_all", "basic", "extended", "layout", "all"
+	// "", "disable_all", "basic", "extended", "layout", "all"
+	GraphOptimizationLevel string `json:"graph_optimization_level"`
 }
 
-// Initializers says where those initializers go that stay outside of contexts: of nodes that no EP took, and, where an EP makes weightless contexts,
-// the weights. Threshold and InSource are for RouteCompileAPI only. The source's files that initializers stay in become part of the artefact.
+// Initializers says where those initializers go that stay outside of contexts: of nodes that no EP
+// took, and, where an EP makes weightless contexts, the weights. Threshold and InSource are for
+// RouteCompileAPI only. The source's files that initializers stay in become part of the artefact.
 type Initializers = workerproto.Keep
 
 // Result is a finished compile.
 type Result struct {
-	Graph      string   // name of the graph in Job.Directory
-	Graphs     []string // of a group: the names of all its graphs, in order; else the one
-	Files      []string // names of all files of the artefact in Job.Directory, the graphs first, the others sorted
-	Seconds    float64  // ORT's part: from session options to written graph
+	Graph  string   // name of the graph in Job.Directory
+	Graphs []string // of a group: the names of all its graphs, in order; else the one
+	// names of all files of the artefact in Job.Directory, the graphs first, the others sorted
+	Files      []string
+	Seconds    float64 // ORT's part: from session options to written graph
 	ORTVersion string
 	Route      string // the route that was taken
 	EPs        []EPUsed
 	Log        string  // the bounded tail of what ORT and the EP printed
 	MaxRSS     int64   // bytes, of the worker
 	CPUSeconds float64 // of all processors, of the worker; also told beside an error
-	Settled    bool    // Job.Written was called, and no file of the output was written, made or removed since
+	// Job.Written was called, and no file of the output was written, made or removed since
+	Settled bool
 }
 
 // EPUsed describes an EP of a job, with the devices that were chosen.
@@ -162,15 +178,17 @@ type CheckJob struct {
 	// for it alone.
 	Against string
 
-	// Share are further graphs, loaded after Graph and in this order, in the same process and with the same options; they stand beside it. All
-	// are released in reverse. With ShareOptions among the SessionOptions it is how several members of a group are loaded.
+	// Share are further graphs, loaded after Graph and in this order, in the same process and with
+	// the same options; they stand beside it. All are released in reverse. With ShareOptions among
+	// the SessionOptions it is how several members of a group are loaded.
 	Share []string
 
 	Session
 	Pace // of Graph and the files beside it
 
-	// Beside says that none of the EPs keeps a device for itself, so that they may be registered before Pace.Ready, beside the worker that
-	// is compiling the graph. Else the worker waits with it: EPs may open their device as they are registered.
+	// Beside says that none of the EPs keeps a device for itself, so that they may be registered
+	// before Pace.Ready, beside the worker that is compiling the graph. Else the worker waits with
+	// it: EPs may open their device as they are registered.
 	Beside bool
 }
 
@@ -207,15 +225,17 @@ func (r CheckResult) Cause() string { return (&RefusedError{Code: r.Code, Text: 
 
 // Fingerprint is what a one-node model says of itself after a compile with an EP.
 type Fingerprint struct {
-	SDKVersion           string // attribute ep_sdk_version
-	HardwareArchitecture string // attribute hardware_architecture, else the part of CompatibilityString that names it
+	SDKVersion string // attribute ep_sdk_version
+	// attribute hardware_architecture, else the part of CompatibilityString that names it
+	HardwareArchitecture string
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
 	EPVersion            string
-	MachineClass         string // of the devices: the hardware where the EP states none; "": not known
-	DriverVersion        string // device metadata "os_driver_version" where the EP gives one
-	Device               DeviceFacts
-	Devices              []DeviceFacts
-	Seconds              float64
+	// of the devices: the hardware where the EP states none; "": not known
+	MachineClass  string
+	DriverVersion string // device metadata "os_driver_version" where the EP gives one
+	Device        DeviceFacts
+	Devices       []DeviceFacts
+	Seconds       float64
 }
 
 // Hardware is what builds are for: as the EP states it, else the class of the machine.
@@ -254,14 +274,17 @@ func (v Verdict) String() string {
 	return names[v]
 }
 
-// Limits bound one worker process. A zero field takes the value of DefaultLimits; a negative one means no limit.
+// Limits bound one worker process. A zero field takes the value of DefaultLimits; a negative one
+// means no limit.
 type Limits struct {
-	Wall        time.Duration // from start to result
-	Verify      time.Duration // of a comparison of outputs, however long the compile took
-	CPU         time.Duration // processor time of each process; whole seconds
-	Memory      int64         // bytes: of all memory of a worker, and of what each process allocates for itself; 0: three quarters of the machine's
-	Output      int64         // bytes of all files that it leaves, and of each single file
-	Files       int           // files in the job's directory
+	Wall   time.Duration // from start to result
+	Verify time.Duration // of a comparison of outputs, however long the compile took
+	CPU    time.Duration // processor time of each process; whole seconds
+	// bytes: of all memory of a worker, and of what each process allocates for itself; 0: three
+	// quarters of the machine's
+	Memory      int64
+	Output      int64 // bytes of all files that it leaves, and of each single file
+	Files       int   // files in the job's directory
 	OpenFiles   int64
 	Processes   int64 // processes and threads, where workers have a user of their own
 	Stack       int64 // bytes, of each thread: deep graphs recurse

@@ -29,12 +29,18 @@ type EPInfo struct {
 	Options   map[string]EPOption `toml:"options"`   // by name
 	// FingerprintOptions change the SDK version, the hardware or the compatibility string.
 	FingerprintOptions []string `toml:"fingerprint_options"`
-	// Hardware takes the hardware architecture out of the compatibility string: its first group, or named groups joined by "/".
-	Hardware       *regexp.Regexp `toml:"hardware"`
-	KnownCalls     bool           `toml:"known_calls"`      // it makes the system calls only that workers know
-	Aliases        []string       `toml:"aliases"`          // other values of attribute "source" under which the EP takes EPContext nodes, in any case
-	DriverMetadata []string       `toml:"driver_metadata"`  // keys of device metadata that hold a driver version, besides os_driver_version
-	TargetAbsent   string         `toml:"target_absent_on"` // device type on which builds are made for a device that is elsewhere; load checks prove nothing there
+	// Hardware takes the hardware architecture out of the compatibility string: its first group, or
+	// named groups joined by "/".
+	Hardware *regexp.Regexp `toml:"hardware"`
+	// it makes the system calls only that workers know
+	KnownCalls bool `toml:"known_calls"`
+	// other values of attribute "source" under which the EP takes EPContext nodes, in any case
+	Aliases []string `toml:"aliases"`
+	// keys of device metadata that hold a driver version, besides os_driver_version
+	DriverMetadata []string `toml:"driver_metadata"`
+	// device type on which builds are made for a device that is elsewhere; load checks prove
+	// nothing there
+	TargetAbsent string `toml:"target_absent_on"`
 }
 
 // Policy is which process may set an option, and how its value is understood.
@@ -42,20 +48,24 @@ type Policy string
 
 // Policies of options.
 const (
-	Allowed      Policy = "allowed"
-	LibraryName  Policy = "library" // a library beside the EP's own, by base name; the path is filled in here
-	FileName     Policy = "file"    // a file, of which the content counts; comes as a descriptor, never as a path
+	Allowed Policy = "allowed"
+	// a library beside the EP's own, by base name; the path is filled in here
+	LibraryName Policy = "library"
+	// a file, of which the content counts; comes as a descriptor, never as a path
+	FileName     Policy = "file"
 	RefusedByUse Policy = "refused" // makes the EP write or load something; never from a client
 )
 
 // EPOption describes one provider option.
 type EPOption struct {
-	Policy  Policy `toml:"policy"`
-	Kind    string `toml:"kind"`    // "bool", "int", "string", "json"; how equal values are told
-	Default string `toml:"default"` // what the EP does when the option is absent; such a value is left out of keys
-	Fill    string `toml:"fill"`    // what is passed when the option is absent
-	Unless  string `toml:"unless"`  // another option, with which Fill is not passed
-	Share   string `toml:"share"`   // what weight-sharing groups are compiled with when the option is absent
+	Policy Policy `toml:"policy"`
+	Kind   string `toml:"kind"` // "bool", "int", "string", "json"; how equal values are told
+	// what the EP does when the option is absent; such a value is left out of keys
+	Default string `toml:"default"`
+	Fill    string `toml:"fill"`   // what is passed when the option is absent
+	Unless  string `toml:"unless"` // another option, with which Fill is not passed
+	// what weight-sharing groups are compiled with when the option is absent
+	Share string `toml:"share"`
 
 	// Unchecked: a build with this option ("1") is not loaded without its target: it would crash.
 	Unchecked bool `toml:"unchecked"`
@@ -67,7 +77,8 @@ var epTable = struct {
 	eps          map[string]EPInfo
 }{eps: mustParse(epsData)}
 
-// mustParse is for the table that is part of the program: a mistake in it is ours, and no test run survives it.
+// mustParse is for the table that is part of the program: a mistake in it is ours, and no test run
+// survives it.
 func mustParse(data []byte) map[string]EPInfo {
 	table, err := parseEPs(data)
 	if err != nil {
@@ -76,7 +87,8 @@ func mustParse(data []byte) map[string]EPInfo {
 	return table
 }
 
-// AddEPs adds EPs to the table, or replaces them: those that a configuration describes, and the stand-in's. data has the form of eps.toml.
+// AddEPs adds EPs to the table, or replaces them: those that a configuration describes, and the
+// stand-in's. data has the form of eps.toml.
 func AddEPs(data []byte) error {
 	added, err := parseEPs(data)
 	if err != nil {
@@ -92,7 +104,8 @@ func parseEPs(data []byte) (map[string]EPInfo, error) {
 	var file struct {
 		EP map[string]EPInfo `toml:"ep"`
 	}
-	if err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(&file); err != nil {
+	if err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().
+		Decode(&file); err != nil {
 		return nil, fmt.Errorf("table of EPs: %w", err)
 	}
 	for name, info := range file.EP {
@@ -110,14 +123,17 @@ func EPByName(name string) (EPInfo, bool) {
 	return info, ok
 }
 
-// NameSources replaces aliases in the "source" of the model's EPContext nodes by the EPs' names, so that callers compare names alone.
+// NameSources replaces aliases in the "source" of the model's EPContext nodes by the EPs' names, so
+// that callers compare names alone.
 func NameSources(m *epmodel.Model) {
 	epTable.RLock()
 	defer epTable.RUnlock()
 	for i := range m.Contexts {
 		source := &m.Contexts[i].Source
 		for name, info := range epTable.eps {
-			if slices.ContainsFunc(info.Aliases, func(alias string) bool { return strings.EqualFold(alias, *source) }) {
+			if slices.ContainsFunc(info.Aliases, func(alias string) bool {
+				return strings.EqualFold(alias, *source)
+			}) {
 				*source = name
 				break
 			}
@@ -145,16 +161,19 @@ func epOfLibrary(file string) (string, bool) {
 	return "", false
 }
 
-// Normalize gives the canonical form of an EP's options: values that mean the same become equal, and options that say what is the case anyway
-// are left out. Options that may not be given are an error that wraps ErrOption and names the option. Unknown options are such an error too,
-// unless allowUnknown; then they are kept as they are, and named in unknown.
-func (i EPInfo) Normalize(options map[string]string, allowUnknown bool) (normal map[string]string, unknown []string, err error) {
+// Normalize gives the canonical form of an EP's options: values that mean the same become equal,
+// and options that say what is the case anyway are left out. Options that may not be given are an
+// error that wraps ErrOption and names the option. Unknown options are such an error too, unless
+// allowUnknown; then they are kept as they are, and named in unknown.
+func (i EPInfo) Normalize(options map[string]string, allowUnknown bool) (normal map[string]string,
+	unknown []string, err error) {
 	normal = map[string]string{}
 	for name, value := range options {
 		opt, known := i.Options[name]
 		if !known {
 			if !allowUnknown {
-				return nil, nil, fmt.Errorf("option %q of %s: %w: unknown to epcached", name, i.Name, ErrOption)
+				return nil, nil, fmt.Errorf("option %q of %s: %w: unknown to epcached", name,
+					i.Name, ErrOption)
 			}
 			unknown = append(unknown, name)
 			normal[name] = value
@@ -209,7 +228,8 @@ func CanonicalValue(kind, value string) (string, error) {
 	return value, nil
 }
 
-// canonicalJSON sorts keys and drops white space; numbers keep their spelling, for 1.0 and 1 may be two things to an EP.
+// canonicalJSON sorts keys and drops white space; numbers keep their spelling, for 1.0 and 1 may be
+// two things to an EP.
 func canonicalJSON(value string) (string, error) {
 	dec := json.NewDecoder(strings.NewReader(value))
 	dec.UseNumber()
@@ -229,8 +249,9 @@ func canonicalJSON(value string) (string, error) {
 	return strings.TrimSuffix(out.String(), "\n"), nil
 }
 
-// Resolve gives the options as the EP wants them: fills in what must be passed, and turns names of libraries into absolute paths beside the EP
-// library at lib. It is used just before a compile, and for the options that an application gets with its lease.
+// Resolve gives the options as the EP wants them: fills in what must be passed, and turns names of
+// libraries into absolute paths beside the EP library at lib. It is used just before a compile, and
+// for the options that an application gets with its lease.
 func (i EPInfo) Resolve(lib string, options map[string]string) map[string]string {
 	full := map[string]string{}
 	maps.Copy(full, options)
@@ -247,7 +268,8 @@ func (i EPInfo) Resolve(lib string, options map[string]string) map[string]string
 	return full
 }
 
-// HardwareOf takes the hardware architecture out of a compatibility string; empty where the string does not tell.
+// HardwareOf takes the hardware architecture out of a compatibility string; empty where the string
+// does not tell.
 func (i EPInfo) HardwareOf(compatibility string) string {
 	if i.Hardware == nil {
 		return ""
@@ -259,7 +281,8 @@ func (i EPInfo) HardwareOf(compatibility string) string {
 	return strings.Join(m[1:], "/")
 }
 
-// ForFingerprint keeps those options that the fingerprint depends on. Of an EP without an entry it may depend on any.
+// ForFingerprint keeps those options that the fingerprint depends on. Of an EP without an entry it
+// may depend on any.
 func (i EPInfo) ForFingerprint(options map[string]string) map[string]string {
 	if i.Name == "" {
 		return options

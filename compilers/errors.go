@@ -18,23 +18,28 @@ var (
 	ErrMemory = errors.New("memory limit reached")
 	// ErrCPU is returned when a worker reached Limits.CPU.
 	ErrCPU = errors.New("processor time limit reached")
-	// ErrOutput is returned when a worker left output that is not an artefact: too large, too many files, a link or a device among them.
+	// ErrOutput is returned when a worker left output that is not an artefact: too large, too many
+	// files, a link or a device among them.
 	ErrOutput = errors.New("output is not an artefact")
-	// ErrOutputLimit is the ErrOutput of a worker that wrote more than Limits.Output or Limits.Files allow.
+	// ErrOutputLimit is the ErrOutput of a worker that wrote more than Limits.Output or
+	// Limits.Files allow.
 	ErrOutputLimit = fmt.Errorf("%w: output limit reached", ErrOutput)
-	// ErrStart is returned when there is no worker to run a job: the program cannot be started, or not be made ready.
+	// ErrStart is returned when there is no worker to run a job: the program cannot be started, or
+	// not be made ready.
 	ErrStart = errors.New("worker cannot be started")
 	// ErrCrash is an ExitError of code that crashed by itself.
 	ErrCrash = errors.New("compiler crashed")
 	// ErrProtocol is returned when a worker answers with what is no answer.
 	ErrProtocol = workerproto.ErrMalformed
-	// ErrNotFound is returned when a directory holds no runtime, or a runtime holds no library for an EP.
+	// ErrNotFound is returned when a directory holds no runtime, or a runtime holds no library for
+	// an EP.
 	ErrNotFound = errors.New("not found")
 	// ErrOption is returned for an EP or session option that may not be given.
 	ErrOption = errors.New("option refused")
 )
 
-// ExitError is a worker that ended without a result: the vendor's code crashed, was killed, or left the process.
+// ExitError is a worker that ended without a result: the vendor's code crashed, was killed, or left
+// the process.
 type ExitError struct {
 	Compiler string // the EPs of the job, e.g. "QNNExecutionProvider"
 	Signal   string // "segmentation fault" and so on; empty if it exited by itself
@@ -74,8 +79,9 @@ func (e *ExitError) IsExternalSignal() bool {
 // RefusedError is a status that ORT or the EP returned.
 type RefusedError struct {
 	Doing string // what was asked, e.g. "register QNNExecutionProvider"
-	Code  int    // OrtErrorCode; -1: not ORT's refusal but the worker's own, such as a device that is not there
-	Text  string // ORT's words
+	// OrtErrorCode; -1: not ORT's refusal but the worker's own, such as a device that is not there
+	Code int
+	Text string // ORT's words
 }
 
 func (e *RefusedError) Error() string { return e.Doing + ": " + e.Cause() }
@@ -88,11 +94,14 @@ func (e *RefusedError) Cause() string {
 	return CodeName(e.Code) + ": " + strings.TrimSpace(e.Text)
 }
 
-// NoNodesError is a compile that succeeded and gave a graph without any EPContext node: the EPs took nothing, so caching brings nothing.
+// NoNodesError is a compile that succeeded and gave a graph without any EPContext node: the EPs
+// took nothing, so caching brings nothing.
 type NoNodesError struct {
-	EPs     []string
-	Errors  []string       // logged by ONNX Runtime: where an EP does not work, only they say why
-	OpTypes map[string]int // node types that were left, "domain::Op" ("::Op" or "Op" for the default domain), with their number
+	EPs    []string
+	Errors []string // logged by ONNX Runtime: where an EP does not work, only they say why
+	// node types that were left, "domain::Op" ("::Op" or "Op" for the default domain), with their
+	// number
+	OpTypes map[string]int
 	Log     string
 }
 
@@ -109,12 +118,13 @@ func (e *NoNodesError) Error() string {
 	return text
 }
 
-// LastLine gives the line of text that says most: where Go's runtime gave up, its reason; else the last line that is not blank, which is where
-// crashing programs say why.
+// LastLine gives the line of text that says most: where Go's runtime gave up, its reason; else the
+// last line that is not blank, which is where crashing programs say why.
 func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i, line := range lines {
-		if strings.HasPrefix(line, "SIG") && strings.Contains(line, ": ") { // a signal that Go reports: the reason stands before it, or is the signal
+		// a signal that Go reports: the reason stands before it, or is the signal
+		if strings.HasPrefix(line, "SIG") && strings.Contains(line, ": ") {
 			return strings.TrimSpace(lines[max(i-1, 0)])
 		}
 		if strings.HasPrefix(line, "fatal error: ") || strings.HasPrefix(line, "panic: ") {
@@ -124,11 +134,15 @@ func LastLine(text string) string {
 	return strings.TrimSpace(lines[len(lines)-1])
 }
 
-// CodeNames are ONNX Runtime's error codes as its messages spell them: OrtErrorCode without ORT_, each at its number.
-var CodeNames = []string{"OK", "FAIL", "INVALID_ARGUMENT", "NO_SUCHFILE", "NO_MODEL", "ENGINE_ERROR", "RUNTIME_EXCEPTION", "INVALID_PROTOBUF", "MODEL_LOADED",
-	"NOT_IMPLEMENTED", "INVALID_GRAPH", "EP_FAIL", "MODEL_LOAD_CANCELED", "MODEL_REQUIRES_COMPILATION", "NOT_FOUND"}
+// CodeNames are ONNX Runtime's error codes as its messages spell them: OrtErrorCode without ORT_,
+// each at its number.
+var CodeNames = []string{"OK", "FAIL", "INVALID_ARGUMENT", "NO_SUCHFILE", "NO_MODEL",
+	"ENGINE_ERROR", "RUNTIME_EXCEPTION", "INVALID_PROTOBUF", "MODEL_LOADED",
+	"NOT_IMPLEMENTED", "INVALID_GRAPH", "EP_FAIL", "MODEL_LOAD_CANCELED",
+	"MODEL_REQUIRES_COMPILATION", "NOT_FOUND"}
 
-// CodeName gives an error code with ONNX Runtime's name for it: "10 INVALID_GRAPH". Below 0 is a crash.
+// CodeName gives an error code with ONNX Runtime's name for it: "10 INVALID_GRAPH". Below 0 is a
+// crash.
 func CodeName(code int) string {
 	switch {
 	case code < 0:

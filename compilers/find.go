@@ -13,9 +13,10 @@ import (
 	"strings"
 )
 
-// Find reads the runtime that stands in dir: a directory of `pip install --target`, a virtual environment, or a plain directory of libraries. It loads
-// nothing and looks only at names and ELF headers. Without a libonnxruntime, or without any library of a known EP, the error wraps ErrNotFound
-// and says what was looked for.
+// Find reads the runtime that stands in dir: a directory of `pip install --target`, a virtual
+// environment, or a plain directory of libraries. It loads nothing and looks only at names and ELF
+// headers. Without a libonnxruntime, or without any library of a known EP, the error wraps
+// ErrNotFound and says what was looked for.
 func Find(dir string) (Runtime, error) {
 	r, err := FindORT(dir)
 	if err != nil {
@@ -23,7 +24,9 @@ func Find(dir string) (Runtime, error) {
 	}
 	r.EPs = findEPs(libraryDirs(r.Directory))
 	if len(r.EPs) == 0 {
-		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime: looked for those of %s", r.Directory, ErrNotFound, strings.Join(EPNames(), ", "))
+		return Runtime{},
+			fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime: looked for those of %s",
+				r.Directory, ErrNotFound, strings.Join(EPNames(), ", "))
 	}
 	return r, nil
 }
@@ -42,12 +45,16 @@ func FindORT(dir string) (Runtime, error) {
 			return Runtime{Directory: dir, ORTLibrary: path, ORTVersion: version}, nil
 		}
 	}
-	return Runtime{}, fmt.Errorf("runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
+	return Runtime{},
+		fmt.Errorf(
+			"runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, "+
+				"python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
 }
 
 func libraryDirs(dir string) []string {
 	roots := []string{dir, filepath.Join(dir, "lib"), filepath.Join(dir, "lib64")}
-	for _, pattern := range []string{"lib*/python3*/site-packages", "lib*/python3*/dist-packages", "python3*/site-packages", "python3*/dist-packages"} {
+	for _, pattern := range []string{"lib*/python3*/site-packages", "lib*/python3*/dist-packages",
+		"python3*/site-packages", "python3*/dist-packages"} {
 		found, err := filepath.Glob(filepath.Join(globQuote(dir), pattern))
 		if err != nil {
 			continue // the pattern is ours; only a malformed one fails
@@ -88,7 +95,8 @@ func newestORT(dir string) (path, version string) {
 		}
 		candidate := filepath.Join(dir, e.Name())
 		v := versionOf(candidate)
-		if path == "" || slices.Compare(numbers(v), numbers(version)) > 0 || v == version && len(e.Name()) > len(filepath.Base(path)) {
+		if path == "" || slices.Compare(numbers(v), numbers(version)) > 0 || v == version &&
+			len(e.Name()) > len(filepath.Base(path)) {
 			path, version = candidate, v
 		}
 	}
@@ -144,7 +152,8 @@ func sortEPs(libs []EPLibrary) {
 	slices.SortFunc(libs, func(a, b EPLibrary) int { return strings.Compare(a.EP, b.EP) })
 }
 
-// FindAll looks in well-known places and in the Python environments of this user for runtimes that hold at least one EP library.
+// FindAll looks in well-known places and in the Python environments of this user for runtimes that
+// hold at least one EP library.
 func FindAll(ctx context.Context) []Runtime {
 	var found []Runtime
 	seen := map[string]bool{}
@@ -163,16 +172,20 @@ func FindAll(ctx context.Context) []Runtime {
 }
 
 func wellKnownDirs() []string {
-	patterns := []string{"/opt/onnxruntime*", "/opt/epcached/*", "/usr/local", "/usr", "/usr/lib/*-linux-gnu", "/usr/local/lib/onnxruntime*", "/opt/venv", "/opt/*/venv", "/opt/conda"}
+	patterns := []string{"/opt/onnxruntime*", "/opt/epcached/*", "/usr/local", "/usr",
+		"/usr/lib/*-linux-gnu", "/usr/local/lib/onnxruntime*", "/opt/venv", "/opt/*/venv",
+		"/opt/conda"}
 	if home, err := os.UserHomeDir(); err == nil {
-		for _, p := range []string{".local", ".venv", ".virtualenvs/*", "venvs/*", "miniconda3", "miniconda3/envs/*", "anaconda3", "anaconda3/envs/*", ".pyenv/versions/*",
+		for _, p := range []string{".local", ".venv", ".virtualenvs/*", "venvs/*", "miniconda3",
+			"miniconda3/envs/*", "anaconda3", "anaconda3/envs/*", ".pyenv/versions/*",
 			".local/share/virtualenvs/*", ".local/share/epcached/runtimes/*"} {
 			patterns = append(patterns, filepath.Join(globQuote(home), p))
 		}
 	}
 	dirs := environments()
 	for _, pattern := range patterns {
-		if found, err := filepath.Glob(pattern); err == nil { // only a malformed pattern fails, and these are ours
+		// only a malformed pattern fails, and these are ours
+		if found, err := filepath.Glob(pattern); err == nil {
 			dirs = append(dirs, found...)
 		}
 	}
@@ -195,7 +208,8 @@ func environments() (dirs []string) {
 		}
 	}
 	if python, err := exec.LookPath("python3"); err == nil && filepath.IsAbs(python) {
-		programs = append(programs, python) // as it is called: an environment's is a link to the system's
+		// as it is called: an environment's is a link to the system's
+		programs = append(programs, python)
 	}
 	for _, program := range programs {
 		if bin := filepath.Dir(program); filepath.Base(bin) == "bin" {
@@ -259,7 +273,8 @@ func IsForeign(file string) bool {
 	if _, isEP := epOfLibrary(base); isEP {
 		return true
 	}
-	return ortName.MatchString(base) || base == "libonnxruntime_providers_shared.so" || strings.HasPrefix(base, "onnxruntime_pybind11_state")
+	return ortName.MatchString(base) || base == "libonnxruntime_providers_shared.so" ||
+		strings.HasPrefix(base, "onnxruntime_pybind11_state")
 }
 
 // sharedObjects lists the files of a directory that a loader could open, with absolute paths.
@@ -268,7 +283,8 @@ func sharedObjects(dir string) []string {
 	var files []string
 	for _, e := range entries {
 		name := e.Name()
-		if !strings.HasSuffix(name, ".so") && !strings.Contains(name, ".so.") || strings.HasPrefix(name, ".") {
+		if !strings.HasSuffix(name, ".so") && !strings.Contains(name, ".so.") ||
+			strings.HasPrefix(name, ".") {
 			continue
 		}
 		path := filepath.Join(dir, name)
@@ -293,7 +309,8 @@ func runPathFiles(file string) (files, dirs []string) {
 	}
 	dirs = runPaths(f, filepath.Dir(file))
 	for _, dir := range dirs {
-		if strings.HasSuffix(dir, ".libs") { // where Python wheels keep what they brought along; some of it is opened by name
+		// where Python wheels keep what they brought along; some of it is opened by name
+		if strings.HasSuffix(dir, ".libs") {
 			files = append(files, sharedObjects(dir)...)
 			continue
 		}

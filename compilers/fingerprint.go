@@ -14,7 +14,8 @@ import (
 )
 
 // Fingerprint implements Compiler.
-func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error) {
+func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP,
+	own *Job) ([]Fingerprint, error) {
 	var prints []Fingerprint
 	for _, ep := range eps {
 		t, isTool := o.tools[ep.Name]
@@ -31,7 +32,8 @@ func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([
 	return prints, nil
 }
 
-func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Job) (Fingerprint, error) {
+func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool,
+	own *Job) (Fingerprint, error) {
 	version, err := o.version(ctx, t)
 	if err != nil {
 		return Fingerprint{}, err
@@ -103,8 +105,9 @@ func (p *Fingerprint) describe(used EPUsed, info EPInfo) {
 
 // StatedFacts is what compiled graphs say of themselves about one EP.
 type StatedFacts struct {
-	SDKVersion           string // attribute ep_sdk_version of the EP's nodes
-	HardwareArchitecture string // attribute hardware_architecture, else a part of CompatibilityString
+	SDKVersion string // attribute ep_sdk_version of the EP's nodes
+	// attribute hardware_architecture, else a part of CompatibilityString
+	HardwareArchitecture string
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
 }
 
@@ -113,7 +116,8 @@ type StatedFacts struct {
 // metadata of the source model survive a compile, so that another's string may be left over from
 // there. The error says that nodes or graphs contradict each other; the first statement is returned
 // with it.
-func ReadStated(ep string, writes bool, graphs ...*epmodel.Model) (s StatedFacts, took bool, err error) {
+func ReadStated(ep string, writes bool, graphs ...*epmodel.Model) (s StatedFacts, took bool,
+	err error) {
 	for _, graph := range graphs {
 		took, err = s.merge(ep, graph, took, err)
 	}
@@ -172,8 +176,8 @@ func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, R
 		if i == 0 {
 			first = err
 		}
-		// The second model has all the others in it. Where nothing of it is taken, no other one fares
-		// better, and where it is refused in the words of the first no model at all does.
+		// The second model has all the others in it. Where nothing of it is taken, no other one
+		// fares better, and where it is refused in the words of the first no model at all does.
 		if i == 1 && errors.As(err, new(*NoNodesError)) {
 			break
 		}
@@ -208,11 +212,13 @@ func shortCause(err error) string {
 	return err.Error()
 }
 
-// Control compiles the smallest model that each EP takes, and checks whether that loads: with the same libraries, in the same kind of process.
-// Where it does not, a failed Check says nothing of the graph that was checked, but something of the machine: under MemoryDenyWriteExecute OpenVINO
-// refuses sound artefacts with the code of broken ones. directory is a private one that exists and is empty; own is as for Fingerprint. The first result
-// that is not Passed is returned.
-func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, dir string, own *Job) (CheckResult, error) {
+// Control compiles the smallest model that each EP takes, and checks whether that loads: with the
+// same libraries, in the same kind of process. Where it does not, a failed Check says nothing of
+// the graph that was checked, but something of the machine: under MemoryDenyWriteExecute OpenVINO
+// refuses sound artefacts with the code of broken ones. directory is a private one that exists and
+// is empty; own is as for Fingerprint. The first result that is not Passed is returned.
+func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, dir string,
+	own *Job) (CheckResult, error) {
 	result := CheckResult{Outcome: Passed}
 	for i, ep := range eps {
 		below := filepath.Join(dir, fmt.Sprint(i))
@@ -224,7 +230,8 @@ func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, dir string, o
 			return CheckResult{}, fmt.Errorf("control of %s: %w", ep.Name, err)
 		}
 		job.GraphOptimizationLevel = "" // the compile's alone
-		result, err = c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Dir, done.Graph), Session: job.Session})
+		result, err = c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs,
+			Graph: filepath.Join(job.Dir, done.Graph), Session: job.Session})
 		if err != nil || result.Outcome != Passed {
 			return result, err
 		}

@@ -14,12 +14,14 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// checkInitializers tells which wishes for initializers ONNX Runtime cannot fulfil. job.Route is filled in.
+// checkInitializers tells which wishes for initializers ONNX Runtime cannot fulfil. job.Route is
+// filled in.
 func (job Job) checkInitializers() error {
 	i := job.Initializers
 	switch {
 	case IsWeightless(job.SessionOptions) && len(job.Share) > 0:
-		return fmt.Errorf("%w: weightless contexts of a group: its models may have weights in files of equal names", ErrOption)
+		return fmt.Errorf(
+			"%w: weightless contexts of a group: its models may have weights in files of equal names", ErrOption)
 	case i != (Initializers{}) && len(job.Share) > 0:
 		return fmt.Errorf("%w: external initializers of a group: its graphs would write to one "+
 			"file", ErrOption)
@@ -36,7 +38,9 @@ func (job Job) checkInitializers() error {
 		return fmt.Errorf("%w: external initializers from %d bytes: negative, or without a "+
 			"file", ErrOption, i.Threshold)
 	case i.File != filepath.Base(i.File) && i.File != "", i.File == job.Output, i.File == "..":
-		return fmt.Errorf("%w: external initializers in %q: not the name of a file beside the graph", ErrOption, i.File)
+		return fmt.Errorf(
+			"%w: external initializers in %q: not the name of a file beside the graph",
+			ErrOption, i.File)
 	}
 	return nil
 }
@@ -51,14 +55,16 @@ func IsWeightless(entries map[string]string) bool {
 
 const sourceOption = "ep.context_source_model_path"
 
-// sourceOf finds the source model of a weightless artefact: beside the compiled graph, under the name that it was compiled by.
+// sourceOf finds the source model of a weightless artefact: beside the compiled graph, under the
+// name that it was compiled by.
 func sourceOf(graph string) (string, bool) {
 	entries, err := os.ReadDir(filepath.Dir(graph))
 	if err != nil || !strings.HasSuffix(graph, "_ctx.onnx") {
 		return "", false // the load of the graph reports why it cannot be read
 	}
 	for _, e := range entries {
-		if name := e.Name(); strings.HasSuffix(name, ".onnx") && !strings.HasSuffix(name, "_ctx.onnx") {
+		if name := e.Name(); strings.HasSuffix(name, ".onnx") &&
+			!strings.HasSuffix(name, "_ctx.onnx") {
 			return filepath.Join(filepath.Dir(graph), name), true
 		}
 	}
@@ -153,7 +159,8 @@ func referencesOf(binary string) ([]epmodel.Reference, error) {
 	return epmodel.BinaryReferences(filepath.Base(binary), source)
 }
 
-// sourceDirs tells in which directories the models of a group have a file of external data, by its location.
+// sourceDirs tells in which directories the models of a group have a file of external data, by its
+// location.
 func sourceDirs(ctx context.Context, job Job) (map[string][]string, error) {
 	models := []string{job.Model}
 	for _, m := range job.Share {
@@ -182,7 +189,9 @@ func keepSource(ctx context.Context, root *os.Root, source, name string) error {
 	}
 	to, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {
-		return nil // written by this compile: what it is, and whether it is enough, is validated like all files
+		// written by this compile: what it is, and whether it is enough, is validated like all
+		// files
+		return nil
 	}
 	if err != nil {
 		return err
@@ -195,7 +204,8 @@ func keepSource(ctx context.Context, root *os.Root, source, name string) error {
 	return errors.Join(copyFile(ctx, to, from), to.Close())
 }
 
-// copyFile copies in pieces, so that it ends soon after its context. The kernel clones them where the file system can.
+// copyFile copies in pieces, so that it ends soon after its context. The kernel clones them where
+// the file system can.
 func copyFile(ctx context.Context, to, from *os.File) error {
 	const piece = 64 << 20
 	for {

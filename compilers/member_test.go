@@ -12,6 +12,7 @@ func TestNoErrorIsOfAModelThatThereIsNot(t *testing.T) {
 	cause := errors.New("it failed")
 	for member, known := range map[int]bool{-1: false, 0: true, 1: true, 2: false, 1 << 30: false} {
 		var of *MemberError
-		require.Equal(t, known, errors.As(memberError(member, 2, cause), &of), "model %d of 2", member)
+		require.Equal(t, known, errors.As(memberError(member, 2, cause), &of),
+			"model %d of 2", member)
 	}
 }

@@ -31,12 +31,15 @@ func MachineMemory() int64 {
 		if !found {
 			continue // version 1
 		}
-		for dir := filepath.Join("/sys/fs/cgroup", own); strings.HasPrefix(dir, "/sys/fs/cgroup"); dir = filepath.Dir(dir) {
+		for dir := filepath.Join("/sys/fs/cgroup", own); strings.HasPrefix(dir,
+			"/sys/fs/cgroup"); dir = filepath.Dir(dir) {
 			bound, err := os.ReadFile(filepath.Join(dir, "memory.max"))
 			if err != nil {
 				continue // the root has none
 			}
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(bound)), 10, 64); err == nil && n > 0 { // else it is "max"
+			// else it is "max"
+			if n, err := strconv.ParseInt(strings.TrimSpace(string(bound)), 10, 64); err == nil &&
+				n > 0 {
 				least = min(least, n)
 			}
 		}
@@ -51,7 +54,8 @@ func watchMemory(ctx context.Context, pid int, limit int64, cancel context.Cance
 	defer ticker.Stop()
 	for limit > 0 {
 		if used := memoryOf(strconv.Itoa(pid)); used > limit {
-			cancel(fmt.Errorf("%w: %s, more than %s", ErrMemory, bytesize.Text(used), bytesize.Text(limit)))
+			cancel(fmt.Errorf("%w: %s, more than %s", ErrMemory, bytesize.Text(used),
+				bytesize.Text(limit)))
 			return
 		}
 		select {
@@ -62,8 +66,9 @@ func watchMemory(ctx context.Context, pid int, limit int64, cancel context.Cance
 	}
 }
 
-// memoryOf sums the memory of a process and of all that it started, without what files hold. Nothing
-// is known of processes that end meanwhile, or of other users' where the system hides those.
+// memoryOf sums the memory of a process and of all that it started, without what files hold.
+// Nothing is known of processes that end meanwhile, or of other users' where the system hides
+// those.
 func memoryOf(pid string) (bytes int64) {
 	status, _ := os.ReadFile("/proc/" + pid + "/status")
 	for line := range strings.Lines(string(status)) {

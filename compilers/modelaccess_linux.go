@@ -22,7 +22,8 @@ const modelDir = "given"
 // Scratch to its group, and files beside a model there; a model elsewhere, as in the store, gets a
 // place in the job's directory. It returns the request for the worker, and a function that undoes
 // the opening.
-func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto.Request, func(), error) {
+func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto.Request,
+	func(), error) {
 	if o.opts.User == nil {
 		return req, func() {}, nil
 	}
@@ -44,7 +45,8 @@ func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto
 	req.Model = filepath.Join(given, filepath.Base(req.Model))
 	if source, has := req.Options.SessionOptions[sourceOption]; has {
 		req.Options.SessionOptions = maps.Clone(req.Options.SessionOptions)
-		req.Options.SessionOptions[sourceOption] = filepath.Join(given, filepath.Base(source)) // it stands beside it, too
+		// it stands beside it, too
+		req.Options.SessionOptions[sourceOption] = filepath.Join(given, filepath.Base(source))
 	}
 	req.Share = slices.Clone(req.Share)
 	for i, m := range req.Share { // they stand beside it
@@ -53,13 +55,15 @@ func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto
 	return req, func() {}, nil
 }
 
-// openModels lets the group reach a request's models in Scratch until undo is called. Those of a group may stand in several directories.
+// openModels lets the group reach a request's models in Scratch until undo is called. Those of a
+// group may stand in several directories.
 func (o *ORT) openModels(req workerproto.Request) (undo func(), err error) {
 	var shared []string
 	undo = func() {
 		for _, path := range slices.Backward(shared) {
 			if info, err := os.Lstat(path); err == nil { // else it was removed meanwhile
-				_ = os.Lchown(path, -1, os.Getegid()) // only the daemon's directory lets anybody reach it
+				// only the daemon's directory lets anybody reach it
+				_ = os.Lchown(path, -1, os.Getegid())
 				_ = os.Chmod(path, info.Mode().Perm()&^0o050)
 			}
 		}
@@ -103,7 +107,8 @@ func (o *ORT) share(path string, rights fs.FileMode) error {
 		return fmt.Errorf("access of workers: %w", err)
 	}
 	owner := statOf(info)
-	if owner.Uid == o.opts.User.UID || owner.Gid == o.opts.User.GID && info.Mode()&rights == rights {
+	if owner.Uid == o.opts.User.UID || owner.Gid == o.opts.User.GID &&
+		info.Mode()&rights == rights {
 		return nil
 	}
 	if err := os.Lchown(path, -1, int(o.opts.User.GID)); err != nil {
@@ -193,7 +198,8 @@ func (o *ORT) AcceptsOpenModel(job Job) bool {
 	if _, isTool, err := o.toolFor(job.EPs); isTool || err != nil {
 		return false // a tool may use the model's path in any way
 	}
-	if job.ModelFile == nil || len(job.Share) > 0 || job.Initializers.InSource || IsWeightless(job.SessionOptions) {
+	if job.ModelFile == nil || len(job.Share) > 0 || job.Initializers.InSource ||
+		IsWeightless(job.SessionOptions) {
 		return false
 	}
 	if _, err := os.Stat("/proc/self/fd"); err != nil {
@@ -207,11 +213,12 @@ func (o *ORT) AcceptsOpenModel(job Job) bool {
 		return false
 	}
 	uid := statOf(info).Uid
-	return uid == o.opts.User.UID && info.Mode()&0o400 != 0 || uid != o.opts.User.UID && info.Mode()&0o004 != 0
+	return uid == o.opts.User.UID && info.Mode()&0o400 != 0 || uid != o.opts.User.UID &&
+		info.Mode()&0o004 != 0
 }
 
-// CanPass finds the first directory above a path that the user cannot pass, by the directories' modes alone. A path that is "" or not there is passed as
-// far as it goes.
+// CanPass finds the first directory above a path that the user cannot pass, by the directories'
+// modes alone. A path that is "" or not there is passed as far as it goes.
 func (c *Credential) CanPass(path string) error {
 	if path == "" {
 		return nil
@@ -222,7 +229,8 @@ func (c *Credential) CanPass(path string) error {
 			return nil // its user will report that it is missing
 		}
 		if !c.may(info, 1) {
-			return fmt.Errorf("uid %d cannot pass %q, which is above %q: chmod o+x %s", c.UID, dir, path, dir)
+			return fmt.Errorf("uid %d cannot pass %q, which is above %q: chmod o+x %s", c.UID,
+				dir, path, dir)
 		}
 	}
 	return nil
@@ -263,7 +271,8 @@ func parents(path string) []string {
 	}
 }
 
-// LookUpUser reads "name", "uid", "name:group" or "uid:gid". A number need not be in the list of users, but then needs a group.
+// LookUpUser reads "name", "uid", "name:group" or "uid:gid". A number need not be in the list of
+// users, but then needs a group.
 func LookUpUser(text string) (*Credential, error) {
 	name, group, _ := strings.Cut(text, ":")
 	var c Credential

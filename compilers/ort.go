@@ -24,13 +24,18 @@ type Credential struct {
 
 // ORTOptions configure the ORT compiler.
 type ORTOptions struct {
-	Worker  string // path of epcached-ort; empty: beside the running program
-	Limits  Limits
-	Log     *slog.Logger // nil: no log
-	User    *Credential  // nil: workers run as the caller. Else models and graphs must be readable, and all directories above a job's passable, for them
-	Socket  string       // of the unit that starts workers, with User from UnitCredential; empty: they are children of this process
-	Scratch string       // where jobs without a directory of their own get one; empty: the system's temporary directory
-	Env     []string     // "NAME=value" added to the workers' environment, which is otherwise fixed
+	Worker string // path of epcached-ort; empty: beside the running program
+	Limits Limits
+	Log    *slog.Logger // nil: no log
+	// nil: workers run as the caller. Else models and graphs must be readable, and all directories
+	// above a job's passable, for them
+	User *Credential
+	// of the unit that starts workers, with User from UnitCredential; empty: they are children of
+	// this process
+	Socket string
+	// where jobs without a directory of their own get one; empty: the system's temporary directory
+	Scratch string
+	Env     []string // "NAME=value" added to the workers' environment, which is otherwise fixed
 	Sandbox SandboxOptions
 }
 
@@ -45,8 +50,9 @@ type ORT struct {
 	leave         sync.Once     // removes them, which can only be done by the workers' unit
 	startTimeout  time.Duration // of a worker's process, or of an instance of the workers' unit
 	sandboxResult sandboxResult
-	unknown       sync.Map        // by the paths of EPs: those that need more system calls than the known ones
-	tools         map[string]Tool // by EP: see AddTools
+	// by the paths of EPs: those that need more system calls than the known ones
+	unknown sync.Map
+	tools   map[string]Tool // by EP: see AddTools
 }
 
 var (
@@ -56,11 +62,12 @@ var (
 	_ ToolCompiler      = (*ORT)(nil)
 )
 
-// NewORT prepares a compiler. It starts one thread, from which all workers are started, and which Close ends. Workers die with that thread, and so
-// with the calling process.
+// NewORT prepares a compiler. It starts one thread, from which all workers are started, and which
+// Close ends. Workers die with that thread, and so with the calling process.
 func NewORT(o ORTOptions) *ORT {
 	if o.Worker == "" {
-		if self, err := os.Executable(); err == nil { // else Worker stays empty, and the first job says so
+		// else Worker stays empty, and the first job says so
+		if self, err := os.Executable(); err == nil {
 			o.Worker = filepath.Join(filepath.Dir(self), "epcached-ort")
 		}
 	}
@@ -76,10 +83,12 @@ func NewORT(o ORTOptions) *ORT {
 	if o.Socket != "" {
 		left, _ = os.ReadDir(o.Scratch) // none yet
 	}
-	return &ORT{leftDirs: left, opts: o, stacks: stacks, startTimeout: 30 * time.Second, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
+	return &ORT{leftDirs: left, opts: o, stacks: stacks, startTimeout: 30 * time.Second,
+		launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
 }
 
-// Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.
+// Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to
+// hurry. Later calls fail.
 func (o *ORT) Close() error {
 	o.launcher.close()
 	return nil
@@ -96,7 +105,8 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 			return Facts{}, err
 		}
 		if o.loadable(r, EP{Name: lib.EP, Library: lib.Path}) {
-			req := workerproto.Request{Do: workerproto.Probe, ORTLibrary: r.ORTLibrary, EPs: []EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
+			req := workerproto.Request{Do: workerproto.Probe, ORTLibrary: r.ORTLibrary,
+				EPs: []EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
 			done, err := o.scratchJob(ctx, req, Pace{}, nil)
 			switch {
 			case err == nil && len(done.EPs) == 1:
@@ -107,7 +117,8 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 			case err != nil:
 				return Facts{}, fmt.Errorf("probe %q: %w", r.Directory, err)
 			default:
-				return Facts{}, fmt.Errorf("probe %q: %w: worker answered for %d EPs", r.Directory, workerproto.ErrMalformed, len(done.EPs))
+				return Facts{}, fmt.Errorf("probe %q: %w: worker answered for %d EPs", r.Directory,
+					workerproto.ErrMalformed, len(done.EPs))
 			}
 		}
 		if t, isTool := o.tools[lib.EP]; isTool && probe.Error == "" && len(probe.Devices) == 0 {
@@ -216,17 +227,20 @@ func compileRequest(job Job) (workerproto.Request, error) {
 	case "":
 		job.Route = RouteCompileAPI
 		if len(job.Share) > 0 {
-			job.Route = RouteSessionOptions // OpenVINO shares only among sessions that live, and QNN writes no larger a binary so
+			// OpenVINO shares only among sessions that live, and QNN writes no larger a binary so
+			job.Route = RouteSessionOptions
 		}
 	case RouteCompileAPI, RouteSessionOptions:
 	default:
-		return workerproto.Request{}, fmt.Errorf("compile %q: unknown route %q", job.Model, job.Route)
+		return workerproto.Request{},
+			fmt.Errorf("compile %q: unknown route %q", job.Model, job.Route)
 	}
 	if err := job.checkInitializers(); err != nil {
 		return workerproto.Request{}, fmt.Errorf("compile %q: %w", job.Model, err)
 	}
 	req := workerproto.Request{
-		Do: workerproto.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, ModelFile: job.ModelFile, Output: filepath.Join(job.Dir, job.Output),
+		Do: workerproto.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model,
+		ModelFile: job.ModelFile, Output: filepath.Join(job.Dir, job.Output),
 		Route: job.Route, Embed: job.Embed, Options: workerproto.Session(job.Session),
 		Readable: readable(job.Runtime, eps), Keep: job.Initializers,
 	}
@@ -247,7 +261,8 @@ func requestEPs(r Runtime, eps []EP) ([]EP, error) {
 			ep.Library = lib.Path
 		}
 		if !filepath.IsAbs(ep.Library) {
-			return nil, fmt.Errorf("library %q of %s: not an absolute path", ep.Library, ep.Name) // ORT would look for it beside its own
+			// ORT would look for it beside its own
+			return nil, fmt.Errorf("library %q of %s: not an absolute path", ep.Library, ep.Name)
 		}
 		if info, ok := EPByName(ep.Name); ok {
 			ep.Options = info.Resolve(ep.Library, ep.Options)
@@ -272,8 +287,10 @@ func epNames(eps []EP) []string {
 	return names
 }
 
-// Compatibility implements Compiler. An EP that gives no verdicts for its devices here answers Unknown.
-func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []string) ([]Verdict, error) {
+// Compatibility implements Compiler. An EP that gives no verdicts for its devices here answers
+// Unknown.
+func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP,
+	infos []string) ([]Verdict, error) {
 	if len(infos) == 0 {
 		return nil, nil
 	}
@@ -284,12 +301,14 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 	if err != nil {
 		return nil, err
 	}
-	done, err := o.scratchJob(ctx, workerproto.Request{Do: workerproto.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, Pace{}, nil)
+	done, err := o.scratchJob(ctx, workerproto.Request{Do: workerproto.Compatibility,
+		ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, Pace{}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("compatibility with %s: %w", ep.Name, err)
 	}
 	if len(done.Verdicts) != len(infos) {
-		return nil, fmt.Errorf("compatibility with %s: %w: %d verdicts for %d strings", ep.Name, workerproto.ErrMalformed, len(done.Verdicts), len(infos))
+		return nil, fmt.Errorf("compatibility with %s: %w: %d verdicts for %d strings", ep.Name,
+			workerproto.ErrMalformed, len(done.Verdicts), len(infos))
 	}
 	var verdicts []Verdict
 	for _, v := range done.Verdicts {

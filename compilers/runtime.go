@@ -26,8 +26,10 @@ type Runtime struct {
 type EPLibrary struct {
 	EP   string // canonical EP name
 	Path string
-	// Files are the absolute paths, sorted, of the files with the bytes that are the library's identity: the library, the shared libraries in its
-	// directory, and those in package directories that its run path reaches. Never libonnxruntime: builds do not depend on its version.
+	// Files are the absolute paths, sorted, of the files with the bytes that are the library's
+	// identity: the library, the shared libraries in its directory, and those in package
+	// directories that its run path reaches. Never libonnxruntime: builds do not depend on its
+	// version.
 	Files []string
 	// Elsewhere: a run path leads, from $ORIGIN, to other directories than the library's own and
 	// the one that [LibrariesBeside] names. An application's own library, as far as the daemon sees
@@ -40,7 +42,8 @@ type EPLibrary struct {
 	Absent bool
 }
 
-// Library gives the runtime's library for an EP, or an error that wraps ErrNotFound and tells which EPs there are.
+// Library gives the runtime's library for an EP, or an error that wraps ErrNotFound and tells which
+// EPs there are.
 func (r Runtime) Library(ep string) (EPLibrary, error) {
 	var have []string
 	for _, lib := range r.EPs {
@@ -52,11 +55,13 @@ func (r Runtime) Library(ep string) (EPLibrary, error) {
 	if len(have) == 0 {
 		have = []string{"none"}
 	}
-	return EPLibrary{}, fmt.Errorf("library for %q in runtime %q: %w (it has: %s)", ep, r.Directory, ErrNotFound, strings.Join(have, ", "))
+	return EPLibrary{}, fmt.Errorf("library for %q in runtime %q: %w (it has: %s)", ep, r.Directory,
+		ErrNotFound, strings.Join(have, ", "))
 }
 
-// Complete fills in what follows from the libraries that r names: the files that make up each EP library's identity, and ONNX Runtime's version
-// where the file's name tells. It is for runtimes that are given library by library; those in one directory are for Find. It loads nothing.
+// Complete fills in what follows from the libraries that r names: the files that make up each EP
+// library's identity, and ONNX Runtime's version where the file's name tells. It is for runtimes
+// that are given library by library; those in one directory are for Find. It loads nothing.
 func Complete(r Runtime) (Runtime, error) {
 	if err := library("libonnxruntime", r.ORTLibrary); err != nil {
 		return Runtime{}, err
@@ -72,7 +77,8 @@ func Complete(r Runtime) (Runtime, error) {
 		full.EPs = append(full.EPs, describeLibrary(l.EP, l.Path))
 	}
 	if len(full.EPs) == 0 {
-		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w: none is named", r.ORTLibrary, ErrNotFound)
+		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w: none is named", r.ORTLibrary,
+			ErrNotFound)
 	}
 	return full, nil
 }

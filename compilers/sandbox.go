@@ -18,7 +18,8 @@ import (
 // runtime, its model and the devices that compute, writes only into its job's directory, has no
 // network, and leaves no process behind, each as far as the kernel can enforce it.
 type SandboxOptions struct {
-	Network      bool     // workers may use the network: a vendor's compiler may ask a licence server
+	// workers may use the network: a vendor's compiler may ask a licence server
+	Network      bool
 	Read         []string // absolute paths of directories and files that they may read as well
 	Write        []string // directories, or device files, that they may write as well
 	NoNamespaces bool     // workers get no pid namespace of their own
@@ -26,7 +27,8 @@ type SandboxOptions struct {
 
 // Safeguard is one thing that keeps workers from doing harm.
 type Safeguard struct {
-	Name    string // "files", "network", "processes", "memory", "process limit", "privileges", "user"
+	// "files", "network", "processes", "memory", "process limit", "privileges", "user"
+	Name    string
 	InForce bool
 	Text    string // how it is done, or what is missing
 	Hint    string // what to do about it; empty when in force
@@ -42,21 +44,26 @@ func (m Safeguard) String() string {
 
 // SandboxReporter is a Compiler that tells how its workers are kept from doing harm.
 type SandboxReporter interface {
-	// Sandbox tries it out, once, in a worker that loads nothing of a vendor. Later calls give what the first found.
+	// Sandbox tries it out, once, in a worker that loads nothing of a vendor. Later calls give what
+	// the first found.
 	Sandbox(ctx context.Context) ([]Safeguard, error)
 }
 
 // systemFiles are the system's files that programs need besides their own libraries; of /etc, those
 // that vendors' loaders read. /proc has its public files, but no memory of other processes.
 var systemFiles = []string{
-	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/run/opengl-driver", "/run/current-system/sw",
-	"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives", "/etc/OpenCL", "/etc/vulkan",
-	"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/proc", "/sys",
+	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store",
+	"/run/opengl-driver", "/run/current-system/sw",
+	"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload",
+	"/etc/alternatives", "/etc/OpenCL", "/etc/vulkan",
+	"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release",
+	"/proc", "/sys",
 }
 
 func (o *ORT) confinement(req workerproto.Request, dir string) *workerproto.Confinement {
 	s := o.opts.Sandbox
-	c := &workerproto.Confinement{Network: s.Network, Reads: req.Do != workerproto.Compile && req.Do != workerproto.Command, Write: append([]string{dir}, s.Write...)}
+	c := &workerproto.Confinement{Network: s.Network, Reads: req.Do != workerproto.Compile &&
+		req.Do != workerproto.Command, Write: append([]string{dir}, s.Write...)}
 	for _, path := range systemFiles {
 		// Of a directory above the daemon's own not all may be read.
 		if o.opts.Scratch == "" || !strings.HasPrefix(o.opts.Scratch, path+"/") {
@@ -64,16 +71,20 @@ func (o *ORT) confinement(req workerproto.Request, dir string) *workerproto.Conf
 		}
 	}
 	if s.Network {
-		c.Read = append(c.Read, "/etc/resolv.conf", "/etc/hosts", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/run/systemd/resolve")
+		c.Read = append(c.Read, "/etc/resolv.conf", "/etc/hosts", "/etc/ssl", "/etc/pki",
+			"/etc/ca-certificates", "/run/systemd/resolve")
 	}
 	c.Read = append(c.Read, slices.Concat(s.Read, req.Read)...)
 	_, unknown := o.unknown.Load(librariesOf(req.EPs))
-	c.Known = !s.Network && !req.AnyCall && !unknown && req.Do != workerproto.Command && !slices.ContainsFunc(req.EPs, func(ep EP) bool {
-		info, _ := EPByName(ep.Name)
-		return !info.KnownCalls
-	})
+	c.Known = !s.Network && !req.AnyCall && !unknown && req.Do != workerproto.Command &&
+		!slices.ContainsFunc(req.EPs, func(ep EP) bool {
+			info, _ := EPByName(ep.Name)
+			return !info.KnownCalls
+		})
 	model := req.Model
-	if req.ModelFile != nil { // the link there means something else in this process; the worker is let to the file by its descriptor
+	// the link there means something else in this process; the worker is let to the file by its
+	// descriptor
+	if req.ModelFile != nil {
 		c.Read = append(c.Read, filepath.Dir(model))
 		model = ""
 	}
@@ -87,7 +98,9 @@ func (o *ORT) confinement(req workerproto.Request, dir string) *workerproto.Conf
 		c.Read = append(c.Read, dirsOf(ep.Library)...)
 	}
 	if req.Do == workerproto.TrySandbox {
-		c.Read = slices.DeleteFunc(c.Read, func(path string) bool { return path == filepath.Dir(req.Model) })
+		c.Read = slices.DeleteFunc(c.Read, func(path string) bool {
+			return path == filepath.Dir(req.Model)
+		})
 	}
 	slices.Sort(c.Read)
 	c.Read = slices.Compact(c.Read)
@@ -99,7 +112,8 @@ func dirsOf(file string) []string {
 		return nil
 	}
 	dirs := []string{filepath.Dir(file)}
-	if real, err := filepath.EvalSymlinks(file); err == nil && filepath.Dir(real) != dirs[0] { // else the worker says that it is not there
+	// else the worker says that it is not there
+	if real, err := filepath.EvalSymlinks(file); err == nil && filepath.Dir(real) != dirs[0] {
 		dirs = append(dirs, filepath.Dir(real))
 	}
 	return dirs
@@ -154,7 +168,8 @@ func (o *ORT) probeSandbox(ctx context.Context) (workerproto.Confined, error) {
 	if err := o.chown(outside, []string{"bait"}, o.opts.User); err != nil {
 		return workerproto.Confined{}, err
 	}
-	done, err := o.scratchJob(ctx, workerproto.Request{Do: workerproto.TrySandbox, Model: bait, Output: filepath.Join(outside, "made")}, Pace{}, nil)
+	done, err := o.scratchJob(ctx, workerproto.Request{Do: workerproto.TrySandbox, Model: bait,
+		Output: filepath.Join(outside, "made")}, Pace{}, nil)
 	if err != nil {
 		return workerproto.Confined{}, err
 	}
@@ -168,7 +183,8 @@ func (o *ORT) probeSandbox(ctx context.Context) (workerproto.Confined, error) {
 func (o *ORT) safeguards(found workerproto.Confined) []Safeguard {
 	way := o.host.current()
 	return []Safeguard{
-		files(found), o.network(found), processes(way, o.opts.Socket != ""), o.memory(found), o.count(way), privileges(found), o.user(found),
+		files(found), o.network(found), processes(way, o.opts.Socket != ""), o.memory(found),
+		o.count(way), privileges(found), o.user(found),
 	}
 }
 
@@ -226,11 +242,13 @@ func processes(iso isolation, unit bool) Safeguard {
 }
 
 func (o *ORT) memory(found workerproto.Confined) Safeguard {
-	m := Safeguard{Name: "memory", InForce: true, Text: bytesize.Text(o.opts.Limits.Memory) + " for all processes of a worker, checked twice a second, and for each process"}
+	m := Safeguard{Name: "memory", InForce: true, Text: bytesize.Text(o.opts.Limits.Memory) +
+		" for all processes of a worker, checked twice a second, and for each process"}
 	switch {
 	case o.opts.Socket == "":
 	case found.Memory > 0:
-		m.Text = bytesize.Text(found.Memory) + " for all processes of a worker (MemoryMax= of its systemd unit)"
+		m.Text = bytesize.Text(found.Memory) +
+			" for all processes of a worker (MemoryMax= of its systemd unit)"
 	default:
 		m.InForce, m.Text = false, bytesize.Text(o.opts.Limits.Memory)+" for the private memory "+
 			"of each process, and no limit for shared memory"
@@ -242,7 +260,8 @@ func (o *ORT) memory(found workerproto.Confined) Safeguard {
 
 func (o *ORT) count(iso isolation) Safeguard {
 	if o.countsProcesses(iso) {
-		return Safeguard{Name: "process limit", InForce: true, Text: fmt.Sprintf("%d (of the workers' user)", o.opts.Limits.Processes)}
+		return Safeguard{Name: "process limit", InForce: true,
+			Text: fmt.Sprintf("%d (of the workers' user)", o.opts.Limits.Processes)}
 	}
 	return Safeguard{Name: "process limit", Text: "the kernel counts processes by user, and the " +
 		"workers have no user of their own", Hint: "use the shipped systemd units, or set " +
@@ -260,10 +279,12 @@ func privileges(found workerproto.Confined) Safeguard {
 }
 
 func (o *ORT) user(found workerproto.Confined) Safeguard {
-	m := Safeguard{Name: "user", InForce: true, Text: fmt.Sprintf("workers run as uid %d", found.UID)}
+	m := Safeguard{Name: "user", InForce: true,
+		Text: fmt.Sprintf("workers run as uid %d", found.UID)}
 	switch int(found.UID) {
 	case 0:
-		return Safeguard{Name: "user", Text: "workers run as root", Hint: "set worker_user, or run the daemon as a user of its own"}
+		return Safeguard{Name: "user", Text: "workers run as root",
+			Hint: "set worker_user, or run the daemon as a user of its own"}
 	case os.Geteuid():
 		m.Text = fmt.Sprintf("workers run as the daemon's user, uid %d", found.UID)
 	}

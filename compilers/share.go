@@ -15,11 +15,12 @@ import (
 // Job.Output, another name than those of the other members.
 type ShareMember = workerproto.Member
 
-// ShareOptions gives the session config entries with which members of a group are loaded when there are several of them in one process. A
-// member that is loaded alone has none of them.
+// ShareOptions gives the session config entries with which members of a group are loaded when there
+// are several of them in one process. A member that is loaded alone has none of them.
 func ShareOptions() map[string]string { return map[string]string{"ep.share_ep_contexts": "1"} }
 
-// ForSharing gives the options with what weight-sharing groups are compiled with, where the options do not say otherwise.
+// ForSharing gives the options with what weight-sharing groups are compiled with, where the options
+// do not say otherwise.
 func (i EPInfo) ForSharing(options map[string]string) map[string]string {
 	full := map[string]string{}
 	for name, opt := range i.Options {
@@ -56,7 +57,8 @@ func shareRequest(job Job, req *workerproto.Request) error {
 		return nil
 	}
 	if job.Embed {
-		return fmt.Errorf("compile %q: models that share one context binary cannot be embedded", job.Model)
+		return fmt.Errorf("compile %q: models that share one context binary cannot be embedded",
+			job.Model)
 	}
 	names := map[string]bool{job.Output: true}
 	for _, m := range job.Share {
@@ -64,15 +66,18 @@ func shareRequest(job Job, req *workerproto.Request) error {
 		case !filepath.IsAbs(m.Model):
 			return fmt.Errorf("compile %q: paths must be absolute", m.Model)
 		case m.Output == "" || m.Output != filepath.Base(m.Output) || names[m.Output]:
-			return fmt.Errorf("compile %q: output %q is not a file name of its own", m.Model, m.Output)
+			return fmt.Errorf("compile %q: output %q is not a file name of its own",
+				m.Model, m.Output)
 		}
 		names[m.Output] = true
-		req.Share = append(req.Share, workerproto.Member{Model: m.Model, Output: filepath.Join(job.Dir, m.Output)})
+		req.Share = append(req.Share,
+			workerproto.Member{Model: m.Model, Output: filepath.Join(job.Dir, m.Output)})
 	}
 	return nil
 }
 
-// noGraph says why a compile in a session wrote no graph, if that is what err is: where the EPs take no node ONNX Runtime writes none.
+// noGraph says why a compile in a session wrote no graph, if that is what err is: where the EPs
+// take no node ONNX Runtime writes none.
 func noGraph(ctx context.Context, job Job, err error) error {
 	var missing *missingGraphError
 	if !errors.As(err, &missing) {

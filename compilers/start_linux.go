@@ -71,8 +71,8 @@ func isNamespaceError(err error) bool {
 	return slices.ContainsFunc(about, func(e error) bool { return errors.Is(err, e) })
 }
 
-// start starts a worker with the descriptors: nothing to read, one pipe for everything printed, the dialogue on 3 and 4, and on 5 its model, if
-// that is an open file.
+// start starts a worker with the descriptors: nothing to read, one pipe for everything printed, the
+// dialogue on 3 and 4, and on 5 its model, if that is an open file.
 func (o *ORT) start(req workerproto.Request, dir string, idle <-chan struct{}) (*worker, error) {
 	for {
 		way := o.host.current()
@@ -84,7 +84,8 @@ func (o *ORT) start(req workerproto.Request, dir string, idle <-chan struct{}) (
 	}
 }
 
-func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string, idle <-chan struct{}) (*worker, error) {
+func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string,
+	idle <-chan struct{}) (*worker, error) {
 	p := o.preparation(iso, isWaiting(idle))
 	p.Confine, p.Model = o.confinement(req, dir), req.ModelFile != nil
 	preparation, err := json.Marshal(p)
@@ -110,13 +111,15 @@ func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string, idle <
 	}
 	defer stderrWrite.Close() // the worker has its own
 	w := &worker{request: requestWrite, answers: answerRead, printed: stderrRead,
-		stderr: &Tail{Limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
+		stderr: &Tail{Limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}),
+		answered: make(chan struct{})}
 	files := []*os.File{stderrWrite, requestRead, answerWrite}
 	if req.ModelFile != nil {
 		files = append(files, req.ModelFile)
 	}
 	private := filepath.Join(dir, privateDir)
-	launch := workerproto.Launch{Dir: private, Env: append(environment(private), o.opts.Env...), Prepare: string(preparation)}
+	launch := workerproto.Launch{Dir: private, Env: append(environment(private), o.opts.Env...),
+		Prepare: string(preparation)}
 	if o.opts.Socket != "" {
 		w.process, err = o.startUnit(launch, files)
 	} else {
@@ -192,7 +195,8 @@ func closeAll(files []*os.File) {
 
 func (c *child) wait() {
 	for {
-		// The process stays a zombie, so that its number, and with it its group's, cannot become another's before the group is killed.
+		// The process stays a zombie, so that its number, and with it its group's, cannot become
+		// another's before the group is killed.
 		err := unix.Waitid(unix.P_PID, c.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
 			return
@@ -206,13 +210,15 @@ func (c *child) raise(nice int) { raise(c.cmd.Process.Pid, nice) }
 // knows also those that left the group. It has not been reaped: it is this process, or a zombie.
 func (c *child) stop() { _ = syscall.Kill(c.cmd.Process.Pid, syscall.SIGTERM) }
 
-func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) } // ESRCH: no process is left
+// ESRCH: no process is left
+func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) }
 
 func (c *child) reap() workerproto.ExitReport {
 	_ = c.cmd.Wait() // the state says it all
 	awaitGroup(c.cmd.Process.Pid)
 	state := c.cmd.ProcessState
-	ended := workerproto.ExitReport{Status: state.ExitCode(), CPU: state.UserTime() + state.SystemTime()}
+	ended := workerproto.ExitReport{Status: state.ExitCode(),
+		CPU: state.UserTime() + state.SystemTime()}
 	if own, _ := state.Sys().(syscall.WaitStatus); own.Signaled() {
 		ended.Status = workerproto.ExitSignal + int(own.Signal())
 	}
@@ -240,8 +246,10 @@ func (o *ORT) attributes(iso isolation) *syscall.SysProcAttr {
 
 func (o *ORT) preparation(iso isolation, idle bool) workerproto.Preparation {
 	l := o.opts.Limits
-	p := workerproto.Preparation{Data: uint64(max(l.Memory+o.stacks, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
-		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: iso.namespace, Group: o.opts.Socket != ""}
+	p := workerproto.Preparation{Data: uint64(max(l.Memory+o.stacks, 0)),
+		FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
+		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: iso.namespace,
+		Group: o.opts.Socket != ""}
 	if l.CPU > 0 {
 		p.CPU = uint64(math.Ceil(l.CPU.Seconds()))
 	}
@@ -254,8 +262,8 @@ func (o *ORT) preparation(iso isolation, idle bool) workerproto.Preparation {
 	return p
 }
 
-// countsProcesses tells whether the kernel's count of a user's processes is one of workers alone. Since Linux 5.14 each user namespace counts for
-// itself. Root's are never limited.
+// countsProcesses tells whether the kernel's count of a user's processes is one of workers alone.
+// Since Linux 5.14 each user namespace counts for itself. Root's are never limited.
 func (o *ORT) countsProcesses(iso isolation) bool {
 	if u := o.opts.User; u != nil {
 		return u.UID != 0 && int(u.UID) != os.Geteuid()
@@ -265,8 +273,8 @@ func (o *ORT) countsProcesses(iso isolation) bool {
 
 var errClosed = errors.New("compiler is closed")
 
-// launcher starts processes from one thread. The kernel kills a worker when the thread that started it ends (Pdeathsig), and Go ends threads as it
-// likes; this one ends with the launcher.
+// launcher starts processes from one thread. The kernel kills a worker when the thread that started
+// it ends (Pdeathsig), and Go ends threads as it likes; this one ends with the launcher.
 type launcher struct {
 	calls chan func() // that run on the thread, between begin and end
 	mu    sync.Mutex  // guards closed, and orders close with begin
@@ -364,8 +372,10 @@ func (o *ORT) raise(w *worker, idle <-chan struct{}) {
 // be raised; niceness only by root or with RLIMIT_NICE. A failure only delays the waiting requests.
 func raise(pid, nice int) {
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/autogroup", []byte(strconv.Itoa(nice)), 0)
-	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioGroup, uintptr(pid), 0) // class none: that of the niceness
-	_ = unix.Setpriority(unix.PRIO_PGRP, pid, nice)                           // of every thread in the group
+	// class none: that of the niceness
+	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioGroup, uintptr(pid), 0)
+	// of every thread in the group
+	_ = unix.Setpriority(unix.PRIO_PGRP, pid, nice)
 }
 
 func ownNiceness() int {
@@ -383,7 +393,8 @@ func kernelSince(major, minor int) bool {
 		return false
 	}
 	var has [2]int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &has[0], &has[1]); err != nil {
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &has[0],
+		&has[1]); err != nil {
 		return false
 	}
 	return has[0] > major || has[0] == major && has[1] >= minor

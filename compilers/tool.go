@@ -20,24 +20,31 @@ import (
 //
 // Arguments may hold placeholders:
 //
-//	{model} {output} {folder}  absolute paths: the source model, the graph to write, the directory that takes all output
+//	{model} {output} {folder}  absolute paths: the source model, the graph to write, the directory
+//	                           that takes all output
 //	{ep}                       the EP's name
 //	{embed}                    1 for a context inside the graph, else 0
 //	{level}                    graph optimization level
-//	{option:NAME}              a provider option; {session:NAME} a session config entry; {dim:NAME} a free dimension's size
-//	{options} {sessions} {dims} all of them: an argument NAME=VALUE for each, in the order of the names; the whole argument is this placeholder
+//	{option:NAME}              a provider option; {session:NAME} a session config entry;
+//	                           {dim:NAME} the size of a free dimension
+//	{options} {sessions} {dims} all of them: an argument NAME=VALUE for each, in the order of the
+//	                           names; the whole argument is this placeholder
 //
 // An argument with a placeholder that the request has no value for is left out as a whole. A value
 // without a placeholder is refused, because none may be ignored. "{{" is a brace.
 type Tool struct {
-	EP      string   // canonical name of the EP that loads its contexts; it compiles all of that EP's models
+	// canonical name of the EP that loads its contexts; it compiles all of that EP's models
+	EP      string
 	Program string   // absolute path
 	Args    []string // with placeholders
-	Version []string // arguments with which the program prints its version first; empty: it has none to tell
+	// arguments with which the program prints its version first; empty: it has none to tell
+	Version []string
 	Files   []string // absolute paths of further files that make it what it is: its own libraries
 	Read    []string // absolute paths that it may read, besides its own directory
 	Device  string   // type of the device that it compiles for: "CPU", "GPU" or "NPU"; empty: NPU
-	Alone   bool     // also for runtimes that lack the EP's library, which applications bring; what it makes is not loaded here
+	// also for runtimes that lack the EP's library, which applications bring; what it makes is not
+	// loaded here
+	Alone bool
 }
 
 var placeholder = regexp.MustCompile(`\{\{|\{([a-z]+)(?::([^{}]*))?\}|[{}]`)
@@ -107,7 +114,8 @@ func (t Tool) files() []string {
 }
 
 func (t Tool) device() DeviceFacts {
-	return DeviceFacts{Type: cmp.Or(t.Device, "NPU"), Vendor: t.EP, EPMetadata: map[string]string{"compiler": t.Program}}
+	return DeviceFacts{Type: cmp.Or(t.Device, "NPU"), Vendor: t.EP,
+		EPMetadata: map[string]string{"compiler": t.Program}}
 }
 
 func (t Tool) values(job Job) map[string]map[string]string {
@@ -115,7 +123,8 @@ func (t Tool) values(job Job) map[string]map[string]string {
 	for name, size := range job.FreeDimensions {
 		dims[name] = strconv.FormatInt(size, 10)
 	}
-	return map[string]map[string]string{"option": job.EPs[0].Options, "session": job.SessionOptions, "dim": dims}
+	return map[string]map[string]string{"option": job.EPs[0].Options, "session": job.SessionOptions,
+		"dim": dims}
 }
 
 func (t Tool) refuse(job Job) error {
@@ -136,11 +145,15 @@ func (t Tool) refuse(job Job) error {
 	}
 	for what, asked := range map[string]bool{
 		"embedding": job.Embed && !takes["embed"],
-		"graph optimization level " + job.GraphOptimizationLevel: job.GraphOptimizationLevel != "" && job.GraphOptimizationLevel != "basic" && !takes["level"],
-		"free dimensions by denotation":                          len(job.FreeDimensionsByDenotation) > 0,
-		"route " + job.Route:                                     job.Route != "" && job.Route != RouteCompileAPI,
-		"a file for initializers":                                job.Initializers != Initializers{},
-		"a group with one shared context":                        len(job.Share) > 0,
+		"graph optimization level " + job.GraphOptimizationLevel: job.GraphOptimizationLevel !=
+			"" && job.GraphOptimizationLevel != "basic" && !takes["level"],
+		"free dimensions by denotation": len(
+			job.FreeDimensionsByDenotation) > 0,
+		"route " + job.Route: job.Route != "" &&
+			job.Route != RouteCompileAPI,
+		"a file for initializers": job.Initializers !=
+			Initializers{},
+		"a group with one shared context": len(job.Share) > 0,
 	} {
 		if asked {
 			return fmt.Errorf("%w: %s: %s cannot be passed on", ErrOption, what, t.Program)
@@ -151,7 +164,8 @@ func (t Tool) refuse(job Job) error {
 
 func (t Tool) arguments(job Job, model string) []string {
 	values := t.values(job)
-	fixed := map[string]string{"model": model, "output": filepath.Join(job.Dir, job.Output), "folder": job.Dir, "ep": t.EP, "embed": "0", "level": job.GraphOptimizationLevel}
+	fixed := map[string]string{"model": model, "output": filepath.Join(job.Dir, job.Output),
+		"folder": job.Dir, "ep": t.EP, "embed": "0", "level": job.GraphOptimizationLevel}
 	if job.Embed {
 		fixed["embed"] = "1"
 	}
@@ -250,7 +264,8 @@ func (o *ORT) Equip(r Runtime) Runtime {
 			slices.Sort(l.Files)
 			l.Files = slices.Compact(l.Files)
 		case t.Alone:
-			r.EPs = append(r.EPs, EPLibrary{EP: name, Path: t.Program, Files: t.files(), Tool: t.identity(), Absent: true})
+			r.EPs = append(r.EPs, EPLibrary{EP: name, Path: t.Program, Files: t.files(),
+				Tool: t.identity(), Absent: true})
 		}
 	}
 	sortEPs(r.EPs)
@@ -314,7 +329,8 @@ func (t Tool) compileRequest(job Job) (workerproto.Request, error) {
 }
 
 func (t Tool) request() workerproto.Request {
-	return workerproto.Request{Do: workerproto.Command, EPs: []EP{{Name: t.EP}}, Readable: t.files(), Read: t.Read}
+	return workerproto.Request{Do: workerproto.Command, EPs: []EP{{Name: t.EP}},
+		Readable: t.files(), Read: t.Read}
 }
 
 func (t Tool) outputError(err error, log string) error {

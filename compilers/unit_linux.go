@@ -40,7 +40,8 @@ type unit struct {
 	err   error // the instance ended without a message
 }
 
-// startUnit has systemd start an instance, which starts the worker with these descriptors from 2 on.
+// startUnit has systemd start an instance, which starts the worker with these descriptors from 2
+// on.
 func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err error) {
 	conn, err := net.DialTimeout("unix", o.opts.Socket, o.startTimeout)
 	if err != nil {

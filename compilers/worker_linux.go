@@ -34,25 +34,27 @@ type workerProcess interface {
 }
 
 type worker struct {
-	process     workerProcess
-	ended       workerproto.ExitReport
-	request     *os.File // our ends of the dialogue
-	answers     *os.File
-	printed     *os.File
-	stderr      *Tail
-	exited      chan struct{} // closed when the process has ended, before it is reaped
-	answered    chan struct{} // closed when nothing more is read from it
-	event       workerproto.Event
-	eventErr    error
-	eps         []workerproto.EPResult // written by the reader, read when it is done
-	phaseBefore int64                  // bytes that it took until they were registered; by the reader
-	member      int                    // of a group, from 1: which model it works on; by the reader
+	process  workerProcess
+	ended    workerproto.ExitReport
+	request  *os.File // our ends of the dialogue
+	answers  *os.File
+	printed  *os.File
+	stderr   *Tail
+	exited   chan struct{} // closed when the process has ended, before it is reaped
+	answered chan struct{} // closed when nothing more is read from it
+	event    workerproto.Event
+	eventErr error
+	eps      []workerproto.EPResult // written by the reader, read when it is done
+	// bytes that it took until they were registered; by the reader
+	phaseBefore int64
+	member      int // of a group, from 1: which model it works on; by the reader
 	readers     sync.WaitGroup
 }
 
 // work has a worker do the request. If the worker fails after it was refused a system call that is
 // not known, work retries without that refusal.
-func (o *ORT) work(ctx context.Context, req workerproto.Request, dir string, pace Pace, progress func(string)) (answer, error) {
+func (o *ORT) work(ctx context.Context, req workerproto.Request, dir string, pace Pace,
+	progress func(string)) (answer, error) {
 	o.leave.Do(func() {
 		for _, e := range o.leftDirs { // those that the store could remove are gone
 			o.removeScratch(filepath.Join(o.opts.Scratch, e.Name()))
@@ -63,7 +65,8 @@ func (o *ORT) work(ctx context.Context, req workerproto.Request, dir string, pac
 		return answer{}, fmt.Errorf("job's directory: %w", err)
 	}
 	first, err := o.workOnce(ctx, req, dir, pace, progress)
-	if err == nil || ctx.Err() != nil || errors.Is(err, ErrTimeout) || !strings.Contains(first.log, workerproto.CallRefused) {
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrTimeout) ||
+		!strings.Contains(first.log, workerproto.CallRefused) {
 		return first, err
 	}
 	o.opts.Log.Warn("a worker with a system call filter failed, and is retried without the filter",
@@ -82,7 +85,8 @@ func (o *ORT) work(ctx context.Context, req workerproto.Request, dir string, pac
 	return second, err
 }
 
-func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, dir string, pace Pace, progress func(string)) (answer, error) {
+func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, dir string, pace Pace,
+	progress func(string)) (answer, error) {
 	end, err := o.launcher.begin()
 	if err != nil {
 		return answer{}, err
@@ -142,7 +146,8 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, dir string,
 	return done, err
 }
 
-func watchTime(ctx context.Context, name string, wall time.Duration, ready <-chan struct{}, cancel context.CancelCauseFunc) {
+func watchTime(ctx context.Context, name string, wall time.Duration, ready <-chan struct{},
+	cancel context.CancelCauseFunc) {
 	if wall <= 0 || !await(ctx, ready) {
 		return
 	}
@@ -155,7 +160,8 @@ func watchTime(ctx context.Context, name string, wall time.Duration, ready <-cha
 	}
 }
 
-// await waits until ready is closed, and tells whether that was before the end of ctx. nil is ready.
+// await waits until ready is closed, and tells whether that was before the end of ctx. nil is
+// ready.
 func await(ctx context.Context, ready <-chan struct{}) bool {
 	if ready == nil {
 		return true
@@ -170,13 +176,14 @@ func await(ctx context.Context, ready <-chan struct{}) bool {
 
 // environment is the same for every worker, whatever the daemon was started with, except for limits
 // of instruction sets. GOTRACEBACK: a crash in vendor code never gets to Go's handlers (see
-// cmd/epcached-ort); for the rest, "crash" would spend ten seconds on filling standard error with the
-// registers of every thread. ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in
-// each process; its last words would be that it cannot keep a device ID.
+// cmd/epcached-ort); for the rest, "crash" would spend ten seconds on filling standard error with
+// the registers of every thread. ONNX Runtime's telemetry keeps a database, and syncs it a dozen
+// times in each process; its last words would be that it cannot keep a device ID.
 func environment(private string) []string {
 	fixed := []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=single",
 		"ORT_DISABLE_TELEMETRY=1", "PWD=" + private,
-		"HOME=" + private, "TMPDIR=" + private, "XDG_CACHE_HOME=" + private, "GLIBC_TUNABLES=" + tunables}
+		"HOME=" + private, "TMPDIR=" + private, "XDG_CACHE_HOME=" + private,
+		"GLIBC_TUNABLES=" + tunables}
 	return append(fixed, InstructionLimits()...)
 }
 
@@ -186,15 +193,17 @@ func environment(private string) []string {
 // of 10 MB with OpenVINO. A worker's life is short, and so memory is not kept for long.
 const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=536870912"
 
-// converse sends the request, and tells a worker that waits to go on when ready is closed, and reads
-// what comes, both beside the caller: a worker may read or write as slowly as it likes, or not at all.
+// converse sends the request, and tells a worker that waits to go on when ready is closed, and
+// reads what comes, both beside the caller: a worker may read or write as slowly as it likes, or
+// not at all.
 func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progress func(string)) {
 	w.readers.Go(func() { _, _ = io.Copy(w.stderr, w.printed) }) // to its end, or the deadline
 	w.readers.Add(2)
 	go func() {
 		defer w.readers.Done()
 		defer w.request.Close()
-		// A worker that does not take its request ends without a result, which tells more than this error.
+		// A worker that does not take its request ends without a result, which tells more than this
+		// error.
 		if err := workerproto.WriteRequest(w.request, req); err != nil || ready == nil {
 			return
 		}
@@ -221,8 +230,9 @@ func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progre
 	}()
 }
 
-// wait returns when the process has ended and is reaped, its group is killed, and the dialogue is read. It ends the process when ctx ends, and when
-// the worker has said its last word, or talks nonsense, and does not exit. Meanwhile raise may give the process another priority.
+// wait returns when the process has ended and is reaped, its group is killed, and the dialogue is
+// read. It ends the process when ctx ends, and when the worker has said its last word, or talks
+// nonsense, and does not exit. Meanwhile raise may give the process another priority.
 func (w *worker) wait(ctx context.Context, raise func()) {
 	raised := make(chan struct{})
 	go func() {
@@ -288,7 +298,8 @@ func groupRuns(group int) bool {
 		var state string
 		var parent, pgrp int
 		rest := stat[bytes.LastIndexByte(stat, ')')+1:] // the name before it may hold anything
-		if _, err := fmt.Sscan(string(rest), &state, &parent, &pgrp); err == nil && pgrp == group && state != "Z" && state != "X" {
+		if _, err := fmt.Sscan(string(rest), &state, &parent, &pgrp); err == nil && pgrp == group &&
+			state != "Z" && state != "X" {
 			return true
 		}
 	}
@@ -304,14 +315,16 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 		a.Result = *w.event.Result
 		return a, nil
 	case w.eventErr == nil && w.event.Refusal != nil && code == workerproto.ExitRefused:
-		return a, &RefusedError{Doing: w.event.Refusal.Doing, Code: w.event.Refusal.Code, Text: w.event.Refusal.Text}
+		return a, &RefusedError{Doing: w.event.Refusal.Doing, Code: w.event.Refusal.Code,
+			Text: w.event.Refusal.Text}
 	case ctx.Err() != nil:
 		return a, context.Cause(ctx)
 	case errors.Is(w.eventErr, workerproto.ErrMalformed):
 		return a, fmt.Errorf("%s: %w", name, w.eventErr)
 	case w.ended.OutOfMemory:
 		return a, fmt.Errorf("%s: %w: %s", name, ErrMemory, bytesize.Text(limits.Memory))
-	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 && w.ended.CPU >= limits.CPU:
+	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 &&
+		w.ended.CPU >= limits.CPU:
 		return a, fmt.Errorf("%s: %w: %v", name, ErrCPU, limits.CPU)
 	case signal == syscall.SIGXFSZ:
 		return a, fmt.Errorf("%s: %w: a file grew beyond the limit", name, ErrOutputLimit)
@@ -326,7 +339,8 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 	return a, e
 }
 
-// exitOf tells how the worker ended: -1 with a signal, or its exit status. The process that looks after it passes on what it saw.
+// exitOf tells how the worker ended: -1 with a signal, or its exit status. The process that looks
+// after it passes on what it saw.
 func exitOf(status int) (code int, signal syscall.Signal) {
 	if status > workerproto.ExitSignal {
 		return -1, syscall.Signal(status - workerproto.ExitSignal)
@@ -347,7 +361,8 @@ func watchOutput(ctx context.Context, dir string, limit int64, cancel context.Ca
 			return
 		case <-ticker.C:
 			if size := dirSize(dir); size > limit {
-				cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, bytesize.Text(size), bytesize.Text(limit)))
+				cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, bytesize.Text(size),
+					bytesize.Text(limit)))
 				return
 			}
 		}

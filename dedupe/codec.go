@@ -35,8 +35,9 @@ import (
 //	48      4     0; other values are names of ranges behind the extents, which are passed over
 //	52      4     1 + index of the container with the recipe's own literals; 0: none
 //	56      40 c  containers: 32 digest, 8 size
-//	        e     extents: uv 2 x container + (1 if repeated); uv length; sv from, less the end of what
-//	              the extent before took from that container (0 for the first); uv period, if repeated
+//	        e     extents: uv 2 x container + (1 if repeated); uv length; sv from, less the end of
+//	              what the extent before took from that container (0 for the first); uv period, if
+//	              repeated
 //
 // In version 2 there stand behind the containers, and extents of container c take from the frames:
 //

@@ -159,7 +159,8 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 		reason = fmt.Sprintf("%d bytes at %d of %d", e.Length, at, r.Size)
 	case e.Period < 0 || e.Period >= e.Length:
 		reason = fmt.Sprintf("a period of %d in %d bytes", e.Period, e.Length)
-	case e.From < 0 || e.containerBytes() > r.sizeOf(e.Container) || e.From > r.sizeOf(e.Container)-e.containerBytes():
+	case e.From < 0 || e.containerBytes() > r.sizeOf(e.Container) ||
+		e.From > r.sizeOf(e.Container)-e.containerBytes():
 		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.containerBytes(),
 			r.sizeOf(e.Container))
 	default:

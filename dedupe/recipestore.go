@@ -93,7 +93,8 @@ func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
 // reads a recipe when it is asked for, writes nothing and takes no lock, so a store on a read-only
 // file system will do. Of what is known from memory only HasOrRead answers.
 func ReadRecipeStore(dir string) *RecipeStore {
-	return &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName), fs: cas.OS{}, onlyRead: true}
+	return &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName), fs: cas.OS{},
+		onlyRead: true}
 }
 
 func (s *RecipeStore) open() error {
@@ -434,7 +435,11 @@ func (s *RecipeStore) Walk(ctx context.Context, fn func(cas.Digest, Packed) erro
 
 // Complete reports whether every recipe could be read. While one could not, its containers are
 // unknown, so no blob may be removed as unreferenced.
-func (s *RecipeStore) Complete() bool { s.mu.RLock(); defer s.mu.RUnlock(); return len(s.unread) == 0 }
+func (s *RecipeStore) Complete() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.unread) == 0
+}
 
 // Problems returns what was wrong when the recipe store was opened, and is still.
 func (s *RecipeStore) Problems() []Problem {

@@ -72,14 +72,17 @@ func recipeStoreOperations() []shelfOperation {
 		{"replace", put(later), early.Blob, []*dedupe.Recipe{early, later}, later},
 		{"remove", func(s *dedupe.RecipeStore) error { return s.Remove(early.Blob) }, early.Blob,
 			[]*dedupe.Recipe{early, nil}, nil},
-		{"quarantine", func(s *dedupe.RecipeStore) error { return s.Quarantine(early.Blob, "a test") },
+		{"quarantine", func(s *dedupe.RecipeStore) error {
+			return s.Quarantine(early.Blob, "a test")
+		},
 			early.Blob, []*dedupe.Recipe{early, nil}, nil},
 	}
 }
 
 // requireRecipeStore opens what a crash has left: one of the recipes that may be there stands under
 // the blob's name, whole, and its containers have it as a user. It gives that recipe, nil for none.
-func requireRecipeStore(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recipe) *dedupe.Recipe {
+func requireRecipeStore(t *testing.T, dir string, blob cas.Digest,
+	may []*dedupe.Recipe) *dedupe.Recipe {
 	t.Helper()
 	s, err := dedupe.OpenRecipeStore(dir, nil)
 	require.NoError(t, err)

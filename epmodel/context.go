@@ -19,7 +19,8 @@ const (
 	typeString = 3
 )
 
-// maxAttribute is the longest text that is kept of an attribute outside the schema; longer ones are recorded as a range.
+// maxAttribute is the longest text that is kept of an attribute outside the schema; longer ones are
+// recorded as a range.
 const maxAttribute = 4 << 10
 
 type attributeValue struct {
@@ -90,9 +91,11 @@ func (r *reader) contextValue(f field) attributeValue {
 func (w *walker) contextAttribute(c *Context, v attributeValue) {
 	texts := map[string]*string{
 		"source": &c.Source, "partition_name": &c.PartitionName, "ep_sdk_version": &c.SDKVersion,
-		"hardware_architecture": &c.HardwareArchitecture, "onnx_model_filename": &c.ONNXModelFilename, "notes": &c.Notes,
+		"hardware_architecture": &c.HardwareArchitecture,
+		"onnx_model_filename":   &c.ONNXModelFilename, "notes": &c.Notes,
 	}
-	numbers := map[string]*int64{"embed_mode": &c.EmbedMode, "main_context": &c.MainContext, "max_size": &c.MaxSize}
+	numbers := map[string]*int64{"embed_mode": &c.EmbedMode, "main_context": &c.MainContext,
+		"max_size": &c.MaxSize}
 	if to, ok := texts[v.name]; ok {
 		*to = w.attributeText(v, maxName)
 		return
@@ -120,7 +123,8 @@ func (w *walker) otherAttribute(c *Context, v attributeValue) {
 	case v.typ == typeInt || v.typ == 0 && v.i.present():
 		c.Attributes[v.name] = strconv.FormatInt(int64(v.i.value), 10)
 	case v.typ == typeFloat || v.typ == 0 && v.f.present():
-		c.Attributes[v.name] = strconv.FormatFloat(float64(math.Float32frombits(uint32(v.f.value))), 'g', -1, 32)
+		c.Attributes[v.name] = strconv.FormatFloat(float64(math.Float32frombits(uint32(v.f.value))),
+			'g', -1, 32)
 	case v.typ == typeString && !v.s.present():
 		c.Attributes[v.name] = ""
 	case v.typ == typeString || v.typ == 0 && v.s.present():
@@ -152,14 +156,16 @@ func (w *walker) attributeText(v attributeValue, limit int) string {
 	return w.exact(v.s, "attribute."+v.name, limit)
 }
 
-// Open gives the embedded context of a model whose file is graph. It is empty for a context in a sidecar. Nothing is read yet.
+// Open gives the embedded context of a model whose file is graph. It is empty for a context in a
+// sidecar. Nothing is read yet.
 func (c Context) Open(graph io.ReaderAt) *io.SectionReader {
 	return io.NewSectionReader(graph, c.Inline.Offset, c.Inline.Length)
 }
 
 const (
-	maxWeightsMap   = 32 << 20 // length of a weights_metadata_map; 100 bytes for each weight is usual
-	maxWeightsDepth = 16       // a map of maps has two levels
+	// length of a weights_metadata_map; 100 bytes for each weight is usual
+	maxWeightsMap   = 32 << 20
+	maxWeightsDepth = 16 // a map of maps has two levels
 )
 
 // weightLocations finds the files that OpenVINO's weights_metadata_map names: a JSON object
@@ -169,7 +175,8 @@ const (
 // Every "location" counts, however deep, so that a further level in a later version hides nothing.
 func (w *walker) weightLocations(c *Context, v attributeValue) {
 	if v.s.n > maxWeightsMap {
-		w.fail(v.at, "attribute.weights_metadata_map", "%d bytes long, more than %d", v.s.n, maxWeightsMap)
+		w.fail(v.at, "attribute.weights_metadata_map", "%d bytes long, more than %d", v.s.n,
+			maxWeightsMap)
 	}
 	if v.s.n == 0 || w.err != nil {
 		return
@@ -191,7 +198,8 @@ func (w *walker) weightLocations(c *Context, v attributeValue) {
 		return w.err
 	})
 	if in.err != nil {
-		w.err = fmt.Errorf("%s: read weights_metadata_map at offset %d: %w", w.name, v.s.off, in.err)
+		w.err = fmt.Errorf("%s: read weights_metadata_map at offset %d: %w", w.name,
+			v.s.off, in.err)
 	}
 	if err == nil && d.More() {
 		err = errors.New("unexpected data after the object")
@@ -202,7 +210,8 @@ func (w *walker) weightLocations(c *Context, v attributeValue) {
 	}
 }
 
-// watchedReader remembers an error of the file, which a parser above would report as one of its own.
+// watchedReader remembers an error of the file, which a parser above would report as one of its
+// own.
 type watchedReader struct {
 	r   io.Reader
 	err error

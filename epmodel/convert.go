@@ -33,21 +33,26 @@ type FormError struct {
 	Reason     string
 }
 
-func (e *FormError) Error() string { return fmt.Sprintf("%s: node %q: %s", e.File, e.Node, e.Reason) }
+func (e *FormError) Error() string {
+	return fmt.Sprintf("%s: node %q: %s", e.File, e.Node, e.Reason)
+}
 
-// DetachedContext is a context that comes out of a graph: its file's name, and its bytes in the graph file.
+// DetachedContext is a context that comes out of a graph: its file's name, and its bytes in the
+// graph file.
 type DetachedContext struct {
 	Name  string
 	Bytes *io.SectionReader
 }
 
-// Embed plans the embedded form of the artefact that m was read of: each context that stands in a file beside the graph goes into
-// the node that names the file. sidecars has the files of [Model.ContextFiles]. Nodes with main_context 0, and whatever else is in the
-// graph, stay as they are, to the byte. No file is read but the graph's tables.
+// Embed plans the embedded form of the artefact that m was read of: each context that stands in a
+// file beside the graph goes into the node that names the file. sidecars has the files of
+// [Model.ContextFiles]. Nodes with main_context 0, and whatever else is in the graph, stay as they
+// are, to the byte. No file is read but the graph's tables.
 //
-// A *FormError: the artefact has no context in a file, or one that has to stay there. A *TooLargeError: the graph would have more
-// than limit bytes, which is MaxGraph or less.
-func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Source, limit int64) (*Splice, error) {
+// A *FormError: the artefact has no context in a file, or one that has to stay there. A
+// *TooLargeError: the graph would have more than limit bytes, which is MaxGraph or less.
+func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Source,
+	limit int64) (*Splice, error) {
 	s := newForm(ctx, m, graph)
 	for _, c := range m.Contexts {
 		if !c.isExternal() {
@@ -74,9 +79,12 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 // Detach plans the form with files beside the graph: each context inside a node becomes a file, and
 // equal ones become one. output is the name of the new graph; the files are named after it, as
 // their EPs would. The rest is as with Embed.
-func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum) (*Splice, []DetachedContext, error) {
+func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum) (*Splice,
+	[]DetachedContext, error) {
 	s := newForm(ctx, m, graph)
-	files := detachment{output: output, graph: graph, sum: sum, usedNames: map[string]bool{output: true}, lengths: map[int64]int{}, known: map[[32]byte]string{}}
+	files := detachment{output: output, graph: graph, sum: sum,
+		usedNames: map[string]bool{output: true}, lengths: map[int64]int{},
+		known: map[[32]byte]string{}}
 	for _, r := range m.Sidecars() {
 		files.usedNames[r.Name] = true
 	}
@@ -140,7 +148,8 @@ func (d *detachment) name(ctx context.Context, c Context) (string, error) {
 func (d *detachment) add(c Context) string {
 	stem := strings.TrimSuffix(d.output, path.Ext(d.output)) + fileSuffix(c.Source)
 	name := stem + ".bin"
-	for i := max(1, len(d.list)); d.usedNames[name]; i++ { // further on than all before, so that many cost no more than their number
+	// further on than all before, so that many cost no more than their number
+	for i := max(1, len(d.list)); d.usedNames[name]; i++ {
 		name = fmt.Sprintf("%s_%d.bin", stem, i)
 	}
 	d.usedNames[name] = true
@@ -177,7 +186,8 @@ type change struct {
 }
 
 func newForm(ctx context.Context, m *Model, graph Source) *contextForm {
-	return &contextForm{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size(), memoryLimit: maxKept}, map[int64]change{}}
+	return &contextForm{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size(),
+		memoryLimit: maxKept}, map[int64]change{}}
 }
 
 func (s *contextForm) rewrite(none string) (*Splice, error) {
@@ -216,7 +226,8 @@ func (s *contextForm) around(in span, name string, at []int64) *Splice {
 
 func (s *contextForm) node(f field, c change) *Splice {
 	out, mode, value, payload := new(Splice), new(Splice), new(Splice), new(Splice)
-	number := protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), uint64(c.embedMode))
+	number := protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType),
+		uint64(c.embedMode))
 	mode.addBytes(number)
 	payload.add(c.value)
 	value.addField(4, payload)
@@ -245,13 +256,15 @@ func (s *contextForm) node(f field, c change) *Splice {
 		b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "embed_mode")
 		b = append(b, number...)
 		attribute := new(Splice)
-		attribute.addBytes(protowire.AppendVarint(protowire.AppendTag(b, 20, protowire.VarintType), typeInt))
+		attribute.addBytes(protowire.AppendVarint(protowire.AppendTag(b, 20, protowire.VarintType),
+			typeInt))
 		out.addField(5, attribute)
 	}
 	return out
 }
 
-// attribute gives an AttributeProto whose field num has another value, at the place where it stood, else at the end.
+// attribute gives an AttributeProto whose field num has another value, at the place where it stood,
+// else at the end.
 func (s *contextForm) attribute(f field, num protowire.Number, value *Splice) *Splice {
 	out, seen := new(Splice), false
 	s.message(f.span, "attribute", func(g field) {
@@ -271,7 +284,8 @@ func (s *contextForm) attribute(f field, num protowire.Number, value *Splice) *S
 	return out
 }
 
-// Splice is a file that is put together from spans of others and a few new bytes. Nothing of it is in memory but the plan.
+// Splice is a file that is put together from spans of others and a few new bytes. Nothing of it is
+// in memory but the plan.
 type Splice struct {
 	base   io.ReaderAt // the file that is rewritten
 	pieces []piece
@@ -316,7 +330,8 @@ func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {
 // keepRange appends n bytes of the rewritten file, joined to the last piece if they follow it.
 func (s *Splice) keepRange(off, n int64) {
 	s.size += n
-	if last := len(s.pieces) - 1; last >= 0 && s.pieces[last].src == nil && s.pieces[last].off+s.pieces[last].n == off {
+	if last := len(s.pieces) - 1; last >= 0 && s.pieces[last].src == nil &&
+		s.pieces[last].off+s.pieces[last].n == off {
 		s.pieces[last].n += n
 		return
 	}

@@ -10,15 +10,15 @@ import (
 	"slices"
 )
 
-// digestMagic starts the record that is hashed for a model with external data. It is no valid ONNX file, so no graph file's own
-// digest can be that of a record.
+// digestMagic starts the record that is hashed for a model with external data. It is no valid ONNX
+// file, so no graph file's own digest can be that of a record.
 const digestMagic = "\x00epcached model 1\n"
 
-// Digest gives the identity of a model's content. m is what Read found in graph; open gives the file of each location, once for
-// each; sum hashes. Nothing is closed.
+// Digest gives the identity of a model's content. m is what Read found in graph; open gives the
+// file of each location, once for each; sum hashes. Nothing is closed.
 //
-// Without external data it is the BLAKE3 digest of the file, so b3sum agrees. With external data it is the BLAKE3 digest of this
-// record, numbers being 8 bytes, little-endian:
+// Without external data it is the BLAKE3 digest of the file, so b3sum agrees. With external data it
+// is the BLAKE3 digest of this record, numbers being 8 bytes, little-endian:
 //
 //	digestMagic
 //	digest of the graph file, 32 bytes; its size
@@ -27,15 +27,20 @@ const digestMagic = "\x00epcached model 1\n"
 //	    number of ranges
 //	    for each, in order of offset: offset, length, digest of its bytes
 //
-// The ranges are those of the file's tensors, with what overlaps or touches joined: so tied weights are hashed once, and a model
-// cannot ask for one byte to be hashed a million times. The locations themselves are part of the graph. A tensor without a length
-// counts to the end of its file; one with keys outside the schema (ORT's prepacked weights) makes the whole file count.
+// The ranges are those of the file's tensors, with what overlaps or touches joined: so tied weights
+// are hashed once, and a model cannot ask for one byte to be hashed a million times. The locations
+// themselves are part of the graph. A tensor without a length counts to the end of its file; one
+// with keys outside the schema (ORT's prepacked weights) makes the whole file count.
 //
-// A range beyond its file is a *FormatError that names tensor, file and numbers; errors of open and sum are returned wrapped.
-func Digest(ctx context.Context, m *Model, graph Source, open func(location string) (Source, error), sum Sum) ([32]byte, error) {
+// A range beyond its file is a *FormatError that names tensor, file and numbers; errors of open and
+// sum are returned wrapped.
+func Digest(ctx context.Context, m *Model, graph Source, open func(location string) (Source, error),
+	sum Sum) ([32]byte, error) {
 	var none [32]byte
 	if graph.Size() != m.Size {
-		return none, m.formatErrorAt(-1, "", fmt.Sprintf("its size is %d and was %d: it changed while being read", graph.Size(), m.Size))
+		return none, m.formatErrorAt(-1, "",
+			fmt.Sprintf("its size is %d and was %d: it changed while being read",
+				graph.Size(), m.Size))
 	}
 	d, err := sum(ctx, graph, 0, m.Size)
 	if err != nil {
@@ -75,8 +80,10 @@ type spansOf struct {
 	spans    []span        // beyond the end: to the end
 }
 
-// byLocation walks the graph again, because a model does not keep its tensors: their ranges alone take little memory.
-func (m *Model) byLocation(ctx context.Context, graph Source, most int64) (files []spansOf, err error) {
+// byLocation walks the graph again, because a model does not keep its tensors: their ranges alone
+// take little memory.
+func (m *Model) byLocation(ctx context.Context, graph Source, most int64) (files []spansOf,
+	err error) {
 	at := map[string]int{}
 	for i, location := range m.Locations() {
 		at[location] = i
@@ -143,7 +150,8 @@ func (m *Model) appendFile(ctx context.Context, rec []byte, file spansOf,
 	for _, s := range spans {
 		d, err := sum(ctx, src, s.off, s.n)
 		if err != nil {
-			return nil, fmt.Errorf("%s: hash external data %q, %d bytes from %d: %w", m.Name, file.location, s.n, s.off, err)
+			return nil, fmt.Errorf("%s: hash external data %q, %d bytes from %d: %w", m.Name,
+				file.location, s.n, s.off, err)
 		}
 		rec = binary.LittleEndian.AppendUint64(rec, uint64(s.off))
 		rec = binary.LittleEndian.AppendUint64(rec, uint64(s.n))

@@ -37,5 +37,7 @@ func Example() {
 	// Output:
 	// made by OpenVINOExecutionProvider 2026.4
 	// needs side_ctx_OpenVINOExecutionProvider.bin
-	// openvino_ctx.onnx: offset 5: ep_cache_context: node "OpenVINOExecutionProvider_OpenVINOExecutionProvider_10291946305476075467_0_0": file "side_ctx_OpenVINOExecutionProvider.bin" is not one of the build's files
+	// openvino_ctx.onnx: offset 5: ep_cache_context: node
+	// "OpenVINOExecutionProvider_OpenVINOExecutionProvider_10291946305476075467_0_0": file
+	// "side_ctx_OpenVINOExecutionProvider.bin" is not one of the build's files
 }

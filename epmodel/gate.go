@@ -8,8 +8,8 @@ import (
 )
 
 // Gate bounds the memory of readings that run at the same time. It blocks until there is memory for
-// one that keeps up to 256 KiB, or for a large one, which keeps up to 16 MiB, or until ctx ends. leave
-// returns the memory.
+// one that keeps up to 256 KiB, or for a large one, which keeps up to 16 MiB, or until ctx ends.
+// leave returns the memory.
 type Gate func(ctx context.Context, large bool) (leave func(), err error)
 
 type gateKey struct{}

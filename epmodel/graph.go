@@ -44,7 +44,8 @@ func (w *walker) value(f field, name string, to []Value) []Value {
 	return append(to, v)
 }
 
-var valueKinds = map[protowire.Number]string{1: "tensor", 4: "sequence", 5: "map", 7: "opaque", 8: "sparse_tensor", 9: "optional"}
+var valueKinds = map[protowire.Number]string{1: "tensor", 4: "sequence", 5: "map", 7: "opaque",
+	8: "sparse_tensor", 9: "optional"}
 
 // valueType reads one field of a TypeProto, without the elements of sequences, maps and optionals.
 func (w *walker) valueType(f field, v *Value) {
@@ -143,7 +144,8 @@ func (w *walker) node(f field, graph string, index int) {
 	}
 }
 
-// passing reads a name that is usually dropped again, so it is not accounted for; keep follows where it stays.
+// passing reads a name that is usually dropped again, so it is not accounted for; keep follows
+// where it stays.
 func (w *walker) passing(f field, name string) string {
 	before := w.memoryUsed
 	s := w.text(f, name)
@@ -176,7 +178,9 @@ func (w *walker) attribute(f field, name string, label nodeLabel) {
 	at := Initializer{Graph: label.graph, Node: label.node, Attribute: attr}
 	w.submessage(f, name, func(g field) {
 		switch g.num {
-		case 5, 22: // the schema has these once, and merging two, as protobuf does, is nothing that a writer means
+		case 5, 22:
+			// the schema has these once, and merging two, as protobuf does, is nothing that a
+			// writer means
 			if tensors++; tensors > 1 {
 				w.fail(g.at, attr, "two tensors in one attribute")
 			}
@@ -215,7 +219,8 @@ func (w *walker) nestedGraph(f field, name, path string) {
 // present says whether an optional field was seen.
 func (f field) present() bool { return f.num != 0 }
 
-// maxKeys bounds the entries of one tensor's external_data: four in the schema, and a handful of ORT's.
+// maxKeys bounds the entries of one tensor's external_data: four in the schema, and a handful of
+// ORT's.
 const maxKeys = 256
 
 // Values of TensorProto.data_location.
@@ -267,7 +272,8 @@ func (w *walker) tensor(f field, name string, of Initializer) (called string) {
 	case dataExternal:
 		w.external(f, external, t)
 	default:
-		w.fail(f.at, "data_location", "tensor %q: %d is neither 0 (in the model) nor 1 (external)", t.Name, location)
+		w.fail(f.at, "data_location", "tensor %q: %d is neither 0 (in the model) nor 1 (external)",
+			t.Name, location)
 	}
 	w.memoryUsed = before // nothing of it stays but its file's name
 	if w.err != nil {
@@ -286,25 +292,29 @@ func (w *walker) inFile(t *Initializer) {
 	if !known {
 		i = len(w.m.External)
 		w.files[t.Location] = i
-		w.m.External = append(w.m.External, ExternalFile{Location: t.Location, Tensor: t.Name, At: t.At})
+		w.m.External = append(w.m.External,
+			ExternalFile{Location: t.Location, Tensor: t.Name, At: t.At})
 		w.chargeMemory(t.At, 1024+len(t.Location)+3*(len(t.Name)+8*len(t.Shape)))
 	}
 	f := &w.m.External[i]
 	if !known || t.endInFile() > f.farthest.endInFile() {
 		f.farthest = t.onlyExternal(f.Location)
 	}
-	if need, known := t.Bytes(); known && t.Length > 0 && need > t.Length && f.tight.Location == "" {
+	if need, known := t.Bytes(); known && t.Length > 0 && need > t.Length &&
+		f.tight.Location == "" {
 		f.tight = t.onlyExternal(f.Location)
 	}
 }
 
 // onlyExternal returns the part of the tensor that its check needs.
 func (t *Initializer) onlyExternal(location string) Initializer {
-	return Initializer{Name: t.Name, Location: location, Type: t.Type, Shape: t.Shape, Sparse: t.Sparse,
+	return Initializer{Name: t.Name, Location: location, Type: t.Type, Shape: t.Shape,
+		Sparse: t.Sparse,
 		Offset: t.Offset, Length: t.Length, At: t.At}
 }
 
-// typed records data in a field of its element type. Packed in one piece, as all writers do, it has a range; in pieces it has not.
+// typed records data in a field of its element type. Packed in one piece, as all writers do, it has
+// a range; in pieces it has not.
 func (t *Initializer) typed(f field) {
 	if t.Typed {
 		t.Length = 0
@@ -357,10 +367,12 @@ func (w *walker) external(f field, entries []field, t *Initializer) {
 		}
 	}
 	if t.Location == "" {
-		w.fail(f.at, "external_data.location", "tensor %q: its data is external, but no file is named", t.Name)
+		w.fail(f.at, "external_data.location",
+			"tensor %q: its data is external, but no file is named", t.Name)
 	}
 	if t.Length > math.MaxInt64-t.Offset {
-		w.fail(f.at, "external_data.length", "tensor %q: offset %d and length %d overflow", t.Name, t.Offset, t.Length)
+		w.fail(f.at, "external_data.length", "tensor %q: offset %d and length %d overflow", t.Name,
+			t.Offset, t.Length)
 	}
 }
 
@@ -369,7 +381,8 @@ func (w *walker) externalKey(v field, key string, t *Initializer) {
 	case "location":
 		t.Location = w.exact(v, "external_data.location", maxPath)
 		if why := locationProblem(t.Location); why != "" {
-			w.fail(v.at, "external_data.location", "tensor %q: file %q: %s", t.Name, t.Location, why)
+			w.fail(v.at, "external_data.location", "tensor %q: file %q: %s", t.Name,
+				t.Location, why)
 		}
 	case "offset":
 		t.Offset = w.decimal(v, key, t.Name)

@@ -20,13 +20,18 @@ type Model struct {
 	Producer        string
 	ProducerVersion string
 	GraphName       string
-	Metadata        map[string]string // of metadata_props, as far as values are no longer than 1 MiB
-	Inputs          []Value           // of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
-	Outputs         []Value
-	External        []ExternalFile // of every graph and function, constants in node attributes included, in file order
-	Contexts        []Context      // every EPContext node, of every graph and function, in file order
-	OpTypes         map[string]int // "domain::Op" -> number of nodes; the default domain is "ai.onnx"
-	Nodes           int            // of every graph and function
+	// of metadata_props, as far as values are no longer than 1 MiB
+	Metadata map[string]string
+	// of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
+	Inputs  []Value
+	Outputs []Value
+	// of every graph and function, constants in node attributes included, in file order
+	External []ExternalFile
+	// every EPContext node, of every graph and function, in file order
+	Contexts []Context
+	// "domain::Op" -> number of nodes; the default domain is "ai.onnx"
+	OpTypes map[string]int
+	Nodes   int // of every graph and function
 	// Whole lists files that are wholly part of the model: those of WrapsIR. Callers may add some.
 	Whole []string
 }
@@ -39,10 +44,11 @@ type Opset struct {
 
 // Value is an input or output of the main graph.
 type Value struct {
-	Name  string
-	Kind  string // "tensor", "sparse_tensor", "sequence", "map", "optional", "opaque"; "" when no type is stated
-	Type  int32  // element type, TensorProto.DataType; 0 unless Kind is a tensor
-	Shape []Dim  // nil for a scalar and for an unknown rank
+	Name string
+	// "tensor", "sparse_tensor", "sequence", "map", "optional", "opaque"; "" when no type is stated
+	Kind  string
+	Type  int32 // element type, TensorProto.DataType; 0 unless Kind is a tensor
+	Shape []Dim // nil for a scalar and for an unknown rank
 }
 
 // Dim is one dimension: a Value, or else the name of a free dimension, or neither (-1 and "").
@@ -70,23 +76,30 @@ type ExternalFile struct {
 
 // Initializer is a constant tensor and the place of its bytes.
 type Initializer struct {
-	Name      string
-	Graph     string // "" for the main graph; else the way to it: "node/attribute" of each level, "function domain::name" first for a function's body
+	Name string
+	// "" for the main graph; else the way to it: "node/attribute" of each level, "function
+	// domain::name" first for a function's body
+	Graph     string
 	Node      string // for a tensor in a node's attribute: the node
 	Attribute string // for a tensor in a node's attribute: the attribute
 	Part      string // for a sparse tensor: "values" or "indices"
 	Type      int32  // TensorProto.DataType
 	Shape     []int64
 	Sparse    bool
-	Typed     bool     // the data stands in float_data, string_data, ...; Length is then 0 unless it is packed in one piece
-	Location  string   // external data file; "" when the bytes are in the graph file
-	Offset    int64    // in Location, or in the graph file
-	Length    int64    // -1: to the end of the file (external data without a length)
-	OtherKeys []string // keys of external_data outside the schema, such as ORT's prepacked_N: they may refer to further ranges of the file
-	At        int64    // offset of the TensorProto in the graph file
+	// the data stands in float_data, string_data, ...; Length is then 0 unless it is packed in one
+	// piece
+	Typed    bool
+	Location string // external data file; "" when the bytes are in the graph file
+	Offset   int64  // in Location, or in the graph file
+	Length   int64  // -1: to the end of the file (external data without a length)
+	// keys of external_data outside the schema, such as ORT's prepacked_N: they may refer to
+	// further ranges of the file
+	OtherKeys []string
+	At        int64 // offset of the TensorProto in the graph file
 }
 
-// Context is an EPContext node. Absent attributes have the defaults of ORT's schema: EmbedMode 1, MainContext 1, MaxSize 0.
+// Context is an EPContext node. Absent attributes have the defaults of ORT's schema: EmbedMode 1,
+// MainContext 1, MaxSize 0.
 type Context struct {
 	Node                 string // may be empty: names of nodes are optional
 	Graph                string // as in Initializer
@@ -97,35 +110,45 @@ type Context struct {
 	HardwareArchitecture string
 	ONNXModelFilename    string
 	Notes                string
-	CacheContext         string   // the sidecar's name, when EmbedMode is 0
-	DLCContext           string   // attribute ep_dlc_context: the name of a QNN DLC file, whatever EmbedMode says
-	WeightLocations      []string // the files that OpenVINO's attribute weights_metadata_map names, each once
-	EmbedMode            int64    // 1: the context stands in the node; 0: in a sidecar
-	MainContext          int64    // 0: the context is another node's
-	MaxSize              int64
-	Inline               Range             // the embedded bytes in the graph file, when EmbedMode is not 0
-	Attributes           map[string]string // every other attribute that is a short text or a number, those outside the schema too
-	Long                 map[string]Range  // every other attribute that is neither: where its value stands
-	Inputs, Outputs      int               // how many the node has
-	Offset               int64             // of the NodeProto in the graph file
+	CacheContext         string // the sidecar's name, when EmbedMode is 0
+	// attribute ep_dlc_context: the name of a QNN DLC file, whatever EmbedMode says
+	DLCContext string
+	// the files that OpenVINO's attribute weights_metadata_map names, each once
+	WeightLocations []string
+	EmbedMode       int64 // 1: the context stands in the node; 0: in a sidecar
+	MainContext     int64 // 0: the context is another node's
+	MaxSize         int64
+	// the embedded bytes in the graph file, when EmbedMode is not 0
+	Inline Range
+	// every other attribute that is a short text or a number, those outside the schema too
+	Attributes map[string]string
+	// every other attribute that is neither: where its value stands
+	Long            map[string]Range
+	Inputs, Outputs int   // how many the node has
+	Offset          int64 // of the NodeProto in the graph file
 }
 
 // Reference is a mention of a file outside the graph.
 type Reference struct {
-	Node      string // node or tensor that refers
-	Attribute string // "ep_cache_context", "ep_dlc_context", "weights_metadata_map", "external_data"
+	Node string // node or tensor that refers
+	// "ep_cache_context", "ep_dlc_context", "weights_metadata_map", "external_data"
+	Attribute string
 	Name      string // as written
 	Offset    int64  // in the graph file
 }
 
-// Sum gives the BLAKE3 digest of n bytes of r from off. The caller brings its own, which may use every core.
+// Sum gives the BLAKE3 digest of n bytes of r from off. The caller brings its own, which may use
+// every core.
 type Sum func(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error)
 
 // FormatError says what is wrong with a model's bytes, and where.
 type FormatError struct {
-	File   string // the name given to Read, an external data file's location, or a sidecar's name; "" where the reader knows
-	Offset int64  // in File, of the field at fault; -1 where no single offset is meant
-	Field  string // in ONNX's words, such as "graph.initializer.external_data"; "" for the file as a whole
+	// the name given to Read, an external data file's location, or a sidecar's name; "" where the
+	// reader knows
+	File   string
+	Offset int64 // in File, of the field at fault; -1 where no single offset is meant
+	// in ONNX's words, such as "graph.initializer.external_data"; "" for the file as a whole
+	Field  string
 	Reason string // what was found, and what was expected
 }
 
@@ -144,31 +167,34 @@ func (e *FormatError) Error() string {
 	return b.String()
 }
 
-// Source is a file of known size. *bytes.Reader and *io.SectionReader are Sources; [FileSource] makes one of a file.
+// Source is a file of known size. *bytes.Reader and *io.SectionReader are Sources; [FileSource]
+// makes one of a file.
 type Source interface {
 	io.ReaderAt
 	Size() int64
 }
 
-// FileSource gives f with the size it has now. Reads go through the descriptor at explicit offsets: its position is neither
-// used nor moved. f stays the caller's to close. Only regular files are taken: a FIFO or device has no size to trust and can
-// block for ever.
+// FileSource gives f with the size it has now. Reads go through the descriptor at explicit offsets:
+// its position is neither used nor moved. f stays the caller's to close. Only regular files are
+// taken: a FIFO or device has no size to trust and can block for ever.
 func FileSource(f *os.File) (Source, error) {
 	fi, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("size of %s: %w", f.Name(), err)
 	}
 	if !fi.Mode().IsRegular() {
-		return nil, &FormatError{File: f.Name(), Offset: -1, Reason: "not a regular file (" + fi.Mode().Type().String() + ")"}
+		return nil, &FormatError{File: f.Name(), Offset: -1,
+			Reason: "not a regular file (" + fi.Mode().Type().String() + ")"}
 	}
 	return io.NewSectionReader(f, 0, fi.Size()), nil
 }
 
-// Within gives a range of a source as a source of its own. A range that reaches beyond it ends with it.
+// Within gives a range of a source as a source of its own. A range that reaches beyond it ends with
+// it.
 func Within(s Source, r Range) Source { return io.NewSectionReader(s, r.Offset, r.Length) }
 
-// NodeSummary says in one line what a model computes, for messages such as "no EPContext node: ...": the number of nodes and the
-// most frequent operators, at most limit of them.
+// NodeSummary says in one line what a model computes, for messages such as "no EPContext node:
+// ...": the number of nodes and the most frequent operators, at most limit of them.
 func (m *Model) NodeSummary(limit int) string { return nodeSummary(m.Nodes, m.OpTypes, limit) }
 
 // UncompiledSummary is NodeSummary of the nodes that are no EPContext nodes.

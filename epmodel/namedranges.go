@@ -45,14 +45,16 @@ func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) 
 	if c == nil || err != nil {
 		return nil, err
 	}
-	out := append([]Named{{Name: "header", Kind: HeadKind, Range: Range{0, openvinoHeader}}, {Name: "metadata", Kind: HeadKind, Range: c.position}}, c.blobs...)
+	out := append([]Named{{Name: "header", Kind: HeadKind, Range: Range{0, openvinoHeader}},
+		{Name: "metadata", Kind: HeadKind, Range: c.position}}, c.blobs...)
 	for _, blob := range c.blobs {
 		found, err := compiledRanges(ctx, name, bin, blob.Range)
 		if err != nil {
 			return nil, err
 		}
 		if out = append(out, found...); len(out) > maxNamed {
-			return nil, &FormatError{name, blob.Offset, "xml", fmt.Sprintf("more than %d named ranges", maxNamed)}
+			return nil, &FormatError{name, blob.Offset, "xml",
+				fmt.Sprintf("more than %d named ranges", maxNamed)}
 		}
 	}
 	SortNamed(out)
@@ -60,7 +62,8 @@ func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) 
 }
 
 // NamedTensors reads a model, and lists tensors in the graph's file, and contexts in its nodes.
-func NamedTensors(ctx context.Context, name string, graph Source) (m *Model, out []Named, err error) {
+func NamedTensors(ctx context.Context, name string, graph Source) (m *Model, out []Named,
+	err error) {
 	err = withGate(ctx, name, func(most int64, _ func()) error {
 		out = nil
 		m, err = walk(ctx, name, graph, most, func(w *walker, t *Initializer) {
@@ -76,7 +79,8 @@ func NamedTensors(ctx context.Context, name string, graph Source) (m *Model, out
 	}
 	for _, c := range m.Contexts {
 		if c.Inline.Length > 0 && len(out) < maxNamed {
-			out = append(out, Named{Name: shortName(c.PartitionName), Kind: PartitionKind, Range: c.Inline})
+			out = append(out, Named{Name: shortName(c.PartitionName), Kind: PartitionKind,
+				Range: c.Inline})
 		}
 	}
 	SortNamed(out)
@@ -91,7 +95,9 @@ func (t *Initializer) named(r Range) Named {
 
 // SortNamed orders ranges by their offsets; a range within another follows it.
 func SortNamed(all []Named) {
-	slices.SortStableFunc(all, func(a, b Named) int { return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(b.Length, a.Length)) })
+	slices.SortStableFunc(all, func(a, b Named) int {
+		return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(b.Length, a.Length))
+	})
 }
 
 // The format that OpenVINO exports for its CPU device, as of 2026.4. Numbers are little-endian:
@@ -100,9 +106,11 @@ func SortNamed(all []Named) {
 //	8   version, 4 bytes (1)
 //	12  n, 8 bytes: length of a text that says what the blob needs
 //	20  the text
-//	.   six numbers of 8 bytes: offset and size of settings, of constants, and of the model, from here on
+//	.   six numbers of 8 bytes: offset and size of settings, of constants, and of the model, from
+//	    here on
 //
-// The model is OpenVINO's XML, masked with a fixed key. Its layers of the type Const have their place among the constants.
+// The model is OpenVINO's XML, masked with a fixed key. Its layers of the type Const have their
+// place among the constants.
 const (
 	compiledMagic = "RR_UPCVO"
 	maxNeeds      = 1 << 16
@@ -124,7 +132,8 @@ func compiledRanges(ctx context.Context, name string, bin Source, blob Range) ([
 	}
 	needs := binary.LittleEndian.Uint64(h[12:])
 	if needs > maxNeeds || int64(needs)+20+48 > blob.Length {
-		return nil, &FormatError{name, blob.Offset + 12, "needs", fmt.Sprintf("a text of %d bytes in a blob of %d", needs, blob.Length)}
+		return nil, &FormatError{name, blob.Offset + 12, "needs",
+			fmt.Sprintf("a text of %d bytes in a blob of %d", needs, blob.Length)}
 	}
 	at := blob.Offset + 20 + int64(needs)
 	var places [48]byte
@@ -132,10 +141,12 @@ func compiledRanges(ctx context.Context, name string, bin Source, blob Range) ([
 		return nil, err
 	}
 	part := func(i int, field string) (Range, error) {
-		off, n := binary.LittleEndian.Uint64(places[16*i:]), binary.LittleEndian.Uint64(places[16*i+8:])
+		off, n := binary.LittleEndian.Uint64(places[16*i:]),
+			binary.LittleEndian.Uint64(places[16*i+8:])
 		left := uint64(blob.Offset + blob.Length - at)
 		if off > left || n > left-off {
-			return Range{}, &FormatError{name, at + int64(16*i), field, fmt.Sprintf("%d bytes from %d reach beyond the %d of the blob", n, off, left)}
+			return Range{}, &FormatError{name, at + int64(16*i), field,
+				fmt.Sprintf("%d bytes from %d reach beyond the %d of the blob", n, off, left)}
 		}
 		return Range{at + int64(off), int64(n)}, nil
 	}
@@ -148,7 +159,8 @@ func compiledRanges(ctx context.Context, name string, bin Source, blob Range) ([
 		return nil, err
 	}
 	if model.Length > maxXML {
-		return nil, &FormatError{name, model.Offset, "model", fmt.Sprintf("%d bytes long, more than %d", model.Length, maxXML)}
+		return nil, &FormatError{name, model.Offset, "model",
+			fmt.Sprintf("%d bytes long, more than %d", model.Length, maxXML)}
 	}
 	out := []Named{{Name: "model", Kind: GraphKind, Range: model}}
 	tensors, err := constantsOf(ctx, name, bin, model, constants)
@@ -177,7 +189,8 @@ func (u *unmasked) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func constantsOf(ctx context.Context, name string, bin Source, model, constants Range) ([]Named, error) {
+func constantsOf(ctx context.Context, name string, bin Source, model,
+	constants Range) ([]Named, error) {
 	begin := make([]byte, min(model.Length, int64(len("<?xml"))))
 	if err := readAt(name, bin, begin, model.Offset); err != nil {
 		return nil, err
@@ -219,14 +232,16 @@ func constantsOf(ctx context.Context, name string, bin Source, model, constants 
 			constant = false
 			t, err := constantAt(start, constants)
 			if err != nil {
-				return nil, &FormatError{name, model.Offset + d.InputOffset(), "data", fmt.Sprintf("layer %.80q: %v", layer, err)}
+				return nil, &FormatError{name, model.Offset + d.InputOffset(), "data",
+					fmt.Sprintf("layer %.80q: %v", layer, err)}
 			}
 			if t.Length == 0 {
 				continue
 			}
 			t.Name = shortName(layer)
 			if out = append(out, t); len(out) > maxNamed {
-				return nil, &FormatError{name, model.Offset + d.InputOffset(), "xml", fmt.Sprintf("more than %d constants", maxNamed)}
+				return nil, &FormatError{name, model.Offset + d.InputOffset(), "xml",
+					fmt.Sprintf("more than %d constants", maxNamed)}
 			}
 		}
 	}
@@ -242,10 +257,12 @@ func constantAt(e xml.StartElement, constants Range) (Named, error) {
 		return Named{}, fmt.Errorf("size %.40q is not a number", attribute(e, "size"))
 	}
 	if all := uint64(constants.Length); off > all || n > all-off {
-		return Named{}, fmt.Errorf("%d bytes from %d reach beyond the %d of all constants", n, off, all)
+		return Named{}, fmt.Errorf("%d bytes from %d reach beyond the %d of all constants",
+			n, off, all)
 	}
 	shape := strings.ReplaceAll(strings.ReplaceAll(attribute(e, "shape"), " ", ""), ",", "x")
-	return Named{Kind: TensorKind, Type: shortName(attribute(e, "element_type")), Shape: shortName(shape), Range: Range{constants.Offset + int64(off), int64(n)}}, nil
+	return Named{Kind: TensorKind, Type: shortName(attribute(e, "element_type")),
+		Shape: shortName(shape), Range: Range{constants.Offset + int64(off), int64(n)}}, nil
 }
 
 func attribute(e xml.StartElement, name string) string {
@@ -268,8 +285,10 @@ func shapeText(shape []int64) string {
 }
 
 // typeNames are those of TensorProto.DataType, in its order.
-var typeNames = []string{"", "float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double", "uint32", "uint64",
-	"complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "uint4", "int4", "float4e2m1"}
+var typeNames = []string{"", "float", "uint8", "int8", "uint16", "int16", "int32", "int64",
+	"string", "bool", "float16", "double", "uint32", "uint64",
+	"complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2",
+	"float8e5m2fnuz", "uint4", "int4", "float4e2m1"}
 
 func typeName(t int32) string {
 	if t > 0 && int(t) < len(typeNames) {

@@ -17,8 +17,9 @@ import (
 //	24  offset of a BSON document, 8 bytes
 //	32  its size, 8 bytes
 //
-// The document has blob_metadata_map {<partition>: {data_offset, size}} and, when contexts are shared and the source model had
-// external data, weights_metadata_map {<tensor>: {data_offset, location, size}}, whose locations are files beside the graph.
+// The document has blob_metadata_map {<partition>: {data_offset, size}} and, when contexts are
+// shared and the source model had external data, weights_metadata_map {<tensor>: {data_offset,
+// location, size}}, whose locations are files beside the graph.
 const (
 	openvinoMagic  = "OVEP_BIN"
 	openvinoHeader = 40
@@ -39,7 +40,8 @@ func BinaryReferences(name string, bin Source) ([]Reference, error) {
 	return b.refs, nil
 }
 
-// readContainer reads the document of OpenVINO's container; nil: it is none, or of a version with an unknown layout.
+// readContainer reads the document of OpenVINO's container; nil: it is none, or of a version with
+// an unknown layout.
 func readContainer(name string, bin Source) (*bson, error) {
 	if bin.Size() < openvinoHeader {
 		return nil, nil
@@ -54,10 +56,12 @@ func readContainer(name string, bin Source) (*bson, error) {
 	off, n := binary.LittleEndian.Uint64(h[24:]), binary.LittleEndian.Uint64(h[32:])
 	size := uint64(bin.Size())
 	if off > size || n > size-off {
-		return nil, &FormatError{name, 24, "bson", fmt.Sprintf("%d bytes from %d reach beyond the file of %d", n, off, size)}
+		return nil, &FormatError{name, 24, "bson",
+			fmt.Sprintf("%d bytes from %d reach beyond the file of %d", n, off, size)}
 	}
 	if n > maxBSON {
-		return nil, &FormatError{name, 32, "bson", fmt.Sprintf("%d bytes long, more than %d", n, maxBSON)}
+		return nil, &FormatError{name, 32, "bson",
+			fmt.Sprintf("%d bytes long, more than %d", n, maxBSON)}
 	}
 	b := &bson{name: name, size: size, start: int64(off), visited: map[string]bool{}}
 	sec := io.NewSectionReader(bin, int64(off), int64(n))
@@ -141,12 +145,15 @@ func (b *bson) document(path []string) error {
 		return nil
 	}
 	if off > b.size || n > b.size-off {
-		return &FormatError{b.name, b.offset(), "blob_metadata_map", fmt.Sprintf("blob %q: %d bytes from %d reach beyond the file of %d", path[1], n, off, b.size)}
+		return &FormatError{b.name, b.offset(), "blob_metadata_map",
+			fmt.Sprintf("blob %q: %d bytes from %d reach beyond the file of %d", path[1], n,
+				off, b.size)}
 	}
 	if b.memoryUsed += len(path[1]) + 128; b.memoryUsed > maxBSON {
 		return errors.New("has too many blobs")
 	}
-	b.blobs = append(b.blobs, Named{Name: path[1], Kind: PartitionKind, Range: Range{int64(off), int64(n)}})
+	b.blobs = append(b.blobs,
+		Named{Name: path[1], Kind: PartitionKind, Range: Range{int64(off), int64(n)}})
 	return nil
 }
 
@@ -193,7 +200,8 @@ func (b *bson) text(path []string) error {
 		return err
 	}
 	if n > maxPath+1 {
-		return &FormatError{b.name, at, "weights_metadata_map", fmt.Sprintf("a location of %d bytes", n)}
+		return &FormatError{b.name, at, "weights_metadata_map",
+			fmt.Sprintf("a location of %d bytes", n)}
 	}
 	p := make([]byte, n)
 	if _, err := io.ReadFull(b.r, p); err != nil {
@@ -207,7 +215,8 @@ func (b *bson) text(path []string) error {
 		return errors.New("refers to too many files")
 	}
 	b.visited[loc] = true
-	b.refs = append(b.refs, Reference{Node: b.name, Attribute: "weights_metadata_map", Name: loc, Offset: at})
+	b.refs = append(b.refs, Reference{Node: b.name, Attribute: "weights_metadata_map", Name: loc,
+		Offset: at})
 	return nil
 }
 

@@ -13,21 +13,24 @@ import (
 
 // Bounds on hostile input. Each is far above what real models have.
 const (
-	maxDepth         = 100       // nested messages; protobuf's own limit, so a deeper model cannot be loaded anyway
+	// nested messages; protobuf's own limit, so a deeper model cannot be loaded anyway
+	maxDepth         = 100
 	maxName          = 64 << 10  // names of nodes, tensors, operators, dimensions
 	maxText          = 1 << 20   // metadata values; longer ones are left out
 	maxKept          = 16 << 20  // memory of everything that Read keeps, estimated
 	smallKept        = 256 << 10 // of nearly every model: see Gate
 	randomWindow     = 4 << 10   // read after a jump: usually a tensor's header, then the next jump
 	sequentialWindow = 64 << 10  // read when going on where the last window ended
-	headerMax        = 24        // tag and value of any field but the payload of a length-delimited one
+	// tag and value of any field but the payload of a length-delimited one
+	headerMax = 24
 )
 
 type span struct{ off, n int64 }
 
 func (s span) end() int64 { return s.off + s.n }
 
-// field is one record of a message: for a length-delimited one the span of its payload, else the span and value of the number.
+// field is one record of a message: for a length-delimited one the span of its payload, else the
+// span and value of the number.
 type field struct {
 	num protowire.Number
 	typ protowire.Type
@@ -65,7 +68,8 @@ func (r *reader) fail(at int64, name, format string, args ...any) {
 	if name != "" {
 		parts = append(append([]string{}, parts...), name)
 	}
-	r.err = &FormatError{File: r.name, Offset: at, Field: strings.Join(parts, "."), Reason: fmt.Sprintf(format, args...)}
+	r.err = &FormatError{File: r.name, Offset: at, Field: strings.Join(parts, "."),
+		Reason: fmt.Sprintf(format, args...)}
 }
 
 // chargeMemory accounts for n bytes (and a little for their container) that stay in memory.
@@ -108,14 +112,16 @@ func (r *reader) readAt(p []byte, off int64) (ok bool) {
 	case n == len(p):
 		return true
 	case err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		r.fail(off+int64(n), "", "the file ends here, but its size was %d: it changed while being read", r.size)
+		r.fail(off+int64(n), "",
+			"the file ends here, but its size was %d: it changed while being read", r.size)
 	case r.err == nil:
 		r.err = fmt.Errorf("%s: read at offset %d: %w", r.name, off, err)
 	}
 	return false
 }
 
-// message calls fn for every field of the message in s. name is the field that holds it, for errors.
+// message calls fn for every field of the message in s. name is the field that holds it, for
+// errors.
 func (r *reader) message(s span, name string, fn func(field)) {
 	if len(r.path) >= maxDepth {
 		r.fail(s.off, name, "messages are nested more than %d deep", maxDepth)
@@ -169,14 +175,16 @@ func (r *reader) field(pos, end int64) (f field) {
 	if typ == protowire.BytesType {
 		f.off += int64(m)
 		if left := end - f.off; f.value > uint64(left) {
-			r.fail(pos, fmt.Sprintf("field %d", num), "its length is %d, but %d bytes are left in %s", f.value, left, r.holder(end))
+			r.fail(pos, fmt.Sprintf("field %d", num),
+				"its length is %d, but %d bytes are left in %s", f.value, left, r.holder(end))
 		}
 		f.n = int64(f.value)
 	}
 	return f
 }
 
-// holder names what ends at end: a truncated file and a wrong length inside a message call for different measures.
+// holder names what ends at end: a truncated file and a wrong length inside a message call for
+// different measures.
 func (r *reader) holder(end int64) string {
 	if end == r.size {
 		return "the file (truncated?)"
@@ -216,7 +224,8 @@ func (r *reader) bytes(f field, name string, limit int) []byte {
 	return p
 }
 
-// text reads a name for people. Bytes that are no UTF-8 are replaced: protobuf libraries let them pass, and a name decides nothing.
+// text reads a name for people. Bytes that are no UTF-8 are replaced: protobuf libraries let them
+// pass, and a name decides nothing.
 func (r *reader) text(f field, name string) string {
 	return strings.ToValidUTF8(string(r.bytes(f, name, maxName)), "\uFFFD")
 }

@@ -1,18 +1,20 @@
 // Package epmodel reads ONNX models, and the EPContext nodes in them, without loading either.
 //
-// [Read] walks the protocol buffer through an io.ReaderAt. Weights and context binaries are passed over, their bytes never
-// read, so a model of 10 GB costs a few hundred kilobytes and a few reads. The result is a [Model]:
-// the files of external data, the EPContext nodes with every attribute, metadata, opsets. Tensors
-// are not kept: [Tensors] iterates over them. [Digest], the identity of a model's content,
-// [Model.Sidecars], every file that an artefact refers to, and [Validate] build on it.
+// [Read] walks the protocol buffer through an io.ReaderAt. Weights and context binaries are passed
+// over, their bytes never read, so a model of 10 GB costs a few hundred kilobytes and a few reads.
+// The result is a [Model]: the files of external data, the EPContext nodes with every attribute,
+// metadata, opsets. Tensors are not kept: [Tensors] iterates over them. [Digest], the identity of a
+// model's content, [Model.Sidecars], every file that an artefact refers to, and [Validate] build on
+// it.
 //
 // Input is hostile: on any bytes functions return, with bounded memory and bounded recursion, and
 // damage is a [*FormatError] that names file, offset and field. An I/O error is returned wrapped.
 //
-// Functions keep no state and may be called at the same time. A *Model is never changed after Read; callers treat it as
-// read-only.
+// Functions keep no state and may be called at the same time. A *Model is never changed after Read;
+// callers treat it as read-only.
 //
-// Start reading at [Read], then model.go for what comes out and protobuf.go for how bytes are walked.
+// Start reading at [Read], then model.go for what comes out and protobuf.go for how bytes are
+// walked.
 package epmodel
 
 import (
@@ -27,20 +29,23 @@ import (
 	"unicode/utf8"
 )
 
-// Read walks the ONNX model in src and reports what is in it. name stands for the file in errors. Weights and long attribute
-// values are never read, only their ranges recorded; memory is bounded by the names and tables of the model (some kilobytes
-// for most, 16 MiB at most, beyond which Read refuses), and passes the [Gate] of ctx. External data locations have been
-// checked when Read returns: relative, inside the model's directory.
+// Read walks the ONNX model in src and reports what is in it. name stands for the file in errors.
+// Weights and long attribute values are never read, only their ranges recorded; memory is bounded
+// by the names and tables of the model (some kilobytes for most, 16 MiB at most, beyond which Read
+// refuses), and passes the [Gate] of ctx. External data locations have been checked when Read
+// returns: relative, inside the model's directory.
 //
 // Bad bytes give a *FormatError; a cancelled ctx and I/O errors are returned as they are, wrapped.
 func Read(ctx context.Context, name string, src Source) (*Model, error) {
 	return Tensors(ctx, name, src, func(*Initializer) {})
 }
 
-// Tensors is Read that also calls each with every tensor, in file order: initializers of every graph and function, and
-// constants in node attributes. A large model is walked again from its start, so each may see a tensor twice. The tensor is
-// valid during the call only, but may be copied.
-func Tensors(ctx context.Context, name string, src Source, each func(*Initializer)) (m *Model, err error) {
+// Tensors is Read that also calls each with every tensor, in file order: initializers of every
+// graph and function, and constants in node attributes. A large model is walked again from its
+// start, so each may see a tensor twice. The tensor is valid during the call only, but may be
+// copied.
+func Tensors(ctx context.Context, name string, src Source, each func(*Initializer)) (m *Model,
+	err error) {
 	err = withGate(ctx, name, func(most int64, _ func()) error {
 		m, err = walk(ctx, name, src, most, func(_ *walker, t *Initializer) { each(t) })
 		return err
@@ -49,7 +54,8 @@ func Tensors(ctx context.Context, name string, src Source, each func(*Initialize
 }
 
 // walk reads a model with at most so much memory, and calls each with every tensor.
-func walk(ctx context.Context, name string, src Source, most int64, each func(*walker, *Initializer)) (*Model, error) {
+func walk(ctx context.Context, name string, src Source, most int64,
+	each func(*walker, *Initializer)) (*Model, error) {
 	r := &reader{ctx: ctx, src: src, name: name, size: src.Size(), memoryLimit: most}
 	m := &Model{Name: name, Size: r.size, Metadata: map[string]string{}, OpTypes: map[string]int{}}
 	if err := ctx.Err(); err != nil {
@@ -65,9 +71,9 @@ func walk(ctx context.Context, name string, src Source, most int64, each func(*w
 	return m, nil
 }
 
-// walker fills a Model. Messages with fields in any order, and whose nested parts need a name that may come last, are
-// walked twice: first for the names, passing over the nested parts, then into those. So every field is looked at twice at most,
-// however deep it lies.
+// walker fills a Model. Messages with fields in any order, and whose nested parts need a name that
+// may come last, are walked twice: first for the names, passing over the nested parts, then into
+// those. So every field is looked at twice at most, however deep it lies.
 type walker struct {
 	*reader
 	m       *Model

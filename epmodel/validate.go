@@ -9,10 +9,13 @@ import (
 	"unicode/utf8"
 )
 
-// Validate judges an artefact before it is stored or served. files has the size of each of its files
-// but the graph, by name in the artefact ("x.bin", "sub/x.bin"), and may have more. It checks that
-//   - there is at least one EPContext node, of the domain com.microsoft, with embed_mode and main_context 0 or 1;
-//   - every node that holds a context names a file or has bytes; a node that holds none has a node of the same source that does;
+// Validate judges an artefact before it is stored or served. files has the size of each of its
+// files but the graph, by name in the artefact ("x.bin", "sub/x.bin"), and may have more. It checks
+// that
+//   - there is at least one EPContext node, of the domain com.microsoft, with embed_mode and
+//     main_context 0 or 1;
+//   - every node that holds a context names a file or has bytes; a node that holds none has a node
+//     of the same source that does;
 //   - every reference is a clean relative name of one of the files, so none leaves the artefact;
 //   - external data lies inside its file;
 //   - protobuf can read the graph: otherwise a *TooLargeError.
@@ -68,7 +71,8 @@ func (m *Model) ArtefactFiles() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// ValidateReferences checks that references of file (a graph, or a context binary) are clean relative names of files.
+// ValidateReferences checks that references of file (a graph, or a context binary) are clean
+// relative names of files.
 func ValidateReferences(file string, refs []Reference, files map[string]int64) error {
 	for _, r := range refs {
 		size, there := files[r.File()]
@@ -83,7 +87,8 @@ func ValidateReferences(file string, refs []Reference, files map[string]int64) e
 		default:
 			continue
 		}
-		return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q%s", r.Node, r.Name, why)}
+		return &FormatError{file, r.Offset, r.Attribute,
+			fmt.Sprintf("node %q: file %q%s", r.Node, r.Name, why)}
 	}
 	return nil
 }
@@ -91,13 +96,18 @@ func ValidateReferences(file string, refs []Reference, files map[string]int64) e
 func (m *Model) validateContext(c Context) error {
 	switch {
 	case c.Domain != "com.microsoft":
-		return m.formatErrorAt(c.Offset, "domain", fmt.Sprintf("EPContext node %q is of the domain %q; ORT knows it in \"com.microsoft\"", c.Node, c.Domain))
+		return m.formatErrorAt(c.Offset, "domain",
+			fmt.Sprintf("EPContext node %q is of the domain %q; ORT knows it in \"com.microsoft\"",
+				c.Node, c.Domain))
 	case c.EmbedMode != 0 && c.EmbedMode != 1:
-		return m.formatErrorAt(c.Offset, "attribute.embed_mode", fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.EmbedMode))
+		return m.formatErrorAt(c.Offset, "attribute.embed_mode",
+			fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.EmbedMode))
 	case c.MainContext != 0 && c.MainContext != 1:
-		return m.formatErrorAt(c.Offset, "attribute.main_context", fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.MainContext))
+		return m.formatErrorAt(c.Offset, "attribute.main_context",
+			fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.MainContext))
 	case c.MainContext == 1 && c.DLCContext == "" && c.CacheContext == "" && c.Inline.Length == 0:
-		return m.formatErrorAt(c.Offset, "attribute.ep_cache_context", fmt.Sprintf("node %q has no context: neither bytes nor a file", c.Node))
+		return m.formatErrorAt(c.Offset, "attribute.ep_cache_context",
+			fmt.Sprintf("node %q has no context: neither bytes nor a file", c.Node))
 	}
 	return nil
 }
@@ -135,7 +145,8 @@ func (t Initializer) checkRange(graph string, size int64) error {
 	if t.Length < 0 {
 		what = fmt.Sprintf("offset %d", t.Offset)
 	}
-	return &FormatError{graph, t.At, "external_data", fmt.Sprintf("tensor %q: %s of %q: beyond its end at %d", t.Name, what, t.Location, size)}
+	return &FormatError{graph, t.At, "external_data",
+		fmt.Sprintf("tensor %q: %s of %q: beyond its end at %d", t.Name, what, t.Location, size)}
 }
 
 // coversShape checks that the range is enough for the tensor's type and shape. It may be larger.
@@ -148,13 +159,17 @@ func (t Initializer) coversShape(graph string, size int64) error {
 	if !known || need <= have {
 		return nil
 	}
-	reason := fmt.Sprintf("tensor %q: needs %d bytes, and has %d from offset %d of %q, which ends at %d", t.Name, need, have, t.Offset, t.Location, size)
+	reason := fmt.Sprintf(
+		"tensor %q: needs %d bytes, and has %d from offset %d of %q, which ends at %d", t.Name,
+		need, have, t.Offset, t.Location, size)
 	return &FormatError{graph, t.At, "external_data", reason}
 }
 
-// elementBits are the sizes of TensorProto's data types; types that are not named have none of their own, or are newer.
+// elementBits are the sizes of TensorProto's data types; types that are not named have none of
+// their own, or are newer.
 var elementBits = map[int32]int64{
-	1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128,
+	1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64,
+	14: 64, 15: 128,
 	16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2,
 }
 
@@ -197,7 +212,8 @@ func (m *Model) WrapsIR() bool {
 
 func (c Context) wrapsIR() bool {
 	return strings.HasPrefix(c.Source, "OpenVINO") && c.EmbedMode == 0 && c.MainContext == 1 &&
-		c.DLCContext == "" && len(c.WeightLocations) == 0 && locationProblem(c.CacheContext) == "" &&
+		c.DLCContext == "" && len(c.WeightLocations) == 0 &&
+		locationProblem(c.CacheContext) == "" &&
 		path.Ext(c.CacheContext) == ".xml" // OpenVINO loads .XML too, and cannot compile it
 }
 
@@ -213,15 +229,17 @@ func (m *Model) filesOfIR() (files []string) {
 	return slices.Compact(files)
 }
 
-// Sidecars lists every reference to a file outside the graph, in file order; the same file may come several times. Names are as
-// written and not checked: Validate does that. Context binaries can refer to further files: see [BinaryReferences].
+// Sidecars lists every reference to a file outside the graph, in file order; the same file may come
+// several times. Names are as written and not checked: Validate does that. Context binaries can
+// refer to further files: see [BinaryReferences].
 func (m *Model) Sidecars() []Reference {
 	var refs []Reference
 	for _, c := range m.Contexts {
 		refs = append(refs, c.sidecars()...)
 	}
 	for _, f := range m.External {
-		refs = append(refs, Reference{Node: f.Tensor, Attribute: "external_data", Name: f.Location, Offset: f.At})
+		refs = append(refs, Reference{Node: f.Tensor, Attribute: "external_data", Name: f.Location,
+			Offset: f.At})
 	}
 	return refs
 }
@@ -229,7 +247,8 @@ func (m *Model) Sidecars() []Reference {
 func (c Context) sidecars() []Reference {
 	var refs []Reference
 	add := func(attribute, name string) {
-		refs = append(refs, Reference{Node: c.Node, Attribute: attribute, Name: name, Offset: c.Offset})
+		refs = append(refs, Reference{Node: c.Node, Attribute: attribute, Name: name,
+			Offset: c.Offset})
 	}
 	if c.CacheContext != "" {
 		add("ep_cache_context", c.CacheContext)
@@ -246,8 +265,9 @@ func (c Context) sidecars() []Reference {
 	return refs
 }
 
-// CompatibilityInfo gives what each EP says of the artefact, for ORT to judge: EP name -> string. Only EPs that are the source of
-// one of the nodes count: metadata of a source model survives compilation, so a string of another EP may be a left-over.
+// CompatibilityInfo gives what each EP says of the artefact, for ORT to judge: EP name -> string.
+// Only EPs that are the source of one of the nodes count: metadata of a source model survives
+// compilation, so a string of another EP may be a left-over.
 func (m *Model) CompatibilityInfo() map[string]string {
 	info := map[string]string{}
 	for _, c := range m.Contexts {
@@ -275,7 +295,8 @@ func locationProblem(s string) string {
 		return "names no file"
 	case len(s) > maxPath:
 		return "the name is too long"
-	case !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
+	case !utf8.ValidString(s) ||
+		strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
 		return "the name has control characters or is not UTF-8"
 	case strings.Contains(s, memoryTag):
 		return "refers to memory of the process, not to a file"
@@ -289,10 +310,10 @@ func locationProblem(s string) string {
 	return ""
 }
 
-// File is the name of the file that is meant, spelled in the one clean way. Where an EP leaves weights
-// in the source model's external data, the name is the model's own spelling, such as "./w.bin". It has
-// to open in the artefact, which has no directories but those of its files: therefore "s/../w.bin" stays
-// as it is, and is refused.
+// File is the name of the file that is meant, spelled in the one clean way. Where an EP leaves
+// weights in the source model's external data, the name is the model's own spelling, such as
+// "./w.bin". It has to open in the artefact, which has no directories but those of its files:
+// therefore "s/../w.bin" stays as it is, and is refused.
 func (r Reference) File() string {
 	if r.Attribute != "weights_metadata_map" || slices.Contains(strings.Split(r.Name, "/"), "..") {
 		return r.Name

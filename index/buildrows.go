@@ -44,7 +44,8 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 			more = disk
 		}
 		space.DiskBytes += more
-		if err := put(tx, bucketBlobs, blobKey(d, b.ID), encodeNumbers(uint64(size), uint64(disk))); err != nil {
+		if err := put(tx, bucketBlobs, blobKey(d, b.ID),
+			encodeNumbers(uint64(size), uint64(disk))); err != nil {
 			return err
 		}
 	}
@@ -61,8 +62,8 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 }
 
 // removeBuild takes the rows of a build out again, those of its use and view
-// included, and returns the bytes on disk of blobs that no build needs any more. It is not an error if
-// there are none.
+// included, and returns the bytes on disk of blobs that no build needs any more. It is not an error
+// if there are none.
 func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 	body, err := get(tx, bucketBuilds, id[:])
 	if body == nil || err != nil {

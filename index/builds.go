@@ -97,7 +97,8 @@ func buildsOf(tx *bbolt.Tx, k lookupKey) ([]Build, error) {
 		}
 		b, err := readBuild(tx, id)
 		if errors.Is(err, ErrNotFound) {
-			return nil, &DamageError{"index.db", "build " + id.String() + " has a request and no record"}
+			return nil, &DamageError{"index.db",
+				"build " + id.String() + " has a request and no record"}
 		}
 		if err != nil {
 			return nil, err
@@ -111,7 +112,8 @@ func buildsOf(tx *bbolt.Tx, k lookupKey) ([]Build, error) {
 func costOf(builds []Build) int {
 	cost := 0
 	for _, b := range builds {
-		cost += 2048 + len(b.Record) + len(b.RecordJSON) + 160*len(b.Files) + 512*len(b.EPs) + 512*len(b.Members)
+		cost += 2048 + len(b.Record) + len(b.RecordJSON) + 160*len(b.Files) + 512*len(b.EPs) +
+			512*len(b.Members)
 	}
 	return cost
 }

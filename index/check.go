@@ -32,9 +32,11 @@ func (x *Index) Check(ctx context.Context, progress Progress) ([]Finding, error)
 		progress.report("builds", builds, space.Builds)
 		found = append(found, more...)
 	}
-	names, _ := x.FS.ReadDir(x.manifests.incoming) // one that is not there is made again at the next start
+	// one that is not there is made again at the next start
+	names, _ := x.FS.ReadDir(x.manifests.incoming)
 	for _, name := range names {
-		found = append(found, Finding{"leftover", filepath.Join(x.manifests.incoming, name), "work interrupted by a crash; removed at the next start"})
+		found = append(found, Finding{"leftover", filepath.Join(x.manifests.incoming, name),
+			"work interrupted by a crash; removed at the next start"})
 	}
 	x.Journal.appending.Lock()
 	more, err := x.Journal.checkLocked()
@@ -45,7 +47,8 @@ func (x *Index) Check(ctx context.Context, progress Progress) ([]Finding, error)
 	found = append(found, more...)
 	rows := uint64(0)
 	for _, bucket := range buckets {
-		err := x.db.rows(ctx, bucket, func(_, _ []byte) error { // which verifies the checksum of each
+		// which verifies the checksum of each
+		err := x.db.rows(ctx, bucket, func(_, _ []byte) error {
 			rows++
 			progress.reportEvery("rows of the index", rows, 0)
 			return nil
@@ -87,7 +90,8 @@ func (x *Index) Repair(f Finding, dry bool) (action string, rebuild bool, err er
 	if !dry {
 		x.manifests.changing.Lock()
 		defer x.manifests.changing.Unlock()
-		err = cmp.Or(cas.SetAside(x.FS, x.dir, f.Object, f.Detail), x.FS.SyncDir(filepath.Dir(f.Object)))
+		err = cmp.Or(cas.SetAside(x.FS, x.dir, f.Object, f.Detail),
+			x.FS.SyncDir(filepath.Dir(f.Object)))
 		if id, foreign := ParseBuildID(filepath.Base(f.Object)); err == nil && foreign == nil {
 			x.noteLost(id)
 		}
@@ -135,7 +139,8 @@ func (x *Index) checkManifest(id BuildID, path string) []Finding {
 		return []Finding{findingOf(path, err)}
 	}
 	if _, err := x.Get(id); err != nil {
-		return []Finding{{"missing", id.String(), "the database does not have the build: " + err.Error()}}
+		return []Finding{{"missing", id.String(),
+			"the database does not have the build: " + err.Error()}}
 	}
 	return nil
 }
@@ -164,7 +169,8 @@ func (j *Journal) checkLocked() ([]Finding, error) {
 		return []Finding{{"damaged", "journal", damage.Error()}}, nil
 	}
 	if torn {
-		return []Finding{{"leftover", "journal", fmt.Sprintf("%d bytes end within a record", len(file))}}, nil
+		return []Finding{{"leftover", "journal",
+			fmt.Sprintf("%d bytes end within a record", len(file))}}, nil
 	}
 	return nil, nil
 }

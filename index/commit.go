@@ -83,8 +83,10 @@ func (x *Index) Commit(list []*Change) {
 	x.account(list)
 	for _, c := range list {
 		if b := &c.build; !c.publish {
-			note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, Text: c.Why,
-				BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID)}
+			note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID,
+				Text:     c.Why,
+				BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
+				By: fmt.Sprintf("uid:%d", b.UID)}
 			if err := x.Journal.note(note); err != nil {
 				x.Log.Warn("cannot write history", "build", b.ID, "error", err)
 			}
@@ -106,7 +108,8 @@ func (m *manifests) linkAndUnlink(list []*Change) {
 	touched := make(map[byte]bool)
 	for _, c := range list {
 		if c.publish {
-			c.fail(m.link(c.ID)) // a crash before this leaves only the staged file, which Open removes
+			// a crash before this leaves only the staged file, which Open removes
+			c.fail(m.link(c.ID))
 		} else {
 			// One without a manifest was deleted, or unlinked without a sync: make that durable.
 			c.fail(remove(m.fs, m.path(c.ID)))
@@ -163,7 +166,8 @@ func (x *Index) account(list []*Change) {
 		list[0].fail(errors.Join(err, x.manifests.uncommit(list[0].ID)))
 	default:
 		x.manifests.dirs[list[0].ID[0]].stale = true
-		x.Log.Warn("index.db still has a retracted build; the next start drops it", "build", list[0].ID, "error", err)
+		x.Log.Warn("index.db still has a retracted build; the next start drops it", "build",
+			list[0].ID, "error", err)
 	}
 }
 

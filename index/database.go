@@ -26,11 +26,11 @@ const lockWait = time.Second
 
 // database is index.db.
 //
-// bbolt reads through a mapping. A page that cannot be read, or a file that was cut short, therefore
-// faults in the middle of bbolt, which may hold its locks from then on, so that later transactions
-// and Close would block forever. A database that turns out to be damaged is never used again: each
-// later call fails with a *BrokenError, and a mark beside the file has the next Open make a new one
-// from the manifests.
+// bbolt reads through a mapping. A page that cannot be read, or a file that was cut short,
+// therefore faults in the middle of bbolt, which may hold its locks from then on, so that later
+// transactions and Close would block forever. A database that turns out to be damaged is never used
+// again: each later call fails with a *BrokenError, and a mark beside the file has the next Open
+// make a new one from the manifests.
 type database struct {
 	fs      cas.FS
 	dir     string // the state directory
@@ -247,9 +247,9 @@ func (d *database) mark() string {
 	return cmp.Or(string(b), "it was marked as damaged")
 }
 
-// remake moves the old database into the quarantine and opens a new one that knows no build. A crash
-// before the mark is removed has the next start do this again; one afterwards leaves a database that
-// lacks builds, which a start takes in.
+// remake moves the old database into the quarantine and opens a new one that knows no build. A
+// crash before the mark is removed has the next start do this again; one afterwards leaves a
+// database that lacks builds, which a start takes in.
 func (d *database) remake(why string) error {
 	err := d.reserve.Use(func() error {
 		err := cas.SetAside(d.fs, d.dir, d.path, why)
@@ -271,7 +271,8 @@ func (d *database) remake(why string) error {
 }
 
 // make makes a database without builds. After an error there is none. It gets its name when it is
-// complete, because a crash would otherwise leave a file that the next open takes for a damaged one.
+// complete, because a crash would otherwise leave a file that the next open takes for a damaged
+// one.
 func (d *database) make() error {
 	incomplete := d.path + ".new" // a crash leaves it to makeDirs
 	db, err := openBolt(incomplete)

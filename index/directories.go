@@ -94,7 +94,8 @@ func (m *manifests) recordTimes() {
 			continue
 		}
 		f.timesPending = false
-		if now.Mtime == f.times.Mtime && now.Ctime == f.times.Ctime { // else another process was here
+		// else another process was here
+		if now.Mtime == f.times.Mtime && now.Ctime == f.times.Ctime {
 			// If this is lost, the directory is listed again.
 			_ = m.times.Save([]byte{byte(i)}, encodeRow(now))
 		}

@@ -10,7 +10,8 @@ type NewerError struct {
 }
 
 func (e *NewerError) Error() string {
-	return fmt.Sprintf("%s: written by a newer epcached, in format %d; this one reads up to %d", e.File, e.Version, formatVersion)
+	return fmt.Sprintf("%s: written by a newer epcached, in format %d; this one reads up to %d",
+		e.File, e.Version, formatVersion)
 }
 
 // DamageError says that a file or a row is not what was written.

@@ -56,7 +56,8 @@ func TestOneUserDoesNotWashOutTheJournal(t *testing.T) {
 	text := strings.Repeat("x", maxText)
 	for range 2 * maxJournal / maxText {
 		require.NoError(t,
-			x.Journal.AddEvent(ctx, Event{Kind: "failed", Text: text, Scope: "shared", By: "uid:2"}))
+			x.Journal.AddEvent(ctx, Event{Kind: "failed", Text: text, Scope: "shared",
+				By: "uid:2"}))
 	}
 	for range 3 * maxEvents {
 		require.NoError(t, x.Journal.AddEvent(ctx, Event{Kind: "failed", Scope: "uid:3"}))

@@ -67,7 +67,8 @@ type Index struct {
 	Failures Table // failed compiles, by keys of the caller
 	Wanted   Table // records of background jobs, by the ids of jobs
 	Sketches Table // what blobs with equal parts are found by, by digests
-	Shares   Table // what a blob was found to share, by digests; without one it has not been looked at
+	// what a blob was found to share, by digests; without one it has not been looked at
+	Shares Table
 
 	Reserve *reserve.Reserve // space for writes that must not fail on a full disk
 
@@ -116,8 +117,9 @@ func Open(dir string, o Options) (*Index, error) {
 func newIndex(dir string, o Options) *Index {
 	x := &Index{
 		Options: o, dir: dir,
-		entries: memo.NewCostCache[lookupKey, []Build](entriesBytes), retracted: make(map[BuildID]bool),
-		woken: make(chan struct{}, 1),
+		entries:   memo.NewCostCache[lookupKey, []Build](entriesBytes),
+		retracted: make(map[BuildID]bool),
+		woken:     make(chan struct{}, 1),
 	}
 	if x.FS == nil {
 		x.FS = cas.OS{}
@@ -138,12 +140,15 @@ func newIndex(dir string, o Options) *Index {
 	x.manifests.shards.FS, x.manifests.shards.Dir = x.FS, files
 	x.Memos = Memos{table: Table{x.rows, bucketMemo, maxMemos}, now: x.now}
 	x.Uses = Uses{table: Table{rows: x.rows, bucket: bucketUse}, latest: make(map[BuildID]Usage)}
-	x.Counters = Counters{table: Table{x.rows, bucketCounters, 1024}, counts: make(map[string]uint64),
+	x.Counters = Counters{table: Table{x.rows, bucketCounters, 1024},
+		counts:  make(map[string]uint64),
 		unsaved: make(map[string]bool)}
 	x.rows.beforeFlush = []func(){x.Uses.save, x.Counters.save}
 	x.Views = Table{rows: x.rows, bucket: bucketViews}
-	x.Failures, x.Wanted = Table{x.rows, bucketFailures, 1 << 14}, Table{x.rows, bucketWanted, 1 << 12}
-	x.Sketches, x.Shares = Table{rows: x.rows, bucket: bucketSketches}, Table{rows: x.rows, bucket: bucketShares}
+	x.Failures, x.Wanted = Table{x.rows, bucketFailures, 1 << 14},
+		Table{x.rows, bucketWanted, 1 << 12}
+	x.Sketches, x.Shares = Table{rows: x.rows, bucket: bucketSketches},
+		Table{rows: x.rows, bucket: bucketShares}
 	return x
 }
 
@@ -228,7 +233,8 @@ func (x *Index) Close() (err error) {
 	x.closing.Do(func() {
 		x.stop()
 		if broken := x.db.brokenError(); broken != nil {
-			err = errors.Join(broken, x.Journal.close()) // what waits for the database may do so forever
+			// what waits for the database may do so forever
+			err = errors.Join(broken, x.Journal.close())
 			return
 		}
 		x.stopped.Wait()
@@ -331,7 +337,8 @@ func (x *Index) report(f Finding) {
 		x.problems = append(x.problems, f)
 	}
 	x.knownMu.Unlock()
-	x.Log.Error("store has a problem", "store", x.dir, "kind", f.Kind, "object", f.Object, "detail", f.Detail)
+	x.Log.Error("store has a problem", "store", x.dir, "kind", f.Kind, "object", f.Object,
+		"detail", f.Detail)
 }
 
 func (x *Index) exists(id BuildID) error {

@@ -55,8 +55,10 @@ type Journal struct {
 
 // openJournal reads the journal or makes one. damage is what was wrong with
 // it; what could still be read of it is kept then.
-func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal, damage error, err error) {
-	j = &Journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), reserve: reserve, states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
+func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal, damage error,
+	err error) {
+	j = &Journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), reserve: reserve,
+		states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
 	file, err := readFile(fsys, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil, j.rewrite()
@@ -135,9 +137,11 @@ func (j *Journal) apply(rec *manifestpb.Record) error {
 }
 
 func eventOf(m *manifestpb.Event) (Event, error) {
-	e := Event{At: fromNanos(m.At), Kind: m.Kind, Text: m.Text, ModelName: m.ModelName, Runtime: m.Runtime, Scope: m.Scope, By: m.By}
+	e := Event{At: fromNanos(m.At), Kind: m.Kind, Text: m.Text, ModelName: m.ModelName,
+		Runtime: m.Runtime, Scope: m.Scope, By: m.By}
 	return e, cmp.Or(optional("request_key", e.RequestKey[:], m.RequestKey),
-		optional("build_id", e.BuildID[:], m.BuildId), optional("build_key", e.BuildKey[:], m.BuildKey))
+		optional("build_id", e.BuildID[:], m.BuildId),
+		optional("build_key", e.BuildKey[:], m.BuildKey))
 }
 
 func (j *Journal) setState(id BuildID, s State) {
@@ -158,12 +162,14 @@ func (j *Journal) addEvent(e Event) {
 
 func stateRecord(id BuildID, s State) *manifestpb.Record {
 	return &manifestpb.Record{Kind: &manifestpb.Record_State{State: &manifestpb.BuildState{
-		BuildId: id[:], Name: shorten(s.Name, 64), Reason: shorten(s.Reason, maxText), At: nanos(s.At),
+		BuildId: id[:], Name: shorten(s.Name, 64), Reason: shorten(s.Reason, maxText),
+		At: nanos(s.At),
 	}}}
 }
 
 func eventRecord(e Event) *manifestpb.Record {
-	m := &manifestpb.Event{At: nanos(e.At), Kind: e.Kind, Text: e.Text, ModelName: e.ModelName, Runtime: e.Runtime, Scope: e.Scope, By: e.By}
+	m := &manifestpb.Event{At: nanos(e.At), Kind: e.Kind, Text: e.Text, ModelName: e.ModelName,
+		Runtime: e.Runtime, Scope: e.Scope, By: e.By}
 	if e.RequestKey != (RequestKey{}) {
 		m.RequestKey = e.RequestKey[:]
 	}
@@ -177,8 +183,8 @@ func eventRecord(e Event) *manifestpb.Record {
 }
 
 // change does something to what memory holds, and appends the records of it, durably when it
-// returns; on a full disk it takes of the reserve. After an error it is done in memory only, and the
-// next append writes all that memory holds.
+// returns; on a full disk it takes of the reserve. After an error it is done in memory only, and
+// the next append writes all that memory holds.
 func (j *Journal) change(do func(), records ...*manifestpb.Record) error {
 	j.appending.Lock()
 	j.mu.Lock()
@@ -216,7 +222,9 @@ func (j *Journal) prune(there func(BuildID) bool, lower Lower) {
 		return !there(id) && (lower == nil || !lower.Keep(id))
 	})
 	maps.DeleteFunc(j.pins, func(id BuildID, _ Pin) bool { return !there(id) })
-	j.tombstones = slices.DeleteFunc(j.tombstones, func(g Tombstone) bool { return there(g.BuildID) })
+	j.tombstones = slices.DeleteFunc(j.tombstones, func(g Tombstone) bool {
+		return there(g.BuildID)
+	})
 }
 
 // StateOf returns the state of a build.
@@ -252,7 +260,8 @@ func (j *Journal) AddEvent(ctx context.Context, e Event) error {
 // note adds an event, durable at the next flush. In memory it counts even if that fails.
 func (j *Journal) note(e Event) error {
 	e.At, e.Text, e.Kind = trimTime(e.At), shorten(e.Text, maxText), shorten(e.Kind, 64)
-	e.ModelName, e.Runtime, e.Scope = shorten(e.ModelName, maxName), shorten(e.Runtime, maxName), shorten(e.Scope, 64)
+	e.ModelName, e.Runtime, e.Scope = shorten(e.ModelName, maxName), shorten(e.Runtime, maxName),
+		shorten(e.Scope, 64)
 	e.By = shorten(e.By, 64)
 	j.appending.Lock()
 	defer j.appending.Unlock()
@@ -275,7 +284,8 @@ func (j *Journal) History(k RequestKey) []Event {
 // Events returns what is still known of that time and later, of all requests and of the machine,
 // oldest first: some 8,000 at least, and never more than twice as many.
 func (j *Journal) Events(since time.Time) []Event {
-	return j.eventsThat(func(e *Event) bool { return !e.At.Before(since) }) // a clock may have been set back
+	// a clock may have been set back
+	return j.eventsThat(func(e *Event) bool { return !e.At.Before(since) })
 }
 
 // eventsThat returns the events that match, oldest first.
@@ -335,7 +345,8 @@ func (j *Journal) sync(upTo uint64) error {
 		return nil // it was rewritten meanwhile, with all that memory holds
 	}
 	if err != nil {
-		// The bytes on the disk are unknown now, and another sync would succeed without writing them.
+		// The bytes on the disk are unknown now, and another sync would succeed without writing
+		// them.
 		return j.rewrite()
 	}
 	j.synced = max(j.synced, written)

@@ -13,7 +13,8 @@ type Lower interface {
 	// Of returns the shared builds of a request, in the order in which they are considered.
 	Of(RequestKey) []Build
 	Get(BuildID) (Build, bool)
-	// Each calls fn with all builds, in order of ids, and stops at its first error, which it returns.
+	// Each calls fn with all builds, in order of ids, and stops at its first error, which it
+	// returns.
 	Each(fn func(Build) error) error
 	// Keep reports whether marks of a build are kept that this store does not have.
 	Keep(BuildID) bool

@@ -79,7 +79,8 @@ func openManifest(name string, file []byte) ([]byte, error) {
 	}
 	n := int64(binary.LittleEndian.Uint32(file[12:]))
 	if n > maxManifest || int64(len(file)) != headerSize+n+manifestSumSize {
-		return nil, &DamageError{name, fmt.Sprintf("%d bytes, its header says %d", len(file), headerSize+n+manifestSumSize)}
+		return nil, &DamageError{name,
+			fmt.Sprintf("%d bytes, its header says %d", len(file), headerSize+n+manifestSumSize)}
 	}
 	sum := cas.SumBytes(file[:headerSize+n])
 	if !bytes.Equal(sum[:], file[headerSize+n:]) {
@@ -93,15 +94,19 @@ func marshalBuild(b Build) ([]byte, error) {
 		return nil, err
 	}
 	m := &manifestpb.Manifest{
-		Id: b.ID[:], RequestKey: b.RequestKey[:], BuildKey: b.BuildKey[:], Scope: b.Scope, Uid: b.UID,
-		ModelDigest: b.ModelDigest[:], ModelName: b.ModelName, Record: b.Record, RecordJson: b.RecordJSON,
+		Id: b.ID[:], RequestKey: b.RequestKey[:], BuildKey: b.BuildKey[:],
+		Scope: b.Scope, Uid: b.UID,
+		ModelDigest: b.ModelDigest[:], ModelName: b.ModelName, Record: b.Record,
+		RecordJson: b.RecordJSON,
 		OrtVersion: b.ORTVersion, Route: b.Route, Graph: b.Graph, SessionOptions: b.SessionOptions,
 		GraphOptimizationLevel: b.GraphOptimizationLevel, CompileSeconds: b.CompileSeconds,
-		Created: nanos(b.Created), LoadCheck: b.LoadCheck, IrVersion: b.IRVersion, Embed: b.Embed, Warnings: b.Warnings,
-		Put: b.Put, VerifiedOutput: b.VerifiedOutput, ModelPath: b.ModelPath,
+		Created: nanos(b.Created), LoadCheck: b.LoadCheck, IrVersion: b.IRVersion, Embed: b.Embed,
+		Warnings: b.Warnings,
+		Put:      b.Put, VerifiedOutput: b.VerifiedOutput, ModelPath: b.ModelPath,
 	}
 	if o := b.Converted; !o.ID.IsZero() {
-		m.Converted = &manifestpb.Origin{BuildId: o.ID[:], BuildKey: o.BuildKey[:], Created: nanos(o.Created)}
+		m.Converted = &manifestpb.Origin{BuildId: o.ID[:], BuildKey: o.BuildKey[:],
+			Created: nanos(o.Created)}
 	}
 	if i := b.Imported; i.Key != "" {
 		m.Imported = &manifestpb.Imported{Key: i.Key, Manifest: i.Manifest[:], Builder: i.Builder,
@@ -114,7 +119,8 @@ func marshalBuild(b Build) ([]byte, error) {
 		m.Eps = append(m.Eps, &manifestpb.EP{
 			Name: e.Name, Version: e.Version, Library: e.Library, LibraryDigest: e.LibraryDigest[:],
 			SdkVersion: e.SDKVersion, HardwareArchitecture: e.HardwareArchitecture,
-			CompatibilityString: e.CompatibilityString, DriverVersion: e.DriverVersion, Devices: e.Devices,
+			CompatibilityString: e.CompatibilityString, DriverVersion: e.DriverVersion,
+			Devices:  e.Devices,
 			TookNone: e.TookNone,
 		})
 	}
@@ -138,14 +144,17 @@ func unmarshalBuild(body []byte) (Build, error) {
 		return Build{}, err
 	}
 	b := Build{
-		Scope: m.Scope, UID: m.Uid, ModelName: m.ModelName, Record: m.Record, RecordJSON: m.RecordJson,
+		Scope: m.Scope, UID: m.Uid, ModelName: m.ModelName, Record: m.Record,
+		RecordJSON: m.RecordJson,
 		ORTVersion: m.OrtVersion, Route: m.Route, Graph: m.Graph, SessionOptions: m.SessionOptions,
 		GraphOptimizationLevel: m.GraphOptimizationLevel, CompileSeconds: m.CompileSeconds,
-		Created: fromNanos(m.Created), LoadCheck: m.LoadCheck, IRVersion: m.IrVersion, Embed: m.Embed, Warnings: m.Warnings,
+		Created: fromNanos(m.Created), LoadCheck: m.LoadCheck, IRVersion: m.IrVersion,
+		Embed: m.Embed, Warnings: m.Warnings,
 		Put: m.Put, VerifiedOutput: m.VerifiedOutput, ModelPath: m.ModelPath,
 	}
 	err := cmp.Or(fixed("id", b.ID[:], m.Id), fixed("request_key", b.RequestKey[:], m.RequestKey),
-		fixed("build_key", b.BuildKey[:], m.BuildKey), fixed("model_digest", b.ModelDigest[:], m.ModelDigest))
+		fixed("build_key", b.BuildKey[:], m.BuildKey),
+		fixed("model_digest", b.ModelDigest[:], m.ModelDigest))
 	if o := m.Converted; o != nil {
 		b.Converted.Created = fromNanos(o.Created)
 		err = cmp.Or(err, fixed("converted.build_id", b.Converted.ID[:], o.BuildId))
@@ -163,8 +172,9 @@ func unmarshalBuild(body []byte) (Build, error) {
 	for _, e := range m.Eps {
 		facts := EPFacts{
 			Name: e.Name, Version: e.Version, Library: e.Library, SDKVersion: e.SdkVersion,
-			HardwareArchitecture: e.HardwareArchitecture, CompatibilityString: e.CompatibilityString,
-			DriverVersion: e.DriverVersion, Devices: e.Devices, TookNone: e.TookNone,
+			HardwareArchitecture: e.HardwareArchitecture,
+			CompatibilityString:  e.CompatibilityString,
+			DriverVersion:        e.DriverVersion, Devices: e.Devices, TookNone: e.TookNone,
 		}
 		err = cmp.Or(err, fixed("eps.library_digest", facts.LibraryDigest[:], e.LibraryDigest))
 		b.EPs = append(b.EPs, facts)
@@ -216,7 +226,8 @@ func checkBuild(b Build) error {
 }
 
 func cleanName(name string) bool {
-	return name != "" && name != "." && name != ".." && !strings.HasPrefix(name, "../") && !strings.HasPrefix(name, "/") &&
+	return name != "" && name != "." && name != ".." && !strings.HasPrefix(name, "../") &&
+		!strings.HasPrefix(name, "/") &&
 		!strings.ContainsRune(name, 0) && path.Clean(name) == name
 }
 

@@ -37,10 +37,10 @@ func (m *Mark) fail(err error) {
 	}
 }
 
-// Mark notes marks, durably when it returns; they share one sync. Pinning a build again changes only
-// the user and the time, and it is no error if one that is unpinned was not pinned. If marks cannot
-// be written, pins are as they were, because the caller is told so. States count in memory even
-// then, because a build that may be bad must not be served.
+// Mark notes marks, durably when it returns; they share one sync. Pinning a build again changes
+// only the user and the time, and it is no error if one that is unpinned was not pinned. If marks
+// cannot be written, pins are as they were, because the caller is told so. States count in memory
+// even then, because a build that may be bad must not be served.
 func (j *Journal) Mark(list []*Mark) {
 	var todo []*Mark
 	var records []*manifestpb.Record
@@ -122,5 +122,6 @@ func (j *Journal) PinnedBuilds() []BuildID {
 }
 
 func pinRecord(id BuildID, p Pin, off bool) *manifestpb.Record {
-	return &manifestpb.Record{Kind: &manifestpb.Record_Pin{Pin: &manifestpb.Pin{BuildId: id[:], Off: off, At: nanos(p.At), Uid: p.UID}}}
+	return &manifestpb.Record{Kind: &manifestpb.Record_Pin{Pin: &manifestpb.Pin{BuildId: id[:],
+		Off: off, At: nanos(p.At), Uid: p.UID}}}
 }

@@ -13,12 +13,13 @@ import (
 // Member is one model of a weight-sharing group. Its graph is one of the
 // build's files, and what is no graph belongs to all members.
 type Member struct {
-	ModelName      string
-	ModelDigest    cas.Digest
-	Graph          string            // the name of its graph among Files
-	SessionOptions map[string]string // besides the build's, when several members are loaded in one process
-	AloneKey       RequestKey        // Lookup finds the group under it too; zero: it does not
-	Source         Source            // of all but the first, which has the build's source
+	ModelName   string
+	ModelDigest cas.Digest
+	Graph       string // the name of its graph among Files
+	// besides the build's, when several members are loaded in one process
+	SessionOptions map[string]string
+	AloneKey       RequestKey // Lookup finds the group under it too; zero: it does not
+	Source         Source     // of all but the first, which has the build's source
 }
 
 // MemberOf gives the place of a model among the build's members; -1: it is
@@ -47,7 +48,8 @@ func marshalMembers(members []Member) []*manifestpb.Member {
 	var out []*manifestpb.Member
 	for i := range members {
 		m := &members[i]
-		one := &manifestpb.Member{ModelName: m.ModelName, ModelDigest: m.ModelDigest[:], Graph: m.Graph,
+		one := &manifestpb.Member{ModelName: m.ModelName, ModelDigest: m.ModelDigest[:],
+			Graph:          m.Graph,
 			SessionOptions: m.SessionOptions, Source: marshalSource(m.Source)}
 		if m.AloneKey != (RequestKey{}) {
 			one.AloneKey = m.AloneKey[:]
@@ -92,7 +94,8 @@ func checkMembers(b *Build, files map[string]bool) error {
 		m := &b.Members[i]
 		switch {
 		case !files[m.Graph] || graphs[m.Graph]:
-			return fmt.Errorf("member %d: graph %.80q is not among the files, or another member's", i, m.Graph)
+			return fmt.Errorf("member %d: graph %.80q is not among the files, or another member's",
+				i, m.Graph)
 		case digests[m.ModelDigest]:
 			return fmt.Errorf("member %d is the model of another", i)
 		case i == 0 && m.Source.Kind != "":

@@ -42,8 +42,8 @@ func (b *Build) Models() []Member {
 }
 
 // MatchesName reports whether the name means the build: its request key, build key, id or the
-// digest of one of its models, the first MinPrefix or more digits of one, or the name or file of one
-// of its models.
+// digest of one of its models, the first MinPrefix or more digits of one, or the name or file of
+// one of its models.
 func (b *Build) MatchesName(name string) bool {
 	ids := []string{b.RequestKey.String(), b.BuildKey.String(), b.ID.String()}
 	for _, m := range b.Models() {
@@ -52,13 +52,15 @@ func (b *Build) MatchesName(name string) bool {
 		}
 		ids = append(ids, m.ModelDigest.String())
 	}
-	return len(name) >= MinPrefix && slices.ContainsFunc(ids, func(id string) bool { return strings.HasPrefix(id, name) })
+	return len(name) >= MinPrefix &&
+		slices.ContainsFunc(ids, func(id string) bool { return strings.HasPrefix(id, name) })
 }
 
 // nameKey is the key of a row, or with a shorter value what rows begin with.
 func nameKey(kind byte, value []byte, id []byte) []byte {
 	value = value[:min(len(value), nameBytes)]
-	return append(append(append(make([]byte, 0, 1+nameBytes+len(BuildID{})), kind), value...), id...)
+	return append(append(append(make([]byte, 0, 1+nameBytes+len(BuildID{})), kind), value...),
+		id...)
 }
 
 func modelNameKey(name string, id []byte) []byte {
@@ -77,8 +79,9 @@ func (b *Build) nameRows() [][]byte {
 	return slices.CompactFunc(rows, bytes.Equal)
 }
 
-// EachNamed calls fn with every build that the name means, see MatchesName, in order of ids and then
-// those of layers, and stops at fn's first error, which it returns. No transaction is open during fn.
+// EachNamed calls fn with every build that the name means, see MatchesName, in order of ids and
+// then those of layers, and stops at fn's first error, which it returns. No transaction is open
+// during fn.
 func (x *Index) EachNamed(ctx context.Context, name string, fn func(Build) error) error {
 	err := x.eachNamed(ctx, name, x.prefixesOf(name), fn)
 	if err != nil || x.Lower == nil {
@@ -93,7 +96,8 @@ func (x *Index) EachNamed(ctx context.Context, name string, fn func(Build) error
 }
 
 // EachOfModel is EachNamed of a model's digest and of its name: what means either.
-func (x *Index) EachOfModel(ctx context.Context, d cas.Digest, name string, fn func(Build) error) error {
+func (x *Index) EachOfModel(ctx context.Context, d cas.Digest, name string,
+	fn func(Build) error) error {
 	rows := []rowPrefix{{bucketNames, nameKey(nameModelDigest, d[:], nil)}}
 	if name != "" {
 		rows = append(rows, rowPrefix{bucketNames, modelNameKey(name, nil)})
@@ -115,12 +119,14 @@ func (x *Index) prefixesOf(name string) []rowPrefix {
 	if err != nil {
 		return rows
 	}
-	return append(rows, rowPrefix{bucketNames, nameKey(nameBuildKey, value, nil)}, rowPrefix{bucketNames, nameKey(nameModelDigest, value, nil)},
+	return append(rows, rowPrefix{bucketNames, nameKey(nameBuildKey, value, nil)},
+		rowPrefix{bucketNames, nameKey(nameModelDigest, value, nil)},
 		rowPrefix{bucketRequests, value}, rowPrefix{bucketBuilds, value})
 }
 
 // eachNamed calls fn with the builds of these rows that the name means, or all of them if it is "".
-func (x *Index) eachNamed(ctx context.Context, name string, rows []rowPrefix, fn func(Build) error) error {
+func (x *Index) eachNamed(ctx context.Context, name string, rows []rowPrefix,
+	fn func(Build) error) error {
 	var ids []BuildID
 	for _, r := range rows {
 		more, err := x.idsOf(ctx, r.bucket, r.prefix)

@@ -60,9 +60,11 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 	return builds, nil
 }
 
-// readJournal reads as much of the journal as it can: an end within a record is what a crash leaves.
+// readJournal reads as much of the journal as it can: an end within a record is what a crash
+// leaves.
 func (x *Index) readJournal() error {
-	x.Journal = &Journal{states: make(map[BuildID]State), pins: make(map[BuildID]Pin), exists: x.exists}
+	x.Journal = &Journal{states: make(map[BuildID]State), pins: make(map[BuildID]Pin),
+		exists: x.exists}
 	file, err := readFile(x.FS, filepath.Join(x.dir, "journal"), maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

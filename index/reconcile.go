@@ -161,7 +161,8 @@ func (x *Index) noteLost(id BuildID) {
 		return
 	}
 	e := all[len(all)-1]
-	e.At, e.Kind, e.Text = x.now(), "retracted", "its manifest was damaged, and is in the quarantine"
+	e.At, e.Kind, e.Text = x.now(), "retracted",
+		"its manifest was damaged, and is in the quarantine"
 	if err := x.Journal.note(e); err != nil {
 		x.Log.Warn("history could not be written", "build", id, "error", err)
 	}

@@ -21,11 +21,15 @@ const schemaVersion = 4
 // The buckets of index.db. Numbers in values are little-endian, in keys
 // big-endian where their order counts. Every value is sealed, see seal.
 var (
-	bucketMeta     = []byte("meta")     // name -> "schema": u32; "space": Space
-	bucketBuilds   = []byte("builds")   // BuildID 16 -> manifestpb.Manifest
-	bucketRequests = []byte("requests") // RequestKey 32, length of scope u8, scope, BuildID 16 -> nothing
-	bucketNames    = []byte("names")    // kind u8, first 8 bytes of a build key, of a model's digest or of the BLAKE3 of its name, BuildID 16 -> nothing
-	bucketBlobs    = []byte("blobs")    // Digest 32, BuildID 16 -> size i64, bytes on disk i64: the same in all rows of a blob
+	bucketMeta   = []byte("meta")   // name -> "schema": u32; "space": Space
+	bucketBuilds = []byte("builds") // BuildID 16 -> manifestpb.Manifest
+	// RequestKey 32, length of scope u8, scope, BuildID 16 -> nothing
+	bucketRequests = []byte("requests")
+	// kind u8, first 8 bytes of a build key, of a model's digest or of the BLAKE3 of its name,
+	// BuildID 16 -> nothing
+	bucketNames = []byte("names")
+	// Digest 32, BuildID 16 -> size i64, bytes on disk i64: the same in all rows of a blob
+	bucketBlobs    = []byte("blobs")
 	bucketBriefs   = []byte("briefs")   // BuildID 16 -> encodeBrief
 	bucketUsers    = []byte("users")    // user id u32 -> UserSpace
 	bucketDirs     = []byte("folders")  // first byte of BuildID -> dirTimes
@@ -42,8 +46,10 @@ var (
 	bucketWanted   = []byte("wanted")   // job's id -> as given
 )
 
-var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs, bucketBriefs, bucketUsers, bucketDirs,
-	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures, bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
+var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs,
+	bucketBriefs, bucketUsers, bucketDirs,
+	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures,
+	bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
 
 const sealSize = 16
 
@@ -69,11 +75,13 @@ func unseal(bucket, key, sealed []byte) ([]byte, error) {
 // unsealIn is unseal with memory that is used again for the next row.
 func unsealIn(scratch *[]byte, bucket, key, sealed []byte) ([]byte, error) {
 	if len(sealed) >= sealSize {
-		if sum := rowSum(scratch, bucket, key, sealed[sealSize:]); bytes.Equal(sum[:sealSize], sealed[:sealSize]) {
+		if sum := rowSum(scratch, bucket, key, sealed[sealSize:]); bytes.Equal(sum[:sealSize],
+			sealed[:sealSize]) {
 			return sealed[sealSize:], nil
 		}
 	}
-	return nil, &DamageError{"index.db", fmt.Sprintf("%s %x has a wrong checksum", bucket, key[:min(len(key), 64)])}
+	return nil, &DamageError{"index.db",
+		fmt.Sprintf("%s %x has a wrong checksum", bucket, key[:min(len(key), 64)])}
 }
 
 func rowSum(scratch *[]byte, bucket, key, value []byte) cas.Digest {
@@ -182,7 +190,8 @@ func encodeNumbers(values ...uint64) []byte {
 
 // A stamp: device, inode, size, mtime, ctime, 8 bytes each, and the boot id.
 func encodeStamp(s cas.Stamp) []byte {
-	return append(encodeNumbers(s.Dev, s.Ino, uint64(s.Size), uint64(s.Mtime), uint64(s.Ctime)), s.Boot...)
+	return append(encodeNumbers(s.Dev, s.Ino, uint64(s.Size), uint64(s.Mtime), uint64(s.Ctime)),
+		s.Boot...)
 }
 
 func decodeStamp(b []byte) (cas.Stamp, bool) {

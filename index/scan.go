@@ -28,7 +28,8 @@ type scanned struct {
 
 // rows calls fn with every row of a bucket, in order, and stops at its first error, which it
 // returns. No transaction is open while fn runs, which must not keep its arguments.
-func (d *database) rows(ctx context.Context, bucket []byte, fn func(key, value []byte) error) error {
+func (d *database) rows(ctx context.Context, bucket []byte,
+	fn func(key, value []byte) error) error {
 	return d.rowsFrom(ctx, bucket, nil, nil, fn)
 }
 

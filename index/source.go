@@ -20,11 +20,13 @@ func marshalSource(s Source) *manifestpb.Source {
 	case SourceReference:
 		m.Files = append(m.Files, &manifestpb.SourceFile{Path: []byte(s.Path)})
 		for _, location := range slices.Sorted(maps.Keys(s.External)) {
-			m.Files = append(m.Files, &manifestpb.SourceFile{Location: location, Path: []byte(s.External[location])})
+			m.Files = append(m.Files,
+				&manifestpb.SourceFile{Location: location, Path: []byte(s.External[location])})
 		}
 	case SourceCopy:
 		for _, f := range s.Files {
-			m.Files = append(m.Files, &manifestpb.SourceFile{Location: f.Name, Size: f.Size, Digest: f.Digest[:]})
+			m.Files = append(m.Files,
+				&manifestpb.SourceFile{Location: f.Name, Size: f.Size, Digest: f.Digest[:]})
 		}
 	default:
 		if s.Why == "" {
@@ -66,7 +68,8 @@ func unmarshalSource(m *manifestpb.Source) (Source, error) {
 // checkSource refuses what would not be read back as it was written.
 func checkSource(s Source) error {
 	if s.Kind != "" && s.Why != "" || len(s.Why) > maxSourceWhy || !utf8.ValidString(s.Why) {
-		return fmt.Errorf("a build with a source has a reason why it has none, or the reason has %d bytes",
+		return fmt.Errorf(
+			"a build with a source has a reason why it has none, or the reason has %d bytes",
 			len(s.Why))
 	}
 	switch s.Kind {
@@ -89,7 +92,8 @@ func checkReference(s Source) error {
 	}
 	for location, path := range s.External {
 		if location == "" || !utf8.ValidString(location) || !absolute(path) {
-			return fmt.Errorf("external data %.80q: path %.80q is not absolute and clean", location, path)
+			return fmt.Errorf("external data %.80q: path %.80q is not absolute and clean",
+				location, path)
 		}
 	}
 	return nil
@@ -102,7 +106,8 @@ func checkCopy(s Source) error {
 	seen := make(map[string]bool, len(s.Files))
 	for i, f := range s.Files {
 		if (f.Name == "") != (i == 0) || seen[f.Name] || f.Size < 0 || !utf8.ValidString(f.Name) {
-			return fmt.Errorf("copy %d, of external data %.80q: not the graph first, or not distinct", i, f.Name)
+			return fmt.Errorf(
+				"copy %d, of external data %.80q: not the graph first, or not distinct", i, f.Name)
 		}
 		seen[f.Name] = true
 	}

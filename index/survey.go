@@ -43,13 +43,15 @@ type Blob struct {
 type Survey struct {
 	Builds []Brief
 	Blobs  []Blob
-	At     map[cas.Digest]uint32 // where in Blobs those stand that were asked for, as far as builds need them
+	// where in Blobs those stand that were asked for, as far as builds need them
+	At map[cas.Digest]uint32
 }
 
 // Survey reads the whole store, page by page. It returns the positions of the blobs in at, and
 // keeps no digest of the others, because there may be millions. progress is called now and then,
 // see Progress; it may be nil.
-func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, progress Progress) (*Survey, error) {
+func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{},
+	progress Progress) (*Survey, error) {
 	if err := x.rows.flush(); err != nil {
 		x.Log.Warn("a survey lacks the latest uses", "store", x.dir, "error", err)
 	}
@@ -57,7 +59,8 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, progress
 	if err != nil {
 		return nil, err
 	}
-	n := space.Builds + space.Builds/64 // at once, with some more that come meanwhile: growing, it would be copied again and again
+	// at once, with some more that come meanwhile: growing, it would be copied again and again
+	n := space.Builds + space.Builds/64
 	s := &Survey{Builds: make([]Brief, 0, n), At: make(map[cas.Digest]uint32, len(at))}
 	of := make(map[BuildID]uint32, n) // where each stands
 	texts := make(map[string]string)  // each is kept once
@@ -114,9 +117,11 @@ func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) er
 
 // surveyBlobs reads which builds need which blobs. The rows come in order of
 // digests; they are sorted by builds afterwards.
-func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint32, at map[cas.Digest]struct{}, retracting map[BuildID]bool, progress Progress) error {
+func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint32,
+	at map[cas.Digest]struct{}, retracting map[BuildID]bool, progress Progress) error {
 	type need struct{ build, blob uint32 }
-	needs := make([]need, 0, 2*len(s.Builds)+len(s.Builds)/4) // a graph and a context binary, mostly
+	// a graph and a context binary, mostly
+	needs := make([]need, 0, 2*len(s.Builds)+len(s.Builds)/4)
 	s.Blobs = make([]Blob, 0, cap(needs))
 	counts := make([]uint32, len(s.Builds)+1)
 	var last cas.Digest
@@ -150,7 +155,8 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint3
 		counts[i+1] += counts[i]
 	}
 	flat := make([]uint32, len(needs))
-	for _, n := range needs { // counts[i] goes from the first place of build i to that of the next one
+	// counts[i] goes from the first place of build i to that of the next one
+	for _, n := range needs {
 		flat[counts[n.build]] = n.blob
 		counts[n.build]++
 	}
@@ -163,7 +169,8 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint3
 }
 
 func briefOf(b *Build) Brief {
-	out := Brief{ID: b.ID, RequestKey: b.RequestKey, Scope: b.Scope, UID: b.UID, Put: b.Put, Created: b.Created, CompileSeconds: b.CompileSeconds,
+	out := Brief{ID: b.ID, RequestKey: b.RequestKey, Scope: b.Scope, UID: b.UID, Put: b.Put,
+		Created: b.Created, CompileSeconds: b.CompileSeconds,
 		ModelName: b.ModelName, ModelDigest: b.ModelDigest}
 	if len(b.EPs) > 0 {
 		out.EP = b.EPs[0].Name
@@ -180,7 +187,8 @@ func briefOf(b *Build) Brief {
 func encodeBrief(b *Brief) []byte {
 	out := append(make([]byte, 0, 192), b.RequestKey[:]...)
 	out = append(out, b.ModelDigest[:]...)
-	out = append(out, encodeNumbers(uint64(nanos(b.Created)), math.Float64bits(b.CompileSeconds), uint64(b.LogicalBytes), uint64(b.manifest))...)
+	out = append(out, encodeNumbers(uint64(nanos(b.Created)), math.Float64bits(b.CompileSeconds),
+		uint64(b.LogicalBytes), uint64(b.manifest))...)
 	out = binary.LittleEndian.AppendUint32(out, b.UID)
 	put := byte(0)
 	if b.Put {

@@ -115,7 +115,8 @@ func TestReadersDoNotWaitForSyncs(t *testing.T) {
 	require.Equal(t, Current, x.Journal.StateOf(BuildID{1}).Name)
 	_, pinned := x.Journal.Pinned(BuildID{1})
 	require.False(t, pinned)
-	require.NoError(t, x.Journal.AddEvent(context.Background(), Event{Kind: "test"}), "nor who appends")
+	require.NoError(t, x.Journal.AddEvent(context.Background(), Event{Kind: "test"}),
+		"nor who appends")
 	select {
 	case err := <-done:
 		t.Fatal("it did not wait for the disk:", err)

@@ -90,8 +90,8 @@ func (s stamps) ForgetStamp(d cas.Digest) error {
 	return nil
 }
 
-// Uses count the hits of builds. None of its methods costs a transaction. A row is encoded once for all
-// hits between two flushes.
+// Uses count the hits of builds. None of its methods costs a transaction. A row is encoded once for
+// all hits between two flushes.
 type Uses struct {
 	table  Table
 	mu     sync.Mutex // guards latest
@@ -201,7 +201,8 @@ func (cs *Counters) load() error {
 	return err
 }
 
-// Table is a bucket of rows that may be lost. A key and its value have together at most some 60 KiB.
+// Table is a bucket of rows that may be lost. A key and its value have together at most some 60
+// KiB.
 type Table struct {
 	rows   *writeBehind
 	bucket []byte

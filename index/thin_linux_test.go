@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A thin disk, whose own space is used up below the file system, takes writes and fails to sync them.
-// Publish then fails. When the disk has space again all acknowledged builds are there.
+// A thin disk, whose own space is used up below the file system, takes writes and fails to sync
+// them. Publish then fails. When the disk has space again all acknowledged builds are there.
 func TestAThinDiskLosesNoBuild(t *testing.T) {
 	below, at := filepath.Join(t.TempDir(), "below"), filepath.Join(t.TempDir(), "mounted")
 	require.NoError(t, os.Mkdir(below, 0o700))

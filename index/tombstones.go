@@ -9,7 +9,8 @@ import (
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
-// Tombstone is the record of a build that was collected: why, and what it costs to compile it again.
+// Tombstone is the record of a build that was collected: why, and what it costs to compile it
+// again.
 type Tombstone struct {
 	BuildID        BuildID
 	RequestKey     RequestKey
@@ -43,7 +44,8 @@ func (j *Journal) addTombstones(list []*Change) {
 	var records []*manifestpb.Record
 	for _, c := range list {
 		if t := c.Tombstone; t != nil {
-			t.At, t.LastUsed, t.Reason = trimTime(t.At), trimTime(t.LastUsed), shorten(t.Reason, maxText)
+			t.At, t.LastUsed, t.Reason = trimTime(t.At), trimTime(t.LastUsed),
+				shorten(t.Reason, maxText)
 			t.ModelName, t.Scope = shorten(t.ModelName, maxName), shorten(t.Scope, 64)
 			buried, records = append(buried, c), append(records, tombstoneRecord(t))
 		}
@@ -63,12 +65,14 @@ func (j *Journal) addTombstones(list []*Change) {
 	}
 }
 
-// dropTombstone forgets the tombstone of a build that stays after all. The file need not say so: the
-// tombstone of a build that is there means nothing.
+// dropTombstone forgets the tombstone of a build that stays after all. The file need not say so:
+// the tombstone of a build that is there means nothing.
 func (j *Journal) dropTombstone(id BuildID) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.tombstones = slices.DeleteFunc(j.tombstones, func(t Tombstone) bool { return t.BuildID == id })
+	j.tombstones = slices.DeleteFunc(j.tombstones, func(t Tombstone) bool {
+		return t.BuildID == id
+	})
 }
 
 // Tombstones returns what is still known of builds that were collected, oldest first: some 4,000 at
@@ -86,17 +90,22 @@ func (j *Journal) Tombstones(match func(*Tombstone) bool) []Tombstone {
 }
 
 func tombstoneOf(m *manifestpb.Tombstone) (Tombstone, error) {
-	t := Tombstone{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()), Reason: m.GetReason(), Bytes: m.GetBytes(),
-		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget()}
+	t := Tombstone{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()),
+		Reason: m.GetReason(), Bytes: m.GetBytes(),
+		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed()),
+		ForBudget: m.GetForBudget()}
 	copy(t.ModelDigest[:], m.GetModelDigest())
 	return t, cmp.Or(fixed("build_id", t.BuildID[:], m.GetBuildId()),
-		fixed("request_key", t.RequestKey[:], m.GetRequestKey()), fixed("build_key", t.BuildKey[:], m.GetBuildKey()))
+		fixed("request_key", t.RequestKey[:], m.GetRequestKey()),
+		fixed("build_key", t.BuildKey[:], m.GetBuildKey()))
 }
 
 func tombstoneRecord(t *Tombstone) *manifestpb.Record {
 	return &manifestpb.Record{Kind: &manifestpb.Record_Tombstone{Tombstone: &manifestpb.Tombstone{
-		BuildId: t.BuildID[:], RequestKey: t.RequestKey[:], BuildKey: t.BuildKey[:], ModelName: t.ModelName, Scope: t.Scope,
+		BuildId: t.BuildID[:], RequestKey: t.RequestKey[:], BuildKey: t.BuildKey[:],
+		ModelName: t.ModelName, Scope: t.Scope,
 		ModelDigest: t.ModelDigest[:],
-		At:          nanos(t.At), Reason: t.Reason, Bytes: t.Bytes, CompileSeconds: t.CompileSeconds, LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
+		At:          nanos(t.At), Reason: t.Reason, Bytes: t.Bytes,
+		CompileSeconds: t.CompileSeconds, LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
 	}}}
 }

@@ -24,7 +24,9 @@ type BuildKey [32]byte
 func (k BuildKey) String() string { return hex.EncodeToString(k[:]) }
 
 // ParseBuildKey reads what BuildKey.String wrote.
-func ParseBuildKey(s string) (k BuildKey, err error) { return k, cas.ParseHex("build key", s, k[:]) }
+func ParseBuildKey(s string) (k BuildKey, err error) {
+	return k, cas.ParseHex("build key", s, k[:])
+}
 
 // BuildID names one published build. It is random, made for one Publish and
 // never used again; it is the name of the build's manifest.
@@ -37,7 +39,9 @@ func (id BuildID) String() string { return hex.EncodeToString(id[:]) }
 func (id BuildID) IsZero() bool { return id == BuildID{} }
 
 // ParseBuildID reads what BuildID.String wrote.
-func ParseBuildID(s string) (id BuildID, err error) { return id, cas.ParseHex("build id", s, id[:]) }
+func ParseBuildID(s string) (id BuildID, err error) {
+	return id, cas.ParseHex("build id", s, id[:])
+}
 
 // ErrNotFound says that the index has no such build.
 var ErrNotFound = errors.New("build not found")
@@ -93,13 +97,16 @@ type Build struct {
 	Embed          bool
 	Warnings       []string
 
-	Source  Source
-	Members []Member // of a weight-sharing group: all of them in order, the first is the model above; else none
+	Source Source
+	// of a weight-sharing group: all of them in order, the first is the model above; else none
+	Members []Member
 
-	Layer          string   // the path of the layer that has it; "": this store does. Not in manifests
-	Imported       Imported // zero: it was made on this machine
-	Converted      Origin   // zero: it was compiled
-	VerifiedOutput float64  // the tolerance that its output was compared with the source model's at; 0: it was not
+	// the path of the layer that has it; "": this store does. Not in manifests
+	Layer     string
+	Imported  Imported // zero: it was made on this machine
+	Converted Origin   // zero: it was compiled
+	// the tolerance that its output was compared with the source model's at; 0: it was not
+	VerifiedOutput float64
 }
 
 // Imported says where a build of another machine is from.
@@ -155,7 +162,8 @@ type Source struct {
 	Why      string            // it is not kept; "": not known
 	Path     string            // of a reference: the graph's path, absolute
 	External map[string]string // of a reference: absolute paths, by location
-	Files    []File            // of a copy: the graph, without a name, then external data with its location as name
+	// of a copy: the graph, without a name, then external data with its location as name
+	Files []File
 }
 
 // How a source model is kept.

@@ -16,11 +16,12 @@ import (
 // sketches, shares. Writes stay in memory until the next flush, so that none of them costs a
 // transaction, and reads are answered from memory as far as that goes.
 type writeBehind struct {
-	db          *database
-	cache       *memo.CostCache[rowKey, []byte]
-	wake        func()        // there is something to flush
-	full        chan struct{} // asks for a flush before its time
-	beforeFlush []func()      // called by each flush first: they put the rows that are values until then
+	db    *database
+	cache *memo.CostCache[rowKey, []byte]
+	wake  func()        // there is something to flush
+	full  chan struct{} // asks for a flush before its time
+	// called by each flush first: they put the rows that are values until then
+	beforeFlush []func()
 
 	flushing sync.Mutex // one flush at a time; taken before mu
 
@@ -81,8 +82,8 @@ func (s *writeBehind) put(bucket, key, value []byte) error {
 	return nil
 }
 
-// putNow is put, durably when it returns. No flush runs meanwhile, and a removal that comes before the
-// transaction is written, because a value from before a removal must not be written after it.
+// putNow is put, durably when it returns. No flush runs meanwhile, and a removal that comes before
+// the transaction is written, because a value from before a removal must not be written after it.
 func (s *writeBehind) putNow(bucket, key, value []byte) error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()
@@ -111,8 +112,8 @@ func (s *writeBehind) drop(bucket, key []byte) {
 func (s *writeBehind) enqueue(k rowKey, value []byte) {
 	s.mu.Lock()
 	if _, there := s.pending[k]; !there && len(s.pending) >= maxPending {
-		// Nothing can be written, on a full disk: any other value is lost. Removals are kept, because
-		// a row that should be gone could be wrong.
+		// Nothing can be written, on a full disk: any other value is lost. Removals are kept,
+		// because a row that should be gone could be wrong.
 		for other, v := range s.pending {
 			if v != nil {
 				delete(s.pending, other)

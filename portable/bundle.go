@@ -55,7 +55,8 @@ func Open(ctx context.Context, name string) (*Bundle, error) {
 		return read(ctx, directory{root})
 	}
 	if !info.Mode().IsRegular() {
-		return nil, errors.Join(wrong(name, "", "neither a directory nor a regular file"), f.Close())
+		return nil, errors.Join(wrong(name, "", "neither a directory nor a regular file"),
+			f.Close())
 	}
 	return OpenTar(ctx, f)
 }
@@ -100,7 +101,8 @@ func (b *Bundle) readCards(ctx context.Context) error {
 	for i := range x.Manifests {
 		d := &x.Manifests[i]
 		name := d.Annotations[annotationRef]
-		if d.MediaType != MediaIndex || d.ArtifactType != ArtifactCard && !strings.HasPrefix(name, "b-") {
+		if d.MediaType != MediaIndex || d.ArtifactType != ArtifactCard &&
+			!strings.HasPrefix(name, "b-") {
 			continue // of something else
 		}
 		if err := ctx.Err(); err != nil {
@@ -149,8 +151,10 @@ func missing(name string, err error) error {
 const maxWindow = 32 << 20
 
 // Extract writes the plain bytes of a build's file, and checks them and the blob that they are in.
-// If it fails, the bytes that it has written must not be used. copied is called with bytes as they are written.
-func (b *Bundle) Extract(ctx context.Context, c *Card, i int, to io.Writer, copied func(int)) error {
+// If it fails, the bytes that it has written must not be used. copied is called with bytes as they
+// are written.
+func (b *Bundle) Extract(ctx context.Context, c *Card, i int, to io.Writer,
+	copied func(int)) error {
 	l := Layer{File: c.Config.Files[i], Blob: *c.Manifest.fileLayers()[i]}
 	name := path.Join(blobsDir, l.Blob.Digest.Hex())
 	blob, err := b.from.open(name)
@@ -162,11 +166,14 @@ func (b *Bundle) Extract(ctx context.Context, c *Card, i int, to io.Writer, copi
 }
 
 // Unpack writes the plain bytes of a file, as Bundle.Extract does.
-func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.Writer, copied func(int)) error {
+func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.Writer,
+	copied func(int)) error {
 	d, want := &l.Blob, &l.File
 	sum, plain, size := sha256.New(), blake3.New(32, nil), &counter{}
-	whole := io.TeeReader(io.LimitReader(&telling{ctx, blob, nil}, d.Size+1), io.MultiWriter(sum, size))
-	dec, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),
+	whole := io.TeeReader(io.LimitReader(&telling{ctx, blob, nil}, d.Size+1),
+		io.MultiWriter(sum, size))
+	dec, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxWindow(maxWindow),
 		zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return err

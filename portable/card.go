@@ -86,7 +86,8 @@ func ParseCard(file string, raw []byte) (*Card, error) {
 	}
 	switch {
 	case x.SchemaVersion != 2 || x.MediaType != MediaIndex:
-		return nil, wrong(file, "mediaType", "%.80q, schema %d: not an image index", x.MediaType, x.SchemaVersion)
+		return nil, wrong(file, "mediaType", "%.80q, schema %d: not an image index", x.MediaType,
+			x.SchemaVersion)
 	case x.ArtifactType != ArtifactCard:
 		return nil, wrong(file, "artifactType", "%.80q, not %q", x.ArtifactType, ArtifactCard)
 	case len(x.Manifests) == 0 || len(x.Manifests) > 1+maxSignatures:
@@ -99,7 +100,8 @@ func ParseCard(file string, raw []byte) (*Card, error) {
 			artifact = ArtifactBuild
 		}
 		if d.ArtifactType != artifact || len(d.Annotations) > 0 {
-			return nil, wrong(file, field, "artifactType %.80q, not %q, or annotations", d.ArtifactType, artifact)
+			return nil, wrong(file, field, "artifactType %.80q, not %q, or annotations",
+				d.ArtifactType, artifact)
 		}
 		data, err := d.inline(file, field, MediaManifest)
 		if err != nil {
@@ -141,7 +143,8 @@ func (c *Card) readBuild(file string, raw []byte) error {
 	for i, d := range layers {
 		title := c.Config.Files[i].Name + titleSuffix
 		if d.Annotations[annotationTitle] != title || d.Size <= 0 || len(d.Data) > 0 {
-			return wrong(file, fmt.Sprintf("layers[%d]", i), "title %.80q, not %q; size %d; or with data",
+			return wrong(file, fmt.Sprintf("layers[%d]", i),
+				"title %.80q, not %q; size %d; or with data",
 				d.Annotations[annotationTitle], title, d.Size)
 		}
 	}

@@ -28,7 +28,8 @@ const (
 	chunkMagic = "epchunk1"
 	chunkEntry = 24
 
-	// chunkedFrom is the size of files that have a chunk list: a request costs as much as such bytes.
+	// chunkedFrom is the size of files that have a chunk list: a request costs as much as such
+	// bytes.
 	chunkedFrom = 512 << 10
 )
 
@@ -90,7 +91,8 @@ func Split(from io.Reader, each func(chunk []byte) error) error {
 			end, start = copy(buf, buf[start:end]), 0
 			n, err := io.ReadFull(from, buf[end:])
 			end += n
-			if done = errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF); err != nil && !done {
+			if done = errors.Is(err, io.EOF) ||
+				errors.Is(err, io.ErrUnexpectedEOF); err != nil && !done {
 				return err
 			}
 		}
@@ -113,7 +115,8 @@ type packer struct {
 
 func newPacker() (*packer, error) {
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithSingleSegment(true),
-		zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithZeroFrames(true), zstd.WithEncoderCRC(false))
+		zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithZeroFrames(true),
+		zstd.WithEncoderCRC(false))
 	return &packer{enc: enc}, err
 }
 
@@ -182,7 +185,8 @@ func MaxChunkList(plain int64) int64 {
 func ParseChunks(file string, raw []byte, layer, plain int64) ([]Chunk, error) {
 	body, ok := bytes.CutPrefix(raw, []byte(chunkMagic))
 	if !ok || len(body)%chunkEntry != 0 || int64(len(raw)) > MaxChunkList(plain) {
-		return nil, wrong(file, "", "%d bytes: not a chunk list of a file of %d bytes", len(raw), plain)
+		return nil, wrong(file, "", "%d bytes: not a chunk list of a file of %d bytes",
+			len(raw), plain)
 	}
 	all := make([]Chunk, 0, len(body)/chunkEntry)
 	var at Chunk
@@ -191,7 +195,8 @@ func ParseChunks(file string, raw []byte, layer, plain int64) ([]Chunk, error) {
 			Plain: int64(binary.LittleEndian.Uint32(body[4:])), PlainAt: at.PlainAt,
 			Sum: ChunkSum(body[8:chunkEntry])}
 		if c.Plain == 0 || c.Plain > ChunkMax || c.Frame == 0 || c.Frame > maxFrame {
-			return nil, wrong(file, fmt.Sprintf("chunk %d", i), "%d bytes in a frame of %d", c.Plain, c.Frame)
+			return nil, wrong(file, fmt.Sprintf("chunk %d", i), "%d bytes in a frame of %d",
+				c.Plain, c.Frame)
 		}
 		at.FrameAt, at.PlainAt = at.FrameAt+c.Frame, at.PlainAt+c.Plain
 		all = append(all, c)
@@ -214,7 +219,8 @@ type Unpacker struct {
 
 // NewUnpacker returns an unpacker, which is closed after use.
 func NewUnpacker() (*Unpacker, error) {
-	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(2*ChunkMax),
+	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxMemory(2*ChunkMax),
 		zstd.WithDecoderMaxWindow(2*ChunkMax))
 	return &Unpacker{dec: dec}, err
 }

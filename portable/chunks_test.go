@@ -54,8 +54,9 @@ func TestChunksBehindAnInsertionAreTheSame(t *testing.T) {
 }
 
 func TestEachChunkIsReadByItself(t *testing.T) {
-	for name, data := range map[string][]byte{"raw": stream(1 << 20), "text": bytes.Repeat([]byte("text "), 1<<18),
-		"one": {1}, "empty": nil} {
+	for name, data := range map[string][]byte{"raw": stream(1 << 20),
+		"text": bytes.Repeat([]byte("text "), 1<<18),
+		"one":  {1}, "empty": nil} {
 		t.Run(name, func(t *testing.T) {
 			var layer bytes.Buffer
 			list, err := compress(&layer, bytes.NewReader(data), int64(len(data)))

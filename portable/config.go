@@ -82,7 +82,8 @@ func ParseConfig(file string, raw []byte) (*Config, error) {
 func (c *Config) check(file string) error {
 	switch {
 	case c.Version != configVersion:
-		return wrong(file, "version", "%d, not %d: a newer epcached may read it", c.Version, configVersion)
+		return wrong(file, "version", "%d, not %d: a newer epcached may read it", c.Version,
+			configVersion)
 	case len(c.Record) == 0 || len(c.Record) > maxRecord:
 		return wrong(file, "record", "%d bytes, not 1 to %d", len(c.Record), maxRecord)
 	case len(c.EPs) == 0 || len(c.EPs) > maxEPs:
@@ -117,7 +118,8 @@ func (c *Config) check(file string) error {
 }
 
 func (c *Config) checkTexts(file string) error {
-	texts := map[string]string{"model_name": c.ModelName, "ort_version": c.ORTVersion, "route": c.Route,
+	texts := map[string]string{"model_name": c.ModelName, "ort_version": c.ORTVersion,
+		"route":                    c.Route,
 		"graph_optimization_level": c.Level}
 	for i := range c.EPs {
 		ep, at := &c.EPs[i], fmt.Sprintf("eps[%d].", i)
@@ -133,7 +135,8 @@ func (c *Config) checkTexts(file string) error {
 	}
 	for field, text := range texts {
 		if len(text) > maxText || strings.ContainsFunc(text, unicode.IsControl) {
-			return wrong(file, field, "%d bytes with control characters, or more than %d", len(text), maxText)
+			return wrong(file, field, "%d bytes with control characters, or more than %d",
+				len(text), maxText)
 		}
 	}
 	return nil

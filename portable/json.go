@@ -68,7 +68,8 @@ func bounded(file string, raw []byte, most, values int) error {
 	if len(raw) > most {
 		return wrong(file, "", "%d bytes, more than %d", len(raw), most)
 	}
-	n := bytes.Count(raw, []byte{','}) + bytes.Count(raw, []byte{'{'}) + bytes.Count(raw, []byte{'['})
+	n := bytes.Count(raw, []byte{','}) + bytes.Count(raw, []byte{'{'}) +
+		bytes.Count(raw, []byte{'['})
 	if n > values {
 		return wrong(file, "", "%d values, more than %d", n, values)
 	}

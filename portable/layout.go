@@ -47,7 +47,8 @@ func Create(dir string) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Writer{root: root, index: index{SchemaVersion: 2, MediaType: MediaIndex, Manifests: []Descriptor{}}}
+	w := &Writer{root: root,
+		index: index{SchemaVersion: 2, MediaType: MediaIndex, Manifests: []Descriptor{}}}
 	if err := w.begin(dir); err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
@@ -121,7 +122,8 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 		one := b.Signer.sign(DigestOf(raw), "b-"+c.BuildKey.String(), says)
 		s := encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest, ArtifactType: MediaBundle,
 			Config: emptyConfig(), Layers: []Descriptor{descriptorOf(MediaBundle, one)},
-			Subject: &Descriptor{MediaType: MediaManifest, Digest: DigestOf(raw), Size: int64(len(raw))}})
+			Subject: &Descriptor{MediaType: MediaManifest, Digest: DigestOf(raw),
+				Size: int64(len(raw))}})
 		blobs, signed = append(blobs, emptyConfig().Data, one, s), append(signed, s)
 	}
 	card := newCard(raw, signed...)
@@ -150,7 +152,8 @@ func (w *Writer) name(c *Card, raw []byte) {
 }
 
 // layer compresses a file into a blob, and writes the chunk list of a large one.
-func (w *Writer) layer(ctx context.Context, f Source, copied func(int)) (d []Descriptor, out File, err error) {
+func (w *Writer) layer(ctx context.Context, f Source, copied func(int)) (d []Descriptor, out File,
+	err error) {
 	name := path.Join(blobsDir, ".new-"+rand.Text())
 	to, err := w.root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 	if err != nil {
@@ -294,7 +297,8 @@ func addFile(ctx context.Context, out *tar.Writer, root *os.Root, name string) e
 	if err != nil {
 		return err
 	}
-	err = out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: info.Size(),
+	err = out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644,
+		Size:    info.Size(),
 		ModTime: time.Unix(0, 0)})
 	if err == nil {
 		_, err = io.Copy(out, &telling{ctx, f, nil})

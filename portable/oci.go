@@ -64,7 +64,8 @@ func (h *Hash) UnmarshalText(b []byte) error { return unhex(h[:], string(b)) }
 func unhex(out []byte, digits string) error {
 	b, err := hex.DecodeString(digits)
 	if err != nil || len(b) != len(out) || strings.ToLower(digits) != digits {
-		return fmt.Errorf("digest %.80q is not %d lower-case hexadecimal digits", digits, 2*len(out))
+		return fmt.Errorf("digest %.80q is not %d lower-case hexadecimal digits",
+			digits, 2*len(out))
 	}
 	copy(out, b)
 	return nil
@@ -92,7 +93,8 @@ func (d *Descriptor) inline(file, field, media string) ([]byte, error) {
 	case int64(len(d.Data)) != d.Size:
 		return nil, wrong(file, field+".size", "%d, and %d bytes of data", d.Size, len(d.Data))
 	case DigestOf(d.Data) != d.Digest:
-		return nil, wrong(file, field+".digest", "%s, and the data has %s", d.Digest, DigestOf(d.Data))
+		return nil, wrong(file, field+".digest", "%s, and the data has %s", d.Digest,
+			DigestOf(d.Data))
 	}
 	return d.Data, nil
 }

@@ -55,15 +55,20 @@ func signer(t testing.TB, private, public []byte, headers string) (*Signer, *Tru
 }
 
 // contents are the files of the build that build makes.
-var contents = map[string]string{"a_ctx.onnx": "a graph", "sub/a.bin": strings.Repeat("weights ", 1<<10), "empty": ""}
+var contents = map[string]string{"a_ctx.onnx": "a graph",
+	"sub/a.bin": strings.Repeat("weights ", 1<<10), "empty": ""}
 
 func build(s *Signer) *Build {
-	b := &Build{Signer: s, Config: Config{BuildKey: Hash{1}, ModelDigest: Hash{2}, Record: []byte("record"),
-		EPs: []EP{{Name: "OpenVINOExecutionProvider", Version: "1.8.1", Hardware: "cpu:1"}}, ORTVersion: "1.28.0",
-		Route: "compile_api", Graph: "a_ctx.onnx", IRVersion: 10},
-		Says: Predicate{CompileSeconds: 1.5, Builder: "ci", Issued: issued, Requests: []Request{RequestOf([]byte("other"))}}}
+	b := &Build{Signer: s, Config: Config{BuildKey: Hash{1}, ModelDigest: Hash{2},
+		Record:     []byte("record"),
+		EPs:        []EP{{Name: "OpenVINOExecutionProvider", Version: "1.8.1", Hardware: "cpu:1"}},
+		ORTVersion: "1.28.0",
+		Route:      "compile_api", Graph: "a_ctx.onnx", IRVersion: 10},
+		Says: Predicate{CompileSeconds: 1.5, Builder: "ci", Issued: issued,
+			Requests: []Request{RequestOf([]byte("other"))}}}
 	for _, name := range []string{"a_ctx.onnx", "sub/a.bin", "empty"} {
-		b.Files = append(b.Files, Source{name, int64(len(contents[name])), strings.NewReader(contents[name])})
+		b.Files = append(b.Files,
+			Source{name, int64(len(contents[name])), strings.NewReader(contents[name])})
 	}
 	return b
 }
@@ -266,7 +271,8 @@ func TestTricksOfTarsAreRefused(t *testing.T) {
 		{"oci-layout", tar.TypeReg, layoutText},
 		{"blobs", tar.TypeFifo, ""},
 	} {
-		_, err := Open(context.Background(), tarOf(t, entry{"oci-layout", tar.TypeReg, layoutText}, e))
+		_, err := Open(context.Background(),
+			tarOf(t, entry{"oci-layout", tar.TypeReg, layoutText}, e))
 		var format *FormatError
 		require.ErrorAs(t, err, &format)
 		require.Equal(t, fmt.Sprintf("entry %q", e.name), format.Field)
@@ -307,11 +313,14 @@ func layoutWith(t *testing.T, blob []byte, size int64) (string, *Trust) {
 	layer := *old.Cards[0].Manifest.fileLayers()[0]
 	layer.Digest, layer.Size = DigestOf(blob), int64(len(blob))
 	raw := encode(newManifest(&c, []Descriptor{layer}))
-	says := Predicate{BuildKey: c.BuildKey, Files: c.Files, Requests: []Request{RequestOf(c.Record)}}
+	says := Predicate{BuildKey: c.BuildKey, Files: c.Files,
+		Requests: []Request{RequestOf(c.Record)}}
 	one := s.sign(DigestOf(raw), "", says)
-	signed := encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest, ArtifactType: MediaBundle,
-		Config: emptyConfig(), Layers: []Descriptor{descriptorOf(MediaBundle, one)},
-		Subject: &Descriptor{MediaType: MediaManifest, Digest: DigestOf(raw), Size: int64(len(raw))}})
+	signed := encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest,
+		ArtifactType: MediaBundle,
+		Config:       emptyConfig(), Layers: []Descriptor{descriptorOf(MediaBundle, one)},
+		Subject: &Descriptor{MediaType: MediaManifest, Digest: DigestOf(raw),
+			Size: int64(len(raw))}})
 	w, err := Create(dir)
 	require.NoError(t, err)
 	card := newCard(raw, signed)
@@ -400,7 +409,8 @@ func TestTrustedKeysHaveAScope(t *testing.T) {
 	_, err = imported(dir, trust)
 	require.ErrorContains(t, err, "it is not signed")
 
-	_, err = ParseKeys("x.pub", []byte("-----BEGIN PUBLIC KEY-----\nMay: all\n\nAAAA\n-----END PUBLIC KEY-----\n"))
+	_, err = ParseKeys("x.pub",
+		[]byte("-----BEGIN PUBLIC KEY-----\nMay: all\n\nAAAA\n-----END PUBLIC KEY-----\n"))
 	require.ErrorContains(t, err, "x.pub: offset 0")
 }
 

@@ -23,8 +23,9 @@ const (
 
 // Predicate is what a signature vouches for, besides the manifest that is its subject.
 type Predicate struct {
-	BuildKey       Hash      `json:"buildKey"`
-	Requests       []Request `json:"requests"` // that the build answers; the build's own is the first
+	BuildKey Hash `json:"buildKey"`
+	// that the build answers; the build's own is the first
+	Requests       []Request `json:"requests"`
 	Files          []File    `json:"files"`
 	MachineClass   string    `json:"machineClass,omitempty"` // of the machine that compiled it
 	Builder        string    `json:"builder,omitempty"`
@@ -114,22 +115,27 @@ func (b *bundle) statement(c *Card) (*Predicate, error) {
 		s.Subject[0].Digest["sha256"] != c.Digest.Hex():
 		return nil, wrong(file, "subject", "it is not the build's manifest, %s", c.Digest)
 	case p.BuildKey != c.Config.BuildKey:
-		return nil, wrong(file, "predicate.buildKey", "%s, and the config has %s", p.BuildKey, c.Config.BuildKey)
+		return nil, wrong(file, "predicate.buildKey", "%s, and the config has %s", p.BuildKey,
+			c.Config.BuildKey)
 	case len(p.Requests) == 0 || len(p.Requests) > maxRequests:
-		return nil, wrong(file, "predicate.requests", "%d, not 1 to %d", len(p.Requests), maxRequests)
+		return nil, wrong(file, "predicate.requests", "%d, not 1 to %d", len(p.Requests),
+			maxRequests)
 	case !bytes.Equal(p.Requests[0].Record, c.Config.Record):
 		return nil, wrong(file, "predicate.requests[0]", "it is not the request of the config")
 	case len(p.Files) != len(c.Config.Files):
-		return nil, wrong(file, "predicate.files", "%d, and the config has %d", len(p.Files), len(c.Config.Files))
+		return nil, wrong(file, "predicate.files", "%d, and the config has %d", len(p.Files),
+			len(c.Config.Files))
 	}
 	for i, r := range p.Requests {
 		if RequestOf(r.Record).Key != r.Key || len(r.Record) > maxRecord {
-			return nil, wrong(file, fmt.Sprintf("predicate.requests[%d].key", i), "it is not its record's")
+			return nil, wrong(file, fmt.Sprintf("predicate.requests[%d].key", i),
+				"it is not its record's")
 		}
 	}
 	for i, f := range p.Files {
 		if f != c.Config.Files[i] {
-			return nil, wrong(file, fmt.Sprintf("predicate.files[%d]", i), "%q differs from the config's", f.Name)
+			return nil, wrong(file, fmt.Sprintf("predicate.files[%d]", i),
+				"%q differs from the config's", f.Name)
 		}
 	}
 	return p, nil
@@ -151,8 +157,9 @@ type Signer struct {
 func (s *Signer) sign(manifest Digest, name string, p Predicate) []byte {
 	payload := encode(&statement{Type: statementType, PredicateType: PredicateType, Predicate: p,
 		Subject: []subject{{name, map[string]string{"sha256": manifest.Hex()}}}})
-	b := bundle{MediaType: MediaBundle, Envelope: envelope{Payload: payload, PayloadType: payloadType,
-		Signatures: []signature{{ed25519.Sign(s.key, preAuth(payloadType, payload))}}}}
+	b := bundle{MediaType: MediaBundle,
+		Envelope: envelope{Payload: payload, PayloadType: payloadType,
+			Signatures: []signature{{ed25519.Sign(s.key, preAuth(payloadType, payload))}}}}
 	b.Material.PublicKey.Hint = s.ID
 	return encode(&b)
 }

@@ -89,7 +89,8 @@ func parseKey(file string, block *pem.Block) (*Key, *FormatError) {
 				return nil, wrong(file, name, "%v", err)
 			}
 		default: // a bound that is not understood is not dropped
-			return nil, wrong(file, name, "no such bound: there are EPs, Builders, Requests, Not-After")
+			return nil, wrong(file, name,
+				"no such bound: there are EPs, Builders, Requests, Not-After")
 		}
 	}
 	return k, nil
@@ -145,7 +146,8 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 	}
 	k, signed := t.Keys[i], preAuth(payloadType, b.Envelope.Payload)
 	if !ed25519.Verify(k.public, signed, b.Envelope.Signatures[0].Sig) {
-		return nil, nil, wrong(b.file, "signatures[0].sig", "key %s did not sign this document", k.Short())
+		return nil, nil, wrong(b.file, "signatures[0].sig",
+			"key %s did not sign this document", k.Short())
 	}
 	p, err := b.statement(c)
 	if err != nil {
@@ -156,7 +158,8 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 	}
 	if t.Revoked != nil {
 		if why := t.Revoked(k.ID, c.Digest, p.BuildKey); why != "" {
-			return nil, nil, &TrustError{fmt.Sprintf("signed by %s, and revoked: %s", k.Short(), why)}
+			return nil, nil, &TrustError{fmt.Sprintf("signed by %s, and revoked: %s",
+				k.Short(), why)}
 		}
 	}
 	return p, k, nil
@@ -164,7 +167,9 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 
 // refuses says why the key's signature does not count for the build, "" if it does.
 func (k *Key) refuses(c *Card, p *Predicate, now time.Time) string {
-	outside := func(may []string, is string) bool { return len(may) > 0 && !slices.Contains(may, is) }
+	outside := func(may []string, is string) bool {
+		return len(may) > 0 && !slices.Contains(may, is)
+	}
 	switch {
 	case !k.NotAfter.IsZero() && now.After(k.NotAfter):
 		return "which is trusted until " + k.NotAfter.Format(time.RFC3339)

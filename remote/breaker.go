@@ -85,8 +85,9 @@ func (s *state) enter(always bool) (probe bool, err error) {
 	open := s.failures >= breakerFailures
 	if open && !always && (s.probing || s.now().Before(s.until)) {
 		s.status.Skipped++
-		return false, unreachable(s.config.Name, fmt.Sprintf("not asked for %v more, after %d failures",
-			max(0, s.until.Sub(s.now())).Round(time.Second), s.failures))
+		return false, unreachable(s.config.Name,
+			fmt.Sprintf("not asked for %v more, after %d failures",
+				max(0, s.until.Sub(s.now())).Round(time.Second), s.failures))
 	}
 	s.status.Calls++
 	if open && !s.probing {

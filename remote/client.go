@@ -69,7 +69,8 @@ func (c *Client) Hello(ctx context.Context, remote string) (Can, error) {
 
 // Look returns the cards under a key, as they are at the remote: at most one for a build key. It
 // takes no longer than the budget, and fails with ErrMissing, ErrRefused or ErrUnreachable.
-func (c *Client) Look(ctx context.Context, remote string, key Key, budget time.Duration) ([][]byte, error) {
+func (c *Client) Look(ctx context.Context, remote string, key Key,
+	budget time.Duration) ([][]byte, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoLook, Key: key, Budget: budget}, nil, nil)
 	if err != nil {
 		return nil, err
@@ -77,7 +78,8 @@ func (c *Client) Look(ctx context.Context, remote string, key Key, budget time.D
 	total := 0
 	for _, card := range a.Cards {
 		if total += len(card); len(card) > MaxCard || total > MaxLook || len(a.Cards) > MaxCards {
-			return nil, &Error{Class: "damaged", Remote: remote, Text: "the helper sent too many cards"}
+			return nil, &Error{Class: "damaged", Remote: remote,
+				Text: "the helper sent too many cards"}
 		}
 	}
 	if len(a.Cards) == 0 {
@@ -109,8 +111,9 @@ func (c *Client) Fetch(ctx context.Context, remote string, f Fetch) (Progress, e
 		}
 	}
 	files := append(append([]*os.File(nil), f.Files...), f.Seeds...)
-	_, err := c.call(ctx, remote, &Request{Do: DoFetch, Manifest: f.Manifest, Writable: len(f.Files),
-		Slowly: f.Background}, files, progress)
+	_, err := c.call(ctx, remote,
+		&Request{Do: DoFetch, Manifest: f.Manifest, Writable: len(f.Files),
+			Slowly: f.Background}, files, progress)
 	return last, err
 }
 
@@ -138,7 +141,8 @@ func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 
 // PutCard puts a card, whose blobs are there, under its build key and its request keys, in the
 // current epoch. A card that is there already is not replaced.
-func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys, card []byte) (Put, error) {
+func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
+	card []byte) (Put, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoPutCard, Keys: keys, Card: card}, nil, nil)
 	if err != nil {
 		return "", err
@@ -146,10 +150,11 @@ func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys, card
 	return Put(a.Put), nil
 }
 
-// Renew keeps a build that is still used from expiring: unless the current epoch has a card of it, it
-// keeps the build's blobs, which are at the remote, and puts the card, which the caller has verified,
-// into the current epoch.
-func (c *Client) Renew(ctx context.Context, remote string, keys CardKeys, card []byte) (Put, error) {
+// Renew keeps a build that is still used from expiring: unless the current epoch has a card of it,
+// it keeps the build's blobs, which are at the remote, and puts the card, which the caller has
+// verified, into the current epoch.
+func (c *Client) Renew(ctx context.Context, remote string, keys CardKeys,
+	card []byte) (Put, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoRenew, Keys: keys, Card: card}, nil, nil)
 	if err != nil {
 		return "", err
@@ -173,7 +178,8 @@ func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
 		return nil, err
 	}
 	if len(a.Cards) != 1 || len(a.Cards[0]) > MaxTrust {
-		return nil, &Error{Class: "damaged", Remote: remote, Text: "the helper sent no trust document"}
+		return nil, &Error{Class: "damaged", Remote: remote,
+			Text: "the helper sent no trust document"}
 	}
 	return a.Cards[0], nil
 }

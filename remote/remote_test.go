@@ -80,7 +80,8 @@ func lie(how string, c *net.UnixConn) {
 	case "class":
 		_ = Send(c, &Answer{Err: &Error{Class: "fine", Remote: "other"}}, nil)
 	case "text":
-		_ = Send(c, &Answer{Err: &Error{Class: "refused", Text: strings.Repeat("no\nno\x1b", 1<<16)}}, nil)
+		_ = Send(c, &Answer{Err: &Error{Class: "refused",
+			Text: strings.Repeat("no\nno\x1b", 1<<16)}}, nil)
 	case "descriptors":
 		_ = Send(c, &Answer{Cards: [][]byte{{1}}}, []*os.File{os.Stderr, os.Stderr})
 	default:
@@ -105,14 +106,16 @@ func TestAHelperThatLiesIsBelievedNothing(t *testing.T) {
 	for how, want := range map[string]error{"crash": ErrUnreachable, "crash later": ErrUnreachable,
 		"hang": ErrUnreachable, "garbage": ErrUnreachable, "huge": ErrUnreachable,
 		"empty": ErrUnreachable, "cut": ErrUnreachable, "endless progress": ErrUnreachable,
-		"many cards": ErrDamaged, "large card": ErrDamaged, "nothing": ErrMissing, "class": ErrDamaged,
-		"text": ErrRefused,
-		"once": ErrUnreachable, "descriptors": nil, "good": nil} {
+		"many cards": ErrDamaged, "large card": ErrDamaged, "nothing": ErrMissing,
+		"class": ErrDamaged,
+		"text":  ErrRefused,
+		"once":  ErrUnreachable, "descriptors": nil, "good": nil} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			c := helped(t, how)
 			began := time.Now()
-			cards, err := c.Look(t.Context(), fleet, BuildKey(portable.Hash{1}), 500*time.Millisecond)
+			cards, err := c.Look(t.Context(), fleet, BuildKey(portable.Hash{1}),
+				500*time.Millisecond)
 			require.Less(t, time.Since(began), 2*time.Second)
 			require.ErrorIs(t, err, want)
 			if want == nil {
@@ -160,7 +163,8 @@ func TestACallersContextEndsACall(t *testing.T) {
 	defer cancel()
 	_, err := c.Fetch(ctx, fleet, Fetch{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Zero(t, c.Status()[0].Unreachable, "the caller's impatience is no failure of the remote")
+	require.Zero(t, c.Status()[0].Unreachable,
+		"the caller's impatience is no failure of the remote")
 }
 
 func TestTheBreakerOpensAfterThreeFailures(t *testing.T) {

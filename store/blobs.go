@@ -27,8 +27,10 @@ func (st *Store) openForms() error {
 		}
 	}
 	var err error
-	st.forms, err = packing.Open(packing.Options{Dir: st.dir, Copies: dir, Apart: apart, Whole: st.cas, FS: st.options.FS, Memory: st.index,
-		Sketches: st.index.Sketches, Shares: st.index.Shares, Changed: st.packer.EnqueueChanged, Owner: blobOwner{st}, Log: st.log})
+	st.forms, err = packing.Open(packing.Options{Dir: st.dir, Copies: dir, Apart: apart,
+		Whole: st.cas, FS: st.options.FS, Memory: st.index,
+		Sketches: st.index.Sketches, Shares: st.index.Shares, Changed: st.packer.EnqueueChanged,
+		Owner: blobOwner{st}, Log: st.log})
 	return err
 }
 
@@ -101,7 +103,9 @@ func (o blobOwner) DropViews(d cas.Digest) error {
 // a new view until the view is in use.
 func (o blobOwner) BeingServed(d cas.Digest) bool {
 	ids, err := o.st.index.Needs(d)
-	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.buildGuard.inUse(id) || o.st.views.CurrentView(id) != nil })
+	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool {
+		return o.st.buildGuard.inUse(id) || o.st.views.CurrentView(id) != nil
+	})
 }
 
 // MayTake implements packing.Owner.
@@ -121,7 +125,9 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release fu
 }
 
 // CountTransient implements packing.Owner.
-func (o blobOwner) CountTransient(disk int64) (done func()) { return o.st.ledger.countTransient(disk) }
+func (o blobOwner) CountTransient(disk int64) (done func()) {
+	return o.st.ledger.countTransient(disk)
+}
 
 // Fits implements packing.Owner.
 func (o blobOwner) Fits(dir, what string, size, instead int64) error {
@@ -158,7 +164,8 @@ type Need struct {
 	Blob  cas.Digest
 }
 
-// Needs lists the builds that need a blob: as one of theirs, or as a container of one that is packed.
+// Needs lists the builds that need a blob: as one of theirs, or as a container of one that is
+// packed.
 func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 	add := func(blob cas.Digest) error {
 		ids, err := st.index.Needs(blob)

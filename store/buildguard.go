@@ -32,7 +32,8 @@ type recentBuild struct {
 const storedGrace = 10 * time.Second
 
 func newBuildGuard() *buildGuard {
-	return &buildGuard{serving: make(map[index.BuildID]int), stored: make(map[index.BuildID]recentBuild), evicting: make(map[index.BuildID]bool)}
+	return &buildGuard{serving: make(map[index.BuildID]int),
+		stored: make(map[index.BuildID]recentBuild), evicting: make(map[index.BuildID]bool)}
 }
 
 // BeginServing guards a build for a request until done. ErrRemoved: the collector is removing it.
@@ -57,7 +58,9 @@ func (a *buildGuard) noteStored(id index.BuildID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(a.stored, func(_ index.BuildID, f recentBuild) bool { return f.until.Before(now) })
+	maps.DeleteFunc(a.stored, func(_ index.BuildID, f recentBuild) bool {
+		return f.until.Before(now)
+	})
 	a.stored[id] = recentBuild{until: now.Add(storedGrace)}
 }
 
@@ -70,7 +73,8 @@ func (a *buildGuard) ExpectTakers(id index.BuildID, takers int) {
 		delete(a.stored, id)
 		return
 	}
-	a.stored[id] = recentBuild{time.Now().Add(storedGrace), takers} // also one that was found, and not stored just now
+	// also one that was found, and not stored just now
+	a.stored[id] = recentBuild{time.Now().Add(storedGrace), takers}
 }
 
 // TakerDone says that one of the requests that waited for a build has it, or never will.

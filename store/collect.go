@@ -88,7 +88,8 @@ const BatchSize = 16
 // Collect carries a plan out, some builds at a time, and checks again before each: a build that
 // was used, pinned or leased since stays, and nothing is removed beyond the goal. The plan says
 // what became of each step. ctx may stop it between two builds.
-func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func(done, total int64)) error {
+func (c *Collector) Collect(ctx context.Context, plan *Collection,
+	progress func(done, total int64)) error {
 	total := plan.Freed
 	plan.Freed = 0
 	for next := 0; next < len(plan.Steps); {
@@ -99,7 +100,8 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func
 		if s := &plan.Steps[next]; s.Action != evict.Evict {
 			err = c.RunShrinkStep(ctx, plan, s)
 		} else {
-			for n < BatchSize && next+n < len(plan.Steps) && plan.Steps[next+n].Action == evict.Evict {
+			for n < BatchSize && next+n < len(plan.Steps) &&
+				plan.Steps[next+n].Action == evict.Evict {
 				n++
 			}
 			err = c.EvictAll(ctx, plan, plan.Steps[next:next+n])
@@ -168,16 +170,20 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 			continue
 		}
 		why := evicted(c.st.now(), s)
-		list = append(list, Removal{Build: &b, Why: why, grace: views.PathGrace, step: s, parts: c.st.PartsOf(&b),
-			tombstone: &index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
-				ModelDigest: b.ModelDigest, At: c.st.now(), Reason: why, Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
+		list = append(list, Removal{Build: &b, Why: why, grace: views.PathGrace, step: s,
+			parts: c.st.PartsOf(&b),
+			tombstone: &index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey,
+				BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
+				ModelDigest: b.ModelDigest, At: c.st.now(), Reason: why, Bytes: s.Frees,
+				CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
 				ForBudget: plan.forBudget && !s.Must}})
 		d := &list[len(list)-1]
 		c.st.FreedOf(d.parts, before)
 		d.may = func() bool { return ctx.Err() == nil && c.mayEvict(plan, d, &going) }
 	}
 	err := c.st.RemoveAll(list)
-	for _, d := range slices.Backward(list) { // a shared part is freed with the last build that has it, as planned
+	// a shared part is freed with the last build that has it, as planned
+	for _, d := range slices.Backward(list) {
 		if d.guarded != nil {
 			d.guarded()
 		}

@@ -87,9 +87,11 @@ func (c *Collector) evictToBounds(ctx context.Context, aged *time.Time) {
 			return
 		}
 		last = plan
-		removed, packed, dropped := plan.Count(evict.Evict), plan.Count(evict.PackBuild), plan.Count(evict.DropCopy)
+		removed, packed, dropped := plan.Count(evict.Evict), plan.Count(evict.PackBuild),
+			plan.Count(evict.DropCopy)
 		if len(plan.Steps) > 0 {
-			c.st.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
+			c.st.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed,
+				"copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
 		}
 		if removed+packed+dropped == 0 {
 			if len(plan.Steps) == 0 {
@@ -121,7 +123,8 @@ func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 		return false, nil
 	}
 	users, err := c.st.index.Users(ctx)
-	storing := c.st.ledger.Reserved().ByUser // afterwards, so that a build that is published counts once
+	// afterwards, so that a build that is published counts once
+	storing := c.st.ledger.Reserved().ByUser
 	for uid, u := range users {
 		if u.LogicalBytes+storing[uid] > b.User {
 			return true, nil
@@ -140,7 +143,8 @@ func (s *Ledger) aboveBounds(b *Bounds, now *Account, waits bool) bool {
 	if !waits {
 		taken -= s.reserved.Transient
 	}
-	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 && b.Free-(taken-s.reserved.Written)-(need-written) < b.Floor && now.Disk > 0 ||
+	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 &&
+		b.Free-(taken-s.reserved.Written)-(need-written) < b.Floor && now.Disk > 0 ||
 		b.Entries > 0 && now.entries > b.Entries
 }
 
@@ -162,7 +166,8 @@ func (c *Collector) RunShrinkStep(ctx context.Context, plan *Collection, s *evic
 	if s.Action == evict.DropCopy {
 		freed, err = c.st.packer.DropCopies(s.ID)
 	} else {
-		freed, err = c.st.packer.PackBuildWith(ctx, s.ID, Packing{When: PackAlways}, c.UntilUsed(plan, s))
+		freed, err = c.st.packer.PackBuildWith(ctx, s.ID, Packing{When: PackAlways},
+			c.UntilUsed(plan, s))
 	}
 	switch {
 	case ctx.Err() != nil:

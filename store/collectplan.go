@@ -15,11 +15,15 @@ import (
 
 // Goal says what a collection has to reach.
 type Goal struct {
-	Bytes   *int64 // on disk, of what the peer may collect, if that is less than the configuration wants; nil: as it wants
-	Slack   bool   // somewhat less than the configuration wants, so that not each put has to make room
-	Need    int64  // bytes on disk that are to fit in besides
-	Written int64  // of these are there already: for the floor nothing has to go for them
-	Urgent  bool   // a reservation waits: nothing is packed, because that takes longer than to evict
+	// on disk, of what the peer may collect, if that is less than the configuration wants; nil: as
+	// it wants
+	Bytes *int64
+	// somewhat less than the configuration wants, so that not each put has to make room
+	Slack   bool
+	Need    int64 // bytes on disk that are to fit in besides
+	Written int64 // of these are there already: for the floor nothing has to go for them
+	// a reservation waits: nothing is packed, because that takes longer than to evict
+	Urgent bool
 
 	Progress index.Progress // is told how far the survey of the store is; may be nil
 }
@@ -46,7 +50,8 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
-	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries, Packs: !goal.Urgent && c.st.settings.Load().Pack.When != PackOff}
+	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries,
+		Packs: !goal.Urgent && c.st.settings.Load().Pack.When != PackOff}
 	if of.All {
 		to.Share = b.Share
 		if to.Bytes, to.Missing, err = c.AllowedBytes(b, goal); err != nil {
@@ -82,8 +87,11 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 }
 
 // snapshot is the input of plans. waits: builds that the daemon is reading may go when it is done.
-func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool) *evict.Snapshot {
-	s := &evict.Snapshot{At: c.st.now(), Bound: c.st.options.Bound, Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
+func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory,
+	waits bool) *evict.Snapshot {
+	s := &evict.Snapshot{At: c.st.now(), Bound: c.st.options.Bound, Builds: survey.Builds,
+		Inventory: inv, NotServed: make(map[index.BuildID]string),
+		Pinned: make(map[index.BuildID]bool)}
 	for _, id := range c.st.index.Journal.NotServed() {
 		s.NotServed[id] = c.st.index.Journal.StateOf(id).Name
 	}
@@ -95,7 +103,8 @@ func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits b
 	none := c.whyNoEviction()
 	s.WhySpared = func(b *index.Brief) string {
 		why := cmp.Or(none, c.pinnedOrInUse(b.ID))
-		if why == "" && (b.Viewed || c.st.views.CurrentView(b.ID) != nil) { // else no file is looked at: most builds of a large store have no view
+		// else no file is looked at: most builds of a large store have no view
+		if why == "" && (b.Viewed || c.st.views.CurrentView(b.ID) != nil) {
 			if why = c.WhyProtected(b.ID, &own); why == KeptReading && waits {
 				return ""
 			}
@@ -122,7 +131,8 @@ func (c *Collector) agesFrom(now time.Time, unused time.Duration) time.Time {
 	}
 	var was clock
 	row, known := c.st.index.Memos.Get(clockKey)
-	if known = known && json.Unmarshal(row, &was) == nil; known && now.Sub(was.Seen).Abs() < time.Second {
+	if known = known && json.Unmarshal(row, &was) == nil; known &&
+		now.Sub(was.Seen).Abs() < time.Second {
 		return was.AgesFrom
 	}
 	now = now.Round(0)

@@ -32,9 +32,10 @@ type commitRequest struct {
 // change is a build that is published or retracted.
 type change struct {
 	*index.Change
-	may  func() bool // is asked right before, when nothing can intervene; nil: it may
-	then func()      // is called when it is durable: moves bytes in the ledger, and appends the event
-	done bool        // it is durable
+	may func() bool // is asked right before, when nothing can intervene; nil: it may
+	// is called when it is durable: moves bytes in the ledger, and appends the event
+	then func()
+	done bool // it is durable
 }
 
 // batchWait bounds how long a batch is added to, and waits for publications that are known to come.
@@ -103,7 +104,9 @@ func (c *committer) commitBatch(batch []*commitRequest) {
 		marks, builds = append(marks, h.marks...), append(builds, h.builds...)
 	}
 	c.index.Journal.Mark(marks)
-	builds = slices.DeleteFunc(builds, func(one *change) bool { return one.may != nil && !one.may() })
+	builds = slices.DeleteFunc(builds, func(one *change) bool {
+		return one.may != nil && !one.may()
+	})
 	changes := make([]*index.Change, len(builds))
 	for i, one := range builds {
 		changes[i] = one.Change

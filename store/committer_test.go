@@ -35,21 +35,26 @@ func TestChangesOfOneBatchAreEachByThemselves(t *testing.T) {
 	publication, err := st.index.Stage(t.Context(), *staged)
 	require.NoError(t, err)
 	events := 0
-	pin := &commitRequest{marks: []*index.Mark{{ID: kept.ID, Pin: &index.Pin{At: time.Now(), UID: 7}}, {ID: index.BuildID{9}, Pin: &index.Pin{}}}, done: make(chan struct{})}
+	pin := &commitRequest{marks: []*index.Mark{{ID: kept.ID,
+		Pin: &index.Pin{At: time.Now(), UID: 7}}, {ID: index.BuildID{9}, Pin: &index.Pin{}}},
+		done: make(chan struct{})}
 	retract := func(id index.BuildID) *change {
 		return &change{Change: &index.Change{ID: id}, then: func() { events++ }, may: func() bool {
 			_, pinned := st.index.Journal.Pinned(id)
 			return !pinned
 		}}
 	}
-	builds := &commitRequest{builds: []*change{retract(kept.ID), retract(gone.ID), retract(index.BuildID{9}), {Change: publication}, retract(gone.ID)}, done: make(chan struct{})}
+	builds := &commitRequest{builds: []*change{retract(kept.ID), retract(gone.ID),
+		retract(index.BuildID{9}), {Change: publication}, retract(gone.ID)},
+		done: make(chan struct{})}
 	st.committer.commitBatch([]*commitRequest{builds, pin})
 	<-pin.done
 	<-builds.done
 	require.NoError(t, pin.marks[0].Err)
 	require.ErrorIs(t, pin.marks[1].Err, index.ErrNotFound)
 	done := func(i int) bool { return builds.builds[i].done }
-	require.Equal(t, []bool{false, true, false, true, false}, []bool{done(0), done(1), done(2), done(3), done(4)})
+	require.Equal(t, []bool{false, true, false, true, false},
+		[]bool{done(0), done(1), done(2), done(3), done(4)})
 	require.NoError(t, builds.builds[0].Err, "it is pinned")
 	require.ErrorIs(t, builds.builds[2].Err, index.ErrNotFound)
 	require.ErrorIs(t, builds.builds[4].Err, index.ErrNotFound)

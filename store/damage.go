@@ -22,7 +22,8 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 		return why
 	}
 	var found []packing.Damage
-	if packing.IsMissingOrDamaged(cause) { // of a blob, or of the view's directories, which say nothing of the build
+	// of a blob, or of the view's directories, which say nothing of the build
+	if packing.IsMissingOrDamaged(cause) {
 		found = st.damagedBlobs(ctx, b)
 	}
 	if len(found) == 0 && (!errors.Is(cause, cas.ErrNotFound) || st.nothingMissing(ctx, b)) {
@@ -40,14 +41,18 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 
 // nothingMissing reports whether no part is missing after all: a copy went while a view was made.
 func (st *Store) nothingMissing(ctx context.Context, b *index.Build) bool {
-	return !slices.ContainsFunc(b.Files, func(f index.File) bool { return st.forms.Verify(ctx, f.Digest) != nil })
+	return !slices.ContainsFunc(b.Files, func(f index.File) bool {
+		return st.forms.Verify(ctx, f.Digest) != nil
+	})
 }
 
 // damagedBlobs lists the damaged parts of a build. It hashes none that was just verified.
 func (st *Store) damagedBlobs(ctx context.Context, b *index.Build) (out []packing.Damage) {
 	for _, f := range b.Files {
 		for _, one := range st.forms.DamageOf(ctx, f.Digest) {
-			if !slices.ContainsFunc(out, func(d packing.Damage) bool { return d.Digest == one.Digest && d.Recipe == one.Recipe }) {
+			if !slices.ContainsFunc(out, func(d packing.Damage) bool {
+				return d.Digest == one.Digest && d.Recipe == one.Recipe
+			}) {
 				out = append(out, one)
 			}
 		}
@@ -134,7 +139,8 @@ func (st *Store) withholdNeeding(d cas.Digest, why string) {
 	}
 	for _, one := range all {
 		b, err := st.index.Get(one.Build)
-		if err == nil && b.HasModel(one.Blob) && st.index.Journal.StateOf(b.ID).Name != index.Damaged {
+		if err == nil && b.HasModel(one.Blob) &&
+			st.index.Journal.StateOf(b.ID).Name != index.Damaged {
 			st.Withhold(one.Build, index.Damaged, why)
 		}
 	}

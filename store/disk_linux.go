@@ -37,7 +37,8 @@ func fitsLeaving(what string, need, free, leave int64) error {
 	if need > free-leave {
 		return fmt.Errorf("%w: %s needs %s, and %s are free, of which %s are reserved for the "+
 			"store's own "+
-			"files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free), bytesize.Text(leave))
+			"files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free),
+			bytesize.Text(leave))
 	}
 	return nil
 }
@@ -63,8 +64,10 @@ type FileID struct{ dev, ino uint64 }
 
 // idleIO has the calling thread's reads wait for those of all other programs, until it is undone.
 func idleIO() (undo func()) {
-	const thread, idle = 1, 3 << 13                                                              // IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
-	set := func(class uintptr) { _, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, thread, 0, class) } // a hint
+	// IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
+	const thread, idle = 1, 3 << 13
+	// a hint
+	set := func(class uintptr) { _, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, thread, 0, class) }
 	set(idle)
 	return func() { set(0) }
 }

@@ -19,8 +19,9 @@ func (st *Store) RecordEvent(e index.Event) {
 
 // eventOf is an event of a build.
 func eventOf(b *index.Build, kind, format string, args ...any) index.Event {
-	return index.Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName,
-		Text: fmt.Sprintf(format, args...), BuildID: b.ID, Scope: b.Scope, By: ownScope(b.UID)}
+	return index.Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey,
+		ModelName: b.ModelName,
+		Text:      fmt.Sprintf(format, args...), BuildID: b.ID, Scope: b.Scope, By: ownScope(b.UID)}
 }
 
 // ownScope is the scope of builds that only this user gets.

@@ -22,8 +22,9 @@ type evictionRounds struct {
 	lacks       int64  // these bytes on disk
 	lackWritten int64  // of which these are on the disk already
 	started     uint64 // rounds that have begun
-	futile      uint64 // the latest that left the store above its bounds, and had nothing more to evict
-	keptText    string // what that one had to leave, with numbers
+	// the latest that left the store above its bounds, and had nothing more to evict
+	futile   uint64
+	keptText string // what that one had to leave, with numbers
 }
 
 // beginRound waits until no other round runs, and begins one. end ends it.
@@ -167,7 +168,8 @@ func (c *Collector) evictableOfUser(
 		if one.UID != uid {
 			return nil
 		}
-		if why := c.WhyProtected(one.ID, &own); why != "" && why != KeptReading { // that is over in a moment
+		// that is over in a moment
+		if why := c.WhyProtected(one.ID, &own); why != "" && why != KeptReading {
 			held += one.LogicalBytes
 		} else {
 			mayGo += one.LogicalBytes

@@ -23,7 +23,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-var allFaults = flag.Bool("faults.all", false, "meet each call with each error, not with one of them")
+var allFaults = flag.Bool("faults.all", false,
+	"meet each call with each error, not with one of them")
 
 // faulty is a file system of which all calls of one label fail while it is armed.
 type faulty struct {
@@ -199,7 +200,8 @@ func (h *history) suffer(f *faulty, label string, failure error) (hits int, err 
 		}
 		clear(h.doing)
 		if err := step.do(h, rand.New(rand.NewPCG(8, uint64(i)))); err != nil {
-			return hits, fmt.Errorf("%s, when nothing fails any more (%v): %w", step.name, failed, err)
+			return hits, fmt.Errorf("%s, when nothing fails any more (%v): %w", step.name,
+				failed, err)
 		}
 		clear(h.doing)
 		h.repairing = false
@@ -246,7 +248,8 @@ func TestStoreRecoversWithoutARestart(t *testing.T) {
 	require.NoError(t, err)
 	labels := slices.Sorted(maps.Keys(f.seen))
 	t.Logf("%d labels: %v", len(labels), labels)
-	errs := []error{syscall.EMFILE, syscall.ENOMEM, syscall.EDQUOT, syscall.EROFS, syscall.EIO, syscall.ENOSPC}
+	errs := []error{syscall.EMFILE, syscall.ENOMEM, syscall.EDQUOT, syscall.EROFS, syscall.EIO,
+		syscall.ENOSPC}
 	reading := errs[:2] // EIO says that the bytes are lost
 	met := 0
 	for i, label := range labels {

@@ -34,8 +34,9 @@ import (
 
 var (
 	exploreStates = flag.Int("explore.states", 10_000, "crash states to look at")
-	exploreSeed   = flag.Uint64("explore.seed", 0, "explore the history of this seed alone; 0: those from 1 on")
-	exploreOps    = flag.Int("explore.ops", 12, "operations of a history")
+	exploreSeed   = flag.Uint64("explore.seed", 0,
+		"explore the history of this seed alone; 0: those from 1 on")
+	exploreOps = flag.Int("explore.ops", 12, "operations of a history")
 )
 
 // TestNoCrashLosesAcknowledgedOperations runs random histories of a store. Before every step that
@@ -60,13 +61,23 @@ func TestNoCrashLosesAcknowledgedOperations(t *testing.T) {
 // the file system's seam, where it has the effect of the bug in the store.
 func TestTheExplorerFindsPlantedBugs(t *testing.T) {
 	for name, plant := range map[string]func(cas.FS) cas.FS{
-		"publish before sync":       func(f cas.FS) cas.FS { return without{FS: f, sync: "/staging/"} },
-		"manifest before its sync":  func(f cas.FS) cas.FS { return without{FS: f, sync: "/manifests/"} },
-		"lost directory sync":       func(f cas.FS) cas.FS { return without{FS: f, syncDir: "/objects"} },
-		"manifest's lost directory": func(f cas.FS) cas.FS { return without{FS: f, syncDir: "/manifests"} },
-		"unlink before index":       func(f cas.FS) cas.FS { return &lateRemovals{FS: f} },
-		"tombstone after manifest":  func(f cas.FS) cas.FS { return &lateTombstones{FS: f} },
-		"recipe that is not synced": func(f cas.FS) cas.FS { return without{FS: f, sync: "/recipes"} },
+		"publish before sync": func(f cas.FS) cas.FS {
+			return without{FS: f, sync: "/staging/"}
+		},
+		"manifest before its sync": func(f cas.FS) cas.FS {
+			return without{FS: f, sync: "/manifests/"}
+		},
+		"lost directory sync": func(f cas.FS) cas.FS {
+			return without{FS: f, syncDir: "/objects"}
+		},
+		"manifest's lost directory": func(f cas.FS) cas.FS {
+			return without{FS: f, syncDir: "/manifests"}
+		},
+		"unlink before index":      func(f cas.FS) cas.FS { return &lateRemovals{FS: f} },
+		"tombstone after manifest": func(f cas.FS) cas.FS { return &lateTombstones{FS: f} },
+		"recipe that is not synced": func(f cas.FS) cas.FS {
+			return without{FS: f, sync: "/recipes"}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found, states := exploreMany(*exploreStates, plant)
@@ -141,8 +152,8 @@ func (l *lateTombstones) Sync(f *os.File) error {
 	return l.FS.Sync(f)
 }
 
-// lateRemovals is a file system that does not sync the removal of manifests, so that blobs go before
-// the builds that need them.
+// lateRemovals is a file system that does not sync the removal of manifests, so that blobs go
+// before the builds that need them.
 type lateRemovals struct {
 	cas.FS
 	removed atomic.Bool // a manifest, by the last change of their directories
@@ -212,13 +223,14 @@ type history struct {
 	only   int    // the number of the one operation, from 1, whose states are looked at; 0: all
 	op     int    // index of the operation under way
 
-	root   string
-	fs     *crashfs.FS
-	store  *store.Store
-	now    time.Time
-	facts  map[index.BuildID]*fact
-	coming map[string][]cas.Digest // files of the builds that are being published, by the model's name
-	doing  map[index.BuildID]bool  // builds that the operation under way changes
+	root  string
+	fs    *crashfs.FS
+	store *store.Store
+	now   time.Time
+	facts map[index.BuildID]*fact
+	// files of the builds that are being published, by the model's name
+	coming map[string][]cas.Digest
+	doing  map[index.BuildID]bool // builds that the operation under way changes
 	ops    []string
 
 	repairing bool                     // the operation under way may take files away
@@ -234,15 +246,18 @@ type history struct {
 }
 
 func (h *history) String() string {
-	return fmt.Sprintf("seed %d, after %d states: %v\n  -args -explore.seed=%d\n  %s", h.seed, h.states, h.failed, h.seed,
+	return fmt.Sprintf("seed %d, after %d states: %v\n  -args -explore.seed=%d\n  %s", h.seed,
+		h.states, h.failed, h.seed,
 		strings.Join(h.ops, "\n  "))
 }
 
 // explore runs the history of a seed, without the operations that skip has a bit for.
 // Where only is not 0, states are looked at during that operation alone.
 func explore(seed uint64, ops int, plant func(cas.FS) cas.FS, skip uint64, only int) *history {
-	h := &history{seed: seed, only: only, random: rand.New(rand.NewPCG(seed, 1)), plant: plant, skip: skip, now: time.Unix(1_700_000_000, 0),
-		facts: make(map[index.BuildID]*fact), coming: make(map[string][]cas.Digest), doing: make(map[index.BuildID]bool), paths: make(map[string]index.BuildID)}
+	h := &history{seed: seed, only: only, random: rand.New(rand.NewPCG(seed, 1)), plant: plant,
+		skip: skip, now: time.Unix(1_700_000_000, 0),
+		facts: make(map[index.BuildID]*fact), coming: make(map[string][]cas.Digest),
+		doing: make(map[index.BuildID]bool), paths: make(map[string]index.BuildID)}
 	h.failed = h.run(ops)
 	return h
 }
@@ -308,9 +323,12 @@ func (h *history) run(ops int) (err error) {
 }
 
 func options(now func() time.Time, fs cas.FS) store.Options {
-	return store.Options{FS: fs, Log: slog.New(slog.DiscardHandler), Now: now, Settings: store.Settings{Pack: store.Packing{When: store.PackCold, After: time.Hour}},
-		Making: func(uint64, int) {}, Broken: func(*index.BrokenError) {}, Heard: func(index.Event) {},
-		OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {}, Compiling: func() bool { return false }}
+	return store.Options{FS: fs, Log: slog.New(slog.DiscardHandler), Now: now,
+		Settings: store.Settings{Pack: store.Packing{When: store.PackCold, After: time.Hour}},
+		Making:   func(uint64, int) {}, Broken: func(*index.BrokenError) {},
+		Heard:       func(index.Event) {},
+		OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {},
+		Compiling: func() bool { return false }}
 }
 
 func (h *history) open() (err error) {
@@ -318,7 +336,8 @@ func (h *history) open() (err error) {
 	if h.plant != nil {
 		fs = h.plant(fs)
 	}
-	h.store, err = store.Open(filepath.Join(h.root, "state"), options(func() time.Time { return h.now }, fs))
+	h.store, err = store.Open(filepath.Join(h.root, "state"),
+		options(func() time.Time { return h.now }, fs))
 	return err
 }
 
@@ -373,12 +392,14 @@ func (h *history) crash(random *rand.Rand) error {
 		return err
 	}
 	defer os.RemoveAll(root)
-	loss := []crashfs.Loss{crashfs.Some, crashfs.Everything, crashfs.Some, crashfs.Nothing}[random.IntN(4)]
+	loss := []crashfs.Loss{crashfs.Some, crashfs.Everything, crashfs.Some,
+		crashfs.Nothing}[random.IntN(4)]
 	if err := h.fs.Crash(root, loss, random.Uint64()); err != nil {
 		return err
 	}
 	now := h.now.Add(time.Hour)
-	st, err := store.Open(filepath.Join(root, "state"), options(func() time.Time { return now }, nil))
+	st, err := store.Open(filepath.Join(root, "state"),
+		options(func() time.Time { return now }, nil))
 	if err != nil {
 		return fmt.Errorf("it does not open: %w", err)
 	}
@@ -399,7 +420,8 @@ func (h *history) compare(st *store.Store) error {
 		there[b.ID] = true
 		f := h.facts[b.ID]
 		switch {
-		case f == nil && !slices.EqualFunc(h.coming[b.ModelName], b.Files, func(d cas.Digest, f index.File) bool { return d == f.Digest }):
+		case f == nil && !slices.EqualFunc(h.coming[b.ModelName], b.Files,
+			func(d cas.Digest, f index.File) bool { return d == f.Digest }):
 			return fmt.Errorf("build %s of %s was never published", b.ID, b.ModelName)
 		case f != nil && f.gone && !h.doing[b.ID]:
 			return fmt.Errorf("build %s of %s was removed, and is back", b.ID, b.ModelName)
@@ -408,8 +430,10 @@ func (h *history) compare(st *store.Store) error {
 		}
 		for _, m := range b.Members[min(1, len(b.Members)):] {
 			found, err := st.Index().Lookup(m.AloneKey, b.Scope)
-			if is := func(f index.Build) bool { return f.ID == b.ID }; err != nil || !slices.ContainsFunc(found, is) {
-				return fmt.Errorf("group %s of %s is not found under its member: %w", b.ID, b.ModelName, err)
+			if is := func(f index.Build) bool { return f.ID == b.ID }; err != nil ||
+				!slices.ContainsFunc(found, is) {
+				return fmt.Errorf("group %s of %s is not found under its member: %w", b.ID,
+					b.ModelName, err)
 			}
 		}
 		if h.mayLack(st, b.ID) {
@@ -423,23 +447,28 @@ func (h *history) compare(st *store.Store) error {
 	for id, f := range h.facts {
 		_, pinned := st.Index().Journal.Pinned(id)
 		state := st.Index().Journal.StateOf(id).Name
-		tombs := st.Index().Journal.Tombstones(func(g *index.Tombstone) bool { return g.BuildID == id })
+		tombs := st.Index().Journal.Tombstones(func(g *index.Tombstone) bool {
+			return g.BuildID == id
+		})
 		switch {
 		case !there[id] && !f.gone && !h.doing[id]:
 			return fmt.Errorf("build %s of %s was acknowledged, and is gone", id, f.build.ModelName)
 		case !there[id] && f.evict && len(tombs) == 0:
-			return fmt.Errorf("build %s of %s was evicted without a tombstone", id, f.build.ModelName)
+			return fmt.Errorf("build %s of %s was evicted without a tombstone", id,
+				f.build.ModelName)
 		case there[id] && !h.doing[id] && pinned != f.pinned:
-			return fmt.Errorf("build %s of %s: pinned %t, acknowledged %t", id, f.build.ModelName, pinned, f.pinned)
+			return fmt.Errorf("build %s of %s: pinned %t, acknowledged %t", id, f.build.ModelName,
+				pinned, f.pinned)
 		case there[id] && !h.doing[id] && state != f.state:
-			return fmt.Errorf("build %s of %s: state %q, acknowledged %q", id, f.build.ModelName, state, f.state)
+			return fmt.Errorf("build %s of %s: state %q, acknowledged %q", id, f.build.ModelName,
+				state, f.state)
 		}
 	}
 	return nil
 }
 
-// mayLack reports whether files of a build may be missing: it is withheld for that, or a repair that
-// is under way has not come to that yet.
+// mayLack reports whether files of a build may be missing: it is withheld for that, or a repair
+// that is under way has not come to that yet.
 func (h *history) mayLack(st *store.Store, id index.BuildID) bool {
 	return h.repairing || st.Index().Journal.StateOf(id).Name == index.Damaged
 }
@@ -476,7 +505,8 @@ func (h *history) recover(st *store.Store) error {
 		return nil
 	})
 	for _, f := range reply.Findings {
-		if f.Kind != "missing" || slices.ContainsFunc(f.Builds, func(key string) bool { return !lost[key] }) {
+		if f.Kind != "missing" ||
+			slices.ContainsFunc(f.Builds, func(key string) bool { return !lost[key] }) {
 			return fmt.Errorf("a check finds: %v", f)
 		}
 	}
@@ -496,9 +526,15 @@ var operations = []struct {
 	do   func(h *history, random *rand.Rand) error
 }{
 	{"publish", (*history).publish},
-	{"publish alike", func(h *history, random *rand.Rand) error { return h.publishLike(random, false) }},
-	{"publish alike", func(h *history, random *rand.Rand) error { return h.publishLike(random, false) }},
-	{"publish anew", func(h *history, random *rand.Rand) error { return h.publishLike(random, true) }},
+	{"publish alike", func(h *history, random *rand.Rand) error {
+		return h.publishLike(random, false)
+	}},
+	{"publish alike", func(h *history, random *rand.Rand) error {
+		return h.publishLike(random, false)
+	}},
+	{"publish anew", func(h *history, random *rand.Rand) error {
+		return h.publishLike(random, true)
+	}},
 	{"pack", (*history).pack},
 	{"pack", (*history).pack},
 	{"unpack", (*history).unpack},
@@ -517,7 +553,8 @@ var operations = []struct {
 func contents(random *rand.Rand, like [][]byte) (files [][]byte) {
 	for i := range 2 {
 		b := make([]byte, 8<<10+i<<18)
-		source := rand.NewChaCha8([32]byte{byte(random.Uint32()), byte(random.Uint32()), byte(random.Uint32()), byte(random.Uint32())})
+		source := rand.NewChaCha8([32]byte{byte(random.Uint32()), byte(random.Uint32()),
+			byte(random.Uint32()), byte(random.Uint32())})
 		_, _ = source.Read(b)
 		if like != nil {
 			copy(b, like[i%len(like)][:len(like[i%len(like)])-4<<10])
@@ -565,14 +602,16 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 	defer remove()
 	h.published++
 	name := fmt.Sprintf("model %d", h.published)
-	b := &index.Build{ModelName: name, Scope: "shared", UID: uint32(os.Getuid()), Created: h.now, Graph: "file0"}
+	b := &index.Build{ModelName: name, Scope: "shared", UID: uint32(os.Getuid()), Created: h.now,
+		Graph: "file0"}
 	for i := range b.RequestKey {
 		b.RequestKey[i], b.BuildKey[i] = byte(random.Uint32()), byte(random.Uint32())
 	}
 	b.ModelDigest[0] = 1
 	if b.RequestKey[0]%3 == 0 { // a group, that is found under its second member too
 		b.Members = []index.Member{{ModelName: name, ModelDigest: b.ModelDigest, Graph: "file0"},
-			{ModelName: "second", ModelDigest: cas.Digest{2}, Graph: "file1", AloneKey: b.RequestKey}}
+			{ModelName: "second", ModelDigest: cas.Digest{2}, Graph: "file1",
+				AloneKey: b.RequestKey}}
 		b.Members[1].AloneKey[0]++
 	}
 	if old != nil {
@@ -598,13 +637,15 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 		return err
 	}
 	hold := h.store.Blobs().Hold()
-	err = h.store.Publish(ctx, store.Publication{Build: b, Dir: dir, UID: b.UID, Reservation: room, Kind: "compiled"}, hold)
+	err = h.store.Publish(ctx, store.Publication{Build: b, Dir: dir, UID: b.UID, Reservation: room,
+		Kind: "compiled"}, hold)
 	hold.Release()
 	room.Release()
 	if err != nil {
 		return err
 	}
-	h.store.ExpectTakers(b.ID, 0) // no request waits for it, so that it may be packed and evicted at once
+	// no request waits for it, so that it may be packed and evicted at once
+	h.store.ExpectTakers(b.ID, 0)
 	for id := range h.doing {
 		h.facts[id].gone = true
 	}
@@ -637,7 +678,9 @@ func (h *history) any(random *rand.Rand) *fact {
 
 // there are the builds that were not removed, in the order in which they were published.
 func (h *history) there() (out []*fact) {
-	for _, f := range slices.SortedFunc(maps.Values(h.facts), func(a, b *fact) int { return strings.Compare(a.build.ModelName, b.build.ModelName) }) {
+	for _, f := range slices.SortedFunc(maps.Values(h.facts), func(a, b *fact) int {
+		return strings.Compare(a.build.ModelName, b.build.ModelName)
+	}) {
 		if !f.gone {
 			out = append(out, f)
 		}
@@ -647,11 +690,13 @@ func (h *history) there() (out []*fact) {
 
 // pack packs the first build, in random order, that something is gained with.
 func (h *history) pack(random *rand.Rand) error {
-	return h.until(random, store.PackedNow, h.store.Packer().PackOnRequest(context.Background(), false))
+	return h.until(random, store.PackedNow,
+		h.store.Packer().PackOnRequest(context.Background(), false))
 }
 
 // until changes the forms of builds in random order until one comes to that.
-func (h *history) until(random *rand.Rand, what string, change func(*index.Build) (string, int64, error)) error {
+func (h *history) until(random *rand.Rand, what string,
+	change func(*index.Build) (string, int64, error)) error {
 	there := h.there()
 	for _, i := range random.Perm(len(there)) {
 		f := there[i]
@@ -668,14 +713,17 @@ func (h *history) until(random *rand.Rand, what string, change func(*index.Build
 }
 
 func (h *history) unpack(random *rand.Rand) error {
-	return h.until(random, store.UnpackedNow, h.store.Packer().UnpackOnRequest(context.Background(), false))
+	return h.until(random, store.UnpackedNow,
+		h.store.Packer().UnpackOnRequest(context.Background(), false))
 }
 
 func (h *history) compact(random *rand.Rand) error {
 	ctx := context.Background()
 	hot := random.IntN(2)
 	is := func(d cas.Digest) bool { return int(d[0])%2 == hot }
-	all, err := h.store.Forms().CompactableFamilies(ctx, is, func(d cas.Digest) bool { return !is(d) })
+	all, err := h.store.Forms().CompactableFamilies(ctx, is, func(d cas.Digest) bool {
+		return !is(d)
+	})
 	for _, f := range all {
 		if err == nil {
 			h.told("a family")
@@ -786,7 +834,8 @@ func (h *history) repair(random *rand.Rand) error {
 		h.doing[id] = true
 	}
 	h.repairing = true
-	h.store.Repair(context.Background(), f.build.Files[random.IntN(len(f.build.Files))].Digest, "a test")
+	h.store.Repair(context.Background(),
+		f.build.Files[random.IntN(len(f.build.Files))].Digest, "a test")
 	for id, f := range h.facts {
 		if state := h.store.Index().Journal.StateOf(id).Name; !f.gone && state != f.state {
 			if state != index.Damaged {

@@ -11,7 +11,8 @@ import (
 )
 
 // Inventory surveys the store: builds, and the forms of their blobs. progress may be nil.
-func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*index.Survey, *evict.Inventory, error) {
+func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*index.Survey,
+	*evict.Inventory, error) {
 	var (
 		recipes  = make(map[cas.Digest]dedupe.Packed)
 		unpacked = make(map[cas.Digest]int64)
@@ -66,7 +67,8 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 		inv.AddCopy(d, disk)
 	}
 	for d, s := range shares {
-		// Of what no build needs nothing is packed; what has been packed or removed since frees nothing.
+		// Of what no build needs nothing is packed; what has been packed or removed since frees
+		// nothing.
 		if inv.Needed(d) {
 			inv.AddSaving(d, c.st.forms.Sharing.Saving(d), s.From...)
 		}

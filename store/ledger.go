@@ -17,12 +17,15 @@ import (
 
 // SpaceOptions bound what is kept. The zero value bounds nothing.
 type SpaceOptions struct {
-	Budget     Amount        // on disk: of blobs, manifests, what is being stored, and what of removed builds is still open
+	// on disk: of blobs, manifests, what is being stored, and what of removed builds is still open
+	Budget     Amount
 	Floor      Amount        // that stays free on the file system
 	MaxUnused  time.Duration // builds that were not used for so long are evicted; 0: any time
 	MaxEntries uint64        // request keys; 0: any number
 	UserBytes  Amount        // logical bytes of all builds that one user asked for
-	UserShare  Amount        // of the budget: what the builds of a bound user keep when space is short, and what its pins may take
+	// of the budget: what the builds of a bound user keep when space is short, and what its pins
+	// may take
+	UserShare Amount
 }
 
 // Amount is a number of bytes, or a part of the file system of the state directory. 0: no bound.
@@ -68,7 +71,8 @@ func (st *Store) Bounds() (Bounds, error) {
 	if err != nil {
 		return Bounds{}, err
 	}
-	b := Bounds{Budget: o.Budget.of(s.size), Floor: o.Floor.of(s.size), User: o.UserBytes.of(s.size), Entries: o.MaxEntries,
+	b := Bounds{Budget: o.Budget.of(s.size), Floor: o.Floor.of(s.size),
+		User: o.UserBytes.of(s.size), Entries: o.MaxEntries,
 		unused: o.MaxUnused, Free: s.free}
 	if b.Budget > 0 && st.options.Bound != nil {
 		b.Share, b.bound = o.UserShare.of(b.Budget), st.options.Bound
@@ -120,13 +124,14 @@ var errUserFull = fmt.Errorf("%w for its user", packing.ErrNoSpace)
 
 // Reserved is what is set aside at one moment, in bytes.
 type Reserved struct {
-	Disk    int64            // on disk
-	Written int64            // of Disk: what is on the disk already, and of which the free space knows
+	Disk int64 // on disk
+	// of Disk: what is on the disk already, and of which the free space knows
+	Written int64
 	ByUser  map[uint32]int64 // logical bytes
 
 	// Transient are bytes on disk that go in a moment for something smaller, which is set aside or
-	// written beside them: the collector evicts nothing for that by itself. A reservation that waits
-	// does, because it could not be admitted instead of these bytes.
+	// written beside them: the collector evicts nothing for that by itself. A reservation that
+	// waits does, because it could not be admitted instead of these bytes.
 	Transient int64
 }
 
@@ -251,13 +256,15 @@ func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 		}
 		now.mayGo, now.stays = mayGo, stays
 		s.mu.Lock()
-		same := s.releases == given // else something was in no account, perhaps, while these were read
+		// else something was in no account, perhaps, while these were read
+		same := s.releases == given
 		if same {
 			final, err = s.reserve(&now, r, disk, bytes)
 		}
 		s.mu.Unlock()
 		if same && (final || stays != "" || !errors.Is(err, errUserFull) || ctx.Err() != nil) {
-			return final, err // else others of the user's have reserved since, and more may go for them
+			// else others of the user's have reserved since, and more may go for them
+			return final, err
 		}
 	}
 }
@@ -279,8 +286,9 @@ type usageNow struct {
 	Bounds
 	Account
 	users map[uint32]index.UserSpace // where there is a quota
-	mayGo int64                      // logical bytes of the user's builds that may go for one more, as far as so many have to
-	stays string                     // why others of them may not; "": there are none
+	// logical bytes of the user's builds that may go for one more, as far as so many have to
+	mayGo int64
+	stays string // why others of them may not; "": there are none
 }
 
 func (st *Store) usageNow(ctx context.Context) (now usageNow, err error) {
@@ -309,31 +317,38 @@ func (s *Ledger) admit(now *usageNow, r *Reservation, disk, bytes int64) (final 
 	case b.Budget > 0 && used > b.Budget && used+disk > b.Budget+r.above:
 		return false, NoSpace("it takes %s on disk; of the budget of %s are used: %s by builds, "+
 			"%s by removed builds that are still open, %s by builds being stored",
-			bytesize.Text(disk), bytesize.Text(b.Budget), bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.UnlinkedOpen), bytesize.Text(others)).
+			bytesize.Text(disk), bytesize.Text(b.Budget),
+			bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.UnlinkedOpen),
+			bytesize.Text(others)).
 			WithHint("epcachectl gc -n lists the builds that cannot be evicted, and why; or " +
 				"raise budget in [space]")
-	case b.Free-(s.reserved.Disk-s.reserved.Written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
+	case b.Free-(s.reserved.Disk-s.reserved.Written) <
+		b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
 		return false, NoSpace("it takes %s on disk; %s are free, of which %s are reserved for "+
 			"builds being stored and %s must stay free",
-			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.reserved.Written-r.counted)), bytesize.Text(b.Floor)).
+			bytesize.Text(disk), bytesize.Text(b.Free),
+			bytesize.Text(others-(s.reserved.Written-r.counted)), bytesize.Text(b.Floor)).
 			WithHint("free some space on the disk, or lower free_floor in [space]")
 	}
 	return s.admitUser(now, r, disk, bytes)
 }
 
 // admitUser is admit for the quota: more is admitted only if enough of the user's builds may go.
-func (s *Ledger) admitUser(now *usageNow, r *Reservation, disk, bytes int64) (final bool, err error) {
+func (s *Ledger) admitUser(now *usageNow, r *Reservation, disk, bytes int64) (final bool,
+	err error) {
 	used := now.users[r.user].LogicalBytes + s.reserved.ByUser[r.user] - r.bytes
 	most, share := s.quotaOf(now, r, used, disk-bytes)
 	switch {
-	case bytes == 0 && share && used+disk > most: // a guess, and others' builds might be evicted in vain
+	case bytes == 0 && share && used+disk > most:
+		// a guess, and others' builds might be evicted in vain
 		return false, NoSpace("uid %d has used up its quota", r.user)
 	case bytes == 0 || most == 0: // copies count for no user
 		return false, nil
 	case bytes <= most && used+bytes-now.mayGo <= most:
 		return false, nil
 	}
-	e := NoSpace("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(most)).
+	e := NoSpace("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user,
+		bytesize.Text(used), bytesize.Text(most)).
 		WithHint("remove builds that are not needed: epcachectl rm; or raise user_bytes in [space]")
 	if share {
 		e.Text = fmt.Sprintf("it has %s, and uid %d has %s: together more than its share of %s, "+
@@ -354,14 +369,16 @@ func (s *Ledger) admitUser(now *usageNow, r *Reservation, disk, bytes int64) (fi
 // quotaOf returns how many logical bytes the user of a reservation may have, with used so far; 0:
 // any number. share: it is the user's share of the budget, or more where that takes nothing from
 // others. besides are bytes on disk that the new build takes besides its logical ones. mu is held.
-func (s *Ledger) quotaOf(now *usageNow, r *Reservation, used, others int64) (most int64, share bool) {
+func (s *Ledger) quotaOf(now *usageNow, r *Reservation, used, others int64) (most int64,
+	share bool) {
 	b := &now.Bounds
 	if !b.shares(r.user) {
 		return b.User, false
 	}
 	left := b.Budget - now.Counted() - (s.reserved.Disk - r.disk + s.removing)
 	if b.Floor > 0 {
-		left = min(left, b.Free-(s.reserved.Disk-s.reserved.Written)-b.Floor+(r.disk-r.counted)+r.Written)
+		left = min(left,
+			b.Free-(s.reserved.Disk-s.reserved.Written)-b.Floor+(r.disk-r.counted)+r.Written)
 	}
 	most = max(b.Share, used+left-max(others, 0))
 	if b.User > 0 && b.User < most {
@@ -390,7 +407,8 @@ func (r *Reservation) releaseQuota() {
 		delete(s.reserved.ByUser, r.user)
 	}
 	r.bytes = 0
-	s.reserved.Transient += r.disk - r.transient // it counts twice in a moment, for which nothing may be evicted
+	// it counts twice in a moment, for which nothing may be evicted
+	s.reserved.Transient += r.disk - r.transient
 	r.transient = r.disk
 }
 
@@ -431,7 +449,8 @@ func (st *Store) Account() (Account, error) {
 		return Account{}, err
 	}
 	packed, err := st.forms.Space(false)
-	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes, UnlinkedOpen: st.views.UnlinkedOpenBytes(), Packed: packed, entries: s.Entries}, err
+	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes,
+		UnlinkedOpen: st.views.UnlinkedOpenBytes(), Packed: packed, entries: s.Entries}, err
 }
 
 // WholeBytes returns what the whole form of a blob takes on the disk, in whole blocks.

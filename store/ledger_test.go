@@ -15,13 +15,15 @@ import (
 func TestAQuotaIsFilledToTheByte(t *testing.T) {
 	s, r := newLedger(), &Reservation{user: 1}
 	s.reserved.ByUser[1] = 100 // what it stores just now
-	now := &usageNow{Bounds: Bounds{User: 1000}, users: map[uint32]index.UserSpace{1: {LogicalBytes: 500}}}
+	now := &usageNow{Bounds: Bounds{User: 1000},
+		users: map[uint32]index.UserSpace{1: {LogicalBytes: 500}}}
 	_, err := s.admitUser(now, r, 400, 400)
 	require.NoError(t, err)
 	_, err = s.admitUser(now, &Reservation{user: 2}, 1000, 1000)
 	require.NoError(t, err, "somebody else's")
 	final, err := s.admitUser(now, r, 401, 401)
-	require.ErrorContains(t, err, "it has 401 B, and uid 1 has 600 B of at most 1000 B, and would have 1001 B with this build")
+	require.ErrorContains(t, err,
+		"it has 401 B, and uid 1 has 600 B of at most 1000 B, and would have 1001 B with this build")
 	require.False(t, final)
 	now.mayGo = 1
 	_, err = s.admitUser(now, r, 401, 401)
@@ -54,16 +56,21 @@ func TestWrittenBytesNeedNoFreeSpace(t *testing.T) {
 		return err
 	}
 	near := Bounds{Floor: 100, Free: 110}
-	require.ErrorContains(t, admits(near, &Reservation{}), "110 B are free, of which 0 B are reserved for builds being stored and 100 B must stay free")
-	require.ErrorContains(t, admits(near, &Reservation{Written: 40}), "must stay free", "20 are to come")
+	require.ErrorContains(t, admits(near, &Reservation{}),
+		"110 B are free, of which 0 B are reserved for builds being stored and 100 B must stay free")
+	require.ErrorContains(t, admits(near, &Reservation{Written: 40}), "must stay free",
+		"20 are to come")
 	require.NoError(t, admits(near, &Reservation{Written: 50}))
 	require.NoError(t, admits(near, &Reservation{Written: 1000}))
-	require.ErrorContains(t, admits(Bounds{Floor: 100, Free: 99}, &Reservation{Written: 60}), "must stay free", "the floor itself is kept to")
-	require.ErrorContains(t, admits(Bounds{Budget: 50}, &Reservation{Written: 60}), "the whole budget is 50 B")
+	require.ErrorContains(t, admits(Bounds{Floor: 100, Free: 99}, &Reservation{Written: 60}),
+		"must stay free", "the floor itself is kept to")
+	require.ErrorContains(t, admits(Bounds{Budget: 50}, &Reservation{Written: 60}),
+		"the whole budget is 50 B")
 
 	s.reserved.Disk, s.reserved.Written = 500, 495 // others'
 	require.NoError(t, admits(near, &Reservation{Written: 55}))
-	require.ErrorContains(t, admits(near, &Reservation{Written: 54}), "5 B are reserved", "what is written of the others' is in no use to ask for")
+	require.ErrorContains(t, admits(near, &Reservation{Written: 54}), "5 B are reserved",
+		"what is written of the others' is in no use to ask for")
 	guess := &Reservation{disk: 60} // was set aside before the compile, as what has to be written
 	s.reserved.Disk, s.reserved.Written = 60, 0
 	require.NoError(t, admits(Bounds{Floor: 100, Free: 160}, guess))

@@ -39,9 +39,11 @@ type leftovers struct {
 	st *Store
 	Pace
 
-	lost, wrong []cas.Digest         // that no build needs, and that are accounted for with other bytes than they take
-	needed      map[cas.Digest]int64 // those that begin with the byte before next and were not seen yet, with what is accounted for
-	next        int                  // first byte of those that come after them
+	// that no build needs, and that are accounted for with other bytes than they take
+	lost, wrong []cas.Digest
+	// those that begin with the byte before next and were not seen yet, with what is accounted for
+	needed map[cas.Digest]int64
+	next   int // first byte of those that come after them
 }
 
 func (l *leftovers) recipe(d cas.Digest, _ dedupe.Packed) error {

@@ -17,22 +17,27 @@ import (
 // in use, and that nothing was done. It reads the blobs and their bases a few times; when ctx
 // ends, each blob is in a form that serves it.
 func (p *Packer) PackBuild(ctx context.Context, id index.BuildID) (freed int64, err error) {
-	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) { return p.st.forms.Pack(ctx, d, packing.Little, nil) })
+	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
+		return p.st.forms.Pack(ctx, d, packing.Little, nil)
+	})
 }
 
 // PackBuildWith is PackBuild of only those blobs that are worth it even if they are needed soon,
 // that no recipe takes from, and that only cold builds need, in the sense of when. It asks gate
 // before each piece that is read.
-func (p *Packer) PackBuildWith(ctx context.Context, id index.BuildID, when Packing, gate packing.Gate) (freed int64, err error) {
+func (p *Packer) PackBuildWith(ctx context.Context, id index.BuildID, when Packing,
+	gate packing.Gate) (freed int64, err error) {
 	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
-		if ok, err := p.allCold(d, when); !ok || err != nil || len(p.st.forms.Recipes.Users(d)) > 0 {
+		if ok, err := p.allCold(d, when); !ok || err != nil ||
+			len(p.st.forms.Recipes.Users(d)) > 0 {
 			return 0, err
 		}
 		return p.st.forms.Pack(ctx, d, packing.Worth, gate)
 	})
 }
 
-func (p *Packer) packBlobs(ctx context.Context, id index.BuildID, pack func(cas.Digest) (int64, error)) (freed int64, err error) {
+func (p *Packer) packBlobs(ctx context.Context, id index.BuildID,
+	pack func(cas.Digest) (int64, error)) (freed int64, err error) {
 	b, err := p.st.index.Get(id)
 	if err != nil {
 		return 0, err

@@ -50,7 +50,8 @@ type Packer struct {
 	retryAll       chan struct{} // there may be something to look at
 	activeRequests atomic.Int64  // requests under way
 	sweepAll       atomic.Int64  // collections that wait until blobs that are read may be removed
-	toRead         atomic.Int64  // blobs that are still to be looked at, as of the last time that they were counted
+	// blobs that are still to be looked at, as of the last time that they were counted
+	toRead atomic.Int64
 
 	sweeping sync.Mutex              // held while blobs are looked at and builds are packed
 	renewed  bool                    // sketches of other versions are gone; guarded by sweeping
@@ -238,7 +239,8 @@ func (s *Packer) Sweep(ctx context.Context) {
 		return
 	}
 	if !s.renewed {
-		if err := s.st.forms.Sharing.RefreshSketches(ctx, s.AwaitIdle); err != nil && ctx.Err() == nil {
+		if err := s.st.forms.Sharing.RefreshSketches(ctx, s.AwaitIdle); err != nil &&
+			ctx.Err() == nil {
 			s.st.log.Warn("cannot replace sketches of another version", "error", err)
 		}
 		s.renewed = true
@@ -269,7 +271,8 @@ func (s *Packer) takeQueued(ctx context.Context) ([]cas.Digest, error) {
 	}
 	return slices.DeleteFunc(fresh, func(d cas.Digest) bool {
 		size, err := s.st.cas.Size(d)
-		return err != nil || size < packing.MinBlobSize || s.st.forms.Sharing.IsKnown(d) // it was removed, is packed, or was looked at
+		// it was removed, is packed, or was looked at
+		return err != nil || size < packing.MinBlobSize || s.st.forms.Sharing.IsKnown(d)
 	}), nil
 }
 
@@ -295,7 +298,8 @@ func (s *Packer) readQueued(ctx context.Context) (err error) {
 			if ctx.Err() != nil || errors.Is(err, ErrCollected) {
 				return cmp.Or(ctx.Err(), err)
 			}
-			if !packing.IsMissingOrDamaged(err) { // else it was removed, or the next request finds out
+			// else it was removed, or the next request finds out
+			if !packing.IsMissingOrDamaged(err) {
 				s.st.log.Warn("cannot compare a blob", "digest", d.String(), "error", err)
 				s.mu.Lock()
 				s.failed = append(s.failed[max(0, len(s.failed)+1-maxFresh):], d)
@@ -317,7 +321,8 @@ func (s *Packer) UnknownBlobs(ctx context.Context) ([]cas.Digest, error) {
 			return nil
 		}
 		b, err := s.st.index.Get(n.Build)
-		if at, ok := found[d]; err == nil && (!ok || b.Created.Before(at)) { // else it has just gone
+		// else it has just gone
+		if at, ok := found[d]; err == nil && (!ok || b.Created.Before(at)) {
 			found[d] = b.Created
 		}
 		return nil
@@ -346,12 +351,16 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 			return err
 		}
 		for _, id := range ids {
-			if b, err := s.st.index.Get(id); err == nil && s.st.packer.isCold(&b, when) && s.st.packer.PackSaving(id) > 0 { // else it has just gone
+			// else it has just gone
+			if b, err := s.st.index.Get(id); err == nil && s.st.packer.isCold(&b, when) &&
+				s.st.packer.PackSaving(id) > 0 {
 				cold[id] = true
 			}
 		}
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(cold), func(a, b index.BuildID) int { return bytes.Compare(a[:], b[:]) }) {
+	for _, id := range slices.SortedFunc(maps.Keys(cold), func(a, b index.BuildID) int {
+		return bytes.Compare(a[:], b[:])
+	}) {
 		if err := s.AwaitIdle(ctx); err != nil {
 			return err
 		}
@@ -377,7 +386,8 @@ func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 		return nil
 	}
 	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {
-		if cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: after}); err != nil || !cold && !s.st.cas.Has(d) {
+		if cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: after}); err != nil ||
+			!cold && !s.st.cas.Has(d) {
 			return err
 		}
 		if err := s.st.forms.DropCopy(d); !errors.Is(err, packing.ErrInUse) {
@@ -426,7 +436,8 @@ const baseIdleTime = 24 * time.Hour
 func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 	hot := func(d cas.Digest) bool { return s.st.packer.usedWithin(d, after) }
 	idle := func(d cas.Digest) bool {
-		cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: max(after, baseIdleTime)})
+		cold, err := s.st.packer.allCold(d,
+			Packing{When: PackCold, After: max(after, baseIdleTime)})
 		return err == nil && cold
 	}
 	all, err := s.st.forms.CompactableFamilies(ctx, hot, idle)

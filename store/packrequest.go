@@ -18,7 +18,8 @@ const (
 
 // PackOnRequest returns a function that packs one build, or with dryRun tells what that would free.
 // The first call looks for what the blobs of all builds share.
-func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
+func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string,
+	int64, error) {
 	looked := false
 	return func(b *index.Build) (string, int64, error) {
 		if !looked { // others' blobs first, to compare with; once, because it lists all blobs
@@ -59,7 +60,8 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 
 // UnpackOnRequest returns a function that makes one build whole again, durably, and removes its
 // recipes, or with dryRun tells what that would free.
-func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
+func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string,
+	int64, error) {
 	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
 	return func(b *index.Build) (string, int64, error) {
 		packed := make(map[cas.Digest]int64)
@@ -92,7 +94,8 @@ func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index
 // unpackFrees returns what it would free on the disk, mostly less than 0, if these packed blobs of
 // a build became whole after those that are planned, and adds them to these: it frees recipes,
 // unused copies, and containers that no recipe takes from any more and no build needs.
-func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned map[cas.Digest]bool) (frees int64, err error) {
+func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64,
+	planned map[cas.Digest]bool) (frees int64, err error) {
 	held := p.st.WhyInUse(b) != ""
 	for d, size := range packed {
 		planned[d] = true
@@ -106,7 +109,8 @@ func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planne
 	for d := range packed {
 		recipe, _ := p.st.forms.Recipes.Has(d) // of one that has become whole meanwhile, nothing
 		for _, container := range recipe.Containers {
-			left := slices.ContainsFunc(p.st.forms.Recipes.Users(container.Digest), func(user cas.Digest) bool { return !planned[user] })
+			left := slices.ContainsFunc(p.st.forms.Recipes.Users(container.Digest),
+				func(user cas.Digest) bool { return !planned[user] })
 			if left || gone[container.Digest] {
 				continue
 			}
@@ -130,7 +134,8 @@ func (p *Packer) ReadUnknown(ctx context.Context) error {
 		return err
 	}
 	for _, d := range todo {
-		if _, err := p.st.forms.Sharing.Examine(ctx, d, nil); err != nil && (ctx.Err() != nil || !packing.IsMissingOrDamaged(err)) {
+		if _, err := p.st.forms.Sharing.Examine(ctx, d, nil); err != nil &&
+			(ctx.Err() != nil || !packing.IsMissingOrDamaged(err)) {
 			return err
 		}
 	}

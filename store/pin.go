@@ -7,8 +7,9 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Pin protects a build from eviction, or with nil takes that back, durably when it returns. It is no
-// error if the build was not pinned. It fails where the pins of the user would take more than its share.
+// Pin protects a build from eviction, or with nil takes that back, durably when it returns. It is
+// no error if the build was not pinned. It fails where the pins of the user would take more than
+// its share.
 func (st *Store) Pin(ctx context.Context, id index.BuildID, pin *index.Pin) error {
 	if pin != nil {
 		return movePin(ctx, st, id, pin, id)
@@ -17,7 +18,8 @@ func (st *Store) Pin(ctx context.Context, id index.BuildID, pin *index.Pin) erro
 }
 
 // movePin pins a build in the place of another, which may be the same one.
-func movePin(ctx context.Context, st *Store, id index.BuildID, pin *index.Pin, from index.BuildID) error {
+func movePin(ctx context.Context, st *Store, id index.BuildID, pin *index.Pin,
+	from index.BuildID) error {
 	st.pinning.Lock()
 	defer st.pinning.Unlock()
 	if err := mayPin(st, id, pin.UID, from); err != nil {

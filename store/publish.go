@@ -22,9 +22,10 @@ type Publication struct {
 	UID         uint32                // of the user that asked for it
 	Reservation *Reservation
 
-	Kind, Text string        // of its event
-	Counter    string        // that counts it besides; "": none
-	Replaces   index.BuildID // the build that it inherits a pin from, besides those of the same key; zero: none
+	Kind, Text string // of its event
+	Counter    string // that counts it besides; "": none
+	// the build that it inherits a pin from, besides those of the same key; zero: none
+	Replaces index.BuildID
 }
 
 // Publish makes blobs of the build's files and stores the build, which is acknowledged as soon as
@@ -51,7 +52,8 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	one := &change{Change: staged, may: func() bool { m.Reservation.releaseQuota(); return true },
 		then: func() { st.notePublished(&m) }}
 	// It waits whatever the context says, because hold ends with the caller.
-	if err := st.committer.commit(context.Background(), &commitRequest{builds: []*change{one}}); err != nil {
+	if err := st.committer.commit(context.Background(),
+		&commitRequest{builds: []*change{one}}); err != nil {
 		return err
 	}
 	if one.Err != nil {
@@ -69,18 +71,20 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 // notePublished says of a build that it is stored.
 func (st *Store) notePublished(m *Publication) {
 	b := m.Build
-	st.log.Info(m.Kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds,
+	st.log.Info(m.Kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds",
+		b.CompileSeconds,
 		"uid", b.UID, "scope", b.Scope)
 	if m.Counter != "" {
 		st.index.Counters.Add(m.Counter, 1)
 	}
-	st.options.OnPublished(b, m.UID) // before the event: else a subscriber that asked for the build would miss it
+	// before the event: else a subscriber that asked for the build would miss it
+	st.options.OnPublished(b, m.UID)
 	st.RecordEvent(eventOf(b, m.Kind, "%s", m.Text))
 }
 
 // supersede retracts the earlier builds of the same key: a newer one answers in their place. One
-// that was made with another driver stays, for when that comes back, unless it is not served anyway.
-// Their pins, and that of replaces, move to the new build.
+// that was made with another driver stays, for when that comes back, unless it is not served
+// anyway. Their pins, and that of replaces, move to the new build.
 func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 	builds, err := st.index.Lookup(b.RequestKey, b.Scope)
 	if err != nil {
@@ -90,14 +94,16 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 	var gone []Removal
 	for i := range builds {
 		old, state := &builds[i], st.index.Journal.StateOf(builds[i].ID).Name
-		if old.Layer != "" || old.BuildKey != b.BuildKey || old.ID == b.ID || state == index.Current && !SameDrivers(old.EPs, b.EPs) {
+		if old.Layer != "" || old.BuildKey != b.BuildKey || old.ID == b.ID ||
+			state == index.Current && !SameDrivers(old.EPs, b.EPs) {
 			continue
 		}
 		if state == index.Damaged {
 			st.RecordEvent(eventOf(b, "healed", "replaces the build of "+
 				"%s", old.Created.Format(time.RFC3339)))
 		}
-		pinned, gone = append(pinned, old.ID), append(gone, Removal{Build: old, Why: "recompiled", grace: views.PathGrace})
+		pinned, gone = append(pinned, old.ID),
+			append(gone, Removal{Build: old, Why: "recompiled", grace: views.PathGrace})
 	}
 	for _, from := range pinned {
 		if pin, is := st.index.Journal.Pinned(from); is && from != b.ID {
@@ -121,5 +127,7 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 
 // SameDrivers reports whether two builds were made with the same versions of drivers.
 func SameDrivers(a, b []index.EPFacts) bool {
-	return slices.EqualFunc(a, b, func(a, b index.EPFacts) bool { return a.DriverVersion == b.DriverVersion })
+	return slices.EqualFunc(a, b, func(a, b index.EPFacts) bool {
+		return a.DriverVersion == b.DriverVersion
+	})
 }

@@ -19,8 +19,10 @@ import (
 
 // openBench opens a store that no other process uses.
 func openBench(b testing.TB) *Store {
-	st, err := Open(filepath.Join(b.TempDir(), "state"), Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
-		OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {}, Compiling: func() bool { return false }})
+	st, err := Open(filepath.Join(b.TempDir(), "state"),
+		Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
+			OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {},
+			Compiling: func() bool { return false }})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, st.Close()) })
 	return st
@@ -31,7 +33,8 @@ func stageBuild(b testing.TB, st *Store) (*index.Build, string) {
 	dir, remove, err := st.Stage("bench-")
 	require.NoError(b, err)
 	b.Cleanup(remove)
-	build := &index.Build{Scope: "shared", UID: 1000, ModelName: "m", Graph: "g.onnx", Created: time.Now(), LoadCheck: "passed"}
+	build := &index.Build{Scope: "shared", UID: 1000, ModelName: "m", Graph: "g.onnx",
+		Created: time.Now(), LoadCheck: "passed"}
 	_, _ = rand.Read(build.RequestKey[:])
 	_, _ = rand.Read(build.BuildKey[:])
 	for name, n := range map[string]int{"g.onnx": 2000, "g.bin": 64 << 10} {
@@ -63,7 +66,9 @@ func BenchmarkPublish(b *testing.B) {
 				all.Go(func() {
 					for i := next.Add(1) - 1; i < int64(b.N); i = next.Add(1) - 1 {
 						hold := st.Blobs().Hold()
-						if err := st.Publish(b.Context(), Publication{Build: list[i].build, Dir: list[i].dir, Kind: "test"}, hold); err != nil {
+						if err := st.Publish(b.Context(),
+							Publication{Build: list[i].build, Dir: list[i].dir, Kind: "test"},
+							hold); err != nil {
 							b.Error(err)
 						}
 						st.Forms().Release(hold)

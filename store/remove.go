@@ -32,16 +32,18 @@ type Removal struct {
 }
 
 // RemoveAll removes builds: first the manifests, which is the commit point of each, then the views,
-// then the blobs that nothing else needs. They share syncs: one build alone needs about six. A crash
-// in between leaves leftovers, which the next start removes. The error says that what was removed
-// may come back after a crash, as leftovers.
+// then the blobs that nothing else needs. They share syncs: one build alone needs about six. A
+// crash in between leaves leftovers, which the next start removes. The error says that what was
+// removed may come back after a crash, as leftovers.
 func (st *Store) RemoveAll(list []Removal) error {
 	h := &commitRequest{}
 	for i := range list {
 		d := &list[i]
 		d.view, d.checkedView = st.views.BorrowFor(d.Build) // before the index forgets where it is
 		one := &index.Change{ID: d.Build.ID, Why: d.Why, Tombstone: d.tombstone}
-		h.builds = append(h.builds, &change{Change: one, may: d.may, then: func() { d.viewBytes = st.ledger.countRemoving(one.Freed) }})
+		h.builds = append(h.builds, &change{Change: one, may: d.may, then: func() {
+			d.viewBytes = st.ledger.countRemoving(one.Freed)
+		}})
 	}
 	if err := st.committer.commit(context.Background(), h); err != nil {
 		return err
@@ -56,7 +58,8 @@ func (st *Store) RemoveAll(list []Removal) error {
 		if d.view != nil {
 			st.views.Drop(d.Build.ID, d.view, d.grace)
 		}
-		st.views.DropCurrent(d.Build.ID, d.grace) // it was made since: there was none, or that one was found not to be intact
+		// it was made since: there was none, or that one was found not to be intact
+		st.views.DropCurrent(d.Build.ID, d.grace)
 		for _, f := range d.Build.Blobs() {
 			_, err := blobs.Remove(f.Digest)
 			d.Err = errors.Join(d.Err, err)

@@ -16,7 +16,8 @@ import (
 // missing parts and rebuilds the index.
 
 // permanentDirs are directories that a running store never makes. Others are made when needed.
-var permanentDirs = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
+var permanentDirs = []string{"objects", filepath.Join("objects", "incoming"), "manifests",
+	"recipes", filepath.Join("recipes", "incoming")}
 
 // ReopenNeeded tells once why the store has to be closed and opened again: what of the state
 // directory is gone, or is not this store's any more, within seconds, after which the store serves

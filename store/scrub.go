@@ -21,9 +21,10 @@ import (
 // work, the bytes that are due by then.
 
 const (
-	scrubRate     = 32 << 20       // bytes a second at most, while it reads
-	scrubPiece    = 1 << 20        // bytes in one read at most
-	maxScrubFiles = 24 * time.Hour // the time for which bytes become due while no daemon runs, at most
+	scrubRate  = 32 << 20 // bytes a second at most, while it reads
+	scrubPiece = 1 << 20  // bytes in one read at most
+	// the time for which bytes become due while no daemon runs, at most
+	maxScrubFiles = 24 * time.Hour
 )
 
 // Pass is one time that the scrub goes through the store.
@@ -72,13 +73,15 @@ func (p Pass) String() string {
 		bytesize.Text(p.Bytes), p.Began.UTC().Format(time.RFC3339), until, p.Damaged)
 }
 
-// Scrub reads the blobs that are due. Damaged ones are quarantined, and their builds compiled again.
+// Scrub reads the blobs that are due. Damaged ones are quarantined, and their builds compiled
+// again.
 func (p *Packer) Scrub(ctx context.Context) {
 	every, now, s := p.st.settings.Load().Verify, p.st.now(), p.st.ScrubState()
 	within := func(since time.Time, d time.Duration) bool {
 		return !now.Before(since) && now.Sub(since) < d // a clock that was set back delays nothing
 	}
-	if every == 0 || within(s.At, packEvery) || s.This.Began.IsZero() && within(s.Last.Began, every) {
+	if every == 0 || within(s.At, packEvery) || s.This.Began.IsZero() &&
+		within(s.Last.Began, every) {
 		return
 	}
 	space, err := p.st.index.Space()
@@ -89,7 +92,8 @@ func (p *Packer) Scrub(ctx context.Context) {
 	if within(s.At, maxScrubFiles) {
 		passed = now.Sub(s.At)
 	}
-	s.At, s.Due = now, s.Due+max(1, int64(float64(space.UniqueBytes)*passed.Seconds()/every.Seconds()))
+	s.At, s.Due = now, s.Due+max(1,
+		int64(float64(space.UniqueBytes)*passed.Seconds()/every.Seconds()))
 	if s.This.Began.IsZero() {
 		s.This, s.From = Pass{Began: now}, cas.Digest{}
 	}
@@ -115,7 +119,8 @@ func (p *Packer) Scrub(ctx context.Context) {
 		s.This.Ended = now
 		s.Last, s.This, s.Due = s.This, Pass{}, 0
 	}
-	if kept := p.saveScrub(&s); kept != nil || err != nil && ctx.Err() == nil && !errors.Is(err, errNotDue) && !errors.Is(err, ErrCollected) {
+	if kept := p.saveScrub(&s); kept != nil || err != nil && ctx.Err() == nil &&
+		!errors.Is(err, errNotDue) && !errors.Is(err, ErrCollected) {
 		p.st.log.Warn("the background verification continues "+
 			"later", "error", errors.Join(err, kept))
 	}
@@ -131,8 +136,8 @@ func (p *Packer) saveScrub(s *Scrub) error {
 	return p.st.index.Memos.Save(scrubKey, row)
 }
 
-// verify reads a blob, a packed one as its recipe gives it. If the bytes are wrong it reads it again
-// while no blob changes its form, and repairs.
+// verify reads a blob, a packed one as its recipe gives it. If the bytes are wrong it reads it
+// again while no blob changes its form, and repairs.
 func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err error) {
 	from, err := p.st.forms.OpenUnverified(d)
 	if err == nil {
@@ -152,7 +157,8 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	err = p.st.forms.Check(ctx, d)
 	leave()
 	if !packing.IsMissingOrDamaged(err) || !p.st.isMissed(d, errors.Is(err, cas.ErrNotFound)) {
-		return false, nil // it had another form just then, is gone with its builds, or is known to be damaged
+		// it had another form just then, is gone with its builds, or is known to be damaged
+		return false, nil
 	}
 	p.st.log.Warn("the background verification has found "+
 		"damage", "digest", d.String(), "error", err)
@@ -165,7 +171,8 @@ func (st *Store) isMissed(d cas.Digest, missing bool) bool {
 	all, err := st.Needs(d)
 	return err != nil || slices.ContainsFunc(all, func(n Need) bool {
 		b, err := st.index.Get(n.Build)
-		return err == nil && st.index.Journal.StateOf(b.ID).Name != index.Damaged && (!missing || b.HasModel(n.Blob))
+		return err == nil && st.index.Journal.StateOf(b.ID).Name != index.Damaged &&
+			(!missing || b.HasModel(n.Blob))
 	})
 }
 

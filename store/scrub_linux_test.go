@@ -18,8 +18,10 @@ import (
 
 // newHistory opens a store to which a test does what it likes, as the explorer does.
 func newHistory(t *testing.T, fsys func(cas.FS) cas.FS) *history {
-	h := &history{random: rand.New(rand.NewPCG(1, 1)), now: time.Unix(1_700_000_000, 0), plant: fsys, off: true, ops: []string{""},
-		facts: make(map[index.BuildID]*fact), coming: make(map[string][]cas.Digest), doing: make(map[index.BuildID]bool), paths: make(map[string]index.BuildID)}
+	h := &history{random: rand.New(rand.NewPCG(1, 1)), now: time.Unix(1_700_000_000, 0),
+		plant: fsys, off: true, ops: []string{""},
+		facts: make(map[index.BuildID]*fact), coming: make(map[string][]cas.Digest),
+		doing: make(map[index.BuildID]bool), paths: make(map[string]index.BuildID)}
 	var err error
 	h.root, err = memoryDir()
 	require.NoError(t, err)
@@ -52,8 +54,8 @@ func flip(t *testing.T, path string) {
 	require.NoError(t, os.WriteFile(path, b, 0o400))
 }
 
-// A pass of the scrub reads every blob, whole or packed, in the time that it has, and treats what is
-// damaged as a request would.
+// A pass of the scrub reads every blob, whole or packed, in the time that it has, and treats what
+// is damaged as a request would.
 func TestScrubFindsDamageOnce(t *testing.T) {
 	h := newHistory(t, nil)
 	for range 4 {
@@ -99,8 +101,8 @@ func TestScrubFindsDamageOnce(t *testing.T) {
 	require.Equal(t, blobs, p.Files)
 }
 
-// A pass goes on after a restart, and a clock that is set back, or forward by years, keeps none from
-// going on.
+// A pass goes on after a restart, and a clock that is set back, or forward by years, keeps none
+// from going on.
 func TestScrubGoesOnAfterRestartsAndClockJumps(t *testing.T) {
 	h := newHistory(t, nil)
 	for range 4 {
@@ -119,5 +121,6 @@ func TestScrubGoesOnAfterRestartsAndClockJumps(t *testing.T) {
 	require.EqualValues(t, 8, p.Files, "none was read twice")
 	ended := p.Ended
 	h.now = time.Unix(3600, 0)
-	require.True(t, h.scrub(8).Ended.Before(ended), "the next pass does not wait for the clock to catch up")
+	require.True(t, h.scrub(8).Ended.Before(ended),
+		"the next pass does not wait for the clock to catch up")
 }

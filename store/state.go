@@ -136,9 +136,11 @@ func lockedError(dir string, lock *os.File) error {
 // checkLock fails where a daemon holds the state directory's lock, and does not keep it: a daemon
 // that starts later leaves alone what the lease on a view holds.
 func checkLock(dir string) error {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(filepath.Join(dir, "lock"),
+		os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil //nolint:nilerr // none was ever made, or this user may not look: then a lease is what there is
+		// none was ever made, or this user may not look: then a lease is what there is
+		return nil //nolint:nilerr
 	}
 	defer f.Close()
 	if free, err := flock.TryShare(f); err == nil && !free {
@@ -154,8 +156,8 @@ const (
 	lockPause    = 20 * time.Millisecond
 )
 
-// lockState takes the state directory for this process; the lock goes with the process. No other user
-// may open the file, because a lock of theirs would keep the daemon from starting.
+// lockState takes the state directory for this process; the lock goes with the process. No other
+// user may open the file, because a lock of theirs would keep the daemon from starting.
 func lockState(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -172,7 +174,8 @@ func lockState(dir string) (*os.File, error) {
 	if err == nil {
 		ok, err = flock.TryLock(f)
 	}
-	for began := time.Now(); err == nil && !ok && time.Since(began) < lockPatience; ok, err = flock.TryLock(f) {
+	for began := time.Now(); err == nil && !ok && time.Since(began) < lockPatience; ok,
+		err = flock.TryLock(f) {
 		time.Sleep(lockPause)
 	}
 	if err == nil && !ok {
@@ -181,7 +184,8 @@ func lockState(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	// It is as long as the longest, so that nothing of another text is left. A full disk may keep it out.
+	// It is as long as the longest, so that nothing of another text is left. A full disk may keep
+	// it out.
 	_, _ = fmt.Fprintf(f, "process %-10d\n", os.Getpid())
 	return f, nil
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A full disk leaves files without a byte: programs that make backups would not know the store for a cache.
+// A full disk leaves files without a byte: programs that make backups would not know the store for
+// a cache.
 func TestEmptyNotesAreRewritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	require.NoError(t, os.Mkdir(dir, 0o711))

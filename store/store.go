@@ -23,10 +23,11 @@ import (
 
 // Options say how a store is kept, and which functions it calls.
 type Options struct {
-	FS          cas.FS // nil: the operating system's
-	Log         *slog.Logger
-	Now         func() time.Time
-	PathAccess  bool   // shared views may be reached by path by every local user, not only by descriptor
+	FS  cas.FS // nil: the operating system's
+	Log *slog.Logger
+	Now func() time.Time
+	// shared views may be reached by path by every local user, not only by descriptor
+	PathAccess  bool
 	UnpackedDir string // directory for unpacked copies; "": in the state directory
 	Settings    Settings
 	Layers      []layers.Source // below this store, in their order
@@ -38,9 +39,11 @@ type Options struct {
 	// OnPublished is called when a build that this user asked for is durable, before its event.
 	OnPublished func(b *index.Build, uid uint32)
 	OnWithheld  func(b *index.Build) // is called when a build is withheld
-	Compiling   func() bool          // reports whether something is compiled: background work waits then
+	// reports whether something is compiled: background work waits then
+	Compiling func() bool
 
-	// Bound reports whether UserShare bounds what a user's builds and pins keep; nil: it bounds none.
+	// Bound reports whether UserShare bounds what a user's builds and pins keep; nil: it bounds
+	// none.
 	Bound func(uid uint32) bool
 }
 
@@ -92,7 +95,8 @@ func Open(dir string, o Options) (*Store, error) {
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now, lock: lock,
 		ledger: newLedger(), buildGuard: newBuildGuard(), reopenNeeded: make(chan string, 1)}
 	st.collector = &Collector{st: st}
-	st.packer = &Packer{st: st, retryAll: make(chan struct{}, 1), futile: make(map[packing.Family]bool),
+	st.packer = &Packer{st: st, retryAll: make(chan struct{}, 1),
+		futile: make(map[packing.Family]bool),
 		slowly: rate.NewLimiter(scrubRate, scrubPiece)}
 	st.settings.Store(&o.Settings)
 	if err := st.open(); err != nil {
@@ -104,14 +108,17 @@ func Open(dir string, o Options) (*Store, error) {
 func (st *Store) open() (err error) {
 	o := &st.options
 	st.Layers = layers.New(o.Layers, st.log)
-	if st.index, err = index.Open(st.dir, index.Options{FS: o.FS, Log: st.log, Lower: st.Layers, OnEvent: o.Heard,
-		MeasureDisk: st.WholeBytes, Rebuilding: o.Making, OnBroken: o.Broken}); err != nil {
+	if st.index, err = index.Open(st.dir,
+		index.Options{FS: o.FS, Log: st.log, Lower: st.Layers, OnEvent: o.Heard,
+			MeasureDisk: st.WholeBytes, Rebuilding: o.Making, OnBroken: o.Broken}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
 	st.Layers.Memos = &st.index.Memos
-	st.committer = &committer{index: st.index, queue: make(chan *commitRequest), stop: make(chan struct{})}
+	st.committer = &committer{index: st.index, queue: make(chan *commitRequest),
+		stop: make(chan struct{})}
 	go st.committer.run()
-	if st.cas, err = cas.Open(st.dir, cas.Options{FS: o.FS, Stamps: st.index.Stamps()}); err != nil {
+	if st.cas, err = cas.Open(st.dir,
+		cas.Options{FS: o.FS, Stamps: st.index.Stamps()}); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
 	if err := st.openForms(); err != nil {
@@ -120,7 +127,8 @@ func (st *Store) open() (err error) {
 	if err := st.emptyStaging(); err != nil {
 		return fmt.Errorf("staging: %w", err)
 	}
-	if st.views, err = views.Open(views.Options{Dir: st.path("views"), PathAccess: o.PathAccess, Blobs: st.cas,
+	if st.views, err = views.Open(views.Options{Dir: st.path("views"), PathAccess: o.PathAccess,
+		Blobs: st.cas,
 		Forms: st.forms, Index: st.index, Now: st.now, Log: st.log}); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
@@ -134,7 +142,8 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 	if err := checkLock(dir); err != nil {
 		return nil, nil, err
 	}
-	st := &Store{dir: dir, uid: uint32(os.Getuid()), log: slog.New(slog.DiscardHandler), now: time.Now,
+	st := &Store{dir: dir, uid: uint32(os.Getuid()), log: slog.New(slog.DiscardHandler),
+		now:    time.Now,
 		Layers: layers.New(nil, nil)}
 	st.settings.Store(&Settings{})
 	var builds []index.Build
@@ -145,7 +154,8 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 	if st.cas, err = cas.Open(dir, cas.Options{ReadOnly: true}); err != nil {
 		return nil, nil, err
 	}
-	st.forms, err = packing.Open(packing.Options{Dir: dir, Whole: st.cas, Memory: st.index, Log: st.log,
+	st.forms, err = packing.Open(packing.Options{Dir: dir, Whole: st.cas, Memory: st.index,
+		Log:      st.log,
 		Sketches: st.index.Sketches, Shares: st.index.Shares, ReadOnly: true})
 	return st, builds, err
 }
@@ -227,7 +237,8 @@ func (st *Store) emptyStaging() error {
 		return err
 	}
 	for _, e := range entries {
-		if err := os.RemoveAll(st.path("staging", e.Name())); err != nil { // another user's, of a worker that was killed
+		// another user's, of a worker that was killed
+		if err := os.RemoveAll(st.path("staging", e.Name())); err != nil {
 			st.log.Warn("cannot remove a staging "+
 				"directory", "path", st.path("staging", e.Name()), "error", err)
 		}

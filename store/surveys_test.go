@@ -30,8 +30,8 @@ func (s *surveys) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// Where small builds are published into a full store, one after another or four at a time, the whole
-// index is read for few of them. All of them are kept, and the bound is.
+// Where small builds are published into a full store, one after another or four at a time, the
+// whole index is read for few of them. All of them are kept, and the bound is.
 func TestSmallPublicationsShareASurvey(t *testing.T) {
 	const (
 		full    = 200
@@ -47,9 +47,10 @@ func TestSmallPublicationsShareASurvey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			log := &surveys{Handler: slog.DiscardHandler}
-			st, err := Open(filepath.Join(t.TempDir(), "state"), Options{Log: slog.New(log), Now: time.Now,
-				OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {},
-				Compiling: func() bool { return false }, Settings: Settings{Space: space}})
+			st, err := Open(filepath.Join(t.TempDir(), "state"),
+				Options{Log: slog.New(log), Now: time.Now,
+					OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {},
+					Compiling: func() bool { return false }, Settings: Settings{Space: space}})
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
 			st.Start(ctx)
@@ -84,6 +85,7 @@ func publishInRoom(t testing.TB, st *Store, sizes ...int64) {
 	}
 	hold := st.Blobs().Hold()
 	defer st.Forms().Release(hold)
-	assert.NoError(t, st.Publish(t.Context(), Publication{Build: b, Dir: dir, Kind: "test", Reservation: room}, hold))
+	assert.NoError(t, st.Publish(t.Context(),
+		Publication{Build: b, Dir: dir, Kind: "test", Reservation: room}, hold))
 	st.ExpectTakers(b.ID, 0)
 }

@@ -60,7 +60,8 @@ func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.Vie
 			return nil, err
 		}
 		v, err := st.views.Get(ctx, b, func() { p.Phase("verifying") })
-		if !errors.Is(err, cas.ErrNotFound) || attempt == viewAttempts || !st.views.NeedsUnpacking(b) {
+		if !errors.Is(err, cas.ErrNotFound) || attempt == viewAttempts ||
+			!st.views.NeedsUnpacking(b) {
 			return v, err
 		}
 		// It was packed just now, or what was unpacked is gone already.

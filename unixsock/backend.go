@@ -22,33 +22,39 @@ type Peer struct {
 	Connection context.Context
 }
 
-// Backend answers requests. Its methods are called at the same time from many goroutines. A context ends when the
-// client cancels, goes away or its deadline passes. An error is sent as it is if it is or wraps an *Error; other
-// errors are logged and sent as class INTERNAL without their text.
+// Backend answers requests. Its methods are called at the same time from many goroutines. A context
+// ends when the client cancels, goes away or its deadline passes. An error is sent as it is if it
+// is or wraps an *Error; other errors are logged and sent as class INTERNAL without their text.
 type Backend interface {
-	// Hello answers the first frame of a connection. Version, uid and daemon uid are filled in by the server
-	// where they are zero.
+	// Hello answers the first frame of a connection. Version, uid and daemon uid are filled in by
+	// the server where they are zero.
 	Hello(Peer, *wire.Hello) *wire.HelloReply
 
-	// Acquire answers with a build, or with *NeedError if it wants descriptors for more locations. The fds are
-	// those of all Attach frames and of the request itself; every one has passed checkFD, and every index
-	// in the request is within them. They are closed when Acquire returns: work that outlives the call keeps
-	// duplicates of its own. Progress never blocks, may be called from any goroutine, and does nothing after Acquire returned.
-	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
+	// Acquire answers with a build, or with *NeedError if it wants descriptors for more locations.
+	// The fds are those of all Attach frames and of the request itself; every one has passed
+	// checkFD, and every index in the request is within them. They are closed when Acquire returns:
+	// work that outlives the call keeps duplicates of its own. Progress never blocks, may be called
+	// from any goroutine, and does nothing after Acquire returned.
+	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, fds []*os.File,
+		progress func(*wire.Progress)) (Answer, error)
 
-	// Put stores what the holder of a claim compiled. Files, progress and answer are as for Acquire.
-	Put(ctx context.Context, peer Peer, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
+	// Put stores what the holder of a claim compiled. Files, progress and answer are as for
+	// Acquire.
+	Put(ctx context.Context, peer Peer, request *wire.Put, fds []*os.File,
+		progress func(*wire.Progress)) (Answer, error)
 
 	// Import stores a build of another machine, or says what would become of it. Files and progress
 	// are as for Acquire.
-	Import(ctx context.Context, peer Peer, request *wire.Import, fds []*os.File, progress func(*wire.Progress)) (*wire.ImportReply, error)
+	Import(ctx context.Context, peer Peer, request *wire.Import, fds []*os.File,
+		progress func(*wire.Progress)) (*wire.ImportReply, error)
 
 	// Export returns what is known of a build, and its view's directory, as Acquire does.
-	Export(ctx context.Context, peer Peer, request *wire.Export) (*wire.ExportReply, *os.File, error)
+	Export(ctx context.Context, peer Peer, request *wire.Export) (*wire.ExportReply,
+		*os.File, error)
 
-	// Ask answers every other request with its reply, which has to fit into a frame; nil is for a message that
-	// is no request. Progress is as for Acquire. The texts of Report and GiveUp have at most 4096 bytes, and
-	// Report's runtime names libraries by path only.
+	// Ask answers every other request with its reply, which has to fit into a frame; nil is for a
+	// message that is no request. Progress is as for Acquire. The texts of Report and GiveUp have
+	// at most 4096 bytes, and Report's runtime names libraries by path only.
 	Ask(ctx context.Context, peer Peer, request proto.Message,
 		progress func(*wire.Progress)) (proto.Message, error)
 
@@ -58,16 +64,19 @@ type Backend interface {
 	// Subscribe calls send with each event that the peer may see, until the context ends or send
 	// fails. Send blocks while the subscriber does not read, and does not keep the event: the
 	// backend bounds its queue, and reports dropped events by one of the kind EventMissed.
-	Subscribe(ctx context.Context, peer Peer, request *wire.Subscribe, send func(*wire.Event) error) error
+	Subscribe(ctx context.Context, peer Peer, request *wire.Subscribe,
+		send func(*wire.Event) error) error
 }
 
 // Answer is the build of Backend.Acquire or Backend.Put.
 type Answer struct {
 	Reply *wire.AcquireReply // without the descriptor's index, which the server fills in
-	View  *os.File           // the view's directory: sent as descriptor 0, then closed by the server; nil if there is none
+	// the view's directory: sent as descriptor 0, then closed by the server; nil if there is none
+	View *os.File
 }
 
-// NeedError is returned by Backend.Acquire for a model that refers to external data which did not come along.
+// NeedError is returned by Backend.Acquire for a model that refers to external data which did not
+// come along.
 type NeedError struct {
 	Locations []string // as the model spells them
 	Members   []uint32 // in a group, each location's model: 0 is Acquire.model; nil: all 0
@@ -75,7 +84,8 @@ type NeedError struct {
 
 // Error counts the locations and names the first.
 func (e *NeedError) Error() string {
-	return fmt.Sprintf("%d files of external data are needed, the first is %q", len(e.Locations), firstOf(e.Locations))
+	return fmt.Sprintf("%d files of external data are needed, the first is %q", len(e.Locations),
+		firstOf(e.Locations))
 }
 
 func firstOf(list []string) string {

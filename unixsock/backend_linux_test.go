@@ -170,7 +170,8 @@ func (b *standIn) Import(_ context.Context, _ Peer, r *wire.Import, fds []*os.Fi
 	return &wire.ImportReply{Text: string(r.Card), Wanted: len(fds) == 0}, nil
 }
 
-func (b *standIn) Export(_ context.Context, _ Peer, r *wire.Export) (*wire.ExportReply, *os.File, error) {
+func (b *standIn) Export(_ context.Context, _ Peer, r *wire.Export) (*wire.ExportReply,
+	*os.File, error) {
 	b.calls.Add(1)
 	a, err := b.hit()
 	return &wire.ExportReply{ModelName: r.Build}, a.View, err

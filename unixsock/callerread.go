@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// To wake a goroutine that reads and then wakes the caller takes longer than the daemon's work for a hit.
-// So the caller of the only request reads its answer, in one system call that blocks. Answers that take
-// longer, and those to requests that came meanwhile, are left to a goroutine, the reader. It stops when no
-// answer is to come, also of those with callers that gave up: an unread descriptor keeps its build leased.
+// To wake a goroutine that reads and then wakes the caller takes longer than the daemon's work for
+// a hit. So the caller of the only request reads its answer, in one system call that blocks.
+// Answers that take longer, and those to requests that came meanwhile, are left to a goroutine, the
+// reader. It stops when no answer is to come, also of those with callers that gave up: an unread
+// descriptor keeps its build leased.
 
 // callerReadLimit is how long a caller reads, rounded up to the kernel's ticks; its context can end
 // meanwhile, and is looked at afterwards.

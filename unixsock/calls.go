@@ -39,8 +39,9 @@ func unexpected(e *wire.Envelope) error {
 	return violation("the daemon answered with %T", e.GetBody())
 }
 
-// Ask sends a request that carries no descriptors, and returns its reply, which is an *R: a *wire.List
-// is answered by a wire.ListReply, for example. Progress may be nil; it is called on this goroutine.
+// Ask sends a request that carries no descriptors, and returns its reply, which is an *R: a
+// *wire.List is answered by a wire.ListReply, for example. Progress may be nil; it is called on
+// this goroutine.
 func Ask[R any](ctx context.Context, c *Client, request proto.Message,
 	progress func(*wire.Progress)) (*R, error) {
 	answer, err := c.ask(ctx, request, nil, progress)
@@ -54,9 +55,11 @@ func Ask[R any](ctx context.Context, c *Client, request proto.Message,
 	return nil, unexpected(answer.envelope)
 }
 
-// ListPages calls fn with the builds of one page after the other, and stops at its first error, which it returns. The
-// request then says with after where it stopped: behind the last page that fn had. Progress is as for Ask.
-func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wire.Progress), fn func([]*wire.Build) error) error {
+// ListPages calls fn with the builds of one page after the other, and stops at its first error,
+// which it returns. The request then says with after where it stopped: behind the last page that fn
+// had. Progress is as for Ask.
+func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wire.Progress),
+	fn func([]*wire.Build) error) error {
 	for {
 		reply, err := Ask[wire.ListReply](ctx, c, r, progress)
 		if err != nil {
@@ -72,9 +75,10 @@ func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wir
 	}
 }
 
-// Follow waits for a job's end, and gives the job as it ended. That it failed is no error of this call. Progress is as
-// for Ask.
-func (c *Client) Follow(ctx context.Context, r *wire.Follow, progress func(*wire.Progress)) (*wire.Job, error) {
+// Follow waits for a job's end, and gives the job as it ended. That it failed is no error of this
+// call. Progress is as for Ask.
+func (c *Client) Follow(ctx context.Context, r *wire.Follow,
+	progress func(*wire.Progress)) (*wire.Job, error) {
 	reply, err := Ask[wire.JobsReply](ctx, c, r, progress)
 	if err != nil {
 		return nil, err
@@ -117,10 +121,12 @@ const maxNeedReplies = 3
 // refers to it: 0 is Acquire.model (always without a group), 1 the first of Acquire.group.
 type External func(member int, location string) (*os.File, error)
 
-// Acquire asks for a build. The request's fields "fd" are indices into fds, which stay the caller's. External data that the
-// daemon asks for is opened by external (nil if there can be none), and closed here. Progress may be nil; it is called on
-// this goroutine. The file, nil if the answer has none, is the view's directory: the caller's, and the lease.
-func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File, external External, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+// Acquire asks for a build. The request's fields "fd" are indices into fds, which stay the
+// caller's. External data that the daemon asks for is opened by external (nil if there can be
+// none), and closed here. Progress may be nil; it is called on this goroutine. The file, nil if the
+// answer has none, is the view's directory: the caller's, and the lease.
+func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File,
+	external External, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
 	all := slices.Clip(fds)
 	defer func() { closeFiles(all[len(fds):]) }()
 	for asked := range maxNeedReplies {
@@ -144,9 +150,11 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 		"may be changing")
 }
 
-// Put sends files that were compiled under a claim of this connection. Their fields "fd" are indices
-// into fds, which the caller closes: the daemon copies them first. The file is as Acquire's.
-func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+// Put sends files that were compiled under a claim of this connection. Their fields "fd" are
+// indices into fds, which the caller closes: the daemon copies them first. The file is as
+// Acquire's.
+func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File,
+	progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
 	answer, err := c.askWithFiles(ctx, "put", request, fds, progress)
 	if err != nil {
 		return nil, nil, err
@@ -154,9 +162,10 @@ func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, pro
 	return buildOf(answer)
 }
 
-// Import sends a build of another machine. Files are as Put's; without any the daemon only says what
-// would become of the build.
-func (c *Client) Import(ctx context.Context, request *wire.Import, fds []*os.File, progress func(*wire.Progress)) (*wire.ImportReply, error) {
+// Import sends a build of another machine. Files are as Put's; without any the daemon only says
+// what would become of the build.
+func (c *Client) Import(ctx context.Context, request *wire.Import, fds []*os.File,
+	progress func(*wire.Progress)) (*wire.ImportReply, error) {
 	answer, err := c.askWithFiles(ctx, "import", request, fds, progress)
 	if err != nil {
 		return nil, err
@@ -184,10 +193,12 @@ func (c *Client) Export(ctx context.Context, build string) (*wire.ExportReply, *
 }
 
 // askWithFiles is ask for a request with descriptors.
-func (c *Client) askWithFiles(ctx context.Context, what string, message proto.Message, files []*os.File,
+func (c *Client) askWithFiles(ctx context.Context, what string, message proto.Message,
+	files []*os.File,
 	progress func(*wire.Progress)) (reply, error) {
 	if len(files) > MaxAttached {
-		return reply{}, descriptorRefusal("%s: %d descriptors; a request may have %d", what, len(files), MaxAttached)
+		return reply{}, descriptorRefusal("%s: %d descriptors; a request may have %d", what,
+			len(files), MaxAttached)
 	}
 	fds := make([]int, len(files))
 	for i, f := range files {
@@ -228,7 +239,8 @@ func checkBuild(r *wire.AcquireReply, files []*os.File) error {
 		graphs = append(graphs, m.GetGraph())
 	}
 	for _, graph := range graphs {
-		if graph == "." || !filepath.IsLocal(filepath.FromSlash(graph)) || path.Clean(graph) != graph || strings.ContainsRune(graph, 0) {
+		if graph == "." || !filepath.IsLocal(filepath.FromSlash(graph)) ||
+			path.Clean(graph) != graph || strings.ContainsRune(graph, 0) {
 			return violation("the graph %q is outside the view", graph)
 		}
 	}
@@ -249,10 +261,12 @@ func checkBuild(r *wire.AcquireReply, files []*os.File) error {
 }
 
 // openNeeded adds external data to a request. If it fails it still returns the files it opened.
-func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, external External) ([]*os.File, error) {
+func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need,
+	external External) ([]*os.File, error) {
 	models := append([]*wire.Model{request.GetModel()}, request.GetGroup()...)
 	if n := len(need.GetMembers()); n != 0 && n != len(need.GetLocations()) {
-		return files, violation("%d locations of %d members are needed", len(need.GetLocations()), n)
+		return files, violation("%d locations of %d members are needed",
+			len(need.GetLocations()), n)
 	}
 	for i, location := range need.GetLocations() {
 		member := 0
@@ -270,7 +284,8 @@ func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, extern
 		if err != nil {
 			return files, err
 		}
-		models[member].External = append(models[member].External, &wire.ExternalFile{Location: location, Fd: uint32(len(files))})
+		models[member].External = append(models[member].External,
+			&wire.ExternalFile{Location: location, Fd: uint32(len(files))})
 		files = append(files, f)
 	}
 	return files, nil
@@ -279,7 +294,8 @@ func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, extern
 // checkNeed refuses locations that no model may refer to, even if the daemon asks for them.
 func checkNeed(model *wire.Model, location string, external External, files int) error {
 	bad := func(format string) error {
-		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf(format, location), Facts: map[string]string{"file": location}}
+		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf(format, location),
+			Facts: map[string]string{"file": location}}
 	}
 	sent := func(x *wire.ExternalFile) bool { return x.GetLocation() == location }
 	switch {

@@ -16,17 +16,21 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Limits of a client's patience, beside the caller's own. A daemon that keeps to the protocol never comes near them.
+// Limits of a client's patience, beside the caller's own. A daemon that keeps to the protocol never
+// comes near them.
 const (
-	clientWriteTimeout = 2 * time.Second // for which a request that does not fit into the socket may stay unread
+	// for which a request that does not fit into the socket may stay unread
+	clientWriteTimeout = 2 * time.Second
 	clientFrameTimeout = 2 * time.Second // from the first byte of an answer to its last
-	silenceLimit       = 5 * time.Second // without a word: then it is asked on another connection whether it still lives
-	aliveInterval      = 2 * time.Second // for that
+	// without a word: then it is asked on another connection whether it still lives
+	silenceLimit  = 5 * time.Second
+	aliveInterval = 2 * time.Second // for that
 )
 
-// Client is one connection to a daemon. Its methods may be called at the same time; their requests run at the same
-// time in the daemon. An error from the daemon is an *Error; when the connection breaks, every call answers
-// with ErrConnectionLost, and a new Client is needed. A context that ends cancels its request in the daemon as well.
+// Client is one connection to a daemon. Its methods may be called at the same time; their requests
+// run at the same time in the daemon. An error from the daemon is an *Error; when the connection
+// breaks, every call answers with ErrConnectionLost, and a new Client is needed. A context that
+// ends cancels its request in the daemon as well.
 type Client struct {
 	stream      *stream
 	hello       *wire.HelloReply
@@ -45,7 +49,8 @@ type Client struct {
 	connectionEnd bool             // no new calls
 }
 
-// call is a request that waits for its answer. A slow progress callback loses reports, never the answer.
+// call is a request that waits for its answer. A slow progress callback loses reports, never the
+// answer.
 type call struct {
 	answer   chan reply // room for one
 	progress chan *wire.Progress
@@ -61,7 +66,8 @@ type reply struct {
 // Hello is what the daemon reported about itself, and the user that it takes this process for.
 func (c *Client) Hello() *wire.HelloReply { return c.hello }
 
-// Close ends the connection, and with it the requests that wait. View descriptors that were handed out stay good.
+// Close ends the connection, and with it the requests that wait. View descriptors that were handed
+// out stay good.
 func (c *Client) Close() error {
 	c.closed.Store(true)
 	err := c.stream.conn.Close()
@@ -167,7 +173,8 @@ func newCall(progress bool) *call {
 }
 
 // start sends a request in one frame, after the Attach frames that its descriptors need.
-func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, waiting *call) error {
+func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int,
+	waiting *call) error {
 	envelope.Request = c.last.Add(1)
 	c.mu.Lock()
 	if c.connectionEnd || c.closed.Load() {
@@ -209,7 +216,8 @@ func (c *Client) send(ctx context.Context, envelope *wire.Envelope, fds []int) e
 	envelope.Descriptors = uint32(len(fds))
 	frame, err := encode(envelope)
 	if err != nil {
-		return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "the request cannot be sent: " + err.Error(), Err: err}
+		return &Error{Class: wire.ErrorClass_BAD_REQUEST,
+			Text: "the request cannot be sent: " + err.Error(), Err: err}
 	}
 	defer putBuffer(frame)
 	if err := c.stream.lock(ctx); err != nil {
@@ -233,7 +241,8 @@ func (c *Client) send(ctx context.Context, envelope *wire.Envelope, fds []int) e
 	return lost(err)
 }
 
-// reasonOfEnd waits for the reader, which finds the daemon's last word in what was received before the end.
+// reasonOfEnd waits for the reader, which finds the daemon's last word in what was received before
+// the end.
 func (c *Client) reasonOfEnd(ctx context.Context) error {
 	c.continueReading()
 	select {
@@ -253,7 +262,8 @@ func (c *Client) sendCancel(number uint64) {
 }
 
 // wait gives the answer to a call. The files are the caller's.
-func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progress func(*wire.Progress)) (reply, error) {
+func (c *Client) wait(ctx context.Context, number uint64, waiting *call,
+	progress func(*wire.Progress)) (reply, error) {
 	c.readOwnAnswer()
 	select {
 	case r := <-waiting.answer:
@@ -303,7 +313,8 @@ func (c *Client) checkAlive(ctx context.Context) time.Duration {
 	limited, stop := context.WithTimeout(ctx, aliveInterval)
 	defer stop()
 	err := c.alive(limited)
-	if ctx.Err() == nil && (errors.Is(err, ErrNoDaemon) || errors.Is(err, context.DeadlineExceeded)) {
+	if ctx.Err() == nil && (errors.Is(err, ErrNoDaemon) ||
+		errors.Is(err, context.DeadlineExceeded)) {
 		c.mute.Store(true)
 		// The reader fails all calls; closing twice is harmless.
 		_ = c.stream.conn.Close()
@@ -311,8 +322,8 @@ func (c *Client) checkAlive(ctx context.Context) time.Duration {
 	return silenceLimit
 }
 
-// giveUp cancels a call, unless it is answered. Its answer comes all the same, and the reader closes the
-// descriptors that come with it.
+// giveUp cancels a call, unless it is answered. Its answer comes all the same, and the reader
+// closes the descriptors that come with it.
 func (c *Client) giveUp(number uint64, waiting *call) {
 	c.mu.Lock()
 	_, waited := c.calls[number]

@@ -32,7 +32,8 @@ type connection struct {
 	cancel   context.CancelFunc
 	inFlight atomic.Int64   // requests with an answer that is not sent
 	handlers sync.WaitGroup // their goroutines
-	unread   atomic.Int64   // answers with descriptors since the peer was last seen to have read everything
+	// answers with descriptors since the peer was last seen to have read everything
+	unread atomic.Int64
 
 	subscriptions atomic.Int64
 
@@ -44,7 +45,8 @@ type connection struct {
 func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
 	conn, ok := accepted.(*net.UnixConn)
 	if !ok {
-		return nil, fmt.Errorf("a %s connection: only Unix sockets carry descriptors", accepted.LocalAddr().Network())
+		return nil, fmt.Errorf("a %s connection: only Unix sockets carry descriptors",
+			accepted.LocalAddr().Network())
 	}
 	peer, err := peerOf(conn)
 	if err != nil {
@@ -54,7 +56,8 @@ func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &connection{server: s, stream: stream, peer: peer, ended: make(chan error, 1), requests: make(map[uint64]*request)}
+	c := &connection{server: s, stream: stream, peer: peer, ended: make(chan error, 1),
+		requests: make(map[uint64]*request)}
 	c.ctx, c.cancel = context.WithCancel(s.base)
 	c.peer.Connection = c.ctx
 	return c, nil
@@ -78,7 +81,8 @@ func (c *connection) closeSilently() {
 // serve reads until the connection ends, and returns after its last request.
 func (c *connection) serve() {
 	wake := context.AfterFunc(c.ctx, func() {
-		// Wakes the reader, and writers that wait for room; fails only if the connection is closed already.
+		// Wakes the reader, and writers that wait for room; fails only if the connection is closed
+		// already.
 		_ = c.stream.conn.SetDeadline(time.Unix(1, 0))
 	})
 	defer wake()
@@ -134,7 +138,8 @@ func (c *connection) addClaim(claim *wire.Claim) {
 	if c.claims == nil {
 		c.claims = make(map[string]time.Time)
 	}
-	c.claims[claim.GetId()] = time.Now().Add(time.Duration(claim.GetDeadlineMs()) * time.Millisecond)
+	c.claims[claim.GetId()] = time.Now().
+		Add(time.Duration(claim.GetDeadlineMs()) * time.Millisecond)
 }
 
 func (c *connection) removeClaim(id string) {
@@ -144,8 +149,8 @@ func (c *connection) removeClaim(id string) {
 }
 
 func (c *connection) continueReading() {
-	// The context is looked at each time: the end of a frame takes its deadline away, and with it the one that
-	// would have woken the reader.
+	// The context is looked at each time: the end of a frame takes its deadline away, and with it
+	// the one that would have woken the reader.
 	for c.ctx.Err() == nil {
 		mine, err := c.receive()
 		if err != nil {
@@ -206,7 +211,8 @@ func (c *connection) helloReply(hello *wire.Hello) *wire.HelloReply {
 	if reply == nil {
 		reply = &wire.HelloReply{}
 	}
-	reply.Version, reply.Server = cmp.Or(reply.Version, Version), cmp.Or(reply.Server, c.server.Name)
+	reply.Version, reply.Server = cmp.Or(reply.Version, Version),
+		cmp.Or(reply.Server, c.server.Name)
 	reply.Uid, reply.DaemonUid = c.peer.UID, uint32(max(0, os.Geteuid()))
 	return reply
 }

@@ -46,7 +46,8 @@ func checkPut(p *wire.Put, fds []int) (slow bool, err error) {
 		return false, descriptorRefusal("put: no files")
 	}
 	if int64(p.GetGraphs()) > int64(len(p.GetFiles())) {
-		return false, descriptorRefusal("put: %d graphs among %d files", p.GetGraphs(), len(p.GetFiles()))
+		return false, descriptorRefusal("put: %d graphs among %d files", p.GetGraphs(),
+			len(p.GetFiles()))
 	}
 	return checkPutFiles("put", p.GetFiles(), fds)
 }
@@ -74,7 +75,8 @@ func checkDescriptors(request string, fds []int, names func(namer)) (slow bool, 
 		switch {
 		case wrong != nil:
 		case int64(fd) >= int64(len(fds)):
-			wrong = descriptorRefusal("%s: %s %q is descriptor %d of %d", request, kind, name, fd, len(fds))
+			wrong = descriptorRefusal("%s: %s %q is descriptor %d of %d", request, kind, name,
+				fd, len(fds))
 		default:
 			what[fd].kind, what[fd].name = kind, name
 		}
@@ -89,8 +91,9 @@ func checkDescriptors(request string, fds []int, names func(namer)) (slow bool, 
 			continue
 		}
 		is := what[i]
-		e := &Error{Class: wire.ErrorClass_BAD_REQUEST, Err: err, Facts: map[string]string{"fd": strconv.Itoa(i)},
-			Text: fmt.Sprintf("%s: descriptor %d %v", request, i, err)}
+		e := &Error{Class: wire.ErrorClass_BAD_REQUEST, Err: err,
+			Facts: map[string]string{"fd": strconv.Itoa(i)},
+			Text:  fmt.Sprintf("%s: descriptor %d %v", request, i, err)}
 		if is.kind != "" {
 			e.Facts["file"] = is.name
 			e.Text = fmt.Sprintf("%s: descriptor of %s %q %v", request, is.kind, is.name, err)
@@ -111,7 +114,8 @@ func toFiles(fds []int) []*os.File {
 
 func closeFiles(files []*os.File) {
 	for _, f := range files {
-		// Read-only descriptors lose nothing when closing fails, and a backend may have closed one already.
+		// Read-only descriptors lose nothing when closing fails, and a backend may have closed one
+		// already.
 		_ = f.Close()
 	}
 }

@@ -18,8 +18,10 @@ import (
 type Dialer struct {
 	Name string // for the daemon's log: "epcachectl 0.1.0"
 	// for a daemon that is just starting: none listens yet, or the previous one stopped answering
-	Wait         time.Duration
-	HelloTimeout time.Duration // for the first answer; 0: 10 s. A restart under socket activation, and a stopped daemon, look like a slow answer
+	Wait time.Duration
+	// for the first answer; 0: 10 s. A restart under socket activation, and a stopped daemon, look
+	// like a slow answer
+	HelloTimeout time.Duration
 }
 
 // Dial connects to the daemon at path: Dialer{}.Dial.
@@ -38,7 +40,8 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 		client, err := d.dialOnce(ctx, paths)
 		// A daemon that was just killed may leave its socket to a child that is being started, so
 		// that connections are never accepted until the child closes it.
-		if err == nil || !errors.Is(err, ErrNoDaemon) && !ConnectionEnded(err) || !time.Now().Before(end) {
+		if err == nil || !errors.Is(err, ErrNoDaemon) && !ConnectionEnded(err) ||
+			!time.Now().Before(end) {
 			return client, err
 		}
 		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
@@ -47,7 +50,8 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 	}
 }
 
-// How long a daemon that is not there yet is waited for at first, and at last: twice as long each time.
+// How long a daemon that is not there yet is waited for at first, and at last: twice as long each
+// time.
 const (
 	firstPause   = 2 * time.Millisecond
 	longestPause = 100 * time.Millisecond
@@ -142,7 +146,8 @@ func exchangeHello(s *stream, name string, limit time.Duration) (*wire.HelloRepl
 	}
 	defer putBuffer(frame)
 	err = s.write(context.Background(), *frame, nil, limit) // no other goroutine writes yet
-	if err != nil && !closedByPeer(err) {                   // a daemon that refuses at once has said why, before it closed
+	// a daemon that refuses at once has said why, before it closed
+	if err != nil && !closedByPeer(err) {
 		return nil, lost(err)
 	}
 	payload, at, err := s.frame(0)
@@ -174,7 +179,9 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 		return nil, violation("the daemon's first frame is not a HelloReply with request number 0")
 	}
 	if reply.GetVersion() != Version {
-		return nil, &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("the daemon speaks protocol version %d, this client %d", reply.GetVersion(), Version)}
+		return nil, &Error{Class: wire.ErrorClass_VERSION,
+			Text: fmt.Sprintf("the daemon speaks protocol version %d, this client %d",
+				reply.GetVersion(), Version)}
 	}
 	return reply, nil
 }

@@ -16,7 +16,8 @@ import (
 // violation is a breach of the framing rules. It ends the connection, because the start of the next
 // frame, and the frame that each descriptor belongs to, are then unknown.
 func violation(format string, args ...any) *Error {
-	return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "protocol: " + fmt.Sprintf(format, args...), Err: ErrProtocol}
+	return &Error{Class: wire.ErrorClass_BAD_REQUEST,
+		Text: "protocol: " + fmt.Sprintf(format, args...), Err: ErrProtocol}
 }
 
 var errTooLarge = errors.New("does not fit into a frame")
@@ -38,7 +39,8 @@ func encode(e *wire.Envelope) (*[]byte, error) {
 		frame, err = proto.MarshalOptions{}.MarshalAppend(frame[:4], e)
 	}
 	if err == nil && len(frame)-4 > MaxFrame {
-		err = fmt.Errorf("%w: %d bytes, at most %d go into one", errTooLarge, len(frame)-4, MaxFrame)
+		err = fmt.Errorf("%w: %d bytes, at most %d go into one", errTooLarge,
+			len(frame)-4, MaxFrame)
 	}
 	if err == nil && len(frame) == 4 {
 		err = fmt.Errorf("an empty message")
@@ -62,7 +64,8 @@ func decode(payload []byte) (*wire.Envelope, error) {
 		}
 	}
 	if e.GetDescriptors() > MaxDescriptors {
-		return nil, violation("a frame names %d descriptors; %d are allowed", e.GetDescriptors(), MaxDescriptors)
+		return nil, violation("a frame names %d descriptors; %d are allowed", e.GetDescriptors(),
+			MaxDescriptors)
 	}
 	return e, nil
 }

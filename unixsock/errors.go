@@ -11,8 +11,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// class is a sentinel for one error class: errors.Is(err, ErrNotFound) holds for every *Error of that class, on
-// both ends of the socket.
+// class is a sentinel for one error class: errors.Is(err, ErrNotFound) holds for every *Error of
+// that class, on both ends of the socket.
 type class wire.ErrorClass
 
 func (c class) Error() string { return classText[wire.ErrorClass(c)] }
@@ -74,7 +74,8 @@ func (e *Error) Error() string {
 // Unwrap gives the cause, on the end where the error was made.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is holds for the sentinel of the error's class, and for the context package's errors where they mean the same.
+// Is holds for the sentinel of the error's class, and for the context package's errors where they
+// mean the same.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case context.Canceled:
@@ -127,7 +128,8 @@ func fromWire(w *wire.Error) *Error {
 	if classText[class] == "" {
 		class = wire.ErrorClass_INTERNAL
 	}
-	return &Error{Class: class, Text: w.GetText(), Hint: w.GetHint(), Facts: maps.Clone(w.GetFacts())}
+	return &Error{Class: class, Text: w.GetText(), Hint: w.GetHint(),
+		Facts: maps.Clone(w.GetFacts())}
 }
 
 func boundFacts(facts map[string]string) map[string]string {
@@ -144,8 +146,8 @@ func boundFacts(facts map[string]string) map[string]string {
 	return bounded
 }
 
-// cut shortens text to at most n bytes, at the boundary of a character, and makes it valid UTF-8: protobuf
-// refuses strings that are not, and compilers print anything.
+// cut shortens text to at most n bytes, at the boundary of a character, and makes it valid UTF-8:
+// protobuf refuses strings that are not, and compilers print anything.
 func cut(text string, n int) string {
 	if len(text) > n {
 		for n > 0 && !utf8.RuneStart(text[n]) {

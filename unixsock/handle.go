@@ -92,8 +92,10 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 	return answer.Reply, answer.View
 }
 
-func withFiles[M, A any](c *connection, r *request, message M, check func(M, []int) (slow bool, err error),
-	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (A, error)) (answer A, err error) {
+func withFiles[M, A any](c *connection, r *request, message M,
+	check func(M, []int) (slow bool, err error),
+	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (A, error)) (answer A,
+	err error) {
 	slow, err := check(message, r.fds)
 	peer := c.peer
 	if peer.Slow = slow; slow {
@@ -142,7 +144,8 @@ func (c *connection) failure(r *request, err error) *wire.Error {
 		err = &Error{Class: ClassOf(ended), Err: err} // it failed for that
 	}
 	if ClassOf(err) == wire.ErrorClass_INTERNAL {
-		c.server.Log.Error("request", "uid", c.peer.UID, "pid", c.peer.PID, "number", r.number, "error", err)
+		c.server.Log.Error("request", "uid", c.peer.UID, "pid", c.peer.PID, "number", r.number,
+			"error", err)
 	}
 	return toWire(err)
 }
@@ -150,7 +153,8 @@ func (c *connection) failure(r *request, err error) *wire.Error {
 // errNotReading ends a connection if its client leaves too many answers unread for too long.
 var errNotReading = errors.New("the client does not read its answers")
 
-// answer ends a request with its one answer. The view is closed here. An error means that the connection is done for.
+// answer ends a request with its one answer. The view is closed here. An error means that the
+// connection is done for.
 func (c *connection) answer(r *request, reply proto.Message, view *os.File) error {
 	c.finish(r)
 	defer func() {
@@ -189,7 +193,8 @@ func (c *connection) send(ctx context.Context, envelope *wire.Envelope, fds []in
 	frame, err := encode(envelope)
 	if err != nil {
 		c.server.Log.Error("answer", "error", err)
-		e := &Error{Class: wire.ErrorClass_INTERNAL, Text: "the answer cannot be encoded", Hint: "the daemon's log says more"}
+		e := &Error{Class: wire.ErrorClass_INTERNAL, Text: "the answer cannot be encoded",
+			Hint: "the daemon's log says more"}
 		if errors.Is(err, errTooLarge) {
 			e.Text, e.Hint = "the answer "+err.Error(), "request less at a time"
 		}
@@ -206,8 +211,9 @@ func (c *connection) send(ctx context.Context, envelope *wire.Envelope, fds []in
 	return c.sendDescriptors(ctx, *frame, fds)
 }
 
-// sendDescriptors sends an answer with descriptors once few enough of the earlier ones are under way: the kernel
-// limits those of the whole daemon, so a client that does not read could else starve all others.
+// sendDescriptors sends an answer with descriptors once few enough of the earlier ones are under
+// way: the kernel limits those of the whole daemon, so a client that does not read could else
+// starve all others.
 func (c *connection) sendDescriptors(ctx context.Context, frame []byte, fds []int) error {
 	end := time.Now().Add(c.server.limits.WriteTimeout)
 	for {
@@ -217,7 +223,8 @@ func (c *connection) sendDescriptors(ctx context.Context, frame []byte, fds []in
 		c.unread.Add(1)
 		c.user.unread.Add(1)
 		err := c.stream.write(ctx, frame, fds, c.server.limits.WriteTimeout)
-		if !errors.Is(err, syscall.ETOOMANYREFS) { // the kernel has too many descriptors of this user under way
+		// the kernel has too many descriptors of this user under way
+		if !errors.Is(err, syscall.ETOOMANYREFS) {
 			return err
 		}
 		c.unread.Add(-1)
@@ -240,7 +247,8 @@ func (c *connection) awaitReading(ctx context.Context, end time.Time) error {
 		if !own {
 			c.server.releaseRead(c.user)
 		}
-		if c.unread.Load() < int64(limits.Unread) && c.user.unread.Load() < int64(limits.UnreadPerUID) {
+		if c.unread.Load() < int64(limits.Unread) &&
+			c.user.unread.Load() < int64(limits.UnreadPerUID) {
 			return nil
 		}
 		switch err := pauseUntil(ctx, poll, end); {
@@ -266,8 +274,8 @@ func pauseUntil(ctx context.Context, pause time.Duration, end time.Time) error {
 	}
 }
 
-// noteRead gives back what the client was charged for unread answers, if it has read all. A connection that is
-// just being written to is left alone: it looks by itself.
+// noteRead gives back what the client was charged for unread answers, if it has read all. A
+// connection that is just being written to is left alone: it looks by itself.
 func (c *connection) noteRead() {
 	select {
 	case c.stream.writing <- struct{}{}:
@@ -288,7 +296,8 @@ func (c *connection) noteReadLocked() {
 // each of any number of connections.
 func (c *connection) closeAfterRead() {
 	poll := maxDrainPoll
-	// Tells the client that there is no more; what was sent stays readable. An error means that it is gone.
+	// Tells the client that there is no more; what was sent stays readable. An error means that it
+	// is gone.
 	_ = c.stream.conn.CloseWrite()
 	_ = c.stream.conn.CloseRead()
 	for {

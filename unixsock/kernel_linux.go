@@ -13,11 +13,11 @@ import (
 )
 
 // checkFD tells whether a descriptor that a client sent may be read: a regular file (a sealed or
-// plain memory file is one), opened for reading. O_PATH descriptors are refused before anything else
-// looks at them: a privileged daemon that reopened one would read what its sender may not. The error
-// matches ErrBadRequest. O_NONBLOCK is cleared: Go's runtime polls such files as they become an
-// [os.File], and a file system of another user's may never answer that, which would stop the whole
-// process. slow: it is on a file system that may never answer anything else.
+// plain memory file is one), opened for reading. O_PATH descriptors are refused before anything
+// else looks at them: a privileged daemon that reopened one would read what its sender may not. The
+// error matches ErrBadRequest. O_NONBLOCK is cleared: Go's runtime polls such files as they become
+// an [os.File], and a file system of another user's may never answer that, which would stop the
+// whole process. slow: it is on a file system that may never answer anything else.
 func checkFD(fd int) (slow bool, err error) {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
@@ -84,13 +84,15 @@ func peerOf(conn *net.UnixConn) (Peer, error) {
 	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, nil
 }
 
-// tryAgain is for errors of accept that pass: the process or the machine is short of descriptors or memory, or the
-// client left while it waited.
+// tryAgain is for errors of accept that pass: the process or the machine is short of descriptors or
+// memory, or the client left while it waited.
 func tryAgain(err error) bool {
-	return isOneOf(err, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EINTR)
+	return isOneOf(err, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
+		syscall.ECONNABORTED, syscall.EINTR)
 }
 
-// notConnected is for errors of connect that a daemon which is starting, or is busy accepting, takes away.
+// notConnected is for errors of connect that a daemon which is starting, or is busy accepting,
+// takes away.
 func notConnected(err error) bool {
 	return isOneOf(err, syscall.ENOENT, syscall.ECONNREFUSED, syscall.EAGAIN)
 }

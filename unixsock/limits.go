@@ -22,16 +22,19 @@ const (
 	firstBufferCapacity = 4 << 10
 	keepBufferCapacity  = 64 << 10 // larger buffers are given back once they are empty
 	reservedShare       = 64
-	maxRefusals         = 1 << 10 // connections that wait for their refusal; others are refused at once
-	freeShare           = 8       // one user may have as many connections as this part of those that are free
-	requestBytes        = 8 << 10 // that a request in flight takes besides its frame
+	// connections that wait for their refusal; others are refused at once
+	maxRefusals = 1 << 10
+	// one user may have as many connections as this part of those that are free
+	freeShare    = 8
+	requestBytes = 8 << 10 // that a request in flight takes besides its frame
 )
 
 type limits struct {
-	Connections         int // in all; one in reservedShare is for administrators alone
-	ConnectionsPerUID   int // of one user
-	Requests            int // in flight on one connection
-	RequestBytesPerUID  int // of the frames of requests in flight, and requestBytes for each of them
+	Connections       int // in all; one in reservedShare is for administrators alone
+	ConnectionsPerUID int // of one user
+	Requests          int // in flight on one connection
+	// of the frames of requests in flight, and requestBytes for each of them
+	RequestBytesPerUID  int
 	FrameBytesPerUID    int // of buffers for frames that are arriving
 	RunningPerUID       int // requests of one user that have just begun; see turns.go
 	DescriptorsPerUID   int // received and held for requests
@@ -48,10 +51,14 @@ type limits struct {
 	WriteTimeout time.Duration // for which a client may leave an answer unread that does not fit
 }
 
-// defaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never gets near it.
+// defaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never
+// gets near it.
 var defaultLimits = limits{
 	Connections: 4096, ConnectionsPerUID: 256, Requests: 64,
-	RequestBytesPerUID: 16 << 20, FrameBytesPerUID: 32 << 20, RunningPerUID: 2 * runtime.GOMAXPROCS(0),
-	DescriptorsPerUID: 2 * MaxAttached, SlowPerUID: 8, Slow: 128, Unread: 8, UnreadPerUID: 256, Subscriptions: 8, SubscriptionsPerUID: 64,
-	RefusalDelay: 500 * time.Millisecond, HelloTimeout: 5 * time.Second, FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
+	RequestBytesPerUID: 16 << 20, FrameBytesPerUID: 32 << 20,
+	RunningPerUID:     2 * runtime.GOMAXPROCS(0),
+	DescriptorsPerUID: 2 * MaxAttached, SlowPerUID: 8, Slow: 128, Unread: 8, UnreadPerUID: 256,
+	Subscriptions: 8, SubscriptionsPerUID: 64,
+	RefusalDelay: 500 * time.Millisecond, HelloTimeout: 5 * time.Second,
+	FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
 }

@@ -20,7 +20,8 @@ const maxSocketPath = 107
 // ErrInUse says that a daemon answers at a socket, or is just being started there.
 var ErrInUse = errors.New("another daemon answers there")
 
-// DefaultSocketMode is 0666 for root's socket, which every user may connect to, and 0600 for a user's own.
+// DefaultSocketMode is 0666 for root's socket, which every user may connect to, and 0600 for a
+// user's own.
 func DefaultSocketMode() os.FileMode {
 	if os.Geteuid() == 0 {
 		return 0o666
@@ -29,8 +30,9 @@ func DefaultSocketMode() os.FileMode {
 }
 
 // Listen creates the socket at path with exactly that mode, and its missing directories (0755 for
-// root, 0700 for a user). It replaces a socket file only if no process answers behind it (ErrInUse).
-// Anything else at that path is an error, and stays. Closing the listener removes the socket file.
+// root, 0700 for a user). It replaces a socket file only if no process answers behind it
+// (ErrInUse). Anything else at that path is an error, and stays. Closing the listener removes the
+// socket file.
 func Listen(path string, mode os.FileMode) (net.Listener, error) {
 	l, err := listen(path, mode)
 	if err != nil {
@@ -41,7 +43,8 @@ func Listen(path string, mode os.FileMode) (net.Listener, error) {
 
 func listen(path string, mode os.FileMode) (net.Listener, error) {
 	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("the path has %d bytes, a socket's may have %d", len(path), maxSocketPath)
+		return nil, fmt.Errorf("the path has %d bytes, a socket's may have %d", len(path),
+			maxSocketPath)
 	}
 	dirMode := os.FileMode(0o700)
 	if os.Geteuid() == 0 {
@@ -104,19 +107,22 @@ func removeStale(path string) error {
 	if err == nil {
 		return errors.Join(ErrInUse, conn.Close())
 	}
-	// Only this answer proves that no process holds the socket. A full queue, a timeout or missing rights do not.
+	// Only this answer proves that no process holds the socket. A full queue, a timeout or missing
+	// rights do not.
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return errors.Join(ErrInUse, err)
 	}
 	return os.Remove(path)
 }
 
-// bind sets the mode on the socket before it has a name, so that there is no moment at which it is too open; the
-// second time is for what the process's umask took away.
+// bind sets the mode on the socket before it has a name, so that there is no moment at which it is
+// too open; the second time is for what the process's umask took away.
 func bind(path string, mode os.FileMode) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
-		controlErr := raw.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), uint32(mode.Perm())) })
+		controlErr := raw.Control(func(fd uintptr) {
+			err = unix.Fchmod(int(fd), uint32(mode.Perm()))
+		})
 		return errors.Join(controlErr, err)
 	}}
 	l, err := config.Listen(context.Background(), "unix", path)
@@ -134,7 +140,8 @@ func bind(path string, mode os.FileMode) (net.Listener, error) {
 	return own, nil
 }
 
-// listener removes its socket file when it closes, and only its own: by then the path may be another daemon's.
+// listener removes its socket file when it closes, and only its own: by then the path may be
+// another daemon's.
 type listener struct {
 	*net.UnixListener
 	path string

@@ -10,7 +10,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// maxPendingPhases bounds what waits for a client that reads slowly; later phases then replace the last.
+// maxPendingPhases bounds what waits for a client that reads slowly; later phases then replace the
+// last.
 const maxPendingPhases = 16
 
 // reporter sends the progress of one request: each change of phase, and otherwise once a second. It
@@ -60,7 +61,8 @@ func (p *reporter) wakeSender() {
 	}
 }
 
-// end sends the changes of phase that are left, and returns after the last frame: the answer follows.
+// end sends the changes of phase that are left, and returns after the last frame: the answer
+// follows.
 func (p *reporter) end() {
 	p.mu.Lock()
 	p.ended = true

@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// request is one that is being answered, or (cancel is nil) one whose descriptors are arriving ahead of it.
+// request is one that is being answered, or (cancel is nil) one whose descriptors are arriving
+// ahead of it.
 type request struct {
 	number  uint64
 	bytes   int64
@@ -23,7 +24,8 @@ type request struct {
 	cancel  context.CancelFunc
 }
 
-// receive takes one frame. An error ends the connection. mine is false once another goroutine reads it.
+// receive takes one frame. An error ends the connection. mine is false once another goroutine reads
+// it.
 func (c *connection) receive() (mine bool, err error) {
 	if err := c.tooSlow(closeLimitFactor); err != nil {
 		return true, err
@@ -59,7 +61,8 @@ func (c *connection) receive() (mine bool, err error) {
 	}
 }
 
-// cancelRequest does nothing for a number that is not known: its answer and the Cancel may have crossed.
+// cancelRequest does nothing for a number that is not known: its answer and the Cancel may have
+// crossed.
 func (c *connection) cancelRequest(number uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +94,8 @@ func (c *connection) attach(number uint64, fds []int) error {
 	switch {
 	case r != nil && r.cancel != nil:
 		c.closeAll(fds)
-		return violation("descriptors arrived for request %d, which is already being answered", number)
+		return violation("descriptors arrived for request %d, which is already being answered",
+			number)
 	case r == nil && len(c.requests) >= c.server.limits.Requests:
 		c.closeAll(fds)
 		return violation("descriptors for more than %d requests", c.server.limits.Requests)
@@ -103,7 +107,8 @@ func (c *connection) attach(number uint64, fds []int) error {
 		c.closeAll(fds)
 		return violation("more than %d descriptors for one request", MaxAttached)
 	}
-	if held := c.user.descriptors.Add(int64(len(fds))); held > int64(c.server.limits.DescriptorsPerUID) {
+	if held := c.user.descriptors.Add(int64(len(fds))); held >
+		int64(c.server.limits.DescriptorsPerUID) {
 		c.user.descriptors.Add(-int64(len(fds)))
 		c.closeAll(fds)
 		return &Error{Class: wire.ErrorClass_BUSY, Text: "too many descriptors of one user"}
@@ -113,7 +118,8 @@ func (c *connection) attach(number uint64, fds []int) error {
 }
 
 // begin starts a request, or answers it at once where the client has too much under way.
-func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds []int, size int) (mine bool, err error) {
+func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds []int,
+	size int) (mine bool, err error) {
 	number := envelope.GetRequest()
 	c.mu.Lock()
 	r := c.requests[number]
@@ -152,7 +158,8 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 		c.handlers.Done()
 	case inline != nil:
 		c.handle(r, message)
-	default: // List and others may take their time, and a request that is here already must not wait
+	default:
+		// List and others may take their time, and a request that is here already must not wait
 		go func() {
 			c.handle(r, message)
 			c.user.turns.end(turn)
@@ -165,7 +172,8 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	return false, nil // another goroutine reads, and finds out why the connection has ended
 }
 
-// requestContext ends at the deadline that came with the request, of the two for Acquire at the earlier one.
+// requestContext ends at the deadline that came with the request, of the two for Acquire at the
+// earlier one.
 func (c *connection) requestContext(envelope *wire.Envelope) (context.Context, context.CancelFunc) {
 	limit := envelope.GetDeadlineMs()
 	if own := envelope.GetAcquire().GetDeadlineMs(); own != 0 && (limit == 0 || own < limit) {
@@ -184,7 +192,8 @@ func (c *connection) overLimits(r *request) error {
 	flying := c.inFlight.Add(1)
 	held := c.user.requestBytes.Add(r.bytes)
 	busy := func(format string, args ...any) error {
-		return &Error{Class: wire.ErrorClass_BUSY, Text: fmt.Sprintf(format, args...), Hint: "wait for answers before sending more requests"}
+		return &Error{Class: wire.ErrorClass_BUSY, Text: fmt.Sprintf(format, args...),
+			Hint: "wait for answers before sending more requests"}
 	}
 	switch {
 	case c.server.refused() != nil:
@@ -204,7 +213,8 @@ func (c *connection) overLimits(r *request) error {
 	return nil
 }
 
-// finish ends a request before its answer is sent: from then on the client may use its number again.
+// finish ends a request before its answer is sent: from then on the client may use its number
+// again.
 func (c *connection) finish(r *request) {
 	r.cancel()
 	c.mu.Lock()

@@ -20,10 +20,10 @@ const overseerInterval = time.Millisecond
 // overseerIdleLooks is how many looks without any inline answer send the overseer to sleep.
 const overseerIdleLooks = 100
 
-// RestFactor is how many times as long as a request of a user had its slot the slot rests before the
-// next one, if other users are served too: a user with more requests than slots gets a quarter of the
-// processors. The daemon then has processor time left when a request of another user comes, whereas
-// the kernel makes a daemon that used up its share wait for tens of milliseconds.
+// RestFactor is how many times as long as a request of a user had its slot the slot rests before
+// the next one, if other users are served too: a user with more requests than slots gets a quarter
+// of the processors. The daemon then has processor time left when a request of another user comes,
+// whereas the kernel makes a daemon that used up its share wait for tens of milliseconds.
 const RestFactor = 7
 
 // crowdedFor is how long after its last request a user counts as one that is served.

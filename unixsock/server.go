@@ -15,7 +15,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Server answers requests on Unix sockets. Fill in the exported fields, then call Serve; do not change them after.
+// Server answers requests on Unix sockets. Fill in the exported fields, then call Serve; do not
+// change them after.
 type Server struct {
 	Backend Backend      // answers the requests
 	Name    string       // for HelloReply: "epcached 0.1.0"
@@ -95,9 +96,10 @@ func (s *Server) init() {
 	})
 }
 
-// Serve accepts and answers until the context ends, which cancels the requests in flight, or Shutdown is called;
-// then it returns nil after its last goroutine is gone. The listener, which may come from Listen or from socket
-// activation, is closed. Serve may run for several listeners at the same time.
+// Serve accepts and answers until the context ends, which cancels the requests in flight, or
+// Shutdown is called; then it returns nil after its last goroutine is gone. The listener, which may
+// come from Listen or from socket activation, is closed. Serve may run for several listeners at the
+// same time.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.init()
 	s.mu.Lock()
@@ -145,9 +147,9 @@ func (s *Server) accept(l net.Listener) error {
 	}
 }
 
-// Shutdown stops accepting and lets requests in flight finish until the context ends, then cancels them. New
-// requests are answered with class BUSY meanwhile. It returns after the last connection is closed, with the
-// context's error if it had to cancel.
+// Shutdown stops accepting and lets requests in flight finish until the context ends, then cancels
+// them. New requests are answered with class BUSY meanwhile. It returns after the last connection
+// is closed, with the context's error if it had to cancel.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.init()
 	s.drain()
@@ -320,7 +322,8 @@ func (s *Server) register(c *connection) error {
 	}
 	u := s.users[c.account]
 	if u == nil {
-		u = &user{account: c.account, turns: newRequestSlots(s.limits.RunningPerUID, &s.crowded), connections: make(map[*connection]struct{})}
+		u = &user{account: c.account, turns: newRequestSlots(s.limits.RunningPerUID, &s.crowded),
+			connections: make(map[*connection]struct{})}
 	}
 	if err := s.checkUserConnections(u); err != nil {
 		return err
@@ -357,7 +360,8 @@ func (s *Server) checkUserConnections(u *user) error {
 	var most, idlest *connection
 	now := time.Now()
 	for _, other := range s.users {
-		if len(other.connections) <= own || most != nil && len(other.connections) <= len(most.user.connections) {
+		if len(other.connections) <= own || most != nil &&
+			len(other.connections) <= len(most.user.connections) {
 			continue
 		}
 		idlest = nil

@@ -525,7 +525,8 @@ func TestRefusalAnswersEveryRequest(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience,
 		time.Millisecond)
-	s.RefuseAll(&Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "the index is damaged", Hint: "wait"})
+	s.RefuseAll(&Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "the index is damaged",
+		Hint: "wait"})
 	status := func() error {
 		_,
 			err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)

@@ -11,8 +11,9 @@ const SystemSocket = "/run/epcached/epcached.sock"
 // SocketVariable names the environment variable that says which daemon to use.
 const SocketVariable = "EPCACHE_SOCKET"
 
-// DefaultSocket lists where a client looks for a daemon, in order: the user's own, then the system's. Where
-// EPCACHE_SOCKET is set it alone is meant: an application that was pointed at one daemon must not end up at another.
+// DefaultSocket lists where a client looks for a daemon, in order: the user's own, then the
+// system's. Where EPCACHE_SOCKET is set it alone is meant: an application that was pointed at one
+// daemon must not end up at another.
 func DefaultSocket() []string {
 	if path := os.Getenv(SocketVariable); path != "" {
 		return []string{path}
@@ -27,8 +28,9 @@ func DefaultSocket() []string {
 	return append(paths, SystemSocket)
 }
 
-// UserSockets lists where the user's own daemon may listen: in the runtime directory, then in the state directory. A client looks at both, for a
-// daemon that was started from a desktop has a runtime directory, and a job of cron that asks it has none.
+// UserSockets lists where the user's own daemon may listen: in the runtime directory, then in the
+// state directory. A client looks at both, for a daemon that was started from a desktop has a
+// runtime directory, and a job of cron that asks it has none.
 func UserSockets() []string {
 	var paths []string
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
@@ -42,8 +44,8 @@ func UserSockets() []string {
 
 const socketName = "epcached.sock"
 
-// UserSocket is where the user's own daemon listens: in the runtime directory, else in the state directory; empty if the
-// user has neither.
+// UserSocket is where the user's own daemon listens: in the runtime directory, else in the state
+// directory; empty if the user has neither.
 func UserSocket() string {
 	return firstOf(UserSockets())
 }

@@ -27,20 +27,24 @@ type stream struct {
 	raw  syscall.RawConn
 
 	// Of the reader. buf[start:end] has arrived and is not consumed; offset is that of buf[start].
-	buf         []byte
-	start, end  int
-	offset      int64
-	batches     []batch   // at most two: of a frame that is not complete yet, and of the one behind it
-	oob         [272]byte // room for MaxDescriptors and no more: the kernel closes the rest, and says so
-	recv        func(fd uintptr) bool
-	readBytes   int
-	readOOB     int
-	readFlags   int
-	readErr     error
-	deadlineSet bool                  // fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
-	charge      func(bytes int) error // is called as large buffers grow and are given back; may be nil
-	charged     int                   // of these
-	closing     func([]int)           // closes descriptors that no frame names
+	buf        []byte
+	start, end int
+	offset     int64
+	// at most two: of a frame that is not complete yet, and of the one behind it
+	batches []batch
+	// room for MaxDescriptors and no more: the kernel closes the rest, and says so
+	oob       [272]byte
+	recv      func(fd uintptr) bool
+	readBytes int
+	readOOB   int
+	readFlags int
+	readErr   error
+	// fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
+	deadlineSet bool
+	// is called as large buffers grow and are given back; may be nil
+	charge  func(bytes int) error
+	charged int         // of these
+	closing func([]int) // closes descriptors that no frame names
 
 	writing chan struct{} // a lock that a context can give up on; holds the fields below
 	send    func(fd uintptr) bool
@@ -55,13 +59,15 @@ func newStream(conn *net.UnixConn) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &stream{conn: conn, raw: raw, buf: make([]byte, firstBufferCapacity), writing: make(chan struct{}, 1), closing: closeAll}
+	s := &stream{conn: conn, raw: raw, buf: make([]byte, firstBufferCapacity),
+		writing: make(chan struct{}, 1), closing: closeAll}
 	s.recv, s.send = s.recvmsg, s.sendmsg
 	return s, nil
 }
 
-// frame gives the next frame's bytes, which are valid until the next call, and the offset of its first byte. Frames
-// that have begun must end within the timeout; 0 leaves the connection's own deadline in force.
+// frame gives the next frame's bytes, which are valid until the next call, and the offset of its
+// first byte. Frames that have begun must end within the timeout; 0 leaves the connection's own
+// deadline in force.
 func (s *stream) frame(timeout time.Duration) ([]byte, int64, error) {
 	limited := false
 	for {
@@ -83,11 +89,13 @@ func (s *stream) frame(timeout time.Duration) ([]byte, int64, error) {
 	}
 }
 
-// blockFor limits how long the kernel waits where soon is set. Everything else asks it not to block.
+// blockFor limits how long the kernel waits where soon is set. Everything else asks it not to
+// block.
 func (s *stream) blockFor(limit time.Duration) (err error) {
 	timeout := unix.NsecToTimeval(limit.Nanoseconds())
 	controlErr := s.raw.Control(func(fd uintptr) {
-		if err = unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err == nil {
+		if err = unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+			&timeout); err == nil {
 			err = unix.SetNonblock(int(fd), false)
 		}
 	})
@@ -184,7 +192,8 @@ func (s *stream) recvmsg(fd uintptr) bool {
 		flags &^= unix.MSG_DONTWAIT
 	}
 	for {
-		s.readBytes, s.readOOB, s.readFlags, _, s.readErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], flags)
+		s.readBytes, s.readOOB, s.readFlags, _,
+			s.readErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], flags)
 		if s.readErr != unix.EINTR {
 			return s.readErr != unix.EAGAIN || s.deadlineSet
 		}
@@ -198,7 +207,8 @@ func (s *stream) keepDescriptors(first int64) error {
 	}
 	fds, err := parseRights(s.oob[:s.readOOB])
 	if len(fds) > 0 {
-		s.batches = append(s.batches, batch{first: first, last: first + int64(s.readBytes), fds: fds})
+		s.batches = append(s.batches,
+			batch{first: first, last: first + int64(s.readBytes), fds: fds})
 	}
 	switch {
 	case err != nil:
@@ -217,7 +227,8 @@ func parseRights(oob []byte) ([]int, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	var fds []int
 	for i := range messages {
-		if messages[i].Header.Level != unix.SOL_SOCKET || messages[i].Header.Type != unix.SCM_RIGHTS {
+		if messages[i].Header.Level != unix.SOL_SOCKET ||
+			messages[i].Header.Type != unix.SCM_RIGHTS {
 			continue
 		}
 		some, parseErr := unix.ParseUnixRights(&messages[i])
@@ -234,7 +245,8 @@ func (s *stream) takeDescriptors(at int64, n int) ([]int, error) {
 	}
 	if n == 0 {
 		if len(s.batches) > 0 && s.start == s.end {
-			return nil, violation("%d descriptors came with a frame that names none", len(s.batches[0].fds))
+			return nil, violation("%d descriptors came with a frame that names none",
+				len(s.batches[0].fds))
 		}
 		return nil, nil
 	}
@@ -282,8 +294,9 @@ func (s *stream) lock(ctx context.Context) error {
 
 func (s *stream) unlock() { <-s.writing }
 
-// write sends one frame, length included, and the descriptors with its first byte. The caller holds the lock. One
-// system call is all it takes while the peer reads; else it waits for room until the timeout or the context ends.
+// write sends one frame, length included, and the descriptors with its first byte. The caller holds
+// the lock. One system call is all it takes while the peer reads; else it waits for room until the
+// timeout or the context ends.
 func (s *stream) write(ctx context.Context, frame []byte, fds []int, timeout time.Duration) error {
 	s.out, s.outOOB, s.once = frame, nil, true
 	if len(fds) > 0 {
@@ -330,7 +343,8 @@ func (s *stream) flush() error {
 func (s *stream) sendmsg(fd uintptr) bool {
 	for len(s.out) > 0 {
 		var n int
-		n, s.outErr = unix.SendmsgN(int(fd), s.out, s.outOOB, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		n, s.outErr = unix.SendmsgN(int(fd), s.out, s.outOOB, nil,
+			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 		switch {
 		case s.outErr == unix.EINTR:
 		case s.outErr == unix.EAGAIN:
@@ -349,6 +363,8 @@ func (s *stream) sendmsg(fd uintptr) bool {
 func (s *stream) unread() bool {
 	var queued int
 	var err error
-	controlErr := s.raw.Control(func(fd uintptr) { queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	controlErr := s.raw.Control(func(fd uintptr) {
+		queued, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
+	})
 	return controlErr == nil && err == nil && queued > 0
 }

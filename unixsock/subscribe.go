@@ -9,7 +9,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// EventMissed is the kind of event that tells a subscriber that it was too slow, and did not get the events before.
+// EventMissed is the kind of event that tells a subscriber that it was too slow, and did not get
+// the events before.
 const EventMissed = "missed"
 
 // maxPendingEvents bounds what waits in a client for its subscriber; the oldest then make room.
@@ -64,7 +65,8 @@ func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event)
 
 func (waiting *call) deliverEvents(e *wire.Event, fn func(*wire.Event) error) error {
 	if waiting.missed.Swap(false) {
-		missed := &wire.Event{AtMs: time.Now().UnixMilli(), Kind: EventMissed, Text: "this subscriber was too slow"}
+		missed := &wire.Event{AtMs: time.Now().UnixMilli(), Kind: EventMissed,
+			Text: "this subscriber was too slow"}
 		if err := fn(missed); err != nil {
 			return err
 		}
@@ -103,7 +105,8 @@ const (
 )
 
 // errStopping ends subscriptions when the daemon stops, because they have no end of their own.
-var errStopping = &Error{Class: wire.ErrorClass_BUSY, Text: "the daemon is stopping", Hint: "subscribe again when it is back"}
+var errStopping = &Error{Class: wire.ErrorClass_BUSY, Text: "the daemon is stopping",
+	Hint: "subscribe again when it is back"}
 
 var errEnded = errors.New("the subscription has ended")
 
@@ -122,7 +125,8 @@ func (c *connection) subscribe(r *request, message *wire.Subscribe) error {
 	stop := context.AfterFunc(c.server.serving, cancel)
 	defer stop()
 
-	// Nothing is kept here: the backend keeps the events that a subscriber has not read, for all of them together.
+	// Nothing is kept here: the backend keeps the events that a subscriber has not read, for all of
+	// them together.
 	var mu sync.Mutex // held while sending
 	ended := false
 	err := c.server.Backend.Subscribe(ctx, c.peer, message, func(e *wire.Event) error {
@@ -147,9 +151,11 @@ func (c *connection) subscribe(r *request, message *wire.Subscribe) error {
 	return err
 }
 
-// sendEvent waits until the event is in the socket. A client that does not read ends its connection by that.
+// sendEvent waits until the event is in the socket. A client that does not read ends its connection
+// by that.
 func (c *connection) sendEvent(number uint64, e *wire.Event) error {
-	// Until the connection ends, not the request: a frame that is cut off would be the end of the connection.
+	// Until the connection ends, not the request: a frame that is cut off would be the end of the
+	// connection.
 	err := c.send(c.ctx, envelopeOf(number, boundedEvent(e)), nil)
 	if _, refused := errors.AsType[*Error](err); err != nil && !refused {
 		c.cancel() // nothing else could be sent either
@@ -159,7 +165,9 @@ func (c *connection) sendEvent(number uint64, e *wire.Event) error {
 
 // boundedEvent copies: the backend may give the same event to all subscribers.
 func boundedEvent(e *wire.Event) *wire.Event {
-	return &wire.Event{AtMs: e.GetAtMs(), Sequence: e.GetSequence(), Text: cut(e.GetText(), maxEventText),
-		Kind: cut(e.GetKind(), maxEventName), RequestKey: cut(e.GetRequestKey(), maxEventName), Build: cut(e.GetBuild(), maxEventName),
+	return &wire.Event{AtMs: e.GetAtMs(), Sequence: e.GetSequence(),
+		Text: cut(e.GetText(), maxEventText),
+		Kind: cut(e.GetKind(), maxEventName), RequestKey: cut(e.GetRequestKey(), maxEventName),
+		Build: cut(e.GetBuild(), maxEventName),
 		Model: cut(e.GetModel(), maxEventName), Runtime: cut(e.GetRuntime(), maxEventName)}
 }

@@ -18,7 +18,8 @@ import (
 )
 
 // AnswerCompiled answers for a model that has EPContext nodes already.
-func (c *Answerer) AnswerCompiled(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+func (c *Answerer) AnswerCompiled(ctx context.Context,
+	at *request.Attempt) (*request.Answer, error) {
 	why := at.TooLarge
 	if at.Adopts() {
 		a, said, err := c.adopt(ctx, at)

@@ -1,6 +1,6 @@
-// Package answer answers requests that compile nothing. It explains how a request would be answered,
-// by a look-up's steps without compiling, serving or counting. Models that have EPContext nodes
-// already are judged and passed through, or adopted if their user wants that.
+// Package answer answers requests that compile nothing. It explains how a request would be
+// answered, by a look-up's steps without compiling, serving or counting. Models that have EPContext
+// nodes already are judged and passed through, or adopted if their user wants that.
 package answer
 
 import (
@@ -55,13 +55,15 @@ func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.A
 func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate {
 	out := make([]query.Candidate, len(order))
 	for i, o := range order {
-		differences := identity.MakerDifferences(at.Plan.ExpectedFacts(o.Build), at.ORTVersion(), o.Build)
+		differences := identity.MakerDifferences(at.Plan.ExpectedFacts(o.Build),
+			at.ORTVersion(), o.Build)
 		if at.Plan.Outside { // of libraries that are not run here little is known
 			differences = slices.DeleteFunc(differences,
 				func(d identity.Difference) bool { return d.Asked == "" })
 		}
 		out[i] = query.Candidate{Build: o.Build, Refused: o.Refused, Together: o.Together,
-			Fits: o.Judgement.Reason, Members: at.NamedMembers(o.Build.Members), Differences: differences}
+			Fits: o.Judgement.Reason, Members: at.NamedMembers(o.Build.Members),
+			Differences: differences}
 		if o.Judgement.Runtime != "" {
 			out[i].Judge = func(b *wire.Build) { o.Judgement.FillBuild(b) }
 		}
@@ -113,7 +115,8 @@ func (c *Answerer) replan(ctx context.Context, b *index.Build) (*request.Attempt
 }
 
 // candidateOrder returns the builds of the entry in the order in which a look-up considers them.
-func (c *Answerer) candidateOrder(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
+func (c *Answerer) candidateOrder(ctx context.Context,
+	at *request.Attempt) ([]lookup.Candidate, error) {
 	out, err := c.Lookup.Ranked(ctx, at, c.Lookup.StoredBuilds(at.Plan, at.Scopes))
 	served := func(o lookup.Candidate) bool { return o.Refused == "" }
 	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, served) {

@@ -105,7 +105,8 @@ func SuitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 
 // CheckComplete fails for a graph that leaves nodes to the CPU, where the request wants none left.
 func CheckComplete(c *identity.Record, m *epmodel.Model) error {
-	if rest := m.Nodes - len(m.Contexts); rest > 0 && c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
+	if rest := m.Nodes - len(m.Contexts); rest > 0 &&
+		c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
 		return fmt.Errorf("%d nodes are left to other execution providers, and the request was "+
 			"for none", rest)
 	}
@@ -119,7 +120,8 @@ func members(at *request.Attempt, result compilers.Result) []index.Member {
 	}
 	var out []index.Member
 	for i, graph := range result.Graphs {
-		out = append(out, index.Member{ModelName: at.Request.ModelFiles(i).Name, ModelDigest: at.Plan.Canonical.ModelOf(i), Graph: graph,
+		out = append(out, index.Member{ModelName: at.Request.ModelFiles(i).Name,
+			ModelDigest: at.Plan.Canonical.ModelOf(i), Graph: graph,
 			SessionOptions: compilers.ShareOptions(), AloneKey: at.Plan.Canonical.MemberKey(i)})
 	}
 	return out
@@ -149,14 +151,16 @@ func groupWarnings(models []*epmodel.Model) []string {
 		"provider compiled them separately"}
 }
 
-// NewBuild is the build's record but for its files' digests. open are dimensions of the models' inputs.
+// NewBuild is the build's record but for its files' digests. open are dimensions of the models'
+// inputs.
 func NewBuild(at *request.Attempt, scope string, models []*epmodel.Model, result compilers.Result,
 	open []request.OpenDimension, created time.Time) *index.Build {
 	r, p, m := at.Request, at.Plan, models[0]
 	b := &index.Build{
 		RequestKey: p.RequestKey, BuildKey: p.BuildKey, Scope: scope, UID: r.Peer.UID,
-		ModelDigest: p.Canonical.Model, ModelName: r.Name, ModelPath: r.Path, Record: p.Record, RecordJSON: p.RecordJSON,
-		EPs: p.StatedFacts(models), ORTVersion: result.ORTVersion,
+		ModelDigest: p.Canonical.Model, ModelName: r.Name, ModelPath: r.Path, Record: p.Record,
+		RecordJSON: p.RecordJSON,
+		EPs:        p.StatedFacts(models), ORTVersion: result.ORTVersion,
 		Route: p.Canonical.Route, Graph: result.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
 		CompileSeconds: result.Seconds, Created: created, IRVersion: m.IRVersion, Embed: r.Embed,

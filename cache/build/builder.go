@@ -60,7 +60,8 @@ type Options struct {
 	// OnQueued is called for a job that outlives its request.
 	OnQueued func(*jobs.Job, *request.Attempt)
 	// Begin is called before a job of a request compiles for all users. It returns a build that
-	// another machine has made, or what is to be called with whether the job stored one; may be nil.
+	// another machine has made, or what is to be called with whether the job stored one; may be
+	// nil.
 	Begin func(context.Context, *request.Attempt, *jobs.Job) (b *index.Build, end func(stored bool))
 	// OnStored is called when a job has stored its build. The job's files are open until then.
 	OnStored func(at *request.Attempt, b *index.Build, ended <-chan struct{})
@@ -93,7 +94,8 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 		if at.OnMiss == request.Wait && key.Scope != "" && bd.Jobs.Joinable(own) != nil {
 			key = own // an application of the same user's holds the claim
 		}
-		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner), bd.prepareJob(at, key.Scope))
+		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner),
+			bd.prepareJob(at, key.Scope))
 		if err == nil && !first && at.NeedsOtherORT(result.Build.ORTVersion) {
 			bd.Store.TakerDone(result.Build.ID) // or rather, not taken
 			err = request.OtherORTError(at, result.Build)
@@ -198,7 +200,8 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 			"nothing, so a compile in the background would be lost", at.Name).
 			WithHint("request it with on_miss wait")
 	}
-	f, first, err := bd.Jobs.Start(key, at.WithoutProgress().Caller(bd.Owner), bd.prepareJob(at, key.Scope))
+	f, first, err := bd.Jobs.Start(key, at.WithoutProgress().Caller(bd.Owner),
+		bd.prepareJob(at, key.Scope))
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}

@@ -82,7 +82,8 @@ func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Resul
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
-func (j *Job) check(ctx context.Context, out string, result compilers.Result, workers *earlyWorkers) (
+func (j *Job) check(ctx context.Context, out string, result compilers.Result,
+	workers *earlyWorkers) (
 	*index.Build, error) {
 	models, _, err := ReadOutput(ctx, out, result)
 	if err != nil {

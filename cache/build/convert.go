@@ -111,14 +111,15 @@ func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *i
 	if scope == "" {
 		key += jobs.NewID()
 	}
-	return bd.conversions.Do(ctx, bd.RunLater, key, func(ctx context.Context) (*jobs.Result, error) {
-		leave, err := bd.Workspaces.AcquireSlot(ctx, at.Request)
-		if err != nil {
-			return nil, err
-		}
-		defer leave()
-		return (&conversion{bd: bd, Attempt: at, from: from, scope: scope}).run(ctx)
-	})
+	return bd.conversions.Do(ctx, bd.RunLater, key,
+		func(ctx context.Context) (*jobs.Result, error) {
+			leave, err := bd.Workspaces.AcquireSlot(ctx, at.Request)
+			if err != nil {
+				return nil, err
+			}
+			defer leave()
+			return (&conversion{bd: bd, Attempt: at, from: from, scope: scope}).run(ctx)
+		})
 }
 
 func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
@@ -164,7 +165,8 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
 	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Dir: v.dir, UID: v.Peer.UID,
-		Reservation: room, Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"}, hold)
+		Reservation: room, Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"},
+		hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, err
@@ -298,7 +300,8 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 	return append(files, rest...), err
 }
 
-func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Source, in *openFiles) (
+func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Source,
+	in *openFiles) (
 	*epmodel.Splice, []epmodel.DetachedContext, error) {
 	bins := make(map[string]epmodel.Source)
 	for _, name := range m.ContextFiles() {

@@ -73,7 +73,8 @@ func (bd *Builder) NewJob(at *request.Attempt, scope string, why Recompile) (*Jo
 func (j *Job) Run(ctx context.Context, f *jobs.Job) (result *jobs.Result, err error) {
 	defer j.Request.Close()
 	j.running = f
-	if j.bd.Begin != nil && j.recompile.Why == "" && j.scope == rights.Shared && j.OnMiss != request.Refresh {
+	if j.bd.Begin != nil && j.recompile.Why == "" && j.scope == rights.Shared &&
+		j.OnMiss != request.Refresh {
 		b, end := j.bd.Begin(ctx, j.Attempt, f)
 		if b != nil {
 			return &jobs.Result{Build: b, Fetched: true}, nil
@@ -114,7 +115,8 @@ func (j *Job) runInQueue(ctx context.Context, f *jobs.Job) (*jobs.Result, error)
 	switch {
 	case err == nil:
 		took := j.bd.Now().Sub(began)
-		j.bd.Jobs.Costs.Learn(f.Description().Kind(), took, j.memory, j.outputEstimate, isOpen(p.Idle))
+		j.bd.Jobs.Costs.Learn(f.Description().Kind(), took, j.memory, j.outputEstimate,
+			isOpen(p.Idle))
 	case ctx.Err() == nil && context.Cause(p.Context) == jobs.ErrYielded:
 		return nil, jobs.ErrYielded
 	}
@@ -354,7 +356,8 @@ func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Origi
 	if !ok || j.modelCopied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
-	stamp, ok := j.bd.Kept.Models.StampIfKnown(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)
+	stamp, ok := j.bd.Kept.Models.StampIfKnown(j.Peer.UID, j.Request.ModelFiles(0),
+		j.Plan.Canonical.Model)
 	if !ok {
 		return nil
 	}

@@ -35,9 +35,10 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
 	defer j.bd.Store.Forms().Release(hold)
-	m := store.Publication{Build: b, Dir: out, Hashed: hashed, UID: j.Peer.UID, Reservation: j.reservation,
-		Kind: event.Compiled,
-		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
+	m := store.Publication{Build: b, Dir: out, Hashed: hashed, UID: j.Peer.UID,
+		Reservation: j.reservation,
+		Kind:        event.Compiled,
+		Text:        fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
 	if j.recompile.Why != "" {
 		m.Kind, m.Counter, m.Text = event.Rebuilt, "rebuilds", m.Text+": "+j.recompile.Why
 		m.Replaces = j.recompile.Replaces // of other libraries, perhaps
@@ -186,7 +187,8 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 			external[location] = f.External[location]
 		}
 		f.External = external
-		s, err = j.bd.Kept.References.RememberPaths(ctx, f, !j.recompile.Foreign && j.Peer.UID == j.bd.Kept.UID)
+		s, err = j.bd.Kept.References.RememberPaths(ctx, f, !j.recompile.Foreign &&
+			j.Peer.UID == j.bd.Kept.UID)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:
@@ -230,7 +232,8 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		if !utf8.ValidString(location) {
 			return fmt.Errorf("external data %q: not UTF-8", location)
 		}
-		if there, ok := j.keptSources[path]; ok { // for another of the group; no space is reserved for two
+		// for another of the group; no space is reserved for two
+		if there, ok := j.keptSources[path]; ok {
 			there.Name = location
 			s.Files = append(s.Files, there)
 			return nil

@@ -359,7 +359,8 @@ func (c *Changes) isRemoved(id index.BuildID) bool {
 func (c *Changes) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal,
 	progress func(*wire.Progress)) (*store.Collection, error) {
 	goal.Progress = wire.StoreProgress(progress, "reading")
-	return c.store.Collector().Plan(ctx, store.Owner{UID: p.UID, All: c.rights.IsAdministrator(p)}, goal)
+	return c.store.Collector().
+		Plan(ctx, store.Owner{UID: p.UID, All: c.rights.IsAdministrator(p)}, goal)
 }
 
 // CollectReply reports what a plan does, or what became of it.
@@ -374,8 +375,9 @@ func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(),
 			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(query.FirstEP(b)),
 			Scope: b.Scope, FreesBytes: r.Frees,
-			Reason: wire.Clip(r.Reason()), Outcome: wire.Clip(r.Outcome), CompileSeconds: b.CompileSeconds,
-			LastUsedMs: wire.Milliseconds(r.Last), Models: uint32(max(1, len(b.Members))),
+			Reason: wire.Clip(r.Reason()), Outcome: wire.Clip(r.Outcome),
+			CompileSeconds: b.CompileSeconds,
+			LastUsedMs:     wire.Milliseconds(r.Last), Models: uint32(max(1, len(b.Members))),
 			Action: r.Action.String()})
 	}
 	for _, k := range plan.Kept {

@@ -166,7 +166,8 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 		stated = cmp.Or(stated, cl.Content.Spec.ORTVersion)
 	}
 	said := cmp.Or(put.ORTVersion, stated)
-	if len(said) > request.MaxVersion || cleanText(said) != said || cl.Plan.Outside && said != stated {
+	if len(said) > request.MaxVersion || cleanText(said) != said || cl.Plan.Outside &&
+		said != stated {
 		return "", fmt.Errorf("it was compiled with ONNX Runtime %.40q, and the claim is for %.40q",
 			said, stated)
 	}
@@ -223,11 +224,13 @@ func (cl *claim) checkOptions(m *epmodel.Model) error {
 
 // makerFacts says what made the artefact, as far as it states that itself. Where the libraries are
 // here as well, it must be made by their SDK for their hardware.
-func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
+func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model,
+	put *Put) ([]index.EPFacts, error) {
 	facts := slices.Clone(cl.Plan.Facts)
 	for i := range facts {
 		f := &facts[i]
-		stated, took, err := compilers.ReadStated(f.Name, cl.adopts || cl.Plan.WritesCompatibility(i), m)
+		stated, took, err := compilers.ReadStated(f.Name, cl.adopts ||
+			cl.Plan.WritesCompatibility(i), m)
 		if err != nil {
 			return nil, err
 		}
@@ -262,7 +265,8 @@ func (cl *claim) checkStatedFacts(ctx context.Context, facts []index.EPFacts, i 
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
 		a := cl.Plan.JudgeTarget("", cl.Content)
-		if j, err = cl.claims.LoadChecker.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
+		if j, err = cl.claims.LoadChecker.Judges.GlancePart(ctx, a.Target(), i,
+			judge.Part{Made: f}); err != nil {
 			return err
 		}
 	}
@@ -283,7 +287,8 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 }
 
 // loadStaged loads an artefact that is not stored yet, and runs it if it may be of another machine.
-func (cs *Claims) loadStaged(ctx context.Context, cl *claim, b *index.Build, job compilers.CheckJob) error {
+func (cs *Claims) loadStaged(ctx context.Context, cl *claim, b *index.Build,
+	job compilers.CheckJob) error {
 	leave, err := cs.Workspaces.AcquireSlot(ctx, cl.Request)
 	if err != nil {
 		return err

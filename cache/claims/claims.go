@@ -46,9 +46,10 @@ func (o Limits) OrDefault() Limits {
 // Claims are those that are held, and the requests that want one.
 type Claims struct {
 	*build.Builder
-	limits     func() Limits // those in force
-	Limiter    rights.Limiter
-	Puts       keyed.Locks[uint32]            // an owner puts one at a time, because files may block
+	limits  func() Limits // those in force
+	Limiter rights.Limiter
+	// an owner puts one at a time, because files may block
+	Puts       keyed.Locks[uint32]
 	pastClaims memo.Table[string, endedClaim] // that ended, by id
 
 	mu       sync.Mutex
@@ -109,7 +110,9 @@ func (cs *Claims) removeClaimer(key jobs.Key, a *claimer) *claim {
 
 // removeClaimerLocked is withdraw for a caller that holds mu.
 func (cs *Claims) removeClaimerLocked(key jobs.Key, a *claimer) {
-	cs.claimers[key] = slices.DeleteFunc(cs.claimers[key], func(other *claimer) bool { return other == a })
+	cs.claimers[key] = slices.DeleteFunc(cs.claimers[key], func(other *claimer) bool {
+		return other == a
+	})
 	if len(cs.claimers[key]) == 0 {
 		delete(cs.claimers, key)
 	}

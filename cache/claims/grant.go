@@ -134,7 +134,8 @@ func (cs *Claims) externalWork(key jobs.Key, first *claimer) jobs.Work {
 
 // grantInTurn gives the claim to one request after the other, until one of them puts a result or
 // none wants it any more.
-func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job, key jobs.Key) (*jobs.Result, error) {
+func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job,
+	key jobs.Key) (*jobs.Result, error) {
 	about := j.Description()
 	var last *request.ClaimEnd
 	for {
@@ -181,8 +182,9 @@ func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *clai
 		return nil
 	}
 	a, most, now := cs.claimers[key][0], cs.limits().Deadline, time.Now()
-	cl := &claim{claims: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner, acceptsPut: a.acceptsResult,
-		began: now, Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(),
+	cl := &claim{claims: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner,
+		acceptsPut: a.acceptsResult,
+		began:      now, Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(),
 			Route: a.Plan.Canonical.Route, Deadline: now.Add(most)}}
 	cl.duration, cl.deadline = context.WithCancel(context.Background())
 	if last != nil {
@@ -196,7 +198,9 @@ func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *clai
 	late := fmt.Sprintf("its deadline of %s passed", most)
 	cl.timer = time.AfterFunc(most, func() { cl.endWithoutResult(late, 0) })
 	if a.Connection != nil {
-		cl.release = context.AfterFunc(a.Connection, func() { cl.endWithoutResult("its connection ended", 0) })
+		cl.release = context.AfterFunc(a.Connection, func() {
+			cl.endWithoutResult("its connection ended", 0)
+		})
 	}
 	cs.removeClaimerLocked(key, a)
 	cs.open[cl.ID], a.granted = cl, cl
@@ -222,7 +226,8 @@ func (cs *Claims) awaitClaimEnd(ctx context.Context, cl *claim) (*jobs.Result, *
 // answerGranted answers a request that was given the claim. err is how its wait ended: a user that
 // gave the job up at that moment has given the claim up as well, and the next request that asked
 // for it gets it.
-func (a *claimer) answerGranted(ctx context.Context, cl *claim, err error) (*request.Answer, error) {
+func (a *claimer) answerGranted(ctx context.Context, cl *claim,
+	err error) (*request.Answer, error) {
 	switch {
 	case ctx.Err() != nil:
 		cl.endWithoutResult("the claimant disconnected", 0)

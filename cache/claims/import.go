@@ -140,16 +140,20 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 	return out, nil
 }
 
-// importScope is the scope of what is imported: shared builds are for administrators and publishers.
+// importScope is the scope of what is imported: shared builds are for administrators and
+// publishers.
 func (cs *Claims) importScope(p request.Peer, wish string) (string, error) {
 	switch {
 	case wish == "user" || wish == "" && !cs.Rights.IsPublisher(p):
 		return rights.OwnScope(p), nil
 	case wish != "" && wish != rights.Shared:
-		return "", apierr.New(apierr.BadRequest, nil, "import: store %.40q is neither shared nor user", wish)
+		return "", apierr.New(apierr.BadRequest, nil,
+			"import: store %.40q is neither shared nor user", wish)
 	case !cs.Rights.IsPublisher(p):
-		return "", apierr.New(apierr.NotAllowed, nil, "import: builds for all users are for administrators "+
-			"and publishers to import").WithHint("import them for yourself, without --store shared")
+		return "", apierr.New(apierr.NotAllowed, nil,
+			"import: builds for all users are for administrators "+
+				"and publishers to import").
+			WithHint("import them for yourself, without --store shared")
 	}
 	return rights.Shared, nil
 }
@@ -174,8 +178,9 @@ func (out *Imported) refuse(err error) (*Imported, error) {
 	case errors.As(err, &format):
 		out.Damaged = true
 	case errors.As(err, new(*portable.TrustError)):
-	case errors.As(err, &told) && (told.Class == apierr.BadRequest || told.Class == apierr.CompileFailed ||
-		told.Class == apierr.BadModel):
+	case errors.As(err, &told) &&
+		(told.Class == apierr.BadRequest || told.Class == apierr.CompileFailed ||
+			told.Class == apierr.BadModel):
 	default:
 		return nil, err
 	}
@@ -185,7 +190,8 @@ func (out *Imported) refuse(err error) (*Imported, error) {
 
 // verify reads the card, and believes it where a key signed it that the configuration or the caller
 // trusts. The caller's keys are as good as his own word: what he imports he might have put.
-func (cs *Claims) verify(im *Import, files []string, out *Imported) (*portable.Predicate, *portable.Key, error) {
+func (cs *Claims) verify(im *Import, files []string, out *Imported) (*portable.Predicate,
+	*portable.Key, error) {
 	var err error
 	if out.Card, err = portable.ParseCard("card", im.Card); err != nil {
 		return nil, nil, err
@@ -213,7 +219,8 @@ func (cs *Claims) verify(im *Import, files []string, out *Imported) (*portable.P
 }
 
 // plan finds the runtime for the build, and what a request here would be called that it answers.
-func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope string, r portable.Request) error {
+func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope string,
+	r portable.Request) error {
 	c := in.card.Config
 	name := cmp.Or(c.ModelName, in.name, "imported "+c.ModelDigest.String()[:12])
 	at, err := workspace.Attempt(p.UID, name, cas.Digest(c.ModelDigest), r.Record)
@@ -240,15 +247,18 @@ func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope st
 	if at, err = cs.LoadChecker.Planner.WithPlan(ctx, at.WithRuntime(rt.Name, rc)); err != nil {
 		return err
 	}
-	if at.Plan.Canonical.Model != cas.Digest(c.ModelDigest) || at.Plan.RequestKey != index.RequestKey(r.Key) {
-		return apierr.New(apierr.BadRequest, nil, "no request here has the key %.16s: this version, or "+
-			"the configuration, spells it in another way", r.Key)
+	if at.Plan.Canonical.Model != cas.Digest(c.ModelDigest) ||
+		at.Plan.RequestKey != index.RequestKey(r.Key) {
+		return apierr.New(apierr.BadRequest, nil,
+			"no request here has the key %.16s: this version, or "+
+				"the configuration, spells it in another way", r.Key)
 	}
 	in.key = identity.BuildKey(at.Plan.RequestKey, in.facts, at.Plan.Canonical.Route)
 	if bytes.Equal(r.Record, c.Record) && in.key != index.BuildKey(c.BuildKey) {
 		return apierr.New(apierr.BadRequest, nil, "its build key is not that of what made it")
 	}
-	in.claim = &claim{adopts: true, state: claimPutting, claims: cs, scope: scope, Attempt: at, owner: cs.Owner(p.UID),
+	in.claim = &claim{adopts: true, state: claimPutting, claims: cs, scope: scope, Attempt: at,
+		owner:    cs.Owner(p.UID),
 		duration: context.Background()}
 	in.out.RequestKey = at.Plan.RequestKey
 	return in.glance(ctx)
@@ -256,7 +266,8 @@ func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope st
 
 // runtime is the one with the libraries that made the build, else the first that has its execution
 // providers.
-func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime, rc *runtimes.Content, err error) {
+func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime,
+	rc *runtimes.Content, err error) {
 	made := &index.Build{EPs: in.facts}
 	for _, one := range cs.LoadChecker.Runtimes.All() {
 		content, err := cs.LoadChecker.Runtimes.Content(ctx, one, func(string) {})
@@ -274,7 +285,8 @@ func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime
 		return nil, nil, ctx.Err()
 	}
 	if rc == nil {
-		return nil, nil, &notHere{UnknownLibrary, fmt.Errorf("no runtime here has %s", request.Makers(made))}
+		return nil, nil, &notHere{UnknownLibrary,
+			fmt.Errorf("no runtime here has %s", request.Makers(made))}
 	}
 	return rt, rc, nil
 }
@@ -283,7 +295,8 @@ func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime
 func (in *intake) glance(ctx context.Context) error {
 	b := &index.Build{EPs: in.facts, ORTVersion: in.card.Config.ORTVersion, BuildKey: in.key}
 	if len(b.EPs) != len(in.Plan.EPs) {
-		return apierr.New(apierr.BadRequest, nil, "%d execution providers made it, and the request is for %d",
+		return apierr.New(apierr.BadRequest, nil,
+			"%d execution providers made it, and the request is for %d",
 			len(b.EPs), len(in.Plan.EPs))
 	}
 	for i := range b.EPs {
@@ -292,7 +305,8 @@ func (in *intake) glance(ctx context.Context) error {
 				b.EPs[i].Name, in.Plan.EPs[i].Name)
 		}
 	}
-	j, err := in.claims.LoadChecker.Judges.Glance(ctx, in.Plan.JudgeTarget(in.RuntimeName, in.Content).Target(), b)
+	j, err := in.claims.LoadChecker.Judges.Glance(ctx,
+		in.Plan.JudgeTarget(in.RuntimeName, in.Content).Target(), b)
 	if err != nil || j.Verdict != compilers.Unsupported {
 		return err
 	}
@@ -356,7 +370,8 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 			}
 		}
 		if hashed[f.Name].Digest() != cas.Digest(c.Files[i].Hash) {
-			return &portable.FormatError{File: f.Name, Offset: -1, Text: "its BLAKE3 is not the signed one"}
+			return &portable.FormatError{File: f.Name, Offset: -1,
+				Text: "its BLAKE3 is not the signed one"}
 		}
 	}
 	phase("checking")
@@ -410,14 +425,17 @@ func (in *intake) examine(ctx context.Context, dir string, names []string) (
 		if i > 0 {
 			graphs = append(graphs, m.Graph)
 		}
-		if len(c.Members) != in.Models() || cas.Digest(m.ModelDigest) != in.Plan.Canonical.ModelOf(i) {
+		if len(c.Members) != in.Models() ||
+			cas.Digest(m.ModelDigest) != in.Plan.Canonical.ModelOf(i) {
 			return nil, nil, refuseImport(errors.New("its members are not those of the request"))
 		}
 	}
 	if len(graphs) != in.Models() {
-		return nil, nil, refuseImport(fmt.Errorf("%d graphs for %d models", len(graphs), in.Models()))
+		return nil, nil, refuseImport(fmt.Errorf("%d graphs for %d models", len(graphs),
+			in.Models()))
 	}
-	result := compilers.Result{Graph: c.Graph, Graphs: graphs, Files: names, ORTVersion: c.ORTVersion}
+	result := compilers.Result{Graph: c.Graph, Graphs: graphs, Files: names,
+		ORTVersion: c.ORTVersion}
 	models, used, err := build.ReadOutput(ctx, dir, result)
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
@@ -427,8 +445,9 @@ func (in *intake) examine(ctx context.Context, dir string, names []string) (
 	}
 	for _, name := range names {
 		if slices.Contains(graphs, name) == used[name] {
-			return nil, nil, refuseImport(fmt.Errorf("file %q: no graph refers to it, or it is a graph "+
-				"and another one refers to it", name))
+			return nil, nil,
+				refuseImport(fmt.Errorf("file %q: no graph refers to it, or it is a graph "+
+					"and another one refers to it", name))
 		}
 	}
 	for _, m := range models {
@@ -443,7 +462,8 @@ func (in *intake) examine(ctx context.Context, dir string, names []string) (
 	}
 	b := build.NewBuild(in.Attempt, in.scope, models, result, nil, in.claims.Now())
 	b.EPs, b.Put, b.BuildKey = in.facts, true, in.key
-	b.Imported = index.Imported{Key: in.out.Key, Manifest: in.card.Digest, Builder: shownText(in.says.Builder)}
+	b.Imported = index.Imported{Key: in.out.Key, Manifest: in.card.Digest,
+		Builder: shownText(in.says.Builder)}
 	b.GraphOptimizationLevel, b.LoadCheck = c.Level, compilers.NotCheckable
 	if s := in.says.CompileSeconds; s > 0 && s <= maxImportSeconds {
 		b.CompileSeconds = s
@@ -475,9 +495,12 @@ func (in *intake) statesTheSame(i int, models []*epmodel.Model) error {
 	if hardware == "" && compilers.IsMachineClass(f.HardwareArchitecture) {
 		hardware = f.HardwareArchitecture
 	}
-	if took == f.TookNone || took && (stated.SDKVersion != f.SDKVersion || hardware != f.HardwareArchitecture ||
-		stated.CompatibilityString != f.CompatibilityString) {
-		return fmt.Errorf("%s states SDK %q, hardware %q, compatibility %.80q in the graph, and the config %q, %q, %.80q",
+	if took == f.TookNone || took &&
+		(stated.SDKVersion != f.SDKVersion || hardware != f.HardwareArchitecture ||
+			stated.CompatibilityString != f.CompatibilityString) {
+		return fmt.Errorf(
+			"%s states SDK %q, hardware %q, compatibility %.80q in the graph, and the config %q, "+
+				"%q, %.80q",
 			f.Name, stated.SDKVersion, stated.HardwareArchitecture, stated.CompatibilityString,
 			f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString)
 	}

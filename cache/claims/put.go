@@ -79,7 +79,8 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 		return nil, request.UnservableError(err, cl.Name, "put")
 	}
 	defer done()
-	// Before the others are told, because one that may not take this build compiles one in its place.
+	// Before the others are told, because one that may not take this build compiles one in its
+	// place.
 	a, err := lookup.Lease(context.WithoutCancel(ctx), cs.Store, result.Build, t.Phase)
 	cl.deliver(result)
 	// Requests that come after this find the build: none joins a job that has ended.
@@ -109,7 +110,8 @@ func (cl *claim) putFailed(ctx context.Context, err error) error {
 	} else {
 		cl.endIfStateAtMost(claimStoring, "the submitted build is refused: "+err.Error(), 0)
 	}
-	if why := cl.endReason(); why != "" && !strings.Contains(why, err.Error()) { // it ended meanwhile
+	// it ended meanwhile
+	if why := cl.endReason(); why != "" && !strings.Contains(why, err.Error()) {
 		return apierr.New(class, err, "claim %s: %s", cl.ID, why)
 	}
 	return err
@@ -170,7 +172,8 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
 	err = cs.Store.Publish(ctx, store.Publication{Build: b, Dir: dir, Hashed: hashed,
-		UID: cl.Peer.UID, Reservation: room, Kind: event.Put, Text: request.PutDescription(b), Counter: "puts"}, hold)
+		UID: cl.Peer.UID, Reservation: room, Kind: event.Put, Text: request.PutDescription(b),
+		Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
 	}
@@ -239,13 +242,15 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 	case put.Graphs > 1:
 		return nil, nil, badPut(cl, "%d graphs, and the claim is for one model", put.Graphs)
 	case len(put.Files) > 0 && put.Files[0].Name != cl.Output:
-		return nil, nil, badPut(cl, "the graph is called %.80q, not %q", put.Files[0].Name, cl.Output)
+		return nil, nil, badPut(cl, "the graph is called %.80q, not %q",
+			put.Files[0].Name, cl.Output)
 	}
 	return checkPutFiles(cl, put.Files)
 }
 
 func badPut(cl *claim, format string, args ...any) error {
-	return apierr.New(apierr.BadRequest, nil, "model %q: submitted build: %s", cl.Name, fmt.Sprintf(format, args...))
+	return apierr.New(apierr.BadRequest, nil, "model %q: submitted build: %s", cl.Name,
+		fmt.Sprintf(format, args...))
 }
 
 // checkPutFiles looks at the names, the descriptors and the sizes of files.
@@ -367,7 +372,8 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 	}
 	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()},
 		adopts: true, state: claimPutting, claims: cs, scope: key.Scope,
-		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(), duration: context.Background()}
+		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(),
+		duration: context.Background()}
 	do := func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
 		defer files.Close()
 		if cl.acceptsPut, err = readSignature(ctx, files); err != nil {

@@ -11,28 +11,32 @@ import (
 
 // The kinds of events. A hit is none: hits are counted.
 const (
-	Compiled      = "compiled"      // a build was made and stored
-	Converted     = "converted"     // a build was made from its other form: with the context inside the graph, or beside it
-	Unkept        = "not kept"      // a compiled model was given to its waiters, and could not be kept
-	Failed        = "failed"        // a compile brought no result
-	Cancelled     = "cancelled"     // a compile was cancelled by its waiters
-	Claimed       = "claimed"       // an application compiles a model itself
-	ClaimEnded    = "claim ended"   // without a result
-	Imported      = "imported"      // a build of another machine was stored
-	Fetched       = "fetched"       // a build was stored that a remote had
-	Published     = "published"     // a build was copied to a remote
-	NotPublished  = "not published" // it could not be
-	Remote        = "remote"        // a remote does not answer, or does again
-	Put           = "put"           // a model that an application compiled was stored as a build
-	Retracted     = "retracted"     // a build was removed, evicted or superseded; written by the index itself
-	Withheld      = "withheld"      // a build is not served any more, until it is judged otherwise
-	Damaged       = "damaged"       // bytes of a build have changed
-	Healed        = "healed"        // a build replaced one that was damaged
-	Judged        = "judged"        // the verdict on a build for a runtime changed
-	Rebuild       = "rebuild"       // a build is to be compiled again, and queued
-	Rebuilt       = "rebuilt"       // it was compiled again
-	NotRebuilt    = "not rebuilt"   // it was not: no source at hand, or the compile failed
-	Report        = "report"        // a client reported that a build does not load, and what followed
+	Compiled = "compiled" // a build was made and stored
+	// a build was made from its other form: with the context inside the graph, or beside it
+	Converted = "converted"
+	// a compiled model was given to its waiters, and could not be kept
+	Unkept       = "not kept"
+	Failed       = "failed"        // a compile brought no result
+	Cancelled    = "cancelled"     // a compile was cancelled by its waiters
+	Claimed      = "claimed"       // an application compiles a model itself
+	ClaimEnded   = "claim ended"   // without a result
+	Imported     = "imported"      // a build of another machine was stored
+	Fetched      = "fetched"       // a build was stored that a remote had
+	Published    = "published"     // a build was copied to a remote
+	NotPublished = "not published" // it could not be
+	Remote       = "remote"        // a remote does not answer, or does again
+	Put          = "put"           // a model that an application compiled was stored as a build
+	// a build was removed, evicted or superseded; written by the index itself
+	Retracted  = "retracted"
+	Withheld   = "withheld"    // a build is not served any more, until it is judged otherwise
+	Damaged    = "damaged"     // bytes of a build have changed
+	Healed     = "healed"      // a build replaced one that was damaged
+	Judged     = "judged"      // the verdict on a build for a runtime changed
+	Rebuild    = "rebuild"     // a build is to be compiled again, and queued
+	Rebuilt    = "rebuilt"     // it was compiled again
+	NotRebuilt = "not rebuilt" // it was not: no source at hand, or the compile failed
+	// a client reported that a build does not load, and what followed
+	Report        = "report"
 	Probed        = "probed"        // a runtime was probed and can be used
 	Unusable      = "unusable"      // a runtime cannot be used
 	Changing      = "changing"      // a runtime's files are being written

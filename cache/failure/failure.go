@@ -29,7 +29,8 @@ type Reason string
 
 // The reasons.
 const (
-	Crash       Reason = "crash" // a signal that the compiler brought upon itself, or an end without a result
+	// a signal that the compiler brought upon itself, or an end without a result
+	Crash       Reason = "crash"
 	Timeout     Reason = "timeout"
 	CPU         Reason = "processor time"
 	Memory      Reason = "memory"
@@ -55,9 +56,11 @@ type Failure struct {
 	UID         uint32 // the user of the first request
 
 	Reason Reason
-	Text   string            // ends with the compiler's own last words
-	Facts  map[string]string // "reason", and as the case may be "signal", "code", "exit", "stderr", "logged", "free_dimensions"
-	Hint   string            // what to do, if more is known than by the reason
+	Text   string // ends with the compiler's own last words
+	// "reason", and as the case may be "signal", "code", "exit", "stderr", "logged",
+	// "free_dimensions"
+	Facts map[string]string
+	Hint  string // what to do, if more is known than by the reason
 
 	Count       int // how often in a row
 	First, Last time.Time
@@ -67,7 +70,8 @@ type Failure struct {
 // maxLastWords bounds a compiler's standard error, and a failure's text, because many are kept.
 const maxLastWords = 4 << 10
 
-// Of gives a compile's error its reason; nil says that it is no failure of a compile's. log is what the worker printed.
+// Of gives a compile's error its reason; nil says that it is no failure of a compile's. log is what
+// the worker printed.
 func Of(err error, log string) *Failure {
 	f := &Failure{Text: err.Error(), Facts: make(map[string]string)}
 	var refused *compilers.RefusedError
@@ -84,7 +88,8 @@ func Of(err error, log string) *Failure {
 	case errors.Is(err, compilers.ErrStart):
 		f.Reason = NoWorker
 	case errors.As(err, &refused):
-		f.Reason, f.Facts["code"] = cmp.Or(limitInOutput(refused.Text), Refused), fmt.Sprint(refused.Code)
+		f.Reason, f.Facts["code"] = cmp.Or(limitInOutput(refused.Text), Refused),
+			fmt.Sprint(refused.Code)
 		if refused.Doing == "compile" { // as every failure of a compile says
 			f.Text = strings.Replace(f.Text, refused.Error(), refused.Cause(), 1)
 		}
@@ -127,7 +132,8 @@ func limitReason(err error) Reason {
 		reason Reason
 	}{
 		{compilers.ErrTimeout, Timeout}, {compilers.ErrCPU, CPU}, {compilers.ErrMemory, Memory},
-		{compilers.ErrOutputLimit, OutputLimit}, {compilers.ErrOutput, Invalid}, {compilers.ErrProtocol, Invalid},
+		{compilers.ErrOutputLimit, OutputLimit}, {compilers.ErrOutput, Invalid},
+		{compilers.ErrProtocol, Invalid},
 		{context.Canceled, Cancelled},
 	} {
 		if errors.Is(err, one.is) {
@@ -145,8 +151,10 @@ var limitMessages = []struct {
 	reason Reason
 	words  []string
 }{
-	{Memory, []string{"std::bad_alloc", "bad allocation", "MemoryError", "ENOMEM", "cannot allocate memory", "unable to allocate", "out of memory"}},
-	{OutputLimit, []string{"EFBIG", "file too large", "ENOSPC", "no space left on device", "EDQUOT", "disk quota exceeded", "EMFILE", "too many open files"}},
+	{Memory, []string{"std::bad_alloc", "bad allocation", "MemoryError", "ENOMEM",
+		"cannot allocate memory", "unable to allocate", "out of memory"}},
+	{OutputLimit, []string{"EFBIG", "file too large", "ENOSPC", "no space left on device", "EDQUOT",
+		"disk quota exceeded", "EMFILE", "too many open files"}},
 }
 
 // limitInOutput returns the limit of the worker that a program's message reports; "": none.
@@ -199,7 +207,8 @@ func FromError(err error) *Failure {
 	if !errors.As(err, &e) {
 		return nil
 	}
-	if f, ok := e.Err.(*failed); ok { // and not further down: what is wrapped there is not what is told
+	// and not further down: what is wrapped there is not what is told
+	if f, ok := e.Err.(*failed); ok {
 		return f.Failure
 	}
 	return nil
@@ -280,7 +289,8 @@ func OfOutput(err error) *Failure {
 
 // OfMachine replaces a failure that is not the model's.
 func OfMachine(text string) *Failure {
-	return &Failure{Reason: Sandbox, Text: lastPart(text), Facts: map[string]string{"reason": string(Sandbox)}}
+	return &Failure{Reason: Sandbox, Text: lastPart(text),
+		Facts: map[string]string{"reason": string(Sandbox)}}
 }
 
 // ModelPlaceholder stands in a failure's text where a compiler named the model that it was given.
@@ -317,7 +327,8 @@ func RenamedError(e *apierr.Error, name string) *apierr.Error {
 	}
 	own, renamed := *e, f.ForName(name)
 	own.Err = &failed{renamed, f.cause}
-	own.Text = strings.Replace(head, strconv.Quote(f.ModelName), strconv.Quote(name), 1) + renamed.Text
+	own.Text = strings.Replace(head, strconv.Quote(f.ModelName), strconv.Quote(name), 1) +
+		renamed.Text
 	own.Facts = maps.Clone(e.Facts)
 	maps.Copy(own.Facts, renamed.Facts)
 	return &own
@@ -326,7 +337,9 @@ func RenamedError(e *apierr.Error, name string) *apierr.Error {
 // MissError is the error of a request that wants no compile, and would not get one either.
 func (f *Failure) MissError(model string) *apierr.Error {
 	e := f.RememberedError(model)
-	e.Class, e.Text = apierr.NotFound, fmt.Sprintf("no build for model %q, which does not compile (%s): %s", model, f.history(), f.Text)
+	e.Class, e.Text = apierr.NotFound,
+		fmt.Sprintf("no build for model %q, which does not compile (%s): %s", model,
+			f.history(), f.Text)
 	return e
 }
 
@@ -334,7 +347,8 @@ func (f *Failure) MissError(model string) *apierr.Error {
 func (f *Failure) RememberedError(model string) *apierr.Error {
 	e := f.ToError(nil, "model %q does not compile (%s)", model, f.history())
 	e.WithFact("request_key", f.RequestKey.String()).WithFact("failed", fmt.Sprint(f.Count)).
-		WithFact("last_at", f.Last.UTC().Format(time.RFC3339)).WithFact("retry_at", f.Retry.UTC().Format(time.RFC3339))
+		WithFact("last_at", f.Last.UTC().Format(time.RFC3339)).
+		WithFact("retry_at", f.Retry.UTC().Format(time.RFC3339))
 	retry := "to retry now: epcachectl jobs retry " + f.RequestKey.String()[:16]
 	if e.Hint != "" {
 		retry = e.Hint + "; " + retry
@@ -359,7 +373,8 @@ func (f *Failure) Means(name string) bool {
 	if len(name) < index.MinPrefix {
 		return false
 	}
-	for _, id := range []string{f.RequestKey.String(), f.BuildKey.String(), f.ModelDigest.String()} {
+	for _, id := range []string{f.RequestKey.String(), f.BuildKey.String(),
+		f.ModelDigest.String()} {
 		if strings.HasPrefix(id, name) {
 			return true
 		}

@@ -49,7 +49,8 @@ func TestLimitsThatAToolReportsItself(t *testing.T) {
 			if reason == Refused {
 				want = o.Refused
 			}
-			require.Equal(t, want, o.holdTime(f, 1), "a limit is tried again soon, a refusal is not")
+			require.Equal(t, want, o.holdTime(f, 1),
+				"a limit is tried again soon, a refusal is not")
 		}
 		crash := Of(&compilers.ExitError{Compiler: "X", Code: 1,
 			Stderr: "Traceback:\n" + words + "\n"}, "")

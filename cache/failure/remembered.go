@@ -60,7 +60,8 @@ type Options struct {
 	Crash   time.Duration // after the first crash; doubled with each further one. 0: a minute
 	Limit   time.Duration // after a limit was reached first; doubled too. 0: ten minutes
 	Longest time.Duration // of what doubles. 0: a day
-	Refused time.Duration // a refusal, no node taken, output that is none or does not load. 0: a day
+	// a refusal, no node taken, output that is none or does not load. 0: a day
+	Refused time.Duration
 }
 
 // OrDefault replaces zeros by the defaults.
@@ -93,7 +94,8 @@ func doubled(first time.Duration, times int, longest time.Duration) time.Duratio
 
 // NewRemembered reads what the index has of earlier failures. It drops those under other
 // conditions: the configuration that compiles depend on.
-func NewRemembered(now func() time.Time, x *index.Index, conditions string, log *slog.Logger) *Remembered {
+func NewRemembered(now func() time.Time, x *index.Index, conditions string,
+	log *slog.Logger) *Remembered {
 	fs := &Remembered{now: now, index: x, under: blake3.Sum256([]byte(conditions)), log: log,
 		known: make(map[Key]*entry), reported: make(map[reportedFailure]time.Time)}
 	rows, err := x.Failures.All()
@@ -182,7 +184,9 @@ func (fs *Remembered) dropOldest(uid uint32) {
 		}
 	}
 	oldest := func(keys []Key) {
-		fs.drop(slices.MinFunc(keys, func(a, b Key) int { return fs.known[a].Last.Compare(fs.known[b].Last) }))
+		fs.drop(slices.MinFunc(keys, func(a, b Key) int {
+			return fs.known[a].Last.Compare(fs.known[b].Last)
+		}))
 	}
 	switch {
 	case len(own) >= failuresPerUser:
@@ -212,7 +216,8 @@ func (fs *Remembered) Lookup(key Key, uid uint32, name string) *Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f, now := fs.known[key], fs.now()
-	if f == nil || !now.Before(f.Retry) || now.Before(f.Last.Add(-time.Minute)) { // the clock was set back
+	// the clock was set back
+	if f == nil || !now.Before(f.Retry) || now.Before(f.Last.Add(-time.Minute)) {
 		return nil
 	}
 	if f.users == nil {

@@ -23,8 +23,8 @@ const (
 	maxValue       = 200 // bytes
 )
 
-// Fields are a record's values by their paths: "eps[0].options.precision". A record has each value in one spelling,
-// so equal fields mean equal requests.
+// Fields are a record's values by their paths: "eps[0].options.precision". A record has each value
+// in one spelling, so equal fields mean equal requests.
 type Fields map[string]string
 
 // ParseFields reads a request record as JSON.
@@ -104,7 +104,8 @@ func differ(list []Difference, field, asked, found string) []Difference {
 	case len(list) > maxDifferences:
 		return list
 	}
-	return append(list, Difference{Field: Truncated(field), Asked: Truncated(asked), Found: Truncated(found)})
+	return append(list, Difference{Field: Truncated(field), Asked: Truncated(asked),
+		Found: Truncated(found)})
 }
 
 // Truncated cuts what others chose, so that it can be told.
@@ -115,8 +116,9 @@ func Truncated(s string) string {
 	return strings.ToValidUTF8(s[:maxValue], "") + "..."
 }
 
-// MakerDifferences compares what would make a build now with what made one: for each execution provider what the build
-// key is made of, and what is judged besides. now is nil where nothing can be made.
+// MakerDifferences compares what would make a build now with what made one: for each execution
+// provider what the build key is made of, and what is judged besides. now is nil where nothing can
+// be made.
 func MakerDifferences(now []index.EPFacts, ort string, b *index.Build) []Difference {
 	if now == nil {
 		return nil
@@ -133,12 +135,16 @@ func MakerDifferences(now []index.EPFacts, ort string, b *index.Build) []Differe
 		at := "eps[" + strconv.Itoa(i) + "]."
 		out = differ(out, at+"name", asked.Name, found.Name)
 		out = differ(out, at+"version", asked.Version, found.Version)
-		out = differ(out, at+"library_digest", digestText(asked.LibraryDigest), digestText(found.LibraryDigest))
+		out = differ(out, at+"library_digest", digestText(asked.LibraryDigest),
+			digestText(found.LibraryDigest))
 		out = differ(out, at+"sdk_version", asked.SDKVersion, found.SDKVersion)
-		out = differ(out, at+"hardware_architecture", asked.HardwareArchitecture, found.HardwareArchitecture)
-		out = differ(out, at+"compatibility_string", asked.CompatibilityString, found.CompatibilityString)
+		out = differ(out, at+"hardware_architecture", asked.HardwareArchitecture,
+			found.HardwareArchitecture)
+		out = differ(out, at+"compatibility_string", asked.CompatibilityString,
+			found.CompatibilityString)
 		out = differ(out, at+"driver_version", asked.DriverVersion, found.DriverVersion)
-		out = differ(out, at+"devices", strings.Join(asked.Devices, ", "), strings.Join(found.Devices, ", "))
+		out = differ(out, at+"devices", strings.Join(asked.Devices, ", "),
+			strings.Join(found.Devices, ", "))
 	}
 	return differ(out, "ort_version", ort, b.ORTVersion)
 }

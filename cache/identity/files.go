@@ -73,7 +73,8 @@ func DuplicateAll(models ...Files) (own []Files, err error) {
 		return made[f]
 	}
 	for _, m := range models {
-		one := Files{Name: m.Name, Graph: again(m.Graph), External: make(map[string]*os.File, len(m.External))}
+		one := Files{Name: m.Name, Graph: again(m.Graph),
+			External: make(map[string]*os.File, len(m.External))}
 		for location, f := range m.External {
 			one.External[location] = again(f)
 		}
@@ -101,7 +102,8 @@ func (f Files) Read(ctx context.Context) (*epmodel.Model, error) {
 }
 
 // Tensors is Read that also calls each with every tensor, some perhaps twice.
-func (f Files) Tensors(ctx context.Context, each func(*epmodel.Initializer)) (*epmodel.Model, error) {
+func (f Files) Tensors(ctx context.Context,
+	each func(*epmodel.Initializer)) (*epmodel.Model, error) {
 	src, err := epmodel.FileSource(f.Graph)
 	if err != nil {
 		return nil, apierr.New(apierr.BadModel, err, "model %q cannot be read", f.Name)
@@ -173,8 +175,8 @@ func FreeDimensions(m *epmodel.Model) []string {
 }
 
 // Sums hashes ranges of files of several models, each once: the members of a group often have their
-// weights in one file. The zero value and nil remember nothing, and believe the stamps of files that
-// no client can write. One goroutine uses it.
+// weights in one file. The zero value and nil remember nothing, and believe the stamps of files
+// that no client can write. One goroutine uses it.
 type Sums struct {
 	now   func() time.Time // nil: every file's stamp is believed
 	known map[fileRange][32]byte

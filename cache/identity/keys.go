@@ -6,8 +6,9 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// BuildKey is the digest of the request key and of what makes the build besides: for each execution provider its
-// library's digest, SDK version, hardware architecture and compatibility string, and the route.
+// BuildKey is the digest of the request key and of what makes the build besides: for each execution
+// provider its library's digest, SDK version, hardware architecture and compatibility string, and
+// the route.
 func BuildKey(key index.RequestKey, eps []index.EPFacts, route string) index.BuildKey {
 	b := appendBytes(nil, 1, key[:])
 	for _, ep := range eps {
@@ -22,7 +23,8 @@ func BuildKey(key index.RequestKey, eps []index.EPFacts, route string) index.Bui
 
 // ForeignBuildKey is the build key for libraries that are not run here. It has fields that
 // BuildKey's record has not, so that the two are never equal.
-func ForeignBuildKey(key index.RequestKey, eps []index.EPFacts, route, ort string, here [32]byte) index.BuildKey {
+func ForeignBuildKey(key index.RequestKey, eps []index.EPFacts, route, ort string,
+	here [32]byte) index.BuildKey {
 	b := appendBytes(nil, 1, key[:])
 	for _, ep := range eps {
 		b = appendBytes(b, 2, appendBytes(nil, 1, ep.LibraryDigest[:]))

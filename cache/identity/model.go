@@ -35,15 +35,16 @@ const readerVersion = 2
 // a model in OpenVINO's own format are a source, because each load has to compile that.
 func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsIR() }
 
-// Models identifies models, and remembers them by the stamps of their files: in memory, and in a book
-// that outlives the process. It is safe for concurrent use.
+// Models identifies models, and remembers them by the stamps of their files: in memory, and in a
+// book that outlives the process. It is safe for concurrent use.
 type Models struct {
 	book  memo.Book
 	now   func() time.Time
 	known memo.Table[memoEntry, Model]
 	bulky memo.Table[memoEntry, Model] // those with many names, which are few and take more memory
 
-	reading keyed.Locks[memo.ID] // graphs: applications are started by the dozen, and one reading does for all
+	// graphs: applications are started by the dozen, and one reading does for all
+	reading keyed.Locks[memo.ID]
 }
 
 type memoEntry struct {
@@ -60,14 +61,17 @@ const (
 )
 
 // NewModels returns Models that remember in the book.
-func NewModels(book memo.Book, now func() time.Time) *Models { return &Models{book: book, now: now} }
+func NewModels(book memo.Book, now func() time.Time) *Models {
+	return &Models{book: book, now: now}
+}
 
 // IdentifyRequest are the models of one request.
 type IdentifyRequest struct {
 	UID    uint32 // the user that owns the files
 	Models []Files
-	Adopt  bool         // a model that is compiled already is to be kept: more is part of its identity
-	Phase  func(string) // is called before files are read
+	// a model that is compiled already is to be kept: more is part of its identity
+	Adopt bool
+	Phase func(string) // is called before files are read
 }
 
 type identification struct {
@@ -99,7 +103,8 @@ func (ms *Models) Identify(ctx context.Context, request *IdentifyRequest) (Model
 			return Model{}, apierr.New(apierr.BadRequest, nil, "model %q is compiled already: "+
 				"it cannot be compiled in a group", one.Name)
 		case seen[m.Digest] != "":
-			return Model{}, apierr.New(apierr.BadRequest, nil, "models %q and %q of the group are the same", seen[m.Digest], one.Name)
+			return Model{}, apierr.New(apierr.BadRequest, nil,
+				"models %q and %q of the group are the same", seen[m.Digest], one.Name)
 		}
 		seen[m.Digest] = one.Name
 		if i == 0 {
@@ -108,7 +113,8 @@ func (ms *Models) Identify(ctx context.Context, request *IdentifyRequest) (Model
 		}
 		all.Group = append(all.Group, m.Digest)
 		all.Store = narrowerScope(all.Store, m.Store)
-		all.FreeDims = slices.Concat(all.FreeDims, m.FreeDims) // what the memo remembers is others' too
+		// what the memo remembers is others' too
+		all.FreeDims = slices.Concat(all.FreeDims, m.FreeDims)
 	}
 	if len(need.Locations) > 0 {
 		return Model{}, need
@@ -132,7 +138,8 @@ func (ms *Models) StampIfKnown(uid uint32, f Files, digest cas.Digest) (cas.Stam
 	if err != nil {
 		return cas.Stamp{}, false
 	}
-	key, ok := memo.FileKey(uid, f.Graph) // takes a stamp of its own: the first one is compared from here on
+	// takes a stamp of its own: the first one is compared from here on
+	key, ok := memo.FileKey(uid, f.Graph)
 	if !ok {
 		return cas.Stamp{}, false
 	}
@@ -172,7 +179,8 @@ func (ms *Models) remembered(r *identification, graphKey memo.ID) (m Model, ok b
 	return m, ok, nil
 }
 
-func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID, believable bool) (Model, error) {
+func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
+	believable bool) (Model, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
 		return Model{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
@@ -195,7 +203,8 @@ func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
 	if err != nil {
 		return Model{}, r.ModelError(err)
 	}
-	m := Model{Locations: read.Locations(), Compiled: isArtefact(read), Store: read.Metadata["epcache.store"], FreeDims: FreeDimensions(read)}
+	m := Model{Locations: read.Locations(), Compiled: isArtefact(read),
+		Store: read.Metadata["epcache.store"], FreeDims: FreeDimensions(read)}
 	if m.Compiled {
 		m.Reader = readerVersion
 		// Passed through: its sidecars do not matter here, unless they are to be kept.
@@ -212,7 +221,8 @@ func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
 		return Model{}, &NeedFilesError{Locations: missing}
 	}
 	// Hashing may take long, and needs no more of it.
-	read = &epmodel.Model{Name: read.Name, Size: read.Size, External: read.External, Whole: read.Whole}
+	read = &epmodel.Model{Name: read.Name, Size: read.Size, External: read.External,
+		Whole: read.Whole}
 	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
 	modelKey, keyed := r.modelKey(graphKey, m.Locations)
 	sum, err := epmodel.Digest(ctx, read, src, r.open(r.sums), r.sums.sumRange)
@@ -274,7 +284,8 @@ func (ms *Models) save(key memo.ID, kind string, m Model) {
 	_ = memo.Save(ms.book, kind+":"+string(key[:]), m)
 }
 
-// modelKey is the key of a graph with its external data: false when one of the files cannot be believed.
+// modelKey is the key of a graph with its external data: false when one of the files cannot be
+// believed.
 func (r *identification) modelKey(graph memo.ID, locations []string) (memo.ID, bool) {
 	b := append(make([]byte, 0, 64+64*len(locations)), graph[:]...)
 	for _, l := range locations {

@@ -105,7 +105,8 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 		t.Skip("SKIPPED: the temporary folder's file system promises nothing of stamps")
 	}
 	identify := func(ctx context.Context) (Model, error) {
-		return ms.Identify(ctx, &IdentifyRequest{UID: 1, Models: []Files{f}, Phase: func(string) {}})
+		return ms.Identify(ctx, &IdentifyRequest{UID: 1, Models: []Files{f},
+			Phase: func(string) {}})
 	}
 	end, err := ms.reading.Lock(t.Context(), key)
 	require.NoError(t, err)

@@ -18,10 +18,12 @@ import (
 	"github.com/epcached/epcached/internal/suggest"
 )
 
-// An option decides what is compiled, and some make the EP load a library or write a file. So each is known, and
-// has a policy, or it is refused: compilers/eps.toml for provider options, session.toml for session config entries.
+// An option decides what is compiled, and some make the EP load a library or write a file. So each
+// is known, and has a policy, or it is refused: compilers/eps.toml for provider options,
+// session.toml for session config entries.
 
-// Allowed are options that are taken though nothing is known of them: "EP/option" and "session/key".
+// Allowed are options that are taken though nothing is known of them: "EP/option" and
+// "session/key".
 type Allowed []string
 
 // canonicalOptions gives options in one spelling, and leaves out what equals the default.
@@ -43,7 +45,9 @@ func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 			continue
 		}
 		if key, bad := namesFile([]byte(value)); bad {
-			return nil, apierr.New(apierr.NotAllowed, nil, "option %q of %s: %q makes the execution provider read or write a file by name", name, ep.Name, key)
+			return nil, apierr.New(apierr.NotAllowed, nil,
+				"option %q of %s: %q makes the execution provider read or write a file by name",
+				name, ep.Name, key)
 		}
 	}
 	return out, fileOptions(ep, info)
@@ -59,7 +63,8 @@ func fileOptions(ep EP, info compilers.EPInfo) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(ep.Files)) {
 		if info.Options[name].Policy != compilers.FileName {
-			return apierr.New(apierr.BadRequest, nil, "option %q of %s does not take a file", name, ep.Name)
+			return apierr.New(apierr.BadRequest, nil, "option %q of %s does not take a file",
+				name, ep.Name)
 		}
 	}
 	return nil
@@ -96,19 +101,22 @@ func unknownOption(ep, name string, info compilers.EPInfo) error {
 // ErrNoLibrary is why FillOptions refuses what names a library that is not there.
 var ErrNoLibrary = errors.New("a library is missing")
 
-// FillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths beside the EP's
-// own, and what has to be there filled in.
-func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) (map[string]string, error) {
+// FillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths
+// beside the EP's own, and what has to be there filled in.
+func FillOptions(ep string, options map[string]string,
+	lib compilers.EPLibrary) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep)
 	out := info.Resolve(lib.Path, LibraryBaseNames(info, options))
 	for name, value := range out {
-		if info.Options[name].Policy == compilers.LibraryName && !slices.Contains(lib.Files, value) {
+		if info.Options[name].Policy == compilers.LibraryName &&
+			!slices.Contains(lib.Files, value) {
 			_, asked := options[name]
 			if lib.Absent && !asked {
 				delete(out, name) // the tool has libraries of its own
 				continue
 			}
-			e := apierr.New(apierr.BadRequest, nil, "option %q of %s: there is no library %q beside %q",
+			e := apierr.New(apierr.BadRequest, nil,
+				"option %q of %s: there is no library %q beside %q",
 				name, ep, filepath.Base(value), lib.Path)
 			if !asked {
 				e = apierr.New(apierr.Unavailable, nil, "execution provider %s is incomplete: "+
@@ -122,10 +130,11 @@ func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) 
 	return out, nil
 }
 
-// canonicalLevel gives the graph optimisation level that the model is compiled at, the default spelled out. A session
-// folds constants and shapes, "basic", before execution providers choose their nodes, and so does a compile here
-// unless it is told otherwise: the compile API's own default, "disable_all", leaves nodes to the CPU that a session
-// would not (QNN: whole models). The levels above "basic" only concern nodes that no provider took.
+// canonicalLevel gives the graph optimisation level that the model is compiled at, the default
+// spelled out. A session folds constants and shapes, "basic", before execution providers choose
+// their nodes, and so does a compile here unless it is told otherwise: the compile API's own
+// default, "disable_all", leaves nodes to the CPU that a session would not (QNN: whole models). The
+// levels above "basic" only concern nodes that no provider took.
 func canonicalLevel(level, route string) (string, error) {
 	switch level {
 	case "":
@@ -231,7 +240,8 @@ func parseSession(data []byte) (map[string]sessionRule, error) {
 		Compile map[string]sessionRule
 		Refused map[string]string
 	}
-	if err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(&file); err != nil {
+	if err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().
+		Decode(&file); err != nil {
 		return nil, fmt.Errorf("session config entries: %w", err)
 	}
 	table := make(map[string]sessionRule)

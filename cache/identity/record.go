@@ -28,8 +28,9 @@ type Record struct {
 	Embed  bool          `json:"embed"`
 	Route  string        `json:"route"`
 	Output *RecordOutput `json:"output,omitempty"`
-	Group  []cas.Digest  `json:"-"`                // further models of a group, in order
-	Member bool          `json:"member,omitempty"` // a key by which a group is found for one of its models
+	Group  []cas.Digest  `json:"-"` // further models of a group, in order
+	// a key by which a group is found for one of its models
+	Member bool `json:"member,omitempty"`
 }
 
 // RecordEP is an execution provider in a record.
@@ -48,7 +49,8 @@ type RecordDevice struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
-// recordVersion is the first field of every record, so that a later epcached can tell what it reads.
+// recordVersion is the first field of every record, so that a later epcached can tell what it
+// reads.
 const recordVersion = 1
 
 // Encode gives the bytes that the request key is the digest of: the manifestpb.Request that means
@@ -161,8 +163,8 @@ func (r *Record) MemberKey(member int) index.RequestKey {
 }
 
 // OnDevicesOf returns the request with the devices that a build was made for, where its execution
-// providers are the build's and its devices may be those, and whether it finds the build then: by the
-// build's key, or for a member of a group that loads alone by the member's.
+// providers are the build's and its devices may be those, and whether it finds the build then: by
+// the build's key, or for a member of a group that loads alone by the member's.
 func (r *Record) OnDevicesOf(b *index.Build) (on Record, found bool) {
 	made, err := Decode(b.Record)
 	if err != nil || len(made.EPs) != len(r.EPs) {
@@ -185,8 +187,10 @@ func (r *Record) OnDevicesOf(b *index.Build) (on Record, found bool) {
 }
 
 func deviceCovers(asked, made RecordDevice) bool {
-	return (asked.Type == "" || asked.Type == made.Type) && (asked.VendorID == 0 || asked.VendorID == made.VendorID) &&
-		(asked.DeviceID == 0 || asked.DeviceID == made.DeviceID) && maps.Equal(asked.Metadata, made.Metadata)
+	return (asked.Type == "" || asked.Type == made.Type) &&
+		(asked.VendorID == 0 || asked.VendorID == made.VendorID) &&
+		(asked.DeviceID == 0 || asked.DeviceID == made.DeviceID) &&
+		maps.Equal(asked.Metadata, made.Metadata)
 }
 
 // DimensionsText tells for people what the free dimensions of a build's model were fixed at,
@@ -208,8 +212,8 @@ func DimensionsText(b *index.Build) string {
 	return strings.Join(out, ", ")
 }
 
-// Decode reads what Encode wrote, and nothing else: what it gives encodes to the same bytes. A record of a
-// later version, or with fields that this one does not know, is an error.
+// Decode reads what Encode wrote, and nothing else: what it gives encodes to the same bytes. A
+// record of a later version, or with fields that this one does not know, is an error.
 func Decode(record []byte) (Record, error) {
 	var m manifestpb.Request
 	if err := proto.Unmarshal(record, &m); err != nil {
@@ -218,29 +222,37 @@ func Decode(record []byte) (Record, error) {
 	if m.Version != recordVersion {
 		return Record{}, fmt.Errorf("request record: version %d, not %d", m.Version, recordVersion)
 	}
-	r := Record{Version: recordVersion, Model: digestOf(m.Model), Embed: m.Embed, Route: m.Route, Member: m.Member,
-		Session: compilers.Session{SessionOptions: notNil(m.SessionOptions), FreeDimensions: notNil(m.FreeDimensions),
-			FreeDimensionsByDenotation: notNil(m.FreeDimensionsByDenotation), GraphOptimizationLevel: m.GraphOptimizationLevel}}
+	r := Record{Version: recordVersion, Model: digestOf(m.Model), Embed: m.Embed, Route: m.Route,
+		Member: m.Member,
+		Session: compilers.Session{SessionOptions: notNil(m.SessionOptions),
+			FreeDimensions:             notNil(m.FreeDimensions),
+			FreeDimensionsByDenotation: notNil(m.FreeDimensionsByDenotation),
+			GraphOptimizationLevel:     m.GraphOptimizationLevel}}
 	for _, ep := range m.Eps {
-		one := RecordEP{Name: ep.Name, Devices: []RecordDevice{}, Options: notNil(ep.Options), Files: notNil(ep.Files)}
+		one := RecordEP{Name: ep.Name, Devices: []RecordDevice{}, Options: notNil(ep.Options),
+			Files: notNil(ep.Files)}
 		for _, d := range ep.Devices {
-			one.Devices = append(one.Devices, RecordDevice{d.Type, d.VendorId, d.DeviceId, d.Metadata})
+			one.Devices = append(one.Devices,
+				RecordDevice{d.Type, d.VendorId, d.DeviceId, d.Metadata})
 		}
 		r.EPs = append(r.EPs, one)
 	}
 	if o := m.Output; o != nil {
-		r.Output = &RecordOutput{o.InitializersFile, o.InitializersThreshold, o.InitializersInSource}
+		r.Output = &RecordOutput{o.InitializersFile, o.InitializersThreshold,
+			o.InitializersInSource}
 	}
 	for _, d := range m.Group {
 		r.Group = append(r.Group, digestOf(d))
 	}
 	if !bytes.Equal(r.Encode(), record) {
-		return Record{}, errors.New("request record: it has fields that are not known, or in another order")
+		return Record{},
+			errors.New("request record: it has fields that are not known, or in another order")
 	}
 	return r, nil
 }
 
-// digestOf gives a digest, another one where that has another length: then the record is not Encode's.
+// digestOf gives a digest, another one where that has another length: then the record is not
+// Encode's.
 func digestOf(b []byte) (d cas.Digest) {
 	copy(d[:], b)
 	return d
@@ -253,16 +265,18 @@ func notNil[V any](m map[string]V) map[string]V {
 	return m
 }
 
-// Terms gives terms that mean the record. Of options that name a file only digests are kept, so that a request with such options cannot be
-// made again.
+// Terms gives terms that mean the record. Of options that name a file only digests are kept, so
+// that a request with such options cannot be made again.
 func (r *Record) Terms() (Terms, error) {
 	for _, ep := range r.EPs {
 		if len(ep.Files) > 0 {
-			return Terms{}, fmt.Errorf("option %q of %s names a file, and only its digest is kept", slices.Sorted(maps.Keys(ep.Files))[0], ep.Name)
+			return Terms{}, fmt.Errorf("option %q of %s names a file, and only its digest is kept",
+				slices.Sorted(maps.Keys(ep.Files))[0], ep.Name)
 		}
 	}
 	return Terms{Model: r.Model, Group: r.Group, Member: r.Member,
-		CompileTerms: CompileTerms{EPs: r.eps(), Session: r.Session, Embed: r.Embed, Route: r.Route, Output: r.Output.output()}}, nil
+		CompileTerms: CompileTerms{EPs: r.eps(), Session: r.Session, Embed: r.Embed, Route: r.Route,
+			Output: r.Output.output()}}, nil
 }
 
 func (r *Record) eps() []EP {

@@ -1,4 +1,5 @@
-// Package identity says what makes two requests equal, and what makes two builds of one request different.
+// Package identity says what makes two requests equal, and what makes two builds of one request
+// different.
 //
 // Terms are the part of a request that decides what is compiled, as an application spelled it. A
 // Record is the canonical spelling of all equal terms: every option is known and normalised,
@@ -57,7 +58,8 @@ type CompileTerms struct {
 // Spelling digests the terms as they came. Those with files are not remembered.
 func (t *Terms) Spelling() ([32]byte, bool) {
 	raw := Record{Version: recordVersion, Model: t.Model, Session: t.Session,
-		Embed: t.Embed, Route: t.Route, Output: t.Output.asGiven(), Group: t.Group, Member: t.Member}
+		Embed: t.Embed, Route: t.Route, Output: t.Output.asGiven(), Group: t.Group,
+		Member: t.Member}
 	raw.EPs = make([]RecordEP, len(t.EPs))
 	for i, ep := range t.EPs {
 		if len(ep.Files) > 0 {
@@ -68,10 +70,13 @@ func (t *Terms) Spelling() ([32]byte, bool) {
 	return blake3.Sum256(raw.Encode()), true
 }
 
-// Record brings the terms into their one spelling, or says with an *Error what is wrong with them. allowed are options that an administrator lets
-// pass; devicesOf finds the devices that are meant, and its errors are given as they are.
-func (t *Terms) Record(ctx context.Context, allowed Allowed, devicesOf func(EP) ([]compilers.Device, error)) (Record, error) {
-	out := Record{Version: recordVersion, Model: t.Model, Embed: t.Embed, Group: t.Group, Member: t.Member,
+// Record brings the terms into their one spelling, or says with an *Error what is wrong with them.
+// allowed are options that an administrator lets pass; devicesOf finds the devices that are meant,
+// and its errors are given as they are.
+func (t *Terms) Record(ctx context.Context, allowed Allowed,
+	devicesOf func(EP) ([]compilers.Device, error)) (Record, error) {
+	out := Record{Version: recordVersion, Model: t.Model, Embed: t.Embed, Group: t.Group,
+		Member:  t.Member,
 		Session: compilers.Session{FreeDimensions: t.FreeDimensions}}
 	if out.FreeDimensions == nil {
 		out.FreeDimensions = map[string]int64{}
@@ -89,7 +94,8 @@ func (t *Terms) Record(ctx context.Context, allowed Allowed, devicesOf func(EP) 
 	if out.Output, err = t.Output.canonical(out.Route); err != nil {
 		return Record{}, err
 	}
-	if out.GraphOptimizationLevel, err = canonicalLevel(t.GraphOptimizationLevel, out.Route); err != nil {
+	if out.GraphOptimizationLevel,
+		err = canonicalLevel(t.GraphOptimizationLevel, out.Route); err != nil {
 		return Record{}, err
 	}
 	for _, ep := range t.EPs {
@@ -136,13 +142,16 @@ func fileDigests(ctx context.Context, ep EP) (map[string]string, error) {
 	return out, nil
 }
 
-// Output says how the compiled model is to be written, beyond Terms.Embed. All of it counts for identity.
 type Output struct {
-	InitializersFile      string // base name of a file for the initializers that stay outside of contexts; empty: they are in the graph
-	InitializersThreshold int64  // bytes; smaller ones stay in the graph
-	InitializersInSource  bool   // those that the source has in external data stay there, and those files become part of the build
-	NodeNamePrefix        string // ep.context_node_name_prefix
-	Complete              bool   // no node may be left to the CPU: session.disable_cpu_ep_fallback
+	// base name of a file for the initializers that stay outside of contexts; empty: they are in
+	// the graph
+	InitializersFile      string
+	InitializersThreshold int64 // bytes; smaller ones stay in the graph
+	// those that the source has in external data stay there, and those files become part of the
+	// build
+	InitializersInSource bool
+	NodeNamePrefix       string // ep.context_node_name_prefix
+	Complete             bool   // no node may be left to the CPU: session.disable_cpu_ep_fallback
 }
 
 // RecordOutput is what of an Output is not a session option.
@@ -170,7 +179,8 @@ func (o Output) FoldIntoSession(session map[string]string) (map[string]string, O
 			entries[key] = value
 			continue
 		}
-		if same, err := compilers.CanonicalValue(sessionKeys[key].Kind, value); err != nil || same != wish {
+		if same, err := compilers.CanonicalValue(sessionKeys[key].Kind, value); err != nil ||
+			same != wish {
 			return session, o, apierr.New(apierr.BadRequest, err, "session option %q is %q, and "+
 				"the requested output makes it %q", key, value, wish)
 		}
@@ -187,7 +197,8 @@ func (o Output) asGiven() *RecordOutput {
 	return &RecordOutput{o.InitializersFile, o.InitializersThreshold, o.InitializersInSource}
 }
 
-// canonical gives the rest in its one spelling, nil for the default. It refuses what ONNX Runtime has no way to write.
+// canonical gives the rest in its one spelling, nil for the default. It refuses what ONNX Runtime
+// has no way to write.
 func (o Output) canonical(route string) (*RecordOutput, error) {
 	out := o.asGiven()
 	if out == nil {
@@ -202,7 +213,9 @@ func (o Output) canonical(route string) (*RecordOutput, error) {
 		return nil, apierr.New(apierr.BadRequest, nil, "external initializers from %d bytes: no "+
 			"file named for them", out.InitializersThreshold)
 	case out.InitializersFile != "" && !isPlainName(out.InitializersFile):
-		return nil, apierr.New(apierr.BadRequest, nil, "external initializers in %q: not the name of a file beside the graph", Truncated(out.InitializersFile))
+		return nil, apierr.New(apierr.BadRequest, nil,
+			"external initializers in %q: not the name of a file beside the graph",
+			Truncated(out.InitializersFile))
 	case out.InitializersFile != "" && out.InitializersInSource:
 		return nil, apierr.New(apierr.BadRequest, nil, "initializers cannot both stay in the "+
 			"source's files and be written to %q", out.InitializersFile)
@@ -220,7 +233,10 @@ func (o Output) canonical(route string) (*RecordOutput, error) {
 // isPlainName reports whether a client may choose this name for a file. Names of graphs and
 // binaries begin with the build key, and have these endings.
 func isPlainName(name string) bool {
-	return len(name) <= 100 && name == filepath.Base(name) && name[0] != '.' && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == ':' }) &&
+	return len(name) <= 100 && name == filepath.Base(name) && name[0] != '.' &&
+		!strings.ContainsFunc(name, func(r rune) bool {
+			return r <= ' ' || r >= 0x7f || r == '\\' || r == ':'
+		}) &&
 		!strings.HasSuffix(name, ".onnx")
 }
 
@@ -235,7 +251,9 @@ func (o *RecordOutput) output() Output {
 	if o == nil {
 		return Output{}
 	}
-	return Output{InitializersFile: o.InitializersFile, InitializersThreshold: o.InitializersThreshold, InitializersInSource: o.InitializersInSource}
+	return Output{InitializersFile: o.InitializersFile,
+		InitializersThreshold: o.InitializersThreshold,
+		InitializersInSource:  o.InitializersInSource}
 }
 
 // Initializers gives it as a compiler gets it.
@@ -243,5 +261,6 @@ func (o *RecordOutput) Initializers() compilers.Initializers {
 	if o == nil {
 		return compilers.Initializers{}
 	}
-	return compilers.Initializers{File: o.InitializersFile, Threshold: o.InitializersThreshold, InSource: o.InitializersInSource}
+	return compilers.Initializers{File: o.InitializersFile, Threshold: o.InitializersThreshold,
+		InSource: o.InitializersInSource}
 }

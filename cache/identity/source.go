@@ -160,7 +160,8 @@ func pathOf(f *os.File) (string, error) {
 // user, the daemon's; then the file has to be this user's or root's, or one that all may read.
 // Otherwise it has to be one that all may read, and not on a file system that another user serves.
 func reopenPath(path string, uid uint32, own bool) (*os.File, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path,
+		unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}

@@ -129,7 +129,8 @@ func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all boo
 		}
 		if about := f.Description(); ends && about.Compiles() {
 			l.Store.RecordEvent(event.For(event.About{Peer: request.Peer{UID: about.UID},
-				Key: about.RequestKey, Model: about.ModelName}, event.Cancelled, "by uid %d", p.UID))
+				Key: about.RequestKey, Model: about.ModelName}, event.Cancelled,
+				"by uid %d", p.UID))
 		}
 	}
 	for _, f := range named {
@@ -260,7 +261,8 @@ func jobReply(j *jobs.Info) *wire.Job {
 		out.Error = &wire.Error{Class: wire.ErrorClass(e.Class), Text: wire.Valid(e.Text),
 			Hint: wire.Valid(e.Hint), Facts: validFacts(e.Facts)}
 	} else if j.Err != nil {
-		out.Error = &wire.Error{Class: wire.ErrorClass_INTERNAL, Text: "internal error"} // what it is stands in the log
+		// what it is stands in the log
+		out.Error = &wire.Error{Class: wire.ErrorClass_INTERNAL, Text: "internal error"}
 	}
 	return out
 }
@@ -270,7 +272,8 @@ func failureReply(f *failure.Failure) *wire.Failure {
 		RequestKey: f.RequestKey.String(), Build: f.BuildKey.String(),
 		ModelName: wire.Clip(f.ModelName), ModelDigest: f.ModelDigest.String(), Ep: f.EP,
 		Reason: string(f.Reason), Text: wire.Valid(f.Text), Facts: validFacts(f.Facts),
-		Count: uint32(f.Count), FirstMs: wire.Milliseconds(f.First), LastMs: wire.Milliseconds(f.Last),
+		Count: uint32(f.Count), FirstMs: wire.Milliseconds(f.First),
+		LastMs:  wire.Milliseconds(f.Last),
 		RetryMs: wire.Milliseconds(f.Retry), Scope: f.Scope,
 	}
 }

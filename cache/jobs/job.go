@@ -397,9 +397,11 @@ func (j *Job) rerank() {
 
 // Slot is the right to run a process of the daemon's.
 type Slot struct {
-	Context context.Context // of the process: it ends with the job's, or with ErrYielded as its cause
-	Idle    <-chan struct{} // closed as soon as a request waits for the job; before that it runs at the lowest priority
-	End     func()          // gives the place back, after the process has ended
+	// of the process: it ends with the job's, or with ErrYielded as its cause
+	Context context.Context
+	// closed as soon as a request waits for the job; before that it runs at the lowest priority
+	Idle <-chan struct{}
+	End  func() // gives the place back, after the process has ended
 }
 
 // AcquireSlot waits until the job may run. Work that yielded its place may begin again.
@@ -408,7 +410,9 @@ func (j *Job) AcquireSlot(ctx context.Context) (Slot, error) {
 	memory, length := j.jobs.Costs.Estimate(j.description.Kind())
 	run, stop := context.WithCancelCause(ctx)
 	j.mu.Lock()
-	t := &Ticket{Number: j.number, Memory: memory, Length: length, Yield: func() { stop(ErrYielded) }}
+	t := &Ticket{Number: j.number, Memory: memory, Length: length, Yield: func() {
+		stop(ErrYielded)
+	}}
 	j.ticket, j.state, j.started = t, Queued, time.Time{}
 	rank := j.rank()
 	q.Enter(t, rank, j.owners(rank)...)

@@ -45,18 +45,20 @@ type Jobs struct {
 	Options
 	queue *Queue
 
-	mu     sync.Mutex      // taken before Job.mu, and that before the queue's
-	number uint64          // of the latest; guarded by mu
-	open   map[Key]*Job    // that can be joined; guarded by mu
-	all    map[string]*Job // by id: also those that are cancelled and have not ended yet; guarded by mu
-	ended  []*Job          // that ended lately, oldest first; guarded by mu
-	closed bool            // guarded by mu
+	mu     sync.Mutex   // taken before Job.mu, and that before the queue's
+	number uint64       // of the latest; guarded by mu
+	open   map[Key]*Job // that can be joined; guarded by mu
+	// by id: also those that are cancelled and have not ended yet; guarded by mu
+	all    map[string]*Job
+	ended  []*Job // that ended lately, oldest first; guarded by mu
+	closed bool   // guarded by mu
 	work   sync.WaitGroup
 }
 
 // New returns Jobs without any job.
 func New(o Options) *Jobs {
-	return &Jobs{Options: o, queue: NewQueue(o.Slots, o.Memory, o.Now), open: make(map[Key]*Job), all: make(map[string]*Job)}
+	return &Jobs{Options: o, queue: NewQueue(o.Slots, o.Memory, o.Now), open: make(map[Key]*Job),
+		all: make(map[string]*Job)}
 }
 
 // Key says which callers share a job.
@@ -87,7 +89,8 @@ func (f Func) Description() Description { return f.Work }
 // Run implements Work.
 func (f Func) Run(ctx context.Context, j *Job) (*Result, error) { return f.Do(ctx, j) }
 
-// Result is what a job brings: a build in the store, or, where nothing is to be kept, a view of its own.
+// Result is what a job brings: a build in the store, or, where nothing is to be kept, a view of its
+// own.
 type Result struct {
 	Build *index.Build
 	Alone *views.View // nil when the build is in the store
@@ -113,7 +116,8 @@ type Caller struct {
 // Join enters the job for the key, starting it with the work that prepare returns if there is none,
 // and waits for its result. When the last caller leaves the job is cancelled, unless a user keeps
 // it. first says whether this call started it.
-func (js *Jobs) Join(ctx context.Context, key Key, caller Caller, prepare func() (Work, error)) (result *Result, first bool, err error) {
+func (js *Jobs) Join(ctx context.Context, key Key, caller Caller,
+	prepare func() (Work, error)) (result *Result, first bool, err error) {
 	waiting, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	w := &waiter{Caller: caller, giveUp: giveUp}
@@ -130,13 +134,15 @@ func (js *Jobs) Join(ctx context.Context, key Key, caller Caller, prepare func()
 }
 
 // Start has the job for the key finished, starting it if there is none, without waiting.
-func (js *Jobs) Start(key Key, caller Caller, prepare func() (Work, error)) (j *Job, first bool, err error) {
+func (js *Jobs) Start(key Key, caller Caller, prepare func() (Work, error)) (j *Job, first bool,
+	err error) {
 	caller.Keep = true
 	return js.find(key, caller, nil, prepare)
 }
 
 // find gives the key's job with the caller noted, so that its work knows how urgent it is.
-func (js *Jobs) find(key Key, caller Caller, w *waiter, prepare func() (Work, error)) (j *Job, first bool, err error) {
+func (js *Jobs) find(key Key, caller Caller, w *waiter, prepare func() (Work, error)) (j *Job,
+	first bool, err error) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	j = js.open[key]
@@ -204,8 +210,10 @@ func (js *Jobs) mayKeep(j *Job, caller *Caller) error {
 func (js *Jobs) add(key Key, work Work) *Job {
 	js.number++
 	about := work.Description()
-	j := &Job{jobs: js, ID: cmp.Or(about.ID, NewID()), description: about, number: js.number, Since: js.Now(), done: make(chan struct{}), state: Queued,
-		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), users: make(map[uint32]string), urgent: make(chan struct{}),
+	j := &Job{jobs: js, ID: cmp.Or(about.ID, NewID()), description: about, number: js.number,
+		Since: js.Now(), done: make(chan struct{}), state: Queued,
+		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32),
+		users: make(map[uint32]string), urgent: make(chan struct{}),
 		followUps: make(map[FollowUp]int), followed: make(map[*waiter]struct{})}
 	js.open[key], js.all[j.ID] = j, j
 	return j
@@ -296,8 +304,8 @@ func (js *Jobs) ListWithEnded() []*Job {
 	return slices.AppendSeq(slices.Clone(js.ended), maps.Values(js.all))
 }
 
-// InOrder returns what can be said of the jobs that have not ended and that a user asked for, in the order in which they
-// run. only says which of them.
+// InOrder returns what can be said of the jobs that have not ended and that a user asked for, in
+// the order in which they run. only says which of them.
 func (js *Jobs) InOrder(only func(*Job) bool) []Info {
 	type placed struct {
 		info   Info
@@ -324,7 +332,8 @@ func (js *Jobs) InOrder(only func(*Job) bool) []Info {
 		all = append(all, one)
 	}
 	slices.SortFunc(all, func(a, b placed) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.place, b.place), cmp.Compare(a.number, b.number))
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.place, b.place),
+			cmp.Compare(a.number, b.number))
 	})
 	out := make([]Info, len(all))
 	for i := range all {
@@ -366,7 +375,8 @@ func NewID() string { return views.NewID() }
 // which devices execution providers list, or what they make of one node. The first time may take
 // long, so users see it among the jobs, and may cancel it. It continues after its callers have
 // left, because the result serves the next caller. ep is the execution provider that it is about.
-func (js *Jobs) RunInquiry(ctx context.Context, key string, caller Caller, ep string, find func(context.Context) (any, error)) (any, error) {
+func (js *Jobs) RunInquiry(ctx context.Context, key string, caller Caller, ep string,
+	find func(context.Context) (any, error)) (any, error) {
 	caller.Continue, caller.Since = true, js.Now()
 	about := Description{Inquiry: true, Info: Info{ModelName: caller.Name, EP: ep, UID: caller.UID,
 		Why: "requested: its execution provider is probed first"}}
@@ -385,12 +395,15 @@ func (js *Jobs) RunInquiry(ctx context.Context, key string, caller Caller, ep st
 
 // Progress is reported to a waiting caller.
 type Progress struct {
-	Phase       string // "fetching", "reading", "queued", "probing", "converting", "compiling", "claimed", "checking", "storing", "verifying", "unpacking", "comparing"
+	// "fetching", "reading", "queued", "probing", "converting", "compiling", "claimed", "checking",
+	// "storing", "verifying", "unpacking", "comparing"
+	Phase       string
 	Detail      string
-	Done, Total int64         // bytes, where they are known
-	Estimate    time.Duration // of the whole request, from earlier compiles of like size; 0: not known
-	Job         string        // that the request waits for; "": none
-	Waiting     int           // requests that wait for this job
+	Done, Total int64 // bytes, where they are known
+	// of the whole request, from earlier compiles of like size; 0: not known
+	Estimate time.Duration
+	Job      string // that the request waits for; "": none
+	Waiting  int    // requests that wait for this job
 }
 
 // ProgressReporter reports new progress to one caller until its end. A nil one reports nothing.

@@ -44,11 +44,12 @@ type Queue struct {
 	memory int64 // bytes; 0: no bound
 	now    func() time.Time
 
-	mu            sync.Mutex
-	waiting       []*Ticket         // sorted; guarded by mu
-	running       []*Ticket         // in the order in which they began; guarded by mu
-	lastActivity  uint64            // that were given out for latest; guarded by mu
-	activityCount map[uint32]uint64 // when a job of each user came first, began or ended; guarded by mu
+	mu           sync.Mutex
+	waiting      []*Ticket // sorted; guarded by mu
+	running      []*Ticket // in the order in which they began; guarded by mu
+	lastActivity uint64    // that were given out for latest; guarded by mu
+	// when a job of each user came first, began or ended; guarded by mu
+	activityCount map[uint32]uint64
 }
 
 // Ticket is a job's place in a queue. Its exported fields are set before it enters one, and stay.
@@ -56,23 +57,25 @@ type Ticket struct {
 	Number uint64        // of two of one user with the same rank the lower is the first
 	Memory int64         // bytes that the job is thought to need
 	Length time.Duration // that it is thought to take; 0: not known
-	Yield  func()        // stops what runs, and does not wait for that; it leaves the queue when it has ended
+	// stops what runs, and does not wait for that; it leaves the queue when it has ended
+	Yield func()
 
 	startedRunning chan struct{} // closed when it may run
 	rank           Rank          // guarded by Queue.mu, as those below
-	users          []uint32      // that give it its rank; of a running one, the user that it counts for
-	user           uint32        // the first of users; sort sets it, and round
-	round          int           // how many jobs of that user run or come before
-	since          time.Time     // when it began to run
-	running        bool
-	yielded        bool // Yield was called
+	// that give it its rank; of a running one, the user that it counts for
+	users   []uint32
+	user    uint32    // the first of users; sort sets it, and round
+	round   int       // how many jobs of that user run or come before
+	since   time.Time // when it began to run
+	running bool
+	yielded bool // Yield was called
 }
 
 // ErrYielded says that a job was stopped for one that a request waits for.
 var ErrYielded = errors.New("stopped because a request needs the processor")
 
-// NewQueue makes a queue with so many slots for jobs that requests wait for, at least one, and so many bytes of memory for all that run together; 0
-// or less: no bound.
+// NewQueue makes a queue with so many slots for jobs that requests wait for, at least one, and so
+// many bytes of memory for all that run together; 0 or less: no bound.
 func NewQueue(jobs int, memory int64, now func() time.Time) *Queue {
 	return &Queue{jobs: jobs, memory: memory, now: now}
 }
@@ -356,7 +359,8 @@ const (
 	newTimeCounts    = 0.3
 	memoryFades      = 0.1
 	maxClassDistance = 4
-	memoryPerModel   = 4 // copies of the model that the workers of a job hold of which nothing is known
+	// copies of the model that the workers of a job hold of which nothing is known
+	memoryPerModel = 4
 
 	// Larger values are not measurements. Sums of values within these bounds do not overflow.
 	longestJob = 365 * 24 * time.Hour
@@ -385,7 +389,8 @@ func (cs *Costs) nearest(k Kind) (cost, bool) {
 			one.Memory <<= away
 			return one, true
 		}
-		if one, ok := cs.load(k, class+away); ok { // larger ones: with less memory than they need it may not do
+		// larger ones: with less memory than they need it may not do
+		if one, ok := cs.load(k, class+away); ok {
 			one.Seconds /= float64(int64(1) << away)
 			return one, true
 		}
@@ -406,7 +411,6 @@ func (cs *Costs) Estimate(k Kind) (memory int64, length time.Duration) {
 	return memory, time.Duration(one.Seconds * float64(time.Second))
 }
 
-// Output says how many bytes will be compiled, about: as many as the model has where nothing is known.
 func (cs *Costs) Output(k Kind) int64 {
 	one, ok := cs.nearest(k)
 	if !ok || one.Output == 0 {

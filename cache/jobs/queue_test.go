@@ -48,7 +48,8 @@ const ann, bob, eve = 1, 2, 3
 
 func TestUsersTakeTurnsWithinARank(t *testing.T) {
 	l := newLane(t, 1, 0)
-	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann)
+	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann),
+		l.comes(RankWaited, 0, ann)
 	asked := l.comes(RankRequested, 0, eve)
 	b0, b1 := l.comes(RankWaited, 0, bob), l.comes(RankWaited, 0, bob)
 	require.Equal(t, []int{1, 0, 2, 3, 4, 5}, l.placesOf(b0, a0, a1, b1, a2, asked),
@@ -66,7 +67,8 @@ func (l *lane) placesOf(turns ...*Ticket) (out []int) {
 
 func TestSharedJobCountsForTheFirstOfItsUsers(t *testing.T) {
 	l := newLane(t, 1, 0)
-	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann)
+	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann),
+		l.comes(RankWaited, 0, ann)
 	e0 := l.comes(RankWaited, 0, eve)
 	l.SetRank(a2, RankWaited, ann, bob)
 	require.Equal(t, []int{0, 3, 2, 1}, l.order(a0, a1, a2, e0))
@@ -74,7 +76,8 @@ func TestSharedJobCountsForTheFirstOfItsUsers(t *testing.T) {
 
 func TestLastSlotIsOnLoan(t *testing.T) {
 	l := newLane(t, 2, 0)
-	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann)
+	a0, a1, a2 := l.comes(RankWaited, 0, ann), l.comes(RankWaited, 0, ann),
+		l.comes(RankWaited, 0, ann)
 	require.Equal(t, []bool{true, true, false}, []bool{a0.runs(), a1.runs(), a2.runs()},
 		"nobody else needs a slot")
 	b0, b1 := l.comes(RankWaited, 0, bob), l.comes(RankWaited, 0, bob)
@@ -143,7 +146,8 @@ func TestFirstComeFirstServedWithinARank(t *testing.T) {
 func TestHigherRankGoesFirst(t *testing.T) {
 	l := newLane(t, 1, 10)
 	busy := l.comes(RankWaited, 10)
-	own, asked, waited := l.comes(RankBackground, 1), l.comes(RankRequested, 1), l.comes(RankWaited, 10)
+	own, asked, waited := l.comes(RankBackground, 1), l.comes(RankRequested, 1),
+		l.comes(RankWaited, 10)
 	for _, next := range []*Ticket{waited, asked} {
 		l.Leave(busy)
 		require.True(t, next.runs())
@@ -307,7 +311,8 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 		for _, one := range l.running {
 			used += one.Memory
 		}
-		require.LessOrEqual(t, len(l.activityCount), len(all)*2, "users are forgotten with their jobs")
+		require.LessOrEqual(t, len(l.activityCount), len(all)*2,
+			"users are forgotten with their jobs")
 		require.True(t, used <= 100 || len(l.running) == 1,
 			"step %d of seed %d: %d bytes of %d jobs", step, seed, used, len(l.running))
 	}

@@ -31,7 +31,8 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 		before = last.lots
 	}
 	lots := make(map[maker]*lot)
-	var affected []index.BuildID // a change of libraries may affect all: records would not fit into memory
+	// a change of libraries may affect all: records would not fit into memory
+	var affected []index.BuildID
 	half := store.Pace{Last: time.Now()}
 	err := x.Index.Each(ctx, func(b index.Build) error {
 		if err := half.Pause(ctx); err != nil || !rc.HasEvery(&b) {
@@ -125,7 +126,9 @@ func (x *Judge) reportLot(rt *runtimes.Runtime, l *lot) {
 }
 
 func madeBy(b *index.Build, libraries map[string]string) bool {
-	return !slices.ContainsFunc(b.EPs, func(f index.EPFacts) bool { return libraries[f.Name] != f.LibraryDigest.String() })
+	return !slices.ContainsFunc(b.EPs, func(f index.EPFacts) bool {
+		return libraries[f.Name] != f.LibraryDigest.String()
+	})
 }
 
 // judgeLot judges one build for all of its maker, with the fingerprint that its own request would
@@ -204,7 +207,8 @@ type lot struct {
 
 // changed reports whether it was judged otherwise before, and worse whether it was judged better.
 func (l *lot) changed() bool {
-	return l.before != nil && (l.before.Verdict != l.judgement.Verdict || l.before.Source != l.judgement.Source)
+	return l.before != nil &&
+		(l.before.Verdict != l.judgement.Verdict || l.before.Source != l.judgement.Source)
 }
 
 func (l *lot) worse() bool {

@@ -39,7 +39,8 @@ type Judgement struct {
 	Runtime string // the runtime's name
 
 	Level string `json:"-"` // the only graph optimisation level at which it loads, "" if any
-	// Firm: said by the execution provider, or of its own library. Nothing that we try could know better.
+	// Firm: said by the execution provider, or of its own library. Nothing that we try could know
+	// better.
 	Firm bool `json:"-"`
 }
 
@@ -76,12 +77,14 @@ type Judge struct {
 	Log      *slog.Logger
 	Event    func(index.Event)
 
-	// Rules returns those in force, and their generation: what was judged under another one does not count.
+	// Rules returns those in force, and their generation: what was judged under another one does
+	// not count.
 	Rules func() (*rules.Set, uint64)
 	// Verdicts returns what is remembered for a runtime's contents.
 	Verdicts func(*runtimes.Content) *Verdicts
 	// Target returns what a build of a request like the build's would be compiled for.
-	Target func(context.Context, *runtimes.Runtime, *runtimes.Content, *index.Build) (*Target, error)
+	Target func(context.Context, *runtimes.Runtime, *runtimes.Content,
+		*index.Build) (*Target, error)
 	// Rebuild has a build compiled again in the background, for the runtime of that name.
 	Rebuild func(b *index.Build, runtime, why string)
 }
@@ -92,12 +95,14 @@ func (x *Judge) generation() uint64 {
 }
 
 // Check loads a build where that could change the judgement. tried is false where it could not.
-type Check func(ctx context.Context, glance Judgement) (checked compilers.CheckResult, tried bool, err error)
+type Check func(ctx context.Context, glance Judgement) (checked compilers.CheckResult,
+	tried bool, err error)
 
 // Build says how a build suits the target, from the best source that can tell: its execution
 // provider's own library, the provider's verdict, the fingerprint, a load check, the rules. It is
 // worked out once for each build and runtime.
-func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build, check Check) (Judgement, error) {
+func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,
+	check Check) (Judgement, error) {
 	under := x.generation() // before anything that depends on it is read
 	verdicts := x.Verdicts(t.Content)
 	if j, ok := verdicts.load(b.ID, under); ok {
@@ -112,7 +117,8 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build, check Chec
 		return j, err
 	}
 	if b.Put {
-		j.Firm = false // what it says of itself is what its maker wrote: it is loaded before it is believed
+		// what it says of itself is what its maker wrote: it is loaded before it is believed
+		j.Firm = false
 	}
 	checked, tried, err := check(ctx, j)
 	if err != nil {
@@ -154,7 +160,8 @@ func (x *Judge) notLoadingKey(t *Target, b *index.Build) string {
 	return "disproved:" + x.Runtimes.Key("report", t.Content, b.ID[:])
 }
 
-// Target is what a build is judged for: a runtime, with the execution providers and options of a request.
+// Target is what a build is judged for: a runtime, with the execution providers and options of a
+// request.
 type Target struct {
 	Runtime  string // its name
 	Content  *runtimes.Content
@@ -239,7 +246,8 @@ func (x *Judge) BestKnown(b *index.Build) Judgement {
 func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgement, error) {
 	var out Judgement
 	if len(b.EPs) != len(t.EPs) || len(t.EPs) == 0 {
-		return out, fmt.Errorf("build %s is of %d execution providers, not %d", b.ID, len(b.EPs), len(t.EPs))
+		return out, fmt.Errorf("build %s is of %d execution providers, not %d", b.ID,
+			len(b.EPs), len(t.EPs))
 	}
 	for i := range t.EPs {
 		j, err := x.GlancePart(ctx, t, i, Part{&b.EPs[i], b.ORTVersion, b.BuildKey == t.BuildKey})
@@ -247,7 +255,8 @@ func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgemen
 			return out, err
 		}
 		firm := j.Firm && (i == 0 || out.Firm)
-		if i == 0 || Rank(j.Verdict) > Rank(out.Verdict) || out.Source == SourceLibrary && j.Verdict == out.Verdict {
+		if i == 0 || Rank(j.Verdict) > Rank(out.Verdict) || out.Source == SourceLibrary &&
+			j.Verdict == out.Verdict {
 			out = j
 		}
 		out.Firm = firm
@@ -365,7 +374,8 @@ func ShortCompatibility(s string) string {
 // judgeLoaded judges a build that was loaded in a process of its own, and was run where it may be
 // of another machine. Where the target device is here, that proves whether it loads; that it loads
 // does not prove that it is the best there could be.
-func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement, checked compilers.CheckResult) Judgement {
+func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement,
+	checked compilers.CheckResult) Judgement {
 	out := Judgement{At: x.Now(), Runtime: t.Runtime, Source: SourceLoadCheck}
 	loads := "it loads"
 	if checked.Ran {
@@ -413,7 +423,8 @@ func MakerNames(b *index.Build) string {
 }
 
 // Verdict asks the execution provider to judge a compatibility string, once for each string.
-func (x *Judge) Verdict(ctx context.Context, t *Target, i int, info string) (compilers.Verdict, error) {
+func (x *Judge) Verdict(ctx context.Context, t *Target, i int,
+	info string) (compilers.Verdict, error) {
 	if info == "" {
 		return compilers.Unknown, nil
 	}

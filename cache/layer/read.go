@@ -40,8 +40,9 @@ const (
 
 // Source is a layer of the configuration.
 type Source struct {
-	Path  string
-	Trust []string // files of public keys, one of which has to have signed a build; none: the owner is trusted
+	Path string
+	// files of public keys, one of which has to have signed a build; none: the owner is trusted
+	Trust []string
 }
 
 // Layer returns the layer as a store follows it.
@@ -138,7 +139,8 @@ func (s Source) keys() (*portable.Trust, error) {
 }
 
 // signed returns the build as a trusted key states it, whatever the manifest says.
-func (s Source) signed(id index.BuildID, trust *portable.Trust, now time.Time) (b index.Build, err error) {
+func (s Source) signed(id index.BuildID, trust *portable.Trust, now time.Time) (b index.Build,
+	err error) {
 	raw, err := readFile(filepath.Join(s.Path, "cards", id.String()), maxCard)
 	if err != nil {
 		return b, err
@@ -177,18 +179,21 @@ func buildOf(card *portable.Card, says *portable.Predicate, r portable.Request, 
 	}
 	name := cmp.Or(c.ModelName, "imported "+c.ModelDigest.String()[:12])
 	b := &index.Build{RequestKey: index.RequestKey(r.Key), Scope: "shared", Put: true,
-		ModelDigest: cas.Digest(c.ModelDigest), ModelName: name, Record: r.Record, RecordJSON: record.JSON(),
-		EPs: identity.FactsOf(c), ORTVersion: c.ORTVersion, Route: c.Route, Graph: c.Graph,
+		ModelDigest: cas.Digest(c.ModelDigest), ModelName: name, Record: r.Record,
+		RecordJSON: record.JSON(),
+		EPs:        identity.FactsOf(c), ORTVersion: c.ORTVersion, Route: c.Route, Graph: c.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: terms.SessionOptions,
 		GraphOptimizationLevel: c.Level, CompileSeconds: min(max(says.CompileSeconds, 0), 24*3600),
 		Created: says.Issued.UTC().Truncate(time.Second), LoadCheck: compilers.NotCheckable,
 		IRVersion: c.IRVersion, Embed: c.Embed}
 	b.BuildKey = identity.BuildKey(b.RequestKey, b.EPs, c.Route)
 	if keyID != "" {
-		b.Imported = index.Imported{Key: keyID, Manifest: [32]byte(card.Digest), Builder: says.Builder}
+		b.Imported = index.Imported{Key: keyID, Manifest: [32]byte(card.Digest),
+			Builder: says.Builder}
 	}
 	for _, f := range c.Files {
-		b.Files = append(b.Files, index.File{Name: f.Name, Size: f.Size, Digest: cas.Digest(f.Hash)})
+		b.Files = append(b.Files,
+			index.File{Name: f.Name, Size: f.Size, Digest: cas.Digest(f.Hash)})
 	}
 	for _, ep := range record.EPs {
 		info, _ := compilers.EPByName(ep.Name)
@@ -251,8 +256,9 @@ func ownedWell(path string, info fs.FileInfo) error {
 	owner, mode := cas.Owner(info), info.Mode()
 	switch {
 	case !slices.Contains([]uint32{0, uint32(os.Geteuid())}, owner):
-		return fmt.Errorf("%s belongs to user %d, not to root: trust key files instead, or make the image "+
-			"with files of root", path, owner)
+		return fmt.Errorf(
+			"%s belongs to user %d, not to root: trust key files instead, or make the image "+
+				"with files of root", path, owner)
 	case mode.Perm()&0o022 != 0 && !(info.IsDir() && mode&fs.ModeSticky != 0):
 		return fmt.Errorf("%s: other users may write to it (mode %v)", path, mode)
 	}

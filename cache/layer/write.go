@@ -24,8 +24,8 @@ type Writer struct {
 	ids []string
 }
 
-// Create opens a directory for writing: a layer, or an empty or missing directory. All users may read
-// what is made, whatever the umask was.
+// Create opens a directory for writing: a layer, or an empty or missing directory. All users may
+// read what is made, whatever the umask was.
 func Create(dir string) (*Writer, error) {
 	unix.Umask(0o022)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -48,9 +48,11 @@ func Create(dir string) (*Writer, error) {
 
 // Add writes a build of a bundle, once for each request that it answers. keyID is of the key that
 // signed it, "" for none.
-func (w *Writer) Add(ctx context.Context, from *portable.Bundle, card *portable.Card, says portable.Predicate,
+func (w *Writer) Add(ctx context.Context, from *portable.Bundle, card *portable.Card,
+	says portable.Predicate,
 	keyID string) error {
-	says.Requests = append([]portable.Request{portable.RequestOf(card.Config.Record)}, says.Requests...)
+	says.Requests = append([]portable.Request{portable.RequestOf(card.Config.Record)},
+		says.Requests...)
 	first := ""
 	for _, r := range says.Requests {
 		b, manifest, err := buildOf(card, &says, r, keyID)
@@ -60,7 +62,9 @@ func (w *Writer) Add(ctx context.Context, from *portable.Bundle, card *portable.
 		dir := views.LayerDir(w.dir, b)
 		for i, f := range b.Files {
 			path := filepath.Join(dir, filepath.FromSlash(f.Name))
-			err = makeFile(path, func(to *os.File) error { return from.Extract(ctx, card, i, to, nil) },
+			err = makeFile(path, func(to *os.File) error {
+				return from.Extract(ctx, card, i, to, nil)
+			},
 				filepath.Join(first, filepath.FromSlash(f.Name)))
 			if err != nil {
 				return err
@@ -71,7 +75,10 @@ func (w *Writer) Add(ctx context.Context, from *portable.Bundle, card *portable.
 			index.ManifestPath(w.dir, b.ID):              manifest,
 			filepath.Join(w.dir, "cards", b.ID.String()): card.Raw,
 		} {
-			err := makeFile(path, func(to *os.File) error { _, err := to.Write(content); return err }, "")
+			err := makeFile(path, func(to *os.File) error {
+				_, err := to.Write(content)
+				return err
+			}, "")
 			if err != nil {
 				return err
 			}
@@ -117,6 +124,9 @@ func (w *Writer) Close() error {
 		return err
 	}
 	text := strings.Join(append([]string{listHead[:len(listHead)-1]}, w.ids...), "\n") + "\n"
-	err := makeFile(next, func(to *os.File) error { _, err := to.WriteString(text); return err }, "")
+	err := makeFile(next, func(to *os.File) error {
+		_, err := to.WriteString(text)
+		return err
+	}, "")
 	return cmp.Or(err, os.Chmod(w.dir, 0o755), os.Rename(next, path))
 }

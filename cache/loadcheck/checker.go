@@ -37,14 +37,16 @@ type Checker struct {
 }
 
 // Judge judges a build. It loads the build where that could change what becomes of it.
-func (ts *Checker) Judge(ctx context.Context, a *request.JudgeTarget, b *index.Build) (judge.Judgement, error) {
-	return ts.Judges.Build(ctx, a.Target(), b, func(ctx context.Context, j judge.Judgement) (compilers.CheckResult, bool, error) {
-		if !ts.worthLoading(a, b, j) {
-			return compilers.CheckResult{}, false, nil
-		}
-		checked, err := ts.load(ctx, a, b)
-		return checked, true, err
-	})
+func (ts *Checker) Judge(ctx context.Context, a *request.JudgeTarget,
+	b *index.Build) (judge.Judgement, error) {
+	return ts.Judges.Build(ctx, a.Target(), b,
+		func(ctx context.Context, j judge.Judgement) (compilers.CheckResult, bool, error) {
+			if !ts.worthLoading(a, b, j) {
+				return compilers.CheckResult{}, false, nil
+			}
+			checked, err := ts.load(ctx, a, b)
+			return checked, true, err
+		})
 }
 
 // IsKnown reports whether Judge need not work anything out.
@@ -53,7 +55,8 @@ func (ts *Checker) IsKnown(a *request.JudgeTarget, b *index.Build) bool {
 }
 
 // LoadsAlone loads the models of a group without sharing.
-func (ts *Checker) LoadsAlone(ctx context.Context, a *request.JudgeTarget, b *index.Build) (compilers.CheckResult, error) {
+func (ts *Checker) LoadsAlone(ctx context.Context, a *request.JudgeTarget,
+	b *index.Build) (compilers.CheckResult, error) {
 	return ts.loadAs(ctx, a, b, "load alone", a.CheckJobAlone)
 }
 
@@ -61,7 +64,8 @@ func (ts *Checker) LoadsAlone(ctx context.Context, a *request.JudgeTarget, b *in
 // refuses what is unknown does so whatever loads. A build of another machine is always tried.
 func (ts *Checker) worthLoading(a *request.JudgeTarget, b *index.Build, j judge.Judgement) bool {
 	policy := ts.Policy(a.EPs).Unknown
-	if j.Verdict == compilers.Unsupported || policy == request.PolicyRefuse && j.Verdict == compilers.Unknown {
+	if j.Verdict == compilers.Unsupported || policy == request.PolicyRefuse &&
+		j.Verdict == compilers.Unknown {
 		return false
 	}
 	return a.Marks.OtherMachine(b) || !j.Firm && policy != request.PolicyServe
@@ -69,7 +73,8 @@ func (ts *Checker) worthLoading(a *request.JudgeTarget, b *index.Build, j judge.
 
 // load loads the build's graph with the libraries that it is judged for, once for each pair. A
 // build that may be of another machine is run as well.
-func (ts *Checker) load(ctx context.Context, a *request.JudgeTarget, b *index.Build) (compilers.CheckResult, error) {
+func (ts *Checker) load(ctx context.Context, a *request.JudgeTarget,
+	b *index.Build) (compilers.CheckResult, error) {
 	if a.Marks.OtherMachine(b) {
 		return ts.runOnce(ctx, a, b)
 	}
@@ -80,14 +85,16 @@ func (ts *Checker) load(ctx context.Context, a *request.JudgeTarget, b *index.Bu
 func (ts *Checker) loadAs(ctx context.Context, a *request.JudgeTarget, b *index.Build, kind string,
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	key := ts.Judges.Key(a.Target(), kind, b.ID[:])
-	return runtimes.Remember(ctx, ts.Runtimes, runtimes.Inquiry{Key: key}, IsFinal, func(ctx context.Context) (compilers.CheckResult, error) {
-		leave, err := ts.Workspaces.AcquireSlot(ctx, a.Model) // after an update many may be asked for at a time
-		if err != nil {
-			return compilers.CheckResult{}, err
-		}
-		defer leave()
-		return ts.loadView(ctx, a, b, job)
-	})
+	return runtimes.Remember(ctx, ts.Runtimes, runtimes.Inquiry{Key: key}, IsFinal,
+		func(ctx context.Context) (compilers.CheckResult, error) {
+			// after an update many may be asked for at a time
+			leave, err := ts.Workspaces.AcquireSlot(ctx, a.Model)
+			if err != nil {
+				return compilers.CheckResult{}, err
+			}
+			defer leave()
+			return ts.loadView(ctx, a, b, job)
+		})
 }
 
 // loadView loads the build from its view.
@@ -108,12 +115,14 @@ func IsFinal(r compilers.CheckResult) bool { return !r.Crashed() }
 // runOnce loads a build that may be of another machine, and runs it once on zeros: an execution
 // provider may load code for instruction sets that this processor lacks, and fail only when that is
 // run. The result is remembered, once for each pair.
-func (ts *Checker) runOnce(ctx context.Context, a *request.JudgeTarget, b *index.Build) (compilers.CheckResult, error) {
+func (ts *Checker) runOnce(ctx context.Context, a *request.JudgeTarget,
+	b *index.Build) (compilers.CheckResult, error) {
 	if a.Model == nil {
 		return notRun("its source model is missing"), nil
 	}
 	key := ts.Judges.Key(a.Target(), "run", b.ID[:])
-	try := func(ctx context.Context, r *request.Request) (checked compilers.CheckResult, err error) {
+	try := func(ctx context.Context, r *request.Request) (checked compilers.CheckResult,
+		err error) {
 		mine := *a
 		mine.Model = r
 		for _, free := range FreeSizes {
@@ -148,7 +157,8 @@ func notRun(why string) compilers.CheckResult {
 // checkSource has the execution providers load the source model here, and run it on the same zeros.
 // Where that fails as well, these are no input for the model, and the failure says nothing of the
 // build.
-func (ts *Checker) checkSource(ctx context.Context, a *request.JudgeTarget, b *index.Build, failed compilers.CheckResult,
+func (ts *Checker) checkSource(ctx context.Context, a *request.JudgeTarget, b *index.Build,
+	failed compilers.CheckResult,
 	free int64) (compilers.CheckResult, error) {
 	if a.Adopting {
 		return notRun("it does not run on zeros, and its source model is missing: " +
@@ -166,7 +176,8 @@ func (ts *Checker) checkSource(ctx context.Context, a *request.JudgeTarget, b *i
 	if err != nil {
 		return failed, err
 	}
-	source := a.CheckJob(j.Copies[member].Path, request.LoadLevel(a.Canonical.GraphOptimizationLevel))
+	source := a.CheckJob(j.Copies[member].Path,
+		request.LoadLevel(a.Canonical.GraphOptimizationLevel))
 	source.Zeros = free
 	ran, err := ts.loadUnreplaced(ctx, a, a.WithDimensions(source))
 	if err != nil || ran.Outcome == compilers.Passed {
@@ -185,7 +196,8 @@ type Result struct {
 // loadReported loads the build in a process of its own, twice if it fails, because a worker may
 // lack memory for a moment. A failure is believed only where the smallest artefact that these
 // libraries make loads.
-func (ts *Checker) loadReported(ctx context.Context, a *request.JudgeTarget, b *index.Build) (Result, error) {
+func (ts *Checker) loadReported(ctx context.Context, a *request.JudgeTarget,
+	b *index.Build) (Result, error) {
 	key := ts.Runtimes.Key("report", a.Content, b.ID[:])
 	return ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (Result, error) {
 		answer, err := lookup.Lease(ctx, ts.Store, b, func(string) {})
@@ -196,7 +208,8 @@ func (ts *Checker) loadReported(ctx context.Context, a *request.JudgeTarget, b *
 		job := a.CheckJobOf(b, answer)
 		var t Result
 		for range 2 {
-			if t.CheckResult, err = ts.loadUnreplaced(ctx, a, job); err != nil || t.Outcome != compilers.Failed {
+			if t.CheckResult, err = ts.loadUnreplaced(ctx, a, job); err != nil ||
+				t.Outcome != compilers.Failed {
 				return t, err
 			}
 		}
@@ -206,13 +219,18 @@ func (ts *Checker) loadReported(ctx context.Context, a *request.JudgeTarget, b *
 }
 
 // loadUnreplaced loads a graph, with libraries that are not replaced meanwhile.
-func (ts *Checker) loadUnreplaced(ctx context.Context, a *request.JudgeTarget, job compilers.CheckJob) (compilers.CheckResult, error) {
-	return runtimes.RunUnreplaced(a.Content, func() (compilers.CheckResult, error) { return ts.Compiler.Check(ctx, job) })
+func (ts *Checker) loadUnreplaced(ctx context.Context, a *request.JudgeTarget,
+	job compilers.CheckJob) (compilers.CheckResult, error) {
+	return runtimes.RunUnreplaced(a.Content, func() (compilers.CheckResult, error) {
+		return ts.Compiler.Check(ctx, job)
+	})
 }
 
-// Check loads a graph, and believes its failure only where the smallest artefact that these libraries
-// make loads: otherwise the failure says something of this machine, and nothing of the graph.
-func (ts *Checker) Check(ctx context.Context, a *request.JudgeTarget, job compilers.CheckJob) (compilers.CheckResult, error) {
+// Check loads a graph, and believes its failure only where the smallest artefact that these
+// libraries make loads: otherwise the failure says something of this machine, and nothing of the
+// graph.
+func (ts *Checker) Check(ctx context.Context, a *request.JudgeTarget,
+	job compilers.CheckJob) (compilers.CheckResult, error) {
 	checked, err := ts.loadUnreplaced(ctx, a, job)
 	if err != nil || checked.Outcome != compilers.Failed {
 		return checked, err
@@ -270,7 +288,8 @@ func (ts *Checker) control(ctx context.Context, a *request.JudgeTarget) (broken,
 }
 
 // TryEP compiles one node, and loads it, unless that was tried lately. It returns what is wrong.
-func (ts *Checker) TryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) error {
+func (ts *Checker) TryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts,
+	name string) error {
 	rc, err := ts.Runtimes.Content(ctx, rt, func(string) {})
 	if err != nil {
 		return err

@@ -69,17 +69,18 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 
 // verifyBytes hashes the build's files, whatever their stamps say.
 func (ts *Checker) verifyBytes(ctx context.Context, b *index.Build) error {
-	_, err := ttlcache.Do(ctx, ts.Results, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
-		if b.Layer != "" {
-			return true, ts.Store.Layers.Hash(ctx, b)
-		}
-		for _, f := range b.Files {
-			if err := ts.Store.Forms().Check(ctx, f.Digest); err != nil {
-				return false, fmt.Errorf("%s: %w", f.Name, err)
+	_, err := ttlcache.Do(ctx, ts.Results, "bytes-"+b.ID.String(),
+		func(ctx context.Context) (bool, error) {
+			if b.Layer != "" {
+				return true, ts.Store.Layers.Hash(ctx, b)
 			}
-		}
-		return true, nil
-	})
+			for _, f := range b.Files {
+				if err := ts.Store.Forms().Check(ctx, f.Digest); err != nil {
+					return false, fmt.Errorf("%s: %w", f.Name, err)
+				}
+			}
+			return true, nil
+		})
 	return err
 }
 
@@ -92,7 +93,9 @@ func (ts *Checker) planReported(ctx context.Context, p request.Peer, from runtim
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := ts.runtimeReported(ctx, b, &request.Request{Peer: p, CompileTerms: identity.CompileTerms{EPs: again.EPs}, Runtime: from})
+	rt, rc, err := ts.runtimeReported(ctx, b,
+		&request.Request{Peer: p, CompileTerms: identity.CompileTerms{EPs: again.EPs},
+			Runtime: from})
 	if err != nil {
 		return nil, err
 	}
@@ -151,11 +154,15 @@ func (ts *Checker) recordNotLoading(a *request.JudgeTarget, b *index.Build, text
 func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *epmodel.Model) (
 	judge.Judgement, error) {
 	a := at.Plan.JudgeTarget(at.RuntimeName, at.Content)
-	said, made := judge.Judgement{Verdict: compilers.Optimal, At: ts.Now(), Runtime: a.Runtime}, false
+	said, made := judge.Judgement{Verdict: compilers.Optimal, At: ts.Now(), Runtime: a.Runtime},
+		false
 	infos := m.CompatibilityInfo()
 	for i, ep := range a.EPs {
-		if !slices.ContainsFunc(m.Contexts, func(n epmodel.Context) bool { return n.Source == ep.Name }) {
-			continue // a string about an execution provider that made no node is about something else
+		if !slices.ContainsFunc(m.Contexts, func(n epmodel.Context) bool {
+			return n.Source == ep.Name
+		}) {
+			// a string about an execution provider that made no node is about something else
+			continue
 		}
 		made = true
 		verdict, err := ts.Judges.Verdict(ctx, a.Target(), i, infos[ep.Name])
@@ -214,7 +221,8 @@ func compatibilityVerdict(j judge.Judgement) string {
 }
 
 // loadPrivateCopy loads a private copy of a compiled model, once for its bytes and the runtime.
-func (ts *Checker) loadPrivateCopy(ctx context.Context, r *request.Request, a *request.JudgeTarget) (
+func (ts *Checker) loadPrivateCopy(ctx context.Context, r *request.Request,
+	a *request.JudgeTarget) (
 	compilers.CheckResult, error) {
 	key := ts.Judges.Key(a.Target(), "own", append(a.Canonical.Model[:], a.Encoded()...))
 	check := func(ctx context.Context, graph string) (compilers.CheckResult, error) {

@@ -65,23 +65,28 @@ func outputDiffers(at *request.Attempt, result compilers.VerifyResult) error {
 	return apierr.New(apierr.CompileFailed, nil, "model %q: the compiled model's output differs "+
 		"from the source's: %s", at.Name, result.Text).
 		WithFact("reason", "output differs").
-		WithFact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
+		// 0: it did not run on what the comparison made up
+		WithFact("outputs", strconv.Itoa(result.Outputs)).
 		WithHint("use a larger tolerance, or load the model without epcached; execution " +
 			"providers may compute with lower precision by default")
 }
 
 // compareOnce compares, or returns an earlier result for the build, tolerance and libraries.
-func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt, a *request.Answer) (compilers.VerifyResult, error) {
+func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt,
+	a *request.Answer) (compilers.VerifyResult, error) {
 	v, ok := ts.Compiler.(compilers.OutputVerifier)
 	switch {
 	case !ok:
-		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "this compiler cannot compare"}, nil
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable,
+			Text: "this compiler cannot compare"}, nil
 	case len(a.Build.Members) > 0:
-		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "groups are not compared"}, nil
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable,
+			Text: "groups are not compared"}, nil
 	}
 	what := fmt.Appendf(nil, "%x %s %x", a.Build.ID, a.Graph, math.Float64bits(at.VerifyOutput))
 	if !a.Build.ID.IsZero() {
-		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(at.VerifyOutput)) // whichever view it is
+		// whichever view it is
+		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(at.VerifyOutput))
 	}
 	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
 	compare := func(ctx context.Context, own *request.Request) (compilers.VerifyResult, error) {
@@ -92,11 +97,13 @@ func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt, a *requ
 	}
 	// An output that could not be compared may be comparable later.
 	lasts := func(r compilers.VerifyResult) bool { return r.Outcome != compilers.NotCheckable }
-	return workspace.Remember(ctx, ts.Workspaces, at.Request, ts.Runtimes.Key("output", at.Content, what), lasts, compare)
+	return workspace.Remember(ctx, ts.Workspaces, at.Request,
+		ts.Runtimes.Key("output", at.Content, what), lasts, compare)
 }
 
 // compare runs private copies of both, because workers of another user reach no views.
-func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt, b *index.Build,
+func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt,
+	b *index.Build,
 	graph string) (compilers.VerifyResult, error) {
 	source, remove, err := ts.Workspaces.CopyModels(ctx, at.Request, at.Plan.Canonical)
 	defer remove()
@@ -106,12 +113,16 @@ func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *
 	built := filepath.Join(source.Dir, "built")
 	for _, f := range b.Files {
 		name := filepath.FromSlash(f.Name)
-		if err := workspace.CopyPath(filepath.Join(filepath.Dir(graph), name), filepath.Join(built, name)); err != nil {
+		if err := workspace.CopyPath(filepath.Join(filepath.Dir(graph), name),
+			filepath.Join(built, name)); err != nil {
 			return compilers.VerifyResult{}, err
 		}
 	}
 	check := at.Plan.JudgeTarget("", at.Content).CheckGraph(b, filepath.Join(built, b.Graph))
-	job := compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check), Source: source.Copies[0].Path, Most: at.VerifyOutput,
+	job := compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check),
+		Source: source.Copies[0].Path, Most: at.VerifyOutput,
 		Compiled: b.CompileSeconds}
-	return runtimes.RunUnreplaced(at.Content, func() (compilers.VerifyResult, error) { return v.VerifyOutput(ctx, job) })
+	return runtimes.RunUnreplaced(at.Content, func() (compilers.VerifyResult, error) {
+		return v.VerifyOutput(ctx, job)
+	})
 }

@@ -46,13 +46,16 @@ type Options struct {
 	Policy  func([]compilers.EP) request.Policy
 	Now     func() time.Time
 
-	// WhyNone returns what became of the last build of a request, "" if that is not known; may be nil.
+	// WhyNone returns what became of the last build of a request, "" if that is not known; may be
+	// nil.
 	WhyNone func(rights.Peer, index.RequestKey) string
 	// Planned returns the attempt with its plan.
 	Planned func(context.Context, *request.Attempt) (*request.Attempt, error)
 	// Lease takes the lease on a build's view; nil: [Lease].
-	Lease func(context.Context, *store.Store, *index.Build, func(phase string)) (*request.Answer, error)
-	// Pass is called for a build that fits and cannot be served; nil: one that is damaged is withheld.
+	Lease func(context.Context, *store.Store, *index.Build,
+		func(phase string)) (*request.Answer, error)
+	// Pass is called for a build that fits and cannot be served; nil: one that is damaged is
+	// withheld.
 	Pass func(*index.Build, error)
 	// Served is called for each build that is served; may be nil.
 	Served func(*request.Attempt, *index.Build, judge.Judgement)
@@ -101,11 +104,13 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 		case cas.IsUnsound(one.notTried) || errors.Is(one.notTried, cas.ErrNotFound):
 			found.Why = l.o.Store.WithholdDamaged(ctx, b, one.notTried)
 		case one.Refused != "":
-			found.Why = fmt.Sprintf("the build of %s by %s is %s: %s", b.Created.Format(time.RFC3339),
+			found.Why = fmt.Sprintf("the build of %s by %s is %s: %s",
+				b.Created.Format(time.RFC3339),
 				judge.MakerNames(b), one.Judgement.Verdict, one.Refused)
 			found.Stale = true
 		default:
-			if err := l.serve(ctx, at, b, one.Judgement, &found); found.Answer != nil || err != nil {
+			if err := l.serve(ctx, at, b, one.Judgement, &found); found.Answer != nil ||
+				err != nil {
 				return found, err
 			}
 		}
@@ -183,9 +188,11 @@ func (l *Lookup) FillAnswer(a *request.Answer, at *request.Attempt) *request.Ans
 	if a == nil {
 		return nil
 	}
-	a.RequestKey, a.ModelDigest, a.Record = at.Plan.RequestKey, at.Plan.Canonical.Model, at.Plan.RecordJSON
+	a.RequestKey, a.ModelDigest, a.Record = at.Plan.RequestKey, at.Plan.Canonical.Model,
+		at.Plan.RecordJSON
 	a.Runtime, a.SessionOptions = at.RuntimeName, at.SessionOptions
-	a.GraphOptimizationLevel = at.Plan.Canonical.GraphOptimizationLevel // of a claim: to compile with
+	// of a claim: to compile with
+	a.GraphOptimizationLevel = at.Plan.Canonical.GraphOptimizationLevel
 	if a.Build != nil {
 		a.SessionOptions = a.Build.SessionOptions
 		a.GraphOptimizationLevel = cmp.Or(a.Compatibility.Level, a.Build.GraphOptimizationLevel)
@@ -198,8 +205,9 @@ func (l *Lookup) FillAnswer(a *request.Answer, at *request.Attempt) *request.Ans
 	}
 	for _, name := range slices.Sorted(maps.Keys(at.FreeDimensions)) {
 		if !slices.Contains(at.Identity.FreeDims, name) {
-			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; %s",
-				name, namedDimensions(at.Identity.FreeDims)))
+			a.Warnings = append(a.Warnings,
+				fmt.Sprintf("no input of the model has a free dimension %q; %s",
+					name, namedDimensions(at.Identity.FreeDims)))
 		}
 	}
 	a.ProviderOptions = make(map[string]map[string]string, len(at.EPs))
@@ -256,10 +264,12 @@ func (l *Lookup) GroupAttempt(ctx context.Context, at *request.Attempt) (*reques
 
 // whyNotAlone returns why a group's build is not served for one of its models, "" if it is: the
 // models were loaded without sharing when an equal library compiled them, or they load so now.
-func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt, one *Candidate) (string, error) {
+func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt,
+	one *Candidate) (string, error) {
 	const notKnownAlone = "whether a single model of this group loads is unknown: "
 	b := one.Build
-	if !at.AsMember || b.LoadCheck == compilers.Passed && one.Judgement.Source == judge.SourceLibrary {
+	if !at.AsMember || b.LoadCheck == compilers.Passed &&
+		one.Judgement.Source == judge.SourceLibrary {
 		return "", nil
 	}
 	checked, err := l.o.Judge.LoadsAlone(ctx, at.Plan.JudgeTarget(at.RuntimeName, at.Content), b)
@@ -273,7 +283,8 @@ func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt, one *Cand
 			"" + compilers.LastWords(checked.Text), nil
 	case checked.Outcome != compilers.Passed:
 		return notKnownAlone + "it cannot be tested on this machine", nil
-	case checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel != "disable_all":
+	case checked.GraphOptimizationLevel == "disable_all" &&
+		b.GraphOptimizationLevel != "disable_all":
 		return "a single model of this group loads only without graph optimization", nil
 	}
 	return "", nil
@@ -282,8 +293,10 @@ func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt, one *Cand
 // Unpacking is the phase of a request that waits for the unpacked form of a packed build.
 const Unpacking = "unpacking"
 
-// Lease takes a lease on the build's view, after every file of it was compared with what was verified.
-func Lease(ctx context.Context, st *store.Store, b *index.Build, phase func(string)) (*request.Answer, error) {
+// Lease takes a lease on the build's view, after every file of it was compared with what was
+// verified.
+func Lease(ctx context.Context, st *store.Store, b *index.Build,
+	phase func(string)) (*request.Answer, error) {
 	done, err := st.BeginServing(b.ID)
 	if err != nil {
 		return nil, err
@@ -310,11 +323,13 @@ func Leased(b *index.Build, v *views.View) (*request.Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &request.Answer{Build: b, View: f, Path: v.Path(), Graph: v.GraphPath(), LeasedView: v}, nil
+	return &request.Answer{Build: b, View: f, Path: v.Path(), Graph: v.GraphPath(), LeasedView: v},
+		nil
 }
 
 // View returns the build's view, and reports progress to the request that waits for it.
-func View(ctx context.Context, st *store.Store, b *index.Build, phase func(string)) (*views.View, error) {
+func View(ctx context.Context, st *store.Store, b *index.Build,
+	phase func(string)) (*views.View, error) {
 	return st.View(ctx, b, store.Phases{Phase: phase, Unpacked: unpackProgress(ctx)})
 }
 
@@ -334,5 +349,7 @@ func unpackProgress(ctx context.Context) func(done, total int64) {
 	if t == nil {
 		return nil
 	}
-	return func(done, total int64) { t.Report(request.Progress{Phase: Unpacking, Done: done, Total: total}) }
+	return func(done, total int64) {
+		t.Report(request.Progress{Phase: Unpacking, Done: done, Total: total})
+	}
 }

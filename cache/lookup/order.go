@@ -22,10 +22,11 @@ import (
 type Candidate struct {
 	Build     *index.Build
 	Judgement judge.Judgement // how it suits the runtime
-	Together  bool            // it is a group's, and refused only for the request of one model alone
-	Refused   string          // why it is not served, "" if it may be
-	withheld  bool            // whatever the runtime: it was not judged
-	notTried  error           // why it could not be judged; nil: it was
+	// it is a group's, and refused only for the request of one model alone
+	Together bool
+	Refused  string // why it is not served, "" if it may be
+	withheld bool   // whatever the runtime: it was not judged
+	notTried error  // why it could not be judged; nil: it was
 }
 
 // Builds are builds in the order in which they are read.
@@ -54,10 +55,12 @@ func (l *Lookup) StoredBuilds(p *request.Plan, scopes []string) Builds {
 	}
 }
 
-// inOrder is the one order in which builds are considered, both by a look-up and by its explanation:
-// those of the plan's own build key as they come, with those that are barred among them, then the
-// others by how they suit the runtime. These are judged last, so that a hit does not wait for that.
-func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds Builds) iter.Seq2[Candidate, error] {
+// inOrder is the one order in which builds are considered, both by a look-up and by its
+// explanation: those of the plan's own build key as they come, with those that are barred among
+// them, then the others by how they suit the runtime. These are judged last, so that a hit does not
+// wait for that.
+func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt,
+	builds Builds) iter.Seq2[Candidate, error] {
 	return func(yield func(Candidate, error) bool) {
 		offer := func(one Candidate) bool {
 			if one.Refused == "" {
@@ -110,7 +113,8 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds Builds
 }
 
 // Ranked returns the builds in the order in which a look-up considers them.
-func (l *Lookup) Ranked(ctx context.Context, at *request.Attempt, builds Builds) (out []Candidate, err error) {
+func (l *Lookup) Ranked(ctx context.Context, at *request.Attempt, builds Builds) (out []Candidate,
+	err error) {
 	for one, err := range l.inOrder(ctx, at.WithPhase(func(string) {}), builds) {
 		if err != nil {
 			return nil, err
@@ -155,7 +159,8 @@ func (l *Lookup) whyRefused(at *request.Attempt, j judge.Judgement) string {
 	case j.Verdict == compilers.Optimal:
 	case j.Verdict == compilers.PreferRecompilation && at.OnlyOptimal:
 		return "refused by session.fail_on_suboptimal_compiled_model: " + j.Reason
-	case j.Verdict == compilers.PreferRecompilation && policy.PreferRecompilation != request.PolicyRefuse:
+	case j.Verdict == compilers.PreferRecompilation &&
+		policy.PreferRecompilation != request.PolicyRefuse:
 	case j.Verdict == compilers.Unknown && policy.Unknown == request.PolicyServe:
 	case j.Verdict == compilers.PreferRecompilation:
 		return "refused by policy: " + j.Reason
@@ -167,7 +172,8 @@ func (l *Lookup) whyRefused(at *request.Attempt, j judge.Judgement) string {
 
 // WhyWithheld returns why a build is not served to this caller, whatever its runtime; "" if it is.
 func (l *Lookup) WhyWithheld(at *request.Attempt, b *index.Build) string {
-	state, doubt := l.o.Store.Index().Journal.StateOf(b.ID), l.o.Reports.WhyWithheld(b.ID, at.Peer.UID)
+	state, doubt := l.o.Store.Index().Journal.StateOf(b.ID),
+		l.o.Reports.WhyWithheld(b.ID, at.Peer.UID)
 	switch {
 	case at.AsMember && !l.o.Rights.MaySee(at.Peer, b.ID, b.Scope):
 		return "it has models that this user has not requested"

@@ -160,9 +160,11 @@ func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Pl
 	p.OnOwnModel = true
 	key := pl.Runtimes.Key("fingerprint", at.Content, p.RequestKey[:])
 	onModel := func(ctx context.Context, model string) (runtimes.FingerprintResult, error) {
-		return pl.Runtimes.MakeFingerprints(ctx, at.Content, p.EPs, FingerprintJob(p.Canonical, model))
+		return pl.Runtimes.MakeFingerprints(ctx, at.Content, p.EPs,
+			FingerprintJob(p.Canonical, model))
 	}
-	made, err := workspace.Remember(ctx, pl.Workspaces, at.Request, key, runtimes.FingerprintResult.IsFinal,
+	made, err := workspace.Remember(ctx, pl.Workspaces, at.Request, key,
+		runtimes.FingerprintResult.IsFinal,
 		workspace.WithCopy(pl.Workspaces, p.Canonical, onModel))
 	p.Marks, err = made.For(p.EPs, err)
 	return err
@@ -196,7 +198,8 @@ func givenUpError(ctx context.Context, model string, err error) error {
 }
 
 // WithIdentity is the attempt with the identity of every model of the request.
-func (pl *Planner) WithIdentity(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+func (pl *Planner) WithIdentity(ctx context.Context,
+	at *request.Attempt) (*request.Attempt, error) {
 	why, err := pl.TooLarge(at.Request)
 	if err != nil {
 		return nil, err
@@ -211,7 +214,8 @@ func (pl *Planner) WithIdentity(ctx context.Context, at *request.Attempt) (*requ
 // PlanForeign thinks a request through for libraries that are not run here.
 func (pl *Planner) PlanForeign(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	if len(at.Runtime.ORTVersion) > request.MaxVersion {
-		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version",
+		return nil, apierr.New(apierr.BadRequest, nil,
+			"ONNX Runtime's version %.40q...: not a version",
 			at.Runtime.ORTVersion)
 	}
 	p := &request.Plan{Outside: true, Libraries: make(map[string]cas.Stamp)}
@@ -242,7 +246,8 @@ func (pl *Planner) PlanForeign(ctx context.Context, at *request.Attempt) (*reque
 		}
 		p.EPs, p.Facts = append(p.EPs, one), append(p.Facts, facts)
 	}
-	p.BuildKey = identity.ForeignBuildKey(p.RequestKey, p.Facts, p.Canonical.Route, at.Runtime.ORTVersion,
+	p.BuildKey = identity.ForeignBuildKey(p.RequestKey, p.Facts, p.Canonical.Route,
+		at.Runtime.ORTVersion,
 		pl.Runtimes.Machine().ID())
 	return p, nil
 }

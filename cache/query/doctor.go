@@ -93,7 +93,8 @@ func (d *Doctor) adviseRemotes() (out []Advice) {
 	for _, r := range d.q.options.Remotes() {
 		subject, before := "remote "+r.Name, len(out)
 		if r.BreakerSeconds > 0 {
-			out = append(out, warning(subject, "it fails, and models are compiled without it: %s", r.LastError).
+			out = append(out, warning(subject, "it fails, and models are compiled without it: %s",
+				r.LastError).
 				hint("epcachectl remote check %s", r.Name))
 		} else if r.Denied > 0 {
 			out = append(out, warning(subject, "it refused %d calls: %s", r.Denied, r.LastError).
@@ -104,7 +105,8 @@ func (d *Doctor) adviseRemotes() (out []Advice) {
 				hint("when it is mended: epcachectl push MODEL --remote %s", r.Name))
 		}
 		if len(out) == before {
-			out = append(out, fine(subject, "%d builds fetched, %d published", r.Fetched, r.Published))
+			out = append(out, fine(subject, "%d builds fetched, %d published", r.Fetched,
+				r.Published))
 		}
 	}
 	return out
@@ -144,9 +146,11 @@ func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advi
 	for _, ep := range facts.Facts.EPs {
 		wrong := facts.MarkErrors[ep.Name]
 		if wrong == nil && len(ep.Devices) > 0 {
-			wrong = d.q.options.Try(ctx, rt, &facts, ep.Name) // an earlier result may not hold in this process
+			// an earlier result may not hold in this process
+			wrong = d.q.options.Try(ctx, rt, &facts, ep.Name)
 		}
-		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, wrong, facts.Marks[ep.Name]))
+		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, wrong,
+			facts.Marks[ep.Name]))
 	}
 	if s, err := fileSystemOf(facts.Spec.ORTLibrary); err == nil && !s.timesHold {
 		out = append(out, warning(subject, "it is on %s, where file times do not change with "+
@@ -165,7 +169,8 @@ func adviseUnusable(subject string, cause error) Advice {
 	return problem(subject, "it cannot be used: %v", cause).withCause(cause, hint)
 }
 
-func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark compilers.Fingerprint) Advice {
+func adviseEP(subject, ort string, ep compilers.EPProbe, markError error,
+	mark compilers.Fingerprint) Advice {
 	subject += " " + ep.Name
 	cause := markError
 	if ep.Error != "" {
@@ -173,7 +178,8 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark c
 	}
 	switch {
 	case ep.Error == "" && len(ep.Devices) == 0:
-		return problem(subject, "it loads, and lists no device on this machine%s", whyNoDevice(ep.Name, runtimes.ProcessorVendor())).
+		return problem(subject, "it loads, and lists no device on this machine%s",
+			whyNoDevice(ep.Name, runtimes.ProcessorVendor())).
 			hint("it cannot compile here; for a GPU or NPU, install its driver and let the " +
 				"daemon's user open its device")
 	case cause == nil:
@@ -194,7 +200,8 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark c
 	if ep.Error == "" {
 		what = "it loads, but even a model of one node does not compile and load"
 	}
-	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, compilers.LastWords(cause.Error()))
+	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort,
+		compilers.LastWords(cause.Error()))
 	return a.withCause(cause, "its library may not fit this ONNX Runtime, or a library that it "+
 		"needs is missing; epcachectl probe --refresh tries again")
 }
@@ -237,16 +244,21 @@ var causes = []cause{
 	{nil, "Disk quota exceeded", inC, fullQuota},
 	{nil, "Experimental function", "ONNX Runtime 1.31.1", "it needs functions that later ONNX " +
 		"Runtimes do not have: OpenVINO's 1.7.0 and 1.8.0 need ONNX Runtime 1.24.4 to 1.28.0; " +
-		"install such a version beside it, or a later execution provider (1.8.1 works with 1.31.1)"},
+		"install such a version beside it, or a later execution provider (1.8.1 works with " +
+		"1.31.1)"},
 	{nil, "API version", "ONNX Runtime 1.22.0", "ONNX Runtime is too old for this execution " +
 		"provider: install a later onnxruntime beside it"},
 	{identity.ErrNoLibrary, "", "", "a library beside it is missing: install the whole package"},
 	{nil, "cannot open shared object file", loader, "a library that it needs is missing: " +
 		"install the whole package, and what its vendor requires"},
-	{nil, "version `GLIBC", loader, "it was built for a later system than this one: install a release made for this distribution"},
+	{nil, "version `GLIBC", loader,
+		"it was built for a later system than this one: install a release made for this " +
+			"distribution"},
 	{nil, "failed to map segment", loader, "it is on a file system mounted noexec: move the " +
 		"runtime"},
-	{nil, "cannot allocate memory in static TLS", loader, "too many large libraries are loaded into the worker: see LD_PRELOAD in the daemon's environment"},
+	{nil, "cannot allocate memory in static TLS", loader,
+		"too many large libraries are loaded into the worker: see LD_PRELOAD in the daemon's " +
+			"environment"},
 	{compilers.ErrStart, "", "", "put the worker program epcached-ort beside epcached, of the " +
 		"same version, executable by the workers' user"},
 	{fs.ErrPermission, fs.ErrPermission.Error(), inGo, unreadable},
@@ -263,7 +275,8 @@ var causes = []cause{
 func (a Advice) withCause(err error, otherwise string) Advice {
 	a.Hint = otherwise
 	for _, c := range causes {
-		if c.err != nil && errors.Is(err, c.err) || c.text != "" && strings.Contains(err.Error(), c.text) {
+		if c.err != nil && errors.Is(err, c.err) || c.text != "" &&
+			strings.Contains(err.Error(), c.text) {
 			a.Hint = c.hint
 			break
 		}
@@ -305,7 +318,8 @@ func (d *Doctor) adviseIndex() []Advice {
 	}
 	for i, f := range problems {
 		if i == maxFindings {
-			out = append(out, problem(subject, "and %d more", len(problems)-i).hint("epcachectl check --deep lists them all"))
+			out = append(out, problem(subject, "and %d more", len(problems)-i).
+				hint("epcachectl check --deep lists them all"))
 			break
 		}
 		a := problem(subject, "%s %s: %s", f.Kind, f.Object, f.Detail).
@@ -336,11 +350,13 @@ func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
 	}
 	space, err := d.q.index.Space()
 	if err != nil {
-		return []Advice{problem("builds", "they cannot be counted: %v", err).hint("epcachectl check --deep")}
+		return []Advice{problem("builds", "they cannot be counted: %v", err).
+			hint("epcachectl check --deep")}
 	}
 	states := make(map[string]int)
 	served := int(space.Builds)
-	for _, id := range d.q.index.Journal.NotServed() { // few: a record of each build would take seconds to read
+	// few: a record of each build would take seconds to read
+	for _, id := range d.q.index.Journal.NotServed() {
 		if _, err := d.q.index.Get(id); err == nil && ctx.Err() == nil {
 			states[d.q.index.Journal.StateOf(id).Name]++
 			served--
@@ -353,7 +369,8 @@ func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
 				"and the rights of %s", d.q.options.Dir))
 	}
 	if n := states[index.Withheld]; n > 0 {
-		out = append(out, warning("builds", "%d not served, because withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
+		out = append(out, warning("builds", "%d not served, because withheld", n).
+			hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
 	}
 	if p := d.q.store.ScrubState().Result(); p.Damaged > 0 {
 		out = append(out, warning("builds", "stored files verified in the background: "+

@@ -89,7 +89,8 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 		out = append(out, problem(subject, "no inodes are left for %s", dir).hint("a directory "+
 			"on that file system has very many small files: df -i"))
 	case s.freeInodes < lowInodes && s.freeInodes < s.inodes/20:
-		out = append(out, warning(subject, "%d inodes are left for %s", s.freeInodes, dir).hint("df -i"))
+		out = append(out, warning(subject, "%d inodes are left for %s", s.freeInodes, dir).
+			hint("df -i"))
 	}
 	switch {
 	case s.network:
@@ -106,7 +107,8 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 			hint("models on ext4, XFS, btrfs or f2fs are hashed once"))
 	}
 	if len(out) == 0 {
-		out = append(out, fine(subject, "%s are free on %s for %s", bytesize.Text(s.free), s.kind, dir))
+		out = append(out, fine(subject, "%s are free on %s for %s", bytesize.Text(s.free),
+			s.kind, dir))
 	}
 	return out
 }
@@ -192,8 +194,10 @@ func (d *Doctor) StateAdvice() []Advice {
 }
 
 var fileSystems = map[int64]string{
-	0xef53: "ext4", 0x58465342: "XFS", 0x9123683e: "btrfs", 0xf2f52010: "f2fs", 0x01021994: "tmpfs", 0x858458f6: "ramfs",
-	0x794c7630: "overlay", 0x6969: "NFS", 0xff534d42: "CIFS", 0xfe534d42: "SMB", 0x65735546: "FUSE", 0x01021997: "9p",
+	0xef53: "ext4", 0x58465342: "XFS", 0x9123683e: "btrfs", 0xf2f52010: "f2fs", 0x01021994: "tmpfs",
+	0x858458f6: "ramfs",
+	0x794c7630: "overlay", 0x6969: "NFS", 0xff534d42: "CIFS", 0xfe534d42: "SMB", 0x65735546: "FUSE",
+	0x01021997: "9p",
 	0x00c36400: "Ceph", 0x2fc12fc1: "ZFS", 0xe0f5e1e2: "erofs", 0x73717368: "squashfs",
 }
 
@@ -206,7 +210,8 @@ func fileSystemOf(path string) (fileSystem, error) {
 	if !ok {
 		kind = fmt.Sprintf("a file system of type %#x", st.Type)
 	}
-	s := fileSystem{kind: kind, free: int64(st.Bavail) * st.Bsize, size: int64(st.Blocks) * st.Bsize, freeInodes: st.Ffree, inodes: st.Files,
+	s := fileSystem{kind: kind, free: int64(st.Bavail) * st.Bsize,
+		size: int64(st.Blocks) * st.Bsize, freeInodes: st.Ffree, inodes: st.Files,
 		readOnly: st.Flags&unix.ST_RDONLY != 0, timesHold: filestamp.ReliableTimes(int64(st.Type))}
 	switch kind {
 	case "NFS", "CIFS", "SMB", "9p", "Ceph":
@@ -232,16 +237,20 @@ func sysctl(name string) string {
 
 const thrashSpan = 7 * 24 * time.Hour
 
-// Thrashing counts the builds that were evicted for the budget lately and compiled again. Builds that
-// were removed by request, or for another bound, would not be kept by a larger budget.
+// Thrashing counts the builds that were evicted for the budget lately and compiled again. Builds
+// that were removed by request, or for another bound, would not be kept by a larger budget.
 func (d *Doctor) Thrashing() evict.Thrashing {
 	since := d.q.options.Now().Add(-thrashSpan)
-	return evict.FindThrashing(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), d.madeSince)
+	return evict.FindThrashing(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool {
+		return g.ForBudget && g.At.After(since)
+	}), d.madeSince)
 }
 
 func (d *Doctor) madeSince(g *index.Tombstone) bool {
 	builds, err := d.q.index.Lookup(g.RequestKey, g.Scope)
-	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
+	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool {
+		return b.Created.After(g.At)
+	})
 }
 
 // SpaceAdvice warns administrators of too small a budget, and of unkept results.
@@ -256,7 +265,9 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	}
 	var out []Advice
 	if t := d.Thrashing(); t.IsSignificant() {
-		out = append(out, warning(subject, "of %d entries that were evicted in the last 7 days %d were compiled again, for %.1f s", t.Evicted, t.Back, t.Seconds).
+		out = append(out, warning(subject,
+			"of %d entries that were evicted in the last 7 days %d were compiled again, for %.1f s",
+			t.Evicted, t.Back, t.Seconds).
 			hint("the budget is too small: %s would have kept them; see budget in [space]",
 				bytesize.Text(r.BudgetBytes+t.Bytes)))
 	}
@@ -307,12 +318,14 @@ func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 		}
 	}
 	slices.SortFunc(worst, func(a, b *lost) int {
-		return cmp.Or(cmp.Compare(b.times, a.times), b.last.At.Compare(a.last.At), strings.Compare(a.last.RequestKey.String(), b.last.RequestKey.String()))
+		return cmp.Or(cmp.Compare(b.times, a.times), b.last.At.Compare(a.last.At),
+			strings.Compare(a.last.RequestKey.String(), b.last.RequestKey.String()))
 	})
 	var out []Advice
 	for i, l := range worst {
 		if i == maxFindings {
-			out = append(out, warning(subject, "and %d more", len(worst)-i).hint("epcachectl events shows them: %q", event.Unkept))
+			out = append(out, warning(subject, "and %d more", len(worst)-i).
+				hint("epcachectl events shows them: %q", event.Unkept))
 			break
 		}
 		often := "once"
@@ -351,10 +364,15 @@ func (d *Doctor) adviseLayers() (out []Advice) {
 		switch {
 		case l.Err != nil:
 			out = append(out, problem(subject, "%s is not used: %v", l.Path, l.Err).
-				hint("mount it, or correct [[layer]] in the configuration; until then models are compiled"))
+				hint(
+					"mount it, or correct [[layer]] in the configuration; until then models are "+
+						"compiled"))
 		case len(l.Refused) > 0:
-			out = append(out, problem(subject, "%s: %d builds are not used: %s", l.Path, len(l.Refused), l.Refused[0]).
-				hint("make the layer again: epcachectl export --layer; its key has to be one that is trusted"))
+			out = append(out, problem(subject, "%s: %d builds are not used: %s", l.Path,
+				len(l.Refused), l.Refused[0]).
+				hint(
+					"make the layer again: epcachectl export --layer; its key has to be one that "+
+						"is trusted"))
 		default:
 			out = append(out, fine(subject, "%s has %d builds", l.Path, l.Builds))
 		}
@@ -413,8 +431,9 @@ func (d *Doctor) adviseSources(ctx context.Context, p rights.Peer) []Advice {
 	changeable := false
 	for _, one := range s.Why {
 		why = append(why, fmt.Sprintf("%d: %s", one.Builds, one.Text))
-		changeable = changeable || slices.Contains([]string{index.WhyPrivate, index.WhyClosed, index.WhySwitchedOff},
-			one.Text)
+		changeable = changeable ||
+			slices.Contains([]string{index.WhyPrivate, index.WhyClosed, index.WhySwitchedOff},
+				one.Text)
 	}
 	a := fine("rebuilds",
 		"%d of %d builds cannot be recompiled in the background, only by a request: %s",

@@ -55,7 +55,8 @@ func TestDoctorKnowsCauses(t *testing.T) {
 			"does not load", "too old"},
 		{"a missing library",
 			compilers.EPProbe{Name: "QNNExecutionProvider",
-				Error: "libQnnSystem.so: cannot open shared object file: No such file or directory"}, nil, "does not load", "is missing"},
+				Error: "libQnnSystem.so: cannot open shared object file: No such file or " +
+					"directory"}, nil, "does not load", "is missing"},
 		{"half a package", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
 			half, "one node", "whole package"},
 		{"noexec",

@@ -42,7 +42,8 @@ type explainSlots struct {
 const maxExplaining = 4
 
 // enter waits until the owner may have another explanation made. leave ends it.
-func (e *explainSlots) enter(ctx context.Context, owner uint32, name string) (leave func(), err error) {
+func (e *explainSlots) enter(ctx context.Context, owner uint32, name string) (leave func(),
+	err error) {
 	unlock, err := e.users.Lock(ctx, owner)
 	if err != nil {
 		return nil, apierr.FromContext(ctx, "model %q", name)
@@ -65,9 +66,12 @@ type ExplainRequest struct {
 	Runtime string // its name
 	Outside bool   // it is for libraries that are not run here: nothing is compiled or converted
 
-	Order     func(context.Context) ([]Candidate, error) // the builds that the look-up considers, in order
-	Failed    func() *failure.Failure                    // the remembered failure of its compile; nil: none
-	OtherForm func(context.Context) (string, error)      // how a build of the other form would be used; "": there is none
+	// the builds that the look-up considers, in order
+	Order func(context.Context) ([]Candidate, error)
+	// the remembered failure of its compile; nil: none
+	Failed func() *failure.Failure
+	// how a build of the other form would be used; "": there is none
+	OtherForm func(context.Context) (string, error)
 }
 
 // Candidate is a build that a look-up considers.
@@ -229,7 +233,8 @@ func (n *neighbour) compare(other *neighbour) int {
 // addNeighbours adds the entries nearest to the request among those that the peer may see: of the
 // same model the ones with the fewest fields of the request different, then those of another model
 // with the same name, because the application's file may have been changed.
-func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *ExplainRequest) error {
+func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation,
+	of *ExplainRequest) error {
 	asked, err := identity.ParseFields(of.Record)
 	if err != nil {
 		return apierr.New(apierr.Internal, err, "model %q", of.Name)
@@ -259,7 +264,8 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 		}
 		record, err := identity.ParseFields(b.RecordJSON)
 		if err != nil {
-			return nil // of a build that a later epcached made, perhaps: no neighbour that could be explained
+			// of a build that a later epcached made, perhaps: no neighbour that could be explained
+			return nil
 		}
 		n := &neighbour{build: &b, distance: asked.CountDifferences(record)}
 		if other {
@@ -276,9 +282,10 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 		if err != nil {
 			return Error(ctx, err)
 		}
-		out.Neighbours = append(out.Neighbours, &wire.Neighbour{RequestKey: n.build.RequestKey.String(),
-			ModelName: n.build.ModelName, Builds: builds[n.build.RequestKey],
-			Differences: differencesReply(asked.Differences(record))})
+		out.Neighbours = append(out.Neighbours,
+			&wire.Neighbour{RequestKey: n.build.RequestKey.String(),
+				ModelName: n.build.ModelName, Builds: builds[n.build.RequestKey],
+				Differences: differencesReply(asked.Differences(record))})
 	}
 	return nil
 }
@@ -409,16 +416,20 @@ func oneEntry(name string, builds []index.Build) error {
 			"%s", strings.Join(list, ", "), more, name)
 }
 
-func (q *Queries) whyRemoved(p rights.Peer, name string, notFound error) (*wire.Explanation, error) {
-	// A crash may come between a tombstone and the event of the removal, and events are dropped earlier.
+func (q *Queries) whyRemoved(p rights.Peer, name string,
+	notFound error) (*wire.Explanation, error) {
+	// A crash may come between a tombstone and the event of the removal, and events are dropped
+	// earlier.
 	stone := q.tombstoneOf(p, name)
-	if stone != nil && !meansEvent(name, eventOf(stone)) { // a model's digest, which events do not have
+	// a model's digest, which events do not have
+	if stone != nil && !meansEvent(name, eventOf(stone)) {
 		name = stone.RequestKey.String()
 	}
 	events := q.index.Journal.Events(time.Time{})
 	for i := len(events) - 1; i >= 0; i-- {
 		e := &events[i]
-		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, e) || !q.rights.MaySeeEvent(p, e) {
+		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, e) ||
+			!q.rights.MaySeeEvent(p, e) {
 			continue
 		}
 		if stone != nil && e.At.Before(stone.At) {
@@ -445,12 +456,13 @@ func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	var last *index.Event
 	told := make(map[index.BuildID]bool)
 	for i := range all {
-		if e := &all[i]; (e.Kind == event.Retracted || e.Kind == event.Unkept) && q.rights.MaySeeEvent(p, e) {
+		if e := &all[i]; (e.Kind == event.Retracted || e.Kind == event.Unkept) &&
+			q.rights.MaySeeEvent(p, e) {
 			last, told[e.BuildID] = e, true
 		}
 	}
-	// A tombstone says when and why its build was evicted. A crash may come between the tombstone and
-	// the event, and events are dropped earlier.
+	// A tombstone says when and why its build was evicted. A crash may come between the tombstone
+	// and the event, and events are dropped earlier.
 	stones := q.index.Journal.Tombstones(func(t *index.Tombstone) bool {
 		return t.RequestKey == key && (!told[t.BuildID] || t.BuildID == last.BuildID) &&
 			q.rights.MaySeeEvent(p, eventOf(t))
@@ -488,7 +500,8 @@ func (q *Queries) tombstoneOf(p rights.Peer, name string) *index.Tombstone {
 }
 
 func eventOf(t *index.Tombstone) *index.Event {
-	return &index.Event{At: t.At, RequestKey: t.RequestKey, BuildID: t.BuildID, BuildKey: t.BuildKey,
+	return &index.Event{At: t.At, RequestKey: t.RequestKey, BuildID: t.BuildID,
+		BuildKey:  t.BuildKey,
 		ModelName: t.ModelName, Scope: t.Scope}
 }
 

@@ -18,12 +18,15 @@ import (
 
 // Export returns what is known of one build, as far as it travels, and a lease on its view. A
 // private build leaves the machine only by its owner's wish: not by an administrator's.
-func (q *Queries) Export(ctx context.Context, p rights.Peer, name string) (*wire.ExportReply, *os.File, error) {
+func (q *Queries) Export(ctx context.Context, p rights.Peer, name string) (*wire.ExportReply,
+	*os.File, error) {
 	builds, err := q.Find(ctx, p, []string{name})
 	if err != nil {
 		return nil, nil, err
 	}
-	slices.SortStableFunc(builds, func(a, b index.Build) int { return b.Created.Compare(a.Created) })
+	slices.SortStableFunc(builds, func(a, b index.Build) int {
+		return b.Created.Compare(a.Created)
+	})
 	why := error(nil)
 	for i := range builds {
 		if why = q.mayExport(p, &builds[i]); why == nil {
@@ -34,7 +37,8 @@ func (q *Queries) Export(ctx context.Context, p rights.Peer, name string) (*wire
 }
 
 // ExportShared is Export of a build for all users.
-func (q *Queries) ExportShared(ctx context.Context, b *index.Build) (*wire.ExportReply, *os.File, error) {
+func (q *Queries) ExportShared(ctx context.Context, b *index.Build) (*wire.ExportReply,
+	*os.File, error) {
 	if err := q.mayExport(rights.Peer{UID: q.options.UID}, b); err != nil {
 		return nil, nil, err
 	}
@@ -43,7 +47,8 @@ func (q *Queries) ExportShared(ctx context.Context, b *index.Build) (*wire.Expor
 
 func (q *Queries) mayExport(p rights.Peer, b *index.Build) error {
 	refused := func(class apierr.Class, text string, args ...any) error {
-		return apierr.New(class, nil, "build %.16s of model %q: "+text, append([]any{b.BuildKey, b.ModelName}, args...)...)
+		return apierr.New(class, nil, "build %.16s of model %q: "+text,
+			append([]any{b.BuildKey, b.ModelName}, args...)...)
 	}
 	state := q.index.Journal.StateOf(b.ID)
 	switch {
@@ -55,7 +60,8 @@ func (q *Queries) mayExport(p rights.Peer, b *index.Build) error {
 		return refused(apierr.BadRequest, "it was compiled with libraries of an application, "+
 			"so that no request on another machine would find it")
 	case len(b.Files) > portable.MaxFiles:
-		return refused(apierr.BadRequest, "it has %d files, more than %d", len(b.Files), portable.MaxFiles)
+		return refused(apierr.BadRequest, "it has %d files, more than %d", len(b.Files),
+			portable.MaxFiles)
 	}
 	return nil
 }
@@ -67,12 +73,14 @@ func (q *Queries) export(ctx context.Context, b *index.Build) (*wire.ExportReply
 	}
 	a, err := lookup.Lease(ctx, q.store, b, func(string) {})
 	if err != nil {
-		return nil, nil, apierr.New(apierr.Unavailable, err, "build %.16s of model %q", b.BuildKey, b.ModelName)
+		return nil, nil, apierr.New(apierr.Unavailable, err, "build %.16s of model %q", b.BuildKey,
+			b.ModelName)
 	}
 	reply := &wire.ExportReply{Config: config, Graph: a.Graph, ModelName: wire.Clip(b.ModelName),
 		CreatedMs: wire.Milliseconds(b.Compiled()), CompileSeconds: b.CompileSeconds}
 	for _, f := range b.Files {
-		reply.Files = append(reply.Files, &wire.File{Name: f.Name, Size: f.Size, Digest: f.Digest.String()})
+		reply.Files = append(reply.Files,
+			&wire.File{Name: f.Name, Size: f.Size, Digest: f.Digest.String()})
 	}
 	for i := range b.EPs {
 		if compilers.IsMachineClass(b.EPs[i].HardwareArchitecture) {
@@ -84,8 +92,9 @@ func (q *Queries) export(ctx context.Context, b *index.Build) (*wire.ExportReply
 
 // portableConfig is what of a build's manifest travels.
 func portableConfig(b *index.Build) *portable.Config {
-	c := &portable.Config{BuildKey: portable.Hash(b.BuildKey), ModelDigest: portable.Hash(b.ModelDigest),
-		Record: b.Record, ORTVersion: b.ORTVersion, Route: b.Route, Graph: b.Graph,
+	c := &portable.Config{BuildKey: portable.Hash(b.BuildKey),
+		ModelDigest: portable.Hash(b.ModelDigest),
+		Record:      b.Record, ORTVersion: b.ORTVersion, Route: b.Route, Graph: b.Graph,
 		Level: b.GraphOptimizationLevel, IRVersion: b.IRVersion, Embed: b.Embed}
 	for _, ep := range b.EPs {
 		c.EPs = append(c.EPs, portable.EP{Name: ep.Name, Version: ep.Version,

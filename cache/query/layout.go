@@ -25,7 +25,9 @@ type Layout struct {
 	More      uint64 // files that are left out, since there are larger ones
 	MoreBytes int64
 
-	Holders map[cas.Digest]*wire.Sharer // with tensors: a build for each holder that has it as a file; not there for one that only recipes need
+	// with tensors: a build for each holder that has it as a file; not there for one that only
+	// recipes need
+	Holders map[cas.Digest]*wire.Sharer
 }
 
 // FileLayout is one file of one build.
@@ -61,11 +63,12 @@ const (
 	minFileSize    = 64 << 10 // smaller files, graphs mostly, are no part of a picture
 )
 
-// Layout lays out the files of the builds that the names mean, or without names of all that the peer
-// may see: the largest, most of them at most. With tensors it also names the tensors in them, and the
-// files that share these. A file that shares bytes and is not packed is compared, which takes as long
-// as reading it.
-func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, most int, tensors bool) (*Layout, error) {
+// Layout lays out the files of the builds that the names mean, or without names of all that the
+// peer may see: the largest, most of them at most. With tensors it also names the tensors in them,
+// and the files that share these. A file that shares bytes and is not packed is compared, which
+// takes as long as reading it.
+func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, most int,
+	tensors bool) (*Layout, error) {
 	if most <= 0 || most > maxFiles {
 		most = maxFiles
 	}
@@ -146,7 +149,9 @@ func (q *Queries) nameHolders(p rights.Peer, l *Layout) error {
 				if err != nil || !q.rights.MaySee(p, b.ID, b.Scope) {
 					continue // removed meanwhile, or not visible to the peer
 				}
-				if at := slices.IndexFunc(b.Files, func(f index.File) bool { return f.Digest == t.Holder }); at >= 0 {
+				if at := slices.IndexFunc(b.Files, func(f index.File) bool {
+					return f.Digest == t.Holder
+				}); at >= 0 {
 					l.Holders[t.Holder] = sharer(&b, at)
 					break
 				}
@@ -193,7 +198,8 @@ func (l *Layout) countShared() {
 		}
 		shared := taken[f.Digest]
 		for _, p := range f.Pieces {
-			if p.Holder != f.Digest { // which others may take from this one as well, and it counts once
+			// which others may take from this one as well, and it counts once
+			if p.Holder != f.Digest {
 				shared = append(shared, Piece{Length: p.Length, Holder: f.Digest, From: p.At})
 			}
 		}
@@ -204,7 +210,8 @@ func (l *Layout) countShared() {
 }
 
 // eachForLayout is EachNamed, or calls fn with all builds that the peer may see.
-func (q *Queries) eachForLayout(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
+func (q *Queries) eachForLayout(ctx context.Context, p rights.Peer, names []string,
+	fn func(*index.Build) error) error {
 	if len(names) > 0 {
 		return q.EachNamed(ctx, p, names, func(b *index.Build) error {
 			if b.Layer != "" {
@@ -235,17 +242,20 @@ func FirstEP(b *index.Build) string {
 
 // sharedBytes finds out which blobs have bytes of which others, each once.
 type sharedBytes struct {
-	q          *Queries
-	dependents map[cas.Digest][]cas.Digest // the blobs that are packed, or could be, by the blobs that they take from
-	buildsOf   map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
-	wholeAt    map[cas.Digest][]dedupe.Extent
-	pieces     map[cas.Digest][]Piece
-	cached     int // pieces in all of them
-	named      int // named ranges
+	q *Queries
+	// the blobs that are packed, or could be, by the blobs that they take from
+	dependents map[cas.Digest][]cas.Digest
+	// of literals that are blobs of their own: the packed blob that they were left of
+	buildsOf map[cas.Digest]cas.Digest
+	wholeAt  map[cas.Digest][]dedupe.Extent
+	pieces   map[cas.Digest][]Piece
+	cached   int // pieces in all of them
+	named    int // named ranges
 }
 
 func (q *Queries) newSharedBytes(ctx context.Context) (*sharedBytes, error) {
-	k := &sharedBytes{q: q, dependents: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece),
+	k := &sharedBytes{q: q, dependents: make(map[cas.Digest][]cas.Digest),
+		pieces:   make(map[cas.Digest][]Piece),
 		buildsOf: make(map[cas.Digest]cas.Digest), wholeAt: make(map[cas.Digest][]dedupe.Extent)}
 	err := q.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		for i, from := range p.Containers {
@@ -283,11 +293,14 @@ func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([
 	case extents != nil:
 		pieces = make([]Piece, 0, len(extents))
 		for _, e := range extents {
-			if e.Container == own || e.Period > 0 { // in no other blob, or a run such as zeros, which is not worth telling
+			// in no other blob, or a run such as zeros, which is not worth telling
+			if e.Container == own || e.Period > 0 {
 				pieces = append(pieces, Piece{At: e.At, Length: e.Length, Holder: d, From: e.At})
 				continue
 			}
-			pieces = k.appendPiece(pieces, Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest, From: e.From})
+			pieces = k.appendPiece(pieces,
+				Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest,
+					From: e.From})
 		}
 	}
 	pieces = mergePieces(pieces, finePieces)
@@ -308,7 +321,8 @@ func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
 	}
 	stands, known := k.wholeAt[d]
 	if !known {
-		if r, err := k.q.forms.Recipes.Get(d); err == nil { // else it was removed meanwhile, or check reports it
+		// else it was removed meanwhile, or check reports it
+		if r, err := k.q.forms.Recipes.Get(d); err == nil {
 			stands = literalsOf(r)
 		}
 		k.wholeAt[d] = stands
@@ -318,7 +332,8 @@ func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
 			break // nothing of the blob: told as it is
 		}
 		if n := min(p.Length, e.From+e.Length-p.From); n > 0 {
-			pieces = append(pieces, Piece{At: p.At, Length: n, Holder: d, From: e.At + p.From - e.From})
+			pieces = append(pieces, Piece{At: p.At, Length: n, Holder: d,
+				From: e.At + p.From - e.From})
 			p = Piece{At: p.At + n, Length: p.Length - n, Holder: p.Holder, From: p.From + n}
 		}
 		if p.Length == 0 {
@@ -339,7 +354,8 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 }
 
 // extentsOf returns none for a blob that shares nothing. own is the container that only it has.
-func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container, extents []dedupe.Extent, own int, err error) {
+func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container,
+	extents []dedupe.Extent, own int, err error) {
 	q := k.q
 	if q.forms.OnlyPacked(d) {
 		r, err := q.forms.Recipes.Get(d)
@@ -347,7 +363,8 @@ func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (containers [
 			return nil, nil, 0, err
 		}
 		if r.Frames != nil { // its own literals are behind the containers
-			return append(slices.Clone(r.Containers), dedupe.Container{}), r.Extents, len(r.Containers), nil
+			return append(slices.Clone(r.Containers), dedupe.Container{}), r.Extents,
+				len(r.Containers), nil
 		}
 		return r.Containers, r.Extents, r.Literals, nil
 	}
@@ -359,7 +376,9 @@ func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (containers [
 		return nil, nil, 0, err
 	}
 	defer m.Close()
-	own = slices.IndexFunc(m.Plan.Containers, func(one dedupe.Container) bool { return one.Digest.IsZero() })
+	own = slices.IndexFunc(m.Plan.Containers, func(one dedupe.Container) bool {
+		return one.Digest.IsZero()
+	})
 	return m.Plan.Containers, m.Plan.Extents, own, nil
 }
 
@@ -392,10 +411,14 @@ func (k *sharedBytes) nameRanges(ctx context.Context, p rights.Peer, f *FileLayo
 	most := min(maxNamedRanges, allNamedRanges-k.named)
 	k.named += min(most, len(named))
 	if len(named) > most {
-		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(b.Length, a.Length) })
+		slices.SortStableFunc(named, func(a, b epmodel.Named) int {
+			return cmp.Compare(b.Length, a.Length)
+		})
 		f.Text.MoreTensors = uint32(len(named) - most)
 		named = named[:most]
-		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(a.Offset, b.Offset) })
+		slices.SortStableFunc(named, func(a, b epmodel.Named) int {
+			return cmp.Compare(a.Offset, b.Offset)
+		})
 	}
 	relatives, err := k.relatives(ctx, p, f)
 	if err != nil {
@@ -411,7 +434,9 @@ func (k *sharedBytes) nameRanges(ctx context.Context, p rights.Peer, f *FileLayo
 				break
 			}
 			from := max(n.Offset, piece.At) - piece.At
-			parts = append(parts, Piece{At: piece.At + from, Length: min(piece.At+piece.Length, n.Offset+n.Length) - piece.At - from, Holder: piece.Holder, From: piece.From + from})
+			parts = append(parts, Piece{At: piece.At + from,
+				Length: min(piece.At+piece.Length, n.Offset+n.Length) - piece.At - from,
+				Holder: piece.Holder, From: piece.From + from})
 		}
 		if len(parts) > 0 {
 			one.Holder, told.From = parts[0].Holder, parts[0].From
@@ -432,7 +457,9 @@ func (k *sharedBytes) nameRanges(ctx context.Context, p rights.Peer, f *FileLayo
 }
 
 func firstAt(all []Piece, off int64) int {
-	i, _ := slices.BinarySearchFunc(all, off, func(p Piece, off int64) int { return cmp.Compare(p.At+p.Length-1, off) })
+	i, _ := slices.BinarySearchFunc(all, off, func(p Piece, off int64) int {
+		return cmp.Compare(p.At+p.Length-1, off)
+	})
 	return i
 }
 
@@ -450,7 +477,8 @@ func (r *relatedFile) overlap(parts []Piece) (sum int64) {
 			return cmp.Compare(has.From+has.Length-1, from)
 		})
 		for ; i < len(all) && all[i].From < part.From+part.Length; i++ {
-			sum += min(part.From+part.Length, all[i].From+all[i].Length) - max(part.From, all[i].From)
+			sum += min(part.From+part.Length, all[i].From+all[i].Length) -
+				max(part.From, all[i].From)
 		}
 	}
 	return sum
@@ -480,7 +508,8 @@ func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byte
 }
 
 // wholeRangesIn is rangesIn for a whole blob, which also has what it could take from others.
-func wholeRangesIn(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
+func wholeRangesIn(d cas.Digest, size int64, pieces []Piece,
+	holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
 	has := rangesIn(pieces, holders)
 	if holders[d] {
 		has[d] = []byteRange{{Length: size}}
@@ -489,7 +518,8 @@ func wholeRangesIn(d cas.Digest, size int64, pieces []Piece, holders map[cas.Dig
 }
 
 // relatives finds the files of other builds, visible to the peer, that may share bytes.
-func (k *sharedBytes) relatives(ctx context.Context, p rights.Peer, f *FileLayout) (out []relatedFile, err error) {
+func (k *sharedBytes) relatives(ctx context.Context, p rights.Peer,
+	f *FileLayout) (out []relatedFile, err error) {
 	holders := map[cas.Digest]bool{f.Digest: true}
 	for _, piece := range f.Pieces {
 		holders[piece.Holder] = true
@@ -520,7 +550,8 @@ func (k *sharedBytes) relatives(ctx context.Context, p rights.Peer, f *FileLayou
 			if has == nil && d != f.Digest {
 				pieces, err := k.piecesOf(ctx, d, b.Files[i].Size)
 				if err != nil {
-					if ctx.Err() != nil || !packing.IsMissingOrDamaged(err) && !errors.Is(err, packing.ErrInUse) {
+					if ctx.Err() != nil || !packing.IsMissingOrDamaged(err) &&
+						!errors.Is(err, packing.ErrInUse) {
 						return nil, err
 					}
 					break
@@ -574,7 +605,8 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 func (r *layoutReply) add(f *FileLayout) {
 	out := f.Text
 	for _, p := range f.Pieces {
-		out.Pieces = append(out.Pieces, &wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
+		out.Pieces = append(out.Pieces,
+			&wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
 	}
 	n := proto.Size(out)
 	if r.size+n > wire.MaxReply {
@@ -606,7 +638,9 @@ func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Name
 		return nil, err
 	}
 	defer source.Close() // read-only: nothing can be lost
-	if f.Name != f.Build.Graph && !slices.ContainsFunc(f.Build.Members, func(m index.Member) bool { return m.Graph == f.Name }) {
+	if f.Name != f.Build.Graph && !slices.ContainsFunc(f.Build.Members, func(m index.Member) bool {
+		return m.Graph == f.Name
+	}) {
 		return q.nameBinary(ctx, f, source, epmodel.Range{Length: f.Size})
 	}
 	m, all, err := epmodel.NamedTensors(ctx, f.Name, source)
@@ -633,7 +667,8 @@ func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Name
 const maxNames = 1 << 16
 
 // nameBinary names the ranges of a context binary. Names that do not fit are ignored.
-func (q *Queries) nameBinary(ctx context.Context, f *FileLayout, source epmodel.Source, within epmodel.Range) ([]epmodel.Named, error) {
+func (q *Queries) nameBinary(ctx context.Context, f *FileLayout, source epmodel.Source,
+	within epmodel.Range) ([]epmodel.Named, error) {
 	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))
 	var format *epmodel.FormatError
 	if err != nil && !errors.As(err, &format) {
@@ -642,7 +677,9 @@ func (q *Queries) nameBinary(ctx context.Context, f *FileLayout, source epmodel.
 	for i := range all {
 		all[i].Offset += within.Offset
 	}
-	if slices.ContainsFunc(all, func(n epmodel.Named) bool { return n.Kind == epmodel.TensorKind }) {
+	if slices.ContainsFunc(all, func(n epmodel.Named) bool {
+		return n.Kind == epmodel.TensorKind
+	}) {
 		return all, nil
 	}
 	if f.Text.Unknown = "this type of file does not name its tensors"; err != nil {

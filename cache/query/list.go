@@ -49,7 +49,8 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 		return q.index.EachAfter(ctx, after, fn)
 	}, func(b index.Build) error {
 		if looked++; progress != nil && looked%wire.StoreProgressEvery == 0 {
-			wire.ReportStoreProgress(progress, "reading builds", "builds", estimateBefore(b.ID, all), all)
+			wire.ReportStoreProgress(progress, "reading builds", "builds",
+				estimateBefore(b.ID, all), all)
 		}
 		if !q.rights.MaySee(p, b.ID, b.Scope) || !isListed(w, &b) {
 			return nil
@@ -96,8 +97,9 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	lastUsed, hits := q.index.Uses.LastUse(b.ID)
 	out := &wire.Build{
 		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(),
-		ModelDigest: b.ModelDigest.String(), ModelName: wire.Clip(b.ModelName), OrtVersion: b.ORTVersion,
-		Scope: b.Scope, Graph: b.Graph, CreatedMs: wire.Milliseconds(b.Created),
+		ModelDigest: b.ModelDigest.String(), ModelName: wire.Clip(b.ModelName),
+		OrtVersion: b.ORTVersion,
+		Scope:      b.Scope, Graph: b.Graph, CreatedMs: wire.Milliseconds(b.Created),
 		CompileSeconds: b.CompileSeconds, State: cmp.Or(state.Name, index.Current),
 		Reason: state.Reason, LastUsedMs: wire.Milliseconds(lastUsed), Hits: hits,
 		LoadCheck: b.LoadCheck, VerifiedOutput: b.VerifiedOutput,
@@ -140,8 +142,9 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 // MembersReply fills in the models of a group.
 func MembersReply(members []index.Member) (out []*wire.Member) {
 	for _, m := range members {
-		out = append(out, &wire.Member{Name: wire.Clip(m.ModelName), ModelDigest: m.ModelDigest.String(),
-			Graph: m.Graph, SessionOptions: m.SessionOptions})
+		out = append(out, &wire.Member{Name: wire.Clip(m.ModelName),
+			ModelDigest: m.ModelDigest.String(),
+			Graph:       m.Graph, SessionOptions: m.SessionOptions})
 	}
 	return out
 }
@@ -201,7 +204,8 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 // EachNamed calls fn once with every build that one of the names means and that the peer may see. A
 // name is a request key, build key, build id or model digest, a prefix of one, or a model's name. A
 // name without builds is an error, after fn was called for the names before it.
-func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
+func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string,
+	fn func(*index.Build) error) error {
 	told := make(map[index.BuildID]bool)
 	for _, name := range names {
 		used := false
@@ -226,7 +230,8 @@ func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string, 
 			return Error(ctx, err)
 		}
 		if !used {
-			return apierr.New(apierr.NotFound, nil, "no entry %q", name).WithHint("%s", hintOf(name))
+			return apierr.New(apierr.NotFound, nil, "no entry %q", name).
+				WithHint("%s", hintOf(name))
 		}
 	}
 	return nil
@@ -243,7 +248,8 @@ func hintOf(name string) string {
 const maxFound = 1000
 
 // Find returns the builds that the names mean, see EachNamed.
-func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out []index.Build, err error) {
+func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out []index.Build,
+	err error) {
 	err = q.EachNamed(ctx, p, names, func(b *index.Build) error {
 		if len(out) == maxFound {
 			return apierr.New(apierr.BadRequest, nil, "%q matches more than %d "+
@@ -396,7 +402,8 @@ func (q *Queries) AddHistory(p rights.Peer, key index.RequestKey,
 		}
 	}
 	slices.Reverse(out.History)
-	shortenExplanation(out, wire.MaxReply-len(out.Record)-len(out.Reason)) // the answer repeats these
+	// the answer repeats these
+	shortenExplanation(out, wire.MaxReply-len(out.Record)-len(out.Reason))
 	return out
 }
 

@@ -37,14 +37,21 @@ type Options struct {
 	Rights   *rights.Rights
 	Runtimes *runtimes.Set
 
-	Configured   func() *Configured                                                      // what of the configuration is not in force
-	Sandbox      func(context.Context) ([]compilers.Safeguard, error)                    // what confines the workers
-	Jobs         func() int                                                              // that wait or run
-	Rebuilds     func() map[index.BuildID]bool                                           // builds to be compiled again that wait for their source
-	Try          func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error // compiles and loads a tiny model with an EP; returns what is wrong
-	Owner        func(uid uint32) uint32                                                 // the user that a uid of a container belongs to
-	Failures     func(rights.Peer) []failure.Failure
-	ExplainEntry func(context.Context, rights.Peer, []index.Build) (*ExplainRequest, error) // the request that an entry's builds answer
+	// what of the configuration is not in force
+	Configured func() *Configured
+	// what confines the workers
+	Sandbox func(context.Context) ([]compilers.Safeguard, error)
+	// that wait or run
+	Jobs func() int
+	// builds to be compiled again that wait for their source
+	Rebuilds func() map[index.BuildID]bool
+	// compiles and loads a tiny model with an EP; returns what is wrong
+	Try func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error
+	// the user that a uid of a container belongs to
+	Owner    func(uid uint32) uint32
+	Failures func(rights.Peer) []failure.Failure
+	// the request that an entry's builds answer
+	ExplainEntry func(context.Context, rights.Peer, []index.Build) (*ExplainRequest, error)
 	// Remotes returns what is known of remotes.
 	Remotes func() []*wire.Remote
 
@@ -96,7 +103,8 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 	everything := q.rights.IsAdministrator(p)
 	if everything {
 		n := q.index.Counters.All()
-		s.Hits, s.Misses, s.Compiles, s.Failures = n["hits"], n["misses"], n["compiles"], n["failures"]
+		s.Hits, s.Misses, s.Compiles, s.Failures = n["hits"], n["misses"], n["compiles"],
+			n["failures"]
 		s.CompileSecondsSaved = float64(n["saved_milliseconds"]) / 1000
 		s.Jobs = uint32(q.options.Jobs())
 		if p := q.store.ScrubState().Result(); !p.Began.IsZero() {
@@ -169,7 +177,8 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 	fresh bool) (*wire.ProbeReply, error) {
 	list := q.options.Runtimes.All()
 	if ref.Directory != "" || len(ref.EPLibraries) > 0 {
-		rt, _, err := q.options.Runtimes.Resolve(ctx, &runtimes.Wanted{Ref: ref, UID: p.UID, MayClaim: true},
+		rt, _, err := q.options.Runtimes.Resolve(ctx,
+			&runtimes.Wanted{Ref: ref, UID: p.UID, MayClaim: true},
 			func(string) {})
 		if err != nil {
 			return nil, err
@@ -199,7 +208,8 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
 		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),
-		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(runtimes.ErrorText(f.Err)),
+		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild,
+		Error:      wire.Valid(runtimes.ErrorText(f.Err)),
 		Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
 		ProbedMs: wire.Milliseconds(f.At), PreviousMs: wire.Milliseconds(f.Previous),
 	}

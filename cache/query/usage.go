@@ -40,7 +40,8 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 		return nil, Error(ctx, err)
 	}
 	u := &wire.UsageReply{}
-	if u.Space, err = q.spaceFor(ctx, p); err != nil { // the first page says it for all, because it takes longer than a page
+	// the first page says it for all, because it takes longer than a page
+	if u.Space, err = q.spaceFor(ctx, p); err != nil {
 		return nil, err
 	}
 	var wanted map[index.BuildID]bool
@@ -217,7 +218,9 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 		u.Shared = append(u.Shared, &wire.SharedBlob{Digest: f.Digest.String(), Size: f.Size,
 			Bytes: bytes, FirstName: wire.Clip(with.Name), SecondName: wire.Clip(f.Name)})
 	}
-	if i := slices.IndexFunc(with, func(other index.File) bool { return other.Digest == f.Digest }); i >= 0 {
+	if i := slices.IndexFunc(with, func(other index.File) bool {
+		return other.Digest == f.Digest
+	}); i >= 0 {
 		shares(with[i], f.Size)
 		return nil
 	}
@@ -272,7 +275,8 @@ func (q *Queries) RemovalBytes(p rights.Peer, b *index.Build) (sum int64, err er
 
 // FreedByRemoval is RemovalBytes of removing several builds together. It is more than the sum of
 // RemovalBytes where they share bytes, or one is packed with the bytes of another.
-func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer, ids []index.BuildID) (sum int64, err error) {
+func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer,
+	ids []index.BuildID) (sum int64, err error) {
 	going := make(map[index.BuildID]bool, len(ids))
 	for _, id := range ids {
 		going[id] = true
@@ -308,7 +312,8 @@ func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer, ids []index
 }
 
 func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool, error) {
-	if q.rights.IsAdministrator(p) && len(q.forms.Recipes.Users(d)) == 0 { // no recipe takes from it
+	// no recipe takes from it
+	if q.rights.IsAdministrator(p) && len(q.forms.Recipes.Users(d)) == 0 {
 		ids, err := q.index.Needs(d)
 		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
 	}
@@ -318,8 +323,8 @@ func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool,
 	}), err
 }
 
-// spaceFor returns the account of the whole store to administrators. Other users learn of the bounds,
-// and of the builds that they asked for.
+// spaceFor returns the account of the whole store to administrators. Other users learn of the
+// bounds, and of the builds that they asked for.
 func (q *Queries) spaceFor(ctx context.Context, p rights.Peer) (*wire.Space, error) {
 	if q.rights.IsAdministrator(p) {
 		return q.Space()
@@ -351,9 +356,11 @@ func (q *Queries) Space() (*wire.Space, error) {
 	return &wire.Space{LogicalBytes: s.LogicalBytes, UniqueBytes: s.UniqueBytes,
 		SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes, Entries: s.Entries, Builds: s.Builds,
 		DiskBytes: s.DiskBytes + packed.Recipes + packed.Containers, UnpackedBytes: packed.Copies,
-		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: q.store.Ledger().Reserved().Disk,
-		PinnedBytes: q.diskOf(q.index.Journal.PinnedBuilds()), DeadBytes: q.diskOf(q.index.Journal.NotServed()),
-		BudgetBytes: b.Budget, FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries,
+		ManifestBytes: s.ManifestBytes, HeldBytes: held,
+		ReservedBytes: q.store.Ledger().Reserved().Disk,
+		PinnedBytes:   q.diskOf(q.index.Journal.PinnedBuilds()),
+		DeadBytes:     q.diskOf(q.index.Journal.NotServed()),
+		BudgetBytes:   b.Budget, FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries,
 		Evicted: counters["evicted"], Unkept: counters["unkept"],
 		ToLookAt: uint64(q.store.Packer().Remaining())}, nil
 }
@@ -424,7 +431,9 @@ func (q *Queries) FormText(b *index.Build) string {
 			said[q.blobFormText(d)] += size
 		}
 	}
-	texts := slices.SortedFunc(maps.Keys(said), func(a, b string) int { return cmp.Or(cmp.Compare(said[b], said[a]), strings.Compare(a, b)) })
+	texts := slices.SortedFunc(maps.Keys(said), func(a, b string) int {
+		return cmp.Or(cmp.Compare(said[b], said[a]), strings.Compare(a, b))
+	})
 	for i, text := range texts {
 		if len(texts) > 1 {
 			texts[i] = bytesize.Text(said[text]) + " " + text

@@ -108,7 +108,8 @@ func (s *Store) Problems() (lines []string) {
 // The answer's View is the caller's to close: it keeps a daemon that starts meanwhile from removing
 // the files. It is nil where the store has no sound view of the build, because a file of it is
 // packed or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
-func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*request.Answer, error) {
+func (s *Store) Find(ctx context.Context, r *request.Request,
+	build string) (*request.Answer, error) {
 	at, err := request.NewAttempt(r, jobs.NewProgressReporter(nil, time.Now()))
 	if err != nil {
 		return nil, err
@@ -133,10 +134,13 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 	if at, err = f.withPlan(ctx, at.WithRuntime(rc.Spec.Directory, rc)); err != nil {
 		return nil, err
 	}
-	serve := func([]compilers.EP) request.Policy { return request.Policy{Unknown: request.PolicyServe} }
+	serve := func([]compilers.EP) request.Policy {
+		return request.Policy{Unknown: request.PolicyServe}
+	}
 	builds := lookup.New(lookup.Options{Store: s.store, Rights: s.rights,
-		Reports: s.reports, Judge: manifestJudge{}, Policy: serve, Now: time.Now, Planned: f.withPlan,
-		Lease: s.lease, Pass: f.notePassed})
+		Reports: s.reports, Judge: manifestJudge{}, Policy: serve, Now: time.Now,
+		Planned: f.withPlan,
+		Lease:   s.lease, Pass: f.notePassed})
 	found, err := builds.Find(ctx, at)
 	a := builds.FillAnswer(found.Answer, at)
 	if a == nil && err == nil && f.several == nil {
@@ -178,12 +182,14 @@ type manifestJudge struct{}
 func (manifestJudge) IsKnown(*request.JudgeTarget, *index.Build) bool { return false }
 
 // LoadsAlone lets each group pass, because nothing is loaded here.
-func (manifestJudge) LoadsAlone(context.Context, *request.JudgeTarget, *index.Build) (compilers.CheckResult, error) {
+func (manifestJudge) LoadsAlone(context.Context, *request.JudgeTarget,
+	*index.Build) (compilers.CheckResult, error) {
 	return compilers.CheckResult{Outcome: compilers.Passed}, nil
 }
 
 // Judge judges a build by what its manifest says.
-func (manifestJudge) Judge(_ context.Context, a *request.JudgeTarget, b *index.Build) (judge.Judgement, error) {
+func (manifestJudge) Judge(_ context.Context, a *request.JudgeTarget,
+	b *index.Build) (judge.Judgement, error) {
 	j := judge.Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.Runtime,
 		Reason: "its compatibility was not checked: that needs a daemon"}
 	switch known := a.Runtime != ""; {
@@ -205,7 +211,8 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 		unit += fmt.Sprintf(", a group of %d models that must be requested together", n)
 	}
 	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), cas.IsDiskFull(err):
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
+		cas.IsDiskFull(err):
 		return err
 	case errors.Is(err, fs.ErrPermission):
 		return apierr.New(apierr.NotAllowed, err, "%s cannot be read", name).
@@ -253,7 +260,8 @@ func libraries(ctx context.Context, r *request.Request) (*runtimes.Content, erro
 }
 
 // withPlan is the attempt with a plan made without an execution provider, and the builds that fit.
-func (f *search) withPlan(ctx context.Context, at *request.Attempt) (_ *request.Attempt, err error) {
+func (f *search) withPlan(ctx context.Context, at *request.Attempt) (_ *request.Attempt,
+	err error) {
 	p := &request.Plan{}
 	p.Canonical, err = at.Terms().Record(ctx, allOptions(at.Request), identity.UnresolvedDevices)
 	if err != nil {
@@ -302,7 +310,8 @@ func (f *search) matching(wanted *identity.Record) (fitting []*index.Build) {
 	for i := range f.Builds {
 		b := &f.Builds[i]
 		ofModel := b.ModelDigest == wanted.Model || wanted.Member && b.MemberOf(wanted.Model) >= 0
-		if !ofModel || !slices.Contains(scopes, b.Scope) || !strings.HasPrefix(b.BuildKey.String(), f.build) {
+		if !ofModel || !slices.Contains(scopes, b.Scope) ||
+			!strings.HasPrefix(b.BuildKey.String(), f.build) {
 			continue
 		}
 		if state := f.store.Index().Journal.StateOf(b.ID); state.Name != index.Current {
@@ -350,7 +359,9 @@ func whyOtherMachine(b *index.Build) string {
 // areDifferent reports whether the builds are not all equal: which is meant is not known unless an
 // execution provider is run.
 func areDifferent(builds []*index.Build) bool {
-	return slices.ContainsFunc(builds, func(b *index.Build) bool { return b.BuildKey != builds[0].BuildKey })
+	return slices.ContainsFunc(builds, func(b *index.Build) bool {
+		return b.BuildKey != builds[0].BuildKey
+	})
 }
 
 // ambiguousError names the builds that fit.
@@ -359,7 +370,8 @@ func (f *search) ambiguousError(model string, builds []*index.Build) error {
 	for _, b := range builds {
 		var makers []string
 		for _, ep := range b.EPs {
-			makers = append(makers, fmt.Sprintf("%s %s, SDK %s, for %s (%s)", ep.Name, ep.Version, ep.SDKVersion,
+			makers = append(makers, fmt.Sprintf("%s %s, SDK %s, for %s (%s)", ep.Name, ep.Version,
+				ep.SDKVersion,
 				ep.HardwareArchitecture, strings.Join(ep.Devices, ", ")))
 		}
 		line := fmt.Sprintf("%.12s by %s", b.BuildKey, strings.Join(makers, " and "))
@@ -367,7 +379,8 @@ func (f *search) ambiguousError(model string, builds []*index.Build) error {
 			lines = append(lines, line)
 		}
 	}
-	return apierr.New(apierr.NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), model,
+	return apierr.New(apierr.NotFound, nil, "%d different builds for model %q in %s: %s",
+		len(lines), model,
 		f.dir, strings.Join(lines, "; ")).
 		WithHint("choose one: --build KEY, a device, or --runtime DIR with the libraries that " +
 			"will load it")
@@ -386,6 +399,7 @@ func (f *search) notFoundError(r *request.Request) error {
 	if f.build != "" {
 		hint = "without --build any fitting build is used"
 	}
-	return cmp.Or(f.passed, f.several, error(apierr.New(apierr.NotFound, nil, "no build for model %q in %s: %s",
-		r.Name, f.dir, f.why).WithHint("%s", hint)))
+	return cmp.Or(f.passed, f.several,
+		error(apierr.New(apierr.NotFound, nil, "no build for model %q in %s: %s",
+			r.Name, f.dir, f.why).WithHint("%s", hint)))
 }

@@ -25,12 +25,14 @@ import (
 // blobs, whole or packed, and then the answer has no view. Which view is a build's only the
 // database knows, so views are found by the graph's name, which is made of the build key. Where
 // this user may not list the views there are none.
-func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ func(string)) (*request.Answer, error) {
+func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build,
+	_ func(string)) (*request.Answer, error) {
 	a := &request.Answer{Build: b, Graph: b.Graph}
 	graph := "/" + filepath.FromSlash(b.Graph)
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 	dir := filepath.Join(s.dir, "views", views.ScopeDir(b.Scope))
-	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph)) // the pattern is sound
+	// the pattern is sound
+	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph))
 	unsound := func([]index.File) error { return cas.ErrNotFound }
 	for _, path := range found {
 		if lockView(ctx, a, strings.TrimSuffix(path, graph), unsound) == nil {
@@ -47,7 +49,8 @@ func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ fun
 
 // lockView puts the view with the files in directory into the answer, and holds it against its
 // removal. fill is called with the files that are missing or damaged.
-func lockView(ctx context.Context, a *request.Answer, dir string, fill func(lacking []index.File) error) error {
+func lockView(ctx context.Context, a *request.Answer, dir string,
+	fill func(lacking []index.File) error) error {
 	view, err := os.Open(filepath.Dir(dir))
 	if err != nil {
 		return err
@@ -55,7 +58,8 @@ func lockView(ctx context.Context, a *request.Answer, dir string, fill func(lack
 	_ = flock.Lease(view) // a file system without locks: nothing would be removed there
 	lacking := slices.DeleteFunc(slices.Clone(a.Build.Files), func(f index.File) bool {
 		path := filepath.Join(dir, filepath.FromSlash(f.Name))
-		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || info.Size() != f.Size {
+		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() ||
+			info.Size() != f.Size {
 			return false
 		}
 		got, err := cas.SumFile(ctx, path)
@@ -81,7 +85,8 @@ func lockView(ctx context.Context, a *request.Answer, dir string, fill func(lack
 // time: the view holds its directory against other calls, which remove what is not held when it was
 // not used for a month, or when space is needed. progress, which may be nil, is told bytes; its
 // calls do not overlap. Of errors NotAllowed and NoSpace are the directory's: another may do.
-func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progress func(done, total int64)) error {
+func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string,
+	progress func(done, total int64)) error {
 	if a.View != nil || a.Build == nil {
 		return nil
 	}
@@ -119,7 +124,8 @@ func makePrivateDir(dir string) error {
 		return err
 	}
 	info, err := os.Lstat(dir)
-	if err == nil && (!info.IsDir() || info.Mode().Perm()&0o022 != 0 || cas.Owner(info) != uint32(os.Geteuid())) {
+	if err == nil && (!info.IsDir() || info.Mode().Perm()&0o022 != 0 ||
+		cas.Owner(info) != uint32(os.Geteuid())) {
 		err = errors.New("it is not a directory of this user alone")
 	}
 	return err
@@ -133,7 +139,8 @@ func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
 		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < idle {
 			continue
 		}
-		if held, err := views.Leased(path); !held && err == nil && views.MakeTreeRemovable(path) == nil {
+		if held, err := views.Leased(path); !held && err == nil &&
+			views.MakeTreeRemovable(path) == nil {
 			removed = os.RemoveAll(path) == nil || removed
 		}
 	}
@@ -142,7 +149,8 @@ func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
 
 // unpack writes those of the build's files that the view lacks, each under another name until it is
 // verified. Calls for the same build at the same time write the same.
-func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string, progress func(done, total int64)) error {
+func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string,
+	progress func(done, total int64)) error {
 	var content []byte
 	for _, f := range a.Build.Files {
 		content = append(fmt.Appendf(content, "%q", f.Name), f.Digest[:]...)
@@ -153,7 +161,8 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string, progr
 		return err
 	}
 	now := time.Now()
-	_ = os.Chtimes(filepath.Dir(directory), now, now) // otherwise it is removed earlier than it has to be
+	// otherwise it is removed earlier than it has to be
+	_ = os.Chtimes(filepath.Dir(directory), now, now)
 	return lockView(ctx, a, directory, func(lacking []index.File) error {
 		var done, total int64
 		for _, f := range lacking {
@@ -170,7 +179,8 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string, progr
 					progress(done+n, total)
 				}
 			}
-			if err := s.copyTo(ctx, a.Build, f, filepath.Join(directory, filepath.FromSlash(f.Name)), tell); err != nil {
+			if err := s.copyTo(ctx, a.Build, f,
+				filepath.Join(directory, filepath.FromSlash(f.Name)), tell); err != nil {
 				return err
 			}
 			done += f.Size

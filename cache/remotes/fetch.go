@@ -64,8 +64,8 @@ func (a *Ask) mayLose(r *Remote) time.Duration {
 	return r.LoseAtMost
 }
 
-// Fetch looks for the build at the remotes, and stores the first one that suits; nil: there is none.
-// Errors are noted for Explain, and end nothing.
+// Fetch looks for the build at the remotes, and stores the first one that suits; nil: there is
+// none. Errors are noted for Explain, and end nothing.
 func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
 	all := rs.all()
 	if !rs.Asks(a) {
@@ -138,11 +138,14 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 }
 
 // look returns the card of the build, or those of builds that answer the same request.
-func (rs *Remotes) look(ctx context.Context, r *Remote, a *Ask, budget time.Duration) ([][]byte, error) {
+func (rs *Remotes) look(ctx context.Context, r *Remote, a *Ask,
+	budget time.Duration) ([][]byte, error) {
 	began := rs.Now()
-	cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(portable.Hash(a.Plan.BuildKey)), budget)
+	cards, err := rs.Client.Look(ctx, r.Name,
+		remote.BuildKey(portable.Hash(a.Plan.BuildKey)), budget)
 	if left := budget - rs.Now().Sub(began); errors.Is(err, remote.ErrMissing) && left > 0 {
-		other, why := rs.Client.Look(ctx, r.Name, remote.RequestKey(portable.Hash(a.Plan.RequestKey)), left)
+		other, why := rs.Client.Look(ctx, r.Name,
+			remote.RequestKey(portable.Hash(a.Plan.RequestKey)), left)
 		if why == nil {
 			return other, nil
 		}
@@ -218,7 +221,8 @@ func (rs *Remotes) refused(r *Remote, out *claims.Imported) error {
 
 func stageFiles(dir string, n int) (files []*os.File, err error) {
 	for i := range n {
-		f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(i)), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(i)),
+			os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 		if err != nil {
 			return files, err
 		}
@@ -228,7 +232,8 @@ func stageFiles(dir string, n int) (files []*os.File, err error) {
 }
 
 // transfer fetches the files of a build. It gives up when that no longer pays, see stopLoss.
-func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.Card, files []*os.File) error {
+func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.Card,
+	files []*os.File) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	s := &stopLoss{began: rs.Now(), ask: a, may: a.mayLose(r)}

@@ -21,7 +21,8 @@ const (
 	unknownWait   = 10 * time.Second // at most, where this machine has no estimate
 	leaseBudget   = 2 * time.Second  // of one call, in the background
 	publishBudget = 30 * time.Second
-	publishWithin = 5 * time.Minute // after that others may compile what this machine did not publish
+	// after that others may compile what this machine did not publish
+	publishWithin = 5 * time.Minute
 )
 
 // heldLease is that of a build that this machine compiles for the fleet.
@@ -38,7 +39,8 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 	all := rs.all()
 	for i := range all {
 		r := &all[i]
-		if !r.Publish || !r.Lease || !r.Ask || a.whyNot() != "" || !rs.negative(r, a.Plan.BuildKey) {
+		if !r.Publish || !r.Lease || !r.Ask || a.whyNot() != "" ||
+			!rs.negative(r, a.Plan.BuildKey) {
 			continue // or it does not answer
 		}
 		b, ours := rs.takeTurn(ctx, r, a)
@@ -96,8 +98,10 @@ func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Buil
 	}
 }
 
-func (rs *Remotes) lease(ctx context.Context, r *Remote, l remote.LeaseRequest) (remote.Lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, min(leaseBudget, cmp.Or(r.Connect, remote.DefaultConnect)*2))
+func (rs *Remotes) lease(ctx context.Context, r *Remote,
+	l remote.LeaseRequest) (remote.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx,
+		min(leaseBudget, cmp.Or(r.Connect, remote.DefaultConnect)*2))
 	defer cancel()
 	return rs.Client.Lease(ctx, r.Name, l)
 }
@@ -115,7 +119,8 @@ func (rs *Remotes) again(ctx context.Context, r *Remote, a *Ask) *index.Build {
 }
 
 // hold renews the lease until the build is published, or will not be.
-func (rs *Remotes) hold(r *Remote, ask remote.LeaseRequest, build index.BuildKey) (end func(stored bool)) {
+func (rs *Remotes) hold(r *Remote, ask remote.LeaseRequest,
+	build index.BuildKey) (end func(stored bool)) {
 	ctx, stop := context.WithCancel(context.Background())
 	h, to := &heldLease{stop}, *r
 	rs.mu.Lock()
@@ -146,7 +151,8 @@ func (rs *Remotes) hold(r *Remote, ask remote.LeaseRequest, build index.BuildKey
 	}
 }
 
-// endLease lets other machines compile the build. only: unless it is another lease by now; may be nil.
+// endLease lets other machines compile the build. only: unless it is another lease by now; may be
+// nil.
 func (rs *Remotes) endLease(build index.BuildKey, only *heldLease) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

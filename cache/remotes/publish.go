@@ -32,7 +32,8 @@ const (
 
 // NotePublished has a build that was stored copied to the remotes that are configured for it.
 func (rs *Remotes) NotePublished(b *index.Build) {
-	if !slices.ContainsFunc(rs.all(), func(r Remote) bool { return r.Publish }) || rs.mayLeave(b) != "" {
+	if !slices.ContainsFunc(rs.all(), func(r Remote) bool { return r.Publish }) ||
+		rs.mayLeave(b) != "" {
 		rs.endLease(b.BuildKey, nil)
 		return
 	}
@@ -205,14 +206,16 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 		return Exists, nil
 	}
 	rs.figuresOf(r.Name).published.Add(1)
-	rs.Store.RecordEvent(event.Of(b, event.Published, "to remote %s, signed by %.16s", r.Name, signer.ID))
+	rs.Store.RecordEvent(event.Of(b, event.Published, "to remote %s, signed by %.16s",
+		r.Name, signer.ID))
 	return Created, nil
 }
 
 // signer reads the key that signs what is published.
 func (r *Remote) signer() (*portable.Signer, error) {
 	if r.SigningKey == "" {
-		return nil, errors.New("no signing_key is configured: builds are published with a signature only")
+		return nil,
+			errors.New("no signing_key is configured: builds are published with a signature only")
 	}
 	text, err := os.ReadFile(r.SigningKey)
 	if err != nil {
@@ -229,8 +232,10 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 		return nil, err
 	}
 	defer view.Close()
-	out := &portable.Build{Signer: signer, Says: portable.Predicate{MachineClass: reply.MachineClass,
-		CompileSeconds: reply.CompileSeconds, Issued: rs.Now(), NotAfter: rs.Now().Add(validFor).UTC().Truncate(time.Second)}}
+	out := &portable.Build{Signer: signer,
+		Says: portable.Predicate{MachineClass: reply.MachineClass,
+			CompileSeconds: reply.CompileSeconds, Issued: rs.Now(),
+			NotAfter: rs.Now().Add(validFor).UTC().Truncate(time.Second)}}
 	if err := json.Unmarshal(reply.Config, &out.Config); err != nil {
 		return nil, err
 	}

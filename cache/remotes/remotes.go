@@ -47,7 +47,8 @@ type Client interface {
 	Fetch(ctx context.Context, remote string, f remote.Fetch) (remote.Progress, error)
 	PutBlobs(ctx context.Context, remote string, blobs []remote.Blob,
 		progress func(remote.Progress)) (remote.Sent, error)
-	PutCard(ctx context.Context, remote string, keys remote.CardKeys, card []byte) (remote.Put, error)
+	PutCard(ctx context.Context, remote string, keys remote.CardKeys,
+		card []byte) (remote.Put, error)
 	Lease(ctx context.Context, remote string, l remote.LeaseRequest) (remote.Lease, error)
 	Check(ctx context.Context, remote string) ([]remote.Finding, error)
 	Status() []remote.Status
@@ -64,7 +65,8 @@ type Options struct {
 	Log     *slog.Logger
 
 	// Import stores what was fetched, or says without files what would become of it.
-	Import func(context.Context, request.Peer, *claims.Import, func(request.Progress)) (*claims.Imported, error)
+	Import func(context.Context, request.Peer, *claims.Import,
+		func(request.Progress)) (*claims.Imported, error)
 	// Export returns what is known of a shared build, and a lease on its view.
 	Export func(context.Context, *index.Build) (*wire.ExportReply, *os.File, error)
 	// MayPublish reports whether what the user put for all users may leave the machine.
@@ -117,8 +119,8 @@ func New(o Options) *Remotes {
 	return rs
 }
 
-// Configure puts the remotes in force that Options.Remotes returns now. What was not found is looked
-// for again, because other keys may be trusted.
+// Configure puts the remotes in force that Options.Remotes returns now. What was not found is
+// looked for again, because other keys may be trusted.
 func (rs *Remotes) Configure() {
 	if rs.Client == nil {
 		return
@@ -187,8 +189,11 @@ func (rs *Remotes) ToPublish(name string) (out []Remote, err error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, apierr.New(apierr.NotAllowed, nil, "push: no remote is configured to be written to").
-			WithHint("write publish = \"shared\" into the table [remote.NAME] of the daemon's configuration")
+		return nil, apierr.New(apierr.NotAllowed, nil,
+			"push: no remote is configured to be written to").
+			WithHint(
+				"write publish = \"shared\" into the table [remote.NAME] of the daemon's " +
+					"configuration")
 	}
 	return out, nil
 }
@@ -204,7 +209,8 @@ func (rs *Remotes) Check(ctx context.Context, name string) (*wire.CheckRemoteRep
 	}
 	reply := &wire.CheckRemoteReply{}
 	for _, f := range found {
-		reply.Findings = append(reply.Findings, &wire.CheckRemoteReply_Finding{Name: f.Name, Ok: f.OK, Text: wire.Valid(f.Text)})
+		reply.Findings = append(reply.Findings,
+			&wire.CheckRemoteReply_Finding{Name: f.Name, Ok: f.OK, Text: wire.Valid(f.Text)})
 	}
 	return reply, nil
 }

@@ -42,7 +42,8 @@ func (rs *Remotes) Explain(a *Ask) (lines []string) {
 		case why != "":
 			text = "not asked: " + why
 		case known && rs.Now().Before(o.until):
-			text = fmt.Sprintf("not asked again for %s: %s", o.until.Sub(rs.Now()).Round(time.Second), o.text)
+			text = fmt.Sprintf("not asked again for %s: %s",
+				o.until.Sub(rs.Now()).Round(time.Second), o.text)
 		case known:
 			text = "asked " + rs.Now().Sub(o.at).Round(time.Second).String() + " ago: " + o.text
 		default:
@@ -68,13 +69,17 @@ func (rs *Remotes) Status() (out []*wire.Remote) {
 	rs.mu.Unlock()
 	for _, r := range all {
 		f, s := rs.figuresOf(r.Name), calls[r.Name]
-		one := &wire.Remote{Name: r.Name, Url: wire.Valid(r.URL), Asked: r.Ask, Publishes: r.Publish,
-			Calls: uint64(s.Calls), Missing: uint64(s.Missing), Denied: uint64(s.Refused),
-			Unreachable: uint64(s.Unreachable), Damaged: uint64(s.Damaged), Skipped: uint64(s.Skipped),
-			Fetched: uint64(f.hits.Load()), FetchedBytes: f.fetched.Load(), SeedBytes: f.seeds.Load(),
+		one := &wire.Remote{Name: r.Name, Url: wire.Valid(r.URL), Asked: r.Ask,
+			Publishes: r.Publish,
+			Calls:     uint64(s.Calls), Missing: uint64(s.Missing), Denied: uint64(s.Refused),
+			Unreachable: uint64(s.Unreachable), Damaged: uint64(s.Damaged),
+			Skipped: uint64(s.Skipped),
+			Fetched: uint64(f.hits.Load()), FetchedBytes: f.fetched.Load(),
+			SeedBytes:   f.seeds.Load(),
 			LostSeconds: time.Duration(f.lost.Load()).Seconds(), Refused: uint64(f.refused.Load()),
 			Published: uint64(f.published.Load()), NotPublished: uint64(f.failed.Load()),
-			SentBytes: f.sent.Load(), LeasesWon: uint64(f.won.Load()), LeasesWaited: uint64(f.waited.Load())}
+			SentBytes: f.sent.Load(), LeasesWon: uint64(f.won.Load()),
+			LeasesWaited: uint64(f.waited.Load())}
 		if r.Publish {
 			one.Queued = uint64(queued)
 		}

@@ -19,7 +19,8 @@ func TestDoubtsAreBounded(t *testing.T) {
 	for n := range withholdsPerUser {
 		require.True(t, ds.add(id(n), 7, 7, "why", true))
 	}
-	require.False(t, ds.add(id(withholdsPerUser), 8, 7, "why", true), "another uid of the same owner")
+	require.False(t, ds.add(id(withholdsPerUser), 8, 7, "why", true),
+		"another uid of the same owner")
 	require.True(t, ds.add(id(3), 7, 7, "another reason", true), "again is no more")
 	require.True(t, ds.add(id(withholdsPerUser), 9, 9, "why", true), "another owner")
 	require.Equal(t, "another reason", ds.why(id(3).ID, 7))

@@ -1,5 +1,6 @@
-// Package reports decides on what clients report of builds that did not load: whether a build is withheld
-// from the reporting user or from all, and whether the client retries or loads the model itself.
+// Package reports decides on what clients report of builds that did not load: whether a build is
+// withheld from the reporting user or from all, and whether the client retries or loads the model
+// itself.
 //
 // Start with Reports.Handle. The package stores nothing and loads nothing: the cache examines a
 // build, and Options say how a build is withheld, judged and compiled again.
@@ -53,17 +54,22 @@ type Options struct {
 	Store    *store.Store
 	Rules    func() *rules.Set
 	Settings func() Settings
-	Owner    func(uid uint32) uint32                                             // the user of a uid
-	Find     func(context.Context, rights.Peer, []string) ([]index.Build, error) // builds that the peer may see
-	Rebuild  func(b *index.Build, runtime, why string)                           // wants it to be compiled again
-	Now      func() time.Time
-	Log      *slog.Logger
+	// the user of a uid
+	Owner func(uid uint32) uint32
+	// builds that the peer may see
+	Find func(context.Context, rights.Peer, []string) ([]index.Build, error)
+	// wants it to be compiled again
+	Rebuild func(b *index.Build, runtime, why string)
+	Now     func() time.Time
+	Log     *slog.Logger
 }
 
 // Settings may change while the daemon runs.
 type Settings struct {
 	Trusted []uint32 // users that need no others to confirm their reports
-	Quorum  int      // distinct users that must report before the daemon withholds a build from all, where it cannot be checked
+	// distinct users that must report before the daemon withholds a build from all, where it cannot
+	// be checked
+	Quorum int
 }
 
 // Reports take the reports of clients, and remember which builds are withheld from which user. All
@@ -80,8 +86,8 @@ type reportKey struct {
 	build index.BuildID
 }
 
-// A user may report so many builds at once, and then one in each interval: an update of an SDK may make many of an
-// application's models stale at a time.
+// A user may report so many builds at once, and then one in each interval: an update of an SDK may
+// make many of an application's models stale at a time.
 const (
 	reportBurst    = 60
 	reportInterval = 2 * time.Second
@@ -91,11 +97,14 @@ const (
 
 // New returns reports without any.
 func New(o Options) *Reports {
-	return &Reports{o: o, doubts: newUserWithholds(o.Now), limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: o.Now}}
+	return &Reports{o: o, doubts: newUserWithholds(o.Now),
+		limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: o.Now}}
 }
 
 // WhyWithheld returns why the build is withheld from the user, "" if it is not.
-func (rs *Reports) WhyWithheld(id index.BuildID, uid uint32) string { return rs.doubts.why(id, uid) }
+func (rs *Reports) WhyWithheld(id index.BuildID, uid uint32) string {
+	return rs.doubts.why(id, uid)
+}
 
 // CountWithheld counts the builds of the request that are withheld from the user.
 func (rs *Reports) CountWithheld(request index.RequestKey, uid uint32) int {
@@ -134,7 +143,8 @@ type Examine func(context.Context, *index.Build) (Examined, error)
 // Handle decides on a report. The client is not simply believed: one user must not be able to empty
 // what all share. The build is examined. Meanwhile, and if nothing can be found out, it is withheld
 // from that user alone, and from all only when enough other users report the same.
-func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report, examine Examine) (*wire.ReportReply, error) {
+func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report,
+	examine Examine) (*wire.ReportReply, error) {
 	if len(r.Text) > maxReportText {
 		r.Text = strings.ToValidUTF8(r.Text[:maxReportText], "")
 	}
@@ -178,7 +188,9 @@ func (rs *Reports) find(ctx context.Context, p rights.Peer, r *Report) (*index.B
 	if err != nil {
 		return nil, err
 	}
-	b := builds[max(0, slices.IndexFunc(builds, func(b index.Build) bool { return rs.isCopy(&b, r.Graph) }))]
+	b := builds[max(0, slices.IndexFunc(builds, func(b index.Build) bool {
+		return rs.isCopy(&b, r.Graph)
+	}))]
 	return &b, nil
 }
 
@@ -193,7 +205,8 @@ func (rs *Reports) isCopy(b *index.Build, graph string) bool {
 func (rs *Reports) classify(b *index.Build, r *Report) rules.Class {
 	var class rules.Class
 	for i := range b.EPs {
-		if one := rs.o.Rules().Classify(b.EPs[i].Name, int(r.Code), r.Text); i == 0 || class.Name == rules.Unclear {
+		if one := rs.o.Rules().Classify(b.EPs[i].Name, int(r.Code), r.Text); i == 0 ||
+			class.Name == rules.Unclear {
 			class = one
 		}
 	}
@@ -212,7 +225,8 @@ type reportedBuild struct {
 }
 
 // decide takes all steps of a report. An error is the context's, or the store's.
-func (rs *Reports) decide(ctx context.Context, from reporter, graph string, class rules.Class, x reportedBuild) (*wire.ReportReply, error) {
+func (rs *Reports) decide(ctx context.Context, from reporter, graph string, class rules.Class,
+	x reportedBuild) (*wire.ReportReply, error) {
 	b := x.Build
 	if state := rs.o.Store.Index().Journal.StateOf(b.ID); state.Name != index.Current {
 		return retryReply("it is %s already: %s", state.Name, state.Reason), nil
@@ -226,7 +240,8 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 		}
 		return retryReply("%s", rs.o.Store.WithholdDamaged(ctx, b, err)), nil
 	} else if graph != "" && !strings.HasPrefix(graph, view.ID()+"/") {
-		return retryReply("a file of the copy that you loaded was changed or missing; there is a new one"), nil
+		return retryReply(
+			"a file of the copy that you loaded was changed or missing; there is a new one"), nil
 	}
 	if class.Name == rules.NotStale {
 		return soundReply(class.Reason, class.Hint), nil
@@ -235,7 +250,8 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 	again := ds.why(b.ID, from.uid) != ""
 	if !again && !ds.add(b, from.uid, from.owner, "you reported that it does not load, and the "+
 		"report is being checked", false) {
-		return nil, apierr.New(apierr.Busy, nil, "too many reports that could not be verified").WithHint("load with plain ONNX Runtime")
+		return nil, apierr.New(apierr.Busy, nil, "too many reports that could not be verified").
+			WithHint("load with plain ONNX Runtime")
 	}
 	found, err := x.examine(ctx, b)
 	if err != nil {
@@ -248,7 +264,8 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 }
 
 // act does what follows from an examination.
-func (rs *Reports) act(from reporter, b *index.Build, class rules.Class, x Examined) *wire.ReportReply {
+func (rs *Reports) act(from reporter, b *index.Build, class rules.Class,
+	x Examined) *wire.ReportReply {
 	ds := rs.doubts
 	switch x.Verdict {
 	case Damaged:
@@ -295,7 +312,8 @@ func (rs *Reports) withdraw(b *index.Build, x Examined) {
 	rs.o.Rebuild(b, x.Runtime, "reported, and "+x.Text)
 }
 
-// withholdFrom withholds from the reporter what could not be verified, and from all if enough say the same.
+// withholdFrom withholds from the reporter what could not be verified, and from all if enough say
+// the same.
 func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire.ReportReply {
 	ds := rs.doubts
 	counts := x.Verdict == Unverified && b.Scope == "shared" // towards the quorum
@@ -319,7 +337,8 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 		d.Decision = DecidedCompileYourself
 		d.Hint = fmt.Sprintf("two builds did not load for this user: load the model without "+
 			"epcached, which serves a build again after %s", WithholdTime)
-	case b.Put && b.UID == from.uid: // there is no other to be had from here, and the same compile a moment later makes the same
+	case b.Put && b.UID == from.uid:
+		// there is no other to be had from here, and the same compile a moment later makes the same
 		d.Decision = DecidedCompileYourself
 		d.Hint = "your own libraries compiled it: load the model without epcached; the next " +
 			"session may recompile it"
@@ -327,7 +346,8 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 	return d
 }
 
-// MaxRounds is how often a user's report that cannot be verified brings that user another build for the same request.
+// MaxRounds is how often a user's report that cannot be verified brings that user another build for
+// the same request.
 const MaxRounds = 2
 
 func retryReply(format string, args ...any) *wire.ReportReply {
@@ -341,9 +361,9 @@ func soundReply(text, hint string) *wire.ReportReply {
 			"optimization level of the answer")}
 }
 
-// record writes the decision to the log and the history, unless it repeats the last one for this user: a
-// flood of reports must not push other events out. The client's own words are for the log, because they
-// may contain paths.
+// record writes the decision to the log and the history, unless it repeats the last one for this
+// user: a flood of reports must not push other events out. The client's own words are for the log,
+// because they may contain paths.
 func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.ReportReply) {
 	outcome := d.Decision + ": " + d.Text
 	key := reportKey{from.owner, b.ID}
@@ -351,8 +371,10 @@ func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.Repo
 		return
 	}
 	rs.reported.Save(key, outcome, maxReported)
-	rs.o.Log.Info("report", "build", b.BuildKey.String(), "uid", from.uid, "code", r.Code, "text", identity.Truncated(r.Text), "decision", d.Decision, "found", d.Text)
-	rs.o.Store.RecordEvent(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
+	rs.o.Log.Info("report", "build", b.BuildKey.String(), "uid", from.uid, "code", r.Code, "text",
+		identity.Truncated(r.Text), "decision", d.Decision, "found", d.Text)
+	rs.o.Store.RecordEvent(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)),
+		d.Decision, d.Text))
 }
 
 // userWithholds are the builds that are withheld from single users, because they reported that they
@@ -399,7 +421,8 @@ func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string, coun
 			return false
 		}
 	}
-	ds.known[key] = userWithhold{owner: owner, request: b.RequestKey, why: why, counts: counts, until: ds.now().Add(WithholdTime)}
+	ds.known[key] = userWithhold{owner: owner, request: b.RequestKey, why: why, counts: counts,
+		until: ds.now().Add(WithholdTime)}
 	ds.total.Store(int64(len(ds.known)))
 	return true
 }

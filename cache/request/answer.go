@@ -20,7 +20,8 @@ func (a *Answer) Reply() *wire.AcquireReply {
 		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(),
 		Compatibility:       a.Compatibility.Verdict.String(),
 		CompatibilitySource: a.Compatibility.Source,
-		CompatibilityReason: wire.Valid(a.Compatibility.Reason), Why: wire.Valid(a.Why), Record: a.Record,
+		CompatibilityReason: wire.Valid(a.Compatibility.Reason), Why: wire.Valid(a.Why),
+		Record:      a.Record,
 		Explanation: a.Explanation, Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings,
 		View: a.Path, Graph: a.Graph, SessionOptions: a.SessionOptions,
 		GraphOptimizationLevel: a.GraphOptimizationLevel, RequestKey: wire.KeyText(a.RequestKey),
@@ -44,7 +45,8 @@ func (a *Answer) Reply() *wire.AcquireReply {
 	if b := a.Build; b != nil {
 		reply.Build, reply.CompileSeconds = b.BuildKey.String(), b.CompileSeconds
 		ep := b.Maker()
-		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
+		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion,
+			ep.HardwareArchitecture
 		id, _, inView := strings.Cut(a.Graph, "/")
 		for _, f := range b.Files {
 			one := &wire.File{Name: f.Name, Size: f.Size}
@@ -62,10 +64,11 @@ func (a *Answer) Reply() *wire.AcquireReply {
 
 // Member is one model of a group, in an answer.
 type Member struct {
-	Name           string
-	ModelDigest    cas.Digest
-	Graph          string            // relative to the view: "<id>/<graph>"
-	SessionOptions map[string]string // besides the answer's, when several members are loaded in one process
+	Name        string
+	ModelDigest cas.Digest
+	Graph       string // relative to the view: "<id>/<graph>"
+	// besides the answer's, when several members are loaded in one process
+	SessionOptions map[string]string
 }
 
 // FillMembers says what a group consists of, and which of its models was asked for.
@@ -109,29 +112,33 @@ const (
 	Adopted     = "adopted"     // the caller's compiled model is kept now
 )
 
-// Answer is what a request got. View, where there is one, is the caller's to close: it is the lease.
+// Answer is what a request got. View, where there is one, is the caller's to close: it is the
+// lease.
 type Answer struct {
-	Outcome       string
-	RequestKey    index.RequestKey
-	ModelDigest   cas.Digest
-	Record        string       // the request record as JSON
-	Build         *index.Build // nil for PassThrough and Key; shared: read only
-	Unkept        bool         // Build is not kept: its files are removed with View, and have no digests
+	Outcome     string
+	RequestKey  index.RequestKey
+	ModelDigest cas.Digest
+	Record      string       // the request record as JSON
+	Build       *index.Build // nil for PassThrough and Key; shared: read only
+	// Build is not kept: its files are removed with View, and have no digests
+	Unkept        bool
 	Compatibility judge.Judgement
-	Compared      *compilers.VerifyResult // of the build's job, with the request's tolerance; nil: of none
-	Why           string
-	Explanation   *wire.Explanation // for Explain
-	Runtime       string            // what the answer is for
-	Job           string            // of Later: what Follow and CancelJobs name
-	Claim         *Claim            // of Claimed
+	// of the build's job, with the request's tolerance; nil: of none
+	Compared    *compilers.VerifyResult
+	Why         string
+	Explanation *wire.Explanation // for Explain
+	Runtime     string            // what the answer is for
+	Job         string            // of Later: what Follow and CancelJobs name
+	Claim       *Claim            // of Claimed
 
 	LeasedView *views.View // that View is of
 	View       *os.File
 	Path       string // of the view
 	Graph      string // relative to the view: "<id>/<graph>"
 
-	Members []Member // of a group: all of them, in the order to load several in one process; else none
-	Member  int      // which of them was asked for
+	// of a group: all of them, in the order to load several in one process; else none
+	Members []Member
+	Member  int // which of them was asked for
 
 	ProviderOptions        map[string]map[string]string // by EP: load the graph with exactly these
 	SessionOptions         map[string]string

@@ -28,8 +28,9 @@ type Attempt struct {
 	Content     *runtimes.Content // nil: of libraries that are not run here
 	Plan        *Plan
 
-	Resumed     ResumedJob
-	SkipServing *[]index.BuildID       // found by any attempt, and not served: they are to be compiled again, not found again
+	Resumed ResumedJob
+	// found by any attempt, and not served: they are to be compiled again, not found again
+	SkipServing *[]index.BuildID
 	Progress    *jobs.ProgressReporter // nil: the caller hears nothing of a job
 	Phase       func(string)
 }
@@ -57,8 +58,9 @@ func NewAttempt(r *Request, t *jobs.ProgressReporter) (*Attempt, error) {
 // asks for what makes execution providers share.
 func (at *Attempt) WithIdentity(ctx context.Context, models *identity.Models) (*Attempt, error) {
 	r := at.Request
-	id, err := models.Identify(ctx, &identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(),
-		Adopt: at.Adopts(), Phase: at.Phase})
+	id, err := models.Identify(ctx,
+		&identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(),
+			Adopt: at.Adopts(), Phase: at.Phase})
 	if err != nil {
 		return nil, err
 	}
@@ -148,13 +150,15 @@ func (at *Attempt) Adopts() bool { return at.Adopt && at.TooLarge == "" }
 
 // Terms are what decides what is compiled.
 func (at *Attempt) Terms() *identity.Terms {
-	return &identity.Terms{Model: at.Identity.Digest, Group: at.Identity.Group, Member: at.AsMember, CompileTerms: at.CompileTerms}
+	return &identity.Terms{Model: at.Identity.Digest, Group: at.Identity.Group, Member: at.AsMember,
+		CompileTerms: at.CompileTerms}
 }
 
 // Answer is an answer without a build.
 func (at *Attempt) Answer(outcome string) *Answer {
-	return &Answer{Outcome: outcome, RequestKey: at.Plan.RequestKey, ModelDigest: at.Identity.Digest,
-		Record: at.Plan.RecordJSON, Runtime: at.RuntimeName}
+	return &Answer{Outcome: outcome, RequestKey: at.Plan.RequestKey,
+		ModelDigest: at.Identity.Digest,
+		Record:      at.Plan.RecordJSON, Runtime: at.RuntimeName}
 }
 
 // NeedsOtherORT reports whether the version of ONNX Runtime that made a build keeps it from the
@@ -197,7 +201,8 @@ func (at *Attempt) JobKey() jobs.Key {
 
 // Caller is how the request takes part in a job. owner returns the user of a uid.
 func (at *Attempt) Caller(owner func(uid uint32) uint32) jobs.Caller {
-	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none" // else the build is for this caller alone
+	// else the build is for this caller alone
+	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none"
 	who := jobs.Caller{UID: at.Peer.UID, Owner: owner(at.Peer.UID), Name: at.Name, Keep: keep}
 	if at.Progress != nil {
 		who.Since, who.Progress = at.Progress.Since, at.Progress.Report

@@ -106,7 +106,8 @@ func (r *Request) check() error {
 		return badRequest("model %q: the request names no execution provider", r.Name).
 			WithHint("for example OpenVINOExecutionProvider or QNNExecutionProvider")
 	case len(r.EPs) > maxEPs:
-		return badRequest("model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
+		return badRequest("model %q: %d execution providers, more than %d", r.Name,
+			len(r.EPs), maxEPs)
 	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
 		return badRequest("model %q: more than %d options", r.Name, maxOptions)
 	}
@@ -145,8 +146,8 @@ func (r *Request) check() error {
 
 // scopes gives the scope that a build of the request is stored in, "" for none, and those that it
 // is looked for in. A model that every local user can read may be shared; what is private stays its
-// user's. So does a file without a name, such as a memfd, because no other user can open it, whatever
-// its mode. wish is the model's own.
+// user's. So does a file without a name, such as a memfd, because no other user can open it,
+// whatever its mode. wish is the model's own.
 func (r *Request) scopes(wish string) (store string, look []string) {
 	own := rights.OwnScope(r.Peer)
 	store = "shared"
@@ -181,7 +182,8 @@ var onMiss = map[wire.OnMiss]OnMiss{
 func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {
-		return nil, apierr.New(apierr.Version, nil, "on_miss %s is not supported by this version", w.OnMiss).
+		return nil, apierr.New(apierr.Version, nil,
+			"on_miss %s is not supported by this version", w.OnMiss).
 			WithHint("use wait, background, fail, fetch, refresh, bypass, key_only or explain")
 	}
 	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
@@ -189,17 +191,21 @@ func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	}
 	model := modelFiles([]*wire.Model{w.Model}, fds)[0]
 	r := &Request{
-		Peer: p, Name: model.Name, Path: model.Path, Graph: model.Graph, External: model.External, Group: modelFiles(w.Group, fds),
-		CompileTerms: identity.CompileTerms{Embed: w.Embed, Route: w.Route, Session: compilers.Session{
-			SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions,
-			FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
-			GraphOptimizationLevel:     w.GraphOptimizationLevel,
-		}, Output: identity.Output{InitializersFile: w.Output.GetExternalInitializersFile(),
-			InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
-			InitializersInSource:  w.Output.GetKeepInitializersInSource(),
-			NodeNamePrefix:        w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()}},
+		Peer: p, Name: model.Name, Path: model.Path, Graph: model.Graph, External: model.External,
+		Group: modelFiles(w.Group, fds),
+		CompileTerms: identity.CompileTerms{Embed: w.Embed, Route: w.Route,
+			Session: compilers.Session{
+				SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions,
+				FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
+				GraphOptimizationLevel:     w.GraphOptimizationLevel,
+			}, Output: identity.Output{InitializersFile: w.Output.GetExternalInitializersFile(),
+				InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
+				InitializersInSource:  w.Output.GetKeepInitializersInSource(),
+				NodeNamePrefix:        w.Output.GetNodeNamePrefix(),
+				Complete:              w.Output.GetComplete()}},
 		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput,
-		OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, KeepsView: w.HoldsView, Adopt: w.Adopt,
+		OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, KeepsView: w.HoldsView,
+		Adopt: w.Adopt,
 	}
 	for _, ep := range w.Eps {
 		one := identity.EP{Name: ep.Name, Options: ep.Options}

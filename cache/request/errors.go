@@ -27,7 +27,8 @@ func CompileError(err error, log string, format string, args ...any) error {
 		return apierr.New(apierr.Busy, err, format, args...).WithHint("retry when the update is " +
 			"done")
 	case errors.Is(err, runtimes.ErrReplaced):
-		return apierr.New(apierr.Unavailable, err, format, args...).WithHint("restart the application")
+		return apierr.New(apierr.Unavailable, err, format, args...).
+			WithHint("restart the application")
 	case errors.Is(err, context.DeadlineExceeded):
 		return apierr.New(apierr.Deadline, err, format, args...)
 	case errors.Is(err, compilers.ErrOption):

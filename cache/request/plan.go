@@ -24,9 +24,11 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// WithDimensions adds the sizes that the source model is run with; in the compiled one they are fixed.
+// WithDimensions adds the sizes that the source model is run with; in the compiled one they are
+// fixed.
 func (p *Plan) WithDimensions(check compilers.CheckJob) compilers.CheckJob {
-	check.FreeDimensions, check.FreeDimensionsByDenotation = p.Canonical.FreeDimensions, p.Canonical.FreeDimensionsByDenotation
+	check.FreeDimensions, check.FreeDimensionsByDenotation = p.Canonical.FreeDimensions,
+		p.Canonical.FreeDimensionsByDenotation
 	return check
 }
 
@@ -78,27 +80,31 @@ func EPNames(eps []identity.EP) string {
 	return strings.Join(names, ", ")
 }
 
-// Plan is a request thought through for one runtime: what it is called, and how it would be compiled.
+// Plan is a request thought through for one runtime: what it is called, and how it would be
+// compiled.
 type Plan struct {
-	Canonical      identity.Record
-	Record         []byte
-	RecordJSON     string
-	RequestKey     index.RequestKey
-	EPs            []compilers.EP // resolved: library, devices, options as the EP gets them
-	Marks          judge.Marks
-	MarksDigest    [32]byte // digest of the marks and drivers
-	Facts          []index.EPFacts
-	BuildKey       index.BuildKey
-	OnOwnModel     bool                 // an EP takes none of the tiny models: its mark was made with the request's own
-	OnlyProcessors bool                 // the execution providers have no device to keep for themselves
+	Canonical   identity.Record
+	Record      []byte
+	RecordJSON  string
+	RequestKey  index.RequestKey
+	EPs         []compilers.EP // resolved: library, devices, options as the EP gets them
+	Marks       judge.Marks
+	MarksDigest [32]byte // digest of the marks and drivers
+	Facts       []index.EPFacts
+	BuildKey    index.BuildKey
+	// an EP takes none of the tiny models: its mark was made with the request's own
+	OnOwnModel bool
+	// the execution providers have no device to keep for themselves
+	OnlyProcessors bool
 	Outside        bool                 // for libraries that are not run here
 	Libraries      map[string]cas.Stamp // then: those that were hashed, by EP
 	Fitting        []*index.Build       // in a store that is only read: the builds; no key is known
 }
 
-// MadeExactly reports whether the build is what the plan would make. The driver is no part of the key, so a
-// build of the very same key may have been made with another one, and is judged. So is one that was
-// put and could not be run then. For libraries that are not run here the whole machine is part of it.
+// MadeExactly reports whether the build is what the plan would make. The driver is no part of the
+// key, so a build of the very same key may have been made with another one, and is judged. So is
+// one that was put and could not be run then. For libraries that are not run here the whole machine
+// is part of it.
 func (p *Plan) MadeExactly(b *index.Build) bool {
 	here := p.Outside || store.SameDrivers(b.EPs, p.Facts) && !(b.Put && p.Marks.OtherMachine(b))
 	return b.BuildKey == p.BuildKey && here
@@ -116,7 +122,8 @@ func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 	if from := Origin(b); from != "" {
 		reason += "; " + from
 	}
-	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
+	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason,
+		At: b.Created, Runtime: runtime}
 }
 
 // JudgeTarget is what a build is judged against: a runtime, and a request's execution providers.
@@ -136,14 +143,16 @@ func (p *Plan) JudgeTarget(rt string, rc *runtimes.Content) *JudgeTarget {
 
 // Target is what the builds are judged for.
 func (a *JudgeTarget) Target() *judge.Target {
-	return &judge.Target{Runtime: a.Runtime, Content: a.Content, EPs: a.EPs, Marks: a.Marks, Facts: a.Facts,
+	return &judge.Target{Runtime: a.Runtime, Content: a.Content, EPs: a.EPs, Marks: a.Marks,
+		Facts:    a.Facts,
 		BuildKey: a.BuildKey, Noticed: a.MarksDigest}
 }
 
 // CheckJob loads a graph as an application would that asked for what is judged.
 func (a *JudgeTarget) CheckJob(graph, level string) compilers.CheckJob {
 	return compilers.CheckJob{Runtime: a.Content.Spec, EPs: a.EPs, Graph: graph,
-		Session: compilers.Session{SessionOptions: a.Canonical.SessionOptions, GraphOptimizationLevel: level}}
+		Session: compilers.Session{SessionOptions: a.Canonical.SessionOptions,
+			GraphOptimizationLevel: level}}
 }
 
 // Encoded is the request but for its model.
@@ -171,7 +180,8 @@ func (p *Plan) StatedFacts(models []*epmodel.Model) []index.EPFacts {
 		says, took, _ := compilers.ReadStated(facts[i].Name, p.WritesCompatibility(i), models...)
 		SetStatedFacts(&facts[i], says, took)
 		if took && !p.Outside {
-			facts[i].HardwareArchitecture = cmp.Or(says.HardwareArchitecture, p.Marks[i].MachineClass)
+			facts[i].HardwareArchitecture = cmp.Or(says.HardwareArchitecture,
+				p.Marks[i].MachineClass)
 		}
 	}
 	return facts
@@ -253,7 +263,8 @@ func (p *Plan) OutputName() string { return p.ShortKey() + "_ctx.onnx" }
 
 // CheckGraph loads a graph of the build at the level at which applications load it.
 func (a *JudgeTarget) CheckGraph(b *index.Build, graph string) compilers.CheckJob {
-	return a.CheckJob(graph, cmp.Or(b.GraphOptimizationLevel, LoadLevel(a.Canonical.GraphOptimizationLevel)))
+	return a.CheckJob(graph,
+		cmp.Or(b.GraphOptimizationLevel, LoadLevel(a.Canonical.GraphOptimizationLevel)))
 }
 
 // CheckJobOf loads a build from its view: a group's graphs together, in order.
@@ -263,7 +274,8 @@ func (a *JudgeTarget) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJo
 	for i := range b.Members {
 		job.SessionOptions = SharingOptions(a.Canonical.SessionOptions)
 		if i > 0 {
-			job.Share = append(job.Share, filepath.Join(filepath.Dir(graph), filepath.FromSlash(b.Members[i].Graph)))
+			job.Share = append(job.Share,
+				filepath.Join(filepath.Dir(graph), filepath.FromSlash(b.Members[i].Graph)))
 		}
 	}
 	return job
@@ -300,7 +312,8 @@ func IsAdopted(b *index.Build) bool {
 	return b.Put && len(b.EPs) > 0 && b.EPs[0].LibraryDigest.IsZero()
 }
 
-// OpenDimension is a dimension of a model's inputs that neither the model nor the request gives a size.
+// OpenDimension is a dimension of a model's inputs that neither the model nor the request gives a
+// size.
 type OpenDimension struct {
 	Name, Denotation string   // by which a request could; both may be empty
 	inputs           []string // that have it
@@ -320,7 +333,9 @@ func (r *Request) OpenDimensions(m *epmodel.Model) []OpenDimension {
 			if d.Value >= 0 || d.Param != "" && named || d.Denotation != "" && meant {
 				continue
 			}
-			at := slices.IndexFunc(out, func(o OpenDimension) bool { return o.Name == d.Param && o.Denotation == d.Denotation })
+			at := slices.IndexFunc(out, func(o OpenDimension) bool {
+				return o.Name == d.Param && o.Denotation == d.Denotation
+			})
 			if at < 0 {
 				at = len(out)
 				out = append(out, OpenDimension{Name: d.Param, Denotation: d.Denotation})
@@ -351,9 +366,11 @@ func DimensionsHint(open []OpenDimension) string {
 		case d.Name != "":
 			what, how = append(what, name+of), append(how, "--dim "+name+"=N")
 		case d.Denotation != "":
-			what, how = append(what, denotation+of), append(how, "--dim-by-denotation "+denotation+"=N")
+			what, how = append(what, denotation+of),
+				append(how, "--dim-by-denotation "+denotation+"=N")
 		default:
-			what = append(what, "a dimension without a name"+of+", which only the model's author can fix")
+			what = append(what,
+				"a dimension without a name"+of+", which only the model's author can fix")
 		}
 	}
 	hint := "the model has free dimensions, which the execution provider may need to know: " +
@@ -367,7 +384,8 @@ func DimensionsHint(open []OpenDimension) string {
 // QuotedName gives a model's name as it can be typed: plain ones as they are, others in quotes.
 func QuotedName(name string) string {
 	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.:/", r)
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("_-.:/", r)
 	}
 	name = identity.Truncated(name)
 	if strings.IndexFunc(name, func(r rune) bool { return !plain(r) }) < 0 {

@@ -27,15 +27,16 @@ type OnMiss int
 
 // The wishes of a request.
 const (
-	Wait       OnMiss = iota // compile unless it is being compiled, and wait
-	Fail                     // answer NotFound
-	Refresh                  // compile again even if there is a build
-	Bypass                   // neither look up nor keep: compile for this caller only
-	KeyOnly                  // answer with the key and the record
-	Explain                  // decide, compile nothing, and answer with the decision and its reasons
-	Background               // compile unless it is being compiled, and answer at once with the job
-	Fetch                    // ask the remotes, compile nothing
-	ForClaim                 // let the caller compile it, unless it is being compiled: then wait
+	Wait    OnMiss = iota // compile unless it is being compiled, and wait
+	Fail                  // answer NotFound
+	Refresh               // compile again even if there is a build
+	Bypass                // neither look up nor keep: compile for this caller only
+	KeyOnly               // answer with the key and the record
+	// decide, compile nothing, and answer with the decision and its reasons
+	Explain
+	Background // compile unless it is being compiled, and answer at once with the job
+	Fetch      // ask the remotes, compile nothing
+	ForClaim   // let the caller compile it, unless it is being compiled: then wait
 )
 
 // MaxVersion bounds what a client says that a version is, in bytes.
@@ -64,7 +65,9 @@ type Request struct {
 	// may differ by so much, as it is or as a part of the model's. No part of the identity.
 	VerifyOutput float64
 	KeepGoing    bool // finish the compile even if no request waits any more
-	KeepsView    bool // the caller keeps Answer.View for as long as it uses the files; else the path lasts for some time
+	// the caller keeps Answer.View for as long as it uses the files; else the path lasts for some
+	// time
+	KeepsView bool
 
 	// Adopt has a compiled model kept, with the files that it refers to, which are External then.
 	Adopt bool
@@ -120,14 +123,16 @@ func (r *Request) WithOwnFiles() (*Request, error) {
 // Close closes the files of a request that is the cache's own.
 func (r *Request) Close() { identity.CloseAll(r.AllModels()...) }
 
-// Policy says what to do with builds that are not the best for a runtime. The zero value is the default.
+// Policy says what to do with builds that are not the best for a runtime. The zero value is the
+// default.
 type Policy struct {
-	Unknown             string        // "load_check" (default): serve what loads; "serve"; "refuse"
-	PreferRecompilation string        // "serve_and_refresh" (default), "serve", "refuse"
-	Unsupported         string        // "recompile" (default), "fail"
-	MaxAge              time.Duration // builds older than this are served, and compiled again in the background; 0: any age
-	MinCompileSeconds   float64       // what compiles faster is answered but not kept
-	MeasureGain         *bool         // measure how long the source model takes to load; nil: yes
+	Unknown             string // "load_check" (default): serve what loads; "serve"; "refuse"
+	PreferRecompilation string // "serve_and_refresh" (default), "serve", "refuse"
+	Unsupported         string // "recompile" (default), "fail"
+	// builds older than this are served, and compiled again in the background; 0: any age
+	MaxAge            time.Duration
+	MinCompileSeconds float64 // what compiles faster is answered but not kept
+	MeasureGain       *bool   // measure how long the source model takes to load; nil: yes
 }
 
 // The words of policies.
@@ -142,10 +147,13 @@ const (
 
 // Stricter is the stricter of two policies, in each field.
 func (p Policy) Stricter(q Policy) Policy {
-	p.Unknown = stricter(p.Unknown, q.Unknown, PolicyLoadCheck, PolicyServe, PolicyLoadCheck, PolicyRefuse)
-	p.PreferRecompilation = stricter(p.PreferRecompilation, q.PreferRecompilation, PolicyServeAndRefresh,
+	p.Unknown = stricter(p.Unknown, q.Unknown, PolicyLoadCheck, PolicyServe, PolicyLoadCheck,
+		PolicyRefuse)
+	p.PreferRecompilation = stricter(p.PreferRecompilation, q.PreferRecompilation,
+		PolicyServeAndRefresh,
 		PolicyServe, PolicyServeAndRefresh, PolicyRefuse)
-	p.Unsupported = stricter(p.Unsupported, q.Unsupported, PolicyRecompile, PolicyRecompile, PolicyFail)
+	p.Unsupported = stricter(p.Unsupported, q.Unsupported, PolicyRecompile,
+		PolicyRecompile, PolicyFail)
 	if q.MaxAge > 0 && (p.MaxAge == 0 || q.MaxAge < p.MaxAge) {
 		p.MaxAge = q.MaxAge
 	}

@@ -172,9 +172,10 @@ func (l *Limiter) forget(now time.Time) {
 	}
 }
 
-// Owners finds the user behind a uid. The uids that /etc/subuid gives to a user, for containers, are that
-// user's: otherwise one person could speak as sixty thousand. Uids that the daemon's user namespace does
-// not map all arrive as the kernel's overflow uid, and so count as one by themselves.
+// Owners finds the user behind a uid. The uids that /etc/subuid gives to a user, for containers,
+// are that user's: otherwise one person could speak as sixty thousand. Uids that the daemon's user
+// namespace does not map all arrive as the kernel's overflow uid, and so count as one by
+// themselves.
 type Owners struct {
 	Path string // "": SubUIDs
 
@@ -218,7 +219,8 @@ func (o *Owners) OwnerOf(uid uint32) uint32 {
 	return uid
 }
 
-// parseSubuid reads lines of "owner:start:count"; an owner is a name or a number. Other lines are skipped.
+// parseSubuid reads lines of "owner:start:count"; an owner is a name or a number. Other lines are
+// skipped.
 func parseSubuid(text []byte, byName func(string) (uint32, bool)) []uidRange {
 	var out []uidRange
 	lines := bufio.NewScanner(bytes.NewReader(text))

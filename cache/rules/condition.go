@@ -126,7 +126,8 @@ func bounded(side string, bounds []bound) check {
 		}
 		for _, b := range bounds {
 			if !slices.Contains(accepted[b.operator], v.compare(b.version, maxParts)) {
-				return fmt.Sprintf("of the %s, %s, is not %s %s", side, abbreviated(value), b.operator, b.text)
+				return fmt.Sprintf("of the %s, %s, is not %s %s", side, abbreviated(value),
+					b.operator, b.text)
 			}
 		}
 		return ""
@@ -158,7 +159,8 @@ func oneOf(side string, values []string) check {
 		if slices.Contains(values, value) {
 			return ""
 		}
-		return fmt.Sprintf("of the %s, %s, is none of %s", side, abbreviated(value), abbreviated(strings.Join(values, ", ")))
+		return fmt.Sprintf("of the %s, %s, is none of %s", side, abbreviated(value),
+			abbreviated(strings.Join(values, ", ")))
 	})
 }
 
@@ -199,8 +201,8 @@ const maxParts = 32 // bounds the numbers of a version; vendors use up to four
 // version is the numbers of a version, from the most significant on, without leading zeros: numbers
 // may be dates and times, and longer than any integer. A "v" in front and what follows a "+" do not
 // count, and a missing number is a zero: "v1.8" and "1.8.0+95d534b" are equal. Everything else that
-// is not a number ("1.8.1-rc1", "latest", "") is no version: which of the vendors' suffixes are later
-// is not to be guessed.
+// is not a number ("1.8.1-rc1", "latest", "") is no version: which of the vendors' suffixes are
+// later is not to be guessed.
 type version []string
 
 func parseVersion(text string) (version, bool) {
@@ -213,7 +215,9 @@ func parseVersion(text string) (version, bool) {
 	}
 	parts := strings.Split(text, ".")
 	for i, part := range parts {
-		if part == "" || strings.ContainsFunc(part, func(r rune) bool { return r < '0' || r > '9' }) {
+		if part == "" || strings.ContainsFunc(part, func(r rune) bool {
+			return r < '0' || r > '9'
+		}) {
 			return nil, false
 		}
 		parts[i] = strings.TrimLeft(part, "0")
@@ -283,19 +287,23 @@ func parseExpression(text string) (check, error) {
 		return nil, fmt.Errorf("empty")
 	case first[0] == "same" || first[0] == "different":
 		return parseSame(text, words)
-	case len(words) == 2 && (words[1] == "known" || words[1] == "unknown") && slices.Contains([]string{buildSide, runtimeSide, bothSides}, words[0]):
+	case len(words) == 2 && (words[1] == "known" || words[1] == "unknown") &&
+		slices.Contains([]string{buildSide, runtimeSide, bothSides}, words[0]):
 		return known(words[0], words[1] == "unknown"), nil
 	case len(words) == 3 && words[0] == buildSide && words[2] == runtimeSide &&
 		slices.Contains(operators, words[1]):
 		return ordered(words[1]), nil
 	case first[0] == buildSide || first[0] == runtimeSide:
-		return parseBounds(first[0], strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text), first[0])))
+		return parseBounds(first[0],
+			strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text), first[0])))
 	}
 	return nil, notUnderstood(text)
 }
 
 func notUnderstood(text string) error {
-	return fmt.Errorf("%q is not understood: it is \"same\", \"different\", \"build <= runtime\", \"runtime >= 1.2, < 2\" or \"build known\"", abbreviated(text))
+	return fmt.Errorf(
+		"%q is not understood: it is \"same\", \"different\", \"build <= runtime\", \"runtime >= "+
+			"1.2, < 2\" or \"build known\"", abbreviated(text))
 }
 
 func parseSame(text string, words []string) (check, error) {
@@ -319,7 +327,8 @@ func parseBounds(side, text string) (check, error) {
 		if at < 0 {
 			return nil, notUnderstood(side + " " + text)
 		}
-		b := bound{operator: operators[at], text: strings.TrimSpace(strings.TrimPrefix(one, operators[at]))}
+		b := bound{operator: operators[at],
+			text: strings.TrimSpace(strings.TrimPrefix(one, operators[at]))}
 		var ok bool
 		if b.version, ok = parseVersion(b.text); !ok {
 			return nil, fmt.Errorf("%q is not a version", abbreviated(b.text))

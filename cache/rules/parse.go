@@ -34,7 +34,8 @@ func Parse(name string, text []byte) (*Set, error) {
 	}
 	root := d.Root()
 	root.Into(&file)
-	set := &Set{eps: map[string]provider{}, sum: sha256.Sum256(append([]byte(name+"\x00"), text...))}
+	set := &Set{eps: map[string]provider{},
+		sum: sha256.Sum256(append([]byte(name+"\x00"), text...))}
 	for ep, p := range file.EPs {
 		at := root.In("ep", ep)
 		if !printable(ep) {
@@ -43,7 +44,8 @@ func Parse(name string, text []byte) (*Set, error) {
 		set.eps[ep] = provider{replace: p.Replace, parts: []section{p.section(at)}}
 	}
 	if set.size() > maxRules {
-		d.Add(&tomlfile.Error{File: name, Text: fmt.Sprintf("more than %d rules and reports", maxRules)})
+		d.Add(&tomlfile.Error{File: name,
+			Text: fmt.Sprintf("more than %d rules and reports", maxRules)})
 	}
 	if err := d.Err(); err != nil {
 		return nil, err
@@ -73,7 +75,8 @@ func readFiles(files []string, read func(string) (*Set, error)) (*Set, error) {
 		set.append(next)
 	}
 	if set.size() > maxRules {
-		wrong = append(wrong, fmt.Errorf("rules: more than %d rules and reports in %d files", maxRules, len(files)))
+		wrong = append(wrong, fmt.Errorf("rules: more than %d rules and reports in %d files",
+			maxRules, len(files)))
 	}
 	if err := errors.Join(wrong...); err != nil {
 		return nil, err
@@ -129,7 +132,8 @@ func (s *Set) append(next *Set) {
 	s.sum = joined(s.sum, next.sum, "append")
 	for ep, p := range next.eps {
 		above := s.eps[ep]
-		s.eps[ep] = provider{replace: above.replace || p.replace, parts: slices.Concat(above.parts, p.parts)}
+		s.eps[ep] = provider{replace: above.replace ||
+			p.replace, parts: slices.Concat(above.parts, p.parts)}
 	}
 }
 
@@ -251,7 +255,9 @@ func (e *extract) check(v tomlfile.Value, facts *[]string) {
 }
 
 func factName(name string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') && (r < '0' || r > '9') })
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return r != '_' && (r < 'a' || r > 'z') && (r < '0' || r > '9')
+	})
 }
 
 // checkName looks at the name of a rule; people read it in judgements, so it names one.
@@ -267,7 +273,8 @@ func checkName(rule tomlfile.Value, name string, taken map[string]bool) {
 }
 
 func printable(name string) bool {
-	return name != "" && len(name) <= 100 && !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
+	return name != "" && len(name) <= 100 &&
+		!strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
 type verdict compilers.Verdict

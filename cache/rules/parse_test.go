@@ -110,7 +110,8 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"a date": {when(`2026-11-21`), "f.toml:3:6: field " +
 			"\"ep.X.rule[1].when.sdk_version\": it is a time and must be a text in quotes"},
 		"unknown set": {when(`{ any = ["a"] }`),
-			"f.toml:3:22: unknown field \"ep.X.rule[1].when.sdk_version.any\"; the fields are build, "},
+			"f.toml:3:22: unknown field \"ep.X.rule[1].when.sdk_version.any\"; the fields are " +
+				"build, "},
 		"empty set": {when(`{}`),
 			"f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": empty"},
 		"set of nothing": {when(`{ build = [] }`),
@@ -153,7 +154,8 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"unknown class": {report("stale", "fresh"),
 			`f.toml:4:1: field "ep.X.report[1].class": "fresh": it must be one of stale, not stale, unclear`},
 		"report's placeholder": {report(`"r"`, `"{build.sdk_version}"`), "f.toml:5:1: field " +
-			"\"ep.X.report[1].reason\": unknown placeholder {build.sdk_version}: the placeholders are code, ep"},
+			"\"ep.X.report[1].reason\": unknown placeholder {build.sdk_version}: the " +
+			"placeholders are code, ep"},
 		"too deep": {when(strings.Repeat("[", 20) + strings.Repeat("]", 20)),
 			"f.toml:3:6: nested more than 16 deep"},
 		"very deep":       {"a = " + strings.Repeat("[", tomlfile.MaxSize/2), "f.toml:1:"},
@@ -318,7 +320,8 @@ func TestOver(t *testing.T) {
 	replaced := parse("[ep." + ep + "]\nreplace = true\n").Overriding(Shipped())
 	require.Empty(t, judge(replaced))
 	require.Equal(t, "invalid graph", class(replaced), "what is said of all EPs still counts")
-	require.Empty(t, parse("[ep.\"*\"]\nreplace = true\n").Overriding(replaced).Classify(ep, 10, "").Rule)
+	require.Empty(t, parse("[ep.\"*\"]\nreplace = true\n").Overriding(replaced).
+		Classify(ep, 10, "").Rule)
 	require.Empty(t, judge(parse("").Overriding(replaced)), "replaced stays replaced")
 
 	require.Equal(t, "1.8.0 and 1.8.1", judge(Shipped()), "no set was changed")

@@ -42,7 +42,8 @@ type Set struct {
 	sum [sha256.Size]byte // of the files that it is from, in order
 }
 
-// Equal reports whether the sets are from files of the same names and texts, put together in the same way.
+// Equal reports whether the sets are from files of the same names and texts, put together in the
+// same way.
 func (s *Set) Equal(o *Set) bool {
 	if s == nil || o == nil {
 		return s == o
@@ -59,7 +60,8 @@ type provider struct {
 	parts   []section // those that come first count first
 }
 
-// section is what one file says of one EP. Its extracts are for its own rules only: files do not depend on each other.
+// section is what one file says of one EP. Its extracts are for its own rules only: files do not
+// depend on each other.
 type section struct {
 	file     string
 	extracts []extract
@@ -137,7 +139,8 @@ func (s *Set) Judge(build, runtime Facts) Judgement {
 				missed = append(missed, rule.name+": "+whyNot)
 				continue
 			}
-			return Judgement{Verdict: rule.verdict, Rule: rule.name, File: part.file, Reason: rule.explain(build.EP, b, r)}
+			return Judgement{Verdict: rule.verdict, Rule: rule.name, File: part.file,
+				Reason: rule.explain(build.EP, b, r)}
 		}
 	}
 	return Judgement{Reason: noRule(build.EP, missed)}
@@ -246,11 +249,12 @@ type Class struct {
 	CodeName string // as CodeName gives it
 }
 
-// maxText bounds the part of a message that is looked at. The vendors' messages are shorter; a client may send anything.
+// maxText bounds the part of a message that is looked at. The vendors' messages are shorter; a
+// client may send anything.
 const maxText = 64 << 10
 
-// Classify tells what an error code and its text mean when a session with a build of the EP could not be made. A code below zero is no code of ONNX
-// Runtime: a crash.
+// Classify tells what an error code and its text mean when a session with a build of the EP could
+// not be made. A code below zero is no code of ONNX Runtime: a crash.
 func (s *Set) Classify(ep string, code int, text string) Class {
 	name := compilers.CodeName(code)
 	if len(text) > maxText {
@@ -258,7 +262,8 @@ func (s *Set) Classify(ep string, code int, text string) Class {
 	}
 	for _, part := range s.sections(ep) {
 		for _, r := range part.reports {
-			if r.codes != nil && !slices.Contains(r.codes, code) || r.text != nil && !r.text.MatchString(text) {
+			if r.codes != nil && !slices.Contains(r.codes, code) || r.text != nil &&
+				!r.text.MatchString(text) {
 				continue
 			}
 			fill := func(placeholder string) string {
@@ -267,7 +272,8 @@ func (s *Set) Classify(ep string, code int, text string) Class {
 				}
 				return ep
 			}
-			return Class{Name: r.class, Rule: r.name, File: part.file, Reason: r.reason.fill(fill), Hint: r.hint.fill(fill), CodeName: name}
+			return Class{Name: r.class, Rule: r.name, File: part.file, Reason: r.reason.fill(fill),
+				Hint: r.hint.fill(fill), CodeName: name}
 		}
 	}
 	return Class{Name: Unclear, CodeName: name, Reason: fmt.Sprintf("unknown: %s of "+
@@ -283,9 +289,11 @@ func codeByName(text string) (int, bool) {
 	return 0, false
 }
 
-// Facts is what is known of one side: of a build, or of a runtime on this machine. Empty fields are unknown.
+// Facts is what is known of one side: of a build, or of a runtime on this machine. Empty fields are
+// unknown.
 type Facts struct {
-	EP                   string // canonical name, e.g. "QNNExecutionProvider"; the same on both sides
+	// canonical name, e.g. "QNNExecutionProvider"; the same on both sides
+	EP                   string
 	EPVersion            string // the EP's own metadata; not always telling
 	LibraryDigest        string
 	SDKVersion           string // attribute ep_sdk_version
@@ -331,10 +339,13 @@ func (e extract) names() []string {
 	if e.Regexp.Regexp == nil {
 		return []string{e.As}
 	}
-	return slices.DeleteFunc(slices.Clone(e.Regexp.SubexpNames()), func(name string) bool { return name == "" })
+	return slices.DeleteFunc(slices.Clone(e.Regexp.SubexpNames()), func(name string) bool {
+		return name == ""
+	})
 }
 
-// add puts into facts what is there and not known yet: of several extracts for one fact, the first that finds it counts.
+// add puts into facts what is there and not known yet: of several extracts for one fact, the first
+// that finds it counts.
 func (e extract) add(facts map[string]string) {
 	text := facts[e.From]
 	if text == "" {
@@ -413,7 +424,8 @@ type template struct {
 
 var placeholder = regexp.MustCompile(`\{[a-z][a-z0-9_.]*\}`)
 
-// parseTemplate refuses placeholders that are not allowed, and braces that are none: a misspelled one would be shown to people.
+// parseTemplate refuses placeholders that are not allowed, and braces that are none: a misspelled
+// one would be shown to people.
 func parseTemplate(text string, allowed []string) (template, error) {
 	var t template
 	last := 0
@@ -446,7 +458,8 @@ func (t template) fill(value func(name string) string) string {
 	return b.String()
 }
 
-// Bounds of a regular expression. RE2 takes time and memory in proportion to the program; a short expression can make a large one ("(a{1000}){1000}").
+// Bounds of a regular expression. RE2 takes time and memory in proportion to the program; a short
+// expression can make a large one ("(a{1000}){1000}").
 const (
 	maxPattern     = 500
 	maxPatternSize = 10000
@@ -479,7 +492,8 @@ func compilePattern(text string) (*regexp.Regexp, error) {
 	return regexp.Compile(text)
 }
 
-// patternSize estimates how large the compiled expression is, in instructions, up to a little above the bound.
+// patternSize estimates how large the compiled expression is, in instructions, up to a little above
+// the bound.
 func patternSize(re *syntax.Regexp) int {
 	size := 1 + len(re.Rune)
 	for _, sub := range re.Sub {

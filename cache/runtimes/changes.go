@@ -82,7 +82,8 @@ func (s *Set) watch(rt *Runtime, rc *Content) {
 func (s *Set) watchChanges(ctx context.Context) {
 	for e := range s.watcher.Events() {
 		if e.Subject == watchedDrivers {
-			s.work.Go(func() { s.WatchMachine(ctx) }) // it may wait for runtimes, and others change too
+			// it may wait for runtimes, and others change too
+			s.work.Go(func() { s.WatchMachine(ctx) })
 			continue
 		}
 		for _, rt := range s.All() {
@@ -130,8 +131,8 @@ func (s *Set) lastProbe(rt *Runtime) (last probeRecord, ok bool) {
 	return memo.Recall[probeRecord](s.options.Book, "probed:"+rt.subject)
 }
 
-// assess probes a runtime that is new or changed, says what is different, and judges what is stored for it. Where its
-// files moved meanwhile nothing is said; it stays due, until it is found at rest.
+// assess probes a runtime that is new or changed, says what is different, and judges what is stored
+// for it. Where its files moved meanwhile nothing is said; it stays due, until it is found at rest.
 func (s *Set) assess(ctx context.Context, rt *Runtime) {
 	rt.due.Store(true)
 	facts := s.Probe(ctx, rt)
@@ -141,7 +142,8 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 	if facts.Err != nil {
 		if rt.state.Load() == &stateReady { // else Content has logged why it cannot be used
 			s.log.Warn("runtime cannot be probed", "runtime", rt.Name, "error", facts.Err)
-			s.options.Event(index.Event{Kind: event.Unusable, Runtime: rt.Name, Text: facts.Err.Error()})
+			s.options.Event(index.Event{Kind: event.Unusable, Runtime: rt.Name,
+				Text: facts.Err.Error()})
 		}
 		return
 	}
@@ -151,12 +153,14 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 		now.Previous, now.Changes = before.At, before.differences(&now)
 	}
 	if known && len(now.Changes) == 0 {
-		now.Previous, now.Changes = before.Previous, before.Changes // what changed last stays to be seen
+		// what changed last stays to be seen
+		now.Previous, now.Changes = before.Previous, before.Changes
 	} else {
 		s.recordProbe(rt, &now, known)
 	}
 	rc := rt.LastContent()
-	if rc == nil || !s.options.Assessed(ctx, rt, rc, before.libraries(), !known || !now.Previous.Equal(before.Previous)) {
+	if rc == nil || !s.options.Assessed(ctx, rt, rc, before.libraries(), !known ||
+		!now.Previous.Equal(before.Previous)) {
 		return // the next assessment compares with the same one as this
 	}
 	rt.due.Store(false)
@@ -183,15 +187,18 @@ func (s *Set) recordProbe(rt *Runtime, now *probeRecord, known bool) {
 }
 
 func (s *Set) summary(facts *Facts) probeRecord {
-	out := probeRecord{At: s.options.Now(), ORTVersion: facts.Spec.ORTVersion, EPs: make(map[string]probeRecordEP)}
+	out := probeRecord{At: s.options.Now(), ORTVersion: facts.Spec.ORTVersion,
+		EPs: make(map[string]probeRecordEP)}
 	for _, ep := range facts.Facts.EPs {
 		mark := facts.Marks[ep.Name]
-		one := probeRecordEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name], SDKVersion: mark.SDKVersion,
-			Hardware: mark.Hardware(), Compatibility: mark.CompatibilityString,
+		one := probeRecordEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name],
+			SDKVersion: mark.SDKVersion,
+			Hardware:   mark.Hardware(), Compatibility: mark.CompatibilityString,
 			Error: cmp.Or(ep.Error, ErrorText(facts.MarkErrors[ep.Name]))}
 		one.Driver, _ = s.machine.Driver(ep.Name, mark)
 		for _, d := range ep.Devices {
-			one.Devices = append(one.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
+			one.Devices = append(one.Devices,
+				fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
 		}
 		out.EPs[ep.Name] = one
 	}
@@ -209,11 +216,14 @@ func (p *probeRecord) libraries() map[string]string {
 func (p *probeRecord) differences(now *probeRecord) (lines []string) {
 	add := func(what, from, to string) {
 		if from != to {
-			lines = append(lines, fmt.Sprintf("%s: %s, was %s", what, cmp.Or(to, "none"), cmp.Or(from, "none")))
+			lines = append(lines, fmt.Sprintf("%s: %s, was %s", what, cmp.Or(to, "none"),
+				cmp.Or(from, "none")))
 		}
 	}
 	add("ONNX Runtime", p.ORTVersion, now.ORTVersion)
-	names := slices.Compact(slices.Sorted(slices.Values(slices.AppendSeq(slices.Collect(maps.Keys(p.EPs)), maps.Keys(now.EPs)))))
+	names := slices.Compact(
+		slices.Sorted(slices.Values(slices.AppendSeq(slices.Collect(maps.Keys(p.EPs)),
+			maps.Keys(now.EPs)))))
 	for _, name := range names {
 		a, hadIt := p.EPs[name]
 		b, hasIt := now.EPs[name]
@@ -222,7 +232,8 @@ func (p *probeRecord) differences(now *probeRecord) (lines []string) {
 			lines = append(lines, name+": new here, version "+cmp.Or(b.Version, "none"))
 			continue
 		case !hasIt:
-			lines = append(lines, name+": not here any more, was version "+cmp.Or(a.Version, "none"))
+			lines = append(lines, name+": not here any more, was version "+cmp.Or(a.Version,
+				"none"))
 			continue
 		}
 		add(name+" version", a.Version, b.Version)
@@ -232,7 +243,8 @@ func (p *probeRecord) differences(now *probeRecord) (lines []string) {
 		add(name+" devices", strings.Join(a.Devices, ", "), strings.Join(b.Devices, ", "))
 		add(name+" error", a.Error, b.Error)
 		if a.LibraryDigest != b.LibraryDigest {
-			add(name+" library", fmt.Sprintf("%.12s", a.LibraryDigest), fmt.Sprintf("%.12s", b.LibraryDigest))
+			add(name+" library", fmt.Sprintf("%.12s", a.LibraryDigest),
+				fmt.Sprintf("%.12s", b.LibraryDigest))
 		} else {
 			add(name+" compatibility", a.Compatibility, b.Compatibility)
 		}

@@ -26,12 +26,13 @@ import (
 	"github.com/epcached/epcached/internal/watch"
 )
 
-// Content is what a runtime's files were when they were last looked at. It does not change. Libraries
-// that are not looked at have one with Spec and Digests alone, as far as these are known.
+// Content is what a runtime's files were when they were last looked at. It does not change.
+// Libraries that are not looked at have one with Spec and Digests alone, as far as these are known.
 type Content struct {
 	Spec    compilers.Runtime
-	Machine MachineID             // that it was looked at on
-	ORT     cas.Digest            // of libonnxruntime; in no build key, because builds do not depend on it
+	Machine MachineID // that it was looked at on
+	// of libonnxruntime; in no build key, because builds do not depend on it
+	ORT     cas.Digest
 	Digests map[string]cas.Digest // by EP: over all files that its library's identity covers
 
 	// Attached is what Options.Attach made, and what is remembered of exactly these libraries.
@@ -42,8 +43,9 @@ type Content struct {
 	files []stampedFile
 	dirs  *dirs // the same files, for looking often
 	// by EP: what an application shows that has a library of this content
-	clientDigests    map[string]contents
-	removedLibraries atomic.Bool // other files are in its place: nothing can be run with it any more
+	clientDigests map[string]contents
+	// other files are in its place: nothing can be run with it any more
+	removedLibraries atomic.Bool
 }
 
 // contents are digests of libraries, by their paths from an EP library's directory.
@@ -112,7 +114,8 @@ func (rc *Content) newest() time.Time {
 
 // SameLibraries reports whether the libraries are, in content, what they were, on the same machine.
 func (rc *Content) SameLibraries(other *Content) bool {
-	return rc.Spec.ORTVersion == other.Spec.ORTVersion && rc.ORT == other.ORT && maps.Equal(rc.Digests, other.Digests) && rc.Machine == other.Machine
+	return rc.Spec.ORTVersion == other.Spec.ORTVersion && rc.ORT == other.ORT &&
+		maps.Equal(rc.Digests, other.Digests) && rc.Machine == other.Machine
 }
 
 // Library returns the library of an execution provider.
@@ -168,7 +171,8 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 			"reason", watch.Explain(rc.dirs.watchErr))
 	}
 	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
-		return nil, cmp.Or(err, ErrFilesChanging) // something came or went before its directory was stamped
+		// something came or went before its directory was stamped
+		return nil, cmp.Or(err, ErrFilesChanging)
 	}
 	read := make(map[string]cas.Digest, len(rc.files))
 	digest := func(path string) (d cas.Digest, err error) {
@@ -229,7 +233,8 @@ func (rc *Content) EPFacts(eps []compilers.EP, marks []compilers.Fingerprint) []
 			DriverVersion:        marks[i].DriverVersion,
 		}
 		for _, d := range ep.Devices {
-			out[i].Devices = append(out[i].Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
+			out[i].Devices = append(out[i].Devices,
+				fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
 		}
 	}
 	return out
@@ -270,9 +275,11 @@ func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, erro
 	return libraryDigest(l, func(path string) (cas.Digest, error) { return cas.SumFile(ctx, path) })
 }
 
-// libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
-// library's directory and contents, in the order of the names. fileDigest gives a file's.
-func libraryDigest(l compilers.EPLibrary, fileDigest func(path string) (cas.Digest, error)) (cas.Digest, error) {
+// libraryDigest covers the EP library and the libraries beside it that carry its SDK: names
+// relative to the library's directory and contents, in the order of the names. fileDigest gives a
+// file's.
+func libraryDigest(l compilers.EPLibrary,
+	fileDigest func(path string) (cas.Digest, error)) (cas.Digest, error) {
 	var b []byte
 	files := slices.Clone(l.Files)
 	slices.Sort(files)
@@ -336,10 +343,10 @@ func (x *digests) remembered(uid uint32, f *os.File) (cas.Digest, bool) {
 	return cas.Digest(raw), true
 }
 
-// OwnDigest returns the digest that stands for an execution provider's library and what the client shows
-// of those beside it. A library that nothing is shown beside is known by the very file and its path as
-// well, because another place may have another SDK around an equal library. The digest never equals one
-// of libraries that are run here.
+// OwnDigest returns the digest that stands for an execution provider's library and what the client
+// shows of those beside it. A library that nothing is shown beside is known by the very file and
+// its path as well, because another place may have another SDK around an equal library. The digest
+// never equals one of libraries that are run here.
 func (s *Set) OwnDigest(ctx context.Context, uid uint32, ref *LibraryRef) (digest cas.Digest,
 	library cas.Stamp, err error) {
 	all, err := s.digests.contents(ctx, uid, ref)
@@ -408,7 +415,8 @@ func (x *digests) clientLibrary(ctx context.Context, uid uint32, f *os.File) (ca
 			return cas.Digest{}, err
 		}
 		if before.Size > maxLibrary {
-			return cas.Digest{}, fmt.Errorf("%d bytes, more than %d", before.Size, int64(maxLibrary))
+			return cas.Digest{}, fmt.Errorf("%d bytes, more than %d", before.Size,
+				int64(maxLibrary))
 		}
 		if gone, err := Unlinked(f); gone || err != nil {
 			return cas.Digest{}, errors.Join(err, errReplacedOpen)
@@ -467,9 +475,9 @@ func clientLibraryError(ctx context.Context, err error, ref *LibraryRef, name st
 	return apierr.New(apierr.BadRequest, err, "library %q of %s", path, ref.EP)
 }
 
-// Unlinked reports whether the name that a file was opened by is removed, or leads to another file now.
-// Other names of the file say nothing: package managers link their files into many places, and an update
-// takes one of them away.
+// Unlinked reports whether the name that a file was opened by is removed, or leads to another file
+// now. Other names of the file say nothing: package managers link their files into many places, and
+// an update takes one of them away.
 func Unlinked(f *os.File) (bool, error) {
 	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
 	if err != nil {

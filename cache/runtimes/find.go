@@ -37,8 +37,9 @@ type Ref struct {
 type LibraryRef struct {
 	EP, Path string
 	File     *os.File
-	Beside   map[string]*os.File // other libraries that carry its SDK, by their paths from its directory
-	Complete bool                // Beside is all that compilers.LibrariesBeside lists
+	// other libraries that carry its SDK, by their paths from its directory
+	Beside   map[string]*os.File
+	Complete bool // Beside is all that compilers.LibrariesBeside lists
 }
 
 // Library returns what the reference says of an execution provider's library, nil if nothing.
@@ -51,9 +52,11 @@ func (ref *Ref) Library(ep string) *LibraryRef {
 	return nil
 }
 
-// Resolve finds the runtime that the request means, and looks at its files. A client of the daemon's own
-// user may bring a runtime that was not known before. The error has class Unavailable where there is none.
-func (s *Set) Resolve(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+// Resolve finds the runtime that the request means, and looks at its files. A client of the
+// daemon's own user may bring a runtime that was not known before. The error has class Unavailable
+// where there is none.
+func (s *Set) Resolve(ctx context.Context, w *Wanted, progress func(string)) (*Runtime,
+	*Content, error) {
 	switch {
 	case w.Directory != "":
 		return s.resolveDirectory(ctx, w, progress)
@@ -63,7 +66,8 @@ func (s *Set) Resolve(ctx context.Context, w *Wanted, progress func(string)) (*R
 	return s.resolveDefault(ctx, w, progress)
 }
 
-func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(string)) (*Runtime,
+	*Content, error) {
 	var have []string
 	var last error
 	for _, rt := range s.All() {
@@ -75,7 +79,8 @@ func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(strin
 			last = err
 			continue
 		}
-		if rc.HasAll(w.EPs) && (!w.StrictORT || w.ORTVersion == "" || w.ORTVersion == rc.Spec.ORTVersion) {
+		if rc.HasAll(w.EPs) && (!w.StrictORT || w.ORTVersion == "" ||
+			w.ORTVersion == rc.Spec.ORTVersion) {
 			return rt, rc, nil
 		}
 		have = append(have, rc.providers()...)
@@ -96,17 +101,20 @@ func NoRuntimeError(eps []identity.EP, have []string) error {
 		}
 	}
 	if len(names) == 0 { // each is somewhere, and nowhere all of them
-		return apierr.New(apierr.Unavailable, nil, "no registered runtime has all of %s", strings.Join(all, ", "))
+		return apierr.New(apierr.Unavailable, nil, "no registered runtime has all of %s",
+			strings.Join(all, ", "))
 	}
 	slices.Sort(have)
 	have = slices.Compact(have)
-	e := apierr.New(apierr.Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
+	e := apierr.New(apierr.Unavailable, nil, "no registered runtime has execution provider %s",
+		strings.Join(names, ", "))
 	if len(have) == 0 {
 		return e.WithHint("name the runtime that it will be loaded with (epcachectl: --runtime " +
 			"DIR), or start epcached with --runtime DIR, a directory made by: pip install " +
 			"--no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
 	}
-	return e.WithHint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
+	return e.WithHint("the registered runtimes have %s; epcachectl probe shows them",
+		strings.Join(have, ", "))
 }
 
 func (rc *Content) providers() (names []string) {
@@ -126,10 +134,12 @@ func (rc *Content) HasAll(eps []identity.EP) bool {
 	return true
 }
 
-func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(string)) (*Runtime,
+	*Content, error) {
 	dir := filepath.Clean(w.Directory)
 	if !filepath.IsAbs(dir) {
-		return nil, nil, apierr.New(apierr.BadRequest, nil, "runtime directory %q is not an absolute path", w.Directory)
+		return nil, nil, apierr.New(apierr.BadRequest, nil,
+			"runtime directory %q is not an absolute path", w.Directory)
 	}
 	own := s.mayName(w)
 	same := func(rt *Runtime) bool { return rt.Name == dir || own && sameFile(rt.Name, dir) }
@@ -202,9 +212,10 @@ func (w *Wanted) ShowsLibraries() bool {
 }
 
 // resolveLibraries finds a runtime that has the files that the caller will load as EP libraries, or
-// files of the same content in another place. Libraries beside an EP library carry its SDK, so their
-// content counts too.
-func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+// files of the same content in another place. Libraries beside an EP library carry its SDK, so
+// their content counts too.
+func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime,
+	*Content, error) {
 	likely, unknown := s.candidates(w)
 	for _, rt := range likely {
 		if rc := s.contentIfCarrying(ctx, rt, w, progress); rc != nil {
@@ -229,7 +240,9 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 		return nil, nil, s.notOwnError(w, w.EPLibraries[0].Path)
 	}
 	if w.ORTLibrary == "" {
-		return nil, nil, apierr.New(apierr.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", w.EPLibraries[0].Path).
+		return nil, nil, apierr.New(apierr.Unavailable, nil,
+			"runtime of %q: the application names no libonnxruntime, which a compile needs",
+			w.EPLibraries[0].Path).
 			WithHint("put libonnxruntime.so.VERSION beside the other files of onnxruntime/capi, " +
 				"or register a runtime with this library: epcached --runtime DIR")
 	}
@@ -270,7 +283,8 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 	return found, content, nil
 }
 
-// equals reports whether an application that shows these libraries, by EP, has what this runtime has.
+// equals reports whether an application that shows these libraries, by EP, has what this runtime
+// has.
 func (rc *Content) equals(shown map[string]contents) bool {
 	for ep, have := range shown {
 		if want := rc.clientDigests[ep]; want == nil || !maps.Equal(want, have) {
@@ -281,7 +295,8 @@ func (rc *Content) equals(shown map[string]contents) bool {
 }
 
 // contentIfCarrying returns the contents if they have the caller's libraries and all it needs.
-func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted, progress func(string)) *Content {
+func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted,
+	progress func(string)) *Content {
 	rc := rt.LastContent()
 	if rc == nil || !s.isCurrent(rc, recently) {
 		if rc != nil && rc.replacedLibrary(w) {
@@ -289,7 +304,8 @@ func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted, pro
 		}
 		var err error
 		if rc, err = s.Content(ctx, rt, progress); err != nil {
-			return nil // a runtime that is gone or broken: probe shows its error, and another one may do
+			// a runtime that is gone or broken: probe shows its error, and another one may do
+			return nil
 		}
 	}
 	if !rc.HasAll(w.EPs) || !rc.carries(w, s.mayName(w)) {
@@ -401,7 +417,8 @@ func replacedError(path string) error {
 		WithHint("restart the application: an update may have replaced the library")
 }
 
-func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime,
+	*Content, error) {
 	for _, l := range w.EPLibraries {
 		if !l.isAt(l.Path) {
 			return nil, nil, replacedError(l.Path)
@@ -416,7 +433,9 @@ func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string
 		return nil, nil, apierr.New(apierr.Unavailable, err, "runtime %q", spec.ORTLibrary)
 	}
 	rt := explicitRuntime(full, false)
-	rt = s.addNamed(rt, func(old *Runtime) bool { return !old.Registered && old.subject == rt.subject })
+	rt = s.addNamed(rt, func(old *Runtime) bool {
+		return !old.Registered && old.subject == rt.subject
+	})
 	rc, err := s.Content(ctx, rt, progress)
 	if err != nil {
 		return nil, nil, err

@@ -13,19 +13,20 @@ import (
 	"github.com/epcached/epcached/internal/filestamp"
 )
 
-// directories are the directories with the files of a runtime as they were stamped, kept open because each
-// hit compares them. The set of runtimes closes them when it has forgotten what is in them, or found
-// something else there. The descriptors are closed when no comparison uses them, and the comparisons
-// that follow, of requests that began before, look up each path.
+// directories are the directories with the files of a runtime as they were stamped, kept open
+// because each hit compares them. The set of runtimes closes them when it has forgotten what is in
+// them, or found something else there. The descriptors are closed when no comparison uses them, and
+// the comparisons that follow, of requests that began before, look up each path.
 type dirs struct {
 	list   []stampedDir
 	users  atomic.Int64 // of the descriptors: the owner, until it closes them, and comparisons
 	closed atomic.Bool  // by the owner
 
-	mounts     int           // descriptor of the mount table; -1: it cannot be read
-	inotify    int           // reports changes of what is watched; -1: nothing is
-	watchErr   error         // why something is not watched
-	eventsSeen atomic.Bool   // from inotify: a path may have come to lead to the directory in another way
+	mounts   int   // descriptor of the mount table; -1: it cannot be read
+	inotify  int   // reports changes of what is watched; -1: nothing is
+	watchErr error // why something is not watched
+	// from inotify: a path may have come to lead to the directory in another way
+	eventsSeen atomic.Bool
 	asking     atomic.Int64  // calls of reports that have not returned
 	changes    atomic.Uint64 // that the kernel reported
 	named      atomic.Uint64 // reports when all stamps were compared; 0: one was not equal
@@ -33,11 +34,11 @@ type dirs struct {
 }
 
 // recently is how long a hit believes that the kernel reports each change of what is watched. The
-// kernel does not report stores through a mapping before the file is unmapped and closed, nor writes
-// through an overlay above the file system. So a library that a program has mapped for writing may
-// pass for the earlier one for so long, as if it were written a moment later. A request that comes
-// after the program has ended never gets a build for the earlier one. Work with the libraries that
-// has ended compares all stamps.
+// kernel does not report stores through a mapping before the file is unmapped and closed, nor
+// writes through an overlay above the file system. So a library that a program has mapped for
+// writing may pass for the earlier one for so long, as if it were written a moment later. A request
+// that comes after the program has ended never gets a build for the earlier one. Work with the
+// libraries that has ended compares all stamps.
 const recently = time.Second
 
 // maxWatched bounds the runtimes with an inotify instance each, of which a user has 128 by default.
@@ -46,8 +47,8 @@ const maxWatched = 16
 // clock is what compared counts from, because the time of day may be set back.
 var clock = time.Now()
 
-// stampedDir is a directory with files of a runtime. Its own times count too: a library that is added
-// beside the others may be one that the EP loads.
+// stampedDir is a directory with files of a runtime. Its own times count too: a library that is
+// added beside the others may be one that the EP loads.
 type stampedDir struct {
 	path     string // ends in a slash
 	open     int
@@ -162,8 +163,8 @@ func (fs *dirs) release() {
 
 // unchanged compares the stamp of every file of the runtime. Where they were compared within that
 // time, it believes the kernel, which has reported no change since then. It is on the path of each
-// hit, so directories are kept open. They are looked up by path themselves, because one may have been put
-// in another's place.
+// hit, so directories are kept open. They are looked up by path themselves, because one may have
+// been put in another's place.
 func (fs *dirs) unchanged(within time.Duration) bool {
 	open, quick, began, reports := fs.retain(), false, time.Since(clock), uint64(0)
 	if open {
@@ -208,9 +209,9 @@ func (fs *dirs) dirUnchanged(f *stampedDir, open, quick bool) bool {
 	return true
 }
 
-// reports returns another number after each change of the mounts that this process sees, and of what
-// is watched. The kernel reports a change to one of the calls, which may not have counted it yet when
-// another call looks. So a call that is not alone returns a number of its own.
+// reports returns another number after each change of the mounts that this process sees, and of
+// what is watched. The kernel reports a change to one of the calls, which may not have counted it
+// yet when another call looks. So a call that is not alone returns a number of its own.
 func (fs *dirs) reports() uint64 {
 	fs.asking.Add(1)
 	poll := [2]unix.PollFd{{Fd: int32(fs.mounts), Events: unix.POLLPRI},

@@ -61,7 +61,8 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 		},
 		"a file is moved beside it": func(lib, _ string) error {
 			dir := filepath.Dir(lib)
-			return os.Rename(filepath.Join(filepath.Dir(dir), "another"), filepath.Join(dir, "another"))
+			return os.Rename(filepath.Join(filepath.Dir(dir), "another"),
+				filepath.Join(dir, "another"))
 		},
 		"truncated":        func(lib, _ string) error { return os.Truncate(lib, 3) },
 		"its mode changes": func(lib, _ string) error { return os.Chmod(lib, 0o600) },
@@ -165,8 +166,8 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 	}
 }
 
-// The kernel does not report stores through a mapping. They are noticed when the stamps are compared
-// again, as they are without its reports at each hit.
+// The kernel does not report stores through a mapping. They are noticed when the stamps are
+// compared again, as they are without its reports at each hit.
 func TestStampsAreComparedAgain(t *testing.T) {
 	lib := filepath.Join(t.TempDir(), "libep.so")
 	require.NoError(t, os.WriteFile(lib, []byte("library"), 0o644))
@@ -185,7 +186,8 @@ func TestStampsAreComparedAgain(t *testing.T) {
 		}
 		require.True(t, fs.unchanged(0))
 		b[0]++
-		require.Equal(t, watch, fs.unchanged(time.Hour), "the kernel reports stores through mappings")
+		require.Equal(t, watch, fs.unchanged(time.Hour),
+			"the kernel reports stores through mappings")
 		fs.compared.Add(-int64(recently))
 		require.False(t, fs.unchanged(recently))
 		require.False(t, fs.unchanged(time.Hour), "it was noticed")
@@ -193,8 +195,8 @@ func TestStampsAreComparedAgain(t *testing.T) {
 	}
 }
 
-// Paths with links are looked up at each hit, because links' targets are not watched. So is the path
-// of a directory that was moved and is reached through a link since.
+// Paths with links are looked up at each hit, because links' targets are not watched. So is the
+// path of a directory that was moved and is reached through a link since.
 func TestPathsThatLeadElsewhere(t *testing.T) {
 	root := t.TempDir()
 	dir, link := filepath.Join(root, "deep", "lib"), filepath.Join(root, "link")

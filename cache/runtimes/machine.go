@@ -21,8 +21,8 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// MachineID stands for what a device list and a fingerprint depend on besides the libraries: processor, devices and
-// drivers.
+// MachineID stands for what a device list and a fingerprint depend on besides the libraries:
+// processor, devices and drivers.
 type MachineID [32]byte
 
 // Machine is the processor with its devices and drivers, as they were last looked at.
@@ -36,9 +36,8 @@ type Machine struct {
 	drivers []driver // replaced as a whole; guarded by mu
 }
 
-// DriverSource tells where the version of an execution provider's driver can be read when its devices
-// do not say it.
-// One of File, Module and Command is set.
+// DriverSource tells where the version of an execution provider's driver can be read when its
+// devices do not say it. One of File, Module and Command is set.
 type DriverSource struct {
 	EP      string   // "" for all
 	File    string   // its first line is the version
@@ -98,7 +97,8 @@ func (m *Machine) SetSources(sources []DriverSource) bool {
 }
 
 func (d driver) isOf(s DriverSource) bool {
-	return d.EP == s.EP && d.File == s.File && d.Module == s.Module && slices.Equal(d.Command, s.Command)
+	return d.EP == s.EP && d.File == s.File && d.Module == s.Module &&
+		slices.Equal(d.Command, s.Command)
 }
 
 func (m *Machine) known() []driver {
@@ -121,9 +121,12 @@ func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := m.current.Load()
-	if !slices.EqualFunc(drivers, m.drivers, func(d, now driver) bool { return d.isOf(now.DriverSource) }) {
+	if !slices.EqualFunc(drivers, m.drivers, func(d, now driver) bool {
+		return d.isOf(now.DriverSource)
+	}) {
 		if before == nil {
-			m.noteFirst(m.stamp()) // ID must not block until the next look, which SetSources' caller begins
+			// ID must not block until the next look, which SetSources' caller begins
+			m.noteFirst(m.stamp())
 		}
 		return nil
 	}
@@ -133,7 +136,8 @@ func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 			d.version = old.version
 		}
 		if before != nil && old.version != d.version {
-			changes = append(changes, fmt.Sprintf("driver version of %s: %q, was %q", d, d.version, old.version))
+			changes = append(changes,
+				fmt.Sprintf("driver version of %s: %q, was %q", d, d.version, old.version))
 		}
 	}
 	m.drivers = drivers
@@ -227,7 +231,8 @@ const (
 	driverSeconds = 5
 )
 
-// read gives the first line of what the source holds. A driver that is not there has no version, and that is no error.
+// read gives the first line of what the source holds. A driver that is not there has no version,
+// and that is no error.
 func (s DriverSource) read(ctx context.Context) (string, error) {
 	if path := s.path(); path != "" {
 		f, err := os.Open(path)
@@ -301,7 +306,8 @@ func readMachine() [32]byte {
 	return blake3.Sum256(b.Bytes())
 }
 
-// processor gives the lines that name the first processor and what it can do: no frequencies, they change.
+// processor gives the lines that name the first processor and what it can do: no frequencies, they
+// change.
 func processor() []byte {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -312,7 +318,8 @@ func processor() []byte {
 	for _, line := range bytes.Split(first, []byte("\n")) {
 		key, _, _ := bytes.Cut(line, []byte(":"))
 		switch string(bytes.TrimSpace(key)) {
-		case "vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU part":
+		case "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
+			"Features", "CPU part":
 			out = append(append(out, line...), '\n')
 		}
 	}
@@ -322,7 +329,8 @@ func processor() []byte {
 // ProcessorVendor returns "GenuineIntel", "AuthenticAMD", or "" where the processor does not say.
 func ProcessorVendor() string {
 	for _, line := range bytes.Split(processor(), []byte("\n")) {
-		if key, value, ok := strings.Cut(string(line), ":"); ok && strings.TrimSpace(key) == "vendor_id" {
+		if key, value, ok := strings.Cut(string(line), ":"); ok &&
+			strings.TrimSpace(key) == "vendor_id" {
 			return strings.TrimSpace(value)
 		}
 	}

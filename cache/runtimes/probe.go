@@ -63,8 +63,8 @@ func Remember[T any](ctx context.Context, s *Set, q Inquiry, lasts func(T) bool,
 			return nil, err
 		}
 		if lasts(v) {
-			// Before others see it, because a build that is published for it needs it after a crash.
-			// Not saved costs a probe at the next start, nothing else.
+			// Before others see it, because a build that is published for it needs it after a
+			// crash. Not saved costs a probe at the next start, nothing else.
 			_ = memo.Save(durableBook{s.options.Book}, "probe:"+q.Key, v)
 		}
 		s.save(q.Key, v, lasts(v))
@@ -113,7 +113,8 @@ func (s *Set) save(key string, v any, lasts bool) {
 	s.facts.Save(key, f, maxFacts)
 }
 
-// Key covers what a probe's result depends on: the machine, ONNX Runtime's version and bytes, and every EP's bytes.
+// Key covers what a probe's result depends on: the machine, ONNX Runtime's version and bytes, and
+// every EP's bytes.
 func (s *Set) Key(kind string, rc *Content, more []byte) string {
 	b := append([]byte(kind), rc.Machine[:]...)
 	b = append(append(b, rc.Spec.ORTVersion...), rc.ORT[:]...)
@@ -126,12 +127,15 @@ func (s *Set) Key(kind string, rc *Content, more []byte) string {
 }
 
 // Devices lists the devices of the runtime's EPs. fresh: they are probed, whatever is remembered.
-func (s *Set) Devices(ctx context.Context, who Asker, rc *Content, fresh bool) (compilers.Facts, error) {
+func (s *Set) Devices(ctx context.Context, who Asker, rc *Content,
+	fresh bool) (compilers.Facts, error) {
 	// A library may fail because of the ONNX Runtime beside it, and the error names both.
 	q := Inquiry{Key: s.Key("devices", rc, []byte(rc.Spec.ORTLibrary)), Asker: who, Fresh: fresh,
 		EP: strings.Join(slices.Sorted(maps.Keys(rc.Digests)), ", ")}
 	return Remember(ctx, s, q, allUsable, func(ctx context.Context) (compilers.Facts, error) {
-		return RunUnreplaced(rc, func() (compilers.Facts, error) { return s.options.Compiler.Probe(ctx, rc.Spec) })
+		return RunUnreplaced(rc, func() (compilers.Facts, error) {
+			return s.options.Compiler.Probe(ctx, rc.Spec)
+		})
 	})
 }
 
@@ -149,7 +153,8 @@ func RunUnreplaced[T any](rc *Content, run func() (T, error)) (T, error) {
 	return v, err
 }
 
-// ErrReplaced says that nothing can be run with the libraries that the caller has open: others are in their place.
+// ErrReplaced says that nothing can be run with the libraries that the caller has open: others are
+// in their place.
 var ErrReplaced = errors.New("the libraries were replaced, perhaps by an update")
 
 // ErrGivenUp ends a request, or an inquiry, that its user cancelled.
@@ -157,12 +162,15 @@ var ErrGivenUp = errors.New("the job was cancelled")
 
 // IsTransient reports whether an error is no answer, because the caller left or files moved.
 func IsTransient(ctx context.Context, err error) bool {
-	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrFilesChanging) || errors.Is(err, ErrReplaced) ||
+	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrFilesChanging) ||
+		errors.Is(err, ErrReplaced) ||
 		errors.Is(err, ErrGivenUp))
 }
 
 func allUsable(f compilers.Facts) bool {
-	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool { return ep.Error != "" || len(ep.Devices) == 0 })
+	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool {
+		return ep.Error != "" || len(ep.Devices) == 0
+	})
 }
 
 // Fingerprints compiles a tiny model with each EP, as a request would have it.
@@ -173,14 +181,16 @@ func (s *Set) Fingerprints(ctx context.Context, who Asker, rc *Content, eps []co
 		return nil, err
 	}
 	q := Inquiry{Key: s.Key("fingerprint", rc, more), EP: eps[0].Name, Asker: who, Fresh: fresh}
-	made, err := Remember(ctx, s, q, FingerprintResult.IsFinal, func(ctx context.Context) (FingerprintResult, error) {
-		return s.MakeFingerprints(ctx, rc, eps, nil)
-	})
+	made, err := Remember(ctx, s, q, FingerprintResult.IsFinal,
+		func(ctx context.Context) (FingerprintResult, error) {
+			return s.MakeFingerprints(ctx, rc, eps, nil)
+		})
 	return made.For(eps, err)
 }
 
 // MakeFingerprints makes the fingerprints, with own's model where an EP takes no tiny one.
-func (s *Set) MakeFingerprints(ctx context.Context, rc *Content, eps []compilers.EP, own *compilers.Job) (FingerprintResult, error) {
+func (s *Set) MakeFingerprints(ctx context.Context, rc *Content, eps []compilers.EP,
+	own *compilers.Job) (FingerprintResult, error) {
 	marks, err := RunUnreplaced(rc, func() ([]compilers.Fingerprint, error) {
 		return s.options.Compiler.Fingerprint(ctx, rc.Spec, eps, own)
 	})
@@ -221,7 +231,8 @@ func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 	out := slices.Clone(eps)
 	for i := range out {
 		info, _ := compilers.EPByName(out[i].Name)
-		out[i].Library, out[i].Options = "", info.ForFingerprint(identity.LibraryBaseNames(info, out[i].Options))
+		out[i].Library, out[i].Options = "",
+			info.ForFingerprint(identity.LibraryBaseNames(info, out[i].Options))
 	}
 	return out
 }
@@ -230,11 +241,13 @@ func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 func ResolveDevices(facts compilers.Facts, ep identity.EP) ([]compilers.Device, error) {
 	i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool { return p.Name == ep.Name })
 	if i < 0 {
-		return nil, apierr.New(apierr.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+		return nil, apierr.New(apierr.Unavailable, nil,
+			"the runtime has no execution provider %q", ep.Name)
 	}
 	probe := &facts.EPs[i]
 	if probe.Error != "" {
-		return nil, apierr.New(apierr.Unavailable, nil, "execution provider %s: %s", ep.Name, probe.Error).
+		return nil, apierr.New(apierr.Unavailable, nil, "execution provider %s: %s", ep.Name,
+			probe.Error).
 			WithFact("library", probe.Library)
 	}
 	selectors := ep.Devices
@@ -244,29 +257,39 @@ func ResolveDevices(facts compilers.Facts, ep identity.EP) ([]compilers.Device, 
 	out := make([]compilers.Device, 0, len(selectors))
 	for _, sel := range selectors {
 		if sel.Virtual() {
-			// No probe lists what is not there. Whether the execution provider knows such a device the fingerprint tells.
-			out = append(out, compilers.Device{Type: strings.ToUpper(sel.Type), VendorID: sel.VendorID, DeviceID: sel.DeviceID, Metadata: sel.Metadata})
+			// No probe lists what is not there. Whether the execution provider knows such a device
+			// the fingerprint tells.
+			out = append(out, compilers.Device{Type: strings.ToUpper(sel.Type),
+				VendorID: sel.VendorID, DeviceID: sel.DeviceID, Metadata: sel.Metadata})
 			continue
 		}
-		i := slices.IndexFunc(probe.Devices, func(d compilers.DeviceFacts) bool { return sel.Fits(d) })
+		i := slices.IndexFunc(probe.Devices, func(d compilers.DeviceFacts) bool {
+			return sel.Fits(d)
+		})
 		if i < 0 {
 			return nil, noDevice(ep.Name, sel, probe.Devices)
 		}
 		d := probe.Devices[i]
-		out = append(out, compilers.Device{Type: d.Type, VendorID: d.VendorID, DeviceID: d.DeviceID, Metadata: sel.Metadata})
+		out = append(out, compilers.Device{Type: d.Type, VendorID: d.VendorID, DeviceID: d.DeviceID,
+			Metadata: sel.Metadata})
 	}
 	return out, nil
 }
 
-// OnlyProcessors reports whether the execution providers have nothing in this machine but the processor:
-// then none of them has a device to keep for itself.
+// OnlyProcessors reports whether the execution providers have nothing in this machine but the
+// processor: then none of them has a device to keep for itself.
 func OnlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
 	for _, ep := range eps {
-		i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool { return p.Name == ep.Name })
-		if i < 0 || len(facts.EPs[i].Devices) == 0 || slices.ContainsFunc(ep.Devices, compilers.Device.Virtual) {
+		i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool {
+			return p.Name == ep.Name
+		})
+		if i < 0 || len(facts.EPs[i].Devices) == 0 ||
+			slices.ContainsFunc(ep.Devices, compilers.Device.Virtual) {
 			return false
 		}
-		if slices.ContainsFunc(facts.EPs[i].Devices, func(d compilers.DeviceFacts) bool { return !strings.EqualFold(d.Type, "CPU") }) {
+		if slices.ContainsFunc(facts.EPs[i].Devices, func(d compilers.DeviceFacts) bool {
+			return !strings.EqualFold(d.Type, "CPU")
+		}) {
 			return false
 		}
 	}
@@ -275,7 +298,8 @@ func OnlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
 
 func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) error {
 	if len(have) == 0 {
-		return apierr.New(apierr.Unavailable, nil, "execution provider %s lists no device on this machine", ep).
+		return apierr.New(apierr.Unavailable, nil,
+			"execution provider %s lists no device on this machine", ep).
 			WithHint("its drivers may be missing, or it does not support this processor; " +
 				"epcachectl probe lists the devices")
 	}
@@ -291,7 +315,8 @@ func ResolveEPs(eps []identity.EP, canon []identity.RecordEP, rc *Content) ([]co
 	for i, ep := range eps {
 		lib, ok := rc.Library(ep.Name)
 		if !ok {
-			return nil, apierr.New(apierr.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+			return nil, apierr.New(apierr.Unavailable, nil,
+				"the runtime has no execution provider %q", ep.Name)
 		}
 		options, err := identity.FillOptions(ep.Name, ep.Options, lib)
 		if err != nil {
@@ -312,7 +337,8 @@ func SingleEP(rc *Content, facts compilers.Facts, name string) ([]compilers.EP, 
 	if err != nil {
 		return nil, err
 	}
-	return ResolveEPs([]identity.EP{ep}, []identity.RecordEP{{Name: name, Devices: identity.Devices(devices)}}, rc)
+	return ResolveEPs([]identity.EP{ep},
+		[]identity.RecordEP{{Name: name, Devices: identity.Devices(devices)}}, rc)
 }
 
 // Facts is what is known of one runtime.
@@ -334,7 +360,9 @@ type Facts struct {
 	Assessed time.Time // when that was; zero: never
 	Previous time.Time // when it was assessed before that; zero: never
 
-	Unsettled bool // the files changed meanwhile, or it was cancelled: an error among these says nothing of the runtime
+	// the files changed meanwhile, or it was cancelled: an error among these says nothing of the
+	// runtime
+	Unsettled bool
 }
 
 // ErrorText returns an error's text, and "" for none.
@@ -350,13 +378,15 @@ type Driver struct {
 	Version, Source string
 }
 
-// Probe looks at a runtime and returns what its EPs are and list. Libraries are loaded, and a tiny model
-// is compiled with each, as far as nothing is remembered of them.
+// Probe looks at a runtime and returns what its EPs are and list. Libraries are loaded, and a tiny
+// model is compiled with each, as far as nothing is remembered of them.
 func (s *Set) Probe(ctx context.Context, rt *Runtime) Facts { return s.probe(ctx, rt, false) }
 
 func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
-	out := Facts{Name: rt.Name, Registered: rt.Registered, At: s.options.Now(), Drivers: make(map[string]Driver),
-		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]error)}
+	out := Facts{Name: rt.Name, Registered: rt.Registered, At: s.options.Now(),
+		Drivers: make(map[string]Driver),
+		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint),
+		MarkErrors: make(map[string]error)}
 	rc, err := s.Content(ctx, rt, func(string) {})
 	out.State, out.Watched = rt.State(), s.Watched(rt)
 	if last, ok := s.lastProbe(rt); ok {
@@ -392,7 +422,8 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 	return out
 }
 
-func (s *Set) defaultFingerprint(ctx context.Context, rc *Content, facts compilers.Facts, name string,
+func (s *Set) defaultFingerprint(ctx context.Context, rc *Content, facts compilers.Facts,
+	name string,
 	fresh bool) (compilers.Fingerprint, error) {
 	eps, err := SingleEP(rc, facts, name)
 	if err != nil {
@@ -412,7 +443,8 @@ func (s *Set) Refresh(ctx context.Context, rt *Runtime) Facts {
 	before := s.probe(ctx, rt, false)
 	after := s.probe(ctx, rt, true)
 	seen := MachineID(after.fingerprint(&before))
-	if ctx.Err() != nil || after.Unsettled || before.Unsettled || seen == before.fingerprint(&after) {
+	if ctx.Err() != nil || after.Unsettled || before.Unsettled ||
+		seen == before.fingerprint(&after) {
 		return after
 	}
 	// Not saved costs what it prevents only if the daemon starts again before the next refresh.

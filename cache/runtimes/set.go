@@ -1,11 +1,11 @@
 // Package runtimes knows which ONNX Runtimes and execution provider libraries there are, on which
 // machine, and what they find there.
 //
-// A Set has the runtimes that the administrator registered and those that clients named. Resolve finds
-// the one that a request means. Content is what the files of a runtime were when they were last looked
-// at; every use finds out whether that holds, so that a library that was replaced is never taken for
-// the one before. A change is noticed by a watcher as well: the runtime is probed again, and
-// Options.Assessed is called.
+// A Set has the runtimes that the administrator registered and those that clients named. Resolve
+// finds the one that a request means. Content is what the files of a runtime were when they were
+// last looked at; every use finds out whether that holds, so that a library that was replaced is
+// never taken for the one before. A change is noticed by a watcher as well: the runtime is probed
+// again, and Options.Assessed is called.
 //
 // Files are kept open where their directory's times and the kernel's reports of mounts show that
 // names lead to them; elsewhere names are looked up. The kernel reports what is written to these
@@ -54,20 +54,22 @@ type Options struct {
 	// Event adds an event to the history.
 	Event func(index.Event)
 	// Inquire runs find, once for all callers of one key at a time. The jobs show it to the asker.
-	Inquire func(ctx context.Context, q Inquiry, find func(context.Context) (any, error)) (any, error)
+	Inquire func(ctx context.Context, q Inquiry,
+		find func(context.Context) (any, error)) (any, error)
 	// ReadShown blocks until a library may be read: its file system may never answer.
 	ReadShown func(ctx context.Context, uid uint32) (leave func(), err error)
 	// Assessed is called when a runtime was probed that is new or changed, with the digests of the
-	// libraries by EP that it had before. told: the history has an event of what changed. False says that
-	// the work did not end, so that the runtime is assessed again.
-	Assessed func(ctx context.Context, rt *Runtime, rc *Content, former map[string]string, told bool) bool
+	// libraries by EP that it had before. told: the history has an event of what changed. False
+	// says that the work did not end, so that the runtime is assessed again.
+	Assessed func(ctx context.Context, rt *Runtime, rc *Content, former map[string]string,
+		told bool) bool
 	// Attach makes the value of Content.Attached.
 	Attach func() any
 }
 
-// Set is the runtimes of one daemon: the registered ones in the order of the configuration, then those
-// that clients of the daemon's own user named. Make one with New. Its methods may be called by several
-// goroutines. The zero value has no runtimes.
+// Set is the runtimes of one daemon: the registered ones in the order of the configuration, then
+// those that clients of the daemon's own user named. Make one with New. Its methods may be called
+// by several goroutines. The zero value has no runtimes.
 type Set struct {
 	options Options
 	log     *slog.Logger
@@ -127,7 +129,8 @@ func (s *Set) refreshContent(ctx context.Context, rt *Runtime) {
 	}
 }
 
-// Register makes these the registered runtimes, in this order. Those that clients named stay, behind them.
+// Register makes these the registered runtimes, in this order. Those that clients named stay,
+// behind them.
 func (s *Set) Register(specs []compilers.Runtime) {
 	added, gone := s.register(specs)
 	for _, subject := range gone {
@@ -185,11 +188,15 @@ func (s *Set) ByName(name string, b *index.Build) *Runtime {
 const MaxNamed = 64
 
 func directoryRuntime(dir string, registered bool) *Runtime {
-	return newRuntime(dir, registered, func() (compilers.Runtime, error) { return compilers.Find(dir) })
+	return newRuntime(dir, registered, func() (compilers.Runtime, error) {
+		return compilers.Find(dir)
+	})
 }
 
 func explicitRuntime(spec compilers.Runtime, registered bool) *Runtime {
-	rt := newRuntime(spec.ORTLibrary, registered, func() (compilers.Runtime, error) { return compilers.Complete(spec) })
+	rt := newRuntime(spec.ORTLibrary, registered, func() (compilers.Runtime, error) {
+		return compilers.Complete(spec)
+	})
 	for _, l := range spec.EPs {
 		rt.subject += " " + l.EP + "=" + l.Path
 	}
@@ -276,7 +283,8 @@ func (s *Set) add(rt *Runtime, same func(*Runtime) bool) (known, gone *Runtime) 
 		return s.list[i], nil
 	}
 	s.list = append(s.list, rt)
-	first := slices.IndexFunc(s.list, func(old *Runtime) bool { return !old.Registered }) // registered ones come first
+	// registered ones come first
+	first := slices.IndexFunc(s.list, func(old *Runtime) bool { return !old.Registered })
 	if len(s.list)-first > MaxNamed {
 		gone = s.list[first]
 		s.list = slices.Delete(s.list, first, first+1)
@@ -286,18 +294,23 @@ func (s *Set) add(rt *Runtime, same func(*Runtime) bool) (known, gone *Runtime) 
 
 // Runtime is one libonnxruntime with the EP libraries used with it, as it is on this machine.
 type Runtime struct {
-	Name       string            // the directory, or the path of libonnxruntime where it was named one by one
-	subject    string            // tells it from others of its name, which have other execution providers
-	Registered bool              // by the administrator; others were named by a client of the daemon's own user
+	// the directory, or the path of libonnxruntime where it was named one by one
+	Name string
+	// tells it from others of its name, which have other execution providers
+	subject string
+	// by the administrator; others were named by a client of the daemon's own user
+	Registered bool
 	spec       compilers.Runtime // as it was registered
 	find       func() (compilers.Runtime, error)
 
 	looking chan struct{}           // holds one token while the files are looked at again
 	facts   atomic.Pointer[Content] // nil until looked at
 	state   atomic.Pointer[string]
-	pending atomic.Bool               // it is to be assessed
-	due     atomic.Bool               // an assessment of what was found began, and none has come to its end since
-	noticed atomic.Pointer[MachineID] // what a probe found changed last, though neither files nor machine did; nil: nothing
+	pending atomic.Bool // it is to be assessed
+	// an assessment of what was found began, and none has come to its end since
+	due atomic.Bool
+	// what a probe found changed last, though neither files nor machine did; nil: nothing
+	noticed atomic.Pointer[MachineID]
 }
 
 // machineID is the machine as it counts for this runtime: with what only a probe notices.
@@ -329,7 +342,8 @@ func (rt *Runtime) close() {
 }
 
 func newRuntime(name string, registered bool, find func() (compilers.Runtime, error)) *Runtime {
-	rt := &Runtime{Name: name, subject: name, Registered: registered, find: find, looking: make(chan struct{}, 1)}
+	rt := &Runtime{Name: name, subject: name, Registered: registered, find: find,
+		looking: make(chan struct{}, 1)}
 	rt.state.Store(&stateReady)
 	return rt
 }
@@ -368,7 +382,8 @@ func (s *Set) isCurrent(rc *Content, within time.Duration) bool {
 
 func (s *Set) changing(rt *Runtime) {
 	if rt.state.CompareAndSwap(&stateReady, &stateChanging) {
-		s.options.Event(index.Event{Kind: event.Changing, Runtime: rt.Name, Text: "its files are being changed"})
+		s.options.Event(index.Event{Kind: event.Changing, Runtime: rt.Name,
+			Text: "its files are being changed"})
 	}
 }
 
@@ -423,7 +438,8 @@ var ErrFilesChanging = errors.New("its files keep changing")
 // like a whole runtime.
 func (s *Set) findContent(ctx context.Context, rt *Runtime, before *Content) (*Content, error) {
 	began := time.Now()
-	patient := before != nil && rt.state.Load() != &stateUnusable // it was here a moment ago, and will be again
+	// it was here a moment ago, and will be again
+	patient := before != nil && rt.state.Load() != &stateUnusable
 	for attempt := 0; ; {
 		rc, err := s.readContent(ctx, rt)
 		pause := lookPause

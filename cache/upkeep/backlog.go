@@ -34,7 +34,8 @@ type QueuedJob struct {
 	Store     string
 	StrictORT bool
 	Queued    time.Time
-	Starts    int // of daemons that took it up, and died before its end; a clean stop does not count
+	// of daemons that took it up, and died before its end; a clean stop does not count
+	Starts int
 }
 
 // QueuedMember is a further model of a group.
@@ -73,7 +74,8 @@ const maxStarts = 3
 
 // Save has the job of the attempt outlive the daemon, until the job ends.
 func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
-	w := QueuedJob{UID: at.Peer.UID, Name: at.Name, Record: at.Plan.Record, Model: at.Plan.Canonical.Model,
+	w := QueuedJob{UID: at.Peer.UID, Name: at.Name, Record: at.Plan.Record,
+		Model:   at.Plan.Canonical.Model,
 		Runtime: at.Runtime.Directory, Store: at.Store, StrictORT: at.StrictORT, Queued: j.Since,
 		Starts: at.Resumed.Starts}
 	if err := l.find(&w, at.Request); err != nil {
@@ -112,7 +114,8 @@ func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 // find notes where the models of a request are found again.
 func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	for i, model := range r.AllModels() {
-		s, err := l.Sources.References.RememberPaths(context.Background(), model, r.Peer.UID == l.Sources.UID)
+		s, err := l.Sources.References.RememberPaths(context.Background(), model,
+			r.Peer.UID == l.Sources.UID)
 		if err == nil && !validPaths(s) {
 			err = errors.New("a path is not UTF-8")
 		}
@@ -153,7 +156,8 @@ func (l *Backlog) Resume(ctx context.Context, rows map[string][]byte) {
 		all = append(all, w)
 	}
 	slices.SortFunc(all, func(a, b *queued) int {
-		return cmp.Or(cmp.Compare(a.Queued.UnixNano(), b.Queued.UnixNano()), cmp.Compare(a.id, b.id))
+		return cmp.Or(cmp.Compare(a.Queued.UnixNano(), b.Queued.UnixNano()),
+			cmp.Compare(a.id, b.id))
 	})
 	for _, w := range all {
 		// One that may end this daemon too is taken up after the others.
@@ -187,7 +191,8 @@ func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 	}
 	l.Sources.Store.Index().Wanted.Drop([]byte(id))
 	if err != nil {
-		if failure.FromError(err) == nil { // else it is known that it does not compile, and was told
+		// else it is known that it does not compile, and was told
+		if failure.FromError(err) == nil {
 			l.Sources.Store.RecordEvent(event.For(event.About{Peer: request.Peer{UID: w.UID},
 				Key: index.RequestKey(request.DigestOf(w.Record)), Model: w.Name},
 				event.Cancelled, "not compiled after the daemon's restart: %v", err))

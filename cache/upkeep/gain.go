@@ -62,7 +62,8 @@ type Gains struct {
 	stop      atomic.Pointer[context.CancelFunc]
 
 	known memo.Table[index.BuildID, Gain] // zero: nothing is remembered either
-	mu    sync.Mutex                      // held while what is remembered beside the index is read, or changed
+	// held while what is remembered beside the index is read, or changed
+	mu sync.Mutex
 }
 
 const (
@@ -155,7 +156,8 @@ func (gs *Gains) MeasureBuild(at *request.Attempt, b *index.Build, ended <-chan 
 		ctx, stop := context.WithCancel(gs.ctx)
 		defer stop()
 		gs.stop.Store(&stop)
-		if gs.builder.Jobs.Count() == 0 { // from now on a compile that begins finds the stop to call
+		// from now on a compile that begins finds the stop to call
+		if gs.builder.Jobs.Count() == 0 {
 			gs.measure(ctx, at, &stored)
 		}
 	})

@@ -52,9 +52,10 @@ type Outcome struct {
 type Options struct {
 	Limits  func() Limits                                // in force now
 	LastUse func(index.BuildID) (at time.Time, n uint64) // of a build, with the number of its hits
-	Busy    func() bool                                  // reports whether a request waits for a compile
-	Now     func() time.Time
-	Log     *slog.Logger
+	// reports whether a request waits for a compile
+	Busy func() bool
+	Now  func() time.Time
+	Log  *slog.Logger
 }
 
 // Rebuilds compile builds again in the background: one at a time by default, the most used first,
@@ -110,12 +111,14 @@ const (
 )
 
 const (
-	maxTries          = 3
-	giveUpTime        = 24 * time.Hour
-	retryInterval     = time.Hour       // before a source that was not there is looked for again without a request
-	keepFilesFor      = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
-	maxTasksWithFiles = 16              // requests with files that are held
-	maxOpenFiles      = 64              // of one of them
+	maxTries   = 3
+	giveUpTime = 24 * time.Hour
+	// before a source that was not there is looked for again without a request
+	retryInterval = time.Hour
+	// a request's files: held for longer they would keep file systems mounted
+	keepFilesFor      = 5 * time.Minute
+	maxTasksWithFiles = 16 // requests with files that are held
+	maxOpenFiles      = 64 // of one of them
 	maxTasks          = 1 << 16
 	longestWait       = time.Minute // of a timer: clocks are set, and machines sleep
 )
@@ -178,7 +181,8 @@ func (q *Rebuilds) keepFiles(t *task, w *RebuildRequest, now time.Time) bool {
 	if t.request != nil {
 		return true
 	}
-	if w.Asked == nil || q.tasksWithFiles >= maxTasksWithFiles || len(w.Asked.Descriptors()) > maxOpenFiles ||
+	if w.Asked == nil || q.tasksWithFiles >= maxTasksWithFiles ||
+		len(w.Asked.Descriptors()) > maxOpenFiles ||
 		q.options.Limits().window.untilOpen(now) > 0 {
 		return false
 	}
@@ -214,15 +218,16 @@ func (q *Rebuilds) NotePublished(b *index.Build) {
 
 // Rebuild is a build that is being compiled again, or waits for that.
 type Rebuild struct {
-	ID           string // of its job
-	RequestKey   index.RequestKey
-	Scope        string
-	Build        index.BuildID // the one that asked for it
-	ModelName    string
-	Runtime      string // its name; "" where it is not decided yet
-	Why          string
-	Refresh      bool      // see RebuildRequest
-	State        string    // "queued", "running", "waiting" for a request that brings the model, "failed"
+	ID         string // of its job
+	RequestKey index.RequestKey
+	Scope      string
+	Build      index.BuildID // the one that asked for it
+	ModelName  string
+	Runtime    string // its name; "" where it is not decided yet
+	Why        string
+	Refresh    bool // see RebuildRequest
+	// "queued", "running", "waiting" for a request that brings the model, "failed"
+	State        string
 	Text         string    // why it waits, or what went wrong
 	Since, After time.Time // queued, and not tried again before
 	Tries        int

@@ -81,7 +81,8 @@ func (r *Recompiler) RefreshIfStale(at *request.Attempt, b *index.Build, j judge
 }
 
 // compile compiles the build again, unless that is settled already, and publishes it in its scope.
-func (t rebuildRun) compile(ctx context.Context, what Rebuild, asked *request.Request) (out Outcome) {
+func (t rebuildRun) compile(ctx context.Context, what Rebuild,
+	asked *request.Request) (out Outcome) {
 	t.Rebuild, t.asked = what, asked
 	builds, err := t.Store.Index().Lookup(t.RequestKey, t.Scope)
 	if err != nil {
@@ -119,15 +120,17 @@ func (t rebuildRun) compile(ctx context.Context, what Rebuild, asked *request.Re
 
 // runOrJoin runs the compile, or waits for that of a request for the same. It returns the processor
 // time that the workers took.
-func (t rebuildRun) runOrJoin(ctx context.Context, b *index.Build, at *request.Attempt, again build.Recompile) (
+func (t rebuildRun) runOrJoin(ctx context.Context, b *index.Build, at *request.Attempt,
+	again build.Recompile) (
 	time.Duration, error) {
 	t.Store.RecordEvent(event.Of(b, event.Rebuild, "%s", t.Why))
 	var own *build.Job
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: b.Scope}
-	result, _, err := t.Jobs.Join(ctx, key, jobs.Caller{Idle: true}, func() (_ jobs.Work, err error) {
-		own, err = t.NewJob(at, b.Scope, again)
-		return own, err
-	})
+	result, _, err := t.Jobs.Join(ctx, key, jobs.Caller{Idle: true},
+		func() (_ jobs.Work, err error) {
+			own, err = t.NewJob(at, b.Scope, again)
+			return own, err
+		})
 	var cpu time.Duration
 	if own != nil {
 		cpu = own.CPU()

@@ -232,7 +232,8 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	}
 	if again != nil {
 		if t.State == Queued && !t.sameLibraries() {
-			t.After, t.Tries = time.Time{}, 0 // it failed of the very change that it is wanted for again
+			// it failed of the very change that it is wanted for again
+			t.After, t.Tries = time.Time{}, 0
 		}
 		q.mu.Unlock()
 		q.Enqueue(*again)

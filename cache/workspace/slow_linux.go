@@ -24,7 +24,8 @@ import (
 // CopySlowFiles returns a user's files with copies in place of those on file systems that may never
 // answer, if they are read. They are copied in processes of their own: few at a time for each user
 // and in all. The caller calls remove, in any case, when it no longer needs the files.
-func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File, read func(int) bool) (
+func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File,
+	read func(int) bool) (
 	local []*os.File, remove func(), err error) {
 	dir, removeDir, err := in.Store.Stage("slow-")
 	var copies []*os.File
@@ -84,8 +85,8 @@ func (s *slowBytes) add(owner uint32, bytes int64) (own, all int64) {
 	return s.users[owner], s.all
 }
 
-// reserveSlow sets space aside for a copy of the size that the file system states. All copies take at
-// most half of what is free above the store's floor, because the collector would otherwise evict
+// reserveSlow sets space aside for a copy of the size that the file system states. All copies take
+// at most half of what is free above the store's floor, because the collector would otherwise evict
 // builds for them, and those of one user a part of that, as user_share says.
 func (in *Maker) reserveSlow(owner uint32, stated uint64) error {
 	b, err := in.Store.Bounds()
@@ -99,8 +100,9 @@ func (in *Maker) reserveSlow(owner uint32, stated uint64) error {
 	own, all := in.slow.add(owner, size)
 	err = store.Fits("the copies of models on slow file systems", all, most)
 	if share := b.ShareOf(owner, most); err == nil && own > share {
-		err = fmt.Errorf("%w: copies of one user's models on slow file systems take %s of at most %s "+
-			"(user_share in [space])", unix.ENOSPC, bytesize.Text(own), bytesize.Text(share))
+		err = fmt.Errorf(
+			"%w: copies of one user's models on slow file systems take %s of at most %s "+
+				"(user_share in [space])", unix.ENOSPC, bytesize.Text(own), bytesize.Text(share))
 	}
 	if err != nil {
 		in.slow.add(owner, -size)
@@ -114,7 +116,8 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 	*os.File, error) {
 	leave, err := in.SlowCopies.Take(ctx, in.Owner(uid))
 	if err != nil {
-		return nil, notCopiedError(ctx, fmt.Errorf("reading another file of this user already blocks: %w", err), f)
+		return nil, notCopiedError(ctx,
+			fmt.Errorf("reading another file of this user already blocks: %w", err), f)
 	}
 	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// A file system may state any size. Copies that fit one by one, and not together, are refused, and so
-// are sizes that a sum cannot hold.
+// A file system may state any size. Copies that fit one by one, and not together, are refused, and
+// so are sizes that a sum cannot hold.
 func TestCopiesOfSlowFilesShareTheFreeSpace(t *testing.T) {
 	st, err := store.Open(filepath.Join(t.TempDir(), "state"), store.Options{Now: time.Now,
 		Log: slog.New(slog.DiscardHandler), OnPublished: func(*index.Build, uint32) {},

@@ -26,7 +26,9 @@ func (e *noSourceError) Error() string        { return e.text }
 func (e *noSourceError) Is(target error) bool { return target == ErrNoSource }
 
 // NoSource returns an ErrNoSource with the reason.
-func NoSource(format string, args ...any) error { return &noSourceError{fmt.Sprintf(format, args...)} }
+func NoSource(format string, args ...any) error {
+	return &noSourceError{fmt.Sprintf(format, args...)}
+}
 
 // Sources opens kept models. Its methods may be called by several goroutines.
 type Sources struct {
@@ -87,8 +89,9 @@ func (s *Sources) RequestWith(ctx context.Context, asked *request.Request, b *in
 
 // CheckSame compares the request's models with those of the build, and closes them if they differ.
 func (s *Sources) CheckSame(ctx context.Context, r *request.Request, made identity.Model) error {
-	id, err := s.Models.Identify(ctx, &identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(),
-		Phase: func(string) {}})
+	id, err := s.Models.Identify(ctx,
+		&identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(),
+			Phase: func(string) {}})
 	if err == nil && id.Digest == made.Digest && slices.Equal(id.Group, made.Group) {
 		return nil
 	}
@@ -165,7 +168,8 @@ func Attempt(uid uint32, name string, model cas.Digest, record []byte) (*request
 	if err != nil {
 		return nil, NoSource("the request cannot be restored: %v", err)
 	}
-	r := &request.Request{CompileTerms: terms.CompileTerms, Peer: request.Peer{UID: uid}, Name: name, OnMiss: request.Refresh}
+	r := &request.Request{CompileTerms: terms.CompileTerms, Peer: request.Peer{UID: uid},
+		Name: name, OnMiss: request.Refresh}
 	return &request.Attempt{Request: r, Identity: identity.Model{Digest: model, Group: terms.Group},
 		SkipServing: new([]index.BuildID), Phase: func(string) {}}, nil
 }

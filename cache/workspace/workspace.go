@@ -34,9 +34,10 @@ import (
 
 // Maker makes workspaces in the store's directory for staging.
 type Maker struct {
-	Store      *store.Store
-	Runtimes   *runtimes.Set // remember the results of Remember
-	Checks     *jobs.Queue   // bounds the load checks, comparisons and conversions that run at a time
+	Store    *store.Store
+	Runtimes *runtimes.Set // remember the results of Remember
+	// bounds the load checks, comparisons and conversions that run at a time
+	Checks     *jobs.Queue
 	Owner      func(uid uint32) uint32
 	SlowCopies *keyed.Shares[uint32] // bounds the copies of CopySlowFiles, by owner
 	slow       slowBytes
@@ -285,7 +286,8 @@ func (c copiedFiles) isTaken(location string, f *os.File) (there, same bool) {
 // that the graph refers to are copied, because those were checked: others may have any name. A file
 // that several models of a group share is copied once; where they call different files the same, a
 // model gets a directory of its own.
-func (w *Workspace) copyMember(ctx context.Context, i int, made copiedFiles) (*epmodel.Model, error) {
+func (w *Workspace) copyMember(ctx context.Context, i int,
+	made copiedFiles) (*epmodel.Model, error) {
 	r := w.request.ModelFiles(i)
 	model := w.ModelPath(i)
 	if err := CopyPrivate(r.Graph, model); err != nil {

@@ -26,7 +26,8 @@ const ReportTimeout = 5 * time.Second
 // Lease is a build that is kept as it is until Close.
 type Lease struct {
 	Reply *wire.AcquireReply // the daemon's answer: outcome, options to load with, why
-	View  *os.File           // the view's directory; nil for answers without one: load the model as it is
+	// the view's directory; nil for answers without one: load the model as it is
+	View *os.File
 }
 
 // Path is the graph's path through the descriptor, which needs no rights on the daemon's
@@ -55,7 +56,8 @@ type Refusal struct {
 // Error is ONNX Runtime's text.
 func (r *Refusal) Error() string { return r.Text }
 
-// ortMessage is how ONNX Runtime's bindings spell an error: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : ...".
+// ortMessage is how ONNX Runtime's bindings spell an error: "[ONNXRuntimeError] : 10 :
+// INVALID_GRAPH : ...".
 var ortMessage = regexp.MustCompile(`\[ONNXRuntimeError\] : (\d{1,9}) : `)
 
 // ParseRefusal finds a Refusal in an error, or reads one from ONNX Runtime's message. Errors of
@@ -181,7 +183,8 @@ func truncated(text string) string {
 // Ask waits up to back for another daemon and asks that, once only, because this very request may
 // be what ends the daemon. An error that the daemon returned, or a breach of the protocol, is the
 // answer. A view that ask got stays valid.
-func Ask(ctx context.Context, d unixsock.Dialer, back time.Duration, ask func(*unixsock.Client) error,
+func Ask(ctx context.Context, d unixsock.Dialer, back time.Duration,
+	ask func(*unixsock.Client) error,
 	paths ...string) error {
 	client, err := d.Dial(ctx, paths...)
 	if err != nil {

@@ -28,7 +28,9 @@ status says whether damage was found. Leftovers and stale views are reported and
 because the daemon removes them by itself.
 
 --quick, the default, checks that files exist, their sizes and times. --deep reads and hashes every
-byte. --space compares the account of bytes with the file system, block by block.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
+byte. --space compares the account of bytes with the file system, block by block.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon,
+				exit.NotAllowed),
 		Example: "  epcachectl check --deep",
 		Args:    cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {

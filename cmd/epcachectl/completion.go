@@ -17,7 +17,8 @@ import (
 type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
 // completesEntries are the verbs with arguments that name builds, by keys, models or files.
-var completesEntries = []string{"show", "why", "rm", "pin", "unpin", "invalidate", "du", "pack", "unpack", "retry"}
+var completesEntries = []string{"show", "why", "rm", "pin", "unpin", "invalidate", "du", "pack",
+	"unpack", "retry"}
 
 // addCompletions gives shells what the arguments and flags of all verbs may be. Where no daemon
 // answers at once they know no builds, and none is started.
@@ -39,20 +40,25 @@ func addCompletions(a *cli.Call, cmd *cobra.Command) {
 	case name == "follow" || name == "cancel":
 		cmd.ValidArgsFunction = stored(true, noFiles)
 	case name == "get" || name == "warm" || name == "key":
-		cmd.ValidArgsFunction = cobra.FixedCompletions([]string{"onnx"}, cobra.ShellCompDirectiveFilterFileExt)
+		cmd.ValidArgsFunction = cobra.FixedCompletions([]string{"onnx"},
+			cobra.ShellCompDirectiveFilterFileExt)
 	}
 	for flag, values := range map[string]completer{
-		"ep":                 cobra.FixedCompletions(compilers.EPNames(), noFiles),
-		"model":              stored(false, noFiles),
-		"store":              cobra.FixedCompletions([]string{"shared", "user", "none"}, noFiles),
-		"optimization-level": cobra.FixedCompletions([]string{"disable_all", "basic", "extended", "layout", "all"}, noFiles),
-		"on-miss":            cobra.FixedCompletions([]string{"wait", "background", "claim", "fail", "refresh", "bypass"}, noFiles),
+		"ep":    cobra.FixedCompletions(compilers.EPNames(), noFiles),
+		"model": stored(false, noFiles),
+		"store": cobra.FixedCompletions([]string{"shared", "user", "none"}, noFiles),
+		"optimization-level": cobra.FixedCompletions([]string{"disable_all", "basic", "extended",
+			"layout", "all"}, noFiles),
+		"on-miss": cobra.FixedCompletions([]string{"wait", "background", "claim", "fail",
+			"refresh", "bypass"}, noFiles),
 	} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, values) // which fails where the verb has no such flag
+		// which fails where the verb has no such flag
+		_ = cmd.RegisterFlagCompletionFunc(flag, values)
 	}
 }
 
-// storedNames lists names of models with builds and keys of builds, or jobs, as far as they come in time.
+// storedNames lists names of models with builds and keys of builds, or jobs, as far as they come in
+// time.
 func storedNames(ctx context.Context, a *cli.Call, jobs bool) (names []string) {
 	a.Wait, a.WaitSet = 0, true
 	c, err := a.Connect(ctx)

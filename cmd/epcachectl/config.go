@@ -105,7 +105,8 @@ no file, it prints the defaults.` + exit.Help(configCodes...),
 	}
 }
 
-// configFile returns the file that is named, or that a daemon reads by itself, and how that daemon reads it.
+// configFile returns the file that is named, or that a daemon reads by itself, and how that daemon
+// reads it.
 func configFile(args []string) (file string, load func(string) (*config.Settings, error)) {
 	if len(args) > 0 {
 		return args[0], config.Load
@@ -134,7 +135,8 @@ func printConfigErrors(a *cli.Call, file string, warnings config.Errors, err err
 		}
 	}
 	// Lists in JSON are never null.
-	result := configResult{file, append(config.Errors{}, wrong...), append(config.Errors{}, warnings...)}
+	result := configResult{file, append(config.Errors{}, wrong...),
+		append(config.Errors{}, warnings...)}
 	if a.JSON {
 		if err := a.Print.JSON(result); err != nil {
 			return err

@@ -9,12 +9,14 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (b *standIn) Import(context.Context, unixsock.Peer, *wire.Import, []*os.File, func(*wire.Progress)) (
+func (b *standIn) Import(context.Context, unixsock.Peer, *wire.Import, []*os.File,
+	func(*wire.Progress)) (
 	*wire.ImportReply, error) {
 	return nil, b.err
 }
 
-func (b *standIn) Export(context.Context, unixsock.Peer, *wire.Export) (*wire.ExportReply, *os.File, error) {
+func (b *standIn) Export(context.Context, unixsock.Peer, *wire.Export) (*wire.ExportReply,
+	*os.File, error) {
 	return nil, nil, b.err
 }
 

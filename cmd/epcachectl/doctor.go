@@ -33,7 +33,9 @@ Status 1 means that there are problems. A daemon that the next program will star
 			return doctor.Examine(ctx, a, runtime, python)
 		},
 	}
-	cmd.Flags().StringVar(&runtime, "runtime", "", "also check the runtime in `DIR` that an application loads")
-	cmd.Flags().StringVar(&python, "python", "", "also check the Python at `PATH` that an application runs in")
+	cmd.Flags().StringVar(&runtime, "runtime", "",
+		"also check the runtime in `DIR` that an application loads")
+	cmd.Flags().StringVar(&python, "python", "",
+		"also check the Python at `PATH` that an application runs in")
 	return cmd
 }

@@ -22,8 +22,9 @@ import (
 type duModel struct {
 	name, digest string
 	logical, own int64
-	shared       int64 // what several of its builds share counts once: less than theirs together, then
-	builds       []*wire.BuildUsage
+	// what several of its builds share counts once: less than theirs together, then
+	shared int64
+	builds []*wire.BuildUsage
 }
 
 func (m *duModel) json() jsonout.Object {
@@ -31,7 +32,8 @@ func (m *duModel) json() jsonout.Object {
 	for i, one := range m.builds {
 		builds[i] = jsonout.Of(one, "shapes", "logical_bytes", "own_bytes", "shared_bytes")
 		b := one.GetBuild()
-		maps.Copy(builds[i], jsonout.Of(b, "build", "ep", "scope", "state", "pinned", "last_used_ms",
+		maps.Copy(builds[i], jsonout.Of(b, "build", "ep", "scope", "state", "pinned",
+			"last_used_ms",
 			"kept_as"))
 		builds[i]["models"] = max(1, len(b.GetMembers()))
 	}
@@ -53,11 +55,14 @@ With two entries it compares their files and prints what they have in common. Wi
 a picture of the 60 largest files and their common parts, with --json the data of the picture.
 
 Files with common bytes store them twice until one is packed; the last line says how much that is.
-Users see their own builds and the shared ones that they requested. ENTRY is as for show.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed),
+Users see their own builds and the shared ones that they requested. ENTRY is as for show.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
+				exit.NotAllowed),
 		Example: `  epcachectl du
   epcachectl du batch1.onnx batch4.onnx
   epcachectl du --svg > shared.svg`,
-		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client,
+			args []string) (err error) {
 			if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 				return err
 			}
@@ -75,7 +80,8 @@ Users see their own builds and the shared ones that they requested. ENTRY is as 
 }
 
 func draw(ctx context.Context, a *cli.Call, c *unixsock.Client, entries []string) error {
-	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c, &wire.Layout{Entries: entries, Most: picture.MostFiles}, nil)
+	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c,
+		&wire.Layout{Entries: entries, Most: picture.MostFiles}, nil)
 	if err != nil {
 		return err
 	}
@@ -200,12 +206,14 @@ func (u *usagePrinter) end() error {
 				continue
 			}
 			u.p.Line("%s of %s, %s, are also in %s", term.Bytes(s.GetBytes()),
-				term.TextOrDash(s.GetSecondName()), term.Bytes(s.GetSize()), term.TextOrDash(s.GetFirstName()))
+				term.TextOrDash(s.GetSecondName()), term.Bytes(s.GetSize()),
+				term.TextOrDash(s.GetFirstName()))
 		}
 		if few > 0 {
 			u.p.Line("also %s of small files, mostly graphs", term.Bytes(few))
 		}
-		u.p.Line("the second has %s in common with the first", term.Bytes(u.restBytes.GetSharedBytes()))
+		u.p.Line("the second has %s in common with the first",
+			term.Bytes(u.restBytes.GetSharedBytes()))
 	case u.entries == 0:
 		printUsageSums(u.p, u.restBytes)
 	case u.entries > 2:
@@ -222,7 +230,8 @@ func (m *duModel) rows() [][]string {
 		if i == len(m.builds)-1 {
 			branch = "└─ "
 		}
-		what := branch + term.Short(b.GetBuild()) + " " + term.TextOrDash(b.GetEp()) + term.WithPrefix(", ", one.GetShapes())
+		what := branch + term.Short(b.GetBuild()) + " " + term.TextOrDash(b.GetEp()) +
+			term.WithPrefix(", ", one.GetShapes())
 		if b.GetScope() != "shared" {
 			what += ", " + term.TextOrDash(b.GetScope()) + " only"
 		}
@@ -238,7 +247,8 @@ func (m *duModel) rows() [][]string {
 		if b.GetKeptAs() != "whole" {
 			what += term.WithPrefix(", ", b.GetKeptAs())
 		}
-		rows = append(rows, []string{term.Bytes(one.GetOwnBytes()), term.Bytes(one.GetSharedBytes()),
+		rows = append(rows, []string{term.Bytes(one.GetOwnBytes()),
+			term.Bytes(one.GetSharedBytes()),
 			term.Bytes(one.GetLogicalBytes()), what})
 	}
 	return rows
@@ -304,14 +314,16 @@ func spaceLine(s *wire.Space) string {
 	if s.GetUniqueBytes() != s.GetLogicalBytes() {
 		text += fmt.Sprintf(" (%s with equal files counted once)", term.Bytes(s.GetUniqueBytes()))
 	}
-	return text + ", " + term.Count(s.GetEntries(), "entry") + ", " + term.Count(s.GetBuilds(), "build")
+	return text + ", " + term.Count(s.GetEntries(), "entry") + ", " +
+		term.Count(s.GetBuilds(), "build")
 }
 
 // isUserAccount reports whether the account is of the caller's builds alone, as for ordinary users.
 func isUserAccount(s *wire.Space) bool { return usedBytes(s) == 0 && s.GetEntries() == 0 }
 
 func usedBytes(s *wire.Space) int64 {
-	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes()
+	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() +
+		s.GetReservedBytes()
 }
 
 func spaceOf(s *wire.Space) jsonout.Object {

@@ -32,7 +32,8 @@ removed. status counts hits, and show shows packing. Users see events of builds 
 
 --since takes a duration (2h, 3d), a time of day, a day or a time (14:30, 2026-11-21,
 2026-11-21T14:30:00Z). --follow continues until it is interrupted, also over restarts of the
-daemon, and misses and repeats nothing. --json prints one object a line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
+daemon, and misses and repeats nothing. --json prints one object a line.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl events --since 1d
   epcachectl events --follow --json | jq 'select(.kind == "withheld")'`,
 		Args: cli.UsageArgs(0, 0),
@@ -56,7 +57,8 @@ daemon, and misses and repeats nothing. --json prints one object a line.` + exit
 				})
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				reply, err := unixsock.Ask[wire.EventsReply](ctx, c, &wire.Events{SinceMs: sinceMs(from), Limit: limit}, nil)
+				reply, err := unixsock.Ask[wire.EventsReply](ctx, c,
+					&wire.Events{SinceMs: sinceMs(from), Limit: limit}, nil)
 				for _, e := range reply.GetEvents() {
 					if err == nil {
 						err = printEvent(a, e)
@@ -85,14 +87,17 @@ func printEvent(a *cli.Call, e *wire.Event) error {
 		return nil
 	}
 	a.Print.Clear()
-	enc := json.NewEncoder(a.Print.Out) // not the printer's: one line for each, and not one document
+	// not the printer's: one line for each, and not one document
+	enc := json.NewEncoder(a.Print.Out)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(jsonout.Of(e))
 }
 
 func eventLine(p *term.Printer, e *wire.Event) string {
-	return term.Time(e.GetAtMs()) + "  " + p.State(fmt.Sprintf("%-11s", term.Printable(e.GetKind()))) +
-		term.WithPrefix("  ", e.GetModel()) + term.WithPrefix("  build ", term.Short(e.GetBuild())) +
+	return term.Time(e.GetAtMs()) + "  " +
+		p.State(fmt.Sprintf("%-11s", term.Printable(e.GetKind()))) +
+		term.WithPrefix("  ", e.GetModel()) + term.WithPrefix("  build ",
+		term.Short(e.GetBuild())) +
 		term.WithPrefix("  ", e.GetRuntime()) + term.WithPrefix("  ", e.GetText())
 }
 
@@ -109,7 +114,8 @@ type follower struct {
 	seen  map[string]int64 // by identity, when it happened
 }
 
-// listen subscribes first and then asks for what has happened, so that nothing falls between the two.
+// listen subscribes first and then asks for what has happened, so that nothing falls between the
+// two.
 func (f *follower) listen(ctx context.Context, c *unixsock.Client) error {
 	ctx, stop := context.WithCancel(ctx)
 	live := make(chan *wire.Event)
@@ -131,7 +137,8 @@ func (f *follower) listen(ctx context.Context, c *unixsock.Client) error {
 	return errors.Join(err, ended)
 }
 
-func (f *follower) merge(ctx context.Context, c *unixsock.Client, live <-chan *wire.Event, done <-chan struct{}) error {
+func (f *follower) merge(ctx context.Context, c *unixsock.Client, live <-chan *wire.Event,
+	done <-chan struct{}) error {
 	if err := f.catchUp(ctx, c); err != nil {
 		return err
 	}
@@ -154,7 +161,8 @@ func (f *follower) merge(ctx context.Context, c *unixsock.Client, live <-chan *w
 }
 
 func (f *follower) catchUp(ctx context.Context, c *unixsock.Client) error {
-	reply, err := unixsock.Ask[wire.EventsReply](ctx, c, &wire.Events{SinceMs: sinceMs(f.since), Limit: f.limit}, nil)
+	reply, err := unixsock.Ask[wire.EventsReply](ctx, c,
+		&wire.Events{SinceMs: sinceMs(f.since), Limit: f.limit}, nil)
 	if err == nil {
 		f.limit = 0 // of what was there at the start only
 	}
@@ -184,8 +192,9 @@ func (f *follower) handleEvent(ctx context.Context, c *unixsock.Client, e *wire.
 func (f *follower) print(e *wire.Event) error {
 	f.last = max(f.last, e.GetSequence())
 	// It tells the event from others also when the daemon that numbered it is gone.
-	id := fmt.Sprintf("%d %q", e.GetAtMs(), []string{e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(),
-		e.GetRuntime(), e.GetText()})
+	id := fmt.Sprintf("%d %q", e.GetAtMs(),
+		[]string{e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(),
+			e.GetRuntime(), e.GetText()})
 	if _, seen := f.seen[id]; seen {
 		return nil
 	}
@@ -193,16 +202,20 @@ func (f *follower) print(e *wire.Event) error {
 	if at := time.UnixMilli(e.GetAtMs()); at.After(f.since) {
 		f.since = at
 		if len(f.seen) >= 4096 { // what is not asked for again
-			maps.DeleteFunc(f.seen, func(_ string, at int64) bool { return at < f.since.UnixMilli() })
+			maps.DeleteFunc(f.seen, func(_ string, at int64) bool {
+				return at < f.since.UnixMilli()
+			})
 		}
 	}
 	return printEvent(f.call, e)
 }
 
 // sinceForms are the ways to write a time, all of them local where they name no zone.
-var sinceForms = []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02"}
+var sinceForms = []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05",
+	"2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02"}
 
-// parseSince reads a duration before now, a time, a day, or a time of day: the last one that has been.
+// parseSince reads a duration before now, a time, a day, or a time of day: the last one that has
+// been.
 func parseSince(text string, now time.Time) (time.Time, error) {
 	if d, err := config.ParseDuration(text); err == nil {
 		return now.Add(-d), nil
@@ -217,11 +230,15 @@ func parseSince(text string, now time.Time) (time.Time, error) {
 		if err != nil {
 			continue
 		}
-		today := time.Date(now.Year(), now.Month(), now.Day(), at.Hour(), at.Minute(), at.Second(), 0, now.Location())
+		today := time.Date(now.Year(), now.Month(), now.Day(), at.Hour(), at.Minute(), at.Second(),
+			0, now.Location())
 		if today.After(now) {
 			return today.AddDate(0, 0, -1), nil
 		}
 		return today, nil
 	}
-	return time.Time{}, fmt.Errorf("--since %q is neither a duration, such as 2h or 3d, nor a time, such as 2026-11-21, 14:30 or 2026-11-21T14:30:00Z", term.Brief(text))
+	return time.Time{},
+		fmt.Errorf(
+			"--since %q is neither a duration, such as 2h or 3d, nor a time, such as 2026-11-21, "+
+				"14:30 or 2026-11-21T14:30:00Z", term.Brief(text))
 }

@@ -62,7 +62,9 @@ configuration of a device names in [[layer]]. Its files are served where they ar
 answer the requests of that machine if its devices have other names, such as builds that are
 compiled ahead of time for an NPU.
 
-Private builds of other users are left out, also for administrators.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+Private builds of other users are left out, also for administrators.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
+				exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
 		Example: `  epcachectl export mobilenet.onnx --to /media/stick/models.tar --key ci.key
   epcachectl export --all --pinned --to bundle/ --key ci.key
   epcachectl export --all --pinned --layer image/usr/share/epcached
@@ -81,8 +83,10 @@ Private builds of other users are left out, also for administrators.` + exit.Hel
 	f.StringVar(&e.layer, "layer", "", "make a read-only store for an image in `DIR`")
 	f.StringVar(&e.key, "key", "", "sign with the private key in `FILE`")
 	f.StringVar(&e.facts, "for", "", "also answer requests of the machine of the facts in `FILE`")
-	f.StringVar(&e.builder, "builder", "", "sign as the machine `NAME`; trusted keys can be limited to such names")
-	f.StringVar(&e.notAfter, "not-after", "", "the signature counts until `DATE`, such as 2027-01-31")
+	f.StringVar(&e.builder, "builder", "",
+		"sign as the machine `NAME`; trusted keys can be limited to such names")
+	f.StringVar(&e.notAfter, "not-after", "",
+		"the signature counts until `DATE`, such as 2027-01-31")
 	f.BoolVar(&e.all, "all", false, "every build that you may export")
 	f.BoolVar(&e.pinned, "pinned", false, "only pinned builds")
 	f.BoolVar(&e.names, "names", false, "with the models' names")
@@ -93,13 +97,15 @@ Private builds of other users are left out, also for administrators.` + exit.Hel
 func (e *export) check(args []string) (err error) {
 	switch {
 	case e.all == (len(args) > 0):
-		return exit.Usage(exit.Hint(errors.New("export: name entries, or give --all"), "see what there is: epcachectl list"))
+		return exit.Usage(exit.Hint(errors.New("export: name entries, or give --all"),
+			"see what there is: epcachectl list"))
 	case (e.to == "") == (e.layer == ""):
 		return exit.Usagef("export: say where: --to FILE.tar, DIR or -, or --layer DIR")
 	case e.to == "-" && e.JSON:
 		return exit.Usagef("export: --to - writes the tar where --json would print")
 	case e.to == "-" && e.Print.Terminal:
-		return exit.Usagef("export: standard output is a terminal: send the tar to a file or a program")
+		return exit.Usagef(
+			"export: standard output is a terminal: send the tar to a file or a program")
 	}
 	if e.notAfter != "" {
 		if e.expires, err = portable.ParseDate(e.notAfter); err != nil {
@@ -176,12 +182,14 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 }
 
 // find returns the builds that are meant, each once.
-func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (out []*wire.Build, err error) {
+func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (out []*wire.Build,
+	err error) {
 	seen := make(map[string]bool)
 	take := func(builds []*wire.Build) error {
 		for _, b := range builds {
 			own := b.GetScope() == "shared" || b.GetScope() == c.Hello().GetScope()
-			if own && b.GetState() == "current" && (b.GetPinned() || !e.pinned) && !seen[b.GetBuild()] {
+			if own && b.GetState() == "current" && (b.GetPinned() || !e.pinned) &&
+				!seen[b.GetBuild()] {
 				seen[b.GetBuild()] = true
 				out = append(out, b)
 			}
@@ -220,7 +228,8 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 	}
 	parent := ""
 	if e.to != "-" {
-		parent = filepath.Dir(filepath.Clean(e.target())) // where there has to be space for it anyway
+		// where there has to be space for it anyway
+		parent = filepath.Dir(filepath.Clean(e.target()))
 	}
 	if e.layer != "" {
 		if err = os.MkdirAll(parent, 0o755); err != nil {
@@ -235,7 +244,9 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 		return dir, keep, remove, nil
 	}
 	if e.to == "-" {
-		return dir, func(ctx context.Context) error { return portable.WriteTar(ctx, e.Print.Out, dir) }, remove, nil
+		return dir, func(ctx context.Context) error {
+			return portable.WriteTar(ctx, e.Print.Out, dir)
+		}, remove, nil
 	}
 	return dir, func(ctx context.Context) error {
 		made := filepath.Join(dir, "bundle.tar")
@@ -289,8 +300,10 @@ func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far
 	defer root.Close()
 	done := int64(0)
 	one := &portable.Build{Signer: e.signer, Copied: func(n int) { done += int64(n); far(done) },
-		Says: portable.Predicate{MachineClass: reply.GetMachineClass(), Builder: e.builder, NotAfter: e.expires,
-			CompileSeconds: reply.GetCompileSeconds(), Issued: time.UnixMilli(reply.GetCreatedMs())}}
+		Says: portable.Predicate{MachineClass: reply.GetMachineClass(), Builder: e.builder,
+			NotAfter:       e.expires,
+			CompileSeconds: reply.GetCompileSeconds(),
+			Issued:         time.UnixMilli(reply.GetCreatedMs())}}
 	if err := json.Unmarshal(reply.GetConfig(), &one.Config); err != nil {
 		return nil, says, fmt.Errorf("the daemon's answer: %w", err)
 	}
@@ -306,7 +319,8 @@ func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far
 			return nil, says, err
 		}
 		defer file.Close()
-		one.Files = append(one.Files, portable.Source{Name: f.GetName(), Size: f.GetSize(), From: io.Reader(file)})
+		one.Files = append(one.Files,
+			portable.Source{Name: f.GetName(), Size: f.GetSize(), From: io.Reader(file)})
 	}
 	card, err = e.writer.Add(ctx, one)
 	if err != nil {
@@ -314,7 +328,8 @@ func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far
 	}
 	for i, f := range reply.GetFiles() {
 		if got := card.Config.Files[i].Hash.String(); got != f.GetDigest() {
-			return nil, says, exit.Damaged(fmt.Errorf("file %q has BLAKE3 %s, not %s", f.GetName(), got, f.GetDigest()))
+			return nil, says, exit.Damaged(fmt.Errorf("file %q has BLAKE3 %s, not %s", f.GetName(),
+				got, f.GetDigest()))
 		}
 	}
 	return card, one.Says, nil
@@ -324,8 +339,10 @@ func (e *export) report(builds []exported) error {
 	if e.JSON {
 		list := []any{}
 		for _, b := range builds {
-			list = append(list, jsonout.Object{"build": b.build.GetBuild(), "model_name": b.build.GetModelName(),
-				"ep": b.build.GetEp(), "bytes": b.card.Config.Size(), "files": len(b.card.Config.Files),
+			list = append(list, jsonout.Object{"build": b.build.GetBuild(),
+				"model_name": b.build.GetModelName(),
+				"ep":         b.build.GetEp(), "bytes": b.card.Config.Size(),
+				"files":    len(b.card.Config.Files),
 				"manifest": b.card.Digest.Hex(), "signed": b.card.Signed()})
 		}
 		return e.Print.JSON(jsonout.Object{"to": e.target(), "builds": list})
@@ -337,11 +354,15 @@ func (e *export) report(builds []exported) error {
 	total := int64(0)
 	for _, b := range builds {
 		total += b.card.Config.Size()
-		say("%s  %s  %s  %s", term.Short(b.build.GetBuild()), modelColumn(b.build), b.build.GetEp(), term.Bytes(b.card.Config.Size()))
+		say("%s  %s  %s  %s", term.Short(b.build.GetBuild()), modelColumn(b.build), b.build.GetEp(),
+			term.Bytes(b.card.Config.Size()))
 	}
-	say("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total), term.Printable(e.target()))
+	say("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total),
+		term.Printable(e.target()))
 	if e.signer == nil && e.layer == "" {
-		e.Print.Warning("the builds are not signed, so no other machine imports them: see --key, and epcachectl trust keygen")
+		e.Print.Warning(
+			"the builds are not signed, so no other machine imports them: see --key, and " +
+				"epcachectl trust keygen")
 	}
 	return nil
 }

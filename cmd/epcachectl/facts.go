@@ -24,7 +24,8 @@ func newFacts(a *cli.Call) *cobra.Command {
 		Use:   "facts",
 		Short: "print this machine's devices for export",
 		Long: `facts prints, as JSON, those properties of this machine's runtimes and devices that decide which
-builds its applications request. Pass the file to export --for on the machine that compiles.` + exit.Help(exit.AskingCodes...),
+builds its applications request. Pass the file to export --for on the machine that compiles.` +
+			exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl facts > device.json",
 		Args:    cli.UsageArgs(0, 0),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, _ []string) error {
@@ -36,10 +37,13 @@ builds its applications request. Pass the file to export --for on the machine th
 			for _, rt := range reply.GetRuntimes() {
 				eps := []any{}
 				for _, ep := range rt.GetEps() {
-					eps = append(eps, jsonout.Object{"name": ep.GetName(), "version": ep.GetVersion(),
-						"library_digest": ep.GetLibraryDigest(), "devices": jsonout.List(ep.GetDevices())})
+					eps = append(eps, jsonout.Object{"name": ep.GetName(),
+						"version":        ep.GetVersion(),
+						"library_digest": ep.GetLibraryDigest(),
+						"devices":        jsonout.List(ep.GetDevices())})
 				}
-				runtimes = append(runtimes, jsonout.Object{"ort_version": rt.GetOrtVersion(), "eps": eps})
+				runtimes = append(runtimes,
+					jsonout.Object{"ort_version": rt.GetOrtVersion(), "eps": eps})
 			}
 			return a.Print.JSON(jsonout.Object{"version": 1, "runtimes": runtimes})
 		}),
@@ -94,8 +98,8 @@ var aheadOnly = []string{"soc_model", "htp_arch"}
 // maxFurther bounds the further requests that a build answers.
 const maxFurther = 8
 
-// requestsFor returns the requests that machines with these devices make where this one made that of
-// the record: for each device, with the options and without those of compiling ahead of time.
+// requestsFor returns the requests that machines with these devices make where this one made that
+// of the record: for each device, with the options and without those of compiling ahead of time.
 func requestsFor(record []byte, targets []target) (out []portable.Request, err error) {
 	if len(targets) == 0 {
 		return nil, nil
@@ -112,7 +116,8 @@ func requestsFor(record []byte, targets []target) (out []portable.Request, err e
 		for _, d := range t.Devices {
 			for _, short := range []bool{false, true} {
 				ep := made.EPs[0]
-				ep.Devices = []identity.RecordDevice{{Type: d.Type, VendorID: d.VendorID, DeviceID: d.DeviceID}}
+				ep.Devices = []identity.RecordDevice{{Type: d.Type, VendorID: d.VendorID,
+					DeviceID: d.DeviceID}}
 				if short {
 					ep.Options = make(map[string]string)
 					for name, value := range made.EPs[0].Options {

@@ -33,7 +33,9 @@ Builds that are pinned or in use are not evicted, nor those whose path was print
 minutes. Users evict their own builds, administrators all. If the goal cannot be reached, the last
 line says by how much (short_bytes with --json), and the exit status is 8.
 
-With -n it prints the plan, evicts nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
+With -n it prints the plan, evicts nothing, and exits as the plan would.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed,
+				exit.Short),
 		Example: `  epcachectl gc -n
   epcachectl gc 20GiB -n`,
 		Args: cli.UsageArgs(0, 1),
@@ -120,5 +122,6 @@ func stepLine(s *wire.CollectStep) string {
 		model += fmt.Sprintf(" +%d", n-1)
 	}
 	return fmt.Sprintf("%s %s: build %s of %s, %s %s: %s", what, model, term.Short(s.GetBuild()),
-		term.TextOrDash(s.GetEp()), frees, term.Bytes(s.GetFreesBytes()), term.Printable(s.GetReason()))
+		term.TextOrDash(s.GetEp()), frees, term.Bytes(s.GetFreesBytes()),
+		term.Printable(s.GetReason()))
 }

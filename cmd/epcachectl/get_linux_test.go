@@ -179,10 +179,11 @@ func TestGetUsage(t *testing.T) {
 		"unknown flag":          {[]string{"m", ep, "--frobnicate"}, "frobnicate"},
 		"no program":            {[]string{"m", ep, "--"}, "no program after --"},
 		"program without place": {[]string{"m", ep, "--", "ls"}, "no {}"},
-		"program, which of two": {[]string{"m", "n", ep, "--", "ls", "--m={}"}, "it does not say which"},
-		"json and program":      {[]string{"m", ep, "--json", "--", "ls", "{}"}, "--json"},
-		"negative timeout":      {[]string{"m", ep, "--timeout", "-1s"}, "--timeout"},
-		"wait without end":      {[]string{"m", ep, "--wait", "1h"}, "--wait"},
+		"program, which of two": {[]string{"m", "n", ep, "--", "ls", "--m={}"},
+			"it does not say which"},
+		"json and program": {[]string{"m", ep, "--json", "--", "ls", "{}"}, "--json"},
+		"negative timeout": {[]string{"m", ep, "--timeout", "-1s"}, "--timeout"},
+		"wait without end": {[]string{"m", ep, "--wait", "1h"}, "--wait"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

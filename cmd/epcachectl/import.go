@@ -47,7 +47,9 @@ daemon checks its files, loads it, and runs it once on zeros if it was made on a
 machine. Builds are stored for this user, or for all users if an administrator or publisher imports
 them. Importing again changes nothing.
 
---check does all of that, and stores nothing. -n looks at the signatures and the libraries only.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+--check does all of that, and stores nothing. -n looks at the signatures and the libraries only.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
+				exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
 		Example: `  epcachectl import /media/stick/models.tar
   epcachectl import models.tar --trust ci.pub --pin
   ssh builder epcachectl export --all --key ci.key --to - | epcachectl import -`,
@@ -142,7 +144,8 @@ func unnamed(dir string) (*os.File, error) {
 }
 
 // one imports one build: the daemon is asked whether it wants it before a file is unpacked.
-func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bundle, e *portable.Entry,
+func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bundle,
+	e *portable.Entry,
 	far func(*wire.Progress)) (*became, error) {
 	out := &became{name: e.Name}
 	if e.Err != nil {
@@ -209,7 +212,8 @@ func (im *imports) pinned(ctx context.Context, c *unixsock.Client, o *became) er
 	if !im.pin || im.check || im.dryRun || o.GetOutcome() != "hit here" {
 		return nil
 	}
-	_, err := unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Pin{Entries: []string{o.GetRequestKey()}}, nil)
+	_, err := unixsock.Ask[wire.ChangeReply](ctx, c,
+		&wire.Pin{Entries: []string{o.GetRequestKey()}}, nil)
 	o.pinned = err == nil
 	return err
 }
@@ -228,9 +232,11 @@ func (im *imports) report(all []became) error {
 	for _, o := range all {
 		text := o.GetText()
 		if o.GetStored() {
-			text = "stored for " + o.GetScope() + ", signed by " + portable.ShortID(o.GetKey()) + ": " + text
+			text = "stored for " + o.GetScope() + ", signed by " +
+				portable.ShortID(o.GetKey()) + ": " + text
 		}
-		rows = append(rows, []string{term.Short(o.name[min(2, len(o.name)):]), o.GetOutcome(), term.Printable(text)})
+		rows = append(rows, []string{term.Short(o.name[min(2, len(o.name)):]), o.GetOutcome(),
+			term.Printable(text)})
 	}
 	if len(all) == 0 {
 		im.Print.Line("the bundle has no builds")
@@ -256,7 +262,9 @@ func (im *imports) status(all []became) error {
 	}
 	switch {
 	case distrusted:
-		im.Print.Hint("trust the public key: import --trust FILE.pub, or trust = [\"FILE.pub\"] in the configuration")
+		im.Print.Hint(
+			"trust the public key: import --trust FILE.pub, or trust = [\"FILE.pub\"] in the " +
+				"configuration")
 		return exit.Status(exit.NotAllowed)
 	case hits == 0 && len(all) > 0:
 		return exit.Status(exit.Stale)

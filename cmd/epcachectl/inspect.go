@@ -32,7 +32,8 @@ type inspected struct {
 	Compatibility   map[string]string `json:"compatibility"` // by execution provider
 	Contexts        []contextResult   `json:"contexts"`
 	Sidecars        []sidecarResult   `json:"sidecars"`
-	Problem         string            `json:"problem,omitempty"` // why it does not load as a compiled model
+	// why it does not load as a compiled model
+	Problem string `json:"problem,omitempty"`
 }
 
 type valueResult struct {
@@ -75,7 +76,9 @@ func newInspect(a *cli.Call) *cobra.Command {
 		Short: "print the contents of an ONNX file",
 		Long: `inspect reads any ONNX file without a daemon and without loading it: versions,
 metadata, EPContext nodes with all attributes, and the files that it refers to. Faults that keep a
-compiled model from loading are printed as its problem, and give exit status 4.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NotAllowed),
+compiled model from loading are printed as its problem, and give exit status 4.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
+				exit.NotAllowed),
 		Example: "  epcachectl inspect mobilenet_ctx.onnx",
 		Args:    cli.UsageArgs(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -125,9 +128,12 @@ func inspect(ctx context.Context, path string) (*inspected, error) {
 
 func describe(path string, size int64, m *epmodel.Model) *inspected {
 	out := &inspected{
-		File: path, Size: size, IRVersion: m.IRVersion, Opsets: make(map[string]int64), Producer: m.Producer, ProducerVersion: m.ProducerVersion,
-		GraphName: m.GraphName, Nodes: m.Nodes, Inputs: valuesOf(m.Inputs), Outputs: valuesOf(m.Outputs),
-		Metadata: m.Metadata, Compatibility: m.CompatibilityInfo(), Contexts: make([]contextResult, len(m.Contexts)), Sidecars: []sidecarResult{},
+		File: path, Size: size, IRVersion: m.IRVersion, Opsets: make(map[string]int64),
+		Producer: m.Producer, ProducerVersion: m.ProducerVersion,
+		GraphName: m.GraphName, Nodes: m.Nodes, Inputs: valuesOf(m.Inputs),
+		Outputs:  valuesOf(m.Outputs),
+		Metadata: m.Metadata, Compatibility: m.CompatibilityInfo(),
+		Contexts: make([]contextResult, len(m.Contexts)), Sidecars: []sidecarResult{},
 	}
 	if out.Metadata == nil {
 		out.Metadata = map[string]string{}
@@ -137,10 +143,14 @@ func describe(path string, size int64, m *epmodel.Model) *inspected {
 	}
 	for i, c := range m.Contexts {
 		out.Contexts[i] = contextResult{
-			Node: c.Node, Graph: c.Graph, Source: c.Source, PartitionName: c.PartitionName, SDKVersion: c.SDKVersion,
-			HardwareArchitecture: c.HardwareArchitecture, ONNXModelFilename: c.ONNXModelFilename, EmbedMode: c.EmbedMode,
-			MainContext: c.MainContext, MaxSize: c.MaxSize, CacheContext: c.CacheContext, InlineBytes: c.Inline.Length,
-			Notes: c.Notes, Attributes: c.Attributes, AttributeBytes: make(map[string]int64, len(c.Long)),
+			Node: c.Node, Graph: c.Graph, Source: c.Source, PartitionName: c.PartitionName,
+			SDKVersion:           c.SDKVersion,
+			HardwareArchitecture: c.HardwareArchitecture, ONNXModelFilename: c.ONNXModelFilename,
+			EmbedMode:   c.EmbedMode,
+			MainContext: c.MainContext, MaxSize: c.MaxSize, CacheContext: c.CacheContext,
+			InlineBytes: c.Inline.Length,
+			Notes:       c.Notes, Attributes: c.Attributes,
+			AttributeBytes: make(map[string]int64, len(c.Long)),
 		}
 		for name, at := range c.Long {
 			out.Contexts[i].AttributeBytes[name] = at.Length
@@ -192,9 +202,11 @@ func (i *inspected) rows() [][]string {
 		{"IR version", fmt.Sprint(i.IRVersion)},
 	}
 	for _, domain := range slices.Sorted(maps.Keys(i.Opsets)) {
-		rows = append(rows, []string{"opset", fmt.Sprintf("%s %d", term.TextOrDash(domain), i.Opsets[domain])})
+		rows = append(rows, []string{"opset",
+			fmt.Sprintf("%s %d", term.TextOrDash(domain), i.Opsets[domain])})
 	}
-	rows = append(rows, []string{"producer", term.TextOrDash(strings.TrimSpace(i.Producer + " " + i.ProducerVersion))},
+	rows = append(rows, []string{"producer",
+		term.TextOrDash(strings.TrimSpace(i.Producer + " " + i.ProducerVersion))},
 		[]string{"graph", fmt.Sprintf("%s, %d nodes", term.TextOrDash(i.GraphName), i.Nodes)})
 	for _, v := range i.Inputs {
 		rows = append(rows, v.row("input"))
@@ -203,7 +215,8 @@ func (i *inspected) rows() [][]string {
 		rows = append(rows, v.row("output"))
 	}
 	for _, key := range slices.Sorted(maps.Keys(i.Metadata)) {
-		rows = append(rows, []string{"metadata", term.Printable(key) + " = " + term.Printable(i.Metadata[key])})
+		rows = append(rows, []string{"metadata",
+			term.Printable(key) + " = " + term.Printable(i.Metadata[key])})
 	}
 	for _, c := range i.Contexts {
 		rows = append(rows, []string{"context", c.line()})
@@ -216,7 +229,9 @@ func (i *inspected) rows() [][]string {
 		if !s.Present {
 			state = "missing: " + term.Printable(s.Problem)
 		}
-		rows = append(rows, []string{"refers to", fmt.Sprintf("%s (%s of %s): %s", term.Printable(s.Name), s.Attribute, term.TextOrDash(s.Node), state)})
+		rows = append(rows, []string{"refers to",
+			fmt.Sprintf("%s (%s of %s): %s", term.Printable(s.Name), s.Attribute,
+				term.TextOrDash(s.Node), state)})
 	}
 	if i.Problem != "" {
 		rows = append(rows, []string{"problem", term.Printable(i.Problem)})
@@ -236,7 +251,8 @@ func (c *contextResult) line() string {
 	case c.EmbedMode == 0:
 		where = "in " + term.TextOrDash(c.CacheContext)
 	}
-	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s", term.TextOrDash(c.Node), term.TextOrDash(c.Source), term.TextOrDash(c.SDKVersion),
+	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s",
+		term.TextOrDash(c.Node), term.TextOrDash(c.Source), term.TextOrDash(c.SDKVersion),
 		term.TextOrDash(c.HardwareArchitecture), term.TextOrDash(c.PartitionName), where)
 }
 

@@ -27,7 +27,8 @@ With -n it prints what would be withheld.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
 	}
 	cmd.Flags().StringVar(&request.Reason, "reason", "", "record `TEXT` as the reason")
-	words := changeWords{"withheld", "would withhold", "change nothing, print what would be withheld"}
+	words := changeWords{"withheld", "would withhold",
+		"change nothing, print what would be withheld"}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
 
@@ -40,7 +41,8 @@ func change(a *cli.Call, cmd *cobra.Command, words changeWords, request proto.Me
 	entries *[]string, dryRun *bool) *cobra.Command {
 	cmd.Flags().BoolVarP(dryRun, "dry-run", "n", false, words.dryRun)
 	cmd.Args = cli.UsageArgs(1, math.MaxInt)
-	cmd.RunE = a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
+	cmd.RunE = a.RunWithEntries(func(ctx context.Context, c *unixsock.Client,
+		args []string) (err error) {
 		if *entries, err = modelfile.Entries(ctx, args); err != nil {
 			return err
 		}
@@ -65,7 +67,8 @@ func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.Chang
 		a.Print.Line("%s nothing: no such builds", done)
 	}
 	for _, b := range reply.GetBuilds() {
-		a.Print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()))
+		a.Print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()),
+			term.TextOrDash(b.GetEp()))
 	}
 	if n := reply.GetMore(); n > 0 {
 		a.Print.Line("%s %d more", done, n)

@@ -68,7 +68,8 @@ func printJobs(a *cli.Call, reply *wire.JobsReply) error {
 }
 
 func printJobTable(p *term.Printer, jobs []*wire.Job) {
-	rows := [][]string{{"JOB", "STATE", "PHASE", "ELAPSED", "USUALLY", "WAITING", "MODEL", "EP", "WHY"}}
+	rows := [][]string{{"JOB", "STATE", "PHASE", "ELAPSED", "USUALLY", "WAITING", "MODEL",
+		"EP", "WHY"}}
 	for _, j := range jobs {
 		usually, waiting := "-", "-"
 		if ms := j.GetEstimateMs(); ms > 0 {
@@ -78,7 +79,8 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) {
 			waiting = fmt.Sprint(n)
 		}
 		rows = append(rows, []string{
-			term.TextOrDash(term.Short(j.GetId())), p.State(term.TextOrDash(j.GetState())), term.TextOrDash(j.GetPhase()),
+			term.TextOrDash(term.Short(j.GetId())), p.State(term.TextOrDash(j.GetState())),
+			term.TextOrDash(j.GetPhase()),
 			term.RoundSeconds(term.Milliseconds(j.GetElapsedMs())), usually, waiting, modelOf(j),
 			term.TextOrDash(j.GetEp()), term.TextOrDash(j.GetWhy()),
 		})
@@ -88,7 +90,8 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) {
 	}
 }
 
-// jobID finds the job with a name that begins so, as short as the table has it. One that is not listed is left to the daemon.
+// jobID finds the job with a name that begins so, as short as the table has it. One that is not
+// listed is left to the daemon.
 func jobID(listed []*wire.Job, name string) (string, error) {
 	var found []string
 	for _, j := range listed {
@@ -126,9 +129,11 @@ func printFailures(p *term.Printer, failures []*wire.Failure) {
 		if f.GetCount() > 1 {
 			times = fmt.Sprintf("%d times, the last %s", f.GetCount(), times)
 		}
-		p.Line("failed %s: %s, %s, %s", term.TextOrDash(name), term.TextOrDash(f.GetEp()), term.TextOrDash(f.GetReason()), times)
+		p.Line("failed %s: %s, %s, %s", term.TextOrDash(name), term.TextOrDash(f.GetEp()),
+			term.TextOrDash(f.GetReason()), times)
 		if f.GetText() != "" {
-			p.Line("  %s", term.Printable(term.KeepEnd(strings.Join(strings.Fields(f.GetText()), " "))))
+			p.Line("  %s",
+				term.Printable(term.KeepEnd(strings.Join(strings.Fields(f.GetText()), " "))))
 		}
 		p.Line("  %s", retryOf(f, time.Now()))
 	}
@@ -175,11 +180,15 @@ With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 					}
 				}
 				if !dryRun {
-					reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.CancelJobs{Jobs: ids, All: all}, nil)
-					return printEnded(a, reply, "cancelled", false, exit.WithVerb("jobs cancel", err))
+					reply, err := unixsock.Ask[wire.JobsReply](ctx, c,
+						&wire.CancelJobs{Jobs: ids, All: all}, nil)
+					return printEnded(a, reply, "cancelled", false,
+						exit.WithVerb("jobs cancel", err))
 				}
 				for _, id := range ids {
-					if !slices.ContainsFunc(listed.GetJobs(), func(j *wire.Job) bool { return j.GetId() == id }) {
+					if !slices.ContainsFunc(listed.GetJobs(), func(j *wire.Job) bool {
+						return j.GetId() == id
+					}) {
 						return exit.Hint(exit.Missing(fmt.Sprintf("jobs cancel: no job "+
 							"%q", term.Brief(id))), "list jobs: epcachectl jobs")
 					}
@@ -219,18 +228,23 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 					return err
 				}
 				if !dryRun {
-					reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.RetryJobs{Entries: entries, All: all}, nil)
-					return printEnded(a, reply, "forgot", false, exit.WithVerb("jobs retry", modelfile.AsGiven(err, args, entries)))
+					reply, err := unixsock.Ask[wire.JobsReply](ctx, c,
+						&wire.RetryJobs{Entries: entries, All: all}, nil)
+					return printEnded(a, reply, "forgot", false,
+						exit.WithVerb("jobs retry", modelfile.AsGiven(err, args, entries)))
 				}
 				reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 				for i, entry := range entries {
-					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return failureMatches(f, entry) }) {
+					if err == nil && !slices.ContainsFunc(reply.GetFailures(),
+						func(f *wire.Failure) bool { return failureMatches(f, entry) }) {
 						return exit.Hint(exit.Missing(fmt.Sprintf("jobs retry: no remembered "+
 							"failure of %q", term.Brief(args[i]))), "list jobs: epcachectl jobs")
 					}
 				}
 				chosen := slices.DeleteFunc(reply.GetFailures(), func(f *wire.Failure) bool {
-					return !all && !slices.ContainsFunc(entries, func(entry string) bool { return failureMatches(f, entry) })
+					return !all && !slices.ContainsFunc(entries, func(entry string) bool {
+						return failureMatches(f, entry)
+					})
 				})
 				return printEnded(a, &wire.JobsReply{Failures: chosen}, "would forget", true, err)
 			})
@@ -270,10 +284,12 @@ func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err
 		default:
 			what = "left " + modelOf(j) + " to the other callers"
 		}
-		a.Print.Line("%s: %s, job %s", what, term.TextOrDash(j.GetEp()), term.TextOrDash(term.Short(j.GetId())))
+		a.Print.Line("%s: %s, job %s", what, term.TextOrDash(j.GetEp()),
+			term.TextOrDash(term.Short(j.GetId())))
 	}
 	for _, f := range reply.GetFailures() {
-		a.Print.Line("%s %s: %s, %s", did, term.TextOrDash(f.GetModelName()), term.TextOrDash(f.GetEp()), term.TextOrDash(f.GetReason()))
+		a.Print.Line("%s %s: %s, %s", did, term.TextOrDash(f.GetModelName()),
+			term.TextOrDash(f.GetEp()), term.TextOrDash(f.GetReason()))
 	}
 	return nil
 }
@@ -285,7 +301,8 @@ func newJobsFollow(a *cli.Call) *cobra.Command {
 		Long: `follow waits for the end of a job and prints the result. It shows progress on
 standard error: a bar on a terminal, otherwise a line for each phase. It does not keep the job
 alive: the job ends when all requests for it have ended, unless it runs in the background.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed,
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
+				exit.NotAllowed,
 				exit.Interrupt) + `
 
 Status 1 means that the compile failed or was cancelled.`,
@@ -301,13 +318,16 @@ Status 1 means that the compile failed or was cancelled.`,
 				return err
 			}
 			show := term.NewPhases(a.Print, !a.Print.Terminal && !a.JSON, 1)
-			job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.Phase(args[0], p) })
+			job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) {
+				show.Phase(args[0], p)
+			})
 			show.End()
 			if err != nil {
-				return exit.TimeoutError(ctx, exit.WithOperation("follow", args[0], err), a.Timeout, func() (string, string) {
-					return "", "the compile continues; to cancel it: epcachectl jobs cancel " +
-						"" + term.Printable(args[0])
-				})
+				return exit.TimeoutError(ctx, exit.WithOperation("follow", args[0], err), a.Timeout,
+					func() (string, string) {
+						return "", "the compile continues; to cancel it: epcachectl jobs cancel " +
+							"" + term.Printable(args[0])
+					})
 			}
 			return printEnd(a, job)
 		}),
@@ -326,6 +346,7 @@ func printEnd(a *cli.Call, job *wire.Job) error {
 	if failed != nil {
 		return exit.WithOperation("compile", cmp.Or(job.GetModelName(), job.GetId()), failed)
 	}
-	a.Print.Line("%s %s: %s", term.TextOrDash(job.GetState()), modelOf(job), acquire.JobResultLine(job))
+	a.Print.Line("%s %s: %s", term.TextOrDash(job.GetState()), modelOf(job),
+		acquire.JobResultLine(job))
 	return nil
 }

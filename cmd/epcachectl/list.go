@@ -33,20 +33,23 @@ A weight-sharing group is one build: its first model is named, with the number o
 prints a list of objects.
 
 On a terminal the builds used last come first, below a line with what all have in common.
--l prints every column, and the paths of models that the caller may know.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
+-l prints every column, and the paths of models that the caller may know.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(cmd.Context(), a, &filter, long)
 		},
 	}
-	cmd.Flags().StringVar(&filter.Model, "model", "", "only builds of the `MODEL` with this name or digest prefix")
+	cmd.Flags().StringVar(&filter.Model, "model", "",
+		"only builds of the `MODEL` with this name or digest prefix")
 	cmd.Flags().StringVar(&filter.Ep, "ep", "", "only builds of this execution `PROVIDER`")
 	cmd.Flags().BoolVarP(&long, "long", "l", false, "print all columns, and paths of models")
 	return cmd
 }
 
-// list prints page after page; on a terminal it prints all at the end, in the order of use. Where the daemon goes away in between, the next one is asked for the rest.
+// list prints page after page; on a terminal it prints all at the end, in the order of use. Where
+// the daemon goes away in between, the next one is asked for the rest.
 func list(ctx context.Context, a *cli.Call, filter *wire.List, long bool) error {
 	array, listed := term.NewArray(a.Print, ""), 0
 	optional := []string{"GAIN", "KEPT", "FITS", "HITS", "VERSION", "SDK", "EP"}
@@ -104,12 +107,14 @@ func withoutCommon(p *term.Printer, rows [][]string) [][]string {
 	var common []string
 	for i := len(rows[0]) - 1; i >= 0; i-- {
 		head := rows[0][i]
-		if len(rows) < 3 || !slices.Contains([]string{"EP", "VERSION", "SDK", "FITS", "GAIN", "KEPT", "STATE"}, head) ||
+		if len(rows) < 3 || !slices.Contains([]string{"EP", "VERSION", "SDK", "FITS", "GAIN",
+			"KEPT", "STATE"}, head) ||
 			slices.ContainsFunc(rows[1:], func(row []string) bool { return row[i] != rows[1][i] }) {
 			continue
 		}
 		switch value := ansi.Strip(rows[1][i]); {
-		case value == "-" || head == "STATE" && value == "current" || head == "KEPT" && value == "whole":
+		case value == "-" || head == "STATE" && value == "current" || head == "KEPT" &&
+			value == "whole":
 		default:
 			common = append(common, strings.ToLower(head)+" "+value)
 		}
@@ -135,13 +140,15 @@ func nothingListed(filter *wire.List) string {
 	return text
 }
 
-// buildRows are rows of a table of builds, none where there are no builds; the first ones have a head.
+// buildRows are rows of a table of builds, none where there are no builds; the first ones have a
+// head.
 func buildRows(p *term.Printer, builds []*wire.Build, first, long bool) (rows [][]string) {
 	if len(builds) == 0 {
 		return nil
 	}
 	if first {
-		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "KEPT", "STATE"}}
+		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS",
+			"LAST USED", "GAIN", "KEPT", "STATE"}}
 	}
 	for _, b := range builds {
 		model, state := modelColumn(b), term.TextOrDash(b.GetState())
@@ -157,8 +164,10 @@ func buildRows(p *term.Printer, builds []*wire.Build, first, long bool) (rows []
 		}
 		rows = append(rows, []string{
 			key, model, term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
-			term.TextOrDash(b.GetSdkVersion()), p.State(cmp.Or(verdict(b.GetCompatibility()), "-")), term.Bytes(sizeOf(b)),
-			fmt.Sprint(b.GetHits()), p.When(b.GetLastUsedMs()), gainColumn(b), term.TextOrDash(b.GetKeptAs()), p.State(state),
+			term.TextOrDash(b.GetSdkVersion()), p.State(cmp.Or(verdict(b.GetCompatibility()), "-")),
+			term.Bytes(sizeOf(b)),
+			fmt.Sprint(b.GetHits()), p.When(b.GetLastUsedMs()), gainColumn(b),
+			term.TextOrDash(b.GetKeptAs()), p.State(state),
 		})
 	}
 	return rows

@@ -1,9 +1,9 @@
 // Command epcachectl asks the daemon for compiled models, and shows and changes what it keeps.
 //
-// Each verb has a file with its help, flags and code. Common code is in the packages below internal: cli (the
-// flags of all verbs, and the connection), acquire (asking for models, for get and warm), exit (exit codes, errors
-// and hints), term and jsonout (what is printed), daemon (finding and starting the daemon) and modelfile (opening
-// models with the caller's own rights).
+// Each verb has a file with its help, flags and code. Common code is in the packages below
+// internal: cli (the flags of all verbs, and the connection), acquire (asking for models, for get
+// and warm), exit (exit codes, errors and hints), term and jsonout (what is printed), daemon
+// (finding and starting the daemon) and modelfile (opening models with the caller's own rights).
 package main
 
 import (
@@ -51,7 +51,8 @@ func execute(ctx context.Context, a *cli.Call, args []string) int {
 	err := root.ExecuteContext(ctx)
 	err = cmp.Or(a.Print.Failed(), err)
 	if _, reported := errors.AsType[exit.Status](err); err != nil && !reported {
-		if a.JSON || slices.Contains(args, "--json") { // which is not read where another flag is wrong
+		// which is not read where another flag is wrong
+		if a.JSON || slices.Contains(args, "--json") {
 			a.Print.JSONFailure(err)
 		}
 		a.Print.Failure(err)
@@ -72,8 +73,10 @@ It finds the daemon by --socket, then EPCACHE_SOCKET, then the user's own socket
 system's. If no daemon runs, it starts the user's own (except status, doctor and stop), from
 EPCACHE_DAEMON, the directory of this program, or PATH. EPCACHE_AUTOSTART=0 prevents that.
 
-Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed,
-			exit.Short, exit.Interrupt),
+Every verb but completion has --json for scripts.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
+				exit.NoDaemon, exit.Stale, exit.NotAllowed,
+				exit.Short, exit.Interrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl list`,
 		SilenceUsage:  true,
@@ -85,7 +88,8 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 	flags.StringVar(&a.Socket, "socket", "", "the daemon's socket `PATH`")
 	flags.BoolVar(&a.JSON, "json", false, "print the result as JSON")
 	flags.DurationVar(&a.Timeout, "timeout", 0, "give up after `DURATION`, such as 30s or 5m")
-	flags.DurationVar(&a.Wait, "wait", daemon.DefaultWait, "wait `DURATION` for a daemon that is starting, at most 10s")
+	flags.DurationVar(&a.Wait, "wait", daemon.DefaultWait,
+		"wait `DURATION` for a daemon that is starting, at most 10s")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		a.WaitSet = cmd.Flags().Changed("wait")
 		if a.Timeout < 0 || a.Wait < 0 || a.Wait > daemon.MaxWait {
@@ -96,9 +100,11 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 	}
 	usage.Set(root, cli.UsageError)
 	for _, verb := range []func(*cli.Call) *cobra.Command{
-		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe, newCheck, newRepair,
+		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe,
+		newCheck, newRepair,
 		newInvalidate, newRm, newPin, newUnpin, newGc, newDu, newPack, newUnpack, newWhy, newEvents,
-		newExport, newImport, newPush, newPull, newRemote, newFacts, newTrust, newConfig, newDoctor, newStop, newVersion, newRun,
+		newExport, newImport, newPush, newPull, newRemote, newFacts, newTrust, newConfig, newDoctor,
+		newStop, newVersion, newRun,
 	} {
 		root.AddCommand(verb(a))
 	}
@@ -118,7 +124,8 @@ the daemon's version.` + exit.Help(exit.Done, exit.BadUsage),
 		Args:    cli.UsageArgs(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			if a.JSON {
-				return a.Print.JSON(jsonout.Object{"version": a.Version, "protocol": unixsock.Version})
+				return a.Print.JSON(jsonout.Object{"version": a.Version,
+					"protocol": unixsock.Version})
 			}
 			a.Print.Line("epcachectl %s (protocol %d)", a.Version, unixsock.Version)
 			return nil
@@ -128,7 +135,8 @@ the daemon's version.` + exit.Help(exit.Done, exit.BadUsage),
 
 // addCompletion adds cobra's own verb, with examples for each shell.
 func addCompletion(root *cobra.Command) {
-	root.InitDefaultCompletionCmd("bash") // any word that is no request of a shell's for completions
+	// any word that is no request of a shell's for completions
+	root.InitDefaultCompletionCmd("bash")
 	completion, _, err := root.Find([]string{"completion"})
 	if err != nil || completion == root {
 		return // this version of cobra has none
@@ -141,7 +149,8 @@ func addCompletion(root *cobra.Command) {
 	const fish = "  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish"
 	completion.Example = bash + "\n" + fish
 	for shell, example := range map[string]string{
-		"bash": bash, "zsh": `  epcachectl completion zsh > "${fpath[1]}/_epcachectl"`, "fish": fish,
+		"bash": bash, "zsh": `  epcachectl completion zsh > "${fpath[1]}/_epcachectl"`,
+		"fish":       fish,
 		"powershell": "  epcachectl completion powershell | Out-String | Invoke-Expression",
 	} {
 		if cmd, _, err := completion.Find([]string{shell}); err == nil {

@@ -90,7 +90,8 @@ func TestShellsCompleteNamesAndValues(t *testing.T) {
 	for line, want := range map[string]string{
 		"show O": "Org/Net", "rm cd": "cdcdcdcdcdcd", "jobs follow ": "abababababab",
 		"list --model O": "Org/Net", "get m --ep Open": "OpenVINOExecutionProvider",
-		"get m --on-miss b": "background", "warm m --store u": "user", "why x --ep QNN": "QNNExecutionProvider",
+		"get m --on-miss b": "background", "warm m --store u": "user",
+		"why x --ep QNN": "QNNExecutionProvider",
 	} {
 		args := strings.Split(line, " ")
 		r := call(t, append([]string{"__complete"}, args...)...)

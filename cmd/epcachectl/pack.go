@@ -27,7 +27,8 @@ The daemon packs unused builds by itself (see [space] in its configuration). Bui
 use, or would free less than 64 KiB, are not packed. ENTRY is as for show; --all means all own
 builds, for administrators all.
 
-With -n it compares builds if necessary, and prints what would be freed now and later.` + exit.Help(exit.AskingCodes...),
+With -n it compares builds if necessary, and prints what would be freed now and later.` +
+			exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pack --all -n
   epcachectl pack mobilenet.onnx`,
 	}
@@ -48,7 +49,8 @@ With -n it prints how many bytes that takes.` + exit.Help(exit.AskingCodes...),
 		"it would take")
 }
 
-func changePacked(a *cli.Call, cmd *cobra.Command, request *wire.Pack, dryRun string) *cobra.Command {
+func changePacked(a *cli.Call, cmd *cobra.Command, request *wire.Pack,
+	dryRun string) *cobra.Command {
 	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, dryRun)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -57,18 +59,20 @@ func changePacked(a *cli.Call, cmd *cobra.Command, request *wire.Pack, dryRun st
 			if request.All {
 				text += ", not both"
 			}
-			return exit.Hint(exit.Usagef("%s: %s", cmd.Name(), text), "list builds: epcachectl list")
+			return exit.Hint(exit.Usagef("%s: %s", cmd.Name(), text),
+				"list builds: epcachectl list")
 		}
-		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) (err error) {
-			if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
-				return err
-			}
-			reply, err := cli.AskWithProgress[wire.PackReply](ctx, a, c, request)
-			if err != nil {
-				return modelfile.AsGiven(err, args, request.Entries)
-			}
-			return printPacked(a, request.DryRun, reply, cmd.Name()+"ed")
-		})
+		return a.WithDaemon(cmd.Context(),
+			func(ctx context.Context, c *unixsock.Client) (err error) {
+				if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
+					return err
+				}
+				reply, err := cli.AskWithProgress[wire.PackReply](ctx, a, c, request)
+				if err != nil {
+					return modelfile.AsGiven(err, args, request.Entries)
+				}
+				return printPacked(a, request.DryRun, reply, cmd.Name()+"ed")
+			})
 	}
 	return cmd
 }
@@ -87,13 +91,15 @@ func printPacked(a *cli.Call, dryRun bool, r *wire.PackReply, done string) error
 		if n := b.GetLaterBytes(); n > 0 {
 			text += "; packing would free " + term.Bytes(n) + " later"
 		}
-		a.Print.Line("%s: build %s of %s: %s", term.TextOrDash(b.GetModelName()), term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), text)
+		a.Print.Line("%s: build %s of %s: %s", term.TextOrDash(b.GetModelName()),
+			term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), text)
 	}
 	a.Print.More(uint64(r.GetMore()))
 	if dryRun {
 		done = "would be " + done
 	}
-	text := fmt.Sprintf("%s %s%s", term.Count(r.GetChanged(), "build"), done, freedText(dryRun, r.GetFreedBytes()))
+	text := fmt.Sprintf("%s %s%s", term.Count(r.GetChanged(), "build"), done,
+		freedText(dryRun, r.GetFreedBytes()))
 	if n := r.GetLaterBytes(); n > 0 {
 		text += fmt.Sprintf("; about %s more when other builds are no longer in use", term.Bytes(n))
 	}

@@ -47,11 +47,13 @@ nothing, and prints configuration for epcached --config.` + exit.Help(exit.Askin
 	cmd.Flags().BoolVar(&find, "find", false, "search this machine for runtimes, and print "+
 		"configuration")
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "probe again")
-	cmd.Flags().StringVar(&runtime, "runtime", "", "only the runtime in `DIR`, which the daemon then knows until it restarts")
+	cmd.Flags().StringVar(&runtime, "runtime", "",
+		"only the runtime in `DIR`, which the daemon then knows until it restarts")
 	return cmd
 }
 
-func probe(ctx context.Context, a *cli.Call, c *unixsock.Client, p *wire.Probe, runtime string) error {
+func probe(ctx context.Context, a *cli.Call, c *unixsock.Client, p *wire.Probe,
+	runtime string) error {
 	var err error
 	if p.Runtime, err = acquire.RuntimeAt(runtime); err != nil {
 		return err
@@ -112,8 +114,10 @@ func findRuntimes(ctx context.Context, a *cli.Call, dir string) error {
 		}
 	}
 	if len(runtimes) == 0 {
-		a.Print.Failure(exit.Hint(errors.New("probe: no runtime with a known execution provider found"),
-			"install one: pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino, and look again with --runtime runtime"))
+		a.Print.Failure(exit.Hint(
+			errors.New("probe: no runtime with a known execution provider found"),
+			"install one: pip install --no-deps --target runtime onnxruntime "+
+				"onnxruntime-ep-openvino, and look again with --runtime runtime"))
 		return exit.Status(exit.NotFound)
 	}
 	for _, r := range runtimes {
@@ -146,7 +150,8 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 	if r.GetProbedMs() != 0 {
 		state += ", probed " + p.When(r.GetProbedMs())
 	}
-	p.Line("%s: ONNX Runtime %s%s", term.TextOrDash(r.GetDirectory()), term.TextOrDash(r.GetOrtVersion()), state)
+	p.Line("%s: ONNX Runtime %s%s", term.TextOrDash(r.GetDirectory()),
+		term.TextOrDash(r.GetOrtVersion()), state)
 	if r.GetError() != "" {
 		p.Line("  not usable: %s", term.Printable(r.GetError()))
 	}
@@ -168,7 +173,8 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 			p.Line("    driver %s", term.Printable(version))
 		}
 		for _, d := range ep.GetDevices() {
-			p.Line("    %s %s (vendor %04x, device %04x)%s", term.TextOrDash(d.GetType()), term.TextOrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
+			p.Line("    %s %s (vendor %04x, device %04x)%s", term.TextOrDash(d.GetType()),
+				term.TextOrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
 		}
 	}
 }
@@ -196,7 +202,8 @@ func fingerprint(d *wire.DeviceFacts) string {
 	case d.GetError() != "":
 		return ": cannot compile: " + term.Printable(d.GetError())
 	case d.GetSdkVersion() != "":
-		return fmt.Sprintf(": SDK %s, %s", term.Printable(d.GetSdkVersion()), term.TextOrDash(d.GetHardwareArchitecture()))
+		return fmt.Sprintf(": SDK %s, %s", term.Printable(d.GetSdkVersion()),
+			term.TextOrDash(d.GetHardwareArchitecture()))
 	}
 	return ""
 }

@@ -25,13 +25,17 @@ func newPull(a *cli.Call) *cobra.Command {
 		Long: `pull has the daemon fetch the build of each MODEL from the remotes of its configuration,
 unless it is stored already, and compiles nothing. It asks remotes again that did not have the build
 a moment ago. Flags say what is requested, as those of get.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt),
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
+				exit.NotAllowed, exit.Interrupt),
 		Example: "  epcachectl pull det.onnx rec.onnx --ep OpenVINOExecutionProvider:CPU",
 		Args:    cli.UsageArgs(1, math.MaxInt),
-		RunE:    func(cmd *cobra.Command, args []string) error { return g.Run(cmd.Context(), args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.Run(cmd.Context(), args)
+		},
 	}
 	g.Request.AddFlags(cmd)
-	cmd.Flags().BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
+	cmd.Flags().BoolVar(&g.Progress, "progress", false,
+		"print each phase on a line of its own to standard error")
 	return cmd
 }
 
@@ -43,7 +47,8 @@ func newPush(a *cli.Call) *cobra.Command {
 		Long: `push copies the shared builds of each MODEL or ENTRY to the remotes that have publish =
 "shared" in the daemon's configuration, signed by the daemon's key, and waits for that. A build
 holds its model's weights. Private builds, and those of other machines, are not copied.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt),
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
+				exit.NotAllowed, exit.Interrupt),
 		Example: "  epcachectl push det.onnx --remote fleet",
 		Args:    cli.UsageArgs(1, math.MaxInt),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
@@ -56,7 +61,8 @@ holds its model's weights. Private builds, and those of other machines, are not 
 			}
 			var reply *wire.PushReply
 			err := a.WithProgress(func(progress func(*wire.Progress)) (err error) {
-				reply, err = unixsock.Ask[wire.PushReply](ctx, c, &wire.Push{Entries: entries, Remote: remote}, progress)
+				reply, err = unixsock.Ask[wire.PushReply](ctx, c,
+					&wire.Push{Entries: entries, Remote: remote}, progress)
 				return err
 			})
 			if err != nil {
@@ -78,7 +84,8 @@ func printPushed(a *cli.Call, reply *wire.PushReply) error {
 		if !b.GetDone() {
 			text = "not published: " + text
 		}
-		rows = append(rows, []string{term.Printable(b.GetModel()), term.Short(b.GetBuild()), term.Printable(b.GetRemote()), term.Printable(text)})
+		rows = append(rows, []string{term.Printable(b.GetModel()), term.Short(b.GetBuild()),
+			term.Printable(b.GetRemote()), term.Printable(text)})
 	}
 	if a.JSON {
 		if err := a.Print.JSON(jsonout.Of(reply)); err != nil {
@@ -165,22 +172,27 @@ func remoteRows(r *wire.Remote) [][]string {
 	rows := [][]string{
 		{"remote", term.Printable(r.GetName()) + "  " + term.Printable(r.GetUrl())},
 		{"state", remoteState(r)},
-		{"look-ups", fmt.Sprintf("%s, %d missing, %d denied, %d unreachable, %d skipped", term.Count(r.GetCalls(), "call"),
+		{"look-ups", fmt.Sprintf("%s, %d missing, %d denied, %d unreachable, %d skipped",
+			term.Count(r.GetCalls(), "call"),
 			r.GetMissing(), r.GetDenied(), r.GetUnreachable(), r.GetSkipped())},
 		{"fetched", fmt.Sprintf("%s, %s over the network, %s from builds here; %d refused; %s lost",
-			term.Count(r.GetFetched(), "build"), term.Bytes(r.GetFetchedBytes()), term.Bytes(r.GetSeedBytes()),
+			term.Count(r.GetFetched(), "build"), term.Bytes(r.GetFetchedBytes()),
+			term.Bytes(r.GetSeedBytes()),
 			r.GetRefused()+r.GetDamaged(), term.Seconds(r.GetLostSeconds()))},
 	}
 	if r.GetPublishes() {
 		rows = append(rows, []string{"published", fmt.Sprintf("%s, %s; %d queued, %d failed",
-			term.Count(r.GetPublished(), "build"), term.Bytes(r.GetSentBytes()), r.GetQueued(), r.GetNotPublished())},
-			[]string{"leases", fmt.Sprintf("%d compiled for all, %d waited", r.GetLeasesWon(), r.GetLeasesWaited())})
+			term.Count(r.GetPublished(), "build"), term.Bytes(r.GetSentBytes()), r.GetQueued(),
+			r.GetNotPublished())},
+			[]string{"leases", fmt.Sprintf("%d compiled for all, %d waited", r.GetLeasesWon(),
+				r.GetLeasesWaited())})
 	}
 	if text := r.GetPublishError(); text != "" {
 		rows = append(rows, []string{"not published", term.Printable(text)})
 	}
 	if text := r.GetLastError(); text != "" {
-		rows = append(rows, []string{"last error", term.Time(r.GetLastErrorMs()) + ", " + term.Printable(text)})
+		rows = append(rows, []string{"last error",
+			term.Time(r.GetLastErrorMs()) + ", " + term.Printable(text)})
 	}
 	return rows
 }
@@ -192,11 +204,13 @@ func newRemoteCheck(a *cli.Call) *cobra.Command {
 		Long: `check tries on a remote what is needed of it: reading, writing, writes that create only or
 replace one version only, ranges, listing and the clock. It leaves one small object there. What a
 remote cannot do is printed with what follows from it.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed),
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
+				exit.NotAllowed),
 		Example: "  epcachectl remote check fleet",
 		Args:    cli.UsageArgs(1, 1),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
-			reply, err := unixsock.Ask[wire.CheckRemoteReply](ctx, c, &wire.CheckRemote{Remote: args[0]}, nil)
+			reply, err := unixsock.Ask[wire.CheckRemoteReply](ctx, c,
+				&wire.CheckRemote{Remote: args[0]}, nil)
 			if err != nil {
 				return err
 			}
@@ -209,7 +223,8 @@ remote cannot do is printed with what follows from it.` +
 				if !f.GetOk() {
 					can = "no"
 				}
-				rows = append(rows, []string{term.Printable(f.GetName()), can, term.Printable(f.GetText())})
+				rows = append(rows, []string{term.Printable(f.GetName()), can,
+					term.Printable(f.GetText())})
 			}
 			a.Print.Table(rows)
 			return nil

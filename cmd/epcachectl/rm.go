@@ -31,7 +31,8 @@ affected. ENTRY is as for show; a model's name means all builds of every model w
 quarantine. Remembered failures stay (jobs retry --all forgets them). On a terminal it asks before
 it removes more than one build, unless --yes is given; without a terminal --all needs --yes.
 
-With -n it prints what would be removed, and how many bytes that frees.` + exit.Help(exit.AskingCodes...),
+With -n it prints what would be removed, and how many bytes that frees.` +
+			exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl rm mobilenet.onnx
   epcachectl rm --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -39,39 +40,45 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 				return exit.Usage(exit.Hint(errors.New("rm: name entries, or give "+
 					"--all"), "list builds: epcachectl list"))
 			}
-			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) (err error) {
-				if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
-					return err
-				}
-				if !request.DryRun && !force {
-					if err := confirm(ctx, a, c, &request, args); err != nil {
+			return a.WithDaemon(cmd.Context(),
+				func(ctx context.Context, c *unixsock.Client) (err error) {
+					if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 						return err
 					}
-				}
-				reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, &request, nil)
-				if err != nil {
-					return exit.WithVerb("rm", modelfile.AsGiven(err, args, request.Entries))
-				}
-				if none := len(reply.GetBuilds()) == 0; none && request.All && !a.JSON &&
-					!slices.Contains(c.Hello().GetRights(), "administrator") {
-					a.Print.Line("nothing to delete: no build is yours alone, and only administrators delete shared builds")
-					return nil
-				}
-				return printChange(a, "deleted", "would delete", request.DryRun, reply)
-			})
+					if !request.DryRun && !force {
+						if err := confirm(ctx, a, c, &request, args); err != nil {
+							return err
+						}
+					}
+					reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, &request, nil)
+					if err != nil {
+						return exit.WithVerb("rm", modelfile.AsGiven(err, args, request.Entries))
+					}
+					if none := len(reply.GetBuilds()) == 0; none && request.All && !a.JSON &&
+						!slices.Contains(c.Hello().GetRights(), "administrator") {
+						a.Print.Line(
+							"nothing to delete: no build is yours alone, and only administrators " +
+								"delete shared builds")
+						return nil
+					}
+					return printChange(a, "deleted", "would delete", request.DryRun, reply)
+				})
 		},
 	}
 	cmd.Flags().BoolVar(&request.All, "all", false, "remove all builds")
-	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "remove nothing, print what would be removed")
+	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false,
+		"remove nothing, print what would be removed")
 	cmd.Flags().BoolVarP(&force, "yes", "y", false, "do not ask for confirmation; needed for "+
 		"--all without a terminal")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "the same as --yes")
 	return cmd
 }
 
-// confirm asks a person before more than one build is deleted; a script means what it says. The name of a model means all builds
-// of all models that are called so, which is more than many think of.
-func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove, args []string) error {
+// confirm asks a person before more than one build is deleted; a script means what it says. The
+// name of a model means all builds of all models that are called so, which is more than many think
+// of.
+func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove,
+	args []string) error {
 	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // so there is no answer
 		if request.GetAll() {
 			return exit.Usage(exit.Hint(errors.New("rm --all: no terminal for the confirmation"),
@@ -79,7 +86,8 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 		}
 		return nil
 	}
-	plan, err := unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true}, nil)
+	plan, err := unixsock.Ask[wire.ChangeReply](ctx, c,
+		&wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true}, nil)
 	if err != nil {
 		return exit.WithVerb("rm", modelfile.AsGiven(err, args, request.GetEntries()))
 	}
@@ -93,7 +101,8 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 			a.Print.Note(fmt.Sprintf("  and %d more", count-uint64(i)))
 			break
 		}
-		a.Print.Note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b), term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), term.Bytes(sizeOf(b))))
+		a.Print.Note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b),
+			term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), term.Bytes(sizeOf(b))))
 	}
 	question := "delete " + term.Count(count, "build")
 	if n := plan.GetFreedBytes(); n > 0 {

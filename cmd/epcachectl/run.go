@@ -22,7 +22,8 @@ type runCall struct {
 	program []string
 }
 
-// sentTolerance tells rounding from another result, such as quantised models have on processors that their kernels saturate on.
+// sentTolerance tells rounding from another result, such as quantised models have on processors
+// that their kernels saturate on.
 const sentTolerance = 0.01
 
 func newRun(a *cli.Call) *cobra.Command {
@@ -52,7 +53,8 @@ that ignores its environment ("python -I", "-E", frozen programs), onnxruntime b
 ORTModule and onnxruntime_genai. "epcachectl get --help" has a way for programs that take a model's
 path.
 
-If PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed),
+If PROGRAM could not be started:` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed),
 		Example: `  epcachectl run --ep OpenVINOExecutionProvider:CPU -- rapidocr text --img invoice.png
   epcachectl run --ep QNNExecutionProvider:NPU --runtime ~/qnn --report -- python -m myapp
   epcachectl run --report=run.json --json -- python serve.py`,
@@ -66,12 +68,17 @@ If PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUs
 	f.Var(cli.EachValue(r.request.AddEP, "EP[:DEVICE]"), "ep", "execution provider for sessions "+
 		"that request the CPU, such as OpenVINOExecutionProvider:CPU; repeatable, in order of "+
 		"preference")
-	f.Var(cli.EachValue(r.request.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
-	f.StringVar(&r.request.Runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
+	f.Var(cli.EachValue(r.request.AddOption, "K=V"), "option",
+		"provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.StringVar(&r.request.Runtime, "runtime", "",
+		"`DIR` with onnxruntime and execution providers that come before the program's own")
 	f.StringVar(&r.onMiss, "on-miss", "wait", "what a miss does, an `ACTION`: wait, background "+
 		"(a plain session until the compile is done), claim, or fail")
-	f.Float64Var(&r.request.Verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, and use the CPU if a value differs from the CPU's by more than `TOLERANCE`, absolute and relative; 0: do not")
-	f.StringVar(&r.report, "report", "", "report every session at the end, on standard error or to `FILE`")
+	f.Float64Var(&r.request.Verify, "verify-output", sentTolerance,
+		"with --ep: run each model once on zeros, and use the CPU if a value differs from the "+
+			"CPU's by more than `TOLERANCE`, absolute and relative; 0: do not")
+	f.StringVar(&r.report, "report", "",
+		"report every session at the end, on standard error or to `FILE`")
 	f.Lookup("report").NoOptDefVal = "-"
 	return cmd
 }
@@ -96,7 +103,8 @@ func (r *runCall) run() error {
 		return exit.WithOperation("run", path, err)
 	}
 	if err := r.summarise(log); err != nil {
-		r.Print.Failure(exit.WithOperation("run", path, err)) // and yet the program's own status counts
+		// and yet the program's own status counts
+		r.Print.Failure(exit.WithOperation("run", path, err))
 	}
 	status.Repeat()
 	if status.Code == 0 {
@@ -129,7 +137,8 @@ func (r *runCall) settings() (s program.Settings, err error) {
 
 func (r *runCall) check() error {
 	if len(r.program) == 0 {
-		return exit.Usage(exit.Hint(errors.New("run: no program"), "epcachectl run --ep EP -- python program.py"))
+		return exit.Usage(exit.Hint(errors.New("run: no program"),
+			"epcachectl run --ep EP -- python program.py"))
 	}
 	var err error
 	if len(r.request.EPs) > 0 {
@@ -141,7 +150,8 @@ func (r *runCall) check() error {
 	if err != nil || r.request.Runtime == "" {
 		return err
 	}
-	if found, err := filepath.Glob(filepath.Join(r.request.Runtime, "onnxruntime*")); err != nil || len(found) == 0 {
+	if found, err := filepath.Glob(filepath.Join(r.request.Runtime, "onnxruntime*")); err != nil ||
+		len(found) == 0 {
 		return exit.Usagef("run: --runtime %q: no packages of ONNX Runtime in this "+
 			"directory", r.request.Runtime)
 	}

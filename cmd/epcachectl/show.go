@@ -31,7 +31,8 @@ ENTRY is a request key, a build key or a model digest, the first 8 or more digit
 model's name. If a file of that name exists, its digest is computed and used.
 
 --tensors prints the tensors of the files instead: size, offset, and which other builds have the
-same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` + exit.Help(exit.AskingCodes...),
+same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` +
+			exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl show mobilenet.onnx
   epcachectl show mobilenet.onnx --tensors`,
 		Args: cli.UsageArgs(1, 1),
@@ -74,7 +75,8 @@ func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry strin
 		printBuild(a.Print, b, record)
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.Print.Line("%s more: epcachectl list --model %s", term.Count(n, "build"), term.Printable(term.Brief(entry)))
+		a.Print.Line("%s more: epcachectl list --model %s", term.Count(n, "build"),
+			term.Printable(term.Brief(entry)))
 	}
 	for _, event := range reply.GetHistory() {
 		a.Print.Line("history: %s", term.Printable(event))
@@ -98,10 +100,12 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		{"driver", term.TextOrDash(b.GetDriverVersion())},
 		{"onnx runtime", term.TextOrDash(b.GetOrtVersion())},
 		{"scope", term.TextOrDash(b.GetScope())},
-		{"created", p.When(b.GetCreatedMs()) + ", compiled in " + term.Seconds(b.GetCompileSeconds())},
+		{"created", p.When(b.GetCreatedMs()) + ", compiled in " +
+			term.Seconds(b.GetCompileSeconds())},
 		{"last used", p.When(b.GetLastUsedMs()) + ", " + term.Count(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
-		{"space", term.Bytes(sizeOf(b)) + "; its removal would free " + term.Bytes(b.GetOwnBytes()) + " on the disk"},
+		{"space", term.Bytes(sizeOf(b)) + "; its removal would free " +
+			term.Bytes(b.GetOwnBytes()) + " on the disk"},
 		{"kept", keptText(b)},
 		{"load check", term.TextOrDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
@@ -112,9 +116,11 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 			how = []string{"fetched", "from remote " + term.Printable(remote) + ", "}
 		}
 		rows = append(rows, []string{how[0], how[1] + "signed by " + term.Printable(from.GetKey()) +
-			term.WithPrefix(", made by ", from.GetBuilder()) + ", manifest sha256:" + term.Printable(from.GetManifest())})
+			term.WithPrefix(", made by ", from.GetBuilder()) + ", manifest sha256:" +
+			term.Printable(from.GetManifest())})
 	} else if by := b.GetMadeBy(); by != "" {
-		rows = append(rows, []string{"compiled by", term.Printable(by) + ", with libraries of its own"})
+		rows = append(rows, []string{"compiled by",
+			term.Printable(by) + ", with libraries of its own"})
 	}
 	if from := b.GetConvertedFrom(); from != "" {
 		rows = append(rows, []string{"converted from", from})
@@ -123,10 +129,12 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		rows = append(rows, []string{"output", fmt.Sprintf("as the model's, within %g", most)})
 	}
 	for i, m := range b.GetMembers() {
-		rows = append(rows, []string{fmt.Sprintf("model %d", i+1), term.Printable(m.GetName()) + "  " + m.GetModelDigest() + "  " + term.Printable(m.GetGraph())})
+		rows = append(rows, []string{fmt.Sprintf("model %d", i+1), term.Printable(m.GetName()) +
+			"  " + m.GetModelDigest() + "  " + term.Printable(m.GetGraph())})
 	}
 	for _, f := range b.GetFiles() {
-		rows = append(rows, []string{"file", term.Printable(f.GetName()) + "  " + term.Bytes(f.GetSize()) + "  " + f.GetDigest()})
+		rows = append(rows, []string{"file",
+			term.Printable(f.GetName()) + "  " + term.Bytes(f.GetSize()) + "  " + f.GetDigest()})
 	}
 	if record != "" {
 		rows = append(rows, []string{"request", compactRecord(record)})
@@ -218,7 +226,8 @@ func gainColumn(b *wire.Build) string {
 }
 
 func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
-	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c, &wire.Layout{Entries: []string{entry}, Tensors: true}, nil)
+	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c,
+		&wire.Layout{Entries: []string{entry}, Tensors: true}, nil)
 	if err != nil {
 		return exit.WithOperation("show", arg, err)
 	}
@@ -240,7 +249,8 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.FileLayout) {
 		form = ", packed" + picture.CompressedText(f)
 	}
 	p.Line("%s: %s of build %s by %s%s%s", term.TextOrDash(f.GetName()), term.Bytes(f.GetSize()),
-		term.Short(f.GetBuild()), term.TextOrDash(f.GetEp()), term.WithPrefix(", ", f.GetShapes()), form)
+		term.Short(f.GetBuild()), term.TextOrDash(f.GetEp()),
+		term.WithPrefix(", ", f.GetShapes()), form)
 	named := percent(f.GetNamedBytes(), f.GetSize())
 	switch {
 	case f.GetUnknown() != "":
@@ -277,7 +287,8 @@ func holderText(t *wire.NamedRange, l *wire.LayoutReply, f *wire.FileLayout) str
 	}
 	text := term.Short(picture.DigestAt(l, at))
 	if by := l.GetHeldBy(); int(at) < len(by) && by[at].GetBuild() != "" {
-		text += " of " + term.TextOrDash(by[at].GetModelName()) + " " + term.Short(by[at].GetBuild())
+		text += " of " + term.TextOrDash(by[at].GetModelName()) + " " +
+			term.Short(by[at].GetBuild())
 	} else {
 		text += " of no listed build"
 	}

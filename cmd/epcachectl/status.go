@@ -27,7 +27,8 @@ func newStatus(a *cli.Call) *cobra.Command {
 		Short: "show the daemon's status",
 		Long: `status prints the daemon's version, configuration and health, the caller's rights,
 hits and the time that they saved, and the space in use. --watch repeats that until it is
-interrupted, also over restarts of the daemon; with --json it prints an object a line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
+interrupted, also over restarts of the daemon; with --json it prints an object a line.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl status --json
   epcachectl status --watch --every 1s`,
 		Args: cli.UsageArgs(0, 0),
@@ -74,7 +75,8 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 	}
 	uptime := time.Duration(s.GetUptimeSeconds() * float64(time.Second)).Round(time.Second)
 	rows := [][]string{
-		{"daemon", fmt.Sprintf("epcached %s, pid %d, up %v", term.Printable(s.GetVersion()), s.GetPid(), uptime)},
+		{"daemon", fmt.Sprintf("epcached %s, pid %d, up %v", term.Printable(s.GetVersion()),
+			s.GetPid(), uptime)},
 		{"state", term.TextOrDash(s.GetStateDirectory())},
 		{"socket", term.TextOrDash(s.GetSocket()) + startedBy[s.GetStartedBy()]},
 		{"you", you},
@@ -93,12 +95,14 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 			[]string{"space", spaceLine(s.GetSpace())})
 	}
 	for _, l := range s.GetLayers() {
-		text := fmt.Sprintf("%s: %s, %s", term.Printable(l.GetPath()), term.Count(l.GetBuilds(), "build"), term.Bytes(l.GetBytes()))
+		text := fmt.Sprintf("%s: %s, %s", term.Printable(l.GetPath()),
+			term.Count(l.GetBuilds(), "build"), term.Bytes(l.GetBytes()))
 		if n := len(l.GetRefused()); n > 0 {
 			text += fmt.Sprintf(", %d not used (epcachectl doctor)", n)
 		}
 		if why := l.GetError(); why != "" {
-			text = fmt.Sprintf("%s is not used: %s", term.Printable(l.GetPath()), term.Printable(why))
+			text = fmt.Sprintf("%s is not used: %s", term.Printable(l.GetPath()),
+				term.Printable(why))
 		}
 		rows = append(rows, []string{"layer", text})
 	}
@@ -140,7 +144,8 @@ func spaceDetails(s *wire.Space) string {
 		parts = append(parts, term.Count(s.GetToLookAt(), "blob")+" not yet compared with others")
 	}
 	if s.GetUnkept() > 0 {
-		parts = append(parts, term.Count(s.GetUnkept(), "compile")+" not stored since the store was made (epcachectl doctor: of the last 7 days)")
+		parts = append(parts, term.Count(s.GetUnkept(),
+			"compile")+" not stored since the store was made (epcachectl doctor: of the last 7 days)")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -20,7 +20,8 @@ var restartHints = map[string]string{
 		"epcached.socket epcached.service",
 	"service": "systemd does not restart it; to restart it: systemctl start epcached.service",
 	"client": "the next program that needs a daemon starts one again; " +
-		"to prevent that: " + daemon.AutostartVariable + "=0, or autostart = false in epcached.toml",
+		"to prevent that: " + daemon.AutostartVariable +
+		"=0, or autostart = false in epcached.toml",
 }
 
 func newStop(a *cli.Call) *cobra.Command {

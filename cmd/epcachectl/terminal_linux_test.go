@@ -35,7 +35,8 @@ func onTerminal(t *testing.T, columns int, env []string, args ...string) string 
 func hubModels() (names []string, builds []*wire.Build) {
 	for i, size := range []string{"tiny", "base", "large"} {
 		for j, file := range []string{"", "/onnx/model_quantized.onnx", "/onnx/model_fp16.onnx"} {
-			names = append(names, fmt.Sprintf("Xenova/paraphrase-multilingual-MiniLM-L12-%s%s", size, file))
+			names = append(names, fmt.Sprintf("Xenova/paraphrase-multilingual-MiniLM-L12-%s%s",
+				size, file))
 			_, _ = i, j
 		}
 	}
@@ -44,11 +45,13 @@ func hubModels() (names []string, builds []*wire.Build) {
 		builds = append(builds, &wire.Build{Build: strings.Repeat(fmt.Sprintf("%02x", 0xa0+i), 32),
 			RequestKey: strings.Repeat("cd", 32), ModelDigest: strings.Repeat("ef", 32),
 			ModelName: name, ModelPath: "/home/u/.cache/huggingface/hub/" + name,
-			Ep: "OpenVINOExecutionProvider", EpVersion: "1.24.1", SdkVersion: "2025.4.1-20426-82bbf0292c5",
+			Ep: "OpenVINOExecutionProvider", EpVersion: "1.24.1",
+			SdkVersion:    "2025.4.1-20426-82bbf0292c5",
 			Compatibility: "optimal", State: "current", KeptAs: "whole", Hits: uint64(i),
 			CompatibilityReason: "the libraries of the runtime are those that compiled the build, byte for byte",
 			LastUsedMs:          time.Now().Add(-time.Duration(10*i) * time.Minute).UnixMilli(),
-			Files:               []*wire.File{{Name: "a_ctx.onnx", Size: 123456789, Digest: strings.Repeat("ab", 32)}}})
+			Files: []*wire.File{{Name: "a_ctx.onnx", Size: 123456789,
+				Digest: strings.Repeat("ab", 32)}}})
 	}
 	return names, builds
 }
@@ -61,12 +64,14 @@ func TestResultsFitTheTerminal(t *testing.T) {
 	for i, name := range names {
 		b.jobs = append(b.jobs, &wire.Job{Id: fmt.Sprintf("%02x%030d", i, i), State: "running",
 			Phase: "compiling", ModelName: name, Ep: "OpenVINOExecutionProvider", ElapsedMs: 61_000,
-			EstimateMs: 3_600_000, Waiting: 12, Why: "no build for this request, and a reason of some length"})
+			EstimateMs: 3_600_000, Waiting: 12,
+			Why: "no build for this request, and a reason of some length"})
 		b.failures = append(b.failures, &wire.Failure{ModelName: name, Ep: "QNNExecutionProvider",
 			Reason: "compiler", Count: 3, Build: strings.Repeat("ab", 32),
 			Text: strings.Repeat("a long story of what went wrong in the compiler ", 5)})
 		b.advice = append(b.advice, &wire.Advice{Severity: "warning", Subject: "memory",
-			Text: strings.Repeat("what is wrong and why it matters ", 5), Hint: strings.Repeat("what to do ", 12)})
+			Text: strings.Repeat("what is wrong and why it matters ", 5),
+			Hint: strings.Repeat("what to do ", 12)})
 	}
 	b.explain = &wire.Explanation{Decision: "miss", RequestKey: strings.Repeat("cd", 32),
 		Reason:     strings.Repeat("a reason that explains much ", 6),
@@ -78,7 +83,8 @@ func TestResultsFitTheTerminal(t *testing.T) {
 	b.serve()
 	for _, columns := range []int{60, 80, 200} {
 		for _, verb := range []string{"list", "list -l", "status", "du", "jobs", "show x", "why x",
-			"why x --all", "doctor", "events", "gc -n", "rm x -n", "probe", "show x --tensors", "check", "lst"} {
+			"why x --all", "doctor", "events", "gc -n", "rm x -n", "probe", "show x --tensors",
+			"check", "lst"} {
 			out := onTerminal(t, columns, nil, strings.Fields(verb)...)
 			require.NotEmpty(t, out, verb)
 			for line := range strings.Lines(out) {
@@ -129,12 +135,15 @@ func TestProgressOfManyModels(t *testing.T) {
 	for i := range 12 {
 		text, err := os.ReadFile(tinyModel(t, "tiny.onnx"))
 		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(fmt.Sprintf("%s/a model with quite a long name %d.onnx", dir, i), text, 0o600))
+		require.NoError(t, os.WriteFile(fmt.Sprintf("%s/a model with quite a long name %d.onnx",
+			dir, i), text, 0o600))
 	}
 	for _, columns := range []int{60, 80, 200} {
 		out := onTerminal(t, columns, nil, "warm", "--follow", dir, "--ep", "E")
 		count := -1
-		for _, line := range strings.FieldsFunc(out, func(r rune) bool { return r == '\n' || r == '\r' }) {
+		for _, line := range strings.FieldsFunc(out, func(r rune) bool {
+			return r == '\n' || r == '\r'
+		}) {
 			line = ansi.Strip(line)
 			require.LessOrEqual(t, ansi.StringWidth(line), columns, "%q", line)
 			if at := strings.Index(line, "["); at >= 0 {

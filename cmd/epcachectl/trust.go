@@ -55,7 +55,8 @@ Requests (names or keys) or Not-After (a date), and then an empty line.` +
 				}
 			}
 			if a.JSON {
-				return a.Print.JSON(jsonout.Object{"id": id, "private": files[0], "public": files[1]})
+				return a.Print.JSON(jsonout.Object{"id": id, "private": files[0],
+					"public": files[1]})
 			}
 			a.Print.Line("%s  key %s: keep it secret", files[0], portable.ShortID(id))
 			a.Print.Line("%s  for the machines that import", files[1])
@@ -79,7 +80,8 @@ func newTrustShow(a *cli.Call) *cobra.Command {
 		Short: "show the keys that are trusted",
 		Long: `show prints the public keys in each FILE, and what they are trusted for. Without FILE
 it reads those that the configuration names.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NotAllowed),
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
+				exit.NotAllowed),
 		Example: "  epcachectl trust show\n  epcachectl trust show ci.pub",
 		RunE: func(_ *cobra.Command, files []string) error {
 			if len(files) == 0 {

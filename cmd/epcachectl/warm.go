@@ -53,6 +53,7 @@ Status 0 means that every build exists or is queued; with --follow, that it exis
 	f.StringVar(&file, "pipeline", "", "`FILE` that lists models and their options")
 	f.BoolVarP(&follow, "follow", "f", false, "wait for all models, and show progress")
 	f.BoolVarP(&g.DryRun, "dry-run", "n", false, "compile nothing, print what would be compiled")
-	f.BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
+	f.BoolVar(&g.Progress, "progress", false,
+		"print each phase on a line of its own to standard error")
 	return cmd
 }

@@ -65,14 +65,16 @@ Status 0 means that a build is served, 3 that there is none (get would compile).
 	return cmd
 }
 
-func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire.Get, asked bool) (*wire.Explanation, error) {
+func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire.Get,
+	asked bool) (*wire.Explanation, error) {
 	if !asked {
 		entry, err := modelfile.Entry(ctx, arg)
 		if err != nil {
 			return nil, exit.WithOperation("why", arg, err)
 		}
 		e, err := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: entry}, nil)
-		if path, wrong := filepath.Abs(arg); wrong == nil && entry != arg && errors.Is(err, unixsock.ErrNotFound) {
+		if path, wrong := filepath.Abs(arg); wrong == nil && entry != arg &&
+			errors.Is(err, unixsock.ErrNotFound) {
 			// The history of removed builds has the names of models, and not their digests.
 			name := modelname.Of(path, filepath.Base(path))
 			past, _ := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: name}, nil)
@@ -99,7 +101,8 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 		return e, nil
 	}
 	if reply.GetOutcome() == "passthrough" {
-		return &wire.Explanation{Decision: "passthrough", Reason: reply.GetWhy(), RequestKey: reply.GetRequestKey()}, nil
+		return &wire.Explanation{Decision: "passthrough", Reason: reply.GetWhy(),
+			RequestKey: reply.GetRequestKey()}, nil
 	}
 	return nil, exit.WithOperation("why", arg, errors.New("the daemon cannot explain: it is "+
 		"older than this program"))
@@ -140,8 +143,10 @@ var decisionTexts = map[string]struct {
 }
 
 func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool) error {
-	sentence := cmp.Or(decisionTexts[e.GetDecision()].sentence, "%s: "+term.Printable(e.GetDecision()))
-	p.Line("%s", fmt.Sprintf(sentence, term.Printable(term.Brief(arg)))+term.WithPrefix(": ", e.GetReason()))
+	sentence := cmp.Or(decisionTexts[e.GetDecision()].sentence,
+		"%s: "+term.Printable(e.GetDecision()))
+	p.Line("%s", fmt.Sprintf(sentence, term.Printable(term.Brief(arg)))+term.WithPrefix(": ",
+		e.GetReason()))
 	rows := [][]string{}
 	if e.GetRequestKey() != "" {
 		rows = append(rows, []string{"  request key", term.Printable(e.GetRequestKey())})
@@ -188,16 +193,20 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) {
 	if c.GetServed() {
 		verb = "served"
 	}
-	p.Line("\nbuild %s is %s: %s", term.Printable(term.Short(b.GetBuild())), verb, term.TextOrDash(c.GetReason()))
+	p.Line("\nbuild %s is %s: %s", term.Printable(term.Short(b.GetBuild())), verb,
+		term.TextOrDash(c.GetReason()))
 	if all {
 		printBuild(p, b, "")
 	} else {
 		p.Table([][]string{
 			{"  compatibility", judgement(p, b)},
 			{"  made by", term.TextOrDash(b.GetEp()) + " " + term.TextOrDash(b.GetEpVersion()) +
-				term.WithPrefix(", SDK ", b.GetSdkVersion()) + term.WithPrefix(", hardware ", b.GetHardwareArchitecture()) +
-				term.WithPrefix(", driver ", b.GetDriverVersion()) + term.WithPrefix(", ONNX Runtime ", b.GetOrtVersion())},
-			{"  created", p.When(b.GetCreatedMs()) + ", compiled in " + term.Seconds(b.GetCompileSeconds())},
+				term.WithPrefix(", SDK ", b.GetSdkVersion()) + term.WithPrefix(", hardware ",
+				b.GetHardwareArchitecture()) +
+				term.WithPrefix(", driver ", b.GetDriverVersion()) +
+				term.WithPrefix(", ONNX Runtime ", b.GetOrtVersion())},
+			{"  created", p.When(b.GetCreatedMs()) + ", compiled in " +
+				term.Seconds(b.GetCompileSeconds())},
 			{"  state", stateOf(b)},
 			{"  kept", keptText(b)},
 			{"  gain", gain(b)},
@@ -212,7 +221,8 @@ func printDifferences(p *term.Printer, indent, asked, found string, list []*wire
 	}
 	rows := [][]string{{indent + "FIELD", strings.ToUpper(asked), strings.ToUpper(found)}}
 	for _, d := range list {
-		rows = append(rows, []string{indent + term.Printable(d.GetField()), fieldValue(d.GetAsked()), fieldValue(d.GetFound())})
+		rows = append(rows, []string{indent + term.Printable(d.GetField()),
+			fieldValue(d.GetAsked()), fieldValue(d.GetFound())})
 	}
 	p.Table(rows)
 }

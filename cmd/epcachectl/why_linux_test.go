@@ -149,8 +149,8 @@ func TestWhyJSON(t *testing.T) {
 	neighbour := out["neighbours"].([]any)[0].(map[string]any)
 	require.ElementsMatch(t, []string{"request_key", "model_name", "builds", "differences"},
 		keysOf(neighbour))
-	require.Equal(t, "f16",
-		out["record"].(map[string]any)["eps"].([]any)[0].(map[string]any)["options"].(map[string]any)["precision"])
+	ep := out["record"].(map[string]any)["eps"].([]any)[0].(map[string]any)
+	require.Equal(t, "f16", ep["options"].(map[string]any)["precision"])
 
 	b.set(func() { b.explain = &wire.Explanation{Decision: "current"} })
 	require.Contains(t, call(t, "why", "x", "--json").out, `"record": null`)
@@ -160,13 +160,16 @@ func TestWhyMistakes(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	require.Equal(t, exit.BadUsage, call(t, "why").code)
-	require.Equal(t, exit.BadUsage, call(t, "why", tinyModel(t, "tiny.onnx"), "--dim", "batch=1").code, "a request without --ep")
+	require.Equal(t, exit.BadUsage, call(t, "why", tinyModel(t, "tiny.onnx"), "--dim", "batch=1").
+		code, "a request without --ep")
 	r := call(t, "why", "abababab", ep)
 	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, `epcachectl: why "abababab": `)
 	require.Contains(t, r.err, "hint: for a stored entry, omit the flags: epcachectl why "+
 		"abababab\n")
-	b.set(func() { b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no such entry"} })
+	b.set(func() {
+		b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no such entry"}
+	})
 	model := tinyModel(t, "tiny.onnx")
 	r = call(t, "why", model)
 	require.Equal(t, exit.NotFound, r.code)
@@ -176,24 +179,31 @@ func TestWhyMistakes(t *testing.T) {
 func TestWhyOfACompiledModel(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Why: "it has an EPContext node"}}, nil
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough",
+			Why: "it has an EPContext node"}}, nil
 	}
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "why", model, ep)
-	require.Equal(t, result{exit.Done, model + " is compiled already: it has an EPContext node\n", ""}, r)
+	require.Equal(t, result{exit.Done,
+		model + " is compiled already: it has an EPContext node\n", ""}, r)
 }
 
 func TestJudgement(t *testing.T) {
 	require.Equal(t, "not judged yet", judgement(&term.Printer{}, &wire.Build{}))
-	require.Equal(t, "prefer recompilation, says rule newer-loads-older", judgement(&term.Printer{}, &wire.Build{Compatibility: "prefer_recompilation", CompatibilitySource: "rule newer-loads-older"}))
-	require.Equal(t, "optimal, says a load check", judgement(&term.Printer{}, &wire.Build{Compatibility: "optimal", CompatibilitySource: "load check"}))
+	require.Equal(t, "prefer recompilation, says rule newer-loads-older",
+		judgement(&term.Printer{}, &wire.Build{Compatibility: "prefer_recompilation",
+			CompatibilitySource: "rule newer-loads-older"}))
+	require.Equal(t, "optimal, says a load check",
+		judgement(&term.Printer{},
+			&wire.Build{Compatibility: "optimal", CompatibilitySource: "load check"}))
 	require.Equal(t, "not measured", gain(&wire.Build{SourceLoadSeconds: 1}))
 	slower := &wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}
 	require.Equal(t, "the compiled form loads slower than the source: "+
 		"0.52 s of processor time, the source 0.10 s", gain(slower))
 	require.Equal(t, "5.2x", gainColumn(&wire.Build{LoadSeconds: 0.1, SourceLoadSeconds: 0.52}))
-	require.Equal(t, "5.2x slower", gainColumn(&wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}))
+	require.Equal(t, "5.2x slower",
+		gainColumn(&wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}))
 }
 
 // Two builds that only the SDK tells apart are not one line twice.
@@ -216,9 +226,11 @@ func TestListTellsSDKsApart(t *testing.T) {
 func TestProbeReportsChanges(t *testing.T) {
 	b := newStandIn(t)
 	at := time.Date(2026, 11, 21, 14, 30, 0, 0, time.Local).UnixMilli()
-	b.runtimes = []*wire.RuntimeFacts{{Directory: "/opt/ort", OrtVersion: "1.31.1", State: "ready", Watched: "polled: network file system", PreviousMs: at,
+	b.runtimes = []*wire.RuntimeFacts{{Directory: "/opt/ort", OrtVersion: "1.31.1", State: "ready",
+		Watched: "polled: network file system", PreviousMs: at,
 		ProbedMs: at + 3600_000, Changes: []string{"StandInExecutionProvider 1.7 -> 1.8"},
-		Eps: []*wire.EpFacts{{Name: "StandInExecutionProvider", Version: "1.8", DriverVersion: "555.1", DriverSource: "/sys/module/nvidia/version"}}}}
+		Eps: []*wire.EpFacts{{Name: "StandInExecutionProvider", Version: "1.8",
+			DriverVersion: "555.1", DriverSource: "/sys/module/nvidia/version"}}}}
 	b.serve()
 	require.Equal(t, `/opt/ort: ONNX Runtime 1.31.1, ready, watched: polled: network file system, probed `+halfPast(15)+`
   changed since the probe before it, `+halfPast(14)+`:
@@ -253,7 +265,8 @@ func TestDryRunShows(t *testing.T) {
 	require.Equal(t, true, list[0]["dry_run"])
 	b.set(func() { b.builds = []*wire.Build{} })
 	require.Equal(t, "deleted nothing: no such builds\n", call(t, "rm", "--all", "--yes").out)
-	require.Equal(t, "would delete nothing: no such builds\n", call(t, "rm", "--all", "--yes", "-n").out)
+	require.Equal(t, "would delete nothing: no such builds\n",
+		call(t, "rm", "--all", "--yes", "-n").out)
 }
 
 func TestHugeNamesAreCut(t *testing.T) {
@@ -263,8 +276,10 @@ func TestHugeNamesAreCut(t *testing.T) {
 	}
 	b.serve()
 	huge := strings.Repeat("x", 100_000)
-	for _, args := range [][]string{{"--option", huge}, {"--option", huge + "=1"}, {"--option", "A" + huge + "/x=1"}, {"--session-option", huge}, {"--dim", huge}} {
-		r := call(t, append([]string{"get", tinyModel(t, "tiny.onnx"), ep, "--on-miss=fail"}, args...)...)
+	for _, args := range [][]string{{"--option", huge}, {"--option", huge + "=1"},
+		{"--option", "A" + huge + "/x=1"}, {"--session-option", huge}, {"--dim", huge}} {
+		r := call(t, append([]string{"get", tinyModel(t, "tiny.onnx"), ep, "--on-miss=fail"},
+			args...)...)
 		require.NotZero(t, r.code)
 		require.Less(t, len(r.err), 1000, args[0])
 	}

@@ -16,8 +16,9 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// command runs a vendor's own compiler, which inherits all that this process is limited to, and waits for it. One that a signal ended takes
-// this process along, so that it looks to the daemon as any worker that crashed.
+// command runs a vendor's own compiler, which inherits all that this process is limited to, and
+// waits for it. One that a signal ended takes this process along, so that it looks to the daemon as
+// any worker that crashed.
 func (j *job) command() error {
 	if len(j.req.Args) == 0 || !filepath.IsAbs(j.req.Args[0]) {
 		return errors.New("the request names no program")
@@ -41,7 +42,8 @@ func (j *job) command() error {
 	start := time.Now()
 	// Not os.StartProcess: see supervise.
 	tool, err := syscall.ForkExec(j.req.Args[0], j.req.Args, &syscall.ProcAttr{
-		Env: os.Environ(), Files: []uintptr{0, out.Fd(), 2}, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+		Env: os.Environ(), Files: []uintptr{0, out.Fd(), 2},
+		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	})
 	if out != os.Stderr {
 		_ = out.Close() // the tool has its own
@@ -58,8 +60,9 @@ func (j *job) command() error {
 		return step(err, "wait for %s", name)
 	}
 	if status.Signaled() {
-		_ = unix.Kill(os.Getpid(), status.Signal()) // its action is the default one: see defaultSignals
-		time.Sleep(reapTimeout)                     // until it arrives
+		// its action is the default one: see defaultSignals
+		_ = unix.Kill(os.Getpid(), status.Signal())
+		time.Sleep(reapTimeout) // until it arrives
 	}
 	if code := status.ExitStatus(); code != 0 {
 		return step(fmt.Errorf("exit status %d", code), "run %s", name)

@@ -52,7 +52,8 @@ func (j *job) compileModel(m workerproto.Member, entries [][2]string) error {
 		entries = append(entries, [2]string{"ep.context_enable", "1"},
 			[2]string{"ep.context_file_path", m.Output}, [2]string{"ep.context_embed_mode", mode})
 		if file := j.req.Keep.File; file != "" {
-			entries = append(entries, [2]string{"ep.context_model_external_initializers_file_name", file})
+			entries = append(entries,
+				[2]string{"ep.context_model_external_initializers_file_name", file})
 		}
 	}
 	for _, entry := range entries {
@@ -77,7 +78,8 @@ func (j *job) compilation(m workerproto.Member) ort.Compilation {
 	if keep := j.req.Keep; keep.InSource {
 		c.Location = func(i ort.Initializer) (*ort.Place, error) {
 			if i.Place != nil {
-				i.Place.File = path.Clean(i.Place.File) // an artefact names each of its files in one way
+				// an artefact names each of its files in one way
+				i.Place.File = path.Clean(i.Place.File)
 			}
 			return i.Place, nil
 		}

@@ -31,10 +31,13 @@ type job struct {
 // logError keeps the errors that ONNX Runtime logs, because only they say why an EP takes no node.
 // Functions up the stack log an error again with words around it, which adds nothing.
 func (j *job) logError(text string) {
-	text = strings.ToValidUTF8(strings.Join(strings.Fields(text[:min(len(text), workerproto.MaxErrorText)]), " "), "")
+	text = strings.ToValidUTF8(
+		strings.Join(strings.Fields(text[:min(len(text), workerproto.MaxErrorText)]), " "), "")
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	repeats := slices.ContainsFunc(j.errors, func(earlier string) bool { return strings.Contains(text, earlier) })
+	repeats := slices.ContainsFunc(j.errors, func(earlier string) bool {
+		return strings.Contains(text, earlier)
+	})
 	if text != "" && !repeats && len(j.errors) < workerproto.MaxErrors {
 		j.errors = append(j.errors, text)
 	}
@@ -56,7 +59,8 @@ func (j *job) run() error {
 	if err := j.open(); err != nil {
 		return err
 	}
-	// EPs may open their device as they are registered: not beside another process that is using it.
+	// EPs may open their device as they are registered: not beside another process that is using
+	// it.
 	early := j.req.Do == workerproto.Compile || j.req.Beside
 	if err := j.awaitModel(!early); err != nil {
 		return err
@@ -151,7 +155,8 @@ func (j *job) register() error {
 
 func (j *job) phase(name string) error { return j.report(workerproto.Event{Phase: name}) }
 
-// modelPhase also tells which of the request's models the work is at, so that a crash can be laid to it.
+// modelPhase also tells which of the request's models the work is at, so that a crash can be laid
+// to it.
 func (j *job) modelPhase(name string, member int) error {
 	return j.report(workerproto.Event{Phase: name, Member: member + 1})
 }
@@ -162,7 +167,9 @@ func (j *job) options() (*ort.SessionOptions, error) {
 		return nil, err
 	}
 	s, failed := j.req.Options, error(nil)
-	try := func(err error, format string, args ...any) { failed = cmp.Or(failed, step(err, format, args...)) }
+	try := func(err error, format string, args ...any) {
+		failed = cmp.Or(failed, step(err, format, args...))
+	}
 	for key, value := range entries(s.SessionOptions) {
 		try(o.Set(key, value), "session option %s", key)
 	}
@@ -196,7 +203,8 @@ func (j *job) compatibility() error {
 	for _, info := range j.req.Infos {
 		verdict, err := j.env.Compatibility(j.devices[0], info)
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "compatibility:", err) // this EP or device gives no verdicts: that is "unknown"
+			// this EP or device gives no verdicts: that is "unknown"
+			fmt.Fprintln(os.Stderr, "compatibility:", err)
 			verdict = 0
 		}
 		j.result.Verdicts = append(j.result.Verdicts, verdict)

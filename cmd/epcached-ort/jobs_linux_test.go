@@ -10,8 +10,10 @@ import (
 
 func TestWorkersDoNotSpinUnlessAsked(t *testing.T) {
 	asked := map[string]string{"ep.context_enable": "1"}
-	require.Equal(t, map[string]string{"ep.context_enable": "1", spinningOptions: "0"}, entries(asked))
+	require.Equal(t, map[string]string{"ep.context_enable": "1", spinningOptions: "0"},
+		entries(asked))
 	require.Len(t, asked, 1, "the request stays as it is")
-	require.Equal(t, map[string]string{spinningOptions: "1"}, entries(map[string]string{spinningOptions: "1"}))
+	require.Equal(t, map[string]string{spinningOptions: "1"},
+		entries(map[string]string{spinningOptions: "1"}))
 	require.Equal(t, map[string]string{spinningOptions: "0"}, entries(nil))
 }

@@ -20,18 +20,26 @@ import (
 
 // The rights on files, by their names in Landlock.
 const (
-	fileRights   = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-	readRights   = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
-	deviceRights = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	fileRights = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE |
+		unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE |
+		unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	readRights = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE |
+		unix.LANDLOCK_ACCESS_FS_READ_DIR
+	deviceRights = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
+		unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_TRUNCATE |
+		unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 	// Devices, sockets and FIFOs cannot be made: an artefact has none.
-	writeRights = readRights | deviceRights | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_REFER |
-		unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_SYM |
+	writeRights = readRights | deviceRights | unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
+		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_REFER |
+		unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_DIR |
+		unix.LANDLOCK_ACCESS_FS_MAKE_SYM |
 		unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR
 )
 
 // landlockABI gives the version of Landlock that the kernel offers; 0: none.
 func landlockABI() int {
-	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0,
+		unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
 		return 0
 	}
@@ -41,14 +49,16 @@ func landlockABI() int {
 // handledRights is everything that a version can forbid.
 func handledRights(abi int, network bool) unix.LandlockRulesetAttr {
 	fs := uint64(unix.LANDLOCK_ACCESS_FS_MAKE_SYM)<<1 - 1 // all rights of the first version
-	for since, right := range map[int]uint64{2: unix.LANDLOCK_ACCESS_FS_REFER, 3: unix.LANDLOCK_ACCESS_FS_TRUNCATE, 5: unix.LANDLOCK_ACCESS_FS_IOCTL_DEV} {
+	for since, right := range map[int]uint64{2: unix.LANDLOCK_ACCESS_FS_REFER,
+		3: unix.LANDLOCK_ACCESS_FS_TRUNCATE, 5: unix.LANDLOCK_ACCESS_FS_IOCTL_DEV} {
 		if abi >= since {
 			fs |= right
 		}
 	}
 	a := unix.LandlockRulesetAttr{Handled_access_fs: fs}
 	if abi >= 4 && !network {
-		a.Handled_access_net = unix.LANDLOCK_ACCESS_NET_BIND_TCP | unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
+		a.Handled_access_net = unix.LANDLOCK_ACCESS_NET_BIND_TCP |
+			unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
 	}
 	if abi >= 6 {
 		a.Scoped = unix.LANDLOCK_SCOPE_SIGNAL
@@ -59,15 +69,16 @@ func handledRights(abi int, network bool) unix.LandlockRulesetAttr {
 	return a
 }
 
-// landlock keeps this thread, and every program that it starts, to the given files, and to the one that is open as model. A kernel without Landlock keeps it to nothing, which is not
-// an error.
+// landlock keeps this thread, and every program that it starts, to the given files, and to the one
+// that is open as model. A kernel without Landlock keeps it to nothing, which is not an error.
 func landlock(c *workerproto.Confinement, model int) error {
 	abi := landlockABI()
 	if abi == 0 {
 		return nil
 	}
 	attr := handledRights(abi, c.Network)
-	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0)
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)),
+		unsafe.Sizeof(attr), 0)
 	if errno != 0 {
 		return fmt.Errorf("landlock: %w", errno)
 	}
@@ -76,7 +87,8 @@ func landlock(c *workerproto.Confinement, model int) error {
 	for _, list := range []struct {
 		paths  []string
 		rights uint64
-	}{{append(c.Read, "/proc/self/exe"), readRights}, {devices(), deviceRights}, {c.Write, writeRights}} {
+	}{{append(c.Read, "/proc/self/exe"), readRights}, {devices(), deviceRights},
+		{c.Write, writeRights}} {
 		for _, path := range list.paths {
 			if err := rules.allow(path, list.rights); err != nil && !isAbsent(err) {
 				return err
@@ -85,7 +97,8 @@ func landlock(c *workerproto.Confinement, model int) error {
 	}
 	if model != noModel {
 		// Landlock cannot restrict a file in memory, which is on no mounted file system.
-		if err := rules.allowOpen(model, "model", unix.LANDLOCK_ACCESS_FS_READ_FILE); err != nil && !errors.Is(err, unix.EBADFD) {
+		if err := rules.allowOpen(model, "model", unix.LANDLOCK_ACCESS_FS_READ_FILE); err != nil &&
+			!errors.Is(err, unix.EBADFD) {
 			return err
 		}
 	}
@@ -95,17 +108,21 @@ func landlock(c *workerproto.Confinement, model int) error {
 	return nil
 }
 
-// deviceFiles begin the names of devices in /dev that compute, and of those that every program expects.
+// deviceFiles begin the names of devices in /dev that compute, and of those that every program
+// expects.
 var deviceFiles = []string{
 	"null", "zero", "full", "random", "urandom",
-	"dri", "accel", "kfd", "nvidia", "dxg", "dma_heap", "udmabuf", "ion", "kgsl", "fastrpc", "adsprpc", "cdsprpc", "mali", "galcore", "apex_", "hailo", "rknpu",
+	"dri", "accel", "kfd", "nvidia", "dxg", "dma_heap", "udmabuf", "ion", "kgsl", "fastrpc",
+	"adsprpc", "cdsprpc", "mali", "galcore", "apex_", "hailo", "rknpu",
 }
 
 func devices() []string {
 	entries, _ := os.ReadDir("/dev") // else there is nothing to allow
 	var found []string
 	for _, e := range entries {
-		if slices.ContainsFunc(deviceFiles, func(name string) bool { return strings.HasPrefix(e.Name(), name) }) {
+		if slices.ContainsFunc(deviceFiles, func(name string) bool {
+			return strings.HasPrefix(e.Name(), name)
+		}) {
 			found = append(found, "/dev/"+e.Name())
 		}
 	}
@@ -114,7 +131,8 @@ func devices() []string {
 
 // isAbsent tells whether a path is not there for this user: then there is nothing to allow.
 func isAbsent(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ELOOP)
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) ||
+		errors.Is(err, unix.EACCES) || errors.Is(err, unix.ELOOP)
 }
 
 type ruleset struct {
@@ -142,7 +160,8 @@ func (r ruleset) allowOpen(fd int, name string, rights uint64) error {
 		rights &= fileRights
 	}
 	attr := unix.LandlockPathBeneathAttr{Allowed_access: rights & r.handled, Parent_fd: int32(fd)}
-	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(r.fd), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(r.fd),
+		unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0); errno != 0 {
 		return fmt.Errorf("landlock %q: %w", name, errno)
 	}
 	return nil

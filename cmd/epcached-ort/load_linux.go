@@ -29,8 +29,8 @@ func (j *job) session(graph string, member int) (*ort.Session, error) {
 	return s, step(err, "load %q", graph)
 }
 
-// load loads all graphs in order, and runs them if that is asked for. The sessions of a group end in
-// reverse, as applications are told to; a single one stays until the process ends.
+// load loads all graphs in order, and runs them if that is asked for. The sessions of a group end
+// in reverse, as applications are told to; a single one stays until the process ends.
 func (j *job) load() error {
 	if j.req.Against != "" {
 		return j.compareLoads()
@@ -93,14 +93,15 @@ func processorTime() time.Duration {
 
 const maxInput = 1 << 30
 
-// compareOutputs runs the graph with the request's EPs, and the source model with ONNX Runtime's own
-// kernels, both once on zeros, and compares.
+// compareOutputs runs the graph with the request's EPs, and the source model with ONNX Runtime's
+// own kernels, both once on zeros, and compares.
 func (j *job) compareOutputs() error {
 	if len(j.req.Share) != 1 {
 		return errors.New("the request names no source model")
 	}
 	sizes := j.req.Options
-	j.req.Options.FreeDimensions, j.req.Options.FreeDimensionsByDenotation = nil, nil // fixed when it was compiled
+	// fixed when it was compiled
+	j.req.Options.FreeDimensions, j.req.Options.FreeDimensionsByDenotation = nil, nil
 	compiled, err := j.session(j.req.Model, 0)
 	if err != nil {
 		return err
@@ -121,7 +122,8 @@ func (j *job) compareOutputs() error {
 	j.req.Options = sizes
 	want, err := j.runSourceModel(inputs)
 	if err != nil {
-		j.result.Compared = &workerproto.Compared{Without: "the source model does not run on the CPU: " + err.Error()}
+		j.result.Compared = &workerproto.Compared{
+			Without: "the source model does not run on the CPU: " + err.Error()}
 		return nil
 	}
 	difference, err := compare(got, want, j.req.Most)
@@ -175,14 +177,16 @@ func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 		t := &inputs[i]
 		size, known := ort.ElementSizes[t.Type]
 		if !known {
-			return nil, fmt.Errorf("input %q: zeros of element type %d are not supported", t.Name, t.Type)
+			return nil, fmt.Errorf("input %q: zeros of element type %d are not supported",
+				t.Name, t.Type)
 		}
 		for d, dim := range t.Shape {
 			if dim < 0 {
 				t.Shape[d], dim = free, free
 			}
 			if size *= dim; size > maxInput || size < 0 {
-				return nil, fmt.Errorf("input %q of shape %v: more than %d bytes", t.Name, t.Shape, int64(maxInput))
+				return nil, fmt.Errorf("input %q of shape %v: more than %d bytes", t.Name, t.Shape,
+					int64(maxInput))
 			}
 		}
 		t.Data = make([]byte, size)
@@ -190,8 +194,9 @@ func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 	return inputs, nil
 }
 
-// compare says which value of the outputs is the first that differs from the wanted one by more than most, both as it is and as a
-// part of the wanted one; "" if none does. Not a number equals itself. The error is for outputs that hold no numbers.
+// compare says which value of the outputs is the first that differs from the wanted one by more
+// than most, both as it is and as a part of the wanted one; "" if none does. Not a number equals
+// itself. The error is for outputs that hold no numbers.
 func compare(got, want []ort.Tensor, most float64) (string, error) {
 	if len(got) != len(want) {
 		return fmt.Sprintf("%d outputs, and the source model has %d", len(got), len(want)), nil
@@ -209,8 +214,10 @@ func compare(got, want []ort.Tensor, most float64) (string, error) {
 }
 
 func compareTensor(got, want ort.Tensor, most float64) (string, error) {
-	if got.Type != want.Type || !slices.Equal(got.Shape, want.Shape) || len(got.Data) != len(want.Data) {
-		return fmt.Sprintf("output %q: element type %d, shape %v; in the source model %d, %v", want.Name, got.Type, got.Shape, want.Type, want.Shape), nil
+	if got.Type != want.Type || !slices.Equal(got.Shape, want.Shape) ||
+		len(got.Data) != len(want.Data) {
+		return fmt.Sprintf("output %q: element type %d, shape %v; in the source model %d, %v",
+			want.Name, got.Type, got.Shape, want.Type, want.Shape), nil
 	}
 	if bytes.Equal(got.Data, want.Data) {
 		return "", nil
@@ -224,7 +231,8 @@ func compareTensor(got, want ort.Tensor, most float64) (string, error) {
 		if withinTolerance(a, b, most) {
 			continue
 		}
-		return fmt.Sprintf("output %q of shape %v: value %d is %g, and %g in the source model: more than %g apart",
+		return fmt.Sprintf(
+			"output %q of shape %v: value %d is %g, and %g in the source model: more than %g apart",
 			want.Name, want.Shape, at/int(size), a, b, most), nil
 	}
 	return "", nil

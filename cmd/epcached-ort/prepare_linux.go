@@ -23,7 +23,8 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// prepare limits this process, starts the worker from it, and waits until that has ended, with all that it started. It gives the exit status.
+// prepare limits this process, starts the worker from it, and waits until that has ended, with all
+// that it started. It gives the exit status.
 func prepare(preparation string) (status int, err error) {
 	var p workerproto.Preparation
 	if err := json.Unmarshal([]byte(preparation), &p); err != nil {
@@ -74,7 +75,8 @@ func limit(p workerproto.Preparation) error {
 // raiseNiceness sets the niceness of this thread unless its own is higher: to lower it takes a
 // capability. A kernel that shares the processor between sessions first, and counts niceness only
 // within one, gets it for this session, which is the worker's own: otherwise each worker has as
-// much of the processor as the daemon. A refusal is ignored, because only the duration depends on it.
+// much of the processor as the daemon. A refusal is ignored, because only the duration depends on
+// it.
 func raiseNiceness(nice int) {
 	if left, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
 		nice = max(nice, 20-left) // the system call returns that
@@ -100,7 +102,8 @@ func confine(c *workerproto.Confinement, model int) error {
 // keptCapabilities let root's worker use files of other users, as far as Landlock lets it.
 const keptCapabilities = 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
 
-// dropCapabilities takes the others from the programs that root's thread starts. Another user's have none.
+// dropCapabilities takes the others from the programs that root's thread starts. Another user's
+// have none.
 func dropCapabilities() error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -113,7 +116,8 @@ func dropCapabilities() error {
 		if errors.Is(err, unix.EINVAL) {
 			return nil // there are no more
 		}
-		if err != nil && !errors.Is(err, unix.EPERM) { // a root without privileges, as in some containers, has none to drop
+		// a root without privileges, as in some containers, has none to drop
+		if err != nil && !errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("capability %d: %w", c, err)
 		}
 	}
@@ -181,8 +185,8 @@ func raiseOOMScore() {
 const reapTimeout = 2 * time.Second
 
 // supervise starts the worker from this thread, whose limits it inherits, with its model, if one is
-// open, as workerproto.ModelFD. It waits for the worker, ends the processes that it left, and returns
-// the exit status that tells how the worker ended.
+// open, as workerproto.ModelFD. It waits for the worker, ends the processes that it left, and
+// returns the exit status that tells how the worker ended.
 //
 // As the first process of a pid namespace it only exits: the kernel kills the rest before the exit
 // is seen. Otherwise it adopts orphans, also those with own sessions, and kills them one by one.
@@ -199,10 +203,11 @@ func supervise(first bool, model int) (int, error) {
 	if model != noModel {
 		files = append(files, uintptr(model))
 	}
-	worker, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "work"}, &syscall.ProcAttr{
-		Env: os.Environ(), Files: files,
-		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
-	})
+	worker, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "work"},
+		&syscall.ProcAttr{
+			Env: os.Environ(), Files: files,
+			Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+		})
 	if err != nil {
 		return 0, fmt.Errorf("start again: %w", err)
 	}
@@ -249,7 +254,8 @@ func exitStatus(status unix.WaitStatus) int {
 	return workerproto.ExitSignal - 1
 }
 
-// endChildren kills and reaps until there is no child. Each that dies leaves its own children to this process.
+// endChildren kills and reaps until there is no child. Each that dies leaves its own children to
+// this process.
 func endChildren() {
 	for deadline := time.Now().Add(reapTimeout); time.Now().Before(deadline); {
 		for _, pid := range children() {
@@ -272,8 +278,10 @@ func children() []int {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is one
 	var found []int
 	for _, path := range stats {
-		stat, _ := os.ReadFile(path)                                              // nothing of one that ended meanwhile
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before it may hold anything
+		// nothing of one that ended meanwhile
+		stat, _ := os.ReadFile(path)
+		// the name before it may hold anything
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if len(fields) < 2 || fields[1] != strconv.Itoa(os.Getpid()) {
 			continue
 		}

@@ -24,23 +24,31 @@ type denial struct {
 // files and its processes. Objects of System V and message queues, and keys, also stay behind when
 // all processes are gone.
 var refusedCalls = []denial{
-	{unix.SYS_IO_URING_SETUP, unix.ENOSYS}, // it makes sockets, and opens files, without the calls for it
-	{unix.SYS_SHMGET, unix.ENOSYS}, {unix.SYS_SEMGET, unix.ENOSYS}, {unix.SYS_MSGGET, unix.ENOSYS}, {unix.SYS_MQ_OPEN, unix.ENOSYS},
-	{unix.SYS_ADD_KEY, unix.ENOSYS}, {unix.SYS_REQUEST_KEY, unix.ENOSYS}, {unix.SYS_KEYCTL, unix.ENOSYS},
-	{unix.SYS_PTRACE, unix.EPERM}, {unix.SYS_PROCESS_VM_READV, unix.EPERM}, {unix.SYS_PROCESS_VM_WRITEV, unix.EPERM},
+	// it makes sockets, and opens files, without the calls for it
+	{unix.SYS_IO_URING_SETUP, unix.ENOSYS},
+	{unix.SYS_SHMGET, unix.ENOSYS}, {unix.SYS_SEMGET, unix.ENOSYS}, {unix.SYS_MSGGET, unix.ENOSYS},
+	{unix.SYS_MQ_OPEN, unix.ENOSYS},
+	{unix.SYS_ADD_KEY, unix.ENOSYS}, {unix.SYS_REQUEST_KEY, unix.ENOSYS},
+	{unix.SYS_KEYCTL, unix.ENOSYS},
+	{unix.SYS_PTRACE, unix.EPERM}, {unix.SYS_PROCESS_VM_READV, unix.EPERM},
+	{unix.SYS_PROCESS_VM_WRITEV, unix.EPERM},
 	{unix.SYS_OPEN_BY_HANDLE_AT, unix.EPERM}, // it opens files by number, past every directory
-	// Landlock lets everybody change owners, modes and attributes. For files that it has open the worker may.
-	{unix.SYS_FCHMODAT, unix.EPERM}, {unix.SYS_FCHMODAT2, unix.EPERM}, {unix.SYS_FCHOWNAT, unix.EPERM},
-	// Nor does it keep from times, by which the daemon knows files that it has verified. Vendors' tools
-	// set times of what they make, which is of no use: to them it looks as if they had.
+	// Landlock lets everybody change owners, modes and attributes. For files that it has open the
+	// worker may.
+	{unix.SYS_FCHMODAT, unix.EPERM}, {unix.SYS_FCHMODAT2, unix.EPERM},
+	{unix.SYS_FCHOWNAT, unix.EPERM},
+	// Nor does it keep from times, by which the daemon knows files that it has verified. Vendors'
+	// tools set times of what they make, which is of no use: to them it looks as if they had.
 	{unix.SYS_UTIMENSAT, 0},
-	{unix.SYS_SETXATTR, unix.EPERM}, {unix.SYS_LSETXATTR, unix.EPERM}, {unix.SYS_REMOVEXATTR, unix.EPERM}, {unix.SYS_LREMOVEXATTR, unix.EPERM},
+	{unix.SYS_SETXATTR, unix.EPERM}, {unix.SYS_LSETXATTR, unix.EPERM},
+	{unix.SYS_REMOVEXATTR, unix.EPERM}, {unix.SYS_LREMOVEXATTR, unix.EPERM},
 }
 
 // refusedWithOpenModel are refused besides to a worker that has its model open, which may be its
 // user's only one, and to one that makes no files, and reads those of the store.
 var refusedWithOpenModel = []denial{
-	{unix.SYS_FCHMOD, unix.EPERM}, {unix.SYS_FCHOWN, unix.EPERM}, {unix.SYS_FSETXATTR, unix.EPERM}, {unix.SYS_FREMOVEXATTR, unix.EPERM},
+	{unix.SYS_FCHMOD, unix.EPERM}, {unix.SYS_FCHOWN, unix.EPERM}, {unix.SYS_FSETXATTR, unix.EPERM},
+	{unix.SYS_FREMOVEXATTR, unix.EPERM},
 }
 
 // knownCalls are the calls that ONNX Runtime, OpenVINO's EP on processors and QNN's ahead of time
@@ -94,11 +102,13 @@ const (
 	x32Bit                 = 0x40000000
 )
 
-// filterCalls refuses calls to this thread, and to every program that it starts. Without the network all sockets are refused but those of
-// socketpair: a Unix socket also leads to the services of this machine. It needs no_new_privs. A kernel without filters has none to give.
+// filterCalls refuses calls to this thread, and to every program that it starts. Without the
+// network all sockets are refused but those of socketpair: a Unix socket also leads to the services
+// of this machine. It needs no_new_privs. A kernel without filters has none to give.
 //
 // With c.Known all calls but the known ones are refused as well, and the daemon is told of them. A
-// kernel that cannot tell (before Linux 5.0, or within a sandbox that is told itself) refuses only those by name.
+// kernel that cannot tell (before Linux 5.0, or within a sandbox that is told itself) refuses only
+// those by name.
 func filterCalls(c *workerproto.Confinement, others bool) error {
 	deny := slices.Concat(refusedCalls, archRefusedCalls)
 	if others {
@@ -108,7 +118,8 @@ func filterCalls(c *workerproto.Confinement, others bool) error {
 		deny = append(deny, denial{unix.SYS_SOCKET, unix.EACCES})
 	}
 	if c.Known {
-		listener, errno := install(filter(deny, slices.Concat(knownCalls, archKnownCalls)), unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
+		listener, errno := install(filter(deny, slices.Concat(knownCalls, archKnownCalls)),
+			unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
 		if errno == 0 {
 			go reportRefused(listener)
 			return nil
@@ -123,7 +134,8 @@ func filterCalls(c *workerproto.Confinement, others bool) error {
 
 func install(program []unix.SockFilter, flags uintptr) (listener uintptr, errno unix.Errno) {
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	listener, _, errno = unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&fprog)))
+	listener, _, errno = unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags,
+		uintptr(unsafe.Pointer(&fprog)))
 	runtime.KeepAlive(program)
 	return listener, errno
 }
@@ -143,7 +155,8 @@ func reportRefused(listener uintptr) {
 			arch       uint32
 			rest       [7]uint64
 		}
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, listener, unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&call)))
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, listener, unix.SECCOMP_IOCTL_NOTIF_RECV,
+			uintptr(unsafe.Pointer(&call)))
 		switch errno {
 		case 0:
 		case unix.EINTR, unix.ENOENT: // the process ended meanwhile
@@ -164,12 +177,14 @@ func reportRefused(listener uintptr) {
 		if call.nr >= firstUnifiedCall {
 			answer.errno = -int32(unix.ENOSYS)
 		}
-		_, _, _ = unix.Syscall(unix.SYS_IOCTL, listener, unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&answer))) // it may have ended
+		// it may have ended
+		_, _, _ = unix.Syscall(unix.SYS_IOCTL, listener, unix.SECCOMP_IOCTL_NOTIF_SEND,
+			uintptr(unsafe.Pointer(&answer)))
 	}
 }
 
-// filter writes the program: calls of another architecture do not exist, those of the first list fail,
-// and of the others those of the second pass, or all if there is none.
+// filter writes the program: calls of another architecture do not exist, those of the first list
+// fail, and of the others those of the second pass, or all if there is none.
 func filter(deny []denial, allow []uint32) []unix.SockFilter {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
@@ -177,7 +192,9 @@ func filter(deny []denial, allow []uint32) []unix.SockFilter {
 	give := func(value uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: value}
 	}
-	fail := func(errno unix.Errno) unix.SockFilter { return give(unix.SECCOMP_RET_ERRNO | uint32(errno)) }
+	fail := func(errno unix.Errno) unix.SockFilter {
+		return give(unix.SECCOMP_RET_ERRNO | uint32(errno))
+	}
 	arch := uint32(unix.AUDIT_ARCH_X86_64)
 	if runtime.GOARCH == "arm64" {
 		arch = unix.AUDIT_ARCH_AARCH64
@@ -191,10 +208,12 @@ func filter(deny []denial, allow []uint32) []unix.SockFilter {
 		fail(unix.ENOSYS),
 	}
 	for _, d := range deny {
-		program = append(program, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: d.call, Jf: 1}, fail(d.errno))
+		program = append(program, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K,
+			K: d.call, Jf: 1}, fail(d.errno))
 	}
 	for _, call := range allow {
-		program = append(program, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1}, give(unix.SECCOMP_RET_ALLOW))
+		program = append(program, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K,
+			K: call, Jf: 1}, give(unix.SECCOMP_RET_ALLOW))
 	}
 	if len(allow) > 0 {
 		return append(program, give(unix.SECCOMP_RET_USER_NOTIF))

@@ -120,15 +120,16 @@ func cleanPrivate(private string) {
 	for _, e := range entries {
 		_ = os.RemoveAll(filepath.Join(private, e.Name())) // the daemon says what stays
 	}
-	_ = filepath.WalkDir(filepath.Dir(private), func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && (entry.IsDir() || entry.Type().IsRegular()) {
-			if info, err := entry.Info(); err == nil {
-				mode := info.Mode().Perm()
-				_ = os.Chmod(path, mode|mode>>3&0o070) // refused for the daemon's own
+	_ = filepath.WalkDir(filepath.Dir(private),
+		func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && (entry.IsDir() || entry.Type().IsRegular()) {
+				if info, err := entry.Info(); err == nil {
+					mode := info.Mode().Perm()
+					_ = os.Chmod(path, mode|mode>>3&0o070) // refused for the daemon's own
+				}
 			}
-		}
-		return nil // it is gone
-	})
+			return nil // it is gone
+		})
 }
 
 // readCgroup returns the content of a file of this process's cgroup (version 2), or "".

@@ -32,12 +32,15 @@ func work() int {
 	if err != nil {
 		return failed(workerproto.ExitProtocol, err)
 	}
-	j := &job{req: req, in: lines, report: func(e workerproto.Event) error { return workerproto.WriteEvent(out, e) }}
+	j := &job{req: req, in: lines, report: func(e workerproto.Event) error {
+		return workerproto.WriteEvent(out, e)
+	}}
 	event, status := j.answer()
 	if err := workerproto.WriteEvent(out, event); err != nil {
 		return failed(workerproto.ExitProtocol, err)
 	}
-	// The caller exits without running destructors of C: libraries crash in them, after the work is done.
+	// The caller exits without running destructors of C: libraries crash in them, after the work is
+	// done.
 	return status
 }
 
@@ -56,15 +59,18 @@ func prepareProcess() error {
 	return nil
 }
 
-// defaultSignals lets the kernel end the process on a crash. Go's handlers would print the registers of every thread and end it with another
-// signal, or with status 2, which says less. Go code that dereferences nil dies the same way, which is what a worker should do. It holds for the
+// defaultSignals lets the kernel end the process on a crash. Go's handlers would print the
+// registers of every thread and end it with another signal, or with status 2, which says less. Go
+// code that dereferences nil dies the same way, which is what a worker should do. It holds for the
 // process that looks after the worker as well, because its end is taken for the worker's.
 func defaultSignals() error {
 	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
 	const sizeOfSigset = 8
-	for _, sig := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS, unix.SIGXFSZ, unix.SIGXCPU, unix.SIGPIPE,
+	for _, sig := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL,
+		unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS, unix.SIGXFSZ, unix.SIGXCPU, unix.SIGPIPE,
 		unix.SIGQUIT, unix.SIGSTKFLT, unix.SIGHUP, unix.SIGINT} {
-		_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, sizeOfSigset, 0, 0)
+		_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig),
+			uintptr(unsafe.Pointer(&action)), 0, sizeOfSigset, 0, 0)
 		if errno != 0 {
 			return fmt.Errorf("signal %v: %w", sig, errno)
 		}

@@ -17,12 +17,13 @@ import (
 // package remote's classes, or classify finds their class.
 type engine interface {
 	can() remote.Can
-	// get reads length bytes from an offset on, or all of the object if length is below 0. An engine
-	// without ranges returns more, and says from where.
+	// get reads length bytes from an offset on, or all of the object if length is below 0. An
+	// engine without ranges returns more, and says from where.
 	get(ctx context.Context, name string, from, length int64) (*object, error)
 	stat(ctx context.Context, name string) (*object, error) // without a body
 	// put fails with errExists if the condition does not hold.
-	put(ctx context.Context, name string, body *io.SectionReader, sha256 string, when condition) error
+	put(ctx context.Context, name string, body *io.SectionReader, sha256 string,
+		when condition) error
 	// touch makes the object as young as one that was put now.
 	touch(ctx context.Context, name string, size int64) error
 	// list returns at most so many names, without the prefix.
@@ -104,7 +105,8 @@ func small(ctx context.Context, e engine, name string, most int64) ([]byte, *obj
 	case int64(len(raw)) > most:
 		return nil, nil, fail("damaged", "%s has more than %d bytes", name, most)
 	case o.size >= 0 && int64(len(raw)) != o.size:
-		return nil, nil, fail("unreachable", "%s ended after %d of %d bytes", name, len(raw), o.size)
+		return nil, nil, fail("unreachable", "%s ended after %d of %d bytes", name,
+			len(raw), o.size)
 	}
 	return raw, o, nil
 }

@@ -137,21 +137,30 @@ var failures = map[string]struct {
 	is      error // of the look-up; nil: none, or any
 	fetch   error // likewise; without an error the bytes are right
 }{
-	"black hole":          {network: network{hole: true}, is: remote.ErrUnreachable, fetch: remote.ErrUnreachable},
-	"reset at once":       {network: network{after: 1, reset: true}, is: remote.ErrUnreachable, fetch: remote.ErrUnreachable},
+	"black hole": {network: network{hole: true}, is: remote.ErrUnreachable,
+		fetch: remote.ErrUnreachable},
+	"reset at once": {network: network{after: 1, reset: true}, is: remote.ErrUnreachable,
+		fetch: remote.ErrUnreachable},
 	"reset in the middle": {network: network{after: 200 << 10, reset: true}},
 	"ends early":          {network: network{after: 200 << 10}},
-	"slow":                {network: network{delay: 50 * time.Millisecond}, fetch: context.DeadlineExceeded},
-	"slow to begin":       {network: network{delay: time.Second}, is: remote.ErrUnreachable, fetch: context.DeadlineExceeded},
-	"500":                 {fault: status(500), is: remote.ErrUnreachable, fetch: remote.ErrUnreachable},
-	"503":                 {fault: status(503, "Retry-After", "7"), is: remote.ErrUnreachable, fetch: remote.ErrUnreachable},
-	"429":                 {fault: status(429, "Retry-After", "7"), is: remote.ErrUnreachable, fetch: remote.ErrUnreachable},
-	"403":                 {fault: status(403), is: remote.ErrRefused, fetch: remote.ErrRefused},
-	"401":                 {fault: status(401), is: remote.ErrRefused, fetch: remote.ErrRefused},
-	"404":                 {fault: status(404), is: remote.ErrMissing, fetch: remote.ErrMissing},
-	"header bomb":         {fault: status(200, "X", strings.Repeat("x", 2*maxHeader)), is: remote.ErrUnreachable, fetch: remote.ErrUnreachable},
-	"redirect to http":    {fault: status(302, "Location", "http://127.0.0.1:1/"), is: errAny, fetch: errAny},
-	"redirect for ever":   {fault: status(302, "Location", "/again"), is: errAny, fetch: errAny},
+	"slow": {network: network{delay: 50 * time.Millisecond},
+		fetch: context.DeadlineExceeded},
+	"slow to begin": {network: network{delay: time.Second}, is: remote.ErrUnreachable,
+		fetch: context.DeadlineExceeded},
+	"500": {fault: status(500), is: remote.ErrUnreachable,
+		fetch: remote.ErrUnreachable},
+	"503": {fault: status(503, "Retry-After", "7"), is: remote.ErrUnreachable,
+		fetch: remote.ErrUnreachable},
+	"429": {fault: status(429, "Retry-After", "7"), is: remote.ErrUnreachable,
+		fetch: remote.ErrUnreachable},
+	"403": {fault: status(403), is: remote.ErrRefused, fetch: remote.ErrRefused},
+	"401": {fault: status(401), is: remote.ErrRefused, fetch: remote.ErrRefused},
+	"404": {fault: status(404), is: remote.ErrMissing, fetch: remote.ErrMissing},
+	"header bomb": {fault: status(200, "X", strings.Repeat("x", 2*maxHeader)),
+		is: remote.ErrUnreachable, fetch: remote.ErrUnreachable},
+	"redirect to http": {fault: status(302, "Location", "http://127.0.0.1:1/"), is: errAny,
+		fetch: errAny},
+	"redirect for ever": {fault: status(302, "Location", "/again"), is: errAny, fetch: errAny},
 	"another page": {fault: func(w http.ResponseWriter, _ *http.Request) bool {
 		fmt.Fprint(w, "<html>Please log in to this hotel's network</html>")
 		return true
@@ -193,8 +202,10 @@ func TestFailuresAreAnsweredWithinTheBudget(t *testing.T) {
 					f.proxy.set(want.network)
 					requireIs := func(want, err error) {
 						switch {
-						case errors.Is(want, errAny), kind == "s3" && errors.Is(want, remote.ErrDamaged):
-							require.Error(t, err) // minio-go finds that it is no answer of an S3 store
+						case errors.Is(want, errAny), kind == "s3" &&
+							errors.Is(want, remote.ErrDamaged):
+							// minio-go finds that it is no answer of an S3 store
+							require.Error(t, err)
 						default:
 							require.ErrorIs(t, err, want)
 						}
@@ -225,7 +236,8 @@ func TestFailuresAreAnsweredWithinTheBudget(t *testing.T) {
 						e.requireEqual(t, got)
 						return
 					}
-					if errors.Is(want.fetch, remote.ErrUnreachable) && errors.Is(err, context.DeadlineExceeded) {
+					if errors.Is(want.fetch, remote.ErrUnreachable) &&
+						errors.Is(err, context.DeadlineExceeded) {
 						return // its time was up before all attempts had failed
 					}
 					if want.fetch != nil {
@@ -291,7 +303,10 @@ func TestDamageIsNeverFetched(t *testing.T) {
 					f.Configure(nil)
 					f.Configure([]remote.Config{f.config})
 					var good []byte
-					f.change(t, object, func(b []byte) []byte { good = bytes.Clone(b); return to(b) })
+					f.change(t, object, func(b []byte) []byte {
+						good = bytes.Clone(b)
+						return to(b)
+					})
 					defer func() { f.put(t, object, good, time.Now()) }()
 					got, _, err := e.fetch(t, t.Context(), f.Client)
 					if err == nil {
@@ -361,7 +376,8 @@ func TestHostsAndCertificatesThatFailAreUnreachable(t *testing.T) {
 	require.NoError(t, l.Close())
 	for what, url := range map[string]string{"no such host": "https://host.invalid/x",
 		"nothing listens": "https://" + l.Addr().String(), "another authority": f.config.URL} {
-		c := client(t, nil, remote.Config{Name: name, URL: url}) // it does not know the test's authority
+		// it does not know the test's authority
+		c := client(t, nil, remote.Config{Name: name, URL: url})
 		began := time.Now()
 		_, err := c.Look(t.Context(), name, remote.BuildKey(buildKey), 2*time.Second)
 		require.ErrorIs(t, err, remote.ErrUnreachable, what)

@@ -33,8 +33,8 @@ type fetching struct {
 // place is where a chunk belongs.
 type place struct{ file, chunk int }
 
-// fetch writes the plain bytes of a build's files: chunks that a seed has, then the others by range,
-// and files without a chunk list whole.
+// fetch writes the plain bytes of a build's files: chunks that a seed has, then the others by
+// range, and files without a chunk list whole.
 func (s *store) fetch(ctx context.Context, c *call) error {
 	r := c.request
 	layers, err := portable.ParseLayers("manifest", r.Manifest)
@@ -101,7 +101,8 @@ func (f *fetching) lists(ctx context.Context) error {
 			case portable.DigestOf(raw) != l.Chunks.Digest:
 				return fail("damaged", "%s: its SHA-256 differs", name)
 			}
-			if f.chunks[i], err = portable.ParseChunks(name, raw, l.Blob.Size, l.File.Size); err != nil {
+			if f.chunks[i], err = portable.ParseChunks(name, raw, l.Blob.Size,
+				l.File.Size); err != nil {
 				return fail("damaged", "%v", err)
 			}
 			return nil

@@ -130,7 +130,8 @@ func (d *directory) put(ctx context.Context, name string, body *io.SectionReader
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
-	case err == nil && when.create, when.match != "" && (err != nil || objectOf(info).etag != when.match):
+	case err == nil && when.create, when.match != "" &&
+		(err != nil || objectOf(info).etag != when.match):
 		return errExists
 	}
 	if err := root.Rename(temporary, name); err != nil {

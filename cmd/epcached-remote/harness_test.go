@@ -43,7 +43,8 @@ func TestMain(m *testing.M) {
 func client(t testing.TB, env []string, remotes ...remote.Config) *remote.Client {
 	program, err := os.Executable()
 	require.NoError(t, err)
-	env = append([]string{"EPCACHED_REMOTE_TEST_IDLE=10s", "AWS_ACCESS_KEY_ID=user", "HOME=/nonexistent",
+	env = append([]string{"EPCACHED_REMOTE_TEST_IDLE=10s", "AWS_ACCESS_KEY_ID=user",
+		"HOME=/nonexistent",
 		"AWS_SECRET_ACCESS_KEY=secret-secret", "GOCOVERDIR=" + t.TempDir()}, env...)
 	c := remote.New(remote.Options{Program: program, Env: env})
 	c.Configure(remotes)
@@ -69,7 +70,8 @@ const name = "fleet"
 
 // newFixture makes a remote. Faults come between the client and the server of https and s3.
 func newFixture(t testing.TB, kind string) *fixture {
-	f := &fixture{kind: kind, dir: t.TempDir(), config: remote.Config{Name: name, Connect: 2 * time.Second}}
+	f := &fixture{kind: kind, dir: t.TempDir(),
+		config: remote.Config{Name: name, Connect: 2 * time.Second}}
 	var env []string
 	var handler http.Handler
 	switch kind {
@@ -82,11 +84,12 @@ func newFixture(t testing.TB, kind string) *fixture {
 		handler, f.config.URL = f.s3, "s3://bucket/some/prefix"
 	}
 	if handler != nil {
-		server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if fault := f.fault.Load(); fault == nil || *fault == nil || !(*fault)(w, r) {
-				handler.ServeHTTP(w, r)
-			}
-		}))
+		server := httptest.NewTLSServer(
+			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if fault := f.fault.Load(); fault == nil || *fault == nil || !(*fault)(w, r) {
+					handler.ServeHTTP(w, r)
+				}
+			}))
 		server.Config.ErrorLog = log.New(io.Discard, "", 0)
 		t.Cleanup(server.Close)
 		f.proxy = newProxy(t, server.Listener.Addr().String())
@@ -157,9 +160,11 @@ func randomBytes(seed byte, size int) []byte {
 
 // export makes a build of a small graph and a large file.
 func export(t testing.TB, large []byte) *exported {
-	e := &exported{files: map[string][]byte{"m.onnx": bytes.Repeat([]byte("graph "), 1000), "m.bin": large}}
+	e := &exported{files: map[string][]byte{"m.onnx": bytes.Repeat([]byte("graph "), 1000),
+		"m.bin": large}}
 	b := &portable.Build{Config: portable.Config{BuildKey: buildKey, Record: []byte("record"),
-		EPs: []portable.EP{{Name: "E"}}, ORTVersion: "1", Route: "compile_api", Graph: "m.onnx", IRVersion: 10}}
+		EPs: []portable.EP{{Name: "E"}}, ORTVersion: "1", Route: "compile_api", Graph: "m.onnx",
+		IRVersion: 10}}
 	for _, f := range []string{"m.onnx", "m.bin"} {
 		b.Files = append(b.Files, portable.Source{Name: f, Size: int64(len(e.files[f])),
 			From: bytes.NewReader(e.files[f])})
@@ -222,7 +227,8 @@ func (e *exported) fetch(t testing.TB, ctx context.Context, c *remote.Client,
 
 func (e *exported) requireEqual(t testing.TB, got [][]byte) {
 	for i, l := range e.layers {
-		require.True(t, bytes.Equal(e.files[l.File.Name], got[i]), "%s: %d bytes", l.File.Name, len(got[i]))
+		require.True(t, bytes.Equal(e.files[l.File.Name], got[i]), "%s: %d bytes", l.File.Name,
+			len(got[i]))
 	}
 }
 
@@ -270,7 +276,8 @@ func (s *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.list(w, r.URL.Query().Get("prefix"))
 	case r.Method == http.MethodPut:
 		match := r.Header.Get("If-Match")
-		if !s.ignore && (there && r.Header.Get("If-None-Match") == "*" || match != "" && match != o.etag()) {
+		if !s.ignore && (there && r.Header.Get("If-None-Match") == "*" || match != "" &&
+			match != o.etag()) {
 			w.WriteHeader(http.StatusPreconditionFailed)
 			return
 		}
@@ -287,7 +294,8 @@ func (s *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.objects[key] = o
 		w.Header().Set("ETag", o.etag())
 		if from != "" {
-			fmt.Fprintf(w, "<CopyObjectResult><ETag>%s</ETag><LastModified>%s</LastModified></CopyObjectResult>",
+			fmt.Fprintf(w,
+				"<CopyObjectResult><ETag>%s</ETag><LastModified>%s</LastModified></CopyObjectResult>",
 				o.etag(), o.modified.UTC().Format(time.RFC3339))
 		}
 	case !there:

@@ -38,7 +38,8 @@ func newMeter(c remote.Config) *meter {
 	}
 	dial := &net.Dialer{Timeout: connect, KeepAlive: 15 * time.Second}
 	return &meter{next: &http.Transport{
-		Proxy: http.ProxyFromEnvironment, DialContext: dial.DialContext, TLSHandshakeTimeout: connect,
+		Proxy: http.ProxyFromEnvironment, DialContext: dial.DialContext,
+		TLSHandshakeTimeout:   connect,
 		ResponseHeaderTimeout: stalled, ExpectContinueTimeout: time.Second,
 		MaxResponseHeaderBytes: maxHeader, DisableCompression: true, MaxIdleConnsPerHost: 16,
 		IdleConnTimeout: 30 * time.Second,
@@ -119,12 +120,14 @@ type https struct {
 
 func newHTTPS(c remote.Config, u *url.URL) *https {
 	h := &https{meter: newMeter(c), base: u}
-	h.client = http.Client{Transport: h.meter, CheckRedirect: func(r *http.Request, via []*http.Request) error {
-		if r.URL.Scheme != "https" || len(via) > maxRedirect {
-			return fail("damaged", "a redirect to %s, or more than %d", r.URL.Scheme, maxRedirect)
-		}
-		return nil
-	}}
+	h.client = http.Client{Transport: h.meter,
+		CheckRedirect: func(r *http.Request, via []*http.Request) error {
+			if r.URL.Scheme != "https" || len(via) > maxRedirect {
+				return fail("damaged", "a redirect to %s, or more than %d", r.URL.Scheme,
+					maxRedirect)
+			}
+			return nil
+		}}
 	return h
 }
 
@@ -156,7 +159,8 @@ func (h *https) ask(ctx context.Context, method, name string, from, length int64
 	if err != nil {
 		return nil, err
 	}
-	o := &object{body: response.Body, size: response.ContentLength, etag: response.Header.Get("ETag")}
+	o := &object{body: response.Body, size: response.ContentLength,
+		etag: response.Header.Get("ETag")}
 	o.modified, _ = http.ParseTime(response.Header.Get("Last-Modified"))
 	switch code := response.StatusCode; {
 	case code == http.StatusOK:

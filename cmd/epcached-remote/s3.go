@@ -47,8 +47,9 @@ func newS3(c remote.Config, u *url.URL) (*s3, error) {
 			region = awsFirst
 		}
 	}
-	client, err := minio.New(host, &minio.Options{Creds: credentialsOf(c), Secure: secure, Region: region,
-		Transport: s.meter, MaxRetries: 1})
+	client, err := minio.New(host,
+		&minio.Options{Creds: credentialsOf(c), Secure: secure, Region: region,
+			Transport: s.meter, MaxRetries: 1})
 	if err != nil {
 		return nil, fail("unsupported", "%v", err)
 	}
@@ -78,7 +79,8 @@ func credentialsOf(c remote.Config) *credentials.Credentials {
 // hasIdentity reports whether the machine or the container may have an identity of AWS. Elsewhere
 // asking for one would wait for an address that no host has.
 func hasIdentity() bool {
-	for _, name := range []string{"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+	for _, name := range []string{"AWS_WEB_IDENTITY_TOKEN_FILE",
+		"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
 		"AWS_CONTAINER_CREDENTIALS_FULL_URI"} {
 		if os.Getenv(name) != "" {
 			return true
@@ -141,7 +143,8 @@ func (s *s3) stat(ctx context.Context, name string) (*object, error) {
 
 func (s *s3) put(ctx context.Context, name string, body *io.SectionReader, sha256 string,
 	when condition) error {
-	opts := minio.PutObjectOptions{ContentType: "application/octet-stream", PartSize: uint64(partPut), NumThreads: 1}
+	opts := minio.PutObjectOptions{ContentType: "application/octet-stream",
+		PartSize: uint64(partPut), NumThreads: 1}
 	if body.Size() > onePut && when == (condition{}) {
 		_, err := s.core.Client.PutObject(ctx, s.bucket, s.key(name), body, body.Size(), opts)
 		return failed(err)

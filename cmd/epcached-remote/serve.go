@@ -66,7 +66,9 @@ func serve() error {
 	if !ok {
 		return errors.New("descriptor 3 is not a Unix socket")
 	}
-	return newServer(idleExit).run(func() (*net.UnixConn, error) { return handed(control) }, control)
+	return newServer(idleExit).run(func() (*net.UnixConn, error) {
+		return handed(control)
+	}, control)
 }
 
 // handed returns the next connection that the daemon hands over.
@@ -106,7 +108,8 @@ func (s *server) run(accept func() (*net.UnixConn, error), from io.Closer) error
 			case now := <-tick.C:
 				if s.open.Load() == 0 && now.UnixNano()-s.used.Load() > int64(s.idle) {
 					idle.Store(true)
-					_ = from.Close() // ends accept; a client that came just now starts another process
+					// ends accept; a client that came just now starts another process
+					_ = from.Close()
 					return
 				}
 			}

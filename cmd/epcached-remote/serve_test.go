@@ -40,9 +40,11 @@ func TestAnIdleHelperEndsAndIsStartedAgain(t *testing.T) {
 	dir, program := t.TempDir(), filepath.Join(t.TempDir(), "helper")
 	own, err := os.Executable()
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\ntouch "+dir+"/$$\nexec "+own+" serve\n"), 0o700))
-	c := remote.New(remote.Options{Program: program, Env: []string{"EPCACHED_REMOTE_TEST_IDLE=200ms",
-		"PATH=" + os.Getenv("PATH"), "GOCOVERDIR=" + t.TempDir()}})
+	require.NoError(t, os.WriteFile(program,
+		[]byte("#!/bin/sh\ntouch "+dir+"/$$\nexec "+own+" serve\n"), 0o700))
+	c := remote.New(remote.Options{Program: program,
+		Env: []string{"EPCACHED_REMOTE_TEST_IDLE=200ms",
+			"PATH=" + os.Getenv("PATH"), "GOCOVERDIR=" + t.TempDir()}})
 	c.Configure([]remote.Config{{Name: name, URL: "file://" + t.TempDir()}})
 	defer func() { require.NoError(t, c.Close()) }()
 	look := func() {
@@ -70,7 +72,8 @@ func TestAnIdleHelperEndsAndIsStartedAgain(t *testing.T) {
 
 // Calls race with the end of an idle process, and none of them is lost.
 func TestCallsWhileTheHelperEndsSucceed(t *testing.T) {
-	c := client(t, []string{"EPCACHED_REMOTE_TEST_IDLE=1ms"}, remote.Config{Name: name, URL: "file://" + t.TempDir()})
+	c := client(t, []string{"EPCACHED_REMOTE_TEST_IDLE=1ms"},
+		remote.Config{Name: name, URL: "file://" + t.TempDir()})
 	for i := range 30 {
 		_, err := c.Look(t.Context(), name, remote.BuildKey(portable.Hash{1}), budget)
 		require.ErrorIs(t, err, remote.ErrMissing)

@@ -26,7 +26,8 @@ import (
 // address, a port and a directory.
 var servers = map[string]func(address, port, dir string) []string{
 	"versitygw": func(address, _, dir string) []string {
-		return []string{"--access", "user", "--secret", "secret-secret", "--port", address, "posix", dir}
+		return []string{"--access", "user", "--secret", "secret-secret", "--port", address,
+			"posix", dir}
 	},
 	"moto/bin/moto_server": func(_, port, _ string) []string { return []string{"-p", port} },
 }
@@ -63,8 +64,9 @@ func TestRealServers(t *testing.T) {
 			require.Eventually(t, func() bool {
 				return admin.MakeBucket(ctx, "bucket", minio.MakeBucketOptions{}) == nil
 			}, 30*time.Second, 50*time.Millisecond)
-			withServer(t, remote.Config{Name: name, URL: "s3://bucket/p", Endpoint: "http://" + address,
-				Connect: 2 * time.Second})
+			withServer(t, remote.Config{Name: name, URL: "s3://bucket/p",
+				Endpoint: "http://" + address,
+				Connect:  2 * time.Second})
 		})
 	}
 }

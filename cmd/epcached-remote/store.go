@@ -81,8 +81,9 @@ func (s *store) epoch() int64 { return s.engine.clock().Unix() / int64(epochLeng
 
 func (s *store) do(ctx context.Context, c *call, a *remote.Answer) (err error) {
 	r := c.request
-	if can := s.engine.can(); !can.Write && (r.Do == remote.DoPutBlobs || r.Do == remote.DoPutCard ||
-		r.Do == remote.DoRenew) {
+	if can := s.engine.can(); !can.Write &&
+		(r.Do == remote.DoPutBlobs || r.Do == remote.DoPutCard ||
+			r.Do == remote.DoRenew) {
 		return fail("unsupported", "%s is read only", r.Remote.URL)
 	}
 	switch r.Do {
@@ -257,9 +258,9 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 	return string(put), nil
 }
 
-// create makes an object unless there is one. A server may refuse before it has read the body, which
-// arrives as a reset of the connection, and a proxy may repeat a request that succeeded: after an
-// error the object itself is asked.
+// create makes an object unless there is one. A server may refuse before it has read the body,
+// which arrives as a reset of the connection, and a proxy may repeat a request that succeeded:
+// after an error the object itself is asked.
 func (s *store) create(ctx context.Context, name string, body []byte) error {
 	err := s.put(ctx, name, body, condition{create: true})
 	if errors.Is(err, errExists) || !transient(ctx, err) {
@@ -320,7 +321,8 @@ func (s *store) old(o *object) bool {
 // putBlobs uploads the blobs that are missing.
 func (s *store) putBlobs(ctx context.Context, c *call) (*remote.Sent, error) {
 	if len(c.files) != len(c.request.Blobs) {
-		return nil, fail("local", "%d blobs with %d descriptors", len(c.request.Blobs), len(c.files))
+		return nil, fail("local", "%d blobs with %d descriptors", len(c.request.Blobs),
+			len(c.files))
 	}
 	s.layout.Do(func() {
 		// Only other tools read it; a bucket that refuses it refuses the blobs as well.
@@ -390,7 +392,8 @@ func (s *store) lease(ctx context.Context, l *remote.LeaseRequest) (*remote.Leas
 		return nil, fail("local", "a lease needs a holder, a TTL and an estimate")
 	}
 	name := "v1/leases/" + l.Key.String()
-	mine := leaseObject{l.Holder, s.engine.clock().UnixMilli(), l.Estimate.Milliseconds(), l.TTL.Milliseconds()}
+	mine := leaseObject{l.Holder, s.engine.clock().UnixMilli(), l.Estimate.Milliseconds(),
+		l.TTL.Milliseconds()}
 	for range 3 {
 		if can.CreateOnly && !l.Release {
 			err := s.put(ctx, name, encode(mine), condition{create: true})
@@ -510,7 +513,8 @@ func (s *store) check(ctx context.Context) (found []remote.Finding, err error) {
 		return err
 	}
 	add("create-only", want(s.put(ctx, name, text, condition{create: true})),
-		"an existing object is not replaced", "the last writer of a card wins, and leases do not hold")
+		"an existing object is not replaced",
+		"the last writer of a card wins, and leases do not hold")
 	o, err := s.engine.stat(ctx, name)
 	if err == nil {
 		err = want(s.put(ctx, name, text, condition{match: "00000000000000000000000000000000"}))
@@ -526,7 +530,8 @@ func (s *store) check(ctx context.Context) (found []remote.Finding, err error) {
 		skew := time.Since(o.modified)
 		var off error
 		if skew.Abs() > 5*time.Minute {
-			off = fmt.Errorf("the clock of this machine is %v off the server's", skew.Round(time.Second))
+			off = fmt.Errorf("the clock of this machine is %v off the server's",
+				skew.Round(time.Second))
 		}
 		add("clock", off, "the clocks agree", "expiry dates of signatures are judged by it")
 	}

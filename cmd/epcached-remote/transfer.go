@@ -34,7 +34,8 @@ type tally struct {
 
 func newTally(c *call) *tally {
 	t := &tally{call: c}
-	if r := c.request.Remote.Rate; r > 0 && (c.request.Slowly || c.request.Do == remote.DoPutBlobs) {
+	if r := c.request.Remote.Rate; r > 0 &&
+		(c.request.Slowly || c.request.Do == remote.DoPutBlobs) {
 		t.limit = rate.NewLimiter(rate.Limit(r), burst)
 	}
 	return t
@@ -62,7 +63,8 @@ func (t *tally) finish() {
 
 func (t *tally) report() {
 	w := t.call.wire()
-	t.call.progress(remote.Progress{Done: t.done, Total: t.total, Seeds: t.seeds, Wire: w.In + w.Out})
+	t.call.progress(remote.Progress{Done: t.done, Total: t.total, Seeds: t.seeds,
+		Wire: w.In + w.Out})
 }
 
 func (t *tally) sent(to *remote.Sent, size int64, existed bool) {

@@ -82,7 +82,10 @@ func TestReadersOfAnEpochSeeThePreviousOne(t *testing.T) {
 			now := time.Now().Unix() / int64(epochLength.Seconds())
 			move := func(to int64) {
 				var card []byte
-				f.change(t, buildName(now, buildKey), func(b []byte) []byte { card = b; return nil })
+				f.change(t, buildName(now, buildKey), func(b []byte) []byte {
+					card = b
+					return nil
+				})
 				f.put(t, buildName(to, buildKey), card, time.Now())
 			}
 			move(now - 1)
@@ -127,8 +130,9 @@ func TestOneOfManyMachinesGetsTheLease(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			f := newFixture(t, kind)
 			ask := func(holder string, release bool) remote.Lease {
-				l, err := f.Lease(t.Context(), name, remote.LeaseRequest{Key: buildKey, Holder: holder,
-					Estimate: time.Minute, TTL: time.Second, Release: release})
+				l, err := f.Lease(t.Context(), name,
+					remote.LeaseRequest{Key: buildKey, Holder: holder,
+						Estimate: time.Minute, TTL: time.Second, Release: release})
 				require.NoError(t, err)
 				return l
 			}

@@ -25,9 +25,10 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// A client that finds no daemon runs `epcached --autostart --socket PATH`, and holds the lock PATH.start meanwhile, so that one does it
-// for all. This process looks whether that is wanted, starts another one that stays, waits until that answers or gives up, and ends: the
-// application is left with no child that lives on, and with no reason to wait for one.
+// A client that finds no daemon runs `epcached --autostart --socket PATH`, and holds the lock
+// PATH.start meanwhile, so that one does it for all. This process looks whether that is wanted,
+// starts another one that stays, waits until that answers or gives up, and ends: the application is
+// left with no child that lives on, and with no reason to wait for one.
 
 // startLimit bounds the wait for a daemon that neither answers nor fails.
 const startLimit = 30 * time.Second
@@ -56,7 +57,8 @@ func autostartOff(s *config.Settings) error {
 		return fmt.Errorf("autostart is disabled in %s", s.File)
 	}
 	system, err := config.Load(config.DefaultFile)
-	if err == nil && !system.Autostart { // one that is wrong, or not for this user's eyes, is the system daemon's matter
+	// one that is wrong, or not for this user's eyes, is the system daemon's matter
+	if err == nil && !system.Autostart {
 		return fmt.Errorf("autostart is disabled in %s", config.DefaultFile)
 	}
 	return nil
@@ -100,7 +102,8 @@ func (c *call) start(s *config.Settings) (answers *os.File, err error) {
 }
 
 func awaitAnswer(ctx context.Context, answers *os.File, s *config.Settings) error {
-	defer context.AfterFunc(ctx, func() { _ = answers.SetReadDeadline(time.Unix(1, 0)) })() // fails only if it is closed
+	// fails only if it is closed
+	defer context.AfterFunc(ctx, func() { _ = answers.SetReadDeadline(time.Unix(1, 0)) })()
 	if err := answers.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
 		return fmt.Errorf("autostart: %w", err)
 	}
@@ -120,7 +123,8 @@ func awaitAnswer(ctx context.Context, answers *os.File, s *config.Settings) erro
 func (c *call) arguments(s *config.Settings) []string {
 	args := []string{"--autostart", "--detached", "--state", s.State, "--socket", s.Socket}
 	if c.config != "" {
-		if abs, err := filepath.Abs(c.config); err == nil { // else there is no working directory, and the name is absolute or of no use
+		// else there is no working directory, and the name is absolute or of no use
+		if abs, err := filepath.Abs(c.config); err == nil {
 			args = append(args, "--config", abs)
 		}
 	}
@@ -142,11 +146,13 @@ func environment() []string {
 	kept := []string{"PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "TMPDIR"}
 	return slices.DeleteFunc(os.Environ(), func(one string) bool {
 		name, _, _ := strings.Cut(one, "=")
-		return !slices.Contains(kept, name) && !strings.HasPrefix(name, "LC_") && !strings.HasPrefix(name, "XDG_")
+		return !slices.Contains(kept, name) && !strings.HasPrefix(name, "LC_") &&
+			!strings.HasPrefix(name, "XDG_")
 	})
 }
 
-// detached is the process that stays: it tells the one that started it when it answers, or why it does not.
+// detached is the process that stays: it tells the one that started it when it answers, or why it
+// does not.
 func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.Set) error {
 	tell, err := starterPipe()
 	if err != nil {
@@ -177,7 +183,8 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 	return err
 }
 
-// linkSocket lets clients find the socket that have no runtime directory, as jobs of cron: they look in the state directory.
+// linkSocket lets clients find the socket that have no runtime directory, as jobs of cron: they
+// look in the state directory.
 func linkSocket(s *config.Settings) string {
 	link := filepath.Join(s.State, filepath.Base(s.Socket))
 	info, err := os.Lstat(link)
@@ -195,7 +202,8 @@ func linkSocket(s *config.Settings) string {
 	return link
 }
 
-// detach starts the program in a session of its own, with nothing of the caller's open but the log and the way to tell that it is ready.
+// detach starts the program in a session of its own, with nothing of the caller's open but the log
+// and the way to tell that it is ready.
 func detach(program string, args []string, log, answerPipe *os.File) error {
 	cmd := exec.Command(program, args...)
 	cmd.Env = environment()
@@ -203,7 +211,8 @@ func detach(program string, args []string, log, answerPipe *os.File) error {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{answerPipe}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	runtime.LockOSThread() // priorities and processors belong to the thread, and are inherited from it
+	// priorities and processors belong to the thread, and are inherited from it
+	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	resetLimits()
 	if err := cmd.Start(); err != nil {
@@ -229,7 +238,8 @@ func resetLimits() {
 	all.Fill()
 	_ = unix.SchedSetaffinity(0, &all) // the kernel leaves those of the cgroup
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
-	for _, resource := range []int{unix.RLIMIT_AS, unix.RLIMIT_CPU, unix.RLIMIT_DATA, unix.RLIMIT_FSIZE} {
+	for _, resource := range []int{unix.RLIMIT_AS, unix.RLIMIT_CPU, unix.RLIMIT_DATA,
+		unix.RLIMIT_FSIZE} {
 		var limit unix.Rlimit
 		if unix.Getrlimit(resource, &limit) == nil {
 			limit.Cur = limit.Max

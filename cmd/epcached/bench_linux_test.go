@@ -166,7 +166,8 @@ func newHitBench(b *testing.B, config string) *hitBench {
 	reply, view, err := h.client.Acquire(context.Background(), h.request, h.fds, nil, nil)
 	require.NoError(b, err)
 	view.Close()
-	require.Equal(b, map[bool]string{true: "hit", false: "compiled"}[strings.Contains(config, "[[layer]]")], reply.Outcome)
+	require.Equal(b, map[bool]string{true: "hit",
+		false: "compiled"}[strings.Contains(config, "[[layer]]")], reply.Outcome)
 	return h
 }
 

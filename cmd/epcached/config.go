@@ -46,18 +46,21 @@ func (c *call) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.socket, "socket", "", "serve clients at the Unix socket `PATH`")
 	f.StringVar(&c.workers, "worker-socket", "",
 		"start workers by the systemd unit with the Unix socket `PATH`")
-	f.StringArrayVar(&c.runtimes, "runtime", nil, "use the runtime in `DIR`, which pip --target made, "+
-		"or a virtual environment; repeatable")
+	f.StringArrayVar(&c.runtimes, "runtime", nil,
+		"use the runtime in `DIR`, which pip --target made, "+
+			"or a virtual environment; repeatable")
 	f.StringVar(&c.config, "config", "", "read the configuration `FILE` (TOML)")
-	f.BoolVar(&c.check, "check-config", false, "print each value of the configuration and where it "+
-		"comes from, and exit")
+	f.BoolVar(&c.check, "check-config", false,
+		"print each value of the configuration and where it "+
+			"comes from, and exit")
 	f.StringVar(&c.idleExit, "idle-exit", "",
 		"exit after `DURATION` without connections, leases and jobs, such as 15m; 0s: never")
 	f.BoolVar(&c.autostart, "autostart", false, "start the user's own daemon in the background, "+
 		"and return when it answers")
 	f.BoolVar(&c.detached, "detached", false, "")
 	f.Lookup("detached").Hidden = true
-	f.Func("log-level", "log messages of `LEVEL` and above: debug, info, warn or error", c.setLogLevel)
+	f.Func("log-level", "log messages of `LEVEL` and above: debug, info, warn or error",
+		c.setLogLevel)
 }
 
 // setLogLevel takes the configuration's words.
@@ -69,7 +72,8 @@ func (c *call) setLogLevel(text string) error {
 	return nil
 }
 
-// read reads the configuration and the rules that it names. Where only the rules are wrong the settings come with the error.
+// read reads the configuration and the rules that it names. Where only the rules are wrong the
+// settings come with the error.
 func (c *call) read(given *pflag.FlagSet) (*config.Settings, *rules.Set, error) {
 	s, err := c.settings(given)
 	if err != nil {
@@ -127,23 +131,30 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	return s, nil
 }
 
-func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, log *slog.Logger) cache.Options {
+func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler,
+	log *slog.Logger) cache.Options {
 	budget, floor, user, share := s.Space.Amounts()
 	o := cache.Options{
-		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
+		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions,
+		Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
 		Quiet: config.Seconds(s.Quiet), Poll: config.Seconds(s.Poll), KeepSource: s.KeepSource,
 		Publishers: s.Publishers,
-		Claims: claims.Limits{Deadline: config.Seconds(s.Claims.DeadlineSeconds), Bytes: int64(s.Claims.Bytes),
+		Claims: claims.Limits{Deadline: config.Seconds(s.Claims.DeadlineSeconds),
+			Bytes:     int64(s.Claims.Bytes),
 			UserBytes: int64(s.Claims.UserBytes), Open: int(s.Claims.Open), Trust: s.Trust},
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
-		Rebuild:  upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
+		Rebuild: upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs),
+			CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]request.Policy, len(s.Policies)),
-		Pack:     s.Space.Pack, PackAfter: parsePause(s.Space.PackAfter), Verify: s.Space.Verify(), UnpackedDir: s.Space.UnpackedDir,
+		Pack:     s.Space.Pack, PackAfter: parsePause(s.Space.PackAfter), Verify: s.Space.Verify(),
+		UnpackedDir: s.Space.UnpackedDir,
 		Space: store.SpaceOptions{Budget: store.Amount(budget), Floor: store.Amount(floor),
-			UserBytes: store.Amount(user), UserShare: store.Amount(share), MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
+			UserBytes: store.Amount(user), UserShare: store.Amount(share),
+			MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
 		Failures: failure.Options{Off: !s.Failures.Remember, Crash: parsePause(s.Failures.Crash),
-			Limit: parsePause(s.Failures.Limit), Longest: parsePause(s.Failures.Longest), Refused: parsePause(s.Failures.Refused)},
+			Limit: parsePause(s.Failures.Limit), Longest: parsePause(s.Failures.Longest),
+			Refused: parsePause(s.Failures.Refused)},
 		Conditions: conditions(s),
 		Remotes:    remotesOf(s),
 	}
@@ -151,12 +162,15 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		o.Layers = append(o.Layers, layer.Source{Path: l.Path, Trust: l.Trust})
 	}
 	for _, d := range s.Drivers {
-		o.Drivers = append(o.Drivers, runtimes.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})
+		o.Drivers = append(o.Drivers,
+			runtimes.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})
 	}
 	for ep, p := range s.Policies {
 		o.Policies[ep] = request.Policy{
-			Unknown: p.Unknown, PreferRecompilation: p.PreferRecompilation, Unsupported: p.Unsupported,
-			MaxAge: p.Age(), MinCompileSeconds: p.MinCompileSeconds, MeasureGain: &p.MeasureGain,
+			Unknown: p.Unknown, PreferRecompilation: p.PreferRecompilation,
+			Unsupported: p.Unsupported,
+			MaxAge:      p.Age(), MinCompileSeconds: p.MinCompileSeconds,
+			MeasureGain: &p.MeasureGain,
 		}
 	}
 	return o
@@ -169,7 +183,8 @@ func remotesOf(s *config.Settings) (out []remotes.Remote) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Remotes)) {
 		r := s.Remotes[name]
-		out = append(out, remotes.Remote{Config: r.Config(name), Trust: r.Trust, Ask: r.Ask != "never",
+		out = append(out, remotes.Remote{Config: r.Config(name), Trust: r.Trust,
+			Ask:     r.Ask != "never",
 			Publish: r.Publish == "shared", Lease: r.Lease, LoseAtMost: r.Loss(), SigningKey: key})
 	}
 	return out
@@ -179,7 +194,8 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 	var out []compilers.Runtime
 	for _, rt := range s.Runtimes {
 		spec := compilers.Runtime{Directory: rt.Directory, ORTLibrary: rt.ORTLibrary}
-		for _, ep := range slices.Sorted(maps.Keys(rt.EPLibraries)) { // the same each time: it tells whether a runtime is another
+		// the same each time: it tells whether a runtime is another
+		for _, ep := range slices.Sorted(maps.Keys(rt.EPLibraries)) {
 			spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: ep, Path: rt.EPLibraries[ep]})
 		}
 		out = append(out, spec)
@@ -189,14 +205,17 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 
 func limitsOf(l config.Limits) compilers.Limits {
 	return compilers.Limits{
-		Wall: config.Seconds(l.WallSeconds), CPU: config.Seconds(l.CPUSeconds), Verify: config.Seconds(l.Verify),
-		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes), Files: int(l.OutputFiles), OpenFiles: int64(l.OpenFiles),
+		Wall: config.Seconds(l.WallSeconds), CPU: config.Seconds(l.CPUSeconds),
+		Verify: config.Seconds(l.Verify),
+		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes), Files: int(l.OutputFiles),
+		OpenFiles: int64(l.OpenFiles),
 		Processes: int64(l.Processes), Stack: int64(l.StackBytes), Nice: int(l.Nice),
 	}
 }
 
 func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
-	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write, NoNamespaces: !s.Namespaces}
+	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write,
+		NoNamespaces: !s.Namespaces}
 }
 
 // parsePause parses a duration that was checked when the configuration was read.
@@ -209,7 +228,8 @@ func parsePause(text string) time.Duration {
 func conditions(s *config.Settings) string {
 	limits := limitsOf(s.Limits)
 	limits.Nice = 0 // decides how long it takes, not its result
-	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandboxOf(s.Sandbox)), s.Worker, s.WorkerUser, s.WorkerSocket}, "\n")
+	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandboxOf(s.Sandbox)),
+		s.Worker, s.WorkerUser, s.WorkerSocket}, "\n")
 }
 
 // workerUser returns the workers' user, nil for the daemon's own. It fails if compiles would later.
@@ -238,7 +258,8 @@ func workerUser(s *config.Settings, worker string) (*compilers.Credential, error
 	case int(c.UID) == os.Geteuid():
 		return nil, nil
 	case os.Geteuid() != 0:
-		return nil, wrong(errors.New("only a daemon that runs as root can start workers as another user"))
+		return nil,
+			wrong(errors.New("only a daemon that runs as root can start workers as another user"))
 	case c.GID == 0:
 		return nil, wrong(errors.New("workers cannot run in root's group"))
 	}

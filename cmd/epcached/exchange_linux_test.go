@@ -146,13 +146,17 @@ func TestBuildsTravelBetweenMachines(t *testing.T) {
 	a.start(t)
 	conv, ep := modelOf(t, "tiny-convolution"), "OpenVINOExecutionProvider:CPU"
 	asked := map[string][]string{
-		"OpenVINO":           {conv, "--ep", ep},
-		"embedded":           {conv, "--ep", ep, "--embed"},
-		"silent":             {conv, "--ep", ep, "--runtime", runtimes[1]},
-		"initializers":       {modelOf(t, "tiny-mlp"), "--ep", ep, "--initializers-file", "rest.bin"},
-		"QNN ahead of time":  {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
-		"group":              {"--share", modelOf(t, "tiny-mlp"), conv, "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
-		"external, extended": {modelOf(t, "tiny-external"), "--ep", ep, "--optimization-level", "extended"},
+		"OpenVINO": {conv, "--ep", ep},
+		"embedded": {conv, "--ep", ep, "--embed"},
+		"silent":   {conv, "--ep", ep, "--runtime", runtimes[1]},
+		"initializers": {modelOf(t, "tiny-mlp"), "--ep", ep, "--initializers-file",
+			"rest.bin"},
+		"QNN ahead of time": {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option",
+			"soc_model=60", "--runtime", runtimes[2]},
+		"group": {"--share", modelOf(t, "tiny-mlp"), conv, "--ep",
+			"QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
+		"external, extended": {modelOf(t, "tiny-external"), "--ep", ep, "--optimization-level",
+			"extended"},
 	}
 	made := make(map[string]map[string]any)
 	for name, args := range asked {
@@ -163,7 +167,8 @@ func TestBuildsTravelBetweenMachines(t *testing.T) {
 	bundle := filepath.Join(dir, "all.tar")
 	out, status := a.ctl(t, "export", "--all", "--to", bundle, "--key", private, "--builder", "a")
 	require.Zero(t, status, out)
-	out, status = a.ctl(t, "export", "--all", "--to", bundle+"2.tar", "--key", private, "--builder", "a")
+	out, status = a.ctl(t, "export", "--all", "--to", bundle+"2.tar", "--key", private,
+		"--builder", "a")
 	require.Zero(t, status, out)
 	first, err := os.ReadFile(bundle)
 	require.NoError(t, err)
@@ -224,8 +229,10 @@ func TestImportsOfUsersAreTheirOwn(t *testing.T) {
 	require.NoError(t, exec.Command("chmod", "-R", "a+rX", dir).Run())
 	require.NoError(t, os.Chmod(filepath.Dir(a.socket), 0o711))
 	as := func(args ...string) (string, int) {
-		cmd := exec.CommandContext(limited(t), "setpriv", append([]string{"--reuid", otherUID, "--regid", otherUID,
-			"--clear-groups", filepath.Join(programs, "epcachectl"), "--socket", b(t, a, runtime).socket}, args...)...)
+		cmd := exec.CommandContext(limited(t), "setpriv",
+			append([]string{"--reuid", otherUID, "--regid", otherUID,
+				"--clear-groups", filepath.Join(programs, "epcachectl"), "--socket",
+				b(t, a, runtime).socket}, args...)...)
 		text, _ := cmd.CombinedOutput() // the status says how it ended
 		return string(text), cmd.ProcessState.ExitCode()
 	}
@@ -241,8 +248,9 @@ func TestImportsOfUsersAreTheirOwn(t *testing.T) {
 func b(t *testing.T, a *site, runtime string) *site {
 	if other := filepath.Join(filepath.Dir(a.socket), "b"); !exists(other) {
 		require.NoError(t, os.Mkdir(other, 0o711))
-		s := &site{state: filepath.Join(other, "state"), socket: filepath.Join(other, "s"), runtimes: []string{runtime},
-			config: unmeasured}
+		s := &site{state: filepath.Join(other, "state"), socket: filepath.Join(other, "s"),
+			runtimes: []string{runtime},
+			config:   unmeasured}
 		s.start(t)
 	}
 	return &site{socket: filepath.Join(filepath.Dir(a.socket), "b", "s")}
@@ -287,9 +295,12 @@ func TestRefusedImportsStoreNothing(t *testing.T) {
 		{good, other, 7, "not trusted here"},
 		{old, public, 7, "expired on 2026-01-01"},
 		{unsigned, public, 7, "it is not signed"},
-		{changed("short.tar", func(b []byte) []byte { return b[:len(b)-5000] }), public, 4, "ends early"},
-		{changed("flipped.tar", func(b []byte) []byte { b[len(b)-2500] ^= 1; return b }), public, 4, "blobs/sha256/"},
-		{changed("foreign.tar", func([]byte) []byte { return make([]byte, 2048) }), public, 4, "empty tar"},
+		{changed("short.tar", func(b []byte) []byte { return b[:len(b)-5000] }), public, 4,
+			"ends early"},
+		{changed("flipped.tar", func(b []byte) []byte { b[len(b)-2500] ^= 1; return b }), public, 4,
+			"blobs/sha256/"},
+		{changed("foreign.tar", func([]byte) []byte { return make([]byte, 2048) }), public, 4,
+			"empty tar"},
 		{filepath.Join(dir, "none.tar"), public, 3, "no such file"},
 	} {
 		out, status := b.ctl(t, "import", c.bundle, "--trust", c.key)
@@ -298,13 +309,15 @@ func TestRefusedImportsStoreNothing(t *testing.T) {
 	}
 	require.Empty(t, d.list())
 	require.Empty(t, entriesOf(t, b.state, "staging"))
-	cmd := exec.CommandContext(limited(t), filepath.Join(programs, "epcachectl"), "--socket", b.socket, "import", "-",
+	cmd := exec.CommandContext(limited(t), filepath.Join(programs, "epcachectl"), "--socket",
+		b.socket, "import", "-",
 		"--trust", public)
 	cmd.Stdin = bytes.NewReader(whole)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Len(t, d.list(), 1)
-	out2, status := b.ctl(t, "export", "--all", "--to", filepath.Join(dir, "again.tar"), "--key", private)
+	out2, status := b.ctl(t, "export", "--all", "--to", filepath.Join(dir, "again.tar"),
+		"--key", private)
 	require.Zero(t, status, out2)
 	again, err := os.ReadFile(filepath.Join(dir, "again.tar"))
 	require.NoError(t, err)

@@ -52,9 +52,14 @@ func (s *site) below(trust string, paths ...string) *site {
 // images are the ways in which a layer gets onto a machine: by the name of the file system, what
 // makes an image of a directory, and what mounts it.
 var images = map[string]struct{ make, mount []string }{
-	"ext4":     {[]string{"ln", "-s", "FOLDER", "IMAGE"}, []string{"sh", "-ec", "mount --bind IMAGE ON; mount -o remount,bind,ro ON"}},
-	"squashfs": {[]string{"mksquashfs", "FOLDER", "IMAGE", "-noappend", "-quiet", "-all-root", "-noD", "-noF", "-all-time", "0", "-mkfs-time", "0"}, []string{"mount", "-o", "loop,ro", "-t", "squashfs", "IMAGE", "ON"}},
-	"erofs":    {[]string{"mkfs.erofs", "--all-root", "-T0", "-U", "00000000-0000-0000-0000-000000000001", "IMAGE", "FOLDER"}, []string{"mount", "-o", "loop,ro", "-t", "erofs", "IMAGE", "ON"}},
+	"ext4": {[]string{"ln", "-s", "FOLDER", "IMAGE"},
+		[]string{"sh", "-ec", "mount --bind IMAGE ON; mount -o remount,bind,ro ON"}},
+	"squashfs": {[]string{"mksquashfs", "FOLDER", "IMAGE", "-noappend", "-quiet", "-all-root",
+		"-noD", "-noF", "-all-time", "0", "-mkfs-time", "0"},
+		[]string{"mount", "-o", "loop,ro", "-t", "squashfs", "IMAGE", "ON"}},
+	"erofs": {[]string{"mkfs.erofs", "--all-root", "-T0", "-U",
+		"00000000-0000-0000-0000-000000000001", "IMAGE", "FOLDER"},
+		[]string{"mount", "-o", "loop,ro", "-t", "erofs", "IMAGE", "ON"}},
 }
 
 // run runs a command of images.
@@ -81,7 +86,8 @@ func mountImage(t testing.TB, kind, image, on string) (unmount func()) {
 	runImage(t, images[kind].mount, "", image, on)
 	mounted := true
 	unmount = func() {
-		if err := unix.Unmount(on, unix.MNT_DETACH); mounted && err != unix.EINVAL { // it is not mounted
+		// it is not mounted
+		if err := unix.Unmount(on, unix.MNT_DETACH); mounted && err != unix.EINVAL {
 			require.NoError(t, err)
 		}
 		mounted = false
@@ -125,12 +131,14 @@ func TestLayersAreServedInPlace(t *testing.T) {
 	a := newSite(t, runtimes...)
 	a.start(t)
 	asked := map[string][]string{
-		"OpenVINO":          onOpenVINO(t, "tiny-convolution"),
-		"embedded":          onOpenVINO(t, "tiny-convolution", "--embed"),
-		"silent":            onOpenVINO(t, "tiny-convolution", "--runtime", runtimes[1]),
-		"initializers":      onOpenVINO(t, "tiny-mlp", "--initializers-file", "rest.bin"),
-		"QNN ahead of time": {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
-		"group": {"--share", modelOf(t, "tiny-mlp"), modelOf(t, "tiny-convolution"), "--ep", "QNNExecutionProvider",
+		"OpenVINO":     onOpenVINO(t, "tiny-convolution"),
+		"embedded":     onOpenVINO(t, "tiny-convolution", "--embed"),
+		"silent":       onOpenVINO(t, "tiny-convolution", "--runtime", runtimes[1]),
+		"initializers": onOpenVINO(t, "tiny-mlp", "--initializers-file", "rest.bin"),
+		"QNN ahead of time": {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option",
+			"soc_model=60", "--runtime", runtimes[2]},
+		"group": {"--share", modelOf(t, "tiny-mlp"), modelOf(t, "tiny-convolution"), "--ep",
+			"QNNExecutionProvider",
 			"--option", "soc_model=60", "--runtime", runtimes[2]},
 	}
 	made := make(map[string]map[string]any)
@@ -141,7 +149,8 @@ func TestLayersAreServedInPlace(t *testing.T) {
 	directory := filepath.Join(dir, "layer")
 	a.exportLayer(t, directory)
 	a.exportLayer(t, filepath.Join(dir, "again"))
-	out, err := exec.CommandContext(limited(t), "diff", "-r", directory, filepath.Join(dir, "again")).CombinedOutput()
+	out, err := exec.CommandContext(limited(t), "diff", "-r", directory,
+		filepath.Join(dir, "again")).CombinedOutput()
 	require.NoError(t, err, "two exports differ: %s", out)
 	a.exportLayer(t, directory) // again: that adds nothing
 	for kind, how := range images {
@@ -160,13 +169,15 @@ func TestLayersAreServedInPlace(t *testing.T) {
 					require.Contains(t, got["why"], "served from layer "+on, name)
 				}
 				require.Zero(t, d.status().Compiles)
-				require.Empty(t, filesUnder(t, filepath.Join(b.state, "objects")), "something was copied")
+				require.Empty(t, filesUnder(t, filepath.Join(b.state, "objects")),
+					"something was copied")
 				d.stop()
 				d = b.start(t)
 			}
 			// The lease keeps the files of the program that has it, whatever becomes of the mount.
 			read, status := b.ctl(t, slices.Concat([]string{"get"}, asked["OpenVINO"],
-				[]string{"--", "sh", "-c", "readlink -f \"$1\"; umount -l " + on + "; wc -c <\"$1\"", "sh", "{}"})...)
+				[]string{"--", "sh", "-c",
+					"readlink -f \"$1\"; umount -l " + on + "; wc -c <\"$1\"", "sh", "{}"})...)
 			require.Zero(t, status, read)
 			require.Contains(t, read, on+"/views/shared/")
 			verified := b.get(t, asked["OpenVINO"], "--on-miss", "fail", "--verify-output", "1e-3")
@@ -272,7 +283,8 @@ func TestALayerWithEqualStampsIsHashedAgain(t *testing.T) {
 			d := b.start(t)
 			require.Equal(t, "hit", b.get(t, model, "--on-miss", "fail")["outcome"])
 			unmount()
-			out, status := b.ctl(t, slices.Concat([]string{"get"}, model, []string{"--on-miss", "fail"})...)
+			out, status := b.ctl(t, slices.Concat([]string{"get"}, model,
+				[]string{"--on-miss", "fail"})...)
 			require.NotZero(t, status, out)
 			mountImage(t, kind, second, on)
 			after, err := cas.StampPath(file)
@@ -288,8 +300,8 @@ func TestALayerWithEqualStampsIsHashedAgain(t *testing.T) {
 	}
 }
 
-// Layers are looked through in the order of the configuration. One that is not mounted is a finding,
-// and is used as soon as it is there.
+// Layers are looked through in the order of the configuration. One that is not mounted is a
+// finding, and is used as soon as it is there.
 func TestLayersHaveAnOrderAndMayBeMissing(t *testing.T) {
 	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
@@ -348,9 +360,13 @@ func TestALayerOfAnotherUserIsNotTrusted(t *testing.T) {
 		change func(layer, file string) error
 		want   string
 	}{
-		"file":   {func(_, file string) error { return os.Chown(file, 2991, -1) }, "belongs to user 2991"},
-		"folder": {func(layer, _ string) error { return os.Chmod(filepath.Join(layer, "views"), 0o777) }, "other users may write"},
-		"above":  {func(layer, _ string) error { return os.Chmod(filepath.Dir(layer), 0o777) }, "other users may write"},
+		"file": {func(_, file string) error { return os.Chown(file, 2991, -1) },
+			"belongs to user 2991"},
+		"folder": {func(layer, _ string) error {
+			return os.Chmod(filepath.Join(layer, "views"), 0o777)
+		}, "other users may write"},
+		"above": {func(layer, _ string) error { return os.Chmod(filepath.Dir(layer), 0o777) },
+			"other users may write"},
 		"link": {func(_, file string) error {
 			return cmpErr(os.Rename(file, file+"2"), os.Symlink(file+"2", file))
 		}, "neither a directory nor a regular file"},
@@ -361,7 +377,8 @@ func TestALayerOfAnotherUserIsNotTrusted(t *testing.T) {
 			require.NoError(t, c.change(dir, layerFiles(t, dir)[0]))
 			b := newSite(t, runtime).below("", dir)
 			b.start(t)
-			out, status := b.ctl(t, slices.Concat([]string{"get"}, model, []string{"--on-miss", "fail"})...)
+			out, status := b.ctl(t, slices.Concat([]string{"get"}, model,
+				[]string{"--on-miss", "fail"})...)
 			require.NotZero(t, status, out)
 			doctor, _ := b.ctl(t, "doctor")
 			require.Contains(t, doctor, c.want)
@@ -403,7 +420,8 @@ func TestLayersOfAnotherMachineClassMustRun(t *testing.T) {
 // BenchmarkHitFromALayer measures a hit from a layer on squashfs, and in turn one of the own store.
 func BenchmarkHitFromALayer(b *testing.B) {
 	own, dir := newHitBench(b, ""), reachable(b)
-	directory, image, on := filepath.Join(dir, "layer"), filepath.Join(dir, "img"), filepath.Join(dir, "on")
+	directory, image, on := filepath.Join(dir, "layer"), filepath.Join(dir, "img"),
+		filepath.Join(dir, "on")
 	(&site{socket: own.socket}).exportLayer(b, directory)
 	runImage(b, images["squashfs"].make, directory, image, on)
 	mountImage(b, "squashfs", image, on)

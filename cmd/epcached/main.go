@@ -95,7 +95,8 @@ Exit status:
 			read := func() (*config.Settings, *rules.Set, error) { return c.read(cmd.Flags()) }
 			s, set, err := read()
 			if wrong, is := errors.AsType[usageError](err); is && c.check {
-				return wrong.error // what was asked for, as of epcachectl config check: the call is right
+				// what was asked for, as of epcachectl config check: the call is right
+				return wrong.error
 			}
 			if err != nil {
 				return err
@@ -109,7 +110,8 @@ Exit status:
 			if c.autostart && !c.detached {
 				return c.launch(cmd.Context(), s)
 			}
-			p := &process{read: read, stderr: stderr, idle: s.IdleAfter(c.autostart), startedBy: c.startedBy()}
+			p := &process{read: read, stderr: stderr, idle: s.IdleAfter(c.autostart),
+				startedBy: c.startedBy()}
 			if c.detached {
 				return p.detached(cmd.Context(), s, set)
 			}
@@ -146,11 +148,12 @@ Exit status:
 	return exitFailure
 }
 
-// heapFloor is the size that the heap may have without a collection. By itself the runtime collects the
-// small heap of a daemon every few hundred hits.
+// heapFloor is the size that the heap may have without a collection. By itself the runtime collects
+// the small heap of a daemon every few hundred hits.
 const heapFloor = 32 << 20
 
-// keepHeapFloor lets a heap grow to the floor, and a larger one to twice its size. GOGC is respected.
+// keepHeapFloor lets a heap grow to the floor, and a larger one to twice its size. GOGC is
+// respected.
 func keepHeapFloor() {
 	if os.Getenv("GOGC") != "" {
 		return

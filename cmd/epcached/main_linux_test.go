@@ -12,8 +12,8 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// programs is the directory of the built epcached, epcached-ort and epcached-remote: EPCACHED_BIN, or one that TestMain
-// builds into.
+// programs is the directory of the built epcached, epcached-ort and epcached-remote: EPCACHED_BIN,
+// or one that TestMain builds into.
 var programs string
 
 // The tests of this package start the built daemon, and so test the program that users run. Tests

@@ -233,8 +233,8 @@ func TestDescriptorsThatAreNoModel(t *testing.T) {
 	}
 }
 
-// A file that has more bytes than its file system states is not copied, because a user could fill the
-// disk with it. These state none; the second one has hundreds of gigabytes.
+// A file that has more bytes than its file system states is not copied, because a user could fill
+// the disk with it. These state none; the second one has hundreds of gigabytes.
 func TestFilesLargerThanStatedAreNotCopied(t *testing.T) {
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	for path, says := range map[string]string{

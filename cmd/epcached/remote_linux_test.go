@@ -17,7 +17,9 @@ import (
 
 // sharing is the configuration of a machine that shares builds through a remote.
 func sharing(url, public, more string) string {
-	return fmt.Sprintf("%s[remote.fleet]\nurl = %q\ntrust = [%q]\nconnect = \"5s\"\nlose_at_most = \"60s\"\n%s", unmeasured,
+	return fmt.Sprintf(
+		"%s[remote.fleet]\nurl = %q\ntrust = [%q]\nconnect = \"5s\"\nlose_at_most = \"60s\"\n%s",
+		unmeasured,
 		url, public, more)
 }
 
@@ -82,17 +84,21 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	a := newSite(t, runtimes...)
 	keys, shared := openTo(t, ""), openTo(t, "")
 	private, public := newKey(t, a, keys, "ci")
-	a.config = fmt.Sprintf("signing_key = %q\n", private) + sharing("file://"+shared, public, "publish = \"shared\"\n")
+	a.config = fmt.Sprintf("signing_key = %q\n", private) + sharing("file://"+shared, public,
+		"publish = \"shared\"\n")
 	a.start(t)
 	conv, ep := modelOf(t, "tiny-convolution"), "OpenVINOExecutionProvider:CPU"
 	asked := map[string][]string{
-		"OpenVINO":          {conv, "--ep", ep},
-		"embedded":          {modelOf(t, "tiny-mlp"), "--ep", ep, "--embed"},
-		"silent":            {conv, "--ep", ep, "--runtime", runtimes[1]},
-		"initializers":      {modelOf(t, "tiny-mlp"), "--ep", ep, "--initializers-file", "rest.bin"},
-		"QNN ahead of time": {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
-		"group":             {"--share", modelOf(t, "tiny-mlp"), conv, "--ep", "QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
-		"external":          {modelOf(t, "tiny-external"), "--ep", ep},
+		"OpenVINO": {conv, "--ep", ep},
+		"embedded": {modelOf(t, "tiny-mlp"), "--ep", ep, "--embed"},
+		"silent":   {conv, "--ep", ep, "--runtime", runtimes[1]},
+		"initializers": {modelOf(t, "tiny-mlp"), "--ep", ep, "--initializers-file",
+			"rest.bin"},
+		"QNN ahead of time": {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option",
+			"soc_model=60", "--runtime", runtimes[2]},
+		"group": {"--share", modelOf(t, "tiny-mlp"), conv, "--ep",
+			"QNNExecutionProvider", "--option", "soc_model=60", "--runtime", runtimes[2]},
+		"external": {modelOf(t, "tiny-external"), "--ep", ep},
 	}
 	made := make(map[string]map[string]any)
 	for name, args := range asked {
@@ -107,9 +113,12 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	web := newWebServer(t, shared)
 	for _, url := range []string{"file://" + shared, web.url} {
 		b := ofAnotherUser(t, runtimes...)
-		b.config, b.environment = sharing(url, public, ""), []string{"SSL_CERT_FILE=" + web.certificate}
-		b.under = append(passable(t, append([]string{keys, shared, filepath.Dir(web.certificate), programs,
-			filepath.Dir(b.socket)}, runtimes...)), "setpriv", "--reuid", otherUID, "--regid", otherUID, "--clear-groups")
+		b.config, b.environment = sharing(url, public, ""),
+			[]string{"SSL_CERT_FILE=" + web.certificate}
+		b.under = append(passable(t,
+			append([]string{keys, shared, filepath.Dir(web.certificate), programs,
+				filepath.Dir(b.socket)}, runtimes...)), "setpriv", "--reuid", otherUID, "--regid",
+			otherUID, "--clear-groups")
 		d := b.start(t)
 		before := filesBelow(t, shared)
 		for name, args := range asked {

@@ -33,7 +33,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// stopGrace is how long requests under way may take after SIGTERM; systemd kills after 90 s by default.
+// stopGrace is how long requests under way may take after SIGTERM; systemd kills after 90 s by
+// default.
 const stopGrace = 20 * time.Second
 
 type process struct {
@@ -137,7 +138,8 @@ func (p *process) serveReopening(
 
 // serveOnce runs the daemon on one store. gone says that it is to be opened again, and errors of
 // closing it were logged.
-func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) (gone *reopening, err error) {
+func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.Set,
+	hangup <-chan os.Signal) (gone *reopening, err error) {
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
 	log := logs.New(p.stderr, level)
@@ -154,8 +156,10 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 		return nil, err
 	}
 	compiler := compilers.NewORT(compilers.ORTOptions{
-		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Socket: s.WorkerSocket, Log: log,
-		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
+		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user,
+		Socket: s.WorkerSocket, Log: log,
+		// emptied at the start: a daemon that is killed leaves nothing elsewhere
+		Scratch: filepath.Join(s.State, "staging"),
 	})
 	var tools []compilers.Tool // the vendors' own compilers
 	for i := range s.Compilers {
@@ -187,8 +191,11 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 	if err != nil {
 		return nil, errors.Join(err, e.close(), compiler.Close())
 	}
-	r := &reload.Reloader{Read: p.read, Cache: c, Level: level, Log: log, Started: s, Active: s, Rules: set,
-		Options: func(s *config.Settings, set *rules.Set) cache.Options { return optionsOf(s, set, compiler, log) }}
+	r := &reload.Reloader{Read: p.read, Cache: c, Level: level, Log: log, Started: s,
+		Active: s, Rules: set,
+		Options: func(s *config.Settings, set *rules.Set) cache.Options {
+			return optionsOf(s, set, compiler, log)
+		}}
 	why, err := p.answer(ctx, s, c, e, func() func() { return r.Follow(ctx, hangup) })
 	err = errors.Join(err, c.Close(), compiler.Close())
 	if why == "" {
@@ -253,12 +260,13 @@ func (p *process) answer(
 }
 
 type socketEntrance struct {
-	server        *unixsock.Server
-	backend       *backend.Backend
-	log           *slog.Logger
-	listen        func() error        // begins to serve, once
-	requiredFiles []idle.RequiredFile // as they were before a client could know of the socket; set by listen
-	ended         chan error          // why the server has ended
+	server  *unixsock.Server
+	backend *backend.Backend
+	log     *slog.Logger
+	listen  func() error // begins to serve, once
+	// as they were before a client could know of the socket; set by listen
+	requiredFiles []idle.RequiredFile
+	ended         chan error // why the server has ended
 }
 
 func (p *process) newEntrance(socket string, log *slog.Logger) *socketEntrance {
@@ -320,7 +328,8 @@ func (p *process) listen(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("socket activation: %w", err)
 	}
 	for _, l := range passed {
-		if own, ok := l.(*net.UnixListener); ok && own.Addr().Network() == "unix" && p.systemdListener == nil {
+		if own, ok := l.(*net.UnixListener); ok && own.Addr().Network() == "unix" &&
+			p.systemdListener == nil {
 			if p.systemdListener, err = own.File(); err != nil {
 				return nil, fmt.Errorf("socket activation: %w", err)
 			}

@@ -109,8 +109,8 @@ func TestDaemonStopsThoughAFileIsNotAnswered(t *testing.T) {
 }
 
 // A worker that starts closes what the daemon has open. If a file system never answers that, the
-// request for another model fails with the reason, and the daemon compiles again afterwards. It takes
-// as long as a start may.
+// request for another model fails with the reason, and the daemon compiles again afterwards. It
+// takes as long as a start may.
 func TestAFileThatBlocksStartsOfWorkers(t *testing.T) {
 	dir, kill := mountFUSE(t, writeModel(t, t.TempDir(), 1))
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)

@@ -1,3 +1,3 @@
-// Package compilertest builds the worker and a plugin EP for tests, and finds the real runtimes that
-// tests may use.
+// Package compilertest builds the worker and a plugin EP for tests, and finds the real runtimes
+// that tests may use.
 package compilertest

@@ -12,19 +12,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// RuntimesVariable names the environment variable that points to a directory of runtimes, as testdata/fetch-runtimes makes it.
+// RuntimesVariable names the environment variable that points to a directory of runtimes, as
+// testdata/fetch-runtimes makes it.
 const RuntimesVariable = "EPCACHED_RUNTIMES"
 
-// Runtime gives a real runtime by its name in that directory, e.g. "openvino-1.8.1" or "qnn-2.7.0". The test is skipped, and says so, when it is
-// not there.
+// Runtime gives a real runtime by its name in that directory, e.g. "openvino-1.8.1" or "qnn-2.7.0".
+// The test is skipped, and says so, when it is not there.
 func Runtime(t testing.TB, name string) compilers.Runtime {
 	t.Helper()
 	dir := os.Getenv(RuntimesVariable)
 	if dir == "" {
-		t.Skipf("NOT TESTED WITH A REAL EP: %s is not set; testdata/fetch-runtimes makes such a folder", RuntimesVariable)
+		t.Skipf(
+			"NOT TESTED WITH A REAL EP: %s is not set; testdata/fetch-runtimes makes such a folder",
+			RuntimesVariable)
 	}
 	if _, err := os.Stat(filepath.Join(dir, name)); os.IsNotExist(err) {
-		t.Skipf("NOT TESTED WITH A REAL EP: no %s in %s=%s; testdata/fetch-runtimes gets it", name, RuntimesVariable, dir)
+		t.Skipf("NOT TESTED WITH A REAL EP: no %s in %s=%s; testdata/fetch-runtimes gets it", name,
+			RuntimesVariable, dir)
 	}
 	r, err := compilers.Find(filepath.Join(dir, name))
 	require.NoError(t, err)
@@ -41,8 +45,8 @@ type program struct {
 
 var worker, runner program
 
-// built gives the program's path. It is built as `make build` does, without cgo and without the race detector, whatever the test is built with: then
-// most of it is in Go's cache already.
+// built gives the program's path. It is built as `make build` does, without cgo and without the
+// race detector, whatever the test is built with: then most of it is in Go's cache already.
 func (p *program) built(t testing.TB, name string) string {
 	t.Helper()
 	p.once.Do(func() {
@@ -52,7 +56,8 @@ func (p *program) built(t testing.TB, name string) string {
 			return
 		}
 		p.path = filepath.Join(dir, filepath.Base(name))
-		build := exec.Command("go", "build", "-trimpath", "-o", p.path, "github.com/epcached/epcached/"+name)
+		build := exec.Command("go", "build", "-trimpath", "-o", p.path,
+			"github.com/epcached/epcached/"+name)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		p.out, p.err = build.CombinedOutput()
 	})
@@ -66,11 +71,12 @@ func Worker(t testing.TB) string {
 	return worker.built(t, "cmd/epcached-ort")
 }
 
-// Outputs runs the graphs of a load check in a process of their own, in order, on inputs that follow from a seed, and gives the bytes of all outputs.
 func Outputs(t testing.TB, job compilers.CheckJob, seed uint64) []byte {
 	t.Helper()
-	order := map[string]any{"ORTLibrary": job.Runtime.ORTLibrary, "Graphs": append([]string{job.Graph}, job.Share...), "Seed": seed,
-		"Session": map[string]any{"Entries": job.SessionOptions, "GraphOptimizationLevel": job.GraphOptimizationLevel}}
+	order := map[string]any{"ORTLibrary": job.Runtime.ORTLibrary,
+		"Graphs": append([]string{job.Graph}, job.Share...), "Seed": seed,
+		"Session": map[string]any{"Entries": job.SessionOptions,
+			"GraphOptimizationLevel": job.GraphOptimizationLevel}}
 	var eps []compilers.EP
 	for _, ep := range job.EPs {
 		lib, err := job.Runtime.Library(ep.Name)
@@ -99,7 +105,8 @@ func Outputs(t testing.TB, job compilers.CheckJob, seed uint64) []byte {
 func RemoveWorker() {
 	for _, p := range []*program{&worker, &runner} {
 		if p.path != "" {
-			_ = os.RemoveAll(filepath.Dir(p.path)) // a leftover in the temporary directory does no harm
+			// a leftover in the temporary directory does no harm
+			_ = os.RemoveAll(filepath.Dir(p.path))
 		}
 	}
 }

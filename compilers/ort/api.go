@@ -15,12 +15,14 @@ import (
 // OldestMinor is the oldest ORT that is supported: 1.OldestMinor.
 const OldestMinor = 24
 
-// API is an open ONNX Runtime library. It stays loaded until the process ends: EP libraries leave threads behind that must not lose their code.
+// API is an open ONNX Runtime library. It stays loaded until the process ends: EP libraries leave
+// threads behind that must not lose their code.
 type API struct {
 	// Version is what the library says of itself, e.g. "1.31.1".
 	Version string
 
-	// Build is what the library says of how it was built, e.g. "ORT Build Info: git-branch=..., build type=Release, cmake cxx flags: ...".
+	// Build is what the library says of how it was built, e.g. "ORT Build Info: git-branch=...,
+	// build type=Release, cmake cxx flags: ...".
 	Build string
 
 	minor   int
@@ -35,7 +37,9 @@ type Error struct {
 	Text  string
 }
 
-func (e *Error) Error() string { return fmt.Sprintf("%s: ort error %d: %s", e.Doing, e.Code, e.Text) }
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s: ort error %d: %s", e.Doing, e.Code, e.Text)
+}
 
 // Open loads libonnxruntime from an absolute path.
 func Open(path string) (*API, error) {
@@ -53,7 +57,8 @@ func Open(path string) (*API, error) {
 	if err := a.parseVersion(); err != nil {
 		return nil, err
 	}
-	// Any version that the library accepts gives the same table; the oldest supported one is accepted by all.
+	// Any version that the library accepts gives the same table; the oldest supported one is
+	// accepted by all.
 	api := handle(call(functionAt(base, fnGetApi.slot), uint32(OldestMinor)))
 	if api == 0 {
 		return nil, fmt.Errorf("load %q: version %s has no API %d: ONNX Runtime 1.%d or later "+
@@ -88,7 +93,8 @@ func (a *API) parseVersion() error {
 // entry finds a function, or says that the library is too old: its table ends before that.
 func (a *API) entry(f function) (handle, error) {
 	if f.minor > a.minor {
-		return 0, fmt.Errorf("%s: came with ONNX Runtime 1.%d, this is %s", f.field, f.minor, a.Version)
+		return 0, fmt.Errorf("%s: came with ONNX Runtime 1.%d, this is %s", f.field,
+			f.minor, a.Version)
 	}
 	return functionAt(a.tables[f.table], f.slot), nil
 }
@@ -124,7 +130,8 @@ func (c *callSequence) do(f function, args ...any) bool {
 	return c.err == nil
 }
 
-// raw calls a function that returns a value. Functions that are called so are in every supported version; an older library was refused by Open.
+// raw calls a function that returns a value. Functions that are called so are in every supported
+// version; an older library was refused by Open.
 func (a *API) raw(f function, args ...any) uintptr {
 	fn, err := a.entry(f)
 	if err != nil {
@@ -148,11 +155,13 @@ func (a *API) pairs(h handle) map[string]string {
 	return m
 }
 
-// handle is a pointer that C gave us. Go's garbage collector neither sees nor moves what it points to.
+// handle is a pointer that C gave us. Go's garbage collector neither sees nor moves what it points
+// to.
 type handle uintptr
 
-// call enters C. It is the only place where Go memory becomes an address: each pointer, string and slice among args is pinned until the function
-// has returned. Strings get a terminating zero. Arguments are handles, integers, strings, []string (as char**), slices, and pointers for results.
+// call enters C. It is the only place where Go memory becomes an address: each pointer, string and
+// slice among args is pinned until the function has returned. Strings get a terminating zero.
+// Arguments are handles, integers, strings, []string (as char**), slices, and pointers for results.
 // The answer is the raw return register: convert it to the C type's width first.
 func call(fn handle, args ...any) uintptr {
 	var pins runtime.Pinner
@@ -225,7 +234,8 @@ func pinnedPointer[T any](pins *runtime.Pinner, p *T) uintptr {
 	return uintptr(unsafe.Pointer(p))
 }
 
-// pointer makes C memory readable. The detour keeps vet from taking it for a Go pointer that was hidden in an integer.
+// pointer makes C memory readable. The detour keeps vet from taking it for a Go pointer that was
+// hidden in an integer.
 func pointer(h handle) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&h)) }
 
 const maxText = 1 << 20 // bounds strings that C gives us: longer ones are cut

@@ -18,38 +18,47 @@ const (
 	ErrorIfOutputFileExists = uint32(1) << 1
 )
 
-// Compilation is one use of the compile API. Model or ModelPath says what is compiled. OutputPath, Write or Buffer says where the compiled model goes;
-// without any of them ORT writes it beside the model, as NAME_ctx.onnx.
+// Compilation is one use of the compile API. Model or ModelPath says what is compiled. OutputPath,
+// Write or Buffer says where the compiled model goes; without any of them ORT writes it beside the
+// model, as NAME_ctx.onnx.
 type Compilation struct {
 	ModelPath string
 	Model     []byte
 
 	OutputPath string
-	Write      func([]byte) error // gets the compiled model piece by piece; what it is given is gone after the call
-	Buffer     bool               // Compile returns the compiled model
+	// gets the compiled model piece by piece; what it is given is gone after the call
+	Write  func([]byte) error
+	Buffer bool // Compile returns the compiled model
 
 	Embed bool
-	Level string // a graph optimisation level by name, or "" for the compile API's own default, which is not that of the session options
+	// a graph optimisation level by name, or "" for the compile API's own default, which is not
+	// that of the session options
+	Level string
 	Flags uint32
 
-	// BinaryDir and BinaryModel tell the EP where context binaries go, and the model's name that theirs begins with, where no path of the
-	// compiled model does.
+	// BinaryDir and BinaryModel tell the EP where context binaries go, and the model's name that
+	// theirs begins with, where no path of the compiled model does.
 	BinaryDir, BinaryModel string
 
-	InitializersFile      string // for initializers that stay outside of contexts, relative to the compiled model; empty: they stay in the model
-	InitializersThreshold int64  // bytes; smaller ones stay in the model
-	// Location, where it is not nil, is asked for each of those initializers in place of InitializersFile.
+	// for initializers that stay outside of contexts, relative to the compiled model; empty: they
+	// stay in the model
+	InitializersFile      string
+	InitializersThreshold int64 // bytes; smaller ones stay in the model
+	// Location, where it is not nil, is asked for each of those initializers in place of
+	// InitializersFile.
 	Location func(Initializer) (*Place, error)
 }
 
-// Initializer is a constant of a compiled model. Data is ORT's memory, and only there during the call.
+// Initializer is a constant of a compiled model. Data is ORT's memory, and only there during the
+// call.
 type Initializer struct {
 	Name  string
 	Data  []byte
 	Place *Place // where the source model has it, if that is a file beside it
 }
 
-// Place is where the data of an initializer stands: a file relative to its model's directory, and a range of bytes.
+// Place is where the data of an initializer stands: a file relative to its model's directory, and a
+// range of bytes.
 type Place struct {
 	File         string
 	Offset, Size int64
@@ -128,7 +137,8 @@ func (k *compiling) setContext() {
 	}
 }
 
-// write is an OrtWriteBufferFunc. Callbacks are never freed, and a process has 2000 of them at most: this is for processes that compile a few models.
+// write is an OrtWriteBufferFunc. Callbacks are never freed, and a process has 2000 of them at
+// most: this is for processes that compile a few models.
 func (k *compiling) write(_, data handle, size uintptr) handle {
 	return k.status(k.Write(bytesAt(data, size)))
 }
@@ -141,8 +151,9 @@ func (k *compiling) locate(_, name, value, source, out handle) handle {
 		return k.status(c.err)
 	}
 	if source != 0 {
-		i.Place = &Place{File: text(handle(c.raw(fnExternalInfoFilePath, source))), Offset: int64(c.raw(fnExternalInfoFileOffset, source)),
-			Size: int64(c.raw(fnExternalInfoByteSize, source))}
+		i.Place = &Place{File: text(handle(c.raw(fnExternalInfoFilePath, source))),
+			Offset: int64(c.raw(fnExternalInfoFileOffset, source)),
+			Size:   int64(c.raw(fnExternalInfoByteSize, source))}
 	}
 	place, err := k.Location(i)
 	if err != nil || place == nil {
@@ -155,7 +166,8 @@ func (k *compiling) locate(_, name, value, source, out handle) handle {
 	return k.status(c.err)
 }
 
-// status makes an OrtStatus of a callback's error, which is kept besides, for ORT may put it into words of its own.
+// status makes an OrtStatus of a callback's error, which is kept besides, for ORT may put it into
+// words of its own.
 func (k *compiling) status(err error) handle {
 	if err == nil {
 		return 0
@@ -175,8 +187,9 @@ func bytesAt(h handle, size uintptr) []byte {
 	return unsafe.Slice((*byte)(pointer(h)), size)
 }
 
-// AddExternalFiles gives the session the contents of external data files, by the names under which the model knows them, so that it opens none of
-// them. ORT reads them while a session is created, which must be before free is called.
+// AddExternalFiles gives the session the contents of external data files, by the names under which
+// the model knows them, so that it opens none of them. ORT reads them while a session is created,
+// which must be before free is called.
 func (o *SessionOptions) AddExternalFiles(files map[string][]byte) (free func(), err error) {
 	pins := &runtime.Pinner{}
 	var names []string
@@ -187,9 +200,11 @@ func (o *SessionOptions) AddExternalFiles(files map[string][]byte) (free func(),
 		if len(data) == 0 {
 			continue // nothing can stand in it
 		}
-		names, contents, sizes = append(names, name), append(contents, handle(pinned(pins, data))), append(sizes, int64(len(data)))
+		names, contents, sizes = append(names, name), append(contents, handle(pinned(pins, data))),
+			append(sizes, int64(len(data)))
 	}
-	if err := o.env.api.do(fnAddExternalFilesInMemory, o.ptr, names, contents, sizes, len(names)); err != nil {
+	if err := o.env.api.do(fnAddExternalFilesInMemory, o.ptr, names, contents, sizes,
+		len(names)); err != nil {
 		pins.Unpin()
 		return nil, err
 	}

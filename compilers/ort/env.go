@@ -32,10 +32,11 @@ var severities = []string{"verbose", "info", "warning", "error", "fatal"}
 
 const warningLevel, errorLevel = 2, 3
 
-// NewEnv creates the environment. Messages from level warning on go to log, one line each, and the text of errors also to failed, if that is not
-// nil; ORT calls from several threads at once.
+// NewEnv creates the environment. Messages from level warning on go to log, one line each, and the
+// text of errors also to failed, if that is not nil; ORT calls from several threads at once.
 func (a *API) NewEnv(log io.Writer, failed func(text string)) (*Env, error) {
-	callback := purego.NewCallback(func(_ uintptr, severity int32, category, _, where, message handle) uintptr {
+	callback := purego.NewCallback(func(_ uintptr, severity int32, category, _, where,
+		message handle) uintptr {
 		name := "?"
 		if severity >= 0 && int(severity) < len(severities) {
 			name = severities[severity]
@@ -47,7 +48,8 @@ func (a *API) NewEnv(log io.Writer, failed func(text string)) (*Env, error) {
 		return 0
 	})
 	e := &Env{api: a}
-	if err := a.do(fnCreateEnvWithCustomLogger, callback, nil, int32(warningLevel), "epcached", &e.ptr); err != nil {
+	if err := a.do(fnCreateEnvWithCustomLogger, callback, nil, int32(warningLevel), "epcached",
+		&e.ptr); err != nil {
 		return nil, err
 	}
 	if err := a.do(fnDisableTelemetryEvents, e.ptr); err != nil {
@@ -57,12 +59,14 @@ func (a *API) NewEnv(log io.Writer, failed func(text string)) (*Env, error) {
 	return e, nil
 }
 
-// Register loads an EP library under a name. QNN takes its EP name from it, so it must be the canonical one.
+// Register loads an EP library under a name. QNN takes its EP name from it, so it must be the
+// canonical one.
 func (e *Env) Register(name, path string) error {
 	return e.api.do(fnRegisterExecutionProviderLib, e.ptr, name, path)
 }
 
-// Unregister unloads the library that was registered under a name. Every session that uses it has to be released before.
+// Unregister unloads the library that was registered under a name. Every session that uses it has
+// to be released before.
 func (e *Env) Unregister(name string) error {
 	return e.api.do(fnUnregisterExecutionProvider, e.ptr, name)
 }
@@ -109,14 +113,17 @@ func (a *API) device(ptr handle) Device {
 	}
 }
 
-// Compatibility asks the devices' EP for its verdict on a compatibility string: OrtCompiledModelCompatibility.
+// Compatibility asks the devices' EP for its verdict on a compatibility string:
+// OrtCompiledModelCompatibility.
 func (e *Env) Compatibility(devices []Device, info string) (int, error) {
 	var verdict int32
-	err := e.api.do(fnGetModelCompatibilityForDevices, pointers(devices), len(devices), info, &verdict)
+	err := e.api.do(fnGetModelCompatibilityForDevices, pointers(devices), len(devices),
+		info, &verdict)
 	return int(verdict), err
 }
 
-// Release ends the environment. Only for processes that go on: at exit it is safer to leave it, for EP libraries may still have threads.
+// Release ends the environment. Only for processes that go on: at exit it is safer to leave it, for
+// EP libraries may still have threads.
 func (e *Env) Release() { e.api.raw(fnReleaseEnv, e.ptr) }
 
 func pointers(devices []Device) []handle {
@@ -149,7 +156,8 @@ func (o *SessionOptions) Append(devices []Device, options map[string]string) err
 	for _, k := range keys {
 		values = append(values, options[k])
 	}
-	return o.env.api.do(fnAppendExecutionProviderV2, o.ptr, o.env.ptr, pointers(devices), len(devices), keys, values, len(keys))
+	return o.env.api.do(fnAppendExecutionProviderV2, o.ptr, o.env.ptr, pointers(devices),
+		len(devices), keys, values, len(keys))
 }
 
 // Set adds a session config entry.
@@ -179,7 +187,8 @@ func (o *SessionOptions) SetGraphOptimization(name string) error {
 // Release ends the options; sessions made with them go on.
 func (o *SessionOptions) Release() { o.env.api.raw(fnReleaseSessionOptions, o.ptr) }
 
-// Level gives GraphOptimizationLevel's number for a name: disable_all, basic, extended, layout, all.
+// Level gives GraphOptimizationLevel's number for a name: disable_all, basic, extended, layout,
+// all.
 func Level(name string) (int32, error) {
 	levels := map[string]int32{"disable_all": 0, "basic": 1, "extended": 2, "layout": 3, "all": 99}
 	level, ok := levels[name]

@@ -87,7 +87,8 @@ func (c *callSequence) bytesOf(value handle) []byte {
 	return bytesAt(data, size)
 }
 
-// Run computes all outputs. Data of the inputs must not change meanwhile; the outputs' data is a copy.
+// Run computes all outputs. Data of the inputs must not change meanwhile; the outputs' data is a
+// copy.
 func (s *Session) Run(inputs []Tensor) ([]Tensor, error) {
 	api := s.env.api
 	var memory handle
@@ -96,7 +97,8 @@ func (s *Session) Run(inputs []Tensor) ([]Tensor, error) {
 		return nil, err
 	}
 	defer api.raw(fnReleaseMemoryInfo, memory)
-	// The tensors' memory is Go's, and ORT reads it after the call that hands it over: it stays pinned until the values are released.
+	// The tensors' memory is Go's, and ORT reads it after the call that hands it over: it stays
+	// pinned until the values are released.
 	var pins runtime.Pinner
 	defer pins.Unpin()
 	var names []string
@@ -106,7 +108,8 @@ func (s *Session) Run(inputs []Tensor) ([]Tensor, error) {
 			pins.Pin(&t.Data[0])
 		}
 		var value handle
-		if err := api.do(fnCreateTensorWithData, memory, t.Data, len(t.Data), t.Shape, len(t.Shape), t.Type, &value); err != nil {
+		if err := api.do(fnCreateTensorWithData, memory, t.Data, len(t.Data), t.Shape, len(t.Shape),
+			t.Type, &value); err != nil {
 			return nil, fmt.Errorf("input %q: %w", t.Name, err)
 		}
 		defer api.raw(fnReleaseValue, value)
@@ -117,7 +120,8 @@ func (s *Session) Run(inputs []Tensor) ([]Tensor, error) {
 		return nil, err
 	}
 	results := make([]handle, len(outputs))
-	if err := api.do(fnRun, s.ptr, nil, names, values, len(names), outputs, len(outputs), results); err != nil {
+	if err := api.do(fnRun, s.ptr, nil, names, values, len(names), outputs, len(outputs),
+		results); err != nil {
 		return nil, err
 	}
 	return api.takeOutputs(outputs, results)

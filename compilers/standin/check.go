@@ -13,9 +13,11 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// Check implements compilers.Compiler. A compiled graph fails, with ORT's code for an invalid graph, when the graph or its binary are not as written, or were
-// made by another major version or for other hardware.
-func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+// Check implements compilers.Compiler. A compiled graph fails, with ORT's code for an invalid
+// graph, when the graph or its binary are not as written, or were made by another major version or
+// for other hardware.
+func (c *Compiler) Check(ctx context.Context,
+	job compilers.CheckJob) (compilers.CheckResult, error) {
 	if err := await(ctx, job.Ready); err != nil {
 		return compilers.CheckResult{}, err
 	}
@@ -37,7 +39,8 @@ func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers
 			return *result, nil
 		}
 	}
-	result := compilers.CheckResult{Outcome: compilers.Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
+	result := compilers.CheckResult{Outcome: compilers.Passed,
+		GraphOptimizationLevel: job.GraphOptimizationLevel}
 	for i, graph := range append([]string{job.Graph}, job.Share...) {
 		if err = load(ctx, graph, sdk); err != nil {
 			result.Member = i

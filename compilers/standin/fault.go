@@ -50,11 +50,13 @@ func (c *Compiler) misbehave(ctx context.Context, job compilers.Job) error {
 	case Hang:
 		return c.hang(ctx)
 	case Crash:
-		return &compilers.ExitError{Compiler: EP, Signal: "segmentation fault", Name: "SIGSEGV", Code: -1, Stderr: "stand-in: signal 11\n"}
+		return &compilers.ExitError{Compiler: EP, Signal: "segmentation fault", Name: "SIGSEGV",
+			Code: -1, Stderr: "stand-in: signal 11\n"}
 	case Killed:
 		return &compilers.ExitError{Compiler: EP, Signal: "killed", Name: "SIGKILL", Code: -1}
 	case Refuse:
-		return &compilers.RefusedError{Doing: "compile", Code: 1, Text: "stand-in was told to refuse"}
+		return &compilers.RefusedError{Doing: "compile", Code: 1,
+			Text: "stand-in was told to refuse"}
 	case Garbage:
 		return os.WriteFile(graph, []byte(strings.Repeat("\xff\x00garbage", 100)), 0o600)
 	case Huge:
@@ -77,7 +79,8 @@ func (c *Compiler) misbehave(ctx context.Context, job compilers.Job) error {
 	return fmt.Errorf("stand-in: %w: there is no fault %q", compilers.ErrOption, fault)
 }
 
-// controlled tells whether it is compilers.Control that compiles: the smallest model, of which nothing can be wrong.
+// controlled tells whether it is compilers.Control that compiles: the smallest model, of which
+// nothing can be wrong.
 func controlled(job compilers.Job) bool { return filepath.Base(job.Model) == compilers.ProbeModel }
 
 func (c *Compiler) hang(ctx context.Context) error {
@@ -102,7 +105,8 @@ func sparse(path string, size int64) error {
 	return f.Close()
 }
 
-// rewrite replaces a text in a file by another of the same length, so that ONNX's lengths still hold.
+// rewrite replaces a text in a file by another of the same length, so that ONNX's lengths still
+// hold.
 func rewrite(path, from, to string) error {
 	b, err := os.ReadFile(path)
 	if err != nil {

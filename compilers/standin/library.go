@@ -37,8 +37,9 @@ type SDK struct {
 	Hardware string // e.g. "sim-1"
 }
 
-// Library writes, or replaces by rename, a runtime in dir: a libonnxruntime that is none, of the given version, and the EP library. Both are
-// regular files of a few bytes. It returns what compilers.Find returns for dir.
+// Library writes, or replaces by rename, a runtime in dir: a libonnxruntime that is none, of the
+// given version, and the EP library. Both are regular files of a few bytes. It returns what
+// compilers.Find returns for dir.
 func Library(dir, ort string, sdk SDK) (compilers.Runtime, error) {
 	if err := addEP(); err != nil {
 		return compilers.Runtime{}, err
@@ -74,11 +75,13 @@ func sdkOf(r compilers.Runtime, ep compilers.EP) (SDK, error) {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return SDK{}, &compilers.RefusedError{Doing: "register " + ep.Name, Code: 1, Text: err.Error()}
+		return SDK{}, &compilers.RefusedError{Doing: "register " + ep.Name, Code: 1,
+			Text: err.Error()}
 	}
 	lines := strings.Split(string(text), "\n")
 	if len(lines) < 3 || lines[0] != "stand-in" {
-		return SDK{}, &compilers.RefusedError{Doing: "register " + ep.Name, Code: 1, Text: path + " is not a stand-in library"}
+		return SDK{}, &compilers.RefusedError{Doing: "register " + ep.Name, Code: 1,
+			Text: path + " is not a stand-in library"}
 	}
 	sdk := SDK{Version: lines[1], Hardware: lines[2]}
 	if hw := ep.Options["hardware"]; hw != "" {
@@ -90,8 +93,8 @@ func sdkOf(r compilers.Runtime, ep compilers.EP) (SDK, error) {
 // compatibility is the string that artefacts carry.
 func (s SDK) compatibility() string { return "standin:" + s.Version + ":" + s.Hardware }
 
-// verdict judges another's string as an EP would: the same is optimal, another minor version loads but should be made again, and other
-// hardware or another major version does not load.
+// verdict judges another's string as an EP would: the same is optimal, another minor version loads
+// but should be made again, and other hardware or another major version does not load.
 func (s SDK) verdict(info string) compilers.Verdict {
 	parts := strings.SplitN(info, ":", 3)
 	if len(parts) != 3 || parts[0] != "standin" {

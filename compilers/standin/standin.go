@@ -28,7 +28,8 @@ var addEP = sync.OnceValue(func() error { return compilers.AddEPs([]byte(Table))
 type Compiler struct {
 	// Fault is the misbehaviour of every job that names none in its option "fault".
 	Fault Fault
-	// Broken is a machine on which also the smallest model fails, in the way of Fault. Without it faults are those of models.
+	// Broken is a machine on which also the smallest model fails, in the way of Fault. Without it
+	// faults are those of models.
 	Broken bool
 	// Delay is how long each compile takes. Cancelling ends it at once.
 	Delay time.Duration
@@ -38,14 +39,16 @@ type Compiler struct {
 	CompileSeconds float64
 	// LoadCPU and AgainstCPU are the processor seconds that checks with CheckJob.Against report.
 	LoadCPU, AgainstCPU float64
-	// CheckFault, where it gives a result, is the result of a Check: a machine on which nothing loads, or a device that is not there.
+	// CheckFault, where it gives a result, is the result of a Check: a machine on which nothing
+	// loads, or a device that is not there.
 	CheckFault func(compilers.CheckJob) *compilers.CheckResult
 	// Comparison, where there is one, is what every comparison with a source model finds.
 	Comparison func(compilers.VerifyJob) compilers.VerifyResult
 	// Limits bound the output, as for the real compiler.
 	Limits compilers.Limits
 
-	// Calls that were made so far, for tests that count. Controls are compiles of the smallest model, which Compiles leaves out.
+	// Calls that were made so far, for tests that count. Controls are compiles of the smallest
+	// model, which Compiles leaves out.
 	Compiles, Controls, Checks, LoadComparisons, Probes, Fingerprints, Verdicts atomic.Int64
 	// Comparisons counts those of outputs.
 	Comparisons atomic.Int64
@@ -87,11 +90,13 @@ func (c *Compiler) Probe(ctx context.Context, r compilers.Runtime) (compilers.Fa
 }
 
 func device(sdk SDK) compilers.DeviceFacts {
-	return compilers.DeviceFacts{Type: "CPU", VendorID: 0x1234, Vendor: "stand-in", DeviceID: 1, EPMetadata: map[string]string{"version": sdk.Version}}
+	return compilers.DeviceFacts{Type: "CPU", VendorID: 0x1234, Vendor: "stand-in", DeviceID: 1,
+		EPMetadata: map[string]string{"version": sdk.Version}}
 }
 
 // Fingerprint implements compilers.Compiler.
-func (c *Compiler) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, _ *compilers.Job) ([]compilers.Fingerprint, error) {
+func (c *Compiler) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
+	_ *compilers.Job) ([]compilers.Fingerprint, error) {
 	c.Fingerprints.Add(1)
 	var prints []compilers.Fingerprint
 	for _, ep := range eps {
@@ -103,14 +108,16 @@ func (c *Compiler) Fingerprint(ctx context.Context, r compilers.Runtime, eps []c
 			return nil, err
 		}
 		d := device(sdk)
-		prints = append(prints, compilers.Fingerprint{SDKVersion: sdk.Version, HardwareArchitecture: sdk.Hardware, CompatibilityString: sdk.compatibility(),
+		prints = append(prints, compilers.Fingerprint{SDKVersion: sdk.Version,
+			HardwareArchitecture: sdk.Hardware, CompatibilityString: sdk.compatibility(),
 			EPVersion: sdk.Version, Device: d, Devices: []compilers.DeviceFacts{d}})
 	}
 	return prints, nil
 }
 
 // Compatibility implements compilers.Compiler.
-func (c *Compiler) Compatibility(ctx context.Context, r compilers.Runtime, ep compilers.EP, infos []string) ([]compilers.Verdict, error) {
+func (c *Compiler) Compatibility(ctx context.Context, r compilers.Runtime, ep compilers.EP,
+	infos []string) ([]compilers.Verdict, error) {
 	c.Verdicts.Add(1)
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -132,7 +139,8 @@ func (c *Compiler) AcceptsOpenModel(job compilers.Job) bool {
 }
 
 // Compile implements compilers.Compiler.
-func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (c *Compiler) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	if err := await(ctx, job.Ready); err != nil {
 		return compilers.Result{}, fmt.Errorf("compile %q: %w", job.Model, err)
 	}
@@ -181,8 +189,12 @@ func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func
 		}
 		return compilers.Result{}, err
 	}
-	return compilers.Result{Graph: job.Output, Graphs: graphs, Files: files, Seconds: cmp.Or(c.CompileSeconds, time.Since(start).Seconds()), ORTVersion: job.Runtime.ORTVersion, Route: route(job),
-		CPUSeconds: c.CPUSeconds, EPs: []compilers.EPUsed{{Name: EP, Version: sdk.Version, Devices: []compilers.DeviceFacts{device(sdk)}}}}, nil
+	return compilers.Result{Graph: job.Output, Graphs: graphs, Files: files,
+		Seconds:    cmp.Or(c.CompileSeconds, time.Since(start).Seconds()),
+		ORTVersion: job.Runtime.ORTVersion, Route: route(job),
+		CPUSeconds: c.CPUSeconds,
+		EPs: []compilers.EPUsed{{Name: EP, Version: sdk.Version,
+			Devices: []compilers.DeviceFacts{device(sdk)}}}}, nil
 }
 
 // source is a model to compile.
@@ -233,16 +245,19 @@ func route(job compilers.Job) string {
 	return compilers.RouteCompileAPI
 }
 
-// write makes the artefact: for each model a graph with one EPContext node, and the context binary that they share beside, or inside, them.
+// write makes the artefact: for each model a graph with one EPContext node, and the context binary
+// that they share beside, or inside, them.
 func write(job compilers.Job, sdk SDK, models []source) error {
 	context := binary(job, sdk, models)
 	if !job.Embed {
-		if err := os.WriteFile(filepath.Join(job.Dir, binaryName(job)), context, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(job.Dir, binaryName(job)), context,
+			0o600); err != nil {
 			return err
 		}
 	}
 	for i, output := range job.Outputs() {
-		if err := writeGraph(job, filepath.Join(job.Dir, output), sdk, context, models[i].Model); err != nil {
+		if err := writeGraph(job, filepath.Join(job.Dir, output), sdk, context,
+			models[i].Model); err != nil {
 			return err
 		}
 	}
@@ -250,18 +265,24 @@ func write(job compilers.Job, sdk SDK, models []source) error {
 }
 
 // binaryName is that of the first graph.
-func binaryName(job compilers.Job) string { return strings.TrimSuffix(job.Output, ".onnx") + ".bin" }
+func binaryName(job compilers.Job) string {
+	return strings.TrimSuffix(job.Output, ".onnx") + ".bin"
+}
 
-func writeGraph(job compilers.Job, path string, sdk SDK, context []byte, source *epmodel.Model) error {
-	attributes := map[string]any{"main_context": int64(1), "embed_mode": int64(1), "ep_cache_context": context, "source": EP,
-		"ep_sdk_version": sdk.Version, "hardware_architecture": sdk.Hardware, "partition_name": EP + "_0"}
+func writeGraph(job compilers.Job, path string, sdk SDK, context []byte,
+	source *epmodel.Model) error {
+	attributes := map[string]any{"main_context": int64(1), "embed_mode": int64(1),
+		"ep_cache_context": context, "source": EP,
+		"ep_sdk_version": sdk.Version, "hardware_architecture": sdk.Hardware,
+		"partition_name": EP + "_0"}
 	if !job.Embed {
 		attributes["embed_mode"], attributes["ep_cache_context"] = int64(0), binaryName(job)
 	}
 	graph := tinymodel.Model{
 		IRVersion: 9, Opsets: map[string]int64{"": 17, "com.microsoft": 1}, Graph: source.GraphName,
 		Metadata: map[string]string{"ep_compatibility_info." + EP: sdk.compatibility()},
-		Nodes:    []tinymodel.Node{{Name: EP + "_0", Op: "EPContext", Domain: "com.microsoft", Attributes: attributes}},
+		Nodes: []tinymodel.Node{{Name: EP + "_0", Op: "EPContext", Domain: "com.microsoft",
+			Attributes: attributes}},
 	}
 	for _, v := range source.Inputs {
 		graph.Inputs = append(graph.Inputs, value(v))
@@ -286,7 +307,8 @@ func value(v epmodel.Value) tinymodel.Value {
 	return out
 }
 
-// binary is the context: a header that Check can verify, everything of the request that a compiler's output depends on, and the models' bytes.
+// binary is the context: a header that Check can verify, everything of the request that a
+// compiler's output depends on, and the models' bytes.
 func binary(job compilers.Job, sdk SDK, models []source) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", sdk.compatibility())

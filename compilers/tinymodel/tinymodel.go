@@ -1,5 +1,6 @@
-// Package tinymodel writes small ONNX models: those that a fingerprint is taken with, the graphs of the stand-in compiler, and
-// models for tests. It knows no more of ONNX than these need, and checks nothing: what it writes is what it was told.
+// Package tinymodel writes small ONNX models: those that a fingerprint is taken with, the graphs of
+// the stand-in compiler, and models for tests. It knows no more of ONNX than these need, and checks
+// nothing: what it writes is what it was told.
 package tinymodel
 
 import (
@@ -46,9 +47,10 @@ type Node struct {
 
 // Value is a graph's input or output.
 type Value struct {
-	Name  string
-	Type  int32
-	Shape []any // int64 or int: fixed; string: a free dimension's name; Meaning: its denotation, and no name
+	Name string
+	Type int32
+	// int64 or int: fixed; string: a free dimension's name; Meaning: its denotation, and no name
+	Shape []any
 }
 
 // Meaning is the denotation of a dimension, such as "DATA_BATCH".
@@ -133,7 +135,8 @@ func attribute(name string, value any) []byte {
 		return appendInt(appendBytes(b, 6, v.graph()), 20, 5)
 	case []float32:
 		for _, f := range v {
-			b = protowire.AppendFixed32(protowire.AppendTag(b, 7, protowire.Fixed32Type), math.Float32bits(f))
+			b = protowire.AppendFixed32(protowire.AppendTag(b, 7, protowire.Fixed32Type),
+				math.Float32bits(f))
 		}
 		return appendInt(b, 20, 6)
 	}
@@ -168,7 +171,8 @@ func (t Tensor) encode() []byte {
 	if t.Location == "" {
 		return appendBytes(b, 9, t.Raw)
 	}
-	for _, pair := range [][2]string{{"location", t.Location}, {"offset", t.Offset}, {"length", t.Length}} {
+	for _, pair := range [][2]string{{"location", t.Location}, {"offset", t.Offset},
+		{"length", t.Length}} {
 		if pair[1] != "" {
 			b = appendBytes(b, 13, appendText(appendText(nil, 1, pair[0]), 2, pair[1]))
 		}

@@ -1,11 +1,14 @@
 // Package workerproto holds the messages between epcached and its worker process, epcached-ort.
 //
-// The worker reads one [Request] from descriptor 3, and where that says so waits there for its model, or for the request proper, and writes [Event] records to descriptor 4, each as one line of JSON. Standard output and
-// standard error belong to the vendor's code. The last event carries a Result or a Refusal; a worker that ends without one has crashed, whatever
-// its exit status says. Both ends bound what they read: a request by [MaxRequest], an event by [MaxEvent], the whole dialogue by [MaxEvents].
+// The worker reads one [Request] from descriptor 3, and where that says so waits there for its
+// model, or for the request proper, and writes [Event] records to descriptor 4, each as one line of
+// JSON. Standard output and standard error belong to the vendor's code. The last event carries a
+// Result or a Refusal; a worker that ends without one has crashed, whatever its exit status says.
+// Both ends bound what they read: a request by [MaxRequest], an event by [MaxEvent], the whole
+// dialogue by [MaxEvents].
 //
-// Both programs are built from the same tree and installed together, so the messages carry one version number and no history: a worker of
-// another version refuses.
+// Both programs are built from the same tree and installed together, so the messages carry one
+// version number and no history: a worker of another version refuses.
 package workerproto
 
 import (
@@ -25,20 +28,22 @@ import (
 // Version must be equal on both ends.
 const Version = 5
 
-// The worker's exit statuses. They are unlike those of the Go runtime (2) and of shells (126 and above), so that a crash in vendor code is never
-// mistaken for an answer.
+// The worker's exit statuses. They are unlike those of the Go runtime (2) and of shells (126 and
+// above), so that a crash in vendor code is never mistaken for an answer.
 const (
 	ExitDone     = 0
 	ExitRefused  = 60 // a Refusal was written
 	ExitProtocol = 61 // the request could not be read, or the answer not be written
 	ExitSetup    = 62 // the worker's own process could not be prepared
 
-	// ExitSignal and above: a signal ended the worker, and its number is added. The process that looks after a worker cannot end as the worker did.
+	// ExitSignal and above: a signal ended the worker, and its number is added. The process that
+	// looks after a worker cannot end as the worker did.
 	ExitSignal = 128
 )
 
-// Where a worker finds a model that it is given as an open file: a link at the model's path leads to ModelLink. The descriptor stays open in
-// programs that the worker starts, so that they find it there too.
+// Where a worker finds a model that it is given as an open file: a link at the model's path leads
+// to ModelLink. The descriptor stays open in programs that the worker starts, so that they find it
+// there too.
 const (
 	ModelFD   = 5
 	ModelLink = "/proc/self/fd/5"
@@ -88,36 +93,44 @@ type Request struct {
 	ORTLibrary string
 	EPs        []EP
 
-	Model   string   // Compile: source model. Load, Compare: the graph
-	Output  string   // Compile: graph to write
-	Route   string   // Compile: "compile_api" or "session_options"
-	Embed   bool     // Compile
-	Keep    Keep     // Compile
-	Options Session  // Compile, Load, Compare
-	Share   []Member // Compile, Load: further models, in order, in the same process. Compile: all share one context binary
+	Model   string  // Compile: source model. Load, Compare: the graph
+	Output  string  // Compile: graph to write
+	Route   string  // Compile: "compile_api" or "session_options"
+	Embed   bool    // Compile
+	Keep    Keep    // Compile
+	Options Session // Compile, Load, Compare
+	// Compile, Load: further models, in order, in the same process. Compile: all share one context
+	// binary
+	Share []Member
 	// Load: the model that Model was compiled from, loaded after it to compare both; "": none
 	Against string
 	Infos   []string // Compatibility: the strings to judge
 
 	Most float64 // Compare: by which a value may differ; the source model is the only one of Share
 
-	Zeros  int64 // Load: size of free dimensions with which it is then run on zeros; 0: it is not
-	Waits  bool  // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
-	Beside bool  // Load: the EPs are registered before that: none of them keeps a device for itself
+	Zeros int64 // Load: size of free dimensions with which it is then run on zeros; 0: it is not
+	// Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
+	Waits  bool
+	Beside bool // Load: the EPs are registered before that: none of them keeps a device for itself
 
 	Args []string // Command: the program, an absolute path, and its arguments
-	Tell bool     // Command: the beginning of what it prints to standard output is wanted; else that goes where its errors go, in the order of both
+	// Command: the beginning of what it prints to standard output is wanted; else that goes where
+	// its errors go, in the order of both
+	Tell bool
 
 	// Not sent. Fill gives Args once it is known at which path the worker finds the model.
 	Fill func(model string) []string `json:"-"`
 	Read []string                    `json:"-"` // directories and files that the worker may read
 
-	// Not sent. ModelFile is the open file that the worker gets as ModelFD; nil: there is a file at Model.
+	// Not sent. ModelFile is the open file that the worker gets as ModelFD; nil: there is a file at
+	// Model.
 	ModelFile *os.File `json:"-"`
 
 	AnyCall bool `json:"-"` // not sent: it may make calls that are not known, too
 
-	Readable []string `json:"-"` // not sent: files whose directories the worker may read, besides those of the libraries and the model
+	// not sent: files whose directories the worker may read, besides those of the libraries and the
+	// model
+	Readable []string `json:"-"`
 }
 
 // Member is a further model of a request, beside Model and Output.
@@ -126,7 +139,8 @@ type Member struct {
 	Output string // Compile
 }
 
-// Keep says where initializers go that stay outside of contexts. Without any of it they go into the graph.
+// Keep says where initializers go that stay outside of contexts. Without any of it they go into the
+// graph.
 type Keep struct {
 	File      string // base name of the file that gets them
 	Threshold int64  // bytes; smaller ones go into the graph all the same
@@ -135,9 +149,11 @@ type Keep struct {
 
 // EP is an EP of a request.
 type EP struct {
-	Name    string            // canonical name, e.g. "QNNExecutionProvider"; the library is registered under it
-	Library string            // absolute path of the plugin library
-	Devices []DeviceSelector  // which devices to use; empty: every device that the EP lists under exactly this name
+	// canonical name, e.g. "QNNExecutionProvider"; the library is registered under it
+	Name    string
+	Library string // absolute path of the plugin library
+	// which devices to use; empty: every device that the EP lists under exactly this name
+	Devices []DeviceSelector
 	Options map[string]string // provider options
 }
 
@@ -149,14 +165,18 @@ type Session struct {
 	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
 }
 
-// Event is one record from the worker: exactly one field is set, but for those that go with another.
+// Event is one record from the worker: exactly one field is set, but for those that go with
+// another.
 type Event struct {
-	Phase   string     `json:",omitempty"`
-	Member  int        `json:",omitempty"` // with Phase: which of Model and Share it is about, from 1
-	EPs     []EPResult `json:",omitempty"` // what was registered and chosen, before it is used: known even if the use crashes
-	Memory  int64      `json:",omitempty"` // with EPs: bytes, resident, that the worker took until then
-	Result  *Result    `json:",omitempty"`
-	Refusal *Refusal   `json:",omitempty"`
+	Phase string `json:",omitempty"`
+	// with Phase: which of Model and Share it is about, from 1
+	Member int `json:",omitempty"`
+	// what was registered and chosen, before it is used: known even if the use crashes
+	EPs []EPResult `json:",omitempty"`
+	// with EPs: bytes, resident, that the worker took until then
+	Memory  int64    `json:",omitempty"`
+	Result  *Result  `json:",omitempty"`
+	Refusal *Refusal `json:",omitempty"`
 }
 
 // Result ends a request that was done.
@@ -171,9 +191,11 @@ type Result struct {
 	PeakMemory int64     // bytes, resident, of the worker so far
 	Confined   *Confined `json:",omitempty"` // Try
 	Compared   *Compared `json:",omitempty"` // Compare
-	Errors     []string  `json:",omitempty"` // what ONNX Runtime logged as errors: the first ones, each once
-	Printed    string    `json:",omitempty"` // Command: the beginning of what it printed to standard output
-	NotRun     string    `json:",omitempty"` // Load with Zeros: why there is no such input
+	// what ONNX Runtime logged as errors: the first ones, each once
+	Errors []string `json:",omitempty"`
+	// Command: the beginning of what it printed to standard output
+	Printed string `json:",omitempty"`
+	NotRun  string `json:",omitempty"` // Load with Zeros: why there is no such input
 }
 
 // Compared is what a comparison found.
@@ -187,10 +209,11 @@ type Compared struct {
 type EPResult struct {
 	Name    string
 	Library string
-	Version string        // the EP's own metadata, "version"; not always telling
-	Devices []DeviceFacts // Probe: all that the library lists under Name; else those that were chosen
-	Error   string        // Probe: why it could not be registered
-	Err     error         `json:"-"` // how the worker ended that has no answer; its text is Error
+	Version string // the EP's own metadata, "version"; not always telling
+	// Probe: all that the library lists under Name; else those that were chosen
+	Devices []DeviceFacts
+	Error   string // Probe: why it could not be registered
+	Err     error  `json:"-"` // how the worker ended that has no answer; its text is Error
 }
 
 // Refusal ends a request that ORT, the EP or the worker itself turned down.
@@ -210,8 +233,9 @@ type DeviceFacts struct {
 	DeviceMetadata map[string]string
 }
 
-// Preparation is the worker's only argument after "prepare": the limits that it puts on itself before it starts again as "work". They cannot be
-// set from outside between fork and exec without cgo, and a stack limit takes effect only in a new program. Zero leaves a limit as it is.
+// Preparation is the worker's only argument after "prepare": the limits that it puts on itself
+// before it starts again as "work". They cannot be set from outside between fork and exec without
+// cgo, and a stack limit takes effect only in a new program. Zero leaves a limit as it is.
 type Preparation struct {
 	Data      uint64 // bytes of private writable memory
 	FileSize  uint64 // bytes of each file
@@ -220,16 +244,18 @@ type Preparation struct {
 	CPU       uint64 // seconds of processor time of each process
 	Processes uint64 // processes and threads of the user: only for a user that has no others
 	Nice      int
-	Idle      bool // disk and, where sessions share the processor, session: at the lowest priority too
+	// disk and, where sessions share the processor, session: at the lowest priority too
+	Idle bool
 
-	Group   bool         // its group reads, writes and removes what it makes
-	Model   bool         // descriptor 5 is a model that the worker may read, and gets as ModelFD
-	First   bool         // it is the first process of a pid namespace, and what it leaves ends with it
+	Group bool // its group reads, writes and removes what it makes
+	Model bool // descriptor 5 is a model that the worker may read, and gets as ModelFD
+	// it is the first process of a pid namespace, and what it leaves ends with it
+	First   bool
 	Confine *Confinement // nil: it may do what its user may
 }
 
-// Messages from the daemon to an instance of the workers' unit. Handle brings the descriptors of the
-// worker from 2 on, and precedes its Launch. The end of the connection ends the worker.
+// Messages from the daemon to an instance of the workers' unit. Handle brings the descriptors of
+// the worker from 2 on, and precedes its Launch. The end of the connection ends the worker.
 const (
 	Handle = 'h'
 	Raise  = 'r' // gives the worker the usual priority
@@ -237,9 +263,10 @@ const (
 
 // Launch is what an instance of the workers' unit starts.
 type Launch struct {
-	Dir     string // working directory, in the job's directory
-	Env     []string
-	Prepare string // the Preparation, as JSON; "": only what workers left there is opened to the group
+	Dir string // working directory, in the job's directory
+	Env []string
+	// the Preparation, as JSON; "": only what workers left there is opened to the group
+	Prepare string
 }
 
 // ExitReport is the last that an instance says.
@@ -324,7 +351,8 @@ func (s DeviceSelector) Listed(devices []DeviceFacts) string {
 	}
 	var list []string
 	for _, d := range devices {
-		more := []string{fmt.Sprintf("vendor %#x", d.VendorID), fmt.Sprintf("device %#x", d.DeviceID)}
+		more := []string{fmt.Sprintf("vendor %#x", d.VendorID),
+			fmt.Sprintf("device %#x", d.DeviceID)}
 		if d.Vendor != "" {
 			more[0] += " " + d.Vendor
 		}
@@ -378,7 +406,8 @@ type goMessage struct{ Go bool }
 // WriteGo tells a worker that waits that the model is there.
 func WriteGo(w io.Writer) error { return writeLine(w, goMessage{true}, MaxRequest) }
 
-// ReadGo waits for WriteGo. io.ErrUnexpectedEOF means that the caller gave up. The reader has to be that of ReadRequest.
+// ReadGo waits for WriteGo. io.ErrUnexpectedEOF means that the caller gave up. The reader has to be
+// that of ReadRequest.
 func ReadGo(r *bufio.Reader) error {
 	line, err := readLine(r, MaxRequest)
 	if err != nil {
@@ -406,8 +435,8 @@ func Receive(r *bufio.Reader, v any) error {
 // WriteEvent sends one event.
 func WriteEvent(w io.Writer, e Event) error { return writeLine(w, e, MaxEvent) }
 
-// ReadEvents reads events until one ends the request, and returns that one; those before it go to each as they come. io.ErrUnexpectedEOF means that
-// the worker ended before it had an answer.
+// ReadEvents reads events until one ends the request, and returns that one; those before it go to
+// each as they come. io.ErrUnexpectedEOF means that the worker ended before it had an answer.
 func ReadEvents(r io.Reader, each func(Event)) (Event, error) {
 	lines := bufio.NewReader(r)
 	for range MaxEvents {
@@ -456,7 +485,8 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 		case errors.Is(err, bufio.ErrBufferFull):
 			continue
 		case errors.Is(err, io.EOF):
-			return nil, io.ErrUnexpectedEOF // messages end with a line feed: a shorter one was cut off
+			// messages end with a line feed: a shorter one was cut off
+			return nil, io.ErrUnexpectedEOF
 		default:
 			return nil, err
 		}

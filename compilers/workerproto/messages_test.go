@@ -79,7 +79,8 @@ func TestEventsEndWithTheAnswer(t *testing.T) {
 }
 
 func TestEndWithoutAnAnswer(t *testing.T) {
-	_, err := workerproto.ReadEvents(strings.NewReader(`{"Phase":"a"}`+"\n"), func(workerproto.Event) {})
+	_, err := workerproto.ReadEvents(strings.NewReader(`{"Phase":"a"}`+"\n"),
+		func(workerproto.Event) {})
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 }
 

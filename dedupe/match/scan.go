@@ -185,7 +185,8 @@ func pairsPortable(at []int32, b []byte, base int32, words int) int {
 	count := 0
 	for w := range 8 * words {
 		s := b[8*w : 8*w+9 : 8*w+9]
-		x := (binary.LittleEndian.Uint64(s)^binary.LittleEndian.Uint64(s[1:]))&(pairMask*ones) ^ pairDiffers*ones
+		x := (binary.LittleEndian.Uint64(s)^binary.LittleEndian.Uint64(s[1:]))&(pairMask*ones) ^
+			pairDiffers*ones
 		// A bit in each byte that is 0; none of the sums is carried.
 		for hits := ^(x + pairMask*ones) & (0x40 * ones); hits != 0; hits &= hits - 1 {
 			at[count] = base + int32(8*w+bits.TrailingZeros64(hits)/8)
@@ -238,7 +239,8 @@ func keyOf(b []byte) uint64 {
 	b = b[:windowSize:windowSize]
 	var h uint64
 	for i := 0; i < windowSize; i += 16 {
-		hi, lo := bits.Mul64(binary.LittleEndian.Uint64(b[i:])^h^0xA0761D6478BD642F, binary.LittleEndian.Uint64(b[i+8:])^0xE7037ED1A0B428DB)
+		hi, lo := bits.Mul64(binary.LittleEndian.Uint64(b[i:])^h^0xA0761D6478BD642F,
+			binary.LittleEndian.Uint64(b[i+8:])^0xE7037ED1A0B428DB)
 		h = hi ^ lo + h
 	}
 	hi, lo := bits.Mul64(h^0x8EBC6AF09C88C6E3, 0x589965CC75374CC3)

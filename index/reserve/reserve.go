@@ -1,5 +1,5 @@
-// Package reserve keeps some blocks of the file system for the time when it is full: for what must not fail
-// then. A Reserve may be used by any number of goroutines.
+// Package reserve keeps some blocks of the file system for the time when it is full: for what must
+// not fail then. A Reserve may be used by any number of goroutines.
 package reserve
 
 import (
@@ -23,8 +23,8 @@ const Piece = Bytes / 4
 // Without it nothing could be removed there: a tombstone has to be durable before
 // its build goes, and the database writes new pages before it frees old ones.
 //
-// Its size alone says how much is left, so it needs no sync: after a crash it exists, is shorter, or
-// is missing, and is made again then.
+// Its size alone says how much is left, so it needs no sync: after a crash it exists, is shorter,
+// or is missing, and is made again then.
 type Reserve struct {
 	fs   cas.FS
 	path string
@@ -38,8 +38,8 @@ func New(fsys cas.FS, dir string) *Reserve {
 	return &Reserve{fs: fsys, path: filepath.Join(dir, "reserve")}
 }
 
-// Use calls fn, and again for each piece of the reserve that it needs on a full disk. fn must bear to
-// run again after such an error.
+// Use calls fn, and again for each piece of the reserve that it needs on a full disk. fn must bear
+// to run again after such an error.
 func (r *Reserve) Use(fn func() error) error { return r.use(0, fn) }
 
 // UseSome is Use that leaves the last piece for removals.
@@ -68,7 +68,8 @@ func (r *Reserve) freeBlocks(least int64) bool {
 	}
 	err = r.fs.Truncate(f, max(0, size-Piece))
 	if err == nil {
-		err = r.fs.Sync(f) // some file systems give blocks out again only when it is durable that they were freed
+		// some file systems give blocks out again only when it is durable that they were freed
+		err = r.fs.Sync(f)
 	}
 	return errors.Join(err, f.Close()) == nil
 }
@@ -94,8 +95,8 @@ func (r *Reserve) DropHollow() error {
 	return r.fs.Remove(r.path)
 }
 
-// Replenish makes the reserve whole where free bytes of the disk are enough for that and as much again.
-// After an error the next one tries again, and gives no error for the same.
+// Replenish makes the reserve whole where free bytes of the disk are enough for that and as much
+// again. After an error the next one tries again, and gives no error for the same.
 func (r *Reserve) Replenish(free int64) error {
 	if free < 2*Bytes {
 		return nil

@@ -1,9 +1,9 @@
-// Package apierr has the errors that clients get: a class that says what they can do, a text, a hint,
-// and facts for programs.
+// Package apierr has the errors that clients get: a class that says what they can do, a text, a
+// hint, and facts for programs.
 //
-// An *Error is made where the object and the cause are known, and names each once. Class, text, hint
-// and facts cross the socket; the wrapped cause, for errors.Is and errors.As, does not. Errors without
-// a class are Internal. Start with New.
+// An *Error is made where the object and the cause are known, and names each once. Class, text,
+// hint and facts cross the socket; the wrapped cause, for errors.Is and errors.As, does not. Errors
+// without a class are Internal. Start with New.
 package apierr
 
 import (
@@ -45,7 +45,8 @@ func (e *Error) Error() string { return e.Text }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// New returns an error with the formatted text, followed by the text of the cause, which may be nil.
+// New returns an error with the formatted text, followed by the text of the cause, which may be
+// nil.
 func New(class Class, cause error, format string, args ...any) *Error {
 	e := &Error{Class: class, Text: fmt.Sprintf(format, args...), Err: cause}
 	if cause != nil {

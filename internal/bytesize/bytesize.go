@@ -1,4 +1,5 @@
-// Package bytesize reads and writes numbers of bytes as people do: "500MiB", "1.5 GiB". Programs pass on the number itself.
+// Package bytesize reads and writes numbers of bytes as people do: "500MiB", "1.5 GiB". Programs
+// pass on the number itself.
 package bytesize
 
 import (
@@ -22,7 +23,8 @@ func Text(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
 }
 
-// Parse reads a number of bytes, or one with KiB, MiB and so on to EiB behind it; ok is false where it is none, or more than fits.
+// Parse reads a number of bytes, or one with KiB, MiB and so on to EiB behind it; ok is false where
+// it is none, or more than fits.
 func Parse(text string) (n int64, ok bool) {
 	digits, unit := text, 1.0
 	for i := range len(units) {

@@ -468,7 +468,8 @@ func TestSampleFile(t *testing.T) {
 	s.File, s.fields, d.fields = "", nil, nil
 	for _, lists := range []*Settings{s, d} {
 		// empty, and not there at all
-		lists.AllowOptions, lists.TrustedReporters, lists.Publishers, lists.Trust = nil, nil, nil, nil
+		lists.AllowOptions, lists.TrustedReporters, lists.Publishers, lists.Trust = nil,
+			nil, nil, nil
 		lists.Sandbox.Read, lists.Sandbox.Write = nil, nil
 	}
 	require.Equal(t, d, s)
@@ -496,10 +497,12 @@ func TestLayersAreTrustedByOwnerOrKeys(t *testing.T) {
 		return Load(file)
 	}
 	s, err := load("[[layer]]\npath = \"/a\"\n[[layer]]\npath = \"b\"\ntrust = \"owner\"\n" +
-		"[[layer]]\npath = \"/c\"\ntrust = \"ci.pub\"\n[[layer]]\npath = \"/d\"\ntrust = [\"/x.pub\", \"y.pub\"]\n")
+		"[[layer]]\npath = \"/c\"\ntrust = \"ci.pub\"\n[[layer]]\npath = \"/d\"\ntrust = " +
+		"[\"/x.pub\", \"y.pub\"]\n")
 	require.NoError(t, err)
 	require.Equal(t, []Layer{{Path: "/a"}, {Path: filepath.Join(dir, "b")},
-		{"/c", LayerTrust{filepath.Join(dir, "ci.pub")}}, {"/d", LayerTrust{"/x.pub", filepath.Join(dir, "y.pub")}}}, s.Layers)
+		{"/c", LayerTrust{filepath.Join(dir, "ci.pub")}},
+		{"/d", LayerTrust{"/x.pub", filepath.Join(dir, "y.pub")}}}, s.Layers)
 	for text, want := range map[string]string{
 		"[[layer]]\ntrust = \"owner\"\n":             "no layer named",
 		"[[layer]]\npath = \"/a\"\ntrust = []\n":     "must be \"owner\", or files",
@@ -518,7 +521,7 @@ func TestRemotesAreChecked(t *testing.T) {
 		"[remote.a]\ntrust = [\"k\"]\n":                                         "no url given",
 		"[remote.a]\nurl = \"ftp://x\"\ntrust = [\"k\"]\n":                      "not of s3://",
 		"[remote.a]\nurl = \"https://u:p@x\"\ntrust = [\"k\"]\n":                "credentials",
-		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\npublish = \"all\"\n": "must be one of never, shared",
+		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\npublish = \"all\"\n": "one of never, shared",
 		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\nlosses = 3\n":        "unknown field",
 		"[remote.\"a b\"]\nurl = \"file:///x\"\ntrust = [\"k\"]\n":              "name",
 	} {

@@ -15,14 +15,16 @@ import (
 var emptyDefaults = map[string]string{
 	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own",
 	"worker_socket": "workers are the daemon's children", "jobs": "one for each processor",
-	"jobs_memory_bytes": "half of the machine's memory", "memory_bytes": "three quarters of the machine's memory",
-	"max_age": "no limit", "unpacked_dir": "in the state directory", "window": "always",
+	"jobs_memory_bytes": "half of the machine's memory",
+	"memory_bytes":      "three quarters of the machine's memory",
+	"max_age":           "no limit", "unpacked_dir": "in the state directory", "window": "always",
 	"remote_socket": "epcached-remote is the daemon's child", "rate": "no limit",
 	"signing_key": "the credential signing-key of the unit, if there is one",
 	"idle_exit":   "never, or 15m for a daemon started by a client",
 }
 
-// Print writes the settings in force as a file that would make them, with a comment behind each value that says where it is from.
+// Print writes the settings in force as a file that would make them, with a comment behind each
+// value that says where it is from.
 func (s *Settings) Print(w io.Writer) error {
 	var text strings.Builder
 	for _, w := range s.warnings {
@@ -137,9 +139,10 @@ const fromDefault = "default"
 
 // Field is one value in force. In JSON it is a contract for scripts.
 type Field struct {
-	Name   string `json:"name"`   // "limits.wall_seconds", "runtime[1].directory"
-	Value  any    `json:"value"`  // string, bool, uint64, float64, []string, []uint32
-	Origin string `json:"origin"` // "default", "/etc/epcached/epcached.toml:12", "flag --state", "policy.max_age"
+	Name  string `json:"name"`  // "limits.wall_seconds", "runtime[1].directory"
+	Value any    `json:"value"` // string, bool, uint64, float64, []string, []uint32
+	// "default", "/etc/epcached/epcached.toml:12", "flag --state", "policy.max_age"
+	Origin string `json:"origin"`
 
 	path []string
 }
@@ -175,9 +178,12 @@ func (s *Settings) PreferRuntimes(flagged []Runtime, flag string) {
 	s.Runtimes = append(flagged, s.Runtimes...)
 	first := make([]field, len(flagged))
 	for i, r := range flagged {
-		first[i] = field{path: []string{"runtime", strconv.Itoa(i), "directory"}, origin: "flag --" + flag, show: func() any { return r.Directory }}
+		first[i] = field{path: []string{"runtime", strconv.Itoa(i), "directory"},
+			origin: "flag --" + flag, show: func() any { return r.Directory }}
 	}
-	at := slices.IndexFunc(s.fields, func(f field) bool { return f.path[0] == "runtime" || f.path[0] == "limits" })
+	at := slices.IndexFunc(s.fields, func(f field) bool {
+		return f.path[0] == "runtime" || f.path[0] == "limits"
+	})
 	for _, f := range s.fields {
 		if f.path[0] == "runtime" {
 			i, _ := strconv.Atoi(f.path[1]) // an index, by its making

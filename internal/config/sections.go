@@ -76,7 +76,8 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 		v.Into(&tables)
 	}
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
-		one := Remote{Publish: "never", Ask: "always", Connect: "300ms", LoseAtMost: "10s", Lease: true}
+		one := Remote{Publish: "never", Ask: "always", Connect: "300ms", LoseAtMost: "10s",
+			Lease: true}
 		table := tables[name]
 		table.Into(&one)
 		if c := one.Config(name); one.URL != "" {
@@ -85,7 +86,8 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 			}
 		}
 		if one.Ask == "always" && len(one.Trust) == 0 {
-			table.Errorf("no key is trusted: give trust, the files with public keys; or ask = \"never\"")
+			table.Errorf(
+				"no key is trusted: give trust, the files with public keys; or ask = \"never\"")
 		}
 		(*r)[name] = one
 	}
@@ -100,12 +102,14 @@ func (r Remote) Config(name string) remote.Config {
 // Loss is LoseAtMost as a duration.
 func (r Remote) Loss() time.Duration { return duration(r.LoseAtMost) }
 
-// checkEP finds a misspelled execution provider. Plugins may register under any name, so that an unknown one is believed if it looks like one and is
-// not nearly one that is known.
+// checkEP finds a misspelled execution provider. Plugins may register under any name, so that an
+// unknown one is believed if it looks like one and is not nearly one that is known.
 func checkEP(name string) error {
 	names := compilers.EPNames()
 	like := suggest.Closest(name, slices.Values(names))
-	if i := slices.IndexFunc(names, func(n string) bool { return strings.EqualFold(n, name) }); i >= 0 {
+	if i := slices.IndexFunc(names, func(n string) bool {
+		return strings.EqualFold(n, name)
+	}); i >= 0 {
 		like = names[i]
 	}
 	switch {
@@ -136,7 +140,8 @@ func (c *Compiler) Check(v tomlfile.Value) {
 
 // Tool gives the compiler in the terms of package compilers.
 func (c *Compiler) Tool() compilers.Tool {
-	return compilers.Tool{EP: c.EP, Program: c.Command[0], Args: c.Command[1:], Version: c.Version, Files: c.Files, Read: c.Read,
+	return compilers.Tool{EP: c.EP, Program: c.Command[0], Args: c.Command[1:], Version: c.Version,
+		Files: c.Files, Read: c.Read,
 		Device: c.Device, Alone: c.Alone}
 }
 

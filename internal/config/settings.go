@@ -137,7 +137,8 @@ type Sandbox struct {
 	Namespaces bool     `toml:"namespaces"`      // workers get a pid namespace of their own
 }
 
-// Driver says where the version of a driver is read that an execution provider does not tell: one of File, Module and Command.
+// Driver says where the version of a driver is read that an execution provider does not tell: one
+// of File, Module and Command.
 type Driver struct {
 	EP      string   `toml:"ep" is:"ep"`         // "": for all that do not tell it
 	File    string   `toml:"file" is:"path"`     // its first line
@@ -145,7 +146,8 @@ type Driver struct {
 	Command []string `toml:"command"`            // the first line of what it prints
 }
 
-// Compiler is one [[compiler]]: a vendor's own, for an execution provider. Its fields are those of compilers.Tool.
+// Compiler is one [[compiler]]: a vendor's own, for an execution provider. Its fields are those of
+// compilers.Tool.
 type Compiler struct {
 	EP      string   `toml:"ep" is:"ep" required:"no execution provider named: give ep"`
 	Command []string `toml:"command"`         // the program and its arguments, with placeholders
@@ -177,7 +179,8 @@ func (p Policy) Age() time.Duration { return duration(p.MaxAge) }
 // AutostartIdleExit is how long a daemon that a client started waits for the next one by default.
 const AutostartIdleExit = 15 * time.Minute
 
-// IdleAfter is the time without use after which the daemon leaves; 0: never. started says that a client started it.
+// IdleAfter is the time without use after which the daemon leaves; 0: never. started says that a
+// client started it.
 func (s *Settings) IdleAfter(started bool) time.Duration {
 	if s.IdleExit == "" && started {
 		return AutostartIdleExit
@@ -195,13 +198,15 @@ type Claims struct {
 
 // Rebuild bounds background recompiles.
 type Rebuild struct {
-	Enabled  bool    `toml:"enabled"`
-	Jobs     uint64  `toml:"jobs" range:"1 4096"`
-	CPUShare float64 `toml:"cpu_share" range:"0.01 1"` // processor seconds in each second, for each job
-	Window   string  `toml:"window" is:"window"`       // "22:00-06:00" in local time; "": always
+	Enabled bool   `toml:"enabled"`
+	Jobs    uint64 `toml:"jobs" range:"1 4096"`
+	// processor seconds in each second, for each job
+	CPUShare float64 `toml:"cpu_share" range:"0.01 1"`
+	Window   string  `toml:"window" is:"window"` // "22:00-06:00" in local time; "": always
 }
 
-// Failures says how long compiles that failed are answered from memory. The durations are as ParseDuration reads them.
+// Failures says how long compiles that failed are answered from memory. The durations are as
+// ParseDuration reads them.
 type Failures struct {
 	Remember bool `toml:"remember"`
 	// After the first crash, doubled with each further one.
@@ -213,15 +218,16 @@ type Failures struct {
 	Refused string `toml:"refused" is:"pause"`
 }
 
-// Space bounds what is kept, and says when builds are packed and where they are unpacked. Amounts are as ParseAmount reads them, durations as
-// ParseDuration does; "" and 0: no bound.
+// Space bounds what is kept, and says when builds are packed and where they are unpacked. Amounts
+// are as ParseAmount reads them, durations as ParseDuration does; "" and 0: no bound.
 type Space struct {
 	Budget     string `toml:"budget" is:"budget"`    // on disk
 	FreeFloor  string `toml:"free_floor" is:"floor"` // that stays free on the file system
 	MaxUnused  string `toml:"max_unused" is:"age"`   // builds that were not used for so long go
 	MaxEntries uint64 `toml:"max_entries" range:"0"`
 	UserBytes  string `toml:"user_bytes" is:"budget"` // of all builds that one user asked for
-	UserShare  string `toml:"user_share" is:"budget"` // of the budget: what an ordinary user's builds and pins keep
+	// of the budget: what an ordinary user's builds and pins keep
+	UserShare string `toml:"user_share" is:"budget"`
 
 	Pack string `toml:"pack" in:"cold,always,off"`
 	// Time without use after which a build is cold.
@@ -245,8 +251,9 @@ type Remote struct {
 	// Time that a request waits for a look-up, and that it may lose to the remote in all.
 	Connect    string `toml:"connect" is:"duration"`
 	LoseAtMost string `toml:"lose_at_most" is:"duration"`
-	Rate       string `toml:"rate" is:"budget"` // of background transfers, in each second; "": no bound
-	Lease      bool   `toml:"lease"`            // one machine of a fleet compiles for all
+	// of background transfers, in each second; "": no bound
+	Rate  string `toml:"rate" is:"budget"`
+	Lease bool   `toml:"lease"` // one machine of a fleet compiles for all
 }
 
 // Defaults are the settings of an empty file.
@@ -259,21 +266,26 @@ func Defaults() *Settings {
 			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
 			Verify:      compilers.DefaultLimits.Verify.Seconds(),
 			OutputBytes: uint64(compilers.DefaultLimits.Output),
-			OutputFiles: uint64(compilers.DefaultLimits.Files), OpenFiles: uint64(compilers.DefaultLimits.OpenFiles),
-			Processes: uint64(compilers.DefaultLimits.Processes), StackBytes: uint64(compilers.DefaultLimits.Stack),
-			Nice: uint64(compilers.DefaultLimits.Nice),
+			OutputFiles: uint64(compilers.DefaultLimits.Files),
+			OpenFiles:   uint64(compilers.DefaultLimits.OpenFiles),
+			Processes:   uint64(compilers.DefaultLimits.Processes),
+			StackBytes:  uint64(compilers.DefaultLimits.Stack),
+			Nice:        uint64(compilers.DefaultLimits.Nice),
 		},
 		Sandbox: Sandbox{Namespaces: true},
 		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
 		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3, Autostart: true,
-		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
+		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh",
+			Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
 		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
-		Space:    Space{Budget: "20%", FreeFloor: "2%", UserShare: "25%", Pack: "cold", PackAfter: "2h", VerifyEvery: "30d"},
+		Space: Space{Budget: "20%", FreeFloor: "2%", UserShare: "25%", Pack: "cold",
+			PackAfter: "2h", VerifyEvery: "30d"},
 	}
 }
 
-// Load reads a file over the defaults; "" reads none. The error is an Errors where the file's content is what is wrong.
+// Load reads a file over the defaults; "" reads none. The error is an Errors where the file's
+// content is what is wrong.
 func Load(file string) (*Settings, error) {
 	d, err := tomlfile.Read(file)
 	if err != nil {
@@ -329,7 +341,8 @@ var removedKeys = map[string]string{
 // Warnings returns the fields that have no effect any more, in the order of the file.
 func (s *Settings) Warnings() Errors { return s.warnings }
 
-// LoadRules reads the rules that the settings name, over the shipped ones. The error names file, line and column of all that is wrong in them.
+// LoadRules reads the rules that the settings name, over the shipped ones. The error names file,
+// line and column of all that is wrong in them.
 func (s *Settings) LoadRules() (*rules.Set, error) {
 	if len(s.Rules) == 0 {
 		return rules.Shipped(), nil
@@ -384,7 +397,8 @@ func defaultFiles() (state, socket string) {
 	return unixsock.UserState(), unixsock.UserSocket()
 }
 
-// UserFile is where a user has the configuration of the daemon that clients start; "" without a home.
+// UserFile is where a user has the configuration of the daemon that clients start; "" without a
+// home.
 func UserFile() string {
 	dir, err := os.UserConfigDir()
 	if err != nil || !filepath.IsAbs(dir) {

@@ -14,11 +14,14 @@ import (
 
 // checks are those of texts, by their names in the tags of fields.
 var checks = map[string]func(string) error{
-	"age": checkUnused, "budget": checkBudget, "duration": checkDuration, "ep": checkEP, "floor": checkFloor,
+	"age": checkUnused, "budget": checkBudget, "duration": checkDuration, "ep": checkEP,
+	"floor":  checkFloor,
 	"option": matches(`(?s)^[^/]+/.`, "%q is not EP/option or session/key"),
-	"module": matches(`^[^./\x00][^/\x00]*$`, "%q is not the name of a kernel module"), // it becomes part of a path
+	// it becomes part of a path
+	"module": matches(`^[^./\x00][^/\x00]*$`, "%q is not the name of a kernel module"),
 	"path":   notEmpty, "pause": checkPause, "some": notEmpty,
-	// "name" or "uid", with ":group" or without. Whether there is such a user is seen when the daemon starts.
+	// "name" or "uid", with ":group" or without. Whether there is such a user is seen when the
+	// daemon starts.
 	"user": matches(`^$|^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*\$?)?$`,
 		"%q is not a user, such as epcached-worker, 990 or 990:990"),
 	"window": checkWindow,
@@ -26,7 +29,8 @@ var checks = map[string]func(string) error{
 
 var dayDuration = regexp.MustCompile(`^(\d+(?:\.\d+)?)d`)
 
-// ParseDuration reads Go's durations, "1h30m", and days before them: "90d", "1d12h". It is not negative.
+// ParseDuration reads Go's durations, "1h30m", and days before them: "90d", "1d12h". It is not
+// negative.
 func ParseDuration(text string) (time.Duration, error) {
 	rest, days, err := text, 0.0, error(nil)
 	if m := dayDuration.FindStringSubmatch(text); m != nil {
@@ -61,7 +65,8 @@ func checkDuration(text string) error {
 	return err
 }
 
-// checkPause finds what is wrong with a time that nothing is tried again: none at all would try with each request.
+// checkPause finds what is wrong with a time that nothing is tried again: none at all would try
+// with each request.
 func checkPause(text string) error {
 	d, err := ParseDuration(text)
 	if err == nil && (d < time.Second || d > 365*24*time.Hour) {
@@ -159,7 +164,8 @@ const minBudget = 64 << 10
 func checkBudget(text string) error {
 	a, err := ParseAmount(text)
 	if err == nil && a.Bytes > 0 && a.Bytes < minBudget {
-		return fmt.Errorf("%q is less than 64KiB, and would keep nothing: write the unit, such as \"1GiB\"", text)
+		return fmt.Errorf(
+			"%q is less than 64KiB, and would keep nothing: write the unit, such as \"1GiB\"", text)
 	}
 	return err
 }
@@ -172,7 +178,8 @@ func checkFloor(text string) error {
 	return err
 }
 
-// checkUnused finds what is wrong with an age: what is younger than the grace that paths have could not go anyway.
+// checkUnused finds what is wrong with an age: what is younger than the grace that paths have could
+// not go anyway.
 func checkUnused(text string) error {
 	if text == "" {
 		return nil

@@ -2,8 +2,8 @@
 // since.
 //
 // A model belongs to an application, which may write to it at any time, by descriptor or through a
-// mapping. A stamp (size, times, inode) shows that on file systems with times that can be believed, once
-// dirty pages were written back, and for files that were left alone for a while before.
+// mapping. A stamp (size, times, inode) shows that on file systems with times that can be believed,
+// once dirty pages were written back, and for files that were left alone for a while before.
 //
 // A Watched is for one goroutine. Start reading at Watch.
 package filestamp
@@ -80,10 +80,11 @@ func (w *Watched) Unchanged() error {
 	return nil
 }
 
-// Reliable reports whether equal stamps prove equal bytes from now on: the times of the file systems
-// count, and every file had been left alone for a while when the reading began. A time in the future
-// is never believed. The beginning counts because a page that was dirtied between the writing back
-// and the stamp can be stored to again without a trace, however long the hashing takes.
+// Reliable reports whether equal stamps prove equal bytes from now on: the times of the file
+// systems count, and every file had been left alone for a while when the reading began. A time in
+// the future is never believed. The beginning counts because a page that was dirtied between the
+// writing back and the stamp can be stored to again without a trace, however long the hashing
+// takes.
 func (w *Watched) Reliable() bool { return w.writeBack && LeftAlone(w.began, w.stamps...) }
 
 // quietTime is how long a file must have been left alone before its times are believed, because a
@@ -93,12 +94,14 @@ const quietTime = 2 * time.Second
 // LeftAlone tells whether files with these stamps had been left alone for a while at a time.
 func LeftAlone(at time.Time, stamps ...cas.Stamp) bool {
 	limit := at.Add(-quietTime).UnixNano()
-	return !slices.ContainsFunc(stamps, func(s cas.Stamp) bool { return s.Mtime > limit || s.Ctime > limit })
+	return !slices.ContainsFunc(stamps, func(s cas.Stamp) bool {
+		return s.Mtime > limit || s.Ctime > limit
+	})
 }
 
-// The file systems on which unchanged times mean unchanged content, when mounted writable. Images (erofs,
-// squashfs) may carry equal times and inode numbers for different files; overlay, tmpfs, FUSE and network file
-// systems make no promise that would do.
+// The file systems on which unchanged times mean unchanged content, when mounted writable. Images
+// (erofs, squashfs) may carry equal times and inode numbers for different files; overlay, tmpfs,
+// FUSE and network file systems make no promise that would do.
 var reliable = map[int64]bool{
 	0xef53:     true, // ext4
 	0x58465342: true, // XFS
@@ -121,11 +124,13 @@ func FileSystem(fd int) ([8]byte, bool) {
 	return id, true
 }
 
-// WriteBack writes back what is dirty, so that later stores through a mapping move the file's times.
+// WriteBack writes back what is dirty, so that later stores through a mapping move the file's
+// times.
 func WriteBack(f *os.File) error {
 	err := unix.Fdatasync(int(f.Fd()))
 	if err == unix.EINVAL || err == unix.EROFS {
-		return nil // a file system that has nothing to write back; its times are not believed anyway
+		// a file system that has nothing to write back; its times are not believed anyway
+		return nil
 	}
 	return err
 }

@@ -1,7 +1,7 @@
-// Package flock locks open files and directories among processes. A lock belongs to the open file, wherever
-// its descriptor was sent, and ends with the last of these descriptors. The daemon has its state directory by an
-// exclusive lock, and clients hold views by leases. The package keeps nothing in memory, and any number of
-// goroutines may use it.
+// Package flock locks open files and directories among processes. A lock belongs to the open file,
+// wherever its descriptor was sent, and ends with the last of these descriptors. The daemon has its
+// state directory by an exclusive lock, and clients hold views by leases. The package keeps nothing
+// in memory, and any number of goroutines may use it.
 package flock
 
 import (
@@ -13,7 +13,8 @@ import (
 // TryLock takes an exclusive lock on the open file.
 func TryLock(f *os.File) (bool, error) { return try(f, unix.LOCK_EX) }
 
-// TryShare takes a shared lock on the open file. It fails while another process has an exclusive one.
+// TryShare takes a shared lock on the open file. It fails while another process has an exclusive
+// one.
 func TryShare(f *os.File) (bool, error) { return try(f, unix.LOCK_SH) }
 
 func try(f *os.File, how int) (bool, error) {
@@ -24,9 +25,9 @@ func try(f *os.File, how int) (bool, error) {
 	return err == nil, err
 }
 
-// Lease takes a lease on the open directory. It is a read lock of fcntl and not one of flock, because any
-// holder of the descriptor could make that one exclusive, and keep others from the directory. A write lock
-// needs a descriptor that writes, which no directory has.
+// Lease takes a lease on the open directory. It is a read lock of fcntl and not one of flock,
+// because any holder of the descriptor could make that one exclusive, and keep others from the
+// directory. A write lock needs a descriptor that writes, which no directory has.
 func Lease(dir *os.File) error {
 	_, err := fcntl(dir, unix.F_OFD_SETLK, unix.F_RDLCK)
 	if err == unix.EINVAL { // a kernel without these locks
@@ -35,10 +36,11 @@ func Lease(dir *os.File) error {
 	return err
 }
 
-// Leased reports whether another open file has a lease on the directory, or a lock of flock, which is the
-// lease that earlier versions gave.
+// Leased reports whether another open file has a lease on the directory, or a lock of flock, which
+// is the lease that earlier versions gave.
 func Leased(dir *os.File) (bool, error) {
-	if found, err := fcntl(dir, unix.F_OFD_GETLK, unix.F_WRLCK); err == nil && found != unix.F_UNLCK {
+	if found, err := fcntl(dir, unix.F_OFD_GETLK, unix.F_WRLCK); err == nil &&
+		found != unix.F_UNLCK {
 		return true, nil
 	}
 	free, err := TryLock(dir)

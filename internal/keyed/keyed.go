@@ -1,5 +1,5 @@
-// Package keyed has a lock and a single-flight for each of many keys, and slots for work of one kind.
-// Callers wait no longer than their contexts last.
+// Package keyed has a lock and a single-flight for each of many keys, and slots for work of one
+// kind. Callers wait no longer than their contexts last.
 package keyed
 
 import (
@@ -24,12 +24,13 @@ func (s Slots) Take(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// Shares bounds how many callers do the same kind of work at a time, in all and for each key, so that
-// the callers of one key never have all slots. Of those that wait, the key with the fewest slots comes
-// next.
+// Shares bounds how many callers do the same kind of work at a time, in all and for each key, so
+// that the callers of one key never have all slots. Of those that wait, the key with the fewest
+// slots comes next.
 type Shares[K comparable] struct {
 	// Rest returns how long a slot rests before the next caller of a key has it, after it was held
-	// for so long and so many callers of that key wait; nil: not at all. It is set before Take is called.
+	// for so long and so many callers of that key wait; nil: not at all. It is set before Take is
+	// called.
 	Rest func(held time.Duration, waiting int) time.Duration
 
 	all, each int
@@ -109,7 +110,8 @@ func (s *Shares[K]) admit() {
 	for s.inUse < s.all {
 		var next *share
 		for _, one := range s.keys {
-			if len(one.waiting) > 0 && one.inUse < s.each && (next == nil || one.inUse < next.inUse) {
+			if len(one.waiting) > 0 && one.inUse < s.each &&
+				(next == nil || one.inUse < next.inUse) {
 				next = one
 			}
 		}
@@ -179,8 +181,9 @@ func (l *Locks[K]) unlock(key K, one *lock) {
 // context of its own. The zero value is ready for use.
 type Group[V any] struct{ calls singleflight.Group }
 
-// Do returns the result of do, or of the call for the key that runs already. Start runs the function
-// that it is given on a goroutine of its own, with the context of the call; it must not block.
+// Do returns the result of do, or of the call for the key that runs already. Start runs the
+// function that it is given on a goroutine of its own, with the context of the call; it must not
+// block.
 func (g *Group[V]) Do(ctx context.Context, start func(func(context.Context)), key string,
 	do func(context.Context) (V, error)) (value V, err error) {
 	called := g.calls.DoChan(key, func() (any, error) {

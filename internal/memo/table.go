@@ -1,5 +1,6 @@
-// Package memo remembers what was found out: in bounded tables in memory, and in a book that outlives
-// the process. Facts about files are kept under the stamps of the files, so that a changed file has none.
+// Package memo remembers what was found out: in bounded tables in memory, and in a book that
+// outlives the process. Facts about files are kept under the stamps of the files, so that a changed
+// file has none.
 //
 // Tables are safe for concurrent use.
 package memo

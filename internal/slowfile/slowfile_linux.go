@@ -30,7 +30,8 @@ func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
 	if st.Dev_major != 0 || st.Attributes_mask&told != 0 {
 		return st, false, nil
 	}
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0) // of memory, where the kernel is before 6.0
+	// of memory, where the kernel is before 6.0
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	return st, err != nil, nil
 }
 

@@ -43,7 +43,8 @@ func fill(from io.ReaderAt, file, to *os.File, size int64) error {
 		if begin >= size {
 			return nil // it has grown, behind a hole: the stamps will tell
 		}
-		n, err := io.Copy(io.NewOffsetWriter(to, begin), io.NewSectionReader(from, begin, end-begin))
+		n, err := io.Copy(io.NewOffsetWriter(to, begin),
+			io.NewSectionReader(from, begin, end-begin))
 		if err == nil && n < end-begin {
 			err = io.ErrUnexpectedEOF
 		}

@@ -16,8 +16,8 @@ func Closest(name string, known iter.Seq[string]) string {
 	return best
 }
 
-// distance counts the letters that must be added, left out, replaced or swapped with their neighbour
-// to make b of a. Long names are of no interest.
+// distance counts the letters that must be added, left out, replaced or swapped with their
+// neighbour to make b of a. Long names are of no interest.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

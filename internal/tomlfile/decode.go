@@ -70,10 +70,14 @@ func (v Value) Keys() []string {
 func (v Value) Position() Position { return v.positions[pathKey(v.Path)] }
 
 // AddError makes an Error with the place of the value.
-func (v Value) AddError(text string) *Error { return &Error{v.File, v.Position(), Spell(v.Path), text} }
+func (v Value) AddError(text string) *Error {
+	return &Error{v.File, v.Position(), Spell(v.Path), text}
+}
 
 // Errorf notes a mistake in the value.
-func (v Value) Errorf(format string, args ...any) { v.Add(v.AddError(fmt.Sprintf(format, args...))) }
+func (v Value) Errorf(format string, args ...any) {
+	v.Add(v.AddError(fmt.Sprintf(format, args...)))
+}
 
 // Into decodes the value into what the pointer points to, over what is there. Mistakes are noted,
 // and leave there what was there. Into decodes texts, truths, numbers, arrays, and tables into

@@ -32,7 +32,8 @@ type Document struct {
 	Checks   map[string]func(string) error // of texts, by their names in tags
 	Removed  map[string]string             // fields that had an effect once, and why they have none
 	Warnings Errors                        // of those
-	Note     func(Value, func() any)       // hears of each single field, and how to get its value; may be nil
+	// hears of each single field, and how to get its value; may be nil
+	Note func(Value, func() any)
 
 	dir           string // of the file, absolute
 	values        map[string]any
@@ -46,7 +47,8 @@ func Read(file string) (*Document, error) {
 	if file == "" {
 		return Parse("", nil)
 	}
-	// A named pipe that nothing writes to is an empty file, because to wait for it would be for ever.
+	// A named pipe that nothing writes to is an empty file, because to wait for it would be for
+	// ever.
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	var text []byte
 	if err == nil {
@@ -118,7 +120,8 @@ func (d *Document) Err() error {
 	all := slices.Clone(d.errs)
 	all.Sort()
 	if d.omittedErrors > 0 {
-		all = append(all, &Error{File: d.File, Text: fmt.Sprintf("and %d more mistakes", d.omittedErrors)})
+		all = append(all, &Error{File: d.File,
+			Text: fmt.Sprintf("and %d more mistakes", d.omittedErrors)})
 	}
 	return all
 }

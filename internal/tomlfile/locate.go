@@ -15,7 +15,8 @@ type locator struct {
 	last   map[string]int // by place of an array of tables: the index of the table that is open
 }
 
-// locate fills a document's places. It ignores text that is no TOML, because the decoder reports it better.
+// locate fills a document's places. It ignores text that is no TOML, because the decoder reports it
+// better.
 func locate(d *Document, text []byte) *Error {
 	l := &locator{d, []int{0}, map[string]int{}}
 	for i, b := range text {
@@ -64,7 +65,8 @@ func (l *locator) keyValue(prefix []string, e *unstable.Node) *Error {
 
 // keys gives the path of an expression inside its table, and where its last key is, and notes where
 // it stands. A name of an array of tables leads to its last table.
-func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Position, wrong *Error) {
+func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Position,
+	wrong *Error) {
 	path = slices.Clone(prefix)
 	for it := e.Key(); it.Next(); {
 		if i, array := l.last[pathKey(path)]; array && len(path) > len(prefix) {

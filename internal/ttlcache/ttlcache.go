@@ -1,5 +1,5 @@
-// Package ttlcache is a cache of facts: it finds out each once for all callers, and remembers it for
-// some minutes, so that a thousand questions start no more work than one.
+// Package ttlcache is a cache of facts: it finds out each once for all callers, and remembers it
+// for some minutes, so that a thousand questions start no more work than one.
 package ttlcache
 
 import (
@@ -31,9 +31,11 @@ func New(now func() time.Time, start func(func(context.Context))) *Cache {
 	return &Cache{now: now, start: start, slots: make(keyed.Slots, maxRuns)}
 }
 
-// Do returns the fact for the key. It calls find unless that found the fact lately, once for all callers
-// at the same time. Errors are not remembered. Do returns early when its context ends; find goes on.
-func Do[T any](ctx context.Context, f *Cache, key string, find func(context.Context) (T, error)) (out T, err error) {
+// Do returns the fact for the key. It calls find unless that found the fact lately, once for all
+// callers at the same time. Errors are not remembered. Do returns early when its context ends; find
+// goes on.
+func Do[T any](ctx context.Context, f *Cache, key string,
+	find func(context.Context) (T, error)) (out T, err error) {
 	if v, ok := f.load(key).(T); ok {
 		return v, nil
 	}

@@ -18,7 +18,8 @@ var ways = []struct {
 	paths  []string
 	change func(r *rig)
 	end    string
-	undone bool // the final state is the first one, as far as stamps say: only events show the change
+	// the final state is the first one, as far as stamps say: only events show the change
+	undone bool
 }{
 	{"written in place", file, []string{"lib/ep.so"}, func(r *rig) { r.write("lib/ep.so", "two") },
 		"lib/ep.so", false},

@@ -139,7 +139,8 @@ type stamp struct {
 	mode         uint32
 	size         int64
 	mtime, ctime int64
-	text         string // the digest of the content where times say nothing, or why there is no stamp
+	// the digest of the content where times say nothing, or why there is no stamp
+	text string
 }
 
 func stampOf(path string, kind fsKind) stamp {
@@ -163,7 +164,8 @@ func stampOf(path string, kind fsKind) stamp {
 const smallFile = 4096
 
 func contentOf(path string) string {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // some files in /proc would block
+	// some files in /proc would block
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err.Error()
 	}

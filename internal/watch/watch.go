@@ -93,7 +93,8 @@ func New(o Options) *Watcher {
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
-	w.directories = directories{log: w.log, open: o.open, users: make(map[string]map[*subject]names)}
+	w.directories = directories{log: w.log, open: o.open,
+		users: make(map[string]map[*subject]names)}
 	if o.open == nil {
 		w.directories.open = fsnotify.NewWatcher
 	}

@@ -41,7 +41,8 @@ func newAuditor(st *store.Store) *auditor {
 
 // Check looks at the files of every build: with w.Deep by hashing every byte, else by their stamps.
 // Each finding has what a repair does about it. With w.Repair that is done. progress may be nil.
-func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+func Check(ctx context.Context, st *store.Store, w *wire.Check,
+	progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	a, deep, repair := newAuditor(st), w.Deep, w.Repair
 	out := &checking{CheckReply: &wire.CheckReply{}}
 	found, err := a.index.Check(ctx, wire.StoreProgress(progress, "checking"))
@@ -52,7 +53,8 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	for _, f := range found {
 		action, again, err := a.index.Repair(f, !repair)
 		rebuild = rebuild || again
-		out.found(&wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail, Action: outcome(action, err)})
+		out.found(&wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail,
+			Action: outcome(action, err)})
 	}
 	space, err := a.index.Space()
 	if err != nil {
@@ -62,7 +64,8 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	a.forms.Recipes.RetryUnread()
 	for _, p := range a.forms.Recipes.Problems() {
 		f := RecipeFinding(p)
-		if d, err := cas.ParseDigest(filepath.Base(p.Path)); p.Unread && err == nil { // else it is found where the blob is looked at
+		// else it is found where the blob is looked at
+		if d, err := cas.ParseDigest(filepath.Base(p.Path)); p.Unread && err == nil {
 			if f.Action = "quarantine it"; repair && a.cas.Has(d) {
 				f.Action = outcome(f.Action, a.st.QuarantineRecipe(d, p.Detail))
 			}
@@ -76,7 +79,8 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 		out.Blobs++
 		out.Bytes += size
 		if progress != nil && (deep || out.Blobs%wire.StoreProgressEvery == 0) {
-			progress(&wire.Progress{Phase: "checking files", DoneBytes: min(out.Bytes, space.UniqueBytes), TotalBytes: space.UniqueBytes})
+			progress(&wire.Progress{Phase: "checking files",
+				DoneBytes: min(out.Bytes, space.UniqueBytes), TotalBytes: space.UniqueBytes})
 		}
 		if f := a.checkBlob(ctx, d, size, deep); f != nil {
 			f.Action = a.remedy(d, f.Kind)
@@ -117,7 +121,8 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	}
 	out.Findings = slices.DeleteFunc(out.Findings, a.wasBeingRemoved)
 	if repair && a.forms.Recipes.Complete() {
-		err = a.st.RemoveLeftovers(ctx) // also those that had to stay while not all recipes could be read
+		// also those that had to stay while not all recipes could be read
+		err = a.st.RemoveLeftovers(ctx)
 	}
 	if rebuild && err == nil {
 		f := &wire.Finding{Kind: index.RebuildKind, Object: "index.db", Action: "rebuild it from " +
@@ -193,7 +198,8 @@ func (a *auditor) wasBeingRemoved(f *wire.Finding) bool {
 	return !packed && !a.cas.Has(d)
 }
 
-// maxKeptFindings bounds the findings that are told, damage and leftovers each: a disk may have lost everything.
+// maxKeptFindings bounds the findings that are told, damage and leftovers each: a disk may have
+// lost everything.
 const maxKeptFindings = 4096
 
 func (r *checking) found(f *wire.Finding) {
@@ -230,7 +236,8 @@ func leftover(f *wire.Finding) int {
 	return 0
 }
 
-// The kinds of findings that are made differently, or not at all, where the store changes while it is checked.
+// The kinds of findings that are made differently, or not at all, where the store changes while it
+// is checked.
 const (
 	kindLeftover = "leftover"
 	kindMissing  = "missing"
@@ -265,7 +272,8 @@ func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Dige
 }
 
 // checkLeftovers finds the blobs that nothing needs.
-func (a *auditor) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64, out *checking,
+func (a *auditor) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64,
+	out *checking,
 	progress func(*wire.Progress)) error {
 	seen := uint64(0)
 	var needed map[cas.Digest]int64 // of those that begin with the same byte: they come in order
@@ -304,7 +312,8 @@ func checkError(ctx context.Context, err error) error {
 }
 
 // checkBlob gives what is wrong with one blob, nil if nothing is.
-func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
+func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64,
+	deep bool) *wire.Finding {
 	f := a.checkBlobOnce(ctx, d, size, deep)
 	if f == nil {
 		return nil
@@ -353,7 +362,8 @@ func (a *auditor) checkLayers(ctx context.Context, out *checking, repair bool) e
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			f := &wire.Finding{Kind: "damaged", Object: views.LayerDir(b.Layer, &b), Detail: err.Error(),
+			f := &wire.Finding{Kind: "damaged", Object: views.LayerDir(b.Layer, &b),
+				Detail: err.Error(),
 				Builds: []string{b.BuildKey.String()}, Action: "withhold the build"}
 			if repair {
 				a.st.WithholdDamaged(ctx, &b, err)
@@ -367,7 +377,8 @@ func (a *auditor) checkLayers(ctx context.Context, out *checking, repair bool) e
 }
 
 // checkBlobOnce is checkBlob for a store without changes, without the builds that need the blob.
-func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
+func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64,
+	deep bool) *wire.Finding {
 	f := &wire.Finding{Object: d.String()}
 	have, err := a.forms.Size(d)
 	switch {
@@ -437,7 +448,8 @@ const (
 	kindDirs       = "folders"
 )
 
-var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindQuarantine, kindViews, kindUnkept, kindStaging, kindIndex, kindJournal, kindReserve, kindOthers, kindDirs}
+var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindQuarantine,
+	kindViews, kindUnkept, kindStaging, kindIndex, kindJournal, kindReserve, kindOthers, kindDirs}
 
 // kindOf says what a path below the state directory is.
 func kindOf(rel string) string {
@@ -462,7 +474,8 @@ func kindOf(rel string) string {
 
 // Space compares what is accounted with what the file system says, to the block, and names the
 // differences. It looks again at files that change meanwhile. progress may be nil.
-func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+func Space(ctx context.Context, st *store.Store,
+	progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	a := newAuditor(st)
 	out, lines := &wire.CheckReply{}, make(map[string]*wire.SpaceLine)
 	for _, name := range spaceKinds {
@@ -490,7 +503,8 @@ func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) 
 			}
 			line.Files++
 			line.DiskBytes += disk
-			if d, err := cas.ParseDigest(filepath.Base(path)); err == nil && name == kindObjects && !dir {
+			if d, err := cas.ParseDigest(filepath.Base(path)); err == nil &&
+				name == kindObjects && !dir {
 				blobs = append(blobs, d)
 			}
 		})
@@ -526,7 +540,8 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 	case kindUnkept:
 		roots = []string{"views/" + views.Unkept}
 	case kindStaging:
-		roots = []string{"staging", "objects/incoming", "manifests/incoming", "recipes/incoming", "unpacked/objects/incoming"}
+		roots = []string{"staging", "objects/incoming", "manifests/incoming", "recipes/incoming",
+			"unpacked/objects/incoming"}
 	case kindIndex, kindJournal, kindReserve, kindOthers:
 		roots = []string{"."}
 	}
@@ -536,24 +551,26 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 		}
 	}
 	for _, root := range roots {
-		err := filepath.WalkDir(filepath.Join(a.st.Directory(), root), func(path string, d fs.DirEntry, err error) error {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			rel, relErr := filepath.Rel(a.st.Directory(), path)
-			if err != nil || relErr != nil {
-				return nil // it has just gone
-			}
-			is := kindOf(filepath.ToSlash(rel))
-			top := rel == "." && kind == kindOthers
-			if d.IsDir() && rel != "." && (is != kind && kind != kindOthers || root == "." && slices.Contains(dirsWithKinds, rel)) {
-				return fs.SkipDir
-			}
-			if is == kind || top {
-				fn(path, d.IsDir())
-			}
-			return nil
-		})
+		err := filepath.WalkDir(filepath.Join(a.st.Directory(), root),
+			func(path string, d fs.DirEntry, err error) error {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				rel, relErr := filepath.Rel(a.st.Directory(), path)
+				if err != nil || relErr != nil {
+					return nil // it has just gone
+				}
+				is := kindOf(filepath.ToSlash(rel))
+				top := rel == "." && kind == kindOthers
+				if d.IsDir() && rel != "." && (is != kind && kind != kindOthers || root == "." &&
+					slices.Contains(dirsWithKinds, rel)) {
+					return fs.SkipDir
+				}
+				if is == kind || top {
+					fn(path, d.IsDir())
+				}
+				return nil
+			})
 		if err != nil {
 			return err
 		}
@@ -561,8 +578,10 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 	return nil
 }
 
-// eachCopyFile walks what is of one kind where unpacked forms have a directory of their own on the store's file system.
-func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path string, dir bool)) error {
+// eachCopyFile walks what is of one kind where unpacked forms have a directory of their own on the
+// store's file system.
+func (a *auditor) eachCopyFile(ctx context.Context, kind string,
+	fn func(path string, dir bool)) error {
 	copies, apart := a.forms.Copies.Directory()
 	if apart || copies == filepath.Join(a.st.Directory(), "unpacked") {
 		return nil
@@ -572,7 +591,8 @@ func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path st
 			return ctx.Err()
 		}
 		rel, relErr := filepath.Rel(copies, path)
-		if err == nil && relErr == nil && kindOf("unpacked/"+filepath.ToSlash(rel)) == kind { // else it has just gone
+		// else it has just gone
+		if err == nil && relErr == nil && kindOf("unpacked/"+filepath.ToSlash(rel)) == kind {
 			fn(path, d.IsDir())
 		}
 		return nil
@@ -580,7 +600,8 @@ func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path st
 }
 
 // dirsWithKinds have kinds of their own, of the same names.
-var dirsWithKinds = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging", "quarantine"}
+var dirsWithKinds = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging",
+	"quarantine"}
 
 // maxSpaceFindings bounds what is named; the lines have the sums.
 const maxSpaceFindings = 1000
@@ -591,7 +612,8 @@ func (a *auditor) misaccounted(ctx context.Context, blobs []cas.Digest,
 	var out []*wire.Finding
 	for i, d := range blobs {
 		if i%wire.StoreProgressEvery == 0 {
-			wire.ReportStoreProgress(progress, "comparing files", "files", uint64(i), uint64(len(blobs)))
+			wire.ReportStoreProgress(progress, "comparing files", "files", uint64(i),
+				uint64(len(blobs)))
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -613,7 +635,8 @@ func (a *auditor) misaccounted(ctx context.Context, blobs []cas.Digest,
 				break // a container
 			}
 			if !known {
-				detail = fmt.Sprintf("%d bytes on disk that no build needs; the next start removes them", disk)
+				detail = fmt.Sprintf(
+					"%d bytes on disk that no build needs; the next start removes them", disk)
 			}
 			out = append(out, &wire.Finding{Kind: "space", Object: d.String(), Detail: detail})
 			if len(out) == maxSpaceFindings {

@@ -21,7 +21,8 @@ func TestALongAnswerIsCutAndSaysSo(t *testing.T) {
 		if i == 999 {
 			kind = "damaged"
 		}
-		result.Findings = append(result.Findings, &wire.Finding{Kind: kind, Object: fmt.Sprint(i), Detail: strings.Repeat("d", 80)})
+		result.Findings = append(result.Findings,
+			&wire.Finding{Kind: kind, Object: fmt.Sprint(i), Detail: strings.Repeat("d", 80)})
 	}
 	result.truncate(limit)
 	require.LessOrEqual(t, proto.Size(result), limit)
@@ -31,6 +32,7 @@ func TestALongAnswerIsCutAndSaysSo(t *testing.T) {
 
 func TestDamageOfRemovedBuildsIsReported(t *testing.T) {
 	a := &auditor{}
-	require.False(t, a.wasBeingRemoved(&wire.Finding{Kind: "damaged", Object: cas.Digest{1}.String()}))
+	require.False(t, a.wasBeingRemoved(&wire.Finding{Kind: "damaged",
+		Object: cas.Digest{1}.String()}))
 	require.False(t, a.wasBeingRemoved(&wire.Finding{Kind: "leftover", Object: "views/shared/x"}))
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Models come by what all of their builds take on the disk, whatever a single one takes; a model's builds by what each takes; what is equal by
-// name, digest and id.
+// Models come by what all of their builds take on the disk, whatever a single one takes; a model's
+// builds by what each takes; what is equal by name, digest and id.
 func TestRowsAreSortedByModel(t *testing.T) {
 	inv := &Inventory{}
 	var list []*index.Brief
@@ -29,8 +29,10 @@ func TestRowsAreSortedByModel(t *testing.T) {
 	build(5, cas.Digest{5}, "a.onnx", 500)
 	build(4, cas.Digest{6}, "a.onnx", 500)
 	build(3, cas.Digest{3}, "many.onnx", 400)
-	// Of the smallest model one more, which shares its only blob with a large one: it counts for both.
-	list = append(list, &index.Brief{ID: index.BuildID{2}, ModelDigest: cas.Digest{1}, ModelName: "small.onnx", Blobs: []uint32{3}})
+	// Of the smallest model one more, which shares its only blob with a large one: it counts for
+	// both.
+	list = append(list, &index.Brief{ID: index.BuildID{2}, ModelDigest: cas.Digest{1},
+		ModelName: "small.onnx", Blobs: []uint32{3}})
 	inv.blobs[3].Needs++
 	var order []byte
 	rows := inv.NewAccounts(list).ByModel(list)
@@ -45,7 +47,8 @@ func TestRowsAreSortedByModel(t *testing.T) {
 // Bytes that builds share, of one model or of several, are in the row of each, and count for the
 // model once.
 func TestSharedBytesOfAModelCountOnce(t *testing.T) {
-	inv := &Inventory{blobs: []index.Blob{{Size: 100, Disk: 100, Needs: 3}, {Size: 30, Disk: 30, Needs: 2}, {Size: 500, Disk: 500, Needs: 1}}}
+	inv := &Inventory{blobs: []index.Blob{{Size: 100, Disk: 100, Needs: 3},
+		{Size: 30, Disk: 30, Needs: 2}, {Size: 500, Disk: 500, Needs: 1}}}
 	list := []*index.Brief{
 		{ID: index.BuildID{1}, ModelDigest: cas.Digest{1}, Blobs: []uint32{0, 1, 2}},
 		{ID: index.BuildID{2}, ModelDigest: cas.Digest{1}, Blobs: []uint32{0, 1}},

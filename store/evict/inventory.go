@@ -14,8 +14,10 @@ import (
 // Inventory is the disk space of the blobs of a store, in all forms, and the builds that need them.
 // A plan takes builds out of it, packs blobs and drops copies, to see what that frees.
 type Inventory struct {
-	blobs  []index.Blob          // those of the survey, then containers that no build needs; Needs counts builds
-	forms  map[uint32]*blobForms // by place in blobs: of those that are more, or less, than a whole file that only builds need
+	// those of the survey, then containers that no build needs; Needs counts builds
+	blobs []index.Blob
+	// by place in blobs: of those that are more, or less, than a whole file that only builds need
+	forms  map[uint32]*blobForms
 	at     map[cas.Digest]uint32
 	disk   func(cas.Digest) int64
 	before []int64 // by place: what the whole form of a blob took that has gone; nil: none has
@@ -26,19 +28,23 @@ type blobForms struct {
 	recipe, unpacked int64    // bytes on disk; 0: there is none
 	containers       []uint32 // the containers of the recipe
 	users            int      // recipes that take from it
-	saving           int64    // bytes on disk that packing it frees; 0: it is not worth it, or not known
-	from             []uint32 // the blobs that it would take from
+	// bytes on disk that packing it frees; 0: it is not worth it, or not known
+	saving int64
+	from   []uint32 // the blobs that it would take from
 
-	wholeDropped *blobForms // what it had when the last build that needed it was taken out; nil: none was
+	// what it had when the last build that needed it was taken out; nil: none was
+	wholeDropped *blobForms
 }
 
-// NewInventory begins with the whole forms of the blobs that builds need, and takes the survey's blobs over. disk says what the whole form of a
-// blob takes that no build needs, and is told of as what others take from.
+// NewInventory begins with the whole forms of the blobs that builds need, and takes the survey's
+// blobs over. disk says what the whole form of a blob takes that no build needs, and is told of as
+// what others take from.
 func NewInventory(s *index.Survey, disk func(cas.Digest) int64) *Inventory {
 	return &Inventory{blobs: s.Blobs, forms: make(map[uint32]*blobForms), at: s.At, disk: disk}
 }
 
-// AddRecipe takes in that a blob is packed, in so many bytes on disk, and which containers its recipe takes from.
+// AddRecipe takes in that a blob is packed, in so many bytes on disk, and which containers its
+// recipe takes from.
 func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, containers ...cas.Digest) {
 	f := inv.formsOf(d)
 	f.recipe = disk
@@ -111,8 +117,8 @@ func (inv *Inventory) sumOf(builds []candidate) (sum int64) {
 	return sum
 }
 
-// parts calls fn with what a build takes space with: its blobs, and the containers that they are packed with. Several
-// blobs may have a container in common.
+// parts calls fn with what a build takes space with: its blobs, and the containers that they are
+// packed with. Several blobs may have a container in common.
 func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, container bool)) {
 	for _, at := range b.Blobs {
 		fn(at, false)
@@ -135,7 +141,8 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 	if f == nil {
 		return inv.dropWhole(at)
 	}
-	f.wholeDropped = &blobForms{recipe: f.recipe, unpacked: f.unpacked, containers: f.containers, saving: f.saving}
+	f.wholeDropped = &blobForms{recipe: f.recipe, unpacked: f.unpacked, containers: f.containers,
+		saving: f.saving}
 	freed = f.recipe + f.unpacked
 	f.recipe, f.unpacked, f.saving = 0, 0, 0
 	for _, container := range f.containers {
@@ -167,7 +174,8 @@ func (inv *Inventory) dropWhole(at uint32) (freed int64) {
 	return freed
 }
 
-// retain takes a build in again that was released, where nothing was packed since, and tells what that takes.
+// retain takes a build in again that was released, where nothing was packed since, and tells what
+// that takes.
 func (inv *Inventory) retain(at uint32) (takes int64) {
 	b := &inv.blobs[at]
 	if b.Needs++; b.Needs > 1 {
@@ -177,7 +185,8 @@ func (inv *Inventory) retain(at uint32) (takes int64) {
 	if f == nil {
 		return inv.restoreWhole(at)
 	}
-	f.recipe, f.unpacked, f.containers, f.saving, f.wholeDropped = f.wholeDropped.recipe, f.wholeDropped.unpacked, f.wholeDropped.containers, f.wholeDropped.saving, nil
+	f.recipe, f.unpacked, f.containers, f.saving, f.wholeDropped = f.wholeDropped.recipe,
+		f.wholeDropped.unpacked, f.wholeDropped.containers, f.wholeDropped.saving, nil
 	takes = f.recipe + f.unpacked
 	for _, container := range f.containers {
 		other := inv.forms[container]
@@ -200,8 +209,11 @@ func (inv *Inventory) restoreWhole(at uint32) (takes int64) {
 
 // neededBytes is what builds need, each part once: blobs in all forms, and their bases.
 func (inv *Inventory) neededBytes(builds ...*candidate) (sum int64) {
-	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool { return inv.forms[at] != nil }) {
-		for _, at := range builds[0].Blobs { // as of nearly all: each blob is named once, and nothing is packed
+	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool {
+		return inv.forms[at] != nil
+	}) {
+		// as of nearly all: each blob is named once, and nothing is packed
+		for _, at := range builds[0].Blobs {
 			sum += inv.blobs[at].Disk
 		}
 		return sum
@@ -248,8 +260,8 @@ func (inv *Inventory) dropCopy(at uint32) (freed int64) {
 	return freed
 }
 
-// perBuild is what a blob takes of each build that needs it: its bytes, and those of what its recipe takes from, in equal parts for
-// all builds and recipes that need them.
+// perBuild is what a blob takes of each build that needs it: its bytes, and those of what its
+// recipe takes from, in equal parts for all builds and recipes that need them.
 func (inv *Inventory) perBuild(at uint32) float64 {
 	b, f := &inv.blobs[at], inv.forms[at]
 	if f == nil {
@@ -284,8 +296,8 @@ func (inv *Inventory) NewAccounts(builds []*index.Brief) *Accounts {
 	return a
 }
 
-// Row is what one build takes: the bytes of its files, and on the disk what it needs alone, and what others need as well; of that, Once is what no
-// build of its model in a row before has.
+// Row is what one build takes: the bytes of its files, and on the disk what it needs alone, and
+// what others need as well; of that, Once is what no build of its model in a row before has.
 type Row struct {
 	ID                         index.BuildID
 	Logical, Own, Shared, Once int64
@@ -299,7 +311,8 @@ type Sum struct {
 	Own, Disk int64 // on disk: what no other builds need, and every blob once
 }
 
-// ByModel lists builds by model, the largest first, and within one by size. Two models of one name are two.
+// ByModel lists builds by model, the largest first, and within one by size. Two models of one name
+// are two.
 func (a *Accounts) ByModel(list []*index.Brief) []Row {
 	type row struct { // what is compared, side by side
 		Row
@@ -328,7 +341,8 @@ func (a *Accounts) ByModel(list []*index.Brief) []Row {
 		if x.model != y.model {
 			return cmp.Compare(y.model, x.model)
 		}
-		return cmp.Or(strings.Compare(x.of.ModelName, y.of.ModelName), bytes.Compare(x.of.ModelDigest[:], y.of.ModelDigest[:]),
+		return cmp.Or(strings.Compare(x.of.ModelName, y.of.ModelName),
+			bytes.Compare(x.of.ModelDigest[:], y.of.ModelDigest[:]),
 			cmp.Compare(y.Own+y.Shared, x.Own+x.Shared), bytes.Compare(x.ID[:], y.ID[:]))
 	})
 	rows := make([]Row, len(all))
@@ -385,8 +399,8 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 	return out
 }
 
-// eachPart calls fn with what a build takes space with, each once: its blobs, and the containers that they are packed with. mark
-// has a place for each blob; turn is another number for each call.
+// eachPart calls fn with what a build takes space with, each once: its blobs, and the containers
+// that they are packed with. mark has a place for each blob; turn is another number for each call.
 func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, turn uint32, fn func(at uint32)) {
 	inv.parts(b, func(at uint32, _ bool) {
 		if mark[at] != turn {
@@ -396,7 +410,8 @@ func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, turn uint32, fn fu
 	})
 }
 
-// Thrashing is what says that the budget is too small: builds that were evicted and soon compiled again.
+// Thrashing is what says that the budget is too small: builds that were evicted and soon compiled
+// again.
 type Thrashing struct {
 	Evicted, Back int     // entries
 	Seconds       float64 // of compiling what was there before
@@ -412,7 +427,8 @@ func (t Thrashing) IsSignificant() bool { return t.Back >= minReturned && 4*t.Ba
 // FindThrashing looks at tombstones, the oldest first: an entry has come back where there is a
 // build of it, or a later tombstone, from after it went. madeSince tells of a tombstone's entry
 // whether there is such a build.
-func FindThrashing(tombstones []index.Tombstone, madeSince func(*index.Tombstone) bool) (t Thrashing) {
+func FindThrashing(tombstones []index.Tombstone,
+	madeSince func(*index.Tombstone) bool) (t Thrashing) {
 	type entry struct {
 		key   index.RequestKey
 		scope string

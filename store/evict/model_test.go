@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// model is a store as a set of builds and blobs, in which what takes space is found by going through all of it, every time: slow, and plain to see.
+// model is a store as a set of builds and blobs, in which what takes space is found by going
+// through all of it, every time: slow, and plain to see.
 type model struct {
 	at     time.Time
 	builds []index.Brief
@@ -36,20 +37,26 @@ var present = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 
 const day = 24 * time.Hour
 
-// drawModel makes up a store in which every recipe is a needed blob's, and takes from whole blobs that are not packed themselves.
+// drawModel makes up a store in which every recipe is a needed blob's, and takes from whole blobs
+// that are not packed themselves.
 func drawModel(t *rapid.T) *model {
-	m := &model{at: present, spared: make(map[index.BuildID]string), pinned: make(map[index.BuildID]bool), not: make(map[index.BuildID]string),
+	m := &model{at: present, spared: make(map[index.BuildID]string),
+		pinned: make(map[index.BuildID]bool), not: make(map[index.BuildID]string),
 		byUser: make(map[uint32]int64)}
 	count := func(most int, what string) int { return rapid.IntRange(0, most).Draw(t, what) }
 	bytes := func(what string) int64 { return rapid.Int64Range(1, 100).Draw(t, what) }
 	m.blobs = make([]modelBlob, 1+count(11, "blobs"))
 	needed := make([]bool, len(m.blobs))
 	for i := range 1 + count(11, "builds") {
-		b := index.Brief{ID: index.BuildID{byte(i + 1)}, RequestKey: index.RequestKey{byte(count(6, "key"))}, Scope: "shared", UID: uint32(count(2, "user")),
-			Created: present.Add(-time.Duration(count(60, "age")) * day), CompileSeconds: float64(count(9, "seconds")), LogicalBytes: bytes("logical"),
+		b := index.Brief{ID: index.BuildID{byte(i + 1)},
+			RequestKey: index.RequestKey{byte(count(6, "key"))}, Scope: "shared",
+			UID:            uint32(count(2, "user")),
+			Created:        present.Add(-time.Duration(count(60, "age")) * day),
+			CompileSeconds: float64(count(9, "seconds")), LogicalBytes: bytes("logical"),
 			ModelDigest: cas.Digest{byte(count(3, "model"))}}
 		if count(1, "used") == 1 {
-			b.Use = index.Usage{Hits: uint64(count(9, "hits")), Last: b.Created.Add(time.Duration(count(60, "later")) * day)}
+			b.Use = index.Usage{Hits: uint64(count(9, "hits")),
+				Last: b.Created.Add(time.Duration(count(60, "later")) * day)}
 			if b.Use.Last.After(present) {
 				b.Use.Last = present
 			}
@@ -107,8 +114,10 @@ func drawModel(t *rapid.T) *model {
 		return m.blobs[i].whole == 0
 	})
 	for i := range m.blobs {
-		if b := &m.blobs[i]; b.whole > 0 && needed[i] && len(whole) > 0 && count(1, "may pack") == 1 {
-			b.saving, b.from = rapid.Int64Range(0, b.whole-1).Draw(t, "saving"), some(whole, i, "from")
+		if b := &m.blobs[i]; b.whole > 0 && needed[i] && len(whole) > 0 &&
+			count(1, "may pack") == 1 {
+			b.saving, b.from = rapid.Int64Range(0, b.whole-1).Draw(t, "saving"),
+				some(whole, i, "from")
 		}
 	}
 	for uid := range uint32(3) {
@@ -130,8 +139,10 @@ func (m *model) inventory() *Inventory {
 		}
 		return n
 	}
-	for i := range m.blobs { // those that no build needs keep their places too: the builds' numbers are places
-		s.Blobs = append(s.Blobs, index.Blob{Size: m.blobs[i].whole, Disk: m.blobs[i].whole, Needs: needs(i)})
+	// those that no build needs keep their places too: the builds' numbers are places
+	for i := range m.blobs {
+		s.Blobs = append(s.Blobs,
+			index.Blob{Size: m.blobs[i].whole, Disk: m.blobs[i].whole, Needs: needs(i)})
 		s.At[blobDigest(i)] = uint32(i)
 	}
 	inv := NewInventory(s, func(d cas.Digest) int64 { panic(fmt.Sprint("not told of ", d)) })
@@ -156,7 +167,9 @@ func (m *model) inventory() *Inventory {
 }
 
 func (m *model) needed(i int) bool {
-	return slices.ContainsFunc(slices.Concat(m.builds, m.others), func(b index.Brief) bool { return slices.Contains(b.Blobs, uint32(i)) })
+	return slices.ContainsFunc(slices.Concat(m.builds, m.others), func(b index.Brief) bool {
+		return slices.Contains(b.Blobs, uint32(i))
+	})
 }
 
 // sweep removes what is not needed, and returns what everything takes then.
@@ -183,7 +196,9 @@ func (m *model) sweep() (sum int64) {
 
 // remove takes builds out.
 func (m *model) remove(id index.BuildID) {
-	m.builds = slices.DeleteFunc(slices.Clone(m.builds), func(b index.Brief) bool { return b.ID == id })
+	m.builds = slices.DeleteFunc(slices.Clone(m.builds), func(b index.Brief) bool {
+		return b.ID == id
+	})
 }
 
 func (m *model) build(id index.BuildID) *index.Brief {

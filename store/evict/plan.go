@@ -13,7 +13,9 @@ import (
 
 // Plan is the steps to free space, and afterwards their outcome: printing and execution share it.
 type Plan struct {
-	Used, Goal int64 // bytes on disk, of the builds that may be collected: before, and wished for; a goal below 0: there is none
+	// bytes on disk, of the builds that may be collected: before, and wished for; a goal below 0:
+	// there is none
+	Used, Goal int64
 	Freed      int64 // that the steps free
 	Short      int64 // bytes by which the goal is missed
 	Steps      []Step
@@ -24,7 +26,8 @@ type Plan struct {
 // Action is what a step does.
 type Action int
 
-// The actions, the milder ones first: what a copy costs, what packing and unpacking costs, a compile.
+// The actions, the milder ones first: what a copy costs, what packing and unpacking costs, a
+// compile.
 const (
 	DropCopy Action = iota // the unpacked copy of a packed build goes
 	PackBuild
@@ -42,7 +45,8 @@ const (
 	kept    = "kept: "
 )
 
-// Step is what is done with one build; a weight-sharing group is one. A plan may have hundreds of thousands.
+// Step is what is done with one build; a weight-sharing group is one. A plan may have hundreds of
+// thousands.
 type Step struct {
 	Action  Action
 	ID      index.BuildID
@@ -84,7 +88,9 @@ func (p *Plan) Finish() {
 }
 
 // GoalReached reports whether the goal is reached once so much more is freed, or there is no goal.
-func (p *Plan) GoalReached(besides int64) bool { return p.Goal < 0 || p.Used-p.Freed-besides <= p.Goal }
+func (p *Plan) GoalReached(besides int64) bool {
+	return p.Goal < 0 || p.Used-p.Freed-besides <= p.Goal
+}
 
 // Count counts the steps of one kind that were carried out, or are planned.
 func (p *Plan) Count(a Action) (n uint64) {
@@ -96,12 +102,14 @@ func (p *Plan) Count(a Action) (n uint64) {
 	return n
 }
 
-// Kept counts the builds that stay, by reason. Of those that are planned for, their bytes and what the steps free add up to what is used.
+// Kept counts the builds that stay, by reason. Of those that are planned for, their bytes and what
+// the steps free add up to what is used.
 type Kept struct {
 	Reason string
-	Builds uint64          // 0: bytes that builds need which are not planned for
-	Bytes  int64           // on disk, with what recipes take from: what several reasons hold counts for the first of them
-	First  []index.BuildID // of the builds; maxNamed in a whole plan
+	Builds uint64 // 0: bytes that builds need which are not planned for
+	// on disk, with what recipes take from: what several reasons hold counts for the first of them
+	Bytes int64
+	First []index.BuildID // of the builds; maxNamed in a whole plan
 }
 
 // maxNamed bounds the builds that a plan names as staying.
@@ -132,7 +140,8 @@ func (p *Plan) KeptText() string {
 		if stays[why].Builds == 1 {
 			noun = "build"
 		}
-		parts = append(parts, fmt.Sprintf("%d %s of %s: %s", stays[why].Builds, noun, bytesize.Text(stays[why].Bytes), why))
+		parts = append(parts, fmt.Sprintf("%d %s of %s: %s", stays[why].Builds, noun,
+			bytesize.Text(stays[why].Bytes), why))
 	}
 	if len(parts) == 0 {
 		return ""
@@ -155,14 +164,16 @@ type cause struct {
 
 // The kinds of causes.
 const (
-	causeLeastValuable int8 = iota // there has to be room, or less of something, and it is the build's turn
+	// there has to be room, or less of something, and it is the build's turn
+	causeLeastValuable int8 = iota
 	causeUnused
 	causeSmaller // what it frees costs no compile
 )
 
 // causeOf says why it is this build's turn.
 func (pl *planner) causeOf(one *candidate, kind int8, limit string) cause {
-	w := cause{kind: kind, class: one.class, limit: limit, compileSeconds: one.CompileSeconds, hits: one.Use.Hits}
+	w := cause{kind: kind, class: one.class, limit: limit, compileSeconds: one.CompileSeconds,
+		hits: one.Use.Hits}
 	switch one.class {
 	case classNotServed:
 		w.state = pl.NotServed[one.ID]

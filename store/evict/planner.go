@@ -56,7 +56,8 @@ type planner struct {
 	sorted  []*candidate
 	entries map[index.RequestKey]uint32 // builds of each, where their number is bounded
 	kept    map[string]*Kept
-	needers map[uint32][]*candidate // of blobs that may be packed, or have a copy: the candidates that need them
+	// of blobs that may be packed, or have a copy: the candidates that need them
+	needers map[uint32][]*candidate
 }
 
 // classify finds out what is not served or superseded.
@@ -97,7 +98,8 @@ func (pl *planner) classify() {
 		}
 	}
 	for _, one := range several {
-		if first := newest[entry{one.RequestKey, one.Scope}]; first != one && !one.last.After(first.Created) {
+		if first := newest[entry{one.RequestKey, one.Scope}]; first != one &&
+			!one.last.After(first.Created) {
 			one.class, one.successor = classSuperseded, first
 		}
 	}
@@ -136,11 +138,13 @@ func (pl *planner) rank() {
 			share += pl.inv.perBuild(at)
 		}
 		idle := max(pl.At.Sub(one.last), 0)
-		one.worth = one.CompileSeconds * float64(1+one.Use.Hits) * math.Exp2(-float64(idle)/float64(halfLife)) / max(share, 1)
+		one.worth = one.CompileSeconds * float64(1+one.Use.Hits) *
+			math.Exp2(-float64(idle)/float64(halfLife)) / max(share, 1)
 		order[i] = place{one.worth, one.last.UnixNano(), uint32(i), one.class}
 	}
 	slices.SortFunc(order, func(a, b place) int {
-		return cmp.Or(int(a.class)-int(b.class), cmp.Compare(a.worth, b.worth), cmp.Compare(a.last, b.last))
+		return cmp.Or(int(a.class)-int(b.class), cmp.Compare(a.worth, b.worth),
+			cmp.Compare(a.last, b.last))
 	})
 	pl.sorted = make([]*candidate, len(order))
 	for i := range order {
@@ -183,7 +187,9 @@ func (pl *planner) markAboveShare() {
 		return 2*one.class + 1
 	}
 	if found {
-		slices.SortStableFunc(pl.sorted, func(a, b *candidate) int { return int(place(a) - place(b)) })
+		slices.SortStableFunc(pl.sorted, func(a, b *candidate) int {
+			return int(place(a) - place(b))
+		})
 	}
 }
 
@@ -223,16 +229,19 @@ func (pl *planner) evictAboveQuota() {
 	}
 	over := func(uid uint32) string {
 		if has[uid]-pl.Storing[uid] <= pl.limits.User {
-			return fmt.Sprintf("uid %d would have more than its quota of %s with a new build", uid, bytesize.Text(pl.limits.User))
+			return fmt.Sprintf("uid %d would have more than its quota of %s with a new build", uid,
+				bytesize.Text(pl.limits.User))
 		}
-		return fmt.Sprintf("uid %d has more than its quota of %s", uid, bytesize.Text(pl.limits.User))
+		return fmt.Sprintf("uid %d has more than its quota of %s", uid,
+			bytesize.Text(pl.limits.User))
 	}
 	newest, above := pl.newestOfUsers(), make(map[uint32]bool)
 	for uid, bytes := range has {
 		above[uid] = bytes > pl.limits.User
 	}
 	for _, one := range pl.sorted {
-		more := above[one.UID] && has[one.UID]-one.LogicalBytes >= pl.limits.User-pl.limits.UserSlack
+		more := above[one.UID] &&
+			has[one.UID]-one.LogicalBytes >= pl.limits.User-pl.limits.UserSlack
 		if one.chosen || has[one.UID] <= pl.limits.User && !more || one == newest[one.UID] {
 			continue
 		}
@@ -268,7 +277,8 @@ func (pl *planner) newestOfUsers() map[uint32]*candidate {
 	all := make(map[uint32]*candidate)
 	for i := range pl.all {
 		one := &pl.all[i]
-		if one.chosen || one.class != classServed || pl.At.Sub(one.Created).Abs() >= newestGrace || one.LogicalBytes > pl.limits.User || pl.Storing[one.UID] > 0 {
+		if one.chosen || one.class != classServed || pl.At.Sub(one.Created).Abs() >= newestGrace ||
+			one.LogicalBytes > pl.limits.User || pl.Storing[one.UID] > 0 {
 			continue
 		}
 		if last := all[one.UID]; last == nil || last.Created.Before(one.Created) {
@@ -302,7 +312,8 @@ func (pl *planner) evictClasses(classes ...int8) {
 		if slices.Contains(classes, one.class) {
 			limit := ""
 			if one.above {
-				limit = fmt.Sprintf("uid %d has more than its share of %s", one.UID, bytesize.Text(pl.limits.Share))
+				limit = fmt.Sprintf("uid %d has more than its share of %s", one.UID,
+					bytesize.Text(pl.limits.Share))
 			}
 			pl.choose(one, false, causeLeastValuable, limit)
 		}
@@ -384,7 +395,9 @@ func (pl *planner) unchooseNeedless() {
 }
 
 // isOptional reports whether a step evicts a served build, only to reach the goal.
-func (s *Step) isOptional() bool { return s.Action == Evict && !s.Must && s.of.class == classServed }
+func (s *Step) isOptional() bool {
+	return s.Action == Evict && !s.Must && s.of.class == classServed
+}
 
 // restore takes in again what was chosen for room, and tells what it takes then. Nothing may have
 // been packed since it was chosen.
@@ -407,7 +420,9 @@ func (pl *planner) reapply(one *candidate) (frees int64) {
 
 // dropRestored removes the steps of what was taken in again.
 func (pl *planner) dropRestored() {
-	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool { return s.isOptional() && !s.of.chosen })
+	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool {
+		return s.isOptional() && !s.of.chosen
+	})
 }
 
 // recount recounts what each step frees after the remaining ones before it.
@@ -431,7 +446,8 @@ func (pl *planner) choose(one *candidate, must bool, kind int8, limit string) bo
 	}
 	one.chosen = true
 	frees := pl.release(one)
-	pl.addStep(Step{Action: Evict, Frees: frees, why: pl.causeOf(one, kind, limit), Must: must, of: one})
+	pl.addStep(Step{Action: Evict, Frees: frees, why: pl.causeOf(one, kind, limit),
+		Must: must, of: one})
 	if pl.entries != nil {
 		if pl.entries[one.RequestKey]--; pl.entries[one.RequestKey] == 0 {
 			delete(pl.entries, one.RequestKey)
@@ -531,7 +547,9 @@ func (pl *planner) sumKept() {
 		}
 		return slices.Index([]string{keptValuable, keptNeeded}, why)
 	}
-	order := slices.SortedFunc(maps.Keys(pl.kept), func(a, b string) int { return cmp.Or(strength(a)-strength(b), strings.Compare(a, b)) })
+	order := slices.SortedFunc(maps.Keys(pl.kept), func(a, b string) int {
+		return cmp.Or(strength(a)-strength(b), strings.Compare(a, b))
+	})
 	pl.sumKeptShares(order)
 	for _, why := range order {
 		pl.plan.Kept = append(pl.plan.Kept, *pl.kept[why])
@@ -592,8 +610,9 @@ func days(d time.Duration) string {
 
 // Snapshot is what is known of a store when a plan is made for it. A plan uses its inventory up.
 type Snapshot struct {
-	At        time.Time
-	AgesFrom  time.Time     // the clock was not believable before: what Limits.Unused bounds begins there
+	At time.Time
+	// the clock was not believable before: what Limits.Unused bounds begins there
+	AgesFrom  time.Time
 	Builds    []index.Brief // those that may be collected
 	Others    []index.Brief // that count for quotas as well, and may not be collected here
 	Whole     bool          // they are all that there are: bounds of the whole store are for them
@@ -601,25 +620,29 @@ type Snapshot struct {
 
 	NotServed map[index.BuildID]string // the states of those that are not
 	Pinned    map[index.BuildID]bool
-	Storing   map[uint32]int64      // logical bytes by user: what is being stored comes in place of what is there
-	Bound     func(uid uint32) bool // reports whether Limits.Share is for the user; nil: for none
+	// logical bytes by user: what is being stored comes in place of what is there
+	Storing map[uint32]int64
+	Bound   func(uid uint32) bool // reports whether Limits.Share is for the user; nil: for none
 
 	// WhySpared says why a build may not be evicted now, "" if it may. It is called once at most,
 	// and only for builds that would be evicted, because it may have to look at files.
 	WhySpared func(*index.Brief) string
 }
 
-// Limits are what is to be kept to. The zero value lets no byte stay: where there is no goal, Bytes is below 0.
+// Limits are what is to be kept to. The zero value lets no byte stay: where there is no goal, Bytes
+// is below 0.
 type Limits struct {
 	Bytes   int64         // on disk that may stay; below 0: as many as there are
 	Missing int64         // bytes on disk that have to go at least
 	Unused  time.Duration // builds that were not used for longer go; 0: any time
 	User    int64         // logical bytes of all builds that one user asked for; 0: any number
-	Share   int64         // logical bytes of a bound user that go after what others have above it; 0: any number
-	Entries uint64        // request keys, of a whole store; 0: any number
-	Packs   bool          // builds may be packed, which takes longer than to remove them
+	// logical bytes of a bound user that go after what others have above it; 0: any number
+	Share   int64
+	Entries uint64 // request keys, of a whole store; 0: any number
+	Packs   bool   // builds may be packed, which takes longer than to remove them
 
-	UserSlack    int64  // where User is exceeded, so much stays free besides, as far as whole builds fit in
+	// where User is exceeded, so much stays free besides, as far as whole builds fit in
+	UserSlack    int64
 	EntriesSlack uint64 // likewise of Entries
 }
 
@@ -627,7 +650,8 @@ type Limits struct {
 // exceed a quota or the number of entries. Then it frees space: copies; builds that are not served,
 // then superseded ones; by packing; and then builds of the least compile time and use per byte.
 func (s *Snapshot) Plan(to Limits) *Plan {
-	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory, kept: make(map[string]*Kept)}
+	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory,
+		kept: make(map[string]*Kept)}
 	pl.classify()
 	pl.setGoal()
 	pl.rank()
@@ -678,10 +702,13 @@ func (pl *planner) findNeeders() {
 // mayShrink reports whether the form of a blob may change for all builds that need it.
 func (pl *planner) mayShrink(at uint32) bool {
 	all := pl.needers[at]
-	return len(all) > 0 && !slices.ContainsFunc(all, func(one *candidate) bool { return pl.whySpared(one) != "" })
+	return len(all) > 0 && !slices.ContainsFunc(all, func(one *candidate) bool {
+		return pl.whySpared(one) != ""
+	})
 }
 
-// coldest lists the candidates that need some blob that may shrink, the ones that were not used for longest first.
+// coldest lists the candidates that need some blob that may shrink, the ones that were not used for
+// longest first.
 func (pl *planner) coldest() (list []*candidate) {
 	pl.findNeeders()
 	for _, all := range pl.needers {
@@ -732,7 +759,9 @@ func (pl *planner) dropUselessSteps() {
 	}
 	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool {
 		last := goes[s.of]
-		if s.Action == Evict || last == nil || slices.ContainsFunc(s.blobs, func(at uint32) bool { return pl.inv.blobs[at].Needs > 0 }) {
+		if s.Action == Evict || last == nil || slices.ContainsFunc(s.blobs, func(at uint32) bool {
+			return pl.inv.blobs[at].Needs > 0
+		}) {
 			return false
 		}
 		last.Frees += s.Frees // it comes later, and so has not been moved yet

@@ -15,7 +15,8 @@ import (
 // plan makes a plan for a model, and checks that WhySpared is called at most once for a build.
 func (m *model) plan(t require.TestingT, whole bool, to Limits) *Plan {
 	asked := make(map[index.BuildID]bool)
-	s := &Snapshot{At: m.at, Builds: slices.Clone(m.builds), Whole: whole, Inventory: m.inventory(), NotServed: m.not, Pinned: m.pinned, Storing: m.byUser,
+	s := &Snapshot{At: m.at, Builds: slices.Clone(m.builds), Whole: whole, Inventory: m.inventory(),
+		NotServed: m.not, Pinned: m.pinned, Storing: m.byUser,
 		WhySpared: func(b *index.Brief) string {
 			require.False(t, asked[b.ID], "asked again about %v", b.ID)
 			asked[b.ID] = true
@@ -25,7 +26,8 @@ func (m *model) plan(t require.TestingT, whole bool, to Limits) *Plan {
 }
 
 func drawLimits(t *rapid.T) Limits {
-	to := Limits{Bytes: rapid.Int64Range(-1, 600).Draw(t, "bytes"), Packs: rapid.Bool().Draw(t, "packs")}
+	to := Limits{Bytes: rapid.Int64Range(-1, 600).Draw(t, "bytes"),
+		Packs: rapid.Bool().Draw(t, "packs")}
 	if rapid.Bool().Draw(t, "floor") {
 		to.Missing = rapid.Int64Range(0, 400).Draw(t, "missing")
 	}
@@ -63,10 +65,12 @@ func (m *model) carryOut(t require.TestingT, plan *Plan) {
 		m.sweep()
 		for at := range m.blobs {
 			if m.needed(at) {
-				require.Positive(t, m.blobs[at].whole+m.blobs[at].recipe, "blob %d is needed, and gone", at)
+				require.Positive(t, m.blobs[at].whole+m.blobs[at].recipe,
+					"blob %d is needed, and gone", at)
 			}
 			for _, container := range m.blobs[at].takes {
-				require.Positive(t, m.blobs[container].whole, "the recipe of %d takes from %d", at, container)
+				require.Positive(t, m.blobs[container].whole, "the recipe of %d takes from %d",
+					at, container)
 			}
 		}
 	}
@@ -75,7 +79,10 @@ func (m *model) carryOut(t require.TestingT, plan *Plan) {
 // mayShrink: no build that needs the blob prevents it.
 func (m *model) mayShrink(at int) bool {
 	minds := func(b index.Brief) bool { return slices.Contains(b.Blobs, uint32(at)) }
-	return !slices.ContainsFunc(m.others, minds) && !slices.ContainsFunc(m.builds, func(b index.Brief) bool { return m.spared[b.ID] != "" && minds(b) })
+	return !slices.ContainsFunc(m.others, minds) &&
+		!slices.ContainsFunc(m.builds, func(b index.Brief) bool {
+			return m.spared[b.ID] != "" && minds(b)
+		})
 }
 
 // pack packs a blob where that frees space, where those that it would take from are whole and no
@@ -149,7 +156,8 @@ func TestPlanFreesTheStatedBytes(t *testing.T) {
 	})
 }
 
-// checkGoal: the goal is the stricter one; it is missed only where nothing more may go; and nothing goes for room after it was reached.
+// checkGoal: the goal is the stricter one; it is missed only where nothing more may go; and nothing
+// goes for room after it was reached.
 func (m *model) checkGoal(t *rapid.T, to Limits, plan *Plan) {
 	goal := to.Bytes
 	if to.Missing > 0 && (goal < 0 || plan.Used-to.Missing < goal) {
@@ -158,7 +166,8 @@ func (m *model) checkGoal(t *rapid.T, to Limits, plan *Plan) {
 	require.Equal(t, goal, plan.Goal)
 	if goal < 0 {
 		require.Zero(t, plan.Short)
-		require.False(t, slices.ContainsFunc(plan.Steps, func(s Step) bool { return !s.Must }), "there is no goal")
+		require.False(t, slices.ContainsFunc(plan.Steps, func(s Step) bool { return !s.Must }),
+			"there is no goal")
 		return
 	}
 	require.Equal(t, max(plan.Used-plan.Freed-goal, 0), plan.Short)
@@ -192,10 +201,12 @@ func (m *model) checkGoal(t *rapid.T, to Limits, plan *Plan) {
 			left.remove(b.ID)
 		}
 	}
-	require.LessOrEqual(t, (takes-left.sweep())*minFreedPart, bearable, "the goal is missed, and removing more builds would have freed something")
+	require.LessOrEqual(t, (takes-left.sweep())*minFreedPart, bearable,
+		"the goal is missed, and removing more builds would have freed something")
 }
 
-func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model, evicted map[index.BuildID]bool) {
+func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model,
+	evicted map[index.BuildID]bool) {
 	has, may := make(map[uint32]int64), make(map[uint32]bool)
 	keys, mayKey := make(map[index.RequestKey]bool), false
 	for _, b := range after.builds {
@@ -204,7 +215,8 @@ func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model, evi
 			require.LessOrEqual(t, m.at.Sub(lastUse(&b)), to.Unused, "too old")
 		}
 		has[b.UID] += b.LogicalBytes
-		may[b.UID] = may[b.UID] || free && m.at.Sub(b.Created) >= newestGrace // the newest one stays for a while
+		// the newest one stays for a while
+		may[b.UID] = may[b.UID] || free && m.at.Sub(b.Created) >= newestGrace
 		keys[b.RequestKey] = true
 		mayKey = mayKey || free
 	}
@@ -245,7 +257,8 @@ func TestLeastValuableIsEvictedFirst(t *testing.T) {
 	})
 }
 
-// Where all is needed by one build each, and the whole is equal, a build that is used more or cost more to compile goes later.
+// Where all is needed by one build each, and the whole is equal, a build that is used more or cost
+// more to compile goes later.
 func TestWorth(t *testing.T) {
 	list := []index.Brief{
 		{CompileSeconds: 9, Use: index.Usage{Hits: 9, Last: present}},
@@ -254,9 +267,11 @@ func TestWorth(t *testing.T) {
 		{CompileSeconds: 9, Use: index.Usage{Hits: 1, Last: present}},
 		{CompileSeconds: 9, Use: index.Usage{Hits: 9, Last: present}},
 	}
-	m := &model{at: present, blobs: make([]modelBlob, len(list)), not: map[index.BuildID]string{{5}: "stale"}}
+	m := &model{at: present, blobs: make([]modelBlob, len(list)),
+		not: map[index.BuildID]string{{5}: "stale"}}
 	for i := range list {
-		list[i].ID, list[i].RequestKey, list[i].Blobs = index.BuildID{byte(i + 1)}, index.RequestKey{byte(i)}, []uint32{uint32(i)}
+		list[i].ID, list[i].RequestKey, list[i].Blobs = index.BuildID{byte(i + 1)},
+			index.RequestKey{byte(i)}, []uint32{uint32(i)}
 		m.blobs[i].whole = 100
 	}
 	m.builds = list
@@ -267,10 +282,13 @@ func TestWorth(t *testing.T) {
 	}
 	require.Equal(t, []byte{5, 2, 3, 4, 1}, order)
 	require.Equal(t, "not served: it is stale", plan.Steps[0].Reason())
-	require.Equal(t, "least valuable for its size: 9.0 s of compiling, 9 hits, last used 2025-12-31T00:00:00Z", plan.Steps[1].Reason())
+	require.Equal(t,
+		"least valuable for its size: 9.0 s of compiling, 9 hits, last used 2025-12-31T00:00:00Z",
+		plan.Steps[1].Reason())
 }
 
-// A build's own bytes are what removing it alone would free, and all parts together are what there is.
+// A build's own bytes are what removing it alone would free, and all parts together are what there
+// is.
 func TestAccountsAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := drawModel(t)
@@ -310,7 +328,8 @@ func TestAccountsAddUp(t *testing.T) {
 
 // few is a store of some builds, numbered from 1, that have an entry and a blob of 100 bytes each.
 func few(builds ...index.Brief) *model {
-	m := &model{at: present, blobs: make([]modelBlob, len(builds)), spared: make(map[index.BuildID]string), not: make(map[index.BuildID]string)}
+	m := &model{at: present, blobs: make([]modelBlob, len(builds)),
+		spared: make(map[index.BuildID]string), not: make(map[index.BuildID]string)}
 	for i := range builds {
 		b := &builds[i]
 		b.ID, b.Blobs = index.BuildID{byte(i + 1)}, []uint32{uint32(i)}
@@ -332,15 +351,19 @@ func said(plan *Plan) (out []string) {
 }
 
 func TestEvictionStopsAtMaxEntries(t *testing.T) {
-	m := few(index.Brief{CompileSeconds: 1}, index.Brief{CompileSeconds: 2}, index.Brief{CompileSeconds: 3}, index.Brief{RequestKey: index.RequestKey{3}, Scope: "uid:7", CompileSeconds: 4})
+	m := few(index.Brief{CompileSeconds: 1}, index.Brief{CompileSeconds: 2},
+		index.Brief{CompileSeconds: 3},
+		index.Brief{RequestKey: index.RequestKey{3}, Scope: "uid:7", CompileSeconds: 4})
 	for i := range m.builds {
 		m.builds[i].Created = present
 	}
 	plan := m.plan(t, true, Limits{Bytes: -1, Entries: 2})
-	require.Equal(t, []string{"remove 1: 100"}, said(plan), "the third and the fourth are of one key")
+	require.Equal(t, []string{"remove 1: 100"}, said(plan),
+		"the third and the fourth are of one key")
 	require.True(t, plan.Steps[0].Must)
 	require.Contains(t, plan.Steps[0].Reason(), "more entries than max_entries (2): least valuable")
-	require.Empty(t, m.plan(t, false, Limits{Bytes: -1, Entries: 2}).Steps, "who does not have all of them does not know how many there are")
+	require.Empty(t, m.plan(t, false, Limits{Bytes: -1, Entries: 2}).Steps,
+		"who does not have all of them does not know how many there are")
 }
 
 // Builds that are not served are evicted first, then superseded ones, whatever they are worth.
@@ -353,19 +376,24 @@ func TestClasses(t *testing.T) {
 		index.Brief{Created: present, CompileSeconds: 9})
 	m.not[index.BuildID{4}] = "invalid"
 	plan := m.plan(t, true, Limits{})
-	require.Equal(t, []string{"remove 4: 100", "remove 2: 100", "remove 1: 100", "remove 3: 100"}, said(plan))
+	require.Equal(t, []string{"remove 4: 100", "remove 2: 100", "remove 1: 100", "remove 3: 100"},
+		said(plan))
 	require.Equal(t, "replaced by the build of 2026-03-01T00:00:00Z", plan.Steps[1].Reason())
 
 	m.builds[1].Use = index.Usage{Last: present.Add(time.Hour), Hits: 1}
 	plan = m.plan(t, true, Limits{})
-	require.Equal(t, "remove 1: 100", said(plan)[1], "who is used after a newer one was made is not superseded by it")
+	require.Equal(t, "remove 1: 100", said(plan)[1],
+		"who is used after a newer one was made is not superseded by it")
 
-	m = few(index.Brief{Created: present, CompileSeconds: 9}, index.Brief{Created: present, CompileSeconds: 9})
+	m = few(index.Brief{Created: present, CompileSeconds: 9},
+		index.Brief{Created: present, CompileSeconds: 9})
 	m.builds[0].Use = index.Usage{Hits: 1, Last: present}
-	require.Empty(t, m.plan(t, true, Limits{Bytes: -1, Unused: day}).Steps, "what was just made is not old, used or not")
+	require.Empty(t, m.plan(t, true, Limits{Bytes: -1, Unused: day}).Steps,
+		"what was just made is not old, used or not")
 }
 
-// Recipes take from the first build's blob, whose build is in hand: removing the first would free nothing.
+// Recipes take from the first build's blob, whose build is in hand: removing the first would free
+// nothing.
 func TestBuildsThatFreeNothingStay(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present})
 	m.blobs[1] = modelBlob{recipe: 10, takes: []int{0}}
@@ -380,15 +408,18 @@ func TestBuildsThatFreeNothingStay(t *testing.T) {
 // Nearly all that the first build has the second is packed with: the first goes with it, or stays.
 func TestBuildsThatFreeHardlyAnythingStay(t *testing.T) {
 	store := func() *model {
-		m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 5}, index.Brief{Created: present, CompileSeconds: 9})
+		m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 5},
+			index.Brief{Created: present, CompileSeconds: 9})
 		m.blobs = append(m.blobs, modelBlob{whole: 4})
 		m.builds[0].Blobs = append(m.builds[0].Blobs, 3)
 		m.blobs[1] = modelBlob{recipe: 10, takes: []int{0}}
 		return m
 	}
 	m := store()
-	require.Equal(t, []string{"remove 2: 10"}, said(m.plan(t, true, Limits{Bytes: 210})), "not the first, with which the goal is not reached")
-	require.Equal(t, []string{"remove 1: 4", "remove 2: 110"}, said(m.plan(t, true, Limits{Bytes: 150})), "both")
+	require.Equal(t, []string{"remove 2: 10"}, said(m.plan(t, true, Limits{Bytes: 210})),
+		"not the first, with which the goal is not reached")
+	require.Equal(t, []string{"remove 1: 4", "remove 2: 110"},
+		said(m.plan(t, true, Limits{Bytes: 150})), "both")
 	m.spared[index.BuildID{2}] = "in use"
 	plan := m.plan(t, true, Limits{Bytes: 100})
 	require.Equal(t, []string{"remove 3: 100"}, said(plan))
@@ -396,14 +427,17 @@ func TestBuildsThatFreeHardlyAnythingStay(t *testing.T) {
 	require.Equal(t, "remaining: 1 build of 110 B: in use; 1 build of 4 B: other builds need its "+
 		"bytes", plan.KeptText())
 	m.blobs[3].whole = 40
-	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})), "that is something")
+	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})),
+		"that is something")
 }
 
 // Where a user has too much and none of it may go, what stays says so; that of others does not.
 func TestUnreachableQuotasAreReported(t *testing.T) {
-	m := few(index.Brief{Created: present.Add(-day), UID: 7, LogicalBytes: 60}, index.Brief{Created: present.Add(-day), UID: 7, LogicalBytes: 60},
+	m := few(index.Brief{Created: present.Add(-day), UID: 7, LogicalBytes: 60},
+		index.Brief{Created: present.Add(-day), UID: 7, LogicalBytes: 60},
 		index.Brief{Created: present.Add(-day), UID: 8, LogicalBytes: 40})
-	m.spared[index.BuildID{1}], m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use", "pinned", "in use"
+	m.spared[index.BuildID{1}], m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use",
+		"pinned", "in use"
 	plan := m.plan(t, true, Limits{Bytes: -1, User: 50})
 	require.Empty(t, plan.Steps)
 	require.Equal(t, "remaining: 1 build of 100 B: in use, though uid 7 has more than its quota "+
@@ -418,17 +452,22 @@ func TestUnreachableQuotasAreReported(t *testing.T) {
 // A build that is evicted in the end is neither packed nor freed of its copy before, and what that
 // would have freed counts for its removal.
 func TestNoDetours(t *testing.T) {
-	m := few(index.Brief{Created: present}, index.Brief{Created: present}, index.Brief{Created: present})
+	m := few(index.Brief{Created: present}, index.Brief{Created: present},
+		index.Brief{Created: present})
 	m.spared[index.BuildID{1}] = "in use"
 	m.blobs[1].saving, m.blobs[1].from = 60, []int{0}
 	m.blobs[2] = modelBlob{recipe: 10, unpacked: 50, takes: []int{0}}
-	require.Equal(t, []string{"drop copy 3: 50", "pack 2: 60"}, said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
-	require.Equal(t, []string{"drop copy 3: 50", "remove 2: 100"}, said(m.plan(t, true, Limits{Bytes: 160})))
-	require.ElementsMatch(t, []string{"remove 2: 100", "remove 3: 60"}, said(m.plan(t, true, Limits{Packs: true})))
+	require.Equal(t, []string{"drop copy 3: 50", "pack 2: 60"},
+		said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
+	require.Equal(t, []string{"drop copy 3: 50", "remove 2: 100"},
+		said(m.plan(t, true, Limits{Bytes: 160})))
+	require.ElementsMatch(t, []string{"remove 2: 100", "remove 3: 60"},
+		said(m.plan(t, true, Limits{Packs: true})))
 }
 
 func TestStepOutcomes(t *testing.T) {
-	m := few(index.Brief{Created: present, CompileSeconds: 1}, index.Brief{Created: present, CompileSeconds: 2})
+	m := few(index.Brief{Created: present, CompileSeconds: 1},
+		index.Brief{Created: present, CompileSeconds: 2})
 	plan := m.plan(t, true, Limits{Bytes: 50})
 	require.Equal(t, []string{"remove 1: 100", "remove 2: 100"}, said(plan))
 	require.EqualValues(t, 2, plan.Count(Evict))
@@ -438,19 +477,27 @@ func TestStepOutcomes(t *testing.T) {
 	plan.NoteDone(&plan.Steps[0], 90)
 	plan.Steps[1].NoteKept("in use")
 	plan.Finish()
-	require.Equal(t, []string{"removed", "kept: in use"}, []string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
-	require.Equal(t, []string{"", "in use"}, []string{plan.Steps[0].KeptReason(), plan.Steps[1].KeptReason()})
+	require.Equal(t, []string{"removed", "kept: in use"},
+		[]string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
+	require.Equal(t, []string{"", "in use"},
+		[]string{plan.Steps[0].KeptReason(), plan.Steps[1].KeptReason()})
 	require.EqualValues(t, 1, plan.Count(Evict))
 	require.EqualValues(t, 60, plan.Short)
 	require.Equal(t, "remaining: 1 build of 100 B: in use", plan.KeptText())
 }
 
-// There is one level of recipes: nothing is packed that would take from what is packed already, or that recipes take from.
+// There is one level of recipes: nothing is packed that would take from what is packed already, or
+// that recipes take from.
 func TestRecipesDoNotTakeFromPackedBlobs(t *testing.T) {
-	m := few(index.Brief{Created: present}, index.Brief{Created: present.Add(-day), CompileSeconds: 9}, index.Brief{Created: present, CompileSeconds: 8})
+	m := few(index.Brief{Created: present},
+		index.Brief{Created: present.Add(-day), CompileSeconds: 9},
+		index.Brief{Created: present, CompileSeconds: 8})
 	m.blobs[0].saving, m.blobs[0].from = 60, []int{1}
 	m.blobs[1].saving, m.blobs[1].from = 60, []int{2}
-	require.Equal(t, []string{"pack 2: 60", "remove 1: 100"}, said(m.plan(t, true, Limits{Bytes: 200, Packs: true})))
-	m.builds[0].Created, m.builds[0].CompileSeconds, m.builds[2].CompileSeconds = present.Add(-2*day), 9, 0
-	require.Equal(t, []string{"pack 1: 60", "remove 3: 100"}, said(m.plan(t, true, Limits{Bytes: 200, Packs: true})))
+	require.Equal(t, []string{"pack 2: 60", "remove 1: 100"},
+		said(m.plan(t, true, Limits{Bytes: 200, Packs: true})))
+	m.builds[0].Created, m.builds[0].CompileSeconds,
+		m.builds[2].CompileSeconds = present.Add(-2*day), 9, 0
+	require.Equal(t, []string{"pack 1: 60", "remove 3: 100"},
+		said(m.plan(t, true, Limits{Bytes: 200, Packs: true})))
 }

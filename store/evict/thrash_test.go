@@ -10,7 +10,8 @@ import (
 
 func TestThrashes(t *testing.T) {
 	ghost := func(key byte, scope string, seconds float64, bytes int64) index.Tombstone {
-		return index.Tombstone{RequestKey: index.RequestKey{key}, Scope: scope, CompileSeconds: seconds, Bytes: bytes}
+		return index.Tombstone{RequestKey: index.RequestKey{key}, Scope: scope,
+			CompileSeconds: seconds, Bytes: bytes}
 	}
 	ghosts := []index.Tombstone{
 		ghost(1, "shared", 2, 10), // twice gone, and there again

@@ -99,7 +99,8 @@ func (s *Set) readAll(marks []string) *contents {
 		builds, refused, err := one.Read()
 		state := State{Path: one.Path, Err: err, Refused: refused}
 		if err != nil || len(refused) > 0 {
-			s.log.Warn("builds of a layer are not used", "layer", one.Path, "error", err, "builds", len(refused))
+			s.log.Warn("builds of a layer are not used", "layer", one.Path, "error", err, "builds",
+				len(refused))
 		}
 		for _, b := range builds {
 			if _, there := c.byID[b.ID]; there {
@@ -143,7 +144,8 @@ func compareIDs(a, b index.BuildID) int { return bytes.Compare(a[:], b[:]) }
 
 // Among calls fn with the builds of each, which come in order of ids, and with those of layers
 // with ids after this one among them.
-func (s *Set) Among(after index.BuildID, each func(func(index.Build) error) error, fn func(index.Build) error) error {
+func (s *Set) Among(after index.BuildID, each func(func(index.Build) error) error,
+	fn func(index.Build) error) error {
 	var below []index.Build
 	_ = s.Each(func(b index.Build) error {
 		if compareIDs(b.ID, after) > 0 {
@@ -243,7 +245,8 @@ func (s *Set) WhyNot(b *index.Build, cause error) (why string, damaged bool) {
 		return fmt.Sprintf("layer %s, which had the build, is not there any more", b.Layer), false
 	}
 	broken := errors.Is(cause, unix.EUCLEAN) || errors.Is(cause, unix.EBADMSG) // of the file system
-	if errors.Is(cause, fs.ErrPermission) || !cas.IsUnsound(cause) && !errors.Is(cause, cas.ErrNotFound) && !broken {
+	if errors.Is(cause, fs.ErrPermission) || !cas.IsUnsound(cause) &&
+		!errors.Is(cause, cas.ErrNotFound) && !broken {
 		return fmt.Sprintf("the build in layer %s cannot be served: %v", b.Layer, cause), false
 	}
 	return fmt.Sprintf("the build in layer %s is damaged: %v", b.Layer, cause), true

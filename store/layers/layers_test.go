@@ -17,7 +17,8 @@ func source(t *testing.T, fails error, ids ...byte) Source {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "list"), nil, 0o600))
 	return Source{Path: dir, List: "list", Read: func() (out []index.Build, _ []string, _ error) {
 		for _, id := range ids {
-			out = append(out, index.Build{ID: index.BuildID{id}, RequestKey: index.RequestKey{1}, Layer: dir})
+			out = append(out, index.Build{ID: index.BuildID{id}, RequestKey: index.RequestKey{1},
+				Layer: dir})
 		}
 		return out, nil, fails
 	}}
@@ -35,7 +36,8 @@ func TestBuildsOfLayersAreListedAmongTheOthers(t *testing.T) {
 		}
 		return nil
 	}
-	for after, want := range map[byte][]byte{0: {3, 4, 5, 5, 6, 7}, 3: {4, 5, 5, 6, 7}, 6: {4, 5, 6, 7}} {
+	for after, want := range map[byte][]byte{0: {3, 4, 5, 5, 6, 7}, 3: {4, 5, 5, 6, 7},
+		6: {4, 5, 6, 7}} {
 		var got []byte
 		require.NoError(t, s.Among(index.BuildID{after}, own, func(b index.Build) error {
 			got = append(got, b.ID[0])
@@ -44,7 +46,9 @@ func TestBuildsOfLayersAreListedAmongTheOthers(t *testing.T) {
 		require.Equal(t, want, got, "after %d", after)
 	}
 	enough := errors.New("enough")
-	require.Equal(t, enough, s.Among(index.BuildID{}, own, func(index.Build) error { return enough }))
+	require.Equal(t, enough, s.Among(index.BuildID{}, own, func(index.Build) error {
+		return enough
+	}))
 	require.Len(t, s.Of(index.RequestKey{1}), 3, "the second layer has one that the first has")
 	first, _ := s.Get(index.BuildID{3})
 	require.Equal(t, s.all[0].Path, first.Layer)
@@ -55,7 +59,8 @@ func TestMarksAreKeptWhileALayerIsMissing(t *testing.T) {
 	whole := New([]Source{source(t, nil, 1)}, slog.New(slog.DiscardHandler))
 	require.True(t, whole.Keep(index.BuildID{1}))
 	require.False(t, whole.Keep(index.BuildID{2}))
-	lacking := New([]Source{source(t, nil, 1), source(t, os.ErrNotExist)}, slog.New(slog.DiscardHandler))
+	lacking := New([]Source{source(t, nil, 1), source(t, os.ErrNotExist)},
+		slog.New(slog.DiscardHandler))
 	require.True(t, lacking.Keep(index.BuildID{2}))
 	require.ErrorIs(t, lacking.States()[1].Err, os.ErrNotExist)
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// accountant compares, whenever a blob has got its name or lost it, what is on the disk with what is accounted for.
+// accountant compares, whenever a blob has got its name or lost it, what is on the disk with what
+// is accounted for.
 type accountant struct {
 	cas.OS
 	b     *bench
@@ -54,22 +55,27 @@ func (a *accountant) look(when string) {
 	defer a.mu.Unlock()
 	a.times++
 	disk, told := a.b.onDisk(), a.b.warnings()
-	require.LessOrEqual(a.b, disk, told+a.b.user.setAside(), "%s: bytes are on the disk and in no account", when)
+	require.LessOrEqual(a.b, disk, told+a.b.user.setAside(),
+		"%s: bytes are on the disk and in no account", when)
 	if a.b.user.leaving() == 0 {
 		require.LessOrEqual(a.b, told, disk, "%s: bytes are accounted for twice", when)
 	}
 }
 
-// onDisk is what blobs and unpacked forms take that have their names; recipes, which are small, do not count.
+// onDisk is what blobs and unpacked forms take that have their names; recipes, which are small, do
+// not count.
 func (b *bench) onDisk() (sum int64) {
 	for _, dir := range []string{"objects", "unpacked/objects"} {
-		_ = filepath.WalkDir(filepath.Join(b.Store.dir, dir), func(path string, e fs.DirEntry, err error) error { // what goes meanwhile does not count
-			var st unix.Stat_t
-			if err == nil && e.Type().IsRegular() && !strings.Contains(path, "incoming") && unix.Lstat(path, &st) == nil {
-				sum += st.Blocks * 512
-			}
-			return nil
-		})
+		// what goes meanwhile does not count
+		_ = filepath.WalkDir(filepath.Join(b.Store.dir, dir),
+			func(path string, e fs.DirEntry, err error) error {
+				var st unix.Stat_t
+				if err == nil && e.Type().IsRegular() && !strings.Contains(path, "incoming") &&
+					unix.Lstat(path, &st) == nil {
+					sum += st.Blocks * 512
+				}
+				return nil
+			})
 	}
 	return sum
 }
@@ -102,7 +108,9 @@ func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
 					b := newBenchOn(t, inMemory(t), a)
 					all := c.blobs(ctx, b)
 					a.b = b
-					b.remeasured = func(cas.Digest) { require.Equal(t, b.onDisk(), b.warnings(), "before a blob is measured") }
+					b.remeasured = func(cas.Digest) {
+						require.Equal(t, b.onDisk(), b.warnings(), "before a blob is measured")
+					}
 					taken := 0
 					var mu sync.Mutex // several readers are at the gate
 					err := c.do(b, all, func(context.Context) error {
@@ -119,7 +127,8 @@ func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
 						return nil
 					})
 					if err != nil {
-						require.True(t, IsMissingOrDamaged(err) || errors.Is(err, ErrInUse) || errors.Is(err, errSavesTooLittle), "%v", err)
+						require.True(t, IsMissingOrDamaged(err) || errors.Is(err, ErrInUse) ||
+							errors.Is(err, errSavesTooLittle), "%v", err)
 					}
 					a.look("at the end")
 					require.Equal(t, b.onDisk(), b.warnings())

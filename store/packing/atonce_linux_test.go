@@ -28,9 +28,11 @@ import (
 // While blobs are stored, evicted and packed at the same time, no call fails but for documented
 // reasons, and in the end each blob that is needed is there, byte for byte, and no other.
 //
-// EPCACHED_FORMS_SEED has each goroutine do the same again, though not at the same time; EPCACHED_FORMS_ROUNDS has them do it for longer.
+// EPCACHED_FORMS_SEED has each goroutine do the same again, though not at the same time;
+// EPCACHED_FORMS_ROUNDS has them do it for longer.
 func TestConcurrentChangesLeaveNothing(t *testing.T) {
-	seed, rounds := fromEnvironment("EPCACHED_FORMS_SEED", rand.Uint64()), fromEnvironment("EPCACHED_FORMS_ROUNDS", 6)
+	seed, rounds := fromEnvironment("EPCACHED_FORMS_SEED", rand.Uint64()),
+		fromEnvironment("EPCACHED_FORMS_ROUNDS", 6)
 	t.Logf("EPCACHED_FORMS_SEED=%d", seed)
 	c := newCrowd(t)
 	for round := range rounds {
@@ -73,7 +75,8 @@ type crowd struct {
 }
 
 func newCrowd(t *testing.T) *crowd {
-	c := &crowd{trail: &trail{}, content: make(map[cas.Digest][]byte), evicted: make(map[cas.Digest]int)}
+	c := &crowd{trail: &trail{}, content: make(map[cas.Digest][]byte),
+		evicted: make(map[cas.Digest]int)}
 	var names []string
 	for i, content := range alike() {
 		d, err := cas.Sum(context.Background(), bytes.NewReader(content), 0, int64(len(content)))
@@ -87,16 +90,24 @@ func newCrowd(t *testing.T) *crowd {
 	return c
 }
 
-// alike are contents that share most of their bytes, with each other or with themselves; some of what they do not share can be compressed.
+// alike are contents that share most of their bytes, with each other or with themselves; some of
+// what they do not share can be compressed.
 func alike() [][]byte {
-	one, other, again, own := noise(1, 256<<10), noise(2, 256<<10), noise(3, 112<<10), noise(4, 96<<10)
-	text, short := []byte(hex.EncodeToString(noise(5, 96<<10))), func(seed uint64) []byte { return noise(seed, 4096) }
+	one, other, again, own := noise(1, 256<<10), noise(2, 256<<10), noise(3, 112<<10),
+		noise(4, 96<<10)
+	text, short := []byte(hex.EncodeToString(noise(5, 96<<10))), func(seed uint64) []byte {
+		return noise(seed, 4096)
+	}
 	return [][]byte{
-		one, slices.Concat(short(10), one), slices.Concat(short(11), one), slices.Concat(short(12), one, short(13)),
-		slices.Concat(own, one), slices.Concat(own, short(14), other), other, slices.Concat(short(15), other),
+		one, slices.Concat(short(10), one), slices.Concat(short(11), one),
+		slices.Concat(short(12), one, short(13)),
+		slices.Concat(own, one), slices.Concat(own, short(14), other), other,
+		slices.Concat(short(15), other),
 		slices.Concat(one[:128<<10], short(16), other[:128<<10]),
-		slices.Concat(again, again, again), slices.Concat(short(17), again, again, again), slices.Concat(short(18), again, again, again, again),
-		slices.Concat(text, text[:64<<10]), slices.Concat(text, one), slices.Concat(text, short(19), other),
+		slices.Concat(again, again, again), slices.Concat(short(17), again, again, again),
+		slices.Concat(short(18), again, again, again, again),
+		slices.Concat(text, text[:64<<10]), slices.Concat(text, one),
+		slices.Concat(text, short(19), other),
 	}
 }
 
@@ -119,7 +130,9 @@ func (c *crowd) evictAll(all []cas.Digest) {
 
 // expect tells of an error that is none of those that are to be expected.
 func (c *crowd) expect(err error, expected ...error) {
-	if err != nil && !slices.ContainsFunc(expected, func(one error) bool { return errors.Is(err, one) }) {
+	if err != nil && !slices.ContainsFunc(expected, func(one error) bool {
+		return errors.Is(err, one)
+	}) {
 		c.add("NOT EXPECTED: %v", err)
 		c.Errorf("%s\n%s", c.names.Replace(err.Error()), debug.Stack())
 	}
@@ -266,7 +279,8 @@ func (m *member) serve(ctx context.Context, d cas.Digest) {
 	})
 }
 
-// requireNothingElse requires, while nothing goes on, that all is there which is needed, and nothing else.
+// requireNothingElse requires, while nothing goes on, that all is there which is needed, and
+// nothing else.
 func (c *crowd) requireNothingElse(when string) {
 	c.Helper()
 	ctx := context.Background()
@@ -316,7 +330,8 @@ func (c *crowd) requireNothingElse(when string) {
 		return nil
 	}))
 	for _, dir := range []string{"objects", "recipes", "unpacked/objects"} {
-		names, _ := os.ReadDir(filepath.Join(c.Store.dir, dir, "incoming")) // there may be no copies
+		// there may be no copies
+		names, _ := os.ReadDir(filepath.Join(c.Store.dir, dir, "incoming"))
 		for _, name := range names {
 			say("%s/incoming/%s is there", dir, name.Name())
 		}
@@ -330,7 +345,8 @@ func (c *crowd) requireNothingElse(when string) {
 		say("%+v is accounted for", space)
 	}
 	if len(c.needed) == 0 && len(c.sketches.rows)+len(c.shares.rows) > 0 {
-		say("it is known of %x and %x what they share", slices.Collect(maps.Keys(c.sketches.rows)), slices.Collect(maps.Keys(c.shares.rows)))
+		say("it is known of %x and %x what they share", slices.Collect(maps.Keys(c.sketches.rows)),
+			slices.Collect(maps.Keys(c.shares.rows)))
 	}
 	what := c.take()
 	for line := range strings.Lines(what) {
@@ -341,7 +357,8 @@ func (c *crowd) requireNothingElse(when string) {
 		}
 	}
 	if len(wrong) > 0 {
-		c.Errorf("%s:\n%s\nwhat was done:\n%s", when, c.names.Replace(strings.Join(wrong, "\n")), what)
+		c.Errorf("%s:\n%s\nwhat was done:\n%s", when,
+			c.names.Replace(strings.Join(wrong, "\n")), what)
 	}
 }
 

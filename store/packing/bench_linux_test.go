@@ -35,11 +35,14 @@ func newBenchIn(t testing.TB, at string) *bench { return newBenchOn(t, at, nil) 
 func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 	dir := filepath.Join(at, "state")
 	require.NoError(t, os.Mkdir(dir, 0o700))
-	b := &bench{TB: t, memory: newMemory(dir), user: &user{needed: make(map[cas.Digest]int64), held: make(map[cas.Digest]bool), of: make(map[cas.Digest]string)}}
+	b := &bench{TB: t, memory: newMemory(dir), user: &user{needed: make(map[cas.Digest]int64),
+		held: make(map[cas.Digest]bool), of: make(map[cas.Digest]string)}}
 	b.memory.user = b.user
 	whole, err := cas.Open(dir, cas.Options{Stamps: newStamps(), FS: fs})
 	require.NoError(t, err)
-	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole, FS: fs, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole,
+		FS: fs, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	require.NoError(t, err)
 	return b
 }
@@ -56,7 +59,8 @@ func (b *bench) put(content []byte) cas.Digest {
 	return d
 }
 
-// variants are so many blobs of a size that have all but some bytes at their beginnings in common; of each it has been looked at what it shares.
+// variants are so many blobs of a size that have all but some bytes at their beginnings in common;
+// of each it has been looked at what it shares.
 func (b *bench) variants(n, size int) (all []cas.Digest, contents [][]byte) {
 	b.Helper()
 	common := noise(0, size)
@@ -121,9 +125,10 @@ type user struct {
 	goes     []int64 // what Fits was told that goes instead; guarded by mu
 	leaves   int64   // bytes on disk of what is being evicted; guarded by mu
 
-	letGo func()              // is called when something was let go; may be nil
-	asks  func()              // is called when room is asked for; may be nil
-	needs func(cas.Digest)    // is called when it is asked whether something is needed, before that is answered; may be nil
+	letGo func() // is called when something was let go; may be nil
+	asks  func() // is called when room is asked for; may be nil
+	// is called when it is asked whether something is needed, before that is answered; may be nil
+	needs func(cas.Digest)
 	given map[cas.Digest]bool // a request is being given it
 }
 
@@ -187,7 +192,9 @@ func (u *user) DropViews(d cas.Digest) error {
 }
 
 func (u *user) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
-	return func(from cas.Digest) (bool, error) { return u.of[from] == "" || u.of[from] == u.of[d], nil }, nil
+	return func(from cas.Digest) (bool, error) {
+		return u.of[from] == "" || u.of[from] == u.of[d], nil
+	}, nil
 }
 
 func (u *user) BeingServed(d cas.Digest) bool { return u.held[d] || u.given[d] }
@@ -281,7 +288,9 @@ type table struct {
 }
 
 func newMemory(dir string) *memory {
-	return &memory{dir: dir, measured: make(map[cas.Digest]int64), unpacked: newStamps(), proof: newStamps(), sketches: &table{rows: make(map[string][]byte)}, shares: &table{rows: make(map[string][]byte)}}
+	return &memory{dir: dir, measured: make(map[cas.Digest]int64), unpacked: newStamps(),
+		proof: newStamps(), sketches: &table{rows: make(map[string][]byte)},
+		shares: &table{rows: make(map[string][]byte)}}
 }
 
 func (m *memory) BlobBytes(d cas.Digest) (int64, bool, error) {

@@ -17,7 +17,9 @@ import (
 func (b *bench) families(used ...cas.Digest) []Family {
 	b.Helper()
 	hot := func(d cas.Digest) bool { return slices.Contains(used, d) }
-	all, err := b.CompactableFamilies(context.Background(), hot, func(d cas.Digest) bool { return !hot(d) })
+	all, err := b.CompactableFamilies(context.Background(), hot, func(d cas.Digest) bool {
+		return !hot(d)
+	})
 	require.NoError(b, err)
 	return all
 }
@@ -88,12 +90,14 @@ func TestInterruptedCompactingContinuesLater(t *testing.T) {
 		require.Positive(t, b.pack(d))
 	}
 	stopped := errors.New("stopped")
-	require.ErrorIs(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, func(context.Context) error {
-		if slices.Contains(b.containers(all[2]), all[1]) || slices.Contains(b.containers(all[3]), all[1]) {
-			return stopped
-		}
-		return nil
-	}), stopped)
+	require.ErrorIs(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]},
+		func(context.Context) error {
+			if slices.Contains(b.containers(all[2]), all[1]) ||
+				slices.Contains(b.containers(all[3]), all[1]) {
+				return stopped
+			}
+			return nil
+		}), stopped)
 	require.True(t, b.whole.Has(all[0]) && b.whole.Has(all[1]))
 	for _, d := range all {
 		_, packed := b.Recipes.Has(d)
@@ -121,7 +125,8 @@ func TestInterruptedCompactingContinuesLater(t *testing.T) {
 func TestABaseThatNoBuildNeedsIsRemoved(t *testing.T) {
 	ctx := context.Background()
 	large := noise(0, 2*mib)
-	most, less := append(noise(1, 4096), large[:mib]...), append(noise(2, 4096), large[mib/2:mib]...)
+	most, less := append(noise(1, 4096), large[:mib]...),
+		append(noise(2, 4096), large[mib/2:mib]...)
 	other := append(noise(3, 4096), large[mib+mib/2:]...) // shares nothing with these
 	for _, hot := range []bool{false, true} {
 		b := newBench(t)
@@ -213,8 +218,10 @@ func TestABlobThatIsMostlyItsOwnBecomesWholeWhenItIsUsed(t *testing.T) {
 	text := digits(3, mib)
 	alone := b.put(text)
 	size := int64(len(text))
-	err = b.recipeStore.Put(ctx, &dedupe.Recipe{Blob: alone, Size: size, Literals: dedupe.NoLiterals, Extents: []dedupe.Extent{{Length: size}},
-		Frames: &dedupe.Frames{Size: size, Each: 256 << 10}}, b.source(text), nil)
+	err = b.recipeStore.Put(ctx,
+		&dedupe.Recipe{Blob: alone, Size: size, Literals: dedupe.NoLiterals,
+			Extents: []dedupe.Extent{{Length: size}},
+			Frames:  &dedupe.Frames{Size: size, Each: 256 << 10}}, b.source(text), nil)
 	require.NoError(t, err)
 	removed, err := b.removeWhole(alone)
 	require.NoError(t, err)
@@ -240,7 +247,8 @@ func TestLiteralsOfABlobThatIsWholeAreNotTakenFrom(t *testing.T) {
 	common, own := noise(1, mib), noise(2, mib)
 	contents := make(map[cas.Digest][]byte)
 	var all []cas.Digest
-	for _, content := range [][]byte{common, slices.Concat(common, own), slices.Concat(noise(3, 4096), own)} {
+	for _, content := range [][]byte{common, slices.Concat(common, own),
+		slices.Concat(noise(3, 4096), own)} {
 		d, _ := b.looked(content)
 		all, contents[d] = append(all, d), content
 		if len(all) > 1 {

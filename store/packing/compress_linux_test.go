@@ -22,12 +22,14 @@ func TestLiteralsAreCompressedWhereThatGains(t *testing.T) {
 		own        []byte
 		compressed bool
 	}{
-		"digits":                             {digits(2, mib), true},
-		"noise":                              {noise(2, mib), false},
-		"an eighth, but less than 64 KiB":    {digits(2, 120<<10), false},
-		"half of it, which is just as much":  {digits(2, 140<<10), true},
-		"a third of them digits":             {slices.Concat(digits(2, mib/3), noise(3, mib*2/3)), true},
-		"a tenth of them digits, too little": {slices.Concat(digits(2, mib/10), noise(3, mib*9/10)), false},
+		"digits":                            {digits(2, mib), true},
+		"noise":                             {noise(2, mib), false},
+		"an eighth, but less than 64 KiB":   {digits(2, 120<<10), false},
+		"half of it, which is just as much": {digits(2, 140<<10), true},
+		"a third of them digits": {slices.Concat(digits(2, mib/3), noise(3, mib*2/3)),
+			true},
+		"a tenth of them digits, too little": {slices.Concat(digits(2, mib/10), noise(3, mib*9/10)),
+			false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

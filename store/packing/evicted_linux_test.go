@@ -45,14 +45,16 @@ func (b *bench) evict(all ...cas.Digest) {
 	require.NoError(b, err)
 }
 
-// requireNothingLeft requires that nothing is there but what the needed blobs are made of, and nothing at all when they are evicted.
+// requireNothingLeft requires that nothing is there but what the needed blobs are made of, and
+// nothing at all when they are evicted.
 func (b *bench) requireNothingLeft() {
 	b.Helper()
 	var recipes []cas.Digest
-	require.NoError(b, b.recipeStore.Walk(context.Background(), func(d cas.Digest, _ dedupe.Packed) error {
-		recipes = append(recipes, d)
-		return nil
-	}))
+	require.NoError(b, b.recipeStore.Walk(context.Background(),
+		func(d cas.Digest, _ dedupe.Packed) error {
+			recipes = append(recipes, d)
+			return nil
+		}))
 	for _, d := range append(b.objects(), recipes...) {
 		if _, needed := b.needed[d]; !needed {
 			require.NotEmpty(b, b.recipeStore.Users(d), "%s stays for nobody", d)
@@ -69,7 +71,9 @@ func (b *bench) requireNothingLeft() {
 	}
 	require.Empty(b, b.objects())
 	require.Empty(b, b.recipeStore.Containers())
-	require.NoError(b, b.Copies.Each(context.Background(), func(d cas.Digest, _ int64) error { return fmt.Errorf("a copy of %s stays", d) }))
+	require.NoError(b, b.Copies.Each(context.Background(), func(d cas.Digest, _ int64) error {
+		return fmt.Errorf("a copy of %s stays", d)
+	}))
 }
 
 // formChange is something that gives a blob another form.
@@ -99,12 +103,13 @@ func formChanges(ctx context.Context) []formChange {
 			b.pack(all[2])
 			return b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, gate)
 		}},
-		{name: "compact what no build needs", n: 3, do: func(b *bench, all []cas.Digest, gate Gate) error {
-			b.pack(all[1])
-			b.pack(all[2])
-			b.evict(all[0])
-			return b.Compact(ctx, Family{Base: all[0]}, gate)
-		}},
+		{name: "compact what no build needs", n: 3,
+			do: func(b *bench, all []cas.Digest, gate Gate) error {
+				b.pack(all[1])
+				b.pack(all[2])
+				b.evict(all[0])
+				return b.Compact(ctx, Family{Base: all[0]}, gate)
+			}},
 		{name: "make whole", n: 3, do: func(b *bench, all []cas.Digest, gate Gate) error {
 			require.Positive(b, b.pack(all[2]))
 			return b.Compact(ctx, Family{Hot: all[1]}, gate)
@@ -117,13 +122,15 @@ func (c *formChange) blobs(ctx context.Context, b *bench) (all []cas.Digest) {
 	const part = 256 << 10
 	shared, own := noise(1, part), digits(2, part)
 	for i := range c.n {
-		content := slices.Concat(noise(uint64(10+i), 4096), shared, noise(uint64(20+i), 300), shared)
+		content := slices.Concat(noise(uint64(10+i), 4096), shared,
+			noise(uint64(20+i), 300), shared)
 		switch {
 		case c.name == "compact what no build needs" && i == 0:
 			content = slices.Concat(noise(3, 2*part), shared, noise(4, part))
 		case c.name == "compress" && i == 1:
 			content = slices.Concat(own, shared)
-		case c.name == "make whole" && i > 0: // the last one takes from what the other has of its own
+		case c.name == "make whole" && i > 0:
+			// the last one takes from what the other has of its own
 			content = slices.Concat(noise(uint64(20+i), 300), noise(5, part), shared[:part*(2-i)])
 		case c.name != "pack" && i == c.n-1:
 			content = slices.Concat(shared, shared) // has nothing of its own, that would go with it
@@ -144,7 +151,8 @@ func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range formChanges(ctx) {
 		t.Run(c.name, func(t *testing.T) {
-			steps := 0 // of which the last ones are those after what takes most time: reading and comparing
+			// of which the last ones are those after what takes most time: reading and comparing
+			steps := 0
 			for victim := range c.n {
 				for step := steps - 1; step >= max(0, steps-4) || steps == 0; step-- {
 					b := newBenchIn(t, inMemory(t))
@@ -161,7 +169,8 @@ func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 						return nil
 					})
 					if err != nil {
-						require.True(t, IsMissingOrDamaged(err) || errors.Is(err, ErrInUse) || errors.Is(err, errSavesTooLittle), "%v", err)
+						require.True(t, IsMissingOrDamaged(err) || errors.Is(err, ErrInUse) ||
+							errors.Is(err, errSavesTooLittle), "%v", err)
 					}
 					b.requireNothingLeft()
 					if steps == 0 {
@@ -185,7 +194,8 @@ func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	require.NoError(t, b.makeRecipe(ctx, all[1], search{}, packing))
 	made, err := b.Recipes.Get(all[1])
 	require.NoError(t, err)
-	require.NoError(t, b.recipeStore.Remove(all[1])) // packing is as far as to have stored its literals
+	// packing is as far as to have stored its literals
+	require.NoError(t, b.recipeStore.Remove(all[1]))
 	b.needs = func(d cas.Digest) {
 		if d == all[1] {
 			b.needs = nil
@@ -222,7 +232,8 @@ func TestEvictionBeforeTheNameLeavesNothing(t *testing.T) {
 	}
 }
 
-// A container can be packed while it is not yet durable that the last recipe that takes from it has gone: it is when that is.
+// A container can be packed while it is not yet durable that the last recipe that takes from it has
+// gone: it is when that is.
 func TestBaseIsPackedWhileItsUserIsRemoved(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	part := noise(3, mib)
@@ -293,8 +304,8 @@ func (o *inOrder) SyncDir(path string) error {
 	return o.OS.SyncDir(path)
 }
 
-// A recipe that a power cut brings back finds its containers: these go when it is durable that it has gone, also where they are evicted together, whichever
-// is the first.
+// A recipe that a power cut brings back finds its containers: these go when it is durable that it
+// has gone, also where they are evicted together, whichever is the first.
 func TestContainersAreRemovedAfterRecipesDurably(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		order := &inOrder{}

@@ -18,7 +18,8 @@ import (
 
 const mib = 1 << 20
 
-// A blob is packed, served from a copy, made whole again and removed, and each time has the forms that it should have and its own bytes.
+// A blob is packed, served from a copy, made whole again and removed, and each time has the forms
+// that it should have and its own bytes.
 func TestABlobTakesAllForms(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -207,8 +208,9 @@ func TestABlobInBothFormsLosesItsRecipe(t *testing.T) {
 	}
 }
 
-// A wrong recipe of a blob that is sound is no damage: the blob stays whole, it is noted that nothing is to be had of it, and packing goes on. With a container
-// whose bytes are others it is an error like any other.
+// A wrong recipe of a blob that is sound is no damage: the blob stays whole, it is noted that
+// nothing is to be had of it, and packing goes on. With a container whose bytes are others it is an
+// error like any other.
 func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 	for _, damaged := range []bool{false, true} {
 		b := newBench(t)
@@ -327,7 +329,10 @@ func TestABlobIsReadOnceForSketchAndMatch(t *testing.T) {
 			d = second
 		}
 		var n atomic.Int64
-		found, err := b.Sharing.Examine(context.Background(), d, func(context.Context) error { n.Add(1); return nil })
+		found, err := b.Sharing.Examine(context.Background(), d, func(context.Context) error {
+			n.Add(1)
+			return nil
+		})
 		require.NoError(t, err)
 		require.Equal(t, saves, found.Saving > 0)
 		return n.Load()

@@ -21,7 +21,8 @@ func smallDisk(t *testing.T, options ...string) string {
 	require.NoError(t, os.WriteFile(image, nil, 0o600))
 	require.NoError(t, os.Truncate(image, 32<<20))
 	require.NoError(t, os.Mkdir(at, 0o700))
-	for _, command := range [][]string{append(append([]string{"mkfs.ext4", "-q", "-F"}, options...), image), {"mount", "-o", "loop", image, at}} {
+	for _, command := range [][]string{append(append([]string{"mkfs.ext4", "-q", "-F"}, options...),
+		image), {"mount", "-o", "loop", image, at}} {
 		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
 			t.Skipf("SKIPPED: no small file system: %s: %v: %s", command[0], err, out)
 		}
@@ -41,14 +42,15 @@ func TestFreedBytesMatchTheFileSystem(t *testing.T) {
 			b := newBenchIn(t, smallDisk(t, strings.Fields(options)...))
 			ctx := context.Background()
 			taken := func() (sum int64) {
-				require.NoError(t, filepath.WalkDir(b.Store.dir, func(path string, d fs.DirEntry, err error) error {
-					if err != nil || d.IsDir() {
+				require.NoError(t, filepath.WalkDir(b.Store.dir,
+					func(path string, d fs.DirEntry, err error) error {
+						if err != nil || d.IsDir() {
+							return err
+						}
+						disk, err := cas.DiskBytes(path)
+						sum += disk
 						return err
-					}
-					disk, err := cas.DiskBytes(path)
-					sum += disk
-					return err
-				}))
+					}))
 				return sum
 			}
 			common := noise(0, mib/2)

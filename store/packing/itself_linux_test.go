@@ -41,7 +41,8 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 	require.False(t, found.Little)
 	require.Greater(t, b.Sharing.Saving(container), int64(part-16<<10))
 	// One that takes of both copies, and over where the second begins, and one that is all in it.
-	first := slices.Concat(noise(3, 4096), content[part/2:part*3/2], content[3*part-part/4:], noise(4, 4096))
+	first := slices.Concat(noise(3, 4096), content[part/2:part*3/2], content[3*part-part/4:],
+		noise(4, 4096))
 	second := slices.Concat(once, noise(5, 4096))
 	all := map[cas.Digest][]byte{container: content}
 	var users []cas.Digest
@@ -122,7 +123,8 @@ func TestSmallSavingsArePackedOnRequest(t *testing.T) {
 	require.Zero(t, freed)
 }
 
-// A container that came first, and is a part of a larger one which came later and shares little else, takes from that.
+// A container that came first, and is a part of a larger one which came later and shares little
+// else, takes from that.
 func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 	b := newBench(t)
 	small := noise(1, mib/2)
@@ -155,7 +157,8 @@ func TestMatchesOfEarlierVersionsAreComparedAgain(t *testing.T) {
 	for _, c := range []struct {
 		raw    []byte
 		looked bool
-	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), false}, {Share{}.encode(), true}, {[]byte{3, 2, 0, 0, 0, 0, 0, 0, 0, 0}, true}, {[]byte{4, 0}, false}, {nil, false}} {
+	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), false}, {Share{}.encode(), true},
+		{[]byte{3, 2, 0, 0, 0, 0, 0, 0, 0, 0}, true}, {[]byte{4, 0}, false}, {nil, false}} {
 		b.shares.rows[string(d[:])] = c.raw
 		require.Equal(t, c.looked, b.Sharing.IsKnown(d), "%x", c.raw)
 	}
@@ -163,7 +166,8 @@ func TestMatchesOfEarlierVersionsAreComparedAgain(t *testing.T) {
 	_, err := b.Sharing.Examine(context.Background(), d, nil)
 	require.NoError(t, err)
 	require.True(t, b.Sharing.IsKnown(d))
-	for _, want := range []Share{{}, {Saving: 5, Little: true}, {Saving: 1 << 40, From: []cas.Digest{d}}, {Little: true, Saving: 7}} {
+	for _, want := range []Share{{}, {Saving: 5, Little: true},
+		{Saving: 1 << 40, From: []cas.Digest{d}}, {Little: true, Saving: 7}} {
 		got, ok := decodeShare(want.encode())
 		require.True(t, ok)
 		require.Equal(t, want, got)

@@ -31,7 +31,8 @@ func (b *bench) passedOn() (container, another, later cas.Digest, contents map[c
 	found, err := b.Sharing.Examine(context.Background(), container, nil)
 	require.NoError(b, err)
 	require.Equal(b, []cas.Digest{later}, found.From)
-	return container, another, later, map[cas.Digest][]byte{container: small, another: content, later: large}
+	return container, another, later,
+		map[cas.Digest][]byte{container: small, another: content, later: large}
 }
 
 // A container is not packed with what those may not take from who take from it.

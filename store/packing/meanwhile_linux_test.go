@@ -30,13 +30,17 @@ func TestPackingNeedsSpaceForLiterals(t *testing.T) {
 	require.Zero(t, b.reserved)
 }
 
-// A container that goes while a blob is compared with it is no error: there is nothing to pack the blob with, and it stays as it was.
+// A container that goes while a blob is compared with it is no error: there is nothing to pack the
+// blob with, and it stays as it was.
 func TestAContainerGoesWhileItIsComparedWith(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
 	var last, reads atomic.Int64 // which several readers are at
-	found, err := b.Sharing.Match(ctx, all[1], func(context.Context) error { last.Add(1); return nil })
+	found, err := b.Sharing.Match(ctx, all[1], func(context.Context) error {
+		last.Add(1)
+		return nil
+	})
 	require.NoError(t, err)
 	found.Close()
 	freed, err := b.Pack(ctx, all[1], Worth, func(context.Context) error {
@@ -138,7 +142,9 @@ func TestIdleCopiesAreDroppedForANewOne(t *testing.T) {
 				return nil
 			}
 			var err error
-			b.Store, err = Open(Options{Dir: b.Store.dir, Copies: b.Copies.dir, FS: f, Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
+			b.Store, err = Open(Options{Dir: b.Store.dir, Copies: b.Copies.dir, FS: f,
+				Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares,
+				Owner: b.user, Log: b.log})
 			require.NoError(t, err)
 			require.Equal(t, contents[1], b.read(all[1]))
 			require.Equal(t, contents[2], b.read(all[2]))
@@ -162,7 +168,10 @@ func TestEvictionDuringAComparisonLeavesNoMatch(t *testing.T) {
 	common := noise(1, mib/2)
 	first := b.put(common)
 	for i, look := range []func(d cas.Digest, gate Gate) error{
-		func(d cas.Digest, gate Gate) error { _, err := b.Sharing.Examine(ctx, d, gate); return err },
+		func(d cas.Digest, gate Gate) error {
+			_, err := b.Sharing.Examine(ctx, d, gate)
+			return err
+		},
 		func(d cas.Digest, gate Gate) error { _, err := b.Pack(ctx, d, Worth, gate); return err },
 	} {
 		d := b.put(slices.Concat(noise(uint64(10+i), 4096), common))

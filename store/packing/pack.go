@@ -48,7 +48,8 @@ var errSavesTooLittle = errors.New("packing saves too little")
 // Blobs that take from the whole form are packed again before, by matching: most of it stands
 // in the recipe's literals then. A crash on the way leaves a blob that is whole and has a
 // recipe, which is removed the next time, and blobs that take from either.
-func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64, err error) {
+func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64,
+	err error) {
 	leave, err := s.LockForms(ctx)
 	if err != nil {
 		return 0, err
@@ -80,7 +81,8 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 	defer done()
 	users := s.recipeStore.Users(d)
 	before := s.diskBytesOf(append(users, d))
-	how := search{minGain: least, include: also, dependents: users, single: len(users) == 0, gate: gate}
+	how := search{minGain: least, include: also, dependents: users,
+		single: len(users) == 0, gate: gate}
 	if err = s.makeRecipe(ctx, d, how, hold); err == nil {
 		err = s.repack(ctx, d, search{minGain: least, gate: gate})
 	}
@@ -324,7 +326,8 @@ type Family struct {
 
 // CompactableFamilies lists the families that are worth compacting, those first that have most in
 // common. hot reports whether a blob is used, and idle whether none of its builds is.
-func (s *Store) CompactableFamilies(ctx context.Context, hot, idle func(cas.Digest) bool) ([]Family, error) {
+func (s *Store) CompactableFamilies(ctx context.Context, hot,
+	idle func(cas.Digest) bool) ([]Family, error) {
 	found := make(map[Family]int64) // bytes in common
 	look := func(f Family, taken int64) {
 		size, err := s.whole.Size(f.Base)
@@ -431,7 +434,8 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	if f.Hot.IsZero() {
 		return nil
 	}
-	return ignore(ErrInUse, s.DropCopy(f.Hot)) // a client that has it open keeps it; it is removed later
+	// a client that has it open keeps it; it is removed later
+	return ignore(ErrInUse, s.DropCopy(f.Hot))
 }
 
 // retryLater makes ErrInUse of an error that says that there is no free space: there may be

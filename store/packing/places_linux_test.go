@@ -47,7 +47,8 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	require.NoError(t, b.DropCopy(all[1]))
 	require.Empty(t, asked())
 	require.NoError(t, b.MakeWhole(ctx, all[1]))
-	require.Equal(t, []place{{whole, cas.RoundUpToBlock(literals) + p.Disk}}, asked(), "no build is evicted for it")
+	require.Equal(t, []place{{whole, cas.RoundUpToBlock(literals) + p.Disk}}, asked(),
+		"no build is evicted for it")
 
 	// Compacting writes the one whole, and then what the other has of its own.
 	require.Positive(t, b.pack(all[1]))
@@ -55,7 +56,8 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	require.NoError(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, nil))
 	require.True(t, b.OnlyPacked(all[0]))
 	recipe, _ := b.Recipes.Has(all[0])
-	require.Equal(t, []place{{whole, cas.RoundUpToBlock(literals) + p.Disk}, {recipe.Disk, mib}}, asked())
+	require.Equal(t, []place{{whole, cas.RoundUpToBlock(literals) + p.Disk}, {recipe.Disk, mib}},
+		asked())
 	require.Zero(t, b.reserved)
 	for _, d := range all {
 		delete(b.needed, d)
@@ -80,7 +82,8 @@ func TestCompressedLiteralsAreReserved(t *testing.T) {
 	require.Less(t, p.Disk, int64(mib/2))
 }
 
-// A recipe that was left beside the whole form is used only as long as its blob may take from where it does.
+// A recipe that was left beside the whole form is used only as long as its blob may take from where
+// it does.
 func TestForbiddenBaseIsNotUsed(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
@@ -114,8 +117,10 @@ func TestContainerTakenAfterReleaseStays(t *testing.T) {
 	b.given = nil
 	size := int64(len(contents[1]))
 	b.letGo = func() {
-		require.NoError(t, b.recipeStore.Put(ctx, &dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
-			Containers: []dedupe.Container{{Digest: all[1], Size: size}}, Extents: []dedupe.Extent{{Length: 9}}}, nil, nil))
+		require.NoError(t, b.recipeStore.Put(ctx,
+			&dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
+				Containers: []dedupe.Container{{Digest: all[1], Size: size}},
+				Extents:    []dedupe.Extent{{Length: 9}}}, nil, nil))
 	}
 	stays()
 	require.NoError(t, b.recipeStore.Remove(all[2]))

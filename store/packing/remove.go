@@ -53,7 +53,8 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 
 // End removes unneeded containers, and makes all removals durable. freed counts bytes of files.
 func (r *Removal) End() (freed int64, err error) {
-	for err == nil && len(r.containers) > 0 { // a container may have a recipe, if its packing was begun: its bases are next
+	// a container may have a recipe, if its packing was begun: its bases are next
+	for err == nil && len(r.containers) > 0 {
 		if err = r.recipes.Sync(); err != nil {
 			break // a crash could bring recipes back
 		}
@@ -93,7 +94,8 @@ func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 			return err
 		}
 		defer leave()
-		if err := s.removeRecipeOfWhole(ctx, d); !IsMissingOrDamaged(err) { // else check tells of it
+		// else check tells of it
+		if err := s.removeRecipeOfWhole(ctx, d); !IsMissingOrDamaged(err) {
 			return err
 		}
 		return nil
@@ -118,7 +120,9 @@ func (s *Store) removeRecipeOfWhole(ctx context.Context, d cas.Digest) error {
 
 // giveUpRecipe removes a recipe, durably, and then its containers that are not needed.
 func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
-	return s.removeUnneededAfter(was, func() error { return ignore(cas.ErrNotFound, s.removeRecipe(d)) })
+	return s.removeUnneededAfter(was, func() error {
+		return ignore(cas.ErrNotFound, s.removeRecipe(d))
+	})
 }
 
 // removeUnneededAfter removes a recipe's unneeded containers when take has removed the recipe.
@@ -145,7 +149,8 @@ func (s *Store) Release(hold *cas.Hold) {
 	hold.Release()
 	for _, d := range kept {
 		s.removeIfUnneeded(d)
-		if err := s.remeasure(d); err != nil { // a failed put leaves it whole, and accounted for as packed or missing
+		// a failed put leaves it whole, and accounted for as packed or missing
+		if err := s.remeasure(d); err != nil {
 			s.log.Warn("cannot account for the space of a blob", "digest", d.String(), "error", err)
 		}
 	}
@@ -154,7 +159,8 @@ func (s *Store) Release(hold *cas.Hold) {
 // remeasure brings the account of a blob that a build needs to what its whole form takes.
 func (s *Store) remeasure(d cas.Digest) error {
 	accounted, needed, err := s.memory.DiskBytes(d)
-	if disk, _ := cas.DiskBytesIn(s.dir, d); err != nil || !needed || disk == accounted { // of one that is not there, none
+	// of one that is not there, none
+	if disk, _ := cas.DiskBytesIn(s.dir, d); err != nil || !needed || disk == accounted {
 		return err // mostly
 	}
 	return s.memory.Remeasure(d)
@@ -181,7 +187,8 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 	s := r.s
 	if p, ok := s.recipeStore.Has(d); ok {
 		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
-		containers, err := r.recipes.Remove(d)     // of what is there now: packing may have written another one since
+		// of what is there now: packing may have written another one since
+		containers, err := r.recipes.Remove(d)
 		r.containers = append(r.containers, digestsOf(containers)...)
 		r.done = append(r.done, s.accountByForm(digestsOf(containers)...))
 		if ignore(cas.ErrNotFound, err) != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// restless is a file system where each change of names takes its time, so that others come in between, and where nothing waits for a disk.
+// restless is a file system where each change of names takes its time, so that others come in
+// between, and where nothing waits for a disk.
 type restless struct {
 	cas.FS
 	*trail
@@ -45,7 +46,8 @@ func (r restless) change(what, path string, do func() error) error {
 	if d, noBlob := cas.ParseDigest(name); noBlob == nil {
 		state := filepath.Join(dir, "..", "..")
 		made, _ := dedupe.ReadRecipeStore(state).Get(d) // of what has none, nil
-		if kind := filepath.Base(filepath.Dir(filepath.Clean(dir))); kind == "recipes" && made != nil {
+		if kind := filepath.Base(filepath.Dir(filepath.Clean(dir))); kind == "recipes" &&
+			made != nil {
 			r.add("%s recipe of %s, which takes from %v: %v", what, d, made.Containers, err)
 		} else {
 			r.add("%s %s of %s: %v", what, kind, d, err)

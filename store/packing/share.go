@@ -94,7 +94,8 @@ func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 	}
 	var out []cas.Digest
 	for _, other := range how.include {
-		if s.whole.Has(other) && !slices.Contains(how.exclude, other) && !slices.Contains(out, other) {
+		if s.whole.Has(other) && !slices.Contains(how.exclude, other) &&
+			!slices.Contains(out, other) {
 			if ok, err := may(other); err != nil {
 				return nil, err
 			} else if ok {
@@ -104,16 +105,19 @@ func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 	}
 	var failed error
 	known := func(yield func(cas.Digest, match.Sketch) bool) {
-		failed = errors.Join(failed, eachBlob(ctx, s.memory.sketches, func(other cas.Digest, raw []byte) error {
-			if theirs, err := match.DecodeSketch(raw); err == nil { // else made again when it is looked at
-				yield(other, theirs)
-			}
-			return nil
-		}))
+		failed = errors.Join(failed,
+			eachBlob(ctx, s.memory.sketches, func(other cas.Digest, raw []byte) error {
+				// else made again when it is looked at
+				if theirs, err := match.DecodeSketch(raw); err == nil {
+					yield(other, theirs)
+				}
+				return nil
+			}))
 	}
 	// Before they are ranked: one that is out of reach must not stand for another that is not.
 	ranked := match.Candidates(own, known, func(other cas.Digest) bool {
-		if other == d || s.mayBePacked(other) || slices.Contains(how.exclude, other) || slices.Contains(out, other) {
+		if other == d || s.mayBePacked(other) || slices.Contains(how.exclude, other) ||
+			slices.Contains(out, other) {
 			return false
 		}
 		ok, err := may(other)
@@ -150,7 +154,8 @@ func (s *Sharing) mayBePacked(d cas.Digest) bool {
 		return true
 	}
 	found, _ := s.share(d)
-	return len(found.From) > 0 && !found.Little && len(s.recipeStore.Users(d)) == 0 && s.Saving(d) > 0
+	return len(found.From) > 0 && !found.Little && len(s.recipeStore.Users(d)) == 0 &&
+		s.Saving(d) > 0
 }
 
 // Share is what is known of a blob: what packing it would save, and which blobs it would take from.
@@ -216,7 +221,8 @@ func (s *Sharing) EachShare(ctx context.Context, fn func(d cas.Digest, found Sha
 	})
 }
 
-// Saving is how many bytes on disk packing a blob would free, be it little, as far as is known and still true. It reads no blob.
+// Saving is how many bytes on disk packing a blob would free, be it little, as far as is known and
+// still true. It reads no blob.
 func (s *Sharing) Saving(d cas.Digest) int64 {
 	found, ok := s.share(d)
 	if !ok || !s.whole.Has(d) || s.stale(found) {
@@ -266,7 +272,9 @@ func (s *Sharing) requeueSmaller(p *match.Plan) {
 		taken[e.Container] += e.Length
 	}
 	for i, one := range p.Containers {
-		if found, known := s.share(one.Digest); known && !slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size && taken[i] >= Worth.minimum(one.Size) {
+		if found, known := s.share(one.Digest); known &&
+			!slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size &&
+			taken[i] >= Worth.minimum(one.Size) {
 			s.memory.dropShare(one.Digest)
 		}
 	}
@@ -306,7 +314,8 @@ func (s *Sharing) RefreshSketches(ctx context.Context, gate Gate) error {
 	return nil
 }
 
-// Matched is what a blob shares with others, as a recipe of it would say. The files are open until Close.
+// Matched is what a blob shares with others, as a recipe of it would say. The files are open until
+// Close.
 type Matched struct {
 	Plan   *match.Plan // the container without a digest is what stands nowhere else
 	target Source
@@ -347,7 +356,8 @@ func (m *Matched) recipeBytes() int64 {
 
 // saving is how many bytes on disk go when the whole form does.
 func (m *Matched) saving() int64 {
-	return cas.RoundUpToBlock(m.Plan.Size) - cas.RoundUpToBlock(m.Plan.LiteralSize()) - cas.RoundUpToBlock(m.recipeBytes())
+	return cas.RoundUpToBlock(m.Plan.Size) - cas.RoundUpToBlock(m.Plan.LiteralSize()) -
+		cas.RoundUpToBlock(m.recipeBytes())
 }
 
 func (m *Matched) isWorth(least Gain) bool {
@@ -387,7 +397,8 @@ func (s *Sharing) planFor(ctx context.Context, m *Matched, d cas.Digest,
 	}
 	find := func(ctx context.Context, sketch match.Sketch) ([]match.Candidate, error) {
 		if !s.hasSketch(d) {
-			if err := s.saveSketch(d, sketch); err != nil { // first, so that later blobs find this one
+			// first, so that later blobs find this one
+			if err := s.saveSketch(d, sketch); err != nil {
 				return nil, err
 			}
 		}
@@ -400,7 +411,8 @@ func (s *Sharing) planFor(ctx context.Context, m *Matched, d cas.Digest,
 	return match.Find(ctx, gated(ctx, m.target, how.gate), find)
 }
 
-func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Digest, gate Gate) ([]match.Candidate, error) {
+func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Digest,
+	gate Gate) ([]match.Candidate, error) {
 	var all []match.Candidate
 	for _, one := range near {
 		f, err := s.openWhole(ctx, one)

@@ -86,9 +86,11 @@ type Owner interface {
 
 // Memory is what is remembered of blobs beside them; stamps may be lost. *index.Index is one.
 type Memory interface {
-	BlobBytes(d cas.Digest) (size int64, needed bool, err error) // of the plain bytes, as its builds say
+	// of the plain bytes, as its builds say
+	BlobBytes(d cas.Digest) (size int64, needed bool, err error)
 	DiskBytes(d cas.Digest) (disk int64, needed bool, err error) // as accounted for
-	Remeasure(d cas.Digest) error                                // accounts for what the whole form takes now
+	// accounts for what the whole form takes now
+	Remeasure(d cas.Digest) error
 
 	UnpackedStamps() cas.StampBook // of copies
 	RecipeStamps() cas.StampBook   // of the files of recipes that were proven to give their blob
@@ -160,9 +162,10 @@ type Store struct {
 	owner  Owner
 	log    *slog.Logger
 
-	formLock   chan struct{} // one token: the form of one blob is changed at a time
-	transients []func()      // CountTransient's done, called as the turn ends; the holder of the turn owns it
-	waiting    atomic.Int32  // for the turn
+	formLock chan struct{} // one token: the form of one blob is changed at a time
+	// CountTransient's done, called as the turn ends; the holder of the turn owns it
+	transients []func()
+	waiting    atomic.Int32 // for the turn
 	account    account
 }
 
@@ -171,10 +174,12 @@ type Store struct {
 func Open(o Options) (*Store, error) {
 	s := &Store{
 		dir: o.Dir, owner: o.Owner, log: o.Log, formLock: make(chan struct{}, 1),
-		account: account{movingBlobs: movingBlobs{counts: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int)}},
-		memory:  &memories{o.Memory, o.Sketches, o.Shares, o.Changed},
+		account: account{movingBlobs: movingBlobs{counts: make(map[*cas.Hold]bool),
+			moving: make(map[cas.Digest]int)}},
+		memory: &memories{o.Memory, o.Sketches, o.Shares, o.Changed},
 		Copies: &Copies{
-			fs: o.FS, dir: o.Copies, otherFileSystem: o.Apart, stamps: o.Memory.UnpackedStamps(), log: o.Log,
+			fs: o.FS, dir: o.Copies, otherFileSystem: o.Apart,
+			stamps: o.Memory.UnpackedStamps(), log: o.Log,
 		},
 	}
 	var err error
@@ -188,7 +193,8 @@ func Open(o Options) (*Store, error) {
 		return s, nil
 	}
 	for _, p := range s.recipeStore.Problems() {
-		s.log.Error("store has a problem", "store", s.dir, "object", p.Path, "newer", p.Newer, "unread", p.Unread, "detail", p.Detail)
+		s.log.Error("store has a problem", "store", s.dir, "object", p.Path, "newer", p.Newer,
+			"unread", p.Unread, "detail", p.Detail)
 	}
 	if _, err := os.Lstat(o.Copies); errors.Is(err, fs.ErrNotExist) {
 		return s, nil // made when something is unpacked
@@ -354,7 +360,8 @@ func (a *account) changed() {
 // accountLifetime is how long it is believed.
 const accountLifetime = time.Second
 
-// Space sums up. Where nothing is packed that costs nothing. Without fresh it may be what it was a second ago.
+// Space sums up. Where nothing is packed that costs nothing. Without fresh it may be what it was a
+// second ago.
 func (s *Store) Space(fresh bool) (Space, error) {
 	a := &s.account
 	a.mu.Lock()
@@ -371,7 +378,8 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		return now, err
 	}
 	counted := make(map[cas.Digest]bool)
-	for _, d := range slices.Concat(s.recipeStore.Containers(), a.movingBlobs.all()) { // in this order: what is no container any more is going by then
+	// in this order: what is no container any more is going by then
+	for _, d := range slices.Concat(s.recipeStore.Containers(), a.movingBlobs.all()) {
 		_, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return now, err
@@ -392,8 +400,8 @@ func (s *Store) Space(fresh bool) (Space, error) {
 	return now, err
 }
 
-// Bytes gives the bytes on disk of each form of a blob, 0 for one that it does not have: whole, the recipe without its
-// containers, unpacked.
+// Bytes gives the bytes on disk of each form of a blob, 0 for one that it does not have: whole, the
+// recipe without its containers, unpacked.
 func (s *Store) Bytes(d cas.Digest) (whole, recipe, unpacked int64) {
 	whole, _ = cas.DiskBytesIn(s.dir, d) // of one that is not there, none
 	if p, ok := s.recipeStore.Has(d); ok {

@@ -19,7 +19,8 @@ import (
 // is written; progress, which may be nil, a hundred times at most while bytes are. Errors that
 // IsMissingOrDamaged knows say that a container or the recipe is no good; those that cas.IsDiskFull
 // knows and ErrNoSpace, that there is no room.
-func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progress func(done, total int64)) error {
+func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(),
+	progress func(done, total int64)) error {
 	store, err := s.Copies.open()
 	if err != nil {
 		return err
@@ -42,7 +43,8 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 	return err
 }
 
-// fillCopy writes the unpacked form, which has its place within what may be taken as everything else has.
+// fillCopy writes the unpacked form, which has its place within what may be taken as everything
+// else has.
 func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, progress func(done,
 	total int64)) error {
 	release := func() {}
@@ -107,7 +109,8 @@ func (s *Store) DropCopy(d cas.Digest) error {
 		return err
 	}
 	inHand := false
-	_, err := open.RemoveUnless(d, func() (bool, error) { // else a view's bytes without a name here would be in no account
+	// else a view's bytes without a name here would be in no account
+	_, err := open.RemoveUnless(d, func() (bool, error) {
 		inHand = s.owner.BeingServed(d)
 		return inHand, nil
 	})
@@ -118,9 +121,11 @@ func (s *Store) DropCopy(d cas.Digest) error {
 	return err
 }
 
-// rebuildInto rebuilds a packed blob into an empty file. Where the recipe is as it was when it was proven, and all containers are as they
-// were when they were verified, it is copied; else what comes out is hashed.
-func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64)) error {
+// rebuildInto rebuilds a packed blob into an empty file. Where the recipe is as it was when it was
+// proven, and all containers are as they were when they were verified, it is copied; else what
+// comes out is hashed.
+func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File,
+	progress func(done, total int64)) error {
 	for attempt := 1; ; attempt++ {
 		r, stamp, proven, err := s.recipe(d)
 		if err != nil {
@@ -141,7 +146,8 @@ func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progr
 }
 
 // apply opens all containers before it copies: open files stay although their names are removed.
-func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool, progress func(done, total int64)) error {
+func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool,
+	progress func(done, total int64)) error {
 	open := make(map[cas.Digest]*dedupe.File, len(r.Containers))
 	defer func() {
 		for _, one := range open {
@@ -208,7 +214,8 @@ func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Pack
 	if err := s.owner.Fits(s.dir, "the unpacked form of a file", was.Size, 0); err != nil {
 		return err
 	}
-	release, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(was.Size), s.diskBytesOf([]cas.Digest{d}))
+	release, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(was.Size),
+		s.diskBytesOf([]cas.Digest{d}))
 	if err != nil {
 		return err
 	}
@@ -251,9 +258,12 @@ type reader struct {
 }
 
 // OnlyPacked tells that a blob is not whole, and that there is a recipe of it.
-func (s *reader) OnlyPacked(d cas.Digest) bool { return s.recipeStore.HasOrRead(d) && !s.whole.Has(d) }
+func (s *reader) OnlyPacked(d cas.Digest) bool {
+	return s.recipeStore.HasOrRead(d) && !s.whole.Has(d)
+}
 
-// Size gives the plain bytes of a blob, whole or packed. Errors are cas.ErrNotFound and the system's.
+// Size gives the plain bytes of a blob, whole or packed. Errors are cas.ErrNotFound and the
+// system's.
 func (s *reader) Size(d cas.Digest) (int64, error) {
 	size, err := s.whole.Size(d)
 	if !errors.Is(err, cas.ErrNotFound) || !s.recipeStore.HasOrRead(d) {
@@ -350,7 +360,8 @@ func (c *Copies) Store() *cas.Store { return c.opened.Load() }
 // Directory is that of the unpacked forms, absolute. apart: on another file system than whole ones.
 func (c *Copies) Directory() (path string, apart bool) { return c.dir, c.otherFileSystem }
 
-// Each calls fn for every unpacked form that takes room on the store's own file system, with its bytes on disk.
+// Each calls fn for every unpacked form that takes room on the store's own file system, with its
+// bytes on disk.
 func (c *Copies) Each(ctx context.Context, fn func(d cas.Digest, disk int64) error) error {
 	open := c.Store()
 	if open == nil || c.otherFileSystem {
@@ -444,15 +455,19 @@ func (s *Store) CopyTo(ctx context.Context, d cas.Digest, f *os.File, progress f
 	return s.inEitherForm(d, whole, func() error { return s.rebuildInto(ctx, d, f, progress) })
 }
 
-// Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of a packed one it reads
-// the recipe and verifies the containers, which does not prove that the one goes with the others: Check does.
+// Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of
+// a packed one it reads the recipe and verifies the containers, which does not prove that the one
+// goes with the others: Check does.
 func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
-	return s.inEitherForm(d, func() error { return s.whole.Verify(ctx, d) }, func() error { return s.verifyPacked(ctx, d) })
+	return s.inEitherForm(d, func() error { return s.whole.Verify(ctx, d) }, func() error {
+		return s.verifyPacked(ctx, d)
+	})
 }
 
 func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 	r, _, proven, err := s.recipe(d)
-	if err == nil && r.Frames != nil && !proven { // its literals are in the recipe's file, which has no digest
+	// its literals are in the recipe's file, which has no digest
+	if err == nil && r.Frames != nil && !proven {
 		err = s.proveRecipe(ctx, d)
 	}
 	if err != nil {
@@ -468,7 +483,9 @@ func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 
 // Check reads every byte of a blob, whatever stamps say; a packed one's as its recipe gives them.
 func (s *Store) Check(ctx context.Context, d cas.Digest) error {
-	return s.inEitherForm(d, func() error { return s.whole.Check(ctx, d) }, func() error { return s.proveRecipe(ctx, d) })
+	return s.inEitherForm(d, func() error { return s.whole.Check(ctx, d) }, func() error {
+		return s.proveRecipe(ctx, d)
+	})
 }
 
 // IsDamage reports whether an error is about wrong bytes of a blob, a container or a recipe.

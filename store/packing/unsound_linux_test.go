@@ -15,7 +15,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// forge puts a recipe that is sound in itself in the place of one, with other bytes of its container.
+// forge puts a recipe that is sound in itself in the place of one, with other bytes of its
+// container.
 func (b *bench) forge(d cas.Digest) *dedupe.Recipe {
 	b.Helper()
 	r, err := b.recipeStore.Get(d)
@@ -65,7 +66,9 @@ func TestUnreadableRecipesPreventRemovals(t *testing.T) {
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, newer, 0o444))
 	reopen := func() {
-		b.Store, err = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
+		b.Store, err = Open(Options{Dir: b.Store.dir,
+			Copies: filepath.Join(b.Store.dir, "unpacked"), Whole: b.whole, Memory: b.memory,
+			Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 		require.NoError(t, err)
 	}
 	reopen()
@@ -81,7 +84,8 @@ func TestUnreadableRecipesPreventRemovals(t *testing.T) {
 	require.Equal(t, contents[1], b.read(all[1]))
 }
 
-// noReads is a file system that does not give the bytes of one recipe while it has an error for that.
+// noReads is a file system that does not give the bytes of one recipe while it has an error for
+// that.
 type noReads struct {
 	cas.OS
 	path string
@@ -106,7 +110,9 @@ func TestContainersOfUnreadRecipesStay(t *testing.T) {
 	for _, err := range []syscall.Errno{syscall.EIO, syscall.EMFILE} {
 		fs.err.Store(&err)
 		var err2 error
-		b.Store, err2 = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), FS: fs, Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
+		b.Store, err2 = Open(Options{Dir: b.Store.dir,
+			Copies: filepath.Join(b.Store.dir, "unpacked"), FS: fs, Whole: b.whole,
+			Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 		require.NoError(t, err2)
 		require.False(t, b.Recipes.Complete())
 		b.shares.Drop(all[2][:]) // it is to be a container as well
@@ -121,7 +127,8 @@ func TestContainersOfUnreadRecipesStay(t *testing.T) {
 		_, err2 = b.Size(all[1])
 		require.ErrorIs(t, err2, err)
 		require.ErrorIs(t, b.Verify(ctx, all[1]), err)
-		require.Equal(t, err == syscall.EIO, len(b.DamageOf(ctx, all[1])) == 1, "only what the disk does not give to who asks for it is as good as damaged")
+		require.Equal(t, err == syscall.EIO, len(b.DamageOf(ctx, all[1])) == 1,
+			"only what the disk does not give to who asks for it is as good as damaged")
 		fs.err.Store(nil)
 		require.Equal(t, contents[1], b.read(all[1]))
 		require.True(t, b.Recipes.Complete())

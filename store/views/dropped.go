@@ -17,8 +17,9 @@ import (
 
 // dropped is a view that Sweep removes as soon as it is not in use.
 type dropped struct {
-	path        string
-	inner       *os.File   // nil for a view of an earlier run; stays open as long as a hit may be looking through it
+	path string
+	// nil for a view of an earlier run; stays open as long as a hit may be looking through it
+	inner       *os.File
 	duplicates  []*os.File // the same directory, opened by concurrent drops of the view
 	files       []file
 	removableAt time.Time // clients that were told the path only have until then
@@ -88,7 +89,8 @@ func (vs *Store) droppedViews() []*dropped {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	var out []*dropped
-	if v := vs.unfinished; v != nil && vs.dropped[v.scope+"/"+v.name] == nil && vs.onBlobFileSystem(v.path) {
+	if v := vs.unfinished; v != nil && vs.dropped[v.scope+"/"+v.name] == nil &&
+		vs.onBlobFileSystem(v.path) {
 		out = append(out, &dropped{path: v.path})
 	}
 	for name, d := range vs.dropped {
@@ -119,7 +121,8 @@ func (d *dropped) paths() (paths []string) {
 }
 
 func filesBelow(dir string) (paths []string) {
-	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { // what cannot be read was just removed
+	// what cannot be read was just removed
+	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
 			paths = append(paths, p)
 		}
@@ -130,7 +133,9 @@ func filesBelow(dir string) (paths []string) {
 
 // isOpen reports whether a process has one of the files open or mapped, without a lease.
 func (d *dropped) isOpen() bool {
-	return slices.ContainsFunc(d.paths(), func(path string) bool { return openedBy(path, nil) != ByNobody })
+	return slices.ContainsFunc(d.paths(), func(path string) bool {
+		return openedBy(path, nil) != ByNobody
+	})
 }
 
 // Sweep removes the doomed views that are not in use.
@@ -204,7 +209,8 @@ func (vs *Store) unlink(dir *os.File, file file) {
 		store = vs.o.Forms.Copies.Store()
 	}
 	if store != nil && !file.copied {
-		_ = store.Unlink(file.digest, dir, file.name) // a stamp not renewed costs hashing, or unpacking, once
+		// a stamp not renewed costs hashing, or unpacking, once
+		_ = store.Unlink(file.digest, dir, file.name)
 	}
 }
 

@@ -73,7 +73,8 @@ func TestBlobInAnUnfinishedViewIsHeld(t *testing.T) {
 	require.Zero(t, s.UnlinkedOpenBytes())
 }
 
-// A file that has its only names in several views of removed builds is held, all the time while one of these goes after the other.
+// A file that has its only names in several views of removed builds is held, all the time while one
+// of these goes after the other.
 func TestBlobInSeveralViewsIsHeldUntilTheLast(t *testing.T) {
 	s := open(t)
 	first := s.get()

@@ -52,10 +52,12 @@ func InLayer(layer string, b *index.Build) (*View, string, error) {
 // MarkOf is a mark of one file, as that of InLayer. It opens nothing.
 func MarkOf(path string) (string, error) {
 	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS|mountMask, &st); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS|mountMask,
+		&st); err != nil {
 		return "", &os.PathError{Op: "statx", Path: path, Err: err}
 	}
-	return fmt.Sprint(st.Mnt_id, st.Dev_major, st.Dev_minor, st.Ino, st.Size, st.Mtime, st.Ctime), nil
+	return fmt.Sprint(st.Mnt_id, st.Dev_major, st.Dev_minor, st.Ino, st.Size, st.Mtime, st.Ctime),
+		nil
 }
 
 const mountMask = unix.STATX_MNT_ID_UNIQUE | unix.STATX_MNT_ID

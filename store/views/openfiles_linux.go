@@ -77,7 +77,8 @@ func (vs *Store) countUnlinkedOpen() (sum, changing int64) {
 func (vs *Store) sameLinks(id inode, f *droppedFile) bool {
 	return !slices.ContainsFunc(f.paths, func(path string) bool {
 		var st unix.Stat_t
-		return unix.Lstat(path, &st) != nil || inode{st.Dev, st.Ino} != id || uint64(st.Nlink) != f.links
+		return unix.Lstat(path, &st) != nil || inode{st.Dev, st.Ino} != id ||
+			uint64(st.Nlink) != f.links
 	})
 }
 
@@ -93,7 +94,8 @@ func openedBy(path string, own *OwnFiles) Opener {
 	defer unix.Close(fd)
 	for range 2 { // the daemon may be done with it between one look and the other
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK); err == nil {
-			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK) // closing gives it back too
+			// closing gives it back too
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
 			return ByNobody
 		} else if err != unix.EAGAIN {
 			return ByNobody // the file system grants none, so it is unknown
@@ -152,7 +154,8 @@ func fileOf(fd int) (inode, bool) {
 	return inode{st.Dev, st.Ino}, true
 }
 
-// openDir opens a directory for reading, without the runtime's poller, which directories have no use for.
+// openDir opens a directory for reading, without the runtime's poller, which directories have no
+// use for.
 func openDir(path string) (*os.File, error) {
 	for {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

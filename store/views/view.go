@@ -53,9 +53,10 @@ type View struct {
 	at    cas.Stamp // of inner, when the view was whole
 	files []file
 
-	inLayer   bool                      // it is never removed
-	dropped   atomic.Bool               // set before the view may be taken away
-	lastGiven atomic.Pointer[time.Time] // when it was last given out, whatever the clock is set to; nil: never
+	inLayer bool        // it is never removed
+	dropped atomic.Bool // set before the view may be taken away
+	// when it was last given out, whatever the clock is set to; nil: never
+	lastGiven atomic.Pointer[time.Time]
 }
 
 type file struct {
@@ -67,7 +68,8 @@ type file struct {
 	unpacked bool // of the blob's unpacked form
 }
 
-// intact compares every file of the view with what it was when its bytes were last checked. It notices further files by the time of the directory.
+// intact compares every file of the view with what it was when its bytes were last checked. It
+// notices further files by the time of the directory.
 func (vs *Store) intact(v *View) bool {
 	if v.dropped.Load() {
 		return false
@@ -117,7 +119,8 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	}
 	v := vs.ForBuild(b)
 	if v != nil {
-		if vs.intact(v) && len(filesBelow(v.path)) == len(v.files) { // none was added while no daemon ran
+		// none was added while no daemon ran
+		if vs.intact(v) && len(filesBelow(v.path)) == len(v.files) {
 			vs.setCurrent(b.ID, v)
 			return v, nil
 		}
@@ -139,7 +142,8 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		vs.o.Log.Warn("cannot record a view", "error", err) // it is made again after a restart
 	}
 	vs.setCurrent(b.ID, v)
-	if _, err := vs.o.Index.Get(b.ID); errors.Is(err, index.ErrNotFound) { // its removal meanwhile may have missed this view
+	// its removal meanwhile may have missed this view
+	if _, err := vs.o.Index.Get(b.ID); errors.Is(err, index.ErrNotFound) {
 		vs.mu.Lock()
 		delete(vs.live, b.ID)
 		vs.mu.Unlock()
@@ -162,15 +166,18 @@ func (vs *Store) openEarlier(b *index.Build) *View {
 	}
 	where, apart := strings.CutPrefix(string(saved), unpackedPrefix)
 	parts := strings.Split(where, "/")
-	if _, elsewhere := vs.o.Forms.Copies.Directory(); len(parts) != 3 || parts[0] != ScopeDir(b.Scope) || apart != (elsewhere && vs.NeedsUnpacking(b)) {
+	if _, elsewhere := vs.o.Forms.Copies.Directory(); len(parts) != 3 ||
+		parts[0] != ScopeDir(b.Scope) || apart != (elsewhere && vs.NeedsUnpacking(b)) {
 		return nil
 	}
-	v := &View{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph, path: filepath.Join(vs.dir(apart), parts[0], parts[1])}
+	v := &View{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph,
+		path: filepath.Join(vs.dir(apart), parts[0], parts[1])}
 	if err := v.open(); err != nil {
 		return nil
 	}
 	for _, f := range b.Files {
-		v.files = append(v.files, file{name: f.Name, digest: f.Digest, unpacked: vs.o.Forms.OnlyPacked(f.Digest)})
+		v.files = append(v.files,
+			file{name: f.Name, digest: f.Digest, unpacked: vs.o.Forms.OnlyPacked(f.Digest)})
 	}
 	return v
 }
@@ -186,8 +193,8 @@ func (vs *Store) savedPath(v *View) string {
 	return where
 }
 
-// Lease opens the view's directory and takes a lease on that open directory: it lasts as long as a process holds
-// the descriptor, and survives the daemon.
+// Lease opens the view's directory and takes a lease on that open directory: it lasts as long as a
+// process holds the descriptor, and survives the daemon.
 func (v *View) Lease() (*os.File, error) {
 	f, err := openDir(v.path)
 	if err != nil {
@@ -211,7 +218,8 @@ func (vs *Store) NotePathGiven(v *View) {
 	defer vs.mu.Unlock()
 	d := vs.dropped[v.scope+"/"+v.name]
 	if d != nil && v.scope == Unkept {
-		d.removableAt = now.Add(HandOver) // it is kept only for its present clients, as it is in no account
+		// it is kept only for its present clients, as it is in no account
+		d.removableAt = now.Add(HandOver)
 	} else if d != nil {
 		d.removableAt = now.Add(PathGrace)
 	}
@@ -262,7 +270,8 @@ func (v *View) PathGraceEnd() time.Time {
 func (v *View) OpenedBy(own *OwnFiles) Opener {
 	by := ByNobody
 	for i := range v.files {
-		by = max(by, openedBy(filepath.Join(v.path, v.id, filepath.FromSlash(v.files[i].name)), own))
+		by = max(by, openedBy(filepath.Join(v.path, v.id, filepath.FromSlash(v.files[i].name)),
+			own))
 	}
 	return by
 }
@@ -271,18 +280,23 @@ func (v *View) OpenedBy(own *OwnFiles) Opener {
 type Store struct {
 	o Options
 
-	mu           sync.Mutex
-	live         map[index.BuildID]*View // guarded by mu
-	createdNames map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
-	dropped      map[string]*dropped     // by "<scope>/<view>"; guarded by mu
-	making       keyed.Slots             // one view is made at a time
-	unfinished   *View                   // which is being made: its build may go meanwhile; guarded by mu
+	mu   sync.Mutex
+	live map[index.BuildID]*View // guarded by mu
+	// "<scope>/<view>" of every view that this process made; guarded by mu
+	createdNames map[string]bool
+	dropped      map[string]*dropped // by "<scope>/<view>"; guarded by mu
+	making       keyed.Slots         // one view is made at a time
+	// which is being made: its build may go meanwhile; guarded by mu
+	unfinished *View
 }
 
 // Options say where views lie and what they are made of.
 type Options struct {
-	Dir        string // the directory of the views that are links to whole blobs; the others lie beside the unpacked forms
-	PathAccess bool   // shared views may be reached by path by every local user, not only by descriptor
+	// the directory of the views that are links to whole blobs; the others lie beside the unpacked
+	// forms
+	Dir string
+	// shared views may be reached by path by every local user, not only by descriptor
+	PathAccess bool
 	Blobs      *cas.Store
 	Forms      *packing.Store
 	Index      *index.Index
@@ -292,7 +306,8 @@ type Options struct {
 
 // Open gives the store of views below a directory, which it makes.
 func Open(o Options) (*Store, error) {
-	vs := &Store{o: o, live: make(map[index.BuildID]*View), createdNames: make(map[string]bool), dropped: make(map[string]*dropped), making: make(keyed.Slots, 1)}
+	vs := &Store{o: o, live: make(map[index.BuildID]*View), createdNames: make(map[string]bool),
+		dropped: make(map[string]*dropped), making: make(keyed.Slots, 1)}
 	return vs, vs.scopeDir(o.Dir, "shared")
 }
 
@@ -379,7 +394,8 @@ func (vs *Store) AnyLeased() bool {
 // ScopeDir is what the directory of a scope is called.
 func ScopeDir(scope string) string { return strings.ReplaceAll(scope, ":", "-") }
 
-// scopeDir makes the directory of a scope. Path access opens the way, not the list: names of views cannot be guessed.
+// scopeDir makes the directory of a scope. Path access opens the way, not the list: names of views
+// cannot be guessed.
 func (vs *Store) scopeDir(views, scope string) error {
 	dir := filepath.Join(views, ScopeDir(scope))
 	mode := fs.FileMode(0o700)
@@ -413,7 +429,8 @@ func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
 	return v, vs.makeReadable(v)
 }
 
-// begin makes the directories of a view, still writable. A view lies on one file system: one with unpacked files where they are.
+// begin makes the directories of a view, still writable. A view lies on one file system: one with
+// unpacked files where they are.
 func (vs *Store) begin(scope, graph string, unpacked bool) (*View, error) {
 	dir := vs.dir(unpacked)
 	if err := vs.scopeDir(dir, scope); err != nil {
@@ -449,7 +466,8 @@ func (vs *Store) link(ctx context.Context, v *View, f index.File) (file, error) 
 	}
 	blob, ok := store.Stamp(f.Digest)
 	copied := !ok || blob.Ino != stamp.Ino || blob.Dev != stamp.Dev
-	return file{name: f.Name, digest: f.Digest, copied: copied, stamp: stamp, unpacked: unpacked}, nil
+	return file{name: f.Name, digest: f.Digest, copied: copied, stamp: stamp, unpacked: unpacked},
+		nil
 }
 
 // makeReadable lets all users read the view that is whole.

@@ -30,7 +30,8 @@ type shop struct {
 }
 
 func open(t *testing.T) *shop {
-	dir, err := os.MkdirTemp("/dev/shm", "epcached") // what a power cut takes away is tested elsewhere
+	// what a power cut takes away is tested elsewhere
+	dir, err := os.MkdirTemp("/dev/shm", "epcached")
 	if err != nil {
 		dir = t.TempDir()
 	}
@@ -58,10 +59,14 @@ func open(t *testing.T) *shop {
 // start is that of .
 func (s *shop) start() {
 	s.Helper()
-	shapes, err := packing.Open(packing.Options{Dir: s.dir, Copies: filepath.Join(s.dir, "unpacked"), Whole: s.blobs, FS: cas.OS{}, Memory: s.index, Log: slog.New(slog.DiscardHandler)})
+	shapes, err := packing.Open(packing.Options{Dir: s.dir,
+		Copies: filepath.Join(s.dir, "unpacked"), Whole: s.blobs, FS: cas.OS{}, Memory: s.index,
+		Log: slog.New(slog.DiscardHandler)})
 	require.NoError(s, err)
-	s.Store, err = Open(Options{Dir: filepath.Join(s.dir, "views"), Blobs: s.blobs, Forms: shapes, Index: s.index,
-		Now: func() time.Time { return time.Now().Add(s.later) }, Log: slog.New(slog.DiscardHandler)})
+	s.Store, err = Open(Options{Dir: filepath.Join(s.dir, "views"), Blobs: s.blobs, Forms: shapes,
+		Index: s.index,
+		Now:   func() time.Time { return time.Now().Add(s.later) },
+		Log:   slog.New(slog.DiscardHandler)})
 	require.NoError(s, err)
 	s.Cleanup(s.Close)
 }
@@ -175,7 +180,8 @@ func TestAFileThatIsAnotherMakesAnotherView(t *testing.T) {
 	require.NotEqual(t, v.ID(), s.get().ID())
 }
 
-// An application of the daemon's own user may write into a view: what it leaves there is served to no other.
+// An application of the daemon's own user may write into a view: what it leaves there is served to
+// no other.
 func TestAFileTooManyMakesAnotherView(t *testing.T) {
 	s := open(t)
 	for _, restarted := range []bool{false, true} {
@@ -192,7 +198,8 @@ func TestAFileTooManyMakesAnotherView(t *testing.T) {
 func TestTheOwnerMayRemoveAView(t *testing.T) {
 	s := open(t)
 	v := s.get()
-	for _, dir := range []string{v.Path(), filepath.Join(v.Path(), v.ID()), filepath.Join(v.Path(), v.ID(), "sub")} {
+	for _, dir := range []string{v.Path(), filepath.Join(v.Path(), v.ID()),
+		filepath.Join(v.Path(), v.ID(), "sub")} {
 		info, err := os.Stat(dir)
 		require.NoError(t, err)
 		require.Equal(t, fs.FileMode(0o755), info.Mode().Perm(), dir)

@@ -37,7 +37,8 @@ func printAgainst(to io.Writer, all map[string]figures) {
 	} {
 		name, best := fastest(kind.names, all)
 		if name != "" {
-			fmt.Fprintf(to, "  %.2f x %s, %s, %.2f GB/s%s\n", own.speed()/best, kind.what, name, best, kind.goal)
+			fmt.Fprintf(to, "  %.2f x %s, %s, %.2f GB/s%s\n", own.speed()/best, kind.what, name,
+				best, kind.goal)
 		}
 	}
 }

@@ -20,14 +20,16 @@ import (
 // A chunk store as simple and fast as it can be: chunks are cut by a library,
 // named by their BLAKE3 digest, and those that are new are appended to one file
 // for each core. Two files are taken in at a time, and each is synced at its end,
-// while the next ones are taken in. Nothing of it is compressed or encrypted, there is no server, no snapshot and no lock.
+// while the next ones are taken in. Nothing of it is compressed or encrypted, there is no server,
+// no snapshot and no lock.
 
 // cutter calls fn with each chunk of a file, which is fn's until it returns.
 type cutter func(r io.Reader, fn func(chunk []byte) error) error
 
 func fastCDC(average int) cutter {
 	return func(r io.Reader, fn func([]byte) error) error {
-		c, err := cdc.NewChunker("fastcdc", r, &cdc.ChunkerOpts{MinSize: average / 4, NormalSize: average, MaxSize: average * 8})
+		c, err := cdc.NewChunker("fastcdc", r,
+			&cdc.ChunkerOpts{MinSize: average / 4, NormalSize: average, MaxSize: average * 8})
 		if err != nil {
 			return err
 		}
@@ -48,9 +50,11 @@ func fastCDC(average int) cutter {
 	}
 }
 
-// gear64 cuts as Xet does: a gear hash without normalisation, 64 KiB on average, 8 at least, 128 at most.
+// gear64 cuts as Xet does: a gear hash without normalisation, 64 KiB on average, 8 at least, 128 at
+// most.
 func gear64(r io.Reader, fn func([]byte) error) error {
-	c, err := fastcdc.NewChunker(r, fastcdc.Options{AverageSize: 64 << 10, MinSize: 8 << 10, MaxSize: 128 << 10, DisableNormalization: true, BufSize: 1 << 20})
+	c, err := fastcdc.NewChunker(r, fastcdc.Options{AverageSize: 64 << 10, MinSize: 8 << 10,
+		MaxSize: 128 << 10, DisableNormalization: true, BufSize: 1 << 20})
 	if err != nil {
 		return err
 	}
@@ -133,7 +137,8 @@ func chunksIn(c corpus, store string, cut cutter) ([]int64, error) {
 	return []int64{packs}, nil
 }
 
-func (s *chunkStore) work(c corpus, files <-chan fileInfo, cut cutter, number int, path string) error {
+func (s *chunkStore) work(c corpus, files <-chan fileInfo, cut cutter, number int,
+	path string) error {
 	pack, err := os.Create(path)
 	if err != nil {
 		return err

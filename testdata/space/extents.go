@@ -38,12 +38,14 @@ type extentStore struct {
 	dir      string
 	sketches map[cas.Digest]match.Sketch
 	names    []named
-	copying  errgroup.Group // of blobs into the store, whose digests are known; no more than mostCopying at a time
-	syncing  errgroup.Group // of files; no more than mostSyncing at a time
-	stored   int64          // bytes of objects and recipes
+	// of blobs into the store, whose digests are known; no more than mostCopying at a time
+	copying errgroup.Group
+	syncing errgroup.Group // of files; no more than mostSyncing at a time
+	stored  int64          // bytes of objects and recipes
 
-	mu      sync.Mutex             // guards outside, and is held while what it names is opened
-	outside map[cas.Digest]outside // blobs that are still being copied into the store; or that were there before
+	mu sync.Mutex // guards outside, and is held while what it names is opened
+	// blobs that are still being copied into the store; or that were there before
+	outside map[cas.Digest]outside
 }
 
 // outside is where the bytes of a blob stand until its object is written.
@@ -88,7 +90,9 @@ func (s *extentStore) all() iter.Seq2[cas.Digest, match.Sketch] {
 	}
 }
 
-func (s *extentStore) object(d cas.Digest) string { return filepath.Join(s.dir, "objects", d.String()) }
+func (s *extentStore) object(d cas.Digest) string {
+	return filepath.Join(s.dir, "objects", d.String())
+}
 
 // open opens a blob, which is an io.Closer.
 func (s *extentStore) open(d cas.Digest) (dedupe.Source, error) {
@@ -106,7 +110,9 @@ func (s *extentStore) open(d cas.Digest) (dedupe.Source, error) {
 
 // extentsIn takes everything in from outside.
 func extentsIn(c corpus, store string) ([]int64, error) {
-	return share(c, store, func(s *extentStore, f fileInfo) error { return s.take(c.path(f), f.Path, cas.Digest{}) })
+	return share(c, store, func(s *extentStore, f fileInfo) error {
+		return s.take(c.path(f), f.Path, cas.Digest{})
+	})
 }
 
 // publish puts everything into the store as it is, as the daemon does when a build comes.
@@ -136,7 +142,8 @@ func publish(c corpus, store string) error {
 	return errors.Join(s.saveNames(), s.syncing.Wait())
 }
 
-// sharedIn finds what published blobs share and packs them, as the daemon does afterwards: their digests are known.
+// sharedIn finds what published blobs share and packs them, as the daemon does afterwards: their
+// digests are known.
 func sharedIn(c corpus, store string) ([]int64, error) {
 	before := &extentStore{dir: store}
 	if err := before.loadNames(); err != nil {
@@ -151,7 +158,8 @@ func sharedIn(c corpus, store string) ([]int64, error) {
 }
 
 func newStore(store string) (*extentStore, error) {
-	s := &extentStore{dir: store, sketches: map[cas.Digest]match.Sketch{}, outside: map[cas.Digest]outside{}}
+	s := &extentStore{dir: store, sketches: map[cas.Digest]match.Sketch{},
+		outside: map[cas.Digest]outside{}}
 	s.syncing.SetLimit(mostSyncing)
 	s.copying.SetLimit(mostCopying)
 	for _, dir := range []string{"objects", "recipes"} {
@@ -224,18 +232,19 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 	if s.taken(digest) {
 		return nil
 	}
-	plan, err := match.Find(ctx, target, func(_ context.Context, sketch match.Sketch) ([]match.Candidate, error) {
-		var candidates []match.Candidate
-		for _, d := range match.Candidates(sketch, s.all(), nil, mostCandidates) {
-			src, err := s.open(d)
-			if err != nil {
-				return nil, err
+	plan, err := match.Find(ctx, target,
+		func(_ context.Context, sketch match.Sketch) ([]match.Candidate, error) {
+			var candidates []match.Candidate
+			for _, d := range match.Candidates(sketch, s.all(), nil, mostCandidates) {
+				src, err := s.open(d)
+				if err != nil {
+					return nil, err
+				}
+				open = append(open, src)
+				candidates = append(candidates, match.Candidate{Digest: d, Source: src})
 			}
-			open = append(open, src)
-			candidates = append(candidates, match.Candidate{Digest: d, Source: src})
-		}
-		return candidates, nil
-	})
+			return candidates, nil
+		})
 	if err != nil {
 		return err
 	}
@@ -254,8 +263,10 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 	return s.pack(ctx, plan, target, path, digest, remove)
 }
 
-// pack writes the recipe of a blob, and what it needs of its own. Then it is done with the file at path.
-func (s *extentStore) pack(ctx context.Context, plan *match.Plan, target dedupe.Source, path string, digest cas.Digest, done func() error) error {
+// pack writes the recipe of a blob, and what it needs of its own. Then it is done with the file at
+// path.
+func (s *extentStore) pack(ctx context.Context, plan *match.Plan, target dedupe.Source, path string,
+	digest cas.Digest, done func() error) error {
 	literals := plan.Literals(target)
 	size := literals.Size()
 	var literalDigest cas.Digest
@@ -294,7 +305,8 @@ func (s *extentStore) pack(ctx context.Context, plan *match.Plan, target dedupe.
 	})
 }
 
-// copy has a blob whose digest is known copied to where it belongs, while further files are taken in; then done, which may be nil, is called.
+// copy has a blob whose digest is known copied to where it belongs, while further files are taken
+// in; then done, which may be nil, is called.
 func (s *extentStore) copy(d cas.Digest, from outside, done func() error) {
 	s.mu.Lock()
 	s.outside[d] = from
@@ -326,7 +338,8 @@ func (s *extentStore) copy(d cas.Digest, from outside, done func() error) {
 // dedupe does: without copy_file_range.
 func copySteps(out *os.File, in io.Reader, n int64) (int64, error) {
 	cas.Preallocate(out, n)
-	return io.CopyBuffer(struct{ io.Writer }{out}, io.LimitReader(in, n), make([]byte, cas.WriteStep))
+	return io.CopyBuffer(struct{ io.Writer }{out}, io.LimitReader(in, n),
+		make([]byte, cas.WriteStep))
 }
 
 // store writes a blob while it is hashed.
@@ -375,7 +388,8 @@ func (s *extentStore) write(path string, fill func(*os.File) error) error {
 	return nil
 }
 
-// extentsOut restores everything; trusted is what epcached does where the stamps of the containers hold.
+// extentsOut restores everything; trusted is what epcached does where the stamps of the containers
+// hold.
 func extentsOut(c corpus, store, into string, trusted bool) error {
 	s := &extentStore{dir: store}
 	if err := s.loadNames(); err != nil {
@@ -406,7 +420,8 @@ func (s *extentStore) restore(digest cas.Digest, path string, trusted bool) erro
 	if err != nil {
 		return err
 	}
-	return dedupe.Apply(context.Background(), recipe, s.open, out, dedupe.ApplyOptions{Trusted: trusted})
+	return dedupe.Apply(context.Background(), recipe, s.open, out,
+		dedupe.ApplyOptions{Trusted: trusted})
 }
 
 // recipe reads that of a packed blob.

@@ -32,15 +32,21 @@ func main() {
 
 func run() error {
 	corpusDir := flag.String("corpus", "", "folder that space_corpus.py made")
-	work := flag.String("work", "", "empty folder for what is stored; on the file system to be measured")
-	peers := flag.String("peers", "", "folder that fetch-peers made; without it restic, borg and casync are looked for in PATH")
-	only := flag.String("only", "", "methods, with commas between; all if empty, and none of them if it is \"none\"")
+	work := flag.String("work", "",
+		"empty folder for what is stored; on the file system to be measured")
+	peers := flag.String("peers", "",
+		"folder that fetch-peers made; without it restic, borg and casync are looked for in PATH")
+	only := flag.String("only", "",
+		"methods, with commas between; all if empty, and none of them if it is \"none\"")
 	noRestore := flag.Bool("take-in", false, "only take in, and restore nothing: for profiles")
 	week := flag.Bool("week", false, "simulate a week as well")
-	third := flag.Int("third", 0, "of the artefacts, 1 to 3, that is used daily in that week; 0: a week for each")
+	third := flag.Int("third", 0,
+		"of the artefacts, 1 to 3, that is used daily in that week; 0: a week for each")
 	packAfter := flag.Duration("pack-after", 0, "in that week, in the place of the store's default")
-	knownBound := flag.Int64("bound", 0, "bytes of the any-offset bound, from an earlier run, where it is not measured in this one")
-	one := flag.String("one", "", "run one method in this process and print its figures as JSON (internal)")
+	knownBound := flag.Int64("bound", 0,
+		"bytes of the any-offset bound, from an earlier run, where it is not measured in this one")
+	one := flag.String("one", "",
+		"run one method in this process and print its figures as JSON (internal)")
 	flag.Parse()
 	if *corpusDir == "" || *work == "" {
 		return fmt.Errorf("--corpus and --work are needed: see make bench-space")
@@ -49,7 +55,8 @@ func run() error {
 		if *dir == "" {
 			continue
 		}
-		absolute, err := filepath.Abs(*dir) // the programs that are compared run in directories of their own
+		// the programs that are compared run in directories of their own
+		absolute, err := filepath.Abs(*dir)
 		if err != nil {
 			return err
 		}
@@ -60,7 +67,8 @@ func run() error {
 		return err
 	}
 	if *peers != "" {
-		if err := os.Setenv("PATH", filepath.Join(*peers, "bin")+":"+os.Getenv("PATH")); err != nil {
+		if err := os.Setenv("PATH",
+			filepath.Join(*peers, "bin")+":"+os.Getenv("PATH")); err != nil {
 			return err
 		}
 	}
@@ -116,8 +124,10 @@ func compare(c corpus, corpusDir, work, only string, noRestore bool, bound int64
 	if err != nil {
 		return bound, err
 	}
-	fmt.Printf("corpus: %d artefacts, %d files, %.1f MB\n", len(c.Artefacts), len(c.files()), float64(c.size())/1e6)
-	fmt.Printf(columns, "method", "stored MB", "logical/stored", "x bound", "take in GB/s", "CPU s", "restore GB/s", "peak MiB")
+	fmt.Printf("corpus: %d artefacts, %d files, %.1f MB\n", len(c.Artefacts), len(c.files()),
+		float64(c.size())/1e6)
+	fmt.Printf(columns, "method", "stored MB", "logical/stored", "x bound", "take in GB/s", "CPU s",
+		"restore GB/s", "peak MiB")
 	failed := 0
 	all := map[string]figures{}
 	each := map[string][]int64{}
@@ -153,7 +163,8 @@ func inChild(self, corpusDir, work, name string, noRestore bool) (figures, error
 		return figures{}, err
 	}
 	defer os.RemoveAll(dir)
-	cmd := exec.Command(self, "--corpus", corpusDir, "--work", dir, "--one", name, fmt.Sprintf("--take-in=%v", noRestore))
+	cmd := exec.Command(self, "--corpus", corpusDir, "--work", dir, "--one", name,
+		fmt.Sprintf("--take-in=%v", noRestore))
 	cmd.Stderr = os.Stderr
 	b, err := cmd.Output()
 	if err != nil {
@@ -172,7 +183,8 @@ func printEach(c corpus, bound, stored []int64) {
 		for _, f := range a.Files {
 			size += f.Size
 		}
-		fmt.Fprintf(out, "%s\t%.1f\t%.3f\t%.3f\t%.0f\t%s\n", a.Name, float64(size)/1e6, float64(bound[i])/1e6,
+		fmt.Fprintf(out, "%s\t%.1f\t%.3f\t%.3f\t%.0f\t%s\n", a.Name, float64(size)/1e6,
+			float64(bound[i])/1e6,
 			float64(stored[i])/1e6, float64(stored[i]-bound[i])/1e3, a.Why)
 	}
 	out.Flush()

@@ -25,34 +25,43 @@ type figures struct {
 
 // method stores the corpus below a directory, and gives it back.
 type method struct {
-	prepare func(c corpus, store string) error                       // what is there before; nil: nothing
+	// what is there before; nil: nothing
+	prepare func(c corpus, store string) error
 	takeIn  func(c corpus, store string) (stored []int64, err error) // of each artefact, or one sum
-	restore func(c corpus, store, into string) error                 // nil: there is nothing to restore
+	// nil: there is nothing to restore
+	restore func(c corpus, store, into string) error
 }
 
 // order is that of the table.
 var order = []string{
-	"bound", "least", "whole", "store", "epcached", "epcached-hashed", "fastcdc-8k", "fastcdc-64k", "gear-64k",
+	"bound", "least", "whole", "store", "epcached", "epcached-hashed", "fastcdc-8k",
+	"fastcdc-64k", "gear-64k",
 	"restic-off", "restic", "borg-none", "borg-64k", "casync",
 }
 
 func methods() map[string]method {
 	return map[string]method{
-		"bound":           {takeIn: bound},
-		"least":           {takeIn: leastIn},
-		"whole":           {nil, wholeIn, wholeOut},
-		"store":           {nil, storeIn, storeOut},
-		"epcached":        {nil, extentsIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, true) }},
-		"epcached-shared": {publish, sharedIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, true) }},
-		"epcached-hashed": {nil, extentsIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, false) }},
-		"fastcdc-8k":      chunked(fastCDC(8 << 10)),
-		"fastcdc-64k":     chunked(fastCDC(64 << 10)),
-		"gear-64k":        chunked(gear64),
-		"restic-off":      restic("off"),
-		"restic":          restic("auto"),
-		"borg-none":       borg(),
-		"borg-64k":        borg("--chunker-params", "buzhash,14,18,16,4095"),
-		"casync":          {nil, casyncIn, casyncOut},
+		"bound": {takeIn: bound},
+		"least": {takeIn: leastIn},
+		"whole": {nil, wholeIn, wholeOut},
+		"store": {nil, storeIn, storeOut},
+		"epcached": {nil, extentsIn, func(c corpus, store, into string) error {
+			return extentsOut(c, store, into, true)
+		}},
+		"epcached-shared": {publish, sharedIn, func(c corpus, store, into string) error {
+			return extentsOut(c, store, into, true)
+		}},
+		"epcached-hashed": {nil, extentsIn, func(c corpus, store, into string) error {
+			return extentsOut(c, store, into, false)
+		}},
+		"fastcdc-8k":  chunked(fastCDC(8 << 10)),
+		"fastcdc-64k": chunked(fastCDC(64 << 10)),
+		"gear-64k":    chunked(gear64),
+		"restic-off":  restic("off"),
+		"restic":      restic("auto"),
+		"borg-none":   borg(),
+		"borg-64k":    borg("--chunker-params", "buzhash,14,18,16,4095"),
+		"casync":      {nil, casyncIn, casyncOut},
 	}
 }
 
@@ -114,8 +123,10 @@ func (f figures) print(name string, logical, bound int64) {
 	if f.Restore > 0 {
 		restore = fmt.Sprintf("%.2f", float64(logical)/1e9/f.Restore)
 	}
-	fmt.Printf(columns, name, fmt.Sprintf("%.2f", float64(f.Stored)/1e6), fmt.Sprintf("%.3f", float64(logical)/float64(f.Stored)), share,
-		fmt.Sprintf("%.2f", f.speed()), fmt.Sprintf("%.1f", f.CPU), restore, fmt.Sprintf("%.0f", float64(f.Peak)/(1<<20)))
+	fmt.Printf(columns, name, fmt.Sprintf("%.2f", float64(f.Stored)/1e6),
+		fmt.Sprintf("%.3f", float64(logical)/float64(f.Stored)), share,
+		fmt.Sprintf("%.2f", f.speed()), fmt.Sprintf("%.1f", f.CPU), restore,
+		fmt.Sprintf("%.0f", float64(f.Peak)/(1<<20)))
 }
 
 // processor returns the seconds that this process and its children have used.
@@ -136,7 +147,8 @@ func peak() (int64, error) {
 		return 0, err
 	}
 	if u.Maxrss > 0 {
-		return u.Maxrss << 10, nil // the tools are children, and this process does nothing beside them
+		// the tools are children, and this process does nothing beside them
+		return u.Maxrss << 10, nil
 	}
 	in, err := os.Open("/proc/self/status")
 	if err != nil {

@@ -17,10 +17,12 @@ type part struct {
 	blocks int64 // on disk
 }
 
-// partsOf tells what a state directory consists of, each file once whatever names it has: what blobs and recipes are by themselves, which is what
-// stands beside the bound, and what comes on top of it.
+// partsOf tells what a state directory consists of, each file once whatever names it has: what
+// blobs and recipes are by themselves, which is what stands beside the bound, and what comes on top
+// of it.
 func partsOf(dir string) ([]part, error) {
-	parts := []part{{name: "blobs"}, {name: "recipes"}, {name: "manifests"}, {name: "reserve"}, {name: "index.db"}, {name: "other files"}, {name: "folders"}}
+	parts := []part{{name: "blobs"}, {name: "recipes"}, {name: "manifests"}, {name: "reserve"},
+		{name: "index.db"}, {name: "other files"}, {name: "folders"}}
 	seen := make(map[uint64]bool)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -62,7 +64,8 @@ func partsOf(dir string) ([]part, error) {
 func printParts(to io.Writer, dir string) error {
 	parts, err := partsOf(dir)
 	for _, p := range parts {
-		fmt.Fprintf(to, "  %-12s %6d of them %12d bytes %12d on disk\n", p.name, p.files, p.bytes, p.blocks)
+		fmt.Fprintf(to, "  %-12s %6d of them %12d bytes %12d on disk\n", p.name, p.files,
+			p.bytes, p.blocks)
 	}
 	return err
 }

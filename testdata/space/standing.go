@@ -55,7 +55,8 @@ var self = request.Peer{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID:
 
 // openStanding opens the store below dir, and writes what its requests need.
 func openStanding(c corpus, dir string, later *atomic.Int64, o cache.Options) (*standing, error) {
-	s := &standing{dir: filepath.Join(dir, "state"), from: filepath.Join(filepath.Dir(dir), "requests"), corpus: c, later: later}
+	s := &standing{dir: filepath.Join(dir, "state"),
+		from: filepath.Join(filepath.Dir(dir), "requests"), corpus: c, later: later}
 	if err := os.MkdirAll(s.from, 0o755); err != nil {
 		return nil, err
 	}
@@ -81,7 +82,8 @@ func (s *standing) prepare(i int, a artefact) error {
 		}
 	}
 	ep, _, _ := strings.Cut(strings.TrimPrefix(a.Name, "older-"), "-")
-	one := onebuild{of: i, ep: map[string]string{"qnn": "QNNExecutionProvider", "openvino": "OpenVINOExecutionProvider"}[ep]}
+	one := onebuild{of: i, ep: map[string]string{"qnn": "QNNExecutionProvider",
+		"openvino": "OpenVINOExecutionProvider"}[ep]}
 	one.lib = filepath.Join(s.from, "lib"+a.Compiler+".so")
 	if _, err := os.Stat(one.lib); err != nil { // the very file is part of the key
 		if err := os.WriteFile(one.lib, []byte(a.Compiler), 0o644); err != nil {
@@ -94,7 +96,8 @@ func (s *standing) prepare(i int, a artefact) error {
 			return err
 		}
 		one.files = append([]fileInfo{g}, rest...)
-		one.model = filepath.Join(s.from, strings.TrimSuffix(filepath.Base(g.Path), "_ctx.onnx")+".onnx")
+		one.model = filepath.Join(s.from,
+			strings.TrimSuffix(filepath.Base(g.Path), "_ctx.onnx")+".onnx")
 		if b, err = signatureOnly(b, g.Path); err != nil {
 			return err
 		}
@@ -116,13 +119,16 @@ func signatureOnly(model []byte, name string) ([]byte, error) {
 	}
 	_, _, n := protowire.ConsumeTag(graph)
 	graph, _ = protowire.ConsumeBytes(graph[n:])
-	graph, err = fields(graph, func(n protowire.Number) bool { return n != graphNode && n != graphName && n != graphInitializer })
+	graph, err = fields(graph, func(n protowire.Number) bool {
+		return n != graphNode && n != graphName && n != graphInitializer
+	})
 	if err != nil {
 		return nil, err
 	}
 	graph = protowire.AppendString(protowire.AppendTag(graph, graphName, protowire.BytesType), name)
 	rest, err := fields(model, func(n protowire.Number) bool { return n != modelGraph })
-	return protowire.AppendBytes(protowire.AppendTag(rest, modelGraph, protowire.BytesType), graph), err
+	return protowire.AppendBytes(protowire.AppendTag(rest, modelGraph, protowire.BytesType), graph),
+		err
 }
 
 // fields gives those of a message that are wanted.
@@ -172,7 +178,8 @@ func (s *standing) put(one onebuild) error {
 }
 
 // ask is one request, by a client that holds the view that it gets.
-func (s *standing) ask(ctx context.Context, one onebuild, miss request.OnMiss) (*request.Answer, error) {
+func (s *standing) ask(ctx context.Context, one onebuild,
+	miss request.OnMiss) (*request.Answer, error) {
 	model, err := os.Open(one.model)
 	if err != nil {
 		return nil, err
@@ -183,11 +190,15 @@ func (s *standing) ask(ctx context.Context, one onebuild, miss request.OnMiss) (
 		return nil, err
 	}
 	defer lib.Close()
-	return s.cache.Acquire(ctx, &request.Request{Peer: self, Name: filepath.Base(one.model), Graph: model, CompileTerms: identity.CompileTerms{EPs: []identity.EP{{Name: one.ep}}}, OnMiss: miss, Connection: ctx, KeepsView: true,
-		Runtime: runtimes.Ref{ORTVersion: ortVersion, EPLibraries: []runtimes.LibraryRef{{EP: one.ep, Path: one.lib, File: lib}}}}, nil)
+	return s.cache.Acquire(ctx, &request.Request{Peer: self, Name: filepath.Base(one.model),
+		Graph: model, CompileTerms: identity.CompileTerms{EPs: []identity.EP{{Name: one.ep}}},
+		OnMiss: miss, Connection: ctx, KeepsView: true,
+		Runtime: runtimes.Ref{ORTVersion: ortVersion,
+			EPLibraries: []runtimes.LibraryRef{{EP: one.ep, Path: one.lib, File: lib}}}}, nil)
 }
 
-// served asks for a build, and has use look at its files while the view is held: path gives that of a file of the corpus.
+// served asks for a build, and has use look at its files while the view is held: path gives that of
+// a file of the corpus.
 func (s *standing) served(one onebuild, use func(path func(fileInfo) string) error) error {
 	a, err := s.ask(context.Background(), one, request.Fail)
 	if err != nil {
@@ -210,7 +221,8 @@ func (s *standing) artefact(i int) []onebuild {
 	return slices.DeleteFunc(slices.Clone(s.builds), func(one onebuild) bool { return one.of != i })
 }
 
-// onDisk returns what all that lies below dir takes, in whole blocks, each file once whatever names it has.
+// onDisk returns what all that lies below dir takes, in whole blocks, each file once whatever names
+// it has.
 func onDisk(dir string) (bytes int64, err error) {
 	type file struct{ dev, ino uint64 }
 	seen := make(map[file]bool)

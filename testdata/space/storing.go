@@ -50,14 +50,17 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 	return nil, err
 }
 
-// storeOut asks for every artefact. Unpacked blobs stay where they are in the store: a view is what applications load from.
+// storeOut asks for every artefact. Unpacked blobs stay where they are in the store: a view is what
+// applications load from.
 func storeOut(c corpus, store, into string) error {
 	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: pack.PackOff})
 	if err != nil {
 		return err
 	}
 	for _, one := range s.builds {
-		err := s.served(one, func(path func(fileInfo) string) error { return linked(one, path, into) })
+		err := s.served(one, func(path func(fileInfo) string) error {
+			return linked(one, path, into)
+		})
 		if err != nil {
 			return err
 		}
@@ -72,7 +75,8 @@ func linked(one onebuild, path func(fileInfo) string, into string) error {
 		if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
 			return err
 		}
-		if err := os.Symlink(path(f), link); err != nil && !os.IsExist(err) { // what two graphs refer to
+		// what two graphs refer to
+		if err := os.Symlink(path(f), link); err != nil && !os.IsExist(err) {
 			return err
 		}
 	}

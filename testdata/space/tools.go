@@ -16,7 +16,8 @@ func command(env []string, dir, name string, args ...string) error {
 	return nil
 }
 
-// listed returns the corpus's directories, which is what the tools are given: corpus.json is none of it.
+// listed returns the corpus's directories, which is what the tools are given: corpus.json is none
+// of it.
 func listed(c corpus) (names []string) {
 	for _, a := range c.Artefacts {
 		names = append(names, a.Name)
@@ -60,21 +61,25 @@ func syncFile(path string) error {
 
 func restic(compression string) method {
 	env := func(store string) []string {
-		return []string{"RESTIC_PASSWORD=x", "RESTIC_REPOSITORY=" + filepath.Join(store, "repository"), "RESTIC_CACHE_DIR=" + filepath.Join(filepath.Dir(store), "cache")}
+		return []string{"RESTIC_PASSWORD=x", "RESTIC_REPOSITORY=" + filepath.Join(store,
+			"repository"), "RESTIC_CACHE_DIR=" + filepath.Join(filepath.Dir(store), "cache")}
 	}
 	return method{
 		takeIn: func(c corpus, store string) ([]int64, error) {
-			if err := command(env(store), c.dir, "restic", "init", "--repository-version", "2"); err != nil {
+			if err := command(env(store), c.dir, "restic", "init", "--repository-version",
+				"2"); err != nil {
 				return nil, err
 			}
-			args := append([]string{"backup", "--quiet", "--compression", compression}, listed(c)...)
+			args := append([]string{"backup", "--quiet", "--compression", compression},
+				listed(c)...)
 			if err := command(env(store), c.dir, "restic", args...); err != nil {
 				return nil, err
 			}
 			return sizeOf(store)
 		},
 		restore: func(c corpus, store, into string) error {
-			return command(env(store), c.dir, "restic", "restore", "latest", "--quiet", "--target", into)
+			return command(env(store), c.dir, "restic", "restore", "latest", "--quiet",
+				"--target", into)
 		},
 	}
 }
@@ -82,15 +87,19 @@ func restic(compression string) method {
 func borg(params ...string) method {
 	env := func(store string) []string {
 		home := filepath.Join(filepath.Dir(store), "borg")
-		return []string{"BORG_BASE_DIR=" + home, "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK=yes", "BORG_REPO=" + filepath.Join(store, "repository")}
+		return []string{"BORG_BASE_DIR=" + home, "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK=yes",
+			"BORG_REPO=" + filepath.Join(store, "repository")}
 	}
 	return method{
 		takeIn: func(c corpus, store string) ([]int64, error) {
-			if err := command(env(store), c.dir, "borg", "init", "--encryption", "none"); err != nil {
+			if err := command(env(store), c.dir, "borg", "init", "--encryption",
+				"none"); err != nil {
 				return nil, err
 			}
-			args := append(append([]string{"create", "--compression", "none"}, params...), "::corpus")
-			if err := command(env(store), c.dir, "borg", append(args, listed(c)...)...); err != nil {
+			args := append(append([]string{"create", "--compression", "none"}, params...),
+				"::corpus")
+			if err := command(env(store), c.dir, "borg",
+				append(args, listed(c)...)...); err != nil {
 				return nil, err
 			}
 			return sizeOf(store)
@@ -105,7 +114,8 @@ func borg(params ...string) method {
 
 func casyncIn(c corpus, store string) ([]int64, error) {
 	for _, a := range c.Artefacts {
-		args := []string{"make", "--store=" + filepath.Join(store, "chunks.castr"), "--without=all", filepath.Join(store, a.Name+".caidx"), a.Name}
+		args := []string{"make", "--store=" + filepath.Join(store, "chunks.castr"), "--without=all",
+			filepath.Join(store, a.Name+".caidx"), a.Name}
 		if err := command(nil, c.dir, "casync", args...); err != nil {
 			return nil, err
 		}
@@ -115,7 +125,8 @@ func casyncIn(c corpus, store string) ([]int64, error) {
 
 func casyncOut(c corpus, store, into string) error {
 	for _, a := range c.Artefacts {
-		args := []string{"extract", "--store=" + filepath.Join(store, "chunks.castr"), filepath.Join(store, a.Name+".caidx"), filepath.Join(into, a.Name)}
+		args := []string{"extract", "--store=" + filepath.Join(store, "chunks.castr"),
+			filepath.Join(store, a.Name+".caidx"), filepath.Join(into, a.Name)}
 		if err := command(nil, store, "casync", args...); err != nil {
 			return err
 		}

@@ -52,7 +52,9 @@ type week struct {
 
 // runWeeks runs the week for each third, and fails if one is above the goal.
 func runWeeks(c corpus, work string, bound int64, only int, options cache.Options) error {
-	fmt.Printf("\nthe simulated week: bytes really on disk, x the bound of %.2f MB; seven days of the same third, and another one each day\n", float64(bound)/1e6)
+	fmt.Printf(
+		"\nthe simulated week: bytes really on disk, x the bound of %.2f MB; seven days of the "+
+			"same third, and another one each day\n", float64(bound)/1e6)
 	fmt.Printf(weekColumns, "third", "all whole", "mean", "highest", "at", "at each day's end")
 	var failed []error
 	for third := range thirds {
@@ -102,11 +104,14 @@ func runWeek(c corpus, dir string, bound int64, third int, options cache.Options
 				highest, when = last, fmt.Sprintf("day %d, %d:00", d, half/2)
 			}
 		}
-		fmt.Fprintf(os.Stderr, "space: third %d, day %d of %d: %.3f x the bound, at most %.3f so far\n", third+1, d, weekDays, last, highest)
+		fmt.Fprintf(os.Stderr,
+			"space: third %d, day %d of %d: %.3f x the bound, at most %.3f so far\n", third+1, d,
+			weekDays, last, highest)
 		ends = append(ends, fmt.Sprintf("%.3f", last))
 	}
 	mean /= weekDays * 48
-	fmt.Printf(weekColumns, fmt.Sprint(third+1), fmt.Sprintf("%.3f", arrival), fmt.Sprintf("%.3f", mean), fmt.Sprintf("%.3f", highest), when, strings.Join(ends, " "))
+	fmt.Printf(weekColumns, fmt.Sprint(third+1), fmt.Sprintf("%.3f", arrival),
+		fmt.Sprintf("%.3f", mean), fmt.Sprintf("%.3f", highest), when, strings.Join(ends, " "))
 	if mean > weekGoal {
 		return fmt.Errorf("%.3f x the bound on average, more than %.1f", mean, weekGoal)
 	}

@@ -10,19 +10,21 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Package proto takes a fifth of a hit that comes alone, because its code and tables are in no cache
-// then. So the two messages of a hit, Acquire and AcquireReply, are encoded and decoded here. Fields
-// that hits do not have, fields in another order and malformed ones are left to package proto.
+// Package proto takes a fifth of a hit that comes alone, because its code and tables are in no
+// cache then. So the two messages of a hit, Acquire and AcquireReply, are encoded and decoded here.
+// Fields that hits do not have, fields in another order and malformed ones are left to package
+// proto.
 
-// AppendHit appends the encoding of an envelope. It reports false if that is for package proto to do.
+// AppendHit appends the encoding of an envelope. It reports false if that is for package proto to
+// do.
 func AppendHit(b []byte, e *Envelope) (_ []byte, ok bool) {
 	c := &codec{b: b, writing: true}
 	e.pass(c)
 	return c.b, !c.failed
 }
 
-// maxHit is more than most requests and answers take. The strings of a message share its memory, and
-// some may be kept for long.
+// maxHit is more than most requests and answers take. The strings of a message share its memory,
+// and some may be kept for long.
 const maxHit = 4 << 10
 
 // ParseHit returns the envelope that is encoded in b, which it does not keep. It returns nil if
@@ -142,7 +144,8 @@ func (m *AcquireReply) pass(c *codec) {
 	c.text(23, &m.CompatibilitySource, &m.CompatibilityReason, &m.Job)
 	numbers(c, 28, &m.Member)
 	c.bools(29, &m.Unkept)
-	c.end(m.unknownFields, m.Warnings != nil, m.Explanation != nil, m.Claim != nil, m.Members != nil)
+	c.end(m.unknownFields, m.Warnings != nil, m.Explanation != nil, m.Claim != nil,
+		m.Members != nil)
 }
 
 func (m *File) pass(c *codec) {

@@ -333,7 +333,8 @@ func (c *testCase) rebuilt(m *epmodel.Model, graph string, in, out string,
 func (c *testCase) contextModel(from *epmodel.Model, nodes ...tinymodel.Node) tinymodel.Model {
 	m := tinymodel.Model{Opsets: map[string]int64{"": 17, "com.microsoft": 1}, Nodes: nodes,
 		Metadata: from.Metadata,
-		Inputs:   []tinymodel.Value{c.family.value("x")}, Outputs: []tinymodel.Value{c.family.value("y")}}
+		Inputs:   []tinymodel.Value{c.family.value("x")},
+		Outputs:  []tinymodel.Value{c.family.value("y")}}
 	for _, n := range nodes {
 		if n.Outputs[0] != "y" {
 			m.Values = append(m.Values, c.family.value(n.Outputs[0]))

@@ -36,11 +36,13 @@ const answerFD = 3
 type request struct {
 	ORTLibrary string
 	EP         workerproto.EP
-	Guideline  string // "SECTION/NAME"; "": find out what the EP is called, and which models it takes
-	Family     string // of these models
+	// "SECTION/NAME"; "": find out what the EP is called, and which models it takes
+	Guideline string
+	Family    string // of these models
 }
 
-// answer is what a child writes to descriptor 3, as lines: each call before it is made, then the rest.
+// answer is what a child writes to descriptor 3, as lines: each call before it is made, then the
+// rest.
 type answer struct {
 	Call    string   `json:",omitempty"`
 	Error   string   `json:",omitempty"`
@@ -49,8 +51,8 @@ type answer struct {
 	EP, ORTVersion, Family, Device string // of what was found out
 }
 
-// ask has a child do what is asked, within the time limit. The answer of one that fails has the call
-// that it told last.
+// ask has a child do what is asked, within the time limit. The answer of one that fails has the
+// call that it told last.
 func ask(ctx context.Context, limit time.Duration, req request) (a answer, err error) {
 	dir, err := os.MkdirTemp("", "ep-conformance-")
 	if err != nil {
@@ -135,8 +137,8 @@ func child() {
 	os.Exit(0)
 }
 
-// defaultSignals lets the kernel end the process on a crash, without a dump. Go's handlers would end
-// it with a status that does not tell the signal.
+// defaultSignals lets the kernel end the process on a crash, without a dump. Go's handlers would
+// end it with a status that does not tell the signal.
 func defaultSignals() {
 	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
 	const sizeOfSigset = 8

@@ -163,7 +163,8 @@ func joined(first, second tinymodel.Model) tinymodel.Model {
 			return list
 		}
 		for _, n := range m.Nodes {
-			n.Name, n.Inputs, n.Outputs = n.Name+strconv.Itoa(i), rename(n.Inputs), rename(n.Outputs)
+			n.Name, n.Inputs, n.Outputs = n.Name+strconv.Itoa(i), rename(n.Inputs),
+				rename(n.Outputs)
 			all.Nodes = append(all.Nodes, n)
 		}
 		for _, w := range m.Initializers {

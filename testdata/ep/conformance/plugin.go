@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-var semantic = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
+var semantic = regexp.MustCompile(
+	`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 
 var pluginLibrary = []guideline{
 	required("CreateEpFactories and GetSupportedDevices: the library registers, and lists "+

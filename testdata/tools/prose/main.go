@@ -36,8 +36,11 @@ type measure struct {
 var measures = []measure{
 	{"who, whoever, whose", regexp.MustCompile(`(?i)\b(who|whoever|whose|whom)\b`), 0.4, false},
 	{"nobody, somebody", regexp.MustCompile(`(?i)\b(nobody|somebody)('s)?\b`), 0.6, false},
-	{"sentences that begin with Who or What", regexp.MustCompile(`(?:^|[.!?:]\s+)(Who|Whoever|Whose|What|Whatever)\s[^?]*?[.!]`), 0, false},
-	{"because, so that, therefore", regexp.MustCompile(`(?i)\b(because|so that|therefore)\b`), 1.5, true},
+	{"sentences that begin with Who or What",
+		regexp.MustCompile(`(?:^|[.!?:]\s+)(Who|Whoever|Whose|What|Whatever)\s[^?]*?[.!]`), 0,
+		false},
+	{"because, so that, therefore",
+		regexp.MustCompile(`(?i)\b(because|so that|therefore)\b`), 1.5, true},
 	{"anew, once more", regexp.MustCompile(`(?i)\b(anew|once more)\b`), 0, false},
 }
 

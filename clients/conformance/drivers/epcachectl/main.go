@@ -1,5 +1,6 @@
-// Command epcachectl drives the command line through the conformance suite, as a script would: a question a line on standard input, each a call of
-// epcachectl of its own, its answer a line on standard output. See the README of the suite.
+// Command epcachectl drives the command line through the conformance suite, as a script would: a
+// question a line on standard input, each a call of epcachectl of its own, its answer a line on
+// standard output. See the README of the suite.
 //
 //	epcachectl PATH-OF-EPCACHECTL
 package main
@@ -85,7 +86,8 @@ func acquire(q question) (answer, error) {
 	}
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, "out")
-	e, err := call(q, "get", q.Model, "--ep", "E", "--option", "o="+strings.Repeat("x", q.Options), "--json", "--progress", "--out", out, fmt.Sprintf("--adopt=%v", q.Adopt))
+	e, err := call(q, "get", q.Model, "--ep", "E", "--option", "o="+strings.Repeat("x", q.Options),
+		"--json", "--progress", "--out", out, fmt.Sprintf("--adopt=%v", q.Adopt))
 	if err != nil {
 		return answer{}, err
 	}
@@ -139,7 +141,8 @@ func call(q question, args ...string) (ended, error) {
 	return ended{cmd.ProcessState.ExitCode(), out.Bytes(), said.Bytes()}, nil
 }
 
-// failed names an error as the suite does: by the class in --json, else by what a script has, the exit status and the text.
+// failed names an error as the suite does: by the class in --json, else by what a script has, the
+// exit status and the text.
 func (e ended) failed(class, text string) answer {
 	if text == "" {
 		text = string(e.said)

@@ -1,5 +1,5 @@
-// Command go drives the Go client through the conformance suite: a question a line on standard input, its answer a line on
-// standard output. See the README of the suite.
+// Command go drives the Go client through the conformance suite: a question a line on standard
+// input, its answer a line on standard output. See the README of the suite.
 package main
 
 import (
@@ -52,7 +52,8 @@ func main() {
 }
 
 func answerTo(q question) (a answer) {
-	ctx, stop := context.WithTimeout(context.Background(), time.Duration(q.TimeoutMs)*time.Millisecond)
+	ctx, stop := context.WithTimeout(context.Background(),
+		time.Duration(q.TimeoutMs)*time.Millisecond)
 	defer stop()
 	dialer := unixsock.Dialer{Name: "conformance", HelloTimeout: unixsock.QuickHelloTimeout}
 	if q.HelloMs > 0 {
@@ -83,8 +84,10 @@ func acquire(ctx context.Context, c *unixsock.Client, q question, a *answer) err
 		return err
 	}
 	defer model.Close()
-	ep := &wire.ExecutionProvider{Name: "E", Options: map[string]string{"o": strings.Repeat("x", q.Options)}}
-	request := &wire.Acquire{Model: &wire.Model{Name: "model.onnx"}, Eps: []*wire.ExecutionProvider{ep}, Adopt: q.Adopt}
+	ep := &wire.ExecutionProvider{Name: "E",
+		Options: map[string]string{"o": strings.Repeat("x", q.Options)}}
+	request := &wire.Acquire{Model: &wire.Model{Name: "model.onnx"},
+		Eps: []*wire.ExecutionProvider{ep}, Adopt: q.Adopt}
 	external := func(_ int, location string) (*os.File, error) {
 		root, err := os.OpenRoot(strings.TrimSuffix(q.Model, "/model.onnx"))
 		if err != nil {

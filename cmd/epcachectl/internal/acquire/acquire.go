@@ -1,6 +1,6 @@
-// Package acquire asks for the compiled form of models, from the daemon or from a store that is read
-// without one, and does with it what get and warm say: print it, copy it, run a program with it. Where
-// the daemon lets this program compile, claim.go does.
+// Package acquire asks for the compiled form of models, from the daemon or from a store that is
+// read without one, and does with it what get and warm say: print it, copy it, run a program with
+// it. Where the daemon lets this program compile, claim.go does.
 package acquire
 
 import (
@@ -45,11 +45,14 @@ type Get struct {
 	keepGoing bool
 	share     bool
 	adopt     bool
-	Program   []string        // behind "--", empty: none
-	claimant  *claimant       // compiles under claims; nil until there is one; guarded by once
-	state     string          // of a store that is read without a daemon; empty: the daemon is asked
-	build     string          // with state: how the build's key begins
-	unpackDir string          // with state: a directory for what is unpacked; empty: where programs keep what can be made again
+	Program   []string  // behind "--", empty: none
+	claimant  *claimant // compiles under claims; nil until there is one; guarded by once
+	// of a store that is read without a daemon; empty: the daemon is asked
+	state string
+	build string // with state: how the build's key begins
+	// with state: a directory for what is unpacked; empty: where programs keep what can be made
+	// again
+	unpackDir string
 	stored    *readonly.Store // with state: the store
 }
 
@@ -66,12 +69,17 @@ func (g *Get) AddFlags(cmd *cobra.Command) {
 		"interrupted")
 	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")
 	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
-	f.BoolVarP(&g.DryRun, "dry-run", "n", false, "compile and write nothing, print what would be done")
-	f.BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
-	f.StringVar(&g.state, "state", "", "read the store in `DIR` without a daemon, and write nothing")
+	f.BoolVarP(&g.DryRun, "dry-run", "n", false,
+		"compile and write nothing, print what would be done")
+	f.BoolVar(&g.Progress, "progress", false,
+		"print each phase on a line of its own to standard error")
+	f.StringVar(&g.state, "state", "",
+		"read the store in `DIR` without a daemon, and write nothing")
 	f.StringVar(&g.build, "build", "", "with --state: only the build with this `KEY` prefix")
-	f.StringVar(&g.unpackDir, "unpack-to", "", "with --state: unpack packed builds to `DIR`, which must be private to this user")
-	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
+	f.StringVar(&g.unpackDir, "unpack-to", "",
+		"with --state: unpack packed builds to `DIR`, which must be private to this user")
+	f.BoolVar(&g.share, "share", false,
+		"compile the models as one weight-sharing group, in this order")
 	f.BoolVar(&g.adopt, "adopt", false, "store models that are compiled already, with their files")
 }
 
@@ -159,7 +167,8 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 			"--on-miss claim takes one model, and --share several", ""),
 		usageMistake(claims && g.Request.Runtime == "", "--on-miss claim needs --runtime: it "+
 			"compiles with your own libraries", "name their directory: --runtime DIR"),
-		exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "fetch", "refresh", "bypass"),
+		exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "fetch",
+			"refresh", "bypass"),
 	)
 	if g.DryRun {
 		return wire.OnMiss_FAIL, err
@@ -168,12 +177,14 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 }
 
 var onMissNames = map[string]wire.OnMiss{
-	"wait": wire.OnMiss_WAIT, "fail": wire.OnMiss_FAIL, "refresh": wire.OnMiss_REFRESH, "bypass": wire.OnMiss_BYPASS,
+	"wait": wire.OnMiss_WAIT, "fail": wire.OnMiss_FAIL, "refresh": wire.OnMiss_REFRESH,
+	"bypass":     wire.OnMiss_BYPASS,
 	"background": wire.OnMiss_BACKGROUND, "claim": wire.OnMiss_CLAIM, "fetch": wire.OnMiss_FETCH,
 }
 
 // acquireModels asks for one model, or for several as a group.
-func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *term.Phases) modelResult {
+func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []string,
+	onMiss wire.OnMiss, show *term.Phases) modelResult {
 	path := paths[0]
 	result := modelResult{path: path, adopted: g.adopt}
 	defer func() { show.Done(path, result.queued() || errors.Is(result.err, unixsock.ErrBusy)) }()
@@ -190,13 +201,18 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	}
 	defer closeExtra(files)
 	for _, m := range models[1:] { // which closeModels closes
-		message.Group = append(message.Group, &wire.Model{Fd: uint32(len(files)), Name: m.Name(), Path: m.Absolute()})
+		message.Group = append(message.Group,
+			&wire.Model{Fd: uint32(len(files)), Name: m.Name(), Path: m.Absolute()})
 		files = append(files, m.File)
 	}
 	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keepGoing, g.adopt
-	message.HoldsView = !g.JSON // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
+	// which prints the view's path, and so leaves it to others; else it is for this process, and
+	// what that becomes
+	message.HoldsView = !g.JSON
 	start := time.Now()
-	external := func(i int, location string) (*os.File, error) { return models[i].External(location) }
+	external := func(i int, location string) (*os.File, error) {
+		return models[i].External(location)
+	}
 	var last atomic.Pointer[wire.Progress]
 	progress := func(p *wire.Progress) {
 		last.Store(p)
@@ -247,7 +263,9 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 		(g.compilesAnyway() || !isRememberedFailure(err)):
 		result.missing, result.startedAt = true, isUnderWay(err)
 	default:
-		result.err = exit.TimeoutError(ctx, exit.WithOperation(g.name(), path, g.withHint(err, paths)), g.Timeout, func() (string, string) { return g.fateText(last.Load()) })
+		result.err = exit.TimeoutError(ctx,
+			exit.WithOperation(g.name(), path, g.withHint(err, paths)), g.Timeout,
+			func() (string, string) { return g.fateText(last.Load()) })
 	}
 	return result
 }
@@ -288,7 +306,8 @@ func (g *Get) claiming() (*claimant, error) {
 	return g.claimant, err
 }
 
-// withHint tells how to get what is missing with this program; the daemon's own hint is in the protocol's words.
+// withHint tells how to get what is missing with this program; the daemon's own hint is in the
+// protocol's words.
 func (g *Get) withHint(err error, paths []string) error {
 	e, is := errors.AsType[*unixsock.Error](err)
 	if !is || !errors.Is(err, unixsock.ErrNotFound) || isRememberedFailure(err) {
@@ -343,7 +362,8 @@ func (g *Get) report(results []modelResult) error {
 		if !g.JSON && len(g.Program) == 0 {
 			g.Print.Line("%s", r.line(g.DryRun))
 			if g.state != "" && r.view != nil {
-				g.Print.Line("  %s", term.Printable(filepath.Join(r.reply.GetView(), filepath.FromSlash(r.graph))))
+				g.Print.Line("  %s", term.Printable(filepath.Join(r.reply.GetView(),
+					filepath.FromSlash(r.graph))))
 			}
 			for _, line := range r.groupLines() {
 				g.Print.Line("%s", line)

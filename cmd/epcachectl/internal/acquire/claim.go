@@ -19,7 +19,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// WorkerVariable names the worker program that compiles under a claim. Without it that is epcached-ort beside this program.
+// WorkerVariable names the worker program that compiles under a claim. Without it that is
+// epcached-ort beside this program.
 const WorkerVariable = "EPCACHE_WORKER"
 
 // giveUpTimeout is how long the daemon is waited for when a claim is given up; it ends with the
@@ -43,7 +44,9 @@ type Worker interface {
 }
 
 // NewWorker makes the worker; tests have another.
-var NewWorker = func() Worker { return compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(WorkerVariable)}) }
+var NewWorker = func() Worker {
+	return compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(WorkerVariable)})
+}
 
 func newClaimant(r *Request) (*claimant, error) {
 	rt, err := compilers.Find(r.Runtime)
@@ -55,7 +58,8 @@ func newClaimant(r *Request) (*claimant, error) {
 			return nil, err
 		}
 	}
-	return &claimant{runtime: rt, worker: NewWorker(), placements: make(chan struct{}, runtime.NumCPU())}, nil
+	return &claimant{runtime: rt, worker: NewWorker(),
+		placements: make(chan struct{}, runtime.NumCPU())}, nil
 }
 
 // showLibraries adds the libraries of --runtime to a request. A daemon of another user's tells by
@@ -109,10 +113,11 @@ func alternatives(err error) []string {
 	return strings.Fields(factOf(err, "instead"))
 }
 
-// work compiles what the claim in r is for, and puts it. It tells the daemon of a failure, so that the next
-// waiter may try. Where the store has no space for a result, and copies of its files are all that is wanted,
-// the files stay in the directory r.own, and the reply in r describes them.
-func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get, r *modelResult, progress func(*wire.Progress)) error {
+// work compiles what the claim in r is for, and puts it. It tells the daemon of a failure, so that
+// the next waiter may try. Where the store has no space for a result, and copies of its files are
+// all that is wanted, the files stay in the directory r.own, and the reply in r describes them.
+func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get,
+	r *modelResult, progress func(*wire.Progress)) error {
 	claimed, claim := r.reply, r.reply.GetClaim()
 	r.reply = nil
 	cl.placements <- struct{}{}
@@ -142,9 +147,12 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 	why := "not stored: " + err.Error()
 	_ = giveUp(ctx, c, claim, err) // the claim ends with the connection in any case
 	// The daemon's answer, without a view.
-	reply := &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(), ModelDigest: claimed.GetModelDigest(), Ep: g.Request.EPs[0].GetName(),
-		Graph: filepath.ToSlash(made.Graph), ProviderOptions: claimed.GetProviderOptions(), SessionOptions: claimed.GetSessionOptions(),
-		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(), CompileSeconds: made.Seconds, Unkept: true, Why: why, Warnings: []string{why}}
+	reply := &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(),
+		ModelDigest: claimed.GetModelDigest(), Ep: g.Request.EPs[0].GetName(),
+		Graph: filepath.ToSlash(made.Graph), ProviderOptions: claimed.GetProviderOptions(),
+		SessionOptions:         claimed.GetSessionOptions(),
+		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(), CompileSeconds: made.Seconds,
+		Unkept: true, Why: why, Warnings: []string{why}}
 	r.blobs = make(map[string]func() (io.ReadCloser, error))
 	for _, name := range made.Files {
 		open := func() (*os.File, error) { return modelfile.OpenRegular(filepath.Join(dir, name)) }
@@ -175,7 +183,8 @@ func describeFile(ctx context.Context, open func() (*os.File, error)) (*wire.Fil
 	return &wire.File{Size: info.Size(), Digest: digest.String()}, err
 }
 
-func (cl *claimant) compile(ctx context.Context, dir string, m *modelfile.Model, r *Request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
+func (cl *claimant) compile(ctx context.Context, dir string, m *modelfile.Model, r *Request,
+	claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
 	claim := claimed.GetClaim()
 	if !filepath.IsLocal(claim.GetOutput()) {
 		return compilers.Result{}, fmt.Errorf("the graph must have the name %q", claim.GetOutput())
@@ -191,7 +200,8 @@ func (cl *claimant) compile(ctx context.Context, dir string, m *modelfile.Model,
 	}
 	start := time.Now()
 	result, err := cl.worker.Compile(ctx, cl.job(dir, model, r, claimed), func(phase string) {
-		progress(&wire.Progress{Phase: "compiling", Detail: phase, ElapsedMs: time.Since(start).Milliseconds()})
+		progress(&wire.Progress{Phase: "compiling", Detail: phase,
+			ElapsedMs: time.Since(start).Milliseconds()})
 	})
 	if err == nil {
 		err = m.Unchanged()
@@ -202,27 +212,35 @@ func (cl *claimant) compile(ctx context.Context, dir string, m *modelfile.Model,
 func (cl *claimant) job(dir, model string, r *Request, claimed *wire.AcquireReply) compilers.Job {
 	claim := claimed.GetClaim()
 	job := compilers.Job{
-		Runtime: cl.runtime, Model: model, Dir: dir, Output: claim.GetOutput(), Route: claim.GetRoute(), Embed: r.embed,
-		Session: compilers.Session{SessionOptions: claimed.GetSessionOptions(), FreeDimensions: r.dims,
-			FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: claimed.GetGraphOptimizationLevel()},
-		Initializers: compilers.Initializers{File: r.output.GetExternalInitializersFile(), Threshold: r.output.GetExternalInitializersThreshold(),
-			InSource: r.output.GetKeepInitializersInSource()},
+		Runtime: cl.runtime, Model: model, Dir: dir, Output: claim.GetOutput(),
+		Route: claim.GetRoute(), Embed: r.embed,
+		Session: compilers.Session{SessionOptions: claimed.GetSessionOptions(),
+			FreeDimensions:             r.dims,
+			FreeDimensionsByDenotation: r.Denotations,
+			GraphOptimizationLevel:     claimed.GetGraphOptimizationLevel()},
+		Initializers: compilers.Initializers{File: r.output.GetExternalInitializersFile(),
+			Threshold: r.output.GetExternalInitializersThreshold(),
+			InSource:  r.output.GetKeepInitializersInSource()},
 	}
 	for _, ep := range r.EPs {
-		job.EPs = append(job.EPs, compilers.EP{Name: ep.GetName(), Options: ep.GetOptions(), Devices: selectors(ep.GetDevices())})
+		job.EPs = append(job.EPs, compilers.EP{Name: ep.GetName(), Options: ep.GetOptions(),
+			Devices: selectors(ep.GetDevices())})
 	}
 	return job
 }
 
 func selectors(devices []*wire.Device) (list []compilers.Device) {
 	for _, d := range devices {
-		list = append(list, compilers.Device{Type: d.GetType(), VendorID: d.GetVendorId(), DeviceID: d.GetDeviceId(), Metadata: d.GetMetadata()})
+		list = append(list, compilers.Device{Type: d.GetType(), VendorID: d.GetVendorId(),
+			DeviceID: d.GetDeviceId(), Metadata: d.GetMetadata()})
 	}
 	return list
 }
 
-func put(ctx context.Context, c *unixsock.Client, dir string, made compilers.Result, claim *wire.Claim, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
-	request := &wire.Put{Claim: claim.GetId(), Graphs: 1, CompileSeconds: made.Seconds, OrtVersion: made.ORTVersion}
+func put(ctx context.Context, c *unixsock.Client, dir string, made compilers.Result,
+	claim *wire.Claim, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+	request := &wire.Put{Claim: claim.GetId(), Graphs: 1, CompileSeconds: made.Seconds,
+		OrtVersion: made.ORTVersion}
 	var files []*os.File
 	defer func() { modelfile.CloseFiles(files) }()
 	for i, name := range made.Files {
@@ -232,7 +250,8 @@ func put(ctx context.Context, c *unixsock.Client, dir string, made compilers.Res
 			return nil, nil, errors.Join(err, giveUp(ctx, c, claim, err))
 		}
 		files = append(files, f)
-		request.Files = append(request.Files, &wire.PutFile{Name: filepath.ToSlash(name), Fd: uint32(i)})
+		request.Files = append(request.Files,
+			&wire.PutFile{Name: filepath.ToSlash(name), Fd: uint32(i)})
 	}
 	for _, ep := range made.EPs {
 		request.MadeBy = append(request.MadeBy, &wire.MadeBy{Ep: ep.Name, Version: ep.Version})
@@ -240,7 +259,8 @@ func put(ctx context.Context, c *unixsock.Client, dir string, made compilers.Res
 	return c.Put(ctx, request, files, progress)
 }
 
-// giveUp passes on what the compiler said. It gives the error of telling the daemon, unless that has gone: the claim went with it.
+// giveUp passes on what the compiler said. It gives the error of telling the daemon, unless that
+// has gone: the claim went with it.
 func giveUp(ctx context.Context, c *unixsock.Client, claim *wire.Claim, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTimeout)
 	defer cancel()
@@ -249,7 +269,8 @@ func giveUp(ctx context.Context, c *unixsock.Client, claim *wire.Claim, cause er
 		told.Code = int32(refused.Code)
 	}
 	_, err := unixsock.Ask[wire.GiveUpReply](ctx, c, told, nil)
-	if errors.Is(err, unixsock.ErrNotFound) || errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, unixsock.ErrNotFound) || errors.Is(err, unixsock.ErrConnectionLost) ||
+		errors.Is(err, context.DeadlineExceeded) {
 		return nil
 	}
 	return err

@@ -24,7 +24,8 @@ type outputCopy struct {
 	same   bool // it is there already
 }
 
-// copyOut writes what the models came to. It looks at everything that is there before it writes anything.
+// copyOut writes what the models came to. It looks at everything that is there before it writes
+// anything.
 func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 	var plan []outputCopy
 	for _, r := range results {
@@ -72,18 +73,22 @@ func (g *Get) planOut(ctx context.Context, r *modelResult) ([]outputCopy, error)
 		}
 		name, err := filepath.Rel(filepath.FromSlash(base), filepath.FromSlash(f.GetName()))
 		if err != nil || !filepath.IsLocal(name) {
-			return nil, fmt.Errorf("the daemon names a file %q that is not beside the graph", f.GetName())
+			return nil, fmt.Errorf("the daemon names a file %q that is not beside the graph",
+				f.GetName())
 		}
 		if f.GetDigest() == "" { // unkept files have no digests
 			path, err := r.filePath(f.GetName())
 			if err != nil {
 				return nil, err
 			}
-			if f, err = describeFile(ctx, func() (*os.File, error) { return os.Open(path) }); err != nil {
+			if f, err = describeFile(ctx, func() (*os.File, error) {
+				return os.Open(path)
+			}); err != nil {
 				return nil, err
 			}
 		}
-		c := outputCopy{from: from, to: filepath.Join(g.out, name), size: f.GetSize(), digest: f.GetDigest()}
+		c := outputCopy{from: from, to: filepath.Join(g.out, name), size: f.GetSize(),
+			digest: f.GetDigest()}
 		if plan, err = g.add(ctx, plan, c); err != nil {
 			return nil, err
 		}
@@ -106,7 +111,8 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []outputCopy, er
 		if err != nil {
 			return nil, err
 		}
-		c := outputCopy{to: filepath.Join(g.out, filepath.FromSlash(name)), size: f.GetSize(), digest: f.GetDigest()}
+		c := outputCopy{to: filepath.Join(g.out, filepath.FromSlash(name)), size: f.GetSize(),
+			digest: f.GetDigest()}
 		c.from = func() (io.ReadCloser, error) { return m.External(name) }
 		if plan, err = g.add(ctx, plan, c); err != nil {
 			return nil, err
@@ -115,7 +121,8 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []outputCopy, er
 	return plan, nil
 }
 
-func (g *Get) add(ctx context.Context, plan []outputCopy, c outputCopy) (_ []outputCopy, err error) {
+func (g *Get) add(ctx context.Context, plan []outputCopy, c outputCopy) (_ []outputCopy,
+	err error) {
 	if c.same, err = c.isUpToDate(ctx); err != nil {
 		return nil, err
 	}

@@ -56,25 +56,36 @@ func (r *Request) AddFlags(cmd *cobra.Command) {
 		"several devices, give its ids and metadata from epcachectl probe --json: "+
 		"EP:TYPE,vendor=0x8086,device=0x643e,KEY=VALUE; is_virtual=1 is a device that is not in "+
 		"this machine")
-	f.Var(cli.EachValue(r.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.Var(cli.EachValue(r.AddOption, "K=V"), "option",
+		"provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.Var(cli.EachValue(keyValue(&r.sessionOptions), "K=V"), "session-option", "session config "+
 		"entry; entries that only affect running are ignored; repeatable")
-	f.Var(cli.EachValue(dimension(&r.dims), "NAME=N"), "dim", "fix the free dimension NAME; repeatable")
-	f.Var(cli.EachValue(dimension(&r.Denotations), "DENOTATION=N"), "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
-	f.StringVar(&r.Runtime, "runtime", "", "`DIR` of the runtime that will load the model; default: the daemon's first")
+	f.Var(cli.EachValue(dimension(&r.dims), "NAME=N"), "dim",
+		"fix the free dimension NAME; repeatable")
+	f.Var(cli.EachValue(dimension(&r.Denotations), "DENOTATION=N"), "dim-by-denotation",
+		"fix free dimensions by their denotation; repeatable")
+	f.StringVar(&r.Runtime, "runtime", "",
+		"`DIR` of the runtime that will load the model; default: the daemon's first")
 	f.BoolVar(&r.embed, "embed", false, "write one file, with the context inside the graph; "+
 		"loads more slowly, at most 2 GiB")
 	f.BoolVar(&r.strictORT, "strict-ort", false, "only use builds compiled with exactly the "+
 		"runtime's ONNX Runtime version")
-	f.StringVar(&r.level, "optimization-level", "", "graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
+	f.StringVar(&r.level, "optimization-level", "",
+		"graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
 	f.StringVar(&r.route, "route", "", "compile by this `ROUTE`: compile_api or session_options")
 	r.output = &wire.Output{}
-	f.StringVar(&r.output.ExternalInitializersFile, "initializers-file", "", "`NAME` of a file of the build for initializers outside of contexts")
-	f.Int64Var(&r.output.ExternalInitializersThreshold, "initializers-threshold", 0, "keep initializers below `BYTES` in the graph")
-	f.BoolVar(&r.output.KeepInitializersInSource, "keep-initializers", false, "leave initializers in the model's external data, which becomes part of the build")
-	f.StringVar(&r.output.NodeNamePrefix, "node-name-prefix", "", "`PREFIX` of the names of EPContext nodes (ep.context_node_name_prefix)")
+	f.StringVar(&r.output.ExternalInitializersFile, "initializers-file", "",
+		"`NAME` of a file of the build for initializers outside of contexts")
+	f.Int64Var(&r.output.ExternalInitializersThreshold, "initializers-threshold", 0,
+		"keep initializers below `BYTES` in the graph")
+	f.BoolVar(&r.output.KeepInitializersInSource, "keep-initializers", false,
+		"leave initializers in the model's external data, which becomes part of the build")
+	f.StringVar(&r.output.NodeNamePrefix, "node-name-prefix", "",
+		"`PREFIX` of the names of EPContext nodes (ep.context_node_name_prefix)")
 	f.BoolVar(&r.output.Complete, "complete", false, "fail if a node would run on the CPU")
-	f.Float64Var(&r.Verify, "verify-output", 0, "run the compiled model once on zeros, and refuse it if a value differs from the source model's by more than `TOLERANCE`, absolute and relative")
+	f.Float64Var(&r.Verify, "verify-output", 0,
+		"run the compiled model once on zeros, and refuse it if a value differs from the source "+
+			"model's by more than `TOLERANCE`, absolute and relative")
 	f.StringVar(&r.store, "store", "", "store it as `SCOPE`: shared, user or none; can only narrow")
 }
 
@@ -148,7 +159,8 @@ func (r *Request) AddOption(v string) error {
 
 func setOption(ep *wire.ExecutionProvider, key, value string) error {
 	if old, twice := ep.Options[key]; twice && old != value {
-		return fmt.Errorf("option %q of %s is given twice, as %q and %q", term.Brief(key), ep.Name, term.Brief(old), term.Brief(value))
+		return fmt.Errorf("option %q of %s is given twice, as %q and %q", term.Brief(key), ep.Name,
+			term.Brief(old), term.Brief(value))
 	}
 	ep.Options = merged(ep.Options, map[string]string{key: value})
 	return nil
@@ -194,7 +206,9 @@ func (r *Request) Complete() error {
 		}
 	}
 	for _, o := range r.optionsWithEP {
-		i := slices.IndexFunc(r.EPs, func(ep *wire.ExecutionProvider) bool { return ep.Name == o.ep })
+		i := slices.IndexFunc(r.EPs, func(ep *wire.ExecutionProvider) bool {
+			return ep.Name == o.ep
+		})
 		if i < 0 {
 			return exit.Usage(errNoEP(o))
 		}
@@ -235,20 +249,23 @@ func (r *Request) checkValues() error {
 }
 
 func errNoEP(o optionFlag) error {
-	return fmt.Errorf("--option %s/%s: there is no --ep %s", term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep))
+	return fmt.Errorf("--option %s/%s: there is no --ep %s", term.Brief(o.ep), term.Brief(o.key),
+		term.Brief(o.ep))
 }
 
-// message makes the request for one model. Options that name a file go as descriptors of what this process opened:
-// the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
-// with closeExtra.
+// message makes the request for one model. Options that name a file go as descriptors of what this
+// process opened: the daemon opens nothing by a client's path. The files, the model's first, are
+// the caller's to close; those after it with closeExtra.
 func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error) {
 	entries, dir := identity.ExternalDir(r.sessionOptions)
 	if dir != "" {
 		m.Dirs = []string{dir}
 	}
 	a := &wire.Acquire{
-		Model: &wire.Model{Name: m.Name(), Path: m.Absolute()}, SessionOptions: entries, FreeDimensions: r.dims,
-		FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
+		Model: &wire.Model{Name: m.Name(), Path: m.Absolute()}, SessionOptions: entries,
+		FreeDimensions:             r.dims,
+		FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: r.level, Embed: r.embed,
+		Route: r.route,
 		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.Verify,
 	}
 	if proto.Size(r.output) > 0 {
@@ -328,7 +345,8 @@ func (r *Request) commandLine() string {
 		}
 		text += " "
 		for _, option := range slices.Sorted(maps.Keys(ep.GetOptions())) {
-			text += "--option " + term.Printable(term.Brief(option+"="+ep.GetOptions()[option])) + " "
+			text += "--option " + term.Printable(term.Brief(option+"="+ep.GetOptions()[option])) +
+				" "
 		}
 	}
 	add := func(flag, value string) {
@@ -369,8 +387,8 @@ func (r *Request) commandLine() string {
 	return text
 }
 
-// OnlyEP returns the only execution provider and device that can compile on this machine, for a call
-// that names none, and prints it. If there are several it returns an error that lists them.
+// OnlyEP returns the only execution provider and device that can compile on this machine, for a
+// call that names none, and prints it. If there are several it returns an error that lists them.
 func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printer) error {
 	if len(r.EPs) > 0 {
 		return nil
@@ -386,7 +404,8 @@ func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printe
 	able := usableEPs(reply.GetRuntimes())
 	switch len(able) {
 	case 0:
-		return exit.Hint(errors.New("no --ep, and no execution provider here can compile"), "see why: epcachectl probe")
+		return exit.Hint(errors.New("no --ep, and no execution provider here can compile"),
+			"see why: epcachectl probe")
 	case 1:
 		p.Note("no --ep: " + term.Printable(able[0]) + ", which is all that can compile here")
 		if err := r.AddEP(able[0]); err != nil {

@@ -44,7 +44,8 @@ func (r *modelResult) json(dryRun bool) jsonout.Object {
 			"hardware_architecture", "compatibility", "view", "files", "provider_options",
 			"session_options", "compile_seconds", "why", "unkept", "job", "member", "members",
 			"warnings")
-		out["outcome"], out["graph"], out["elapsed_seconds"] = outcomeOf(a), r.graph, r.elapsed.Seconds()
+		out["outcome"], out["graph"], out["elapsed_seconds"] = outcomeOf(a), r.graph,
+			r.elapsed.Seconds()
 		if level := a.GetGraphOptimizationLevel(); level != "" {
 			out["session_options"].(jsonout.Object)["graph_optimization_level"] = level
 		}
@@ -74,15 +75,18 @@ type modelResult struct {
 	view      *os.File
 	elapsed   time.Duration
 	err       error
-	missing   bool                                     // with -n: it would be compiled
-	adopted   bool                                     // it was to be adopted
-	startedAt bool                                     // then: it is being compiled already
-	job       *wire.Job                                // how its job ended, when that was followed
-	graph     string                                   // relative to the view
-	blobs     map[string]func() (io.ReadCloser, error) // to copy it from a store that has no view of it: opens the files, by their names; else nil
-	group     []string                                 // the paths of all models of the group; nil: it is none
-	member    int                                      // which of them it is
-	ownDaemon string                                   // the directory of what was compiled here under a claim, where there is no view of it; else ""
+	missing   bool      // with -n: it would be compiled
+	adopted   bool      // it was to be adopted
+	startedAt bool      // then: it is being compiled already
+	job       *wire.Job // how its job ended, when that was followed
+	graph     string    // relative to the view
+	// to copy it from a store that has no view of it: opens the files, by their names; else nil
+	blobs map[string]func() (io.ReadCloser, error)
+	// the paths of all models of the group; nil: it is none
+	group  []string
+	member int // which of them it is
+	// the directory of what was compiled here under a claim, where there is no view of it; else ""
+	ownDaemon string
 	// daemon is the user's own, where it answered instead of another user's; else nil
 	daemon *unixsock.Client
 }
@@ -94,7 +98,8 @@ func (r *modelResult) queued() bool { return r.reply.GetOutcome() == "background
 
 // errQueued is why nothing can be done yet with what is compiled in the background.
 func (r *modelResult) errQueued() error {
-	return exit.Hint(exit.Missing("it is being compiled"), "wait for it: epcachectl jobs follow "+term.Printable(r.reply.GetJob()))
+	return exit.Hint(exit.Missing("it is being compiled"),
+		"wait for it: epcachectl jobs follow "+term.Printable(r.reply.GetJob()))
 }
 
 func (r *modelResult) line(dryRun bool) string {
@@ -104,7 +109,8 @@ func (r *modelResult) line(dryRun bool) string {
 		return "would wait for " + path + ": it is being compiled"
 	case r.missing:
 		return "would compile " + path
-	case dryRun && r.adopted && r.passedThrough() && !slices.ContainsFunc(a.GetWarnings(), notAdopted):
+	case dryRun && r.adopted && r.passedThrough() &&
+		!slices.ContainsFunc(a.GetWarnings(), notAdopted):
 		return "would adopt " + path
 	case r.passedThrough():
 		return passThroughLine(path, a)
@@ -121,7 +127,9 @@ func (r *modelResult) line(dryRun bool) string {
 	if dryRun {
 		outcome = "would hit"
 	}
-	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, term.Printable(a.GetEp()), term.TextOrDash(term.Short(a.GetBuild())), term.TextOrDash(a.GetCompatibility()), term.Bytes(size), term.Seconds(r.elapsed.Seconds()))
+	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path,
+		term.Printable(a.GetEp()), term.TextOrDash(term.Short(a.GetBuild())),
+		term.TextOrDash(a.GetCompatibility()), term.Bytes(size), term.Seconds(r.elapsed.Seconds()))
 	if s := a.GetCompileSeconds(); s > 0 {
 		text += fmt.Sprintf(" (compiled in %s)", term.Seconds(s))
 	}
@@ -144,7 +152,8 @@ func passThroughLine(path string, a *wire.AcquireReply) string {
 	return line + term.TextOrDash(a.GetCompatibility()) + "; load the file itself"
 }
 
-// outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put has been compiled.
+// outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put
+// has been compiled.
 func outcomeOf(a *wire.AcquireReply) string {
 	if a.GetOutcome() == "put" {
 		return "compiled"
@@ -155,7 +164,8 @@ func outcomeOf(a *wire.AcquireReply) string {
 // JobError is what a job ended with, nil if it is done.
 func JobError(job *wire.Job) error {
 	if e := job.GetError(); e != nil {
-		return &unixsock.Error{Class: e.GetClass(), Text: e.GetText(), Hint: e.GetHint(), Facts: e.GetFacts()}
+		return &unixsock.Error{Class: e.GetClass(), Text: e.GetText(), Hint: e.GetHint(),
+			Facts: e.GetFacts()}
 	}
 	switch job.GetState() {
 	case "done":
@@ -168,7 +178,9 @@ func JobError(job *wire.Job) error {
 
 // JobResultLine says what a job came to, and how long it took.
 func JobResultLine(job *wire.Job) string {
-	return fmt.Sprintf("%s build %s in %s", term.TextOrDash(job.GetEp()), term.TextOrDash(term.Short(job.GetBuild())), term.Seconds(term.Milliseconds(job.GetElapsedMs()).Seconds()))
+	return fmt.Sprintf("%s build %s in %s", term.TextOrDash(job.GetEp()),
+		term.TextOrDash(term.Short(job.GetBuild())),
+		term.Seconds(term.Milliseconds(job.GetElapsedMs()).Seconds()))
 }
 
 func closeViews(results []modelResult) {
@@ -182,7 +194,8 @@ func closeViews(results []modelResult) {
 	}
 }
 
-// filePath gives the path of a file of a view, for this process and those that inherit the descriptor.
+// filePath gives the path of a file of a view, for this process and those that inherit the
+// descriptor.
 func (r *modelResult) filePath(name string) (string, error) {
 	switch {
 	case r.queued():
@@ -222,8 +235,8 @@ func (r *modelResult) graphPath() (string, error) {
 	return r.filePath(r.graph)
 }
 
-// eachOfGroup gives each model of a group its own result, in order. All hold the same view; an error, and what else is
-// told once of a group, stands with the first.
+// eachOfGroup gives each model of a group its own result, in order. All hold the same view; an
+// error, and what else is told once of a group, stands with the first.
 func eachOfGroup(all modelResult, models []string) []modelResult {
 	results := make([]modelResult, len(models))
 	for i, path := range models {
@@ -233,8 +246,10 @@ func eachOfGroup(all modelResult, models []string) []modelResult {
 		if members := all.reply.GetMembers(); i < len(members) {
 			r.graph = members[i].GetGraph()
 		}
-		if all.err == nil && !all.missing && !all.queued() && all.job == nil && len(all.reply.GetMembers()) != len(models) {
-			r.err = exit.WithOperation("get", path, fmt.Errorf("there are %d graphs for %d models", len(all.reply.GetMembers()), len(models)))
+		if all.err == nil && !all.missing && !all.queued() && all.job == nil &&
+			len(all.reply.GetMembers()) != len(models) {
+			r.err = exit.WithOperation("get", path, fmt.Errorf("there are %d graphs for %d models",
+				len(all.reply.GetMembers()), len(models)))
 		}
 	}
 	return results
@@ -262,11 +277,13 @@ func (r *modelResult) groupLines() []string {
 		if i < len(r.group) {
 			path = r.group[i]
 		}
-		lines = append(lines, fmt.Sprintf("  %d. %s  %s", i+1, term.Printable(path), term.Printable(m.GetGraph())))
+		lines = append(lines, fmt.Sprintf("  %d. %s  %s", i+1, term.Printable(path),
+			term.Printable(m.GetGraph())))
 	}
 	var options []string
 	for key, value := range members[0].GetSessionOptions() {
 		options = append(options, term.Printable(key+"="+value))
 	}
-	return append(lines, "  several in one process: in this order, with "+strings.Join(options, " ")+", and destroyed in reverse")
+	return append(lines, "  several in one process: in this order, with "+strings.Join(options,
+		" ")+", and destroyed in reverse")
 }

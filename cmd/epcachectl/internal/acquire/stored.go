@@ -34,7 +34,8 @@ func (g *Get) checkStored() error {
 		usageMistake(with && g.Request.strictORT, "--strict-ort"+none, ""),
 		usageMistake(with && g.Request.Verify != 0, "--verify-output"+none, ""),
 		usageMistake(with && g.Request.store != "", "--store"+none, ""),
-		usageMistake(with && g.OnMiss != "wait" && g.OnMiss != "fail", "--on-miss "+g.OnMiss+none, ""),
+		usageMistake(with && g.OnMiss != "wait" &&
+			g.OnMiss != "fail", "--on-miss "+g.OnMiss+none, ""),
 	)
 }
 
@@ -49,7 +50,8 @@ func (g *Get) openStore(ctx context.Context) (err error) {
 }
 
 // find looks into the store, and again with the external data to which the models refer.
-func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, external unixsock.External,
+func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File,
+	external unixsock.External,
 	progress func(*wire.Progress), out *modelResult) error {
 	request, err := request.FromWire(request.Peer{}, w, files)
 	if err != nil {
@@ -104,25 +106,29 @@ func (g *Get) unpack(
 		err = g.stored.Unpack(ctx, answer, dir, func(done, total int64) {
 			progress(&wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
 		})
-		if class := apierr.ClassOf(err); err == nil || class != apierr.NotAllowed && class != apierr.NoSpace {
+		if class := apierr.ClassOf(err); err == nil || class != apierr.NotAllowed &&
+			class != apierr.NoSpace {
 			break
 		}
 	}
 	return err
 }
 
-// unpackDirs lists where a build is unpacked: where the call says, else where programs keep what can be made again.
+// unpackDirs lists where a build is unpacked: where the call says, else where programs keep what
+// can be made again.
 func (g *Get) unpackDirs() (dirs []string) {
 	if g.unpackDir != "" {
 		return []string{g.unpackDir}
 	}
-	if dir, err := os.UserCacheDir(); err == nil && filepath.IsAbs(dir) { // XDG_CACHE_HOME, or ~/.cache
+	// XDG_CACHE_HOME, or ~/.cache
+	if dir, err := os.UserCacheDir(); err == nil && filepath.IsAbs(dir) {
 		dirs = append(dirs, filepath.Join(dir, "epcached", "unpacked"))
 	}
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		dirs = append(dirs, filepath.Join(dir, "epcached-unpacked"))
 	}
-	return append(dirs, filepath.Join(os.TempDir(), fmt.Sprintf("epcached-unpacked-%d", os.Getuid())))
+	return append(dirs, filepath.Join(os.TempDir(),
+		fmt.Sprintf("epcached-unpacked-%d", os.Getuid())))
 }
 
 // storedError gives the cache's errors the classes that scripts know from the daemon's.
@@ -134,5 +140,6 @@ func storedError(err error) error {
 	case !is:
 		return modelfile.PlainPathError(err)
 	}
-	return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}
+	return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint,
+		Facts: e.Facts, Err: err}
 }

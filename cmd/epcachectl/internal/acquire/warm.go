@@ -30,7 +30,8 @@ type modelAsk struct {
 	models []string
 }
 
-func (k modelAsk) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.OnMiss, show *term.Phases) modelResult {
+func (k modelAsk) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.OnMiss,
+	show *term.Phases) modelResult {
 	return k.call.acquireModels(ctx, c, k.models, onMiss, show)
 }
 
@@ -65,7 +66,8 @@ func (g *Get) warming(args []string, file string) (*warmPlan, error) {
 	if w.needsEP() != "" {
 		return w, nil
 	}
-	if o := append(g.Request.optionsBeforeEP, g.Request.optionsWithEP...); len(g.Request.EPs) == 0 && len(o) > 0 {
+	if o := append(g.Request.optionsBeforeEP, g.Request.optionsWithEP...); len(g.Request.EPs) ==
+		0 && len(o) > 0 {
 		return nil, exit.Usagef("--option %s: there is no --ep; in %s each model names its own",
 			term.Brief(o[0].key), file)
 	}
@@ -213,7 +215,8 @@ func merged[V any](below, over map[string]V) map[string]V {
 // maxAsks bounds how often warm requests a model again whose job is gone when it follows it.
 const maxAsks = 3
 
-// Warm has the models of the arguments and of a pipeline file compiled, and with follow waits for them.
+// Warm has the models of the arguments and of a pipeline file compiled, and with follow waits for
+// them.
 func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool) error {
 	w, err := g.warming(args, file)
 	if err != nil {
@@ -233,7 +236,8 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 			return err
 		}
 		follow = follow && !g.DryRun
-		show := term.NewPhases(g.Print, g.Progress || follow && !g.Print.Terminal && !g.JSON, len(asks))
+		show := term.NewPhases(g.Print, g.Progress || follow && !g.Print.Terminal &&
+			!g.JSON, len(asks))
 		show.Waits = follow
 		results := acquireEach(ctx, c, asks, w.onMiss, show)
 		closeViews(results)
@@ -246,8 +250,9 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 	})
 }
 
-// modelsBelow replaces directories by the models in them. It skips what a compile has written there,
-// hidden directories, because they are other programs', and stores, because their models are copies.
+// modelsBelow replaces directories by the models in them. It skips what a compile has written
+// there, hidden directories, because they are other programs', and stores, because their models are
+// copies.
 func modelsBelow(args []string) ([]string, error) {
 	var models []string
 	for _, arg := range args {
@@ -258,10 +263,12 @@ func modelsBelow(args []string) ([]string, error) {
 		}
 		before := len(models)
 		err = filepath.WalkDir(arg, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() && path != arg && (strings.HasPrefix(entry.Name(), ".") || isStore(path)) {
+			if err == nil && entry.IsDir() && path != arg &&
+				(strings.HasPrefix(entry.Name(), ".") || isStore(path)) {
 				return fs.SkipDir
 			}
-			if err == nil && !entry.IsDir() && strings.HasSuffix(path, ".onnx") && !strings.HasSuffix(path, "_ctx.onnx") {
+			if err == nil && !entry.IsDir() && strings.HasSuffix(path, ".onnx") &&
+				!strings.HasSuffix(path, "_ctx.onnx") {
 				models = append(models, path)
 			}
 			return err
@@ -279,7 +286,10 @@ func modelsBelow(args []string) ([]string, error) {
 }
 
 func isStore(dir string) bool {
-	missing := func(name string) bool { _, err := os.Lstat(filepath.Join(dir, name)); return err != nil }
+	missing := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name))
+		return err != nil
+	}
 	return !slices.ContainsFunc([]string{"CACHEDIR.TAG", "manifests", "objects"}, missing)
 }
 
@@ -295,7 +305,8 @@ func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, resu
 	}
 	for i := range results {
 		r := &results[i]
-		for errors.Is(r.err, unixsock.ErrBusy) && len(jobs) > 0 { // else it is not these that take the room
+		// else it is not these that take the room
+		for errors.Is(r.err, unixsock.ErrBusy) && len(jobs) > 0 {
 			before := jobs[0]
 			jobs = jobs[1:]
 			// Followers report how it ends; here it only has to end.
@@ -311,7 +322,8 @@ func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, resu
 	}
 }
 
-// followAll waits for the jobs among the results, some at a time: they run in the order in which they were asked for.
+// followAll waits for the jobs among the results, some at a time: they run in the order in which
+// they were asked for.
 func followAll(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
 	show *term.Phases) {
 	inParallel(len(results), func(i int) {
@@ -324,7 +336,8 @@ func followAll(ctx context.Context, c *unixsock.Client, asks []modelAsk, results
 }
 
 // follow waits for one job. One that is not known any more is asked for again.
-func (k modelAsk) follow(ctx context.Context, c *unixsock.Client, r *modelResult, show *term.Phases) {
+func (k modelAsk) follow(ctx context.Context, c *unixsock.Client, r *modelResult,
+	show *term.Phases) {
 	for range maxAsks {
 		job, err := r.clientFor(c).Follow(ctx, &wire.Follow{Job: r.reply.GetJob()},
 			func(p *wire.Progress) { show.Phase(r.path, p) })
@@ -336,10 +349,11 @@ func (k modelAsk) follow(ctx context.Context, c *unixsock.Client, r *modelResult
 			return
 		}
 		if !errors.Is(err, unixsock.ErrNotFound) {
-			r.err = exit.TimeoutError(ctx, exit.WithOperation("follow", r.path, err), k.call.Timeout, func() (string, string) {
-				return "", "the compile continues; to wait for it: epcachectl jobs follow " +
-					"" + term.Printable(term.Short(r.reply.GetJob()))
-			})
+			r.err = exit.TimeoutError(ctx, exit.WithOperation("follow", r.path, err),
+				k.call.Timeout, func() (string, string) {
+					return "", "the compile continues; to wait for it: epcachectl jobs follow " +
+						"" + term.Printable(term.Short(r.reply.GetJob()))
+				})
 			return
 		}
 		*r = k.acquire(ctx, c, wire.OnMiss_BACKGROUND, show)

@@ -1,5 +1,5 @@
-// Package cli has what all verbs of epcachectl share: the flags, the connection to the daemon, and how
-// their arguments are checked.
+// Package cli has what all verbs of epcachectl share: the flags, the connection to the daemon, and
+// how their arguments are checked.
 package cli
 
 import (
@@ -33,7 +33,8 @@ type Call struct {
 }
 
 // WithDaemon connects, and calls with a context that ends at --timeout.
-func (a *Call) WithDaemon(ctx context.Context, do func(context.Context, *unixsock.Client) error) error {
+func (a *Call) WithDaemon(ctx context.Context,
+	do func(context.Context, *unixsock.Client) error) error {
 	return a.WithTimeout(ctx, func(ctx context.Context) error {
 		connect := a.ConnectOrStart
 		if a.Looks {
@@ -74,8 +75,10 @@ func (a *Call) WithDeadline(ctx context.Context) (context.Context, context.Cance
 	return ctx, func() {}
 }
 
-// WithReader is withDaemon for what only looks and prints when it has its answer: where the daemon goes away before, it is asked of the next one.
-func (a *Call) WithReader(ctx context.Context, look func(context.Context, *unixsock.Client) error) error {
+// WithReader is withDaemon for what only looks and prints when it has its answer: where the daemon
+// goes away before, it is asked of the next one.
+func (a *Call) WithReader(ctx context.Context,
+	look func(context.Context, *unixsock.Client) error) error {
 	return a.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		err := look(ctx, c)
 		if unixsock.ConnectionEnded(err) {
@@ -121,7 +124,8 @@ func (a *Call) WithProgress(ask func(progress func(*wire.Progress)) error) error
 }
 
 // AskWithProgress asks as unixsock.Ask does, and shows how far the daemon is.
-func AskWithProgress[R any](ctx context.Context, a *Call, c *unixsock.Client, request proto.Message) (reply *R, err error) {
+func AskWithProgress[R any](ctx context.Context, a *Call, c *unixsock.Client,
+	request proto.Message) (reply *R, err error) {
 	err = a.WithProgress(func(progress func(*wire.Progress)) (err error) {
 		reply, err = unixsock.Ask[R](ctx, c, request, progress)
 		return err

@@ -28,7 +28,8 @@ const AutostartVariable = "EPCACHE_AUTOSTART"
 // ProgramVariable names the program to start.
 const ProgramVariable = "EPCACHE_DAEMON"
 
-// ConnectOrStart connects, and where there is no daemon has the user's own started first, as applications do.
+// ConnectOrStart connects, and where there is no daemon has the user's own started first, as
+// applications do.
 func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	program := f.DaemonProgram()
 	if program == "" {
@@ -41,7 +42,8 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 		return c, err
 	}
 	if _, there := os.Lstat(unixsock.SystemSocket); there == nil {
-		return f.Connect(ctx) // the system's daemon is about to come back, and its users are not to be scattered
+		// the system's daemon is about to come back, and its users are not to be scattered
+		return f.Connect(ctx)
 	}
 	there := func() bool {
 		c, err := at.Connect(ctx)
@@ -75,7 +77,9 @@ func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 	if program == "" {
 		return nil, errors.New("no daemon can be started for this user")
 	}
-	dial := func() (*unixsock.Client, error) { return f.dialer().Dial(ctx, unixsock.UserSockets()...) }
+	dial := func() (*unixsock.Client, error) {
+		return f.dialer().Dial(ctx, unixsock.UserSockets()...)
+	}
 	err := startDaemon(ctx, program, func() bool {
 		c, err := dial()
 		return err == nil && c.Close() == nil
@@ -86,7 +90,8 @@ func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 	return f.ownClient, err
 }
 
-// DaemonProgram finds what starts a daemon, named by EPCACHE_DAEMON, beside this program or in PATH; "" where none is to be started.
+// DaemonProgram finds what starts a daemon, named by EPCACHE_DAEMON, beside this program or in
+// PATH; "" where none is to be started.
 func (f *Finder) DaemonProgram() string {
 	if AutostartOff() || f.Socket != "" || os.Getenv(unixsock.SocketVariable) != "" {
 		return ""
@@ -111,10 +116,12 @@ func (f *Finder) DaemonProgram() string {
 
 // AutostartOff reports whether clients are told to start no daemon.
 func AutostartOff() bool {
-	return slices.Contains([]string{"0", "no", "off", "false"}, strings.ToLower(os.Getenv(AutostartVariable)))
+	return slices.Contains([]string{"0", "no", "off", "false"},
+		strings.ToLower(os.Getenv(AutostartVariable)))
 }
 
-// startDaemon returns when the daemon answers, or with the reason why there is none. `there` tells whether there is one by now.
+// startDaemon returns when the daemon answers, or with the reason why there is none. `there` tells
+// whether there is one by now.
 func startDaemon(ctx context.Context, program string, there func() bool) error {
 	failed := errors.New("there is no home directory")
 	for _, socket := range unixsock.UserSockets() {
@@ -125,8 +132,9 @@ func startDaemon(ctx context.Context, program string, there func() bool) error {
 	return failed
 }
 
-// startAt is startDaemon for one socket. A lock is held by the one process that starts the daemon for all that want one at the same time,
-// whichever client they are of: doc/protocol.md, "Starting a daemon". Its file says why the last start failed; nothing, if it did not.
+// startAt is startDaemon for one socket. A lock is held by the one process that starts the daemon
+// for all that want one at the same time, whichever client they are of: doc/protocol.md, "Starting
+// a daemon". Its file says why the last start failed; nothing, if it did not.
 func startAt(ctx context.Context, program, socket string, there func() bool) error {
 	asked := time.Now()
 	lock, err := os.OpenFile(socket+".start", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -158,9 +166,10 @@ func startAt(ctx context.Context, program, socket string, there func() bool) err
 const maxStartReason = 1024
 
 // startLocked returns the error of a start that another process attempted since this one asked, so
-// that a hundred processes do not try one after the other. Earlier failures are retried, because the
-// user may have mended the cause.
-func startLocked(ctx context.Context, program, socket string, lock *os.File, requested time.Time) error {
+// that a hundred processes do not try one after the other. Earlier failures are retried, because
+// the user may have mended the cause.
+func startLocked(ctx context.Context, program, socket string, lock *os.File,
+	requested time.Time) error {
 	reason := ""
 	if info, err := lock.Stat(); err == nil && !info.ModTime().Before(requested) {
 		text := make([]byte, maxStartReason)
@@ -189,7 +198,8 @@ func start(ctx context.Context, program, socket string) string {
 	if err == nil {
 		return ""
 	}
-	line, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(said.String()), "epcached: "), "\n")
+	line, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(said.String()), "epcached: "),
+		"\n")
 	return cmp.Or(line, fmt.Sprintf("%s --autostart: %v", program, err)) + ProgramOrigin()
 }
 

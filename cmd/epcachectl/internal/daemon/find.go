@@ -22,8 +22,9 @@ type Finder struct {
 	ownClient *unixsock.Client
 }
 
-// A client waits this long for a socket to appear that it was told about, or that was left by a daemon which is
-// just restarting; and for the answer of one that listens, which may be starting under socket activation.
+// A client waits this long for a socket to appear that it was told about, or that was left by a
+// daemon which is just restarting; and for the answer of one that listens, which may be starting
+// under socket activation.
 const (
 	DefaultWait  = 3 * time.Second
 	MaxWait      = 10 * time.Second
@@ -93,12 +94,14 @@ func (f *Finder) Reconnect(ctx context.Context) (*unixsock.Client, error) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond): // one that accepts and hangs up is not asked without a pause
+		case <-time.After(100 * time.Millisecond):
+			// one that accepts and hangs up is not asked without a pause
 		}
 	}
 }
 
 // IsConnectionLost tells the end of a daemon from a refusal.
 func IsConnectionLost(err error) bool {
-	return errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrNoDaemon) || errors.Is(err, unixsock.ErrBusy)
+	return errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrNoDaemon) ||
+		errors.Is(err, unixsock.ErrBusy)
 }

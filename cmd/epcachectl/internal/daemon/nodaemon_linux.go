@@ -20,7 +20,8 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// noDaemon tells a daemon that does not run from one that does not answer; other errors it leaves alone.
+// noDaemon tells a daemon that does not run from one that does not answer; other errors it leaves
+// alone.
 func noDaemon(paths []string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return exit.Hint(err, "for the reason: epcachectl doctor")
@@ -78,7 +79,8 @@ func silentDaemon(paths []string, err error) error {
 	return &exit.NoDaemonError{Text: text + why, Hint: hint, Cause: err}
 }
 
-// LogOf says where the log is of the daemon that listens at the first of the paths where there is a socket.
+// LogOf says where the log is of the daemon that listens at the first of the paths where there is a
+// socket.
 func LogOf(paths []string) string {
 	for _, path := range paths {
 		_, err := os.Lstat(path)
@@ -87,7 +89,8 @@ func LogOf(paths []string) string {
 		case path == unixsock.SystemSocket:
 			return "its log: journalctl -u epcached"
 		case slices.Contains(unixsock.UserSockets(), path):
-			own := filepath.Join(unixsock.UserState(), "epcached.log") // that of one that a client started
+			// that of one that a client started
+			own := filepath.Join(unixsock.UserState(), "epcached.log")
 			if _, err := os.Stat(own); err == nil {
 				return "its log: " + own
 			}
@@ -99,7 +102,8 @@ func LogOf(paths []string) string {
 	return "its log: journalctl -u epcached"
 }
 
-// holder is the process that listens at a socket, as far as the kernel tells it: it does so of one that is stopped as well.
+// holder is the process that listens at a socket, as far as the kernel tells it: it does so of one
+// that is stopped as well.
 type holder struct {
 	path    string
 	pid     int
@@ -108,14 +112,16 @@ type holder struct {
 
 func holderOf(paths []string) (h holder, ok bool) {
 	for _, path := range paths {
-		conn, err := net.DialTimeout("unix", path, 50*time.Millisecond) // a full queue would have it wait
+		// a full queue would have it wait
+		conn, err := net.DialTimeout("unix", path, 50*time.Millisecond)
 		if err != nil {
 			continue
 		}
 		h = holder{path: path}
 		if raw, err := conn.(*net.UnixConn).SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) { // without an answer nothing is known
-				if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET,
+					unix.SO_PEERCRED); err == nil {
 					h.pid = int(peer.Pid) // 0 for one of another pid namespace
 				}
 			})
@@ -132,6 +138,7 @@ func stopped(pid int) bool {
 	if err != nil {
 		return false
 	}
-	rest := bytes.TrimLeft(text[bytes.LastIndexByte(text, ')')+1:], " ") // the name before it may hold anything
+	// the name before it may hold anything
+	rest := bytes.TrimLeft(text[bytes.LastIndexByte(text, ')')+1:], " ")
 	return len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
 }

@@ -45,7 +45,8 @@ func (x *Examination) runtime(ctx context.Context, dir string) {
 			x.problem(subject, text, hint)
 			continue
 		}
-		x.ok(subject, "%s %s with ONNX Runtime %s", ep.EP, term.TextOrDash(v), term.TextOrDash(r.ORTVersion))
+		x.ok(subject, "%s %s with ONNX Runtime %s", ep.EP, term.TextOrDash(v),
+			term.TextOrDash(r.ORTVersion))
 	}
 	x.CheckKnown(ctx, subject, r)
 }
@@ -90,8 +91,10 @@ func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	for _, r := range all {
 		for _, has := range r.GetEps() {
 			its, err2 := os.Stat(has.GetLibrary())
-			same := has.GetLibrary() == ep.Path || statErr == nil && err2 == nil && os.SameFile(own, its)
-			if has.GetName() == ep.EP && (same || err == nil && has.GetLibraryDigest() == digest.String()) {
+			same := has.GetLibrary() == ep.Path || statErr == nil && err2 == nil &&
+				os.SameFile(own, its)
+			if has.GetName() == ep.EP &&
+				(same || err == nil && has.GetLibraryDigest() == digest.String()) {
 				return r
 			}
 		}
@@ -99,7 +102,8 @@ func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	return nil
 }
 
-// packageVersion returns the version of the Python package of a library; "": pip did not install it.
+// packageVersion returns the version of the Python package of a library; "": pip did not install
+// it.
 func packageVersion(ep compilers.EPLibrary) string {
 	info, _ := compilers.EPByName(ep.EP)
 	for dir := filepath.Dir(ep.Path); filepath.Dir(dir) != dir; dir = filepath.Dir(dir) {
@@ -137,7 +141,8 @@ func (x *Examination) python(ctx context.Context, path string) {
 	r, err := compilers.Find(facts.Site)
 	switch {
 	case facts.Error != "":
-		x.problem(subject, "ONNX Runtime cannot be imported: "+term.KeepEnd(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
+		x.problem(subject, "ONNX Runtime cannot be imported: "+term.KeepEnd(facts.Error),
+			"install it there: "+path+" -m pip install onnxruntime")
 	case !facts.Plugins:
 		x.problem(subject, fmt.Sprintf("ONNX Runtime %s does not support plugin execution "+
 			"providers", facts.ORTVersion), "install onnxruntime 1.24 or later")
@@ -157,9 +162,11 @@ func (x *Examination) python(ctx context.Context, path string) {
 	}
 }
 
-func (x *Examination) checkStarts(ctx context.Context, subject, python string, facts *pythonFacts, ep compilers.EPLibrary) bool {
+func (x *Examination) checkStarts(ctx context.Context, subject, python string, facts *pythonFacts,
+	ep compilers.EPLibrary) bool {
 	version := packageVersion(ep)
-	pair := fmt.Sprintf("%s %s starts with ONNX Runtime %s", ep.EP, term.TextOrDash(version), facts.ORTVersion)
+	pair := fmt.Sprintf("%s %s starts with ONNX Runtime %s", ep.EP, term.TextOrDash(version),
+		facts.ORTVersion)
 	started, err := startPlugin(ctx, python, ep)
 	switch {
 	case err != nil:
@@ -180,7 +187,8 @@ func (x *Examination) checkStarts(ctx context.Context, subject, python string, f
 	return true
 }
 
-// plainSessions warns of what happens without a word: ONNX Runtime takes the name of a plugin for one that is not there, and runs on the CPU.
+// plainSessions warns of what happens without a word: ONNX Runtime takes the name of a plugin for
+// one that is not there, and runs on the CPU.
 func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compilers.EPLibrary) {
 	if slices.Contains(facts.Providers, ep.EP) {
 		return
@@ -191,7 +199,8 @@ func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compi
 	if facts.Epcache {
 		hint += ", which does that"
 	} else {
-		hint = "install epcache and " + hint + "; or call onnxruntime.register_execution_provider_library and " +
+		hint = "install epcache and " + hint +
+			"; or call onnxruntime.register_execution_provider_library and " +
 			"SessionOptions.add_provider_for_devices"
 	}
 	x.warning(subject, text, hint)
@@ -224,7 +233,8 @@ func incompatibility(ep, version, ort string) (text, hint string) {
 	}
 	for _, m := range incompatibleReleases {
 		if m.ep == ep && slices.Contains(m.versions, version) && m.broken(numbers) {
-			return fmt.Sprintf("%s %s does not start with ONNX Runtime %s: %s", ep, version, ort, m.because), m.hint
+			return fmt.Sprintf("%s %s does not start with ONNX Runtime %s: %s", ep, version, ort,
+				m.because), m.hint
 		}
 	}
 	return "", ""
@@ -234,7 +244,8 @@ func incompatibility(ep, version, ort string) (text, hint string) {
 var doctorScript string
 
 const (
-	pythonMark    = "epcachectl-doctor:" // before the one line that counts: vendors' libraries print, too
+	// before the one line that counts: vendors' libraries print, too
+	pythonMark    = "epcachectl-doctor:"
 	pythonTimeout = 60 * time.Second
 	pythonOutput  = 1 << 20 // bytes that are kept of what it prints
 )
@@ -262,14 +273,16 @@ func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*p
 		return nil, err
 	}
 	var facts pluginFacts
-	err = runPython(ctx, &facts, python, ep.EP, ep.Path, hex.EncodeToString(compilers.ProbeModels()[0]), string(options))
+	err = runPython(ctx, &facts, python, ep.EP, ep.Path,
+		hex.EncodeToString(compilers.ProbeModels()[0]), string(options))
 	if err == nil && facts.Error != "" {
 		err = errors.New(facts.Error)
 	}
 	return &facts, err
 }
 
-// askEpcache has the Python's own epcache look at it, so that both doctors find the same. It fails where that is too old.
+// askEpcache has the Python's own epcache look at it, so that both doctors find the same. It fails
+// where that is too old.
 func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*pythonTimeout)
 	defer cancel()
@@ -283,7 +296,8 @@ func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
 	cmd.Stdout = &out
 	err := cmd.Run()
 	var found Result
-	if wrong := json.Unmarshal([]byte(out.String()), &found); wrong != nil || len(found.Findings) == 0 {
+	if wrong := json.Unmarshal([]byte(out.String()), &found); wrong != nil ||
+		len(found.Findings) == 0 {
 		return nil, errors.Join(wrong, err)
 	}
 	return found.Findings, nil // problems make another exit status

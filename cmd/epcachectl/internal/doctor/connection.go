@@ -49,7 +49,9 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 			f.problem(subjectSocket, fmt.Sprintf("%s is not a socket but %s, so no daemon can "+
 				"listen there", path, modelfile.KindName(info.Mode())),
 				"another program made it: remove it, and start epcached again")
-		case err == nil && !slices.ContainsFunc(found, func(other fs.FileInfo) bool { return os.SameFile(other, info) }):
+		case err == nil && !slices.ContainsFunc(found, func(other fs.FileInfo) bool {
+			return os.SameFile(other, info)
+		}):
 			// A user's daemon leads to its socket from a second place: that is one.
 			there, found = append(there, path), append(found, info)
 		}
@@ -112,10 +114,13 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 	case unanswered && absent && starts:
 		f.ok(subjectDaemon, "none runs; the next client starts one: %s --autostart", program)
 	case unanswered && absent && program != "":
-		f.problem(subjectSocket, none.Text+"; none can be started: there is no home directory"+alone,
+		f.problem(subjectSocket,
+			none.Text+"; none can be started: there is no home directory"+alone,
 			"set HOME, or XDG_RUNTIME_DIR, or "+none.Hint)
 	case unanswered && absent && daemon.AutostartOff():
-		f.problem(subjectSocket, none.Text+named+", and "+daemon.AutostartVariable+" says that none is started"+alone, none.Hint)
+		f.problem(subjectSocket,
+			none.Text+named+", and "+daemon.AutostartVariable+" says that none is started"+alone,
+			none.Hint)
 	case unanswered:
 		f.problem(subjectSocket, none.Text+named+alone, none.Hint)
 	case errors.Is(err, fs.ErrPermission):
@@ -131,7 +136,8 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 		if info, err := os.Stat(path); err == nil {
 			may = "its mode is " + info.Mode().Perm().String()
 		}
-		f.problem(subjectRights, fmt.Sprintf("this user may not connect to %s: %v%s", path, may, named), hint)
+		f.problem(subjectRights,
+			fmt.Sprintf("this user may not connect to %s: %v%s", path, may, named), hint)
 	case errors.Is(err, unixsock.ErrVersion):
 		f.problem(subjectProtocol, err.Error()+"; it cannot be used", "install epcached and "+
 			"epcachectl of one release, and start the daemon again")
@@ -150,17 +156,21 @@ func deniedSocket(paths []string) string {
 	return term.TextOrDash(strings.Join(paths, ", "))
 }
 
-// versions compares this program with the daemon, and the daemon with the program that it was started from.
+// versions compares this program with the daemon, and the daemon with the program that it was
+// started from.
 func (f *findings) versions(a *cli.Call, hello *wire.HelloReply, status *wire.StatusReply) {
 	if status.GetVersion() != a.Version {
 		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one "+
 			"of them is outdated", status.GetVersion(), a.Version),
 			"start the daemon again after an upgrade: "+restartHint)
 	} else {
-		f.ok(subjectDaemon, "epcached %s, pid %d, uid %d; you are uid %d, scope %s", status.GetVersion(), status.GetPid(), hello.GetDaemonUid(), hello.GetUid(), hello.GetScope())
+		f.ok(subjectDaemon, "epcached %s, pid %d, uid %d; you are uid %d, scope %s",
+			status.GetVersion(), status.GetPid(), hello.GetDaemonUid(), hello.GetUid(),
+			hello.GetScope())
 	}
 	// Readable only of one's own processes, or by root: else it is not known.
-	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", status.GetPid())); err == nil && strings.HasSuffix(exe, " (deleted)") {
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", status.GetPid())); err == nil &&
+		strings.HasSuffix(exe, " (deleted)") {
 		f.warning(subjectDaemon, "its program was replaced after it started, and it still runs "+
 			"the old one", "restart it: "+restartHint)
 	}
@@ -191,7 +201,8 @@ func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
 		return // it reads the user's own configuration, and tells what is wrong with it
 	}
 	if _, err := ownConfiguration(); err != nil {
-		f.problem("configuration", "the user's own daemon would not start: "+err.Error(), fixConfigurationHint)
+		f.problem("configuration", "the user's own daemon would not start: "+err.Error(),
+			fixConfigurationHint)
 	}
 }
 
@@ -202,9 +213,11 @@ const minFreeSpace = 16 << 20
 // whyCannotStart says what would keep the program from starting the user's own daemon, and what to
 // do; "" where nothing is seen. It tries nothing that leaves a trace.
 func whyCannotStart(ctx context.Context, program string) (text, hint string) {
-	if os.Getenv(daemon.ProgramVariable) != "" { // one that is beside this program is what it should be
+	// one that is beside this program is what it should be
+	if os.Getenv(daemon.ProgramVariable) != "" {
 		if text := whyNotDaemon(ctx, program); text != "" {
-			return text + daemon.ProgramOrigin(), "name the program epcached with " + daemon.ProgramVariable + ", or nothing"
+			return text + daemon.ProgramOrigin(),
+				"name the program epcached with " + daemon.ProgramVariable + ", or nothing"
 		}
 	}
 	s, err := ownConfiguration()
@@ -226,7 +239,8 @@ func whyCannotStart(ctx context.Context, program string) (text, hint string) {
 			"in epcached.toml"
 	}
 	if free, err := cas.FreeBytes(above); err == nil && free < minFreeSpace {
-		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", term.Bytes(free), state, term.Bytes(minFreeSpace)),
+		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", term.Bytes(free),
+				state, term.Bytes(minFreeSpace)),
 			"free some space on the disk, or name another directory: state in epcached.toml"
 	}
 	return "", ""

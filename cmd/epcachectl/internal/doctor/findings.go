@@ -13,7 +13,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Finding is one thing that was looked at: what is found, why it matters, and what to do. The names are a contract for scripts.
+// Finding is one thing that was looked at: what is found, why it matters, and what to do. The names
+// are a contract for scripts.
 type Finding struct {
 	Severity string `json:"severity"` // "problem", "warning", "ok"
 	Subject  string `json:"subject"`
@@ -62,7 +63,8 @@ func Examine(ctx context.Context, a *cli.Call, runtime, python string) error {
 		defer client.Close() // nothing is under way
 		all = append(all, askDoctor(ctx, client)...)
 	}
-	application := &Examination{Client: client, socket: a.Socket, findings: findings{side: "application"}}
+	application := &Examination{Client: client, socket: a.Socket,
+		findings: findings{side: "application"}}
 	application.ownDaemon = answers && client.Hello().GetDaemonUid() == client.Hello().GetUid()
 	if runtime != "" {
 		application.runtime(ctx, runtime)
@@ -94,9 +96,12 @@ func printFindings(a *cli.Call, all []Finding, answers bool) error {
 	} else {
 		listFindings(a.Print, &result)
 	}
-	// A daemon that the next program would start is none that stays away, and one that refuses this client is there.
+	// A daemon that the next program would start is none that stays away, and one that refuses this
+	// client is there.
 	staysAway := func(f Finding) bool { return f.Side == "client" && f.Severity == severityProblem }
-	refusesUs := func(f Finding) bool { return f.Subject == subjectProtocol || f.Subject == subjectRights }
+	refusesUs := func(f Finding) bool {
+		return f.Subject == subjectProtocol || f.Subject == subjectRights
+	}
 	switch {
 	case !answers && slices.ContainsFunc(all, staysAway) && !slices.ContainsFunc(all, refusesUs):
 		return exit.Status(exit.NoDaemon)
@@ -112,7 +117,8 @@ func listFindings(p *term.Printer, r *Result) {
 		return rank[a.Severity] - rank[b.Severity]
 	})
 	for _, f := range sorted {
-		p.Line("%s %s: %s", p.State(fmt.Sprintf("%-8s", term.Printable(f.Severity))), term.Printable(f.Subject), term.Printable(f.Text))
+		p.Line("%s %s: %s", p.State(fmt.Sprintf("%-8s", term.Printable(f.Severity))),
+			term.Printable(f.Subject), term.Printable(f.Text))
 		if f.Hint != "" {
 			p.Line("         -> %s", term.Printable(f.Hint))
 		}
@@ -133,7 +139,8 @@ func askDoctor(ctx context.Context, c *unixsock.Client) []Finding {
 		return f.List
 	}
 	for _, one := range reply.GetAdvice() {
-		f.List = append(f.List, Finding{one.GetSeverity(), one.GetSubject(), one.GetText(), one.GetHint(), f.side})
+		f.List = append(f.List, Finding{one.GetSeverity(), one.GetSubject(), one.GetText(),
+			one.GetHint(), f.side})
 	}
 	return f.List
 }

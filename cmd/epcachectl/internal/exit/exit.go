@@ -122,7 +122,8 @@ func Code(err error) int {
 	known, is := errors.AsType[coded](err)
 	_, corrupt := errors.AsType[*cas.CorruptError](err)
 	switch {
-	case errors.Is(err, unixsock.ErrConnectionLost): // with what the two could not agree on, perhaps
+	case errors.Is(err, unixsock.ErrConnectionLost):
+		// with what the two could not agree on, perhaps
 		return NoDaemon
 	case is:
 		return known.code
@@ -148,7 +149,9 @@ type verbError struct {
 	cause        error
 }
 
-func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.causeText()) }
+func (e verbError) Error() string {
+	return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.causeText())
+}
 
 // causeText is the cause without the object's name, because the daemon names the model already.
 func (e verbError) causeText() string {
@@ -240,7 +243,8 @@ func (e interruption) Error() string {
 // Is reports that an interrupted call is a cancelled one.
 func (e interruption) Is(target error) bool { return target == context.Canceled }
 
-// Interruptible gives a context that ends with the first SIGINT or SIGTERM, which is then its cause.
+// Interruptible gives a context that ends with the first SIGINT or SIGTERM, which is then its
+// cause.
 func Interruptible() (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	heard := make(chan os.Signal, 1)
@@ -276,7 +280,8 @@ func TimeoutError(ctx context.Context, err error, timeout time.Duration,
 	case errors.As(err, &stopped): // told already
 		return err
 	// A frame that stops in its middle has a deadline of its own, which is not the caller's.
-	case timeout > 0 && (errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded)):
+	case timeout > 0 && (errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil &&
+		errors.Is(err, os.ErrDeadlineExceeded)):
 		over, hint = lateError(timeout), "allow more time with --timeout"
 	case errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &stopped):
 		over = stopped

@@ -23,7 +23,8 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// Model is a model that this process opened with its own rights. The daemon opens nothing of a client's by name.
+// Model is a model that this process opened with its own rights. The daemon opens nothing of a
+// client's by name.
 type Model struct {
 	Path         string
 	File         *os.File
@@ -31,15 +32,18 @@ type Model struct {
 	openedStamps map[string]os.FileInfo // by path: what was opened
 }
 
-// Open opens a model. Caches of model hubs are full of links, and put either the links or what they point to
-// side by side: external data is looked for beside the path as it is spelled, then beside what it points to.
+// Open opens a model. Caches of model hubs are full of links, and put either the links or what they
+// point to side by side: external data is looked for beside the path as it is spelled, then beside
+// what it points to.
 func Open(path string) (*Model, error) {
-	m := &Model{Path: path, Dirs: []string{filepath.Dir(path)}, openedStamps: make(map[string]os.FileInfo)}
+	m := &Model{Path: path, Dirs: []string{filepath.Dir(path)},
+		openedStamps: make(map[string]os.FileInfo)}
 	var err error
 	if m.File, err = m.open(path); err != nil {
 		return nil, err
 	}
-	if real, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(real) != filepath.Dir(path) {
+	if real, err := filepath.EvalSymlinks(path); err == nil &&
+		filepath.Dir(real) != filepath.Dir(path) {
 		m.Dirs = append(m.Dirs, filepath.Dir(real))
 	}
 	return m, nil
@@ -112,15 +116,17 @@ func KindName(mode fs.FileMode) string {
 	return mode.Type().String()
 }
 
-// External opens external data by its location in the model. A location that leads out of the directory by its
-// spelling is refused; links inside the directory are followed, with the rights of this process.
+// External opens external data by its location in the model. A location that leads out of the
+// directory by its spelling is refused; links inside the directory are followed, with the rights of
+// this process.
 func (m *Model) External(location string) (*os.File, error) {
 	if !filepath.IsLocal(filepath.FromSlash(location)) {
 		return nil, fmt.Errorf("file %q lies outside the model's directory", location)
 	}
 	var failed error
 	for _, dir := range m.Dirs {
-		f, err := m.open(dir + "/" + location) // as it is spelled, because the system resolves "s/../w.bin" by what "s" is
+		// as it is spelled, because the system resolves "s/../w.bin" by what "s" is
+		f, err := m.open(dir + "/" + location)
 		if err == nil {
 			return f, nil
 		}
@@ -232,21 +238,24 @@ func (m *Model) Linked(dir, output string) (string, error) {
 	if err != nil || len(m.openedStamps) > 1 {
 		return model, err
 	}
-	link := filepath.Join(filepath.Dir(dir), "model", strings.TrimSuffix(output, "_ctx.onnx")+".onnx")
+	link := filepath.Join(filepath.Dir(dir), "model",
+		strings.TrimSuffix(output, "_ctx.onnx")+".onnx")
 	if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
 		return "", err
 	}
 	return link, os.Symlink(model, link)
 }
 
-// Unchanged tells whether the model's files are still those that the daemon was shown: it can only take this program's word.
+// Unchanged tells whether the model's files are still those that the daemon was shown: it can only
+// take this program's word.
 func (m *Model) Unchanged() error {
 	for path, then := range m.openedStamps {
 		now, err := os.Stat(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err != nil || !os.SameFile(then, now) || then.Size() != now.Size() || !then.ModTime().Equal(now.ModTime()) {
+		if err != nil || !os.SameFile(then, now) || then.Size() != now.Size() ||
+			!then.ModTime().Equal(now.ModTime()) {
 			return fmt.Errorf("%q changed while it was compiled", path)
 		}
 	}
@@ -274,7 +283,8 @@ func CloseAll(models []*Model) {
 	}
 }
 
-// Entry lets a model's path stand for its entry: a file of that name is meant before a key or name in the store.
+// Entry lets a model's path stand for its entry: a file of that name is meant before a key or name
+// in the store.
 func Entry(ctx context.Context, arg string) (string, error) {
 	if info, err := os.Stat(arg); err != nil || !info.Mode().IsRegular() {
 		return arg, nil
@@ -301,7 +311,8 @@ func Entries(ctx context.Context, args []string) ([]string, error) {
 	return entries, nil
 }
 
-// AsGiven has an error speak of entries as they were given: of a model's file the daemon knows the digest only.
+// AsGiven has an error speak of entries as they were given: of a model's file the daemon knows the
+// digest only.
 func AsGiven(err error, args, entries []string) error {
 	e, is := errors.AsType[*unixsock.Error](err)
 	if !is {

@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// The picture shows common parts of files: a bar for each file, in proportion to its size. Bytes of one
-// file only are grey. Common bytes have the colour of the file that stores them, in all files.
+// The picture shows common parts of files: a bar for each file, in proportion to its size. Bytes of
+// one file only are grey. Common bytes have the colour of the file that stores them, in all files.
 
 // Sizes are in pixels.
 const (
@@ -31,7 +31,8 @@ const (
 )
 
 // svgColours tell holders apart, also for who sees red and green alike; after them come all others.
-var svgColours = []string{"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee7733", "#0077bb", "#997700", "#44aa99", "#882255", "#88ccaa"}
+var svgColours = []string{"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
+	"#ee7733", "#0077bb", "#997700", "#44aa99", "#882255", "#88ccaa"}
 
 const (
 	svgOther = "#555555" // the colour of holders beyond these
@@ -92,7 +93,9 @@ func (p *picture) findFamilies() {
 		}
 	}
 	p.shared = slices.Sorted(maps.Keys(p.bytes))
-	slices.SortStableFunc(p.shared, func(a, b string) int { return cmp.Compare(p.bytes[b], p.bytes[a]) })
+	slices.SortStableFunc(p.shared, func(a, b string) int {
+		return cmp.Compare(p.bytes[b], p.bytes[a])
+	})
 	for i, holder := range p.shared {
 		p.colours[holder] = svgOther
 		if i < len(svgColours) {
@@ -108,7 +111,8 @@ func (p *picture) root(digest string) string {
 	return digest
 }
 
-// order puts those that share something next to each other: the families that take most first, in each the files that others take from first.
+// order puts those that share something next to each other: the families that take most first, in
+// each the files that others take from first.
 func (p *picture) order() {
 	sizes := map[string]int64{}
 	for _, f := range p.files {
@@ -116,7 +120,8 @@ func (p *picture) order() {
 	}
 	slices.SortStableFunc(p.files, func(a, b *wire.FileLayout) int {
 		x, y := p.root(a.Digest), p.root(b.Digest)
-		return cmp.Or(cmp.Compare(sizes[y], sizes[x]), strings.Compare(x, y), cmp.Compare(p.bytes[b.Digest], p.bytes[a.Digest]), cmp.Compare(b.Size, a.Size))
+		return cmp.Or(cmp.Compare(sizes[y], sizes[x]), strings.Compare(x, y),
+			cmp.Compare(p.bytes[b.Digest], p.bytes[a.Digest]), cmp.Compare(b.Size, a.Size))
 	})
 }
 
@@ -135,7 +140,8 @@ func shortened(name string, most int) string {
 	return string(r)
 }
 
-// variant says of which of a model's builds a file is: what tells it apart from the model's others first, for the end may not fit.
+// variant says of which of a model's builds a file is: what tells it apart from the model's others
+// first, for the end may not fit.
 func (p *picture) variant(f *wire.FileLayout) string {
 	apart := func(part string) bool {
 		return slices.ContainsFunc(p.files, func(other *wire.FileLayout) bool {
@@ -213,7 +219,8 @@ func (p *picture) head() int {
 		x += wide
 	}
 	for _, holder := range p.shared[:shown] {
-		label := shortened(p.holderName(holder), 30) + ", also in " + term.Count(p.takers[holder], "other file")
+		label := shortened(p.holderName(holder), 30) + ", also in " + term.Count(p.takers[holder],
+			"other file")
 		place(34+6*len([]rune(label)), p.colours[holder], label)
 	}
 	if others := len(p.shared) - shown; others > 0 {
@@ -245,10 +252,12 @@ func (p *picture) row(f *wire.FileLayout, y int, longest int64) {
 	wide := max(int(int64(svgBar)*f.Size/longest), svgColumn)
 	x := svgMargin + svgLabels
 	for _, run := range p.colourRuns(f, max(wide/svgColumn, 1)) {
-		p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"><title>%s</title></rect>`, x+run.from*svgColumn, y+4, (run.to-run.from)*svgColumn, svgBarHigh, run.colour,
+		p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"><title>%s</title></rect>`,
+			x+run.from*svgColumn, y+4, (run.to-run.from)*svgColumn, svgBarHigh, run.colour,
 			escaped(fmt.Sprintf("%s: %s", term.Bytes(run.bytes), run.what)))
 	}
-	p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#59636e" stroke-width="1"/>`, x, y+4, wide/svgColumn*svgColumn, svgBarHigh)
+	p.add(
+		`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#59636e" stroke-width="1"/>`, x, y+4, wide/svgColumn*svgColumn, svgBarHigh)
 	right := svgWidth - svgMargin
 	p.text(right, y+12, "figure", term.Bytes(f.Size))
 	form := "stored whole"
@@ -298,7 +307,8 @@ func (p *picture) colourRuns(f *wire.FileLayout, columns int) (out []colourRun) 
 				best = holder
 			}
 		}
-		next := colourRun{from: i, to: i + 1, colour: svgAlone, what: "in this file only", bytes: end - begin}
+		next := colourRun{from: i, to: i + 1, colour: svgAlone, what: "in this file only",
+			bytes: end - begin}
 		if 2*sum >= end-begin && best != "" {
 			next.colour, next.what = p.colours[best], "of "+p.holderName(best)
 			if best == f.Digest {

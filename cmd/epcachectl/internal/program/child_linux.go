@@ -22,8 +22,10 @@ type Status struct {
 func Run(cmd *exec.Cmd) (Status, error) {
 	caught := make(chan os.Signal, 16)
 	// Signals that were ignored at the start stay ignored in the program too, as nohup intends.
-	signal.Notify(caught, slices.DeleteFunc([]os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT,
-		syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT, syscall.SIGWINCH},
+	signal.Notify(caught, slices.DeleteFunc([]os.Signal{syscall.SIGHUP, syscall.SIGINT,
+		syscall.SIGQUIT,
+		syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT,
+		syscall.SIGWINCH},
 		signal.Ignored)...)
 	defer signal.Stop(caught)
 	if err := cmd.Start(); err != nil {
@@ -71,9 +73,11 @@ func (s Status) Repeat() {
 	if s.signal == 0 || unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) != nil {
 		return
 	}
-	// Go's own handlers print goroutines, and do not end by the signal. This is the kernel's struct, all zero: the default.
+	// Go's own handlers print goroutines, and do not end by the signal. This is the kernel's
+	// struct, all zero: the default.
 	var plain [4]uint64
-	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s.signal), uintptr(unsafe.Pointer(&plain)), 0, 8, 0, 0)
+	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s.signal),
+		uintptr(unsafe.Pointer(&plain)), 0, 8, 0, 0)
 	// Should it not end by it, the exit status does.
 	unix.Kill(unix.Getpid(), s.signal)
 }

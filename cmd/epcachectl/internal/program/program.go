@@ -1,5 +1,5 @@
-// Package program starts programs with an artefact: in the place of this process, or as a child whose
-// ONNX Runtime sessions come from the cache.
+// Package program starts programs with an artefact: in the place of this process, or as a child
+// whose ONNX Runtime sessions come from the cache.
 package program
 
 import (
@@ -19,7 +19,8 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
-// Find finds what is to be run as a shell does. One that is not in PATH is not there: errors.Is(err, fs.ErrNotExist) holds.
+// Find finds what is to be run as a shell does. One that is not in PATH is not there:
+// errors.Is(err, fs.ErrNotExist) holds.
 func Find(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if errors.Is(err, exec.ErrNotFound) {
@@ -45,7 +46,8 @@ func SetResultVariable(results []any) (told bool, err error) {
 		return false, err
 	}
 	if len(text) > MaxResultBytes {
-		return false, os.Unsetenv(ResultVariable) // what the caller's own caller was told is not about these models
+		// what the caller's own caller was told is not about these models
+		return false, os.Unsetenv(ResultVariable)
 	}
 	return true, os.Setenv(ResultVariable, string(text))
 }
@@ -76,7 +78,9 @@ func CheckPlaceholders(program []string, models int) error {
 		return exit.Usagef("%s: there are only models 1 to %d", other, models)
 	}
 	if !found {
-		return exit.Usage(exit.Hint(errors.New("the program's arguments have no {} for the graph's path"), "epcachectl get model.onnx --ep EP -- program {}"))
+		return exit.Usage(exit.Hint(
+			errors.New("the program's arguments have no {} for the graph's path"),
+			"epcachectl get model.onnx --ep EP -- program {}"))
 	}
 	return nil
 }
@@ -101,7 +105,8 @@ func FillPlaceholders(program, paths []string) []string {
 	return argv
 }
 
-// Replace becomes another program, which inherits the files under their numbers. It returns only if it fails.
+// Replace becomes another program, which inherits the files under their numbers. It returns only if
+// it fails.
 func Replace(path string, argv []string, files []*os.File) error {
 	for _, f := range files {
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {

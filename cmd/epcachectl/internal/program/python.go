@@ -36,7 +36,8 @@ func Environment(settings Settings, report, socket string) ([]string, error) {
 		path += string(os.PathListSeparator) + own
 	}
 	// Of two of one name the last counts.
-	environment := append(os.Environ(), "PYTHONPATH="+path, "EPCACHE_RUN="+string(text), "EPCACHE_RUN_REPORT="+report)
+	environment := append(os.Environ(), "PYTHONPATH="+path, "EPCACHE_RUN="+string(text),
+		"EPCACHE_RUN_REPORT="+report)
 	if socket != "" {
 		if socket, err = filepath.Abs(socket); err != nil {
 			return nil, err
@@ -57,9 +58,11 @@ func findHook() (string, error) {
 	for _, place := range []string{ // as patterns, from the program's directory on
 		"../..",             // the wheel: epcache/NAME/epcachectl
 		"../clients/python", // a checkout: bin/epcachectl
-		"../lib/python3*/site-packages", "../lib/epcached/python", "../share/epcached/python", "../lib/python3/dist-packages",
+		"../lib/python3*/site-packages", "../lib/epcached/python", "../share/epcached/python",
+		"../lib/python3/dist-packages",
 	} {
-		found, err := filepath.Glob(filepath.Join(filepath.Dir(program), place, "epcache", "_run", "hook", "sitecustomize.py"))
+		found, err := filepath.Glob(filepath.Join(filepath.Dir(program), place, "epcache", "_run",
+			"hook", "sitecustomize.py"))
 		if err == nil && len(found) > 0 {
 			return filepath.Dir(found[len(found)-1]), nil
 		}
@@ -68,14 +71,17 @@ func findHook() (string, error) {
 		"epcachectl"), "pip install epcache installs both")
 }
 
-// Log is the file that the processes of a program append to: a line of JSON for each thing that happened.
+// Log is the file that the processes of a program append to: a line of JSON for each thing that
+// happened.
 type Log struct {
 	dir, Path string
 }
 
-// Event is one line. Which fields it has depends on the kind; clients/python/epcache/_run writes them.
+// Event is one line. Which fields it has depends on the kind; clients/python/epcache/_run writes
+// them.
 type Event struct {
-	Kind    string `json:"kind"` // python, onnxruntime, session, raised (what would be one), other, failed
+	// python, onnxruntime, session, raised (what would be one), other, failed
+	Kind    string `json:"kind"`
 	PID     int    `json:"pid"`
 	Why     string `json:"why,omitempty"`
 	Version string `json:"version,omitempty"` // of Python, or of onnxruntime
@@ -130,7 +136,8 @@ func (l *Log) read() (events []Event, more bool, err error) {
 	lines.Buffer(nil, lineLimit)
 	for len(events) < eventLimit && lines.Scan() {
 		var e Event
-		if json.Unmarshal(lines.Bytes(), &e) == nil { // a process may have been killed within a line
+		// a process may have been killed within a line
+		if json.Unmarshal(lines.Bytes(), &e) == nil {
 			events = append(events, e)
 		}
 	}

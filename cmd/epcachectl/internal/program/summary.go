@@ -39,14 +39,16 @@ func summaryOf(events []Event, more bool) *Summary {
 		case "python":
 			s.Pythons++
 			if e.Old {
-				s.note("Python " + e.Version + " is older than 3.10, and epcache is for that and later")
+				s.note("Python " + e.Version +
+					" is older than 3.10, and epcache is for that and later")
 			}
 		case "onnxruntime", "failed":
 			imported = true
 			s.note(e.Why)
 		case "raised":
 			imported = true
-			s.note(fmt.Sprintf("%s could not be loaded, with or without epcached: %s", filepath.Base(e.Model), keyLine(e.Why)))
+			s.note(fmt.Sprintf("%s could not be loaded, with or without epcached: %s",
+				filepath.Base(e.Model), keyLine(e.Why)))
 		case "other":
 			s.note(fmt.Sprintf("%s was used: %s; its sessions are not listed here", e.What, e.Why))
 		case "session":
@@ -144,7 +146,8 @@ func groupSessions(sessions []Event) []*sameSessions {
 	var groups []*sameSessions
 	for _, e := range sessions {
 		same := func(g *sameSessions) bool {
-			return g.Model == e.Model && g.Outcome == e.Outcome && g.Why == e.Why && slices.Equal(g.Providers, e.Providers)
+			return g.Model == e.Model && g.Outcome == e.Outcome && g.Why == e.Why &&
+				slices.Equal(g.Providers, e.Providers)
 		}
 		if i := slices.IndexFunc(groups, same); i >= 0 {
 			groups[i].count++
@@ -160,7 +163,8 @@ func (g *sameSessions) line() string {
 	if len(g.Providers) > 0 {
 		provider = term.Printable(g.Providers[0])
 	}
-	text := fmt.Sprintf("%s %s on %s", term.Printable(g.Outcome), term.Printable(filepath.Base(g.Model)), provider)
+	text := fmt.Sprintf("%s %s on %s", term.Printable(g.Outcome),
+		term.Printable(filepath.Base(g.Model)), provider)
 	if g.count > 1 {
 		text += fmt.Sprintf(" (%d sessions)", g.count)
 	}

@@ -22,9 +22,10 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Printer prints everything that people read. A message is "epcachectl: operation "object": cause", lower case
-// and without a final period; a hint is a line of its own and guesses what the user wants to do. Results go to
-// standard output, everything else to standard error, which stays empty when all goes well and there is something to print.
+// Printer prints everything that people read. A message is "epcachectl: operation "object": cause",
+// lower case and without a final period; a hint is a line of its own and guesses what the user
+// wants to do. Results go to standard output, everything else to standard error, which stays empty
+// when all goes well and there is something to print.
 type Printer struct {
 	Out, Err io.Writer
 
@@ -74,8 +75,8 @@ func (p *Printer) Failure(err error) {
 	}
 }
 
-// JSONFailure prints an error for scripts, unless a part of a result was printed: that stays without
-// its end, so that it is not taken for the whole.
+// JSONFailure prints an error for scripts, unless a part of a result was printed: that stays
+// without its end, so that it is not taken for the whole.
 func (p *Printer) JSONFailure(err error) {
 	if !p.printed {
 		_ = p.JSON(jsonout.Object{"error": err.Error(), "hint": strings.Join(exit.Hints(err), "; "),
@@ -110,7 +111,8 @@ func (p *Printer) message(colour, kind, text string) {
 
 // Line prints a line of a result.
 func (p *Printer) Line(format string, args ...any) {
-	_ = p.Result([]byte(wrap(fmt.Sprintf(format, args...), p.Width) + "\n")) // the reader has closed the pipe
+	// the reader has closed the pipe
+	_ = p.Result([]byte(wrap(fmt.Sprintf(format, args...), p.Width) + "\n"))
 }
 
 // Result writes a part of a result, after removing the progress display.
@@ -287,11 +289,11 @@ func Printables(names []string) []string {
 	return out
 }
 
-// A result of a hundred thousand lines is printed page by page as it arrives, so that its reader can
-// begin or stop early, and no process keeps all of it.
+// A result of a hundred thousand lines is printed page by page as it arrives, so that its reader
+// can begin or stop early, and no process keeps all of it.
 
-// Array prints a list for scripts, some elements at a time. If the rest cannot be read, the list stays
-// without its end, so that a script does not take a part for the whole.
+// Array prints a list for scripts, some elements at a time. If the rest cannot be read, the list
+// stays without its end, so that a script does not take a part for the whole.
 type Array struct {
 	p       *Printer
 	indent  string // of the line that it begins on

@@ -12,8 +12,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Phases shows how far the models of a call are: on a terminal a line with a bar for each, renewed several times a
-// second; else nothing, or with --progress a line for each change of phase.
+// Phases shows how far the models of a call are: on a terminal a line with a bar for each, renewed
+// several times a second; else nothing, or with --progress a line for each change of phase.
 type Phases struct {
 	print *Printer
 	plain bool
@@ -48,7 +48,8 @@ func NewPhases(p *Printer, plain bool, total int) *Phases {
 }
 
 func (s *Phases) renew() {
-	tick := time.NewTicker(200 * time.Millisecond) // a hit is answered before the first, and shows nothing
+	// a hit is answered before the first, and shows nothing
+	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {
@@ -75,7 +76,8 @@ func (s *Phases) Phase(name string, p *wire.Progress) {
 		if usual := Milliseconds(p.GetEstimateMs()); usual > 0 {
 			text += ", about " + RoundSeconds(usual) + " in all"
 		}
-		fmt.Fprintf(s.print.Err, "epcachectl: %s %s%s\n", Printable(p.GetPhase()), Printable(name), text)
+		fmt.Fprintf(s.print.Err, "epcachectl: %s %s%s\n", Printable(p.GetPhase()),
+			Printable(name), text)
 	}
 	r.last, r.at = p, time.Now()
 }
@@ -137,7 +139,8 @@ func (s *Phases) lines(now time.Time) []string {
 		lines = append(lines, "asking  "+RoundSeconds(now.Sub(s.Start)))
 	}
 	if s.total > 1 {
-		line := fmt.Sprintf("%d of %d done  %s", len(s.finished), s.total, RoundSeconds(now.Sub(s.Start)))
+		line := fmt.Sprintf("%d of %d done  %s", len(s.finished), s.total,
+			RoundSeconds(now.Sub(s.Start)))
 		if left := s.left(now); left > 0 {
 			line += ", about " + RoundSeconds(left) + " left"
 		}
@@ -187,9 +190,10 @@ const (
 	mostBars = 8
 )
 
-// bar tells in a line how far one model is, age after it was last reported: a bar where there is something to measure
-// by, which is bytes, builds or files, or how long such compiles took before. Without a name it is of the call itself.
-// A narrow terminal has first no details, then half of the bar, and the name in short; the bar is never cut.
+// bar tells in a line how far one model is, age after it was last reported: a bar where there is
+// something to measure by, which is bytes, builds or files, or how long such compiles took before.
+// Without a name it is of the call itself. A narrow terminal has first no details, then half of the
+// bar, and the name in short; the bar is never cut.
 func bar(name string, p *wire.Progress, age time.Duration, width int) string {
 	text, cells, more := Printable(p.GetPhase()), barCells, detail(p)
 	if name != "" {
@@ -249,4 +253,6 @@ func tookOf(p *wire.Progress, age time.Duration) string {
 }
 
 // RoundSeconds spells a duration in whole seconds.
-func RoundSeconds(d time.Duration) string { return (d + time.Second/2).Truncate(time.Second).String() }
+func RoundSeconds(d time.Duration) string {
+	return (d + time.Second/2).Truncate(time.Second).String()
+}

@@ -33,7 +33,8 @@ func TestBar(t *testing.T) {
 			TotalBytes: 1024}, 0, "reading    m  [....................]  0s (-4096 B of 1.0 KiB)"},
 		"time that runs backwards": {&wire.Progress{Phase: "compiling", ElapsedMs: -5000,
 			EstimateMs: 1000}, 0, "compiling  m  [....................]  0s of about 1s"},
-		"other callers wait": {&wire.Progress{Phase: "queued", Waiting: 3, Detail: "2 before it"}, 0,
+		"other callers wait": {&wire.Progress{Phase: "queued", Waiting: 3, Detail: "2 before it"},
+			0,
 			"queued     m  0s (2 before it, 3 waiting for it)"},
 	}
 	for name, tc := range cases {

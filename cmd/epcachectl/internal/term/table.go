@@ -168,8 +168,9 @@ func wrap(text string, width int) string {
 	return strings.Join(lines, "\n")
 }
 
-// hanging breaks text after width cells at most, and indents all of its lines but the first. It does
-// not break at hyphens, as ansi does, because those of flags, versions and paths belong to a word.
+// hanging breaks text after width cells at most, and indents all of its lines but the first. It
+// does not break at hyphens, as ansi does, because those of flags, versions and paths belong to a
+// word.
 func hanging(text string, width, indent int) string {
 	const hyphen = "\uE000" // of private use
 	text = ansi.Wrap(strings.ReplaceAll(text, "-", hyphen), max(width, 1), "")
@@ -210,8 +211,9 @@ func (p *Printer) State(word string) string {
 }
 
 var colours = map[string]string{
-	"damaged": red, "failed": red, "problem": red, "damage": red, "unsupported": red, "withheld": yellow,
-	"warning": yellow, "stale": yellow, "prefer recompilation": yellow, "unkept": yellow,
+	"damaged": red, "failed": red, "problem": red, "damage": red, "unsupported": red,
+	"withheld": yellow,
+	"warning":  yellow, "stale": yellow, "prefer recompilation": yellow, "unkept": yellow,
 	"cancelled": yellow, "missed": yellow, "ok": green, "running": green, "compiled": green,
 	"optimal": green,
 }

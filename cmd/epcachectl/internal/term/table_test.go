@@ -15,7 +15,8 @@ func TestNamesAreShortenedInTheirMiddle(t *testing.T) {
 	}{
 		{"resnet50/model.onnx", 19, "resnet50/model.onnx"},
 		{"resnet50/model.onnx", 14, "resnet50/model"},
-		{"Org/a-model-of-a-long-name-tiny/onnx/model_q4.onnx", 30, "Org/a-mode…-tiny/onnx/model_q4"},
+		{"Org/a-model-of-a-long-name-tiny/onnx/model_q4.onnx", 30,
+			"Org/a-mode…-tiny/onnx/model_q4"},
 		{"日本語の名前", 7, "日…名前"},
 		{"abcdefghij", 5, "ab…ij"},
 		{"abcdefghij", 1, "…"},
@@ -25,7 +26,8 @@ func TestNamesAreShortenedInTheirMiddle(t *testing.T) {
 }
 
 func TestWordsWithHyphensAreNotBroken(t *testing.T) {
-	require.Equal(t, "  see what: epcachectl\n    pack --all -n", wrap("  see what: epcachectl pack --all -n", 30))
+	require.Equal(t, "  see what: epcachectl\n    pack --all -n",
+		wrap("  see what: epcachectl pack --all -n", 30))
 	require.Equal(t, "a\n  b-c\n  def\n  gh", wrap("a b-c defgh", 5))
 }
 

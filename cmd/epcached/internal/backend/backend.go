@@ -18,7 +18,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Backend answers the socket's requests with the cache: it translates between the two, and decides nothing.
+// Backend answers the socket's requests with the cache: it translates between the two, and decides
+// nothing.
 type Backend struct {
 	Cache  *cache.Cache
 	Server *unixsock.Server
@@ -55,10 +56,12 @@ func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 }
 
 // Acquire translates the request, and the answer back.
-func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
+func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File,
+	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
 	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, readDescriptors(w))
+		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds,
+			readDescriptors(w))
 		defer remove()
 		if err != nil {
 			return unixsock.Answer{}, err
@@ -70,7 +73,9 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
-	a, err := b.Cache.Acquire(b.withReadGate(ctx, p), r, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Acquire(b.withReadGate(ctx, p), r, func(pr request.Progress) {
+		progress(pr.Reply())
+	})
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -102,7 +107,9 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
 	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, func(int) bool { return true })
+		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, func(int) bool {
+			return true
+		})
 		defer remove()
 		if err != nil {
 			return unixsock.Answer{}, err
@@ -120,7 +127,9 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, claims.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.Cache.Claims.Put(b.withReadGate(ctx, p), peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Claims.Put(b.withReadGate(ctx, p), peer(p), put, func(pr request.Progress) {
+		progress(pr.Reply())
+	})
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -133,7 +142,9 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 func (b *Backend) Import(ctx context.Context, p unixsock.Peer, w *wire.Import, fds []*os.File,
 	progress func(*wire.Progress)) (*wire.ImportReply, error) {
 	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, func(int) bool { return true })
+		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, func(int) bool {
+			return true
+		})
 		defer remove()
 		if err != nil {
 			return nil, err
@@ -165,7 +176,9 @@ func (b *Backend) Export(ctx context.Context, p unixsock.Peer, w *wire.Export) (
 func (b *Backend) Owner(uid uint32) uint32 { return b.owners.OwnerOf(uid) }
 
 // Administrator reports whether the peer may see and change all builds.
-func (b *Backend) Administrator(p unixsock.Peer) bool { return b.Cache.Rights.IsAdministrator(peer(p)) }
+func (b *Backend) Administrator(p unixsock.Peer) bool {
+	return b.Cache.Rights.IsAdministrator(peer(p))
+}
 
 // Stop ends the daemon for its own user and administrators.
 func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
@@ -199,7 +212,8 @@ func WireError(err error) error {
 		return out
 	}
 	if e, is := errors.AsType[*apierr.Error](err); is {
-		return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}
+		return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint,
+			Facts: e.Facts, Err: err}
 	}
 	return err
 }

@@ -1,5 +1,5 @@
-// Package logs writes the daemon's log: lines of text, in systemd's journal with a priority each, and for a
-// daemon that a client started into a file that is bounded.
+// Package logs writes the daemon's log: lines of text, in systemd's journal with a priority each,
+// and for a daemon that a client started into a file that is bounded.
 package logs
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/coreos/go-systemd/v22/journal"
 )
 
-// New returns a logger of text lines, of which each user causes few at a time. In systemd's journal each line has the priority of its level,
-// and no time because the journal has its own.
+// New returns a logger of text lines, of which each user causes few at a time. In systemd's journal
+// each line has the priority of its level, and no time because the journal has its own.
 func New(w io.Writer, level slog.Leveler) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
 	if !isJournal(w) {
@@ -61,7 +61,8 @@ func priority(level slog.Level) string {
 // WriteFatal writes the error that keeps the program from going on.
 func WriteFatal(w io.Writer, text string) {
 	if isJournal(w) {
-		text = priority(slog.LevelError) + strings.ReplaceAll(text, "\n", "\n"+priority(slog.LevelError))
+		text = priority(slog.LevelError) + strings.ReplaceAll(text, "\n",
+			"\n"+priority(slog.LevelError))
 	}
 	_, _ = io.WriteString(w, text+"\n") // it cannot be told elsewhere
 }

@@ -48,7 +48,8 @@ const configuration = "configuration"
 // Follow begins to watch, and works until stop is called, which waits for its end.
 func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	r.watcher = watch.New(watch.Options{Quiet: config.Seconds(r.Started.Quiet), Poll: config.Seconds(r.Started.Poll), Log: r.Log})
+	r.watcher = watch.New(watch.Options{Quiet: config.Seconds(r.Started.Quiet),
+		Poll: config.Seconds(r.Started.Poll), Log: r.Log})
 	if info, err := os.Stat(r.Started.File); err == nil && !info.Mode().IsRegular() {
 		r.Log.Info("the configuration is not a regular file, so it is not "+
 			"reloaded", "file", r.Started.File)
@@ -93,8 +94,8 @@ func (r *Reloader) rereadFiles() (*config.Settings, *rules.Set, error) {
 	return r.Started, set, err
 }
 
-// watchFiles has the files watched that the settings in force are from, and those of others, which may have to be mended.
-// It tells whether these are other files than before.
+// watchFiles has the files watched that the settings in force are from, and those of others, which
+// may have to be mended. It tells whether these are other files than before.
 func (r *Reloader) watchFiles(others *config.Settings) bool {
 	var paths []string
 	for _, s := range []*config.Settings{r.Active, others} {
@@ -118,7 +119,8 @@ func (r *Reloader) watchFiles(others *config.Settings) bool {
 // reload reads everything, and puts it into force or logs why not. With tell it notifies systemd.
 func (r *Reloader) reload(tell bool) {
 	if tell {
-		systemd.Notify(r.Log, strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
+		systemd.Notify(r.Log,
+			strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
 	}
 	s, set, err := r.rereadFiles()
 	for round := 0; round < maxRounds && r.watchFiles(s); round++ {
@@ -158,7 +160,8 @@ func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
 	}
 	LogWarnings(r.Log, s)
 	r.Log.Info("configuration "+
-		"reloaded", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
+		"reloaded", "in_force_now", strings.Join(changed, ", "), "at_the_next_start",
+		strings.Join(r.waiting, ", "))
 	r.Cache.RecordConfiguration(acceptedText(changed, r.waiting))
 }
 
@@ -195,8 +198,10 @@ func (r *Reloader) noteRefused(err error) {
 }
 
 // immediateFields take effect while the daemon runs. All others wait for the next start.
-var immediateFields = []string{"log_level", "administrators", "publishers", "allow_options", "rules", "keep_source", "trusted_reporters", "report_quorum",
-	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack", "space.pack_after", "space.verify_every", "space.budget", "space.free_floor",
+var immediateFields = []string{"log_level", "administrators", "publishers", "allow_options",
+	"rules", "keep_source", "trusted_reporters", "report_quorum",
+	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack",
+	"space.pack_after", "space.verify_every", "space.budget", "space.free_floor",
 	"space.max_unused", "space.max_entries", "space.user_bytes", "space.user_share"}
 
 // differences returns the fields that have other values: those that may change at run time, and
@@ -213,7 +218,8 @@ func differences(before, now *config.Settings) (changed, waiting []string) {
 		}
 	}
 	for _, name := range names {
-		if top, _, _ := strings.Cut(name, "."); slices.Contains(immediateFields, top) || slices.Contains(immediateFields, name) {
+		if top, _, _ := strings.Cut(name, "."); slices.Contains(immediateFields, top) ||
+			slices.Contains(immediateFields, name) {
 			changed = append(changed, name)
 		} else {
 			waiting = append(waiting, name)

@@ -17,8 +17,9 @@ func Notify(log *slog.Logger, state string) {
 	}
 }
 
-// openingLimit is how long systemd is to wait for the next sign of a daemon that is opening a large store. Without one it ends a daemon
-// that is not ready after 90 s, which then begins from the start, for ever.
+// openingLimit is how long systemd is to wait for the next sign of a daemon that is opening a large
+// store. Without one it ends a daemon that is not ready after 90 s, which then begins from the
+// start, for ever.
 const openingLimit = 2 * time.Minute
 
 // StillOpening has systemd wait longer, and reports the current step.
