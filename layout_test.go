@@ -40,10 +40,11 @@ var allowed = map[string][]string{
 	"dedupe/match":       {"cas", "dedupe", "internal/parallel"},
 	"internal/parallel":  {},
 	"dedupe/exact":       {}, // of tests and benchmarks
-	"index": {"cas", "index/manifestpb", "index/reserve", "internal/memo",
+	"index": {"cas", "index/journalfile", "index/manifestpb", "index/reserve", "internal/memo",
 		"internal/modelname"},
-	"index/reserve":    {"cas"},
-	"index/manifestpb": {},
+	"index/reserve":     {"cas"},
+	"index/manifestpb":  {},
+	"index/journalfile": {"cas", "index/manifestpb"},
 	"compilers": {"internal/bytesize", "epmodel",
 		"compilers/workerproto"},
 	"compilers/workerproto":  {},
@@ -179,7 +180,9 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/exit": {"cas", "unixsock", "internal/modelname",
 		"internal/suggest"},
 	"cmd/epcachectl/internal/jsonout": {},
-	"cmd/epcachectl/internal/modelfile": {"cas", "cmd/epcachectl/internal/exit", "epmodel",
+	"cmd/epcachectl/internal/modelfile": {"cas", "cmd/epcachectl/internal/exit",
+		"cmd/epcachectl/internal/term",
+		"epmodel",
 		"unixsock", "internal/modelname"},
 	"cmd/epcachectl/internal/picture": {"cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/program": {"cmd/epcachectl/internal/exit",
@@ -331,8 +334,8 @@ func TestOnlyTheHelperHasTheNetwork(t *testing.T) {
 // programs consist of, without tests and generated code. It was 70,000 before limits for each user,
 // repair, the scrub and the workers' unit came, which took 2,000; import, export and their verbs
 // took 1,500; names, tables and progress at terminals took 1,100; layers and remote stores, beside
-// their own packages, took 1,400.
-const maxProductionLines = 75_600
+// their own packages, took 1,400; 2,300 are lines of more than 100 columns that were wrapped.
+const maxProductionLines = 77_900
 
 // travelPackages are what moves builds between machines, most of it in a program of its own.
 var travelPackages = []string{"portable", "remote", "cmd/epcached-remote", "cache/remotes",

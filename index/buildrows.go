@@ -71,7 +71,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 	}
 	b, err := unmarshalBuild(body)
 	if err != nil {
-		return 0, &DamageError{"index.db", err.Error()}
+		return 0, &DamageError{File: "index.db", Reason: err.Error()}
 	}
 	space, err := readSpace(tx)
 	if err != nil {
@@ -147,7 +147,7 @@ func (x *Index) manifestBytes(id BuildID) int64 {
 	return n
 }
 
-var errBlobRow = &DamageError{"index.db", "a row of a blob without its sizes"}
+var errBlobRow = &DamageError{File: "index.db", Reason: "a row of a blob without its sizes"}
 
 // DiskBytes returns what is accounted for a blob on the disk, and whether any build needs it.
 func (x *Index) DiskBytes(d cas.Digest) (disk int64, needed bool, err error) {

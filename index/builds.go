@@ -19,7 +19,7 @@ func blobKey(d cas.Digest, id BuildID) []byte {
 func readSpace(tx *bbolt.Tx) (s Space, err error) {
 	v, err := get(tx, bucketMeta, []byte("space"))
 	if err == nil && !decodeRow(v, &s) {
-		err = &DamageError{"index.db", "no account of the space"}
+		err = &DamageError{File: "index.db", Reason: "no account of the space"}
 	}
 	return s, err
 }
@@ -34,7 +34,7 @@ func readBuild(tx *bbolt.Tx, id BuildID) (Build, error) {
 	}
 	b, err := unmarshalBuild(body)
 	if err != nil {
-		return Build{}, &DamageError{"index.db", err.Error()}
+		return Build{}, &DamageError{File: "index.db", Reason: err.Error()}
 	}
 	return b, nil
 }
@@ -97,8 +97,9 @@ func buildsOf(tx *bbolt.Tx, k lookupKey) ([]Build, error) {
 		}
 		b, err := readBuild(tx, id)
 		if errors.Is(err, ErrNotFound) {
-			return nil, &DamageError{"index.db",
-				"build " + id.String() + " has a request and no record"}
+			return nil, &DamageError{File: "index.db",
+				Reason: "build " + id.String() + " has a request and no record"}
+
 		}
 		if err != nil {
 			return nil, err
@@ -144,7 +145,8 @@ func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error)
 	return x.db.rowsFrom(ctx, bucketBuilds, nil, id[:], func(key, value []byte) error {
 		b, err := unmarshalBuild(value)
 		if err != nil || !bytes.Equal(b.ID[:], key) {
-			return &DamageError{"index.db", fmt.Sprintf("the record of build %x is invalid", key)}
+			return &DamageError{File: "index.db",
+				Reason: fmt.Sprintf("the record of build %x is invalid", key)}
 		}
 		if err := ctx.Err(); err != nil {
 			return err

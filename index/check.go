@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/journalfile"
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
@@ -164,7 +165,7 @@ func (j *Journal) checkLocked() ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	torn, damage := parseJournal(file, func(*manifestpb.Record) error { return nil })
+	torn, damage := journalfile.Parse(file, func(*manifestpb.Record) error { return nil })
 	if damage != nil {
 		return []Finding{{"damaged", "journal", damage.Error()}}, nil
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas/crashfs"
+	"github.com/epcached/epcached/index/journalfile"
 )
 
 // memoryDir makes a directory in memory, if that can be: hundreds of stores are
@@ -317,7 +318,8 @@ func TestStopWhileOpening(t *testing.T) {
 				journal := filepath.Join(dir, "journal")
 				b, err := os.ReadFile(journal)
 				require.NoError(t, err)
-				require.NoError(t, os.WriteFile(journal, append(b, recordMarker...), 0o600))
+				require.NoError(t, os.WriteFile(journal,
+					append(b, journalfile.RecordMarker...), 0o600))
 				fs.StopAt(fs.Steps() + step)
 				x, err = Open(dir, Options{FS: fs})
 				requireAfterCrash(t, fs, []outcome{{build: old, there: true, state: Withheld}})

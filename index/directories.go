@@ -144,7 +144,7 @@ func (m *manifests) read(id BuildID) (Build, error) {
 	}
 	b, err := decodeManifest(name, file)
 	if err == nil && b.ID != id {
-		err = &DamageError{name, "it is the manifest of build " + b.ID.String()}
+		err = &DamageError{File: name, Reason: "it is the manifest of build " + b.ID.String()}
 	}
 	return b, err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/journalfile"
 	"github.com/epcached/epcached/index/reserve"
 )
 
@@ -62,7 +63,7 @@ func TestJournalOfFormat1(t *testing.T) {
 
 func TestJournalDamage(t *testing.T) {
 	sound := sample(t, "journal")
-	first := journalHeaderSize + recordLength(t, sound[journalHeaderSize:])
+	first := journalfile.HeaderSize + recordLength(t, sound[journalfile.HeaderSize:])
 	change := func(at int) []byte {
 		b := append([]byte(nil), sound...)
 		b[at] ^= 1
@@ -77,13 +78,13 @@ func TestJournalDamage(t *testing.T) {
 		{"sound", sound, 2, false},
 		{"last record cut short, as by a crash", sound[:len(sound)-1], 2, false},
 		{"header of a record cut short", sound[:first+10], 1, false},
-		{"bit flipped in the first record", change(journalHeaderSize + 40), 1, true},
-		{"marker of the first record", change(journalHeaderSize), 1, true},
-		{"length of the first record", change(journalHeaderSize + 7), 1, true},
+		{"bit flipped in the first record", change(journalfile.HeaderSize + 40), 1, true},
+		{"marker of the first record", change(journalfile.HeaderSize), 1, true},
+		{"length of the first record", change(journalfile.HeaderSize + 7), 1, true},
 		{"checksum of the header", change(20), 2, true},
 		{"magic", change(0), 0, true},
 		{"empty", nil, 0, true},
-		{"header only", sound[:journalHeaderSize], 0, false},
+		{"header only", sound[:journalfile.HeaderSize], 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := memoryDir(t)
@@ -110,7 +111,7 @@ func TestJournalDamage(t *testing.T) {
 
 func recordLength(t *testing.T, b []byte) int {
 	t.Helper()
-	_, n := parseRecord(b)
+	_, n := journalfile.ParseRecord(b)
 	require.NotZero(t, n)
 	return n
 }
@@ -188,13 +189,13 @@ func FuzzJournal(f *testing.F) {
 	f.Add(append(sample(f, "journal"), sample(f, "journal")...))
 	f.Fuzz(func(t *testing.T, file []byte) {
 		j := &Journal{states: make(map[BuildID]State)}
-		if _, err := parseJournal(file, j.apply); err != nil {
+		if _, err := journalfile.Parse(file, j.apply); err != nil {
 			return
 		}
 		image, err := j.snapshot()
 		require.NoError(t, err)
 		again := &Journal{states: make(map[BuildID]State)}
-		torn, damage := parseJournal(image, again.apply)
+		torn, damage := journalfile.Parse(image, again.apply)
 		require.NoError(t, damage)
 		require.False(t, torn)
 		require.Len(t, again.states, len(j.states))
@@ -203,11 +204,11 @@ func FuzzJournal(f *testing.F) {
 }
 
 func FuzzRecord(f *testing.F) {
-	body := sample(f, "journal")[journalHeaderSize:]
+	body := sample(f, "journal")[journalfile.HeaderSize:]
 	f.Add(body)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if body, n := parseRecord(b); n > 0 {
-			require.Equal(t, recordHeaderSize+len(body), n)
+		if body, n := journalfile.ParseRecord(b); n > 0 {
+			require.Equal(t, journalfile.RecordHeaderSize+len(body), n)
 			require.LessOrEqual(t, n, len(b))
 		}
 	})

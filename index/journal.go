@@ -16,8 +16,17 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/journalfile"
 	"github.com/epcached/epcached/index/manifestpb"
 	"github.com/epcached/epcached/index/reserve"
+)
+
+const (
+	maxText        = 4 << 10       // of a reason or an event
+	maxName        = 512           // of a model or a runtime, in an event
+	maxJournal     = reserve.Bytes // then it is rewritten, with what still counts
+	maxJournalRead = 256 << 20
+	maxEvents      = 8 << 10 // kept when it is rewritten
 )
 
 // Journal has what is known of builds beside their manifests: states, pins, tombstones and events.
@@ -69,7 +78,7 @@ func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal,
 	damage = err
 	torn := false
 	if damage == nil {
-		torn, damage = parseJournal(file, j.apply)
+		torn, damage = journalfile.Parse(file, j.apply)
 	}
 	if newer := (*NewerError)(nil); errors.As(damage, &newer) {
 		return nil, nil, newer // its marks say what must not be served
@@ -307,7 +316,7 @@ func (j *Journal) append(records ...*manifestpb.Record) error {
 	if j.file == nil || j.size >= j.limit {
 		return j.rewrite()
 	}
-	b, err := appendRecords(nil, records...)
+	b, err := journalfile.AppendRecords(nil, records...)
 	if err != nil {
 		return err
 	}
@@ -416,7 +425,7 @@ func (j *Journal) snapshot() ([]byte, error) {
 	for _, e := range events {
 		records = append(records, eventRecord(e))
 	}
-	return appendRecords(appendJournalHeader(nil), records...)
+	return journalfile.AppendRecords(journalfile.AppendHeader(nil), records...)
 }
 
 func (j *Journal) close() error {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/journalfile"
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
@@ -26,7 +27,7 @@ import (
 //	16+n    32    BLAKE3 of all before
 const (
 	manifestMagic   = "epcmanif"
-	formatVersion   = 1 // of manifests and of the journal
+	formatVersion   = journalfile.FormatVersion
 	headerSize      = 16
 	manifestSumSize = 32
 	maxManifest     = 16 << 20 // of the body; the largest real ones have some 100 KiB
@@ -61,7 +62,7 @@ func decodeManifest(name string, file []byte) (Build, error) {
 	}
 	b, err := unmarshalBuild(body)
 	if err != nil {
-		return Build{}, &DamageError{name, err.Error()}
+		return Build{}, &DamageError{File: name, Reason: err.Error()}
 	}
 	return b, nil
 }
@@ -70,21 +71,22 @@ func decodeManifest(name string, file []byte) (Build, error) {
 // the checksum, which a newer format may have elsewhere.
 func openManifest(name string, file []byte) ([]byte, error) {
 	if len(file) < headerSize || string(file[:8]) != manifestMagic {
-		return nil, &DamageError{name, "it does not begin as a manifest does"}
+		return nil, &DamageError{File: name, Reason: "it does not begin as a manifest does"}
 	}
 	if v := binary.LittleEndian.Uint32(file[8:]); v > formatVersion {
-		return nil, &NewerError{name, v}
+		return nil, &NewerError{File: name, Version: v}
 	} else if v == 0 {
-		return nil, &DamageError{name, "format 0"}
+		return nil, &DamageError{File: name, Reason: "format 0"}
 	}
 	n := int64(binary.LittleEndian.Uint32(file[12:]))
 	if n > maxManifest || int64(len(file)) != headerSize+n+manifestSumSize {
-		return nil, &DamageError{name,
-			fmt.Sprintf("%d bytes, its header says %d", len(file), headerSize+n+manifestSumSize)}
+		return nil, &DamageError{File: name, Reason: fmt.Sprintf("%d bytes, its header says %d",
+			len(file), headerSize+n+manifestSumSize)}
+
 	}
 	sum := cas.SumBytes(file[:headerSize+n])
 	if !bytes.Equal(sum[:], file[headerSize+n:]) {
-		return nil, &DamageError{name, "wrong checksum"}
+		return nil, &DamageError{File: name, Reason: "wrong checksum"}
 	}
 	return file[headerSize : headerSize+n], nil
 }

@@ -21,8 +21,10 @@ func readFile(fsys cas.FS, path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > limit {
-		return nil, &DamageError{f.Name(), fmt.Sprintf("%s of %d bytes, not a file of at most %d",
-			info.Mode().Type(), info.Size(), limit)}
+		return nil, &DamageError{File: f.Name(),
+			Reason: fmt.Sprintf("%s of %d bytes, not a file of at most %d",
+				info.Mode().Type(), info.Size(), limit)}
+
 	}
 	b := make([]byte, info.Size())
 	if n, err := fsys.ReadAt(f, b, 0); err != nil && (err != io.EOF || n < len(b)) {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/journalfile"
 )
 
 // OpenReadOnly reads the manifests and the journal in the state directory dir, and returns the
@@ -70,7 +71,7 @@ func (x *Index) readJournal() error {
 		return nil
 	}
 	if err == nil {
-		_, err = parseJournal(file, x.Journal.apply)
+		_, err = journalfile.Parse(file, x.Journal.apply)
 	}
 	if err == nil || errors.As(err, new(*NewerError)) {
 		return err

@@ -80,8 +80,9 @@ func unsealIn(scratch *[]byte, bucket, key, sealed []byte) ([]byte, error) {
 			return sealed[sealSize:], nil
 		}
 	}
-	return nil, &DamageError{"index.db",
-		fmt.Sprintf("%s %x has a wrong checksum", bucket, key[:min(len(key), 64)])}
+	return nil, &DamageError{File: "index.db",
+		Reason: fmt.Sprintf("%s %x has a wrong checksum", bucket, key[:min(len(key), 64)])}
+
 }
 
 func rowSum(scratch *[]byte, bucket, key, value []byte) cas.Digest {
@@ -96,7 +97,7 @@ func rowSum(scratch *[]byte, bucket, key, value []byte) cas.Digest {
 func bucketOf(tx *bbolt.Tx, name []byte) (*bbolt.Bucket, error) {
 	b := tx.Bucket(name)
 	if b == nil {
-		return nil, &DamageError{"index.db", fmt.Sprintf("no bucket %s", name)}
+		return nil, &DamageError{File: "index.db", Reason: fmt.Sprintf("no bucket %s", name)}
 	}
 	return b, nil
 }
@@ -153,7 +154,8 @@ func requestPrefix(k RequestKey, scope string) []byte {
 
 func idAtEnd(key []byte) (id BuildID, err error) {
 	if len(key) < len(id) {
-		return id, &DamageError{"index.db", fmt.Sprintf("key %x has no build id", key)}
+		return id, &DamageError{File: "index.db",
+			Reason: fmt.Sprintf("key %x has no build id", key)}
 	}
 	copy(id[:], key[len(key)-len(id):])
 	return id, nil

@@ -204,7 +204,7 @@ const briefHead = 2*32 + 4*8 + 4 + 1 + 1
 
 // decodeBrief keeps equal texts once.
 func decodeBrief(key, v []byte, texts map[string]string) (Brief, error) {
-	bad := &DamageError{"index.db", "a brief record that is invalid"}
+	bad := &DamageError{File: "index.db", Reason: "a brief record that is invalid"}
 	b := Brief{}
 	if len(key) != len(b.ID) || len(v) < briefHead {
 		return b, bad
@@ -291,7 +291,7 @@ func (x *Index) Users(ctx context.Context) (map[uint32]UserSpace, error) {
 	err := x.db.rows(ctx, bucketUsers, func(key, value []byte) error {
 		var u UserSpace
 		if len(key) != 4 || !decodeRow(value, &u) {
-			return &DamageError{"index.db", "a user's space that is invalid"}
+			return &DamageError{File: "index.db", Reason: "a user's space that is invalid"}
 		}
 		out[binary.BigEndian.Uint32(key)] = u
 		return nil

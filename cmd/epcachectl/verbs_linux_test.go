@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -234,7 +235,7 @@ func TestInspect(t *testing.T) {
 	r := call(t, "inspect", model)
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Regexp(t, `opset +ai.onnx 17`, r.out)
-	var out inspected
+	var out modelfile.Inspected
 	require.NoError(t, json.Unmarshal([]byte(call(t, "inspect", model, "--json").out), &out))
 	require.EqualValues(t, 8, out.IRVersion)
 	require.Len(t, out.ModelDigest, 64)
@@ -256,7 +257,7 @@ func TestInspectShowsAllAttributes(t *testing.T) {
 		"table = 8192 bytes"} {
 		require.Regexp(t, `(?m)^ +`+line+`$`, r.out)
 	}
-	var out inspected
+	var out modelfile.Inspected
 	require.NoError(t, json.Unmarshal([]byte(call(t, "inspect", model, "--json").out), &out))
 	one := out.Contexts[0]
 	require.Equal(t, "made by hand", one.Notes)

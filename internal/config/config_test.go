@@ -517,13 +517,13 @@ func TestLayersAreTrustedByOwnerOrKeys(t *testing.T) {
 // A remote without a trusted key, with a wrong URL or a misspelled field is refused with its place.
 func TestRemotesAreChecked(t *testing.T) {
 	for text, want := range map[string]string{
-		"[remote.a]\nurl = \"file:///x\"\n":                                     "no key is trusted",
-		"[remote.a]\ntrust = [\"k\"]\n":                                         "no url given",
-		"[remote.a]\nurl = \"ftp://x\"\ntrust = [\"k\"]\n":                      "not of s3://",
-		"[remote.a]\nurl = \"https://u:p@x\"\ntrust = [\"k\"]\n":                "credentials",
-		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\npublish = \"all\"\n": "one of never, shared",
-		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\nlosses = 3\n":        "unknown field",
-		"[remote.\"a b\"]\nurl = \"file:///x\"\ntrust = [\"k\"]\n":              "name",
+		"[remote.a]\nurl = \"file:///x\"\n":                                   "no key is trusted",
+		"[remote.a]\ntrust = [\"k\"]\n":                                       "no url given",
+		"[remote.a]\nurl = \"ftp://x\"\ntrust = [\"k\"]\n":                    "not of s3://",
+		"[remote.a]\nurl = \"https://u:p@x\"\ntrust = [\"k\"]\n":              "credentials",
+		"[remote.a]\nurl = \"file:///x\"\ntrust=[\"k\"]\npublish = \"all\"\n": "one of never, shared",
+		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\nlosses = 3\n":      "unknown field",
+		"[remote.\"a b\"]\nurl = \"file:///x\"\ntrust = [\"k\"]\n":            "name",
 	} {
 		_, _, err := load(t, text)
 		require.ErrorContains(t, err, want, text)

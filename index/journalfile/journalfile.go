@@ -1,4 +1,6 @@
-package index
+// Package journalfile is the format of the index's journal: its header and its records, each with a
+// checksum, so that damage and a torn end are told apart.
+package journalfile
 
 import (
 	"bytes"
@@ -10,8 +12,10 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/manifestpb"
-	"github.com/epcached/epcached/index/reserve"
 )
+
+// FormatVersion is the version of all formats of package index that this epcached writes.
+const FormatVersion = 1
 
 // The journal; numbers are little-endian.
 //
@@ -29,35 +33,30 @@ import (
 //	8       16    first half of the BLAKE3 of bytes 0 to 7 and the body
 //	24      n     manifestpb.Record
 const (
-	journalMagic      = "epcjrnal"
-	journalHeaderSize = 32
-	recordMarker      = "rec\n"
-	recordHeaderSize  = 24
-	maxRecord         = 64 << 10
-	maxText           = 4 << 10       // of a reason or an event
-	maxName           = 512           // of a model or a runtime, in an event
-	maxJournal        = reserve.Bytes // then it is rewritten, with what still counts
-	maxJournalRead    = 256 << 20
-	maxEvents         = 8 << 10 // kept when it is rewritten
+	magic            = "epcjrnal"
+	HeaderSize       = 32
+	RecordMarker     = "rec\n"
+	RecordHeaderSize = 24
+	maxRecord        = 64 << 10
 )
 
-// parseJournal calls fn with every sound record. torn says that the file ends within a record, as
+// Parse calls fn with every sound record. torn says that the file ends within a record, as
 // after a crash; damage, that sound records follow a bad one, or that the header is bad.
-func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, damage error) {
-	if len(file) < journalHeaderSize {
+func Parse(file []byte, fn func(*manifestpb.Record) error) (torn bool, damage error) {
+	if len(file) < HeaderSize {
 		return false, &DamageError{"journal", "its header is truncated"}
 	}
-	if string(file[:8]) != journalMagic {
+	if string(file[:8]) != magic {
 		return false, &DamageError{"journal", "it does not begin as a journal does"}
 	}
-	if v := binary.LittleEndian.Uint32(file[8:]); v > formatVersion {
+	if v := binary.LittleEndian.Uint32(file[8:]); v > FormatVersion {
 		return false, &NewerError{"journal", v}
 	}
 	if sum := cas.SumBytes(file[:16]); !bytes.Equal(sum[:16], file[16:32]) {
 		damage = &DamageError{"journal", "its header has a wrong checksum"}
 	}
-	for at := journalHeaderSize; at < len(file); {
-		body, n := parseRecord(file[at:])
+	for at := HeaderSize; at < len(file); {
+		body, n := ParseRecord(file[at:])
 		if n == 0 {
 			next := nextRecord(file, at+1)
 			if next < 0 {
@@ -81,30 +80,30 @@ func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, da
 	return false, damage
 }
 
-// parseRecord returns the body of the record that b begins with and the length of the whole, or 0.
-func parseRecord(b []byte) (body []byte, n int) {
-	if len(b) < recordHeaderSize || string(b[:4]) != recordMarker {
+// ParseRecord returns the body of the record that b begins with and the length of the whole, or 0.
+func ParseRecord(b []byte) (body []byte, n int) {
+	if len(b) < RecordHeaderSize || string(b[:4]) != RecordMarker {
 		return nil, 0
 	}
 	size := binary.LittleEndian.Uint32(b[4:])
-	if size > maxRecord || int(size) > len(b)-recordHeaderSize {
+	if size > maxRecord || int(size) > len(b)-RecordHeaderSize {
 		return nil, 0
 	}
-	body = b[recordHeaderSize : recordHeaderSize+int(size)]
+	body = b[RecordHeaderSize : RecordHeaderSize+int(size)]
 	if sum := recordSum(b[:8], body); !bytes.Equal(sum[:], b[8:24]) {
 		return nil, 0
 	}
-	return body, recordHeaderSize + int(size)
+	return body, RecordHeaderSize + int(size)
 }
 
 // nextRecord returns where the next sound record begins, or -1.
 func nextRecord(file []byte, from int) int {
 	for from < len(file) {
-		i := bytes.Index(file[from:], []byte(recordMarker))
+		i := bytes.Index(file[from:], []byte(RecordMarker))
 		if i < 0 {
 			return -1
 		}
-		if _, n := parseRecord(file[from+i:]); n > 0 {
+		if _, n := ParseRecord(file[from+i:]); n > 0 {
 			return from + i
 		}
 		from += i + 1
@@ -117,16 +116,16 @@ func recordSum(head, body []byte) [16]byte {
 	return [16]byte(sum[:])
 }
 
-func appendJournalHeader(b []byte) []byte {
+func AppendHeader(b []byte) []byte {
 	start := len(b)
-	b = append(b, journalMagic...)
-	b = binary.LittleEndian.AppendUint32(b, formatVersion)
+	b = append(b, magic...)
+	b = binary.LittleEndian.AppendUint32(b, FormatVersion)
 	b = binary.LittleEndian.AppendUint32(b, 0)
 	sum := cas.SumBytes(b[start:])
 	return append(b, sum[:16]...)
 }
 
-func appendRecords(b []byte, records ...*manifestpb.Record) ([]byte, error) {
+func AppendRecords(b []byte, records ...*manifestpb.Record) ([]byte, error) {
 	for _, rec := range records {
 		body, err := proto.MarshalOptions{Deterministic: true}.Marshal(rec)
 		if err != nil {
@@ -136,7 +135,7 @@ func appendRecords(b []byte, records ...*manifestpb.Record) ([]byte, error) {
 			return b, fmt.Errorf("journal record of %d bytes, more than %d", len(body), maxRecord)
 		}
 		start := len(b)
-		b = append(b, recordMarker...)
+		b = append(b, RecordMarker...)
 		b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
 		sum := recordSum(b[start:], body)
 		b = append(append(b, sum[:]...), body...)
