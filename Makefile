@@ -48,6 +48,7 @@ deps: ## fetch ONNX Runtime, execution providers, models and test tools into .de
 	@testdata/fetch-runtimes $(DEPS)/runtimes
 	@testdata/fetch-models $(DEPS)/models
 	@testdata/fetch-packages $(DEPS)/light-packages light
+	@testdata/fetch-image-tools
 
 .PHONY: deps-remote
 deps-remote: ## fetch the S3 servers of the long tests into .deps/remote/: versitygw (minutes to build) and moto

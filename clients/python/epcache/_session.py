@@ -48,9 +48,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     `ep` may be omitted if `sess_options` names devices, or `providers` is given as for ONNX
     Runtime. Only an epcache.SessionOptions uses the cache; another one makes a plain session.
     `client` is the daemon to ask: by default the one that is found, with False none. `on_miss`
-    (wait, background, claim, fail, refresh or bypass), `embed`, `output`, `store`, `keep_going`,
-    `adopt` and `timeout` are those of Client.acquire. Other arguments are ONNX Runtime's
-    (`read_config_from_model`, `disabled_optimizers`, `enable_fallback`).
+    (wait, background, claim, fail, fetch, refresh or bypass), `embed`, `output`, `store`,
+    `keep_going`, `adopt` and `timeout` are those of Client.acquire. Other arguments are ONNX
+    Runtime's (`read_config_from_model`, `disabled_optimizers`, `enable_fallback`).
 
     on_miss="background" makes a plain session while the daemon compiles; `session.epcache.ready`
     reports when a new session would come from the cache. `meanwhile` names one of ONNX Runtime's
