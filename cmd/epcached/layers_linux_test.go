@@ -234,7 +234,7 @@ func TestDamageInALayerIsNeverServed(t *testing.T) {
 	require.Equal(t, digestsOf(made), digestsOf(got))
 	require.Len(t, d.list(), 2)
 	d.stop()
-	d = b.start(t) // the mark is in the journal
+	b.start(t) // the mark is in the journal
 	got = b.get(t, model)
 	require.Equal(t, "hit", got["outcome"])
 	require.NotContains(t, got["why"], "layer")
