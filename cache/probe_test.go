@@ -35,12 +35,12 @@ func (a *ailing) Probe(ctx context.Context, r compilers.Runtime) (compilers.Fact
 }
 
 func newAiling(t *testing.T) (*bench, *ailing) {
-	b := newBench(t)
-	a := &ailing{Compiler: b.compiler}
+	a := new(ailing)
 	a.ill.Store(true)
-	b.close()
-	b.wrap = a
-	b.open()
+	b := newBenchOf(t, func(c *standin.Compiler) compilers.Compiler {
+		a.Compiler = c
+		return a
+	})
 	return b, a
 }
 
@@ -98,11 +98,11 @@ func (c *crashing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []c
 }
 
 func TestOptionsThatCrashDoNotCrashEachTime(t *testing.T) {
-	b := newBench(t)
-	c := &crashing{Compiler: b.compiler}
-	b.close()
-	b.wrap = c
-	b.open()
+	c := new(crashing)
+	b := newBenchOf(t, func(s *standin.Compiler) compilers.Compiler {
+		c.Compiler = s
+		return c
+	})
 	for range 3 {
 		require.Contains(t, b.refused(b.request(b.model(1))).Text, "compiler crashed (SIGSEGV)")
 	}

@@ -61,10 +61,25 @@ func memoryDir(t testing.TB) string {
 func newBench(t testing.TB) *bench { return newBenchWith(t, nil) }
 
 func newBenchWith(t testing.TB, change func(*Options)) *bench {
-	b := &bench{change: change, TB: t, compiler: standin.New(),
+	b := unopenedBench(t)
+	b.change = change
+	b.openSound()
+	return b
+}
+
+// newBenchOf has no daemon before the one with the compiler that wrap returns, because what an earlier
+// one has found out of the runtime in the background is remembered.
+func newBenchOf(t testing.TB, wrap func(*standin.Compiler) compilers.Compiler) *bench {
+	b := unopenedBench(t)
+	b.wrap = wrap(b.compiler)
+	b.openSound()
+	return b
+}
+
+func unopenedBench(t testing.TB) *bench {
+	b := &bench{TB: t, compiler: standin.New(),
 		state: filepath.Join(memoryDir(t), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
 	b.library("1.0")
-	b.openSound()
 	return b
 }
 
