@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/epcached/epcached/epmodel"
 )
@@ -33,11 +34,15 @@ func Example() {
 	for _, r := range m.Sidecars() {
 		fmt.Println("needs", r.Name)
 	}
-	fmt.Println(epmodel.Validate(m, nil))
+	if err := epmodel.Validate(m, nil); err != nil {
+		fmt.Println(strings.ReplaceAll(err.Error(), ": ", ":\n  "))
+	}
 	// Output:
 	// made by OpenVINOExecutionProvider 2026.4
 	// needs side_ctx_OpenVINOExecutionProvider.bin
-	// openvino_ctx.onnx: offset 5: ep_cache_context: node
-	// "OpenVINOExecutionProvider_OpenVINOExecutionProvider_10291946305476075467_0_0": file
-	// "side_ctx_OpenVINOExecutionProvider.bin" is not one of the build's files
+	// openvino_ctx.onnx:
+	//   offset 5:
+	//   ep_cache_context:
+	//   node "OpenVINOExecutionProvider_OpenVINOExecutionProvider_10291946305476075467_0_0":
+	//   file "side_ctx_OpenVINOExecutionProvider.bin" is not one of the build's files
 }
