@@ -67,8 +67,8 @@ func newBenchWith(t testing.TB, change func(*Options)) *bench {
 	return b
 }
 
-// newBenchOf has no daemon before the one with the compiler that wrap returns, because what an earlier
-// one has found out of the runtime in the background is remembered.
+// newBenchOf has no daemon before the one with the compiler that wrap returns, because what an
+// earlier one has found out of the runtime in the background is remembered.
 func newBenchOf(t testing.TB, wrap func(*standin.Compiler) compilers.Compiler) *bench {
 	b := unopenedBench(t)
 	b.wrap = wrap(b.compiler)
