@@ -24,7 +24,6 @@ const (
 	Fetched      = "fetched"       // a build was stored that a remote had
 	Published    = "published"     // a build was copied to a remote
 	NotPublished = "not published" // it could not be
-	Remote       = "remote"        // a remote does not answer, or does again
 	Put          = "put"           // a model that an application compiled was stored as a build
 	// a build was removed, evicted or superseded; written by the index itself
 	Retracted  = "retracted"
