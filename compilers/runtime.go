@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"lukechampine.com/blake3"
 
@@ -132,7 +133,7 @@ func ProcessorClass() string {
 	if len(sets) == 0 {
 		return ""
 	}
-	sum := blake3.Sum256([]byte(strings.Join(append(sets, InstructionLimits()...), " ")))
+	sum := blake3.Sum256([]byte(strings.Join(slices.Concat(sets, InstructionLimits()), " ")))
 	return fmt.Sprintf("cpu:%x", sum[:8])
 }
 
@@ -150,8 +151,8 @@ func InstructionLimits() (limits []string) {
 
 // instructionSets lists what the processor's compilers and kernels choose between: SSE4, AVX, FMA,
 // VNNI, AMX, and on Arm all features. Neither model nor microcode is among it, because builds do
-// not depend on these.
-func instructionSets() []string {
+// not depend on these. It is read once, because each plan asks and the kernel never changes it.
+var instructionSets = sync.OnceValue(func() []string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return nil
@@ -174,4 +175,4 @@ func instructionSets() []string {
 	}
 	slices.Sort(sets)
 	return slices.Compact(sets)
-}
+})
