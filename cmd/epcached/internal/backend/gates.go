@@ -18,6 +18,10 @@ type gates struct {
 	hashing      *keyed.Shares[uint32] // of large files, a piece at a time
 }
 
+// maxRest bounds the rest of a slot, because a reading may wait for a slow disk, which takes no
+// processor from other users.
+const maxRest = time.Second
+
 // newGates returns the gates. crowded reports whether several users are served: the slots of a user
 // with many requests then rest as those of unixsock do.
 func newGates(crowded func() bool) gates {
@@ -30,7 +34,7 @@ func newGates(crowded func() bool) gates {
 			if waiting < 2*cores || !crowded() { // one file is hashed by as many callers as cores
 				return 0
 			}
-			return unixsock.RestFactor * held
+			return min(unixsock.RestFactor*held, maxRest)
 		}
 	}
 	return g
