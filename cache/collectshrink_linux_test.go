@@ -97,7 +97,7 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 	require.Equal(t, plan.Used, plan.Freed)
 	b.collect(plan)
 	require.Empty(t, b.list())
-	require.Equal(t, plan.Used, plan.Freed, "recipes and containers go as well")
+	require.Equal(t, plan.Used, plan.Freed, "recipes and bases go as well")
 	left, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
 	require.Zero(t, left)

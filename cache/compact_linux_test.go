@@ -55,14 +55,14 @@ func (b *bench) objects() int64 {
 }
 
 // The variant that is used becomes the base of the unused one.
-func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
+func TestTheBaseIsTheOneThatIsUsed(t *testing.T) {
 	b, builds, files := family(t, 3)
 	before := b.objects()
 	b.askFor(2, files[1])
 	b.packCold(2 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[1])), "it is used, and whole")
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])),
-		"it was the container, and nobody uses it")
+		"it was the base, and nobody uses it")
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
 	_, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
 	require.Zero(t, recipe)
@@ -91,7 +91,7 @@ func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
 }
 
 // A variant that was never packed, because it is used all the time, replaces the base as well.
-func TestAVariantThatWasNeverPackedBecomesTheContainer(t *testing.T) {
+func TestAVariantThatWasNeverPackedBecomesTheBase(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(3)
 	require.Positive(t, b.pack(builds[2]))
@@ -126,16 +126,16 @@ func TestCompactionSkips(t *testing.T) {
 	for name, c := range map[string]func(b *bench, builds []*index.Build,
 		files []map[string]string){
 		"nobody uses the other": func(*bench, []*index.Build, []map[string]string) {},
-		"the container is used today": func(b *bench, _ []*index.Build, files []map[string]string) {
+		"the base is used today": func(b *bench, _ []*index.Build, files []map[string]string) {
 			b.askFor(1, files[0])
 			b.later.Add(int64(20 * time.Hour))
 		},
-		"the container is pinned": func(b *bench, builds []*index.Build, _ []map[string]string) {
+		"the base is pinned": func(b *bench, builds []*index.Build, _ []map[string]string) {
 			_, err := b.cache.Pin(context.Background(), b.self(),
 				[]string{builds[0].BuildKey.String()}, false)
 			require.NoError(b, err)
 		},
-		"the container is held": func(b *bench, _ []*index.Build, _ []map[string]string) {
+		"the base is held": func(b *bench, _ []*index.Build, _ []map[string]string) {
 			b.acquire(b.variant(1))
 			b.later.Add(int64(25 * time.Hour))
 		},

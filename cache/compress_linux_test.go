@@ -99,7 +99,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 // objectsOf lists what the recipe of a blob takes from.
 func (b *bench) objectsOf(d cas.Digest) (all []cas.Digest) {
 	p, _ := b.cache.forms.Recipes.Has(d)
-	for _, one := range p.Containers {
+	for _, one := range p.Bases {
 		require.True(b, b.cache.cas.Has(one.Digest))
 		all = append(all, one.Digest)
 	}

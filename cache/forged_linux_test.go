@@ -40,22 +40,22 @@ func (b *bench) forge(of cas.Digest, r *dedupe.Recipe) {
 
 // Well-formed recipes with valid checksums and false contents.
 func TestForgedRecipesAreNeverServed(t *testing.T) {
-	const nowhere, loop = "a container that is nowhere",
-		"a container that is made of the blob itself"
+	const nowhere, loop = "a base that is nowhere",
+		"a base that is made of the blob itself"
 	cases := map[string]func(b *bench, builds []*index.Build, r *dedupe.Recipe){
-		"bytes behind the end of a container": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+		"bytes behind the end of a base": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
 			i := largest(r)
-			r.Extents[i].From = r.Containers[r.Extents[i].Container].Size
-			r.Containers[r.Extents[i].Container].Size += r.Extents[i].Length
+			r.Extents[i].From = r.Bases[r.Extents[i].Base].Size
+			r.Bases[r.Extents[i].Base].Size += r.Extents[i].Length
 		},
-		"other bytes of a container": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+		"other bytes of a base": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
 			i := largest(r)
 			r.Extents[i].From -= 4
 		},
-		"a container that is longer than it says": func(_ *bench, _ []*index.Build,
+		"a base that is longer than it says": func(_ *bench, _ []*index.Build,
 			r *dedupe.Recipe) {
 			i := largest(r)
-			r.Containers[r.Extents[i].Container].Size = r.Extents[i].From + r.Extents[i].Length
+			r.Bases[r.Extents[i].Base].Size = r.Extents[i].From + r.Extents[i].Length
 		},
 		"a longer blob": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
 			last := r.Extents[largest(r)]
@@ -81,7 +81,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 			r.Blob = cas.Digest{1}
 		},
 		nowhere: func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
-			r.Containers[r.Extents[largest(r)].Container].Digest = cas.Digest{1}
+			r.Bases[r.Extents[largest(r)].Base].Digest = cas.Digest{1}
 		},
 		loop: func(b *bench, builds []*index.Build, r *dedupe.Recipe) {
 			of := large(builds[0])
@@ -89,7 +89,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 			require.NoError(b, err)
 			require.NoError(b, os.Remove(b.object(of)))
 			b.forge(of, &dedupe.Recipe{Blob: of, Size: info.Size(), Literals: dedupe.NoLiterals,
-				Containers: []dedupe.Container{{Digest: r.Blob, Size: r.Size}},
+				Bases: []dedupe.Base{{Digest: r.Blob, Size: r.Size}},
 				Extents: []dedupe.Extent{{Length: info.Size(),
 					Period: min(r.Size, info.Size()-1)}}})
 		},
@@ -120,7 +120,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				first := b.acquire(b.variant(1))
 				require.Equal(t, files[0], b.read(first))
 				if name == nowhere || name == loop {
-					return // it is a container that is missed, and there is nothing to put aside
+					return // it is a base that is missed, and there is nothing to put aside
 				}
 				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"),
 					"*"+large(builds[1]).String()[:16]+"*"))
@@ -149,11 +149,11 @@ func (b *bench) requireFound(d cas.Digest, whose ...*index.Build) {
 	}
 }
 
-// largest is the extent with the most bytes, which begin behind the start of a container.
+// largest is the extent with the most bytes, which begin behind the start of a base.
 func largest(r *dedupe.Recipe) int {
 	at := -1
 	for i, e := range r.Extents {
-		if e.From >= 4 && e.Container != r.Literals && (at < 0 || e.Length > r.Extents[at].Length) {
+		if e.From >= 4 && e.Base != r.Literals && (at < 0 || e.Length > r.Extents[at].Length) {
 			at = i
 		}
 	}
@@ -185,20 +185,20 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 		"a size of 2^63":            number(size, 1<<63),
 		"a size of nearly 2^63":     number(size, 1<<63-1),
 		"a size above all limits":   number(size, 1<<56+1),
-		"a container of 2^63 bytes": number(firstSize, 1<<63),
-		"a container of no bytes":   number(firstSize, 0),
+		"a base of 2^63 bytes":      number(firstSize, 1<<63),
+		"a base of no bytes":        number(firstSize, 0),
 		"four billion extents":      count(extents, 1<<32-1),
-		"literals in no container":  count(literals, 200),
-		"an extent of another container": func(raw []byte) []byte {
+		"literals in no base":       count(literals, 200),
+		"an extent of another base": func(raw []byte) []byte {
 			raw[72+40*int(raw[56])] = 0x7e
 			return raw
 		},
-		"the blob is its own container": func(raw []byte) []byte {
+		"the blob is its own base": func(raw []byte) []byte {
 			copy(raw[72:104],
 				raw[16:48])
 			return raw
 		},
-		"a container twice": func(raw []byte) []byte {
+		"a base twice": func(raw []byte) []byte {
 			copy(raw[112:144],
 				raw[72:104])
 			return raw
@@ -213,7 +213,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				path := b.recipePath(large(builds[1]))
 				raw, err := os.ReadFile(path)
 				require.NoError(t, err)
-				require.EqualValues(t, 2, raw[56], "containers")
+				require.EqualValues(t, 2, raw[56], "bases")
 				if !restart {
 					b.openSound()
 				}
@@ -241,7 +241,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				require.Equal(t, request.Compiled, a.Outcome)
 				require.Equal(t, files[1], b.read(a))
 				first := b.acquire(b.variant(1))
-				require.Equal(t, request.Hit, first.Outcome, "the container is as it was")
+				require.Equal(t, request.Hit, first.Outcome, "the base is as it was")
 				require.Equal(t, files[0], b.read(first))
 				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"),
 					"*"+large(builds[1]).String()[:16]+"*"))

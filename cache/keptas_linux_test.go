@@ -58,9 +58,9 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 		bytesize.Text(p.Compressed), bytesize.Text(p.Size), bytesize.Text(p.Stored))
 	require.Equal(t, compressed, b.kept(builds[1].BuildKey.String()))
 	q, _ := b.cache.forms.Recipes.Has(large(builds[2]))
-	require.Less(t, q.Containers[q.Literals].Size, q.Size/8)
+	require.Less(t, q.Bases[q.Literals].Size, q.Size/8)
 	packed := fmt.Sprintf("packed: %s of %s are its "+
-		"own", bytesize.Text(q.Containers[q.Literals].Size),
+		"own", bytesize.Text(q.Bases[q.Literals].Size),
 		bytesize.Text(q.Size))
 	require.Equal(t, packed, b.kept(builds[2].BuildKey.String()))
 	require.Equal(t, bytesize.Text(p.Size)+" "+compressed+"; "+bytesize.Text(q.Size)+" "+packed,

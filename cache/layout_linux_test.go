@@ -71,7 +71,7 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 
 // Literals of a packed base are reported under the base, wherever in its literals they are, because
 // a digest of literals means nothing to users.
-func TestALayoutNamesThePackedContainer(t *testing.T) {
+func TestALayoutNamesThePackedBase(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.stores([]*request.Request{b.repeated(2), b.dense(300, 2)})
 	content := make(map[cas.Digest][]byte)

@@ -15,9 +15,9 @@ import (
 // and so are the matches that they led to.
 func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 	b, builds, _ := packedPair(t)
-	build, container := large(b.acquire(b.variant(3)).Build), large(builds[0])
+	build, base := large(b.acquire(b.variant(3)).Build), large(builds[0])
 	literals := b.literalsOf(large(builds[1]))
-	for _, d := range []cas.Digest{build, container, literals} {
+	for _, d := range []cas.Digest{build, base, literals} {
 		if d == build {
 			_, err := b.cache.forms.Sharing.Examine(context.Background(), d, nil)
 			require.NoError(t, err)
@@ -34,7 +34,7 @@ func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 	require.NoError(t,
 		b.cache.forms.Sharing.RefreshSketches(context.Background(),
 			b.cache.Store.Packer().AwaitIdle))
-	for _, d := range []cas.Digest{container, literals} {
+	for _, d := range []cas.Digest{base, literals} {
 		b.requireSketch(d)
 	}
 	todo, err := b.cache.Store.Packer().UnknownBlobs(context.Background())
@@ -58,5 +58,5 @@ func (b *bench) literalsOf(d cas.Digest) cas.Digest {
 	p, ok := b.cache.forms.Recipes.Has(d)
 	require.True(b, ok)
 	require.NotEqual(b, dedupe.NoLiterals, p.Literals)
-	return p.Containers[p.Literals].Digest
+	return p.Bases[p.Literals].Digest
 }

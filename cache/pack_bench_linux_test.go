@@ -38,7 +38,7 @@ func BenchmarkUnpack(b *testing.B) {
 	d, _, err := hold.Put(ctx, bytes.NewReader(plain))
 	require.NoError(b, err)
 	r := &dedupe.Recipe{Size: size - 4, Literals: dedupe.NoLiterals,
-		Containers: []dedupe.Container{{Digest: d, Size: size}}}
+		Bases: []dedupe.Base{{Digest: d, Size: size}}}
 	moved := make([]byte, 0, size)
 	// the second and the first of each two, four bytes off
 	for at := int64(0); at < r.Size; at += piece {

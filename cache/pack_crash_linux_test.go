@@ -105,9 +105,9 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 		require.NoError(b,
 			after.cache.forms.Recipes.Walk(context.Background(),
 				func(d cas.Digest, p dedupe.Packed) error {
-					for _, container := range p.Containers {
-						require.True(b, after.cache.cas.Has(container.Digest),
-							"a container of %s, which may be needed again, is gone", d)
+					for _, base := range p.Bases {
+						require.True(b, after.cache.cas.Has(base.Digest),
+							"a base of %s, which may be needed again, is gone", d)
 					}
 					return nil
 				}))
@@ -184,13 +184,13 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 					PackBuild(ctx, b.builds[1].ID)
 				return err
 			}, 1},
-		{"pack a container", []int{1, 300}, pack,
+		{"pack a base", []int{1, 300}, pack,
 			func(b *crashBench) error {
 				_, err := b.cache.Store.Packer().
 					PackBuild(ctx, b.builds[0].ID)
 				return err
 			}, 3},
-		{"make a container whole", []int{1, 300}, func(b *bench, builds []*index.Build) {
+		{"make a base whole", []int{1, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
 			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[0].ID)
 			require.NoError(b, err)
@@ -205,7 +205,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			}, func(b *crashBench) error {
 				return b.cache.forms.Compact(ctx, packing.Family{Base: large(b.builds[0])}, nil)
 			}, 3},
-		{"evict what is packed with its container", []int{320, 320}, pack,
+		{"evict what is packed with its base", []int{320, 320}, pack,
 			func(b *crashBench) error { return b.evict(2) }, 7},
 		{"unpack", alike, pack, func(b *crashBench) error {
 			a, err := lookup.Lease(ctx, b.cache.Store, b.builds[1], func(string) {})

@@ -111,7 +111,7 @@ func TestAPackedBuildIsAHit(t *testing.T) {
 	builds, files := b.similar(2)
 	promised := b.cache.Store.Packer().PackSaving(builds[1].ID)
 	require.Greater(t, promised, int64(900<<10), "nearly all of it stands in the other")
-	require.Zero(t, b.cache.Store.Packer().PackSaving(builds[0].ID), "which is the container")
+	require.Zero(t, b.cache.Store.Packer().PackSaving(builds[0].ID), "which is the base")
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
 	freed := b.pack(builds[1])
@@ -131,9 +131,9 @@ func TestAPackedBuildIsAHit(t *testing.T) {
 	again, phases := b.phases(b.variant(2))
 	require.Equal(t, a.Graph, again.Graph)
 	require.NotContains(t, phases, lookup.Unpacking, "unpacked once")
-	container := b.acquire(b.variant(1))
-	require.Equal(t, request.Hit, container.Outcome)
-	require.Equal(t, files[0], b.read(container))
+	base := b.acquire(b.variant(1))
+	require.Equal(t, request.Hit, base.Outcome)
+	require.Equal(t, files[0], b.read(base))
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
 
@@ -208,18 +208,18 @@ func TestLeasedBuildIsNotPacked(t *testing.T) {
 	require.NoError(t, held.View.Close())
 }
 
-// Containers stay as long as a recipe needs them, and go with the last one.
-func TestAContainerOutlivesItsBuild(t *testing.T) {
+// Bases stay as long as a recipe needs them, and go with the last one.
+func TestABaseOutlivesItsBuild(t *testing.T) {
 	b, builds, files := packedPair(t)
 	ctx := context.Background()
-	container := large(builds[0])
+	base := large(builds[0])
 	err := b.remove(builds[0])
 	require.NoError(t, err)
-	require.True(t, b.cache.cas.Has(container))
+	require.True(t, b.cache.cas.Has(base))
 	b.reopen()
 	b.requireSound()
 	require.NoError(t, b.cache.Store.RemoveLeftovers(ctx))
-	require.True(t, b.cache.cas.Has(container), "after a restart as well")
+	require.True(t, b.cache.cas.Has(base), "after a restart as well")
 	a := b.acquire(b.variant(2))
 	require.Equal(t, files[1], b.read(a))
 	require.NoError(t, a.View.Close())
@@ -238,7 +238,7 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 // and a base that only recipes need.
 func TestCheckIgnoresBuildsRemovedMeanwhile(t *testing.T) {
 	ctx := context.Background()
-	for name, at := range map[string]int{"the first file": 1, "the last, a container": 0} {
+	for name, at := range map[string]int{"the first file": 1, "the last, a base": 0} {
 		t.Run(name, func(t *testing.T) {
 			b, builds, _ := packedPair(t)
 			b.later.Add(int64(time.Hour)) // no client was given them just now
@@ -290,18 +290,18 @@ func TestDamageOfAPackedBuildIsNeverServed(t *testing.T) {
 	cases := []struct {
 		name string
 		harm func(t *testing.T, b *bench, builds []*index.Build)
-		both bool // the build of the container is no good either
+		both bool // the build of the base is no good either
 		fine bool // the packed one is served as ever
 	}{
-		{"container changed",
+		{"base changed",
 			func(t *testing.T, b *bench,
 				builds []*index.Build) {
 				flip(t, object(b, large(builds[0])))
 			}, true, false},
-		{"container gone", func(t *testing.T, b *bench, builds []*index.Build) {
+		{"base gone", func(t *testing.T, b *bench, builds []*index.Build) {
 			require.NoError(t, os.Remove(object(b, large(builds[0]))))
 		}, true, false},
-		{"container cut short", func(t *testing.T, b *bench, builds []*index.Build) {
+		{"base cut short", func(t *testing.T, b *bench, builds []*index.Build) {
 			require.NoError(t, os.Chmod(object(b, large(builds[0])), 0o644))
 			require.NoError(t, os.Truncate(object(b, large(builds[0])), 1000))
 		}, true, false},
@@ -325,7 +325,7 @@ func TestDamageOfAPackedBuildIsNeverServed(t *testing.T) {
 			p, ok := b.cache.forms.Recipes.Has(large(builds[1]))
 			require.True(t, ok)
 			require.NotEqual(t, -1, p.Literals)
-			require.NoError(t, os.Remove(object(b, p.Containers[p.Literals].Digest)))
+			require.NoError(t, os.Remove(object(b, p.Bases[p.Literals].Digest)))
 		}, false, false},
 		{"unpacked form changed", func(t *testing.T, b *bench, builds []*index.Build) {
 			a := b.acquire(b.variant(2))
@@ -363,7 +363,7 @@ func (b *bench) stateOf(build *index.Build) string {
 	return b.cache.index.Journal.StateOf(build.ID).Name
 }
 
-// check finds what is wrong with containers and recipes, and repair withholds every build that
+// check finds what is wrong with bases and recipes, and repair withholds every build that
 // needs them.
 func TestCheckKnowsPackedBuilds(t *testing.T) {
 	b, builds, _ := packedPair(t)
@@ -415,13 +415,13 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	require.Zero(t, b.pack(shared))
 	require.Positive(t, b.pack(same))
 	p, _ := b.cache.forms.Recipes.Has(large(same))
-	require.Equal(t, large(first), p.Containers[0].Digest)
+	require.Equal(t, large(first), p.Bases[0].Digest)
 	after := ask(one+2, 5)
 	require.Positive(t, b.cache.Store.Packer().PackSaving(after.ID),
 		"one user's, with what is for all")
 	require.Positive(t, b.pack(after))
 	p, _ = b.cache.forms.Recipes.Has(large(after))
-	require.Equal(t, large(shared), p.Containers[0].Digest)
+	require.Equal(t, large(shared), p.Bases[0].Digest)
 }
 
 func TestPackAndUnpackByHand(t *testing.T) {
@@ -464,7 +464,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 		outcomes[r.Outcome] += r.FreesBytes
 	}
 	require.InDelta(t, promised, outcomes[store.PackedNow], 16<<10)
-	require.Len(t, outcomes, 2, "the other is its container")
+	require.Len(t, outcomes, 2, "the other is its base")
 	_, err = b.cache.Pack(ctx, request.Peer{UID: b.cache.uid + 1}, []string{name}, false, false,
 		nil)
 	require.Error(t, err)

@@ -177,5 +177,5 @@ func (b *bench) literals(build *index.Build) cas.Digest {
 	b.Helper()
 	p, ok := b.cache.forms.Recipes.Has(large(build))
 	require.True(b, ok && p.Literals != dedupe.NoLiterals)
-	return p.Containers[p.Literals].Digest
+	return p.Bases[p.Literals].Digest
 }

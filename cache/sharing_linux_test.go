@@ -50,7 +50,7 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 		return b.cache.forms.OnlyPacked(large(builds[1])) &&
 			b.cache.forms.OnlyPacked(large(builds[2]))
 	}, 20*time.Second, 5*time.Millisecond)
-	require.False(t, b.cache.forms.OnlyPacked(large(builds[0])), "it is their container")
+	require.False(t, b.cache.forms.OnlyPacked(large(builds[0])), "it is their base")
 	for i := range builds {
 		a := b.acquire(b.variant(i + 1))
 		require.Equal(t, request.Hit, a.Outcome)

@@ -203,14 +203,14 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	recipe := filepath.Join(b.state, "recipes", large(build).String()[:2], large(build).String())
 	read, err := os.ReadFile(recipe)
 	require.NoError(t, err)
-	var container string
+	var base string
 	for i := range b.stored().Builds {
 		if one := &b.stored().Builds[i]; one.ID != build.ID {
-			container = filepath.Join(b.state, "objects", large(one).String()[:2],
+			base = filepath.Join(b.state, "objects", large(one).String()[:2],
 				large(one).String())
 		}
 	}
-	whole, err := os.ReadFile(container)
+	whole, err := os.ReadFile(base)
 	require.NoError(t, err)
 	change := func(path string, data []byte) {
 		require.NoError(t, os.Remove(path))
@@ -227,11 +227,11 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 		path         string
 		right, wrong []byte
 	}{
-		"recipe":            {recipe, read, flipped(read)},
-		"shorter recipe":    {recipe, read, read[:len(read)-1]},
-		"container":         {container, whole, flipped(whole)},
-		"shorter container": {container, whole, whole[:len(whole)-1]},
-		"no container":      {container, whole, nil},
+		"recipe":         {recipe, read, flipped(read)},
+		"shorter recipe": {recipe, read, read[:len(read)-1]},
+		"base":           {base, whole, flipped(whole)},
+		"shorter base":   {base, whole, whole[:len(whole)-1]},
+		"no base":        {base, whole, nil},
 	} {
 		change(tc.path, tc.wrong)
 		_, err := b.stored().Find(context.Background(), b.variant(2), "")

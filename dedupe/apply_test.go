@@ -14,19 +14,19 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// extentsOfAllKinds is a recipe of a container of 4 MiB: of extents of many steps, that repeat,
+// extentsOfAllKinds is a recipe of a base of 4 MiB: of extents of many steps, that repeat,
 // that are many to a step, and that lie at every place within a block.
-func extentsOfAllKinds() (r *Recipe, container, plain []byte) {
-	container = randomBytes(141, 4<<20)
-	d := cas.Digest(blake3.Sum256(container))
-	r = &Recipe{Containers: []Container{{d, int64(len(container))}}, Literals: NoLiterals}
+func extentsOfAllKinds() (r *Recipe, base, plain []byte) {
+	base = randomBytes(141, 4<<20)
+	d := cas.Digest(blake3.Sum256(base))
+	r = &Recipe{Bases: []Base{{d, int64(len(base))}}, Literals: NoLiterals}
 	take := func(from, length, period int64) {
 		r.Extents = append(r.Extents,
 			Extent{At: r.Size, Length: length, From: from, Period: period})
 		r.Size += length
-		used := container[from : from+length]
+		used := base[from : from+length]
 		if period > 0 {
-			used = bytes.Repeat(container[from:from+period], int(length/period+1))[:length]
+			used = bytes.Repeat(base[from:from+period], int(length/period+1))[:length]
 		}
 		plain = append(plain, used...)
 	}
@@ -42,16 +42,16 @@ func extentsOfAllKinds() (r *Recipe, container, plain []byte) {
 	take(3, 10, 0)
 	take(2, 64<<10-1, 3)
 	r.Blob = cas.Digest(blake3.Sum256(plain))
-	return r, container, plain
+	return r, base, plain
 }
 
 // To a file or to anything else, from files or from anything else, hashed or not: the same bytes
 // come out, and what is told of it adds up.
 func TestApplyGivesExtentsOfAllKinds(t *testing.T) {
-	r, container, plain := extentsOfAllKinds()
+	r, base, plain := extentsOfAllKinds()
 	dir := t.TempDir()
-	path := filepath.Join(dir, "container")
-	require.NoError(t, os.WriteFile(path, container, 0o444))
+	path := filepath.Join(dir, "base")
+	require.NoError(t, os.WriteFile(path, base, 0o444))
 	open := map[string]func(cas.Digest) (Source, error){
 		"a file": func(cas.Digest) (Source, error) {
 			f, err := os.Open(path)
@@ -60,7 +60,7 @@ func TestApplyGivesExtentsOfAllKinds(t *testing.T) {
 			}
 			return NewFile(f)
 		},
-		"memory": func(cas.Digest) (Source, error) { return source(container), nil },
+		"memory": func(cas.Digest) (Source, error) { return source(base), nil },
 	}
 	for name, take := range open {
 		for _, trusted := range []bool{false, true} {
@@ -115,29 +115,29 @@ func (f *failing) ReadAt(p []byte, off int64) (int, error) {
 
 // A byte that cannot be written, or read, is an error, whatever extent it belongs to.
 func TestApplyReportsReadAndWriteErrors(t *testing.T) {
-	r, container, _ := extentsOfAllKinds()
+	r, base, _ := extentsOfAllKinds()
 	bad := errors.New("bad sector")
 	for _, trusted := range []bool{false, true} {
 		o := ApplyOptions{Trusted: trusted}
 		for _, i := range []int{0, 2, 200, 404, 407} {
 			for _, at := range []int64{r.Extents[i].At, r.Extents[i].At + r.Extents[i].Length - 1} {
 				err := Apply(context.Background(), r,
-					func(cas.Digest) (Source, error) { return source(container), nil },
+					func(cas.Digest) (Source, error) { return source(base), nil },
 					&failing{at: at, err: bad}, o)
 				require.ErrorIs(t, err, bad, "extent %d, trusted %v", i, trusted)
 			}
 		}
 		for _, at := range []int64{5, 5 + 3<<20, 77 + 999, 99 + 64<<10} {
-			src := &failing{Source: source(container), at: at, err: bad}
+			src := &failing{Source: source(base), at: at, err: bad}
 			err := Apply(context.Background(), r,
 				func(cas.Digest) (Source, error) { return src, nil }, make(buffer, r.Size), o)
 			require.ErrorIs(t, err, bad)
-			var c *ContainerError
+			var c *BaseError
 			require.ErrorAs(t, err, &c)
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		err := Apply(ctx, r, func(cas.Digest) (Source, error) { return source(container), nil },
+		err := Apply(ctx, r, func(cas.Digest) (Source, error) { return source(base), nil },
 			make(buffer, r.Size), o)
 		require.ErrorIs(t, err, context.Canceled)
 	}
@@ -152,26 +152,26 @@ type closing struct {
 
 func (c *closing) Close() error { *c.open--; return c.err }
 
-// Every container that was opened is closed, also one that is not what the recipe says of it, and
+// Every base that was opened is closed, also one that is not what the recipe says of it, and
 // what closing says is told.
 func TestApplyClosesItsSources(t *testing.T) {
-	r, container, _ := extentsOfAllKinds()
+	r, base, _ := extentsOfAllKinds()
 	bad := errors.New("bad close")
 	for _, cut := range []int{0, 1} {
 		for _, fails := range []error{nil, bad} {
 			open := 0
 			err := Apply(context.Background(), r, func(cas.Digest) (Source, error) {
 				open++
-				return &closing{source(container[cut:]), &open, fails}, nil
+				return &closing{source(base[cut:]), &open, fails}, nil
 			}, make(buffer, r.Size), ApplyOptions{})
 			require.Zero(t, open)
 			require.Equal(t, fails != nil, errors.Is(err, bad))
-			var c *ContainerError
+			var c *BaseError
 			require.Equal(t, cut > 0, errors.As(err, &c))
 		}
 	}
 	r.Extents[0].Length++
 	var f *FormatError
-	_, err := Assemble(r, func(cas.Digest) (Source, error) { return source(container), nil })
+	_, err := Assemble(r, func(cas.Digest) (Source, error) { return source(base), nil })
 	require.ErrorAs(t, err, &f)
 }

@@ -20,12 +20,12 @@ type Assembled struct {
 	open   func(cas.Digest) (Source, error)
 
 	mu sync.Mutex // guards sources
-	// in the order of the recipe's containers, then its frames; nil: not opened yet
+	// in the order of the recipe's bases, then its frames; nil: not opened yet
 	sources []Source
 }
 
 // Assemble gives the blob of a valid recipe as a Source. open is called at most once for each
-// container, when its bytes are first needed, and must answer with a blob that stands whole: with
+// base, when its bytes are first needed, and must answer with a blob that stands whole: with
 // cas.ErrNotFound for one that is packed. Close closes what was opened.
 func Assemble(r *Recipe, open func(cas.Digest) (Source, error)) (*Assembled, error) {
 	if err := r.Validate(); err != nil {
@@ -37,7 +37,7 @@ func Assemble(r *Recipe, open func(cas.Digest) (Source, error)) (*Assembled, err
 // Size returns the length of the blob in bytes.
 func (a *Assembled) Size() int64 { return a.recipe.Size }
 
-// Close closes the containers that were opened and are io.Closers.
+// Close closes the bases that were opened and are io.Closers.
 func (a *Assembled) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,7 +57,7 @@ func (a *Assembled) source(i int) (Source, error) {
 	if s := a.sources[i]; s != nil {
 		return s, nil
 	}
-	if i == len(a.recipe.Containers) {
+	if i == len(a.recipe.Bases) {
 		s, err := a.recipe.Frames.open()
 		if err != nil {
 			return nil, err
@@ -65,22 +65,22 @@ func (a *Assembled) source(i int) (Source, error) {
 		a.sources[i] = s
 		return s, nil
 	}
-	c := a.recipe.Containers[i]
+	c := a.recipe.Bases[i]
 	s, err := a.open(c.Digest)
 	if err != nil {
-		return nil, &ContainerError{c.Digest, err}
+		return nil, &BaseError{c.Digest, err}
 	}
 	a.sources[i] = s
 	if s.Size() != c.Size {
 		return nil,
-			&ContainerError{c.Digest,
+			&BaseError{c.Digest,
 				&FormatError{-1, "size",
 					fmt.Sprintf("%d bytes, the recipe says %d", s.Size(), c.Size)}}
 	}
 	return s, nil
 }
 
-// ReadAt is io.ReaderAt. Errors of containers are *ContainerError.
+// ReadAt is io.ReaderAt. Errors of bases are *BaseError.
 func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at offset %d", off)
@@ -108,7 +108,7 @@ func ReadExtents(
 }
 
 func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
-	s, err := a.source(e.Container)
+	s, err := a.source(e.Base)
 	if err != nil {
 		return err
 	}
@@ -117,8 +117,8 @@ func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
 	} else {
 		err = ReadFull(s, p, e.From+skip)
 	}
-	if err != nil && e.Container < len(a.recipe.Containers) {
-		return &ContainerError{a.recipe.Containers[e.Container].Digest, err}
+	if err != nil && e.Base < len(a.recipe.Bases) {
+		return &BaseError{a.recipe.Bases[e.Base].Digest, err}
 	}
 	return err
 }
@@ -190,7 +190,7 @@ func (f *File) Close() error { return f.file.Close() }
 
 // ApplyOptions say how a blob is rebuilt.
 type ApplyOptions struct {
-	// Trusted omits hashing the result. It is for a verified recipe and verified containers
+	// Trusted omits hashing the result. It is for a verified recipe and verified bases
 	// with valid stamps.
 	Trusted bool
 
@@ -203,7 +203,7 @@ type ApplyOptions struct {
 // Apply closes what it opened.
 //
 // Without Trusted the bytes are hashed on their way, and others than r.Blob are
-// a *cas.CorruptError: then some container is not what its digest says. After
+// a *cas.CorruptError: then some base is not what its digest says. After
 // any error the caller removes what was written.
 func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error), w io.WriterAt,
 	o ApplyOptions) error {

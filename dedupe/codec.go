@@ -30,16 +30,16 @@ import (
 //
 //	0       32    digest of the blob
 //	32      8     size of the blob
-//	40      4     c, number of containers, at most 256
+//	40      4     c, number of bases, at most 256
 //	44      4     e, number of extents, at most 524,288
 //	48      4     0; other values are names of ranges behind the extents, which are passed over
-//	52      4     1 + index of the container with the recipe's own literals; 0: none
-//	56      40 c  containers: 32 digest, 8 size
-//	        e     extents: uv 2 x container + (1 if repeated); uv length; sv from, less the end of
-//	              what the extent before took from that container (0 for the first); uv period, if
+//	52      4     1 + index of the base with the recipe's own literals; 0: none
+//	56      40 c  bases: 32 digest, 8 size
+//	        e     extents: uv 2 x base + (1 if repeated); uv length; sv from, less the end of
+//	              what the extent before took from that base (0 for the first); uv period, if
 //	              repeated
 //
-// In version 2 there stand behind the containers, and extents of container c take from the frames:
+// In version 2 there stand behind the bases, and extents of base c take from the frames:
 //
 //	8     s, bytes that come out of all frames
 //	4     b, bytes that come out of each but the last: a power of two, from 64 KiB to 1 MiB
@@ -55,7 +55,7 @@ const (
 	sumSize       = 32
 	maxBody       = 32 << 20
 	bodyHead      = 56
-	containerSize = 40
+	baseSize      = 40
 	minExtent     = 3 // bytes that an extent takes at least
 	framesHead    = 12
 	frameEntry    = 4 + frameSumSize
@@ -67,7 +67,7 @@ func (r *Recipe) Encode() ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	b := make([]byte, headerSize, headerSize+bodyHead+containerSize*len(r.Containers)+
+	b := make([]byte, headerSize, headerSize+bodyHead+baseSize*len(r.Bases)+
 		12*len(r.Extents)+sumSize)
 	copy(b, recipeMagic)
 	version := uint32(formatPlain) // the oldest that does
@@ -77,10 +77,10 @@ func (r *Recipe) Encode() ([]byte, error) {
 	binary.LittleEndian.PutUint32(b[8:], version)
 	b = append(b, r.Blob[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Size))
-	for _, n := range []int{len(r.Containers), len(r.Extents), 0, r.Literals + 1} {
+	for _, n := range []int{len(r.Bases), len(r.Extents), 0, r.Literals + 1} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(n))
 	}
-	for _, c := range r.Containers {
+	for _, c := range r.Bases {
 		b = append(b, c.Digest[:]...)
 		b = binary.LittleEndian.AppendUint64(b, uint64(c.Size))
 	}
@@ -130,17 +130,17 @@ func (r *Recipe) appendFrames(b []byte) []byte {
 func (r *Recipe) appendExtents(b []byte) []byte {
 	ends := make([]int64, r.sources())
 	for _, e := range r.Extents {
-		head := uint64(e.Container) << 1
+		head := uint64(e.Base) << 1
 		if e.Period > 0 {
 			head |= 1
 		}
 		b = binary.AppendUvarint(b, head)
 		b = binary.AppendUvarint(b, uint64(e.Length))
-		b = binary.AppendVarint(b, e.From-ends[e.Container])
+		b = binary.AppendVarint(b, e.From-ends[e.Base])
 		if e.Period > 0 {
 			b = binary.AppendUvarint(b, uint64(e.Period))
 		}
-		ends[e.Container] = e.From + e.containerBytes()
+		ends[e.Base] = e.From + e.baseBytes()
 	}
 	return b
 }
@@ -165,11 +165,11 @@ func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
 	}
 	copy(r.Blob[:], d.fixed("blob", len(r.Blob)))
 	r.Size = d.int64("size")
-	containers := d.count("containers", MaxContainers, containerSize)
+	bases := d.count("bases", MaxBases, baseSize)
 	extents := d.count("extents", MaxExtents, minExtent)
 	names := d.count("names", maxBody, 1)
-	r.Literals = d.count("literals", containers, 0) - 1
-	d.containers(r, containers)
+	r.Literals = d.count("literals", bases, 0) - 1
+	d.bases(r, bases)
 	length := "length" // of what the file's length depends on
 	if r.Frames != nil {
 		d.frames(r.Frames)
@@ -368,14 +368,14 @@ func (d *decoder) varint(field string) int64 {
 	return v
 }
 
-func (d *decoder) containers(r *Recipe, n int) {
+func (d *decoder) bases(r *Recipe, n int) {
 	if d.err != nil || n == 0 {
 		return
 	}
-	r.Containers = make([]Container, n)
-	for i := range r.Containers {
-		copy(r.Containers[i].Digest[:], d.fixed("container", 32))
-		r.Containers[i].Size = d.int64("container size")
+	r.Bases = make([]Base, n)
+	for i := range r.Bases {
+		copy(r.Bases[i].Digest[:], d.fixed("base", 32))
+		r.Bases[i].Size = d.int64("base size")
 	}
 }
 
@@ -389,7 +389,7 @@ func (d *decoder) extents(r *Recipe, n int) {
 	for i := range r.Extents {
 		start := d.at
 		head := d.uvarint("extent")
-		e := Extent{At: at, Length: d.uvarint("extent length"), Container: int(head >> 1)}
+		e := Extent{At: at, Length: d.uvarint("extent length"), Base: int(head >> 1)}
 		delta := d.varint("extent from")
 		if head&1 != 0 {
 			e.Period = d.uvarint("extent period")
@@ -397,9 +397,9 @@ func (d *decoder) extents(r *Recipe, n int) {
 		if d.err != nil {
 			return
 		}
-		if e.Container < len(ends) {
-			// a sum that wraps is negative, or beyond any container
-			e.From = ends[e.Container] + delta
+		if e.Base < len(ends) {
+			// a sum that wraps is negative, or beyond any base
+			e.From = ends[e.Base] + delta
 		}
 		err := r.validateExtent(i, e, at)
 		if err == nil && head&1 != 0 && e.Period == 0 {
@@ -410,7 +410,7 @@ func (d *decoder) extents(r *Recipe, n int) {
 			d.err = err
 			return
 		}
-		ends[e.Container] = e.From + e.containerBytes()
+		ends[e.Base] = e.From + e.baseBytes()
 		at += e.Length
 		r.Extents[i] = e
 	}

@@ -16,7 +16,7 @@ func TestCopyInStepsIsCompleteAndCountedOnce(t *testing.T) {
 	var plain []byte
 	content := randomBytes(7, 5*cas.WriteStep)
 	r := &Recipe{Literals: NoLiterals,
-		Containers: []Container{{cas.Digest{1}, int64(len(content))}}}
+		Bases: []Base{{cas.Digest{1}, int64(len(content))}}}
 	for _, e := range []Extent{
 		{Length: 300 << 10, From: 8192}, // a whole number of blocks
 		{Length: 17, From: 3},           // shifts all that follows

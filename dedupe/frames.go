@@ -25,7 +25,7 @@ const (
 
 // Frames are the own literals of a recipe which has them in its own file: cut into pieces of one
 // size, each of which is compressed by itself, so that any range can be read without the rest.
-// Extents whose Container is the number of the recipe's containers take from them.
+// Extents whose Base is the number of the recipe's bases take from them.
 type Frames struct {
 	Size int64 // bytes that come out of all
 	// bytes that come out of each but the last: a power of two, from MinFrame to MaxFrame
@@ -86,7 +86,7 @@ func (f *Frames) validate() error {
 func (f *Frames) count() int64 { return (f.Size + f.Each - 1) / f.Each }
 
 // open returns the decompressed bytes as a Source, which is an io.Closer. If another recipe has
-// replaced the file meanwhile, it returns cas.ErrNotFound, as for a container that was removed;
+// replaced the file meanwhile, it returns cas.ErrNotFound, as for a base that was removed;
 // callers read the recipe again.
 func (f *Frames) open() (*framedSource, error) {
 	if f.file == nil {

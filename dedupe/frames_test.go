@@ -25,19 +25,19 @@ func framedSample() (r *Recipe, plain, own []byte) {
 	_, _ = rand.NewChaCha8([32]byte{7}).Read(noise)
 	own = append(append(own, noise...), bytes.Repeat([]byte("tail"), 250)...)
 	plain = append(plain, own[:100]...)
-	plain = append(plain, base[1003:201003]...)
+	plain = append(plain, sampleBase[1003:201003]...)
 	plain = append(plain, own[100:100000]...)
 	plain = append(plain, bytes.Repeat(own[100000:100012], 400)[:4001]...)
 	plain = append(plain, own[100012:]...)
 	r = &Recipe{
 		Blob: blake3.Sum256(plain), Size: int64(len(plain)), Literals: NoLiterals,
-		Containers: []Container{{cas.Digest(blake3.Sum256(base)), int64(len(base))}},
+		Bases: []Base{{cas.Digest(blake3.Sum256(sampleBase)), int64(len(sampleBase))}},
 		Extents: []Extent{
-			{Length: 100, Container: 1},
+			{Length: 100, Base: 1},
 			{At: 100, Length: 200000, From: 1003},
-			{At: 200100, Length: 99900, From: 100, Container: 1},
-			{At: 300000, Length: 4001, From: 100000, Period: 12, Container: 1},
-			{At: 304001, Length: int64(len(own)) - 100012, From: 100012, Container: 1},
+			{At: 200100, Length: 99900, From: 100, Base: 1},
+			{At: 300000, Length: 4001, From: 100000, Period: 12, Base: 1},
+			{At: 304001, Length: int64(len(own)) - 100012, From: 100012, Base: 1},
 		},
 		Frames: &Frames{Size: int64(len(own)), Each: MinFrame},
 	}
@@ -108,7 +108,7 @@ func TestRecipeOfFormat2(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, int64(len(b)), p.Stored)
 	require.Equal(t, r.Frames.Size, p.Compressed)
-	require.Equal(t, r.Containers, p.Containers)
+	require.Equal(t, r.Bases, p.Bases)
 }
 
 // Incompressible frames are stored as they are, and read like the others.
@@ -137,7 +137,7 @@ func TestPutLeavesThingsAsTheyWere(t *testing.T) {
 			s, err := OpenRecipeStore(dir, nil)
 			require.NoError(t, err)
 			before := later(framed.Blob, framed.Size)
-			before.Containers[0].Digest[0] ^= 1
+			before.Bases[0].Digest[0] ^= 1
 			require.NoError(t, s.Put(ctx, before, nil, nil))
 			require.ErrorIs(t,
 				s.Put(ctx, put.r, put.literals, func(*Recipe) error { return os.ErrInvalid }),
@@ -152,10 +152,10 @@ func TestPutLeavesThingsAsTheyWere(t *testing.T) {
 	}
 }
 
-// later is a recipe of a blob that takes all of it from one container.
+// later is a recipe of a blob that takes all of it from one base.
 func later(blob cas.Digest, size int64) *Recipe {
 	return &Recipe{Blob: blob, Size: size, Literals: NoLiterals,
-		Containers: []Container{{cas.Digest{7}, size}}, Extents: []Extent{{Length: size}}}
+		Bases: []Base{{cas.Digest{7}, size}}, Extents: []Extent{{Length: size}}}
 }
 
 // frame makes a frame of Zstandard of b.
@@ -316,7 +316,7 @@ func TestFramesValidated(t *testing.T) {
 			r.Extents[0].At = 0
 		},
 		"an extent behind their end": func(r *Recipe) { r.Extents[0].From = r.Frames.Size - 99 },
-		"a container behind them":    func(r *Recipe) { r.Extents[0].Container = 2 },
+		"a base behind them":         func(r *Recipe) { r.Extents[0].Base = 2 },
 	}
 	for name, damage := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -1,16 +1,16 @@
 // Package dedupe keeps the recipes of packed blobs, and applies them byte for
 // byte. Package match finds what blobs share.
 //
-// A Recipe rebuilds a packed blob from extents: ranges of other blobs, its containers, which stand
-// whole in the store. The bytes that no other blob has are a container too, the recipe's own
-// literals, which later recipes may use directly. Recipes have depth one: a container is never
+// A Recipe rebuilds a packed blob from extents: ranges of other blobs, its bases, which stand
+// whole in the store. The bytes that no other blob has are a base too, the recipe's own
+// literals, which later recipes may use directly. Recipes have depth one: a base is never
 // packed itself. A short run that is repeated, such as zeros, is one extent with a period. Or a
 // recipe has its own literals in its own file, compressed, for itself alone (Frames). doc/format.md
 // has the bytes of a recipe.
 //
 // Recipes that are read are foreign bytes: DecodeRecipe accepts only what is sound in itself, and
-// Apply hashes what comes out, so a wrong extent or a wrong container can cost a compile but never
-// gives a wrong artefact. With ApplyOptions.Trusted, which is for containers with valid stamps,
+// Apply hashes what comes out, so a wrong extent or a wrong base can cost a compile but never
+// gives a wrong artefact. With ApplyOptions.Trusted, which is for bases with valid stamps,
 // nothing is hashed.
 //
 // All functions may be called at the same time, also with the same Recipe,
@@ -28,31 +28,31 @@ import (
 // Limits of a recipe. They bound what reading one takes to some 50 MB; match.Find
 // raises its floor where a plan would not keep them.
 const (
-	MaxExtents    = 1 << 19
-	MaxContainers = 256
-	MaxSize       = 1 << 56 // bytes of a blob
+	MaxExtents = 1 << 19
+	MaxBases   = 256
+	MaxSize    = 1 << 56 // bytes of a blob
 )
 
-// Container is a blob that stands whole in the store and that recipes take
+// Base is a blob that stands whole in the store and that recipes take
 // bytes from. It is never packed itself.
-type Container struct {
+type Base struct {
 	Digest cas.Digest
 	Size   int64 // bytes of the whole blob
 }
 
-// Extent is a range of one blob with bytes that are in a container: typically the
+// Extent is a range of one blob with bytes that are in a base: typically the
 // weights that a batch-1 and a batch-4 form have in common.
 type Extent struct {
 	At     int64 // where the range begins in the blob that is rebuilt, in bytes
 	Length int64 // bytes, greater than zero
-	From   int64 // where the bytes begin in the container
-	// 0, or: the container has only this many bytes, less than Length, which are repeated
+	From   int64 // where the bytes begin in the base
+	// 0, or: the base has only this many bytes, less than Length, which are repeated
 	Period int64
-	// index in Recipe.Containers or Plan.Containers; the number of these: Recipe.Frames
-	Container int
+	// index in Recipe.Bases or Plan.Bases; the number of these: Recipe.Frames
+	Base int
 }
 
-func (e Extent) containerBytes() int64 {
+func (e Extent) baseBytes() int64 {
 	if e.Period > 0 {
 		return e.Period
 	}
@@ -65,10 +65,10 @@ const NoLiterals = -1
 // Recipe rebuilds one packed blob byte for byte: its extents, in order of At,
 // cover the blob from 0 to Size without gap or overlap.
 type Recipe struct {
-	Blob       cas.Digest // the digest of the plain bytes that come out
-	Size       int64      // bytes that come out
-	Containers []Container
-	// the container that was made for this recipe, of bytes that stood nowhere else, or NoLiterals
+	Blob  cas.Digest // the digest of the plain bytes that come out
+	Size  int64      // bytes that come out
+	Bases []Base
+	// the base that was made for this recipe, of bytes that stood nowhere else, or NoLiterals
 	Literals int
 	Extents  []Extent
 	// literals that are in the recipe's own file, compressed; nil: there are none. Then Literals is
@@ -77,13 +77,13 @@ type Recipe struct {
 }
 
 // Validate returns a *FormatError unless the recipe is sound in itself: extents
-// that cover the blob, inside their containers, limits kept, no container that
+// that cover the blob, inside their bases, limits kept, no base that
 // is the blob, stands twice, or is not needed.
 func (r *Recipe) Validate() error {
 	if r.Size < 0 || r.Size > MaxSize {
 		return invalid("size", "%d bytes", r.Size)
 	}
-	if err := r.validateContainers(); err != nil {
+	if err := r.validateBases(); err != nil {
 		return err
 	}
 	if r.Frames != nil {
@@ -91,7 +91,7 @@ func (r *Recipe) Validate() error {
 			return err
 		}
 		if r.Literals != NoLiterals {
-			return invalid("literals", "a container, and frames")
+			return invalid("literals", "a base, and frames")
 		}
 	}
 	if len(r.Extents) > MaxExtents {
@@ -103,30 +103,30 @@ func (r *Recipe) Validate() error {
 		if err := r.validateExtent(i, e, at); err != nil {
 			return err
 		}
-		used[e.Container] = true
+		used[e.Base] = true
 		at += e.Length
 	}
 	if at != r.Size {
 		return invalid("extents", "they end at %d, the blob at %d", at, r.Size)
 	}
 	for i, u := range used {
-		if !u && i == len(r.Containers) {
+		if !u && i == len(r.Bases) {
 			return invalid("frames", "no extent uses them")
 		}
 		if !u {
-			return invalid(fmt.Sprintf("container %d", i), "no extent uses it")
+			return invalid(fmt.Sprintf("base %d", i), "no extent uses it")
 		}
 	}
 	return nil
 }
 
-func (r *Recipe) validateContainers() error {
-	if len(r.Containers) > MaxContainers {
-		return invalid("containers", "%d of them, more than %d", len(r.Containers), MaxContainers)
+func (r *Recipe) validateBases() error {
+	if len(r.Bases) > MaxBases {
+		return invalid("bases", "%d of them, more than %d", len(r.Bases), MaxBases)
 	}
-	seen := make(map[cas.Digest]bool, len(r.Containers))
-	for i, c := range r.Containers {
-		field := fmt.Sprintf("container %d", i)
+	seen := make(map[cas.Digest]bool, len(r.Bases))
+	for i, c := range r.Bases {
+		field := fmt.Sprintf("base %d", i)
 		switch {
 		case c.Digest == r.Blob:
 			return invalid(field, "it is the blob itself")
@@ -139,8 +139,8 @@ func (r *Recipe) validateContainers() error {
 		}
 		seen[c.Digest] = true
 	}
-	if r.Literals < NoLiterals || r.Literals >= len(r.Containers) {
-		return invalid("literals", "container %d of %d", r.Literals, len(r.Containers))
+	if r.Literals < NoLiterals || r.Literals >= len(r.Bases) {
+		return invalid("literals", "base %d of %d", r.Literals, len(r.Bases))
 	}
 	return nil
 }
@@ -149,8 +149,8 @@ func (r *Recipe) validateContainers() error {
 func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 	reason := ""
 	switch {
-	case e.Container < 0 || e.Container >= r.sources():
-		reason = fmt.Sprintf("container %d of %d", e.Container, r.sources())
+	case e.Base < 0 || e.Base >= r.sources():
+		reason = fmt.Sprintf("base %d of %d", e.Base, r.sources())
 	case e.At > at:
 		reason = fmt.Sprintf("a gap: it begins at %d, the previous one ends at %d", e.At, at)
 	case e.At < at:
@@ -159,10 +159,10 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 		reason = fmt.Sprintf("%d bytes at %d of %d", e.Length, at, r.Size)
 	case e.Period < 0 || e.Period >= e.Length:
 		reason = fmt.Sprintf("a period of %d in %d bytes", e.Period, e.Length)
-	case e.From < 0 || e.containerBytes() > r.sizeOf(e.Container) ||
-		e.From > r.sizeOf(e.Container)-e.containerBytes():
-		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.containerBytes(),
-			r.sizeOf(e.Container))
+	case e.From < 0 || e.baseBytes() > r.sizeOf(e.Base) ||
+		e.From > r.sizeOf(e.Base)-e.baseBytes():
+		reason = fmt.Sprintf("bytes %d+%d of a base of %d", e.From, e.baseBytes(),
+			r.sizeOf(e.Base))
 	default:
 		return nil
 	}
@@ -171,28 +171,28 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 
 func (r *Recipe) sources() int {
 	if r.Frames != nil {
-		return len(r.Containers) + 1
+		return len(r.Bases) + 1
 	}
-	return len(r.Containers)
+	return len(r.Bases)
 }
 
 func (r *Recipe) sizeOf(i int) int64 {
-	if i == len(r.Containers) {
+	if i == len(r.Bases) {
 		return r.Frames.Size
 	}
-	return r.Containers[i].Size
+	return r.Bases[i].Size
 }
 
 func invalid(field, format string, args ...any) *FormatError {
 	return &FormatError{Offset: -1, Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// BytesPerContainer returns how many bytes of the blob come from each container, in the order of
-// Containers, and then from frames if there are any. A repeated range counts with all its bytes.
-func (r *Recipe) BytesPerContainer() []int64 {
+// BytesPerBase returns how many bytes of the blob come from each base, in the order of
+// Bases, and then from frames if there are any. A repeated range counts with all its bytes.
+func (r *Recipe) BytesPerBase() []int64 {
 	taken := make([]int64, r.sources())
 	for _, e := range r.Extents {
-		taken[e.Container] += e.Length
+		taken[e.Base] += e.Length
 	}
 	return taken
 }
@@ -220,13 +220,13 @@ func (e *FormatError) Error() string {
 	return b.String()
 }
 
-// ContainerError says that a container is not what the recipe was made from, or could not be opened
+// BaseError says that a base is not what the recipe was made from, or could not be opened
 // or read. Err may be a *cas.CorruptError or cas.ErrNotFound.
-type ContainerError struct {
-	Digest cas.Digest // of the container
+type BaseError struct {
+	Digest cas.Digest // of the base
 	Err    error
 }
 
-func (e *ContainerError) Error() string { return fmt.Sprintf("container %s: %v", e.Digest, e.Err) }
+func (e *BaseError) Error() string { return fmt.Sprintf("base %s: %v", e.Digest, e.Err) }
 
-func (e *ContainerError) Unwrap() error { return e.Err }
+func (e *BaseError) Unwrap() error { return e.Err }

@@ -22,36 +22,36 @@ var writeSample = flag.Bool("write-sample", false,
 	"write the sample of a new format; never for one that was released")
 
 var (
-	base     = bytes.Repeat([]byte("weights of a layer, "), 20000)
-	literals = []byte("header of batch 4|01234567|tail")
+	sampleBase = bytes.Repeat([]byte("weights of a layer, "), 20000)
+	literals   = []byte("header of batch 4|01234567|tail")
 )
 
-// sampleRecipe takes from two containers, out of order, and repeats.
+// sampleRecipe takes from two bases, out of order, and repeats.
 func sampleRecipe() (*Recipe, []byte) {
 	var plain []byte
 	plain = append(plain, literals[:17]...)
-	plain = append(plain, base[1003:201003]...)
+	plain = append(plain, sampleBase[1003:201003]...)
 	plain = append(plain, bytes.Repeat(literals[18:26], 500)[:3999]...)
-	plain = append(plain, base[3:70003]...)
+	plain = append(plain, sampleBase[3:70003]...)
 	plain = append(plain, literals[26:]...)
 	return &Recipe{
 		Blob: cas.Digest(blake3.Sum256(plain)), Size: int64(len(plain)), Literals: 0,
-		Containers: []Container{
+		Bases: []Base{
 			{cas.Digest(blake3.Sum256(literals)), int64(len(literals))},
-			{cas.Digest(blake3.Sum256(base)), int64(len(base))},
+			{cas.Digest(blake3.Sum256(sampleBase)), int64(len(sampleBase))},
 		},
 		Extents: []Extent{
-			{At: 0, Length: 17, From: 0, Container: 0},
-			{At: 17, Length: 200000, From: 1003, Container: 1},
-			{At: 200017, Length: 3999, From: 18, Period: 8, Container: 0},
-			{At: 204016, Length: 70000, From: 3, Container: 1},
-			{At: 274016, Length: 5, From: 26, Container: 0},
+			{At: 0, Length: 17, From: 0, Base: 0},
+			{At: 17, Length: 200000, From: 1003, Base: 1},
+			{At: 200017, Length: 3999, From: 18, Period: 8, Base: 0},
+			{At: 204016, Length: 70000, From: 3, Base: 1},
+			{At: 274016, Length: 5, From: 26, Base: 0},
 		},
 	}, plain
 }
 
 func openSample(d cas.Digest) (Source, error) {
-	for _, b := range [][]byte{base, literals} {
+	for _, b := range [][]byte{sampleBase, literals} {
 		if cas.Digest(blake3.Sum256(b)) == d {
 			return bytes.NewReader(b), nil
 		}
@@ -168,14 +168,14 @@ func TestApplyRefuses(t *testing.T) {
 		require.ErrorAs(t, apply(r, openSample), &corrupt)
 		require.Equal(t, cas.Digest(blake3.Sum256(plain)), corrupt.Got)
 	})
-	t.Run("a lie about a container's length", func(t *testing.T) {
+	t.Run("a lie about a base's length", func(t *testing.T) {
 		r, _ := sampleRecipe()
-		r.Containers[1].Size++
-		var c *ContainerError
+		r.Bases[1].Size++
+		var c *BaseError
 		require.ErrorAs(t, apply(r, openSample), &c)
-		require.Equal(t, r.Containers[1].Digest, c.Digest)
+		require.Equal(t, r.Bases[1].Digest, c.Digest)
 	})
-	t.Run("a missing container", func(t *testing.T) {
+	t.Run("a missing base", func(t *testing.T) {
 		r, _ := sampleRecipe()
 		err := apply(r, func(cas.Digest) (Source, error) { return nil, cas.ErrNotFound })
 		require.ErrorIs(t, err, cas.ErrNotFound)
@@ -184,44 +184,44 @@ func TestApplyRefuses(t *testing.T) {
 
 func TestValidateRefuses(t *testing.T) {
 	cases := map[string]func(*Recipe){
-		"points behind its container":   func(r *Recipe) { r.Extents[4].From = 27 },
-		"points before its container":   func(r *Recipe) { r.Extents[0].From = -1 },
-		"a sum that wraps":              func(r *Recipe) { r.Extents[0].From = 1<<63 - 1 },
-		"a gap":                         func(r *Recipe) { r.Extents[1].At++ },
-		"an overlap":                    func(r *Recipe) { r.Extents[1].At-- },
-		"too short":                     func(r *Recipe) { r.Extents = r.Extents[:4] },
-		"too long":                      func(r *Recipe) { r.Extents[4].Length++ },
-		"an empty extent":               func(r *Recipe) { r.Extents[0].Length = 0 },
-		"a period of the whole length":  func(r *Recipe) { r.Extents[2].Period = 3999 },
-		"a period behind its container": func(r *Recipe) { r.Extents[2].Period = 14 },
-		"a container that is not there": func(r *Recipe) { r.Extents[0].Container = 2 },
-		"a container that is the blob":  func(r *Recipe) { r.Containers[1].Digest = r.Blob },
-		"a container twice": func(
+		"points behind its base":       func(r *Recipe) { r.Extents[4].From = 27 },
+		"points before its base":       func(r *Recipe) { r.Extents[0].From = -1 },
+		"a sum that wraps":             func(r *Recipe) { r.Extents[0].From = 1<<63 - 1 },
+		"a gap":                        func(r *Recipe) { r.Extents[1].At++ },
+		"an overlap":                   func(r *Recipe) { r.Extents[1].At-- },
+		"too short":                    func(r *Recipe) { r.Extents = r.Extents[:4] },
+		"too long":                     func(r *Recipe) { r.Extents[4].Length++ },
+		"an empty extent":              func(r *Recipe) { r.Extents[0].Length = 0 },
+		"a period of the whole length": func(r *Recipe) { r.Extents[2].Period = 3999 },
+		"a period behind its base":     func(r *Recipe) { r.Extents[2].Period = 14 },
+		"a base that is not there":     func(r *Recipe) { r.Extents[0].Base = 2 },
+		"a base that is the blob":      func(r *Recipe) { r.Bases[1].Digest = r.Blob },
+		"a base twice": func(
 			r *Recipe) {
-			r.Containers[1].Digest = r.Containers[0].Digest
+			r.Bases[1].Digest = r.Bases[0].Digest
 		},
-		"a container that nothing needs": func(r *Recipe) {
-			r.Containers = append(r.Containers,
-				Container{cas.Digest{1}, 1})
+		"a base that nothing needs": func(r *Recipe) {
+			r.Bases = append(r.Bases,
+				Base{cas.Digest{1}, 1})
 		},
-		"literals that are not there":  func(r *Recipe) { r.Literals = 2 },
-		"literals below none":          func(r *Recipe) { r.Literals = -2 },
-		"a container before the first": func(r *Recipe) { r.Extents[0].Container = -1 },
-		"a container of no bytes": func(r *Recipe) {
-			r.Containers = append(r.Containers,
-				Container{cas.Digest{1}, 0})
+		"literals that are not there": func(r *Recipe) { r.Literals = 2 },
+		"literals below none":         func(r *Recipe) { r.Literals = -2 },
+		"a base before the first":     func(r *Recipe) { r.Extents[0].Base = -1 },
+		"a base of no bytes": func(r *Recipe) {
+			r.Bases = append(r.Bases,
+				Base{cas.Digest{1}, 0})
 		},
-		"a container without a digest": func(r *Recipe) { r.Containers[1].Digest = cas.Digest{} },
-		"a container above all limits": func(r *Recipe) { r.Containers[1].Size = MaxSize + 1 },
-		"too many containers":          func(r *Recipe) { *r = *ofMany(MaxContainers + 1) },
-		"a negative period":            func(r *Recipe) { r.Extents[2].Period = -8 },
+		"a base without a digest": func(r *Recipe) { r.Bases[1].Digest = cas.Digest{} },
+		"a base above all limits": func(r *Recipe) { r.Bases[1].Size = MaxSize + 1 },
+		"too many bases":          func(r *Recipe) { *r = *ofMany(MaxBases + 1) },
+		"a negative period":       func(r *Recipe) { r.Extents[2].Period = -8 },
 		"a negative size": func(r *Recipe) {
 			*r = Recipe{Blob: r.Blob,
 				Literals: NoLiterals, Size: -1}
 		},
 		"a size above all limits": func(r *Recipe) {
 			*r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: MaxSize + 1,
-				Containers: r.Containers[1:2], Extents: []Extent{{Length: MaxSize + 1, Period: 1}}}
+				Bases: r.Bases[1:2], Extents: []Extent{{Length: MaxSize + 1, Period: 1}}}
 		},
 		"too many extents": func(r *Recipe) {
 			*r = *ofMany(1)
@@ -242,12 +242,12 @@ func TestValidateRefuses(t *testing.T) {
 	}
 }
 
-// ofMany is a recipe of so many containers, a byte from each.
+// ofMany is a recipe of so many bases, a byte from each.
 func ofMany(n int) *Recipe {
 	r := &Recipe{Blob: cas.Digest{1}, Size: int64(n), Literals: NoLiterals}
 	for i := range n {
-		r.Containers = append(r.Containers, Container{cas.Digest{2, byte(i), byte(i >> 8)}, 1})
-		r.Extents = append(r.Extents, Extent{At: int64(i), Length: 1, Container: i})
+		r.Bases = append(r.Bases, Base{cas.Digest{2, byte(i), byte(i >> 8)}, 1})
+		r.Extents = append(r.Extents, Extent{At: int64(i), Length: 1, Base: i})
 	}
 	return r
 }
@@ -264,7 +264,7 @@ func bytesOf(n int64) (all []Extent) {
 func TestValidateAcceptsTheLimits(t *testing.T) {
 	most := ofMany(1)
 	most.Size, most.Extents = MaxExtents, bytesOf(MaxExtents)
-	for _, r := range []*Recipe{ofMany(MaxContainers), most} {
+	for _, r := range []*Recipe{ofMany(MaxBases), most} {
 		b, err := r.Encode()
 		require.NoError(t, err)
 		again, err := DecodeRecipe(b)
@@ -295,9 +295,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"cut off":               {12, func(b []byte) []byte { return b[:len(b)-1] }},
 		"something behind":      {12, func(b []byte) []byte { return append(b, 0) }},
 		"a flipped bit":         {int64(body), func(b []byte) []byte { b[60] ^= 1; return b }},
-		"too many containers":   {56, func(b []byte) []byte { b[57] = 2; return seal(b[:body]) }},
+		"too many bases":        {56, func(b []byte) []byte { b[57] = 2; return seal(b[:body]) }},
 		"more extents than fit": {60, func(b []byte) []byte { b[61] = 9; return seal(b[:body]) }},
-		"a container outside":   {152, func(b []byte) []byte { b[152] = 4; return seal(b[:body]) }},
+		"a base outside":        {152, func(b []byte) []byte { b[152] = 4; return seal(b[:body]) }},
 		"a longer number": {152,
 			func(b []byte) []byte {
 				return seal(append(append(b[:152:152], 0x80, 0),
@@ -315,7 +315,7 @@ func TestDecodeRefuses(t *testing.T) {
 					b[155:body]...))
 			}},
 		"a size of 2^63": {48, func(b []byte) []byte { b[55] = 0x80; return seal(b[:body]) }},
-		"a container of 2^63": {104,
+		"a base of 2^63": {104,
 			func(b []byte) []byte { b[111] = 0x80; return seal(b[:body]) }},
 		"a length of 2^63": {153, func(b []byte) []byte {
 			return seal(append(append(b[:153:153], binary.AppendUvarint(nil, 1<<63)...),

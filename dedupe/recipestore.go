@@ -17,7 +17,7 @@ import (
 )
 
 // RecipeStore keeps the recipes of a store, in the directory recipes below the state
-// directory, and knows which containers they need. A recipe's name is the digest of
+// directory, and knows which bases they need. A recipe's name is the digest of
 // the blob that it rebuilds. It never removes or reads a blob: what a recipe
 // refers to is the caller's to keep, for as long as Users tells of one.
 //
@@ -35,10 +35,10 @@ type RecipeStore struct {
 
 	mu     sync.RWMutex                           // guards the rest
 	packed map[cas.Digest]Packed                  // by blob
-	users  map[cas.Digest]map[cas.Digest]struct{} // container -> blobs with recipes that need it
+	users  map[cas.Digest]map[cas.Digest]struct{} // base -> blobs with recipes that need it
 	// of recipes that were taken away, and may come back after a crash: they are users still
-	removing map[cas.Digest][]Container
-	unread   map[cas.Digest]Problem // recipes that could not be read: their containers are unknown
+	removing map[cas.Digest][]Base
+	unread   map[cas.Digest]Problem // recipes that could not be read: their bases are unknown
 	problems []Problem
 }
 
@@ -48,8 +48,8 @@ type Packed struct {
 	Stored     int64 // bytes of the recipe's file
 	Disk       int64 // bytes that it takes on the disk, in whole blocks
 	Compressed int64 // bytes of the blob's own literals, if the file has them; 0: it has none
-	Containers []Container
-	// bytes of the blob that come from each container, then from the literals in the file
+	Bases      []Base
+	// bytes of the blob that come from each base, then from the literals in the file
 	Taken    []int64
 	Literals int // as in Recipe
 }
@@ -78,7 +78,7 @@ func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
 	s := &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName),
 		incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
 		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}),
-		removing: make(map[cas.Digest][]Container),
+		removing: make(map[cas.Digest][]Base),
 		unread:   make(map[cas.Digest]Problem)}
 	if s.fs == nil {
 		s.fs = cas.OS{}
@@ -200,23 +200,23 @@ func recipeDir(dir string, d cas.Digest) string {
 	return filepath.Join(dir, recipesName, d.String()[:2])
 }
 
-// noteRecipe notes a recipe. certain: no earlier one can come back, so its containers are given up.
+// noteRecipe notes a recipe. certain: no earlier one can come back, so its bases are given up.
 func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if certain {
 		s.forgetLocked(r.Blob)
 	} else if was, ok := s.packed[r.Blob]; ok {
-		s.removing[r.Blob] = append(s.removing[r.Blob], was.Containers...)
+		s.removing[r.Blob] = append(s.removing[r.Blob], was.Bases...)
 	}
-	p := Packed{Size: r.Size, Stored: stored, Containers: slices.Clone(r.Containers),
-		Taken: r.BytesPerContainer(), Literals: r.Literals}
+	p := Packed{Size: r.Size, Stored: stored, Bases: slices.Clone(r.Bases),
+		Taken: r.BytesPerBase(), Literals: r.Literals}
 	if r.Frames != nil {
 		p.Compressed = r.Frames.Size
 	}
 	p.Disk, _ = cas.DiskBytes(s.path(r.Blob)) // of one that has just gone, none
 	s.packed[r.Blob] = p
-	for _, c := range r.Containers {
+	for _, c := range r.Bases {
 		if s.users[c.Digest] == nil {
 			s.users[c.Digest] = make(map[cas.Digest]struct{})
 		}
@@ -224,11 +224,11 @@ func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	}
 }
 
-// forgetLocked gives up the containers of the recipe that a blob has, and of those that it had.
+// forgetLocked gives up the bases of the recipe that a blob has, and of those that it had.
 func (s *RecipeStore) forgetLocked(d cas.Digest) {
-	s.releaseContainersLocked(d, s.packed[d].Containers)
+	s.releaseBasesLocked(d, s.packed[d].Bases)
 	delete(s.packed, d)
-	s.releaseContainersLocked(d, s.removing[d])
+	s.releaseBasesLocked(d, s.removing[d])
 	delete(s.removing, d)
 	if was, ok := s.unread[d]; ok {
 		delete(s.unread, d)
@@ -236,8 +236,8 @@ func (s *RecipeStore) forgetLocked(d cas.Digest) {
 	}
 }
 
-func (s *RecipeStore) releaseContainersLocked(d cas.Digest, containers []Container) {
-	for _, c := range containers {
+func (s *RecipeStore) releaseBasesLocked(d cas.Digest, bases []Base) {
+	for _, c := range bases {
 		if delete(s.users[c.Digest], d); len(s.users[c.Digest]) == 0 {
 			delete(s.users, c.Digest)
 		}
@@ -248,7 +248,7 @@ func (s *RecipeStore) releaseContainersLocked(d cas.Digest, containers []Contain
 // bytes that come out of r.Frames; they are compressed into the file. They are nil where the recipe
 // has no frames. prove, which may be nil, is called with the recipe as it was written, before that
 // gets its name; its error leaves things as they were. From then on Users tells of the recipe's
-// containers, which have to be durable before.
+// bases, which have to be durable before.
 func (s *RecipeStore) Put(
 	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
 ) error {
@@ -400,15 +400,15 @@ func (s *RecipeStore) RetryUnread() {
 	}
 }
 
-// Users returns the blobs with recipes that need a container, in order of digests.
-func (s *RecipeStore) Users(container cas.Digest) []cas.Digest {
+// Users returns the blobs with recipes that need a base, in order of digests.
+func (s *RecipeStore) Users(base cas.Digest) []cas.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.SortedFunc(maps.Keys(s.users[container]), cas.Digest.Compare)
+	return slices.SortedFunc(maps.Keys(s.users[base]), cas.Digest.Compare)
 }
 
-// Containers returns every container that a recipe needs, in order of digests.
-func (s *RecipeStore) Containers() []cas.Digest {
+// Bases returns every base that a recipe needs, in order of digests.
+func (s *RecipeStore) Bases() []cas.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.SortedFunc(maps.Keys(s.users), cas.Digest.Compare)
@@ -433,7 +433,7 @@ func (s *RecipeStore) Walk(ctx context.Context, fn func(cas.Digest, Packed) erro
 	return nil
 }
 
-// Complete reports whether every recipe could be read. While one could not, its containers are
+// Complete reports whether every recipe could be read. While one could not, its bases are
 // unknown, so no blob may be removed as unreferenced.
 func (s *RecipeStore) Complete() bool {
 	s.mu.RLock()

@@ -22,13 +22,13 @@ type Removal struct {
 func (s *RecipeStore) Removal() *Removal { return &Removal{s: s} }
 
 // Remove deletes the recipe of a blob, durably when Sync returns, and tells what is given up then:
-// the containers of that very recipe, and of those before that were not certain to be gone. One
+// the bases of that very recipe, and of those before that were not certain to be gone. One
 // that is not there is cas.ErrNotFound, and then Sync makes that durable.
-func (r *Removal) Remove(d cas.Digest) (containers []Container, err error) {
+func (r *Removal) Remove(d cas.Digest) (bases []Base, err error) {
 	return r.removeWith(d, func() error { return r.s.fs.Remove(r.s.path(d)) })
 }
 
-func (r *Removal) removeWith(d cas.Digest, take func() error) (containers []Container, err error) {
+func (r *Removal) removeWith(d cas.Digest, take func() error) (bases []Base, err error) {
 	s := r.s
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -37,19 +37,19 @@ func (r *Removal) removeWith(d cas.Digest, take func() error) (containers []Cont
 		return nil, fmt.Errorf("recipe of blob %s: %w", d, err)
 	}
 	s.mu.Lock()
-	containers = append(s.removing[d], s.packed[d].Containers...)
-	s.removing[d] = slices.Clip(containers)
+	bases = append(s.removing[d], s.packed[d].Bases...)
+	s.removing[d] = slices.Clip(bases)
 	delete(s.packed, d)
 	s.mu.Unlock()
 	r.removed = append(r.removed, d)
 	if err != nil {
 		err = fmt.Errorf("recipe of blob %s: %w", d, cas.ErrNotFound)
 	}
-	return containers, err
+	return bases, err
 }
 
-// Sync makes durable what was removed, and gives up its containers. A recipe whose removal
-// could not be synced may come back after a crash, and keeps its containers until it is removed
+// Sync makes durable what was removed, and gives up its bases. A recipe whose removal
+// could not be synced may come back after a crash, and keeps its bases until it is removed
 // again.
 func (r *Removal) Sync() (err error) {
 	if len(r.removed) == 0 {
@@ -73,12 +73,12 @@ func (r *Removal) Sync() (err error) {
 			err = errors.Join(err, fmt.Errorf("recipe of blob %s: %w", dirs[i][0], err2))
 			continue
 		}
-		s.releaseContainers(dirs[i])
+		s.releaseBases(dirs[i])
 	}
 	return err
 }
 
-func (s *RecipeStore) releaseContainers(gone []cas.Digest) {
+func (s *RecipeStore) releaseBases(gone []cas.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range gone {

@@ -19,12 +19,12 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// inRecipeStore is a recipe of a blob of n bytes, all of them from a container of that name.
-func inRecipeStore(blob, container string, n int64) *dedupe.Recipe {
+// inRecipeStore is a recipe of a blob of n bytes, all of them from a base of that name.
+func inRecipeStore(blob, base string, n int64) *dedupe.Recipe {
 	return &dedupe.Recipe{
 		Blob: blake3.Sum256([]byte(blob)), Size: n, Literals: dedupe.NoLiterals,
-		Containers: []dedupe.Container{{Digest: blake3.Sum256([]byte(container)), Size: 2 * n}},
-		Extents:    []dedupe.Extent{{Length: n, From: n}},
+		Bases:   []dedupe.Base{{Digest: blake3.Sum256([]byte(base)), Size: 2 * n}},
+		Extents: []dedupe.Extent{{Length: n, From: n}},
 	}
 }
 
@@ -39,9 +39,9 @@ func memoryDir(t *testing.T) string {
 }
 
 var (
-	early = inRecipeStore("blob", "container", 1000)
-	later = inRecipeStore("blob", "rewritten container", 1000)
-	other = inRecipeStore("other blob", "container", 500)
+	early = inRecipeStore("blob", "base", 1000)
+	later = inRecipeStore("blob", "rewritten base", 1000)
+	other = inRecipeStore("other blob", "base", 500)
 
 	text       = bytes.Repeat([]byte("the name of a layer, "), 40<<10) // of several frames
 	compressed = &dedupe.Recipe{Blob: blake3.Sum256(text), Size: int64(len(text)),
@@ -80,7 +80,7 @@ func recipeStoreOperations() []shelfOperation {
 }
 
 // requireRecipeStore opens what a crash has left: one of the recipes that may be there stands under
-// the blob's name, whole, and its containers have it as a user. It gives that recipe, nil for none.
+// the blob's name, whole, and its bases have it as a user. It gives that recipe, nil for none.
 func requireRecipeStore(t *testing.T, dir string, blob cas.Digest,
 	may []*dedupe.Recipe) *dedupe.Recipe {
 	t.Helper()
@@ -97,10 +97,10 @@ func requireRecipeStore(t *testing.T, dir string, blob cas.Digest,
 		require.True(t,
 			slices.ContainsFunc(may,
 				func(r *dedupe.Recipe) bool { return r != nil && r.Equal(got) }), "%+v", got)
-		if len(got.Containers) == 0 {
+		if len(got.Bases) == 0 {
 			requireGives(t, got)
 		}
-		for _, c := range got.Containers {
+		for _, c := range got.Bases {
 			require.Contains(t, s.Users(c.Digest), blob)
 		}
 	}
@@ -179,7 +179,7 @@ func TestShelfStoppedAtEveryStep(t *testing.T) {
 	}
 }
 
-// A failed removal succeeds when it is retried. Until then the containers are kept of a recipe that
+// A failed removal succeeds when it is retried. Until then the bases are kept of a recipe that
 // a crash could restore.
 func TestShelfFailingAtEveryStep(t *testing.T) {
 	for _, op := range recipeStoreOperations() {
@@ -190,7 +190,7 @@ func TestShelfFailingAtEveryStep(t *testing.T) {
 				fs.FailAt(before+step, []error{syscall.EIO, syscall.ENOSPC}[step%2])
 				if err := op.run(s); err != nil {
 					for _, r := range requireRecipeStoreAfterCrash(t, fs, op.blob, op.may...) {
-						for _, c := range r.Containers {
+						for _, c := range r.Bases {
 							require.Contains(t, s.Users(c.Digest), op.blob)
 						}
 					}
@@ -247,7 +247,7 @@ func TestShelfMovesDamageDurably(t *testing.T) {
 	requireRecipeStoreAfterCrash(t, fs, early.Blob, nil)
 }
 
-func TestRecipeStoreReturnsUsersOfAContainer(t *testing.T) {
+func TestRecipeStoreReturnsUsersOfABase(t *testing.T) {
 	dir := memoryDir(t)
 	s, err := dedupe.OpenRecipeStore(dir, nil)
 	require.NoError(t, err)
@@ -263,7 +263,7 @@ func TestRecipeStoreReturnsUsersOfAContainer(t *testing.T) {
 	}
 	for range 2 {
 		require.ElementsMatch(t, []cas.Digest{early.Blob, other.Blob},
-			s.Users(early.Containers[0].Digest))
+			s.Users(early.Bases[0].Digest))
 		require.Empty(t, s.Users(early.Blob))
 		var walked []cas.Digest
 		require.NoError(t,
@@ -279,10 +279,10 @@ func TestRecipeStoreReturnsUsersOfAContainer(t *testing.T) {
 	}
 	err = s.Put(context.Background(), later, nil, nil)
 	require.NoError(t, err)
-	require.Equal(t, []cas.Digest{other.Blob}, s.Users(early.Containers[0].Digest))
-	require.Equal(t, []cas.Digest{early.Blob}, s.Users(later.Containers[0].Digest))
+	require.Equal(t, []cas.Digest{other.Blob}, s.Users(early.Bases[0].Digest))
+	require.Equal(t, []cas.Digest{early.Blob}, s.Users(later.Bases[0].Digest))
 	require.NoError(t, s.Remove(other.Blob))
-	require.Empty(t, s.Users(early.Containers[0].Digest))
+	require.Empty(t, s.Users(early.Bases[0].Digest))
 	require.ErrorIs(t, s.Remove(other.Blob), cas.ErrNotFound)
 }
 
@@ -363,7 +363,7 @@ func TestShelfKeepsUnreadableRecipes(t *testing.T) {
 		"it is given later": func(t *testing.T, s *dedupe.RecipeStore, fs *failsAt) {
 			*fs = failsAt{}
 			s.RetryUnread()
-			require.Equal(t, []cas.Digest{early.Blob}, s.Users(early.Containers[0].Digest))
+			require.Equal(t, []cas.Digest{early.Blob}, s.Users(early.Bases[0].Digest))
 		},
 		"it is given to who uses it": func(t *testing.T, s *dedupe.RecipeStore, fs *failsAt) {
 			*fs = failsAt{}

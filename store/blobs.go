@@ -164,7 +164,7 @@ type Need struct {
 	Blob  cas.Digest
 }
 
-// Needs lists the builds that need a blob: as one of theirs, or as a container of one that is
+// Needs lists the builds that need a blob: as one of theirs, or as a base of one that is
 // packed.
 func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 	add := func(blob cas.Digest) error {
@@ -200,7 +200,7 @@ func (r scopeSet) mayTakeFrom(theirs scopeSet) bool {
 	return len(r) > 0
 }
 
-// scopesOf returns the scopes of the builds that need a blob; for a container, of its packed blobs.
+// scopesOf returns the scopes of the builds that need a blob; for a base, of its packed blobs.
 func (o blobOwner) scopesOf(d cas.Digest) (scopeSet, error) {
 	out := make(scopeSet)
 	if err := o.addScopes(out, d); err != nil || len(out) > 0 {

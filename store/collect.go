@@ -240,8 +240,8 @@ func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 	parts := b.DistinctBlobs()
 	for d := range b.DistinctBlobs() {
 		if p, ok := st.forms.Recipes.Has(d); ok {
-			for _, container := range p.Containers {
-				parts[container.Digest] = container.Size
+			for _, base := range p.Bases {
+				parts[base.Digest] = base.Size
 			}
 		}
 	}

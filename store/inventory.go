@@ -21,8 +21,8 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 	)
 	err := c.st.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		recipes[d], wanted[d] = p, struct{}{}
-		for _, container := range p.Containers {
-			wanted[container.Digest] = struct{}{}
+		for _, base := range p.Bases {
+			wanted[base.Digest] = struct{}{}
 		}
 		return nil
 	})
@@ -57,11 +57,11 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 		return disk
 	})
 	for d, p := range recipes {
-		containers := make([]cas.Digest, len(p.Containers))
-		for i := range p.Containers {
-			containers[i] = p.Containers[i].Digest
+		bases := make([]cas.Digest, len(p.Bases))
+		for i := range p.Bases {
+			bases[i] = p.Bases[i].Digest
 		}
-		inv.AddRecipe(d, p.Disk, containers...)
+		inv.AddRecipe(d, p.Disk, bases...)
 	}
 	for d, disk := range unpacked {
 		inv.AddCopy(d, disk)

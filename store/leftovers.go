@@ -21,7 +21,7 @@ func (st *Store) RemoveLeftovers(ctx context.Context) error {
 		return nil
 	}
 	l := leftovers{st: st, Pace: Pace{Last: time.Now()}}
-	// Recipes first: their containers may be left over as well.
+	// Recipes first: their bases may be left over as well.
 	err := errors.Join(st.forms.RemoveRecipesOfWhole(ctx), st.forms.Recipes.Walk(ctx, l.recipe))
 	err = errors.Join(err, l.wholeBlobs(ctx))
 	for _, d := range l.lost {

@@ -93,7 +93,7 @@ func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index
 
 // unpackFrees returns what it would free on the disk, mostly less than 0, if these packed blobs of
 // a build became whole after those that are planned, and adds them to these: it frees recipes,
-// unused copies, and containers that no recipe takes from any more and no build needs.
+// unused copies, and bases that no recipe takes from any more and no build needs.
 func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64,
 	planned map[cas.Digest]bool) (frees int64, err error) {
 	held := p.st.WhyInUse(b) != ""
@@ -108,19 +108,19 @@ func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64,
 	gone := make(map[cas.Digest]bool)
 	for d := range packed {
 		recipe, _ := p.st.forms.Recipes.Has(d) // of one that has become whole meanwhile, nothing
-		for _, container := range recipe.Containers {
-			left := slices.ContainsFunc(p.st.forms.Recipes.Users(container.Digest),
+		for _, base := range recipe.Bases {
+			left := slices.ContainsFunc(p.st.forms.Recipes.Users(base.Digest),
 				func(user cas.Digest) bool { return !planned[user] })
-			if left || gone[container.Digest] {
+			if left || gone[base.Digest] {
 				continue
 			}
-			gone[container.Digest] = true
-			needs, err := p.st.index.Needs(container.Digest)
+			gone[base.Digest] = true
+			needs, err := p.st.index.Needs(base.Digest)
 			if err != nil {
 				return 0, err
 			}
 			if len(needs) == 0 {
-				frees += p.st.DiskBytesOf(container.Digest)
+				frees += p.st.DiskBytesOf(base.Digest)
 			}
 		}
 	}

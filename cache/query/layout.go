@@ -258,7 +258,7 @@ func (q *Queries) newSharedBytes(ctx context.Context) (*sharedBytes, error) {
 		pieces:   make(map[cas.Digest][]Piece),
 		buildsOf: make(map[cas.Digest]cas.Digest), wholeAt: make(map[cas.Digest][]dedupe.Extent)}
 	err := q.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
-		for i, from := range p.Containers {
+		for i, from := range p.Bases {
 			k.dependents[from.Digest] = append(k.dependents[from.Digest], d)
 			if i == p.Literals {
 				k.buildsOf[from.Digest] = d
@@ -287,19 +287,19 @@ func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([
 		return known, nil
 	}
 	pieces := []Piece{{Length: size, Holder: d}}
-	switch containers, extents, own, err := k.extentsOf(ctx, d); {
+	switch bases, extents, own, err := k.extentsOf(ctx, d); {
 	case err != nil:
 		return nil, err
 	case extents != nil:
 		pieces = make([]Piece, 0, len(extents))
 		for _, e := range extents {
 			// in no other blob, or a run such as zeros, which is not worth telling
-			if e.Container == own || e.Period > 0 {
+			if e.Base == own || e.Period > 0 {
 				pieces = append(pieces, Piece{At: e.At, Length: e.Length, Holder: d, From: e.At})
 				continue
 			}
 			pieces = k.appendPiece(pieces,
-				Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest,
+				Piece{At: e.At, Length: e.Length, Holder: bases[e.Base].Digest,
 					From: e.From})
 		}
 	}
@@ -345,7 +345,7 @@ func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
 
 func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 	for _, e := range r.Extents {
-		if e.Container == r.Literals && e.Period == 0 {
+		if e.Base == r.Literals && e.Period == 0 {
 			out = append(out, e)
 		}
 	}
@@ -353,8 +353,8 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 	return out
 }
 
-// extentsOf returns none for a blob that shares nothing. own is the container that only it has.
-func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container,
+// extentsOf returns none for a blob that shares nothing. own is the base that only it has.
+func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (bases []dedupe.Base,
 	extents []dedupe.Extent, own int, err error) {
 	q := k.q
 	if q.forms.OnlyPacked(d) {
@@ -362,11 +362,11 @@ func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (containers [
 		if err != nil {
 			return nil, nil, 0, err
 		}
-		if r.Frames != nil { // its own literals are behind the containers
-			return append(slices.Clone(r.Containers), dedupe.Container{}), r.Extents,
-				len(r.Containers), nil
+		if r.Frames != nil { // its own literals are behind the bases
+			return append(slices.Clone(r.Bases), dedupe.Base{}), r.Extents,
+				len(r.Bases), nil
 		}
-		return r.Containers, r.Extents, r.Literals, nil
+		return r.Bases, r.Extents, r.Literals, nil
 	}
 	if q.forms.Sharing.Saving(d) == 0 {
 		return nil, nil, 0, nil
@@ -376,10 +376,10 @@ func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (containers [
 		return nil, nil, 0, err
 	}
 	defer m.Close()
-	own = slices.IndexFunc(m.Plan.Containers, func(one dedupe.Container) bool {
+	own = slices.IndexFunc(m.Plan.Bases, func(one dedupe.Base) bool {
 		return one.Digest.IsZero()
 	})
-	return m.Plan.Containers, m.Plan.Extents, own, nil
+	return m.Plan.Bases, m.Plan.Extents, own, nil
 }
 
 // mergePieces joins pieces until there are few enough: small ones become part of those before them.

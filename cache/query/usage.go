@@ -230,7 +230,7 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 	}
 	defer target.Close() // read-only: nothing can be lost
 	var candidates []match.Candidate
-	for _, other := range with[:min(len(with), dedupe.MaxContainers-1)] {
+	for _, other := range with[:min(len(with), dedupe.MaxBases-1)] {
 		s, err := q.forms.OpenUnverified(other.Digest)
 		if err != nil {
 			return err
@@ -245,7 +245,7 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 	}
 	bytes := make(map[cas.Digest]int64)
 	for _, e := range plan.Extents {
-		bytes[plan.Containers[e.Container].Digest] += e.Length
+		bytes[plan.Bases[e.Base].Digest] += e.Length
 	}
 	for _, other := range with {
 		if n := bytes[other.Digest]; n > 0 {
@@ -355,7 +355,7 @@ func (q *Queries) Space() (*wire.Space, error) {
 	counters := q.index.Counters.All()
 	return &wire.Space{LogicalBytes: s.LogicalBytes, UniqueBytes: s.UniqueBytes,
 		SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes, Entries: s.Entries, Builds: s.Builds,
-		DiskBytes: s.DiskBytes + packed.Recipes + packed.Containers, UnpackedBytes: packed.Copies,
+		DiskBytes: s.DiskBytes + packed.Recipes + packed.Bases, UnpackedBytes: packed.Copies,
 		ManifestBytes: s.ManifestBytes, HeldBytes: held,
 		ReservedBytes: q.store.Ledger().Reserved().Disk,
 		PinnedBytes:   q.diskOf(q.index.Journal.PinnedBuilds()),
@@ -483,7 +483,7 @@ func (q *Queries) blobFormText(d cas.Digest) string {
 
 func packedBytes(p *dedupe.Packed) int64 {
 	if p.Literals >= 0 {
-		return p.Containers[p.Literals].Size
+		return p.Bases[p.Literals].Size
 	}
 	return p.Compressed
 }

@@ -220,7 +220,7 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 	case errors.Is(err, dedupe.ErrNewer):
 		return apierr.New(apierr.Version, err, "%s: %s", name, f.Name).
 			WithHint("read it with the epcached that packed it, or a later one")
-	case packing.IsDamage(err), errors.As(err, new(*dedupe.ContainerError)):
+	case packing.IsDamage(err), errors.As(err, new(*dedupe.BaseError)):
 		return fmt.Errorf("%s: %s: %w", unit, f.Name, err)
 	case errors.Is(err, cas.ErrNotFound):
 		return apierr.New(apierr.NotFound, nil, "%s: %s is not in %s", unit, f.Name, s.dir).

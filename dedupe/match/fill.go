@@ -119,7 +119,7 @@ func (f *filler) compare(gap []byte, at int64, source int, from, n int64) error 
 	f.bytes = resized(f.bytes, int(n))
 	b := f.bytes
 	if err := dedupe.ReadFull(src, b, from); err != nil {
-		return &dedupe.ContainerError{Digest: f.candidates[source].Digest, Err: err}
+		return &dedupe.BaseError{Digest: f.candidates[source].Digest, Err: err}
 	}
 	f.compared += n
 	f.index(b)

@@ -10,7 +10,7 @@
 // the target has twice count too. Runs without anchors, such as zeros, are shared where they stand
 // beside something that is.
 //
-// The caller ensures the scopes: a private blob may use containers of the shared scope or of the
+// The caller ensures the scopes: a private blob may use bases of the shared scope or of the
 // same user, never another user's.
 //
 // All functions may be called at the same time. Start with Find and Candidates.
@@ -44,7 +44,7 @@ const maxHeldMatches = 16 << 20
 // heldMatchBytes has the memory for that: the system gives new memory out page by page.
 var heldMatchBytes = sync.Pool{New: func() any { return new([maxHeldMatches]byte) }}
 
-// Candidate is a container that Find looks for shared bytes in.
+// Candidate is a base that Find looks for shared bytes in.
 type Candidate struct {
 	Digest cas.Digest
 	Source dedupe.Source
@@ -62,7 +62,7 @@ type stats struct {
 // Find reads all of target, on all cores, calls near with its sketch, and finds what the target
 // shares with the candidates that near returns, which it takes in their order, and with itself. The
 // plan covers all of the target. Candidates stand whole, none is the target, no digest is there
-// twice, and there are fewer than MaxContainers.
+// twice, and there are fewer than MaxBases.
 //
 // Bytes are compared, whatever their hashes say. Work is linear in the sizes,
 // whatever the bytes are: comparing in vain stops when a part of a candidate has
@@ -138,7 +138,7 @@ func (m *matcher) match(ctx context.Context, near Near) (*Plan, error) {
 	}
 	for i, c := range m.candidates {
 		if err := m.candidate(ctx, i); err != nil {
-			return nil, &dedupe.ContainerError{Digest: c.Digest, Err: err}
+			return nil, &dedupe.BaseError{Digest: c.Digest, Err: err}
 		}
 	}
 	if err := m.fill(ctx); err != nil {

@@ -8,14 +8,14 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Plan says how a blob can be put together: from ranges of containers, and from
+// Plan says how a blob can be put together: from ranges of bases, and from
 // literals, ranges of its own that stand nowhere else.
 type Plan struct {
 	Size int64
 	// those of the candidates that are needed, then the literals if there are any
-	Containers []dedupe.Container
-	Extents    []dedupe.Extent // as in a Recipe
-	Sketch     Sketch          // of the blob
+	Bases   []dedupe.Base
+	Extents []dedupe.Extent // as in a Recipe
+	Sketch  Sketch          // of the blob
 
 	stats stats
 	// where each range of the literals stands in the target: At in the literals, From in the target
@@ -32,7 +32,7 @@ func (p *Plan) LiteralSize() int64 {
 }
 
 // Shares reports whether some bytes need not be stored again.
-// A plan that is all literals is no recipe: its container would be the blob.
+// A plan that is all literals is no recipe: its base would be the blob.
 func (p *Plan) Shares() bool { return p.LiteralSize() < p.Size }
 
 // Literals returns those bytes, one range of the target after another: what is
@@ -60,19 +60,19 @@ func (l *literalSource) ReadAt(p []byte, off int64) (int, error) {
 // literals is known; it is not looked at where LiteralSize is 0. The error is a
 // *FormatError, as that of a plan that shares nothing.
 func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
-	r := &dedupe.Recipe{Blob: blob, Size: p.Size, Containers: slices.Clone(p.Containers),
+	r := &dedupe.Recipe{Blob: blob, Size: p.Size, Bases: slices.Clone(p.Bases),
 		Literals: dedupe.NoLiterals, Extents: slices.Clone(p.Extents)}
 	if p.LiteralSize() > 0 {
-		last := len(r.Containers) - 1
-		r.Containers[last].Digest = literals
+		last := len(r.Bases) - 1
+		r.Bases[last].Digest = literals
 		r.Literals = last
-		// The same literals may have been stored before, and be a container already.
-		for i, c := range r.Containers[:last] {
+		// The same literals may have been stored before, and be a base already.
+		for i, c := range r.Bases[:last] {
 			if c.Digest == literals {
-				r.Containers, r.Literals = r.Containers[:last], i
+				r.Bases, r.Literals = r.Bases[:last], i
 				for k := range r.Extents {
-					if r.Extents[k].Container == last {
-						r.Extents[k].Container = i
+					if r.Extents[k].Base == last {
+						r.Extents[k].Base = i
 					}
 				}
 				break
@@ -85,10 +85,10 @@ func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
 // Framed returns the plan as a recipe that has the blob's own literals in its own
 // file, compressed: RecipeStore.Put writes them there. The plan has literals.
 func (p *Plan) Framed(blob cas.Digest) *dedupe.Recipe {
-	last := len(p.Containers) - 1 // the literals, which the frames take the place of
+	last := len(p.Bases) - 1 // the literals, which the frames take the place of
 	return &dedupe.Recipe{
 		Blob: blob, Size: p.Size,
-		Containers: slices.Clone(p.Containers[:last]), Literals: dedupe.NoLiterals,
+		Bases: slices.Clone(p.Bases[:last]), Literals: dedupe.NoLiterals,
 		Extents: slices.Clone(p.Extents),
 		Frames:  &dedupe.Frames{Size: p.LiteralSize(), Each: dedupe.FrameSize},
 	}
@@ -111,21 +111,21 @@ func (m *matcher) named(b *builder) *Plan {
 	p := &Plan{Size: m.target.Size(), Extents: b.out, stats: m.stats, literals: b.literals}
 	place := make([]int, len(m.candidates)+1)
 	for _, e := range b.out {
-		place[e.Container] = -1
+		place[e.Base] = -1
 	}
 	for i, c := range m.candidates {
 		if place[i] < 0 {
-			place[i] = len(p.Containers)
-			p.Containers = append(p.Containers,
-				dedupe.Container{Digest: c.Digest, Size: c.Source.Size()})
+			place[i] = len(p.Bases)
+			p.Bases = append(p.Bases,
+				dedupe.Base{Digest: c.Digest, Size: c.Source.Size()})
 		}
 	}
 	if n := p.LiteralSize(); n > 0 {
-		place[len(m.candidates)] = len(p.Containers)
-		p.Containers = append(p.Containers, dedupe.Container{Size: n})
+		place[len(m.candidates)] = len(p.Bases)
+		p.Bases = append(p.Bases, dedupe.Base{Size: n})
 	}
 	for i := range p.Extents {
-		p.Extents[i].Container = place[p.Extents[i].Container]
+		p.Extents[i].Base = place[p.Extents[i].Base]
 	}
 	return p
 }
@@ -139,14 +139,14 @@ type builder struct {
 	out      []dedupe.Extent
 	literals []dedupe.Extent // as in Plan
 	size     int64           // of the literals
-	literal  int             // their container
+	literal  int             // their base
 	at       int64           // what is laid so far
 }
 
 func (b *builder) build(found, own cover, size int64) {
 	for _, m := range found {
 		b.gap(m.at, own)
-		b.push(dedupe.Extent{Length: m.length, From: m.from, Container: m.source})
+		b.push(dedupe.Extent{Length: m.length, From: m.from, Base: m.source})
 	}
 	b.gap(size, own)
 }
@@ -167,7 +167,7 @@ func (b *builder) gap(end int64, own cover) {
 func (b *builder) literalTo(end int64) {
 	if n := end - b.at; n > 0 {
 		from := b.addLiteral(b.at, n)
-		b.push(dedupe.Extent{Length: n, From: from, Container: b.literal})
+		b.push(dedupe.Extent{Length: n, From: from, Base: b.literal})
 	}
 }
 
@@ -188,11 +188,11 @@ func (b *builder) copy(m match) {
 		if k := len(b.out) - 1; k >= 0 && b.out[k].Period == 0 && b.out[k].Length >= distance {
 			last := b.out[k]
 			b.push(dedupe.Extent{Length: m.length, From: last.From + last.Length - distance,
-				Period: distance, Container: last.Container})
+				Period: distance, Base: last.Base})
 			return
 		}
 		b.push(dedupe.Extent{Length: m.length, From: b.addLiteral(m.at, distance), Period: distance,
-			Container: b.literal})
+			Base: b.literal})
 		return
 	}
 	// More than a recipe may have is not kept in any case.
@@ -210,12 +210,12 @@ func (b *builder) repeat(from, n int64) int64 {
 	if e.Period > 0 {
 		phase := skip % e.Period
 		if phase == 0 && n > e.Period {
-			b.push(dedupe.Extent{Length: n, From: e.From, Period: e.Period, Container: e.Container})
+			b.push(dedupe.Extent{Length: n, From: e.From, Period: e.Period, Base: e.Base})
 			return n
 		}
 		skip, n = phase, min(n, e.Period-phase)
 	}
-	b.push(dedupe.Extent{Length: n, From: e.From + skip, Container: e.Container})
+	b.push(dedupe.Extent{Length: n, From: e.From + skip, Base: e.Base})
 	return n
 }
 
@@ -223,7 +223,7 @@ func (b *builder) push(e dedupe.Extent) {
 	e.At = b.at
 	b.at += e.Length
 	if k := len(b.out) - 1; k >= 0 && e.Period == 0 && b.out[k].Period == 0 &&
-		b.out[k].Container == e.Container && b.out[k].From+b.out[k].Length == e.From {
+		b.out[k].Base == e.Base && b.out[k].From+b.out[k].Length == e.From {
 		b.out[k].Length += e.Length
 		return
 	}

@@ -61,16 +61,16 @@ func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 		_, _ = rand.NewChaCha8([32]byte{seed}).Read(b)
 		return b
 	}
-	container, own := noise(1, 1<<20), bytes.Repeat([]byte("what stands nowhere else, "), 20000)
-	plain := slices.Concat(own[:300000], container, own[300000:])
+	base, own := noise(1, 1<<20), bytes.Repeat([]byte("what stands nowhere else, "), 20000)
+	plain := slices.Concat(own[:300000], base, own[300000:])
 	target := bytes.NewReader(plain)
-	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(container)),
-		Source: bytes.NewReader(container)}
+	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(base)),
+		Source: bytes.NewReader(base)}
 	for _, candidates := range [][]Candidate{{candidate}, nil} {
 		plan, err := Find(ctx, target, among(candidates...))
 		require.NoError(t, err)
 		r := plan.Framed(cas.Digest(blake3.Sum256(plain)))
-		require.Len(t, r.Containers, len(candidates))
+		require.Len(t, r.Bases, len(candidates))
 		dir := t.TempDir()
 		s, err := dedupe.OpenRecipeStore(dir, nil)
 		require.NoError(t, err)
@@ -100,7 +100,7 @@ func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 			require.True(t, bytes.Equal(plain[e.At:e.At+e.Length], got))
 		}
 		require.NoError(t, a.Close())
-		for _, one := range r.Containers {
+		for _, one := range r.Bases {
 			require.Equal(t, []cas.Digest{r.Blob}, s.Users(one.Digest))
 		}
 	}

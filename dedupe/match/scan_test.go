@@ -81,7 +81,7 @@ func TestMatchNamesTheUnreadableBlob(t *testing.T) {
 	_, err := Find(context.Background(), source(b),
 		among(Candidate{cas.Digest{1}, &failingFrom{source(b[5:]), 600 << 10, bad}}))
 	require.ErrorIs(t, err, bad)
-	var c *dedupe.ContainerError
+	var c *dedupe.BaseError
 	require.ErrorAs(t, err, &c)
 	require.Equal(t, cas.Digest{1}, c.Digest)
 }

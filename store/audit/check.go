@@ -107,14 +107,14 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check,
 			return nil, checkError(ctx, err)
 		}
 	}
-	containers, err := a.checkRecipes(ctx, out)
-	for d, size := range containers {
+	bases, err := a.checkRecipes(ctx, out)
+	for d, size := range bases {
 		if err == nil {
 			err = one(d, size)
 		}
 	}
 	if err == nil {
-		err = a.checkLeftovers(ctx, containers, out, progress)
+		err = a.checkLeftovers(ctx, bases, out, progress)
 	}
 	if err != nil {
 		return nil, checkError(ctx, err)
@@ -245,9 +245,9 @@ const (
 
 const remedyRemove = "remove it"
 
-// checkRecipes gives the containers that only recipes need, with their sizes.
+// checkRecipes gives the bases that only recipes need, with their sizes.
 func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
-	containers := make(map[cas.Digest]int64)
+	bases := make(map[cas.Digest]int64)
 	err := a.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		_, needed, err := a.index.DiskBytes(d)
 		if err != nil {
@@ -258,21 +258,21 @@ func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Dige
 				Detail: "a recipe that no build needs", Action: remedyRemove})
 			return nil
 		}
-		for _, container := range p.Containers {
-			if _, needed, err = a.index.DiskBytes(container.Digest); err != nil {
+		for _, base := range p.Bases {
+			if _, needed, err = a.index.DiskBytes(base.Digest); err != nil {
 				return err
 			}
 			if !needed {
-				containers[container.Digest] = container.Size
+				bases[base.Digest] = base.Size
 			}
 		}
 		return nil
 	})
-	return containers, err
+	return bases, err
 }
 
 // checkLeftovers finds the blobs that nothing needs.
-func (a *auditor) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64,
+func (a *auditor) checkLeftovers(ctx context.Context, bases map[cas.Digest]int64,
 	out *checking,
 	progress func(*wire.Progress)) error {
 	seen := uint64(0)
@@ -291,7 +291,7 @@ func (a *auditor) checkLeftovers(ctx context.Context, containers map[cas.Digest]
 		if _, ok := needed[d]; ok {
 			return nil
 		}
-		if _, ok := containers[d]; ok {
+		if _, ok := bases[d]; ok {
 			return nil
 		}
 		ids, err := a.index.Needs(d)
@@ -520,7 +520,7 @@ func Space(ctx context.Context, st *store.Store,
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
-	for name, accounted := range map[string]int64{kindObjects: now.DiskBytes + packed.Containers,
+	for name, accounted := range map[string]int64{kindObjects: now.DiskBytes + packed.Bases,
 		kindManifests: now.ManifestBytes, kindViews: a.st.Views().UnlinkedOpenBytes(),
 		kindRecipes: packed.Recipes, kindUnpacked: packed.Copies} {
 		lines[name].AccountedBytes = &accounted
@@ -632,7 +632,7 @@ func (a *auditor) misaccounted(ctx context.Context, blobs []cas.Digest,
 			}
 			detail := fmt.Sprintf("accounted with %d bytes on disk, and takes %d", accounted, disk)
 			if !known && len(a.forms.Recipes.Users(d)) > 0 {
-				break // a container
+				break // a base
 			}
 			if !known {
 				detail = fmt.Sprintf(

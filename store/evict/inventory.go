@@ -14,7 +14,7 @@ import (
 // Inventory is the disk space of the blobs of a store, in all forms, and the builds that need them.
 // A plan takes builds out of it, packs blobs and drops copies, to see what that frees.
 type Inventory struct {
-	// those of the survey, then containers that no build needs; Needs counts builds
+	// those of the survey, then bases that no build needs; Needs counts builds
 	blobs []index.Blob
 	// by place in blobs: of those that are more, or less, than a whole file that only builds need
 	forms  map[uint32]*blobForms
@@ -26,7 +26,7 @@ type Inventory struct {
 // blobForms are what a blob has besides its whole form, which may be gone.
 type blobForms struct {
 	recipe, unpacked int64    // bytes on disk; 0: there is none
-	containers       []uint32 // the containers of the recipe
+	bases            []uint32 // the bases of the recipe
 	users            int      // recipes that take from it
 	// bytes on disk that packing it frees; 0: it is not worth it, or not known
 	saving int64
@@ -43,14 +43,14 @@ func NewInventory(s *index.Survey, disk func(cas.Digest) int64) *Inventory {
 	return &Inventory{blobs: s.Blobs, forms: make(map[uint32]*blobForms), at: s.At, disk: disk}
 }
 
-// AddRecipe takes in that a blob is packed, in so many bytes on disk, and which containers its
+// AddRecipe takes in that a blob is packed, in so many bytes on disk, and which bases its
 // recipe takes from.
-func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, containers ...cas.Digest) {
+func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, bases ...cas.Digest) {
 	f := inv.formsOf(d)
 	f.recipe = disk
-	for _, container := range containers {
-		inv.formsOf(container).users++
-		f.containers = append(f.containers, inv.at[container])
+	for _, base := range bases {
+		inv.formsOf(base).users++
+		f.bases = append(f.bases, inv.at[base])
 	}
 }
 
@@ -107,8 +107,8 @@ func (inv *Inventory) sum() (sum int64) {
 func (inv *Inventory) sumOf(builds []candidate) (sum int64) {
 	counted := make([]bool, len(inv.blobs))
 	for i := range builds {
-		inv.parts(builds[i].Brief, func(at uint32, container bool) {
-			if !counted[at] && !(container && inv.blobs[at].Needs > 0) {
+		inv.parts(builds[i].Brief, func(at uint32, base bool) {
+			if !counted[at] && !(base && inv.blobs[at].Needs > 0) {
 				counted[at] = true
 				sum += inv.bytes(at)
 			}
@@ -117,21 +117,21 @@ func (inv *Inventory) sumOf(builds []candidate) (sum int64) {
 	return sum
 }
 
-// parts calls fn with what a build takes space with: its blobs, and the containers that they are
-// packed with. Several blobs may have a container in common.
-func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, container bool)) {
+// parts calls fn with what a build takes space with: its blobs, and the bases that they are
+// packed with. Several blobs may have a base in common.
+func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, base bool)) {
 	for _, at := range b.Blobs {
 		fn(at, false)
 		if f := inv.forms[at]; f != nil {
-			for _, container := range f.containers {
-				fn(container, true)
+			for _, base := range f.bases {
+				fn(base, true)
 			}
 		}
 	}
 }
 
 // release takes out one build that needs a blob, and returns what that frees: with the last build
-// the blob, unless recipes take from it, and its containers that are not needed any more.
+// the blob, unless recipes take from it, and its bases that are not needed any more.
 func (inv *Inventory) release(at uint32) (freed int64) {
 	b := &inv.blobs[at]
 	if b.Needs--; b.Needs > 0 {
@@ -141,14 +141,14 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 	if f == nil {
 		return inv.dropWhole(at)
 	}
-	f.wholeDropped = &blobForms{recipe: f.recipe, unpacked: f.unpacked, containers: f.containers,
+	f.wholeDropped = &blobForms{recipe: f.recipe, unpacked: f.unpacked, bases: f.bases,
 		saving: f.saving}
 	freed = f.recipe + f.unpacked
 	f.recipe, f.unpacked, f.saving = 0, 0, 0
-	for _, container := range f.containers {
-		freed += inv.releaseRecipe(container)
+	for _, base := range f.bases {
+		freed += inv.releaseRecipe(base)
 	}
-	f.containers = nil
+	f.bases = nil
 	if f.users == 0 {
 		freed += inv.dropWhole(at)
 	}
@@ -185,13 +185,13 @@ func (inv *Inventory) retain(at uint32) (takes int64) {
 	if f == nil {
 		return inv.restoreWhole(at)
 	}
-	f.recipe, f.unpacked, f.containers, f.saving, f.wholeDropped = f.wholeDropped.recipe,
-		f.wholeDropped.unpacked, f.wholeDropped.containers, f.wholeDropped.saving, nil
+	f.recipe, f.unpacked, f.bases, f.saving, f.wholeDropped = f.wholeDropped.recipe,
+		f.wholeDropped.unpacked, f.wholeDropped.bases, f.wholeDropped.saving, nil
 	takes = f.recipe + f.unpacked
-	for _, container := range f.containers {
-		other := inv.forms[container]
-		if other.users++; other.users == 1 && inv.blobs[container].Needs == 0 {
-			takes += inv.restoreWhole(container)
+	for _, base := range f.bases {
+		other := inv.forms[base]
+		if other.users++; other.users == 1 && inv.blobs[base].Needs == 0 {
+			takes += inv.restoreWhole(base)
 		}
 	}
 	if f.users == 0 {
@@ -247,7 +247,7 @@ func (inv *Inventory) pack(at uint32) (freed int64) {
 	for _, from := range f.from {
 		inv.forms[from].users++
 	}
-	f.containers = append(f.containers, f.from...)
+	f.bases = append(f.bases, f.from...)
 	return freed
 }
 
@@ -268,8 +268,8 @@ func (inv *Inventory) perBuild(at uint32) float64 {
 		return float64(b.Disk) / float64(max(b.Needs, 1))
 	}
 	bytes := inv.part(at)*float64(b.Needs) + float64(f.recipe+f.unpacked)
-	for _, container := range f.containers {
-		bytes += inv.part(container)
+	for _, base := range f.bases {
+		bytes += inv.part(base)
 	}
 	return bytes / float64(max(b.Needs, 1))
 }
@@ -283,7 +283,7 @@ func (inv *Inventory) part(at uint32) float64 {
 // Accounts divide an inventory among some builds; the needs of others are not in them.
 type Accounts struct {
 	inv  *Inventory
-	need []uint32 // by place in the inventory: builds that need a blob, as theirs or as a container
+	need []uint32 // by place in the inventory: builds that need a blob, as theirs or as a base
 }
 
 // NewAccounts counts the builds that are to be told apart.
@@ -399,7 +399,7 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 	return out
 }
 
-// eachPart calls fn with what a build takes space with, each once: its blobs, and the containers
+// eachPart calls fn with what a build takes space with, each once: its blobs, and the bases
 // that they are packed with. mark has a place for each blob; turn is another number for each call.
 func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, turn uint32, fn func(at uint32)) {
 	inv.parts(b, func(at uint32, _ bool) {

@@ -87,7 +87,7 @@ func TestPackingNeverCostsMoreThanItSaves(t *testing.T) {
 		said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
 }
 
-// A container that other builds need does not count as used by those that may be collected; one
+// A base that other builds need does not count as used by those that may be collected; one
 // that only the latter need does.
 func TestSharedBlobsAreNotOwnBytes(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present})

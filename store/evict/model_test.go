@@ -102,8 +102,8 @@ func drawModel(t *rapid.T) *model {
 			if count(1, "unpacked") == 1 {
 				b.unpacked = bytes("copy")
 			}
-			for _, container := range b.takes {
-				taken[container] = true
+			for _, base := range b.takes {
+				taken[base] = true
 			}
 		}
 	}
@@ -180,8 +180,8 @@ func (m *model) sweep() (sum int64) {
 		if !m.needed(i) {
 			b.recipe, b.unpacked, b.takes = 0, 0, nil
 		}
-		for _, container := range b.takes {
-			taken[container] = true
+		for _, base := range b.takes {
+			taken[base] = true
 		}
 	}
 	for i := range m.blobs {

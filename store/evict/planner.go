@@ -585,8 +585,8 @@ func (pl *planner) sumKeptShares(order []string) {
 			k.First = append(k.First, one.ID)
 		}
 		at := place[one.spared]
-		pl.inv.parts(one.Brief, func(blob uint32, container bool) {
-			if container && !pl.Whole && pl.inv.blobs[blob].Needs > 0 {
+		pl.inv.parts(one.Brief, func(blob uint32, base bool) {
+			if base && !pl.Whole && pl.inv.blobs[blob].Needs > 0 {
 				return // it is in what is used only if it is a build's that is planned for
 			}
 			if first[blob] == 0 || at < first[blob] {

@@ -68,9 +68,9 @@ func (m *model) carryOut(t require.TestingT, plan *Plan) {
 				require.Positive(t, m.blobs[at].whole+m.blobs[at].recipe,
 					"blob %d is needed, and gone", at)
 			}
-			for _, container := range m.blobs[at].takes {
-				require.Positive(t, m.blobs[container].whole, "the recipe of %d takes from %d",
-					at, container)
+			for _, base := range m.blobs[at].takes {
+				require.Positive(t, m.blobs[base].whole, "the recipe of %d takes from %d",
+					at, base)
 			}
 		}
 	}
@@ -194,8 +194,8 @@ func (m *model) checkGoal(t *rapid.T, to Limits, plan *Plan) {
 		if m.spared[b.ID] == "" {
 			for _, at := range b.Blobs {
 				count(int(at))
-				for _, container := range left.blobs[at].takes {
-					count(container)
+				for _, base := range left.blobs[at].takes {
+					count(base)
 				}
 			}
 			left.remove(b.ID)

@@ -91,7 +91,7 @@ func (b *bench) warnings() (sum int64) {
 		require.NoError(b, err)
 		sum += disk
 	}
-	return sum + space.Containers + space.Copies - ahead
+	return sum + space.Bases + space.Copies - ahead
 }
 
 // The space of blobs is accounted for once at each moment while their form changes, whichever is

@@ -72,7 +72,7 @@ func TestLateHoldIsAccountedAtOnce(t *testing.T) {
 	require.True(t, b.whole.Has(d))
 	space, err := b.Space(false)
 	require.NoError(t, err)
-	require.EqualValues(t, mib, space.Containers)
+	require.EqualValues(t, mib, space.Bases)
 	done()
 	require.False(t, b.whole.Has(d))
 }
@@ -101,7 +101,7 @@ func TestRestoredBlobIsAccounted(t *testing.T) {
 	require.EqualValues(t, mib+4096, disk)
 
 	b.user.mu.Lock()
-	delete(b.needed, all[0]) // from now on it is a container, and nothing else
+	delete(b.needed, all[0]) // from now on it is a base, and nothing else
 	b.user.mu.Unlock()
 	b.account.changed()
 	before, err := b.Space(false)
@@ -110,7 +110,7 @@ func TestRestoredBlobIsAccounted(t *testing.T) {
 	b.account.changed()
 	without, err := b.Space(false)
 	require.NoError(t, err)
-	require.EqualValues(t, mib+4096, before.Containers-without.Containers)
+	require.EqualValues(t, mib+4096, before.Bases-without.Bases)
 	again(contents[0])
 	after, err := b.Space(false)
 	require.NoError(t, err)
@@ -118,14 +118,14 @@ func TestRestoredBlobIsAccounted(t *testing.T) {
 }
 
 // A blob that only a quarantined recipe took from is removed with it.
-func TestContainersOfAQuarantinedRecipeAreRemoved(t *testing.T) {
+func TestBasesOfAQuarantinedRecipeAreRemoved(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, _ := b.variants(3, mib)
 	require.Positive(t, b.pack(all[1]))
 	require.Positive(t, b.pack(all[2]))
 	packed, _ := b.Recipes.Has(all[1])
 	require.NotEqual(t, -1, packed.Literals)
-	literals := packed.Containers[packed.Literals].Digest
+	literals := packed.Bases[packed.Literals].Digest
 	require.True(t, b.whole.Has(literals))
 	require.NoError(t, b.QuarantineRecipe(all[1], "test"))
 	require.False(t, b.whole.Has(literals))

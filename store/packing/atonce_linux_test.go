@@ -294,7 +294,7 @@ func (c *crowd) requireNothingElse(when string) {
 		}
 		used[d] = true
 		p, _ := c.Recipes.Has(d) // nothing, of one that has no recipe
-		for _, from := range p.Containers {
+		for _, from := range p.Bases {
 			use(from.Digest)
 		}
 	}
@@ -314,13 +314,13 @@ func (c *crowd) requireNothingElse(when string) {
 	}
 	require.NoError(c, c.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		if !used[d] {
-			say("%s has a recipe for nobody, which takes from %v", d, p.Containers)
+			say("%s has a recipe for nobody, which takes from %v", d, p.Bases)
 		}
 		return nil
 	}))
-	for _, d := range c.recipeStore.Containers() {
+	for _, d := range c.recipeStore.Bases() {
 		if !used[d] || !c.whole.Has(d) {
-			say("%s is told to be a container of %v", d, c.Recipes.Users(d))
+			say("%s is told to be a base of %v", d, c.Recipes.Users(d))
 		}
 	}
 	require.NoError(c, c.Copies.Each(ctx, func(d cas.Digest, _ int64) error {

@@ -50,7 +50,7 @@ func TestTheBlobThatIsUsedBecomesTheBase(t *testing.T) {
 	_, _, copied := b.Bytes(all[2])
 	require.Zero(t, copied, "the whole form does for that")
 	require.True(t, b.OnlyPacked(all[0]) && b.OnlyPacked(all[1]))
-	require.Contains(t, b.containers(all[1]), all[2])
+	require.Contains(t, b.bases(all[1]), all[2])
 	require.Empty(t, b.families(all[2]))
 	require.NoError(t, b.Compact(ctx, found[0], nil), "nothing is left to do")
 	for i, d := range all {
@@ -92,8 +92,8 @@ func TestInterruptedCompactingContinuesLater(t *testing.T) {
 	stopped := errors.New("stopped")
 	require.ErrorIs(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]},
 		func(context.Context) error {
-			if slices.Contains(b.containers(all[2]), all[1]) ||
-				slices.Contains(b.containers(all[3]), all[1]) {
+			if slices.Contains(b.bases(all[2]), all[1]) ||
+				slices.Contains(b.bases(all[3]), all[1]) {
 				return stopped
 			}
 			return nil
@@ -149,7 +149,7 @@ func TestABaseThatNoBuildNeedsIsRemoved(t *testing.T) {
 		require.False(t, b.whole.Has(base))
 		require.True(t, b.whole.Has(users[1]) && b.whole.Has(users[2]))
 		require.True(t, b.OnlyPacked(users[0]))
-		require.Contains(t, b.containers(users[0]), users[2])
+		require.Contains(t, b.bases(users[0]), users[2])
 		require.Empty(t, b.families())
 		b.requireAll(contents)
 		b.requireNothingLeft()
@@ -256,8 +256,8 @@ func TestLiteralsOfABlobThatIsWholeAreNotTakenFrom(t *testing.T) {
 		}
 	}
 	p, _ := b.Recipes.Has(all[1])
-	literals := p.Containers[p.Literals].Digest
-	require.Contains(t, b.containers(all[2]), literals)
+	literals := p.Bases[p.Literals].Digest
+	require.Contains(t, b.bases(all[2]), literals)
 	b.asks = func() { b.once = b.asked > 0 } // but for the whole form itself there is no room
 	b.asked = 0
 	require.NoError(t, b.MakeWhole(ctx, all[1]))
@@ -266,7 +266,7 @@ func TestLiteralsOfABlobThatIsWholeAreNotTakenFrom(t *testing.T) {
 	require.Equal(t, []Family{{Base: literals}}, b.families())
 	require.NoError(t, b.Compact(ctx, Family{Base: literals}, nil))
 	require.False(t, b.whole.Has(literals))
-	require.Contains(t, b.containers(all[2]), all[1])
+	require.Contains(t, b.bases(all[2]), all[1])
 	b.requireAll(contents)
 	b.requireNothingLeft()
 }

@@ -42,10 +42,10 @@ func TestLiteralsAreCompressedWhereThatGains(t *testing.T) {
 			require.Equal(t, c.compressed, p.Compressed > 0)
 			if c.compressed {
 				require.InDelta(t, len(c.own), p.Compressed, 1024)
-				require.Len(t, p.Containers, 1, "it has no literals besides")
+				require.Len(t, p.Bases, 1, "it has no literals besides")
 				require.Greater(t, freed, promised+minSaving/2)
 			} else {
-				require.Len(t, p.Containers, 2)
+				require.Len(t, p.Bases, 2)
 				require.InDelta(t, promised, freed, 8192)
 			}
 			b.requireAll(map[cas.Digest][]byte{d: content})
@@ -70,7 +70,7 @@ func TestBasesAreNotCompressed(t *testing.T) {
 	require.Positive(t, b.pack(base))
 	p, _ := b.Recipes.Has(base)
 	require.Zero(t, p.Compressed)
-	require.Contains(t, b.containers(user), p.Containers[p.Literals].Digest)
+	require.Contains(t, b.bases(user), p.Bases[p.Literals].Digest)
 	b.requireAll(map[cas.Digest][]byte{base: content, user: other})
 }
 
@@ -90,6 +90,6 @@ func TestFutureBasesAreNotCompressed(t *testing.T) {
 	_, err := b.Sharing.Examine(context.Background(), user, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(user))
-	require.Equal(t, []cas.Digest{p.Containers[p.Literals].Digest}, b.containers(user)[:1])
+	require.Equal(t, []cas.Digest{p.Bases[p.Literals].Digest}, b.bases(user)[:1])
 	b.requireAll(map[cas.Digest][]byte{base: content, user: other})
 }

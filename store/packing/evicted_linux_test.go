@@ -70,7 +70,7 @@ func (b *bench) requireNothingLeft() {
 		}
 	}
 	require.Empty(b, b.objects())
-	require.Empty(b, b.recipeStore.Containers())
+	require.Empty(b, b.recipeStore.Bases())
 	require.NoError(b, b.Copies.Each(context.Background(), func(d cas.Digest, _ int64) error {
 		return fmt.Errorf("a copy of %s stays", d)
 	}))
@@ -89,7 +89,7 @@ func formChanges(ctx context.Context) []formChange {
 			_, err := b.Pack(ctx, all[1], Worth, gate)
 			return err
 		}},
-		{name: "pack a container", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
+		{name: "pack a base", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
 			b.pack(all[1])
 			_, err := b.Pack(ctx, all[0], Worth, gate)
 			return err
@@ -184,7 +184,7 @@ func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 }
 
 // A recipe that packing writes between the eviction and the removal of a blob is removed with it,
-// and so are its containers; also where the packer releases its hold before the removal of the
+// and so are its bases; also where the packer releases its hold before the removal of the
 // recipe is durable.
 func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
@@ -232,24 +232,24 @@ func TestEvictionBeforeTheNameLeavesNothing(t *testing.T) {
 	}
 }
 
-// A container can be packed while it is not yet durable that the last recipe that takes from it has
+// A base can be packed while it is not yet durable that the last recipe that takes from it has
 // gone: it is when that is.
 func TestBaseIsPackedWhileItsUserIsRemoved(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	part := noise(3, mib)
-	container, _ := b.looked(slices.Concat(part, noise(4, 300), part))
+	base, _ := b.looked(slices.Concat(part, noise(4, 300), part))
 	taker, _ := b.looked(slices.Concat(part, part))
 	require.Positive(t, b.pack(taker))
 	r := b.Removal()
 	delete(b.needed, taker)
 	_, err := r.Remove(taker)
 	require.NoError(t, err)
-	require.Zero(t, b.pack(container))
-	require.True(t, b.whole.Has(container), "the recipe may come back")
+	require.Zero(t, b.pack(base))
+	require.True(t, b.whole.Has(base), "the recipe may come back")
 	_, err = r.End()
 	require.NoError(t, err)
-	require.Positive(t, b.pack(container))
-	require.True(t, b.OnlyPacked(container))
+	require.Positive(t, b.pack(base))
+	require.True(t, b.OnlyPacked(base))
 	b.requireNothingLeft()
 }
 
@@ -304,23 +304,23 @@ func (o *inOrder) SyncDir(path string) error {
 	return o.OS.SyncDir(path)
 }
 
-// A recipe that a power cut brings back finds its containers: these go when it is durable that it
+// A recipe that a power cut brings back finds its bases: these go when it is durable that it
 // has gone, also where they are evicted together, whichever is the first.
-func TestContainersAreRemovedAfterRecipesDurably(t *testing.T) {
+func TestBasesAreRemovedAfterRecipesDurably(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		order := &inOrder{}
 		b := newBenchOn(t, inMemory(t), order)
 		all, _ := b.variants(2, mib)
 		require.Positive(t, b.pack(all[1]))
-		containers := b.containers(all[1])
-		require.Contains(t, containers, all[0])
+		bases := b.bases(all[1])
+		require.Contains(t, bases, all[0])
 		recipe := dedupe.RecipePath(b.Store.dir, all[1])
 		order.done = nil
 		b.evict(all[first], all[1-first])
 		require.Empty(t, b.objects())
 		synced := slices.Index(order.done, "sync "+filepath.Dir(recipe))
 		require.Less(t, slices.Index(order.done, "unlink "+recipe), synced)
-		for _, d := range containers {
+		for _, d := range bases {
 			require.Greater(t, slices.IndexFunc(order.done, func(one string) bool {
 				return strings.HasPrefix(one, "unlink ") && strings.HasSuffix(one, d.String())
 			}), synced)

@@ -98,17 +98,17 @@ func TestRemovalAsksTheOwnerFirst(t *testing.T) {
 	delete(b.needed, all[1])
 	_, err = b.Remove(all[1])
 	require.NoError(t, err)
-	require.Empty(t, b.objects(), "the last recipe takes its containers with it")
+	require.Empty(t, b.objects(), "the last recipe takes its bases with it")
 }
 
-// The whole form stays when a container was lost since the recipe was proven.
+// The whole form stays when a base was lost since the recipe was proven.
 func TestAWholeFormThatTheRecipeIsNoSubstituteForStays(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
 	b.letGo = func() { require.NoError(t, b.whole.Quarantine(all[0], "its bytes are others")) }
 	_, err := b.Pack(context.Background(), all[1], Worth, nil)
 	require.ErrorIs(t, err, cas.ErrNotFound)
-	var gone *dedupe.ContainerError
+	var gone *dedupe.BaseError
 	require.ErrorAs(t, err, &gone)
 	require.Equal(t, all[0], gone.Digest)
 	require.Equal(t, []cas.Digest{all[1]}, b.objects(), "nothing is left of the recipe")
@@ -127,7 +127,7 @@ func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 	wrong := *before
 	wrong.Extents = slices.Clone(wrong.Extents)
 	for i := range wrong.Extents {
-		if e := &wrong.Extents[i]; e.Container != wrong.Literals && e.From >= 4 {
+		if e := &wrong.Extents[i]; e.Base != wrong.Literals && e.From >= 4 {
 			e.From -= 4
 		}
 	}
@@ -153,25 +153,25 @@ func (b *bench) halfPacked(d cas.Digest) {
 	require.True(b, packed)
 }
 
-// A container that is removed with the last recipe that takes from it may have a recipe as well,
+// A base that is removed with the last recipe that takes from it may have a recipe as well,
 // where packing it was begun: its literals are removed, too.
 func TestInterruptedPackingLeavesNoFiles(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	part := noise(3, mib)
-	container, _ := b.looked(slices.Concat(part, noise(4, 300), part))
+	base, _ := b.looked(slices.Concat(part, noise(4, 300), part))
 	taker := b.put(slices.Concat(noise(5, 4096), part, noise(4, 300), part))
 	_, err := b.Sharing.Examine(ctx, taker, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(taker))
-	b.halfPacked(container)
+	b.halfPacked(base)
 
-	delete(b.needed, container)
+	delete(b.needed, base)
 	delete(b.needed, taker)
 	_, err = b.Remove(taker)
 	require.NoError(t, err)
 	require.Empty(t, b.objects())
-	_, there := b.recipeStore.Has(container)
+	_, there := b.recipeStore.Has(base)
 	require.False(t, there)
 }
 
@@ -209,7 +209,7 @@ func TestABlobInBothFormsLosesItsRecipe(t *testing.T) {
 }
 
 // A wrong recipe of a blob that is sound is no damage: the blob stays whole, it is noted that
-// nothing is to be had of it, and packing goes on. With a container whose bytes are others it is an
+// nothing is to be had of it, and packing goes on. With a base whose bytes are others it is an
 // error like any other.
 func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 	for _, damaged := range []bool{false, true} {
@@ -343,11 +343,11 @@ func TestABlobIsReadOnceForSketchAndMatch(t *testing.T) {
 	require.Equal(t, look(true), unknown)
 }
 
-func (b *bench) containers(d cas.Digest) (all []cas.Digest) {
+func (b *bench) bases(d cas.Digest) (all []cas.Digest) {
 	b.Helper()
 	p, ok := b.Recipes.Has(d)
 	require.True(b, ok)
-	for _, one := range p.Containers {
+	for _, one := range p.Bases {
 		all = append(all, one.Digest)
 	}
 	return all

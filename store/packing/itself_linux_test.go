@@ -29,36 +29,36 @@ func (b *bench) requireAll(contents map[cas.Digest][]byte) {
 	}
 }
 
-// A container that has something twice is packed as well: its literals are the container then.
-func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
+// A base that has something twice is packed as well: its literals are the base then.
+func TestABaseThatRepeatsItselfIsPacked(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	const part = mib / 2
 	twice, once := noise(1, part), noise(2, 2*part)
 	content := slices.Concat(twice, once, twice)
-	container, found := b.looked(content)
+	base, found := b.looked(content)
 	require.Empty(t, found.From)
 	require.False(t, found.Little)
-	require.Greater(t, b.Sharing.Saving(container), int64(part-16<<10))
+	require.Greater(t, b.Sharing.Saving(base), int64(part-16<<10))
 	// One that takes of both copies, and over where the second begins, and one that is all in it.
 	first := slices.Concat(noise(3, 4096), content[part/2:part*3/2], content[3*part-part/4:],
 		noise(4, 4096))
 	second := slices.Concat(once, noise(5, 4096))
-	all := map[cas.Digest][]byte{container: content}
+	all := map[cas.Digest][]byte{base: content}
 	var users []cas.Digest
 	for _, content := range [][]byte{first, second} {
 		d, _ := b.looked(content)
 		require.Positive(t, b.pack(d))
-		require.Contains(t, b.containers(d), container)
+		require.Contains(t, b.bases(d), base)
 		all[d], users = content, append(users, d)
 	}
-	require.InDelta(t, part, b.pack(container), 16<<10)
-	require.True(t, b.OnlyPacked(container))
-	literals := b.containers(container)
+	require.InDelta(t, part, b.pack(base), 16<<10)
+	require.True(t, b.OnlyPacked(base))
+	literals := b.bases(base)
 	require.Len(t, literals, 1)
 	for _, d := range users {
-		require.NotContains(t, b.containers(d), container)
-		require.Contains(t, b.containers(d), literals[0])
+		require.NotContains(t, b.bases(d), base)
+		require.Contains(t, b.bases(d), literals[0])
 	}
 	b.requireAll(all)
 
@@ -67,30 +67,30 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 	require.Equal(t, literals, found.From)
 	require.Positive(t, b.pack(later))
 
-	// Whole again it is the container of all of them, and no literals stay besides.
-	require.NoError(t, b.MakeWhole(ctx, container))
+	// Whole again it is the base of all of them, and no literals stay besides.
+	require.NoError(t, b.MakeWhole(ctx, base))
 	require.False(t, b.whole.Has(literals[0]))
 	for _, d := range append(users, later) {
-		require.Contains(t, b.containers(d), container)
+		require.Contains(t, b.bases(d), base)
 	}
 	b.requireAll(all)
 }
 
-// A container from which others take stays packed, when no build needs it, as long as they need its
+// A base from which others take stays packed, when no build needs it, as long as they need its
 // literals.
-func TestLiteralsOfAContainerStayAsLongAsTheyAreTakenFrom(t *testing.T) {
+func TestLiteralsOfABaseStayAsLongAsTheyAreTakenFrom(t *testing.T) {
 	b := newBench(t)
 	twice := noise(1, mib/2)
-	container, _ := b.looked(slices.Concat(twice, noise(2, mib/2), twice))
+	base, _ := b.looked(slices.Concat(twice, noise(2, mib/2), twice))
 	content := slices.Concat(noise(3, 4096), twice)
 	user, _ := b.looked(content)
 	require.Positive(t, b.pack(user))
-	require.Positive(t, b.pack(container))
-	literals := b.containers(container)
-	delete(b.needed, container)
-	_, err := b.Remove(container)
+	require.Positive(t, b.pack(base))
+	literals := b.bases(base)
+	delete(b.needed, base)
+	_, err := b.Remove(base)
 	require.NoError(t, err)
-	_, packed := b.Recipes.Has(container)
+	_, packed := b.Recipes.Has(base)
 	require.False(t, packed)
 	require.True(t, b.whole.Has(literals[0]))
 	b.requireAll(map[cas.Digest][]byte{user: content})
@@ -123,12 +123,12 @@ func TestSmallSavingsArePackedOnRequest(t *testing.T) {
 	require.Zero(t, freed)
 }
 
-// A container that came first, and is a part of a larger one which came later and shares little
+// A base that came first, and is a part of a larger one which came later and shares little
 // else, takes from that.
-func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
+func TestASmallBaseTakesFromALargerOneThatCameLater(t *testing.T) {
 	b := newBench(t)
 	small := noise(1, mib/2)
-	container, found := b.looked(small)
+	base, found := b.looked(small)
 	require.Zero(t, found.Saving)
 	content := slices.Concat(noise(2, 4096), small[:mib/4], noise(3, 4096))
 	user, _ := b.looked(content)
@@ -136,15 +136,15 @@ func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
 	later, found := b.looked(large)
 	require.True(t, found.Little)
-	require.False(t, b.Sharing.IsKnown(container), "it came too early")
-	found, err := b.Sharing.Examine(context.Background(), container, nil)
+	require.False(t, b.Sharing.IsKnown(base), "it came too early")
+	found, err := b.Sharing.Examine(context.Background(), base, nil)
 	require.NoError(t, err)
 	require.Equal(t, []cas.Digest{later}, found.From)
 	require.True(t, b.Sharing.IsKnown(later), "or they would have each other looked at for ever")
-	require.Positive(t, b.pack(container))
-	require.Equal(t, []cas.Digest{later}, b.containers(container))
-	require.Contains(t, b.containers(user), later)
-	b.requireAll(map[cas.Digest][]byte{container: small, user: content, later: large})
+	require.Positive(t, b.pack(base))
+	require.Equal(t, []cas.Digest{later}, b.bases(base))
+	require.Contains(t, b.bases(user), later)
+	b.requireAll(map[cas.Digest][]byte{base: small, user: content, later: large})
 }
 
 // Shares that versions before 55b10d1 found, or that are damaged, are found again.

@@ -10,48 +10,48 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// passedOn is a container that all may take from until its shared build is removed: now it is of
+// passedOn is a base that all may take from until its shared build is removed: now it is of
 // one user, another takes from it, and it would be packed with bytes of the one user alone.
-func (b *bench) passedOn() (container, another, later cas.Digest, contents map[cas.Digest][]byte) {
+func (b *bench) passedOn() (base, another, later cas.Digest, contents map[cas.Digest][]byte) {
 	b.Helper()
 	small := noise(1, mib/2)
-	container, _ = b.looked(small)
+	base, _ = b.looked(small)
 	content := slices.Concat(noise(2, 4096), small[:mib/4], noise(3, 4096))
 	another = b.put(content)
 	b.of[another] = "another"
 	_, err := b.Sharing.Examine(context.Background(), another, nil)
 	require.NoError(b, err)
 	require.Positive(b, b.pack(another))
-	b.of[container] = "one"
+	b.of[base] = "one"
 	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
 	later = b.put(large)
 	b.of[later] = "one"
 	_, err = b.Sharing.Examine(context.Background(), later, nil)
 	require.NoError(b, err)
-	found, err := b.Sharing.Examine(context.Background(), container, nil)
+	found, err := b.Sharing.Examine(context.Background(), base, nil)
 	require.NoError(b, err)
 	require.Equal(b, []cas.Digest{later}, found.From)
-	return container, another, later,
-		map[cas.Digest][]byte{container: small, another: content, later: large}
+	return base, another, later,
+		map[cas.Digest][]byte{base: small, another: content, later: large}
 }
 
-// A container is not packed with what those may not take from who take from it.
+// A base is not packed with what those may not take from who take from it.
 func TestRecipesStayWithinTheirScope(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
-	container, another, later, contents := b.passedOn()
-	require.Zero(t, b.pack(container))
-	require.Contains(t, b.containers(another), container)
-	require.NotContains(t, b.containers(another), later)
-	_, packed := b.Recipes.Has(container)
+	base, another, later, contents := b.passedOn()
+	require.Zero(t, b.pack(base))
+	require.Contains(t, b.bases(another), base)
+	require.NotContains(t, b.bases(another), later)
+	_, packed := b.Recipes.Has(base)
 	require.False(t, packed)
 	b.requireAll(contents)
 
 	b.of[another] = "one"
-	_, err := b.Sharing.Examine(ctx, container, nil)
+	_, err := b.Sharing.Examine(ctx, base, nil)
 	require.NoError(t, err)
-	require.Positive(t, b.pack(container))
-	require.Contains(t, b.containers(another), later)
+	require.Positive(t, b.pack(base))
+	require.Contains(t, b.bases(another), later)
 	b.requireAll(contents)
 }
 
@@ -83,14 +83,14 @@ func TestForeignScopeGetsItsOwnBytes(t *testing.T) {
 	d, _ := b.looked(content)
 	require.Positive(t, b.pack(d))
 	p, _ := b.Recipes.Has(d)
-	literals := p.Containers[p.Literals].Digest
+	literals := p.Bases[p.Literals].Digest
 	taken := slices.Concat(noise(3, 4096), own)
 	another := b.put(taken)
 	b.of[another] = "another"
 	_, err := b.Sharing.Examine(context.Background(), another, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(another))
-	require.Contains(t, b.containers(another), literals)
+	require.Contains(t, b.bases(another), literals)
 	b.of[d] = "one"
 	require.NoError(t, b.MakeWhole(context.Background(), d))
 	require.True(t, b.whole.Has(d))

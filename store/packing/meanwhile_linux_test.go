@@ -30,9 +30,9 @@ func TestPackingNeedsSpaceForLiterals(t *testing.T) {
 	require.Zero(t, b.reserved)
 }
 
-// A container that goes while a blob is compared with it is no error: there is nothing to pack the
+// A base that goes while a blob is compared with it is no error: there is nothing to pack the
 // blob with, and it stays as it was.
-func TestAContainerGoesWhileItIsComparedWith(t *testing.T) {
+func TestABaseGoesWhileItIsComparedWith(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)

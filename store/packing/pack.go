@@ -104,7 +104,7 @@ func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 		whole, recipe, _ := s.Bytes(d)
 		sum += whole + recipe
 		if p, ok := s.recipeStore.Has(d); ok && p.Literals != dedupe.NoLiterals {
-			own, _ := cas.DiskBytesIn(s.dir, p.Containers[p.Literals].Digest)
+			own, _ := cas.DiskBytesIn(s.dir, p.Bases[p.Literals].Digest)
 			sum += own // of a removed one, none
 		}
 	}
@@ -117,7 +117,7 @@ func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 // turn.
 func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	if p, packed := s.recipeStore.Has(base); packed {
-		how.include = append(how.include, digestsOf(p.Containers)...)
+		how.include = append(how.include, digestsOf(p.Bases)...)
 	}
 	how.exclude, how.single = []cas.Digest{base}, true
 	for _, d := range s.dependents(base) {
@@ -137,7 +137,7 @@ func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 func (s *Store) dependents(base cas.Digest) []cas.Digest {
 	taken := func(d cas.Digest) int64 {
 		p, _ := s.recipeStore.Has(d) // of one that was just removed, nothing
-		if at := slices.Index(digestsOf(p.Containers), base); at >= 0 {
+		if at := slices.Index(digestsOf(p.Bases), base); at >= 0 {
 			return p.Taken[at]
 		}
 		return 0
@@ -152,7 +152,7 @@ func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Pack
 	hold, done := s.holdAccounted()
 	defer done()
 	how.include, how.exclude = slices.Clone(how.include), slices.Clone(how.exclude)
-	for i, one := range was.Containers {
+	for i, one := range was.Bases {
 		if i == was.Literals && len(s.recipeStore.Users(one.Digest)) == 1 {
 			how.exclude = append(how.exclude, one.Digest) // they are written again, in one piece
 		} else {
@@ -220,7 +220,7 @@ func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
 	if s.whole.Check(ctx, r.Blob) != nil {
 		return true
 	}
-	return slices.ContainsFunc(digestsOf(r.Containers), func(one cas.Digest) bool {
+	return slices.ContainsFunc(digestsOf(r.Bases), func(one cas.Digest) bool {
 		return s.whole.Check(ctx, one) != nil
 	})
 }
@@ -287,9 +287,9 @@ func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
 		if !ok || len(s.recipeStore.Users(d)) > 0 || s.owner.BeingServed(d) {
 			return true, nil // another recipe takes from it by now, or a request is being given it
 		}
-		for _, container := range p.Containers {
-			if !s.whole.Has(container.Digest) {
-				return true, &dedupe.ContainerError{Digest: container.Digest, Err: cas.ErrNotFound}
+		for _, base := range p.Bases {
+			if !s.whole.Has(base.Digest) {
+				return true, &dedupe.BaseError{Digest: base.Digest, Err: cas.ErrNotFound}
 			}
 		}
 		return false, nil
@@ -306,7 +306,7 @@ func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
 	return true, nil
 }
 
-func digestsOf(all []dedupe.Container) (out []cas.Digest) {
+func digestsOf(all []dedupe.Base) (out []cas.Digest) {
 	for _, one := range all {
 		out = append(out, one.Digest)
 	}
@@ -338,7 +338,7 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 	literals := make(map[cas.Digest]bool)
 	err := s.recipeStore.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		own, best := p.Compressed, dedupe.NoLiterals
-		for i, one := range p.Containers {
+		for i, one := range p.Bases {
 			if i == p.Literals {
 				literals[one.Digest], own = true, one.Size
 			} else if best < 0 || p.Taken[i] > p.Taken[best] {
@@ -350,7 +350,7 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 				found[Family{Hot: d}] = 0
 			}
 		} else if best >= 0 {
-			look(Family{d, p.Containers[best].Digest}, p.Taken[best])
+			look(Family{d, p.Bases[best].Digest}, p.Taken[best])
 		}
 		return nil
 	})
@@ -362,7 +362,7 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 			return nil
 		})
 	}
-	for _, base := range s.recipeStore.Containers() {
+	for _, base := range s.recipeStore.Bases() {
 		needed, err := s.owner.Needed(base)
 		if err == nil && !needed && !literals[base] { // what cannot be read says so elsewhere
 			found[Family{Base: base}] = 0

@@ -39,7 +39,7 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 
 	freed := b.pack(all[1])
 	p, _ := b.Recipes.Has(all[1])
-	literals := p.Containers[p.Literals].Size
+	literals := p.Bases[p.Literals].Size
 	require.Equal(t, []place{{cas.RoundUpToBlock(literals) + p.Disk, whole}}, asked())
 	require.Equal(t, whole-cas.RoundUpToBlock(literals)-p.Disk, freed)
 	require.NoError(t, b.Unpack(ctx, all[1], nil, nil))
@@ -101,7 +101,7 @@ func TestForbiddenBaseIsNotUsed(t *testing.T) {
 
 // A blob that a request is given, or another recipe takes from, just when it was let go, keeps its
 // form.
-func TestContainerTakenAfterReleaseStays(t *testing.T) {
+func TestBaseTakenAfterReleaseStays(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(3, mib)
@@ -119,8 +119,8 @@ func TestContainerTakenAfterReleaseStays(t *testing.T) {
 	b.letGo = func() {
 		require.NoError(t, b.recipeStore.Put(ctx,
 			&dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
-				Containers: []dedupe.Container{{Digest: all[1], Size: size}},
-				Extents:    []dedupe.Extent{{Length: 9}}}, nil, nil))
+				Bases:   []dedupe.Base{{Digest: all[1], Size: size}},
+				Extents: []dedupe.Extent{{Length: 9}}}, nil, nil))
 	}
 	stays()
 	require.NoError(t, b.recipeStore.Remove(all[2]))

@@ -9,15 +9,15 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Removal removes blobs, durably and all at once. Containers that only removed recipes needed
+// Removal removes blobs, durably and all at once. Bases that only removed recipes needed
 // follow once that is durable: a crash leaves only unneeded blobs and recipes, each with its
-// containers. One goroutine uses it, and calls End.
+// bases. One goroutine uses it, and calls End.
 type Removal struct {
-	s          *Store
-	whole      *cas.Removal
-	recipes    *dedupe.Removal
-	containers []cas.Digest // of recipes that were removed
-	done       []func()     // of moves, for each of them
+	s       *Store
+	whole   *cas.Removal
+	recipes *dedupe.Removal
+	bases   []cas.Digest // of recipes that were removed
+	done    []func()     // of moves, for each of them
 }
 
 // Removal begins to remove blobs.
@@ -43,7 +43,7 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 		freed, err = r.removePacked(d)
 		return len(s.recipeStore.Users(d)) > 0, err
 	})
-	s.account.changed() // it may have been a container, or be held by now
+	s.account.changed() // it may have been a base, or be held by now
 	if removed {
 		s.memory.dropSharing(d)
 		freed += size
@@ -51,15 +51,15 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 	return freed, err
 }
 
-// End removes unneeded containers, and makes all removals durable. freed counts bytes of files.
+// End removes unneeded bases, and makes all removals durable. freed counts bytes of files.
 func (r *Removal) End() (freed int64, err error) {
-	// a container may have a recipe, if its packing was begun: its bases are next
-	for err == nil && len(r.containers) > 0 {
+	// a base may have a recipe, if its packing was begun: its bases are next
+	for err == nil && len(r.bases) > 0 {
 		if err = r.recipes.Sync(); err != nil {
 			break // a crash could bring recipes back
 		}
-		all := r.containers
-		r.containers = nil
+		all := r.bases
+		r.bases = nil
 		for _, d := range all {
 			more, err2 := r.Remove(d)
 			freed += more
@@ -67,7 +67,7 @@ func (r *Removal) End() (freed int64, err error) {
 		}
 	}
 	err = errors.Join(err, r.recipes.Sync())
-	r.containers = nil
+	r.bases = nil
 	for _, done := range r.done {
 		done()
 	}
@@ -75,7 +75,7 @@ func (r *Removal) End() (freed int64, err error) {
 	return freed, errors.Join(err, r.whole.Sync())
 }
 
-// Remove removes one blob, and the containers that only its recipe needed, durably; see Removal.
+// Remove removes one blob, and the bases that only its recipe needed, durably; see Removal.
 func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
 	r := s.Removal()
 	freed, err = r.Remove(d)
@@ -118,22 +118,22 @@ func (s *Store) removeRecipeOfWhole(ctx context.Context, d cas.Digest) error {
 	return s.giveUpRecipe(d, was)
 }
 
-// giveUpRecipe removes a recipe, durably, and then its containers that are not needed.
+// giveUpRecipe removes a recipe, durably, and then its bases that are not needed.
 func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
 	return s.removeUnneededAfter(was, func() error {
 		return ignore(cas.ErrNotFound, s.removeRecipe(d))
 	})
 }
 
-// removeUnneededAfter removes a recipe's unneeded containers when take has removed the recipe.
+// removeUnneededAfter removes a recipe's unneeded bases when take has removed the recipe.
 func (s *Store) removeUnneededAfter(was dedupe.Packed, take func() error) error {
-	defer s.accountByForm(digestsOf(was.Containers)...)()
+	defer s.accountByForm(digestsOf(was.Bases)...)()
 	err := take()
 	if err != nil {
 		return err
 	}
 	r := s.Removal()
-	for _, one := range was.Containers {
+	for _, one := range was.Bases {
 		_, err2 := r.Remove(one.Digest)
 		err = errors.Join(err, err2)
 	}
@@ -188,9 +188,9 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 	if p, ok := s.recipeStore.Has(d); ok {
 		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
 		// of what is there now: packing may have written another one since
-		containers, err := r.recipes.Remove(d)
-		r.containers = append(r.containers, digestsOf(containers)...)
-		r.done = append(r.done, s.accountByForm(digestsOf(containers)...))
+		bases, err := r.recipes.Remove(d)
+		r.bases = append(r.bases, digestsOf(bases)...)
+		r.done = append(r.done, s.accountByForm(digestsOf(bases)...))
 		if ignore(cas.ErrNotFound, err) != nil {
 			return 0, err
 		}
@@ -261,7 +261,7 @@ func (s *Store) removeRecipe(d cas.Digest) error {
 	return s.recipeStore.Remove(d)
 }
 
-// QuarantineRecipe quarantines a blob's recipe, durably, and removes its containers that are not
+// QuarantineRecipe quarantines a blob's recipe, durably, and removes its bases that are not
 // needed. Errors are cas.ErrNotFound and the system's.
 func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
 	was, _ := s.recipeStore.Has(d)

@@ -48,7 +48,7 @@ func (r restless) change(what, path string, do func() error) error {
 		made, _ := dedupe.ReadRecipeStore(state).Get(d) // of what has none, nil
 		if kind := filepath.Base(filepath.Dir(filepath.Clean(dir))); kind == "recipes" &&
 			made != nil {
-			r.add("%s recipe of %s, which takes from %v: %v", what, d, made.Containers, err)
+			r.add("%s recipe of %s, which takes from %v: %v", what, d, made.Bases, err)
 		} else {
 			r.add("%s %s of %s: %v", what, kind, d, err)
 		}

@@ -81,7 +81,7 @@ func (s *Sharing) forgetIfRemoved(d cas.Digest) {
 
 // nearBlobs lists the whole blobs that one may refer to and probably shares bytes with, the best
 // first, after those that the search names. A blob with a recipe, or with one that is worth it, is
-// no good container: it could be removed itself. One that shares only with itself has all of its
+// no good base: it could be removed itself. One that shares only with itself has all of its
 // bytes.
 func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 	how search) ([]cas.Digest, error) {
@@ -148,7 +148,7 @@ func (s *Sharing) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error)
 }
 
 // mayBePacked tells whether a blob is packed, or could be with bytes of others, so that it is no
-// good container. One that others take from already is.
+// good base. One that others take from already is.
 func (s *Sharing) mayBePacked(d cas.Digest) bool {
 	if _, packed := s.recipeStore.Has(d); packed || !s.whole.Has(d) {
 		return true
@@ -166,7 +166,7 @@ type Share struct {
 }
 
 // A share, a value of the index: version u8, 3; flags u8: 1 if it is little; saving i64; digests of
-// the containers, 32 each. Bit 2 of the flags was set by earlier versions, which noted by it what
+// the bases, 32 each. Bit 2 of the flags was set by earlier versions, which noted by it what
 // compressing had gained too little of. Versions 1 and 2 count as if nothing were known.
 const (
 	shareVersion = 3
@@ -267,11 +267,11 @@ func (s *Sharing) Examine(ctx context.Context, d cas.Digest, gate Gate) (Share, 
 // requeueSmaller has earlier, smaller blobs read again that this one has much of, so that they can
 // be packed. It skips larger ones, because two blobs could cause each other to be read for ever.
 func (s *Sharing) requeueSmaller(p *match.Plan) {
-	taken := make([]int64, len(p.Containers))
+	taken := make([]int64, len(p.Bases))
 	for _, e := range p.Extents {
-		taken[e.Container] += e.Length
+		taken[e.Base] += e.Length
 	}
-	for i, one := range p.Containers {
+	for i, one := range p.Bases {
 		if found, known := s.share(one.Digest); known &&
 			!slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size &&
 			taken[i] >= Worth.minimum(one.Size) {
@@ -291,7 +291,7 @@ func (s *Sharing) ReexamineStale(ctx context.Context, d cas.Digest, gate Gate) e
 }
 
 // RefreshSketches drops sketches of other versions of the daemon, and their shares, so that their
-// blobs are read again. It remakes the sketches of containers that only recipes need itself.
+// blobs are read again. It remakes the sketches of bases that only recipes need itself.
 func (s *Sharing) RefreshSketches(ctx context.Context, gate Gate) error {
 	var old []cas.Digest
 	err := eachBlob(ctx, s.memory.sketches, func(d cas.Digest, raw []byte) error {
@@ -306,7 +306,7 @@ func (s *Sharing) RefreshSketches(ctx context.Context, gate Gate) error {
 	for _, d := range old {
 		s.memory.dropSharing(d)
 	}
-	for _, d := range s.recipeStore.Containers() {
+	for _, d := range s.recipeStore.Bases() {
 		if err := s.addSketch(ctx, d, gate); err != nil && !IsMissingOrDamaged(err) {
 			return err
 		}
@@ -317,7 +317,7 @@ func (s *Sharing) RefreshSketches(ctx context.Context, gate Gate) error {
 // Matched is what a blob shares with others, as a recipe of it would say. The files are open until
 // Close.
 type Matched struct {
-	Plan   *match.Plan // the container without a digest is what stands nowhere else
+	Plan   *match.Plan // the base without a digest is what stands nowhere else
 	target Source
 	files  []*dedupe.File
 }
@@ -341,7 +341,7 @@ func (m *Matched) Close() {
 }
 
 func (m *Matched) digests() (out []cas.Digest) {
-	for _, one := range m.Plan.Containers {
+	for _, one := range m.Plan.Bases {
 		if !one.Digest.IsZero() { // the literals have no digest yet
 			out = append(out, one.Digest)
 		}
@@ -351,7 +351,7 @@ func (m *Matched) digests() (out []cas.Digest) {
 
 // recipeBytes is what a plan's recipe takes, more or less: 10 bytes an extent.
 func (m *Matched) recipeBytes() int64 {
-	return 160 + 40*int64(len(m.Plan.Containers)) + 10*int64(len(m.Plan.Extents))
+	return 160 + 40*int64(len(m.Plan.Bases)) + 10*int64(len(m.Plan.Extents))
 }
 
 // saving is how many bytes on disk go when the whole form does.

@@ -208,7 +208,7 @@ type Recipes interface {
 	Has(d cas.Digest) (dedupe.Packed, bool)
 	Get(d cas.Digest) (*dedupe.Recipe, error)
 	Walk(ctx context.Context, fn func(cas.Digest, dedupe.Packed) error) error
-	Users(container cas.Digest) []cas.Digest
+	Users(base cas.Digest) []cas.Digest
 	Complete() bool
 	RetryUnread()
 	Problems() []dedupe.Problem
@@ -260,13 +260,13 @@ func ignore(kind, err error) error {
 
 // Space is what packed blobs take besides the whole ones that are needed, in bytes on disk.
 type Space struct {
-	Recipes    int64
-	Containers int64 // literals and blobs that only recipes need, and blobs in change
-	Copies     int64 // unpacked forms, where they lie on the store's file system
+	Recipes int64
+	Bases   int64 // literals and blobs that only recipes need, and blobs in change
+	Copies  int64 // unpacked forms, where they lie on the store's file system
 }
 
 // Sum is all of it.
-func (p *Space) Sum() int64 { return p.Recipes + p.Containers + p.Copies }
+func (p *Space) Sum() int64 { return p.Recipes + p.Bases + p.Copies }
 
 // account remembers it for a moment: it is asked for with each build that is stored.
 type account struct {
@@ -378,8 +378,8 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		return now, err
 	}
 	counted := make(map[cas.Digest]bool)
-	// in this order: what is no container any more is going by then
-	for _, d := range slices.Concat(s.recipeStore.Containers(), a.movingBlobs.all()) {
+	// in this order: what is no base any more is going by then
+	for _, d := range slices.Concat(s.recipeStore.Bases(), a.movingBlobs.all()) {
 		_, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return now, err
@@ -387,7 +387,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		if !needed && !counted[d] {
 			counted[d] = true
 			disk, _ := cas.DiskBytesIn(s.dir, d) // of one that is missing, none
-			now.Containers += disk
+			now.Bases += disk
 		}
 	}
 	err = s.Copies.Each(context.Background(), func(_ cas.Digest, disk int64) error {
@@ -401,7 +401,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 }
 
 // Bytes gives the bytes on disk of each form of a blob, 0 for one that it does not have: whole, the
-// recipe without its containers, unpacked.
+// recipe without its bases, unpacked.
 func (s *Store) Bytes(d cas.Digest) (whole, recipe, unpacked int64) {
 	whole, _ = cas.DiskBytesIn(s.dir, d) // of one that is not there, none
 	if p, ok := s.recipeStore.Has(d); ok {

@@ -17,7 +17,7 @@ import (
 // Unpack makes the unpacked form of a packed blob, unless it is there. Equal calls at the same time
 // write it once, and the others wait for that. begins, which may be nil, is called before anything
 // is written; progress, which may be nil, a hundred times at most while bytes are. Errors that
-// IsMissingOrDamaged knows say that a container or the recipe is no good; those that cas.IsDiskFull
+// IsMissingOrDamaged knows say that a base or the recipe is no good; those that cas.IsDiskFull
 // knows and ErrNoSpace, that there is no room.
 func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(),
 	progress func(done, total int64)) error {
@@ -122,7 +122,7 @@ func (s *Store) DropCopy(d cas.Digest) error {
 }
 
 // rebuildInto rebuilds a packed blob into an empty file. Where the recipe is as it was when it was
-// proven, and all containers are as they were when they were verified, it is copied; else what
+// proven, and all bases are as they were when they were verified, it is copied; else what
 // comes out is hashed.
 func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File,
 	progress func(done, total int64)) error {
@@ -138,34 +138,34 @@ func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File,
 		if !errors.Is(err, cas.ErrNotFound) || attempt == attempts {
 			return err
 		}
-		// A container may just have been rewritten: then the recipe is another by now.
+		// A base may just have been rewritten: then the recipe is another by now.
 		if err := f.Truncate(0); err != nil {
 			return err
 		}
 	}
 }
 
-// apply opens all containers before it copies: open files stay although their names are removed.
+// apply opens all bases before it copies: open files stay although their names are removed.
 func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool,
 	progress func(done, total int64)) error {
-	open := make(map[cas.Digest]*dedupe.File, len(r.Containers))
+	open := make(map[cas.Digest]*dedupe.File, len(r.Bases))
 	defer func() {
 		for _, one := range open {
 			_ = one.Close() // read-only: nothing can be lost
 		}
 	}()
-	for _, one := range r.Containers {
-		container, verified, err := s.unverified(one.Digest)
+	for _, one := range r.Bases {
+		base, verified, err := s.unverified(one.Digest)
 		if err != nil {
-			return &dedupe.ContainerError{Digest: one.Digest, Err: err}
+			return &dedupe.BaseError{Digest: one.Digest, Err: err}
 		}
-		open[one.Digest] = container
+		open[one.Digest] = base
 		proven = proven && verified
 	}
 	take := func(d cas.Digest) (dedupe.Source, error) {
-		container := open[d]
+		base := open[d]
 		delete(open, d) // closed by dedupe.Apply
-		return container, nil
+		return base, nil
 	}
 	return dedupe.Apply(ctx, r, take, f, dedupe.ApplyOptions{Trusted: proven, Progress: progress})
 }
@@ -200,7 +200,7 @@ func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gat
 	if err != nil || was.Literals == dedupe.NoLiterals {
 		return err
 	}
-	literals := was.Containers[was.Literals].Digest
+	literals := was.Bases[was.Literals].Digest
 	err = s.repack(ctx, literals, search{include: []cas.Digest{d}, gate: gate})
 	if IsMissingOrDamaged(err) || errors.Is(retryLater(err), ErrInUse) {
 		return nil // they take from literals that no blob calls its own: Compact tries again
@@ -298,7 +298,7 @@ func (s *reader) OpenUnverified(d cas.Digest) (Source, error) {
 	return s.assemble(r)
 }
 
-// assemble gives what a recipe makes of its containers, unverified.
+// assemble gives what a recipe makes of its bases, unverified.
 func (s *reader) assemble(r *dedupe.Recipe) (*dedupe.Assembled, error) {
 	return dedupe.Assemble(r, func(d cas.Digest) (dedupe.Source, error) {
 		f, _, err := s.unverified(d)
@@ -422,7 +422,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) 
 const attempts = 3 // of an operation, where blobs change their forms meanwhile
 
 // inEitherForm calls whole, or packed if a blob is not whole. It retries where either finds
-// nothing, because the blob has just changed its form or container, or its copy was removed.
+// nothing, because the blob has just changed its form or base, or its copy was removed.
 func (s *Store) inEitherForm(d cas.Digest, whole, packed func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := whole()
@@ -456,7 +456,7 @@ func (s *Store) CopyTo(ctx context.Context, d cas.Digest, f *os.File, progress f
 }
 
 // Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of
-// a packed one it reads the recipe and verifies the containers, which does not prove that the one
+// a packed one it reads the recipe and verifies the bases, which does not prove that the one
 // goes with the others: Check does.
 func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
 	return s.inEitherForm(d, func() error { return s.whole.Verify(ctx, d) }, func() error {
@@ -473,9 +473,9 @@ func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 	if err != nil {
 		return err
 	}
-	for _, container := range r.Containers {
-		if err := s.whole.Verify(ctx, container.Digest); err != nil {
-			return &dedupe.ContainerError{Digest: container.Digest, Err: err}
+	for _, base := range r.Bases {
+		if err := s.whole.Verify(ctx, base.Digest); err != nil {
+			return &dedupe.BaseError{Digest: base.Digest, Err: err}
 		}
 	}
 	return nil
@@ -488,17 +488,17 @@ func (s *Store) Check(ctx context.Context, d cas.Digest) error {
 	})
 }
 
-// IsDamage reports whether an error is about wrong bytes of a blob, a container or a recipe.
+// IsDamage reports whether an error is about wrong bytes of a blob, a base or a recipe.
 func IsDamage(err error) bool {
 	var format *dedupe.FormatError
 	return cas.IsUnsound(err) || errors.As(err, &format)
 }
 
 // IsMissingOrDamaged tells that an error is about something that is not there, or is broken, or
-// perhaps a container that is.
+// perhaps a base that is.
 func IsMissingOrDamaged(err error) bool {
-	var container *dedupe.ContainerError
-	return IsDamage(err) || errors.Is(err, cas.ErrNotFound) || errors.As(err, &container)
+	var base *dedupe.BaseError
+	return IsDamage(err) || errors.Is(err, cas.ErrNotFound) || errors.As(err, &base)
 }
 
 // Damage is a blob, or a recipe, that is no good.
@@ -509,7 +509,7 @@ type Damage struct {
 }
 
 // DamageOf finds out what keeps a blob from being served: its whole form, or if it is packed its
-// recipe or its containers, also missing ones. It lists no missing blob that is not packed, and
+// recipe or its bases, also missing ones. It lists no missing blob that is not packed, and
 // does not hash again bytes that were just verified.
 func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	err := s.whole.Verify(ctx, d)
@@ -520,21 +520,21 @@ func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 		return out
 	}
 	p, _ := s.recipeStore.Has(d) // of one that cannot be read, none
-	for _, container := range p.Containers {
-		err := s.whole.Verify(ctx, container.Digest)
-		if size, _ := s.whole.Size(container.Digest); err == nil && size != container.Size {
+	for _, base := range p.Bases {
+		err := s.whole.Verify(ctx, base.Digest)
+		if size, _ := s.whole.Size(base.Digest); err == nil && size != base.Size {
 			out = append(out, Damage{d, true, fmt.Sprintf("the recipe expects base %s to have "+
-				"%d bytes, and it has %d", container.Digest, container.Size, size)})
+				"%d bytes, and it has %d", base.Digest, base.Size, size)})
 		}
 		if IsMissingOrDamaged(err) {
-			out = append(out, Damage{Digest: container.Digest, Why: "a base blob is damaged: " +
+			out = append(out, Damage{Digest: base.Digest, Why: "a base blob is damaged: " +
 				"" + err.Error()})
 		}
 	}
 	if len(out) > 0 {
 		return out
 	}
-	// All containers are sound: what does not come out right is the recipe's doing.
+	// All bases are sound: what does not come out right is the recipe's doing.
 	if err := s.Check(ctx, d); IsMissingOrDamaged(err) {
 		out = append(out, Damage{d, true, "the recipe is damaged: " + err.Error()})
 	}

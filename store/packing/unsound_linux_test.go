@@ -16,13 +16,13 @@ import (
 )
 
 // forge puts a recipe that is sound in itself in the place of one, with other bytes of its
-// container.
+// base.
 func (b *bench) forge(d cas.Digest) *dedupe.Recipe {
 	b.Helper()
 	r, err := b.recipeStore.Get(d)
 	require.NoError(b, err)
 	for i := range r.Extents {
-		if e := &r.Extents[i]; e.Container != r.Literals && e.From >= 4 {
+		if e := &r.Extents[i]; e.Base != r.Literals && e.From >= 4 {
 			e.From -= 4
 		}
 	}
@@ -99,9 +99,9 @@ func (f *noReads) ReadAt(file *os.File, p []byte, off int64) (int, error) {
 	return f.OS.ReadAt(file, p, off)
 }
 
-// A container of a recipe that could not be read at the start stays, whole, though its users are
+// A base of a recipe that could not be read at the start stays, whole, though its users are
 // unknown, and its blob is there again with it.
-func TestContainersOfUnreadRecipesStay(t *testing.T) {
+func TestBasesOfUnreadRecipesStay(t *testing.T) {
 	ctx := context.Background()
 	b := newBench(t)
 	all, contents := b.variants(3, mib)
@@ -115,7 +115,7 @@ func TestContainersOfUnreadRecipesStay(t *testing.T) {
 			Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 		require.NoError(t, err2)
 		require.False(t, b.Recipes.Complete())
-		b.shares.Drop(all[2][:]) // it is to be a container as well
+		b.shares.Drop(all[2][:]) // it is to be a base as well
 		require.Zero(t, b.pack(all[0]), "nobody knows that the unread one takes from it")
 		require.True(t, b.whole.Has(all[0]))
 		delete(b.needed, all[0])

@@ -388,7 +388,7 @@ func (s *extentStore) write(path string, fill func(*os.File) error) error {
 	return nil
 }
 
-// extentsOut restores everything; trusted is what epcached does where the stamps of the containers
+// extentsOut restores everything; trusted is what epcached does where the stamps of the bases
 // hold.
 func extentsOut(c corpus, store, into string, trusted bool) error {
 	s := &extentStore{dir: store}
