@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -138,6 +139,18 @@ func TestASlowStartThatFailsLeavesNoSocket(t *testing.T) {
 	close(d.opened)
 	require.ErrorContains(t, <-d.ended, "newer epcached")
 	require.NoFileExists(t, d.socket)
+}
+
+// That holds too if the server has only begun to serve.
+func TestAnEntranceThatClosesAtOnceLeavesNoSocket(t *testing.T) {
+	socket := filepath.Join(shortDir(t), "s")
+	for range 100 {
+		e := new(process).newEntrance(socket, slog.New(slog.DiscardHandler))
+		e.refuseClients("the index is being made")
+		require.FileExists(t, socket)
+		require.NoError(t, e.close())
+		require.NoFileExists(t, socket)
+	}
 }
 
 func newerJournal() []byte {

@@ -306,14 +306,17 @@ func (e *socketEntrance) open(c *cache.Cache) error {
 	return e.listen()
 }
 
-// close ends the answers of refuseClients.
+// close ends the answers of refuseClients, and removes the socket.
 func (e *socketEntrance) close() error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := e.server.Shutdown(now); !errors.Is(err, context.Canceled) {
+	if err := e.server.Shutdown(now); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	return nil
+	if e.backend.Socket == "" {
+		return nil // it never listened
+	}
+	return <-e.ended // the server may only begin, and removes the socket then
 }
 
 func unavailable(text, hint string) *unixsock.Error {
