@@ -172,7 +172,7 @@ func newHitBench(b *testing.B, config string) *hitBench {
 }
 
 // rawRoundTrip sends a descriptor to another process, which sends one back.
-func rawRoundTrip(b *testing.B, f *os.File) func() {
+func rawRoundTrip(b testing.TB, f *os.File) func() {
 	pair, err := unix.Socketpair(unix.AF_UNIX,
 		unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	require.NoError(b, err)

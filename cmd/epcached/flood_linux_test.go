@@ -67,6 +67,8 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 			at(during, 99), at(calm, 99), ratio(during, calm, 99), goal)
 	}
 	report("hits", "p99 5 times", calm.hits, during.hits)
+	// What the busy processors alone cost, in any two processes.
+	report("bare round trips", "none", calm.bare, during.bare)
 	report("connecting", "none", calm.connects, during.connects)
 	report("misses", "p50 2 times, and a compile", calm.misses, during.misses)
 	t.Logf("daemon: %d MB at most, %d threads, %d descriptors before, %d during", most>>10, threads,
@@ -90,21 +92,28 @@ type neighbour struct {
 	stored string
 	hits   int64
 	next   uint64
+	bare   func() // a round trip of a descriptor to another process that is none of the daemon's
 }
 
 func newNeighbour(t *testing.T, d *epcached, hits int64) *neighbour {
-	return &neighbour{owner: &owner{epcached: d, uid: stranger + 1},
+	n := &neighbour{owner: &owner{epcached: d, uid: stranger + 1},
 		stored: writeModel(t, t.TempDir(), 1), hits: hits, next: 1 << 40}
+	model, err := os.Open(n.stored)
+	require.NoError(t, err)
+	t.Cleanup(func() { model.Close() })
+	n.bare = rawRoundTrip(t, model)
+	return n
 }
 
 // round is what the other user saw.
 type round struct {
-	hits, misses, connects []time.Duration
-	failed                 []string
+	hits, bare, misses, connects []time.Duration
+	failed                       []string
 }
 
 func (r *round) add(more round) {
-	r.hits, r.misses = append(r.hits, more.hits...), append(r.misses, more.misses...)
+	r.hits, r.bare = append(r.hits, more.hits...), append(r.bare, more.bare...)
+	r.misses = append(r.misses, more.misses...)
 	r.connects, r.failed = append(r.connects, more.connects...), append(r.failed, more.failed...)
 }
 
@@ -149,6 +158,7 @@ func (n *neighbour) round(when string) (r round) {
 			connect()
 		}
 		r.hits = append(r.hits, ask(n.stored, "hit"))
+		r.bare = append(r.bare, timed(n.bare))
 	}
 	for range 3 {
 		n.next++
