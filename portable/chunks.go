@@ -28,9 +28,9 @@ const (
 	chunkMagic = "epchunk1"
 	chunkEntry = 24
 
-	// chunkedFrom is the size of files that have a chunk list: a request costs as much as such
+	// ChunkedFrom is the size of files that have a chunk list: a request costs as much as such
 	// bytes.
-	chunkedFrom = 512 << 10
+	ChunkedFrom = 512 << 10
 )
 
 // Chunk is one chunk of a file, and where its frame and its bytes are.

@@ -104,7 +104,7 @@ func TestALargeFileHasAChunkList(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	w, err := Create(dir)
 	require.NoError(t, err)
-	b, data := build(nil), stream(chunkedFrom)
+	b, data := build(nil), stream(ChunkedFrom)
 	b.Files[1] = Source{"sub/a.bin", int64(len(data)), bytes.NewReader(data)}
 	card, err := w.Add(context.Background(), b)
 	require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -27,6 +28,10 @@ type Config struct {
 	Embed       bool   `json:"embed"`
 
 	Members []Member `json:"members,omitempty"` // of a group: all, the first is the model above
+
+	// Of large files, in the order of files; empty: there is none. Readers find by them what they
+	// have of these bytes.
+	Sketches [][]byte `json:"sketches,omitempty"`
 }
 
 // EP is an execution provider that made the build.
@@ -68,6 +73,10 @@ const (
 	maxMembers = 64
 	maxRecord  = 256 << 10
 	maxConfig  = 1 << 20
+	maxSketch  = 4 << 10
+
+	// MaxSketched is how many files of a build have a sketch, so that cards stay small.
+	MaxSketched = 16
 )
 
 // ParseConfig reads a config, and checks it.
@@ -97,6 +106,11 @@ func (c *Config) check(file string) error {
 	names, err := checkFiles(file, c.Files)
 	if err != nil {
 		return err
+	}
+	if len(c.Sketches) > min(len(c.Files), MaxSketched) ||
+		slices.ContainsFunc(c.Sketches, func(s []byte) bool { return len(s) > maxSketch }) {
+		return wrong(file, "sketches", "%d of %d files, or one of more than %d bytes",
+			len(c.Sketches), len(c.Files), maxSketch)
 	}
 	if !names[c.Graph] {
 		return wrong(file, "graph", "%.80q is not one of the files", c.Graph)

@@ -173,7 +173,7 @@ func (w *Writer) layer(ctx context.Context, f Source, copied func(int)) (d []Des
 	}
 	d = []Descriptor{{MediaType: MediaFile, Digest: Digest(sum.Sum(nil)), Size: size.n,
 		Annotations: map[string]string{annotationTitle: f.Name + titleSuffix}}}
-	if f.Size >= chunkedFrom {
+	if f.Size >= ChunkedFrom {
 		chunks := descriptorOf(MediaChunks, list)
 		chunks.Data = nil
 		d = append(d, chunks)

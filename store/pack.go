@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -105,4 +106,23 @@ func (st *Store) WhyInUse(b *index.Build) string {
 			"" + until.UTC().Format(time.RFC3339)
 	}
 	return ""
+}
+
+// Seeds opens at most n whole blobs of shared builds that probably share bytes with a file that has
+// this sketch, the best first. The caller closes them. It is best effort.
+func (p *Packer) Seeds(ctx context.Context, sketch []byte, n int) (files []*os.File) {
+	near, err := p.st.forms.Sharing.Near(ctx, sketch, func(d cas.Digest) bool {
+		scopes, err := blobOwner{p.st}.scopesOf(d)
+		_, shared := scopes["shared"]
+		return shared && err == nil
+	}, n)
+	if err != nil {
+		p.st.log.Debug("seeds not found", "error", err)
+	}
+	for _, d := range near {
+		if f, err := p.st.cas.Open(ctx, d); err == nil { // else it was just removed
+			files = append(files, f)
+		}
+	}
+	return files
 }

@@ -67,7 +67,13 @@ func (q *Queries) mayExport(p rights.Peer, b *index.Build) error {
 }
 
 func (q *Queries) export(ctx context.Context, b *index.Build) (*wire.ExportReply, *os.File, error) {
-	config, err := json.Marshal(portableConfig(b))
+	c := portableConfig(b)
+	err := q.addSketches(ctx, c, b)
+	if err != nil {
+		return nil, nil, apierr.New(apierr.Unavailable, err, "build %.16s of model %q", b.BuildKey,
+			b.ModelName)
+	}
+	config, err := json.Marshal(c)
 	if err != nil {
 		return nil, nil, apierr.New(apierr.Internal, err, "export")
 	}
@@ -107,4 +113,20 @@ func portableConfig(b *index.Build) *portable.Config {
 			Graph: m.Graph, Alone: m.AloneKey != index.RequestKey{}})
 	}
 	return c
+}
+
+// addSketches adds the sketches of the large files.
+func (q *Queries) addSketches(ctx context.Context, c *portable.Config, b *index.Build) error {
+	for i, f := range b.Files[:min(len(b.Files), portable.MaxSketched)] {
+		if f.Size < portable.ChunkedFrom {
+			continue
+		}
+		sketch, err := q.store.Forms().Sharing.Sketch(ctx, f.Digest)
+		if err != nil {
+			return err
+		}
+		c.Sketches = append(c.Sketches, make([][]byte, i+1-len(c.Sketches))...)
+		c.Sketches[i] = sketch
+	}
+	return nil
 }

@@ -258,7 +258,10 @@ func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.
 			}
 		}
 	}()
+	seeds := rs.seeds(ctx, c)
+	defer remote.CloseAll(seeds)
 	p, err := rs.Client.Fetch(ctx, r.Name, remote.Fetch{Manifest: c.Build, Files: files,
+		Seeds:    seeds,
 		Progress: func(p remote.Progress) { s.arrived(rs.Now(), p) }})
 	f := rs.figuresOf(r.Name)
 	f.fetched.Add(p.Wire)
@@ -272,6 +275,22 @@ func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.
 		return fmt.Errorf("given up: %w", cause)
 	}
 	return err
+}
+
+// Seeds of each file, and of a build: the helper reads them all.
+const (
+	seedsOfFile = 2
+	maxSeeds    = 16
+)
+
+// seeds opens what this machine has of the bytes of a build.
+func (rs *Remotes) seeds(ctx context.Context, c *portable.Card) (files []*os.File) {
+	for _, sketch := range c.Config.Sketches {
+		if n := min(seedsOfFile, maxSeeds-len(files)); n > 0 && len(sketch) > 0 {
+			files = append(files, rs.Store.Packer().Seeds(ctx, sketch, n)...)
+		}
+	}
+	return files
 }
 
 // stopLoss decides when a transfer no longer pays.

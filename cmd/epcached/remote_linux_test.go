@@ -144,3 +144,44 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 		require.Contains(t, []string{"GET", "HEAD"}, method)
 	}
 }
+
+// After an update of the execution provider a build has most bytes in common with the one before,
+// and only the others travel.
+func TestABuildOfAnUpdateCostsFewBytes(t *testing.T) {
+	hasHelper(t)
+	if testing.Short() {
+		t.Skip("it compiles a model of 23 MB twice")
+	}
+	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO)}
+	a := newSite(t, runtimes...)
+	keys, shared := openTo(t, ""), openTo(t, "")
+	private, public := newKey(t, a, keys, "ci")
+	a.config = fmt.Sprintf("signing_key = %q\n", private) + sharing("file://"+shared, public,
+		"publish = \"shared\"\n")
+	a.start(t)
+	b := newSite(t, runtimes...)
+	b.config = sharing("file://"+shared, public, "")
+	d := b.start(t)
+	var fetched, size [2]int64
+	for i, runtime := range runtimes {
+		args := []string{modelOf(t, "minilm-int8"), "--ep", "OpenVINOExecutionProvider:CPU",
+			"--runtime", runtime}
+		made := a.get(t, args)
+		out, status := a.ctl(t, "push", made["build"].(string))
+		require.Zero(t, status, out)
+		got := b.get(t, args)
+		require.Equal(t, "hit", got["outcome"], got["why"])
+		require.Equal(t, digestsOf(made), digestsOf(got))
+		for _, f := range got["files"].([]any) {
+			size[i] += int64(f.(map[string]any)["size"].(float64))
+		}
+		fetched[i] = d.status().Remotes[0].FetchedBytes - fetched[0]
+		out, status = b.ctl(t, "pack", "--all", "--dry-run") // reads what is new
+		require.Zero(t, status, out)
+	}
+	t.Logf("%d bytes in %d, then %d in %d: %.4f", size[0], fetched[0], size[1], fetched[1],
+		float64(fetched[1])/float64(fetched[0]))
+	require.LessOrEqual(t, fetched[1]*100, fetched[0])
+	require.Greater(t, d.status().Remotes[0].SeedBytes, size[1]*98/100)
+	require.Zero(t, d.status().Compiles)
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"iter"
 	"slices"
 
 	"github.com/epcached/epcached/cas"
@@ -104,18 +105,8 @@ func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 		}
 	}
 	var failed error
-	known := func(yield func(cas.Digest, match.Sketch) bool) {
-		failed = errors.Join(failed,
-			eachBlob(ctx, s.memory.sketches, func(other cas.Digest, raw []byte) error {
-				// else made again when it is looked at
-				if theirs, err := match.DecodeSketch(raw); err == nil {
-					yield(other, theirs)
-				}
-				return nil
-			}))
-	}
 	// Before they are ranked: one that is out of reach must not stand for another that is not.
-	ranked := match.Candidates(own, known, func(other cas.Digest) bool {
+	ranked := match.Candidates(own, s.sketches(ctx, &failed), func(other cas.Digest) bool {
 		if other == d || s.mayBePacked(other) || slices.Contains(how.exclude, other) ||
 			slices.Contains(out, other) {
 			return false
@@ -125,6 +116,52 @@ func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 		return ok && err == nil
 	}, maxCandidates)
 	return append(out, ranked...), failed
+}
+
+// sketches yields those of all blobs. An error is added to failed.
+func (s *Sharing) sketches(ctx context.Context, failed *error) iter.Seq2[cas.Digest, match.Sketch] {
+	return func(yield func(cas.Digest, match.Sketch) bool) {
+		*failed = errors.Join(*failed,
+			eachBlob(ctx, s.memory.sketches, func(other cas.Digest, raw []byte) error {
+				// else made again when it is looked at
+				if theirs, err := match.DecodeSketch(raw); err == nil {
+					yield(other, theirs)
+				}
+				return nil
+			}))
+	}
+}
+
+// Sketch returns the encoded sketch of a blob, and reads the blob if there is none yet.
+func (s *Sharing) Sketch(ctx context.Context, d cas.Digest) ([]byte, error) {
+	if !s.hasSketch(d) {
+		src, err := s.OpenUnverified(d)
+		if err != nil {
+			return nil, err
+		}
+		made, err := match.SketchOf(ctx, src)
+		if err = errors.Join(err, src.Close()); err == nil {
+			err = s.saveSketch(d, made)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	raw, _ := s.memory.sketches.Get(d[:])
+	return raw, nil
+}
+
+// Near lists at most n whole blobs that probably share bytes with one that is not here and has this
+// encoded sketch, the best first. Blobs of which may says no are left out.
+func (s *Sharing) Near(ctx context.Context, sketch []byte, may func(cas.Digest) bool,
+	n int) ([]cas.Digest, error) {
+	own, err := match.DecodeSketch(sketch)
+	if err != nil {
+		return nil, err
+	}
+	return match.Candidates(own, s.sketches(ctx, &err), func(d cas.Digest) bool {
+		return s.whole.Has(d) && may(d)
+	}, n), err
 }
 
 // mayTake returns what reports whether all of these blobs may take bytes of another one.
