@@ -27,20 +27,49 @@ import (
 // bucket is a remote in memory. Its client for each machine is itself.
 type bucket struct {
 	mu     sync.Mutex
-	cards  map[portable.Hash][]byte
+	cards  map[portable.Hash][]byte // of all epochs that were not removed
+	put    map[portable.Hash]int64  // the epoch of the card
 	blobs  map[portable.Digest][]byte
-	leases map[portable.Hash]string
+	young  map[portable.Digest]time.Time // when the blob was put or touched
+	leases map[portable.Hash]heldLease
+	now    func() time.Time
 
-	looks, fetches, puts atomic.Int64
+	looks, fetches, puts, renews, takes atomic.Int64
 	// lookFault is called before a call is answered, and fetchFault in its place; nil: no fault.
 	lookFault  func(ctx context.Context) error
 	fetchFault func(ctx context.Context, f remote.Fetch) error
 	forge      func([]byte) []byte // of cards that are read
 }
 
+// heldLease is a lease as it lies in the bucket.
+type heldLease struct {
+	holder   string
+	taken    time.Time
+	estimate time.Duration
+}
+
 func newBucket() *bucket {
 	return &bucket{cards: make(map[portable.Hash][]byte), blobs: make(map[portable.Digest][]byte),
-		leases: make(map[portable.Hash]string)}
+		put: make(map[portable.Hash]int64), young: make(map[portable.Digest]time.Time),
+		leases: make(map[portable.Hash]heldLease), now: time.Now}
+}
+
+// expire removes what the lifecycle rules remove.
+func (b *bucket) expire() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for key, epoch := range b.put {
+		if b.now().Sub(time.Unix(0, 0)) > time.Duration(epoch)*remote.EpochLength+75*24*time.Hour {
+			delete(b.put, key)
+			delete(b.cards, key)
+		}
+	}
+	for d, at := range b.young {
+		if b.now().Sub(at) > 120*24*time.Hour {
+			delete(b.young, d)
+			delete(b.blobs, d)
+		}
+	}
 }
 
 func remoteError(class, text string) error {
@@ -70,6 +99,9 @@ func (b *bucket) Look(ctx context.Context, _ string, key remote.Key,
 	defer b.mu.Unlock()
 	var out [][]byte
 	for build, raw := range b.cards {
+		if remote.Epoch(b.now())-b.put[build] > 1 {
+			continue
+		}
 		card, err := portable.ParseCard("card", raw)
 		if err == nil && key.Request && portable.RequestOf(card.Config.Record).Key == key.Hash ||
 			build == key.Hash {
@@ -131,7 +163,7 @@ func (b *bucket) PutBlobs(_ context.Context, _ string, blobs []remote.Blob,
 		}
 		b.puts.Add(1)
 		b.mu.Lock()
-		b.blobs[one.Digest] = raw
+		b.blobs[one.Digest], b.young[one.Digest] = raw, b.now()
 		b.mu.Unlock()
 		s.Sent++
 		s.Bytes += one.Size
@@ -144,24 +176,53 @@ func (b *bucket) PutCard(_ context.Context, _ string, keys remote.CardKeys,
 	b.puts.Add(1)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.cards[keys.Build] != nil {
-		return remote.Exists, nil
+	return b.putCard(keys, card), nil
+}
+
+func (b *bucket) putCard(keys remote.CardKeys, card []byte) remote.Put {
+	epoch := remote.Epoch(b.now())
+	if b.cards[keys.Build] != nil && b.put[keys.Build] == epoch {
+		return remote.Exists
 	}
-	b.cards[keys.Build] = card
-	return remote.Created, nil
+	b.cards[keys.Build], b.put[keys.Build] = card, epoch
+	return remote.Created
+}
+
+func (b *bucket) Renew(_ context.Context, _ string, keys remote.CardKeys,
+	card []byte) (remote.Put, error) {
+	b.renews.Add(1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c, err := portable.ParseCard("card", card)
+	if err != nil {
+		return "", remoteError("local", err.Error())
+	}
+	for _, d := range c.Manifest.Layers {
+		if b.blobs[d.Digest] == nil {
+			return "", remoteError("missing", "a blob is missing")
+		}
+		if b.now().Sub(b.young[d.Digest]) > 45*24*time.Hour {
+			b.young[d.Digest] = b.now()
+		}
+	}
+	return b.putCard(keys, card), nil
 }
 
 func (b *bucket) Lease(_ context.Context, _ string, l remote.LeaseRequest) (remote.Lease, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	holder := b.leases[l.Key]
+	have := b.leases[l.Key]
 	switch {
-	case l.Release && holder == l.Holder:
+	case have.holder == "" && l.Look:
+		return remote.Lease{State: remote.NotOffered}, nil
+	case l.Release && have.holder == l.Holder:
 		delete(b.leases, l.Key)
-	case holder == "" && !l.Release:
-		b.leases[l.Key] = l.Holder
-	case holder != l.Holder:
-		return remote.Lease{State: remote.Held, Estimate: l.Estimate}, nil
+	case have.holder == "" && !l.Release:
+		b.takes.Add(1)
+		b.leases[l.Key] = heldLease{l.Holder, time.Now(), l.Estimate}
+	case have.holder != l.Holder:
+		return remote.Lease{State: remote.Held, Estimate: have.estimate,
+			Age: time.Since(have.taken)}, nil
 	}
 	return remote.Lease{State: remote.Granted}, nil
 }
@@ -443,20 +504,144 @@ func TestAFleetCompilesOnce(t *testing.T) {
 	require.EqualValues(t, 1, compiles)
 }
 
-// A lease that is never given back costs half of a compile.
+// A lease that is never given back costs half of a compile, or as much more as its holder was
+// expected to need when it took it.
 func TestALeaseThatIsHeldForEverIsWaitedForABoundedTime(t *testing.T) {
 	private, public := fleetKeys(t)
+	const length = 400 * time.Millisecond
+	for age, most := range map[time.Duration]time.Duration{time.Hour: length, 0: 3 * length} {
+		for _, publish := range []bool{false, true} {
+			store := newBucket()
+			b := machine(t, store, remotes.Remote{Publish: publish, SigningKey: private,
+				Trust: []string{public}, Lease: true})
+			b.compiler.Delay = length
+			b.acquire(b.request(b.model(1))) // so that there is an estimate
+			model := b.model(2)
+			before := store.takes.Load()
+			key := portable.Hash(b.planned(b.request(model)).Plan.BuildKey)
+			store.leases[key] = heldLease{"somebody", time.Now().Add(-age), length}
+			began := time.Now()
+			require.Equal(t, request.Compiled, b.acquire(b.request(model)).Outcome)
+			require.Greater(t, time.Since(began), length*3/2)
+			require.Less(t, time.Since(began), most+5*time.Second)
+			require.EqualValues(t, 2, b.compiler.Compiles.Load())
+			require.Equal(t, before, store.takes.Load())
+			require.EqualValues(t, 1, b.cache.RemoteStatus()[0].LeasesWaited)
+		}
+	}
+}
+
+// A machine that publishes nothing waits for one that compiles, and takes no lease itself.
+func TestAReaderWaitsForTheHolderOfALease(t *testing.T) {
+	private, public := fleetKeys(t)
 	store := newBucket()
-	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+	writer := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
 		Trust: []string{public}, Lease: true})
-	b.compiler.Delay = 400 * time.Millisecond
-	b.acquire(b.request(b.model(1))) // so that there is an estimate
-	model := b.model(2)
-	store.leases[portable.Hash(b.planned(b.request(model)).Plan.BuildKey)] = "somebody"
-	began := time.Now()
-	require.Equal(t, request.Compiled, b.acquire(b.request(model)).Outcome)
-	require.Less(t, time.Since(began), 5*time.Second)
-	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	reader := machine(t, store, remotes.Remote{Trust: []string{public}, Lease: true})
+	writer.compiler.Delay = time.Second
+	model, other := writer.model(7), reader.model(7)
+	var g errgroup.Group
+	g.Go(func() error {
+		a, err := writer.cache.Acquire(t.Context(), writer.request(model), nil)
+		if err == nil {
+			err = a.View.Close()
+		}
+		return err
+	})
+	require.Eventually(t, func() bool { return store.takes.Load() == 1 }, 10*time.Second,
+		time.Millisecond)
+	require.Equal(t, request.Hit, reader.acquire(reader.request(other)).Outcome)
+	require.Zero(t, reader.compiler.Compiles.Load())
+	require.NoError(t, g.Wait())
+	// Without a holder it compiles at once.
+	require.Equal(t, request.Compiled, reader.acquire(reader.request(reader.model(8))).Outcome)
+	require.EqualValues(t, 1, store.takes.Load())
+}
+
+// A daemon that ends gives its leases back, although what it compiled was not published yet.
+func TestLeasesAreGivenBackWhenTheDaemonEnds(t *testing.T) {
+	_, public := fleetKeys(t)
+	store := newBucket()
+	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: public + " is not there",
+		Trust: []string{public}, Lease: true})
+	b.acquire(b.request(b.model(1)))
+	require.Len(t, store.leases, 1)
+	b.close()
+	require.Empty(t, store.leases)
+}
+
+// For 200 days a machine that publishes uses two builds, and new machines fetch them. They never
+// compile; builds that are not used leave the bucket.
+func TestBuildsInUseNeverLeaveARemote(t *testing.T) {
+	private, public := fleetKeys(t)
+	r := remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}}
+	store := newBucket()
+	a := machine(t, store, r)
+	store.now = func() time.Time { return time.Now().Add(time.Duration(a.later.Load())) }
+	const unused = 20
+	for i := range uint64(2 + unused) {
+		a.acquire(a.request(a.model(i)))
+	}
+	store.waitForCards(t, 2+unused)
+	blobs := len(store.blobs)
+	for day := 0; day <= 200; day += 5 {
+		for i := range uint64(2) {
+			require.Equal(t, request.Hit, a.acquire(a.request(a.model(i))).Outcome)
+		}
+		if day%20 == 0 {
+			a.reopen() // otherwise it looks once an hour
+			b := machine(t, store, remotes.Remote{Trust: []string{public}})
+			b.later.Store(a.later.Load())
+			for i := range uint64(2) {
+				require.Equal(t, request.Hit, b.acquire(b.request(b.model(i))).Outcome, "day %d",
+					day)
+			}
+			b.close()
+		}
+		a.waits(5 * 24 * time.Hour)
+		store.expire()
+	}
+	require.Len(t, store.cards, 2)
+	require.Less(t, len(store.blobs), blobs/5)
+	require.LessOrEqual(t, store.renews.Load(), int64(2*8), "once in an epoch")
+}
+
+// A machine that fetches may keep what it uses, and vouches for nothing that another key signed.
+func TestAFetchedBuildIsRenewed(t *testing.T) {
+	private, public := fleetKeys(t)
+	other, otherPublic := fleetKeys(t)
+	for _, signing := range []string{private, other} {
+		store := newBucket()
+		a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+			Trust: []string{public}})
+		a.acquire(a.request(a.model(1)))
+		store.waitForCards(t, 1)
+		made := store.onlyCard(t)
+		b := machine(t, store, remotes.Remote{Publish: true, SigningKey: signing,
+			Trust: []string{public, otherPublic}})
+		store.now = func() time.Time { return time.Now().Add(remote.EpochLength) }
+		b.waits(remote.EpochLength)
+		require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
+		require.Eventually(t, func() bool {
+			store.mu.Lock()
+			defer store.mu.Unlock()
+			for _, epoch := range store.put {
+				return epoch == remote.Epoch(store.now())
+			}
+			return false
+		}, 20*time.Second, 5*time.Millisecond)
+		require.Equal(t, signing == other, slices.Equal(made, store.onlyCard(t)))
+	}
+}
+
+func (b *bucket) onlyCard(t testing.TB) []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	require.Len(t, b.cards, 1)
+	for _, card := range b.cards {
+		return card
+	}
+	return nil
 }
 
 // A queue that was not worked off is taken up by the next daemon, and --refresh looks again.

@@ -119,11 +119,7 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 		says.BuildKey, says.Files = c.BuildKey, c.Files
 		says.Requests = append([]Request{RequestOf(c.Record)}, says.Requests...)
 		says.Issued = says.Issued.UTC().Truncate(time.Second)
-		one := b.Signer.sign(DigestOf(raw), "b-"+c.BuildKey.String(), says)
-		s := encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest, ArtifactType: MediaBundle,
-			Config: emptyConfig(), Layers: []Descriptor{descriptorOf(MediaBundle, one)},
-			Subject: &Descriptor{MediaType: MediaManifest, Digest: DigestOf(raw),
-				Size: int64(len(raw))}})
+		one, s := b.Signer.signature(raw, says)
 		blobs, signed = append(blobs, emptyConfig().Data, one, s), append(signed, s)
 	}
 	card := newCard(raw, signed...)

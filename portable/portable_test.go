@@ -299,6 +299,35 @@ func TestATarWithAMillionEntriesIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "more than 131072 entries")
 }
 
+// A signer renews what it signed itself, as long as that counts, and nothing else.
+func TestACardIsSignedAgainByItsSigner(t *testing.T) {
+	s, trust := newSigner(t, "")
+	other, _ := newSigner(t, "")
+	b := build(s)
+	issued := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	b.Says.Issued, b.Says.NotAfter = issued, issued.Add(time.Hour)
+	b.Says.MachineClass = "cpu:1"
+	dir, _ := bundled(t, b)
+	l, err := Open(context.Background(), dir)
+	require.NoError(t, err)
+	defer l.Close()
+	card := l.Cards[0].Card
+	_, err = other.Verify(card, issued)
+	require.ErrorContains(t, err, "not trusted here")
+	_, err = s.Verify(card, issued.Add(2*time.Hour))
+	require.ErrorContains(t, err, "expired")
+	says, err := s.Verify(card, issued)
+	require.NoError(t, err)
+	says.NotAfter = issued.Add(10 * time.Hour)
+	again, err := ParseCard("card", s.Sign(card, *says))
+	require.NoError(t, err)
+	require.Equal(t, card.Build, again.Build)
+	now, _, err := trust.Verify(again, issued.Add(9*time.Hour))
+	require.NoError(t, err)
+	require.Equal(t, says, now)
+	require.Equal(t, "cpu:1", now.MachineClass)
+}
+
 // layoutWith writes an image layout whose one blob of a file has been replaced.
 func layoutWith(t *testing.T, blob []byte, size int64) (string, *Trust) {
 	s, trust := newSigner(t, "")
@@ -315,12 +344,7 @@ func layoutWith(t *testing.T, blob []byte, size int64) (string, *Trust) {
 	raw := encode(newManifest(&c, []Descriptor{layer}))
 	says := Predicate{BuildKey: c.BuildKey, Files: c.Files,
 		Requests: []Request{RequestOf(c.Record)}}
-	one := s.sign(DigestOf(raw), "", says)
-	signed := encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest,
-		ArtifactType: MediaBundle,
-		Config:       emptyConfig(), Layers: []Descriptor{descriptorOf(MediaBundle, one)},
-		Subject: &Descriptor{MediaType: MediaManifest, Digest: DigestOf(raw),
-			Size: int64(len(raw))}})
+	_, signed := s.signature(raw, says)
 	w, err := Create(dir)
 	require.NoError(t, err)
 	card := newCard(raw, signed)

@@ -153,15 +153,34 @@ type Signer struct {
 	ID  string
 }
 
-// sign returns the sigstore bundle for a manifest.
-func (s *Signer) sign(manifest Digest, name string, p Predicate) []byte {
+// signature returns the sigstore bundle for an encoded manifest, and the manifest of that.
+func (s *Signer) signature(build []byte, p Predicate) (one, manifest []byte) {
+	digest := DigestOf(build)
 	payload := encode(&statement{Type: statementType, PredicateType: PredicateType, Predicate: p,
-		Subject: []subject{{name, map[string]string{"sha256": manifest.Hex()}}}})
+		Subject: []subject{{"b-" + p.BuildKey.String(),
+			map[string]string{"sha256": digest.Hex()}}}})
 	b := bundle{MediaType: MediaBundle,
 		Envelope: envelope{Payload: payload, PayloadType: payloadType,
 			Signatures: []signature{{ed25519.Sign(s.key, preAuth(payloadType, payload))}}}}
 	b.Material.PublicKey.Hint = s.ID
-	return encode(&b)
+	one = encode(&b)
+	return one, encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest,
+		ArtifactType: MediaBundle, Config: emptyConfig(),
+		Layers:  []Descriptor{descriptorOf(MediaBundle, one)},
+		Subject: &Descriptor{MediaType: MediaManifest, Digest: digest, Size: int64(len(build))}})
+}
+
+// Verify returns what the signer itself says in a card: see Trust.Verify.
+func (s *Signer) Verify(c *Card, now time.Time) (*Predicate, error) {
+	public, _ := s.key.Public().(ed25519.PublicKey)
+	p, _, err := (&Trust{Keys: []*Key{{ID: s.ID, public: public}}}).Verify(c, now)
+	return p, err
+}
+
+// Sign returns a card of the same build with the signer's statement alone.
+func (s *Signer) Sign(c *Card, p Predicate) []byte {
+	_, manifest := s.signature(c.Build, p)
+	return newCard(c.Build, manifest)
 }
 
 // keyID is the SHA-256 of the public key in its DER form, in hexadecimal digits.

@@ -20,6 +20,12 @@ const (
 	maxFiles = 250 // descriptors of one request: SCM_MAX_FD is 253
 )
 
+// EpochLength is the time after which cards are put under another name: see Epoch.
+const EpochLength = 30 * 24 * time.Hour
+
+// Epoch is the number of the epoch of a time. Cards of this epoch and of the one before are found.
+func Epoch(t time.Time) int64 { return t.Unix() / int64(EpochLength/time.Second) }
+
 // The requests.
 const (
 	DoHello    = "hello"
@@ -135,6 +141,7 @@ type LeaseRequest struct {
 	Estimate time.Duration // of the compile
 	TTL      time.Duration // within which it is renewed; after two of them others take it over
 	Release  bool          // the compile ended without a card: others may start
+	Look     bool          // only say who has it
 }
 
 // LeaseState is what became of a request for a lease.
@@ -142,9 +149,11 @@ type LeaseState string
 
 // States of a lease.
 const (
-	Granted    LeaseState = "granted" // taken, taken over, renewed or released
-	Held       LeaseState = "held"
-	NotOffered LeaseState = "not offered" // the remote has no create-only writes, or is read only
+	Granted LeaseState = "granted" // taken, taken over, renewed or released
+	Held    LeaseState = "held"
+	// NotOffered: the remote has no create-only writes, or is read only. Of a look: no machine has
+	// the lease.
+	NotOffered LeaseState = "not offered"
 )
 
 // Lease is the answer. Ages are by the server's clock.

@@ -102,7 +102,7 @@ func (rs *Remotes) Asks(a *Ask) bool {
 // Concerns reports whether a compile begins with a look-up, or with a lease.
 func (rs *Remotes) Concerns(a *Ask) bool {
 	return rs.Asks(a) || a.whyNot() == "" && slices.ContainsFunc(rs.all(), func(r Remote) bool {
-		return r.Ask && r.Publish && r.Lease
+		return r.Ask && r.Lease
 	})
 }
 

@@ -12,13 +12,15 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// Leases of a fleet: how long one lasts without being renewed, and how often a machine that waits
-// for another one looks for its card.
+// Leases of a fleet. A machine that waits for another one looks for its card in growing intervals,
+// which add a fifth to the wait at most.
 const (
-	leaseTTL      = 15 * time.Second
+	shortestTTL   = time.Second // of a lease that is not renewed
+	longestTTL    = 15 * time.Second
 	firstPoll     = 250 * time.Millisecond
 	longestPoll   = 5 * time.Second
-	unknownWait   = 10 * time.Second // at most, where this machine has no estimate
+	unknownLength = 20 * time.Second // of a compile, where this machine has no estimate
+	maxHolders    = 3                // of a lease, one after the other, that are waited for
 	leaseBudget   = 2 * time.Second  // of one call, in the background
 	publishBudget = 30 * time.Second
 	// after that others may compile what this machine did not publish
@@ -28,9 +30,9 @@ const (
 // heldLease is that of a build that this machine compiles for the fleet.
 type heldLease struct{ stop func() } // ends the renewal, and gives it back
 
-// Begin fetches the build, or waits for another machine of the fleet that compiles it, for at most
-// half of the own estimate. Without a build the caller compiles, and then calls end, with whether
-// the build is stored, because other machines wait for that.
+// Begin fetches the build, or waits for another machine of the fleet that compiles it. Without a
+// build the caller compiles, and then calls end, with whether the build is stored, because other
+// machines wait for that.
 func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(stored bool)) {
 	if b = rs.Fetch(ctx, a); b != nil {
 		return b, nil
@@ -39,8 +41,7 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 	all := rs.all()
 	for i := range all {
 		r := &all[i]
-		if !r.Publish || !r.Lease || !r.Ask || a.whyNot() != "" ||
-			!rs.negative(r, a.Plan.BuildKey) {
+		if !r.Lease || !r.Ask || a.whyNot() != "" || !rs.negative(r, a.Plan.BuildKey) {
 			continue // or it does not answer
 		}
 		b, ours := rs.takeTurn(ctx, r, a)
@@ -54,13 +55,36 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 	return nil, end
 }
 
+// turn is how long a machine waits for the holders of a lease: for each until its compile is
+// expected to end, and half of the own estimate more.
+type turn struct {
+	own     time.Duration // the own estimate
+	until   time.Time
+	taken   time.Time // when the holder took the lease
+	holders int
+}
+
+// left is how much longer a machine waits that sees the lease held now.
+func (t *turn) left(now time.Time, l *remote.Lease) time.Duration {
+	if taken := now.Add(-l.Age); t.holders == 0 ||
+		t.holders < maxHolders && taken.Sub(t.taken) > shortestTTL {
+		t.holders, t.taken = t.holders+1, taken
+		rest := cmp.Or(l.Estimate, t.own) - l.Age
+		t.until = now.Add(min(max(rest, 0), t.own) + t.own/2)
+	}
+	return t.until.Sub(now)
+}
+
 // takeTurn takes the lease, or returns the build that its holder published meanwhile. Without
-// either the caller compiles without a lease.
+// either the caller compiles without a lease. A machine that does not publish takes none, and only
+// waits for those that do.
 func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Build, func(bool)) {
+	t := &turn{own: cmp.Or(a.Estimate, unknownLength)}
 	ask := remote.LeaseRequest{Key: portable.Hash(a.Plan.BuildKey), Holder: rand.Text(),
-		Estimate: a.Estimate, TTL: leaseTTL}
-	began, wait := rs.Now(), firstPoll
-	for waited := false; ; waited = true {
+		Look: !r.Publish, Estimate: a.Estimate,
+		// others take it over before they have waited long enough
+		TTL: min(max(t.own/4, shortestTTL), longestTTL)}
+	for wait := firstPoll; ; wait = min(wait*6/5, longestPoll) {
 		l, err := rs.lease(ctx, r, ask)
 		switch {
 		case err != nil || l.State == remote.NotOffered:
@@ -75,14 +99,10 @@ func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Buil
 			rs.figuresOf(r.Name).won.Add(1)
 			return nil, end
 		}
-		if !waited {
+		if t.holders == 0 {
 			rs.figuresOf(r.Name).waited.Add(1)
 		}
-		most := min(cmp.Or(a.Estimate, l.Estimate, 2*unknownWait)/2, unknownWait)
-		if a.Estimate > 0 {
-			most = a.Estimate / 2
-		}
-		left := most - rs.Now().Sub(began)
+		left := t.left(rs.Now(), &l)
 		if left <= 0 {
 			return nil, nil
 		}
@@ -91,7 +111,6 @@ func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Buil
 			return nil, nil
 		case <-time.After(min(wait, left)):
 		}
-		wait = min(wait*3/2, longestPoll)
 		if b := rs.again(ctx, r, a); b != nil {
 			return b, nil
 		}
@@ -126,8 +145,8 @@ func (rs *Remotes) hold(r *Remote, ask remote.LeaseRequest,
 	rs.mu.Lock()
 	rs.leases[build] = h
 	rs.mu.Unlock()
-	go func() {
-		tick := time.NewTicker(leaseTTL / 3)
+	rs.renewing.Go(func() {
+		tick := time.NewTicker(ask.TTL / 3)
 		defer tick.Stop()
 		for {
 			select {
@@ -141,7 +160,7 @@ func (rs *Remotes) hold(r *Remote, ask remote.LeaseRequest,
 				_, _ = rs.lease(ctx, &to, ask) // otherwise others compile too
 			}
 		}
-	}()
+	})
 	return func(stored bool) {
 		if !stored {
 			rs.endLease(build, h)
@@ -164,11 +183,13 @@ func (rs *Remotes) endLease(build index.BuildKey, only *heldLease) {
 	h.stop()
 }
 
+const private = "it is private"
+
 // mayLeave returns why a build is not published, "" if it is.
 func (rs *Remotes) mayLeave(b *index.Build) string {
 	switch {
 	case b.Scope != rights.Shared:
-		return "it is private"
+		return private
 	case b.Imported.Key != "":
 		return "it came from another machine"
 	case b.Put && !rs.MayPublish(b.UID):

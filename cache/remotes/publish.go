@@ -10,8 +10,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/portable"
@@ -25,15 +27,18 @@ const (
 	firstBackoff = 2 * time.Second
 	busyPause    = 250 * time.Millisecond
 	queueKey     = "publish:queue" // of the memo that outlives the daemon
+	epochKey     = "publish:epoch" // likewise: the epoch that has the cards of what is used here
+	renewEvery   = time.Hour       // what is used is looked at, if a new epoch began
 
 	// validFor is how long a card counts: see the lifecycle rules in doc/sharing.md.
 	validFor = 60 * 24 * time.Hour
 )
 
-// NotePublished has a build that was stored copied to the remotes that are configured for it.
+// NotePublished has a build that was stored copied to the remotes that are configured for it. One
+// that was fetched from them is renewed there.
 func (rs *Remotes) NotePublished(b *index.Build) {
-	if !slices.ContainsFunc(rs.all(), func(r Remote) bool { return r.Publish }) ||
-		rs.mayLeave(b) != "" {
+	fetched := b.Scope == rights.Shared && b.Imported.Remote != ""
+	if !rs.publishes() || rs.mayLeave(b) != "" && !fetched {
 		rs.endLease(b.BuildKey, nil)
 		return
 	}
@@ -55,7 +60,7 @@ func (rs *Remotes) saveQueue() {
 	}
 }
 
-// Run publishes what is queued, until the context ends.
+// Run publishes what is queued, and renews what is used, until the context ends.
 func (rs *Remotes) Run(ctx context.Context) {
 	if rs.Client == nil {
 		return
@@ -64,7 +69,10 @@ func (rs *Remotes) Run(ctx context.Context) {
 	before, _ := memo.Recall[[]index.BuildID](&rs.Store.Index().Memos, queueKey)
 	rs.queue = append(before, rs.queue...)
 	rs.mu.Unlock()
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
 	for ctx.Err() == nil {
+		rs.renewUsed(ctx)
 		rs.mu.Lock()
 		var next index.BuildID
 		some := len(rs.queue) > 0
@@ -77,15 +85,11 @@ func (rs *Remotes) Run(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			case <-rs.wake:
+			case <-tick.C:
 			}
 			continue
 		}
 		rs.publishQueued(ctx, next)
-	}
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	for _, h := range rs.leases {
-		h.stop()
 	}
 }
 
@@ -165,17 +169,19 @@ const (
 // Publish copies a build to a remote: first its blobs, and then its card, signed by this daemon.
 func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 	told func(request.Progress)) (Published, error) {
-	if why := rs.mayLeave(b); why != "" {
+	why := rs.mayLeave(b)
+	if why == private {
 		return "", errors.New(why)
 	}
-	key := remote.BuildKey(portable.Hash(b.BuildKey))
 	last, _ := rs.looked.Load().Load(looked{r.Name, b.BuildKey})
-	switch _, err := rs.Client.Look(ctx, r.Name, key, publishBudget); {
-	case err == nil && !last.bad: // otherwise blobs may be missing
+	switch there, err := rs.renew(ctx, r, b); {
+	case err != nil:
+		return "", err
+	case there && !last.bad: // otherwise blobs may be missing
 		rs.figuresOf(r.Name).failure.Store(nil)
 		return Exists, nil
-	case err != nil && !errors.Is(err, remote.ErrMissing) && !errors.Is(err, remote.ErrRefused):
-		return "", err
+	case why != "":
+		return "", errors.New(why)
 	}
 	signer, err := r.signer()
 	if err != nil {
@@ -195,8 +201,7 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 		return "", err
 	}
 	rs.figuresOf(r.Name).sent.Add(sent.Bytes)
-	put, err := rs.Client.PutCard(ctx, r.Name, remote.CardKeys{Build: portable.Hash(b.BuildKey),
-		Requests: []portable.Hash{portable.Hash(b.RequestKey)}}, card.Raw)
+	put, err := rs.Client.PutCard(ctx, r.Name, keysOf(b), card.Raw)
 	if err != nil {
 		return "", err
 	}
@@ -210,6 +215,83 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 		r.Name, signer.ID))
 	return Created, nil
 }
+
+// renew has the current epoch keep the card of a build that is used, signed again by this daemon if
+// it signed the card before. It reports whether the remote has a card of the build that counts.
+func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, error) {
+	keys := keysOf(b)
+	cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(keys.Build), publishBudget)
+	if errors.Is(err, remote.ErrMissing) || errors.Is(err, remote.ErrRefused) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	raw, now := cards[0], rs.Now()
+	card, err := portable.ParseCard("card", raw)
+	if err != nil {
+		return false, nil // another one takes its place, in the next epoch
+	}
+	if signer, err := r.signer(); err != nil {
+		return true, nil
+	} else if says, err := signer.Verify(card, now); err == nil {
+		if remote.Epoch(says.Issued) == remote.Epoch(now) {
+			return true, nil
+		}
+		says.Issued, says.NotAfter = now.UTC().Truncate(time.Second), expiry(now)
+		raw = signer.Sign(card, *says)
+	} else if out, err := rs.Import(ctx, request.Peer{UID: rs.UID}, &claims.Import{Card: raw,
+		Remote: r.Name, Trust: r.Trust, Name: b.ModelName}, nil); err != nil || out.Key == "" {
+		return false, err
+	}
+	_, err = rs.Client.Renew(ctx, r.Name, keys, raw)
+	if errors.Is(err, remote.ErrMissing) {
+		return false, nil // a blob
+	}
+	return err == nil, err
+}
+
+// renewUsed renews the builds that are used here, once in each epoch.
+func (rs *Remotes) renewUsed(ctx context.Context) {
+	now, memos := rs.Now(), &rs.Store.Index().Memos
+	if done, _ := memo.Recall[int64](memos, epochKey); done == remote.Epoch(now) ||
+		!rs.publishes() {
+		return
+	}
+	var used []index.Build
+	err := rs.Store.Index().Each(ctx, func(b index.Build) error {
+		at, _ := rs.Store.Index().Uses.LastUse(b.ID)
+		if b.Scope == rights.Shared && now.Sub(at) < remote.EpochLength {
+			used = append(used, b)
+		}
+		return nil
+	})
+	for i := range used {
+		for _, r := range rs.all() {
+			if r.Publish && !errors.Is(err, remote.ErrUnreachable) && ctx.Err() == nil {
+				_, err = rs.renew(ctx, &r, &used[i])
+			}
+		}
+	}
+	if ctx.Err() == nil && !errors.Is(err, remote.ErrUnreachable) { // else all of them later
+		err = memo.Save(memos, epochKey, remote.Epoch(now))
+	}
+	if ctx.Err() == nil && err != nil {
+		rs.Log.Info("builds are not renewed at remotes yet", "error", err)
+	}
+}
+
+func (rs *Remotes) publishes() bool {
+	return slices.ContainsFunc(rs.all(), func(r Remote) bool { return r.Publish })
+}
+
+func keysOf(b *index.Build) remote.CardKeys {
+	return remote.CardKeys{Build: portable.Hash(b.BuildKey),
+		Requests: []portable.Hash{portable.Hash(b.RequestKey)}}
+}
+
+// expiry is until when a card counts that is signed now.
+func expiry(now time.Time) time.Time { return now.Add(validFor).UTC().Truncate(time.Second) }
 
 // signer reads the key that signs what is published.
 func (r *Remote) signer() (*portable.Signer, error) {
@@ -235,7 +317,7 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 	out := &portable.Build{Signer: signer,
 		Says: portable.Predicate{MachineClass: reply.MachineClass,
 			CompileSeconds: reply.CompileSeconds, Issued: rs.Now(),
-			NotAfter: rs.Now().Add(validFor).UTC().Truncate(time.Second)}}
+			NotAfter: expiry(rs.Now())}}
 	if err := json.Unmarshal(reply.Config, &out.Config); err != nil {
 		return nil, err
 	}

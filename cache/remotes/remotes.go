@@ -49,6 +49,8 @@ type Client interface {
 		progress func(remote.Progress)) (remote.Sent, error)
 	PutCard(ctx context.Context, remote string, keys remote.CardKeys,
 		card []byte) (remote.Put, error)
+	Renew(ctx context.Context, remote string, keys remote.CardKeys,
+		card []byte) (remote.Put, error)
 	Lease(ctx context.Context, remote string, l remote.LeaseRequest) (remote.Lease, error)
 	Check(ctx context.Context, remote string) ([]remote.Finding, error)
 	Status() []remote.Status
@@ -84,6 +86,7 @@ type Remotes struct {
 	mu       sync.Mutex                    // guards the fields below
 	figures  map[string]*figures           // by remote
 	leases   map[index.BuildKey]*heldLease // that this machine holds
+	renewing sync.WaitGroup                // of leases
 	queue    []index.BuildID               // to be published, the oldest first
 	wake     chan struct{}
 }
@@ -215,10 +218,16 @@ func (rs *Remotes) Check(ctx context.Context, name string) (*wire.CheckRemoteRep
 	return reply, nil
 }
 
-// Close ends the helper process.
+// Close gives all leases back, and ends the helper process. Jobs and Run have ended.
 func (rs *Remotes) Close() error {
 	if rs.Client == nil {
 		return nil
 	}
+	rs.mu.Lock()
+	for _, h := range rs.leases {
+		h.stop()
+	}
+	rs.mu.Unlock()
+	rs.renewing.Wait()
 	return rs.Client.Close()
 }

@@ -322,7 +322,7 @@ func TestDamageIsNeverFetched(t *testing.T) {
 		}
 		for damage, to := range damages {
 			t.Run(kind+"/a card/"+damage, func(t *testing.T) {
-				epoch := time.Now().Unix() / int64(epochLength.Seconds())
+				epoch := remote.Epoch(time.Now())
 				object := buildName(epoch, buildKey)
 				var good []byte
 				f.change(t, object, func(b []byte) []byte { good = bytes.Clone(b); return to(b) })
@@ -341,7 +341,7 @@ func TestDamageIsNeverFetched(t *testing.T) {
 func TestACardOfAnotherBuildIsDamage(t *testing.T) {
 	f := newFixture(t, "file")
 	e := export(t, randomBytes(1, 1000))
-	epoch := time.Now().Unix() / int64(epochLength.Seconds())
+	epoch := remote.Epoch(time.Now())
 	f.put(t, buildName(epoch, otherKey), e.card.Raw, time.Now())
 	_, err := f.Look(t.Context(), name, remote.BuildKey(otherKey), budget)
 	require.ErrorIs(t, err, remote.ErrDamaged)

@@ -37,7 +37,6 @@ const (
 	trustName  = "v1/trust"
 	checkName  = "v1/check/"
 
-	epochLength = 30 * 24 * time.Hour
 	// touchAfter is the age from which a blob that is pushed again is touched: blobs live for 120
 	// days and cards for 60.
 	touchAfter = 45 * 24 * time.Hour
@@ -77,7 +76,7 @@ func newStore(c remote.Config) (*store, error) {
 	return s, err
 }
 
-func (s *store) epoch() int64 { return s.engine.clock().Unix() / int64(epochLength.Seconds()) }
+func (s *store) epoch() int64 { return remote.Epoch(s.engine.clock()) }
 
 func (s *store) do(ctx context.Context, c *call, a *remote.Answer) (err error) {
 	r := c.request
@@ -388,6 +387,7 @@ const maxLease = 4 << 10
 func (s *store) lease(ctx context.Context, l *remote.LeaseRequest) (*remote.Lease, error) {
 	notOffered := &remote.Lease{State: remote.NotOffered}
 	can := s.engine.can()
+	can.CreateOnly = can.CreateOnly && !l.Look
 	if l.Holder == "" || len(l.Holder) > 200 || l.TTL <= 0 || l.Estimate < 0 {
 		return nil, fail("local", "a lease needs a holder, a TTL and an estimate")
 	}
@@ -442,7 +442,7 @@ func (s *store) held(ctx context.Context, name string, l *remote.LeaseRequest, h
 		return &remote.Lease{State: remote.Held, Age: min(age, 24*time.Hour),
 			Estimate: time.Duration(min(have.Estimate, 1<<40)) * time.Millisecond}, nil
 	}
-	if !s.engine.can().CreateOnly {
+	if !s.engine.can().CreateOnly || l.Look {
 		return nil, nil
 	}
 	next := leaseObject{l.Holder, have.Taken, l.Estimate.Milliseconds(), l.TTL.Milliseconds()}

@@ -79,7 +79,7 @@ func TestReadersOfAnEpochSeeThePreviousOne(t *testing.T) {
 			f := newFixture(t, kind)
 			e := export(t, randomBytes(1, 1<<20))
 			e.publish(t, f.Client)
-			now := time.Now().Unix() / int64(epochLength.Seconds())
+			now := remote.Epoch(time.Now())
 			move := func(to int64) {
 				var card []byte
 				f.change(t, buildName(now, buildKey), func(b []byte) []byte {
@@ -177,6 +177,26 @@ func TestAReaderSeesThatALeaseIsHeld(t *testing.T) {
 	require.Equal(t, remote.NotOffered, ask(f.Client, "reader"))
 	require.Equal(t, remote.Granted, ask(f.writer(t), "writer"))
 	require.Equal(t, remote.Held, ask(f.Client, "reader"))
+}
+
+// A look at a lease writes nothing, also where the reader may write.
+func TestALookAtALeaseTakesNone(t *testing.T) {
+	for _, kind := range kinds {
+		f := newFixture(t, kind)
+		look := func() remote.LeaseState {
+			l, err := f.Lease(t.Context(), name, remote.LeaseRequest{Key: buildKey,
+				Holder: "reader", TTL: time.Second, Look: true})
+			require.NoError(t, err)
+			return l.State
+		}
+		require.Equal(t, remote.NotOffered, look(), kind)
+		require.Equal(t, remote.NotOffered, look(), kind)
+		object := "v1/leases/" + buildKey.String()
+		f.put(t, object, encode(leaseObject{"writer", 0, 1, 60_000}), time.Now())
+		require.Equal(t, remote.Held, look(), kind)
+		f.put(t, object, encode(leaseObject{"writer", 0, 1, 1}), time.Now().Add(-time.Minute))
+		require.Equal(t, remote.NotOffered, look(), kind+": its holder has died")
+	}
 }
 
 func TestCheckSaysWhatARemoteLacks(t *testing.T) {
