@@ -67,7 +67,7 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 			at(during, 99), at(calm, 99), ratio(during, calm, 99), goal)
 	}
 	report("hits", "p99 5 times", calm.hits, during.hits)
-	// What the busy processors alone cost, in any two processes.
+	// The cost of the busy processors alone, in any two processes.
 	report("bare round trips", "none", calm.bare, during.bare)
 	report("connecting", "none", calm.connects, during.connects)
 	report("misses", "p50 2 times, and a compile", calm.misses, during.misses)
