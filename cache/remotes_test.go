@@ -230,7 +230,7 @@ func (b *bucket) Lease(_ context.Context, _ string, l remote.LeaseRequest) (remo
 // fleetKeys are files with a key pair.
 func fleetKeys(t testing.TB) (private, public string) {
 	dir := t.TempDir()
-	secret, open, _, err := portable.GenerateKey()
+	secret, open, _, err := portable.GenerateKey(false)
 	require.NoError(t, err)
 	private, public = filepath.Join(dir, "k"), filepath.Join(dir, "k.pub")
 	require.NoError(t, os.WriteFile(private, secret, 0o600))

@@ -2,6 +2,7 @@ package portable
 
 import (
 	"fmt"
+	"slices"
 )
 
 // Card is what is known of one build before its files are read.
@@ -12,7 +13,8 @@ type Card struct {
 	Manifest Manifest
 	Config   *Config
 
-	bundles []*bundle // its signatures; none of them is verified yet
+	bundles    []*bundle // its signatures; none of them is verified yet
+	signatures [][]byte  // their manifests
 }
 
 // maxSignatures bounds the signatures of one build.
@@ -23,6 +25,33 @@ func (c *Card) Name() string { return "b-" + c.Config.BuildKey.String() }
 
 // Signed reports whether there is a signature, good or not.
 func (c *Card) Signed() bool { return len(c.bundles) > 0 }
+
+// SignedBy reports whether the card has a signature by the key, which is not verified.
+func (c *Card) SignedBy(keyID string) bool {
+	return slices.ContainsFunc(c.bundles, func(b *bundle) bool {
+		return b.Material.PublicKey.Hint == keyID
+	})
+}
+
+// With returns the card with the signatures of another card of the same manifest in addition, and
+// without those of keys that drop names; nil if the manifest is another one, or there are too many.
+func (c *Card) With(other *Card, drop func(keyID string) bool) []byte {
+	var keep [][]byte
+	seen := make(map[string]bool)
+	for _, one := range []*Card{c, other} {
+		for i, b := range one.bundles {
+			id := b.Material.PublicKey.Hint
+			if !seen[id] && (drop == nil || !drop(id)) {
+				keep = append(keep, one.signatures[i])
+			}
+			seen[id] = true
+		}
+	}
+	if c.Digest != other.Digest || len(keep) > maxSignatures {
+		return nil
+	}
+	return newCard(c.Build, keep...)
+}
 
 // fileLayers returns the layers that are the build's files, in the order of Config.Files.
 func (m *Manifest) fileLayers() (out []*Descriptor) {
@@ -173,10 +202,10 @@ func (c *Card) readSignature(file string, raw []byte) error {
 	if err != nil {
 		return err
 	}
-	b, err := parseBundle(file+": layers[0]", data)
+	b, err := parseBundle(file+": layers[0]", data, maxCard, payloadType)
 	if err != nil {
 		return err
 	}
-	c.bundles = append(c.bundles, b)
+	c.bundles, c.signatures = append(c.bundles, b), append(c.signatures, raw)
 	return nil
 }

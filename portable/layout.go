@@ -127,6 +127,11 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 	if err != nil {
 		return nil, err
 	}
+	if before := w.before(out); before != nil { // another key signed the same build
+		if more := before.With(out, nil); more != nil {
+			card = more
+		}
+	}
 	for _, blob := range append(blobs, card) {
 		if err := w.write(path.Join(blobsDir, DigestOf(blob).Hex()), blob); err != nil {
 			return nil, err
@@ -134,6 +139,21 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 	}
 	w.name(out, card)
 	return out, nil
+}
+
+// before returns the card of the same build that the layout has already, nil: it has none.
+func (w *Writer) before(c *Card) *Card {
+	for i := range w.index.Manifests {
+		d := &w.index.Manifests[i]
+		if d.Annotations[annotationRef] != c.Name() {
+			continue
+		}
+		raw, err := readFile(w.root, path.Join(blobsDir, d.Digest.Hex()), maxCard)
+		if old, bad := ParseCard("card", raw); err == nil && bad == nil {
+			return old
+		}
+	}
+	return nil
 }
 
 // name puts the card into the index, in the place of an earlier one of the same build.

@@ -26,7 +26,7 @@ var stride = flag.Int("flip-stride", 97, "flip every so manieth byte of a tar")
 var issued = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
 
 func newSigner(t testing.TB, headers string) (*Signer, *Trust) {
-	private, public, _, err := GenerateKey()
+	private, public, _, err := GenerateKey(false)
 	require.NoError(t, err)
 	return signer(t, private, public, headers)
 }
@@ -139,7 +139,7 @@ func TestABuildComesBackFromADirectoryAndATar(t *testing.T) {
 	defer b.Close()
 	says, key, err := trust.Verify(b.Cards[0].Card, issued)
 	require.NoError(t, err)
-	require.Equal(t, s.ID, key.ID)
+	require.Equal(t, s.ID, key)
 	require.Equal(t, []byte("other"), says.Requests[1].Record)
 	require.Equal(t, 1.5, says.CompileSeconds)
 	require.Less(t, len(b.Cards[0].Raw), 10_000)
@@ -516,7 +516,7 @@ func FuzzTar(f *testing.F) {
 }
 
 func FuzzKeys(f *testing.F) {
-	_, public, _, err := GenerateKey()
+	_, public, _, err := GenerateKey(false)
 	require.NoError(f, err)
 	f.Add(public)
 	f.Fuzz(func(t *testing.T, raw []byte) { _, _ = ParseKeys("k.pub", raw) })

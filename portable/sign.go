@@ -83,16 +83,17 @@ type signature struct {
 	Sig []byte `json:"sig"`
 }
 
-func parseBundle(file string, raw []byte) (*bundle, error) {
+// parseBundle reads a bundle of at most so many bytes, of a payload of that type.
+func parseBundle(file string, raw []byte, most int, payload string) (*bundle, error) {
 	b := &bundle{file: file}
-	if err := decode(file, raw, maxCard, b); err != nil {
+	if err := decode(file, raw, most, b); err != nil {
 		return nil, err
 	}
 	switch {
 	case b.MediaType != MediaBundle:
 		return nil, wrong(file, "mediaType", "%.80q, not %q", b.MediaType, MediaBundle)
-	case b.Envelope.PayloadType != payloadType:
-		return nil, wrong(file, "payloadType", "%.80q, not %q", b.Envelope.PayloadType, payloadType)
+	case b.Envelope.PayloadType != payload:
+		return nil, wrong(file, "payloadType", "%.80q, not %q", b.Envelope.PayloadType, payload)
 	case len(b.Envelope.Signatures) != 1:
 		return nil, wrong(file, "signatures", "%d, not 1", len(b.Envelope.Signatures))
 	}
@@ -147,10 +148,17 @@ func preAuth(kind string, payload []byte) []byte {
 	return append([]byte(head), payload...)
 }
 
-// Signer signs builds. A nil *Signer signs none.
+// Signer signs builds, or trust documents. A nil *Signer signs none.
 type Signer struct {
-	key ed25519.PrivateKey
-	ID  string
+	private ed25519.PrivateKey
+	ID      string
+	Root    bool // it signs trust documents, and no builds
+}
+
+// key returns the public key of the signer.
+func (s *Signer) key() *Key {
+	public, _ := s.private.Public().(ed25519.PublicKey)
+	return &Key{ID: s.ID, Root: s.Root, public: public}
 }
 
 // signature returns the sigstore bundle for an encoded manifest, and the manifest of that.
@@ -159,21 +167,24 @@ func (s *Signer) signature(build []byte, p Predicate) (one, manifest []byte) {
 	payload := encode(&statement{Type: statementType, PredicateType: PredicateType, Predicate: p,
 		Subject: []subject{{"b-" + p.BuildKey.String(),
 			map[string]string{"sha256": digest.Hex()}}}})
-	b := bundle{MediaType: MediaBundle,
-		Envelope: envelope{Payload: payload, PayloadType: payloadType,
-			Signatures: []signature{{ed25519.Sign(s.key, preAuth(payloadType, payload))}}}}
-	b.Material.PublicKey.Hint = s.ID
-	one = encode(&b)
+	one = s.seal(payloadType, payload)
 	return one, encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest,
 		ArtifactType: MediaBundle, Config: emptyConfig(),
 		Layers:  []Descriptor{descriptorOf(MediaBundle, one)},
 		Subject: &Descriptor{MediaType: MediaManifest, Digest: digest, Size: int64(len(build))}})
 }
 
+// seal returns the sigstore bundle of a payload.
+func (s *Signer) seal(kind string, payload []byte) []byte {
+	b := bundle{MediaType: MediaBundle, Envelope: envelope{Payload: payload, PayloadType: kind,
+		Signatures: []signature{{ed25519.Sign(s.private, preAuth(kind, payload))}}}}
+	b.Material.PublicKey.Hint = s.ID
+	return encode(&b)
+}
+
 // Verify returns what the signer itself says in a card: see Trust.Verify.
 func (s *Signer) Verify(c *Card, now time.Time) (*Predicate, error) {
-	public, _ := s.key.Public().(ed25519.PublicKey)
-	p, _, err := (&Trust{Keys: []*Key{{ID: s.ID, public: public}}}).Verify(c, now)
+	p, _, err := (&Trust{Keys: []*Key{s.key()}}).Verify(c, now)
 	return p, err
 }
 
@@ -199,8 +210,11 @@ const (
 	pemPublic  = "PUBLIC KEY"
 )
 
-// GenerateKey returns a new key pair as PEM texts, and its id.
-func GenerateKey() (private, public []byte, id string, err error) {
+// rootHeaders mark the keys that sign trust documents.
+var rootHeaders = map[string]string{"Role": "root"}
+
+// GenerateKey returns a new key pair as PEM texts, and its id. A root key signs trust documents.
+func GenerateKey(root bool) (private, public []byte, id string, err error) {
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, nil, "", err
@@ -210,8 +224,12 @@ func GenerateKey() (private, public []byte, id string, err error) {
 		return nil, nil, "", err
 	}
 	id, der := keyID(pub)
-	return pem.EncodeToMemory(&pem.Block{Type: pemPrivate, Bytes: secret}),
-		pem.EncodeToMemory(&pem.Block{Type: pemPublic, Bytes: der}), id, nil
+	var headers map[string]string
+	if root {
+		headers = rootHeaders
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: pemPrivate, Headers: headers, Bytes: secret}),
+		pem.EncodeToMemory(&pem.Block{Type: pemPublic, Headers: headers, Bytes: der}), id, nil
 }
 
 // ParseSigner reads a private key.
@@ -230,5 +248,5 @@ func ParseSigner(file string, text []byte) (*Signer, error) {
 	}
 	public, _ := private.Public().(ed25519.PublicKey)
 	id, _ := keyID(public)
-	return &Signer{private, id}, nil
+	return &Signer{private, id, block.Headers["Role"] == rootHeaders["Role"]}, nil
 }

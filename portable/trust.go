@@ -11,7 +11,8 @@ import (
 )
 
 // Key is a public key that is trusted, and for what. The bounds are headers of its PEM block, with
-// commas between values: "EPs", "Builders", "Requests"; "Not-After" is a date.
+// commas between values: "EPs", "Builders", "Requests"; "Not-After" is a date. "Role: root" is a key
+// that signs trust documents, and no builds.
 type Key struct {
 	ID   string
 	File string // that it stands in
@@ -20,6 +21,7 @@ type Key struct {
 	Builders []string // only those that these builders made
 	Requests []string // only those that answer one of these request keys
 	NotAfter time.Time
+	Root     bool
 
 	public ed25519.PublicKey
 }
@@ -27,8 +29,15 @@ type Key struct {
 // Short returns the beginning of the key's id, for people.
 func (k *Key) Short() string { return ShortID(k.ID) }
 
-// ShortID returns the beginning of a key's id, for people.
-func ShortID(id string) string { return id[:min(len(id), 16)] }
+// ShortID returns the beginning of a key's id, for people, or of the ids of several keys, with
+// commas between them.
+func ShortID(id string) string {
+	var short []string
+	for one := range strings.SplitSeq(id, ",") {
+		short = append(short, one[:min(len(one), 16)])
+	}
+	return strings.Join(short, ", ")
+}
 
 // ParseKeys reads the public keys of one file.
 func ParseKeys(file string, text []byte) (keys []*Key, err error) {
@@ -88,10 +97,17 @@ func parseKey(file string, block *pem.Block) (*Key, *FormatError) {
 			if k.NotAfter, err = ParseDate(value); err != nil {
 				return nil, wrong(file, name, "%v", err)
 			}
+		case "Role":
+			if k.Root = value == rootHeaders["Role"]; !k.Root {
+				return nil, wrong(file, name, "%.40q, not root", value)
+			}
 		default: // a bound that is not understood is not dropped
 			return nil, wrong(file, name,
-				"no such bound: there are EPs, Builders, Requests, Not-After")
+				"no such bound: there are EPs, Builders, Requests, Not-After and Role")
 		}
+	}
+	if k.Root && len(k.EPs)+len(k.Builders)+len(k.Requests) > 0 {
+		return nil, wrong(file, "Role", "a root key signs no builds, and cannot be limited to some")
 	}
 	return k, nil
 }
@@ -111,6 +127,8 @@ func ParseDate(text string) (time.Time, error) {
 // Trust says which signatures count.
 type Trust struct {
 	Keys []*Key
+	// Threshold is how many different keys have to have signed a build; 0: one.
+	Threshold int
 	// Revoked returns why a build is not to be used though its signature holds, "" if it may be;
 	// nil: nothing is revoked.
 	Revoked func(keyID string, manifest Digest, build Hash) string
@@ -122,20 +140,47 @@ type TrustError struct{ Text string }
 // Error returns the reason.
 func (e *TrustError) Error() string { return e.Text }
 
-// Verify returns what a trusted key says of the build, and the key. Without one the error says what
-// is wrong with the first signature.
-func (t *Trust) Verify(c *Card, now time.Time) (*Predicate, *Key, error) {
-	err := error(&TrustError{"it is not signed"})
-	for i, b := range c.bundles {
-		p, k, why := t.verify(c, b, now)
-		if why == nil {
-			return p, k, nil
-		}
-		if i == 0 {
-			err = why
+// Verify returns what the trusted keys say of the build, and their ids, with commas between them.
+// Without enough of them the error says what is wrong with the first signature that does not count.
+func (t *Trust) Verify(c *Card, now time.Time) (*Predicate, string, error) {
+	var says *Predicate
+	var ids []string
+	why := error(&TrustError{"it is not signed"})
+	need := max(1, t.Threshold)
+	for i := len(c.bundles) - 1; i >= 0; i-- {
+		p, k, err := t.verify(c, c.bundles[i], now)
+		switch {
+		case err != nil:
+			why = err
+		case slices.Contains(ids, k.ID):
+		case says == nil:
+			says, ids = p, append(ids, k.ID)
+		default:
+			says, ids = p.both(says), append(ids, k.ID)
 		}
 	}
-	return nil, nil, err
+	slices.Reverse(ids)
+	switch {
+	case len(ids) >= need:
+		return says, strings.Join(ids, ","), nil
+	case len(ids) > 0:
+		return nil, "", &TrustError{fmt.Sprintf("signed by %s, and %d trusted keys have to sign it",
+			ShortID(strings.Join(ids, ",")), need)}
+	}
+	return nil, "", why
+}
+
+// both returns what two keys say alike: the requests of both, and the class of the machine if it is
+// one. The rest of a statement is the same in both, or of no consequence.
+func (p *Predicate) both(other *Predicate) *Predicate {
+	out := *p
+	out.Requests = slices.DeleteFunc(slices.Clone(p.Requests), func(r Request) bool {
+		return !slices.ContainsFunc(other.Requests, func(o Request) bool { return o.Key == r.Key })
+	})
+	if p.MachineClass != other.MachineClass {
+		out.MachineClass = ""
+	}
+	return &out
 }
 
 func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, error) {
@@ -145,6 +190,10 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 		return nil, nil, &TrustError{fmt.Sprintf("signed by %.16q, not trusted here", hint)}
 	}
 	k, signed := t.Keys[i], preAuth(payloadType, b.Envelope.Payload)
+	if k.Root {
+		return nil, nil, &TrustError{fmt.Sprintf("signed by %s, a root key, which signs no builds",
+			k.Short())}
+	}
 	if !ed25519.Verify(k.public, signed, b.Envelope.Signatures[0].Sig) {
 		return nil, nil, wrong(b.file, "signatures[0].sig",
 			"key %s did not sign this document", k.Short())

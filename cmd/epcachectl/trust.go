@@ -43,7 +43,7 @@ Requests (names or keys) or Not-After (a date), and then an empty line.` +
 		Example: "  epcachectl trust keygen ci",
 		Args:    cli.UsageArgs(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			private, public, id, err := portable.GenerateKey()
+			private, public, id, err := portable.GenerateKey(false)
 			if err != nil {
 				return err
 			}

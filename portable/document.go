@@ -1,0 +1,141 @@
+package portable
+
+import (
+	"crypto/ed25519"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// MediaTrust is the type of what is signed of a trust document, so that no signature of a build is
+// one of a document.
+const MediaTrust = "application/vnd.epcached.trust.v1+json"
+
+// DocumentDays is how long a trust document counts unless its maker says otherwise.
+const DocumentDays = 7
+
+// Document is a trust document: which keys and builds a root key revokes. Of the documents of one
+// key the one with the highest sequence number counts.
+type Document struct {
+	Version  int          `json:"version"` // 1
+	Sequence uint64       `json:"sequence"`
+	Issued   time.Time    `json:"issued"`
+	Expires  time.Time    `json:"expires"`
+	Revoked  []Revocation `json:"revoked"`
+}
+
+// Revocation is one key, OCI manifest or build key that does not count any more. One of the three
+// is set.
+type Revocation struct {
+	Key      string `json:"key,omitempty"`
+	Manifest Digest `json:"manifest,omitzero"`
+	Build    Hash   `json:"build,omitzero"`
+	Reason   string `json:"reason"`
+}
+
+// Bounds of a trust document.
+const (
+	maxDocument = 256 << 10
+	maxReason   = 200
+)
+
+// String names what is revoked.
+func (r *Revocation) String() string {
+	switch {
+	case r.Key != "":
+		return "key " + ShortID(r.Key)
+	case r.Build != Hash{}:
+		return "build " + r.Build.String()
+	}
+	return "manifest " + r.Manifest.String()
+}
+
+// Same reports whether both revoke the same thing.
+func (r *Revocation) Same(other *Revocation) bool {
+	return r.Key == other.Key && r.Manifest == other.Manifest && r.Build == other.Build
+}
+
+// Why returns why a build does not count any more that these keys signed, with commas between their
+// ids, "" if it does.
+func (d *Document) Why(keyIDs string, manifest Digest, build Hash) string {
+	for i := range d.Revoked {
+		r := &d.Revoked[i]
+		switch {
+		case r.Key != "" && slices.Contains(strings.Split(keyIDs, ","), r.Key),
+			r.Build != Hash{} && r.Build == build,
+			r.Manifest != Digest{} && r.Manifest == manifest:
+			return fmt.Sprintf("%s is revoked: %s", r, r.Reason)
+		}
+	}
+	return ""
+}
+
+func (d *Document) check(file string) error {
+	switch {
+	case d.Version != 1:
+		return wrong(file, "version", "%d, not 1: a newer epcached may read it", d.Version)
+	case d.Sequence == 0:
+		return wrong(file, "sequence", "it is 0")
+	case !d.Expires.After(d.Issued):
+		return wrong(file, "expires", "it is not after the document was issued")
+	}
+	for i := range d.Revoked {
+		r, some := &d.Revoked[i], 0
+		for _, set := range []bool{r.Key != "", r.Manifest != Digest{}, r.Build != Hash{}} {
+			if set {
+				some++
+			}
+		}
+		if some != 1 || r.Key != "" && new(Hash).UnmarshalText([]byte(r.Key)) != nil ||
+			len(r.Reason) > maxReason || strings.ContainsFunc(r.Reason, unicode.IsControl) {
+			return wrong(file, fmt.Sprintf("revoked[%d]", i),
+				"not one key, manifest or build, with a reason of at most %d bytes", maxReason)
+		}
+	}
+	return nil
+}
+
+// ParseDocument reads a trust document, which one of the root keys among keys has to have signed.
+// Whether it is expired, or an older one than was seen before, is for the caller to judge.
+func ParseDocument(file string, raw []byte, keys []*Key) (*Document, *Key, error) {
+	b, err := parseBundle(file, raw, maxDocument, MediaTrust)
+	if err != nil {
+		return nil, nil, err
+	}
+	hint := b.Material.PublicKey.Hint
+	i := slices.IndexFunc(keys, func(k *Key) bool { return k.Root && k.ID == hint })
+	if i < 0 {
+		return nil, nil, &TrustError{fmt.Sprintf(
+			"the trust document is signed by %.16q, which is no trusted root key", hint)}
+	}
+	k := keys[i]
+	if !ed25519.Verify(k.public, preAuth(MediaTrust, b.Envelope.Payload),
+		b.Envelope.Signatures[0].Sig) {
+		return nil, nil, wrong(file, "signatures[0].sig", "key %s did not sign this document",
+			k.Short())
+	}
+	d := new(Document)
+	if err := decode(file+": payload", b.Envelope.Payload, maxDocument, d); err != nil {
+		return nil, nil, err
+	}
+	return d, k, d.check(file + ": payload")
+}
+
+// SignDocument returns the trust document in the form in which it travels.
+func (s *Signer) SignDocument(d Document) ([]byte, error) {
+	d.Version = 1
+	d.Issued = d.Issued.UTC().Truncate(time.Second)
+	d.Expires = d.Expires.UTC().Truncate(time.Second)
+	if d.Revoked == nil {
+		d.Revoked = []Revocation{}
+	}
+	if !s.Root {
+		return nil, fmt.Errorf("key %s is no root key: epcachectl trust keygen --root makes one",
+			ShortID(s.ID))
+	}
+	raw := s.seal(MediaTrust, encode(&d))
+	_, _, err := ParseDocument("trust document", raw, []*Key{s.key()}) // what is written can be read
+	return raw, err
+}

@@ -1,0 +1,167 @@
+package portable
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func rootOf(t testing.TB) (*Signer, []*Key) {
+	private, public, _, err := GenerateKey(true)
+	require.NoError(t, err)
+	s, trust := signer(t, private, public, "")
+	require.True(t, s.Root)
+	return s, trust.Keys
+}
+
+func document(revoked ...Revocation) Document {
+	return Document{Sequence: 7, Issued: issued, Expires: issued.AddDate(0, 0, DocumentDays),
+		Revoked: revoked}
+}
+
+func TestATrustDocumentIsSignedByARootKeyAlone(t *testing.T) {
+	root, keys := rootOf(t)
+	one := Revocation{Key: root.ID, Reason: "it was leaked"}
+	raw, err := root.SignDocument(document(one, Revocation{Build: Hash{1}, Reason: "bad"},
+		Revocation{Manifest: Digest{2}, Reason: "worse"}))
+	require.NoError(t, err)
+	d, k, err := ParseDocument("trust", raw, keys)
+	require.NoError(t, err)
+	require.Equal(t, root.ID, k.ID)
+	require.EqualValues(t, 7, d.Sequence)
+	require.Contains(t, d.Why("aa,"+root.ID, Digest{}, Hash{}), "it was leaked")
+	require.Contains(t, d.Why("aa", Digest{}, Hash{1}), "is revoked: bad")
+	require.Contains(t, d.Why("aa", Digest{2}, Hash{}), "is revoked: worse")
+	require.Empty(t, d.Why("aa", Digest{}, Hash{}), "a zero digest is of nothing")
+
+	ci, trust := newSigner(t, "")
+	_, err = ci.SignDocument(document())
+	require.ErrorContains(t, err, "no root key")
+	ci.Root = true // as if an attacker had the key of CI
+	forged, err := ci.SignDocument(document())
+	require.NoError(t, err)
+	_, _, err = ParseDocument("trust", forged, append(keys, trust.Keys...))
+	require.ErrorContains(t, err, "no trusted root key")
+
+	dir, _ := bundled(t, build(root))
+	_, err = imported(dir, &Trust{Keys: keys})
+	require.ErrorContains(t, err, "a root key, which signs no builds")
+	_, public, _, err := GenerateKey(true)
+	require.NoError(t, err)
+	_, err = ParseKeys("k.pub", bytes.Replace(public, []byte("Role: root\n"),
+		[]byte("Role: root\nEPs: QNNExecutionProvider\n"), 1))
+	require.ErrorContains(t, err, "cannot be limited")
+}
+
+func TestWrongTrustDocumentsAreRefused(t *testing.T) {
+	root, keys := rootOf(t)
+	for want, change := range map[string]func(*Document){
+		"sequence":   func(d *Document) { d.Sequence = 0 },
+		"expires":    func(d *Document) { d.Expires = d.Issued },
+		"revoked[0]": func(d *Document) { d.Revoked = []Revocation{{Reason: "nothing"}} },
+		"a reason of at most": func(d *Document) {
+			d.Revoked = []Revocation{{Key: "short", Reason: "x"}}
+		},
+	} {
+		d := document()
+		change(&d)
+		_, err := root.SignDocument(d)
+		require.ErrorContains(t, err, want)
+	}
+	d := document()
+	d.Version = 2
+	_, _, err := ParseDocument("trust", root.seal(MediaTrust, encode(&d)), keys)
+	require.ErrorContains(t, err, "a newer epcached may read it")
+	_, _, err = ParseDocument("trust", root.seal(payloadType, encode(&d)), keys)
+	require.ErrorContains(t, err, "payloadType")
+}
+
+func TestEachFlippedByteOfATrustDocumentIsRefused(t *testing.T) {
+	root, keys := rootOf(t)
+	raw, err := root.SignDocument(document(Revocation{Build: Hash{1}, Reason: "bad"}))
+	require.NoError(t, err)
+	for i := range raw {
+		for _, bit := range []byte{1, 0x20, 0x80} {
+			flipped := bytes.Clone(raw)
+			flipped[i] ^= bit
+			_, _, err := ParseDocument("trust", flipped, keys)
+			require.Error(t, err, "byte %d", i)
+		}
+		_, _, err := ParseDocument("trust", raw[:i], keys)
+		require.Error(t, err, "%d bytes", i)
+	}
+}
+
+func FuzzDocument(f *testing.F) {
+	s, trust := sameSigner(f)
+	s.Root, trust.Keys[0].Root = true, true
+	raw, err := s.SignDocument(document(Revocation{Build: Hash{1}, Reason: "bad"}))
+	require.NoError(f, err)
+	f.Add(raw)
+	f.Fuzz(func(t *testing.T, other []byte) {
+		if _, _, err := ParseDocument("trust", other, trust.Keys); err == nil {
+			require.Equal(t, raw, other)
+		}
+	})
+}
+
+// The signatures of two exports of one build are in one card, and a threshold counts keys.
+func TestTwoKeysSignOneManifest(t *testing.T) {
+	a, trust := newSigner(t, "")
+	b, other := newSigner(t, "")
+	trust.Keys, trust.Threshold = append(trust.Keys, other.Keys...), 2
+	dir, _ := bundled(t, build(a))
+	_, err := imported(dir, trust)
+	require.ErrorContains(t, err, "and 2 trusted keys have to sign it")
+	add := func(one *Build) *Card {
+		w, err := Create(dir)
+		require.NoError(t, err)
+		_, err = w.Add(context.Background(), one)
+		require.NoError(t, err)
+		require.NoError(t, w.Close())
+		in, err := Open(context.Background(), dir)
+		require.NoError(t, err)
+		defer in.Close()
+		require.Len(t, in.Cards, 1)
+		return in.Cards[0].Card
+	}
+	add(build(a))
+	_, err = imported(dir, trust)
+	require.ErrorContains(t, err, "2 trusted keys", "one key counts once")
+
+	second := build(b)
+	second.Says.Requests, second.Says.MachineClass = nil, "another"
+	c := add(second)
+	says, ids, err := trust.Verify(c, issued)
+	require.NoError(t, err)
+	require.Equal(t, a.ID+","+b.ID, ids)
+	require.Len(t, says.Requests, 1, "one key alone says that it answers the other request")
+	require.Empty(t, says.MachineClass)
+	require.Equal(t, ShortID(a.ID)+", "+ShortID(b.ID), ShortID(ids))
+
+	trust.Revoked = func(id string, _ Digest, _ Hash) string {
+		if id == b.ID {
+			return "leaked"
+		}
+		return ""
+	}
+	_, _, err = trust.Verify(c, issued)
+	require.ErrorContains(t, err, "2 trusted keys")
+	dropped, err := ParseCard("card", c.With(c, func(id string) bool { return id == a.ID }))
+	require.NoError(t, err)
+	require.False(t, dropped.SignedBy(a.ID))
+	require.True(t, dropped.SignedBy(b.ID))
+
+	trust.Revoked, trust.Threshold = nil, 0
+	c = add(func() *Build {
+		one := build(b)
+		one.Config.ORTVersion = "another"
+		return one
+	}())
+	_, ids, err = trust.Verify(c, issued.Add(time.Hour))
+	require.NoError(t, err)
+	require.Equal(t, b.ID, ids, "another manifest takes the place of the earlier one")
+}
