@@ -99,7 +99,8 @@ var allowed = map[string][]string{
 		"cache/loadcheck", "cas", "compilers", "epmodel", "index", "internal/apierr",
 		"internal/bytesize", "internal/keyed", "internal/memo", "internal/sparse",
 		"internal/filestamp", "store", "cache/build", "cache/workspace", "portable",
-		"unixsock/wire"},
+		"cache/trust", "unixsock/wire"},
+	"cache/trust": {"cache/event", "index", "internal/memo", "portable", "store"},
 	// index and views: for the build that a job brings
 	"cache/jobs": {"cas", "index", "internal/apierr", "internal/memo",
 		"store/views", "unixsock/wire"},
@@ -137,7 +138,8 @@ var allowed = map[string][]string{
 		"cache/runtimes", "cache/loadcheck", "cache/workspace", "cas", "compilers",
 		"epmodel", "index",
 		"internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "store"},
-	"cache/remotes": {"cache/claims", "cache/event", "cache/request", "cache/rights", "index",
+	"cache/remotes": {"cache/claims", "cache/event", "cache/request", "cache/rights",
+		"cache/trust", "index",
 		"internal/apierr", "internal/keyed", "internal/memo", "portable", "remote", "store",
 		"unixsock/wire"},
 	"cache/change": {"cache/query", "cache/request", "cache/rights",
@@ -242,6 +244,7 @@ var allowed = map[string][]string{
 		"cache/rules",
 		"cache/runtimes",
 		"cache/loadcheck",
+		"cache/trust",
 		"cache/upkeep",
 		"cache/workspace",
 		"cas",
@@ -251,6 +254,7 @@ var allowed = map[string][]string{
 		"internal/apierr",
 		"internal/keyed",
 		"internal/ttlcache",
+		"portable",
 		"store",
 		"store/layers",
 		"store/packing",
@@ -339,7 +343,7 @@ const maxProductionLines = 77_900
 
 // travelPackages are what moves builds between machines, most of it in a program of its own.
 var travelPackages = []string{"portable", "remote", "cmd/epcached-remote", "cache/remotes",
-	"cache/layer", "store/layers"}
+	"cache/layer", "store/layers", "cache/trust"}
 
 const maxTravelLines = 6_800
 

@@ -44,6 +44,7 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
@@ -52,6 +53,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/ttlcache"
+	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/layers"
 	"github.com/epcached/epcached/store/packing"
@@ -107,6 +109,7 @@ type Cache struct {
 	backlog    *upkeep.Backlog
 	reports    *reports.Reports
 	remotes    *remotes.Remotes
+	trust      *trust.Documents
 	facts      *ttlcache.Cache // found out for reports, judgements and the doctor
 	gains      upkeep.Gains
 	failures   *failure.Remembered
@@ -264,10 +267,21 @@ func (c *Cache) open() error {
 // compiling reports whether a job waits or runs.
 func (c *Cache) compiling() bool { return c.jobs.Count() > 0 }
 
+// revoked returns why a build of a layer does not count, "" if it does. The documents are opened
+// after the store, and are applied to it then.
+func (c *Cache) revoked(keys []*portable.Key, keyIDs string, m portable.Digest,
+	b portable.Hash) string {
+	if c.trust == nil {
+		return ""
+	}
+	return c.trust.Why(keys, keyIDs, m, b)
+}
+
 func (c *Cache) openStore() (err error) {
 	o := &c.options
 	below := make([]layers.Source, len(o.Layers))
 	for i, one := range o.Layers {
+		one.Revoked = c.revoked
 		below[i] = one.Layer()
 	}
 	c.Store, err = store.Open(c.dir, store.Options{FS: o.fs, Layers: below, Log: c.log, Now: c.now,
@@ -406,6 +420,8 @@ func (c *Cache) openAnswering() {
 		Warnings: func(id index.BuildID) []string { return c.gains.ForBuild(id).Warnings() }})
 	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.keptSources, Log: c.log,
 		Acquire: c.acquireResumed}
+	c.trust = trust.New(trust.Options{Store: c.Store, Now: c.now, Log: c.log,
+		Warn: func() bool { return c.settings.Load().WarnExpired }})
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Kept: c.keptSources, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,
@@ -418,7 +434,8 @@ func (c *Cache) openAnswering() {
 			return c.Claims.CheckPutQuota(ctx, owner, model, sizes)
 		}})
 	c.recompiler = upkeep.Recompiler{Builder: c.builder, Queue: &c.rebuilds}
-	c.Claims = claims.New(c.builder, func() claims.Limits { return c.settings.Load().Claims })
+	c.Claims = claims.New(c.builder, func() claims.Limits { return c.settings.Load().Claims },
+		c.trust)
 	c.answers = answer.Answerer{Builder: c.builder, Query: c.Queries, Claims: c.Claims,
 		Remotes: func(at *request.Attempt) []string { return c.remotes.Explain(c.askOf(at, nil)) }}
 	c.Changes = change.New(c.Store, c.Queries, c.Rights, c.now)

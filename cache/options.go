@@ -53,7 +53,9 @@ type Options struct {
 	ReportQuorum int
 	Claims       claims.Limits
 	Remotes      []remotes.Remote // in the order in which they are asked
-	Failures     failure.Options
+	// WarnExpired: builds of other machines are taken without a trust document that is in effect.
+	WarnExpired bool
+	Failures    failure.Options
 
 	Space     store.SpaceOptions
 	Pack      string        // store.PackCold (default), store.PackAlways or store.PackOff

@@ -33,6 +33,7 @@ type bucket struct {
 	young  map[portable.Digest]time.Time // when the blob was put or touched
 	leases map[portable.Hash]heldLease
 	now    func() time.Time
+	trust  []byte // its trust document; nil: it has none
 
 	looks, fetches, puts, renews, takes atomic.Int64
 	// lookFault is called before a call is answered, and fetchFault in its place; nil: no fault.
@@ -81,6 +82,15 @@ func (b *bucket) Close() error              { return nil }
 func (b *bucket) Status() []remote.Status {
 	return []remote.Status{{Name: "fleet", Calls: b.looks.Load()}}
 }
+func (b *bucket) Trust(context.Context, string) ([]byte, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.trust == nil {
+		return nil, remoteError("missing", "it has no trust document")
+	}
+	return b.trust, nil
+}
+
 func (b *bucket) Check(context.Context, string) ([]remote.Finding, error) {
 	return []remote.Finding{{Name: "read", OK: true, Text: "fine"}}, nil
 }

@@ -56,10 +56,11 @@ type Journal struct {
 	mu         sync.Mutex        // guards all below
 	states     map[BuildID]State // never Current
 	pins       map[BuildID]Pin
-	tombstones []Tombstone // in the order in which their builds went
-	events     []Event     // oldest first
-	last       uint64      // sequence of the latest event
-	subscriber func(Event) // nil, or told of each new event, in order
+	tombstones []Tombstone       // in the order in which their builds went
+	sequences  map[string]uint64 // of trust documents, by the id of the root key
+	events     []Event           // oldest first
+	last       uint64            // sequence of the latest event
+	subscriber func(Event)       // nil, or told of each new event, in order
 }
 
 // openJournal reads the journal or makes one. damage is what was wrong with
@@ -67,7 +68,8 @@ type Journal struct {
 func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal, damage error,
 	err error) {
 	j = &Journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), reserve: reserve,
-		states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
+		states: make(map[BuildID]State), pins: make(map[BuildID]Pin),
+		sequences: make(map[string]uint64)}
 	file, err := readFile(fsys, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil, j.rewrite()
@@ -141,6 +143,8 @@ func (j *Journal) apply(rec *manifestpb.Record) error {
 			return err
 		}
 		j.addTombstone(t)
+	case *manifestpb.Record_TrustSequence:
+		j.sequences[kind.TrustSequence.Key] = kind.TrustSequence.Sequence
 	}
 	return nil // of a kind that a newer epcached has added, and that may be ignored
 }
@@ -189,6 +193,23 @@ func eventRecord(e Event) *manifestpb.Record {
 		m.BuildKey = e.BuildKey[:]
 	}
 	return &manifestpb.Record{Kind: &manifestpb.Record_Event{Event: m}}
+}
+
+func sequenceRecord(key string, n uint64) *manifestpb.Record {
+	return &manifestpb.Record{Kind: &manifestpb.Record_TrustSequence{
+		TrustSequence: &manifestpb.TrustSequence{Key: key, Sequence: n}}}
+}
+
+// TrustSequence returns the highest sequence number of a root key's trust documents that was seen.
+func (j *Journal) TrustSequence(key string) uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.sequences[key]
+}
+
+// SetTrustSequence records a sequence number, durably when it returns.
+func (j *Journal) SetTrustSequence(key string, n uint64) error {
+	return j.change(func() { j.sequences[key] = n }, sequenceRecord(key, n))
 }
 
 // change does something to what memory holds, and appends the records of it, durably when it
@@ -410,6 +431,7 @@ func (j *Journal) snapshot() ([]byte, error) {
 	j.tombstones = slices.Clone(j.tombstones[max(0, len(j.tombstones)-maxTombstones):])
 	j.events = latestOfEachUser(j.events, maxEvents, maxJournal/2)
 	states, pins := maps.Clone(j.states), maps.Clone(j.pins)
+	sequences := maps.Clone(j.sequences)
 	tombstones, events := slices.Clone(j.tombstones), slices.Clone(j.events)
 	j.mu.Unlock()
 	var records []*manifestpb.Record
@@ -418,6 +440,9 @@ func (j *Journal) snapshot() ([]byte, error) {
 	}
 	for id, p := range pins {
 		records = append(records, pinRecord(id, p, false))
+	}
+	for key, n := range sequences {
+		records = append(records, sequenceRecord(key, n))
 	}
 	for i := range tombstones {
 		records = append(records, tombstoneRecord(&tombstones[i]))

@@ -96,3 +96,25 @@ func TestTheTombstoneOfABuildThatIsThereMeansNothing(t *testing.T) {
 	require.Empty(t, x.Journal.Tombstones(nil))
 	closeSound(t, x)
 }
+
+// The highest sequence number of a root key's documents outlives a restart, a new journal and a new
+// database, so that no earlier document counts again.
+func TestTrustSequencesAreKeptOverARestart(t *testing.T) {
+	dir := memoryDir(t)
+	x := open(t, dir)
+	require.Zero(t, x.Journal.TrustSequence("root"))
+	require.NoError(t, x.Journal.SetTrustSequence("root", 3))
+	require.NoError(t, x.Journal.SetTrustSequence("root", 5))
+	closeSound(t, x)
+	x = open(t, dir)
+	require.EqualValues(t, 5, x.Journal.TrustSequence("root"))
+	require.NoError(t, os.Remove(filepath.Join(dir, "journal")))
+	restored, err := x.Journal.RewriteIfDeleted(false)
+	require.NoError(t, err)
+	require.True(t, restored)
+	closeSound(t, x)
+	require.NoError(t, os.Remove(filepath.Join(dir, "index.db")))
+	x = open(t, dir)
+	require.EqualValues(t, 5, x.Journal.TrustSequence("root"))
+	closeSound(t, x)
+}

@@ -136,6 +136,7 @@ func (s *Signer) SignDocument(d Document) ([]byte, error) {
 			ShortID(s.ID))
 	}
 	raw := s.seal(MediaTrust, encode(&d))
-	_, _, err := ParseDocument("trust document", raw, []*Key{s.key()}) // what is written can be read
+	// What is written can be read.
+	_, _, err := ParseDocument("trust document", raw, []*Key{s.key()})
 	return raw, err
 }

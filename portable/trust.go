@@ -11,8 +11,8 @@ import (
 )
 
 // Key is a public key that is trusted, and for what. The bounds are headers of its PEM block, with
-// commas between values: "EPs", "Builders", "Requests"; "Not-After" is a date. "Role: root" is a key
-// that signs trust documents, and no builds.
+// commas between values: "EPs", "Builders", "Requests"; "Not-After" is a date. "Role: root" is a
+// key that signs trust documents, and no builds.
 type Key struct {
 	ID   string
 	File string // that it stands in

@@ -20,6 +20,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
@@ -31,6 +32,7 @@ type Limits struct {
 	Bytes     int64         // of one artefact that is put; 0: 64 GiB
 	UserBytes int64         // of all that a user has put, and is kept; 0: 256 GiB
 	Trust     []string      // files with the public keys that sign trusted imports
+	Threshold int           // different keys that have to have signed an import; 0: one
 	Open      int           // claims of one user at the same time; 0: 16
 }
 
@@ -47,6 +49,7 @@ func (o Limits) OrDefault() Limits {
 type Claims struct {
 	*build.Builder
 	limits  func() Limits // those in force
+	trust   *trust.Documents
 	Limiter rights.Limiter
 	// an owner puts one at a time, because files may block
 	Puts       keyed.Locks[uint32]
@@ -72,8 +75,8 @@ const (
 )
 
 // New returns Claims without any claim. It calls limits for those that are in force.
-func New(bd *build.Builder, limits func() Limits) *Claims {
-	return &Claims{Builder: bd, limits: limits,
+func New(bd *build.Builder, limits func() Limits, documents *trust.Documents) *Claims {
+	return &Claims{Builder: bd, limits: limits, trust: documents,
 		Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: bd.Now},
 		open:    make(map[string]*claim), claimers: make(map[jobs.Key][]*claimer)}
 }

@@ -68,7 +68,7 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	const user = 4242
 	js := jobs.New(jobs.Options{Slots: 1, Now: time.Now, OnGivenUp: runtimes.ErrGivenUp})
 	cs := New(build.New(build.Options{Now: time.Now}),
-		func() Limits { return Limits{}.OrDefault() })
+		func() Limits { return Limits{}.OrDefault() }, nil)
 	at := &request.Attempt{Request: &request.Request{Peer: request.Peer{UID: user}},
 		Plan: &request.Plan{EPs: []compilers.EP{{Name: "EP"}}}}
 	key := jobs.Key{Scope: rights.OwnScope(at.Peer)}

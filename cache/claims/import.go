@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -35,12 +35,15 @@ type Import struct {
 	Keys  []string  // PEM texts of keys that the caller trusts
 	Store string    // "", "shared" or "user"
 	Check bool      // check and load the files, and store nothing
+	// Documents are trust documents that came with the build.
+	Documents [][]byte
 
 	// Of a build that the daemon itself fetches for all users: where from, and the files with the
 	// keys that count for that, instead of those of the configuration.
-	Remote string
-	Trust  []string
-	Name   string // of the model, as the request calls it
+	Remote    string
+	Trust     []string
+	Threshold int
+	Name      string // of the model, as the request calls it
 }
 
 // The outcomes of an import.
@@ -85,7 +88,8 @@ type intake struct {
 	card  *portable.Card
 	says  *portable.Predicate
 	facts []index.EPFacts
-	key   index.BuildKey // of the build here
+	key   index.BuildKey  // of the build here
+	keys  []*portable.Key // of the configuration
 	out   *Imported
 	name  string // of the model, where the card has none
 }
@@ -98,25 +102,28 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 	t := jobs.NewProgressReporter(progress, cs.Now())
 	defer t.End()
 	t.Phase("queued")
-	scope, trust := rights.Shared, im.Trust
+	scope, files, threshold := rights.Shared, im.Trust, im.Threshold
 	if im.Remote == "" {
 		leave, err := cs.Puts.Lock(ctx, cs.Owner(p.UID))
 		if err != nil {
 			return nil, request.ContextError(ctx, "import")
 		}
 		defer leave()
-		trust = cs.limits().Trust
+		files, threshold = cs.limits().Trust, cs.limits().Threshold
 		if scope, err = cs.importScope(p, im.Store); err != nil {
 			return nil, err
 		}
 	}
 	out := &Imported{Outcome: Refused, Scope: scope}
-	says, key, err := cs.verify(im, trust, out)
+	keys, err := trust.ReadKeys(files)
+	if err != nil {
+		return nil, apierr.New(apierr.Unavailable, err, "import")
+	}
+	says, err := cs.verify(ctx, im, &portable.Trust{Keys: keys, Threshold: threshold}, out)
 	if err != nil {
 		return out.refuse(err)
 	}
-	out.Key = key.ID
-	in := &intake{card: out.Card, says: says, out: out, name: im.Name}
+	in := &intake{keys: keys, card: out.Card, says: says, out: out, name: im.Name}
 	// The build's own request comes last: what was added to it is for machines such as this one.
 	for _, r := range slices.Backward(says.Requests) {
 		if err = in.plan(ctx, cs, p, scope, r); err == nil {
@@ -188,34 +195,43 @@ func (out *Imported) refuse(err error) (*Imported, error) {
 	return out, nil
 }
 
-// verify reads the card, and believes it where a key signed it that the configuration or the caller
-// trusts. The caller's keys are as good as his own word: what he imports he might have put.
-func (cs *Claims) verify(im *Import, files []string, out *Imported) (*portable.Predicate,
-	*portable.Key, error) {
-	var err error
+// verify reads the card, and believes it where enough keys signed it that the configuration or the
+// caller trusts. The caller's keys are as good as his own word: what he imports he might have put.
+func (cs *Claims) verify(ctx context.Context, im *Import, configured *portable.Trust,
+	out *Imported) (says *portable.Predicate, err error) {
 	if out.Card, err = portable.ParseCard("card", im.Card); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	var trust portable.Trust
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return nil, nil, apierr.New(apierr.Unavailable, err, "import: trusted key")
+	for _, raw := range im.Documents {
+		err := cs.trust.Take(ctx, raw, configured.Keys)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
-		keys, err := portable.ParseKeys(file, text)
-		if err != nil {
-			return nil, nil, apierr.New(apierr.Unavailable, err, "import: trusted key")
+		if err != nil { // an earlier one than was seen, or of a root key that is not trusted
+			cs.Log.Debug("a trust document of a bundle is not used", "error", err)
 		}
-		trust.Keys = append(trust.Keys, keys...)
 	}
+	trusted := cs.trust.Of(configured.Keys, configured.Threshold)
+	if says, out.Key, err = trusted.Verify(out.Card, cs.Now()); err == nil {
+		err = cs.trust.Fresh(configured.Keys)
+	}
+	if err == nil {
+		return says, nil
+	}
+	if out.Key = ""; len(im.Keys) == 0 {
+		return nil, err
+	}
+	own := cs.trust.Of(configured.Keys, 1)
+	own.Keys = nil
 	for _, text := range im.Keys {
 		keys, err := portable.ParseKeys("key", []byte(text))
 		if err != nil {
-			return nil, nil, apierr.New(apierr.BadRequest, err, "import")
+			return nil, apierr.New(apierr.BadRequest, err, "import")
 		}
-		trust.Keys = append(trust.Keys, keys...)
+		own.Keys = append(own.Keys, keys...)
 	}
-	return trust.Verify(out.Card, cs.Now())
+	says, out.Key, err = own.Verify(out.Card, cs.Now())
+	return says, err
 }
 
 // plan finds the runtime for the build, and what a request here would be called that it answers.
@@ -400,6 +416,10 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 		return request.StoreError(err, in.Name)
 	}
 	in.out.Stored, in.out.Build = true, b
+	if why := cs.trust.WhyNot(in.keys, b); why != "" { // revoked meanwhile
+		_ = cs.Store.Withhold(b.ID, index.Withheld, why) // it counts in memory, and is logged
+		return &portable.TrustError{Text: why}
+	}
 	return nil
 }
 

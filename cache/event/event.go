@@ -24,6 +24,7 @@ const (
 	Fetched      = "fetched"       // a build was stored that a remote had
 	Published    = "published"     // a build was copied to a remote
 	NotPublished = "not published" // it could not be
+	Trust        = "trust"         // a trust document was taken, or refused
 	Put          = "put"           // a model that an application compiled was stored as a build
 	// a build was removed, evicted or superseded; written by the index itself
 	Retracted  = "retracted"

@@ -43,6 +43,8 @@ type Source struct {
 	Path string
 	// files of public keys, one of which has to have signed a build; none: the owner is trusted
 	Trust []string
+	// Revoked returns why a build does not count, "" if it does; nil: nothing is revoked.
+	Revoked func(keys []*portable.Key, keyIDs string, m portable.Digest, b portable.Hash) string
 }
 
 // Layer returns the layer as a store follows it.
@@ -124,6 +126,11 @@ func readFile(path string, most int64) ([]byte, error) {
 // keys reads the trusted keys.
 func (s Source) keys() (*portable.Trust, error) {
 	trust := &portable.Trust{}
+	if s.Revoked != nil {
+		trust.Revoked = func(keyIDs string, m portable.Digest, b portable.Hash) string {
+			return s.Revoked(trust.Keys, keyIDs, m, b)
+		}
+	}
 	for _, file := range s.Trust {
 		text, err := os.ReadFile(file)
 		var keys []*portable.Key
@@ -154,7 +161,7 @@ func (s Source) signed(id index.BuildID, trust *portable.Trust, now time.Time) (
 		return b, err
 	}
 	for _, r := range says.Requests {
-		one, _, err := buildOf(card, says, r, key.ID)
+		one, _, err := buildOf(card, says, r, key)
 		if err == nil && one.ID == id {
 			return *one, nil
 		}

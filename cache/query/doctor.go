@@ -100,6 +100,14 @@ func (d *Doctor) adviseRemotes() (out []Advice) {
 			out = append(out, warning(subject, "it refused %d calls: %s", r.Denied, r.LastError).
 				hint("look at the credentials of epcached-remote and at the rights of the bucket"))
 		}
+		switch {
+		case r.TrustError == "":
+		case r.TrustExpiresMs > wire.Milliseconds(d.q.options.Now()):
+			out = append(out, warning(subject, "its trust document was refused: %s", r.TrustError))
+		default:
+			out = append(out, problem(subject, "no build is fetched: %s", r.TrustError).
+				hint("sign a new one: epcachectl remote revoke %s --key ROOT.key", r.Name))
+		}
 		if r.PublishError != "" {
 			out = append(out, problem(subject, "a build was not published: %s", r.PublishError).
 				hint("when it is mended: epcachectl push MODEL --remote %s", r.Name))

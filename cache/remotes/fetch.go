@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -115,7 +116,10 @@ func (rs *Remotes) negative(r *Remote, build index.BuildKey) bool {
 // fetchFrom asks one remote.
 func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Build {
 	budget := min(cmp.Or(r.Connect, remote.DefaultConnect), a.mayLose(r))
+	var both sync.WaitGroup
+	both.Go(func() { rs.readTrust(ctx, r, budget) })
 	cards, err := rs.look(ctx, r, a, budget)
+	both.Wait()
 	if err != nil {
 		negative := errors.Is(err, remote.ErrMissing) || errors.Is(err, remote.ErrRefused) ||
 			errors.Is(err, remote.ErrDamaged)
@@ -158,7 +162,8 @@ func (rs *Remotes) look(ctx context.Context, r *Remote, a *Ask,
 
 // take fetches and stores the build of a card, if it suits. No build and no error: it is here.
 func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*index.Build, error) {
-	im := &claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust, Name: a.Name}
+	im := &claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust,
+		Threshold: r.Threshold, Name: a.Name}
 	peer := request.Peer{UID: rs.UID}
 	out, err := rs.Import(ctx, peer, im, nil)
 	switch {

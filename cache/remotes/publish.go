@@ -69,6 +69,7 @@ func (rs *Remotes) Run(ctx context.Context) {
 	before, _ := memo.Recall[[]index.BuildID](&rs.Store.Index().Memos, queueKey)
 	rs.queue = append(before, rs.queue...)
 	rs.mu.Unlock()
+	rs.applyTrust(ctx)
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -86,6 +87,7 @@ func (rs *Remotes) Run(ctx context.Context) {
 				return
 			case <-rs.wake:
 			case <-tick.C:
+				rs.applyTrust(ctx)
 			}
 			continue
 		}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
@@ -33,6 +34,7 @@ import (
 type Remote struct {
 	remote.Config
 	Trust      []string // files with the keys whose signatures count
+	Threshold  int      // different keys that have to have signed a build; 0: one
 	Ask        bool     // before a compile
 	Publish    bool     // shared builds
 	Lease      bool     // one machine compiles for all
@@ -52,6 +54,7 @@ type Client interface {
 	Renew(ctx context.Context, remote string, keys remote.CardKeys,
 		card []byte) (remote.Put, error)
 	Lease(ctx context.Context, remote string, l remote.LeaseRequest) (remote.Lease, error)
+	Trust(ctx context.Context, remote string) ([]byte, error)
 	Check(ctx context.Context, remote string) ([]remote.Finding, error)
 	Status() []remote.Status
 	Close() error
@@ -63,6 +66,7 @@ type Options struct {
 	Remotes func() []Remote // those in force, in the order in which they are asked
 	UID     uint32          // the daemon's
 	Store   *store.Store
+	Trust   *trust.Documents
 	Now     func() time.Time
 	Log     *slog.Logger
 
@@ -82,6 +86,7 @@ type Remotes struct {
 	Options
 
 	fetching keyed.Locks[index.BuildKey]   // one fetch of a build at a time
+	reading  keyed.Locks[string]           // of trust documents, by remote
 	looked   atomic.Pointer[outcomes]      // what look-ups came to
 	mu       sync.Mutex                    // guards the fields below
 	figures  map[string]*figures           // by remote
@@ -134,6 +139,11 @@ func (rs *Remotes) Configure() {
 	}
 	rs.Client.Configure(all)
 	rs.looked.Store(new(outcomes))
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	for _, f := range rs.figures { // other keys need other documents
+		f.trustNext.Store(0)
+	}
 }
 
 // all returns the remotes in force.

@@ -18,6 +18,8 @@ type figures struct {
 	sent              atomic.Int64 // bytes
 	won, waited       atomic.Int64 // leases
 	failure           atomic.Pointer[string]
+	trustNext         atomic.Int64           // Unix nanoseconds: the trust document is read again
+	trustError        atomic.Pointer[string] // why it was refused
 }
 
 func (rs *Remotes) figuresOf(name string) *figures {
@@ -93,6 +95,7 @@ func (rs *Remotes) Status() (out []*wire.Remote) {
 		if why := f.failure.Load(); why != nil {
 			one.PublishError = wire.Valid(*why)
 		}
+		rs.trustStatus(&r, one)
 		out = append(out, one)
 	}
 	return out

@@ -155,6 +155,9 @@ func remoteLine(r *wire.Remote) string {
 	if r.GetPublishes() {
 		line += fmt.Sprintf(", %d published", r.GetPublished())
 	}
+	if text := r.GetTrustError(); text != "" {
+		line += "; " + term.Printable(text)
+	}
 	return line
 }
 
@@ -186,6 +189,13 @@ func remoteRows(r *wire.Remote) [][]string {
 			r.GetNotPublished())},
 			[]string{"leases", fmt.Sprintf("%d compiled for all, %d waited", r.GetLeasesWon(),
 				r.GetLeasesWaited())})
+	}
+	if n := r.GetTrustSequence(); n > 0 {
+		rows = append(rows, []string{"trust", fmt.Sprintf("document %d, until %s", n,
+			term.Time(r.GetTrustExpiresMs()))})
+	}
+	if text := r.GetTrustError(); text != "" {
+		rows = append(rows, []string{"not trusted", term.Printable(text)})
 	}
 	if text := r.GetPublishError(); text != "" {
 		rows = append(rows, []string{"not published", term.Printable(text)})

@@ -31,19 +31,23 @@ private key. The machines that import have the public key, in the daemon's confi
 }
 
 func newTrustKeygen(a *cli.Call) *cobra.Command {
-	return &cobra.Command{
+	root := false
+	cmd := &cobra.Command{
 		Use:   "keygen NAME",
 		Short: "make a key pair",
 		Long: `keygen writes an ed25519 key pair: NAME.key, private and without a password, and
 NAME.pub, for the machines that import. Existing files are kept.
 
 A public key can be limited: after the first line of its file, add lines with EPs, Builders or
-Requests (names or keys) or Not-After (a date), and then an empty line.` +
+Requests (names or keys) or Not-After (a date), and then an empty line.
+
+--root makes a root key, which signs trust documents (remote revoke) and no builds. A machine that
+trusts it takes builds of other machines only while such a document is in effect.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotAllowed),
-		Example: "  epcachectl trust keygen ci",
+		Example: "  epcachectl trust keygen ci\n  epcachectl trust keygen root --root",
 		Args:    cli.UsageArgs(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			private, public, id, err := portable.GenerateKey(false)
+			private, public, id, err := portable.GenerateKey(root)
 			if err != nil {
 				return err
 			}
@@ -63,6 +67,8 @@ Requests (names or keys) or Not-After (a date), and then an empty line.` +
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&root, "root", false, "make a key that signs trust documents only")
+	return cmd
 }
 
 func writeNew(name string, text []byte, mode os.FileMode) error {
@@ -128,9 +134,12 @@ func printKeys(a *cli.Call, keys []*portable.Key) error {
 			only = append(only, some...)
 		}
 		list = append(list, jsonout.Object{"id": k.ID, "file": k.File, "eps": notNil(k.EPs),
-			"builders": notNil(k.Builders), "requests": notNil(k.Requests), "not_after": until})
+			"builders": notNil(k.Builders), "requests": notNil(k.Requests), "not_after": until,
+			"root": k.Root})
 		what := "all builds"
-		if len(only) > 0 {
+		if k.Root {
+			what = "trust documents"
+		} else if len(only) > 0 {
 			what = strings.Join(term.Printables(only), ", ")
 		}
 		rows = append(rows, []string{k.Short(), term.Printable(k.File), what, until})

@@ -882,6 +882,7 @@ type Record struct {
 	//	*Record_Event
 	//	*Record_Pin
 	//	*Record_Tombstone
+	//	*Record_TrustSequence
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -960,6 +961,15 @@ func (x *Record) GetTombstone() *Tombstone {
 	return nil
 }
 
+func (x *Record) GetTrustSequence() *TrustSequence {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_TrustSequence); ok {
+			return x.TrustSequence
+		}
+	}
+	return nil
+}
+
 type isRecord_Kind interface {
 	isRecord_Kind()
 }
@@ -980,6 +990,10 @@ type Record_Tombstone struct {
 	Tombstone *Tombstone `protobuf:"bytes,4,opt,name=tombstone,proto3,oneof"`
 }
 
+type Record_TrustSequence struct {
+	TrustSequence *TrustSequence `protobuf:"bytes,5,opt,name=trust_sequence,json=trustSequence,proto3,oneof"`
+}
+
 func (*Record_State) isRecord_Kind() {}
 
 func (*Record_Event) isRecord_Kind() {}
@@ -987,6 +1001,61 @@ func (*Record_Event) isRecord_Kind() {}
 func (*Record_Pin) isRecord_Kind() {}
 
 func (*Record_Tombstone) isRecord_Kind() {}
+
+func (*Record_TrustSequence) isRecord_Kind() {}
+
+// TrustSequence is the highest sequence number of a root key's trust documents that was seen.
+type TrustSequence struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // its id
+	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrustSequence) Reset() {
+	*x = TrustSequence{}
+	mi := &file_manifest_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrustSequence) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrustSequence) ProtoMessage() {}
+
+func (x *TrustSequence) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrustSequence.ProtoReflect.Descriptor instead.
+func (*TrustSequence) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TrustSequence) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *TrustSequence) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
 
 // Request is a request in its one spelling. Its digest is the request key, so
 // it has one encoding: fields in ascending order, maps sorted by their keys.
@@ -1012,7 +1081,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1093,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1106,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{10}
+	return file_manifest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Request) GetVersion() uint64 {
@@ -1136,7 +1205,7 @@ type RequestedEP struct {
 
 func (x *RequestedEP) Reset() {
 	*x = RequestedEP{}
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1217,7 @@ func (x *RequestedEP) String() string {
 func (*RequestedEP) ProtoMessage() {}
 
 func (x *RequestedEP) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1230,7 @@ func (x *RequestedEP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestedEP.ProtoReflect.Descriptor instead.
 func (*RequestedEP) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{11}
+	return file_manifest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RequestedEP) GetName() string {
@@ -1204,7 +1273,7 @@ type RequestedDevice struct {
 
 func (x *RequestedDevice) Reset() {
 	*x = RequestedDevice{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1285,7 @@ func (x *RequestedDevice) String() string {
 func (*RequestedDevice) ProtoMessage() {}
 
 func (x *RequestedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1298,7 @@ func (x *RequestedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestedDevice.ProtoReflect.Descriptor instead.
 func (*RequestedDevice) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RequestedDevice) GetType() string {
@@ -1271,7 +1340,7 @@ type RequestedOutput struct {
 
 func (x *RequestedOutput) Reset() {
 	*x = RequestedOutput{}
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1352,7 @@ func (x *RequestedOutput) String() string {
 func (*RequestedOutput) ProtoMessage() {}
 
 func (x *RequestedOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1365,7 @@ func (x *RequestedOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestedOutput.ProtoReflect.Descriptor instead.
 func (*RequestedOutput) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{13}
+	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RequestedOutput) GetInitializersFile() string {
@@ -1333,7 +1402,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1414,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1427,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{14}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Pin) GetBuildId() []byte {
@@ -1411,7 +1480,7 @@ type Tombstone struct {
 
 func (x *Tombstone) Reset() {
 	*x = Tombstone{}
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1492,7 @@ func (x *Tombstone) String() string {
 func (*Tombstone) ProtoMessage() {}
 
 func (x *Tombstone) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1505,7 @@ func (x *Tombstone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tombstone.ProtoReflect.Descriptor instead.
 func (*Tombstone) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{15}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Tombstone) GetBuildId() []byte {
@@ -1537,7 +1606,7 @@ type BuildState struct {
 
 func (x *BuildState) Reset() {
 	*x = BuildState{}
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1549,7 +1618,7 @@ func (x *BuildState) String() string {
 func (*BuildState) ProtoMessage() {}
 
 func (x *BuildState) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1562,7 +1631,7 @@ func (x *BuildState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildState.ProtoReflect.Descriptor instead.
 func (*BuildState) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{16}
+	return file_manifest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BuildState) GetBuildId() []byte {
@@ -1612,7 +1681,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1693,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1706,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{17}
+	return file_manifest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Event) GetAt() int64 {
@@ -1812,13 +1881,17 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06values\x18\x01 \x03(\v2&.epcached.index.v1.Options.ValuesEntryR\x06values\x1a9\n" +
 	"\vValuesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xae\x02\n" +
 	"\x06Record\x125\n" +
 	"\x05state\x18\x01 \x01(\v2\x1d.epcached.index.v1.BuildStateH\x00R\x05state\x120\n" +
 	"\x05event\x18\x02 \x01(\v2\x18.epcached.index.v1.EventH\x00R\x05event\x12*\n" +
 	"\x03pin\x18\x03 \x01(\v2\x16.epcached.index.v1.PinH\x00R\x03pin\x12<\n" +
-	"\ttombstone\x18\x04 \x01(\v2\x1c.epcached.index.v1.TombstoneH\x00R\ttombstoneB\x06\n" +
-	"\x04kind\"\xc1\x06\n" +
+	"\ttombstone\x18\x04 \x01(\v2\x1c.epcached.index.v1.TombstoneH\x00R\ttombstone\x12I\n" +
+	"\x0etrust_sequence\x18\x05 \x01(\v2 .epcached.index.v1.TrustSequenceH\x00R\rtrustSequenceB\x06\n" +
+	"\x04kind\"=\n" +
+	"\rTrustSequence\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xc1\x06\n" +
 	"\aRequest\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\fR\x05model\x120\n" +
@@ -1921,7 +1994,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 	return file_manifest_proto_rawDescData
 }
 
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_manifest_proto_goTypes = []any{
 	(*Manifest)(nil),        // 0: epcached.index.v1.Manifest
 	(*Member)(nil),          // 1: epcached.index.v1.Member
@@ -1933,57 +2006,59 @@ var file_manifest_proto_goTypes = []any{
 	(*EP)(nil),              // 7: epcached.index.v1.EP
 	(*Options)(nil),         // 8: epcached.index.v1.Options
 	(*Record)(nil),          // 9: epcached.index.v1.Record
-	(*Request)(nil),         // 10: epcached.index.v1.Request
-	(*RequestedEP)(nil),     // 11: epcached.index.v1.RequestedEP
-	(*RequestedDevice)(nil), // 12: epcached.index.v1.RequestedDevice
-	(*RequestedOutput)(nil), // 13: epcached.index.v1.RequestedOutput
-	(*Pin)(nil),             // 14: epcached.index.v1.Pin
-	(*Tombstone)(nil),       // 15: epcached.index.v1.Tombstone
-	(*BuildState)(nil),      // 16: epcached.index.v1.BuildState
-	(*Event)(nil),           // 17: epcached.index.v1.Event
-	nil,                     // 18: epcached.index.v1.Manifest.ProviderOptionsEntry
-	nil,                     // 19: epcached.index.v1.Manifest.SessionOptionsEntry
-	nil,                     // 20: epcached.index.v1.Member.SessionOptionsEntry
-	nil,                     // 21: epcached.index.v1.Options.ValuesEntry
-	nil,                     // 22: epcached.index.v1.Request.SessionOptionsEntry
-	nil,                     // 23: epcached.index.v1.Request.FreeDimensionsEntry
-	nil,                     // 24: epcached.index.v1.Request.FreeDimensionsByDenotationEntry
-	nil,                     // 25: epcached.index.v1.RequestedEP.OptionsEntry
-	nil,                     // 26: epcached.index.v1.RequestedEP.FilesEntry
-	nil,                     // 27: epcached.index.v1.RequestedDevice.MetadataEntry
+	(*TrustSequence)(nil),   // 10: epcached.index.v1.TrustSequence
+	(*Request)(nil),         // 11: epcached.index.v1.Request
+	(*RequestedEP)(nil),     // 12: epcached.index.v1.RequestedEP
+	(*RequestedDevice)(nil), // 13: epcached.index.v1.RequestedDevice
+	(*RequestedOutput)(nil), // 14: epcached.index.v1.RequestedOutput
+	(*Pin)(nil),             // 15: epcached.index.v1.Pin
+	(*Tombstone)(nil),       // 16: epcached.index.v1.Tombstone
+	(*BuildState)(nil),      // 17: epcached.index.v1.BuildState
+	(*Event)(nil),           // 18: epcached.index.v1.Event
+	nil,                     // 19: epcached.index.v1.Manifest.ProviderOptionsEntry
+	nil,                     // 20: epcached.index.v1.Manifest.SessionOptionsEntry
+	nil,                     // 21: epcached.index.v1.Member.SessionOptionsEntry
+	nil,                     // 22: epcached.index.v1.Options.ValuesEntry
+	nil,                     // 23: epcached.index.v1.Request.SessionOptionsEntry
+	nil,                     // 24: epcached.index.v1.Request.FreeDimensionsEntry
+	nil,                     // 25: epcached.index.v1.Request.FreeDimensionsByDenotationEntry
+	nil,                     // 26: epcached.index.v1.RequestedEP.OptionsEntry
+	nil,                     // 27: epcached.index.v1.RequestedEP.FilesEntry
+	nil,                     // 28: epcached.index.v1.RequestedDevice.MetadataEntry
 }
 var file_manifest_proto_depIdxs = []int32{
 	7,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
 	6,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
-	18, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
-	19, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
+	19, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
+	20, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
 	4,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
 	2,  // 5: epcached.index.v1.Manifest.converted:type_name -> epcached.index.v1.Origin
 	3,  // 6: epcached.index.v1.Manifest.imported:type_name -> epcached.index.v1.Imported
 	1,  // 7: epcached.index.v1.Manifest.members:type_name -> epcached.index.v1.Member
-	20, // 8: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
+	21, // 8: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
 	4,  // 9: epcached.index.v1.Member.source:type_name -> epcached.index.v1.Source
 	5,  // 10: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
-	21, // 11: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
-	16, // 12: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
-	17, // 13: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
-	14, // 14: epcached.index.v1.Record.pin:type_name -> epcached.index.v1.Pin
-	15, // 15: epcached.index.v1.Record.tombstone:type_name -> epcached.index.v1.Tombstone
-	11, // 16: epcached.index.v1.Request.eps:type_name -> epcached.index.v1.RequestedEP
-	22, // 17: epcached.index.v1.Request.session_options:type_name -> epcached.index.v1.Request.SessionOptionsEntry
-	23, // 18: epcached.index.v1.Request.free_dimensions:type_name -> epcached.index.v1.Request.FreeDimensionsEntry
-	24, // 19: epcached.index.v1.Request.free_dimensions_by_denotation:type_name -> epcached.index.v1.Request.FreeDimensionsByDenotationEntry
-	13, // 20: epcached.index.v1.Request.output:type_name -> epcached.index.v1.RequestedOutput
-	12, // 21: epcached.index.v1.RequestedEP.devices:type_name -> epcached.index.v1.RequestedDevice
-	25, // 22: epcached.index.v1.RequestedEP.options:type_name -> epcached.index.v1.RequestedEP.OptionsEntry
-	26, // 23: epcached.index.v1.RequestedEP.files:type_name -> epcached.index.v1.RequestedEP.FilesEntry
-	27, // 24: epcached.index.v1.RequestedDevice.metadata:type_name -> epcached.index.v1.RequestedDevice.MetadataEntry
-	8,  // 25: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	22, // 11: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
+	17, // 12: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
+	18, // 13: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
+	15, // 14: epcached.index.v1.Record.pin:type_name -> epcached.index.v1.Pin
+	16, // 15: epcached.index.v1.Record.tombstone:type_name -> epcached.index.v1.Tombstone
+	10, // 16: epcached.index.v1.Record.trust_sequence:type_name -> epcached.index.v1.TrustSequence
+	12, // 17: epcached.index.v1.Request.eps:type_name -> epcached.index.v1.RequestedEP
+	23, // 18: epcached.index.v1.Request.session_options:type_name -> epcached.index.v1.Request.SessionOptionsEntry
+	24, // 19: epcached.index.v1.Request.free_dimensions:type_name -> epcached.index.v1.Request.FreeDimensionsEntry
+	25, // 20: epcached.index.v1.Request.free_dimensions_by_denotation:type_name -> epcached.index.v1.Request.FreeDimensionsByDenotationEntry
+	14, // 21: epcached.index.v1.Request.output:type_name -> epcached.index.v1.RequestedOutput
+	13, // 22: epcached.index.v1.RequestedEP.devices:type_name -> epcached.index.v1.RequestedDevice
+	26, // 23: epcached.index.v1.RequestedEP.options:type_name -> epcached.index.v1.RequestedEP.OptionsEntry
+	27, // 24: epcached.index.v1.RequestedEP.files:type_name -> epcached.index.v1.RequestedEP.FilesEntry
+	28, // 25: epcached.index.v1.RequestedDevice.metadata:type_name -> epcached.index.v1.RequestedDevice.MetadataEntry
+	8,  // 26: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
+	27, // [27:27] is the sub-list for method output_type
+	27, // [27:27] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1996,6 +2071,7 @@ func file_manifest_proto_init() {
 		(*Record_Event)(nil),
 		(*Record_Pin)(nil),
 		(*Record_Tombstone)(nil),
+		(*Record_TrustSequence)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2003,7 +2079,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -270,6 +270,8 @@ keep_source = "copy"
 trusted_reporters = [4]
 publishers = [6]
 report_quorum = 5
+threshold = 2
+on_expired = "warn"
 autostart = false
 idle_exit = "1h"
 [limits]

@@ -77,7 +77,7 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
 		one := Remote{Publish: "never", Ask: "always", Connect: "300ms", LoseAtMost: "10s",
-			Lease: true}
+			Lease: true, Threshold: 1}
 		table := tables[name]
 		table.Into(&one)
 		if c := one.Config(name); one.URL != "" {

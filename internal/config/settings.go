@@ -44,6 +44,10 @@ type Settings struct {
 	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
 	// Files with the public keys that sign trusted imports.
 	Trust []string `toml:"trust" is:"path"`
+	// Different keys that have to have signed an import.
+	Threshold uint64 `toml:"threshold" range:"1 4"`
+	// Of builds of other machines, without a trust document of a trusted root key.
+	OnExpired string `toml:"on_expired" in:"refuse,warn"`
 	// Of the systemd unit that starts epcached-remote; "": it is the daemon's child.
 	RemoteSocket string `toml:"remote_socket" is:"path"`
 	// File with the private key that signs what is published.
@@ -246,8 +250,10 @@ type Remote struct {
 	Endpoint string   `toml:"endpoint"`        // of s3://
 	Region   string   `toml:"region"`          // of s3://
 	Trust    []string `toml:"trust" is:"path"` // files with the public keys whose signatures count
-	Publish  string   `toml:"publish" in:"never,shared"`
-	Ask      string   `toml:"ask" in:"always,never"`
+	// Different keys that have to have signed a build.
+	Threshold uint64 `toml:"threshold" range:"1 4"`
+	Publish   string `toml:"publish" in:"never,shared"`
+	Ask       string `toml:"ask" in:"always,never"`
 	// Time that a request waits for a look-up, and that it may lose to the remote in all.
 	Connect    string `toml:"connect" is:"duration"`
 	LoseAtMost string `toml:"lose_at_most" is:"duration"`
@@ -275,6 +281,7 @@ func Defaults() *Settings {
 		Sandbox: Sandbox{Namespaces: true},
 		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
 		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3, Autostart: true,
+		Threshold: 1, OnExpired: "refuse",
 		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh",
 			Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},

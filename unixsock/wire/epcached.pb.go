@@ -251,8 +251,12 @@ type Envelope struct {
 	//	*Envelope_PushReply
 	//	*Envelope_CheckRemote
 	//	*Envelope_CheckRemoteReply
+	//	*Envelope_RemoteTrust
+	//	*Envelope_RemoteTrustReply
 	//	*Envelope_Pack
 	//	*Envelope_PackReply
+	//	*Envelope_CollectRemote
+	//	*Envelope_CollectRemoteReply
 	//	*Envelope_Stop
 	//	*Envelope_StopReply
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
@@ -840,6 +844,24 @@ func (x *Envelope) GetCheckRemoteReply() *CheckRemoteReply {
 	return nil
 }
 
+func (x *Envelope) GetRemoteTrust() *RemoteTrust {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_RemoteTrust); ok {
+			return x.RemoteTrust
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetRemoteTrustReply() *RemoteTrustReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_RemoteTrustReply); ok {
+			return x.RemoteTrustReply
+		}
+	}
+	return nil
+}
+
 func (x *Envelope) GetPack() *Pack {
 	if x != nil {
 		if x, ok := x.Body.(*Envelope_Pack); ok {
@@ -853,6 +875,24 @@ func (x *Envelope) GetPackReply() *PackReply {
 	if x != nil {
 		if x, ok := x.Body.(*Envelope_PackReply); ok {
 			return x.PackReply
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetCollectRemote() *CollectRemote {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_CollectRemote); ok {
+			return x.CollectRemote
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetCollectRemoteReply() *CollectRemoteReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_CollectRemoteReply); ok {
+			return x.CollectRemoteReply
 		}
 	}
 	return nil
@@ -1112,12 +1152,29 @@ type Envelope_CheckRemoteReply struct {
 	CheckRemoteReply *CheckRemoteReply `protobuf:"bytes,77,opt,name=check_remote_reply,json=checkRemoteReply,proto3,oneof"`
 }
 
+type Envelope_RemoteTrust struct {
+	RemoteTrust *RemoteTrust `protobuf:"bytes,78,opt,name=remote_trust,json=remoteTrust,proto3,oneof"`
+}
+
+type Envelope_RemoteTrustReply struct {
+	RemoteTrustReply *RemoteTrustReply `protobuf:"bytes,79,opt,name=remote_trust_reply,json=remoteTrustReply,proto3,oneof"`
+}
+
 type Envelope_Pack struct {
 	Pack *Pack `protobuf:"bytes,80,opt,name=pack,proto3,oneof"` // answered with any number of Progress frames and PackReply
 }
 
 type Envelope_PackReply struct {
 	PackReply *PackReply `protobuf:"bytes,81,opt,name=pack_reply,json=packReply,proto3,oneof"`
+}
+
+type Envelope_CollectRemote struct {
+	// answered with any number of Progress frames and CollectRemoteReply
+	CollectRemote *CollectRemote `protobuf:"bytes,82,opt,name=collect_remote,json=collectRemote,proto3,oneof"`
+}
+
+type Envelope_CollectRemoteReply struct {
+	CollectRemoteReply *CollectRemoteReply `protobuf:"bytes,83,opt,name=collect_remote_reply,json=collectRemoteReply,proto3,oneof"`
 }
 
 type Envelope_Stop struct {
@@ -1244,9 +1301,17 @@ func (*Envelope_CheckRemote) isEnvelope_Body() {}
 
 func (*Envelope_CheckRemoteReply) isEnvelope_Body() {}
 
+func (*Envelope_RemoteTrust) isEnvelope_Body() {}
+
+func (*Envelope_RemoteTrustReply) isEnvelope_Body() {}
+
 func (*Envelope_Pack) isEnvelope_Body() {}
 
 func (*Envelope_PackReply) isEnvelope_Body() {}
+
+func (*Envelope_CollectRemote) isEnvelope_Body() {}
+
+func (*Envelope_CollectRemoteReply) isEnvelope_Body() {}
 
 func (*Envelope_Stop) isEnvelope_Body() {}
 
@@ -1997,8 +2062,8 @@ type EpLibrary struct {
 	Ep    string                 `protobuf:"bytes,1,opt,name=ep,proto3" json:"ep,omitempty"`        // the name it is registered under
 	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`    // absolute path, as the client sees it
 	Fd    *uint32                `protobuf:"varint,3,opt,name=fd,proto3,oneof" json:"fd,omitempty"` // the library itself, opened for reading
-	// The other libraries that carry its SDK. location is the path from the library's directory.
-	// They tell one SDK from
+	// The other libraries that carry its SDK. location is the path from the library's directory. They
+	// tell one SDK from
 	// another, which fd alone may not.
 	Beside []*ExternalFile `protobuf:"bytes,4,rep,name=beside,proto3" json:"beside,omitempty"`
 	// beside has every shared library (*.so, *.so.*) in the library's directory, and those in the directory
@@ -3336,6 +3401,7 @@ type Import struct {
 	Keys          []string               `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`    // PEM texts of keys that the caller trusts, besides those of the configuration
 	Store         string                 `protobuf:"bytes,4,opt,name=store,proto3" json:"store,omitempty"`  // "", "shared", "user"; can only narrow
 	Check         bool                   `protobuf:"varint,5,opt,name=check,proto3" json:"check,omitempty"` // check and load the files, and store nothing
+	Trust         [][]byte               `protobuf:"bytes,6,rep,name=trust,proto3" json:"trust,omitempty"`  // trust documents that came with it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3403,6 +3469,13 @@ func (x *Import) GetCheck() bool {
 		return x.Check
 	}
 	return false
+}
+
+func (x *Import) GetTrust() [][]byte {
+	if x != nil {
+		return x.Trust
+	}
+	return nil
 }
 
 type ImportReply struct {
@@ -7055,9 +7128,12 @@ type Remote struct {
 	Published      uint64                 `protobuf:"varint,21,opt,name=published,proto3" json:"published,omitempty"`
 	NotPublished   uint64                 `protobuf:"varint,22,opt,name=not_published,json=notPublished,proto3" json:"not_published,omitempty"`
 	SentBytes      int64                  `protobuf:"varint,23,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
-	Queued         uint64                 `protobuf:"varint,24,opt,name=queued,proto3" json:"queued,omitempty"`                                 // builds that are to be published
-	LeasesWon      uint64                 `protobuf:"varint,25,opt,name=leases_won,json=leasesWon,proto3" json:"leases_won,omitempty"`          // compiles for all machines
-	LeasesWaited   uint64                 `protobuf:"varint,26,opt,name=leases_waited,json=leasesWaited,proto3" json:"leases_waited,omitempty"` // compiles that waited for another machine
+	Queued         uint64                 `protobuf:"varint,24,opt,name=queued,proto3" json:"queued,omitempty"`                                    // builds that are to be published
+	LeasesWon      uint64                 `protobuf:"varint,25,opt,name=leases_won,json=leasesWon,proto3" json:"leases_won,omitempty"`             // compiles for all machines
+	LeasesWaited   uint64                 `protobuf:"varint,26,opt,name=leases_waited,json=leasesWaited,proto3" json:"leases_waited,omitempty"`    // compiles that waited for another machine
+	TrustSequence  uint64                 `protobuf:"varint,27,opt,name=trust_sequence,json=trustSequence,proto3" json:"trust_sequence,omitempty"` // of the trust document in effect; 0: there is none
+	TrustExpiresMs int64                  `protobuf:"varint,28,opt,name=trust_expires_ms,json=trustExpiresMs,proto3" json:"trust_expires_ms,omitempty"`
+	TrustError     string                 `protobuf:"bytes,29,opt,name=trust_error,json=trustError,proto3" json:"trust_error,omitempty"` // why no build is fetched, or why the last document was refused
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -7267,6 +7343,27 @@ func (x *Remote) GetLeasesWaited() uint64 {
 	return 0
 }
 
+func (x *Remote) GetTrustSequence() uint64 {
+	if x != nil {
+		return x.TrustSequence
+	}
+	return 0
+}
+
+func (x *Remote) GetTrustExpiresMs() int64 {
+	if x != nil {
+		return x.TrustExpiresMs
+	}
+	return 0
+}
+
+func (x *Remote) GetTrustError() string {
+	if x != nil {
+		return x.TrustError
+	}
+	return ""
+}
+
 // Push copies shared builds to the remotes that publish is configured for, now. It is for
 // administrators and publishers.
 type Push struct {
@@ -7454,6 +7551,210 @@ func (x *CheckRemoteReply) GetFindings() []*CheckRemoteReply_Finding {
 	return nil
 }
 
+// RemoteTrust reads a remote's trust document, or puts another one in its place. It is for
+// administrators. Without a remote it returns the documents that the daemon has, for all users.
+type RemoteTrust struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Remote        string                 `protobuf:"bytes,1,opt,name=remote,proto3" json:"remote,omitempty"`
+	Document      []byte                 `protobuf:"bytes,2,opt,name=document,proto3" json:"document,omitempty"` // to be put; empty: it is read
+	Over          []byte                 `protobuf:"bytes,3,opt,name=over,proto3" json:"over,omitempty"`         // SHA-256 of the document that it takes the place of; empty: there is none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteTrust) Reset() {
+	*x = RemoteTrust{}
+	mi := &file_epcached_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteTrust) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteTrust) ProtoMessage() {}
+
+func (x *RemoteTrust) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteTrust.ProtoReflect.Descriptor instead.
+func (*RemoteTrust) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *RemoteTrust) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *RemoteTrust) GetDocument() []byte {
+	if x != nil {
+		return x.Document
+	}
+	return nil
+}
+
+func (x *RemoteTrust) GetOver() []byte {
+	if x != nil {
+		return x.Over
+	}
+	return nil
+}
+
+type RemoteTrustReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Documents     [][]byte               `protobuf:"bytes,1,rep,name=documents,proto3" json:"documents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoteTrustReply) Reset() {
+	*x = RemoteTrustReply{}
+	mi := &file_epcached_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoteTrustReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoteTrustReply) ProtoMessage() {}
+
+func (x *RemoteTrustReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoteTrustReply.ProtoReflect.Descriptor instead.
+func (*RemoteTrustReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *RemoteTrustReply) GetDocuments() [][]byte {
+	if x != nil {
+		return x.Documents
+	}
+	return nil
+}
+
+// CollectRemote removes what no look-up finds any more from a remote that has no lifecycle rules.
+// It is for administrators.
+type CollectRemote struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Remote        string                 `protobuf:"bytes,1,opt,name=remote,proto3" json:"remote,omitempty"`
+	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectRemote) Reset() {
+	*x = CollectRemote{}
+	mi := &file_epcached_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectRemote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectRemote) ProtoMessage() {}
+
+func (x *CollectRemote) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectRemote.ProtoReflect.Descriptor instead.
+func (*CollectRemote) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *CollectRemote) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *CollectRemote) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type CollectRemoteReply struct {
+	state         protoimpl.MessageState     `protogen:"open.v1"`
+	Kinds         []*CollectRemoteReply_Kind `protobuf:"bytes,1,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectRemoteReply) Reset() {
+	*x = CollectRemoteReply{}
+	mi := &file_epcached_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectRemoteReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectRemoteReply) ProtoMessage() {}
+
+func (x *CollectRemoteReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectRemoteReply.ProtoReflect.Descriptor instead.
+func (*CollectRemoteReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *CollectRemoteReply) GetKinds() []*CollectRemoteReply_Kind {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
 // Stop ends the daemon after the requests under way are answered, as SIGTERM does. It is for
 // administrators, and for the daemon's own user.
 type Stop struct {
@@ -7464,7 +7765,7 @@ type Stop struct {
 
 func (x *Stop) Reset() {
 	*x = Stop{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7476,7 +7777,7 @@ func (x *Stop) String() string {
 func (*Stop) ProtoMessage() {}
 
 func (x *Stop) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7489,7 +7790,7 @@ func (x *Stop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stop.ProtoReflect.Descriptor instead.
 func (*Stop) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 type StopReply struct {
@@ -7502,7 +7803,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7514,7 +7815,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7527,7 +7828,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *StopReply) GetFd() uint32 {
@@ -7551,7 +7852,7 @@ type Sourceless struct {
 
 func (x *Sourceless) Reset() {
 	*x = Sourceless{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7563,7 +7864,7 @@ func (x *Sourceless) String() string {
 func (*Sourceless) ProtoMessage() {}
 
 func (x *Sourceless) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7576,7 +7877,7 @@ func (x *Sourceless) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless.ProtoReflect.Descriptor instead.
 func (*Sourceless) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Sourceless) GetBuilds() uint64 {
@@ -7627,7 +7928,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7639,7 +7940,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7652,7 +7953,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -7798,7 +8099,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7810,7 +8111,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7823,7 +8124,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -7852,7 +8153,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7864,7 +8165,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7877,7 +8178,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -7914,7 +8215,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7926,7 +8227,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7939,7 +8240,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -8042,7 +8343,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8054,7 +8355,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8067,7 +8368,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *EpFacts) GetName() string {
@@ -8144,7 +8445,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8156,7 +8457,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8169,7 +8470,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -8258,7 +8559,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8270,7 +8571,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8283,7 +8584,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Report) GetBuild() string {
@@ -8342,7 +8643,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8354,7 +8655,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8367,7 +8668,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -8415,7 +8716,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8427,7 +8728,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8440,7 +8741,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Why) GetEntry() string {
@@ -8468,7 +8769,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8480,7 +8781,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8493,7 +8794,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -8571,7 +8872,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8583,7 +8884,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8596,7 +8897,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -8639,7 +8940,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8651,7 +8952,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8664,7 +8965,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{90}
+	return file_epcached_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -8707,7 +9008,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8719,7 +9020,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8732,7 +9033,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{91}
+	return file_epcached_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Difference) GetField() string {
@@ -8772,7 +9073,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8784,7 +9085,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8797,7 +9098,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{92}
+	return file_epcached_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -8866,7 +9167,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8878,7 +9179,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8891,7 +9192,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{93}
+	return file_epcached_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -8917,7 +9218,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8929,7 +9230,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8942,7 +9243,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{94}
+	return file_epcached_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -8963,7 +9264,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8975,7 +9276,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8988,7 +9289,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{95}
+	return file_epcached_proto_rawDescGZIP(), []int{99}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -9000,7 +9301,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9012,7 +9313,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9025,7 +9326,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{96}
+	return file_epcached_proto_rawDescGZIP(), []int{100}
 }
 
 type DoctorReply struct {
@@ -9037,7 +9338,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[97]
+	mi := &file_epcached_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9049,7 +9350,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[97]
+	mi := &file_epcached_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9062,7 +9363,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{97}
+	return file_epcached_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -9084,7 +9385,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[98]
+	mi := &file_epcached_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9096,7 +9397,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[98]
+	mi := &file_epcached_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9109,7 +9410,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{98}
+	return file_epcached_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -9152,7 +9453,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[99]
+	mi := &file_epcached_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9164,7 +9465,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[99]
+	mi := &file_epcached_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9177,7 +9478,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{99}
+	return file_epcached_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *Check) GetDeep() bool {
@@ -9222,7 +9523,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[100]
+	mi := &file_epcached_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9234,7 +9535,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[100]
+	mi := &file_epcached_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9247,7 +9548,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{100}
+	return file_epcached_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -9305,7 +9606,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[101]
+	mi := &file_epcached_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9317,7 +9618,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[101]
+	mi := &file_epcached_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9330,7 +9631,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{101}
+	return file_epcached_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -9374,7 +9675,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[102]
+	mi := &file_epcached_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9386,7 +9687,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[102]
+	mi := &file_epcached_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9399,7 +9700,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{102}
+	return file_epcached_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Finding) GetKind() string {
@@ -9450,7 +9751,7 @@ type PushReply_Pushed struct {
 
 func (x *PushReply_Pushed) Reset() {
 	*x = PushReply_Pushed{}
-	mi := &file_epcached_proto_msgTypes[115]
+	mi := &file_epcached_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9462,7 +9763,7 @@ func (x *PushReply_Pushed) String() string {
 func (*PushReply_Pushed) ProtoMessage() {}
 
 func (x *PushReply_Pushed) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[115]
+	mi := &file_epcached_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9524,7 +9825,7 @@ type CheckRemoteReply_Finding struct {
 
 func (x *CheckRemoteReply_Finding) Reset() {
 	*x = CheckRemoteReply_Finding{}
-	mi := &file_epcached_proto_msgTypes[116]
+	mi := &file_epcached_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9536,7 +9837,7 @@ func (x *CheckRemoteReply_Finding) String() string {
 func (*CheckRemoteReply_Finding) ProtoMessage() {}
 
 func (x *CheckRemoteReply_Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[116]
+	mi := &file_epcached_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9573,6 +9874,82 @@ func (x *CheckRemoteReply_Finding) GetText() string {
 	return ""
 }
 
+type CollectRemoteReply_Kind struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "cards", "blobs", "leases", "checks"
+	Kept          uint64                 `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"`
+	Removed       uint64                 `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"` // or would be
+	Bytes         int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`     // of those removed
+	Young         uint64                 `protobuf:"varint,5,opt,name=young,proto3" json:"young,omitempty"`     // of those kept: nothing needs them, and they are not old enough
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectRemoteReply_Kind) Reset() {
+	*x = CollectRemoteReply_Kind{}
+	mi := &file_epcached_proto_msgTypes[121]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectRemoteReply_Kind) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectRemoteReply_Kind) ProtoMessage() {}
+
+func (x *CollectRemoteReply_Kind) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[121]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectRemoteReply_Kind.ProtoReflect.Descriptor instead.
+func (*CollectRemoteReply_Kind) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{79, 0}
+}
+
+func (x *CollectRemoteReply_Kind) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CollectRemoteReply_Kind) GetKept() uint64 {
+	if x != nil {
+		return x.Kept
+	}
+	return 0
+}
+
+func (x *CollectRemoteReply_Kind) GetRemoved() uint64 {
+	if x != nil {
+		return x.Removed
+	}
+	return 0
+}
+
+func (x *CollectRemoteReply_Kind) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *CollectRemoteReply_Kind) GetYoung() uint64 {
+	if x != nil {
+		return x.Young
+	}
+	return 0
+}
+
 type Sourceless_Why struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"` // for people
@@ -9583,7 +9960,7 @@ type Sourceless_Why struct {
 
 func (x *Sourceless_Why) Reset() {
 	*x = Sourceless_Why{}
-	mi := &file_epcached_proto_msgTypes[117]
+	mi := &file_epcached_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9595,7 +9972,7 @@ func (x *Sourceless_Why) String() string {
 func (*Sourceless_Why) ProtoMessage() {}
 
 func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[117]
+	mi := &file_epcached_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9608,7 +9985,7 @@ func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless_Why.ProtoReflect.Descriptor instead.
 func (*Sourceless_Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{82, 0}
 }
 
 func (x *Sourceless_Why) GetText() string {
@@ -9629,7 +10006,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xac\x1a\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xd4\x1c\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -9705,10 +10082,14 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"push_reply\x18K \x01(\v2\x16.epcached.v1.PushReplyH\x00R\tpushReply\x12=\n" +
 	"\fcheck_remote\x18L \x01(\v2\x18.epcached.v1.CheckRemoteH\x00R\vcheckRemote\x12M\n" +
-	"\x12check_remote_reply\x18M \x01(\v2\x1d.epcached.v1.CheckRemoteReplyH\x00R\x10checkRemoteReply\x12'\n" +
+	"\x12check_remote_reply\x18M \x01(\v2\x1d.epcached.v1.CheckRemoteReplyH\x00R\x10checkRemoteReply\x12=\n" +
+	"\fremote_trust\x18N \x01(\v2\x18.epcached.v1.RemoteTrustH\x00R\vremoteTrust\x12M\n" +
+	"\x12remote_trust_reply\x18O \x01(\v2\x1d.epcached.v1.RemoteTrustReplyH\x00R\x10remoteTrustReply\x12'\n" +
 	"\x04pack\x18P \x01(\v2\x11.epcached.v1.PackH\x00R\x04pack\x127\n" +
 	"\n" +
-	"pack_reply\x18Q \x01(\v2\x16.epcached.v1.PackReplyH\x00R\tpackReply\x12'\n" +
+	"pack_reply\x18Q \x01(\v2\x16.epcached.v1.PackReplyH\x00R\tpackReply\x12C\n" +
+	"\x0ecollect_remote\x18R \x01(\v2\x1a.epcached.v1.CollectRemoteH\x00R\rcollectRemote\x12S\n" +
+	"\x14collect_remote_reply\x18S \x01(\v2\x1f.epcached.v1.CollectRemoteReplyH\x00R\x12collectRemoteReply\x12'\n" +
 	"\x04stop\x18T \x01(\v2\x11.epcached.v1.StopH\x00R\x04stop\x127\n" +
 	"\n" +
 	"stop_reply\x18U \x01(\v2\x16.epcached.v1.StopReplyH\x00R\tstopReplyB\x06\n" +
@@ -9933,13 +10314,14 @@ const file_epcached_proto_rawDesc = "" +
 	"created_ms\x18\x06 \x01(\x03R\tcreatedMs\x12'\n" +
 	"\x0fcompile_seconds\x18\a \x01(\x01R\x0ecompileSeconds\x12#\n" +
 	"\rmachine_class\x18\b \x01(\tR\fmachineClassB\x05\n" +
-	"\x03_fd\"\x88\x01\n" +
+	"\x03_fd\"\x9e\x01\n" +
 	"\x06Import\x12\x12\n" +
 	"\x04card\x18\x01 \x01(\fR\x04card\x12*\n" +
 	"\x05files\x18\x02 \x03(\v2\x14.epcached.v1.PutFileR\x05files\x12\x12\n" +
 	"\x04keys\x18\x03 \x03(\tR\x04keys\x12\x14\n" +
 	"\x05store\x18\x04 \x01(\tR\x05store\x12\x14\n" +
-	"\x05check\x18\x05 \x01(\bR\x05check\"\x80\x02\n" +
+	"\x05check\x18\x05 \x01(\bR\x05check\x12\x14\n" +
+	"\x05trust\x18\x06 \x03(\fR\x05trust\"\x80\x02\n" +
 	"\vImportReply\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x16\n" +
@@ -10309,7 +10691,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x18\n" +
-	"\arefused\x18\x05 \x03(\tR\arefused\"\xea\x05\n" +
+	"\arefused\x18\x05 \x03(\tR\arefused\"\xdc\x06\n" +
 	"\x06Remote\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x14\n" +
@@ -10340,7 +10722,11 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06queued\x18\x18 \x01(\x04R\x06queued\x12\x1d\n" +
 	"\n" +
 	"leases_won\x18\x19 \x01(\x04R\tleasesWon\x12#\n" +
-	"\rleases_waited\x18\x1a \x01(\x04R\fleasesWaited\"8\n" +
+	"\rleases_waited\x18\x1a \x01(\x04R\fleasesWaited\x12%\n" +
+	"\x0etrust_sequence\x18\x1b \x01(\x04R\rtrustSequence\x12(\n" +
+	"\x10trust_expires_ms\x18\x1c \x01(\x03R\x0etrustExpiresMs\x12\x1f\n" +
+	"\vtrust_error\x18\x1d \x01(\tR\n" +
+	"trustError\"8\n" +
 	"\x04Push\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x16\n" +
 	"\x06remote\x18\x02 \x01(\tR\x06remote\"\xb8\x01\n" +
@@ -10359,7 +10745,24 @@ const file_epcached_proto_rawDesc = "" +
 	"\aFinding\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\tR\x04text\"\x06\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"U\n" +
+	"\vRemoteTrust\x12\x16\n" +
+	"\x06remote\x18\x01 \x01(\tR\x06remote\x12\x1a\n" +
+	"\bdocument\x18\x02 \x01(\fR\bdocument\x12\x12\n" +
+	"\x04over\x18\x03 \x01(\fR\x04over\"0\n" +
+	"\x10RemoteTrustReply\x12\x1c\n" +
+	"\tdocuments\x18\x01 \x03(\fR\tdocuments\"@\n" +
+	"\rCollectRemote\x12\x16\n" +
+	"\x06remote\x18\x01 \x01(\tR\x06remote\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"\xc6\x01\n" +
+	"\x12CollectRemoteReply\x12:\n" +
+	"\x05kinds\x18\x01 \x03(\v2$.epcached.v1.CollectRemoteReply.KindR\x05kinds\x1at\n" +
+	"\x04Kind\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kept\x18\x02 \x01(\x04R\x04kept\x12\x18\n" +
+	"\aremoved\x18\x03 \x01(\x04R\aremoved\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x14\n" +
+	"\x05young\x18\x05 \x01(\x04R\x05young\"\x06\n" +
 	"\x04Stop\"\x1b\n" +
 	"\tStopReply\x12\x0e\n" +
 	"\x02fd\x18\x01 \x01(\rR\x02fd\"\x9e\x01\n" +
@@ -10595,7 +10998,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 125)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),                  // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),                      // 1: epcached.v1.OnMiss
@@ -10675,50 +11078,55 @@ var file_epcached_proto_goTypes = []any{
 	(*PushReply)(nil),                // 75: epcached.v1.PushReply
 	(*CheckRemote)(nil),              // 76: epcached.v1.CheckRemote
 	(*CheckRemoteReply)(nil),         // 77: epcached.v1.CheckRemoteReply
-	(*Stop)(nil),                     // 78: epcached.v1.Stop
-	(*StopReply)(nil),                // 79: epcached.v1.StopReply
-	(*Sourceless)(nil),               // 80: epcached.v1.Sourceless
-	(*Space)(nil),                    // 81: epcached.v1.Space
-	(*Probe)(nil),                    // 82: epcached.v1.Probe
-	(*ProbeReply)(nil),               // 83: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),             // 84: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),                  // 85: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),              // 86: epcached.v1.DeviceFacts
-	(*Report)(nil),                   // 87: epcached.v1.Report
-	(*ReportReply)(nil),              // 88: epcached.v1.ReportReply
-	(*Why)(nil),                      // 89: epcached.v1.Why
-	(*Explanation)(nil),              // 90: epcached.v1.Explanation
-	(*Candidate)(nil),                // 91: epcached.v1.Candidate
-	(*Neighbour)(nil),                // 92: epcached.v1.Neighbour
-	(*Difference)(nil),               // 93: epcached.v1.Difference
-	(*Event)(nil),                    // 94: epcached.v1.Event
-	(*Events)(nil),                   // 95: epcached.v1.Events
-	(*EventsReply)(nil),              // 96: epcached.v1.EventsReply
-	(*Subscribe)(nil),                // 97: epcached.v1.Subscribe
-	(*Doctor)(nil),                   // 98: epcached.v1.Doctor
-	(*DoctorReply)(nil),              // 99: epcached.v1.DoctorReply
-	(*Advice)(nil),                   // 100: epcached.v1.Advice
-	(*Check)(nil),                    // 101: epcached.v1.Check
-	(*CheckReply)(nil),               // 102: epcached.v1.CheckReply
-	(*SpaceLine)(nil),                // 103: epcached.v1.SpaceLine
-	(*Finding)(nil),                  // 104: epcached.v1.Finding
-	nil,                              // 105: epcached.v1.Error.FactsEntry
-	nil,                              // 106: epcached.v1.Device.MetadataEntry
-	nil,                              // 107: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                              // 108: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                              // 109: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                              // 110: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                              // 111: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                              // 112: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                              // 113: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                              // 114: epcached.v1.Member.SessionOptionsEntry
-	nil,                              // 115: epcached.v1.StringMap.EntriesEntry
-	nil,                              // 116: epcached.v1.Failure.FactsEntry
-	(*PushReply_Pushed)(nil),         // 117: epcached.v1.PushReply.Pushed
-	(*CheckRemoteReply_Finding)(nil), // 118: epcached.v1.CheckRemoteReply.Finding
-	(*Sourceless_Why)(nil),           // 119: epcached.v1.Sourceless.Why
-	nil,                              // 120: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                              // 121: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*RemoteTrust)(nil),              // 78: epcached.v1.RemoteTrust
+	(*RemoteTrustReply)(nil),         // 79: epcached.v1.RemoteTrustReply
+	(*CollectRemote)(nil),            // 80: epcached.v1.CollectRemote
+	(*CollectRemoteReply)(nil),       // 81: epcached.v1.CollectRemoteReply
+	(*Stop)(nil),                     // 82: epcached.v1.Stop
+	(*StopReply)(nil),                // 83: epcached.v1.StopReply
+	(*Sourceless)(nil),               // 84: epcached.v1.Sourceless
+	(*Space)(nil),                    // 85: epcached.v1.Space
+	(*Probe)(nil),                    // 86: epcached.v1.Probe
+	(*ProbeReply)(nil),               // 87: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),             // 88: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),                  // 89: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),              // 90: epcached.v1.DeviceFacts
+	(*Report)(nil),                   // 91: epcached.v1.Report
+	(*ReportReply)(nil),              // 92: epcached.v1.ReportReply
+	(*Why)(nil),                      // 93: epcached.v1.Why
+	(*Explanation)(nil),              // 94: epcached.v1.Explanation
+	(*Candidate)(nil),                // 95: epcached.v1.Candidate
+	(*Neighbour)(nil),                // 96: epcached.v1.Neighbour
+	(*Difference)(nil),               // 97: epcached.v1.Difference
+	(*Event)(nil),                    // 98: epcached.v1.Event
+	(*Events)(nil),                   // 99: epcached.v1.Events
+	(*EventsReply)(nil),              // 100: epcached.v1.EventsReply
+	(*Subscribe)(nil),                // 101: epcached.v1.Subscribe
+	(*Doctor)(nil),                   // 102: epcached.v1.Doctor
+	(*DoctorReply)(nil),              // 103: epcached.v1.DoctorReply
+	(*Advice)(nil),                   // 104: epcached.v1.Advice
+	(*Check)(nil),                    // 105: epcached.v1.Check
+	(*CheckReply)(nil),               // 106: epcached.v1.CheckReply
+	(*SpaceLine)(nil),                // 107: epcached.v1.SpaceLine
+	(*Finding)(nil),                  // 108: epcached.v1.Finding
+	nil,                              // 109: epcached.v1.Error.FactsEntry
+	nil,                              // 110: epcached.v1.Device.MetadataEntry
+	nil,                              // 111: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                              // 112: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                              // 113: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                              // 114: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                              // 115: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                              // 116: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                              // 117: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                              // 118: epcached.v1.Member.SessionOptionsEntry
+	nil,                              // 119: epcached.v1.StringMap.EntriesEntry
+	nil,                              // 120: epcached.v1.Failure.FactsEntry
+	(*PushReply_Pushed)(nil),         // 121: epcached.v1.PushReply.Pushed
+	(*CheckRemoteReply_Finding)(nil), // 122: epcached.v1.CheckRemoteReply.Finding
+	(*CollectRemoteReply_Kind)(nil),  // 123: epcached.v1.CollectRemoteReply.Kind
+	(*Sourceless_Why)(nil),           // 124: epcached.v1.Sourceless.Why
+	nil,                              // 125: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                              // 126: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -10741,20 +11149,20 @@ var file_epcached_proto_depIdxs = []int32{
 	49,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
 	70,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
 	71,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	82,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	83,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	101, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	102, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	87,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	88,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	89,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	90,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	95,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	96,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	97,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	94,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	98,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	99,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	86,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	87,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	105, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	106, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	91,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	92,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	93,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	94,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	99,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	100, // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	101, // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	98,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	102, // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	103, // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	34,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	37,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	38,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -10779,95 +11187,100 @@ var file_epcached_proto_depIdxs = []int32{
 	75,  // 55: epcached.v1.Envelope.push_reply:type_name -> epcached.v1.PushReply
 	76,  // 56: epcached.v1.Envelope.check_remote:type_name -> epcached.v1.CheckRemote
 	77,  // 57: epcached.v1.Envelope.check_remote_reply:type_name -> epcached.v1.CheckRemoteReply
-	54,  // 58: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
-	55,  // 59: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
-	78,  // 60: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
-	79,  // 61: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
-	0,   // 62: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	105, // 63: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,   // 64: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	106, // 65: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11,  // 66: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	107, // 67: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	108, // 68: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14,  // 69: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	9,   // 70: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
-	10,  // 71: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12,  // 72: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	109, // 73: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	110, // 74: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	111, // 75: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13,  // 76: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,   // 77: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	10,  // 78: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
-	16,  // 79: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
-	17,  // 80: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	112, // 81: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	113, // 82: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	90,  // 83: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	20,  // 84: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
-	19,  // 85: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	114, // 86: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	115, // 87: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	26,  // 88: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
-	27,  // 89: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
-	17,  // 90: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
-	26,  // 91: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
-	5,   // 92: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	116, // 93: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
-	35,  // 94: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
-	36,  // 95: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
-	17,  // 96: epcached.v1.Build.files:type_name -> epcached.v1.File
-	43,  // 97: epcached.v1.Build.imported:type_name -> epcached.v1.Imported
-	19,  // 98: epcached.v1.Build.members:type_name -> epcached.v1.Member
-	42,  // 99: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	42,  // 100: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	42,  // 101: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	57,  // 102: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
-	58,  // 103: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
-	56,  // 104: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	81,  // 105: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
-	61,  // 106: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
-	62,  // 107: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
-	62,  // 108: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
-	63,  // 109: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
-	42,  // 110: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	66,  // 111: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
-	69,  // 112: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
-	67,  // 113: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
-	68,  // 114: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
-	69,  // 115: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
-	81,  // 116: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	84,  // 117: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	80,  // 118: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
-	72,  // 119: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
-	73,  // 120: epcached.v1.StatusReply.remotes:type_name -> epcached.v1.Remote
-	117, // 121: epcached.v1.PushReply.builds:type_name -> epcached.v1.PushReply.Pushed
-	118, // 122: epcached.v1.CheckRemoteReply.findings:type_name -> epcached.v1.CheckRemoteReply.Finding
-	119, // 123: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
-	13,  // 124: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	84,  // 125: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	85,  // 126: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	86,  // 127: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	120, // 128: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	121, // 129: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 130: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	91,  // 131: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	92,  // 132: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	94,  // 133: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	42,  // 134: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	93,  // 135: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	93,  // 136: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	94,  // 137: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	100, // 138: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	104, // 139: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	103, // 140: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 141: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	142, // [142:142] is the sub-list for method output_type
-	142, // [142:142] is the sub-list for method input_type
-	142, // [142:142] is the sub-list for extension type_name
-	142, // [142:142] is the sub-list for extension extendee
-	0,   // [0:142] is the sub-list for field type_name
+	78,  // 58: epcached.v1.Envelope.remote_trust:type_name -> epcached.v1.RemoteTrust
+	79,  // 59: epcached.v1.Envelope.remote_trust_reply:type_name -> epcached.v1.RemoteTrustReply
+	54,  // 60: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
+	55,  // 61: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
+	80,  // 62: epcached.v1.Envelope.collect_remote:type_name -> epcached.v1.CollectRemote
+	81,  // 63: epcached.v1.Envelope.collect_remote_reply:type_name -> epcached.v1.CollectRemoteReply
+	82,  // 64: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
+	83,  // 65: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
+	0,   // 66: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	109, // 67: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,   // 68: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	110, // 69: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11,  // 70: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	111, // 71: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	112, // 72: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14,  // 73: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	9,   // 74: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
+	10,  // 75: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12,  // 76: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	113, // 77: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	114, // 78: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	115, // 79: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13,  // 80: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,   // 81: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10,  // 82: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16,  // 83: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17,  // 84: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	116, // 85: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	117, // 86: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	94,  // 87: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20,  // 88: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19,  // 89: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	118, // 90: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	119, // 91: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26,  // 92: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27,  // 93: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	17,  // 94: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
+	26,  // 95: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
+	5,   // 96: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	120, // 97: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	35,  // 98: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	36,  // 99: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17,  // 100: epcached.v1.Build.files:type_name -> epcached.v1.File
+	43,  // 101: epcached.v1.Build.imported:type_name -> epcached.v1.Imported
+	19,  // 102: epcached.v1.Build.members:type_name -> epcached.v1.Member
+	42,  // 103: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	42,  // 104: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	42,  // 105: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	57,  // 106: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
+	58,  // 107: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	56,  // 108: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
+	85,  // 109: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	61,  // 110: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	62,  // 111: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	62,  // 112: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	63,  // 113: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	42,  // 114: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	66,  // 115: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
+	69,  // 116: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
+	67,  // 117: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
+	68,  // 118: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
+	69,  // 119: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
+	85,  // 120: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	88,  // 121: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	84,  // 122: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
+	72,  // 123: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
+	73,  // 124: epcached.v1.StatusReply.remotes:type_name -> epcached.v1.Remote
+	121, // 125: epcached.v1.PushReply.builds:type_name -> epcached.v1.PushReply.Pushed
+	122, // 126: epcached.v1.CheckRemoteReply.findings:type_name -> epcached.v1.CheckRemoteReply.Finding
+	123, // 127: epcached.v1.CollectRemoteReply.kinds:type_name -> epcached.v1.CollectRemoteReply.Kind
+	124, // 128: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
+	13,  // 129: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	88,  // 130: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	89,  // 131: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	90,  // 132: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	125, // 133: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	126, // 134: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 135: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	95,  // 136: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	96,  // 137: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	98,  // 138: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	42,  // 139: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	97,  // 140: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	97,  // 141: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	98,  // 142: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	104, // 143: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	108, // 144: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	107, // 145: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 146: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	147, // [147:147] is the sub-list for method output_type
+	147, // [147:147] is the sub-list for method input_type
+	147, // [147:147] is the sub-list for extension type_name
+	147, // [147:147] is the sub-list for extension extendee
+	0,   // [0:147] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -10934,8 +11347,12 @@ func file_epcached_proto_init() {
 		(*Envelope_PushReply)(nil),
 		(*Envelope_CheckRemote)(nil),
 		(*Envelope_CheckRemoteReply)(nil),
+		(*Envelope_RemoteTrust)(nil),
+		(*Envelope_RemoteTrustReply)(nil),
 		(*Envelope_Pack)(nil),
 		(*Envelope_PackReply)(nil),
+		(*Envelope_CollectRemote)(nil),
+		(*Envelope_CollectRemoteReply)(nil),
 		(*Envelope_Stop)(nil),
 		(*Envelope_StopReply)(nil),
 	}
@@ -10943,14 +11360,14 @@ func file_epcached_proto_init() {
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[27].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[50].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[101].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[105].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   120,
+			NumMessages:   125,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

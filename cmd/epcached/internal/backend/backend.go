@@ -151,7 +151,8 @@ func (b *Backend) Import(ctx context.Context, p unixsock.Peer, w *wire.Import, f
 		}
 		fds = fetched
 	}
-	im := &claims.Import{Card: w.Card, Keys: w.Keys, Store: w.Store, Check: w.Check}
+	im := &claims.Import{Card: w.Card, Keys: w.Keys, Store: w.Store, Check: w.Check,
+		Documents: w.Trust}
 	for _, f := range w.Files {
 		if int64(f.Fd) >= int64(len(fds)) {
 			return nil, badRequest("import: a file has no descriptor")

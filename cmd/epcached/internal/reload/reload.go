@@ -199,7 +199,8 @@ func (r *Reloader) noteRefused(err error) {
 
 // immediateFields take effect while the daemon runs. All others wait for the next start.
 var immediateFields = []string{"log_level", "administrators", "publishers", "allow_options",
-	"rules", "keep_source", "trusted_reporters", "report_quorum",
+	"rules", "trust", "threshold", "on_expired", "signing_key", "remote",
+	"keep_source", "trusted_reporters", "report_quorum",
 	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack",
 	"space.pack_after", "space.verify_every", "space.budget", "space.free_floor",
 	"space.max_unused", "space.max_entries", "space.user_bytes", "space.user_share"}

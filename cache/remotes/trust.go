@@ -1,0 +1,110 @@
+package remotes
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/trust"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/remote"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// How often the trust document of a remote is read, and how soon again if none is in effect.
+const (
+	trustEvery  = time.Hour
+	trustRetry  = time.Minute
+	trustBudget = 5 * time.Second // in the background
+)
+
+// applyTrust reads the trust documents of all remotes, and withholds the builds that they revoke.
+func (rs *Remotes) applyTrust(ctx context.Context) {
+	var all []*portable.Key
+	for _, r := range rs.all() {
+		keys, err := trust.ReadKeys(r.Trust)
+		if err == nil {
+			all = append(all, keys...)
+		}
+		rs.figuresOf(r.Name).trustNext.Store(0)
+		rs.readTrust(ctx, &r, trustBudget)
+	}
+	if err := rs.Trust.Apply(ctx, all); err != nil && ctx.Err() == nil {
+		rs.Log.Error("revoked builds are not withheld", "error", err)
+	}
+}
+
+// readTrust reads the trust document of a remote, unless it was read lately or no root key is
+// trusted. A document that is refused changes nothing: the one before counts until it expires.
+func (rs *Remotes) readTrust(ctx context.Context, r *Remote, budget time.Duration) {
+	within, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	unlock, err := rs.reading.Lock(within, r.Name)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	f := rs.figuresOf(r.Name)
+	if rs.Now().UnixNano() < f.trustNext.Load() {
+		return
+	}
+	f.trustNext.Store(rs.Now().Add(trustEvery).UnixNano())
+	keys, err := trust.ReadKeys(r.Trust)
+	if err != nil || len(rs.Trust.Roots(keys)) == 0 {
+		return // a look-up has the error
+	}
+	raw, err := rs.Client.Trust(within, r.Name)
+	if err == nil {
+		err = rs.Trust.Take(ctx, raw, keys)
+	}
+	if _, _, why := rs.Trust.State(keys); why != "" || err != nil {
+		f.trustNext.Store(rs.Now().Add(trustRetry).UnixNano())
+	}
+	before := f.trustError.Swap(nil)
+	if err == nil || ctx.Err() != nil || errors.Is(err, remote.ErrUnreachable) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, remote.ErrMissing) {
+		return
+	}
+	text := textOf(err)
+	f.trustError.Store(&text)
+	if before == nil || *before != text {
+		rs.Log.Warn("trust document refused", "remote", r.Name, "error", text)
+		rs.Store.RecordEvent(index.Event{Kind: event.Trust, Text: "document of remote " + r.Name +
+			" refused: " + text})
+	}
+}
+
+// trustStatus fills in what is known of a remote's trust document.
+func (rs *Remotes) trustStatus(r *Remote, out *wire.Remote) {
+	keys, err := trust.ReadKeys(r.Trust)
+	if err != nil {
+		out.TrustError = wire.Valid(err.Error())
+		return
+	}
+	sequence, expires, why := rs.Trust.State(keys)
+	if refused := rs.figuresOf(r.Name).trustError.Load(); why == "" && refused != nil {
+		why = *refused
+	}
+	out.TrustSequence, out.TrustError = sequence, wire.Valid(why)
+	if sequence > 0 {
+		out.TrustExpiresMs = wire.Milliseconds(expires)
+	}
+}
+
+// Documents returns the trust documents that are known of the root keys of these files and of all
+// remotes, as they travel.
+func (rs *Remotes) Documents(files []string) ([][]byte, error) {
+	files = slices.Clone(files)
+	for _, r := range rs.all() {
+		files = append(files, r.Trust...)
+	}
+	slices.Sort(files)
+	keys, err := trust.ReadKeys(slices.Compact(files))
+	if err != nil {
+		return nil, err
+	}
+	return rs.Trust.Known(keys), nil
+}

@@ -1,0 +1,225 @@
+// Package trust has the trust documents that count: which keys and builds their root keys revoke,
+// and until when builds of other machines are taken. A document comes from a remote, or with a
+// bundle. The journal keeps the highest sequence number of each root key, so that no earlier
+// document counts again.
+//
+// Documents may be used by any number of goroutines. Start reading at Documents.Take.
+package trust
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/store"
+)
+
+// Options say what Documents work with.
+type Options struct {
+	Store *store.Store
+	Now   func() time.Time
+	Log   *slog.Logger
+	// Warn: builds of other machines are taken without a document that is in effect.
+	Warn func() bool
+}
+
+// Documents are the documents that were taken, the latest of each root key.
+type Documents struct {
+	Options
+
+	mu    sync.Mutex
+	known map[string]*taken // by the id of the root key; nil: there is none
+}
+
+type taken struct {
+	raw []byte
+	*portable.Document
+}
+
+// New returns Documents.
+func New(o Options) *Documents { return &Documents{Options: o, known: make(map[string]*taken)} }
+
+// ReadKeys reads files of public keys.
+func ReadKeys(files []string) (all []*portable.Key, err error) {
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		var keys []*portable.Key
+		if err == nil {
+			keys, err = portable.ParseKeys(file, text)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("trusted key: %w", err)
+		}
+		all = append(all, keys...)
+	}
+	return all, nil
+}
+
+// Roots returns the root keys among the keys.
+func (ds *Documents) Roots(keys []*portable.Key) []*portable.Key {
+	return slices.DeleteFunc(slices.Clone(keys), func(k *portable.Key) bool {
+		return !k.Root || !k.NotAfter.IsZero() && ds.Now().After(k.NotAfter)
+	})
+}
+
+// memoKey is where a document outlives the daemon. It may be lost: then no build is taken until
+// there is one again.
+func memoKey(root string) string { return "trust:" + root }
+
+// document returns the document of a root key, nil if there is none. The caller holds mu.
+func (ds *Documents) document(root *portable.Key) *taken {
+	if d, read := ds.known[root.ID]; read {
+		return d
+	}
+	var out *taken
+	raw, _ := memo.Recall[[]byte](&ds.Store.Index().Memos, memoKey(root.ID))
+	d, _, err := portable.ParseDocument("trust document", raw, []*portable.Key{root})
+	if err == nil && d.Sequence >= ds.Store.Index().Journal.TrustSequence(root.ID) {
+		out = &taken{raw, d}
+	}
+	ds.known[root.ID] = out
+	return out
+}
+
+// Known returns the documents of the root keys among the keys, as they travel.
+func (ds *Documents) Known(keys []*portable.Key) (raw [][]byte) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	for _, root := range ds.Roots(keys) {
+		if d := ds.document(root); d != nil {
+			raw = append(raw, d.raw)
+		}
+	}
+	return raw
+}
+
+// Take puts a document in effect that a root key among the keys signed, and withholds the builds
+// that it revokes. An earlier document than was seen before is refused.
+func (ds *Documents) Take(ctx context.Context, raw []byte, keys []*portable.Key) error {
+	d, root, err := portable.ParseDocument("trust document", raw, ds.Roots(keys))
+	if err != nil {
+		return err
+	}
+	if fresh, err := ds.keep(root, raw, d); err != nil || !fresh {
+		return err
+	}
+	ds.Store.RecordEvent(index.Event{Kind: event.Trust, Text: fmt.Sprintf(
+		"document %d of root key %s counts until %s; it revokes %d keys and builds", d.Sequence,
+		root.Short(), d.Expires.Format(time.RFC3339), len(d.Revoked))})
+	return ds.Apply(ctx, keys)
+}
+
+// keep makes a document the one of its root key, unless it is that already.
+func (ds *Documents) keep(root *portable.Key, raw []byte, d *portable.Document) (fresh bool,
+	err error) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	have, journal := ds.document(root), ds.Store.Index().Journal
+	seen := journal.TrustSequence(root.ID)
+	switch {
+	case d.Sequence < seen:
+		return false, &portable.TrustError{Text: fmt.Sprintf("the trust document was rolled back: "+
+			"it has the sequence number %d, and %d was seen", d.Sequence, seen)}
+	case have != nil && d.Sequence == have.Sequence && bytes.Equal(raw, have.raw):
+		return false, nil
+	case have != nil && d.Sequence == have.Sequence:
+		return false, &portable.TrustError{Text: fmt.Sprintf("there are two trust documents with "+
+			"the sequence number %d, and the first one counts", d.Sequence)}
+	}
+	if err := journal.SetTrustSequence(root.ID, d.Sequence); err != nil {
+		return false, err
+	}
+	if err := memo.Save(&ds.Store.Index().Memos, memoKey(root.ID), raw); err != nil {
+		ds.Log.Warn("a trust document is not kept over a restart", "error", err)
+	}
+	ds.known[root.ID] = &taken{raw, d}
+	return true, nil
+}
+
+// Why returns why a build does not count any more, "" if it does: a document of a root key among
+// the keys revokes it, or a key that signed it.
+func (ds *Documents) Why(keys []*portable.Key, keyIDs string, manifest portable.Digest,
+	build portable.Hash) string {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	for _, root := range ds.Roots(keys) {
+		if d := ds.document(root); d != nil {
+			if why := d.Why(keyIDs, manifest, build); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
+}
+
+// WhyNot is Why for a build in the store. A build that this machine compiled is not concerned.
+func (ds *Documents) WhyNot(keys []*portable.Key, b *index.Build) string {
+	if b.Imported.Key == "" {
+		return ""
+	}
+	return ds.Why(keys, b.Imported.Key, portable.Digest(b.Imported.Manifest),
+		portable.Hash(b.BuildKey))
+}
+
+// Of returns which signatures count.
+func (ds *Documents) Of(keys []*portable.Key, threshold int) *portable.Trust {
+	return &portable.Trust{Keys: keys, Threshold: threshold,
+		Revoked: func(keyID string, manifest portable.Digest, build portable.Hash) string {
+			return ds.Why(keys, keyID, manifest, build)
+		}}
+}
+
+// State returns the sequence number and the end of the document that counts longest. why says why
+// no build of another machine is taken; it is "" without a root key among the keys.
+func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.Time, why string) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	for _, root := range ds.Roots(keys) {
+		if d := ds.document(root); d != nil && d.Expires.After(expires) {
+			sequence, expires = d.Sequence, d.Expires
+		}
+		why = "there is no trust document of root key " + root.Short()
+	}
+	switch {
+	case ds.Now().Before(expires):
+		why = ""
+	case sequence > 0:
+		why = "the trust document expired on " + expires.Format(time.RFC3339)
+	}
+	return sequence, expires, why
+}
+
+// Fresh returns why no build of another machine is taken, nil if builds are. Builds that are stored
+// stay.
+func (ds *Documents) Fresh(keys []*portable.Key) error {
+	if _, _, why := ds.State(keys); why != "" && !ds.Warn() {
+		return &portable.TrustError{Text: why}
+	}
+	return nil
+}
+
+// Apply withholds the stored builds that are revoked, also those of layers.
+func (ds *Documents) Apply(ctx context.Context, keys []*portable.Key) error {
+	if len(ds.Known(keys)) == 0 {
+		return nil
+	}
+	x := ds.Store.Index()
+	one := func(b index.Build) error {
+		why := ds.WhyNot(keys, &b)
+		if why == "" || x.Journal.StateOf(b.ID).Name != index.Current {
+			return ctx.Err()
+		}
+		return ds.Store.Withhold(b.ID, index.Withheld, why)
+	}
+	return errors.Join(x.Each(ctx, one), ds.Store.Layers.Each(one))
+}

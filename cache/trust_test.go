@@ -1,0 +1,200 @@
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/remotes"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/portable"
+)
+
+// rootKey is a root key pair, and what it signs.
+type rootKey struct {
+	testing.TB
+	*portable.Signer
+	public string // file
+}
+
+func newRootKey(t testing.TB) *rootKey {
+	secret, open, _, err := portable.GenerateKey(true)
+	require.NoError(t, err)
+	s, err := portable.ParseSigner("root", secret)
+	require.NoError(t, err)
+	public := filepath.Join(t.TempDir(), "root.pub")
+	require.NoError(t, os.WriteFile(public, open, 0o644))
+	return &rootKey{t, s, public}
+}
+
+// document is a trust document that counts for a week.
+func (r *rootKey) document(sequence uint64, revoked ...portable.Revocation) []byte {
+	now := time.Now()
+	raw, err := r.SignDocument(portable.Document{Sequence: sequence, Issued: now,
+		Expires: now.AddDate(0, 0, portable.DocumentDays), Revoked: revoked})
+	require.NoError(r, err)
+	return raw
+}
+
+func (b *bucket) setTrust(raw []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.trust = raw
+}
+
+// explainsRemotes returns what the last look-up for a model came to.
+func (b *bench) explainsRemotes(r *request.Request) string {
+	e, err := b.cache.Acquire(b.Context(), explained(r), nil)
+	require.NoError(b, err)
+	return strings.Join(e.Explanation.Remotes, "\n")
+}
+
+// toldOf returns the texts of the events of a kind.
+func (b *bench) toldOf(kind string) string {
+	var all []string
+	for _, e := range b.events(b.self()) {
+		if e.Kind == kind {
+			all = append(all, e.Text)
+		}
+	}
+	return strings.Join(all, "\n")
+}
+
+// published is a remote with a build of model 1, which a machine has published.
+func published(t testing.TB) (store *bucket, private, public string, made *request.Answer) {
+	private, public = fleetKeys(t)
+	store = newBucket()
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+		Trust: []string{public}})
+	made = a.acquire(a.request(a.model(1)))
+	store.waitForCards(t, 1)
+	return store, private, public, made
+}
+
+// Without a document of a trusted root key nothing is fetched, unless the configuration says so.
+func TestRemotesNeedATrustDocument(t *testing.T) {
+	store, _, public, _ := published(t)
+	root := newRootKey(t)
+	trusted := remotes.Remote{Trust: []string{public, root.public}}
+	b := machine(t, store, trusted)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "there is no trust document")
+	require.Contains(t, b.cache.RemoteStatus()[0].TrustError, "there is no trust document")
+	doctor, err := b.cache.Queries.Doctor().Examine(t.Context(), b.self())
+	require.NoError(t, err)
+	require.Contains(t, doctor.String(), "no build is fetched: there is no trust document")
+
+	warned := machine(t, store, trusted, func(o *Options) { o.WarnExpired = true })
+	require.Equal(t, request.Hit, warned.acquire(warned.request(warned.model(1))).Outcome)
+
+	store.setTrust(root.document(1))
+	c := machine(t, store, trusted)
+	require.Equal(t, request.Hit, c.acquire(c.request(c.model(1))).Outcome)
+	require.EqualValues(t, 1, c.cache.RemoteStatus()[0].TrustSequence)
+	require.Contains(t, c.toldOf(event.Trust), "document 1 of root key ")
+
+	store.setTrust(newRootKey(t).document(9))
+	d := machine(t, store, trusted)
+	require.Equal(t, request.Compiled, d.acquire(d.request(d.model(1))).Outcome)
+	require.Contains(t, d.toldOf(event.Trust), "no trusted root key")
+}
+
+// An expired document stops new fetches, and builds that were fetched stay.
+func TestAnExpiredTrustDocumentStopsFetches(t *testing.T) {
+	store, _, public, _ := published(t)
+	root := newRootKey(t)
+	store.setTrust(root.document(1))
+	b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
+	b.waits(8 * 24 * time.Hour)
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.Zero(t, b.compiler.Compiles.Load())
+	_, err := b.cache.Remove(t.Context(), b.self(), []string{b.list()[0].told.Build}, false, false)
+	require.NoError(t, err)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "the trust document expired on ")
+}
+
+// An earlier document than was seen is refused, also after a restart and by what a bundle brings,
+// and what the later one revoked stays revoked.
+func TestATrustDocumentIsNotRolledBack(t *testing.T) {
+	store, _, public, made := published(t)
+	root := newRootKey(t)
+	store.setTrust(root.document(5, portable.Revocation{Build: portable.Hash(made.Build.BuildKey),
+		Reason: "a bad driver"}))
+	trusted := remotes.Remote{Trust: []string{public, root.public}}
+	b := machine(t, store, trusted)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "is revoked: a bad driver")
+
+	store.setTrust(root.document(4))
+	b.reopen()
+	b.waits(2 * time.Hour)
+	_, err := b.cache.Remove(t.Context(), b.self(), []string{b.list()[0].told.Build}, false, false)
+	require.NoError(t, err)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Contains(t, b.toldOf(event.Trust), "sequence number 4, and 5 was seen")
+	require.Contains(t, b.cache.RemoteStatus()[0].TrustError, "rolled back")
+	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "is revoked: a bad driver")
+
+	store.setTrust(root.document(5)) // another one of the same number
+	b.waits(2 * time.Hour)
+	require.NoError(t, b.cache.Reload(b.cache.settings.Load().Options))
+	b.acquire(b.request(b.model(2)))
+	require.Contains(t, b.toldOf(event.Trust), "two trust documents")
+}
+
+// A build that was fetched is withheld when its key, its manifest or its build key is revoked.
+func TestARevokedBuildIsWithheld(t *testing.T) {
+	for name, revoke := range map[string]func(*request.Answer) portable.Revocation{
+		"key": func(a *request.Answer) portable.Revocation {
+			return portable.Revocation{Key: a.Build.Imported.Key, Reason: "leaked"}
+		},
+		"build": func(a *request.Answer) portable.Revocation {
+			return portable.Revocation{Build: portable.Hash(a.Build.BuildKey), Reason: "leaked"}
+		},
+		"manifest": func(a *request.Answer) portable.Revocation {
+			return portable.Revocation{Manifest: portable.Digest(a.Build.Imported.Manifest),
+				Reason: "leaked"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, _, public, _ := published(t)
+			root := newRootKey(t)
+			store.setTrust(root.document(1))
+			b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
+			got := b.acquire(b.request(b.model(1)))
+			require.Equal(t, request.Hit, got.Outcome)
+
+			store.setTrust(root.document(2, revoke(got)))
+			b.waits(2 * time.Hour)
+			b.acquire(b.request(b.model(2))) // any look-up reads the document
+			require.Contains(t, b.toldOf("withheld"), "is revoked: leaked")
+			require.Contains(t, b.why(b.self(), got.Build.BuildKey.String()).String(),
+				"is revoked: leaked")
+			require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+			require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
+			require.EqualValues(t, 2, b.compiler.Compiles.Load())
+		})
+	}
+}
+
+// The daemon reads documents without any request.
+func TestRevokedBuildsAreWithheldWithoutARequest(t *testing.T) {
+	store, _, public, _ := published(t)
+	root := newRootKey(t)
+	store.setTrust(root.document(1))
+	b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
+	got := b.acquire(b.request(b.model(1)))
+	store.setTrust(root.document(2,
+		portable.Revocation{Key: got.Build.Imported.Key, Reason: "leaked"}))
+	b.reopen()
+	require.Eventually(t, func() bool {
+		return strings.Contains(b.toldOf("withheld"), "is revoked: leaked")
+	}, 20*time.Second, 10*time.Millisecond)
+}
