@@ -242,8 +242,9 @@ func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, 
 		}
 		says.Issued, says.NotAfter = now.UTC().Truncate(time.Second), expiry(now)
 		raw = signer.Sign(card, *says)
-	} else if out, err := rs.Import(ctx, request.Peer{UID: rs.UID}, &claims.Import{Card: raw,
-		Remote: r.Name, Trust: r.Trust, Name: b.ModelName}, nil); err != nil || out.Key == "" {
+	} else if out, err := rs.Import(ctx, request.Peer{UID: rs.UID},
+		&claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust, Threshold: r.Threshold,
+			Name: b.ModelName}, nil); err != nil || out.Key == "" {
 		return false, err
 	}
 	_, err = rs.Client.Renew(ctx, r.Name, keys, raw)
