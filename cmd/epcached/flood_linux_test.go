@@ -79,8 +79,7 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 		"the database was kept")
 	// A view of what was just compiled is kept for a while.
 	before += len(calm.misses) + len(during.misses)
-	require.Eventually(t, func() bool { return d.descriptors() <= before }, patience, pollEvery,
-		"the descriptors are given back")
+	d.requireDescriptors(before)
 }
 
 // ordinaryAttacks are those of an ordinary run.
