@@ -55,6 +55,7 @@ func (h *home) log(t *testing.T) string {
 // The program returns when the daemon answers. The daemon leaves when it has been idle, and not
 // while it is in use.
 func TestAutostartedDaemonComesAndLeaves(t *testing.T) {
+	t.Parallel()
 	h := newHome(t)
 	c := h.begin(t, "300ms")
 	reply, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
@@ -149,6 +150,7 @@ func TestAutostartedDaemonDropsInheritedLimits(t *testing.T) {
 
 // A user makes the configuration file while the daemon runs that a client has started.
 func TestAutostartedDaemonNoticesANewConfiguration(t *testing.T) {
+	t.Parallel()
 	h := newHome(t)
 	c := h.begin(t, "1m")
 	defer func() { require.NoError(t, c.Stop(limited(t))) }()
@@ -186,6 +188,7 @@ func firstProcessor(t *testing.T) int {
 const stay = 600 * time.Millisecond
 
 func TestAutostartRefusals(t *testing.T) {
+	t.Parallel()
 	t.Run("disabled", func(t *testing.T) {
 		h := newHome(t)
 		file := filepath.Join(h.dir, "config", "epcached", "epcached.toml")
@@ -217,6 +220,7 @@ func TestAutostartRefusals(t *testing.T) {
 
 // A daemon leaves after its socket was removed, because no client can reach it.
 func TestDaemonWithoutItsSocketLeaves(t *testing.T) {
+	t.Parallel()
 	h := newHome(t)
 	// far more than this process may be held up for; it looks every tenth of that
 	status, errs := h.run(t, "--idle-exit", "20s")

@@ -49,6 +49,7 @@ func crowd(seed, parts int, field protowire.Number, part []byte) []byte {
 // Forty models at once of nothing but small parts, 0.8 MB each, do not take the daemon's memory,
 // and another user is served meanwhile.
 func TestMemoryOfReadingModelsIsBounded(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, runtimeDir(t, openVINO))
 	d := s.start(t)
 	dir := t.TempDir()
@@ -152,6 +153,7 @@ func multiply(t testing.TB, state string, builds int) {
 // A user's requests of all kinds on many connections take bounded memory; another user's requests
 // are answered meanwhile, and the database stays.
 func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, runtimeDir(t, openVINO))
 	good := writeModel(t, t.TempDir(), 1)
 	d := s.start(t)
@@ -212,6 +214,7 @@ func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
 
 // Long names of models are refused with their bound, and cut where many builds are listed.
 func TestNamesOfModelsAreBounded(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c, model := d.dial(), writeModel(t, t.TempDir(), 1)
 	named := func(bytes int) func(*wire.Acquire) {
@@ -247,6 +250,7 @@ func TestAStrayFileAmongTheRecipesIsLeftAlone(t *testing.T) {
 
 // A user learns of own builds and of the store's bounds, and administrators of all.
 func TestCountsOfAllUsersAreForAdministrators(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	dir := t.TempDir()
 	own := writeModel(t, dir, 2)
@@ -277,6 +281,7 @@ func TestCountsOfAllUsersAreForAdministrators(t *testing.T) {
 
 // A claim keeps the names of inputs and outputs in memory, so a model of very many gets none.
 func TestMemoryOfClaimsIsBounded(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	path := filepath.Join(t.TempDir(), "inputs.onnx")
 	require.NoError(t, os.WriteFile(path, crowd(1, 40_000, 11, nil), 0o644))

@@ -206,6 +206,7 @@ func newVictim(t testing.TB, dir string, external bool) *victim {
 // Twice, for after the first time the file's times, and the kernel's idea of which pages are dirty,
 // are others.
 func TestChangedBehindItsTimes(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	victims := make(map[string]*victim)
@@ -265,6 +266,7 @@ func believable(t testing.TB, path string) bool {
 // In a tmpfs and in a memory file a store through a mapping moves no time at all: they are read
 // each time.
 func TestChangedInMemory(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	victims := map[string]*victim{"memory file": memoryFile(t)}
@@ -330,6 +332,7 @@ func digestOf(t testing.TB, path string) string {
 // (Newer kernels have a finer clock for files with times that were read; there this test shows
 // less.)
 func TestChangedWithinOneTick(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	v := newVictim(t, t.TempDir(), false)

@@ -147,6 +147,7 @@ func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 // An application whose runtime the daemon does not have compiles with OpenVINO, and is given its
 // own artefact from then on.
 func TestRealArtefactUnderAClaim(t *testing.T) {
+	t.Parallel()
 	s := newSite(t) // no runtime at all
 	d := s.start(t)
 	o := newOwner(t, d, stranger)
@@ -209,6 +210,7 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 
 // A client of an earlier version sends `later` with its put, a field that is reserved now.
 func TestPutsOfEarlierClientsAreTaken(t *testing.T) {
+	t.Parallel()
 	d := newSite(t).start(t)
 	o := newOwner(t, d, stranger)
 	model := writeModel(t, t.TempDir(), 1)
@@ -270,6 +272,7 @@ func TestAClaimEndsWithItsConnection(t *testing.T) {
 
 // Each execution provider's own artefacts, in both forms, pass for what they are.
 func TestRealArtefactsThatArePut(t *testing.T) {
+	t.Parallel()
 	d := newSite(t).start(t)
 	for name, o := range map[string]*owner{
 		"OpenVINO": newOwner(t, d, stranger),

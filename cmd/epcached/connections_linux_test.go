@@ -14,6 +14,7 @@ import (
 // The uids that /etc/subuid gives to a user count as that user, but those of root as no
 // administrator.
 func TestConnectionsOfTheUidsOfAContainer(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: only root can connect as other users")
 	}

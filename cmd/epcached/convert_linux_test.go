@@ -29,6 +29,7 @@ func (a lease) contextOf(t *testing.T) []byte {
 
 // Real execution providers load what a conversion makes of what they made, in both directions.
 func TestRealArtefactsAreConverted(t *testing.T) {
+	t.Parallel()
 	for name, real := range realProviders {
 		for direction, embed := range map[string]bool{"into the graph": true,
 			"out of the graph": false} {

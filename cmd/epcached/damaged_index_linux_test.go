@@ -24,6 +24,7 @@ import (
 // A daemon with a damaged database answers its current requests, says why, and ends.
 // The next daemon serves the builds that were stored.
 func TestDaemonWithADamagedIndexEndsAndTheNextOneRepairsIt(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, runtimeDir(t, openVINO))
 	dir := t.TempDir()
 	kept, heard, other := writeModel(t, dir, 1), writeModel(t, dir, 2), writeModel(t, dir, 3)

@@ -19,7 +19,7 @@ func explain(r *wire.Acquire) { r.OnMiss = wire.OnMiss_EXPLAIN }
 // follow subscribes. Nothing tells when the daemon has begun with that, but events.
 func (d *epcached) follow(t *testing.T) (events <-chan *wire.Event, ended <-chan error) {
 	c := d.dial()
-	ctx, cancel := context.WithCancel(limited(t))
+	ctx, cancel := context.WithCancel(context.Background())
 	heard, end := make(chan *wire.Event, 1000), make(chan error, 1)
 	go func() {
 		end <- c.Subscribe(ctx, func(e *wire.Event) error { heard <- e; return nil })
@@ -64,6 +64,7 @@ func (d *epcached) compileAndHear(t *testing.T, c *unixsock.Client,
 }
 
 func TestStoryOfAModel(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	defer c.Close()
@@ -108,6 +109,7 @@ func TestStoryOfAModel(t *testing.T) {
 }
 
 func TestStopEndsSubscriptions(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	defer c.Close()
@@ -118,6 +120,7 @@ func TestStopEndsSubscriptions(t *testing.T) {
 }
 
 func TestLoadThatIsRefused(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()
 	defer c.Close()

@@ -16,6 +16,7 @@ import (
 // An EP that is in no table, and takes one Mul and nothing else as ONNX Runtime's example plugin EP
 // does, needs nothing but its library in the configuration.
 func TestExamplePluginEP(t *testing.T) {
+	t.Parallel()
 	const example = "ExampleExecutionProvider"
 	r := compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{Name: example, Ops: "Mul",
 		Single: true})

@@ -141,6 +141,7 @@ func modelOf(t testing.TB, name string) string {
 // A build that one machine compiled is a hit on another one with a daemon that has another user,
 // another state directory and no build.
 func TestBuildsTravelBetweenMachines(t *testing.T) {
+	t.Parallel()
 	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn)}
 	a, b := newSite(t, runtimes...), ofAnotherUser(t, runtimes...)
 	a.start(t)
@@ -214,6 +215,7 @@ func TestBuildsTravelBetweenMachines(t *testing.T) {
 
 // An ordinary user imports for that user alone, as far as the user could put a build.
 func TestImportsOfUsersAreTheirOwn(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
 	a.start(t)
@@ -263,6 +265,7 @@ func exists(path string) bool {
 
 // Nothing of a build that is damaged, not trusted or expired is stored.
 func TestRefusedImportsStoreNothing(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, openVINO)
 	a, b := newSite(t, runtime), newSite(t, runtime)
 	a.start(t)
@@ -326,6 +329,7 @@ func TestRefusedImportsStoreNothing(t *testing.T) {
 
 // A build that fails on this class of machine is never served.
 func TestImportsOfAnotherMachineClassMustRun(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, silentOpenVINO)
 	a, b := newSite(t, runtime), newSite(t, runtime)
 	b.environment = []string{"ONEDNN_MAX_CPU_ISA=SSE41"}

@@ -61,6 +61,7 @@ func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path str
 }
 
 func TestRealRefusalSpeaksOfTheUsersModel(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	path := filepath.Join(t.TempDir(), "broken.onnx")
 	broken := bytes.ReplaceAll(compilertest.Dense(1, 16, 1), []byte("MatMul"), []byte("MatMux"))
@@ -126,6 +127,7 @@ func realModel(t *testing.T, name string) string {
 }
 
 func TestNoNodeIsRemembered(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	model := tinymodel.Model{
 		Nodes:   []tinymodel.Node{{Op: "Det", Inputs: []string{"x"}, Outputs: []string{"y"}}},
@@ -142,6 +144,7 @@ func TestNoNodeIsRemembered(t *testing.T) {
 // A limit so small that nothing at all compiles is the machine's fault, and nothing is known
 // against the model afterwards.
 func TestLimitsThatPreventEveryCompileAreReported(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, runtimeDir(t, openVINO))
 	d := s.start(t)
 	dir := t.TempDir()
@@ -240,6 +243,7 @@ func misbehavingSite(t *testing.T, seconds string, wall, cpu int) *site {
 }
 
 func TestHangsAndHogsEndAtTheirLimits(t *testing.T) {
+	t.Parallel()
 	// finds its descendants again
 	seconds := fmt.Sprintf("%d.%d", 90000+os.Getpid(), time.Now().UnixNano())
 	cases := map[string]struct{ reason, says string }{
@@ -311,6 +315,7 @@ func processesOf(text string) (found []string) {
 
 // After a worker's first death the job is retried; the second is reported to all waiters.
 func TestWorkersDeath(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	for deaths, c := range []string{"compiled", "compiled", "worker died"} {
 		t.Run(fmt.Sprintf("%d deaths", deaths), func(t *testing.T) {

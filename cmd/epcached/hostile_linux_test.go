@@ -16,6 +16,7 @@ import (
 // Vendor code attacks the daemon: its store, its socket, its process. The daemon and the stored
 // builds are as before, and the client gets the last words of the code.
 func TestVendorCodeCannotReachTheDaemon(t *testing.T) {
+	t.Parallel()
 	real := runtimeDir(t, openVINO)
 	s := newSite(t, real)
 	r := newRefusals(t, s)

@@ -25,6 +25,7 @@ func inBackground(t *testing.T, c *unixsock.Client, model string) *wire.AcquireR
 }
 
 func TestBackgroundJobOutlivesItsConnection(t *testing.T) {
+	t.Parallel()
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	// so that the next worker is the compile's, and none that probes
@@ -61,6 +62,7 @@ func TestBackgroundJobOutlivesItsConnection(t *testing.T) {
 }
 
 func TestCancelledJobEndsItsWorker(t *testing.T) {
+	t.Parallel()
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	get(t, d.dial(), writeModel(t, dir, 2))

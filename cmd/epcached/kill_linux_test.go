@@ -133,6 +133,7 @@ func entriesFor(t *testing.T, paths []string) []*entry {
 // begins its N-th fsync, link, rename and so on. There are some hundreds: all of them are tried
 // with EPCACHED_KILL_MOMENTS=0, else that many, by chance.
 func TestKilledAtEachSystemCall(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, openVINO)
 	random := seeded(t)
 	dir := t.TempDir()

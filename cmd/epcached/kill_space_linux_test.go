@@ -152,6 +152,7 @@ func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecti
 // There are some hundreds: all of them are tried with EPCACHED_KILL_MOMENTS=0, else that many, by
 // chance.
 func TestKilledWhileFreeingSpace(t *testing.T) {
+	t.Parallel()
 	random := seeded(t)
 	kept := newRoomKept(t)
 	s, entries := kept.copy(t)
@@ -189,6 +190,7 @@ func TestKilledWhileFreeingSpace(t *testing.T) {
 // TestKilledRepeatedlyWhileFreeingSpace does the same at moments that are no system calls, on one
 // store that is filled again after each, for EPCACHED_KILL_SECONDS.
 func TestKilledRepeatedlyWhileFreeingSpace(t *testing.T) {
+	t.Parallel()
 	random := seeded(t)
 	kept := newRoomKept(t)
 	end := time.Now().Add(time.Duration(number(t, "EPCACHED_KILL_SECONDS", 4)) * time.Second)

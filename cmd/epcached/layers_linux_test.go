@@ -127,6 +127,7 @@ func flipIn(t testing.TB, image, file string) {
 // A layer that one machine exports answers requests on another one, whose daemon has another user
 // and no build: in place, without a compile and without a copy, also after a restart.
 func TestLayersAreServedInPlace(t *testing.T) {
+	t.Parallel()
 	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn)}
 	a := newSite(t, runtimes...)
 	a.start(t)
@@ -206,6 +207,7 @@ func filesUnder(t testing.TB, dir string) (files []string) {
 // A layer's damaged build is withheld and compiled into the own store. One that is mended is served
 // again after a repair.
 func TestDamageInALayerIsNeverServed(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
 	a.start(t)
@@ -259,6 +261,7 @@ func TestDamageInALayerIsNeverServed(t *testing.T) {
 
 // Images with other bytes may have files with equal stamps. They are hashed after each mount.
 func TestALayerWithEqualStampsIsHashedAgain(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
 	a.start(t)
@@ -303,6 +306,7 @@ func TestALayerWithEqualStampsIsHashedAgain(t *testing.T) {
 // Layers are looked through in the order of the configuration. One that is not mounted is a
 // finding, and is used as soon as it is there.
 func TestLayersHaveAnOrderAndMayBeMissing(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, openVINO)
 	a := newSite(t, runtime)
 	a.start(t)
@@ -348,6 +352,7 @@ func TestLayersHaveAnOrderAndMayBeMissing(t *testing.T) {
 
 // The files of a layer are code: no other user may be able to change them.
 func TestALayerOfAnotherUserIsNotTrusted(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can give files away")
 	}
@@ -397,6 +402,7 @@ func cmpErr(all ...error) error {
 
 // A layer's build that fails on this class of machine is never served.
 func TestLayersOfAnotherMachineClassMustRun(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, silentOpenVINO)
 	a, b := newSite(t, runtime), newSite(t, runtime)
 	b.environment = []string{"ONEDNN_MAX_CPU_ISA=SSE41"}

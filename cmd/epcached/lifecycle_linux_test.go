@@ -22,6 +22,7 @@ import (
 )
 
 func TestSecondDaemonOnTheSameStore(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	first := s.start(t)
 	second := &site{state: s.state, socket: s.socket + "2"}
@@ -49,6 +50,7 @@ func TestSecondDaemonOnTheSameSocket(t *testing.T) {
 
 // The owner of a store removes it as any other directory, also after the daemon was killed.
 func TestStoreThatNoDaemonHasIsRemovedByItsOwner(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*epcached){"stopped": (*epcached).stop,
 		"killed": (*epcached).kill} {
 		t.Run(name, func(t *testing.T) {
@@ -194,6 +196,7 @@ func TestWithoutRuntime(t *testing.T) {
 }
 
 func TestStopLetsRequestsFinish(t *testing.T) {
+	t.Parallel()
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	c := d.dial()
@@ -228,6 +231,7 @@ func TestStopLetsRequestsFinish(t *testing.T) {
 
 // A client that stops the daemon hears when the process has ended, and no sooner.
 func TestStopByAClientLetsRequestsFinish(t *testing.T) {
+	t.Parallel()
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	c := d.dial()
@@ -264,6 +268,7 @@ func TestStopByAClientLetsRequestsFinish(t *testing.T) {
 // systemd may end all processes of a service at once. A compile that was ended so is not begun
 // again while the daemon stops, and counts as no failure of its model.
 func TestStopEndsNoCompileTwice(t *testing.T) {
+	t.Parallel()
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	get(t, d.dial(), writeModel(t, dir, 2))

@@ -13,6 +13,7 @@ import (
 // A crash on a full disk costs no stored build: without any worker the next daemon serves all of
 // them, though their views are to be made again.
 func TestStoredBuildsAreServedOnAFullDiskAfterACrash(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, runtimeDir(t, openVINO))
 	disk, dir := smallDisk(t, 64<<20), t.TempDir()
 	s.state = filepath.Join(disk, "state")

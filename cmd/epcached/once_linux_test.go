@@ -46,6 +46,7 @@ func requireEqual(t *testing.T, askers []*asker) map[string]int {
 }
 
 func TestSixtyFourProcessesOneCompile(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	askers := together(d, writeLargeModel(t, t.TempDir()))
 	for _, a := range askers {
@@ -58,6 +59,7 @@ func TestSixtyFourProcessesOneCompile(t *testing.T) {
 }
 
 func TestCompileSurvivesKilledClients(t *testing.T) {
+	t.Parallel()
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	// so that the next worker is the compile's, and none that probes
@@ -107,6 +109,7 @@ func writeLargeModel(t testing.TB, dir string) string {
 
 // When all waiting clients are gone, their worker is ended, because its result is of no use.
 func TestAllAskersKilled(t *testing.T) {
+	t.Parallel()
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	get(t, d.dial(), writeModel(t, dir, 2))

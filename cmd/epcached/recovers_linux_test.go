@@ -54,6 +54,7 @@ func requireServesWhileReadOnly(t *testing.T, d *epcached, stored, other string)
 // A state directory that is mounted read-only, while index.db and the journal stay writable because
 // they are open, serves hits. When it is writable again the same daemon stores.
 func TestDaemonRecoversFromAReadOnlyMount(t *testing.T) {
+	t.Parallel()
 	s, dir := newSite(t, runtimeDir(t, openVINO)), t.TempDir()
 	s.state = filepath.Join(smallDisk(t, 64<<20), "state")
 	t.Cleanup(func() { mountCommand(t, "umount", s.state) }) // when the daemon has stopped
@@ -75,6 +76,7 @@ func TestDaemonRecoversFromAReadOnlyMount(t *testing.T) {
 // A file system that the kernel makes read-only after an error of its own (errors=remount-ro), with
 // all that is open, serves hits. When it was repaired and mounted again the same daemon opens it.
 func TestDaemonRecoversFromAnEmergencyReadOnly(t *testing.T) {
+	t.Parallel()
 	s, dir := newSite(t, runtimeDir(t, openVINO)), t.TempDir()
 	disk := smallDisk(t, 64<<20)
 	s.state = filepath.Join(disk, "state")

@@ -75,6 +75,7 @@ func (r *refusals) file(t *testing.T, name, content string) *os.File {
 }
 
 func TestBytesThatAreNoModel(t *testing.T) {
+	t.Parallel()
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	whole := string(compilertest.Dense(1, 16, 1))
 	cases := map[string]struct {
@@ -138,6 +139,7 @@ func external(location, offset, length string) string {
 // A model of which the provider takes no node brings nothing to a cache; the error says which nodes
 // they are.
 func TestModelsThatNoProviderTakes(t *testing.T) {
+	t.Parallel()
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO), runtimeDir(t, qnn)))
 	texts := tinymodel.Model{
 		Nodes: []tinymodel.Node{{Name: "lower", Op: "StringNormalizer", Inputs: []string{"x"},
@@ -175,6 +177,7 @@ const stringType = 8 // TensorProto.STRING
 
 // An operator that ONNX Runtime does not know is refused in its own words.
 func TestUnknownOperator(t *testing.T) {
+	t.Parallel()
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	m := compilertest.DenseModel(1, 16, 1)
 	m.Opsets = map[string]int64{"": 17, "com.example": 1}
@@ -186,6 +189,7 @@ func TestUnknownOperator(t *testing.T) {
 }
 
 func TestDescriptorsThatAreNoModel(t *testing.T) {
+	t.Parallel()
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	good := openFile(t, r.good)
 	dir := t.TempDir()
@@ -252,6 +256,7 @@ func again(f *os.File) (*os.File, error) {
 }
 
 func TestExternalDataThatIsNotThere(t *testing.T) {
+	t.Parallel()
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	weights := string(tinymodel.Floats(1, 16*16))
 	file := func(content string) unixsock.External {
@@ -299,6 +304,7 @@ func TestExternalDataThatIsNotThere(t *testing.T) {
 }
 
 func TestWrongRequests(t *testing.T) {
+	t.Parallel()
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO), runtimeDir(t, qnn)))
 	cases := map[string]struct {
 		change func(*wire.Acquire)

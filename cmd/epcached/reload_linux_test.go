@@ -164,6 +164,7 @@ func TestHangup(t *testing.T) {
 // A runtime that is configured while the daemon runs is asked for, and rules decide what of the one
 // before it may load.
 func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
+	t.Parallel()
 	older, newer := runtimeDir(t, olderQNN), runtimeDir(t, qnn)
 	runtime := func(dir string) string { return "[[runtime]]\ndirectory = \"" + dir + "\"\n" }
 	d, path, rules := configuredWith(t, runtime(older))

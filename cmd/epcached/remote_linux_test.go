@@ -79,6 +79,7 @@ func newWebServer(t testing.TB, dir string) *webServer {
 // Builds that one machine published are hits on others, whose daemons have other users, other state
 // directories and no builds, through a directory and through a web server that is only read.
 func TestMachinesShareBuildsThroughARemote(t *testing.T) {
+	t.Parallel()
 	hasHelper(t)
 	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn)}
 	a := newSite(t, runtimes...)

@@ -59,12 +59,8 @@ func newMachine(t *testing.T, runtime string) *machine {
 	openAbove(t, base, filepath.Join(base, "var", "lib"))
 	require.NoError(t, os.Chown(filepath.Join(base, "var/lib/epcached"), daemonUID, daemonUID))
 	require.NoError(t, os.Chmod(filepath.Join(base, "var/lib/epcached"), 0o711))
-	for _, name := range []string{"epcached", "epcachectl", "epcached-ort"} {
-		program, err := os.ReadFile(filepath.Join(programs, name))
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(base, "opt/epcached/bin", name), program,
-			0o755))
-	}
+	copyPrograms(t, filepath.Join(base, "opt/epcached/bin"), "epcached", "epcachectl",
+		"epcached-ort")
 	settings, err := os.ReadFile(filepath.Join("..", "..", "systemd", "epcached.toml"))
 	require.NoError(t, err)
 	if runtime != "" {
@@ -75,6 +71,18 @@ func newMachine(t *testing.T, runtime string) *machine {
 		0o644))
 	m.serve()
 	return m
+}
+
+// copyPrograms copies built programs. It leaves that to another process, because a process that
+// another test starts meanwhile would keep a file open for writing, which then cannot be run.
+func copyPrograms(t testing.TB, to string, names ...string) {
+	t.Helper()
+	args := []string{"--target-directory", to}
+	for _, name := range names {
+		args = append(args, filepath.Join(programs, name))
+	}
+	out, err := exec.Command("cp", args...).CombinedOutput()
+	require.NoError(t, err, string(out))
 }
 
 // openAbove lets all users pass the directories from base to below.
@@ -295,6 +303,7 @@ func (m *machine) own(user, runtime string) string {
 // Users have libraries of their own: each has hits from the second start on, and no warning. After
 // the registered runtime is updated, its builds are compiled again without a request.
 func TestUsersOfASharedMachine(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, openVINOBefore)
 	events, _ := m.daemon.follow(t)
 	model := m.model("shared.onnx", 1)
@@ -332,6 +341,7 @@ func TestUsersOfASharedMachine(t *testing.T) {
 // A service without a runtime steps aside: users have daemons of their own, as if it were not
 // there.
 func TestServiceWithoutARuntimeStepsAside(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, "")
 	model := m.model("shared.onnx", 1)
 	libraries := m.own("user", openVINO)
@@ -346,6 +356,7 @@ func TestServiceWithoutARuntimeStepsAside(t *testing.T) {
 
 // A group, which a claim cannot compile, is compiled by the user's own daemon.
 func TestGroupsWithOwnLibrariesAreForTheUsersOwnDaemon(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, openVINOBefore)
 	models := []string{m.model("one.onnx", 1), m.model("two.onnx", 2)}
 	equal, other := m.own("equal", openVINOBefore), m.own("other", openVINO)
@@ -384,6 +395,7 @@ func (m *machine) runs(user, program string, args ...string) string {
 
 // The command line does as the sessions do, and both are served what the other compiled.
 func TestCommandLineOfAUserWithOwnLibraries(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, openVINOBefore)
 	equal, other := m.own("equal", openVINOBefore), m.own("other", openVINO)
 	get := func(user, libraries, model string) string {
@@ -410,6 +422,7 @@ func TestCommandLineOfAUserWithOwnLibraries(t *testing.T) {
 // The service as it is shipped compiles again what all users may read, and says why it cannot
 // compile the rest again.
 func TestServiceReportsModelsItCannotRecompile(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, openVINOBefore)
 	uid := m.home("user")
 	private := "/home/user/private.onnx"

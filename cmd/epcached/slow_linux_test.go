@@ -17,6 +17,7 @@ import (
 
 // A model on a FUSE file system is compiled and found as any other.
 func TestModelOnFUSEIsServed(t *testing.T) {
+	t.Parallel()
 	dir, _ := mountFUSE(t, writeModel(t, t.TempDir(), 1))
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	first := get(t, d.dial(), filepath.Join(dir, "sound.onnx"))
@@ -112,6 +113,7 @@ func TestDaemonStopsThoughAFileIsNotAnswered(t *testing.T) {
 // request for another model fails with the reason, and the daemon compiles again afterwards. It
 // takes as long as a start may.
 func TestAFileThatBlocksStartsOfWorkers(t *testing.T) {
+	t.Parallel()
 	dir, kill := mountFUSE(t, writeModel(t, t.TempDir(), 1))
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	other := dialAs(t, d.socket, bystander)

@@ -183,6 +183,7 @@ func TestAFullDiskIsCollected(t *testing.T) {
 
 // A daemon that was killed while its disk was full starts on it as it is, and makes room.
 func TestAFullDiskIsStartedOn(t *testing.T) {
+	t.Parallel()
 	disk := smallDisk(t, 64<<20)
 	s := newSite(t, runtimeDir(t, openVINO))
 	s.state = filepath.Join(disk, "state")

@@ -31,6 +31,7 @@ func (a lease) graphOf(t testing.TB) []byte { return contentOf(t, filepath.Join(
 // write that, and no execution provider compares it with the bytes: whether it loads decides, and
 // how well the string fits is told apart.
 func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
+	t.Parallel()
 	now, old := runtimeDir(t, openVINO), runtimeDir(t, olderOpenVINO)
 	c := newSite(t, now, old).start(t).dial()
 	source := writeModel(t, t.TempDir(), 1)
@@ -79,6 +80,7 @@ func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
 // A source model's metadata survives its compilation. A string there says nothing of the build,
 // whomever it is about.
 func TestStringsOfSourceModels(t *testing.T) {
+	t.Parallel()
 	now, old := runtimeDir(t, openVINO), runtimeDir(t, olderOpenVINO)
 	d := newSite(t, now, old).start(t)
 	c := d.dial()

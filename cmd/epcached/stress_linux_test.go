@@ -62,6 +62,7 @@ const (
 // build is there, or its eviction is reported. At the end neither this daemon nor the next one
 // finds an inconsistency.
 func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: only root can connect as other users")
 	}

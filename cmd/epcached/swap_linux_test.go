@@ -106,6 +106,7 @@ var waysToSwap = map[string]struct {
 // an application at work: no answer is ever for the SDK of before, and what was compiled for it is
 // there again when it is.
 func TestRuntimeIsReplaced(t *testing.T) {
+	t.Parallel()
 	real := [2]string{runtimeDir(t, qnn), runtimeDir(t, olderQNN)}
 	for name, way := range waysToSwap {
 		t.Run(name, func(t *testing.T) {
@@ -149,6 +150,7 @@ func TestRuntimeIsReplaced(t *testing.T) {
 // the earlier one does not either, because the rest of that SDK is loaded by path, when a session
 // is made.
 func TestApplicationOfTheReplacedRuntime(t *testing.T) {
+	t.Parallel()
 	real := [2]string{runtimeDir(t, qnn), runtimeDir(t, olderQNN)}
 	s := &swap{T: t, place: filepath.Join(shortDir(t), "runtime")}
 	way := waysToSwap["symbolic link switched"]

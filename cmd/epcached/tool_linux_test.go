@@ -34,6 +34,7 @@ read = [%[4]q, %[5]q, %[3]q]
 
 // A vendor's own compiler makes real artefacts for the daemon, and is a part of what they are.
 func TestVendorsOwnCompiler(t *testing.T) {
+	t.Parallel()
 	runtime := runtimeDir(t, qnn)
 	script, err := os.ReadFile("../../testdata/tools/qnn-compile")
 	require.NoError(t, err)
@@ -73,6 +74,7 @@ func TestVendorsOwnCompiler(t *testing.T) {
 // The same for a runtime without the EP's library: applications bring it, and nothing of it is
 // asked for here.
 func TestVendorsOwnCompilerWithoutTheLibrary(t *testing.T) {
+	t.Parallel()
 	sdk := runtimeDir(t, qnn)
 	tool, err := filepath.Abs("../../testdata/tools/qnn-compile")
 	require.NoError(t, err)

@@ -26,6 +26,7 @@ func (d *epcached) begunAgain(times int) {
 // The state directory of a running daemon is removed, or replaced by another: the daemon recreates
 // it, says so, and goes on.
 func TestRemovedStateDirectoryIsRecreated(t *testing.T) {
+	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	model := writeModel(t, t.TempDir(), 1)
 	require.Equal(t, "compiled", get(t, d.dial(), model).Outcome)
@@ -88,6 +89,7 @@ func TestASocketOfSystemdOutlivesTheStateDirectory(t *testing.T) {
 
 // A daemon that a client started has its log in that directory, which is closed to others.
 func TestAutostartedDaemonRecreatesDirectoryAndLog(t *testing.T) {
+	t.Parallel()
 	h := newHome(t)
 	h.socket = filepath.Join(h.dir, "s")
 	c := h.begin(t, "5s", "--socket", h.socket)

@@ -69,6 +69,7 @@ func faultyRuntime(t *testing.T, of string, make func(path string)) string {
 }
 
 func TestLibrariesThatDoNotWork(t *testing.T) {
+	t.Parallel()
 	real := runtimeDir(t, openVINO)
 	s := newSite(t, real)
 	r := newRefusals(t, s)
@@ -129,6 +130,7 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 // The compiler crashes in the middle of a real compile, or is killed by the kernel when memory is
 // short, and again when it is retried.
 func TestCompilerCrash(t *testing.T) {
+	t.Parallel()
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	path := filepath.Join(r.dir, "large.onnx")
 	cases := []struct {
@@ -189,6 +191,7 @@ func (d *epcached) strike(times int, signal syscall.Signal, ended <-chan struct{
 
 // A process writes into the model, over and over, while the daemon reads it: the result is refused.
 func TestModelChangedWhileBeingRead(t *testing.T) {
+	t.Parallel()
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	path := filepath.Join(r.dir, "large.onnx")
 	whole := compilertest.Dense(9, 3000, 1) // 36 MB: some milliseconds to hash, more to copy

@@ -16,6 +16,7 @@ import (
 
 // Real builds are compared with their models: as they are made, and later.
 func TestRealOutputIsVerified(t *testing.T) {
+	t.Parallel()
 	for name, real := range realProviders {
 		t.Run(name, func(t *testing.T) {
 			d := newSite(t, runtimeDir(t, real.runtime)).start(t)
@@ -63,6 +64,7 @@ func endless() []byte {
 // A model that never ends holds a slot for the limit of comparisons alone, and is served as not
 // verified.
 func TestEndlessModelIsServedAsNotVerified(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, runtimeDir(t, openVINO))
 	s.config += "[limits]\nverify_seconds = 0.5\n"
 	d := s.start(t)

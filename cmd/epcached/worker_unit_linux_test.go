@@ -98,11 +98,9 @@ func startContainer(t *testing.T, config string) *container {
 		0o644)
 	put(filepath.Join(c.home, "installed", "etc", "epcached", "epcached.toml"), []byte(config),
 		0o644)
-	for _, name := range []string{"epcached", "epcached-ort"} {
-		program, err := os.ReadFile(filepath.Join(programs, name))
-		require.NoError(t, err)
-		put(filepath.Join(c.home, "installed", "usr", "bin", name), program, 0o755)
-	}
+	bin := filepath.Join(c.home, "installed", "usr", "bin")
+	require.NoError(t, os.MkdirAll(bin, 0o755))
+	copyPrograms(t, bin, "epcached", "epcached-ort")
 	cmd := exec.Command("unshare", "--mount", "--cgroup", "--pid", "--uts", "--ipc", "--fork",
 		"--kill-child", "sh", "-c", underSystemd)
 	cmd.Env = append(os.Environ(), "HOME="+c.home, "RUNTIME="+runtimeDir(t, openVINO))

@@ -61,6 +61,7 @@ func TestWorkerUserThatCannotWork(t *testing.T) {
 // A daemon of root compiles as another user, serves what came of it, and tells what keeps that user
 // from doing harm.
 func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can start processes of another user")
 	}
@@ -74,9 +75,7 @@ func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
 	t.Cleanup(func() { removeAll(t, open) })
 	require.NoError(t, os.Chmod(open, 0o711))
 	worker := filepath.Join(open, "epcached-ort")
-	program, err := os.ReadFile(filepath.Join(programs, "epcached-ort"))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(worker, program, 0o755))
+	copyPrograms(t, open, "epcached-ort")
 	s := newSite(t, runtime)
 	s.state = filepath.Join(open, "state")
 	s.config = "worker = \"" + worker + "\"\nworker_user = \"65534:65534\"\n"
