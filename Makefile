@@ -92,11 +92,20 @@ demo-picture: ## draw doc/demo.svg from report/demo.md, which make demo leaves
 # ./... does not match it.
 EP_TOOL = ./testdata/ep/conformance
 
-# Three at a time on two processors, because many tests wait for a child process or for a clock.
 .PHONY: test
-test: build deps ## run all tests, on the real execution providers too
+test: test-python test-go ## run all tests, on the real execution providers too
+
+# Three at a time on two processors, because many tests wait for a child process or for a clock.
+.PHONY: test-python
+test-python: build deps ## run the tests of the Python client, and of programs under epcachectl run
 	$(call timed,$(VENV) -m pytest -q -n 3 --dist loadfile --import-mode=importlib clients/python/tests)
-	$(call timed,$(PLAIN) $(GO) test -p 3 -vet=off -timeout 25m ./... $(EP_TOOL))
+
+# The packages whose tests take longest start first.
+SLOWEST = ./cmd/epcached ./cache ./compilers ./store
+
+.PHONY: test-go
+test-go: build deps ## run the Go tests, on the real execution providers too
+	$(call timed,$(PLAIN) $(GO) test -p 3 -vet=off -timeout 25m $(SLOWEST) ./... $(EP_TOOL))
 
 # What is concurrent in the large packages; all of the small ones.
 CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|SameTime|Race|Reload|Watch|Close|Stop|Subscri|Probe
@@ -109,6 +118,7 @@ race: build deps ## run the tests of what is concurrent under the race detector
 .PHONY: test-long
 test-long: test remotes matrix stress flood kills faults explore ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
+	EPCACHED_LONG=1 $(VENV) -m pytest -q --import-mode=importlib clients/python/tests/real/test_one_process.py
 	$(MAKE) fuzz FUZZTIME=1000000x
 	$(MAKE) bench-million wheel-proof-arm64
 
@@ -125,7 +135,7 @@ test-short: build ## run what needs no download
 	$(GO) test -short ./...
 
 .PHONY: check
-check: ## gofmt, vet, staticcheck, mypy, tidy, and a build for arm64
+check: build ## gofmt, vet, staticcheck, mypy, tidy, and a build for arm64
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt'ed:"; echo "$$out"; exit 1; }
 	$(PLAIN) $(GO) vet ./... $(EP_TOOL)
 	cd testdata/space && $(PLAIN) $(GO) vet ./... && $(GO) mod tidy -diff

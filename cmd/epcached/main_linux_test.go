@@ -17,7 +17,8 @@ import (
 // or one that TestMain builds into.
 var programs string
 
-// The tests of this package start the built daemon, and so test the program that users run. Tests
+// The tests of this package start the built daemon, and so test the program that users run. Those
+// that take long run in parallel, but for the few that look at processes of all tests. Tests
 // that compile need a real runtime: EPCACHED_RUNTIMES is the directory in which
 // testdata/fetch-runtimes leaves them.
 func TestMain(m *testing.M) {
