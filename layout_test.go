@@ -189,6 +189,9 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/picture": {"cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/program": {"cmd/epcachectl/internal/exit",
 		"cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock/wire"},
+	"cmd/epcachectl/internal/remotes": {"cmd/epcachectl/internal/cli",
+		"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout",
+		"cmd/epcachectl/internal/term", "portable", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/term": {"cmd/epcachectl/internal/exit",
 		"cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
 	"cmd/epcached": {"store", "cache", "cache/request", "cache/failure",
@@ -213,6 +216,7 @@ var allowed = map[string][]string{
 		"cmd/epcachectl/internal/doctor", "cmd/epcachectl/internal/exit",
 		"cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile",
 		"cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program",
+		"cmd/epcachectl/internal/remotes",
 		"cmd/epcachectl/internal/term", "compilers", "epmodel", "internal/bytesize",
 		"internal/config", "internal/usage", "unixsock", "unixsock/wire", "internal/modelname",
 		"portable", "cache/identity", "cache/layer"},
@@ -343,7 +347,8 @@ const maxProductionLines = 77_900
 
 // travelPackages are what moves builds between machines, most of it in a program of its own.
 var travelPackages = []string{"portable", "remote", "cmd/epcached-remote", "cache/remotes",
-	"cache/layer", "store/layers", "cache/trust"}
+	"cache/layer", "store/layers", "cache/trust",
+	"cmd/epcachectl/internal/remotes"}
 
 const maxTravelLines = 6_800
 

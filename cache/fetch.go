@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -141,6 +142,38 @@ func (c *Cache) Push(ctx context.Context, p request.Peer, w *wire.Push,
 		}
 	}
 	return reply, nil
+}
+
+// RemoteTrust reads or puts the trust document of a remote, for administrators, or returns those
+// that are known here.
+func (c *Cache) RemoteTrust(ctx context.Context, p request.Peer,
+	w *wire.RemoteTrust) (*wire.RemoteTrustReply, error) {
+	reply := &wire.RemoteTrustReply{}
+	var err error
+	switch {
+	case w.Remote == "":
+		reply.Documents, err = c.remotes.Documents(c.settings.Load().Claims.Trust)
+	case !c.Rights.IsAdministrator(p):
+		err = apierr.New(apierr.NotAllowed, nil,
+			"remote revoke: the trust document of a remote is for administrators")
+	case len(w.Document) == 0:
+		reply.Documents, err = c.remotes.ReadDocument(ctx, w.Remote)
+	default:
+		var over portable.Digest
+		copy(over[:], w.Over)
+		err = c.remotes.PutDocument(ctx, w.Remote, w.Document, over)
+	}
+	return reply, err
+}
+
+// CollectRemote removes what no look-up finds any more from a remote.
+func (c *Cache) CollectRemote(ctx context.Context, p request.Peer, w *wire.CollectRemote,
+	progress func(request.Progress)) (*wire.CollectRemoteReply, error) {
+	if !c.Rights.IsAdministrator(p) {
+		return nil, apierr.New(apierr.NotAllowed, nil,
+			"remote gc: it removes objects of the remote, and is for administrators")
+	}
+	return c.remotes.Collect(ctx, w.Remote, w.DryRun, progress)
 }
 
 // CheckRemote tries on a remote what is needed of it.

@@ -198,3 +198,95 @@ func TestRevokedBuildsAreWithheldWithoutARequest(t *testing.T) {
 		return strings.Contains(b.toldOf("withheld"), "is revoked: leaked")
 	}, 20*time.Second, 10*time.Millisecond)
 }
+
+// signers returns how many keys signed the one card of a remote.
+func (b *bucket) signers(t testing.TB) (ids []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, raw := range b.cards {
+		c, err := portable.ParseCard("card", raw)
+		require.NoError(t, err)
+		ids = append(ids, c.Signers()...)
+	}
+	return ids
+}
+
+// A build of one builder is not enough where two keys have to sign. A second builder compiles the
+// same bytes, and adds its signature to the card.
+func TestTwoBuildersVouchForOneBuild(t *testing.T) {
+	store, _, first, made := published(t)
+	private, second := fleetKeys(t)
+	both := remotes.Remote{Trust: []string{first, second}, Threshold: 2}
+	b := machine(t, store, both)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "2 trusted keys have to sign it")
+
+	builder := both
+	builder.Publish, builder.SigningKey = true, private
+	c := machine(t, store, builder)
+	require.Equal(t, request.Compiled, c.acquire(c.request(c.model(1))).Outcome)
+	require.Eventually(t, func() bool { return len(store.signers(t)) == 2 }, 20*time.Second,
+		5*time.Millisecond)
+
+	d := machine(t, store, both)
+	got := d.acquire(d.request(d.model(1)))
+	require.Equal(t, request.Hit, got.Outcome)
+	require.Equal(t, strings.Join(store.signers(t), ","), got.Build.Imported.Key)
+	require.Equal(t, made.Build.BuildKey, got.Build.BuildKey)
+
+	// A build counts no more when one of its two keys is revoked.
+	root := newRootKey(t)
+	both.Trust = append(both.Trust, root.public)
+	store.setTrust(root.document(1))
+	e := machine(t, store, both)
+	require.Equal(t, request.Hit, e.acquire(e.request(e.model(1))).Outcome)
+	store.setTrust(root.document(2,
+		portable.Revocation{Key: store.signers(t)[1], Reason: "leaked"}))
+	e.waits(2 * time.Hour)
+	e.acquire(e.request(e.model(2)))
+	require.Contains(t, e.toldOf("withheld"), "is revoked: leaked")
+}
+
+// A new key takes over from one that is revoked: its builder signs what is there.
+func TestARevokedKeyIsReplaced(t *testing.T) {
+	store, _, old, _ := published(t)
+	private, fresh := fleetKeys(t)
+	root := newRootKey(t)
+	store.setTrust(root.document(1,
+		portable.Revocation{Key: store.signers(t)[0], Reason: "leaked"}))
+	trusted := remotes.Remote{Trust: []string{old, fresh, root.public}, Publish: true,
+		SigningKey: private}
+	b := machine(t, store, trusted)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	key, err := os.ReadFile(private)
+	require.NoError(t, err)
+	signer, err := portable.ParseSigner(private, key)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		ids := store.signers(t)
+		return len(ids) == 1 && ids[0] == signer.ID
+	}, 20*time.Second, 5*time.Millisecond)
+	c := machine(t, store, trusted)
+	require.Equal(t, request.Hit, c.acquire(c.request(c.model(1))).Outcome)
+}
+
+// Another trusted key counts at once when the configuration is read again.
+func TestTrustIsReloaded(t *testing.T) {
+	store, _, public, _ := published(t)
+	_, other := fleetKeys(t)
+	b := machine(t, store, remotes.Remote{Trust: []string{other}})
+	r := func() *request.Request {
+		r := b.request(b.model(1))
+		r.OnMiss = request.Fetch
+		return r
+	}
+	b.refused(r())
+	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "not trusted here")
+	o := b.cache.settings.Load().Options
+	all := []remotes.Remote{o.Remotes[0]}
+	all[0].Trust = []string{public}
+	o.Remotes = all
+	require.NoError(t, b.cache.Reload(o))
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.Zero(t, b.compiler.Compiles.Load())
+}

@@ -2,7 +2,6 @@ package portable
 
 import (
 	"fmt"
-	"slices"
 )
 
 // Card is what is known of one build before its files are read.
@@ -26,11 +25,12 @@ func (c *Card) Name() string { return "b-" + c.Config.BuildKey.String() }
 // Signed reports whether there is a signature, good or not.
 func (c *Card) Signed() bool { return len(c.bundles) > 0 }
 
-// SignedBy reports whether the card has a signature by the key, which is not verified.
-func (c *Card) SignedBy(keyID string) bool {
-	return slices.ContainsFunc(c.bundles, func(b *bundle) bool {
-		return b.Material.PublicKey.Hint == keyID
-	})
+// Signers returns the ids of the keys whose signatures the card has, which are not verified.
+func (c *Card) Signers() (ids []string) {
+	for _, b := range c.bundles {
+		ids = append(ids, b.Material.PublicKey.Hint)
+	}
+	return ids
 }
 
 // With returns the card with the signatures of another card of the same manifest in addition, and
@@ -51,6 +51,21 @@ func (c *Card) With(other *Card, drop func(keyID string) bool) []byte {
 		return nil
 	}
 	return newCard(c.Build, keep...)
+}
+
+// Blobs returns the digests of all blobs that a writer makes of the build, and of the card.
+func (c *Card) Blobs() []Digest {
+	all := []Digest{DigestOf(c.Raw), c.Digest, c.Manifest.Config.Digest}
+	for _, d := range c.Manifest.Layers {
+		all = append(all, d.Digest)
+	}
+	for _, raw := range c.signatures {
+		var m Manifest
+		if decode("signature", raw, maxCard, &m) == nil { // it was read before
+			all = append(all, DigestOf(raw), m.Config.Digest, m.Layers[0].Digest)
+		}
+	}
+	return all
 }
 
 // fileLayers returns the layers that are the build's files, in the order of Config.Files.

@@ -123,6 +123,12 @@ func ParseDocument(file string, raw []byte, keys []*Key) (*Document, *Key, error
 	return d, k, d.check(file + ": payload")
 }
 
+// ReadDocument reads a trust document that the root key signed.
+func (s *Signer) ReadDocument(raw []byte) (*Document, error) {
+	d, _, err := ParseDocument("trust document", raw, []*Key{s.key()})
+	return d, err
+}
+
 // SignDocument returns the trust document in the form in which it travels.
 func (s *Signer) SignDocument(d Document) ([]byte, error) {
 	d.Version = 1
@@ -136,7 +142,6 @@ func (s *Signer) SignDocument(d Document) ([]byte, error) {
 			ShortID(s.ID))
 	}
 	raw := s.seal(MediaTrust, encode(&d))
-	// What is written can be read.
-	_, _, err := ParseDocument("trust document", raw, []*Key{s.key()})
+	_, err := s.ReadDocument(raw) // what is written can be read
 	return raw, err
 }

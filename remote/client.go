@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 	"unicode"
+
+	"github.com/epcached/epcached/portable"
 )
 
 // Options say how the helper is reached.
@@ -182,6 +184,29 @@ func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
 			Text: "the helper sent no trust document"}
 	}
 	return a.Cards[0], nil
+}
+
+// PutTrust puts a trust document in the place of the one with these bytes, zero: there is none.
+// Exists: another one is there.
+func (c *Client) PutTrust(ctx context.Context, remote string, document []byte,
+	over portable.Digest) (Put, error) {
+	a, err := c.call(ctx, remote, &Request{Do: DoPutTrust, Card: document,
+		Keys: CardKeys{Over: over}}, nil, nil)
+	if err != nil {
+		return "", err
+	}
+	return Put(a.Put), nil
+}
+
+// Collect removes what no look-up finds any more, for remotes that have no lifecycle rules: see
+// Kind. With dryRun it removes nothing.
+func (c *Client) Collect(ctx context.Context, remote string, dryRun bool,
+	progress func(Progress)) ([]Kind, error) {
+	a, err := c.call(ctx, remote, &Request{Do: DoCollect, DryRun: dryRun}, nil, progress)
+	if err != nil {
+		return nil, err
+	}
+	return a.Kinds, nil
 }
 
 // Check tries on the remote what the design needs of it: reading, writing, create-only writes,

@@ -36,6 +36,8 @@ const (
 	DoRenew    = "renew"
 	DoLease    = "lease"
 	DoTrust    = "trust"
+	DoPutTrust = "puttrust"
+	DoCollect  = "collect"
 	DoCheck    = "check"
 )
 
@@ -50,8 +52,9 @@ type Request struct {
 	Writable int           // fetch: so many descriptors are to be written, the rest are seeds
 	Slowly   bool          // fetch: the rate of the remote counts
 	Blobs    []BlobName    // putblobs: one for each descriptor
-	Card     []byte        // putcard, renew
-	Keys     CardKeys      // putcard, renew
+	Card     []byte        // putcard, renew; puttrust: the document
+	Keys     CardKeys      // putcard, renew; puttrust: Over
+	DryRun   bool          // collect
 	Lease    LeaseRequest  // lease
 }
 
@@ -62,10 +65,11 @@ type Answer struct {
 	Err   *Error    `json:",omitempty"`
 	Can   *Can      `json:",omitempty"`
 	Cards [][]byte  `json:",omitempty"` // look: the cards; trust: the document
-	Put   string    `json:",omitempty"` // putcard
+	Put   string    `json:",omitempty"` // putcard, puttrust
 	Sent  *Sent     `json:",omitempty"` // putblobs
 	Lease *Lease    `json:",omitempty"`
 	Check []Finding `json:",omitempty"`
+	Kinds []Kind    `json:",omitempty"` // collect
 	Wire  Wire      // bytes that this call took
 }
 
@@ -93,6 +97,8 @@ func (k Key) String() string {
 type CardKeys struct {
 	Build    portable.Hash
 	Requests []portable.Hash // may be empty
+	// Over is the SHA-256 of the object that is replaced, if it is that; zero: none is.
+	Over portable.Digest
 }
 
 // Progress is how far a fetch or an upload is, in bytes of the plain files or of the blobs.
@@ -128,10 +134,11 @@ type Sent struct {
 // Put says whether a card was made.
 type Put string
 
-// Cards are never replaced: the first one of an epoch stays.
+// The first card of an epoch stays, unless the caller has seen it and says that it does not count.
 const (
-	Created Put = "created"
-	Exists  Put = "exists" // another card, or the same one; a look-up has it
+	Created  Put = "created"
+	Replaced Put = "replaced"
+	Exists   Put = "exists" // another card, or the same one; a look-up has it
 )
 
 // LeaseRequest asks for the right to compile for all machines.
@@ -162,6 +169,15 @@ type Lease struct {
 	Age       time.Duration // Held: since it was taken
 	Estimate  time.Duration // Held: what its holder expects
 	TakenOver bool          // Granted: the earlier holder did not renew it
+}
+
+// Kind is what a collection found of one kind of objects.
+type Kind struct {
+	Name    string // "cards", "blobs", "leases", "checks"
+	Kept    int
+	Removed int   // or would be
+	Bytes   int64 // of those removed
+	Young   int   // of those kept: nothing needs them, and they are not old enough
 }
 
 // Finding is one thing that Check tried.

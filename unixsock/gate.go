@@ -39,7 +39,8 @@ func (c *connection) gate(message proto.Message) *keyed.Shares[account] {
 			return g.pages
 		}
 		return g.surveys
-	case *wire.Check, *wire.Pack, *wire.Import, *wire.Push, *wire.CheckRemote:
+	case *wire.Check, *wire.Pack, *wire.Import, *wire.Push, *wire.CheckRemote,
+		*wire.RemoteTrust, *wire.CollectRemote:
 		return g.works
 	}
 	return nil

@@ -10,6 +10,7 @@ package remotes
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -25,6 +26,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/remote"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -55,6 +57,10 @@ type Client interface {
 		card []byte) (remote.Put, error)
 	Lease(ctx context.Context, remote string, l remote.LeaseRequest) (remote.Lease, error)
 	Trust(ctx context.Context, remote string) ([]byte, error)
+	PutTrust(ctx context.Context, remote string, document []byte,
+		over portable.Digest) (remote.Put, error)
+	Collect(ctx context.Context, remote string, dryRun bool,
+		progress func(remote.Progress)) ([]remote.Kind, error)
 	Check(ctx context.Context, remote string) ([]remote.Finding, error)
 	Status() []remote.Status
 	Close() error
@@ -224,6 +230,28 @@ func (rs *Remotes) Check(ctx context.Context, name string) (*wire.CheckRemoteRep
 	for _, f := range found {
 		reply.Findings = append(reply.Findings,
 			&wire.CheckRemoteReply_Finding{Name: f.Name, Ok: f.OK, Text: wire.Valid(f.Text)})
+	}
+	return reply, nil
+}
+
+// Collect removes from a remote what no look-up finds any more.
+func (rs *Remotes) Collect(ctx context.Context, name string, dryRun bool,
+	progress func(request.Progress)) (*wire.CollectRemoteReply, error) {
+	if _, err := rs.named(name); err != nil {
+		return nil, err
+	}
+	kinds, err := rs.Client.Collect(ctx, name, dryRun, func(p remote.Progress) {
+		progress(request.Progress{Phase: "collecting",
+			Detail: fmt.Sprintf("%d of %d objects", p.Done, p.Total)})
+	})
+	if err != nil {
+		return nil, apierr.New(apierr.Unavailable, err, "remote gc")
+	}
+	reply := &wire.CollectRemoteReply{}
+	for _, k := range kinds {
+		reply.Kinds = append(reply.Kinds, &wire.CollectRemoteReply_Kind{Name: wire.Valid(k.Name),
+			Kept: uint64(k.Kept), Removed: uint64(k.Removed), Bytes: k.Bytes,
+			Young: uint64(k.Young)})
 	}
 	return reply, nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/remote"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -92,6 +93,59 @@ func (rs *Remotes) trustStatus(r *Remote, out *wire.Remote) {
 	if sequence > 0 {
 		out.TrustExpiresMs = wire.Milliseconds(expires)
 	}
+}
+
+// revoked returns why what a key signs does not count at a remote, "" if it does.
+func (rs *Remotes) revoked(r *Remote, keyID string, build portable.Hash) string {
+	keys, err := trust.ReadKeys(r.Trust)
+	if err != nil {
+		return ""
+	}
+	return rs.Trust.Why(keys, keyID, portable.Digest{}, build)
+}
+
+// ReadDocument returns the trust document of a remote; none: there is none.
+func (rs *Remotes) ReadDocument(ctx context.Context, name string) ([][]byte, error) {
+	if _, err := rs.named(name); err != nil {
+		return nil, err
+	}
+	raw, err := rs.Client.Trust(ctx, name)
+	switch {
+	case errors.Is(err, remote.ErrMissing):
+		return nil, nil
+	case err != nil:
+		return nil, apierr.New(apierr.Unavailable, err, "trust document")
+	}
+	return [][]byte{raw}, nil
+}
+
+// PutDocument puts a trust document at a remote, in the place of the one with the digest over. It
+// takes effect here at once, if its root key is trusted for the remote.
+func (rs *Remotes) PutDocument(ctx context.Context, name string, raw []byte,
+	over portable.Digest) error {
+	r, err := rs.named(name)
+	if err != nil {
+		return err
+	}
+	keys, err := trust.ReadKeys(r.Trust)
+	if err == nil && len(rs.Trust.Roots(keys)) > 0 {
+		_, _, err = portable.ParseDocument("trust document", raw, rs.Trust.Roots(keys))
+	}
+	if err != nil {
+		return apierr.New(apierr.BadRequest, err, "trust document for remote %s", name).
+			WithHint("sign it with a root key; trust of [remote.%s] has its public key", name)
+	}
+	put, err := rs.Client.PutTrust(ctx, name, raw, over)
+	switch {
+	case err != nil:
+		return apierr.New(apierr.Unavailable, err, "trust document")
+	case put == remote.Exists:
+		return apierr.New(apierr.Busy, nil, "remote %s: another document was put at the same time", name).
+			WithHint("retry")
+	}
+	rs.Configure()
+	rs.readTrust(ctx, &r, trustBudget)
+	return nil
 }
 
 // Documents returns the trust documents that are known of the root keys of these files and of all

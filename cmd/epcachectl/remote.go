@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/remotes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -102,15 +103,15 @@ func printPushed(a *cli.Call, reply *wire.PushReply) error {
 
 func newRemote(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "remote status|check",
-		Short: "show remotes, or try one",
+		Use:   "remote status|check|revoke|gc",
+		Short: "show remotes, try and maintain them",
 		Long: `remote is about the stores that machines share, [remote.NAME] in the daemon's
 configuration.` + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl remote status\n  epcachectl remote check fleet",
 		Args:    cli.UsageArgs(0, 0),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newRemoteStatus(a), newRemoteCheck(a))
+	cmd.AddCommand(newRemoteStatus(a), newRemoteCheck(a), remotes.NewRevoke(a), remotes.NewGC(a))
 	return cmd
 }
 

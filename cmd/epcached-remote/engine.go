@@ -28,6 +28,9 @@ type engine interface {
 	touch(ctx context.Context, name string, size int64) error
 	// list returns at most so many names, without the prefix.
 	list(ctx context.Context, prefix string, most int) ([]string, error)
+	// walk calls fn with all objects below a prefix, with their whole names.
+	walk(ctx context.Context, prefix string, fn func(name string, o *object) error) error
+	remove(ctx context.Context, name string) error
 	clock() time.Time // the server's, as far as it is known
 }
 

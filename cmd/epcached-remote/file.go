@@ -187,3 +187,38 @@ func (d *directory) list(_ context.Context, prefix string, most int) (names []st
 	}
 	return names, err
 }
+
+func (d *directory) walk(_ context.Context, prefix string,
+	fn func(name string, o *object) error) error {
+	root, err := d.open()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fs.WalkDir(root.FS(), path.Clean(prefix), func(name string, e fs.DirEntry,
+		err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return fn(name, objectOf(info))
+	})
+}
+
+func (d *directory) remove(_ context.Context, name string) error {
+	root, err := d.open()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return root.Remove(name)
+}

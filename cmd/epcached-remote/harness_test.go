@@ -298,6 +298,9 @@ func (s *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				"<CopyObjectResult><ETag>%s</ETag><LastModified>%s</LastModified></CopyObjectResult>",
 				o.etag(), o.modified.UTC().Format(time.RFC3339))
 		}
+	case r.Method == http.MethodDelete:
+		delete(s.objects, key)
+		w.WriteHeader(http.StatusNoContent)
 	case !there:
 		w.WriteHeader(http.StatusNotFound)
 		fmt.Fprint(w, "<Error><Code>NoSuchKey</Code></Error>")
@@ -308,14 +311,18 @@ func (s *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *fakeS3) list(w http.ResponseWriter, prefix string) {
-	type content struct{ Key string }
+	type content struct {
+		Key, LastModified string
+		Size              int
+	}
 	var out struct {
 		XMLName  xml.Name `xml:"ListBucketResult"`
 		Contents []content
 	}
-	for key := range s.objects {
+	for key, o := range s.objects {
 		if strings.HasPrefix(key, prefix) {
-			out.Contents = append(out.Contents, content{key})
+			out.Contents = append(out.Contents, content{key,
+				o.modified.UTC().Format(time.RFC3339), len(o.data)})
 		}
 	}
 	slices.SortFunc(out.Contents, func(a, b content) int { return strings.Compare(a.Key, b.Key) })

@@ -227,3 +227,11 @@ func (h *https) touch(context.Context, string, int64) error {
 func (h *https) list(context.Context, string, int) ([]string, error) {
 	return nil, fail("unsupported", "https:// cannot be listed")
 }
+
+func (h *https) walk(context.Context, string, func(string, *object) error) error {
+	return fail("unsupported", "https:// cannot be listed")
+}
+
+func (h *https) remove(context.Context, string) error {
+	return fail("unsupported", "https:// is read only")
+}

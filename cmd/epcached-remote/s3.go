@@ -193,3 +193,24 @@ func (s *s3) list(ctx context.Context, prefix string, most int) (names []string,
 	}
 	return names, ctx.Err()
 }
+
+func (s *s3) walk(ctx context.Context, prefix string,
+	fn func(name string, o *object) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	opts := minio.ListObjectsOptions{Prefix: s.key(prefix), Recursive: true}
+	for o := range s.core.Client.ListObjects(ctx, s.bucket, opts) {
+		if o.Err != nil {
+			return failed(o.Err)
+		}
+		name := strings.TrimPrefix(strings.TrimPrefix(o.Key, s.prefix), "/")
+		if err := fn(name, objectIn(o)); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+func (s *s3) remove(ctx context.Context, name string) error {
+	return failed(s.core.RemoveObject(ctx, s.bucket, s.key(name), minio.RemoveObjectOptions{}))
+}

@@ -82,7 +82,7 @@ func (s *store) do(ctx context.Context, c *call, a *remote.Answer) (err error) {
 	r := c.request
 	if can := s.engine.can(); !can.Write &&
 		(r.Do == remote.DoPutBlobs || r.Do == remote.DoPutCard ||
-			r.Do == remote.DoRenew) {
+			r.Do == remote.DoRenew || r.Do == remote.DoPutTrust || r.Do == remote.DoCollect) {
 		return fail("unsupported", "%s is read only", r.Remote.URL)
 	}
 	switch r.Do {
@@ -105,6 +105,12 @@ func (s *store) do(ctx context.Context, c *call, a *remote.Answer) (err error) {
 		var raw []byte
 		raw, _, err = small(ctx, s.engine, trustName, remote.MaxTrust)
 		a.Cards = [][]byte{raw}
+	case remote.DoPutTrust:
+		var put remote.Put
+		put, err = s.replace(ctx, trustName, r.Card, r.Keys.Over, remote.MaxTrust)
+		a.Put = string(put)
+	case remote.DoCollect:
+		a.Kinds, err = s.collect(ctx, c)
 	case remote.DoCheck:
 		a.Check, err = s.check(ctx)
 	default:
@@ -235,11 +241,9 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 		return "", fail("local", "the card is of the build key %s, or above %d bytes",
 			card.Config.BuildKey, remote.MaxCard)
 	}
-	now, put := s.epoch(), remote.Created
-	switch err := s.create(ctx, buildName(now, r.Keys.Build), r.Card); {
-	case errors.Is(err, errExists):
-		put = remote.Exists
-	case err != nil:
+	now := s.epoch()
+	put, err := s.replace(ctx, buildName(now, r.Keys.Build), r.Card, r.Keys.Over, remote.MaxCard)
+	if err != nil {
 		return "", err
 	}
 	body := r.Card
@@ -250,11 +254,37 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 	}
 	for _, key := range r.Keys.Requests {
 		name := requestName(now, key) + r.Keys.Build.String()
-		if err := s.create(ctx, name, body); err != nil && !errors.Is(err, errExists) {
+		if _, err := s.replace(ctx, name, body, r.Keys.Over, remote.MaxCard); err != nil {
 			return "", err
 		}
 	}
 	return string(put), nil
+}
+
+// replace makes an object, or puts it in the place of the one with the digest over.
+func (s *store) replace(ctx context.Context, name string, body []byte, over portable.Digest,
+	most int64) (remote.Put, error) {
+	err := s.create(ctx, name, body)
+	switch {
+	case err == nil:
+		return remote.Created, nil
+	case !errors.Is(err, errExists):
+		return "", err
+	case over == portable.Digest{}:
+		return remote.Exists, nil
+	}
+	raw, o, err := small(ctx, s.engine, name, most)
+	if err != nil {
+		return "", err
+	}
+	if portable.DigestOf(raw) != over {
+		return remote.Exists, nil
+	}
+	err = s.put(ctx, name, body, condition{match: o.etag})
+	if errors.Is(err, errExists) {
+		return remote.Exists, nil
+	}
+	return remote.Replaced, err
 }
 
 // create makes an object unless there is one. A server may refuse before it has read the body,

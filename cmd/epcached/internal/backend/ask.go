@@ -64,6 +64,10 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 		return l.Reply(), nil
 	case *wire.Push:
 		return c.Push(ctx, q, w, far)
+	case *wire.RemoteTrust:
+		return c.RemoteTrust(ctx, q, w)
+	case *wire.CollectRemote:
+		return c.CollectRemote(ctx, q, w, far)
 	case *wire.CheckRemote:
 		return c.CheckRemote(ctx, q, w.Remote)
 	case *wire.Status:
