@@ -8,11 +8,11 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 import epcache
+from places import short_folder
 from runtimes import RUNTIMES
 
 BIN = os.environ.get("EPCACHED_BIN", "")
@@ -31,7 +31,7 @@ class Daemon:
     """epcached with all runtimes that there are, started and stopped at will."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="epc"))
+        self.folder = short_folder("epc")
         self.state = self.folder / "state"
         self.socket = str(self.folder / "s")
         self.log = self.folder / "log"

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from descriptors import open_descriptors
 from epcache import _autostart, _connections
 from epcache._connection import Lost
+from places import short_folder
 
 BIN = os.environ.get("EPCACHED_BIN", "")
 real = pytest.mark.skipif(not BIN, reason="EPCACHED_BIN is not set: the folder with epcached, see make build")
@@ -45,7 +45,7 @@ print(kind, struct.unpack("3i", peer)[0])
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user who has nothing: neither daemon nor configuration nor runtime folder."""
-    folder = Path(tempfile.mkdtemp(prefix="epc-"))  # a short path, for sockets
+    folder = short_folder("epc-")
     for name in ("EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", _autostart.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))

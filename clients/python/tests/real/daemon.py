@@ -7,10 +7,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from places import short_folder
 
 START_LIMIT = 60.0
 STOP_LIMIT = 60.0
@@ -25,7 +26,7 @@ class Daemon:
 
     def __init__(self, programs: Path, runtimes: list[Path], configuration: str = "") -> None:
         self._programs = programs
-        self._folder = Path(tempfile.mkdtemp(prefix="epcached-real-"))
+        self._folder = short_folder("epcached-real-")
         self.state = self._folder / "state"
         self.socket = str(self._folder / "s")
         # As /var/lib has it: what is below has to be closed by itself.
