@@ -57,8 +57,9 @@ deps-remote: ## fetch the S3 servers of the long tests into .deps/remote/: versi
 	[ -x $(DEPS)/remote/moto/bin/moto_server ] || { $(PYTHON) -m venv $(DEPS)/remote/moto && $(DEPS)/remote/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[server,s3]==5.2.5'; }
 
 .PHONY: remotes
-remotes: deps-remote ## move builds through real S3 servers; a minute
+remotes: deps-remote ## move builds through real S3 servers, and have 50 machines share them; five minutes
 	$(PLAIN) $(GO) test ./cmd/epcached-remote -run RealServers -v -timeout 10m
+	EPCACHED_FLEET=50 $(PLAIN) $(GO) test ./cache -run 'TestMachinesWithTheirOwnHelpers|TestTheHolderOfALease' -v -timeout 20m
 
 .PHONY: wheel
 wheel: ## build the Python package with the programs in it, for x86-64 and arm64, into dist/: the same bytes each time

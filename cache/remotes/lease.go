@@ -56,7 +56,7 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 }
 
 // turn is how long a machine waits for the holders of a lease: for each until its compile is
-// expected to end, and half of the own estimate more.
+// expected to end, and half of the own estimate more, in which one that died is noticed.
 type turn struct {
 	own     time.Duration // the own estimate
 	until   time.Time
@@ -64,15 +64,14 @@ type turn struct {
 	holders int
 }
 
-// left is how much longer a machine waits that sees the lease held now.
-func (t *turn) left(now time.Time, l *remote.Lease) time.Duration {
+// held notes that a machine holds the lease now.
+func (t *turn) held(now time.Time, l *remote.Lease) {
 	if taken := now.Add(-l.Age); t.holders == 0 ||
 		t.holders < maxHolders && taken.Sub(t.taken) > shortestTTL {
 		t.holders, t.taken = t.holders+1, taken
 		rest := cmp.Or(l.Estimate, t.own) - l.Age
-		t.until = now.Add(min(max(rest, 0), t.own) + t.own/2)
+		t.until = now.Add(min(max(rest, 0), t.own) + max(t.own/2, 3*shortestTTL))
 	}
-	return t.until.Sub(now)
 }
 
 // takeTurn takes the lease, or returns the build that its holder published meanwhile. Without
@@ -83,11 +82,11 @@ func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Buil
 	ask := remote.LeaseRequest{Key: portable.Hash(a.Plan.BuildKey), Holder: rand.Text(),
 		Look: !r.Publish, Estimate: a.Estimate,
 		// others take it over before they have waited long enough
-		TTL: min(max(t.own/4, shortestTTL), longestTTL)}
+		TTL: min(max(t.own/8, shortestTTL), longestTTL)}
 	for wait := firstPoll; ; wait = min(wait*6/5, longestPoll) {
 		l, err := rs.lease(ctx, r, ask)
 		switch {
-		case err != nil || l.State == remote.NotOffered:
+		case err != nil && t.holders == 0, l.State == remote.NotOffered:
 			return nil, nil
 		case l.State == remote.Granted:
 			end := rs.hold(r, ask, a.Plan.BuildKey)
@@ -102,7 +101,10 @@ func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Buil
 		if t.holders == 0 {
 			rs.figuresOf(r.Name).waited.Add(1)
 		}
-		left := t.left(rs.Now(), &l)
+		if err == nil { // else it holds as before
+			t.held(rs.Now(), &l)
+		}
+		left := t.until.Sub(rs.Now())
 		if left <= 0 {
 			return nil, nil
 		}
