@@ -3,12 +3,15 @@ package main
 import (
 	"encoding/pem"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 	"testing"
 
@@ -58,15 +61,24 @@ type webServer struct {
 	url, certificate string
 	mu               sync.Mutex
 	methods          map[string]int
+	heard            strings.Builder // all that requests say
+}
+
+// record notes a request. It does not keep its digests and keys: they are of no user.
+func (w *webServer) record(r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.methods[r.Method]++
+	text := fmt.Sprintln(r.Method, r.URL, r.Header, string(body))
+	w.heard.WriteString(regexp.MustCompile(`[0-9a-f]{64}`).ReplaceAllString(text, "DIGEST"))
 }
 
 func newWebServer(t testing.TB, dir string) *webServer {
 	w := &webServer{methods: make(map[string]int)}
 	files := http.FileServer(http.Dir(dir))
 	s := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		w.mu.Lock()
-		w.methods[r.Method]++
-		w.mu.Unlock()
+		w.record(r)
 		files.ServeHTTP(rw, r)
 	}))
 	t.Cleanup(s.Close)
@@ -143,6 +155,71 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	}
 	for method := range web.methods {
 		require.Contains(t, []string{"GET", "HEAD"}, method)
+	}
+}
+
+// The daemon itself opens no network connection. A machine that publishes nothing writes nothing to
+// servers, and tells them neither names nor paths nor users.
+func TestTheDaemonHasNoNetworkAndSaysNothing(t *testing.T) {
+	hasHelper(t)
+	if _, err := exec.LookPath("strace"); err != nil {
+		t.Skip("SKIPPED: no strace")
+	}
+	runtime := runtimeDir(t, openVINO)
+	a := newSite(t, runtime)
+	keys, shared := openTo(t, ""), openTo(t, "")
+	private, public := newKey(t, a, keys, "ci")
+	a.config = fmt.Sprintf("signing_key = %q\n", private) + sharing("file://"+shared, public,
+		"publish = \"shared\"\n")
+	a.start(t)
+	ask := func(model string) []string {
+		return []string{modelOf(t, model), "--ep", "OpenVINOExecutionProvider:CPU"}
+	}
+	made := a.get(t, ask("tiny-convolution"))
+	out, status := a.ctl(t, "push", made["build"].(string))
+	require.Zero(t, status, out)
+	require.NoError(t, exec.Command("chmod", "-R", "a+rX", shared).Run())
+	web, bucket := newWebServer(t, shared), &webServer{methods: make(map[string]int)}
+	s3 := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		bucket.record(r)
+		rw.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(rw, "<Error><Code>NoSuchKey</Code></Error>")
+	}))
+	defer s3.Close()
+
+	b := ofAnotherUser(t, runtime)
+	trace := filepath.Join(filepath.Dir(b.socket), "trace")
+	b.config = sharing(web.url, public, "") + fmt.Sprintf("[remote.other]\nurl = "+
+		"\"s3://bucket/p\"\nendpoint = %q\ntrust = [%q]\nconnect = \"5s\"\n", s3.URL, public)
+	b.environment = []string{"SSL_CERT_FILE=" + web.certificate, "AWS_ACCESS_KEY_ID=key",
+		"AWS_SECRET_ACCESS_KEY=secret-secret"}
+	// The helper and the workers, which are other programs, are not traced.
+	b.under = append(passable(t, []string{keys, shared, filepath.Dir(web.certificate), programs,
+		filepath.Dir(b.socket), runtime}), "setpriv", "--reuid", otherUID, "--regid", otherUID,
+		"--clear-groups", "strace", "-D", "-f", "-b", "execve", "-o", trace,
+		"-e", "trace=socket,connect")
+	d := b.start(t)
+	require.Equal(t, "hit", b.get(t, ask("tiny-convolution"))["outcome"])
+	require.Equal(t, "compiled", b.get(t, ask("tiny-mlp"))["outcome"])
+	require.EqualValues(t, 1, d.status().Remotes[0].Fetched)
+	text, err := os.ReadFile(trace)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "socket(")
+	require.NotContains(t, string(text), "AF_INET")
+
+	for _, server := range []*webServer{web, bucket} {
+		server.mu.Lock()
+		require.NotEmpty(t, server.methods)
+		for method := range server.methods {
+			require.Contains(t, []string{"GET", "HEAD"}, method)
+		}
+		host, err := os.Hostname()
+		require.NoError(t, err)
+		for _, never := range []string{"tiny", "model.onnx", otherUID, "OpenVINO", b.state, host,
+			filepath.Dir(b.socket)} {
+			require.NotContains(t, server.heard.String(), never)
+		}
+		server.mu.Unlock()
 	}
 }
 
