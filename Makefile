@@ -49,16 +49,16 @@ deps: ## fetch ONNX Runtime, execution providers, models and test tools into .de
 	@testdata/fetch-models $(DEPS)/models
 	@testdata/fetch-packages $(DEPS)/light-packages light
 	@testdata/fetch-image-tools
+	@testdata/fetch-remote $(DEPS)/remote olareg || true
 
 .PHONY: deps-remote
-deps-remote: ## fetch the S3 servers of the long tests into .deps/remote/: versitygw (minutes to build) and moto
-	@mkdir -p $(DEPS)/remote
-	[ -x $(DEPS)/remote/versitygw ] || GOBIN=$(DEPS)/remote $(GO) install github.com/versity/versitygw/cmd/versitygw@v1.8.0
-	[ -x $(DEPS)/remote/moto/bin/moto_server ] || { $(PYTHON) -m venv $(DEPS)/remote/moto && $(DEPS)/remote/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[server,s3]==5.2.5'; }
+deps-remote: ## fetch S3 servers, registries, and tools for registries into .deps/remote/; minutes
+	@testdata/fetch-remote $(DEPS)/remote
 
 .PHONY: remotes
-remotes: deps-remote ## move builds through real S3 servers, and have 50 machines share them; five minutes
-	$(PLAIN) $(GO) test ./cmd/epcached-remote -run RealServers -v -timeout 10m
+remotes: build deps deps-remote ## move builds through real S3 servers and registries, and have 50 machines share them; five minutes
+	$(PLAIN) $(GO) test ./cmd/epcached-remote -run 'RealServers|RealRegistries' -v -timeout 10m
+	$(PLAIN) $(GO) test ./cmd/epcached -run 'OtherTools' -v -timeout 10m
 	EPCACHED_FLEET=50 $(PLAIN) $(GO) test ./cache -run 'TestMachinesWithTheirOwnHelpers|TestTheHolderOfALease' -v -timeout 20m
 
 .PHONY: wheel
