@@ -320,13 +320,14 @@ func TestImportsPointOneWay(t *testing.T) {
 	}
 }
 
-// The daemon opens no network connection: what speaks HTTP and S3 is in the helper alone.
+// The daemon opens no network connection: what speaks HTTP, S3 and OCI is in the helper alone.
 func TestOnlyTheHelperHasTheNetwork(t *testing.T) {
 	network := func(program string) (found []string) {
 		out, err := exec.Command("go", "list", "-deps", "./cmd/"+program).Output()
 		require.NoError(t, err)
 		for dep := range strings.FieldsSeq(string(out)) {
-			if dep == "net/http" || strings.HasPrefix(dep, "github.com/minio/") {
+			if dep == "net/http" || strings.HasPrefix(dep, "github.com/minio/") ||
+				strings.HasPrefix(dep, "oras.land/") {
 				found = append(found, dep)
 			}
 		}

@@ -211,7 +211,7 @@ func (c *Client) Collect(ctx context.Context, remote string, dryRun bool,
 
 // Check tries on the remote what the design needs of it: reading, writing, create-only writes,
 // writes that are conditional on an ETag, ranges, listing, and the clock. It leaves one small
-// object behind, check/<random>, which the lifecycle rules remove.
+// object behind: check/<random>, which the lifecycle rules remove, or the tag check.
 func (c *Client) Check(ctx context.Context, remote string) ([]Finding, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoCheck}, nil, nil)
 	if err != nil {

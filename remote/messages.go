@@ -182,7 +182,7 @@ type Kind struct {
 
 // Finding is one thing that Check tried.
 type Finding struct {
-	Name string // "read", "write", "create-only", "if-match", "range", "list", "clock"
+	Name string // "read", "write", "create-only", "if-match", "range", "list", "referrers", "clock"
 	OK   bool
 	Text string // what was seen, and what follows from it
 }

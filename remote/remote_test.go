@@ -219,15 +219,20 @@ func TestConfigurationsThatAreWrong(t *testing.T) {
 	require.NoError(t, good.Check())
 	require.NoError(t, Config{Name: "a", URL: "file:///mnt"}.Check())
 	require.NoError(t, Config{Name: "a", URL: "https://h/p"}.Check())
+	require.NoError(t, Config{Name: "a", URL: "oci://h:5000/a-b/c.d__e"}.Check())
+	require.NoError(t, Config{Name: "a", URL: "oci://h/a", Endpoint: "http://h:5000"}.Check())
 	for text, change := range map[string]func(*Config){
-		"letters":     func(c *Config) { c.Name = "../x" },
-		"credentials": func(c *Config) { c.URL = "s3://user:secret@bucket" },
-		"not of s3":   func(c *Config) { c.URL = "http://host" },
-		"bucket":      func(c *Config) { c.URL = "s3:///x" },
-		"absolute":    func(c *Config) { *c = Config{Name: "a", URL: "file://relative/x"} },
-		"endpoint":    func(c *Config) { c.Endpoint = "127.0.0.1" },
-		"below 0":     func(c *Config) { c.Rate = -1 },
-		"only s3":     func(c *Config) { c.URL = "https://host" },
+		"letters":      func(c *Config) { c.Name = "../x" },
+		"credentials":  func(c *Config) { c.URL = "s3://user:secret@bucket" },
+		"not of s3":    func(c *Config) { c.URL = "http://host" },
+		"bucket":       func(c *Config) { c.URL = "s3:///x" },
+		"absolute":     func(c *Config) { *c = Config{Name: "a", URL: "file://relative/x"} },
+		"endpoint":     func(c *Config) { c.Endpoint = "127.0.0.1" },
+		"below 0":      func(c *Config) { c.Rate = -1 },
+		"only s3":      func(c *Config) { c.URL = "https://host" },
+		"has a region": func(c *Config) { c.URL = "oci://host/a" },
+		"REPOSITORY":   func(c *Config) { c.URL = "oci://host/A" },
+		"oci://HOST":   func(c *Config) { c.URL = "oci://host/" },
 	} {
 		c := good
 		change(&c)

@@ -115,6 +115,7 @@ func (p *proxy) serve(c *net.TCPConn, n *network) {
 		time.Sleep(n.delay)
 	}
 	if n.reset {
+		time.Sleep(50 * time.Millisecond) // a client loses what it has not read before the reset
 		_ = c.SetLinger(0)
 	}
 }
@@ -130,7 +131,7 @@ func status(code int, header ...string) func(http.ResponseWriter, *http.Request)
 	}
 }
 
-// The rows of the failure table of the design, for the two kinds that have a network.
+// The rows of the failure table of the design, for the kinds that have a network.
 var failures = map[string]struct {
 	network network
 	fault   func(http.ResponseWriter, *http.Request) bool
@@ -188,7 +189,7 @@ var failures = map[string]struct {
 var errAny = errors.New("any error")
 
 func TestFailuresAreAnsweredWithinTheBudget(t *testing.T) {
-	for _, kind := range []string{"https", "s3"} {
+	for _, kind := range []string{"https", "s3", "oci"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, kind)
@@ -258,7 +259,7 @@ func TestFailuresAreAnsweredWithinTheBudget(t *testing.T) {
 }
 
 func TestATransferContinuesBehindAReset(t *testing.T) {
-	for _, kind := range []string{"https", "s3"} {
+	for _, kind := range []string{"https", "s3", "oci"} {
 		f := newFixture(t, kind)
 		e := export(t, randomBytes(1, 3<<20))
 		e.publish(t, f.writer(t))

@@ -53,26 +53,31 @@ func client(t testing.TB, env []string, remotes ...remote.Config) *remote.Client
 }
 
 // kinds are the engines, each as a remote that holds what was put at it.
-var kinds = []string{"file", "https", "s3"}
+var kinds = []string{"file", "https", "s3", "oci"}
 
 // fixture is a remote for tests: of one of the kinds, in a directory or in memory.
 type fixture struct {
 	*remote.Client
-	kind   string
-	config remote.Config
-	dir    string  // file, https
-	s3     *fakeS3 // s3
-	proxy  *proxy  // https, s3
-	fault  atomic.Pointer[func(http.ResponseWriter, *http.Request) bool]
+	kind     string
+	config   remote.Config
+	env      []string
+	dir      string        // file, https
+	s3       *fakeS3       // s3
+	registry *fakeRegistry // oci
+	memory   interface {   // the one of the two that it is; nil: dir
+		change(object string, to func([]byte) []byte) bool
+		put(object string, data []byte, modified time.Time)
+	}
+	proxy *proxy // https, s3, oci
+	fault atomic.Pointer[func(http.ResponseWriter, *http.Request) bool]
 }
 
 const name = "fleet"
 
-// newFixture makes a remote. Faults come between the client and the server of https and s3.
+// newFixture makes a remote. Faults come between the client and the server.
 func newFixture(t testing.TB, kind string) *fixture {
 	f := &fixture{kind: kind, dir: t.TempDir(),
 		config: remote.Config{Name: name, Connect: 2 * time.Second}}
-	var env []string
 	var handler http.Handler
 	switch kind {
 	case "file":
@@ -81,31 +86,42 @@ func newFixture(t testing.TB, kind string) *fixture {
 		handler = http.FileServer(http.Dir(f.dir))
 	case "s3":
 		f.s3 = &fakeS3{objects: make(map[string]fakeObject)}
-		handler, f.config.URL = f.s3, "s3://bucket/some/prefix"
+		handler, f.memory, f.config.URL = f.s3, f.s3, "s3://bucket/some/prefix"
+	case "oci":
+		f.registry = newFakeRegistry()
+		handler, f.memory = f.registry, f.registry
 	}
 	if handler != nil {
-		server := httptest.NewTLSServer(
-			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if fault := f.fault.Load(); fault == nil || *fault == nil || !(*fault)(w, r) {
-					handler.ServeHTTP(w, r)
-				}
-			}))
-		server.Config.ErrorLog = log.New(io.Discard, "", 0)
-		t.Cleanup(server.Close)
-		f.proxy = newProxy(t, server.Listener.Addr().String())
-		address := "https://" + f.proxy.listener.Addr().String()
-		cert := filepath.Join(t.TempDir(), "ca.pem")
-		require.NoError(t, os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
-			Bytes: server.Certificate().Raw}), 0o600))
-		env = append(env, "SSL_CERT_FILE="+cert)
-		if kind == "https" {
-			f.config.URL = address
-		} else {
-			f.config.Endpoint = address
+		address := f.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if fault := f.fault.Load(); fault == nil || *fault == nil || !(*fault)(w, r) {
+				handler.ServeHTTP(w, r)
+			}
+		}))
+		f.proxy = newProxy(t, strings.TrimPrefix(address, "https://"))
+		host := f.proxy.listener.Addr().String()
+		switch kind {
+		case "https":
+			f.config.URL = "https://" + host
+		case "oci":
+			f.config.URL = "oci://" + host + "/team/builds"
+		default:
+			f.config.Endpoint = "https://" + host
 		}
 	}
-	f.Client = client(t, env, f.config)
+	f.Client = client(t, f.env, f.config)
 	return f
+}
+
+// serve starts a server that the fixture's helper trusts, and returns its address.
+func (f *fixture) serve(t testing.TB, handler http.Handler) string {
+	server := httptest.NewTLSServer(handler)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	t.Cleanup(server.Close)
+	cert := filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
+		Bytes: server.Certificate().Raw}), 0o600))
+	f.env = append(f.env, "SSL_CERT_FILE="+cert) // all such servers have one certificate
+	return server.URL
 }
 
 // writer returns a client that can write to the remote: for https that is one of its directory.
@@ -118,16 +134,8 @@ func (f *fixture) writer(t testing.TB) *remote.Client {
 
 // change replaces an object by what the function makes of it; nil removes it.
 func (f *fixture) change(t testing.TB, object string, to func([]byte) []byte) {
-	if f.kind == "s3" {
-		f.s3.mu.Lock()
-		defer f.s3.mu.Unlock()
-		o, ok := f.s3.objects["some/prefix/"+object]
-		require.True(t, ok, object)
-		if o.data = to(bytes.Clone(o.data)); o.data == nil {
-			delete(f.s3.objects, "some/prefix/"+object)
-			return
-		}
-		f.s3.objects["some/prefix/"+object] = o
+	if f.memory != nil {
+		require.True(t, f.memory.change(object, to), object)
 		return
 	}
 	at := filepath.Join(f.dir, object)
@@ -159,11 +167,14 @@ func randomBytes(seed byte, size int) []byte {
 }
 
 // export makes a build of a small graph and a large file.
-func export(t testing.TB, large []byte) *exported {
+func export(t testing.TB, large []byte) *exported { return exportOf(t, buildKey, large) }
+
+func exportOf(t testing.TB, key portable.Hash, large []byte) *exported {
 	e := &exported{files: map[string][]byte{"m.onnx": bytes.Repeat([]byte("graph "), 1000),
 		"m.bin": large}}
-	b := &portable.Build{Config: portable.Config{BuildKey: buildKey, Record: []byte("record"),
-		EPs: []portable.EP{{Name: "E"}}, ORTVersion: "1", Route: "compile_api", Graph: "m.onnx",
+	b := &portable.Build{Signer: signer(t), Config: portable.Config{BuildKey: key,
+		Record: []byte("record"),
+		EPs:    []portable.EP{{Name: "E"}}, ORTVersion: "1", Route: "compile_api", Graph: "m.onnx",
 		IRVersion: 10}}
 	for _, f := range []string{"m.onnx", "m.bin"} {
 		b.Files = append(b.Files, portable.Source{Name: f, Size: int64(len(e.files[f])),
@@ -195,6 +206,25 @@ func export(t testing.TB, large []byte) *exported {
 	e.layers, err = portable.ParseLayers("manifest", e.manifest)
 	require.NoError(t, err)
 	return e
+}
+
+var signer = func() func(testing.TB) *portable.Signer {
+	private, _, _, err := portable.GenerateKey(false)
+	return func(t testing.TB) *portable.Signer {
+		require.NoError(t, err)
+		s, err := portable.ParseSigner("key", private)
+		require.NoError(t, err)
+		return s
+	}
+}()
+
+// uploads returns how many blobs are uploaded. A registry gets the manifests with the card: those
+// of the build and its signature, and the card.
+func (e *exported) uploads(kind string) int {
+	if kind == "oci" {
+		return len(e.blobs) - 3
+	}
+	return len(e.blobs)
 }
 
 func (e *exported) publish(t testing.TB, c *remote.Client) (remote.Sent, remote.Put) {
@@ -329,12 +359,29 @@ func (s *fakeS3) list(w http.ResponseWriter, prefix string) {
 	_ = xml.NewEncoder(w).Encode(out)
 }
 
+func (s *fakeS3) change(object string, to func([]byte) []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	object = "some/prefix/" + object
+	o, ok := s.objects[object]
+	if o.data = to(bytes.Clone(o.data)); o.data == nil {
+		delete(s.objects, object)
+	} else {
+		s.objects[object] = o
+	}
+	return ok
+}
+
+func (s *fakeS3) put(object string, data []byte, modified time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.objects["some/prefix/"+object] = fakeObject{data, modified}
+}
+
 // put makes an object of an age, as another tool would.
 func (f *fixture) put(t testing.TB, object string, data []byte, modified time.Time) {
-	if f.kind == "s3" {
-		f.s3.mu.Lock()
-		defer f.s3.mu.Unlock()
-		f.s3.objects["some/prefix/"+object] = fakeObject{data, modified}
+	if f.memory != nil {
+		f.memory.put(object, data, modified)
 		return
 	}
 	at := filepath.Join(f.dir, object)

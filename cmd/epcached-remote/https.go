@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,15 +121,18 @@ type https struct {
 
 func newHTTPS(c remote.Config, u *url.URL) *https {
 	h := &https{meter: newMeter(c), base: u}
-	h.client = http.Client{Transport: h.meter,
-		CheckRedirect: func(r *http.Request, via []*http.Request) error {
-			if r.URL.Scheme != "https" || len(via) > maxRedirect {
-				return fail("damaged", "a redirect to %s, or more than %d", r.URL.Scheme,
-					maxRedirect)
-			}
-			return nil
-		}}
+	h.client = http.Client{Transport: h.meter, CheckRedirect: redirects("https")}
 	return h
+}
+
+// redirects follows redirects to https, and to http if the remote itself is reached by that.
+func redirects(scheme string) func(*http.Request, []*http.Request) error {
+	return func(r *http.Request, via []*http.Request) error {
+		if r.URL.Scheme != "https" && r.URL.Scheme != scheme || len(via) > maxRedirect {
+			return fail("damaged", "a redirect to %s, or more than %d", r.URL.Scheme, maxRedirect)
+		}
+		return nil
+	}
 }
 
 func (h *https) can() remote.Can { return remote.Can{Read: true, Range: true} }
@@ -152,15 +156,22 @@ func (h *https) ask(ctx context.Context, method, name string, from, length int64
 	if err != nil {
 		return nil, err
 	}
+	return answerOf(&h.client, r, from, length)
+}
+
+// answerOf makes a request for an object, or for length bytes of it.
+func answerOf(client interface {
+	Do(*http.Request) (*http.Response, error)
+}, r *http.Request, from, length int64) (*object, error) {
 	if length >= 0 {
 		r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, from+length-1))
 	}
-	response, err := h.client.Do(r)
+	response, err := client.Do(r)
 	if err != nil {
 		return nil, err
 	}
 	o := &object{body: response.Body, size: response.ContentLength,
-		etag: response.Header.Get("ETag")}
+		etag: cmp.Or(response.Header.Get("Docker-Content-Digest"), response.Header.Get("ETag"))}
 	o.modified, _ = http.ParseTime(response.Header.Get("Last-Modified"))
 	switch code := response.StatusCode; {
 	case code == http.StatusOK:

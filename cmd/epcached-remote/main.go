@@ -5,8 +5,8 @@
 //	epcached-remote serve    serve the socket of systemd, or the socketpair that is descriptor 3
 //	epcached-remote version  print the version
 //
-// A remote is one tree of objects (store.go) behind one of three engines: a directory (file.go),
-// plain HTTPS (https.go), or S3 (s3.go). Start reading at serve.go.
+// A remote is one tree of objects (store.go) behind one of four engines: a directory (file.go),
+// plain HTTPS (https.go), S3 (s3.go), or an OCI registry (oci.go). Start reading at serve.go.
 package main
 
 import (
@@ -24,7 +24,10 @@ const usage = `usage: epcached-remote serve | version
 It moves builds between epcached and other stores. The daemon or systemd starts it.
 Credentials for s3:// are searched in this order: the file named as the remote in
 $CREDENTIALS_DIRECTORY, the environment (AWS_ACCESS_KEY_ID, ...), ~/.aws/credentials,
-and on AWS the identity of the instance or the web identity.
+and on AWS the identity of the instance or the web identity. Those for oci:// are the
+first of the file named as the remote in $CREDENTIALS_DIRECTORY, $REGISTRY_AUTH_FILE,
+the text in $DOCKER_AUTH_CONFIG, and the config.json in $DOCKER_CONFIG or ~/.docker;
+its credential helpers are called.
 `
 
 func run(args []string, out, errs io.Writer) int {

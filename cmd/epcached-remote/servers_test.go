@@ -3,12 +3,14 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,53 +24,162 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// servers are the S3 servers that `make deps-remote` fetches: the program, and its arguments for an
-// address, a port and a directory.
-var servers = map[string]func(address, port, dir string) []string{
-	"versitygw": func(address, _, dir string) []string {
+// realServer is a program that `testdata/fetch-remote` fetches, and its arguments.
+type realServer struct {
+	program string
+	args    func(address, port, dir string) []string
+}
+
+// servers are S3 servers.
+var servers = map[string]realServer{
+	"versitygw": {"versitygw", func(address, _, dir string) []string {
 		return []string{"--access", "user", "--secret", "secret-secret", "--port", address,
 			"posix", dir}
-	},
-	"moto/bin/moto_server": func(_, port, _ string) []string { return []string{"-p", port} },
+	}},
+	"moto": {"moto/bin/python", func(_, port, _ string) []string {
+		return []string{"-m", "moto.server", "-p", port}
+	}},
+}
+
+// registries are OCI registries; docker-registry has no referrers API.
+var registries = map[string]realServer{
+	"olareg": {"olareg", func(_, port, dir string) []string {
+		return []string{"serve", "--addr", "127.0.0.1", "--port", port, "--dir", dir}
+	}},
+	"docker-registry": {"docker-registry", func(address, _, dir string) []string {
+		config := filepath.Join(dir, "config.yml")
+		_ = os.WriteFile(config, fmt.Appendf(nil, "version: 0.1\nstorage: {filesystem: "+
+			"{rootdirectory: %s}}\nhttp: {addr: %s}\n", dir, address), 0o600)
+		return []string{"serve", config}
+	}},
+}
+
+// fetched returns the path of what fetch-remote fetched.
+func fetched(t *testing.T, program string) string {
+	at, err := filepath.Abs("../../.deps/remote/" + program)
+	require.NoError(t, err)
+	if _, err := os.Stat(at); err != nil || testing.Short() {
+		t.Skipf("NOT TESTED: testdata/fetch-remote fetches %s", program)
+	}
+	return at
+}
+
+// start starts the server, and returns its address once it answers.
+func (s realServer) start(t *testing.T) string {
+	path := fetched(t, s.program)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := l.Addr().String()
+	require.NoError(t, l.Close())
+	_, port, err := net.SplitHostPort(address)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := exec.CommandContext(ctx, path, s.args(address, port, t.TempDir())...)
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	cmd.Stdout, cmd.Stderr = log, log
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait() // it was killed
+		_ = log.Close()
+	})
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", address)
+		return err == nil && c.Close() == nil
+	}, 30*time.Second, 20*time.Millisecond)
+	return address
 }
 
 func TestRealServers(t *testing.T) {
-	deps, err := filepath.Abs("../../.deps/remote")
-	require.NoError(t, err)
-	for program, args := range servers {
-		t.Run(filepath.Base(program), func(t *testing.T) {
-			path := filepath.Join(deps, program)
-			if _, err := os.Stat(path); err != nil || testing.Short() {
-				t.Skip("NOT TESTED: make deps-remote fetches it")
-			}
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			address := l.Addr().String()
-			require.NoError(t, l.Close())
-			_, port, err := net.SplitHostPort(address)
-			require.NoError(t, err)
-			ctx, cancel := context.WithCancel(context.Background())
-			cmd := exec.CommandContext(ctx, path, args(address, port, t.TempDir())...)
-			log, err := os.Create(filepath.Join(t.TempDir(), "log"))
-			require.NoError(t, err)
-			cmd.Stdout, cmd.Stderr = log, log
-			require.NoError(t, cmd.Start())
-			t.Cleanup(func() {
-				cancel()
-				_ = cmd.Wait() // it was killed
-				_ = log.Close()
-			})
+	for name, s := range servers {
+		t.Run(name, func(t *testing.T) {
+			address := s.start(t)
 			admin, err := minio.New(address, &minio.Options{
 				Creds: credentials.NewStaticV4("user", "secret-secret", ""), Region: awsFirst})
 			require.NoError(t, err)
 			require.Eventually(t, func() bool {
-				return admin.MakeBucket(ctx, "bucket", minio.MakeBucketOptions{}) == nil
+				return admin.MakeBucket(t.Context(), "bucket", minio.MakeBucketOptions{}) == nil
 			}, 30*time.Second, 50*time.Millisecond)
-			withServer(t, remote.Config{Name: name, URL: "s3://bucket/p",
-				Endpoint: "http://" + address,
-				Connect:  2 * time.Second})
+			withServer(t, bucketAt(address))
 		})
 	}
+}
+
+func bucketAt(address string) remote.Config {
+	return remote.Config{Name: name, URL: "s3://bucket/p", Endpoint: "http://" + address,
+		Connect: 2 * time.Second}
+}
+
+func repositoryAt(address string) remote.Config {
+	return remote.Config{Name: name, URL: "oci://" + address + "/team/builds",
+		Endpoint: "http://" + address, Connect: 2 * time.Second}
+}
+
+func TestRealRegistries(t *testing.T) {
+	for name, s := range registries {
+		t.Run(name, func(t *testing.T) { withRegistry(t, name, repositoryAt(s.start(t))) })
+	}
+}
+
+func withRegistry(t *testing.T, registry string, config remote.Config) {
+	c := client(t, nil, config)
+	lacks := []string{"create-only"}
+	if registry == "docker-registry" {
+		lacks = append(lacks, "referrers")
+	}
+	found, err := c.Check(t.Context(), name)
+	require.NoError(t, err)
+	require.Len(t, found, 6)
+	for _, one := range found {
+		require.Equal(t, !slices.Contains(lacks, one.Name), one.OK, "%+v", one)
+	}
+	e := export(t, randomBytes(1, 20<<20))
+	sent, put := e.publish(t, c)
+	require.Equal(t, e.uploads("oci"), sent.Sent+sent.Existed)
+	require.Equal(t, 1, sent.Existed) // the empty config, which the check has put
+	require.Equal(t, remote.Created, put)
+	began := time.Now()
+	sent, put = e.publish(t, c)
+	t.Logf("pushed again in %v", time.Since(began))
+	require.Equal(t, remote.Sent{Existed: e.uploads("oci")}, sent)
+	require.Equal(t, remote.Exists, put)
+	transfer(t, c, e)
+
+	// Another build that answers the same request.
+	other := exportOf(t, portable.Hash{2}, randomBytes(2, 1<<20))
+	_, err = c.PutBlobs(t.Context(), name, other.blobs, nil)
+	require.NoError(t, err)
+	_, err = c.PutCard(t.Context(), name, remote.CardKeys{Build: portable.Hash{2},
+		Requests: []portable.Hash{otherKey}}, other.card.Raw)
+	require.NoError(t, err)
+	cards, err := c.Look(t.Context(), name, remote.RequestKey(otherKey), budget)
+	require.NoError(t, err)
+	require.ElementsMatch(t, [][]byte{e.card.Raw, other.card.Raw}, cards)
+	_, err = c.Trust(t.Context(), name)
+	require.ErrorIs(t, err, remote.ErrMissing)
+}
+
+// transfer looks for a build that was published, and fetches it.
+func transfer(t *testing.T, c *remote.Client, e *exported) {
+	for _, key := range []remote.Key{remote.BuildKey(buildKey), remote.RequestKey(otherKey)} {
+		cards, err := c.Look(t.Context(), name, key, budget)
+		require.NoError(t, err)
+		require.Equal(t, [][]byte{e.card.Raw}, cards)
+	}
+	_, err := c.Look(t.Context(), name, remote.BuildKey(otherKey), budget)
+	require.ErrorIs(t, err, remote.ErrMissing)
+	_, err = c.Look(t.Context(), name, remote.RequestKey(buildKey), budget)
+	require.ErrorIs(t, err, remote.ErrMissing)
+	got, p, err := e.fetch(t, t.Context(), c)
+	require.NoError(t, err)
+	e.requireEqual(t, got)
+	t.Logf("whole: %+v", p)
+	got, p, err = e.fetch(t, t.Context(), c, e.files["m.bin"][1000:])
+	require.NoError(t, err)
+	e.requireEqual(t, got)
+	t.Logf("with a seed: %+v", p)
+	require.Less(t, p.Wire, int64(1<<20))
 }
 
 func withServer(t *testing.T, config remote.Config) {
@@ -89,24 +200,7 @@ func withServer(t *testing.T, config remote.Config) {
 	t.Logf("pushed again in %v", time.Since(began))
 	require.Equal(t, remote.Sent{Existed: len(e.blobs)}, sent)
 	require.Equal(t, remote.Exists, put)
-	for _, key := range []remote.Key{remote.BuildKey(buildKey), remote.RequestKey(otherKey)} {
-		cards, err := c.Look(t.Context(), name, key, budget)
-		require.NoError(t, err)
-		require.Equal(t, [][]byte{e.card.Raw}, cards)
-	}
-	_, err = c.Look(t.Context(), name, remote.BuildKey(otherKey), budget)
-	require.ErrorIs(t, err, remote.ErrMissing)
-	_, err = c.Look(t.Context(), name, remote.RequestKey(buildKey), budget)
-	require.ErrorIs(t, err, remote.ErrMissing)
-	got, p, err := e.fetch(t, t.Context(), c)
-	require.NoError(t, err)
-	e.requireEqual(t, got)
-	t.Logf("whole: %+v", p)
-	got, p, err = e.fetch(t, t.Context(), c, e.files["m.bin"][1000:])
-	require.NoError(t, err)
-	e.requireEqual(t, got)
-	t.Logf("with a seed: %+v", p)
-	require.Less(t, p.Wire, int64(1<<20))
+	transfer(t, c, e)
 
 	// A blob that is touched stays as it is.
 	t.Setenv("AWS_ACCESS_KEY_ID", "user")

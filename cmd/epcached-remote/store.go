@@ -57,6 +57,8 @@ type store struct {
 	config remote.Config
 	engine engine
 	layout sync.Once // v1/oci-layout is written
+
+	registry *registry // nil: another engine. Its cards have no epochs.
 }
 
 func newStore(c remote.Config) (*store, error) {
@@ -70,6 +72,9 @@ func newStore(c remote.Config) (*store, error) {
 		s.engine = &directory{dir: u.Path}
 	case "https":
 		s.engine = newHTTPS(c, u)
+	case "oci":
+		s.registry, err = newRegistry(c, u)
+		s.engine = s.registry
 	default:
 		s.engine, err = newS3(c, u)
 	}
@@ -110,6 +115,9 @@ func (s *store) do(ctx context.Context, c *call, a *remote.Answer) (err error) {
 		put, err = s.replace(ctx, trustName, r.Card, r.Keys.Over, remote.MaxTrust)
 		a.Put = string(put)
 	case remote.DoCollect:
+		if s.registry != nil {
+			return collectsItself()
+		}
 		a.Kinds, err = s.collect(ctx, c)
 	case remote.DoCheck:
 		a.Check, err = s.check(ctx)
@@ -133,6 +141,9 @@ func (s *store) look(ctx context.Context, key remote.Key) ([][]byte, error) {
 	var errs [2]error
 	var both sync.WaitGroup
 	for i := range found {
+		if i > 0 && s.registry != nil {
+			continue
+		}
 		both.Go(func() { found[i], errs[i] = ask(ctx, now-int64(i), key.Hash) })
 	}
 	both.Wait()
@@ -211,9 +222,14 @@ func (s *store) cards(ctx context.Context, epoch int64, key portable.Hash) ([][]
 	for i, name := range names {
 		all.Go(func() error {
 			var build portable.Hash
-			if build.UnmarshalText([]byte(name)) == nil {
-				found[i], errs[i] = s.readCard(ctx, prefix+name, build)
+			if build.UnmarshalText([]byte(name)) != nil {
+				return nil
 			}
+			object := prefix + name
+			if s.registry != nil {
+				object = buildName(epoch, build)
+			}
+			found[i], errs[i] = s.readCard(ctx, object, build)
 			return nil
 		})
 	}
@@ -365,6 +381,9 @@ func (s *store) putBlobs(ctx context.Context, c *call) (*remote.Sent, error) {
 	all, limited := errgroup.WithContext(ctx)
 	all.SetLimit(8)
 	for i, b := range c.request.Blobs {
+		if s.registry != nil && isManifest(c.files[i], b.Size) {
+			continue // it is put with the card
+		}
 		all.Go(func() error {
 			name := blobName(b.Digest)
 			o, err := s.engine.stat(limited, name)
@@ -500,15 +519,23 @@ func encode(v any) []byte {
 	return raw
 }
 
-// check tries what the design needs. An error ends it only if the remote does not answer at all.
-func (s *store) check(ctx context.Context) (found []remote.Finding, err error) {
-	add := func(name string, bad error, good, follows string) {
-		f := remote.Finding{Name: name, OK: bad == nil, Text: good}
-		if bad != nil {
-			f.Text = strings.TrimSpace(classify(bad).Text) + ": " + follows
-		}
-		found = append(found, f)
+// findings are what a check came to.
+type findings []remote.Finding
+
+func (f *findings) add(name string, bad error, good, follows string) {
+	one := remote.Finding{Name: name, OK: bad == nil, Text: good}
+	if bad != nil {
+		one.Text = strings.TrimSpace(classify(bad).Text) + ": " + follows
 	}
+	*f = append(*f, one)
+}
+
+// check tries what the design needs. An error ends it only if the remote does not answer at all.
+func (s *store) check(ctx context.Context) (found findings, err error) {
+	if s.registry != nil {
+		return s.registry.check(ctx)
+	}
+	add := found.add
 	_, _, err = small(ctx, s.engine, layoutName, 1<<10)
 	if err != nil && isClass(err, remote.ErrUnreachable) {
 		add("read", err, "", "every look-up is a miss")
@@ -554,22 +581,25 @@ func (s *store) check(ctx context.Context) (found []remote.Finding, err error) {
 	}
 	add("if-match", err, "an object is replaced only if it is the one that was read",
 		"a lease of a machine that crashed cannot be taken over, so that all compile")
-	add("range", s.checkRange(ctx, name, text), "parts of objects can be read",
+	add("range", checkRange(ctx, s.engine, name, text), "parts of objects can be read",
 		"builds are transferred whole")
 	if o != nil {
-		skew := time.Since(o.modified)
-		var off error
-		if skew.Abs() > 5*time.Minute {
-			off = fmt.Errorf("the clock of this machine is %v off the server's",
-				skew.Round(time.Second))
-		}
-		add("clock", off, "the clocks agree", "expiry dates of signatures are judged by it")
+		add("clock", clockError(time.Since(o.modified)), "the clocks agree",
+			"expiry dates of signatures are judged by it")
 	}
 	return found, nil
 }
 
-func (s *store) checkRange(ctx context.Context, name string, text []byte) error {
-	o, err := s.engine.get(ctx, name, 3, 5)
+func clockError(skew time.Duration) error {
+	if skew.Abs() > 5*time.Minute {
+		return fmt.Errorf("the clock of this machine is %v off the server's",
+			skew.Round(time.Second))
+	}
+	return nil
+}
+
+func checkRange(ctx context.Context, e engine, name string, text []byte) error {
+	o, err := e.get(ctx, name, 3, 5)
 	if err != nil {
 		return err
 	}

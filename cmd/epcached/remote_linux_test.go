@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -88,8 +90,38 @@ func newWebServer(t testing.TB, dir string) *webServer {
 	return w
 }
 
+// newRegistry starts a registry, and returns the URL of a repository and its endpoint; "": there is
+// none.
+func newRegistry(t testing.TB) (url, endpoint string) {
+	program, err := filepath.Abs("../../.deps/remote/olareg")
+	require.NoError(t, err)
+	if !exists(program) {
+		t.Log("NOT TESTED with a registry: testdata/fetch-remote fetches olareg")
+		return "", ""
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := l.Addr().String()
+	require.NoError(t, l.Close())
+	_, port, err := net.SplitHostPort(address)
+	require.NoError(t, err)
+	cmd := exec.Command(program, "serve", "--addr", "127.0.0.1", "--port", port, "--dir",
+		t.TempDir())
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", address)
+		return err == nil && c.Close() == nil
+	}, 30*time.Second, 20*time.Millisecond)
+	return "oci://" + address + "/team/builds",
+		fmt.Sprintf("endpoint = \"http://%s\"\n", address)
+}
+
 // Builds that one machine published are hits on others, whose daemons have other users, other state
-// directories and no builds, through a directory and through a web server that is only read.
+// directories and no builds, through a directory, a web server that is only read, and a registry.
 func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	t.Parallel()
 	hasHelper(t)
@@ -99,6 +131,11 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	private, public := newKey(t, a, keys, "ci")
 	a.config = fmt.Sprintf("signing_key = %q\n", private) + sharing("file://"+shared, public,
 		"publish = \"shared\"\n")
+	registry, endpoint := newRegistry(t)
+	if registry != "" {
+		a.config += fmt.Sprintf("[remote.registry]\nurl = %q\npublish = \"shared\"\n"+
+			"ask = \"never\"\n", registry) + endpoint
+	}
 	a.start(t)
 	conv, ep := modelOf(t, "tiny-convolution"), "OpenVINOExecutionProvider:CPU"
 	asked := map[string][]string{
@@ -124,9 +161,13 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	require.NoError(t, exec.Command("chmod", "-R", "a+rX", shared).Run())
 
 	web := newWebServer(t, shared)
-	for _, url := range []string{"file://" + shared, web.url} {
+	for url, more := range map[string]string{"file://" + shared: "", web.url: "",
+		registry: endpoint} {
+		if url == "" {
+			continue
+		}
 		b := ofAnotherUser(t, runtimes...)
-		b.config, b.environment = sharing(url, public, ""),
+		b.config, b.environment = sharing(url, public, more),
 			[]string{"SSL_CERT_FILE=" + web.certificate}
 		b.under = append(passable(t,
 			append([]string{keys, shared, filepath.Dir(web.certificate), programs,

@@ -247,7 +247,7 @@ type Remotes map[string]Remote
 // Remote is one [remote.NAME]: a store of builds that machines share.
 type Remote struct {
 	URL      string   `toml:"url" is:"some" required:"no url given"`
-	Endpoint string   `toml:"endpoint"`        // of s3://
+	Endpoint string   `toml:"endpoint"`        // of s3:// and oci://
 	Region   string   `toml:"region"`          // of s3://
 	Trust    []string `toml:"trust" is:"path"` // files with the public keys whose signatures count
 	// Different keys that have to have signed a build.
