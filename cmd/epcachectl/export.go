@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelpackage"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/unixsock"
@@ -31,8 +33,8 @@ type export struct {
 	*cli.Call
 	to, key, facts, builder, notAfter string
 
-	layer              string
-	all, pinned, names bool
+	layer, modelPackage string
+	all, pinned, names  bool
 
 	signer  *portable.Signer
 	expires time.Time
@@ -43,7 +45,7 @@ type export struct {
 func newExport(a *cli.Call) *cobra.Command {
 	e := &export{Call: a}
 	cmd := &cobra.Command{
-		Use:   "export MODEL|ENTRY...|--all --to FILE.tar|DIR|- | --layer DIR",
+		Use:   "export MODEL|ENTRY...|--all --to FILE.tar|DIR|- | --layer DIR | --model-package DIR",
 		Short: "write builds for another machine",
 		Long: `export writes builds into a bundle, for epcachectl import on another machine. A bundle
 is an OCI image layout: a directory, a .tar file, or a tar on standard output (-). A directory that
@@ -58,6 +60,10 @@ builds that are signed by a key that it trusts. Two exports of the same builds h
 --layer DIR makes a layer instead, or adds to one: a read-only store for an image, which the
 configuration of a device names in [[layer]]. Its files are served where they are.
 
+--model-package DIR makes a model package, which ONNX Runtime 1.31 and later opens without epcached,
+with one variant for each build of a model. ONNX Runtime takes the one that the execution provider
+rates best; of builds that are alike for it the newest is in the package.
+
 --for FACTS.json names a file that epcachectl facts printed on another machine. The builds then also
 answer the requests of that machine if its devices have other names, such as builds that are
 compiled ahead of time for an NPU.
@@ -68,6 +74,7 @@ Private builds of other users are left out, also for administrators.` +
 		Example: `  epcachectl export mobilenet.onnx --to /media/stick/models.tar --key ci.key
   epcachectl export --all --pinned --to bundle/ --key ci.key
   epcachectl export --all --pinned --layer image/usr/share/epcached
+  epcachectl export mobilenet.onnx --model-package mobilenet/
   epcachectl export --all --to - --key ci.key | ssh device epcachectl import - --trust ci.pub`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := e.check(args); err != nil {
@@ -81,6 +88,8 @@ Private builds of other users are left out, also for administrators.` +
 	f := cmd.Flags()
 	f.StringVar(&e.to, "to", "", "write to `FILE.tar`, DIR or -")
 	f.StringVar(&e.layer, "layer", "", "make a read-only store for an image in `DIR`")
+	f.StringVar(&e.modelPackage, "model-package", "",
+		"make a package for ONNX Runtime itself in `DIR`")
 	f.StringVar(&e.key, "key", "", "sign with the private key in `FILE`")
 	f.StringVar(&e.facts, "for", "", "also answer requests of the machine of the facts in `FILE`")
 	f.StringVar(&e.builder, "builder", "",
@@ -99,8 +108,12 @@ func (e *export) check(args []string) (err error) {
 	case e.all == (len(args) > 0):
 		return exit.Usage(exit.Hint(errors.New("export: name entries, or give --all"),
 			"see what there is: epcachectl list"))
-	case (e.to == "") == (e.layer == ""):
-		return exit.Usagef("export: say where: --to FILE.tar, DIR or -, or --layer DIR")
+	case min(len(e.to), 1)+min(len(e.layer), 1)+min(len(e.modelPackage), 1) != 1:
+		return exit.Usagef("export: say where: --to FILE.tar, DIR or -, --layer DIR, or " +
+			"--model-package DIR")
+	case e.modelPackage != "" && (e.key != "" || e.facts != ""):
+		return exit.Usagef("export: --key and --for are not for --model-package, which has no " +
+			"place for them")
 	case e.to == "-" && e.JSON:
 		return exit.Usagef("export: --to - writes the tar where --json would print")
 	case e.to == "-" && e.Print.Terminal:
@@ -137,12 +150,17 @@ type exported struct {
 }
 
 // target names where the builds go.
-func (e *export) target() string { return cmp.Or(e.to, e.layer) }
+func (e *export) target() string { return cmp.Or(e.to, e.layer, e.modelPackage) }
 
 func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) error {
 	builds, err := e.find(ctx, c, args)
 	if err != nil {
 		return err
+	}
+	if e.modelPackage != "" && slices.ContainsFunc(builds, func(b *wire.Build) bool {
+		return b.GetModelDigest() != builds[0].GetModelDigest()
+	}) {
+		return exit.Usagef("export: a model package has the builds of one model: name it")
 	}
 	dir, finish, remove, err := e.open()
 	if err != nil {
@@ -174,6 +192,8 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 	}
 	if err = finish(ctx); err == nil && e.layer != "" {
 		err = e.makeLayer(ctx, dir, out)
+	} else if err == nil && e.modelPackage != "" {
+		out, err = e.makeModelPackage(ctx, dir, out)
 	}
 	if err != nil {
 		return exit.WithOperation("export to", e.target(), err)
@@ -223,7 +243,7 @@ func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (o
 // open returns the directory that the layout is made in, and what makes of it what --to says.
 func (e *export) open() (dir string, finish func(context.Context) error, remove func(), err error) {
 	keep := func(context.Context) error { return nil }
-	if e.layer == "" && e.to != "-" && !strings.HasSuffix(e.to, ".tar") {
+	if e.to != "" && e.to != "-" && !strings.HasSuffix(e.to, ".tar") {
 		return e.to, keep, func() {}, nil
 	}
 	parent := ""
@@ -231,7 +251,7 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 		// where there has to be space for it anyway
 		parent = filepath.Dir(filepath.Clean(e.target()))
 	}
-	if e.layer != "" {
+	if e.to == "" {
 		if err = os.MkdirAll(parent, 0o755); err != nil {
 			return "", nil, nil, err
 		}
@@ -240,7 +260,7 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 		return "", nil, nil, err
 	}
 	remove = func() { _ = os.RemoveAll(dir) } // a copy: what is left of it does no harm
-	if e.layer != "" {
+	if e.to == "" {
 		return dir, keep, remove, nil
 	}
 	if e.to == "-" {
@@ -260,6 +280,24 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 		}
 		return os.Rename(made, e.to)
 	}, remove, nil
+}
+
+// makeModelPackage makes a model package of the bundle in dir, and returns the builds in it.
+func (e *export) makeModelPackage(ctx context.Context, dir string,
+	builds []exported) (kept []exported, err error) {
+	var all []modelpackage.Build
+	by := make(map[*portable.Card]exported)
+	for _, b := range builds {
+		all, by[b.card] = append(all, modelpackage.Build{Card: b.card, Made: b.says.Issued}), b
+	}
+	all, warnings := modelpackage.Select(all)
+	for _, w := range warnings {
+		e.Print.Warning(w)
+	}
+	for _, b := range all {
+		kept = append(kept, by[b.Card])
+	}
+	return kept, modelpackage.Write(ctx, dir, e.modelPackage, all)
 }
 
 // makeLayer makes the layer of the bundle in dir, whose files it verifies.
@@ -359,7 +397,7 @@ func (e *export) report(builds []exported) error {
 	}
 	say("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total),
 		term.Printable(e.target()))
-	if e.signer == nil && e.layer == "" {
+	if e.signer == nil && e.to != "" {
 		e.Print.Warning(
 			"the builds are not signed, so no other machine imports them: see --key, and " +
 				"epcachectl trust keygen")
