@@ -90,8 +90,8 @@ demo: build ## compile real models once, serve them to a second application, and
 demo-picture: ## draw doc/demo.svg from report/demo.md, which make demo leaves
 	@$(VENV) testdata/demo_picture.py
 
-# ./... does not match it.
-EP_TOOL = ./testdata/ep/conformance
+# ./... does not match them.
+TOOLS = ./testdata/ep/conformance ./testdata/typecheck
 
 .PHONY: test
 test: test-python test-go ## run all tests, on the real execution providers too
@@ -106,7 +106,7 @@ SLOWEST = ./cmd/epcached ./cache ./compilers ./store
 
 .PHONY: test-go
 test-go: build deps ## run the Go tests, on the real execution providers too
-	$(call timed,$(PLAIN) $(GO) test -p 3 -vet=off -timeout 25m $(SLOWEST) ./... $(EP_TOOL))
+	$(call timed,$(PLAIN) $(GO) test -p 3 -vet=off -timeout 25m $(SLOWEST) ./... $(TOOLS))
 
 # What is concurrent in the large packages; all of the small ones.
 CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|SameTime|Race|Reload|Watch|Close|Stop|Subscri|Probe
@@ -136,15 +136,16 @@ test-short: build ## run what needs no download
 	$(GO) test -short ./...
 
 .PHONY: check
-check: build ## gofmt, vet, staticcheck, mypy, tidy, and a build for arm64
+check: build ## gofmt, vet, staticcheck, mypy, tidy, and types on arm64
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt'ed:"; echo "$$out"; exit 1; }
-	$(PLAIN) $(GO) vet ./... $(EP_TOOL)
-	cd testdata/space && $(PLAIN) $(GO) vet ./... && $(GO) mod tidy -diff
-	$(PLAIN) $(GO) tool staticcheck ./... $(EP_TOOL)
+	$(PLAIN) $(GO) vet ./... $(TOOLS)
+	$(PLAIN) $(GO) tool staticcheck ./... $(TOOLS)
 	@testdata/fetch-python $(DEPS)/python
 	cd clients/python && $(VENV) -m mypy
 	$(GO) mod tidy -diff
-	$(PLAIN) GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./...
+	$(PLAIN) $(GO) build -o $(BIN)/ ./testdata/typecheck
+	$(PLAIN) GOOS=linux GOARCH=arm64 $(BIN)/typecheck ./... $(TOOLS)
+	cd testdata/space && $(PLAIN) $(BIN)/typecheck ./... && $(GO) mod tidy -diff
 
 .PHONY: messages
 messages: ## collect the words that users see into testdata/messages/
@@ -173,7 +174,7 @@ bench-space: deps ## measure how much room real context binaries take, and how f
 	@testdata/fetch-peers $(DEPS)/peers
 	@$(VENV) testdata/space_corpus.py $(DEPS)/space
 	@mkdir -p report $(BIN) $(SPACE_WORK)
-	cd testdata/space && $(GO) build -o $(BIN)/space .
+	cd testdata/space && $(GO) vet ./... && $(GO) build -o $(BIN)/space .
 	$(BIN)/space --corpus $(DEPS)/space --peers $(DEPS)/peers --work $(SPACE_WORK) --week | tee report/space.txt
 	EPCACHED_LARGE=1 $(GO) test -v -timeout 30m -run TenGigabytes ./dedupe/match | tee -a report/space.txt
 
