@@ -132,7 +132,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// TestEveryPageIsReachable: what no link leads to nobody reads.
+// TestEveryPageIsReachable: README.md leads to each page.
 func TestEveryPageIsReachable(t *testing.T) {
 	all := pages(t)
 	reached := map[string]bool{"README.md": true}

@@ -182,7 +182,7 @@ func TestAdoptionIsStrict(t *testing.T) {
 			r.Store = "none"
 			return r
 		}, "not adopted: the request says to store nothing"},
-		"outside its folder": {func(b *bench, s *shipped) *request.Request {
+		"outside its directory": {func(b *bench, s *shipped) *request.Request {
 			m := wrapsIR("../part.bin", 1)
 			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))
 			s.files = nil

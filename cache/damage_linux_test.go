@@ -23,7 +23,7 @@ func TestNonRegularBlobIsDamage(t *testing.T) {
 			t.Cleanup(func() { require.NoError(t, os.Remove(aside)) })
 			require.NoError(t, os.Symlink(aside, path))
 		},
-		"folder": func(t *testing.T, path string) {
+		"directory": func(t *testing.T, path string) {
 			require.NoError(t, os.Remove(path))
 			require.NoError(t, os.Mkdir(path, 0o755))
 		},

@@ -22,7 +22,7 @@ func TestNonRegularRecipeIsDamage(t *testing.T) {
 			require.NoError(t, os.Remove(path))
 			require.NoError(t, os.Symlink(aside, path))
 		},
-		"a folder": func(t *testing.T, path, _ string) {
+		"a directory": func(t *testing.T, path, _ string) {
 			require.NoError(t, os.Remove(path))
 			require.NoError(t, os.Mkdir(path, 0o755))
 			require.NoError(t, os.WriteFile(filepath.Join(path, "file"), []byte("x"), 0o644))

@@ -55,7 +55,7 @@ func (g *givenModels) Compile(ctx context.Context, job compilers.Job,
 // copied.
 func newOriginals(t *testing.T) (*bench, *givenModels) {
 	if !onBelievableFS(t) {
-		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed")
+		t.Skip("SKIPPED: the temporary directory is on a file system whose times are not believed")
 	}
 	b := newBench(t)
 	b.later.Store(int64(time.Hour))

@@ -110,7 +110,7 @@ func TestHostilePuts(t *testing.T) {
 			"not opened for reading"},
 		"for nothing":   {func(c *claimed) { c.reopen(1, unix.O_PATH) }, "not opened for reading"},
 		"symbolic link": {link, "not opened for reading"},
-		"folder": {func(c *claimed) { c.put.Files[1].File = c.openFile(c.TempDir()) },
+		"directory": {func(c *claimed) { c.put.Files[1].File = c.openFile(c.TempDir()) },
 			"not a regular file"},
 		"FIFO": {fifo, "not a regular file"},
 		"device": {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") },

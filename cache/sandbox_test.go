@@ -23,7 +23,7 @@ func (c *confined) Sandbox(context.Context) ([]compilers.Safeguard, error) {
 func TestDoctorTellsOfTheSandbox(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) {
 		o.Compiler = &confined{o.Compiler, []compilers.Safeguard{
-			{Name: "files", InForce: true, Text: "they keep to their folder"},
+			{Name: "files", InForce: true, Text: "they keep to their directory"},
 			{Name: "memory", Text: "there is no cgroup", Hint: "give it one"},
 		}}
 	})

@@ -29,7 +29,7 @@ func (b *bench) otherDevice() string {
 	there, err := cas.StampPath(dir)
 	require.NoError(b, err)
 	if here.Dev == there.Dev {
-		b.Skip("SKIPPED: /dev/shm is on the file system of the temporary folder")
+		b.Skip("SKIPPED: /dev/shm is on the file system of the temporary directory")
 	}
 	return dir
 }

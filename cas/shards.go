@@ -36,7 +36,7 @@ func (s *Shards) Open() error {
 	}
 	for _, name := range names {
 		var first [1]byte
-		if ParseHex("folder", name, first[:]) == nil {
+		if ParseHex("directory", name, first[:]) == nil {
 			s.synced[first[0]].Store(true)
 		}
 	}

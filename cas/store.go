@@ -297,7 +297,7 @@ func (s *Store) each(ctx context.Context,
 	}
 	for _, shard := range there {
 		var first [1]byte
-		if ParseHex("folder", shard, first[:]) != nil {
+		if ParseHex("directory", shard, first[:]) != nil {
 			continue // incoming, and what is not ours
 		}
 		dir := filepath.Join(s.objects, shard)

@@ -190,7 +190,7 @@ func TestOpenRefusesNonRegularBlobs(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"symbolic link": func(path string) error { return os.Symlink("/etc/hostname", path) },
 		"FIFO":          func(path string) error { return unix.Mkfifo(path, 0o600) },
-		"folder":        func(path string) error { return os.Mkdir(path, 0o700) },
+		"directory":     func(path string) error { return os.Mkdir(path, 0o700) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, os.Remove(s.path(d)))

@@ -124,7 +124,7 @@ func TestToolsThatFail(t *testing.T) {
 			c.check(t, err)
 		})
 	}
-	require.NoFileExists(t, outside, "a tool wrote outside of its folder")
+	require.NoFileExists(t, outside, "a tool wrote outside of its directory")
 }
 
 func TestToolsGetTheRequest(t *testing.T) {

@@ -41,7 +41,7 @@ func TestFind(t *testing.T) {
 				"lib/python3.11/site-packages/onnxruntime_qnn/" + qnnLibrary},
 			"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.24.4", "1.24.4",
 			[]string{"QNNExecutionProvider"}},
-		{"plain folder", []string{"libonnxruntime.so", ovLibrary}, "libonnxruntime.so", "",
+		{"plain directory", []string{"libonnxruntime.so", ovLibrary}, "libonnxruntime.so", "",
 			[]string{"OpenVINOExecutionProvider"}},
 		{"release archive", []string{"lib/libonnxruntime.so.1.30.0", "lib/" + ovLibrary},
 			"lib/libonnxruntime.so.1.30.0", "1.30.0", []string{"OpenVINOExecutionProvider"}},

@@ -128,14 +128,14 @@ func TestWorkerKeepsToItsDirectory(t *testing.T) {
 	quote := func(name string) string { return strconv.Quote(filepath.Join(outside, name)) }
 	_, told, err := attack(t, compilers.ORTOptions{}, `
 		tell("own file", open("own", O_RDWR|O_CREAT, 0600));
-		tell("own folder", mkdir("dir", 0700));
+		tell("own directory", mkdir("dir", 0700));
 		tell("own rename", rename("own", "dir/own"));
 		tell("own mode", fchmod(open("dir/own", O_RDONLY), 0700));
 		tell("read", open(`+quote("secret")+`, O_RDONLY));
 		tell("write", open(`+quote("secret")+`, O_WRONLY));
 		tell("truncate", truncate(`+quote("secret")+`, 0));
 		tell("create", open(`+quote("made")+`, O_WRONLY|O_CREAT, 0600));
-		tell("folder", mkdir(`+quote("made")+`, 0700));
+		tell("directory", mkdir(`+quote("made")+`, 0700));
 		tell("list", open(`+quote("")+`, O_RDONLY|O_DIRECTORY));
 		tell("remove", unlink(`+quote("secret")+`));
 		tell("move", rename(`+quote("secret")+`, `+quote("moved")+`));

@@ -358,7 +358,7 @@ func (o *ORT) removeScratch(dir string) {
 		}
 	}
 	if err != nil {
-		o.opts.Log.Warn("cannot remove a scratch directory", "folder", dir, "error", err)
+		o.opts.Log.Warn("cannot remove a scratch directory", "directory", dir, "error", err)
 	}
 }
 

@@ -49,7 +49,7 @@ func TestGroupThatIsNone(t *testing.T) {
 	for name, edit := range map[string]func(*compilers.Job){
 		"embedded":               func(j *compilers.Job) { j.Embed = true },
 		"two graphs of one name": func(j *compilers.Job) { j.Share[0].Output = j.Output },
-		"graph in another folder": func(j *compilers.Job) {
+		"graph in another directory": func(j *compilers.Job) {
 			j.Share[0].Output = "../" +
 				j.Output
 		},

@@ -67,7 +67,7 @@ var compileAPI = []guideline{
 		require.NoError(t, err)
 		require.Len(t, again, len(binary))
 	}},
-	{"from a buffer, external data from its folder", func(t *testing.T, h host) {
+	{"from a buffer, external data from its directory", func(t *testing.T, h host) {
 		model, dir := layers(1, 2, false), t.TempDir()
 		c := ort.Compilation{Model: externalized(t, dir, model).Encode(),
 			OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}

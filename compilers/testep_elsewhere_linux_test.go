@@ -106,7 +106,7 @@ func (o elsewhereOrder) load(env *ort.Env, way string) (string, error) {
 	if strings.Contains(way, "context") {
 		err = options.Set("ep.context_file_path", path)
 	}
-	if err == nil && strings.Contains(way, "folder") {
+	if err == nil && strings.Contains(way, "directory") {
 		err = options.Set("session.model_external_initializers_file_folder_path",
 			filepath.Dir(path))
 	}
@@ -174,8 +174,8 @@ func copied(t *testing.T, from, dir string) string {
 // session options that name that path. Initializers in files are the exception for an application
 // that cannot reach the view's real path: ONNX Runtime resolves that path, unless it is given them.
 func TestLoadingElsewhere(t *testing.T) {
-	ways := []string{"path", "path memory", "bytes", "bytes context", "bytes folder",
-		"bytes context folder", "bytes context memory"}
+	ways := []string{"path", "path memory", "bytes", "bytes context", "bytes directory",
+		"bytes context directory", "bytes context memory"}
 	for _, version := range []string{oldestORT, newestORT} {
 		e := newElsewhere(t, version, ways)
 		for _, row := range []struct {
@@ -188,11 +188,11 @@ func TestLoadingElsewhere(t *testing.T) {
 			{"embedded", ort.Compilation{Embed: true}, nil, nil},
 			{"sidecar, and initializers in a file", ort.Compilation{InitializersFile: "rest.bin"},
 				[]string{"bytes", "bytes context"},
-				[]string{"path", "bytes", "bytes context", "bytes folder", "bytes context folder"}},
+				[]string{"path", "bytes", "bytes context", "bytes directory", "bytes context directory"}},
 			{"embedded, and initializers in a file",
 				ort.Compilation{Embed: true, InitializersFile: "rest.bin"},
 				[]string{"bytes", "bytes context"},
-				[]string{"path", "bytes", "bytes context", "bytes folder", "bytes context folder"}},
+				[]string{"path", "bytes", "bytes context", "bytes directory", "bytes context directory"}},
 		} {
 			for _, who := range []string{"who made it", "another user", "another mount namespace"} {
 				t.Run(version+"/"+row.name+"/"+who, func(t *testing.T) {

@@ -48,7 +48,7 @@ var inference = []guideline{
 		require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), "in the model",
 			"the name is read as the content, for embed_mode is 1")
 	}},
-	{"loaded from memory: ep.context_file_path tells the folder, and is required",
+	{"loaded from memory: ep.context_file_path tells the directory, and is required",
 		func(t *testing.T, h host) {
 			dir, _ := compiledAlone(t, h, nil)
 			model, err := os.ReadFile(filepath.Join(dir, "m_ctx.onnx"))
@@ -169,7 +169,7 @@ var inference = []guideline{
 				os.WriteFile(filepath.Join(dir, "m_epcachedtest.bin"),
 					bytes.ReplaceAll(binary, []byte("m.data"), []byte("../m.d")), 0o600))
 			require.Contains(t, h.refuses(t, invalidGraph, path, nil, set{"check": "0"}), "../m.d",
-				"no way out of the folder")
+				"no way out of the directory")
 		}},
 	{"ep.enable_weightless: initializers within the source model are copied",
 		func(t *testing.T, h host) {

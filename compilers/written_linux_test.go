@@ -60,7 +60,7 @@ func TestSettled(t *testing.T) {
 		"nothing more": {after: "true", want: true},
 		"moved into place": {before: "echo context > " + binary +
 			"; cp GRAPH ../g; mv ../g " + graph + "; ", after: "true", want: true},
-		"its own folder": {before: "echo scratch > file; " + write,
+		"its own directory": {before: "echo scratch > file; " + write,
 			after: "echo scratch > file", want: true},
 		"the graph again":      {after: "cat GRAPH > " + graph},
 		"longer":               {after: "echo more >> " + binary},
@@ -69,7 +69,7 @@ func TestSettled(t *testing.T) {
 			binary + "; touch -r keep " + binary},
 		"another file in its place": {after: "echo context > ../b; mv ../b " + binary},
 		"one more":                  {after: "echo more > ../more.bin"},
-		"one more in a folder":      {after: "mkdir ../more; echo more > ../more/more.bin"},
+		"one more in a directory":   {after: "mkdir ../more; echo more > ../more/more.bin"},
 		"one less":                  {after: "rm " + binary},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -78,7 +78,7 @@ func TestSidecars(t *testing.T) {
 			attrS("ep_cache_context", "not a name.bin")), nil},
 		"sidecar": {contextNode("n", attrI("embed_mode", 0),
 			attrS("ep_cache_context", "a.bin")), []string{"ep_cache_context: a.bin"}},
-		"sidecar in a sub-folder": {contextNode("n", attrI("embed_mode", 0),
+		"sidecar in a subdirectory": {contextNode("n", attrI("embed_mode", 0),
 			attrS("ep_cache_context", "sub/dir/a.bin")),
 			[]string{"ep_cache_context: sub/dir/a.bin"}},
 		"xml brings its bin": {contextNode("n", attrI("embed_mode", 0),

@@ -562,7 +562,7 @@ func TestADeletedManifestIsNoticed(t *testing.T) {
 	require.Equal(t, b.ID.String(), found[0].Object)
 	require.NoError(t, x.Close())
 	x = open(t, dir)
-	require.Empty(t, x.Rebuilt(), "the folder was compared, not all of them")
+	require.Empty(t, x.Rebuilt(), "the directory was compared, not all of them")
 	got, err := x.Lookup(keep.RequestKey, keep.Scope)
 	require.NoError(t, err)
 	require.Equal(t, []Build{keep}, got)

@@ -30,12 +30,12 @@ func TestDescriptorsThatAreRefused(t *testing.T) {
 			error) {
 			return unix.MemfdCreate("m", unix.MFD_CLOEXEC)
 		}, ""},
-		"file for writing": {at(file, unix.O_WRONLY), "opened for writing only"},
-		"file for nothing": {at(file, unix.O_PATH), "O_PATH"},
-		"folder":           {at(dir, unix.O_RDONLY), "is a directory"},
-		"folder by O_PATH": {at(dir, unix.O_PATH), "O_PATH"},
-		"FIFO":             {at(fifo, unix.O_RDONLY|unix.O_NONBLOCK), "is a pipe or FIFO"},
-		"character device": {at("/dev/zero", unix.O_RDONLY), "is a character device"},
+		"file for writing":    {at(file, unix.O_WRONLY), "opened for writing only"},
+		"file for nothing":    {at(file, unix.O_PATH), "O_PATH"},
+		"directory":           {at(dir, unix.O_RDONLY), "is a directory"},
+		"directory by O_PATH": {at(dir, unix.O_PATH), "O_PATH"},
+		"FIFO":                {at(fifo, unix.O_RDONLY|unix.O_NONBLOCK), "is a pipe or FIFO"},
+		"character device":    {at("/dev/zero", unix.O_RDONLY), "is a character device"},
 		"socket": {func() (int,
 			error) {
 			return unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -108,7 +108,7 @@ func TestRefusedDescriptorIsNamed(t *testing.T) {
 		`descriptor 1 is a directory`: func(*wire.Acquire, uint32) {},
 	}
 	for says, name := range cases {
-		for what, fd := range map[string]uint32{"a folder": 1, "beyond the end": 2,
+		for what, fd := range map[string]uint32{"a directory": 1, "beyond the end": 2,
 			"far beyond": 1<<32 - 1} {
 			a := acquireModel()
 			name(a, fd)

@@ -88,10 +88,10 @@ func TestNonSocketIsNeverRemoved(t *testing.T) {
 	require.NoError(t, err)
 	defer l.Close()
 	makers := map[string]func(path string) error{
-		"file":   func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
-		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
-		"link":   func(path string) error { return os.Symlink(live, path) },
-		"FIFO":   func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"link":      func(path string) error { return os.Symlink(live, path) },
+		"FIFO":      func(path string) error { return unix.Mkfifo(path, 0o600) },
 	}
 	for name, make := range makers {
 		path := filepath.Join(dir, name)
@@ -167,7 +167,7 @@ func TestDialPassesASocketThatIsDenied(t *testing.T) {
 	require.NoError(t, c.Close())
 	_, err = Dialer{}.Dial(background(t), denied, none)
 	require.ErrorIs(t, err, fs.ErrPermission)
-	require.NotErrorIs(t, err, ErrNoDaemon, "nothing is started for a folder of another user")
+	require.NotErrorIs(t, err, ErrNoDaemon, "nothing is started for a directory of another user")
 }
 
 // asAnotherUser takes root's rights from this test's thread until the test ends.
@@ -276,7 +276,7 @@ func TestDefaultSocket(t *testing.T) {
 // With sudo HOME is another user's, and so may be the daemon there.
 func TestForeignDirectoriesAreNotOurs(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: only root can give a folder away")
+		t.Skip("SKIPPED: only root can give a directory away")
 	}
 	dir := shortDir(t)
 	t.Setenv("XDG_RUNTIME_DIR", dir)

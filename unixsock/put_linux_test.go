@@ -99,7 +99,7 @@ func TestPutThatIsRefused(t *testing.T) {
 		"beyond the end": {&wire.Put{Files: []*wire.PutFile{{Name: "g"},
 			{Name: "x.bin", Fd: 1<<32 - 1}}}, []*os.File{modelFile(t)},
 			`put: file "x.bin" is descriptor 4294967295 of 1`},
-		"a folder": {&wire.Put{Files: []*wire.PutFile{{Name: "g"}, {Name: "x.bin", Fd: 1}}},
+		"a directory": {&wire.Put{Files: []*wire.PutFile{{Name: "g"}, {Name: "x.bin", Fd: 1}}},
 			[]*os.File{modelFile(t), dir}, `put: descriptor of file "x.bin" is a directory`},
 		"not named": {putModel(), []*os.File{modelFile(t), dir},
 			"put: descriptor 1 is a directory"},

@@ -75,7 +75,7 @@ func TestGroupLeavesRememberedFailuresOfMembers(t *testing.T) {
 	for i, f := range models {
 		key, ok := memo.FileKey(1, f.Graph)
 		if !ok {
-			t.Skip("SKIPPED: the temporary folder's file system promises nothing of stamps")
+			t.Skip("SKIPPED: the temporary directory's file system promises nothing of stamps")
 		}
 		ms.known.Save(memoEntry{key, "graph"},
 			Model{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
@@ -102,7 +102,7 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 	f := graphFile(t, 1)
 	key, ok := memo.FileKey(1, f.Graph)
 	if !ok {
-		t.Skip("SKIPPED: the temporary folder's file system promises nothing of stamps")
+		t.Skip("SKIPPED: the temporary directory's file system promises nothing of stamps")
 	}
 	identify := func(ctx context.Context) (Model, error) {
 		return ms.Identify(ctx, &IdentifyRequest{UID: 1, Models: []Files{f},

@@ -208,7 +208,7 @@ const (
 	classCompile sessionClass = "compile"
 	classRun     sessionClass = "run"
 	classServe   sessionClass = "serve"
-	classDir     sessionClass = "folder"
+	classDir     sessionClass = "dir"
 	classRefused sessionClass = "refused"
 )
 

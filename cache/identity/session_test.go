@@ -212,7 +212,7 @@ func pythonTable() []byte {
 	}
 	set("RUN", classRun)
 	set("SERVE", classServe)
-	set("FOLDER", classDir)
+	set("DIRECTORY", classDir)
 	out.WriteString("REFUSED = {\n")
 	for _, key := range slices.Sorted(maps.Keys(sessionKeys)) {
 		if rule := sessionKeys[key]; rule.Class == classRefused {

@@ -133,8 +133,8 @@ func New(o Options) *Remotes {
 	return rs
 }
 
-// Configure puts the remotes in force that Options.Remotes returns now. What was not found is
-// looked for again, because other keys may be trusted.
+// Configure puts the remotes in force that Options.Remotes returns now. It forgets earlier misses,
+// because other keys may be trusted.
 func (rs *Remotes) Configure() {
 	if rs.Client == nil {
 		return

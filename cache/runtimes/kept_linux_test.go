@@ -71,23 +71,23 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 		},
 		"removed":         func(lib, _ string) error { return os.Remove(lib) },
 		"a file is added": func(lib, _ string) error { return write(lib+".2", "added") },
-		"its folder is replaced": func(lib, _ string) error {
+		"its directory is replaced": func(lib, _ string) error {
 			dir := filepath.Dir(lib)
 			if err := os.Rename(dir, dir+".old"); err != nil {
 				return err
 			}
 			return os.CopyFS(dir, os.DirFS(dir+".old"))
 		},
-		"a folder above is replaced": func(lib, _ string) error {
+		"a directory above is replaced": func(lib, _ string) error {
 			dir := filepath.Dir(filepath.Dir(lib))
 			return errors.Join(os.Rename(dir, dir+".old"), os.CopyFS(dir, os.DirFS(dir+".old")))
 		},
-		"a folder above becomes a link to another": func(lib, _ string) error {
+		"a directory above becomes a link to another": func(lib, _ string) error {
 			dir := filepath.Dir(filepath.Dir(lib))
 			return errors.Join(os.CopyFS(dir+".new", os.DirFS(dir)), os.Rename(dir, dir+".old"),
 				os.Symlink(dir+".new", dir))
 		},
-		"another folder is mounted over its own": func(lib, _ string) error {
+		"another directory is mounted over its own": func(lib, _ string) error {
 			dir := filepath.Dir(lib)
 			err := unix.Mount(t.TempDir(), dir, "", unix.MS_BIND, "")
 			if err == nil {

@@ -24,7 +24,7 @@ func ownRuntime(t *testing.T) string {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
 	}
 	require.NoError(t, os.Symlink("libtbb.so", filepath.Join(dir, "libtbb.so.12")))
-	require.NoError(t, os.Mkdir(filepath.Join(dir, "folder.so"), 0o700))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "directory.so"), 0o700))
 	return dir
 }
 

@@ -600,7 +600,7 @@ func TestGetExternalData(t *testing.T) {
 		r := call(t, "get", model, ep)
 		require.Equal(t, exit.Done, r.code, r.err)
 	})
-	t.Run("in a folder that a session option names", func(t *testing.T) {
+	t.Run("in a directory that a session option names", func(t *testing.T) {
 		b := newStandIn(t)
 		b.external = map[string]string{"one.bin": "one"} // which no link leads to from the model
 		b.serve()
@@ -618,11 +618,11 @@ func TestGetExternalData(t *testing.T) {
 		location, says string
 		code           int
 	}{
-		"up":       {"../blobs/2222", "outside the model's directory", exit.Failed},
-		"absolute": {"/etc/passwd", "outside the model's directory", exit.Failed},
-		"missing":  {"none.bin", "no such file", exit.NotFound},
-		"folder":   {"sub", "a directory", exit.Failed},
-		"FIFO":     {"fifo", "a FIFO", exit.Failed},
+		"up":        {"../blobs/2222", "outside the model's directory", exit.Failed},
+		"absolute":  {"/etc/passwd", "outside the model's directory", exit.Failed},
+		"missing":   {"none.bin", "no such file", exit.NotFound},
+		"directory": {"sub", "a directory", exit.Failed},
+		"FIFO":      {"fifo", "a FIFO", exit.Failed},
 	}
 	require.NoError(t, unix.Mkfifo(filepath.Join(hub, "snapshot", "fifo"), 0o600))
 	for name, tc := range refused {

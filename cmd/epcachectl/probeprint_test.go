@@ -8,8 +8,8 @@ import (
 
 func TestSandboxSummary(t *testing.T) {
 	require.Equal(t, "-", sandboxSummary(nil))
-	require.Equal(t, "all in effect", sandboxSummary([]string{"files: own folder only"}))
+	require.Equal(t, "all in effect", sandboxSummary([]string{"files: own directory only"}))
 	require.Equal(t, "not in effect: memory, user (epcachectl probe says more)",
-		sandboxSummary([]string{"memory: NOT IN EFFECT: no cgroup", "files: own folder only",
+		sandboxSummary([]string{"memory: NOT IN EFFECT: no cgroup", "files: own directory only",
 			"user: NOT IN EFFECT: root"}))
 }

@@ -199,7 +199,7 @@ func TestAutostartRefusals(t *testing.T) {
 		require.Contains(t, errs, "disabled in "+file)
 		require.NoDirExists(t, h.state)
 	})
-	t.Run("state folder open to others", func(t *testing.T) {
+	t.Run("state directory open to others", func(t *testing.T) {
 		h := newHome(t)
 		require.NoError(t, os.MkdirAll(h.state, 0o700))
 		require.NoError(t, os.Chmod(h.state, 0o777))

@@ -48,7 +48,7 @@ var damages = map[string]damage{
 	"nothing in the binary": {false, edited(func(testing.TB, []byte) []byte { return nil })},
 	"binary missing": {false,
 		func(t testing.TB, path string) { require.NoError(t, os.Remove(path)) }},
-	"folder missing": {false,
+	"directory missing": {false,
 		func(t testing.TB, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) }},
 	"other bytes by rename": {false, func(t testing.TB, path string) {
 		b := contentOf(t, path)
@@ -63,7 +63,7 @@ var damages = map[string]damage{
 	}},
 	"symbolic link to the same bytes": {false,
 		func(t testing.TB, path string) { linkTo(t, path, contentOf(t, path)) }},
-	"folder in its place": {false, func(t testing.TB, path string) {
+	"directory in its place": {false, func(t testing.TB, path string) {
 		require.NoError(t, os.Remove(path))
 		require.NoError(t, os.Mkdir(path, 0o755))
 	}},
@@ -89,7 +89,7 @@ var damages = map[string]damage{
 		attribute("ep_cache_context", func(old string) string { return "/tmp/" + old })},
 	"path to the binary: parent": {true,
 		attribute("ep_cache_context", func(old string) string { return "../" + old })},
-	"path to the binary: subfolder": {true,
+	"path to the binary: subdirectory": {true,
 		attribute("ep_cache_context", func(old string) string { return "sub/" + old })},
 	"path to the binary: another": {true,
 		attribute("ep_cache_context", func(old string) string { return "another.bin" })},

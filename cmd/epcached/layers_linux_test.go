@@ -52,13 +52,13 @@ func (s *site) below(trust string, paths ...string) *site {
 // images are the ways in which a layer gets onto a machine: by the name of the file system, what
 // makes an image of a directory, and what mounts it.
 var images = map[string]struct{ make, mount []string }{
-	"ext4": {[]string{"ln", "-s", "FOLDER", "IMAGE"},
+	"ext4": {[]string{"ln", "-s", "DIRECTORY", "IMAGE"},
 		[]string{"sh", "-ec", "mount --bind IMAGE ON; mount -o remount,bind,ro ON"}},
-	"squashfs": {[]string{"mksquashfs", "FOLDER", "IMAGE", "-noappend", "-quiet", "-all-root",
+	"squashfs": {[]string{"mksquashfs", "DIRECTORY", "IMAGE", "-noappend", "-quiet", "-all-root",
 		"-noD", "-noF", "-all-time", "0", "-mkfs-time", "0"},
 		[]string{"mount", "-o", "loop,ro", "-t", "squashfs", "IMAGE", "ON"}},
 	"erofs": {[]string{"mkfs.erofs", "--all-root", "-T0", "-U",
-		"00000000-0000-0000-0000-000000000001", "IMAGE", "FOLDER"},
+		"00000000-0000-0000-0000-000000000001", "IMAGE", "DIRECTORY"},
 		[]string{"mount", "-o", "loop,ro", "-t", "erofs", "IMAGE", "ON"}},
 }
 
@@ -73,7 +73,7 @@ func runImage(t testing.TB, words []string, dir, image, on string) {
 	}
 	words = slices.Clone(words)
 	for i, w := range words {
-		words[i] = strings.NewReplacer("FOLDER", dir, "IMAGE", image, "ON", on).Replace(w)
+		words[i] = strings.NewReplacer("DIRECTORY", dir, "IMAGE", image, "ON", on).Replace(w)
 	}
 	out, err := exec.CommandContext(limited(t), words[0], words[1:]...).CombinedOutput()
 	require.NoError(t, err, string(out))
@@ -367,7 +367,7 @@ func TestALayerOfAnotherUserIsNotTrusted(t *testing.T) {
 	}{
 		"file": {func(_, file string) error { return os.Chown(file, 2991, -1) },
 			"belongs to user 2991"},
-		"folder": {func(layer, _ string) error {
+		"directory": {func(layer, _ string) error {
 			return os.Chmod(filepath.Join(layer, "views"), 0o777)
 		}, "other users may write"},
 		"above": {func(layer, _ string) error { return os.Chmod(filepath.Dir(layer), 0o777) },

@@ -205,9 +205,9 @@ func TestDescriptorsThatAreNoModel(t *testing.T) {
 		"O_PATH": {open(r.good, unix.O_PATH), "O_PATH"},
 		"write only": {open(filepath.Join(dir, "new"), unix.O_WRONLY|unix.O_CREAT),
 			"for writing only"},
-		"a folder":  {open(dir, unix.O_RDONLY), "directory"},
-		"a FIFO":    {open(fifo, unix.O_RDONLY|unix.O_NONBLOCK), "FIFO"},
-		"/dev/zero": {open("/dev/zero", unix.O_RDONLY), "device"},
+		"a directory": {open(dir, unix.O_RDONLY), "directory"},
+		"a FIFO":      {open(fifo, unix.O_RDONLY|unix.O_NONBLOCK), "FIFO"},
+		"/dev/zero":   {open("/dev/zero", unix.O_RDONLY), "device"},
 		"an event fd": {func() (int, error) { return unix.Eventfd(0, unix.EFD_CLOEXEC) },
 			"not a regular file"},
 	}

@@ -69,7 +69,7 @@ var waysToSwap = map[string]struct {
 		},
 		func(s *swap, _, to int) { require.NoError(s, replaceLink(s.trees[to], s.place)) },
 	},
-	"folders renamed": {
+	"directories renamed": {
 		func(s *swap, real [2]string) {
 			for i := range real {
 				s.trees[i] = filepath.Join(filepath.Dir(s.place), []string{"a", "b"}[i])

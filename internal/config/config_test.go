@@ -82,7 +82,7 @@ func TestWrongValues(t *testing.T) {
 			`:1:3: field "runtime[1]": give either directory, or ort_library`},
 		"runtime of both": {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n",
 			`:1:3: field "runtime[1]": give either`},
-		"libraries beside a folder": {
+		"libraries beside a directory": {
 			"[[runtime]]\ndirectory = \"/x\"\nep_libraries = {A = \"/y\"}\n",
 			`:3:1: field "runtime[1].ep_libraries": `},
 		"runtime without EP": {"[[runtime]]\nort_library = \"/y\"\n",

@@ -54,7 +54,7 @@ func TestOnlyBelievedFilesAreWrittenBack(t *testing.T) {
 			require.NoError(t, err)
 			defer f.Close()
 			if _, ok := FileSystem(int(f.Fd())); !ok {
-				t.Skip("SKIPPED: the temporary folder is on a file system whose times are not " +
+				t.Skip("SKIPPED: the temporary directory is on a file system whose times are not " +
 					"believed")
 			}
 			require.NoError(t, f.Truncate(int64(os.Getpagesize())))

@@ -46,7 +46,7 @@ var ways = []struct {
 	}, "lib/ep.so", false},
 	{"renamed away", file, []string{"lib/ep.so"},
 		func(r *rig) { r.rename("lib/ep.so", "lib/ep.so.old") }, "lib/ep.so", false},
-	{"a file where a folder was", func(r *rig) { r.write("lib/ep/one.so", "one") },
+	{"a file where a directory was", func(r *rig) { r.write("lib/ep/one.so", "one") },
 		[]string{"lib/ep/one.so"}, func(r *rig) {
 			r.remove("lib/ep")
 			r.write("lib/ep", "a file")
@@ -69,14 +69,14 @@ var ways = []struct {
 		func(r *rig) { r.relink("v2/ep.so", "alternatives/ep") }, "alternatives/v2/ep.so", false},
 	{"what a chain leads to, written", chained, []string{"app/ep.so"},
 		func(r *rig) { r.write("alternatives/v1/ep.so", "two") }, "alternatives/v1/ep.so", false},
-	{"folder link switched", current, []string{"ort/current/lib/ep.so"},
+	{"directory link switched", current, []string{"ort/current/lib/ep.so"},
 		func(r *rig) { r.relink("1.32", "ort/current") }, "ort/1.32/lib/ep.so", false},
-	{"folder link switched there and back", current, []string{"ort/current/lib/ep.so"},
+	{"directory link switched there and back", current, []string{"ort/current/lib/ep.so"},
 		func(r *rig) {
 			r.relink("1.32", "ort/current")
 			r.relink("1.31", "ort/current")
 		}, "ort/1.31/lib/ep.so", true},
-	{"behind a folder link, written", current, []string{"ort/current/lib/ep.so"},
+	{"behind a directory link, written", current, []string{"ort/current/lib/ep.so"},
 		func(r *rig) { r.write("ort/1.31/lib/ep.so", "two") }, "ort/1.31/lib/ep.so", false},
 	{"behind .. of a link, written", current, []string{"ort/current/../beside.so"},
 		func(r *rig) { r.write("ort/beside.so", "two") }, "ort/beside.so", false},
@@ -88,30 +88,30 @@ var ways = []struct {
 	{"dangling link, then not", func(r *rig) { r.link("there/ep.so", "ep.so") }, []string{"ep.so"},
 		func(r *rig) { r.write("there/ep.so", "one") }, "there/ep.so", false},
 
-	{"folder renamed away", venv, []string{"venv/lib/ep.so"},
+	{"directory renamed away", venv, []string{"venv/lib/ep.so"},
 		func(r *rig) { r.rename("venv", "venv.old") }, "venv/lib/ep.so", false},
-	{"folder renamed away and back", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
+	{"directory renamed away and back", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
 		r.rename("venv", "venv.old")
 		r.rename("venv.old", "venv")
 	}, "venv/lib/ep.so", true},
-	{"folder renamed away, another put there", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
+	{"directory renamed away, another put there", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
 		r.rename("venv", "venv.old")
 		r.rename("venv.new", "venv")
 	}, "venv/lib/ep.so", false},
-	{"inner folder renamed away, another put there", venv, []string{"venv/lib/ep.so"},
+	{"inner directory renamed away, another put there", venv, []string{"venv/lib/ep.so"},
 		func(r *rig) {
 			r.rename("venv/lib", "venv/lib.old")
 			r.rename("venv.new/lib", "venv/lib")
 		}, "venv/lib/ep.so", false},
-	{"folder replaced by a link", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
+	{"directory replaced by a link", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
 		r.rename("venv", "venv.old")
 		r.link("venv.new", "venv")
 	}, "venv.new/lib/ep.so", false},
-	{"folder removed and made", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
+	{"directory removed and made", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
 		r.remove("venv")
 		r.write("venv/lib/ep.so", "two")
 	}, "venv/lib/ep.so", false},
-	{"folder removed while somebody has it open", func(r *rig) {
+	{"directory removed while somebody has it open", func(r *rig) {
 		venv(r)
 		f, err := os.Open(r.path("venv/lib"))
 		require.NoError(r.t, err)
@@ -120,34 +120,34 @@ var ways = []struct {
 		r.remove("venv")
 		r.write("venv/lib/ep.so", "two")
 	}, "venv/lib/ep.so", false},
-	{"folder may not be passed", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
+	{"directory may not be passed", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
 		require.NoError(r.t, os.Chmod(r.path("venv"), 0))
 		require.NoError(r.t, os.Chmod(r.path("venv"), 0o755))
 	}, "venv/lib/ep.so", true},
-	{"folders that did not exist", nothing, []string{"a/b/c/ep.so"},
+	{"directories that did not exist", nothing, []string{"a/b/c/ep.so"},
 		func(r *rig) { r.write("a/b/c/ep.so", "one") }, "a/b/c/ep.so", false},
-	{"folders that came one by one", nothing, []string{"a/b/ep.so"}, func(r *rig) {
+	{"directories that came one by one", nothing, []string{"a/b/ep.so"}, func(r *rig) {
 		r.mkdir("a")
 		r.mkdir("a/b")
 	}, "a/b/ep.so", true},
 
-	{"in a folder of the subject's, added", whole, []string{"sdk"},
+	{"in a directory of the subject's, added", whole, []string{"sdk"},
 		func(r *rig) { r.write("sdk/new.so", "one") }, "sdk/new.so", false},
-	{"in a folder of the subject's, removed", whole, []string{"sdk"},
+	{"in a directory of the subject's, removed", whole, []string{"sdk"},
 		func(r *rig) { r.remove("sdk/a.so") }, "sdk/b.so", false},
-	{"in a folder of the subject's, written", whole, []string{"sdk"},
+	{"in a directory of the subject's, written", whole, []string{"sdk"},
 		func(r *rig) { r.write("sdk/b.so", "two") }, "sdk/b.so", false},
-	{"in a folder of the subject's, a link's end written", whole, []string{"sdk"},
+	{"in a directory of the subject's, a link's end written", whole, []string{"sdk"},
 		func(r *rig) { r.write("store/c.so", "two") }, "store/c.so", false},
-	{"in a folder of the subject's, a link's way switched", whole, []string{"sdk"}, func(r *rig) {
+	{"in a directory of the subject's, a link's way switched", whole, []string{"sdk"}, func(r *rig) {
 		r.write("store.new/c.so", "two")
 		r.rename("store", "store.old")
 		r.rename("store.new", "store")
 	}, "store/c.so", false},
-	{"a folder of the subject's, through a link that is switched", current,
+	{"a directory of the subject's, through a link that is switched", current,
 		[]string{"ort/current/lib"}, func(r *rig) { r.relink("1.32", "ort/current") },
 		"ort/1.32/lib/new.so", false},
-	{"a folder of the subject's, not there yet", nothing, []string{"sdk"},
+	{"a directory of the subject's, not there yet", nothing, []string{"sdk"},
 		func(r *rig) { r.write("sdk/a.so", "one") }, "sdk/b.so", false},
 }
 
@@ -221,7 +221,7 @@ func TestEveryWayToChangeIsNoticedByPolling(t *testing.T) {
 			r.set("ep", way.paths...)
 			require.Contains(t, r.how("ep"), "polled: ")
 
-			r.passing = way.name == "a file where a folder was"
+			r.passing = way.name == "a file where a directory was"
 			r.notices("ep", func() { way.change(r) })
 			r.passing = false
 			r.notices("ep", func() { r.write(way.end, "afterwards") })

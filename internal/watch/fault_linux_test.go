@@ -59,7 +59,7 @@ func TestProcIsPolledByContent(t *testing.T) {
 
 func TestDirectoryThatMayNotBeReadIsPolled(t *testing.T) {
 	if os.Geteuid() == 0 {
-		t.Skip("SKIPPED: root may read every folder")
+		t.Skip("SKIPPED: root may read every directory")
 	}
 	r := newRig(t)
 	r.write("lib/ep.so", "one")

@@ -54,7 +54,7 @@ func TestBuildsOfLayersAreListedAmongTheOthers(t *testing.T) {
 	require.Equal(t, s.all[0].Path, first.Layer)
 }
 
-// What is noted of a build is kept while the layer that has it may only be missing.
+// The marks of a build are kept while its layer is missing, because the layer may come back.
 func TestMarksAreKeptWhileALayerIsMissing(t *testing.T) {
 	whole := New([]Source{source(t, nil, 1)}, slog.New(slog.DiscardHandler))
 	require.True(t, whole.Keep(index.BuildID{1}))

@@ -31,11 +31,11 @@ func main() {
 }
 
 func run() error {
-	corpusDir := flag.String("corpus", "", "folder that space_corpus.py made")
+	corpusDir := flag.String("corpus", "", "directory that space_corpus.py made")
 	work := flag.String("work", "",
-		"empty folder for what is stored; on the file system to be measured")
+		"empty directory for what is stored; on the file system to be measured")
 	peers := flag.String("peers", "",
-		"folder that fetch-peers made; without it restic, borg and casync are looked for in PATH")
+		"directory that fetch-peers made; without it restic, borg and casync are looked for in PATH")
 	only := flag.String("only", "",
 		"methods, with commas between; all if empty, and none of them if it is \"none\"")
 	noRestore := flag.Bool("take-in", false, "only take in, and restore nothing: for profiles")

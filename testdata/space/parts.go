@@ -22,7 +22,7 @@ type part struct {
 // of it.
 func partsOf(dir string) ([]part, error) {
 	parts := []part{{name: "blobs"}, {name: "recipes"}, {name: "manifests"}, {name: "reserve"},
-		{name: "index.db"}, {name: "other files"}, {name: "folders"}}
+		{name: "index.db"}, {name: "other files"}, {name: "directories"}}
 	seen := make(map[uint64]bool)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -40,7 +40,7 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 			return nil, err
 		}
 	}
-	s.forward(time.Hour) // what was put was given out by path, and nobody packs that at once
+	s.forward(time.Hour) // the store packs no build that a client was just given by its path
 	reply, err := s.cache.Pack(context.Background(), self, nil, true, false, nil)
 	for _, b := range reply.GetBuilds() {
 		if b.Outcome != "packed" {

@@ -2067,7 +2067,7 @@ type EpLibrary struct {
 	// another, which fd alone may not.
 	Beside []*ExternalFile `protobuf:"bytes,4,rep,name=beside,proto3" json:"beside,omitempty"`
 	// beside has every shared library (*.so, *.so.*) in the library's directory, and those in the directory
-	// FOLDER.libs beside
+	// DIRECTORY.libs beside
 	// it. Only then can the daemon tell that a runtime of its own has equal libraries.
 	Complete      bool `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields

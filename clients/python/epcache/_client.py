@@ -15,7 +15,7 @@ from ._artefact import Artefact, Progress
 from ._call import Question
 from ._connections import Connections
 from ._messages import ENUMS
-from ._model import FOLDER_ENTRY, ModelSource, open_model
+from ._model import DIRECTORY_ENTRY, ModelSource, open_model
 from ._request import EPSpec, Output, Runtime, providers
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Client:
         """
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         entries = dict(session_options or {})
-        folder = entries.pop(FOLDER_ENTRY, None)
+        folder = entries.pop(DIRECTORY_ENTRY, None)
         request: _wire.Message = {
             "session_options": entries,
             "free_dimensions": dict(dims or {}),

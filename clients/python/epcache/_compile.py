@@ -17,7 +17,7 @@ from . import _errors, _worker
 from ._artefact import Artefact, Progress
 from ._claim import Claim
 from ._fields import dataclass
-from ._model import FOLDER_ENTRY, FOLDER_OF_PATHS, before, stamp_of
+from ._model import DIRECTORY_ENTRY, FOLDER_OF_PATHS, before, stamp_of
 from ._onnxruntime import ort
 from ._plugins import Plugin
 from ._record import LEVELS_BY_NAME
@@ -96,7 +96,7 @@ def _entries(job: Job, answer: Artefact, claim: Claim) -> dict[str, str]:
     """Returns the session config entries to compile with, and where external data lies if that is not beside the model."""
     entries = dict(answer.session_options)
     if job.folder or isinstance(job.source, bytes) and claim.sources:
-        entries[FOLDER_ENTRY] = os.path.abspath(job.folder)
+        entries[DIRECTORY_ENTRY] = os.path.abspath(job.folder)
     return entries
 
 

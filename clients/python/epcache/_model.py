@@ -20,7 +20,7 @@ class HasFileno(Protocol):
 
 
 # The session config entry that says where external data lies.
-(FOLDER_ENTRY,) = _session_keys.FOLDER
+(DIRECTORY_ENTRY,) = _session_keys.DIRECTORY
 # The first ONNX Runtime that goes by it for a model that is loaded by path. Those before do so for bytes only.
 FOLDER_OF_PATHS = (1, 28)
 
@@ -64,7 +64,7 @@ def open_model(
 ) -> Iterator[Model]:
     """Yields the model, open; what was opened here is closed afterwards. A path that cannot be opened is an OSError.
 
-    `folder` is the value of FOLDER_ENTRY, None without one: external data is looked for where this version of ONNX Runtime does.
+    `folder` is the value of DIRECTORY_ENTRY, None without one: external data is looked for where this version of ONNX Runtime does.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         descriptor, path, opened = _memory_file(bytes(source)), "", True

@@ -13,7 +13,7 @@ from typing import Any
 from . import _errors, _plugins
 from ._artefact import Artefact
 from ._client import Client
-from ._model import FOLDER_ENTRY
+from ._model import DIRECTORY_ENTRY
 from ._onnxruntime import ort
 from ._record import LEVELS_BY_NAME, Record
 from ._refusal import Refusal, refusal_of
@@ -192,7 +192,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             ort_library=_plugins.runtime(wanted.plugins).ort_library,
             dims=record.dims,
             dims_by_denotation=record.dims_by_denotation,
-            folder=record.entries.get(FOLDER_ENTRY, ""),
+            folder=record.entries.get(DIRECTORY_ENTRY, ""),
             embed=wishes["embed"],
             deadline=deadline,
             progress=wishes["progress"],

@@ -49,7 +49,7 @@ SERVE = frozenset(
         "session.fail_on_suboptimal_compiled_model",
     )
 )
-FOLDER = frozenset(
+DIRECTORY = frozenset(
     (
         "session.model_external_initializers_file_folder_path",
     )

@@ -78,7 +78,7 @@ def test_refused_entries_make_a_plain_session(options: epcache.SessionOptions, k
 
 
 def test_folder_of_external_data_is_not_that_of_the_artefact(options: epcache.SessionOptions) -> None:
-    (key,) = _session_keys.FOLDER
+    (key,) = _session_keys.DIRECTORY
     options.add_session_config_entry(key, "/weights")
     assert options._record.asked_entries() == {key: "/weights"}, "Client.acquire opens the files there"
     with pytest.raises(Exception, match=key):

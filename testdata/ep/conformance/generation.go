@@ -40,7 +40,7 @@ var generation = []guideline{
 		c.has("", "some.name_ctx.onnx")
 	}),
 	required("ep.context_file_path is specified: the model goes there, and the binary into its "+
-		"folder", func(c *testCase) {
+		"directory", func(c *testCase) {
 		c.write("to/nothing.onnx", c.source) // the directory
 		c.compile(c.write("from/m.onnx", c.source),
 			set{"ep.context_file_path": c.dir + "/to/other.onnx"})
@@ -69,7 +69,7 @@ var generation = []guideline{
 			c.has("", m.Contexts[0].CacheContext)
 		}
 	}),
-	required("ep_cache_context is relative to the model, and names a file in its folder or "+
+	required("ep_cache_context is relative to the model, and names a file in its directory or "+
 		"below", func(c *testCase) {
 		m := c.alone("m", 1, nil)
 		name := m.Contexts[0].CacheContext
@@ -197,7 +197,7 @@ func (c *testCase) inParts() (tinymodel.Model, *epmodel.Model) {
 
 func (c *testCase) has(dir, name string) {
 	files := c.files(filepath.Join(dir, filepath.Dir(name)))
-	c.check("files of folder \""+dir+"\"", "\""+name+"\" among them", list(files), name != "" &&
+	c.check("files of directory \""+dir+"\"", "\""+name+"\" among them", list(files), name != "" &&
 		slices.Contains(files, filepath.Base(name)))
 }
 

@@ -49,7 +49,7 @@ var inference = []guideline{
 		c.loads(c.write("short.onnx", c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y",
 			set{"main_context": "-"}))), nil, c.source)
 	}),
-	required("loaded from a path: the binary is found in the model's folder, also after that was "+
+	required("loaded from a path: the binary is found in the model's directory, also after that was "+
 		"moved", func(c *testCase) {
 		c.alone("at/m", 1, nil)
 		must(os.Chdir("/")) // not in the working directory
@@ -59,7 +59,7 @@ var inference = []guideline{
 		must(os.Chdir(c.dir + "/moved"))
 		c.loads("m_ctx.onnx", nil, c.source)
 	}),
-	required("loaded from memory: ep.context_file_path tells the folder", func(c *testCase) {
+	required("loaded from memory: ep.context_file_path tells the directory", func(c *testCase) {
 		c.alone("m", 1, nil)
 		model := c.bytes("m_ctx.onnx")
 		must(os.Remove(c.dir + "/m_ctx.onnx")) // only its path counts
@@ -74,7 +74,7 @@ var inference = []guideline{
 		defer s.Release()
 		c.computes(s, c.source)
 	}),
-	recommended("the binary may stand in a subfolder", func(c *testCase) {
+	recommended("the binary may stand in a subdirectory", func(c *testCase) {
 		m := c.alone("m", 1, nil)
 		c.writeFile("sub/b.bin", c.bytes(m.Contexts[0].CacheContext))
 		node := c.rebuilt(m, "m_ctx.onnx", "x", "y", set{"ep_cache_context": "sub/b.bin"})

@@ -13,7 +13,7 @@ func TestClaimIsCompiledAsItWasAskedFor(t *testing.T) {
 	r := &Request{embed: true, dims: map[string]int64{"batch": 1}, output: &wire.Output{
 		ExternalInitializersFile: "rest.bin", ExternalInitializersThreshold: 64,
 		KeepInitializersInSource: true}}
-	job := (&claimant{}).job("/folder", "/model.onnx", r,
+	job := (&claimant{}).job("/directory", "/model.onnx", r,
 		&wire.AcquireReply{Claim: &wire.Claim{Output: "x_ctx.onnx", Route: "compile_api"}})
 	require.Equal(t, compilers.Initializers{File: "rest.bin", Threshold: 64, InSource: true},
 		job.Initializers)
