@@ -15,7 +15,7 @@ import (
 )
 
 // A blob that was packed or unpacked just before a crash is accounted for by the next start.
-func TestTheAccountIsMendedAfterACrash(t *testing.T) {
+func TestTheAccountIsCorrectedAfterACrash(t *testing.T) {
 	b := newBench(t)
 	d := large(b.use(1).Build)
 	b.use(2)

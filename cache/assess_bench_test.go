@@ -27,9 +27,9 @@ func BenchmarkJudgeAll(b *testing.B) {
 	_, err := c.cache.runtimes.Content(context.Background(), rt, func(string) {})
 	require.NoError(b, err)
 	rc := rt.LastContent()
-	former := map[string]string{a.Build.EPs[0].Name: a.Build.EPs[0].LibraryDigest.String()}
+	previous := map[string]string{a.Build.EPs[0].Name: a.Build.EPs[0].LibraryDigest.String()}
 	for b.Loop() {
-		c.cache.buildJudge.JudgeAll(context.Background(), rt, rc, former, true)
+		c.cache.buildJudge.JudgeAll(context.Background(), rt, rc, previous, true)
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/builds, "us/build")
 	require.Equal(b, "unsupported", c.cache.buildJudge.BestKnown(a.Build).Verdict.String())

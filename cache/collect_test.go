@@ -69,7 +69,7 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 
 // Two collect at the same time, and have chosen the same builds: they go once, and what was told of
 // it stays.
-func TestTwoCollectTheSame(t *testing.T) {
+func TestConcurrentCollectionsOfTheSameBuilds(t *testing.T) {
 	b, builds := stored(t, 2)
 	plan, other := b.plan(0), b.plan(0)
 	other.Freed = 0 // nothing is done yet
@@ -78,8 +78,8 @@ func TestTwoCollectTheSame(t *testing.T) {
 	for i := range other.Steps {
 		require.Equal(t, "kept: it was removed already", other.Steps[i].Outcome)
 	}
-	ghosts := b.cache.index.Journal.Tombstones(nil)
-	require.Len(t, ghosts, len(builds))
+	tombstones := b.cache.index.Journal.Tombstones(nil)
+	require.Len(t, tombstones, len(builds))
 	require.EqualValues(t, len(builds), b.cache.index.Counters.All()["evicted"])
 }
 

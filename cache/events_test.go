@@ -56,7 +56,7 @@ func entryKinds(events []*wire.Event) []string {
 	return kinds(out)
 }
 
-func TestEventsTellALife(t *testing.T) {
+func TestEventsOfABuildFromCompileToRemoval(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	b.acquire(b.request(b.model(1)))
@@ -168,7 +168,7 @@ func (b *bench) subscribe(p request.Peer) <-chan *wire.Event {
 	return out
 }
 
-func TestSubscribersHearAsItHappens(t *testing.T) {
+func TestSubscribersReceiveEventsAtOnce(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1))) // not theirs: before they came
 	alice, all := b.subscribe(request.Peer{UID: 2001}), b.subscribe(b.self())

@@ -220,7 +220,7 @@ func TestExplanationsAreBounded(t *testing.T) {
 	}
 }
 
-func TestExplainTellsNothingOfOthers(t *testing.T) {
+func TestExplainRevealsNothingOfOtherUsers(t *testing.T) {
 	b := newBench(t)
 	alice := b.others(2001, 1)
 	alice.Name = "alices-secret.onnx"

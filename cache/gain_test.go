@@ -57,7 +57,7 @@ func TestGainIsMeasured(t *testing.T) {
 	require.Equal(t, upkeep.Gain{Load: 0.25, SourceLoad: 8}, b.gain(), "it is remembered")
 }
 
-func TestLossIsSaid(t *testing.T) {
+func TestNegativeGainIsReported(t *testing.T) {
 	b := measuring(t, 2, 0.5, nil)
 	b.acquire(b.request(b.model(1)))
 	b.measured()
@@ -203,10 +203,10 @@ func TestOldBuildIsServedAndRecompiled(t *testing.T) {
 	old := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, old.Outcome)
 	require.Equal(t, first.Build.ID, old.Build.ID)
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	again := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, again.Outcome)
 	require.NotEqual(t, first.Build.ID, again.Build.ID)
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }

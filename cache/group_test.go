@@ -272,7 +272,7 @@ func TestGroupIsRecompiledFromItsKeptModels(t *testing.T) {
 			first := b.acquire(b.group(1, 2, 3))
 			b.library("2.0")
 			b.want(first.Build, "the SDK is 2.0 now")
-			require.Empty(t, b.settles())
+			require.Empty(t, b.waitForRebuilds())
 			again := b.acquire(b.group(1, 2, 3))
 			require.Equal(t, request.Hit, again.Outcome, again.Why)
 			require.Equal(t, "2.0", again.Build.EPs[0].SDKVersion)
@@ -290,7 +290,7 @@ func TestGroupWithChangedModelsIsNotRecompiled(t *testing.T) {
 	require.NoError(t, os.WriteFile(r.Group[0].Graph.Name(), compilertest.Dense(9, 8, 1), 0o644))
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
-	b.settles()
+	b.waitForRebuilds()
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 

@@ -128,7 +128,7 @@ func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
 			require.Equal(t, how, first.Build.Source.Kind)
 			b.age()
 			b.refresh(first.Build)
-			require.Empty(t, b.settles())
+			require.Empty(t, b.waitForRebuilds())
 			again := b.acquire(b.wrapped(1))
 			require.Equal(t, request.Hit, again.Outcome)
 			require.NotEqual(t, first.Build.ID, again.Build.ID)

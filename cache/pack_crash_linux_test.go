@@ -34,7 +34,7 @@ type crashBench struct {
 	builds []*index.Build
 	files  []map[string]string
 
-	evicts int    // of the first builds: these may be gone, with ghosts
+	evicts int    // of the first builds: these may be gone, with tombstones
 	end    func() // removes it, once it is no longer needed: there are hundreds
 }
 

@@ -606,7 +606,7 @@ func TestPutEndsARebuildThatWaits(t *testing.T) {
 		Compile: func(context.Context, upkeep.Rebuild, *request.Request) upkeep.Outcome {
 			return upkeep.Outcome{Err: workspace.ErrNoSource}
 		}})
-	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
+	require.Equal(t, upkeep.Waiting, b.waitForRebuilds()[0].State)
 	_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)
 	require.NoError(t, err)
 	put()

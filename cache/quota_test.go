@@ -14,7 +14,7 @@ import (
 )
 
 // A user with a quota of one and a half builds asks for a second one.
-func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
+func TestAQuotaKeepsTheNewestOrReportsThatItDoesNot(t *testing.T) {
 	quota := func(b *bench, builds float64) (first *request.Answer) {
 		first = b.acquire(b.held(1))
 		size := int64(0)

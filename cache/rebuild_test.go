@@ -33,8 +33,8 @@ func rebuilding(t testing.TB, change func(*Options)) *bench {
 	})
 }
 
-// settles waits until nothing is queued or being made.
-func (b *bench) settles() []upkeep.Rebuild {
+// waitForRebuilds waits until nothing is queued or being made.
+func (b *bench) waitForRebuilds() []upkeep.Rebuild {
 	b.Helper()
 	var left []upkeep.Rebuild
 	require.Eventually(b, func() bool {
@@ -86,7 +86,7 @@ func TestAnotherSDKIsBuiltForInTheBackground(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	again := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, "2.0", again.Build.EPs[0].SDKVersion)
@@ -98,7 +98,7 @@ func TestAnotherSDKIsBuiltForInTheBackground(t *testing.T) {
 	require.Equal(t, first.Graph, b.acquire(b.request(b.model(1))).Graph, "the earlier build stays")
 
 	b.want(first.Build, "the SDK is 1.0 now")
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "what is there is not made again")
 }
 
@@ -108,7 +108,7 @@ func TestDamagedBuildIsRecompiled(t *testing.T) {
 	files := b.read(first)
 	b.cache.Store.Withhold(first.Build.ID, index.Damaged, "test")
 	b.want(first.Build, "it is damaged")
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	again := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, files, b.read(again))
@@ -187,7 +187,7 @@ func TestMostUsedFirst(t *testing.T) {
 	require.Len(t, b.cache.rebuilds.List(), 4, "none is queued twice")
 	g.holding(false)
 	close(g.pass)
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	var order []int
 	for _, name := range g.begun()[4:] {
 		order = append(order,
@@ -219,7 +219,7 @@ func TestRebuildsDoNotBeginWhileARequestWaits(t *testing.T) {
 	require.NotNil(t, a)
 	defer a.View.Close()
 	g.pass <- struct{}{}
-	require.Empty(t, b.settles(), "it goes on by itself when the request has its answer")
+	require.Empty(t, b.waitForRebuilds(), "it goes on by itself when the request has its answer")
 }
 
 func TestRequestJoinsARebuildJob(t *testing.T) {
@@ -253,7 +253,7 @@ func TestRequestJoinsARebuildJob(t *testing.T) {
 		require.NotNil(t, a)
 		defer a.View.Close()
 	}
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
 	require.Zero(t, b.compiler.Idle.Load(), "whoever waits makes it urgent")
 }
@@ -274,7 +274,7 @@ func TestWantedAgainWhileBeingMade(t *testing.T) {
 	b.want(first.Build, "the SDK is 2.0 now")
 	g.holding(false)
 	close(g.pass)
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	require.Len(t, g.begun(), 3)
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
@@ -293,7 +293,7 @@ func TestWorkWaitsForTheWindow(t *testing.T) {
 	require.Equal(t, upkeep.Queued, b.cache.rebuilds.List()[0].State)
 	b.later.Add(int64(3 * time.Hour))
 	b.cache.rebuilds.Wake()
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
 
@@ -304,7 +304,7 @@ func TestShareOfTheProcessor(t *testing.T) {
 	b.compiler.CPUSeconds = 600
 	b.age()
 	b.refresh(builds[0])
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	b.refresh(builds[1])
 	left := func() int { return len(b.cache.rebuilds.List()) }
 	b.later.Add(int64(2390 * time.Second))
@@ -313,7 +313,7 @@ func TestShareOfTheProcessor(t *testing.T) {
 		"600 s of four times as many")
 	b.later.Add(int64(10 * time.Second))
 	b.cache.rebuilds.Wake()
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	require.EqualValues(t, 4, b.compiler.Compiles.Load())
 }
 
@@ -340,13 +340,13 @@ func TestFailedRebuildIsRetriedAFewTimes(t *testing.T) {
 		b.cache.rebuilds.Wake()
 		tried(int64(i) + 2)
 	}
-	left := b.settles()
+	left := b.waitForRebuilds()
 	require.Len(t, left, 1)
 	require.Equal(t, upkeep.Failed, left[0].State)
 	require.Contains(t, left[0].Text, "told to refuse")
 	b.later.Add(int64(time.Hour))
 	want()
-	b.settles()
+	b.waitForRebuilds()
 	tried(3)
 	require.Equal(t, upkeep.Failed, b.cache.rebuilds.List()[0].State,
 		"not again for the same libraries")
@@ -355,7 +355,7 @@ func TestFailedRebuildIsRetriedAFewTimes(t *testing.T) {
 	_, err := b.cache.runtimes.Content(context.Background(), rt, func(string) {})
 	require.NoError(t, err)
 	want()
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
@@ -368,7 +368,7 @@ func TestARefreshIsNoLoop(t *testing.T) {
 			nil)
 		w.Refresh = true
 		b.cache.rebuilds.Enqueue(w)
-		require.Empty(t, b.settles())
+		require.Empty(t, b.waitForRebuilds())
 	}
 	refresh()
 	require.EqualValues(t, 1, b.compiler.Compiles.Load(), "it is of today")
@@ -389,7 +389,7 @@ func TestSourceThatChanged(t *testing.T) {
 	require.NoError(t, os.WriteFile(graph.Name(), compilertest.Dense(2, 8, 1), 0o644))
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
-	left := b.settles()
+	left := b.waitForRebuilds()
 	require.Len(t, left, 1)
 	require.Equal(t, upkeep.Waiting, left[0].State)
 	require.Equal(t, `the source model at "`+graph.Name()+`" has changed`, left[0].Text)
@@ -401,7 +401,7 @@ func TestSourceThatChanged(t *testing.T) {
 	asked := b.request(b.model(1))
 	b.cache.rebuilds.Enqueue(b.cache.recompiler.RebuildRequest(first.Build, nil,
 		"requested", asked))
-	require.Empty(t, b.settles(), "a request brings it")
+	require.Empty(t, b.waitForRebuilds(), "a request brings it")
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
 
@@ -411,7 +411,7 @@ func TestRebuildServesWaitingRequests(t *testing.T) {
 	require.Equal(t, index.Source{Why: index.WhySwitchedOff}, first.Build.Source)
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
-	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
+	require.Equal(t, upkeep.Waiting, b.waitForRebuilds()[0].State)
 	require.Equal(t, []string{"compiled"}, b.kinds(first.RequestKey))
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	require.Empty(t, b.cache.rebuilds.List())
@@ -433,6 +433,6 @@ func TestCloseInTheMiddle(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, entries)
 	b.refresh(first.Build)
-	require.Empty(t, b.settles())
+	require.Empty(t, b.waitForRebuilds())
 	require.NotEqual(t, first.Build.ID, b.list()[0].Build.ID)
 }

@@ -20,7 +20,7 @@ func (c *confined) Sandbox(context.Context) ([]compilers.Safeguard, error) {
 	return c.measures, nil
 }
 
-func TestDoctorTellsOfTheSandbox(t *testing.T) {
+func TestDoctorReportsTheSandbox(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) {
 		o.Compiler = &confined{o.Compiler, []compilers.Safeguard{
 			{Name: "files", InForce: true, Text: "they keep to their directory"},

@@ -125,7 +125,7 @@ func TestRebuildsFollow(t *testing.T) {
 	require.Empty(t, b.cache.rebuilds.List())
 	b.reload(func(o *Options) { o.Rebuild = upkeep.RebuildOptions{Jobs: 2, CPUShare: 1} })
 	b.want(build, "second")
-	b.settles()
+	b.waitForRebuilds()
 	b.reload(func(o *Options) { o.Rebuild = upkeep.RebuildOptions{Off: true} })
 	require.Empty(t, b.cache.rebuilds.List())
 	b.want(build, "third")

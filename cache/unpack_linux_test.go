@@ -101,7 +101,7 @@ func requireOneDevice(t *testing.T, a *request.Answer) {
 }
 
 // A directory of another user, or a file that is no directory, is refused when the cache is opened.
-func TestUnpackedDirThatWillNotDo(t *testing.T) {
+func TestUnusableUnpackedDir(t *testing.T) {
 	b := newBench(t)
 	b.close()
 	for name, dir := range map[string]string{"missing": filepath.Join(t.TempDir(), "none"),

@@ -96,7 +96,7 @@ func TestHolesCountNothing(t *testing.T) {
 	b.use(1)
 }
 
-func TestUsageTellsOwnAndShared(t *testing.T) {
+func TestUsageReportsOwnAndSharedBytes(t *testing.T) {
 	b := newBench(t)
 	one := b.use(1).Build
 	two := b.use(2).Build

@@ -50,7 +50,7 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 	err = s.fs.Remove(s.path(d))
 	absent := errors.Is(err, fs.ErrNotExist)
 	if err != nil && !absent {
-		return false, s.wrap(d, err)
+		return false, s.nameError(d, err)
 	}
 	r.dirs[d[0]] = d // absent or not: an earlier call may have got no further than to unlink it
 	return !absent, nil
@@ -66,7 +66,7 @@ func (r *Removal) Sync() (err error) {
 	}
 	for i, err2 := range SyncDirs(r.s.fs, paths) {
 		if err2 != nil && !errors.Is(err2, fs.ErrNotExist) {
-			err = errors.Join(err, r.s.wrap(blobs[i], err2))
+			err = errors.Join(err, r.s.nameError(blobs[i], err2))
 			continue
 		}
 		delete(r.dirs, blobs[i][0])

@@ -173,7 +173,7 @@ func (s *Store) Has(d Digest) bool {
 func (s *Store) Size(d Digest) (int64, error) {
 	info, err := os.Lstat(s.path(d))
 	if err != nil {
-		return 0, s.wrap(d, err)
+		return 0, s.nameError(d, err)
 	}
 	if !info.Mode().IsRegular() {
 		return 0, fmt.Errorf("blob %s: %w", d, errNotRegular)
@@ -242,18 +242,18 @@ func (s *Store) Remove(d Digest) error {
 // got no further than that, and ErrNotFound has to stay true after a crash.
 func (s *Store) syncRemoved(d Digest, err error) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return s.wrap(d, err)
+		return s.nameError(d, err)
 	}
 	if syncErr := s.fs.SyncDir(s.directory(d)); !errors.Is(syncErr, fs.ErrNotExist) {
 		err = cmp.Or(syncErr, err)
 	}
-	return s.wrap(d, err)
+	return s.nameError(d, err)
 }
 
 // SyncName makes the name of a blob durable, for one that was found and not put: a
 // crash may have come before its directory was synced.
 func (s *Store) SyncName(d Digest) error {
-	return s.wrap(d, s.fs.SyncDir(s.directory(d)))
+	return s.nameError(d, s.fs.SyncDir(s.directory(d)))
 }
 
 // Quarantine moves the blob out of the store, with a note why. Views that have
@@ -330,8 +330,8 @@ func (s *Store) each(ctx context.Context,
 	return nil
 }
 
-// wrap names the blob, and makes a missing file ErrNotFound.
-func (s *Store) wrap(d Digest, err error) error {
+// nameError names the blob, and makes a missing file ErrNotFound.
+func (s *Store) nameError(d Digest, err error) error {
 	switch {
 	case err == nil:
 		return nil

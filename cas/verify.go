@@ -17,10 +17,10 @@ var errNotRegular = errors.New("not a regular file")
 func (s *Store) openFile(d Digest) (*os.File, error) {
 	f, err := s.fs.Open(s.path(d))
 	if err != nil {
-		return nil, s.wrap(d, err)
+		return nil, s.nameError(d, err)
 	}
 	if err := checkRegular(f); err != nil {
-		return nil, errors.Join(s.wrap(d, err), f.Close())
+		return nil, errors.Join(s.nameError(d, err), f.Close())
 	}
 	return f, nil
 }
@@ -67,7 +67,7 @@ func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
 		return f, nil
 	}
 	if err := f.Close(); err != nil {
-		return nil, s.wrap(d, err)
+		return nil, s.nameError(d, err)
 	}
 	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *Store) openLocked(ctx context.Context, d Digest) (*os.File, Stamp, erro
 		return f, stamp, nil
 	}
 	if s.volatile {
-		return nil, Stamp{}, errors.Join(f.Close(), s.dropStale(d), s.wrap(d, fs.ErrNotExist))
+		return nil, Stamp{}, errors.Join(f.Close(), s.dropStale(d), s.nameError(d, fs.ErrNotExist))
 	}
 	stamp, err = s.verify(ctx, d, f)
 	if err != nil {
@@ -105,7 +105,7 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error)
 	for range 3 {
 		before, err := StampOf(f)
 		if err != nil {
-			return Stamp{}, s.wrap(d, err)
+			return Stamp{}, s.nameError(d, err)
 		}
 		// The process that changed the file may not have synced it. If that cannot
 		// be done here, the stamp is valid for this boot only.
@@ -120,7 +120,7 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error)
 		}
 		switch {
 		case err != nil:
-			return Stamp{}, s.wrap(d, err)
+			return Stamp{}, s.nameError(d, err)
 		case before != after:
 			continue
 		case got != d:
@@ -131,7 +131,7 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error)
 		s.stamps.save(d, after)
 		return after, nil
 	}
-	return Stamp{}, s.wrap(d, ErrChanged)
+	return Stamp{}, s.nameError(d, ErrChanged)
 }
 
 // Link gives the verified blob a further name in the open directory dir, for a

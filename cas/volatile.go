@@ -35,7 +35,7 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 		return err
 	}
 	if err := s.dropStale(d); err != nil {
-		return s.wrap(d, err)
+		return s.nameError(d, err)
 	}
 	f, path, err := s.stage()
 	if os.IsNotExist(err) { // the whole store was deleted

@@ -152,7 +152,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 		return Result{}, err
 	}
 	writing := watchWriting(ctx, job, before, o.opts.Log)
-	done, err := o.work(ctx, req, job.Dir, job.Pace, progress)
+	done, err := o.runWorker(ctx, req, job.Dir, job.Pace, progress)
 	settled := writing.end()
 	result := Result{Log: done.log, CPUSeconds: done.cpu}
 	if err != nil {
@@ -334,7 +334,7 @@ func (o *ORT) scratchJob(ctx context.Context, req workerproto.Request, pace Pace
 		return answer{}, err
 	}
 	defer o.removeScratch(dir)
-	return o.work(ctx, req, dir, pace, progress)
+	return o.runWorker(ctx, req, dir, pace, progress)
 }
 
 func (o *ORT) scratch() (string, error) {

@@ -356,8 +356,8 @@ func isWaiting(idle <-chan struct{}) bool {
 	}
 }
 
-// raise gives the worker the usual priority once idle is closed.
-func (o *ORT) raise(w *worker, idle <-chan struct{}) {
+// restorePriority gives the worker the usual priority once idle is closed.
+func (o *ORT) restorePriority(w *worker, idle <-chan struct{}) {
 	if !isWaiting(idle) {
 		return
 	}
@@ -368,8 +368,9 @@ func (o *ORT) raise(w *worker, idle <-chan struct{}) {
 	}
 }
 
-// raise gives a worker's process group the usual priority. The disk's and the session's can always
-// be raised; niceness only by root or with RLIMIT_NICE. A failure only delays the waiting requests.
+// restorePriority gives a worker's process group the usual priority. The disk's and the session's
+// can always be raised; niceness only by root or with RLIMIT_NICE. A failure only delays the
+// waiting requests.
 func raise(pid, nice int) {
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/autogroup", []byte(strconv.Itoa(nice)), 0)
 	// class none: that of the niceness

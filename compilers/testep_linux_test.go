@@ -56,7 +56,7 @@ func testEPOn(device string, options map[string]string) compilers.EP {
 		Options: options}
 }
 
-func TestTestEPTellsItsRelease(t *testing.T) {
+func TestTestEPReportsItsRelease(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	r := compilertest.TestEPRuntime(t, newestORT,
 		compilertest.Release{Version: "3.2.1", SDK: "7.8.9", Driver: "550.1",
@@ -81,7 +81,7 @@ func TestTestEPTellsItsRelease(t *testing.T) {
 	}
 }
 
-func TestTestEPJudges(t *testing.T) {
+func TestTestEPReportsCompatibility(t *testing.T) {
 	four := []compilers.Verdict{compilers.Unknown, compilers.Optimal, compilers.PreferRecompilation,
 		compilers.Unsupported}
 	const own = "epcachedtest;format=1;sdk=1.0.0;hw=sim-1"

@@ -51,9 +51,9 @@ type worker struct {
 	readers     sync.WaitGroup
 }
 
-// work has a worker do the request. If the worker fails after it was refused a system call that is
-// not known, work retries without that refusal.
-func (o *ORT) work(ctx context.Context, req workerproto.Request, dir string, pace Pace,
+// runWorker has a worker do the request. If the worker fails after it was refused a system call
+// that is not known, work retries without that refusal.
+func (o *ORT) runWorker(ctx context.Context, req workerproto.Request, dir string, pace Pace,
 	progress func(string)) (answer, error) {
 	o.leave.Do(func() {
 		for _, e := range o.leftDirs { // those that the store could remove are gone
@@ -138,7 +138,7 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, dir string,
 		go watchMemory(ctx, local.cmd.Process.Pid, o.opts.Limits.Memory, cancel)
 	}
 	go watchOutput(ctx, dir, o.opts.Limits.Output, cancel)
-	w.wait(ctx, func() { o.raise(w, pace.Idle) })
+	w.wait(ctx, func() { o.restorePriority(w, pace.Idle) })
 	done, err := w.result(ctx, name, o.opts.Limits)
 	if w.member > 0 {
 		err = memberError(w.member-1, len(req.Share)+1, err)

@@ -125,7 +125,7 @@ func TestFramesAreReadInAnyRange(t *testing.T) {
 }
 
 // A recipe that is not proven leaves what was there.
-func TestPutLeavesThingsAsTheyWere(t *testing.T) {
+func TestFailedPutChangesNothing(t *testing.T) {
 	ctx := context.Background()
 	framed, _, own := framedSample()
 	for name, put := range map[string]struct {

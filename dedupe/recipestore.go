@@ -250,9 +250,9 @@ func (s *RecipeStore) releaseBasesLocked(d cas.Digest, bases []Base) {
 // gets its name; its error leaves things as they were. From then on Users tells of the recipe's
 // bases, which have to be durable before.
 func (s *RecipeStore) Put(
-	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
+	ctx context.Context, r *Recipe, literals Source, verify func(*Recipe) error,
 ) error {
-	path, stored, err := s.stage(ctx, r, literals, prove) // others put and remove meanwhile
+	path, stored, err := s.stage(ctx, r, literals, verify) // others put and remove meanwhile
 	if err == nil {
 		err = s.rename(r, path, stored)
 	}
@@ -263,7 +263,7 @@ func (s *RecipeStore) Put(
 }
 
 func (s *RecipeStore) stage(
-	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
+	ctx context.Context, r *Recipe, literals Source, verify func(*Recipe) error,
 ) (path string, stored int64, err error) {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -285,10 +285,10 @@ func (s *RecipeStore) stage(
 		stored = info.Size()
 	}
 	err = errors.Join(err, f.Close())
-	if err == nil && prove != nil {
+	if err == nil && verify != nil {
 		var written *Recipe
 		if written, _, err = readRecipe(s.fs, path, r.Blob); err == nil {
-			err = prove(written)
+			err = verify(written)
 		}
 	}
 	if err != nil {

@@ -28,12 +28,12 @@ func memoryDir(t *testing.T) string {
 
 // outcome is what may be known of one build after a crash.
 type outcome struct {
-	build  Build
-	there  bool   // has to be there
-	absent bool   // has to be gone; neither: may be there or not
-	state  string // if it is there; "": any
-	pinned bool   // has to be
-	ghost  bool   // has to have left one
+	build     Build
+	there     bool   // has to be there
+	absent    bool   // has to be gone; neither: may be there or not
+	state     string // if it is there; "": any
+	pinned    bool   // has to be
+	tombstone bool   // has to have left one
 }
 
 // operation is one call of the index on a store with the build old, or several, of
@@ -149,9 +149,9 @@ var operations = []operation{
 		},
 		done: func(old,
 			_ Build) []outcome {
-			return together(old, outcome{absent: true, ghost: true})
+			return together(old, outcome{absent: true, tombstone: true})
 		},
-		maybe: func(old, _ Build) []outcome { return together(old, outcome{ghost: true}) },
+		maybe: func(old, _ Build) []outcome { return together(old, outcome{tombstone: true}) },
 		more:  2,
 	},
 	{
@@ -173,11 +173,11 @@ var operations = []operation{
 			return errorsOf(list)
 		},
 		done: func(old, new Build) []outcome {
-			return []outcome{{build: old, absent: true, ghost: true}, {build: new, there: true}}
+			return []outcome{{build: old, absent: true, tombstone: true}, {build: new, there: true}}
 		},
 		maybe: func(old,
 			new Build) []outcome {
-			return []outcome{{build: old, ghost: true}, {build: new}}
+			return []outcome{{build: old, tombstone: true}, {build: new}}
 		},
 	},
 }
@@ -205,8 +205,9 @@ func requireIndex(t *testing.T, dir string, want []outcome) {
 	for _, o := range want {
 		left := x.Journal.Tombstones(func(g *Tombstone) bool { return g.BuildID == o.build.ID })
 		_, err := x.Get(o.build.ID)
-		require.False(t, o.ghost && err != nil && len(left) == 0, "gone, and no ghost says why")
-		require.False(t, err == nil && len(left) > 0, "the ghost of a build that is there")
+		require.False(t, o.tombstone && err != nil && len(left) == 0,
+			"gone, and no tombstone says why")
+		require.False(t, err == nil && len(left) > 0, "the tombstone of a build that is there")
 	}
 	require.Empty(t, x.Problems())
 	space, err := x.Space()

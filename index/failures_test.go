@@ -29,7 +29,7 @@ func TestFailuresOutliveARestart(t *testing.T) {
 }
 
 // A panic of bbolt is reported in a plain sentence, and keeps its words for the log.
-func TestPanicsOfTheDatabaseAreToldPlainly(t *testing.T) {
+func TestPanicsOfTheDatabaseBecomeErrors(t *testing.T) {
 	err := recoverFaults(func() error { panic("assertion failed: Page expected to be: 23") })
 	require.EqualError(t, &BrokenError{err},
 		"index.db cannot be used: its pages contradict each other")

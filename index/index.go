@@ -300,7 +300,7 @@ func (x *Index) UnpackedStamps() cas.StampBook {
 
 // RecipeStamps remembers those of verified recipes, by the digests of their blobs.
 func (x *Index) RecipeStamps() cas.StampBook {
-	return stamps{Table{rows: x.rows, bucket: bucketProven}}
+	return stamps{Table{rows: x.rows, bucket: bucketRecipeStamps}}
 }
 
 // Rebuilt returns why Open made the database again, or "".

@@ -76,7 +76,7 @@ func TestAGroupIsFoundByEachOfItsMembers(t *testing.T) {
 	closeSound(t, x)
 }
 
-func TestPublishRefusesAGroupThatIsNone(t *testing.T) {
+func TestPublishRefusesInvalidGroups(t *testing.T) {
 	for name, change := range map[string]func(*Build){
 		"one member":              func(b *Build) { b.Members = b.Members[:1] },
 		"another first model":     func(b *Build) { b.Members[0].ModelDigest[0]++ },

@@ -42,11 +42,11 @@ func TestPinsAndTombstonesOutliveANewJournal(t *testing.T) {
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.Journal.Pin(b.ID, Pin{UID: 7}))
-	ghost := Tombstone{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2},
+	tombstone := Tombstone{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2},
 		BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
 		At: time.Unix(2000, 0).UTC(), Reason: "evicted", Bytes: 4, CompileSeconds: 5.5,
 		LastUsed: time.Unix(1000, 0).UTC()}
-	require.NoError(t, x.Journal.AddTombstones([]Tombstone{ghost}))
+	require.NoError(t, x.Journal.AddTombstones([]Tombstone{tombstone}))
 	text := strings.Repeat("x", maxText)
 	for range maxJournal / maxText * 3 / 2 {
 		require.NoError(t, x.Journal.AddEvent(ctx, Event{Kind: "failed", Text: text}))
@@ -55,7 +55,7 @@ func TestPinsAndTombstonesOutliveANewJournal(t *testing.T) {
 	x = open(t, dir)
 	_, ok := x.Journal.Pinned(b.ID)
 	require.True(t, ok)
-	require.Equal(t, []Tombstone{ghost}, x.Journal.Tombstones(nil))
+	require.Equal(t, []Tombstone{tombstone}, x.Journal.Tombstones(nil))
 	closeSound(t, x)
 }
 

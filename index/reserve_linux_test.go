@@ -52,7 +52,7 @@ func TestReserveServesRequiredWritesOnly(t *testing.T) {
 	}
 }
 
-// On a full disk ghosts, states and pins are made durable in what is given up of the reserve, a
+// On a full disk tombstones, states and pins are made durable in what is given up of the reserve, a
 // piece at a time, and events are not.
 func requireReserve(t *testing.T, full error) {
 	dir, disk := t.TempDir(), &fullDisk{err: full}

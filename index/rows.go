@@ -29,27 +29,27 @@ var (
 	// BuildID 16 -> nothing
 	bucketNames = []byte("names")
 	// Digest 32, BuildID 16 -> size i64, bytes on disk i64: the same in all rows of a blob
-	bucketBlobs    = []byte("blobs")
-	bucketBriefs   = []byte("briefs")   // BuildID 16 -> encodeBrief
-	bucketUsers    = []byte("users")    // user id u32 -> UserSpace
-	bucketDirs     = []byte("folders")  // first byte of BuildID -> dirTimes
-	bucketStamps   = []byte("stamps")   // Digest 32 -> encodeStamp
-	bucketMemo     = []byte("memo")     // key as given -> saved at, seconds i64; value as given
-	bucketUse      = []byte("use")      // BuildID 16 -> encodeUse
-	bucketViews    = []byte("views")    // BuildID 16 -> path
-	bucketCounters = []byte("counters") // name -> u64
-	bucketFailures = []byte("failures") // key as given -> value as given
-	bucketUnpacked = []byte("unpacked") // Digest 32 -> encodeStamp, of the unpacked form
-	bucketProven   = []byte("proven")   // Digest 32 -> encodeStamp, of the recipe
-	bucketSketches = []byte("sketches") // Digest 32 -> as given
-	bucketShares   = []byte("shares")   // Digest 32 -> as given
-	bucketWanted   = []byte("wanted")   // job's id -> as given
+	bucketBlobs        = []byte("blobs")
+	bucketBriefs       = []byte("briefs")   // BuildID 16 -> encodeBrief
+	bucketUsers        = []byte("users")    // user id u32 -> UserSpace
+	bucketDirs         = []byte("folders")  // first byte of BuildID -> dirTimes
+	bucketStamps       = []byte("stamps")   // Digest 32 -> encodeStamp
+	bucketMemo         = []byte("memo")     // key as given -> saved at, seconds i64; value as given
+	bucketUse          = []byte("use")      // BuildID 16 -> encodeUse
+	bucketViews        = []byte("views")    // BuildID 16 -> path
+	bucketCounters     = []byte("counters") // name -> u64
+	bucketFailures     = []byte("failures") // key as given -> value as given
+	bucketUnpacked     = []byte("unpacked") // Digest 32 -> encodeStamp, of the unpacked form
+	bucketRecipeStamps = []byte("proven")   // Digest 32 -> encodeStamp, of the recipe
+	bucketSketches     = []byte("sketches") // Digest 32 -> as given
+	bucketShares       = []byte("shares")   // Digest 32 -> as given
+	bucketWanted       = []byte("wanted")   // job's id -> as given
 )
 
 var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs,
 	bucketBriefs, bucketUsers, bucketDirs,
 	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures,
-	bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
+	bucketUnpacked, bucketRecipeStamps, bucketSketches, bucketShares, bucketWanted}
 
 const sealSize = 16
 

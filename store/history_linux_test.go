@@ -632,15 +632,16 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 		b.Files = append(b.Files, index.File{Name: file})
 		sizes = append(sizes, int64(len(content)))
 	}
-	room, err := h.store.Reserve(ctx, b.UID, true, sizes...)
+	reservation, err := h.store.Reserve(ctx, b.UID, true, sizes...)
 	if err != nil {
 		return err
 	}
 	hold := h.store.Blobs().Hold()
-	err = h.store.Publish(ctx, store.Publication{Build: b, Dir: dir, UID: b.UID, Reservation: room,
+	err = h.store.Publish(ctx, store.Publication{Build: b, Dir: dir, UID: b.UID,
+		Reservation: reservation,
 		Kind: "compiled"}, hold)
 	hold.Release()
-	room.Release()
+	reservation.Release()
 	if err != nil {
 		return err
 	}

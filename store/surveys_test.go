@@ -79,13 +79,13 @@ func TestSmallPublicationsShareASurvey(t *testing.T) {
 // publishInRoom publishes a build as a job does, in reserved space, without a waiting request.
 func publishInRoom(t testing.TB, st *Store, sizes ...int64) {
 	b, dir := stageBuild(t, st)
-	room, err := st.Reserve(t.Context(), b.UID, true, sizes...)
+	reservation, err := st.Reserve(t.Context(), b.UID, true, sizes...)
 	if !assert.NoError(t, err) {
 		return
 	}
 	hold := st.Blobs().Hold()
 	defer st.Forms().Release(hold)
 	assert.NoError(t, st.Publish(t.Context(),
-		Publication{Build: b, Dir: dir, Kind: "test", Reservation: room}, hold))
+		Publication{Build: b, Dir: dir, Kind: "test", Reservation: reservation}, hold))
 	st.ExpectTakers(b.ID, 0)
 }

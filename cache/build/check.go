@@ -21,7 +21,7 @@ func (j *Job) compareOutputs(ctx context.Context, out string, b *index.Build) fl
 		return 0
 	}
 	check := j.Plan.JudgeTarget("", j.Content).
-		CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, j.level()))
+		CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, j.loadLevel()))
 	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check),
 		Source: j.Copies[0].Path, Most: j.VerifyOutput, Compiled: b.CompileSeconds})
 	j.addCPU(result.CPUSeconds)
@@ -40,7 +40,7 @@ func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 	options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
 		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Graph: filepath.Join(out, result.Graph),
-		Session: compilers.Session{SessionOptions: options, GraphOptimizationLevel: j.level()},
+		Session: compilers.Session{SessionOptions: options, GraphOptimizationLevel: j.loadLevel()},
 		Pace:    compilers.Pace{Ready: ready, Idle: j.urgent},
 		Beside:  j.Plan.OnlyProcessors,
 	}
@@ -129,8 +129,10 @@ func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (
 
 // loadsClean reports whether a load check found nothing wrong at all.
 func (j *Job) loadsClean(checked compilers.CheckResult) bool {
-	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == j.level()
+	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == j.loadLevel()
 }
 
-// level is the level of graph optimisation to load with.
-func (j *Job) level() string { return request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel) }
+// loadLevel is the level of graph optimisation to load with.
+func (j *Job) loadLevel() string {
+	return request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel)
+}

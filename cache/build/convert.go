@@ -132,8 +132,8 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		return nil, err
 	}
 	defer source.View.Close()
-	room, noRoom := v.bd.Store.Reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
-	defer room.Release() // after the directory is removed
+	reservation, noRoom := v.bd.Store.Reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
+	defer reservation.Release() // after the directory is removed
 	var remove func()
 	if v.dir, remove, err = v.bd.Store.Stage("convert-"); err != nil {
 		return nil, err
@@ -165,7 +165,8 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
 	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Dir: v.dir, UID: v.Peer.UID,
-		Reservation: room, Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"},
+		Reservation: reservation, Kind: event.Converted, Text: request.Origin(b),
+		Counter: "conversions"},
 		hold)
 	switch {
 	case err != nil && ctx.Err() != nil:

@@ -204,7 +204,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		Initializers: j.Plan.Canonical.Output.Initializers(), Pace: compilers.Pace{Idle: j.urgent},
 	}
 	spec.GraphOptimizationLevel = j.Plan.Canonical.GraphOptimizationLevel
-	o := j.original(ctx, spec)
+	o := j.modelInPlace(ctx, spec)
 	defer o.Close()
 	if o != nil {
 		spec.ModelFile = o.File
@@ -219,7 +219,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	}
 	defer proven() // before the directory is removed, too
 	phase("compiling")
-	spec.Share = j.share()
+	spec.Share = j.groupMembers()
 	result, err := workers.compile(ctx, spec)
 	j.memory = result.MaxRSS
 	if ctx.Err() == nil && !j.Content.IsCurrent() {
@@ -331,8 +331,8 @@ func (j *Job) librariesReplaced() error {
 		WithHint("ask again")
 }
 
-// share lists the further models of a group as the compiler gets them.
-func (j *Job) share() []compilers.ShareMember {
+// groupMembers lists the further models of a group as the compiler gets them.
+func (j *Job) groupMembers() []compilers.ShareMember {
 	var out []compilers.ShareMember
 	for i := 1; i < len(j.Copies); i++ {
 		out = append(out, compilers.ShareMember{Model: j.Copies[i].Path, Output: j.MemberOutput(i)})
@@ -348,10 +348,10 @@ func (j *Job) replaceName(err error) string {
 	return j.Request.Name
 }
 
-// original returns the job's model in its owner's file. It returns nil where a private copy has to
-// be made, because no stamp vouches for the file or the compiler needs a copy. Models of several
+// modelInPlace returns the job's model in its owner's file. It returns nil where a private copy has
+// to be made, because no stamp vouches for the file or the compiler needs a copy. Models of several
 // files are copied, because execution providers refuse files that do not lie in one directory.
-func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Original {
+func (j *Job) modelInPlace(ctx context.Context, spec compilers.Job) *workspace.Original {
 	opener, ok := j.bd.Compiler.(compilers.OpenModelCompiler)
 	if !ok || j.modelCopied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
 		return nil

@@ -141,7 +141,7 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 		out.Text = "it will be loaded, to see whether it suits"
 		return out, nil
 	}
-	if err := in.take(ctx, im, t.Phase); err != nil {
+	if err := in.storeFiles(ctx, im, t.Phase); err != nil {
 		return out.refuse(err)
 	}
 	return out, nil
@@ -277,7 +277,7 @@ func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope st
 		owner:    cs.Owner(p.UID),
 		duration: context.Background()}
 	in.out.RequestKey = at.Plan.RequestKey
-	return in.glance(ctx)
+	return in.refuseEarly(ctx)
 }
 
 // runtime is the one with the libraries that made the build, else the first that has its execution
@@ -307,8 +307,8 @@ func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime
 	return rt, rc, nil
 }
 
-// glance refuses what is known not to suit, before its files are read.
-func (in *intake) glance(ctx context.Context) error {
+// refuseEarly refuses what is known not to suit, before its files are read.
+func (in *intake) refuseEarly(ctx context.Context) error {
 	b := &index.Build{EPs: in.facts, ORTVersion: in.card.Config.ORTVersion, BuildKey: in.key}
 	if len(b.EPs) != len(in.Plan.EPs) {
 		return apierr.New(apierr.BadRequest, nil,
@@ -349,8 +349,8 @@ func (in *intake) present() bool {
 	return false
 }
 
-// take copies, checks, loads and stores the files.
-func (in *intake) take(ctx context.Context, im *Import, phase func(string)) error {
+// storeFiles copies, checks, loads and stores the files.
+func (in *intake) storeFiles(ctx context.Context, im *Import, phase func(string)) error {
 	cs, c := in.claims, in.card.Config
 	names, sizes, err := checkPutFiles(in.claim, im.Files)
 	if err != nil {
@@ -361,11 +361,11 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 			return apierr.New(apierr.BadRequest, nil, "import: the files are not those of the card")
 		}
 	}
-	room, err := cs.reservePut(ctx, in.claim, sizes)
+	reservation, err := cs.reservePut(ctx, in.claim, sizes)
 	if err != nil {
 		return err
 	}
-	defer room.Release()
+	defer reservation.Release()
 	dir, remove, err := cs.Store.Stage("import-")
 	if err != nil {
 		return request.StoreError(err, in.Name)
@@ -398,7 +398,7 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 	if err := in.load(ctx, b, dir, graphs); err != nil {
 		return err
 	}
-	in.out.Outcome, in.out.Text = HitHere, in.fits(b)
+	in.out.Outcome, in.out.Text = HitHere, in.describeFit(b)
 	if im.Check {
 		return nil
 	}
@@ -406,7 +406,7 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
 	what := store.Publication{Build: b, Dir: dir, Hashed: hashed, UID: in.Peer.UID,
-		Reservation: room, Kind: event.Imported, Counter: "imports"}
+		Reservation: reservation, Kind: event.Imported, Counter: "imports"}
 	if b.Imported.Remote = im.Remote; im.Remote != "" {
 		what.Kind, what.Counter = event.Fetched, "fetches"
 	}
@@ -423,8 +423,8 @@ func (in *intake) take(ctx context.Context, im *Import, phase func(string)) erro
 	return nil
 }
 
-// fits says how the build suits the runtime.
-func (in *intake) fits(b *index.Build) string {
+// describeFit says how the build suits the runtime.
+func (in *intake) describeFit(b *index.Build) string {
 	switch {
 	case in.Plan.MadeExactly(b) && b.LoadCheck == compilers.Passed:
 		return "made by equal libraries for this hardware, and it loads"

@@ -134,11 +134,11 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	if err != nil {
 		return nil, err
 	}
-	room, err := cs.reservePut(ctx, cl, sizes)
+	reservation, err := cs.reservePut(ctx, cl, sizes)
 	if err != nil {
 		return nil, err
 	}
-	defer room.Release()
+	defer reservation.Release()
 	dir, remove, err := cs.Store.Stage("put-")
 	if err != nil {
 		return nil, request.StoreError(err, cl.Name)
@@ -172,7 +172,8 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
 	err = cs.Store.Publish(ctx, store.Publication{Build: b, Dir: dir, Hashed: hashed,
-		UID: cl.Peer.UID, Reservation: room, Kind: event.Put, Text: request.PutDescription(b),
+		UID: cl.Peer.UID, Reservation: reservation, Kind: event.Put,
+		Text: request.PutDescription(b),
 		Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
@@ -188,8 +189,8 @@ func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	if err != nil {
 		return nil, err
 	}
-	room := cs.Store.Unreserved(cl.Peer.UID)
-	err = room.Resize(ctx, true, sizes...)
+	reservation := cs.Store.Unreserved(cl.Peer.UID)
+	err = reservation.Resize(ctx, true, sizes...)
 	var e *apierr.Error
 	if errors.As(err, &e) {
 		said := apierr.New(e.Class, nil, "model %q: %s", cl.Name, e.Text).WithHint("%s", e.Hint)
@@ -204,10 +205,10 @@ func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 		err = store.Fits("the artefact", total, free)
 	}
 	if err != nil {
-		room.Release()
+		reservation.Release()
 		return nil, request.StoreError(err, cl.Name)
 	}
-	return room, nil
+	return reservation, nil
 }
 
 // CheckPutQuota bounds what is kept of a user's puts and conversions, and returns the sum of sizes.

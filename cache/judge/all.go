@@ -23,7 +23,7 @@ import (
 // made, and that are not optimal now, are compiled again; so are builds that other rules judge
 // worse than before.
 func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
-	former map[string]string, tell bool) (done bool) {
+	previous map[string]string, tell bool) (done bool) {
 	under, verdicts := x.generation(), x.Verdicts(rc)
 	last := verdicts.lots.Load()
 	var before map[maker]*lot
@@ -52,7 +52,7 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 			lots[m] = l
 		}
 		l.builds++
-		if l.judgement.Verdict != compilers.Optimal && (tell && madeBy(&b, former) || l.worse()) {
+		if l.judgement.Verdict != compilers.Optimal && (tell && madeBy(&b, previous) || l.worse()) {
 			affected = append(affected, b.ID)
 		}
 		return nil

@@ -80,7 +80,7 @@ func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
 	a.began = rs.Now()
 	for i := range all {
 		r := &all[i]
-		if !r.Ask || !a.Refresh && rs.negative(r, a.Plan.BuildKey) {
+		if !r.Ask || !a.Refresh && rs.knownMissing(r, a.Plan.BuildKey) {
 			continue
 		}
 		if b := rs.fetchFrom(ctx, r, a); b != nil {
@@ -96,7 +96,7 @@ func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
 // Asks reports whether any remote would be asked.
 func (rs *Remotes) Asks(a *Ask) bool {
 	return a.whyNot() == "" && slices.ContainsFunc(rs.all(), func(r Remote) bool {
-		return r.Ask && (a.Refresh || !rs.negative(&r, a.Plan.BuildKey))
+		return r.Ask && (a.Refresh || !rs.knownMissing(&r, a.Plan.BuildKey))
 	})
 }
 
@@ -107,8 +107,8 @@ func (rs *Remotes) Concerns(a *Ask) bool {
 	})
 }
 
-// negative reports whether the remote said lately that it does not have the build.
-func (rs *Remotes) negative(r *Remote, build index.BuildKey) bool {
+// knownMissing reports whether the remote said lately that it does not have the build.
+func (rs *Remotes) knownMissing(r *Remote, build index.BuildKey) bool {
 	o, _ := rs.looked.Load().Load(looked{r.Name, build})
 	return rs.Now().Before(o.until)
 }
@@ -118,7 +118,7 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 	budget := min(cmp.Or(r.Connect, remote.DefaultConnect), a.mayLose(r))
 	var both sync.WaitGroup
 	both.Go(func() { rs.readTrust(ctx, r, budget) })
-	cards, err := rs.look(ctx, r, a, budget)
+	cards, err := rs.lookUp(ctx, r, a, budget)
 	both.Wait()
 	if err != nil {
 		negative := errors.Is(err, remote.ErrMissing) || errors.Is(err, remote.ErrRefused) ||
@@ -141,8 +141,8 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 	return nil
 }
 
-// look returns the card of the build, or those of builds that answer the same request.
-func (rs *Remotes) look(ctx context.Context, r *Remote, a *Ask,
+// lookUp returns the card of the build, or those of builds that answer the same request.
+func (rs *Remotes) lookUp(ctx context.Context, r *Remote, a *Ask,
 	budget time.Duration) ([][]byte, error) {
 	began := rs.Now()
 	cards, err := rs.Client.Look(ctx, r.Name,
@@ -181,11 +181,11 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 	for _, f := range c.Config.Files {
 		sizes = append(sizes, f.Size)
 	}
-	room, err := rs.Store.Reserve(ctx, rs.UID, true, sizes...)
+	reservation, err := rs.Store.Reserve(ctx, rs.UID, true, sizes...)
 	if err != nil {
 		return nil, err
 	}
-	defer room.Release()
+	defer reservation.Release()
 	dir, remove, err := rs.Store.Stage("fetch-")
 	if err != nil {
 		return nil, err

@@ -41,7 +41,7 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 	all := rs.all()
 	for i := range all {
 		r := &all[i]
-		if !r.Lease || !r.Ask || a.whyNot() != "" || !rs.negative(r, a.Plan.BuildKey) {
+		if !r.Lease || !r.Ask || a.whyNot() != "" || !rs.knownMissing(r, a.Plan.BuildKey) {
 			continue // or it does not answer
 		}
 		b, ours := rs.takeTurn(ctx, r, a)
@@ -89,9 +89,9 @@ func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Buil
 		case err != nil && t.holders == 0, l.State == remote.NotOffered:
 			return nil, nil
 		case l.State == remote.Granted:
-			end := rs.hold(r, ask, a.Plan.BuildKey)
+			end := rs.renewLease(r, ask, a.Plan.BuildKey)
 			// Its last holder may have published between the look-up and the lease.
-			if b := rs.again(ctx, r, a); b != nil {
+			if b := rs.lookUpAgain(ctx, r, a); b != nil {
 				end(false)
 				return b, nil
 			}
@@ -113,7 +113,7 @@ func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Buil
 			return nil, nil
 		case <-time.After(min(wait, left)):
 		}
-		if b := rs.again(ctx, r, a); b != nil {
+		if b := rs.lookUpAgain(ctx, r, a); b != nil {
 			return b, nil
 		}
 	}
@@ -127,8 +127,9 @@ func (rs *Remotes) lease(ctx context.Context, r *Remote,
 	return rs.Client.Lease(ctx, r.Name, l)
 }
 
-// again looks for the build again. Bytes of a new card do not count to what the request lost.
-func (rs *Remotes) again(ctx context.Context, r *Remote, a *Ask) *index.Build {
+// lookUpAgain looks for the build again. Bytes of a new card do not count to what the request
+// lost.
+func (rs *Remotes) lookUpAgain(ctx context.Context, r *Remote, a *Ask) *index.Build {
 	unlock, err := rs.fetching.Lock(ctx, a.Plan.BuildKey)
 	if err != nil {
 		return nil
@@ -139,8 +140,8 @@ func (rs *Remotes) again(ctx context.Context, r *Remote, a *Ask) *index.Build {
 	return rs.fetchFrom(ctx, r, &once)
 }
 
-// hold renews the lease until the build is published, or will not be.
-func (rs *Remotes) hold(r *Remote, ask remote.LeaseRequest,
+// renewLease renews the lease until the build is published, or will not be.
+func (rs *Remotes) renewLease(r *Remote, ask remote.LeaseRequest,
 	build index.BuildKey) (end func(stored bool)) {
 	ctx, stop := context.WithCancel(context.Background())
 	h, to := &heldLease{stop}, *r

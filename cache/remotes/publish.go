@@ -390,11 +390,11 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 			told(request.Progress{Phase: "reading", Done: done, Total: total})
 		}
 	}
-	room, err := rs.Store.Reserve(ctx, rs.UID, false, total)
+	reservation, err := rs.Store.Reserve(ctx, rs.UID, false, total)
 	if err != nil {
 		return nil, err
 	}
-	defer room.Release()
+	defer reservation.Release()
 	w, err := portable.Create(dir)
 	if err != nil {
 		return nil, err

@@ -176,8 +176,8 @@ func (rs *Remotes) note(r *Remote, build index.BuildKey, o outcome, negative boo
 	rs.looked.Load().Save(looked{r.Name, build}, o, maxOutcomes)
 }
 
-// named returns the remote of that name.
-func (rs *Remotes) named(name string) (Remote, error) {
+// byName returns the remote of that name.
+func (rs *Remotes) byName(name string) (Remote, error) {
 	var names []string
 	for _, r := range rs.all() {
 		if r.Name == name {
@@ -196,7 +196,7 @@ func (rs *Remotes) named(name string) (Remote, error) {
 func (rs *Remotes) ToPublish(name string) (out []Remote, err error) {
 	all := rs.all()
 	if name != "" {
-		one, err := rs.named(name)
+		one, err := rs.byName(name)
 		if err != nil {
 			return nil, err
 		}
@@ -219,7 +219,7 @@ func (rs *Remotes) ToPublish(name string) (out []Remote, err error) {
 
 // Check tries on a remote what is needed of it.
 func (rs *Remotes) Check(ctx context.Context, name string) (*wire.CheckRemoteReply, error) {
-	if _, err := rs.named(name); err != nil {
+	if _, err := rs.byName(name); err != nil {
 		return nil, err
 	}
 	found, err := rs.Client.Check(ctx, name)
@@ -237,7 +237,7 @@ func (rs *Remotes) Check(ctx context.Context, name string) (*wire.CheckRemoteRep
 // Collect removes from a remote what no look-up finds any more.
 func (rs *Remotes) Collect(ctx context.Context, name string, dryRun bool,
 	progress func(request.Progress)) (*wire.CollectRemoteReply, error) {
-	if _, err := rs.named(name); err != nil {
+	if _, err := rs.byName(name); err != nil {
 		return nil, err
 	}
 	kinds, err := rs.Client.Collect(ctx, name, dryRun, func(p remote.Progress) {

@@ -106,7 +106,7 @@ func (rs *Remotes) revoked(r *Remote, keyID string, build portable.Hash) string 
 
 // ReadDocument returns the trust document of a remote; none: there is none.
 func (rs *Remotes) ReadDocument(ctx context.Context, name string) ([][]byte, error) {
-	if _, err := rs.named(name); err != nil {
+	if _, err := rs.byName(name); err != nil {
 		return nil, err
 	}
 	raw, err := rs.Client.Trust(ctx, name)
@@ -123,7 +123,7 @@ func (rs *Remotes) ReadDocument(ctx context.Context, name string) ([][]byte, err
 // takes effect here at once, if its root key is trusted for the remote.
 func (rs *Remotes) PutDocument(ctx context.Context, name string, raw []byte,
 	over portable.Digest) error {
-	r, err := rs.named(name)
+	r, err := rs.byName(name)
 	if err != nil {
 		return err
 	}

@@ -23,12 +23,12 @@ func TestDoubtsAreBounded(t *testing.T) {
 		"another uid of the same owner")
 	require.True(t, ds.add(id(3), 7, 7, "another reason", true), "again is no more")
 	require.True(t, ds.add(id(withholdsPerUser), 9, 9, "why", true), "another owner")
-	require.Equal(t, "another reason", ds.why(id(3).ID, 7))
-	require.Empty(t, ds.why(id(3).ID, 9))
+	require.Equal(t, "another reason", ds.reasonFor(id(3).ID, 7))
+	require.Empty(t, ds.reasonFor(id(3).ID, 9))
 	require.Equal(t, 1, ds.owners(id(3).ID))
 
 	now = now.Add(WithholdTime + time.Second)
-	require.Empty(t, ds.why(id(3).ID, 7))
+	require.Empty(t, ds.reasonFor(id(3).ID, 7))
 	require.Zero(t, ds.owners(id(3).ID))
 	require.True(t, ds.add(id(withholdsPerUser), 7, 7, "why", true), "what is over makes room")
 	require.EqualValues(t, 1, ds.total.Load())
@@ -46,8 +46,8 @@ func TestAnAnswerToOneUserLeavesTheDoubtsOfOthers(t *testing.T) {
 		require.True(t, ds.add(b, uid, uid, "why", true))
 	}
 	ds.endForUser(b.ID, 1)
-	require.Empty(t, ds.why(b.ID, 1))
-	require.Equal(t, "why", ds.why(b.ID, 2))
+	require.Empty(t, ds.reasonFor(b.ID, 1))
+	require.Equal(t, "why", ds.reasonFor(b.ID, 2))
 	require.Zero(t, ds.owners(b.ID))
 	require.EqualValues(t, 2, ds.total.Load())
 }

@@ -103,7 +103,7 @@ func New(o Options) *Reports {
 
 // WhyWithheld returns why the build is withheld from the user, "" if it is not.
 func (rs *Reports) WhyWithheld(id index.BuildID, uid uint32) string {
-	return rs.doubts.why(id, uid)
+	return rs.doubts.reasonFor(id, uid)
 }
 
 // CountWithheld counts the builds of the request that are withheld from the user.
@@ -247,7 +247,7 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 		return soundReply(class.Reason, class.Hint), nil
 	}
 	ds := rs.doubts
-	again := ds.why(b.ID, from.uid) != ""
+	again := ds.reasonFor(b.ID, from.uid) != ""
 	if !again && !ds.add(b, from.uid, from.owner, "you reported that it does not load, and the "+
 		"report is being checked", false) {
 		return nil, apierr.New(apierr.Busy, nil, "too many reports that could not be verified").
@@ -260,11 +260,11 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 		}
 		return nil, err
 	}
-	return rs.act(from, b, class, found), nil
+	return rs.applyDecision(from, b, class, found), nil
 }
 
-// act does what follows from an examination.
-func (rs *Reports) act(from reporter, b *index.Build, class rules.Class,
+// applyDecision does what follows from an examination.
+func (rs *Reports) applyDecision(from reporter, b *index.Build, class rules.Class,
 	x Examined) *wire.ReportReply {
 	ds := rs.doubts
 	switch x.Verdict {
@@ -415,9 +415,9 @@ func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string, coun
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	key := withholdKey{b.ID, uid}
-	if _, again := ds.known[key]; !again && ds.full(owner) {
+	if _, again := ds.known[key]; !again && ds.atLimit(owner) {
 		ds.delete(func(_ withholdKey, d userWithhold) bool { return ds.now().After(d.until) })
-		if ds.full(owner) {
+		if ds.atLimit(owner) {
 			return false
 		}
 	}
@@ -427,8 +427,8 @@ func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string, coun
 	return true
 }
 
-// full reports whether there may be no other of an owner's. The caller holds mu.
-func (ds *userWithholds) full(owner uint32) bool {
+// atLimit reports whether there may be no other of an owner's. The caller holds mu.
+func (ds *userWithholds) atLimit(owner uint32) bool {
 	own := 0
 	for _, d := range ds.known {
 		if d.owner == owner {
@@ -444,8 +444,8 @@ func (ds *userWithholds) delete(which func(withholdKey, userWithhold) bool) {
 	ds.total.Store(int64(len(ds.known)))
 }
 
-// why says why the build is withheld from the user, "" if it is not.
-func (ds *userWithholds) why(id index.BuildID, uid uint32) string {
+// reasonFor says why the build is withheld from the user, "" if it is not.
+func (ds *userWithholds) reasonFor(id index.BuildID, uid uint32) string {
 	if ds.total.Load() == 0 {
 		return ""
 	}

@@ -101,7 +101,7 @@ func (d driver) isOf(s DriverSource) bool {
 		slices.Equal(d.Command, s.Command)
 }
 
-func (m *Machine) known() []driver {
+func (m *Machine) knownDrivers() []driver {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.drivers
@@ -113,7 +113,7 @@ func (m *Machine) known() []driver {
 func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 	m.looking.Lock() // so that the later reading is kept
 	defer m.looking.Unlock()
-	drivers := slices.Clone(m.known())
+	drivers := slices.Clone(m.knownDrivers())
 	for i := range drivers {
 		d := &drivers[i]
 		d.version, d.err = d.read(ctx)
@@ -170,7 +170,7 @@ func (m *Machine) noteFirst(now MachineID) {
 
 // UnreadableSources lists the sources that the last look could not read.
 func (m *Machine) UnreadableSources() (errs []error) {
-	for _, d := range m.known() {
+	for _, d := range m.knownDrivers() {
 		if d.err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", d, d.err))
 		}
@@ -184,7 +184,7 @@ func (m *Machine) Driver(ep string, mark compilers.Fingerprint) (version, source
 		return mark.DriverVersion, "device metadata"
 	}
 	<-m.looked
-	for _, d := range m.known() {
+	for _, d := range m.knownDrivers() {
 		if (d.EP == "" || d.EP == ep) && d.version != "" {
 			return d.version, d.String()
 		}
@@ -195,7 +195,7 @@ func (m *Machine) Driver(ep string, mark compilers.Fingerprint) (version, source
 // Files lists what can be watched for a change of a driver.
 func (m *Machine) Files() []string {
 	var out []string
-	for _, s := range m.known() {
+	for _, s := range m.knownDrivers() {
 		if p := s.path(); p != "" {
 			out = append(out, p)
 		}

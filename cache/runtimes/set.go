@@ -61,7 +61,7 @@ type Options struct {
 	// Assessed is called when a runtime was probed that is new or changed, with the digests of the
 	// libraries by EP that it had before. told: the history has an event of what changed. False
 	// says that the work did not end, so that the runtime is assessed again.
-	Assessed func(ctx context.Context, rt *Runtime, rc *Content, former map[string]string,
+	Assessed func(ctx context.Context, rt *Runtime, rc *Content, previous map[string]string,
 		told bool) bool
 	// Attach makes the value of Content.Attached.
 	Attach func() any

@@ -62,7 +62,7 @@ func TestDuReportsUncomparedBlobs(t *testing.T) {
 	require.NotContains(t, call(t, "du", "a", "b").out, "packing")
 }
 
-func TestCheckSpaceTellsTheSum(t *testing.T) {
+func TestCheckSpaceReportsTheSum(t *testing.T) {
 	newStandIn(t).serve()
 	require.Regexp(t, `(?m)^all +12.0 KiB`, call(t, "check", "--space").out)
 	require.Contains(t, call(t, "check", "--space", "--json").out, `"disk_bytes": 12288`)

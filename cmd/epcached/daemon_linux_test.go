@@ -281,7 +281,7 @@ func childrenOf(parent int) []int {
 // freeze waits for a worker that has stopped itself in the middle of its compile, as that of a
 // stoppingSite does, and returns the function that lets it go on. A test could not reliably stop a
 // small compile from outside before it is done.
-func (d *epcached) freeze() (thaw func()) {
+func (d *epcached) freeze() (resume func()) {
 	d.Helper()
 	var pid int
 	require.Eventually(d, func() bool {
@@ -294,9 +294,9 @@ func (d *epcached) freeze() (thaw func()) {
 		return false
 	}, patience, time.Millisecond, "no worker has stopped")
 	// gone if its daemon was killed
-	thaw = sync.OnceFunc(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
-	d.Cleanup(thaw)
-	return thaw
+	resume = sync.OnceFunc(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	d.Cleanup(resume)
+	return resume
 }
 
 // stopped tells whether a process is stopped by a signal.

@@ -60,7 +60,7 @@ func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path str
 	require.Contains(t, again.Hint, "epcachectl jobs retry")
 }
 
-func TestRealRefusalSpeaksOfTheUsersModel(t *testing.T) {
+func TestRealRefusalNamesTheUsersModel(t *testing.T) {
 	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	path := filepath.Join(t.TempDir(), "broken.onnx")

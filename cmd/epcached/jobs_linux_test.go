@@ -33,7 +33,7 @@ func TestBackgroundJobOutlivesItsConnection(t *testing.T) {
 	model := writeStopping(t, dir, 1)
 	c := d.dial()
 	job := inBackground(t, c, model).Job
-	thaw := d.freeze()
+	resume := d.freeze()
 	require.NoError(t, c.Close())
 	c = d.dial()
 	reply, err := unixsock.Ask[wire.JobsReply](limited(t), c, &wire.Jobs{}, nil)
@@ -49,7 +49,7 @@ func TestBackgroundJobOutlivesItsConnection(t *testing.T) {
 	require.True(t, got.Background)
 	require.Positive(t, got.EstimateMs, "one of that size has been compiled before")
 	require.Equal(t, job, inBackground(t, c, model).Job)
-	thaw()
+	resume()
 	var phases []string
 	ended, err := c.Follow(limited(t), &wire.Follow{Job: job}, func(p *wire.Progress) {
 		require.Equal(t, job, p.Job)

@@ -204,7 +204,7 @@ func TestStopLetsRequestsFinish(t *testing.T) {
 	a := d.asker(writeStopping(t, dir, 1))
 	a.begin()
 	a.until("phase compiling")
-	thaw := d.freeze()
+	resume := d.freeze()
 	require.NoError(t, d.cmd.Process.Signal(syscall.SIGTERM))
 	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") },
 		patience, pollEvery)
@@ -216,7 +216,7 @@ func TestStopLetsRequestsFinish(t *testing.T) {
 		return err != nil
 	}, patience, pollEvery, "nobody new is let in")
 	require.True(t, d.running(), "a request is under way")
-	thaw()
+	resume()
 	got := a.got()
 	require.Empty(t, got.Error)
 	require.Equal(t, "compiled", got.Outcome)
@@ -239,7 +239,7 @@ func TestStopByAClientLetsRequestsFinish(t *testing.T) {
 	a := d.asker(writeStopping(t, dir, 1))
 	a.begin()
 	a.until("phase compiling")
-	thaw := d.freeze()
+	resume := d.freeze()
 	stopped := make(chan error, 1)
 	go func() { stopped <- c.Stop(limited(t)) }()
 	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") },
@@ -249,7 +249,7 @@ func TestStopByAClientLetsRequestsFinish(t *testing.T) {
 		require.Fail(t, "a request is under way", "%v", err)
 	default:
 	}
-	thaw()
+	resume()
 	got := a.got()
 	require.Empty(t, got.Error)
 	require.Equal(t, "compiled", got.Outcome)

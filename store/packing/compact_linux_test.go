@@ -37,12 +37,12 @@ func TestTheBlobThatIsUsedBecomesTheBase(t *testing.T) {
 	found := b.families(all[2])
 	require.Equal(t, []Family{{Hot: all[2], Base: all[0]}}, found)
 
-	b.full = true
+	b.diskFull = true
 	require.ErrorIs(t, b.Compact(ctx, found[0], nil), ErrInUse)
 	require.True(t, b.OnlyPacked(all[2]))
-	b.full, b.fits = false, syscall.ENOSPC
+	b.diskFull, b.fitsError = false, syscall.ENOSPC
 	require.ErrorIs(t, b.Compact(ctx, found[0], nil), ErrInUse)
-	b.fits = nil
+	b.fitsError = nil
 	require.Equal(t, contents[2], b.read(all[2]))
 	b.Store.memory.dropSharing(all[2]) // as the index does when it is lost
 	require.NoError(t, b.Compact(ctx, found[0], nil))
@@ -68,9 +68,9 @@ func TestABlobThatWasNeverPackedBecomesTheBase(t *testing.T) {
 	require.Positive(t, b.Sharing.Saving(all[1]))
 	found := b.families(all[1])
 	require.Equal(t, []Family{{Hot: all[1], Base: all[0]}}, found)
-	b.full = true
+	b.diskFull = true
 	require.ErrorIs(t, b.Compact(ctx, found[0], nil), ErrInUse, "there may be room another time")
-	b.full = false
+	b.diskFull = false
 	require.NoError(t, b.Compact(ctx, found[0], nil))
 	require.True(t, b.whole.Has(all[1]))
 	require.True(t, b.OnlyPacked(all[0]))
@@ -258,10 +258,11 @@ func TestLiteralsOfABlobThatIsWholeAreNotTakenFrom(t *testing.T) {
 	p, _ := b.Recipes.Has(all[1])
 	literals := p.Bases[p.Literals].Digest
 	require.Contains(t, b.bases(all[2]), literals)
-	b.asks = func() { b.once = b.asked > 0 } // but for the whole form itself there is no room
-	b.asked = 0
+	// only the reservation for the whole file succeeds
+	b.onReserve = func() { b.failOnce = b.reserveCalls > 0 }
+	b.reserveCalls = 0
 	require.NoError(t, b.MakeWhole(ctx, all[1]))
-	b.asks, b.once = nil, false
+	b.onReserve, b.failOnce = nil, false
 	require.True(t, b.whole.Has(literals), "there was no room to pack the other again")
 	require.Equal(t, []Family{{Base: literals}}, b.families())
 	require.NoError(t, b.Compact(ctx, Family{Base: literals}, nil))

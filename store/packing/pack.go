@@ -170,8 +170,8 @@ func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Pack
 }
 
 // makeRecipe looks for what a blob shares with others, and puts a recipe of that in the place
-// of the one that the blob may have, durably, if it saves enough; else errSavesTooLittle. The hold
-// keeps what the recipe takes from. The caller has the turn.
+// of the one that the blob may have, durably, if it saves enough; else errSavesTooLittle. The
+// hold keeps what the recipe takes from. The caller has the turn.
 func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *cas.Hold) error {
 	found, err := s.Sharing.match(ctx, d, how)
 	if err != nil {
@@ -200,7 +200,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 	}
 	defer release()
 	defer s.account.changed() // before the room is given back: what was written counts by then
-	r, literals, err := s.planned(ctx, d, found, how, hold)
+	r, literals, err := s.recipeOfPlan(ctx, d, found, how, hold)
 	if err != nil {
 		return err
 	}
@@ -225,10 +225,10 @@ func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
 	})
 }
 
-// planned returns the recipe of a plan. Its literals are stored as a blob of their own, which
+// recipeOfPlan returns the recipe of a plan. Its literals are stored as a blob of their own, which
 // others can take from; where none does or would, and a sample of them gains enough, they are
 // returned, to be compressed into the recipe's own file.
-func (s *Store) planned(ctx context.Context, d cas.Digest, m *Matched, how search,
+func (s *Store) recipeOfPlan(ctx context.Context, d cas.Digest, m *Matched, how search,
 	hold *cas.Hold) (*dedupe.Recipe, dedupe.Source, error) {
 	size := m.Plan.LiteralSize()
 	if size == 0 {
@@ -394,9 +394,9 @@ func (s *Store) mayCompact(f Family) bool {
 
 // Compact makes the blob that is used whole, packs its base and the blobs that take from that
 // again, by matching, and removes what is not needed any more. Nothing is removed before all that
-// needs it takes from elsewhere, durably and proven; a crash on the way leaves blobs that are whole
-// without need, and CompactableFamilies lists them. ErrInUse: one of them is in use, or there is no
-// free space for both just now.
+// needs it takes from elsewhere, durably and proven; a crash on the way leaves blobs that are
+// whole without need, and CompactableFamilies lists them. ErrInUse: one of them is in use, or there
+// is no free space for both just now.
 func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	leave, err := s.LockForms(ctx)
 	if err != nil {

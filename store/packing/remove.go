@@ -227,8 +227,8 @@ func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven 
 	return r, stamp, ok && was.Holds(stamp), nil
 }
 
-// provenAs notes that the recipe in the file of the stamp gives its blob.
-func (s *Store) provenAs(d cas.Digest, stamp cas.Stamp) {
+// markVerified notes that the recipe in the file of the stamp gives its blob.
+func (s *Store) markVerified(d cas.Digest, stamp cas.Stamp) {
 	_ = s.memory.RecipeStamps().SaveStamp(d, stamp) // what is forgotten is hashed again
 }
 
@@ -242,14 +242,14 @@ func (s *Store) putRecipe(ctx context.Context, r *dedupe.Recipe, literals dedupe
 		// and has not removed that.
 		defer s.removeIfUnneeded(r.Blob)
 		return s.recipeStore.Put(ctx, r, literals, func(written *dedupe.Recipe) error {
-			return s.prove(ctx, written)
+			return s.verifyRecipe(ctx, written)
 		})
 	})
 	if err != nil {
 		return err
 	}
 	if written, stamp, _, err := s.recipe(r.Blob); err == nil && written.Equal(r) {
-		s.provenAs(r.Blob, stamp) // else it is proven again when it is used
+		s.markVerified(r.Blob, stamp) // else it is proven again when it is used
 	}
 	return nil
 }
@@ -272,21 +272,21 @@ func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
 	})
 }
 
-// proveRecipe reads the blob's recipe, and proves that it gives the blob.
-func (s *Store) proveRecipe(ctx context.Context, d cas.Digest) error {
+// verifyStoredRecipe reads the blob's recipe, and proves that it gives the blob.
+func (s *Store) verifyStoredRecipe(ctx context.Context, d cas.Digest) error {
 	r, stamp, _, err := s.recipe(d)
 	if err != nil {
 		return err
 	}
-	if err := s.prove(ctx, r); err != nil {
+	if err := s.verifyRecipe(ctx, r); err != nil {
 		return err
 	}
-	s.provenAs(d, stamp)
+	s.markVerified(d, stamp)
 	return nil
 }
 
-// prove rebuilds a packed blob only to compare its digest.
-func (s *Store) prove(ctx context.Context, r *dedupe.Recipe) error {
+// verifyRecipe rebuilds a packed blob only to compare its digest.
+func (s *Store) verifyRecipe(ctx context.Context, r *dedupe.Recipe) error {
 	a, err := s.assemble(r)
 	if err != nil {
 		return err

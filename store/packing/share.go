@@ -190,7 +190,7 @@ func (s *Sharing) mayBePacked(d cas.Digest) bool {
 	if _, packed := s.recipeStore.Has(d); packed || !s.whole.Has(d) {
 		return true
 	}
-	found, _ := s.share(d)
+	found, _ := s.knownShare(d)
 	return len(found.From) > 0 && !found.Little && len(s.recipeStore.Users(d)) == 0 &&
 		s.Saving(d) > 0
 }
@@ -236,15 +236,15 @@ func decodeShare(b []byte) (o Share, ok bool) {
 	return o, o.Saving >= 0
 }
 
-// share is what is known of a blob; false: nothing.
-func (s *Sharing) share(d cas.Digest) (Share, bool) {
+// knownShare is what is known of a blob; false: nothing.
+func (s *Sharing) knownShare(d cas.Digest) (Share, bool) {
 	raw, _ := s.memory.shares.Get(d[:])
 	return decodeShare(raw) // of none: false
 }
 
 // IsKnown reports whether it is known what a blob shares.
 func (s *Sharing) IsKnown(d cas.Digest) bool {
-	_, known := s.share(d)
+	_, known := s.knownShare(d)
 	return known
 }
 
@@ -261,7 +261,7 @@ func (s *Sharing) EachShare(ctx context.Context, fn func(d cas.Digest, found Sha
 // Saving is how many bytes on disk packing a blob would free, be it little, as far as is known and
 // still true. It reads no blob.
 func (s *Sharing) Saving(d cas.Digest) int64 {
-	found, ok := s.share(d)
+	found, ok := s.knownShare(d)
 	if !ok || !s.whole.Has(d) || s.stale(found) {
 		return 0
 	}
@@ -309,7 +309,7 @@ func (s *Sharing) requeueSmaller(p *match.Plan) {
 		taken[e.Base] += e.Length
 	}
 	for i, one := range p.Bases {
-		if found, known := s.share(one.Digest); known &&
+		if found, known := s.knownShare(one.Digest); known &&
 			!slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size &&
 			taken[i] >= Worth.minimum(one.Size) {
 			s.memory.dropShare(one.Digest)
@@ -319,7 +319,7 @@ func (s *Sharing) requeueSmaller(p *match.Plan) {
 
 // ReexamineStale is Examine if the share is stale: what it would take from may have been removed.
 func (s *Sharing) ReexamineStale(ctx context.Context, d cas.Digest, gate Gate) error {
-	found, known := s.share(d)
+	found, known := s.knownShare(d)
 	if !known || !s.whole.Has(d) || !s.stale(found) {
 		return nil
 	}

@@ -59,11 +59,11 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, pr
 			return fmt.Errorf("%w in %s", err, s.Copies.dir)
 		}
 		if !s.Copies.otherFileSystem {
-			place, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(r.Size), 0)
+			reservation, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(r.Size), 0)
 			if err != nil {
 				return err
 			}
-			release = place
+			release = reservation
 		}
 		return s.rebuildInto(ctx, d, f, throttled(progress))
 	})
@@ -133,7 +133,7 @@ func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File,
 		}
 		err = s.apply(ctx, r, f, proven, progress)
 		if err == nil && !proven {
-			s.provenAs(d, stamp)
+			s.markVerified(d, stamp)
 		}
 		if !errors.Is(err, cas.ErrNotFound) || attempt == attempts {
 			return err
@@ -468,7 +468,7 @@ func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 	r, _, proven, err := s.recipe(d)
 	// its literals are in the recipe's file, which has no digest
 	if err == nil && r.Frames != nil && !proven {
-		err = s.proveRecipe(ctx, d)
+		err = s.verifyStoredRecipe(ctx, d)
 	}
 	if err != nil {
 		return err
@@ -484,7 +484,7 @@ func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 // Check reads every byte of a blob, whatever stamps say; a packed one's as its recipe gives them.
 func (s *Store) Check(ctx context.Context, d cas.Digest) error {
 	return s.inEitherForm(d, func() error { return s.whole.Check(ctx, d) }, func() error {
-		return s.proveRecipe(ctx, d)
+		return s.verifyStoredRecipe(ctx, d)
 	})
 }
 

@@ -68,9 +68,9 @@ type file struct {
 	unpacked bool // of the blob's unpacked form
 }
 
-// intact compares every file of the view with what it was when its bytes were last checked. It
+// isIntact compares every file of the view with what it was when its bytes were last checked. It
 // notices further files by the time of the directory.
-func (vs *Store) intact(v *View) bool {
+func (vs *Store) isIntact(v *View) bool {
 	if v.dropped.Load() {
 		return false
 	}
@@ -120,7 +120,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	v := vs.ForBuild(b)
 	if v != nil {
 		// none was added while no daemon ran
-		if vs.intact(v) && len(filesBelow(v.path)) == len(v.files) {
+		if vs.isIntact(v) && len(filesBelow(v.path)) == len(v.files) {
 			vs.setCurrent(b.ID, v)
 			return v, nil
 		}
@@ -335,7 +335,7 @@ func (vs *Store) CurrentView(id index.BuildID) *View {
 
 // CurrentIntact returns the build's view in use, with every file checked; nil if there is none.
 func (vs *Store) CurrentIntact(id index.BuildID) *View {
-	if v := vs.CurrentView(id); v != nil && vs.intact(v) {
+	if v := vs.CurrentView(id); v != nil && vs.isIntact(v) {
 		return v
 	}
 	return nil
@@ -414,7 +414,7 @@ func (vs *Store) scopeDir(views, scope string) error {
 // create links the build's files into a new directory. Until the index knows it, a crash leaves a
 // leftover, which the next start removes.
 func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
-	v, err := vs.begin(b.Scope, b.Graph, vs.NeedsUnpacking(b))
+	v, err := vs.createView(b.Scope, b.Graph, vs.NeedsUnpacking(b))
 	if err != nil {
 		return nil, err
 	}
@@ -429,9 +429,9 @@ func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
 	return v, vs.makeReadable(v)
 }
 
-// begin makes the directories of a view, still writable. A view lies on one file system: one with
-// unpacked files where they are.
-func (vs *Store) begin(scope, graph string, unpacked bool) (*View, error) {
+// createView makes the directories of a view, still writable. A view lies on one file system: one
+// with unpacked files where they are.
+func (vs *Store) createView(scope, graph string, unpacked bool) (*View, error) {
 	dir := vs.dir(unpacked)
 	if err := vs.scopeDir(dir, scope); err != nil {
 		return nil, err
@@ -519,7 +519,7 @@ func (vs *Store) discard(v *View) {
 
 // CreateUnkept makes a view of a directory for the requests that wait now, with links to blobs.
 func (vs *Store) CreateUnkept(b *index.Build, out string) (*View, error) {
-	v, err := vs.begin(Unkept, b.Graph, false)
+	v, err := vs.createView(Unkept, b.Graph, false)
 	if err != nil {
 		return nil, err
 	}

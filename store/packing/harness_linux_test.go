@@ -36,7 +36,7 @@ func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 	dir := filepath.Join(at, "state")
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	b := &bench{TB: t, memory: newMemory(dir), user: &user{needed: make(map[cas.Digest]int64),
-		held: make(map[cas.Digest]bool), of: make(map[cas.Digest]string)}}
+		held: make(map[cas.Digest]bool), scopeOf: make(map[cas.Digest]string)}}
 	b.memory.user = b.user
 	whole, err := cas.Open(dir, cas.Options{Stamps: newStamps(), FS: fs})
 	require.NoError(t, err)
@@ -110,26 +110,26 @@ func (b *bench) objects() (all []cas.Digest) {
 
 // user is an Owner. Tests set its fields while nothing goes on, or call need.
 type user struct {
-	needed map[cas.Digest]int64  // with sizes; guarded by mu
-	held   map[cas.Digest]bool   // it is in use
-	of     map[cas.Digest]string // its user; "": shared
+	needed  map[cas.Digest]int64  // with sizes; guarded by mu
+	held    map[cas.Digest]bool   // it is in use
+	scopeOf map[cas.Digest]string // its user; "": shared
 
-	mu       sync.Mutex
-	full     bool    // there is no room; guarded by mu
-	once     bool    // likewise, once, to the next caller; guarded by mu
-	reserved int64   // guarded by mu
-	passing  int64   // of what is about to go; guarded by mu
-	asked    int     // how often it was asked for; guarded by mu
-	places   []place // guarded by mu
-	fits     error   // of everything
-	goes     []int64 // what Fits was told that goes instead; guarded by mu
-	leaves   int64   // bytes on disk of what is being evicted; guarded by mu
+	mu             sync.Mutex
+	diskFull       bool          // Reserve fails; guarded by mu
+	failOnce       bool          // the next Reserve fails; guarded by mu
+	reserved       int64         // guarded by mu
+	transientBytes int64         // of what is being removed; guarded by mu
+	reserveCalls   int           // calls of Reserve; guarded by mu
+	reservations   []reservation // guarded by mu
+	fitsError      error         // of everything
+	replacedBytes  []int64       // what Fits was told that goes instead; guarded by mu
+	evictingBytes  int64         // bytes on disk of what is being evicted; guarded by mu
 
-	letGo func() // is called when something was let go; may be nil
-	asks  func() // is called when room is asked for; may be nil
+	onDropViews func() // DropViews calls it; may be nil
+	onReserve   func() // Reserve calls it; may be nil
 	// is called when it is asked whether something is needed, before that is answered; may be nil
-	needs func(cas.Digest)
-	given map[cas.Digest]bool // a request is being given it
+	onNeeded    func(cas.Digest)
+	beingServed map[cas.Digest]bool // a request is being given it
 }
 
 func (u *user) need(d cas.Digest, size int64) {
@@ -145,25 +145,25 @@ func (u *user) all() []cas.Digest {
 	return slices.Collect(maps.Keys(u.needed))
 }
 
-// setAside is what is accounted for besides blobs and their forms.
-func (u *user) setAside() int64 {
+// reservedBytes is what is accounted for besides blobs and their forms.
+func (u *user) reservedBytes() int64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.reserved + u.leaves
+	return u.reserved + u.evictingBytes
 }
 
-// leaving is what is being evicted.
-func (u *user) leaving() int64 {
+// evicting is what is being evicted.
+func (u *user) evicting() int64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.leaves
+	return u.evictingBytes
 }
 
-func (u *user) leave(disk int64) (done func()) {
+func (u *user) startEviction(disk int64) (done func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.leaves += disk
-	return func() { u.leave(-disk) }
+	u.evictingBytes += disk
+	return func() { u.startEviction(-disk) }
 }
 
 func (u *user) sizeOf(d cas.Digest) (size int64, needed bool) {
@@ -174,8 +174,8 @@ func (u *user) sizeOf(d cas.Digest) (size int64, needed bool) {
 }
 
 func (u *user) Needed(d cas.Digest) (bool, error) {
-	if u.needs != nil {
-		u.needs(d)
+	if u.onNeeded != nil {
+		u.onNeeded(d)
 	}
 	_, needed := u.sizeOf(d)
 	return needed, nil
@@ -185,32 +185,33 @@ func (u *user) DropViews(d cas.Digest) error {
 	if u.held[d] {
 		return ErrInUse
 	}
-	if u.letGo != nil {
-		u.letGo()
+	if u.onDropViews != nil {
+		u.onDropViews()
 	}
 	return nil
 }
 
 func (u *user) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
 	return func(from cas.Digest) (bool, error) {
-		return u.of[from] == "" || u.of[from] == u.of[d], nil
+		return u.scopeOf[from] == "" || u.scopeOf[from] == u.scopeOf[d], nil
 	}, nil
 }
 
-func (u *user) BeingServed(d cas.Digest) bool { return u.held[d] || u.given[d] }
+func (u *user) BeingServed(d cas.Digest) bool { return u.held[d] || u.beingServed[d] }
 
-// place is room that was asked for.
-type place struct{ disk, instead int64 }
+// reservation has the arguments of a call of Reserve.
+type reservation struct{ disk, instead int64 }
 
 func (u *user) Reserve(_ context.Context, disk, instead int64) (func(), error) {
-	if u.asks != nil {
-		u.asks()
+	if u.onReserve != nil {
+		u.onReserve()
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.asked, u.places = u.asked+1, append(u.places, place{disk, instead})
-	if once := u.once; u.full || once {
-		u.once = false
+	u.reserveCalls++
+	u.reservations = append(u.reservations, reservation{disk, instead})
+	if once := u.failOnce; u.diskFull || once {
+		u.failOnce = false
 		return func() {}, ErrNoSpace
 	}
 	u.reserved += disk
@@ -224,19 +225,19 @@ func (u *user) Reserve(_ context.Context, disk, instead int64) (func(), error) {
 func (u *user) CountTransient(disk int64) func() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.passing += disk
+	u.transientBytes += disk
 	return func() {
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		u.passing -= disk
+		u.transientBytes -= disk
 	}
 }
 
 func (u *user) Fits(_, _ string, _, instead int64) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.goes = append(u.goes, instead)
-	return u.fits
+	u.replacedBytes = append(u.replacedBytes, instead)
+	return u.fitsError
 }
 
 // stamps are a book that lasts as long as the test.

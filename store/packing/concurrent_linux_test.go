@@ -336,8 +336,8 @@ func (c *crowd) requireNothingElse(when string) {
 			say("%s/incoming/%s is there", dir, name.Name())
 		}
 	}
-	if c.reserved != 0 || c.user.passing != 0 {
-		say("%d bytes are set aside, %d are about to go", c.reserved, c.user.passing)
+	if c.reserved != 0 || c.user.transientBytes != 0 {
+		say("%d bytes are set aside, %d are about to go", c.reserved, c.user.transientBytes)
 	}
 	space, err := c.Space(true)
 	require.NoError(c, err)

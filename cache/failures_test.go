@@ -78,7 +78,7 @@ func TestFailureReasons(t *testing.T) {
 	}
 }
 
-func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
+func TestFailureIsAnsweredFromTheNegativeCache(t *testing.T) {
 	b := newBench(t)
 	first := b.refused(b.failing(1, standin.Crash))
 	again := b.refused(b.failing(1, standin.Crash))
@@ -129,7 +129,7 @@ func TestCrashesAreTriedLaterAndLater(t *testing.T) {
 }
 
 // All waiters of a compile are told the same after its worker died twice.
-func TestAllWaitersHearOfTheFailure(t *testing.T) {
+func TestAllWaitersGetTheFailure(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Delay = 200 * time.Millisecond
 	texts := make([]string, 16)

@@ -20,7 +20,7 @@ const mib = 1 << 20
 
 // A blob is packed, served from a copy, made whole again and removed, and each time has the forms
 // that it should have and its own bytes.
-func TestABlobTakesAllForms(t *testing.T) {
+func TestABlobIsPackedUnpackedAndMadeWhole(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
@@ -29,8 +29,9 @@ func TestABlobTakesAllForms(t *testing.T) {
 
 	freed := b.pack(all[1])
 	require.Greater(t, freed, int64(mib/2))
-	require.Equal(t, []int64{int64(len(contents[1]))}, b.goes, "what is written makes room")
-	require.Zero(t, b.user.passing)
+	require.Equal(t, []int64{int64(len(contents[1]))}, b.replacedBytes,
+		"the bytes that the write replaces")
+	require.Zero(t, b.user.transientBytes)
 	require.True(t, b.OnlyPacked(all[1]))
 	require.Equal(t, all[1], b.Recipes.Users(all[0])[0])
 	require.NoError(t, b.Verify(ctx, all[1]))
@@ -102,10 +103,12 @@ func TestRemovalAsksTheOwnerFirst(t *testing.T) {
 }
 
 // The whole form stays when a base was lost since the recipe was proven.
-func TestAWholeFormThatTheRecipeIsNoSubstituteForStays(t *testing.T) {
+func TestWholeFileStaysWhenItsRecipeIsNotVerified(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
-	b.letGo = func() { require.NoError(t, b.whole.Quarantine(all[0], "its bytes are others")) }
+	b.onDropViews = func() {
+		require.NoError(t, b.whole.Quarantine(all[0], "its bytes are others"))
+	}
 	_, err := b.Pack(context.Background(), all[1], Worth, nil)
 	require.ErrorIs(t, err, cas.ErrNotFound)
 	var gone *dedupe.BaseError
@@ -118,7 +121,7 @@ func TestAWholeFormThatTheRecipeIsNoSubstituteForStays(t *testing.T) {
 }
 
 // A recipe that does not give its blob gets no name, and takes no place.
-func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
+func TestWrongRecipesAreNotStored(t *testing.T) {
 	b := newBench(t)
 	all, _ := b.variants(2, mib)
 	b.pack(all[1])
@@ -231,8 +234,8 @@ func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 			require.NoError(t, errors.Join(err, f.Close()))
 		}
 		reads := 0
-		b.asks = func() { // it has been compared; later reads find what was stored
-			if b.asks = nil; damaged {
+		b.onReserve = func() { // it has been compared; later reads find what was stored
+			if b.onReserve = nil; damaged {
 				write(noise(8, mib/4))
 			} else {
 				write(common[mib/2 : mib*3/4])
@@ -244,7 +247,7 @@ func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 			}
 			return nil
 		})
-		require.Nil(t, b.asks)
+		require.Nil(t, b.onReserve)
 		require.Zero(t, freed)
 		require.True(t, b.whole.Has(d))
 		_, there := b.recipeStore.Has(d)
@@ -265,12 +268,12 @@ func TestABlobTakesOnlyFromWhereItMay(t *testing.T) {
 	b := newBench(t)
 	content := noise(0, mib)
 	first := b.put(append(noise(1, 4096), content...))
-	b.of[first] = "one"
+	b.scopeOf[first] = "one"
 	_, err := b.Sharing.Examine(context.Background(), first, nil)
 	require.NoError(t, err)
 	second := b.put(append(noise(2, 4096), content...))
 	for whose, saves := range map[string]bool{"another": false, "": false, "one": true} {
-		b.of[second] = whose
+		b.scopeOf[second] = whose
 		found, err := b.Sharing.Examine(context.Background(), second, nil)
 		require.NoError(t, err)
 		require.Equal(t, saves, found.Saving > 0, whose)
@@ -286,19 +289,19 @@ func TestACopyHasAPlace(t *testing.T) {
 	for _, d := range all[1:] {
 		require.Positive(t, b.pack(d))
 	}
-	b.asked = 0
+	b.reserveCalls = 0
 	require.Equal(t, contents[1], b.read(all[1]))
-	require.Equal(t, 1, b.asked)
-	b.held[all[1]], b.full, b.asked = true, true, 0
+	require.Equal(t, 1, b.reserveCalls)
+	b.held[all[1]], b.diskFull, b.reserveCalls = true, true, 0
 	require.ErrorIs(t, b.Unpack(ctx, all[2], nil, nil), ErrNoSpace)
-	require.Equal(t, 1, b.asked, "nothing was removed for it")
+	require.Equal(t, 1, b.reserveCalls, "nothing was removed for it")
 	_, _, first := b.Bytes(all[1])
 	_, _, second := b.Bytes(all[2])
 	require.True(t, first > 0 && second == 0, "the one that is held stays, and nothing goes beyond")
 	require.Zero(t, b.reserved)
-	b.full = false
+	b.diskFull = false
 	require.NoError(t, b.Unpack(ctx, all[2], nil, nil))
-	b.once = true
+	b.failOnce = true
 	var told atomic.Int64
 	require.NoError(t, b.Unpack(ctx, all[3], func() { told.Add(1) }, func(done, total int64) {
 		if done == total {
@@ -310,11 +313,11 @@ func TestACopyHasAPlace(t *testing.T) {
 	require.EqualValues(t, 2, told.Load(), "that it begins, and that all is there")
 	require.Zero(t, b.reserved)
 
-	b.fits = syscall.ENOSPC
+	b.fitsError = syscall.ENOSPC
 	require.NoError(t, b.DropCopy(all[3]))
-	b.asked = 0
+	b.reserveCalls = 0
 	require.ErrorIs(t, b.Unpack(ctx, all[3], nil, nil), syscall.ENOSPC)
-	require.Zero(t, b.asked)
+	require.Zero(t, b.reserveCalls)
 }
 
 // A blob without a known sketch is not read again for that: comparing it takes as many reads as

@@ -82,10 +82,10 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 		delete(built, l.Build.ID)
 	}
 	for id := range built {
-		ghosts := b.cache.index.Journal.Tombstones(
+		tombstones := b.cache.index.Journal.Tombstones(
 			func(g *index.Tombstone) bool { return g.BuildID == id })
-		require.Len(t, ghosts, 1, "nothing that was acknowledged goes without a word")
-		require.Contains(t, ghosts[0].Reason, "to free space: least valuable for its size")
+		require.Len(t, tombstones, 1, "nothing that was acknowledged goes without a word")
+		require.Contains(t, tombstones[0].Reason, "to free space: least valuable for its size")
 	}
 	require.Positive(t, b.cache.index.Counters.All()["evicted"])
 	require.Eventually(t, func() bool { return 2*len(b.list()) == b.blobs() }, soon,
@@ -235,9 +235,9 @@ func TestUnusedBuildsAreEvicted(t *testing.T) {
 	b.later.Add(int64(2 * time.Hour))
 	b.cache.Store.Ledger().WakeCollector()
 	require.Eventually(t, func() bool { return len(b.list()) == 1 }, soon, time.Millisecond)
-	ghosts := b.cache.index.Journal.Tombstones(nil)
-	require.Len(t, ghosts, 1)
-	require.Contains(t, ghosts[0].Reason, "longer than max_unused (2d)")
+	tombstones := b.cache.index.Journal.Tombstones(nil)
+	require.Len(t, tombstones, 1)
+	require.Contains(t, tombstones[0].Reason, "longer than max_unused (2d)")
 }
 
 // A clock that was never set, or jumps by years, makes no build too old, and keeps none from being
@@ -309,9 +309,9 @@ func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 		func() bool { return b.cache.jobs.Count() == 0 && own() == 3 && len(b.list()) == 4 }, soon,
 		time.Millisecond)
 	require.Len(t, b.list(), 4, "and the other user's")
-	ghosts := b.cache.index.Journal.Tombstones(nil)
-	require.NotEmpty(t, ghosts, "its earlier builds made room for the later ones")
-	for _, g := range ghosts {
+	tombstones := b.cache.index.Journal.Tombstones(nil)
+	require.NotEmpty(t, tombstones, "its earlier builds made room for the later ones")
+	for _, g := range tombstones {
 		require.Regexp(t, "(has|would have) more than its quota of", g.Reason)
 	}
 	r := b.held(50)

@@ -15,7 +15,7 @@ import (
 
 // A worker that waits for its graph registers its EP early only if that takes the device from no
 // other process. The EP here refuses to register, which shows that it was asked to.
-func TestRegisteredBesideAnother(t *testing.T) {
+func TestEPIsRegisteredEarlyOnlyIfNoOtherProcessNeedsTheDevice(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{Fault: "fail@register"})
 	job := compilers.CheckJob{Runtime: r, EPs: []compilers.EP{testEP(nil)},

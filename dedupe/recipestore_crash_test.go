@@ -50,9 +50,9 @@ var (
 		Frames:   &dedupe.Frames{Size: int64(len(text)), Each: 256 << 10}}
 )
 
-// shelfOperation is one call; what may stand under the blob's name when it was not acknowledged is
-// in may, nil for nothing, and after is what has to stand there when it was.
-type shelfOperation struct {
+// recipeStoreOperation is one call; what may stand under the blob's name when it was not
+// acknowledged is in may, nil for nothing, and after is what has to stand there when it was.
+type recipeStoreOperation struct {
 	name  string
 	run   func(s *dedupe.RecipeStore) error
 	blob  cas.Digest
@@ -60,11 +60,11 @@ type shelfOperation struct {
 	after *dedupe.Recipe
 }
 
-func recipeStoreOperations() []shelfOperation {
+func recipeStoreOperations() []recipeStoreOperation {
 	put := func(r *dedupe.Recipe) func(s *dedupe.RecipeStore) error {
 		return func(s *dedupe.RecipeStore) error { return s.Put(context.Background(), r, nil, nil) }
 	}
-	return []shelfOperation{
+	return []recipeStoreOperation{
 		{"put", put(other), other.Blob, []*dedupe.Recipe{nil, other}, other},
 		{"compress", func(s *dedupe.RecipeStore) error {
 			return s.Put(context.Background(), compressed, bytes.NewReader(text), nil)
@@ -156,7 +156,7 @@ func requireRecipeStoreAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest,
 	return left
 }
 
-func TestShelfStoppedAtEveryStep(t *testing.T) {
+func TestRecipeStoreStoppedAtEveryStep(t *testing.T) {
 	for _, op := range recipeStoreOperations() {
 		t.Run(op.name, func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
@@ -181,7 +181,7 @@ func TestShelfStoppedAtEveryStep(t *testing.T) {
 
 // A failed removal succeeds when it is retried. Until then the bases are kept of a recipe that
 // a crash could restore.
-func TestShelfFailingAtEveryStep(t *testing.T) {
+func TestRecipeStoreFailingAtEveryStep(t *testing.T) {
 	for _, op := range recipeStoreOperations() {
 		t.Run(op.name, func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
@@ -209,7 +209,7 @@ func TestShelfFailingAtEveryStep(t *testing.T) {
 
 // The first recipe of a store is there after a power cut, in directories that were made a moment
 // ago, also where an earlier start was stopped while it made them.
-func TestShelfKeepsItsFirstRecipe(t *testing.T) {
+func TestRecipeStoreKeepsTheFirstRecipe(t *testing.T) {
 	for stopped := range 4 {
 		root := memoryDir(t)
 		state := filepath.Join(root, "state")
@@ -232,7 +232,7 @@ func TestShelfKeepsItsFirstRecipe(t *testing.T) {
 }
 
 // A damaged recipe that was reported, and moved, is reported once.
-func TestShelfMovesDamageDurably(t *testing.T) {
+func TestRecipeStoreQuarantinesDamageDurably(t *testing.T) {
 	root := memoryDir(t)
 	path := filepath.Join(root, "state", "recipes", early.Blob.String()[:2], early.Blob.String())
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
@@ -288,7 +288,7 @@ func TestRecipeStoreReturnsUsersOfABase(t *testing.T) {
 
 // A recipe that is no good is put aside at the start; one of a newer version stays, and with it
 // everything that it might need.
-func TestShelfWithBadRecipes(t *testing.T) {
+func TestRecipeStoreWithBadRecipes(t *testing.T) {
 	good, err := early.Encode()
 	require.NoError(t, err)
 	newer := bytes.Clone(good)
@@ -358,7 +358,7 @@ func (f *failsAt) ReadAt(file *os.File, p []byte, off int64) (int, error) {
 
 // An error of the system says nothing of a recipe: it stays, it may need anything until it is read,
 // and it is tried again.
-func TestShelfKeepsUnreadableRecipes(t *testing.T) {
+func TestRecipeStoreKeepsUnreadableRecipes(t *testing.T) {
 	over := map[string]func(t *testing.T, s *dedupe.RecipeStore, fs *failsAt){
 		"it is given later": func(t *testing.T, s *dedupe.RecipeStore, fs *failsAt) {
 			*fs = failsAt{}

@@ -35,7 +35,7 @@ func (b *bench) evict(all ...cas.Digest) {
 	r := b.Removal()
 	for _, d := range all {
 		disk, _ := cas.DiskBytesIn(b.Store.dir, d) // of one that is not whole, none
-		done := b.user.leave(disk)
+		done := b.user.startEviction(disk)
 		delete(b.needed, d)
 		_, err := r.Remove(d)
 		require.NoError(b, err)
@@ -151,7 +151,8 @@ func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range formChanges(ctx) {
 		t.Run(c.name, func(t *testing.T) {
-			// of which the last ones are those after what takes most time: reading and comparing
+			// of which the last ones are those after what takes most time: reading and
+			// comparing
 			steps := 0
 			for victim := range c.n {
 				for step := steps - 1; step >= max(0, steps-4) || steps == 0; step-- {
@@ -196,9 +197,9 @@ func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	require.NoError(t, err)
 	// packing is as far as to have stored its literals
 	require.NoError(t, b.recipeStore.Remove(all[1]))
-	b.needs = func(d cas.Digest) {
+	b.onNeeded = func(d cas.Digest) {
 		if d == all[1] {
-			b.needs = nil
+			b.onNeeded = nil
 			require.NoError(t, b.recipeStore.Put(ctx, made, nil, nil))
 		}
 	}
@@ -206,7 +207,7 @@ func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	r := b.Removal()
 	_, err = r.Remove(all[1])
 	require.NoError(t, err)
-	require.Nil(t, b.needs)
+	require.Nil(t, b.onNeeded)
 	b.Release(packing)
 	_, err = r.End()
 	require.NoError(t, err)

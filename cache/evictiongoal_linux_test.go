@@ -59,7 +59,7 @@ func TestEvictionForTheFloorIsNotCountedForTheBudget(t *testing.T) {
 	b.reopen()
 	b.cache.Store.Ledger().WakeCollector()
 	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond)
-	ghosts := b.cache.index.Journal.Tombstones(func(*index.Tombstone) bool { return true })
-	require.Len(t, ghosts, 1)
-	require.False(t, ghosts[0].ForBudget)
+	tombstones := b.cache.index.Journal.Tombstones(func(*index.Tombstone) bool { return true })
+	require.Len(t, tombstones, 1)
+	require.False(t, tombstones[0].ForBudget)
 }

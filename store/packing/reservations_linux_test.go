@@ -18,8 +18,8 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	ctx := context.Background()
 	common, own := noise(0, mib), noise(9, mib/2)
 	content := append(bytes.Clone(own), common...)
-	asked := func() (all []place) {
-		all, b.places = b.places, nil
+	asked := func() (all []reservation) {
+		all, b.reservations = b.reservations, nil
 		known, err := b.Space(false)
 		require.NoError(t, err)
 		now, err := b.Space(true)
@@ -40,14 +40,14 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	freed := b.pack(all[1])
 	p, _ := b.Recipes.Has(all[1])
 	literals := p.Bases[p.Literals].Size
-	require.Equal(t, []place{{cas.RoundUpToBlock(literals) + p.Disk, whole}}, asked())
+	require.Equal(t, []reservation{{cas.RoundUpToBlock(literals) + p.Disk, whole}}, asked())
 	require.Equal(t, whole-cas.RoundUpToBlock(literals)-p.Disk, freed)
 	require.NoError(t, b.Unpack(ctx, all[1], nil, nil))
-	require.Equal(t, []place{{whole, 0}}, asked())
+	require.Equal(t, []reservation{{whole, 0}}, asked())
 	require.NoError(t, b.DropCopy(all[1]))
 	require.Empty(t, asked())
 	require.NoError(t, b.MakeWhole(ctx, all[1]))
-	require.Equal(t, []place{{whole, cas.RoundUpToBlock(literals) + p.Disk}}, asked(),
+	require.Equal(t, []reservation{{whole, cas.RoundUpToBlock(literals) + p.Disk}}, asked(),
 		"no build is evicted for it")
 
 	// Compacting writes the one whole, and then what the other has of its own.
@@ -56,7 +56,8 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	require.NoError(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, nil))
 	require.True(t, b.OnlyPacked(all[0]))
 	recipe, _ := b.Recipes.Has(all[0])
-	require.Equal(t, []place{{whole, cas.RoundUpToBlock(literals) + p.Disk}, {recipe.Disk, mib}},
+	require.Equal(t, []reservation{{whole, cas.RoundUpToBlock(literals) + p.Disk},
+		{recipe.Disk, mib}},
 		asked())
 	require.Zero(t, b.reserved)
 	for _, d := range all {
@@ -74,9 +75,10 @@ func TestCompressedLiteralsAreReserved(t *testing.T) {
 	b.looked(common)
 	content := append(digits(2, mib/2), common...)
 	d, _ := b.looked(content)
-	b.places = nil
+	b.reservations = nil
 	require.Positive(t, b.pack(d))
-	require.Equal(t, []place{{mib/2 + 4096, cas.RoundUpToBlock(int64(len(content)))}}, b.places)
+	require.Equal(t, []reservation{{mib/2 + 4096, cas.RoundUpToBlock(int64(len(content)))}},
+		b.reservations)
 	p, _ := b.Recipes.Has(d)
 	require.Positive(t, p.Compressed)
 	require.Less(t, p.Disk, int64(mib/2))
@@ -89,7 +91,7 @@ func TestForbiddenBaseIsNotUsed(t *testing.T) {
 	all, contents := b.variants(2, mib)
 	require.Positive(t, b.pack(all[1]))
 	b.put(contents[1])
-	b.of = map[cas.Digest]string{all[0]: "7", all[1]: "8"}
+	b.scopeOf = map[cas.Digest]string{all[0]: "7", all[1]: "8"}
 	freed, err := b.Pack(context.Background(), all[1], Worth, nil)
 	require.NoError(t, err)
 	require.Zero(t, freed)
@@ -112,11 +114,11 @@ func TestBaseTakenAfterReleaseStays(t *testing.T) {
 		require.Zero(t, freed)
 		require.True(t, b.whole.Has(all[1]))
 	}
-	b.letGo = func() { b.given = map[cas.Digest]bool{all[1]: true} }
+	b.onDropViews = func() { b.beingServed = map[cas.Digest]bool{all[1]: true} }
 	stays()
-	b.given = nil
+	b.beingServed = nil
 	size := int64(len(contents[1]))
-	b.letGo = func() {
+	b.onDropViews = func() {
 		require.NoError(t, b.recipeStore.Put(ctx,
 			&dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
 				Bases:   []dedupe.Base{{Digest: all[1], Size: size}},
@@ -124,11 +126,11 @@ func TestBaseTakenAfterReleaseStays(t *testing.T) {
 	}
 	stays()
 	require.NoError(t, b.recipeStore.Remove(all[2]))
-	b.letGo = nil
+	b.onDropViews = nil
 	require.Positive(t, b.pack(all[1]))
 
 	require.NoError(t, b.Unpack(ctx, all[1], nil, nil))
-	b.letGo = func() { b.given = map[cas.Digest]bool{all[1]: true} }
+	b.onDropViews = func() { b.beingServed = map[cas.Digest]bool{all[1]: true} }
 	require.ErrorIs(t, b.DropCopy(all[1]), ErrInUse)
 	_, _, copied := b.Bytes(all[1])
 	require.Positive(t, copied)

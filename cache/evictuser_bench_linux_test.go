@@ -18,7 +18,7 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 	ctx := context.Background()
 	m := newMultitude(b, filepath.Join(memoryDir(b), "many"), 100_000, 1)
 	m.open()
-	m.settle()
+	m.waitUntilIdle()
 	first := m.acquire(m.ask(0))
 	require.NoError(b, first.View.Close())
 	const few = 10

@@ -18,14 +18,14 @@ func (b *bench) passedOn() (base, another, later cas.Digest, contents map[cas.Di
 	base, _ = b.looked(small)
 	content := slices.Concat(noise(2, 4096), small[:mib/4], noise(3, 4096))
 	another = b.put(content)
-	b.of[another] = "another"
+	b.scopeOf[another] = "another"
 	_, err := b.Sharing.Examine(context.Background(), another, nil)
 	require.NoError(b, err)
 	require.Positive(b, b.pack(another))
-	b.of[base] = "one"
+	b.scopeOf[base] = "one"
 	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
 	later = b.put(large)
-	b.of[later] = "one"
+	b.scopeOf[later] = "one"
 	_, err = b.Sharing.Examine(context.Background(), later, nil)
 	require.NoError(b, err)
 	found, err := b.Sharing.Examine(context.Background(), base, nil)
@@ -47,7 +47,7 @@ func TestRecipesStayWithinTheirScope(t *testing.T) {
 	require.False(t, packed)
 	b.requireAll(contents)
 
-	b.of[another] = "one"
+	b.scopeOf[another] = "one"
 	_, err := b.Sharing.Examine(ctx, base, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(base))
@@ -62,10 +62,10 @@ func TestABaseStaysForThoseThatMayNotTakeFromAnother(t *testing.T) {
 	require.Positive(t, b.pack(all[1]))
 	require.Positive(t, b.pack(all[2]))
 	require.Len(t, b.families(all[1]), 1)
-	b.of[all[1]] = "one"
+	b.scopeOf[all[1]] = "one"
 	require.Empty(t, b.families(all[1]))
 	for _, d := range all {
-		b.of[d] = "one"
+		b.scopeOf[d] = "one"
 	}
 	require.Len(t, b.families(all[1]), 1)
 	for i, d := range all {
@@ -86,12 +86,12 @@ func TestForeignScopeGetsItsOwnBytes(t *testing.T) {
 	literals := p.Bases[p.Literals].Digest
 	taken := slices.Concat(noise(3, 4096), own)
 	another := b.put(taken)
-	b.of[another] = "another"
+	b.scopeOf[another] = "another"
 	_, err := b.Sharing.Examine(context.Background(), another, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(another))
 	require.Contains(t, b.bases(another), literals)
-	b.of[d] = "one"
+	b.scopeOf[d] = "one"
 	require.NoError(t, b.MakeWhole(context.Background(), d))
 	require.True(t, b.whole.Has(d))
 	_, packed := b.Recipes.Has(d)

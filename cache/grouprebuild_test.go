@@ -22,7 +22,7 @@ func TestGroupIsNotRecompiledFromOneMember(t *testing.T) {
 	group := b.acquire(b.group(1, 2))
 	b.age()
 	require.Equal(t, group.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
-	b.settles()
+	b.waitForRebuilds()
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 	require.Len(t, b.acquire(b.group(1, 2)).Members, 2)
 }

@@ -76,7 +76,7 @@ func TestAMarkOutlivesADeletedJournal(t *testing.T) {
 	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name)
 }
 
-func TestAFailedStoreLooksAround(t *testing.T) {
+func TestAFailedStoreChecksItsDirectories(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, os.Rename(b.state, b.state+".away"))
 	a := b.acquire(b.request(b.model(1)))

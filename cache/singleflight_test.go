@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-func TestOneCompileForAll(t *testing.T) {
+func TestConcurrentRequestsShareOneCompile(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Delay = 200 * time.Millisecond
 	var wg sync.WaitGroup
@@ -42,7 +42,7 @@ func TestOneCompileForAll(t *testing.T) {
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
-func TestFirstAskerLeaves(t *testing.T) {
+func TestCompileContinuesWhenItsFirstCallerLeaves(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Delay = 300 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
@@ -73,7 +73,7 @@ func TestFirstAskerLeaves(t *testing.T) {
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
-func TestLastAskerCancels(t *testing.T) {
+func TestLastCallerCancelsTheCompile(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Delay = time.Minute
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)

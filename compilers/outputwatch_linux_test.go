@@ -19,7 +19,7 @@ import (
 
 // Execution providers' own output, and ONNX Runtime's graph after it: all of it is there when it is
 // told.
-func TestWrittenIsToldOfRealOutput(t *testing.T) {
+func TestOutputWatchSeesRealOutput(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})
 	for _, route := range []string{compilers.RouteCompileAPI, compilers.RouteSessionOptions} {
@@ -109,7 +109,7 @@ func TestSettled(t *testing.T) {
 
 // Files have their times from a clock that goes in steps: where the kernel has nothing finer two
 // changes in one step look like one.
-func TestStampsTellOfEachChange(t *testing.T) {
+func TestStampsShowEachChange(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 20 {
 		path := filepath.Join(dir, "file")

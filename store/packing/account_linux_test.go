@@ -55,9 +55,9 @@ func (a *accountant) look(when string) {
 	defer a.mu.Unlock()
 	a.times++
 	disk, told := a.b.onDisk(), a.b.warnings()
-	require.LessOrEqual(a.b, disk, told+a.b.user.setAside(),
+	require.LessOrEqual(a.b, disk, told+a.b.user.reservedBytes(),
 		"%s: bytes are on the disk and in no account", when)
-	if a.b.user.leaving() == 0 {
+	if a.b.user.evicting() == 0 {
 		require.LessOrEqual(a.b, told, disk, "%s: bytes are accounted for twice", when)
 	}
 }
@@ -97,7 +97,7 @@ func (b *bench) warnings() (sum int64) {
 // The space of blobs is accounted for once at each moment while their form changes, whichever is
 // evicted meanwhile. Bytes being written are reserved, and an eviction counts bytes until it has
 // asked for their removal.
-func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
+func TestAccountIsExactWhileBlobsArePackedAndUnpacked(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range formChanges(ctx) {
 		t.Run(c.name, func(t *testing.T) {

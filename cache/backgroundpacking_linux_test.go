@@ -14,7 +14,7 @@ import (
 
 // Background packing is aborted for a caller that waits for the lock, however much is left, and is
 // retried later.
-func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
+func TestBackgroundPackingReleasesTheLockForWaiters(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(2)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

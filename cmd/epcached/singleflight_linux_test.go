@@ -67,7 +67,7 @@ func TestCompileSurvivesKilledClients(t *testing.T) {
 	askers := together(d, writeStopping(t, dir, 1))
 	askers[0].begin()
 	askers[0].until("phase compiling")
-	thaw := d.freeze()
+	resume := d.freeze()
 	for _, a := range askers[1:] {
 		a.begin()
 	}
@@ -84,7 +84,7 @@ func TestCompileSurvivesKilledClients(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return d.status().Connections == before-21 }, patience,
 		pollEvery, "the daemon has seen that they are gone")
-	thaw()
+	resume()
 	var others []*asker
 	for i, a := range askers {
 		if !slices.Contains(killed, i) {
@@ -108,7 +108,7 @@ func writeLargeModel(t testing.TB, dir string) string {
 }
 
 // When all waiting clients are gone, their worker is ended, because its result is of no use.
-func TestAllAskersKilled(t *testing.T) {
+func TestAllClientsOfACompileAreKilled(t *testing.T) {
 	t.Parallel()
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()

@@ -45,7 +45,7 @@ func TestMemberThatEndsTheWorkerIsNamed(t *testing.T) {
 	}
 }
 
-func TestGroupThatIsNone(t *testing.T) {
+func TestInvalidGroupsAreRefused(t *testing.T) {
 	for name, edit := range map[string]func(*compilers.Job){
 		"embedded":               func(j *compilers.Job) { j.Embed = true },
 		"two graphs of one name": func(j *compilers.Job) { j.Share[0].Output = j.Output },

@@ -202,10 +202,10 @@ func newVictim(t testing.TB, dir string, external bool) *victim {
 	return v
 }
 
-// TestChangedBehindItsTimes has each way to change a file meet a daemon that believes to know it.
-// Twice, for after the first time the file's times, and the kernel's idea of which pages are dirty,
-// are others.
-func TestChangedBehindItsTimes(t *testing.T) {
+// TestModelChangedWithUnchangedTimes has each way to change a file meet a daemon that believes to
+// know it. Twice, for after the first time the file's times, and the kernel's idea of which pages
+// are dirty, are others.
+func TestModelChangedWithUnchangedTimes(t *testing.T) {
 	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)
 	c := d.dial()

@@ -35,12 +35,12 @@ func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	at := &atManifest{}
 	b := newBenchWith(t, func(o *Options) { o.fs = at })
 	a := b.use(1)
-	former := b.cache.views.CurrentView(a.Build.ID)
-	require.NotNil(t, former)
+	previous := b.cache.views.CurrentView(a.Build.ID)
+	require.NotNil(t, previous)
 	var made *views.View
 	var lease *os.File
 	at.do = func() {
-		inner := filepath.Join(former.Path(), former.ID())
+		inner := filepath.Join(previous.Path(), previous.ID())
 		require.NoError(t, os.Chmod(inner, 0o700))
 		require.NoError(t, os.Remove(filepath.Join(inner, a.Build.Graph)))
 		var err error
@@ -51,9 +51,9 @@ func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	}
 	require.NoError(t, b.remove(a.Build))
 	require.Nil(t, at.do)
-	require.NotEqual(t, former.Path(), made.Path())
+	require.NotEqual(t, previous.Path(), made.Path())
 	require.Nil(t, b.cache.views.CurrentView(a.Build.ID))
-	require.NoDirExists(t, former.Path())
+	require.NoDirExists(t, previous.Path())
 	require.DirExists(t, made.Path(), "it is in use")
 	require.EqualValues(t, 2*cas.Block, b.account().UnlinkedOpen)
 	b.exact()

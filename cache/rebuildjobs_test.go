@@ -34,7 +34,7 @@ func TestRebuildJobIsVisibleToUsersOfTheBuild(t *testing.T) {
 		[]string{listed[0].ID}, false)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, ended[0].State)
-	require.Empty(t, b.settles(), "and it is not begun again")
+	require.Empty(t, b.waitForRebuilds(), "and it is not begun again")
 }
 
 // wantedByItself has the daemon want to recompile a build while it must not begin, because a
@@ -103,7 +103,7 @@ func TestAdministratorsCancelRebuildJobs(t *testing.T) {
 			if one := <-waiting; one.answer != nil {
 				one.answer.View.Close()
 			}
-			require.Empty(t, b.settles())
+			require.Empty(t, b.waitForRebuilds())
 			require.Len(t, g.begun(), 2)
 		})
 	}

@@ -223,8 +223,8 @@ func peak(fn func()) (most float64, took time.Duration) {
 	return <-done, took
 }
 
-// settle waits until what is done after a start is over.
-func (m *multitude) settle() time.Duration {
+// waitUntilIdle waits until what is done after a start is over.
+func (m *multitude) waitUntilIdle() time.Duration {
 	began := time.Now()
 	<-m.cache.sweptUnpacked
 	last := m.cpu()
@@ -267,7 +267,7 @@ func (m *multitude) measure(hits int) (f figures) {
 	before, began := heap(), time.Now()
 	m.open()
 	f.first = time.Since(began)
-	rest := m.settle()
+	rest := m.waitUntilIdle()
 	m.Logf("%d entries: opened in %v, at rest %v later", m.n, f.first, rest)
 	r, err := m.cache.Queries.Space()
 	require.NoError(m, err)
@@ -276,7 +276,7 @@ func (m *multitude) measure(hits int) (f figures) {
 	began = time.Now()
 	m.open()
 	f.start = time.Since(began)
-	rest = m.settle()
+	rest = m.waitUntilIdle()
 	f.hit = m.hits(hits)
 	f.heap = heap() - before
 	m.Logf("opened again in %v, at rest %v later; %.1f MiB in use", f.start, rest, f.heap)
@@ -328,7 +328,7 @@ func (m *multitude) measure(hits int) (f figures) {
 }
 
 // A check of the whole store reports its progress.
-func TestACheckTellsHowFarItIs(t *testing.T) {
+func TestCheckReportsItsProgress(t *testing.T) {
 	m := newMultitude(t, memoryDir(t), 600, 2)
 	m.open()
 	m.measureCheck()

@@ -20,7 +20,7 @@ import (
 func TestPackingNeedsSpaceForLiterals(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
-	b.fits = syscall.ENOSPC
+	b.fitsError = syscall.ENOSPC
 	_, err := b.Pack(context.Background(), all[1], Worth, nil)
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.ElementsMatch(t, all, b.objects())
@@ -32,7 +32,7 @@ func TestPackingNeedsSpaceForLiterals(t *testing.T) {
 
 // A base that goes while a blob is compared with it is no error: there is nothing to pack the
 // blob with, and it stays as it was.
-func TestABaseGoesWhileItIsComparedWith(t *testing.T) {
+func TestBaseIsRemovedDuringAComparison(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
@@ -73,7 +73,7 @@ func (o *opening) Open(path string) (*os.File, error) {
 
 // A reader gets a blob although it becomes whole before its recipe is read, or its copy is removed
 // before that is opened.
-func TestABlobIsFoundThoughItTakesAnotherForm(t *testing.T) {
+func TestABlobIsReadWhileItIsPackedOrUnpacked(t *testing.T) {
 	ctx := context.Background()
 	for _, read := range []func(*bench, cas.Digest) error{
 		func(b *bench, d cas.Digest) error { return b.Verify(ctx, d) },
@@ -101,7 +101,7 @@ func TestABlobIsFoundThoughItTakesAnotherForm(t *testing.T) {
 
 		require.Positive(t, b.pack(all[1]))
 		copies := 0
-		b.needs = func(cas.Digest) {
+		b.onNeeded = func(cas.Digest) {
 			if _, _, unpacked := b.Bytes(all[1]); unpacked > 0 && copies == 0 {
 				copies++
 				require.NoError(t, b.DropCopy(all[1]))

@@ -62,7 +62,7 @@ func TestContentsThatArePast(t *testing.T) {
 // The libraries are rewritten with the same bytes during their probe: its result is of files that
 // changed, so it is dropped. They are assessed again when they are at rest, whether that is seen
 // before or after the probe has failed.
-func TestMovedWhileAssessed(t *testing.T) {
+func TestRuntimeChangesDuringAnAssessment(t *testing.T) {
 	for name, seenAt := range map[string]func(b *bench){
 		"seen before": func(b *bench) {
 			_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
