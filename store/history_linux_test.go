@@ -639,7 +639,7 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 	hold := h.store.Blobs().Hold()
 	err = h.store.Publish(ctx, store.Publication{Build: b, Dir: dir, UID: b.UID,
 		Reservation: reservation,
-		Kind: "compiled"}, hold)
+		Kind:        "compiled"}, hold)
 	hold.Release()
 	reservation.Release()
 	if err != nil {

@@ -173,7 +173,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	defer cs.Store.Forms().Release(hold)
 	err = cs.Store.Publish(ctx, store.Publication{Build: b, Dir: dir, Hashed: hashed,
 		UID: cl.Peer.UID, Reservation: reservation, Kind: event.Put,
-		Text: request.PutDescription(b),
+		Text:    request.PutDescription(b),
 		Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
