@@ -332,7 +332,6 @@ var meant = map[string]string{
 	"cannot remove a scratch":       "the key of a log record, which scripts may use",
 	"What compiled models share":    "a title",
 	"This directory is a cache of ": "a line that the CACHEDIR.TAG specification asks for",
-	"is another user's, whose":      "an owner, not a subject",
 	"--embed cannot be used for a":  "an attribute of models, not a subject",
 	"it cannot be used for groups":  "an attribute of models, not a subject",
 	"nor those whose path":          "an attribute of builds, not a subject",

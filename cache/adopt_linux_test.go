@@ -181,7 +181,7 @@ func TestAdoptionIsStrict(t *testing.T) {
 			r := b.adopts(*s)
 			r.Store = "none"
 			return r
-		}, "not adopted: the request says to store nothing"},
+		}, "not adopted: the request asks to store nothing"},
 		"outside its directory": {func(b *bench, s *shipped) *request.Request {
 			m := wrapsIR("../part.bin", 1)
 			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))

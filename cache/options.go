@@ -158,7 +158,7 @@ func (o *Options) packWhen() (p store.Packing, err error) {
 	p.When, p.After = cmp.Or(o.Pack, store.PackCold), cmp.Or(o.PackAfter, store.DefaultPackAfter)
 	if all := []string{store.PackCold, store.PackAlways,
 		store.PackOff}; !slices.Contains(all, p.When) {
-		err = fmt.Errorf("pack: %q is none of %q, %q and %q", p.When, all[0], all[1], all[2])
+		err = fmt.Errorf("pack: %q is not one of %q, %q and %q", p.When, all[0], all[1], all[2])
 	} else if p.After < 0 {
 		err = fmt.Errorf("pack after %s: must not be negative", p.After)
 	}

@@ -188,11 +188,13 @@ func TestLoadingElsewhere(t *testing.T) {
 			{"embedded", ort.Compilation{Embed: true}, nil, nil},
 			{"sidecar, and initializers in a file", ort.Compilation{InitializersFile: "rest.bin"},
 				[]string{"bytes", "bytes context"},
-				[]string{"path", "bytes", "bytes context", "bytes directory", "bytes context directory"}},
+				[]string{"path", "bytes", "bytes context", "bytes directory",
+					"bytes context directory"}},
 			{"embedded, and initializers in a file",
 				ort.Compilation{Embed: true, InitializersFile: "rest.bin"},
 				[]string{"bytes", "bytes context"},
-				[]string{"path", "bytes", "bytes context", "bytes directory", "bytes context directory"}},
+				[]string{"path", "bytes", "bytes context", "bytes directory",
+					"bytes context directory"}},
 		} {
 			for _, who := range []string{"who made it", "another user", "another mount namespace"} {
 				t.Run(version+"/"+row.name+"/"+who, func(t *testing.T) {

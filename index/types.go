@@ -229,6 +229,6 @@ const (
 	WhyPrivate     = "other users may not read the model"
 	WhyClosed      = "the daemon's user may not open the model"
 	WhyElsewhere   = "the model is on FUSE or on a file system that does not respond"
-	WhyAnothers    = "the model is another user's, whose build was converted"
+	WhyAnothers    = "the build was converted from a build of another user"
 	WhyFailed      = "the model could not be copied; the daemon's log says why"
 )

@@ -171,7 +171,7 @@ func compress(to io.Writer, from io.Reader, size int64) (list []byte, err error)
 		_, err = to.Write(p.frame(nil))
 	}
 	if err == nil && n != size {
-		err = fmt.Errorf("it has another size than %d", size)
+		err = fmt.Errorf("its size is not %d", size)
 	}
 	return list, err
 }

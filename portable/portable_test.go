@@ -466,7 +466,7 @@ func TestAWriterLeavesTheIndexAsItWasUntilItIsClosed(t *testing.T) {
 	b := build(s)
 	b.Files[1].Size++ // the file is shorter than was stated
 	_, err = w.Add(context.Background(), b)
-	require.ErrorContains(t, err, `file "sub/a.bin": it has another size`)
+	require.ErrorContains(t, err, `file "sub/a.bin": its size is not`)
 	left, err := filepath.Glob(filepath.Join(dir, "blobs/sha256/.new-*"))
 	require.NoError(t, err)
 	require.Empty(t, left)

@@ -19,22 +19,22 @@ import (
 // stateReadme is in every state directory, for people that find it and wonder.
 const stateReadme = `This directory is the store of epcached, which keeps compiled ONNX Runtime models.
 
-Nothing in it is the only copy of anything: what is missing is compiled again. Still, do not delete single files
-while the daemon runs if it can be helped; it notices and mends, and that costs a compile. To empty it:
+All of it can be compiled again. Do not delete single files while the daemon runs: it would notice, and recompile
+the builds that had them. To empty the store:
 
     epcachectl rm --all
 
 or stop the daemon and remove the whole directory.
 
 objects/     the compiled models' bytes, each file under the BLAKE3 digest of its content
-recipes/     how to put packed models together again from files in objects
-unpacked/    packed models that are in use, put together; may be deleted at any time
-manifests/   one record for each compiled model; with the journal they are the truth
-views/       what applications load from: hard links to objects
+recipes/     instructions to rebuild packed models from files in objects
+unpacked/    rebuilt copies of packed models that are in use; may be deleted at any time
+manifests/   one record for each compiled model, its only record together with the journal
+views/       directories that applications load from: hard links to objects
 staging/     work in progress, emptied at start
-quarantine/  what failed a check, with a note why
+quarantine/  files that failed a check, each with a note
 reserve      empty space, used to remove models when the disk is full
-index.db     made from the manifests; when it is missing it is made again
+index.db     a database of the manifests, which is rebuilt if it is missing
 `
 
 // checkOwnership fails for root where another user owns the state directory or what lies directly

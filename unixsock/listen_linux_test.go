@@ -88,7 +88,9 @@ func TestNonSocketIsNeverRemoved(t *testing.T) {
 	require.NoError(t, err)
 	defer l.Close()
 	makers := map[string]func(path string) error{
-		"file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
+		"file": func(path string) error {
+			return os.WriteFile(path, []byte("precious"), 0o600)
+		},
 		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
 		"link":      func(path string) error { return os.Symlink(live, path) },
 		"FIFO":      func(path string) error { return unix.Mkfifo(path, 0o600) },

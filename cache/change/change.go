@@ -253,7 +253,7 @@ func (c *Changes) changeable(ctx context.Context, p request.Peer, names []string
 	if err == nil && len(ids) == 0 && below != nil {
 		err = apierr.New(apierr.NotAllowed, nil, "build %.16s is in layer %s, which is only read",
 			below.BuildKey, below.Layer).
-			WithHint("have it not served any more: epcachectl invalidate %.16s", below.BuildKey)
+			WithHint("withhold it: epcachectl invalidate %.16s", below.BuildKey)
 	}
 	if err != nil {
 		return nil, err

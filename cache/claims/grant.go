@@ -112,7 +112,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 	if at.Scope == "" {
 		return jobs.Key{}, apierr.New(apierr.NotAllowed, nil,
-			"model %q: the request says to store nothing, so there is nothing to claim", at.Name).
+			"model %q: the request asks to store nothing, so there is nothing to claim", at.Name).
 			WithHint("compile it without epcached")
 	}
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}

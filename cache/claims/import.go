@@ -271,7 +271,8 @@ func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope st
 	}
 	in.key = identity.BuildKey(at.Plan.RequestKey, in.facts, at.Plan.Canonical.Route)
 	if bytes.Equal(r.Record, c.Record) && in.key != index.BuildKey(c.BuildKey) {
-		return apierr.New(apierr.BadRequest, nil, "its build key is not that of what made it")
+		return apierr.New(apierr.BadRequest, nil,
+			"its build key does not match the request and libraries in its record")
 	}
 	in.claim = &claim{adopts: true, state: claimPutting, claims: cs, scope: scope, Attempt: at,
 		owner:    cs.Owner(p.UID),
@@ -500,7 +501,8 @@ func (in *intake) examine(ctx context.Context, dir string, names []string) (
 const maxImportSeconds = 24 * 3600
 
 func refuseImport(err error) error {
-	return apierr.New(apierr.BadRequest, err, "it is no build for its request")
+	return apierr.New(apierr.BadRequest, err,
+		"the files are not a build for the request in its record")
 }
 
 // statesTheSame compares what an execution provider states in the graphs with the config, by which

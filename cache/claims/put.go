@@ -341,7 +341,7 @@ func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (
 	done func(), why string, err error) {
 	key, err := cs.key(at)
 	if err != nil {
-		return nil, "the request says to store nothing", nil
+		return nil, "the request asks to store nothing", nil
 	}
 	begin := func() (jobs.Work, error) { return cs.newAdoption(at, key) }
 	result, _, err := cs.Jobs.Join(ctx, key, at.Caller(cs.Owner), begin)

@@ -166,7 +166,7 @@ func (s Source) signed(id index.BuildID, trust *portable.Trust, now time.Time) (
 			return *one, nil
 		}
 	}
-	return b, errors.New("its manifest is not what the signature is of")
+	return b, errors.New("its manifest is not the one that was signed")
 }
 
 // buildOf returns the build that answers the request, and its manifest, by what the card says.

@@ -258,7 +258,7 @@ var causes = []cause{
 		"provider: install a later onnxruntime beside it"},
 	{identity.ErrNoLibrary, "", "", "a library beside it is missing: install the whole package"},
 	{nil, "cannot open shared object file", loader, "a library that it needs is missing: " +
-		"install the whole package, and what its vendor requires"},
+		"install the complete package, and its vendor's requirements"},
 	{nil, "version `GLIBC", loader,
 		"it was built for a later system than this one: install a release made for this " +
 			"distribution"},

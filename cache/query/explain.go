@@ -438,7 +438,7 @@ func (q *Queries) whyRemoved(p rights.Peer, name string,
 		out := &wire.Explanation{Decision: Removed, RequestKey: e.RequestKey.String(),
 			Reason: fmt.Sprintf("no build is left; the last event: %s: %s", e.Kind, e.Text)}
 		if e.Kind == event.Unkept {
-			out.Reason = "there is no build; " + unkeptText(e)
+			out.Reason = "no build exists; " + unkeptText(e)
 		}
 		return q.AddHistory(p, e.RequestKey, out), nil
 	}

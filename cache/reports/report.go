@@ -295,7 +295,7 @@ func (rs *Reports) applyDecision(from reporter, b *index.Build, class rules.Clas
 		ds.drop(b.ID, from.uid)
 		return &wire.ReportReply{Decision: DecidedCompileYourself,
 			Text: x.Text + "; the build is sound",
-			Hint: "load the model itself, with what this machine has"}
+			Hint: "load the source model with an execution provider of this machine"}
 	}
 	return rs.withholdFrom(from, b, x)
 }

@@ -159,7 +159,7 @@ func oneOf(side string, values []string) check {
 		if slices.Contains(values, value) {
 			return ""
 		}
-		return fmt.Sprintf("of the %s, %s, is none of %s", side, abbreviated(value),
+		return fmt.Sprintf("of the %s, %s, is not one of %s", side, abbreviated(value),
 			abbreviated(strings.Join(values, ", ")))
 	})
 }

@@ -81,7 +81,7 @@ func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 		require.Equal(t, exit.Failed, r.code)
 		require.Contains(t, r.out, file+":2:1: field \"space.unpacked_dir\": "+says)
 	}
-	wrong("there is no directory \"" + directory + "\": make it")
+	wrong("directory \"" + directory + "\" does not exist: create it")
 	require.NoDirExists(t, directory, "it only looks")
 	require.NoError(t, os.WriteFile(directory, nil, 0o600))
 	wrong("\"" + directory + "\" is not a directory")

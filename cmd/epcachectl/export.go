@@ -95,7 +95,7 @@ Private builds of other users are left out, also for administrators.` +
 	f.StringVar(&e.builder, "builder", "",
 		"sign as the machine `NAME`; trusted keys can be limited to such names")
 	f.StringVar(&e.notAfter, "not-after", "",
-		"the signature counts until `DATE`, such as 2027-01-31")
+		"expiry `DATE` of the signature, such as 2027-01-31")
 	f.BoolVar(&e.all, "all", false, "every build that you may export")
 	f.BoolVar(&e.pinned, "pinned", false, "only pinned builds")
 	f.BoolVar(&e.names, "names", false, "with the models' names")
@@ -107,15 +107,15 @@ func (e *export) check(args []string) (err error) {
 	switch {
 	case e.all == (len(args) > 0):
 		return exit.Usage(exit.Hint(errors.New("export: name entries, or give --all"),
-			"see what there is: epcachectl list"))
+			"list builds: epcachectl list"))
 	case min(len(e.to), 1)+min(len(e.layer), 1)+min(len(e.modelPackage), 1) != 1:
-		return exit.Usagef("export: say where: --to FILE.tar, DIR or -, --layer DIR, or " +
+		return exit.Usagef("export: no target: give --to FILE.tar, DIR or -, --layer DIR, or " +
 			"--model-package DIR")
 	case e.modelPackage != "" && (e.key != "" || e.facts != ""):
-		return exit.Usagef("export: --key and --for are not for --model-package, which has no " +
-			"place for them")
+		return exit.Usagef("export: --model-package cannot be combined with --key or --for, because " +
+			"its format has no place for them")
 	case e.to == "-" && e.JSON:
-		return exit.Usagef("export: --to - writes the tar where --json would print")
+		return exit.Usagef("export: --to - and --json both write to standard output")
 	case e.to == "-" && e.Print.Terminal:
 		return exit.Usagef(
 			"export: standard output is a terminal: send the tar to a file or a program")
@@ -234,8 +234,8 @@ func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (o
 		}
 	}
 	if err == nil && len(out) == 0 {
-		err = exit.Hint(exit.Missing("export: no build that you may export, and that is served"),
-			"epcachectl list shows what there is")
+		err = exit.Hint(exit.Missing("export: none of these builds is served and may be exported by you"),
+			"list builds: epcachectl list")
 	}
 	return out, err
 }

@@ -79,7 +79,7 @@ func readFacts(file string) ([]target, error) {
 	}
 	err = json.Unmarshal(raw, &facts)
 	if err == nil && facts.Version != 1 {
-		err = errors.New("not what epcachectl facts prints, or of another version")
+		err = errors.New("not the output of epcachectl facts, or of another version")
 	}
 	if err != nil {
 		return nil, exit.Usage(exit.WithOperation("read", file, err))

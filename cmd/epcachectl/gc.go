@@ -42,7 +42,7 @@ With -n it prints the plan, evicts nothing, and exits as the plan would.` +
 		RunE: func(cmd *cobra.Command, args []string) error {
 			named := cmd.Flags().Changed("to")
 			if named && len(args) > 0 {
-				return exit.Usagef("gc: SIZE and --to SIZE: name one of them")
+				return exit.Usagef("gc: give SIZE or --to SIZE, not both")
 			}
 			if len(args) > 0 {
 				to, named = args[0], true

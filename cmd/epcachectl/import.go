@@ -35,7 +35,7 @@ func newImport(a *cli.Call) *cobra.Command {
 		Use:   "import FILE|DIR|- [--check] [--pin] [-n]",
 		Short: "store builds of another machine",
 		Long: `import stores the builds of a bundle that export wrote, each as a whole or not at all,
-and prints what became of each:
+and prints the outcome of each:
 
   hit here         stored, or there already: a request finds it
   other hardware   it is for other devices, or does not load or run here; not stored

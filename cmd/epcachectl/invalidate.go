@@ -20,7 +20,7 @@ func newInvalidate(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "invalidate ENTRY|MODEL... [--reason TEXT]",
 		Short: "withhold builds until they are recompiled",
-		Long: `invalidate withholds all builds of the entries: they are not served any more, and
+		Long: `invalidate withholds all builds of the entries: they are no longer served, and
 the next request recompiles. Programs that have loaded them are not affected. ENTRY is as for show.
 
 With -n it prints what would be withheld.` + exit.Help(exit.AskingCodes...),

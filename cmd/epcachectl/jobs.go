@@ -31,7 +31,8 @@ estimate, and how many requests wait for each ("-": a background job). Below are
 failures, with their reason and the time at which a request may retry; until then requests get the
 failure at once.
 
-Users see what they may see. --json prints an object with the lists "jobs" and "failures".` +
+Users see jobs of builds that they may see. --json prints an object with the lists "jobs" and
+"failures".` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl jobs
   epcachectl jobs follow 6524d4

@@ -118,9 +118,9 @@ configuration.` + exit.Help(exit.Done, exit.BadUsage),
 func newRemoteStatus(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "show what became of calls to remotes",
-		Long: `status prints of each remote whether it answers, what was fetched from it and copied to
-it since the daemon's start, and its last error.` +
+		Short: "show the results of calls to remotes",
+		Long: `status prints for each remote whether it answers, how much was fetched from it and
+copied to it since the daemon's start, and its last error.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon),
 		Example: "  epcachectl remote status --json",
 		Args:    cli.UsageArgs(0, 0),
@@ -211,10 +211,10 @@ func remoteRows(r *wire.Remote) [][]string {
 func newRemoteCheck(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check NAME",
-		Short: "try what a remote can do",
-		Long: `check tries on a remote what is needed of it: reading, writing, writes that create only or
-replace one version only, ranges, listing and the clock. It leaves one small object there. What a
-remote cannot do is printed with what follows from it.` +
+		Short: "test the operations of a remote",
+		Long: `check tests the operations that the daemon needs of a remote: reading, writing, writes that
+only create or only replace one version, ranges, listing and the clock. It leaves one small object
+there. For an operation that fails it prints the consequence.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
 				exit.NotAllowed),
 		Example: "  epcachectl remote check fleet",

@@ -175,7 +175,7 @@ func TestCheckConfigFailsForMistakes(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("[space]\nunpacked_dir = \"/none\"\n"), 0o644))
 	status, _, errs = runToEnd(t, nil, "--config", path, "--check-config")
 	require.Equal(t, 1, status)
-	require.Contains(t, errs, `there is no directory "/none"`)
+	require.Contains(t, errs, `directory "/none" does not exist`)
 }
 
 func TestCheckConfig(t *testing.T) {

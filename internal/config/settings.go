@@ -373,7 +373,7 @@ func (s *Settings) CheckUnpackedDir() error {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		text = fmt.Sprintf("there is no directory %q: make it, or name another one", dir)
+		text = fmt.Sprintf("directory %q does not exist: create it, or name another one", dir)
 	case err != nil:
 		text = fmt.Sprintf("%q: %v", dir, tomlfile.WithoutPath(err))
 	case !info.IsDir():

@@ -242,7 +242,7 @@ func asNotFound(err error) error {
 func (s *Set) WhyNot(b *index.Build, cause error) (why string, damaged bool) {
 	s.Follow()
 	if now, there := s.Get(b.ID); !there || now.Layer != b.Layer {
-		return fmt.Sprintf("layer %s, which had the build, is not there any more", b.Layer), false
+		return fmt.Sprintf("layer %s, which had the build, was removed", b.Layer), false
 	}
 	broken := errors.Is(cause, unix.EUCLEAN) || errors.Is(cause, unix.EBADMSG) // of the file system
 	if errors.Is(cause, fs.ErrPermission) || !cas.IsUnsound(cause) &&

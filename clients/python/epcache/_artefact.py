@@ -210,7 +210,7 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
         raise _errors.ProtocolError(f"the graph {reply['graph']!r} is outside the view")
     members = [Member(**one) for one in reply["members"]]
     if any(not clean(one.graph) for one in members) or reply["member"] >= max(1, len(members)):
-        raise _errors.ProtocolError("a graph of the group is outside the view, or the model is none of it")
+        raise _errors.ProtocolError("a graph of the group is outside the view, or the group does not have the model")
     fd = None
     if "fd" in reply:
         if not stat.S_ISDIR(os.fstat(received[reply["fd"]]).st_mode):

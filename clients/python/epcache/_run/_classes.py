@@ -90,7 +90,7 @@ def watch_library() -> None:
         __doc__ = made.__doc__
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
-            _report.add("other", what=f"{_LIBRARY}.InferenceSession", why="it is in ONNX Runtime's C module")
+            _report.add("other", what=f"{_LIBRARY}.InferenceSession", why="it is a part of ONNX Runtime's C module, which run cannot change")
             super().__init__(*arguments, **named)
 
     Direct.__module__, Direct.__name__, Direct.__qualname__ = made.__module__, made.__name__, made.__qualname__
