@@ -120,6 +120,7 @@ race: build deps ## run the tests of what is concurrent under the race detector
 test-long: test remotes matrix stress flood kills faults explore ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
 	EPCACHED_LONG=1 $(VENV) -m pytest -q --import-mode=importlib clients/python/tests/real/test_one_process.py
+	$(GO) test ./portable -run Flipped -timeout 2h -args -flip-stride=1
 	$(MAKE) fuzz FUZZTIME=1000000x
 	$(MAKE) bench-million wheel-proof-arm64
 
@@ -177,6 +178,15 @@ bench-space: deps ## measure how much room real context binaries take, and how f
 	cd testdata/space && $(GO) vet ./... && $(GO) build -o $(BIN)/space .
 	$(BIN)/space --corpus $(DEPS)/space --peers $(DEPS)/peers --work $(SPACE_WORK) --week | tee report/space.txt
 	EPCACHED_LARGE=1 $(GO) test -v -timeout 30m -run TenGigabytes ./dedupe/match | tee -a report/space.txt
+
+.PHONY: bench-remote
+bench-remote: build deps deps-remote ## measure pulls next to mc, aws and oras, misses and hits beside a remote, and the helper; report/remote.txt
+	@mkdir -p report
+	[ -x $(DEPS)/remote/mc ] || GOBIN=$(DEPS)/remote $(GO) install github.com/minio/mc@v0.0.0-20250313080218-cf909e1063a9 || true
+	[ -x $(DEPS)/remote/aws/bin/aws ] || { $(PYTHON) -m venv $(DEPS)/remote/aws && $(DEPS)/remote/aws/bin/python -m pip install --quiet --disable-pip-version-check awscli==1.46.3; } || true
+	$(PLAIN) $(GO) test ./cmd/epcached-remote -run TheProgramIsSmall -v -bench Pull -benchtime 1x | tee report/remote.txt
+	$(PLAIN) $(GO) test ./cache -run '^$$' -bench 'HitBesideRemote|MissBlackHole' -benchtime 1x | tee -a report/remote.txt
+	$(PLAIN) $(GO) test ./cmd/epcached -run UpdateCostsFewBytes -v | tee -a report/remote.txt
 
 .PHONY: bench-million
 bench-million: ## measure a store of a million entries: start, hit, plan, memory; takes 12 GB below MILLION_WORK and some ten minutes, more on a machine that does other work

@@ -121,6 +121,34 @@ func TestALargeFileHasAChunkList(t *testing.T) {
 	require.Greater(t, len(chunks), 2)
 }
 
+// The digest of a chunk list is in the manifest, so that readers notice any other byte. The list is
+// no danger without that either: it is refused, or a chunk of it is.
+func TestEachFlippedByteOfAChunkListIsRefused(t *testing.T) {
+	const size = 1 << 20
+	var layer bytes.Buffer
+	list, err := compress(&layer, bytes.NewReader(stream(size)), size)
+	require.NoError(t, err)
+	u, err := NewUnpacker()
+	require.NoError(t, err)
+	defer u.Close()
+	read := func(list []byte) error {
+		chunks, err := ParseChunks("list", list, int64(layer.Len()), size)
+		for i := 0; err == nil && i < len(chunks); i++ {
+			c := &chunks[i]
+			_, err = u.Chunk(c, layer.Bytes()[c.FrameAt:][:c.Frame])
+		}
+		return err
+	}
+	require.NoError(t, read(list))
+	for i := range list {
+		for _, bit := range []byte{1, 0x20, 0x80} {
+			flipped := bytes.Clone(list)
+			flipped[i] ^= bit
+			require.Error(t, read(flipped), "byte %d", i)
+		}
+	}
+}
+
 func FuzzChunkList(f *testing.F) {
 	var layer bytes.Buffer
 	list, err := compress(&layer, bytes.NewReader(stream(1<<20)), 1<<20)
