@@ -210,6 +210,14 @@ func TestTheLastWriterOfATagWins(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, [][]byte{other.card.Raw}, cards)
 	}
+	// A publisher that says which card it replaces is no exception.
+	keys := remote.CardKeys{Build: buildKey, Requests: []portable.Hash{otherKey},
+		Over: portable.DigestOf(other.card.Raw)}
+	for _, want := range []remote.Put{remote.Created, remote.Exists} {
+		put, err := f.PutCard(t.Context(), name, keys, e.card.Raw)
+		require.NoError(t, err)
+		require.Equal(t, want, put)
+	}
 	l, err := f.Lease(t.Context(), name, remote.LeaseRequest{Key: buildKey, Holder: "a",
 		Estimate: time.Minute, TTL: time.Second})
 	require.NoError(t, err)

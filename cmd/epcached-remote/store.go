@@ -258,7 +258,11 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 			card.Config.BuildKey, remote.MaxCard)
 	}
 	now := s.epoch()
-	put, err := s.replace(ctx, buildName(now, r.Keys.Build), r.Card, r.Keys.Over, remote.MaxCard)
+	over := r.Keys.Over
+	if s.registry != nil {
+		over = portable.Digest{} // the last writer wins anyway
+	}
+	put, err := s.replace(ctx, buildName(now, r.Keys.Build), r.Card, over, remote.MaxCard)
 	if err != nil {
 		return "", err
 	}
@@ -270,7 +274,7 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 	}
 	for _, key := range r.Keys.Requests {
 		name := requestName(now, key) + r.Keys.Build.String()
-		if _, err := s.replace(ctx, name, body, r.Keys.Over, remote.MaxCard); err != nil {
+		if _, err := s.replace(ctx, name, body, over, remote.MaxCard); err != nil {
 			return "", err
 		}
 	}
