@@ -94,7 +94,7 @@ func Select(builds []Build) (kept []Build, warnings []string) {
 	states := func(b Build) int { return min(len(b.variant().Compatibility), 1) }
 	builds = slices.Clone(builds)
 	slices.SortStableFunc(builds, func(a, b Build) int {
-		return cmp.Or(states(b)-states(a), b.Made.Compare(a.Made))
+		return cmp.Or(states(b)-states(a), b.Made.Compare(a.Made), cmp.Compare(a.Name(), b.Name()))
 	})
 	for _, b := range builds {
 		v, ep := b.variant(), &b.Config.EPs[0]
@@ -107,8 +107,8 @@ func Select(builds []Build) (kept []Build, warnings []string) {
 			warnings = append(warnings, v.name+" is left out: it is a group of several models")
 			continue
 		case alike >= 0:
-			warnings = append(warnings, fmt.Sprintf("%s is left out: for ONNX Runtime it is like %s, "+
-				"which is newer", v.name, kept[alike].Name()))
+			warnings = append(warnings, fmt.Sprintf("%s is left out: for ONNX Runtime it is like %s",
+				v.name, kept[alike].Name()))
 			continue
 		case v.Compatibility == "":
 			warnings = append(warnings, fmt.Sprintf("%s %s states no compatibility: where no other "+
