@@ -9,10 +9,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/remotes"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/remote"
 )
 
 // rootKey is a root key pair, and what it signs.
@@ -289,4 +291,30 @@ func TestTrustIsReloaded(t *testing.T) {
 	require.NoError(t, b.cache.Reload(o))
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 	require.Zero(t, b.compiler.Compiles.Load())
+}
+
+// A bundle brings the document that its builds need, and an old one is no way around a later one.
+func TestABundleBringsItsTrustDocument(t *testing.T) {
+	store, _, public, made := published(t)
+	root := newRootKey(t)
+	b := newBenchWith(t, func(o *Options) { o.Claims.Trust = []string{public, root.public} })
+	_, err := store.Look(t.Context(), "fleet", remote.BuildKey(portable.Hash(made.Build.BuildKey)),
+		time.Minute)
+	require.NoError(t, err)
+	raw := store.cards[portable.Hash(made.Build.BuildKey)]
+	imports := func(documents ...[]byte) *claims.Imported {
+		out, err := b.cache.Claims.Import(t.Context(), b.self(),
+			&claims.Import{Card: raw, Documents: documents}, nil)
+		require.NoError(t, err)
+		return out
+	}
+	require.Contains(t, imports().Text, "there is no trust document")
+	require.Equal(t, claims.Refused, imports(newRootKey(t).document(3)).Outcome)
+	first := root.document(1)
+	require.True(t, imports(first).Wanted)
+	require.Contains(t, imports(root.document(2, portable.Revocation{Key: store.signers(t)[0],
+		Reason: "leaked"})).Text, "is revoked: leaked")
+	require.Contains(t, imports(first).Text, "is revoked: leaked")
+	b.reopen()
+	require.Contains(t, imports(first).Text, "is revoked: leaked")
 }

@@ -21,6 +21,8 @@ import (
 type Bundle struct {
 	from  source
 	Cards []Entry // in the order of the index
+	// Documents are trust documents, which are not verified.
+	Documents [][]byte
 }
 
 // Entry is one build of a bundle.
@@ -101,6 +103,13 @@ func (b *Bundle) readCards(ctx context.Context) error {
 	for i := range x.Manifests {
 		d := &x.Manifests[i]
 		name := d.Annotations[annotationRef]
+		if d.MediaType == MediaManifest && d.ArtifactType == MediaTrust &&
+			len(b.Documents) < maxDocuments {
+			if raw := b.document(d); raw != nil {
+				b.Documents = append(b.Documents, raw)
+			}
+			continue
+		}
 		if d.MediaType != MediaIndex || d.ArtifactType != ArtifactCard &&
 			!strings.HasPrefix(name, "b-") {
 			continue // of something else

@@ -3,6 +3,7 @@ package portable
 import (
 	"crypto/ed25519"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -121,6 +122,42 @@ func ParseDocument(file string, raw []byte, keys []*Key) (*Document, *Key, error
 		return nil, nil, err
 	}
 	return d, k, d.check(file + ": payload")
+}
+
+// maxDocuments bounds the trust documents of a bundle.
+const maxDocuments = 4
+
+// AddDocument puts a trust document into the layout, in the place of one of the same root key.
+func (w *Writer) AddDocument(raw []byte) error {
+	b, err := parseBundle("trust document", raw, maxDocument, MediaTrust)
+	if err != nil {
+		return err
+	}
+	manifest := encode(&Manifest{SchemaVersion: 2, MediaType: MediaManifest,
+		ArtifactType: MediaTrust, Config: emptyConfig(),
+		Layers: []Descriptor{descriptorOf(MediaBundle, raw)}})
+	for _, blob := range [][]byte{emptyConfig().Data, raw, manifest} {
+		if err := w.write(path.Join(blobsDir, DigestOf(blob).Hex()), blob); err != nil {
+			return err
+		}
+	}
+	d := descriptorOf(MediaManifest, manifest)
+	d.Data, d.ArtifactType = nil, MediaTrust
+	w.replace("trust-"+ShortID(b.Material.PublicKey.Hint), d)
+	return nil
+}
+
+// document reads a trust document, which is not verified. nil: it cannot be read, which is as if
+// the bundle had none.
+func (b *Bundle) document(d *Descriptor) []byte {
+	raw, err := b.file(path.Join(blobsDir, d.Digest.Hex()), maxDocument*2)
+	var m Manifest
+	if err != nil || DigestOf(raw) != d.Digest || decode("", raw, maxDocument*2, &m) != nil ||
+		m.check("", MediaTrust) != nil || len(m.Layers) != 1 {
+		return nil
+	}
+	out, _ := m.Layers[0].inline("", "", MediaBundle)
+	return out
 }
 
 // ReadDocument reads a trust document that the root key signed.

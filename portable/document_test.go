@@ -3,6 +3,7 @@ package portable
 import (
 	"bytes"
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -163,4 +164,48 @@ func TestTwoKeysSignOneManifest(t *testing.T) {
 	_, ids, err = trust.Verify(c, issued.Add(time.Hour))
 	require.NoError(t, err)
 	require.Equal(t, b.ID, ids, "another manifest takes the place of the earlier one")
+}
+
+// A bundle carries trust documents, one of each root key, as a directory and as a tar.
+func TestABundleCarriesTrustDocuments(t *testing.T) {
+	root, _ := rootOf(t)
+	s, trust := newSigner(t, "")
+	dir, _ := bundled(t, build(s))
+	var last []byte
+	for n := range uint64(2) {
+		d := document()
+		d.Sequence += n
+		raw, err := root.SignDocument(d)
+		require.NoError(t, err)
+		w, err := Create(dir)
+		require.NoError(t, err)
+		require.NoError(t, w.AddDocument(raw))
+		require.ErrorContains(t, w.AddDocument([]byte("{}")), "trust document")
+		require.NoError(t, w.Close())
+		last = raw
+	}
+	var archive bytes.Buffer
+	require.NoError(t, WriteTar(context.Background(), &archive, dir))
+	for _, from := range []string{dir, inFile(t, archive.Bytes())} {
+		b, err := Open(context.Background(), from)
+		require.NoError(t, err)
+		require.Equal(t, [][]byte{last}, b.Documents)
+		require.NoError(t, b.Close())
+		_, err = imported(from, trust)
+		require.NoError(t, err)
+	}
+	name := inFile(t, archive.Bytes())
+	for i := 0; i < archive.Len(); i += *stride {
+		flipped := bytes.Clone(archive.Bytes())
+		flipped[i] ^= 0x11
+		require.NoError(t, os.WriteFile(name, flipped, 0o600))
+		b, err := Open(context.Background(), name)
+		if err != nil {
+			continue
+		}
+		for _, raw := range b.Documents {
+			require.Equal(t, last, raw, "byte %d", i)
+		}
+		require.NoError(t, b.Close())
+	}
 }

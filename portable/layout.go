@@ -160,9 +160,14 @@ func (w *Writer) before(c *Card) *Card {
 func (w *Writer) name(c *Card, raw []byte) {
 	d := descriptorOf(MediaIndex, raw)
 	d.Data, d.ArtifactType = nil, ArtifactCard
-	d.Annotations = map[string]string{annotationRef: c.Name()}
+	w.replace(c.Name(), d)
+}
+
+// replace puts a descriptor into the index, in the place of an earlier one of the same name.
+func (w *Writer) replace(name string, d Descriptor) {
+	d.Annotations = map[string]string{annotationRef: name}
 	w.index.Manifests = slices.DeleteFunc(w.index.Manifests, func(old Descriptor) bool {
-		return old.Annotations[annotationRef] == c.Name()
+		return old.Annotations[annotationRef] == name
 	})
 	w.index.Manifests = append(w.index.Manifests, d)
 }

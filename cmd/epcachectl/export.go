@@ -184,6 +184,9 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 		}
 		return nil
 	})
+	if err == nil && e.layer == "" {
+		err = e.addDocuments(ctx, c)
+	}
 	if err != nil {
 		return err
 	}
@@ -199,6 +202,20 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 		return exit.WithOperation("export to", e.target(), err)
 	}
 	return e.report(out)
+}
+
+// addDocuments puts the trust documents that the daemon knows into the bundle.
+func (e *export) addDocuments(ctx context.Context, c *unixsock.Client) error {
+	reply, err := unixsock.Ask[wire.RemoteTrustReply](ctx, c, &wire.RemoteTrust{}, nil)
+	if err != nil {
+		return exit.WithVerb("export", err)
+	}
+	for _, raw := range reply.GetDocuments() {
+		if err := e.writer.AddDocument(raw); err != nil {
+			return exit.WithOperation("export", "trust document", err)
+		}
+	}
+	return nil
 }
 
 // find returns the builds that are meant, each once.

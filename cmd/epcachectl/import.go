@@ -152,6 +152,12 @@ func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bund
 		return out, out.damaged(e.Err)
 	}
 	request := &wire.Import{Card: e.Raw, Keys: im.keys, Store: im.store, Check: im.check}
+	size := len(e.Raw)
+	for _, raw := range b.Documents {
+		if size += len(raw); size < wire.MaxFrame*3/4 {
+			request.Trust = append(request.Trust, raw)
+		}
+	}
 	reply, err := c.Import(ctx, request, nil, far)
 	if err != nil {
 		return nil, err
@@ -160,6 +166,7 @@ func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bund
 	if !reply.GetWanted() || im.dryRun {
 		return out, im.pinned(ctx, c, out)
 	}
+	request.Trust = nil // it has them
 	dir, err := os.MkdirTemp("", "epcachectl-import-")
 	if err != nil {
 		return nil, err
