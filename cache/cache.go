@@ -34,6 +34,7 @@ import (
 	"github.com/epcached/epcached/cache/joblist"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/layer"
 	"github.com/epcached/epcached/cache/loadcheck"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/plan"
@@ -277,14 +278,20 @@ func (c *Cache) revoked(keys []*portable.Key, keyIDs string, m portable.Digest,
 	return c.trust.Why(keys, keyIDs, m, b)
 }
 
-func (c *Cache) openStore() (err error) {
-	o := &c.options
-	below := make([]layers.Source, len(o.Layers))
-	for i, one := range o.Layers {
+// layersOf returns layers as a store follows them.
+func (c *Cache) layersOf(all []layer.Source) []layers.Source {
+	below := make([]layers.Source, len(all))
+	for i, one := range all {
 		one.Revoked = c.revoked
 		below[i] = one.Layer()
 	}
-	c.Store, err = store.Open(c.dir, store.Options{FS: o.fs, Layers: below, Log: c.log, Now: c.now,
+	return below
+}
+
+func (c *Cache) openStore() (err error) {
+	o := &c.options
+	c.Store, err = store.Open(c.dir, store.Options{FS: o.fs, Layers: c.layersOf(o.Layers),
+		Log: c.log, Now: c.now,
 		PathAccess: o.PathAccess, UnpackedDir: o.UnpackedDir, Settings: c.settings.Load().store,
 		Heard: c.events.Add, Compiling: c.compiling,
 		Making: func(builds uint64, percent int) {

@@ -122,10 +122,10 @@ func newSettings(o *Options) (*settings, error) {
 }
 
 // Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators,
-// TrustedReporters, Publishers, Claims, Remotes, ReportQuorum, KeepSource, Failures, Space, Pack,
-// PackAfter, Verify, Drivers and Runtimes. The other options are for Open alone and are not looked
-// at. Builds with other verdicts now are judged again: on their next request, and all of them in
-// the background. An error leaves everything as it was.
+// TrustedReporters, Publishers, Claims, Remotes, Layers, ReportQuorum, KeepSource, Failures, Space,
+// Pack, PackAfter, Verify, Drivers and Runtimes. The other options are for Open alone and are not
+// looked at. Builds with other verdicts now are judged again: on their next request, and all of
+// them in the background. An error leaves everything as it was.
 func (c *Cache) Reload(o Options) error {
 	next, err := newSettings(&o)
 	if err != nil {
@@ -143,6 +143,9 @@ func (c *Cache) Reload(o Options) error {
 		next.planning++
 	}
 	c.settings.Store(next)
+	if !slices.EqualFunc(before.Layers, next.Layers, layer.Source.Same) {
+		c.Store.Layers.Use(c.layersOf(next.Layers))
+	}
 	c.rebuilds.ApplyLimits()
 	c.remotes.Configure()
 	c.Store.SetSettings(next.store)

@@ -47,6 +47,11 @@ type Source struct {
 	Revoked func(keys []*portable.Key, keyIDs string, m portable.Digest, b portable.Hash) string
 }
 
+// Same reports whether both are configured alike.
+func (s Source) Same(other Source) bool {
+	return s.Path == other.Path && slices.Equal(s.Trust, other.Trust)
+}
+
 // Layer returns the layer as a store follows it.
 func (s Source) Layer() layers.Source {
 	return layers.Source{Path: s.Path, List: listName, Read: s.read}

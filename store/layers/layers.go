@@ -45,7 +45,7 @@ type State struct {
 type Set struct {
 	Memos *index.Memos // remembers which files were hashed; set before View is called
 
-	all      []Source
+	all      atomic.Pointer[[]Source]
 	log      *slog.Logger
 	read     atomic.Pointer[contents]
 	reading  sync.Mutex // the layers are read by one caller at a time
@@ -63,10 +63,26 @@ type contents struct {
 
 // New reads the layers. One that cannot be read keeps no other from being used.
 func New(all []Source, log *slog.Logger) *Set {
-	s := &Set{all: all, log: log}
-	s.read.Store(&contents{})
-	s.Follow()
+	s := &Set{log: log}
+	s.Use(all)
 	return s
+}
+
+// Use reads other layers, which take the place of those before. Views that are in use stay.
+func (s *Set) Use(all []Source) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	s.all.Store(&all)
+	s.read.Store(s.readAll(all, marksOf(all)))
+}
+
+// marksOf returns the marks of the lists of layers.
+func marksOf(all []Source) []string {
+	now := make([]string, len(all))
+	for i, one := range all {
+		now[i], _ = views.MarkOf(filepath.Join(one.Path, one.List))
+	}
+	return now
 }
 
 // States returns what is known of the layers.
@@ -75,27 +91,21 @@ func (s *Set) States() []State { return s.read.Load().states }
 // Follow reads the layers again when one was mounted, unmounted or replaced. Else it costs a look
 // at each list.
 func (s *Set) Follow() {
-	if len(s.all) == 0 {
-		return
-	}
-	now := make([]string, len(s.all))
-	for i, one := range s.all {
-		now[i], _ = views.MarkOf(filepath.Join(one.Path, one.List))
-	}
-	if slices.Equal(s.read.Load().marks, now) {
+	if all := *s.all.Load(); len(all) == 0 || slices.Equal(s.read.Load().marks, marksOf(all)) {
 		return
 	}
 	s.reading.Lock()
 	defer s.reading.Unlock()
-	if !slices.Equal(s.read.Load().marks, now) {
-		s.read.Store(s.readAll(now))
+	all := *s.all.Load()
+	if now := marksOf(all); !slices.Equal(s.read.Load().marks, now) {
+		s.read.Store(s.readAll(all, now))
 	}
 }
 
-func (s *Set) readAll(marks []string) *contents {
+func (s *Set) readAll(all []Source, marks []string) *contents {
 	c := &contents{marks: marks, byID: make(map[index.BuildID]index.Build),
 		byRequest: make(map[index.RequestKey][]index.Build)}
-	for _, one := range s.all {
+	for _, one := range all {
 		builds, refused, err := one.Read()
 		state := State{Path: one.Path, Err: err, Refused: refused}
 		if err != nil || len(refused) > 0 {

@@ -51,7 +51,7 @@ func TestBuildsOfLayersAreListedAmongTheOthers(t *testing.T) {
 	}))
 	require.Len(t, s.Of(index.RequestKey{1}), 3, "the second layer has one that the first has")
 	first, _ := s.Get(index.BuildID{3})
-	require.Equal(t, s.all[0].Path, first.Layer)
+	require.Equal(t, (*s.all.Load())[0].Path, first.Layer)
 }
 
 // The marks of a build are kept while its layer is missing, because the layer may come back.
@@ -63,4 +63,26 @@ func TestMarksAreKeptWhileALayerIsMissing(t *testing.T) {
 		slog.New(slog.DiscardHandler))
 	require.True(t, lacking.Keep(index.BuildID{2}))
 	require.ErrorIs(t, lacking.States()[1].Err, os.ErrNotExist)
+}
+
+// Other layers take the place of those before, and are followed from then on.
+func TestOtherLayersAreUsed(t *testing.T) {
+	s := New([]Source{source(t, nil, 1)}, slog.New(slog.DiscardHandler))
+	next := source(t, nil, 2, 3)
+	s.Use([]Source{next})
+	_, there := s.Get(index.BuildID{1})
+	require.False(t, there)
+	require.Len(t, s.Of(index.RequestKey{1}), 2)
+	require.Len(t, s.States(), 1)
+	require.NoError(t, os.Remove(filepath.Join(next.Path, "list")))
+	reads := 0
+	next.Read = func() ([]index.Build, []string, error) { reads++; return nil, nil, nil }
+	s.Use([]Source{next})
+	require.NoError(t, os.WriteFile(filepath.Join(next.Path, "list"), nil, 0o600))
+	s.Follow()
+	s.Follow()
+	require.Equal(t, 2, reads)
+	s.Use(nil)
+	s.Follow()
+	require.Empty(t, s.States())
 }
