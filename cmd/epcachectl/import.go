@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/remotes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/unixsock"
@@ -76,7 +77,7 @@ type became struct {
 
 func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) error {
 	for _, file := range im.trust {
-		if _, err := readKeys(file); err != nil {
+		if _, err := remotes.ReadKeys(file); err != nil {
 			return err
 		}
 		text, err := os.ReadFile(file)

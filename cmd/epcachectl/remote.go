@@ -111,7 +111,7 @@ configuration.` + exit.Help(exit.Done, exit.BadUsage),
 		Args:    cli.UsageArgs(0, 0),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newRemoteStatus(a), newRemoteCheck(a), remotes.NewRevoke(a), remotes.NewGC(a))
+	cmd.AddCommand(newRemoteStatus(a), remotes.NewCheck(a), remotes.NewRevoke(a), remotes.NewGC(a))
 	return cmd
 }
 
@@ -206,39 +206,4 @@ func remoteRows(r *wire.Remote) [][]string {
 			term.Time(r.GetLastErrorMs()) + ", " + term.Printable(text)})
 	}
 	return rows
-}
-
-func newRemoteCheck(a *cli.Call) *cobra.Command {
-	return &cobra.Command{
-		Use:   "check NAME",
-		Short: "test the operations of a remote",
-		Long: `check tests the operations that the daemon needs of a remote: reading, writing, writes that
-only create or only replace one version, ranges, listing and the clock. It leaves one small object
-there. For an operation that fails it prints the consequence.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed),
-		Example: "  epcachectl remote check fleet",
-		Args:    cli.UsageArgs(1, 1),
-		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
-			reply, err := unixsock.Ask[wire.CheckRemoteReply](ctx, c,
-				&wire.CheckRemote{Remote: args[0]}, nil)
-			if err != nil {
-				return err
-			}
-			if a.JSON {
-				return a.Print.JSON(jsonout.Of(reply))
-			}
-			rows := [][]string{{"TRIED", "", "SEEN"}}
-			for _, f := range reply.GetFindings() {
-				can := "yes"
-				if !f.GetOk() {
-					can = "no"
-				}
-				rows = append(rows, []string{term.Printable(f.GetName()), can,
-					term.Printable(f.GetText())})
-			}
-			a.Print.Table(rows)
-			return nil
-		}),
-	}
 }

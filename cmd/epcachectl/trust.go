@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/remotes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/portable"
 )
@@ -100,7 +101,7 @@ it reads those that the configuration names.` +
 			}
 			var keys []*portable.Key
 			for _, file := range files {
-				some, err := readKeys(file)
+				some, err := remotes.ReadKeys(file)
 				if err != nil {
 					return err
 				}
@@ -109,18 +110,6 @@ it reads those that the configuration names.` +
 			return printKeys(a, keys)
 		},
 	}
-}
-
-func readKeys(file string) ([]*portable.Key, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, exit.WithOperation("read", file, err)
-	}
-	keys, err := portable.ParseKeys(file, text)
-	if err != nil {
-		return nil, exit.Damaged(err)
-	}
-	return keys, nil
 }
 
 func printKeys(a *cli.Call, keys []*portable.Key) error {

@@ -1,5 +1,5 @@
 // Package remotes has the verbs of epcachectl that change what is at a remote: revoke, which signs
-// its trust document, and gc.
+// its trust document, gc and check.
 package remotes
 
 import (
@@ -93,7 +93,7 @@ func (v *revoke) check() error {
 	for _, text := range v.signers {
 		id := text
 		if _, err := hex.DecodeString(text); err != nil || len(text) != 64 {
-			keys, err := readKeys(text)
+			keys, err := ReadKeys(text)
 			if err != nil {
 				return err
 			}
@@ -114,18 +114,6 @@ func (v *revoke) check() error {
 		v.named = append(v.named, one)
 	}
 	return nil
-}
-
-func readKeys(file string) ([]*portable.Key, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, exit.WithOperation("read", file, err)
-	}
-	keys, err := portable.ParseKeys(file, text)
-	if err != nil {
-		return nil, exit.Damaged(err)
-	}
-	return keys, nil
 }
 
 // latest returns the root key's latest document that the remote or the daemon has, and the digest
