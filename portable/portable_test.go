@@ -326,6 +326,13 @@ func TestACardIsSignedAgainByItsSigner(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, says, now)
 	require.Equal(t, "cpu:1", now.MachineClass)
+
+	// The statements of other keys stay.
+	both, err := ParseCard("card", other.Sign(again, *says))
+	require.NoError(t, err)
+	renewed, err := ParseCard("card", s.Sign(both, *says))
+	require.NoError(t, err)
+	require.Equal(t, []string{s.ID, other.ID}, renewed.Signers())
 }
 
 // layoutWith writes an image layout whose one blob of a file has been replaced.

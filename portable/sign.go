@@ -188,10 +188,17 @@ func (s *Signer) Verify(c *Card, now time.Time) (*Predicate, error) {
 	return p, err
 }
 
-// Sign returns a card of the same build with the signer's statement alone.
+// Sign returns a card of the same build with the signer's statement, and with those of other keys
+// that the card has.
 func (s *Signer) Sign(c *Card, p Predicate) []byte {
 	_, manifest := s.signature(c.Build, p)
-	return newCard(c.Build, manifest)
+	raw := newCard(c.Build, manifest)
+	if own, err := ParseCard("card", raw); err == nil {
+		if all := own.With(c, nil); all != nil {
+			return all
+		}
+	}
+	return raw
 }
 
 // keyID is the SHA-256 of the public key in its DER form, in hexadecimal digits.
