@@ -172,9 +172,9 @@ func startWriting(f *os.File) {
 		func(fd int) error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
 }
 
-// Preallocate has the disk keep room for all of f, which is empty, if that takes
+// Preallocate reserves disk space for all of f, which is empty, if that takes
 // no time: what is written then finds its blocks, instead of each call looking for
-// some. It is a hint: where there is no room, writing tells.
+// some. It is a hint: if there is no space, writing fails.
 func Preallocate(f *os.File, size int64) {
 	if size < WriteStep {
 		return
@@ -236,7 +236,7 @@ type FS interface {
 	// Clone makes dst, which is empty, share the bytes of src.
 	Clone(dst, src *os.File) error
 	Truncate(f *os.File, size int64) error
-	// Allocate makes the empty f that long, and has the disk keep room for all of it.
+	// Allocate makes the empty f that long, and reserves disk space for all of it.
 	Allocate(f *os.File, size int64) error
 	Chmod(f *os.File, mode os.FileMode) error
 	// Sync makes the bytes and the size of f durable.

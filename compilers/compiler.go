@@ -213,7 +213,7 @@ type CheckResult struct {
 	// processor seconds of one load of Graph and of Against; 0: not compared
 	LoadCPU, AgainstCPU float64
 	MaxRSS              int64 // bytes, of the worker at its most; 0: it did not tell
-	ReadyRSS            int64 // bytes that it had taken when its EPs were registered; likewise
+	ReadyRSS            int64 // bytes that it had taken when its EPs were registered
 	Ran                 bool  // it was loaded, and run as far as the outcome says
 }
 

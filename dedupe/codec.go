@@ -49,7 +49,7 @@ import (
 const (
 	recipeMagic   = "epcrecip"
 	formatPlain   = 1 // of recipes
-	formatFramed  = 2 // likewise, of those with frames: older versions of epcached refuse it
+	formatFramed  = 2 // of recipes with frames; older versions of epcached refuse it
 	formatVersion = formatFramed
 	headerSize    = 16
 	sumSize       = 32

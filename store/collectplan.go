@@ -18,7 +18,7 @@ type Goal struct {
 	// on disk, of what the peer may collect, if that is less than the configuration wants; nil: as
 	// it wants
 	Bytes *int64
-	// somewhat less than the configuration wants, so that not each put has to make room
+	// somewhat less than the configuration wants, so that not each put has to evict
 	Slack   bool
 	Need    int64 // bytes on disk that are to fit in besides
 	Written int64 // of these are there already: for the floor nothing has to go for them

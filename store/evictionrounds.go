@@ -128,9 +128,9 @@ func (s *Ledger) noteFutileRound(left string) {
 // errStopSearch ends a search.
 var errStopSearch = errors.New("seen")
 
-// EvictableFor finds out whether so much of a user's builds may go that a reservation is within the
-// quota, before anything goes for it. mayEvict is as much as has to; where less may, stays says
-// why.
+// EvictableFor reports whether enough of a user's builds can be evicted to keep a reservation
+// within the quota. It evicts nothing. mayGo is at most the necessary bytes; if it is less, stays
+// says why.
 func (c *Collector) EvictableFor(
 	ctx context.Context, r *Reservation, disk, bytes int64,
 ) (mayGo int64, stays string, err error) {

@@ -35,7 +35,7 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 	if err == nil {
 		err = c.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 			if s.Little {
-				return nil // not for room: it would be asked for before long, and need more
+				return nil // kept: it would soon be requested again, and need more space
 			}
 			shares[d], wanted[d] = s, struct{}{}
 			for _, from := range s.From {

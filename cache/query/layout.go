@@ -601,7 +601,7 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 	return at
 }
 
-// add takes a file in as far as there is room: names go first, then the file.
+// add appends a file as far as it fits: names are left out first, then the file.
 func (r *layoutReply) add(f *FileLayout) {
 	out := f.Text
 	for _, p := range f.Pieces {

@@ -185,8 +185,8 @@ type Workspace struct {
 	Dir     string
 
 	Copies     []modelCopy             // once they are made
-	Open       []request.OpenDimension // likewise: of the inputs, where the request fixes none
-	dimensions []string                // likewise: names that dimensions of the inputs have
+	Open       []request.OpenDimension // of the inputs, where the request fixes none
+	dimensions []string                // names that dimensions of the inputs have
 }
 
 // New returns a workspace without a directory yet. keyed is what the copies have to be the models

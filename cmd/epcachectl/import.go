@@ -132,7 +132,7 @@ func (im *imports) open(ctx context.Context, from string) (*portable.Bundle, err
 	return portable.OpenTar(ctx, f)
 }
 
-// unnamed makes a file that goes when it is closed.
+// unnamed creates a file that is removed when it is closed.
 func unnamed(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "epcachectl-import-")
 	if err != nil {

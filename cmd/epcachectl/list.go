@@ -49,7 +49,7 @@ On a terminal the builds used last come first, below a line with what all have i
 }
 
 // list prints page after page; on a terminal it prints all at the end, in the order of use. Where
-// the daemon goes away in between, the next one is asked for the rest.
+// the daemon ends in between, the next one is asked for the rest.
 func list(ctx context.Context, a *cli.Call, filter *wire.List, long bool) error {
 	array, listed := term.NewArray(a.Print, ""), 0
 	optional := []string{"GAIN", "KEPT", "FITS", "HITS", "VERSION", "SDK", "EP"}

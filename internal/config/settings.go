@@ -215,7 +215,7 @@ type Failures struct {
 	Remember bool `toml:"remember"`
 	// After the first crash, doubled with each further one.
 	Crash string `toml:"crash" is:"pause"`
-	// After the first time that a limit was reached, likewise.
+	// The same after a limit was reached for the first time.
 	Limit   string `toml:"limit" is:"pause"`
 	Longest string `toml:"longest" is:"pause"` // of what doubles
 	// Of what the execution provider refuses, or makes no use of.

@@ -29,7 +29,7 @@ type Action int
 // The actions, the milder ones first: what a copy costs, what packing and unpacking costs, a
 // compile.
 const (
-	DropCopy Action = iota // the unpacked copy of a packed build goes
+	DropCopy Action = iota // removes the unpacked copy of a packed build
 	PackBuild
 	Evict
 )
@@ -53,7 +53,7 @@ type Step struct {
 	Frees   int64  // bytes on disk, after those before it
 	Outcome string // "planned", "dropped", "packed", "removed", "kept: <why>"
 	Last    time.Time
-	Must    bool // whether there is room or not: it is too old, or its user has too much
+	Must    bool // also if there is space: it is too old, or its user is above a limit
 
 	why   cause
 	of    *candidate // while it is planned
@@ -164,7 +164,7 @@ type cause struct {
 
 // The kinds of causes.
 const (
-	// there has to be room, or less of something, and it is the build's turn
+	// space or a limit requires it, and the build is next
 	causeLeastValuable int8 = iota
 	causeUnused
 	causeSmaller // what it frees costs no compile

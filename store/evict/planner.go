@@ -399,8 +399,8 @@ func (s *Step) isOptional() bool {
 	return s.Action == Evict && !s.Must && s.of.class == classServed
 }
 
-// restore takes in again what was chosen for room, and tells what it takes then. Nothing may have
-// been packed since it was chosen.
+// restore takes back a choice that was made to free space, and returns the bytes that it takes.
+// Nothing may have been packed since it was chosen.
 func (pl *planner) restore(one *candidate) (takes int64) {
 	for _, at := range one.Blobs {
 		takes += pl.inv.retain(at)
@@ -643,7 +643,7 @@ type Limits struct {
 
 	// where User is exceeded, so much stays free besides, as far as whole builds fit in
 	UserSlack    int64
-	EntriesSlack uint64 // likewise of Entries
+	EntriesSlack uint64 // the same of Entries
 }
 
 // Plan plans to keep to the limits. It evicts builds that were not used for too long, or that

@@ -199,7 +199,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 		return err
 	}
 	defer release()
-	defer s.account.changed() // before the room is given back: what was written counts by then
+	defer s.account.changed() // before the reservation is released: what was written counts by then
 	r, literals, err := s.recipeOfPlan(ctx, d, found, how, hold)
 	if err != nil {
 		return err

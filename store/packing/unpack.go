@@ -18,7 +18,7 @@ import (
 // write it once, and the others wait for that. begins, which may be nil, is called before anything
 // is written; progress, which may be nil, a hundred times at most while bytes are. Errors that
 // IsMissingOrDamaged knows say that a base or the recipe is no good; those that cas.IsDiskFull
-// knows and ErrNoSpace, that there is no room.
+// knows and ErrNoSpace, that there is no space.
 func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(),
 	progress func(done, total int64)) error {
 	store, err := s.Copies.open()
@@ -220,7 +220,7 @@ func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Pack
 		return err
 	}
 	defer release()
-	defer s.account.changed() // before the room is given back: what was written counts by then
+	defer s.account.changed() // before the reservation is released: what was written counts by then
 	if err := s.putWhole(ctx, d, hold); err != nil {
 		return err
 	}

@@ -7645,13 +7645,13 @@ func (x *CheckRemoteReply) GetFindings() []*CheckRemoteReply_Finding {
 	return nil
 }
 
-// RemoteTrust reads a remote's trust document, or puts another one in its place. It is for
+// RemoteTrust reads or replaces a remote's trust document. It is for
 // administrators. Without a remote it returns the documents that the daemon has, for all users.
 type RemoteTrust struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Remote        string                 `protobuf:"bytes,1,opt,name=remote,proto3" json:"remote,omitempty"`
-	Document      []byte                 `protobuf:"bytes,2,opt,name=document,proto3" json:"document,omitempty"` // to be put; empty: it is read
-	Over          []byte                 `protobuf:"bytes,3,opt,name=over,proto3" json:"over,omitempty"`         // SHA-256 of the document that it takes the place of; empty: there is none
+	Document      []byte                 `protobuf:"bytes,2,opt,name=document,proto3" json:"document,omitempty"` // the new document; empty: read only
+	Over          []byte                 `protobuf:"bytes,3,opt,name=over,proto3" json:"over,omitempty"`         // SHA-256 of the document that it replaces; empty: none exists
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7751,8 +7751,8 @@ func (x *RemoteTrustReply) GetDocuments() [][]byte {
 	return nil
 }
 
-// CollectRemote removes what no look-up finds any more from a remote that has no lifecycle rules.
-// It is for administrators.
+// CollectRemote removes objects that no lookup uses from a remote without lifecycle rules. It is
+// for administrators.
 type CollectRemote struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Remote        string                 `protobuf:"bytes,1,opt,name=remote,proto3" json:"remote,omitempty"`
@@ -9989,8 +9989,8 @@ type CollectRemoteReply_Kind struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "cards", "blobs", "leases", "checks"
 	Kept          uint64                 `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"`
 	Removed       uint64                 `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"` // or would be
-	Bytes         int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`     // of those removed
-	Young         uint64                 `protobuf:"varint,5,opt,name=young,proto3" json:"young,omitempty"`     // of those kept: nothing needs them, and they are not old enough
+	Bytes         int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`     // of the removed objects
+	Young         uint64                 `protobuf:"varint,5,opt,name=young,proto3" json:"young,omitempty"`     // of those kept: unneeded, and not old enough to be removed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -2,7 +2,7 @@
 
 One process does it for all that ask at the same time: it holds a lock beside the socket. What it starts is `epcached --autostart`, which
 starts the daemon apart from this application (a session of its own, nothing inherited, no child of this process), says when that answers
-or why it does not, and ends. The daemon leaves by itself when nobody has used it for a while.
+or why it does not, and ends. The daemon exits by itself when it was unused for a while.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The application's ONNX Runtime, with the classes that it came with.
 
-Nobody here imports onnxruntime otherwise: under `epcachectl run` that package has other classes (see _run), and what epcache makes for itself is
+No other module here imports onnxruntime: under `epcachectl run` that package has other classes (see _run), and what epcache makes for itself is
 not for the cache.
 """
 

@@ -1,6 +1,6 @@
 """SessionOptions that remember what they are told.
 
-ONNX Runtime's own cannot be read back: nobody can tell from one which session config entries, fixed dimensions or
+ONNX Runtime's own cannot be read back: it does not show which session config entries, fixed dimensions or
 execution providers it carries. A cache that guessed would serve the wrong artefact. So this subclass notes each call
 and each assignment, also those of a later ONNX Runtime. What they mean is found out where a session is made (_record.py): programs make
 options that they never use, and import this class long before.

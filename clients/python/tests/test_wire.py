@@ -21,7 +21,7 @@ PACKAGE = "epcached.v1"
 # The bodies of an Envelope for which this client has no use.
 UNUSED_BODIES = {
     f"{verb}{suffix}"
-    for verb in ("release", "list", "show", "status", "probe", "check", "doctor", "collect", "usage", "pack", "layout", "stop", "export", "import", "push", "check_remote")
+    for verb in ("release", "list", "show", "status", "probe", "check", "doctor", "collect", "usage", "pack", "layout", "stop", "export", "import", "push", "check_remote", "remote_trust", "collect_remote")
     for suffix in ("", "_reply")
 } | {"invalidate", "remove", "change_reply", "why", "explanation", "pin", "unpin"}
 

@@ -22,7 +22,7 @@ _watched = ""  # the folder of the onnxruntime that was taken over
 
 
 def add(kind: str, **facts: Any) -> None:
-    """Appends a line. A report that cannot be written is nobody's: the program does not notice."""
+    """Appends a line. A report that cannot be written is dropped: the program does not notice."""
     import json
 
     line = json.dumps({"kind": kind, "pid": os.getpid(), **facts}, default=str)

@@ -293,8 +293,8 @@ func isStore(dir string) bool {
 	return !slices.ContainsFunc([]string{"CACHEDIR.TAG", "manifests", "objects"}, missing)
 }
 
-// requestAgain asks for what the daemon had no room for, each time after the end of a compile that
-// was asked for before.
+// requestAgain requests again the models that the daemon refused as busy, each time after a compile
+// of an earlier request ended.
 func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
 	onMiss wire.OnMiss, show *term.Phases) {
 	var jobs []*modelResult // that may still be under way, in the order in which they were taken
@@ -305,7 +305,7 @@ func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, resu
 	}
 	for i := range results {
 		r := &results[i]
-		// else it is not these that take the room
+		// otherwise other requests use the slots
 		for errors.Is(r.err, unixsock.ErrBusy) && len(jobs) > 0 {
 			before := jobs[0]
 			jobs = jobs[1:]

@@ -76,7 +76,7 @@ func (a *Call) WithDeadline(ctx context.Context) (context.Context, context.Cance
 }
 
 // WithReader is withDaemon for what only looks and prints when it has its answer: where the daemon
-// goes away before, it is asked of the next one.
+// ends before, it is sent to the next one.
 func (a *Call) WithReader(ctx context.Context,
 	look func(context.Context, *unixsock.Client) error) error {
 	return a.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {

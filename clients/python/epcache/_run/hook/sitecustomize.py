@@ -2,7 +2,7 @@
 #
 # It does next to nothing until the program imports onnxruntime. Then epcache, which this file is a part of, is loaded from
 # beside it, and takes the place of ONNX Runtime's classes; see ../__init__.py. Whatever fails here, the program runs on
-# as if nothing had been there, and the report says so. Written for any Python, for nobody knows which one it will be.
+# as if nothing had been there, and the report says so. Written for any Python, because it is not known which one it will be.
 #
 # EPCACHE_RUN         what is wanted, JSON; see ../_settings.py
 # EPCACHE_RUN_REPORT  the file that what happens is appended to, a line of JSON each; may be missing
@@ -34,7 +34,7 @@ def report(line):
         finally:
             os.close(fd)
     except OSError:
-        pass  # nobody listens any more, or the process has become another user's
+        pass  # no process listens any more, or the process has become another user's
 
 
 class Loader(object):
