@@ -179,6 +179,6 @@ func (s *Signer) SignDocument(d Document) ([]byte, error) {
 			ShortID(s.ID))
 	}
 	raw := s.seal(MediaTrust, encode(&d))
-	_, err := s.ReadDocument(raw) // what is written can be read
+	_, err := s.ReadDocument(raw) // the written bytes must be readable
 	return raw, err
 }

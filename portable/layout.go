@@ -123,7 +123,7 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 		blobs, signed = append(blobs, emptyConfig().Data, one, s), append(signed, s)
 	}
 	card := newCard(raw, signed...)
-	out, err := ParseCard("card", card) // what is written can be read
+	out, err := ParseCard("card", card) // the written bytes must be readable
 	if err != nil {
 		return nil, err
 	}
