@@ -351,7 +351,7 @@ const maxProductionLines = 77_900
 // travelPackages are what moves builds between machines, most of it in a program of its own.
 var travelPackages = []string{"portable", "remote", "cmd/epcached-remote", "cache/remotes",
 	"cache/layer", "store/layers", "cache/trust",
-	"cmd/epcachectl/internal/remotes"}
+	"cmd/epcachectl/internal/remotes", "cmd/epcachectl/internal/modelpackage"}
 
 const maxTravelLines = 6_800
 
