@@ -15,37 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// plain are the packages with comments that are written in plain technical English. The others
-// follow; a package that is in this list stays in it. testdata/tools/prose counts all of them.
-var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/match", "index",
-	"cache", "cache/answer", "cache/build", "cache/change", "cache/claims", "cache/event",
-	"cache/failure",
-	"cache/identity", "cache/joblist", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan",
-	"cache/query",
-	"cache/readonly", "cache/reports", "cache/request", "cache/rights", "cache/rules",
-	"cache/runtimes",
-	"cache/loadcheck", "cache/upkeep", "cache/workspace",
-	"cmd/epcachectl", "cmd/epcachectl/internal/acquire", "cmd/epcachectl/internal/cli",
-	"cmd/epcachectl/internal/daemon",
-	"cmd/epcachectl/internal/doctor", "cmd/epcachectl/internal/exit",
-	"cmd/epcachectl/internal/modelfile",
-	"cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program",
-	"cmd/epcachectl/internal/term",
-	"internal/apierr", "internal/bytesize", "internal/config", "internal/flock", "internal/keyed",
-	"internal/memo", "internal/ttlcache", "internal/parallel", "internal/sparse",
-	"internal/suggest",
-	"internal/usage",
-	"internal/tomlfile", "internal/watch", "internal/filestamp",
-	"epmodel", "unixsock", "unixsock/wire", "clients/epcache", "clients/conformance",
-	"clients/conformance/drivers/epcachectl", "clients/conformance/drivers/go",
-	"compilers", "compilers/compilertest", "compilers/workerproto", "compilers/ort",
-	"compilers/standin",
-	"compilers/tinymodel", "cmd/epcached-ort", "cmd/epcached", "cmd/epcached/internal/backend",
-	"cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload",
-	"cmd/epcached/internal/systemd", "store", "store/audit",
-	"store/evict", "store/packing", "store/views",
-}
-
 // banned are habits that readers have to decode, and what to write instead.
 var banned = []struct {
 	pattern *regexp.Regexp
@@ -59,23 +28,18 @@ var banned = []struct {
 }
 
 func TestCommentsNameTheActor(t *testing.T) {
-	for _, dir := range plain {
-		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	for _, name := range goFiles(t) {
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, name, nil, parser.ParseComments)
 		require.NoError(t, err)
-		require.NotEmpty(t, files, dir)
-		for _, name := range files {
-			set := token.NewFileSet()
-			file, err := parser.ParseFile(set, name, nil, parser.ParseComments)
-			require.NoError(t, err)
-			if ast.IsGenerated(file) {
-				continue
-			}
-			for _, group := range file.Comments {
-				text := strings.Join(strings.Fields(group.Text()), " ")
-				for _, b := range banned {
-					if found := b.pattern.FindString(text); found != "" {
-						t.Errorf("%s: %q: %s", set.Position(group.Pos()), found, b.instead)
-					}
+		if ast.IsGenerated(file) {
+			continue
+		}
+		for _, group := range file.Comments {
+			text := strings.Join(strings.Fields(group.Text()), " ")
+			for _, b := range banned {
+				if found := b.pattern.FindString(text); found != "" {
+					t.Errorf("%s: %q: %s", set.Position(group.Pos()), found, b.instead)
 				}
 			}
 		}

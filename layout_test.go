@@ -345,15 +345,17 @@ func TestOnlyTheHelperHasTheNetwork(t *testing.T) {
 // programs consist of, without tests and generated code. It was 70,000 before limits for each user,
 // repair, the scrub and the workers' unit came, which took 2,000; import, export and their verbs
 // took 1,500; names, tables and progress at terminals took 1,100; layers and remote stores, beside
-// their own packages, took 1,400; 2,300 are lines of more than 100 columns that were wrapped.
-const maxProductionLines = 77_900
+// their own packages, took 1,600; 2,300 are lines of more than 100 columns that were wrapped.
+const maxProductionLines = 78_100
 
 // travelPackages are what moves builds between machines, most of it in a program of its own.
 var travelPackages = []string{"portable", "remote", "cmd/epcached-remote", "cache/remotes",
 	"cache/layer", "store/layers", "cache/trust",
 	"cmd/epcachectl/internal/remotes", "cmd/epcachectl/internal/modelpackage"}
 
-const maxTravelLines = 6_800
+// maxTravelLines was 6,800 before trust documents with a threshold, which took 1,000, registries,
+// which took 500, and renewal, revoke, gc and the model package, which took 800.
+const maxTravelLines = 9_200
 
 func TestProductionCodeStaysSmall(t *testing.T) {
 	total, travel := 0, 0

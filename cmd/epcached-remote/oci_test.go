@@ -193,7 +193,7 @@ func (g *fakeRegistry) putManifest(w http.ResponseWriter, tag, media string, raw
 	w.WriteHeader(201)
 }
 
-// wait makes the fixture's helper begin anew, with other files of credentials.
+// wait makes the fixture's helper begin again, with other files of credentials.
 func (f *fixture) withEnv(t *testing.T, env ...string) *remote.Client {
 	return client(t, append(env, f.env...), f.config)
 }
