@@ -137,12 +137,13 @@ test-short: build ## run what needs no download
 	$(GO) test -short ./...
 
 .PHONY: check
-check: build ## gofmt, vet, staticcheck, mypy, tidy, and types on arm64
+check: build ## gofmt, vet, staticcheck, mypy, ruff, tidy, and types on arm64
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt'ed:"; echo "$$out"; exit 1; }
 	$(PLAIN) $(GO) vet ./... $(TOOLS)
 	$(PLAIN) $(GO) tool staticcheck ./... $(TOOLS)
 	@testdata/fetch-python $(DEPS)/python
 	cd clients/python && $(VENV) -m mypy
+	$(VENV) -m ruff format --quiet --diff $$(git ls-files '*.py')
 	$(GO) mod tidy -diff
 	$(PLAIN) $(GO) build -o $(BIN)/ ./testdata/typecheck
 	$(PLAIN) GOOS=linux GOARCH=arm64 $(BIN)/typecheck ./... $(TOOLS)

@@ -28,7 +28,7 @@ var banned = []struct {
 }
 
 func TestCommentsNameTheActor(t *testing.T) {
-	for _, name := range goFiles(t) {
+	for _, name := range filesOf(t, ".go") {
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, name, nil, parser.ParseComments)
 		require.NoError(t, err)
@@ -46,13 +46,13 @@ func TestCommentsNameTheActor(t *testing.T) {
 	}
 }
 
-// goFiles are the Go files of the repository, without what its targets install.
-func goFiles(t *testing.T) (names []string) {
+// filesOf are the repository's files with that extension, without what its targets install.
+func filesOf(t *testing.T, extension string) (names []string) {
 	require.NoError(t, filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && name != "." && strings.HasPrefix(d.Name(), ".") {
 			return fs.SkipDir
 		}
-		if strings.HasSuffix(name, ".go") {
+		if strings.HasSuffix(name, extension) {
 			names = append(names, name)
 		}
 		return err
@@ -64,7 +64,7 @@ func goFiles(t *testing.T) (names []string) {
 // Lines have at most 100 columns, but for generated code and string literals of a line, such as
 // messages and tables that tests compare, because those cannot be searched for once they are split.
 func TestLinesAreNarrow(t *testing.T) {
-	for _, name := range goFiles(t) {
+	for _, name := range filesOf(t, ".go") {
 		source, err := os.ReadFile(name)
 		require.NoError(t, err)
 		set := token.NewFileSet()
@@ -182,6 +182,23 @@ func TestProtocolUsesPlainWords(t *testing.T) {
 				continue
 			}
 			check()
+		}
+	}
+}
+
+// exemptPython matches lines of Python that may be longer: with a string literal or a directive of
+// a checker, which end with the line. ruff holds the others, but for comments.
+var exemptPython = regexp.MustCompile(`["'].{40,}|# (type|noqa): `)
+
+func TestPythonLinesAreNarrow(t *testing.T) {
+	for _, name := range filesOf(t, ".py") {
+		source, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for i, line := range strings.Split(string(source), "\n") {
+			if columns := utf8.RuneCountInString(line); columns > 100 &&
+				!exemptPython.MatchString(line) {
+				t.Errorf("%s:%d: %d columns, at most 100", name, i+1, columns)
+			}
 		}
 	}
 }

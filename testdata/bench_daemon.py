@@ -1,4 +1,6 @@
-"""What the measurements with a daemon share: the daemon, the models, and processes that measure one thing and end."""
+"""What the measurements with a daemon share: the daemon, the models, and processes that measure one
+thing and end.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,27 @@ def models() -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def daemon() -> Iterator[tuple[Path, Path, subprocess.Popen[bytes]]]:
-    """Runs epcached, which measures nothing by itself meanwhile; gives a scratch folder, the socket and the process."""
+    """Runs epcached, which measures nothing by itself meanwhile; gives a scratch folder, the socket
+    and the process.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="epcached-bench-"))
     socket = scratch / "s"
     (scratch / "epcached.toml").write_text("[policy]\nmeasure_gain = false\n")
-    process = subprocess.Popen([Path(os.environ["EPCACHED_BIN"]) / "epcached", "--state", scratch / "state",
-                                "--config", scratch / "epcached.toml",
-                                "--socket", socket, "--runtime", runtime(), "--log-level", "error"])
+    process = subprocess.Popen(
+        [
+            Path(os.environ["EPCACHED_BIN"]) / "epcached",
+            "--state",
+            scratch / "state",
+            "--config",
+            scratch / "epcached.toml",
+            "--socket",
+            socket,
+            "--runtime",
+            runtime(),
+            "--log-level",
+            "error",
+        ]
+    )
     try:
         yield scratch, socket, process
     finally:
@@ -46,8 +62,13 @@ def daemon() -> Iterator[tuple[Path, Path, subprocess.Popen[bytes]]]:
 
 def measured(script: str, socket: Path, *arguments: str) -> dict[str, Any]:
     """One measurement in a process of its own: what `script --child ...` tells with `results`."""
-    out = subprocess.run([sys.executable, script, "--child", *arguments], env={**os.environ, "EPCACHE_SOCKET": str(socket)},
-                         stdout=subprocess.PIPE, check=True, timeout=300)
+    out = subprocess.run(
+        [sys.executable, script, "--child", *arguments],
+        env={**os.environ, "EPCACHE_SOCKET": str(socket)},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=300,
+    )
     return json.loads(out.stdout)
 
 

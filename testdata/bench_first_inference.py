@@ -1,10 +1,12 @@
-"""Time to the first inference through epcached, next to ONNX Runtime that loads the same _ctx.onnx itself.
+"""Time to the first inference through epcached, next to ONNX Runtime that loads the same _ctx.onnx
+itself.
 
     bench_first_inference.py [MODEL...]
 
-Every measurement is a process of its own. The clock runs from after the imports, the registration of the execution
-provider included, until the first output is there. Both sides take turns, so that both see the same machine. Prints
-medians and their ratio, one line a model. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS.
+Every measurement is a process of its own. The clock runs from after the imports, the registration
+of the execution provider included, until the first output is there. Both sides take turns, so that
+both see the same machine. Prints medians and their ratio, one line a model. `make bench` sets
+EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def child(how: str, model: str, graph: str) -> dict[str, Any]:
     import onnxruntime as ort
     import onnxruntime_ep_openvino
 
-    epcache.InferenceSession, epcache.SessionOptions  # noqa: B018  # loads the package, which is not what is measured here
+    # loads the package, which is not what is measured here
+    epcache.InferenceSession, epcache.SessionOptions  # noqa: B018
     description = json.loads(model)
     feed = inputs.make(description)
     start = time.perf_counter()
@@ -64,20 +67,41 @@ def measure(how: str, model: dict[str, Any], graph: Path, socket: Path) -> float
 
 
 def compare(model: dict[str, Any], socket: Path, scratch: Path) -> None:
-    """Compiles through epcached, copies what it serves into a plain folder, and measures both in turn."""
+    """Compiles through epcached, copies what it serves into a plain folder, and measures both in
+    turn.
+    """
     control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
     plain = scratch / model["name"]
-    dimensions = [a for name, value in model["dimensions"].items() for a in ("--dim", f"{name}={value}")]
-    subprocess.run([control, "get", model["file"], "--socket", socket, "--ep", f"{EP}:CPU", *dimensions, "--out", plain],
-                   check=True, stdout=subprocess.DEVNULL)
+    dimensions = [
+        a for name, value in model["dimensions"].items() for a in ("--dim", f"{name}={value}")
+    ]
+    subprocess.run(
+        [
+            control,
+            "get",
+            model["file"],
+            "--socket",
+            socket,
+            "--ep",
+            f"{EP}:CPU",
+            *dimensions,
+            "--out",
+            plain,
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     graph = next(plain.rglob("*_ctx.onnx"))
     times: dict[str, list[float]] = {"epcached": [], "plain": []}
     for _ in range(RUNS):
         times["epcached"].append(measure("epcached", model, Path(model["file"]), socket))
         times["plain"].append(measure("plain", model, graph, socket))
     through, alone = (statistics.median(times[how]) for how in ("epcached", "plain"))
-    print(f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  through epcached {through * 1e3:7.1f} ms  "
-          f"ORT alone {alone * 1e3:7.1f} ms  ratio {through / alone:.3f}  ({(through - alone) * 1e3:+.1f} ms)", flush=True)
+    print(
+        f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  through epcached {through * 1e3:7.1f} ms  "
+        f"ORT alone {alone * 1e3:7.1f} ms  ratio {through / alone:.3f}  ({(through - alone) * 1e3:+.1f} ms)",
+        flush=True,
+    )
 
 
 def main(names: list[str]) -> None:

@@ -2,15 +2,16 @@
 
     bench_miss.py [MODEL...]
 
-Every measurement is a process of its own, that has imported ONNX Runtime and registered the execution provider, as any
-application does. The clock runs from there until there is a compiled model that it may load: with epcached that is hashed,
-compiled in a worker, load checked, stored and synced. Each time the model is a fresh file, so that nothing is known of it.
-Both sides take turns. Prints medians, their ratio, and the goal of 1.1 x + 0.3 s. `make bench` sets EPCACHED_BIN,
+Every measurement is a process of its own, that has imported ONNX Runtime and registered the
+execution provider, as any application does. The clock runs from there until there is a compiled
+model that it may load: with epcached that is hashed, compiled in a worker, load checked, stored and
+synced. Each time the model is a fresh file, so that nothing is known of it. Both sides take turns.
+Prints medians, their ratio, and the goal of 1.1 x + 0.3 s. `make bench` sets EPCACHED_BIN,
 EPCACHED_RUNTIMES and EPCACHED_MODELS.
 
-Both compile at the level "basic", which is epcached's and a session's: ModelCompiler's own default folds nothing before the
-execution provider sees the model, which is another compile with another result. That both results have the same size is
-looked at.
+Both compile at the level "basic", which is epcached's and a session's: ModelCompiler's own default
+folds nothing before the execution provider sees the model, which is another compile with another
+result. That both results have the same size is looked at.
 """
 
 from __future__ import annotations
@@ -55,14 +56,21 @@ def child(how: str, description: str, graph: str, out: str) -> dict[str, Any]:
         for name, value in dimensions.items():
             options.add_free_dimension_override_by_name(name, value)
         options.add_provider_for_devices([device], {})
-        compiler = ort.ModelCompiler(options, graph, embed_compiled_data_into_model=False, graph_optimization_level=ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+        compiler = ort.ModelCompiler(
+            options,
+            graph,
+            embed_compiled_data_into_model=False,
+            graph_optimization_level=ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        )
         compiler.compile_to_file(str(Path(out) / "m_ctx.onnx"))
         seconds = time.perf_counter() - start
         outcome, size = "compiled", sum(f.stat().st_size for f in Path(out).iterdir())
     return {"seconds": seconds, "outcome": outcome, "size": size}
 
 
-def compare(model: dict[str, Any], scratch: Path, socket: Path, runs: int = RUNS, quiet: bool = False) -> None:
+def compare(
+    model: dict[str, Any], scratch: Path, socket: Path, runs: int = RUNS, quiet: bool = False
+) -> None:
     control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
     times: dict[str, list[float]] = {"epcached": [], "application": []}
     sizes: dict[str, int] = {}
@@ -71,26 +79,40 @@ def compare(model: dict[str, Any], scratch: Path, socket: Path, runs: int = RUNS
             folder = scratch / f"{model['name']}-{how}-{run}"
             shutil.copytree(Path(model["file"]).parent, folder)
             graph = folder / Path(model["file"]).name
-            answer = measured(__file__, socket, how, json.dumps(model), str(graph), str(folder / "out"))
+            answer = measured(
+                __file__, socket, how, json.dumps(model), str(graph), str(folder / "out")
+            )
             if answer["outcome"] != "compiled":
-                raise SystemExit(f"{model['name']} {how}: outcome {answer['outcome']!r}, not 'compiled'")
+                raise SystemExit(
+                    f"{model['name']} {how}: outcome {answer['outcome']!r}, not 'compiled'"
+                )
             seconds.append(answer["seconds"])
             sizes[how] = answer["size"]
             shutil.rmtree(folder)
-        subprocess.run([control, "rm", "--all", "-f", "--socket", socket], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [control, "rm", "--all", "-f", "--socket", socket],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     if abs(sizes["epcached"] - sizes["application"]) > NAMES:
-        raise SystemExit(f"{model['name']}: {sizes['epcached']} bytes through epcached, {sizes['application']} in the application: not the same compile")
+        raise SystemExit(
+            f"{model['name']}: {sizes['epcached']} bytes through epcached, {sizes['application']} in the application: not the same compile"
+        )
     if quiet:
         return
     through, alone = (statistics.median(times[how]) for how in ("epcached", "application"))
-    print(f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  miss {through:7.3f} s  in the application {alone:7.3f} s  "
-          f"ratio {through / alone:5.2f}  {through - (1.1 * alone + 0.3):+.3f} s from the goal of {1.1 * alone + 0.3:.3f} s", flush=True)
+    print(
+        f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  miss {through:7.3f} s  in the application {alone:7.3f} s  "
+        f"ratio {through / alone:5.2f}  {through - (1.1 * alone + 0.3):+.3f} s from the goal of {1.1 * alone + 0.3:.3f} s",
+        flush=True,
+    )
 
 
 def main(names: list[str]) -> None:
     known = models()
     with daemon() as (scratch, socket, _):
-        compare(known[names[0]], scratch, socket, runs=1, quiet=True)  # the runtime is looked at and probed
+        # the runtime is looked at and probed
+        compare(known[names[0]], scratch, socket, runs=1, quiet=True)
         for name in names:
             compare(known[name], scratch, socket)
 

@@ -1,11 +1,14 @@
-"""What the Python client adds to a session: on a hit, without a daemon, with a stopped one, and at import.
+"""What the Python client adds to a session: on a hit, without a daemon, with a stopped one, and at
+import.
 
     bench_overhead.py [MODEL...]
 
-Every measurement is a process of its own; those that are compared take turns. The clock runs from after the imports until the first
-output is there, the registration of the execution provider included. On a hit the peer is ONNX Runtime that loads the same files from a
-plain folder; without a daemon it is ONNX Runtime that compiles the model itself, on the same execution provider. Prints medians, ratio,
-difference and the goal. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS.
+Every measurement is a process of its own; those that are compared take turns. The clock runs from
+after the imports until the first output is there, the registration of the execution provider
+included. On a hit the peer is ONNX Runtime that loads the same files from a plain folder; without a
+daemon it is ONNX Runtime that compiles the model itself, on the same execution provider. Prints
+medians, ratio, difference and the goal. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and
+EPCACHED_MODELS.
 """
 
 from __future__ import annotations
@@ -85,31 +88,61 @@ imports: list[float] = []  # of all measurements with the client
 
 
 def compare(what: str, through: Measure, alone: Measure, most: float, ratio: float = 0.0) -> None:
-    """Prints the medians of measurements in turn, and whether `most` seconds, or the ratio, are kept to."""
+    """Prints the medians of measurements in turn, and whether `most` seconds, or the ratio, are
+    kept to.
+    """
     through(), alone()  # the first ones pay for files that nobody has read lately
     times = [(through(), alone()) for _ in range(RUNS)]
     ours, theirs = (statistics.median(side) for side in zip(*times, strict=True))
     kept = ours - theirs <= most or ours <= ratio * theirs
     goal = f"goal +{most * 1e3:.0f} ms" + (f" or {ratio:.2f}" if ratio else "")
-    print(f"{what:<34} through epcached {ours * 1e3:7.1f} ms  ORT alone {theirs * 1e3:7.1f} ms  ratio {ours / theirs:.3f}  "
-          f"({(ours - theirs) * 1e3:+.1f} ms)  {goal}{'' if kept else ': missed'}", flush=True)
+    print(
+        f"{what:<34} through epcached {ours * 1e3:7.1f} ms  ORT alone {theirs * 1e3:7.1f} ms  ratio {ours / theirs:.3f}  "
+        f"({(ours - theirs) * 1e3:+.1f} ms)  {goal}{'' if kept else ': missed'}",
+        flush=True,
+    )
 
 
 def hit(model: dict[str, Any], socket: Path, scratch: Path) -> None:
     """Compiles through epcached, copies what it serves into a plain folder, and compares."""
     control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
     plain = scratch / model["name"]
-    dimensions = [a for name, value in model["dimensions"].items() for a in ("--dim", f"{name}={value}")]
-    subprocess.run([control, "get", model["file"], "--socket", socket, "--ep", f"{EP}:CPU", *dimensions, "--out", plain],
-                   check=True, stdout=subprocess.DEVNULL)
+    dimensions = [
+        a for name, value in model["dimensions"].items() for a in ("--dim", f"{name}={value}")
+    ]
+    subprocess.run(
+        [
+            control,
+            "get",
+            model["file"],
+            "--socket",
+            socket,
+            "--ep",
+            f"{EP}:CPU",
+            *dimensions,
+            "--out",
+            plain,
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     graph = str(next(plain.rglob("*_ctx.onnx")))
-    compare(f"hit, {model['name']}", lambda: measure("client", "hit", model, model["file"], socket),
-            lambda: measure("plain", "plain", model, graph, socket), 0.003, 1.05)
+    compare(
+        f"hit, {model['name']}",
+        lambda: measure("client", "hit", model, model["file"], socket),
+        lambda: measure("plain", "plain", model, graph, socket),
+        0.003,
+        1.05,
+    )
 
 
 def without(what: str, model: dict[str, Any], socket: Path, most: float) -> None:
-    compare(f"{what}, {model['name']}", lambda: measure("client", "no daemon", model, model["file"], socket),
-            lambda: measure("plain", "plain", model, model["file"], socket), most)
+    compare(
+        f"{what}, {model['name']}",
+        lambda: measure("client", "no daemon", model, model["file"], socket),
+        lambda: measure("plain", "plain", model, model["file"], socket),
+        most,
+    )
 
 
 @contextlib.contextmanager
@@ -134,7 +167,9 @@ def main(names: list[str]) -> None:
         with stopped(process):
             without("stopped daemon", known[names[0]], socket, 0.060)
     ours = statistics.median(imports)
-    print(f"{'import, beyond onnxruntime':<34} {ours * 1e3:.1f} ms  goal 30 ms{'' if ours <= 0.030 else ': missed'}")
+    print(
+        f"{'import, beyond onnxruntime':<34} {ours * 1e3:.1f} ms  goal 30 ms{'' if ours <= 0.030 else ': missed'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What `epcachectl run` costs a Python program that gets nothing from it: at its start, at the import of onnxruntime, at a session that is left alone.
+"""What `epcachectl run` costs a Python program that gets nothing from it: at its start, at the
+import of onnxruntime, at a session that is left alone.
 
     bench_run.py [RUNS]
 
-Each measurement is a process of its own, timed from outside. The three ways take turns: the program alone; with the hook that `run` puts before
-it; and under `epcachectl run`, which starts it and says at the end what came of it. Prints medians, and what each way adds to them. Needs no
-daemon. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS.
+Each measurement is a process of its own, timed from outside. The three ways take turns: the program
+alone; with the hook that `run` puts before it; and under `epcachectl run`, which starts it and says
+at the end what came of it. Prints medians, and what each way adds to them. Needs no daemon. `make
+bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS.
 """
 
 from __future__ import annotations
@@ -21,27 +23,48 @@ RUNS = 21
 HOOK = Path(__file__).resolve().parents[1] / "clients" / "python" / "epcache" / "_run" / "hook"
 RUNTIME = "openvino-1.8.1"
 SESSION = "import onnxruntime; onnxruntime.InferenceSession({model!r}, providers=['CPUExecutionProvider'])"
-PROGRAMS = {"start": "pass", "import onnxruntime": "import onnxruntime", "one session, on the CPU": SESSION}
+PROGRAMS = {
+    "start": "pass",
+    "import onnxruntime": "import onnxruntime",
+    "one session, on the CPU": SESSION,
+}
 
 
 def main(runs: int) -> None:
     runtime = Path(os.environ["EPCACHED_RUNTIMES"]) / RUNTIME
     model = str(Path(os.environ["EPCACHED_MODELS"]) / "tiny-mlp" / "model.onnx")
     control = str(Path(os.environ["EPCACHED_BIN"]) / "epcachectl")
-    plain = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(runtime), "EPCACHE_AUTOSTART": "0"}
+    plain = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/"),
+        "PYTHONPATH": str(runtime),
+        "EPCACHE_AUTOSTART": "0",
+    }
     with tempfile.TemporaryDirectory(prefix="epcached-run-") as folder:
         report = Path(folder) / "report"
         report.touch()
-        hooked = {**plain, "PYTHONPATH": f"{HOOK}:{runtime}", "EPCACHE_RUN": '{"on_miss":"wait"}', "EPCACHE_RUN_REPORT": str(report)}
+        hooked = {
+            **plain,
+            "PYTHONPATH": f"{HOOK}:{runtime}",
+            "EPCACHE_RUN": '{"on_miss":"wait"}',
+            "EPCACHE_RUN_REPORT": str(report),
+        }
         for name, text in PROGRAMS.items():
             python = [sys.executable, "-c", text.format(model=model)]
-            ways = {"alone": (python, plain), "hook": (python, hooked), "run": ([control, "run", "--", *python], plain)}
+            ways = {
+                "alone": (python, plain),
+                "hook": (python, hooked),
+                "run": ([control, "run", "--", *python], plain),
+            }
             times: dict[str, list[float]] = {way: [] for way in ways}
             for _ in range(runs):
                 for way, (command, environment) in ways.items():
                     times[way].append(seconds(command, environment))
             alone, hook, run = (statistics.median(times[way]) * 1e3 for way in ways)
-            print(f"{name:<24} alone {alone:7.1f} ms  with the hook {hook - alone:+6.1f} ms  under epcachectl run {run - alone:+6.1f} ms", flush=True)
+            print(
+                f"{name:<24} alone {alone:7.1f} ms  with the hook {hook - alone:+6.1f} ms  under epcachectl run {run - alone:+6.1f} ms",
+                flush=True,
+            )
 
 
 def seconds(command: list[str], environment: dict[str, str]) -> float:

@@ -1,15 +1,17 @@
-"""The demo: real models compiled once by a real execution provider, kept, and served to a second application.
+"""The demo: real models compiled once by a real execution provider, kept, and served to a second
+application.
 
     demo.py [MODEL...]
 
-Starts bin/epcached on a temporary state folder, and for each model compares an application without epcached with the
-same application with it, each time in fresh processes. Then it restarts the daemon, damages a stored byte, and shows
-that hits survive the one and are refused after the other. Leaves the table in report/demo.md; if anything is not as
-it should be, it leaves none, and the status is not 0.
+Starts bin/epcached on a temporary state folder, and for each model compares an application without
+epcached with the same application with it, each time in fresh processes. Then it restarts the
+daemon, damages a stored byte, and shows that hits survive the one and are refused after the other.
+Leaves the table in report/demo.md; if anything is not as it should be, it leaves none, and the
+status is not 0.
 
-DEMO_EP=openvino or qnn chooses the execution provider. Without it: OpenVINO where it lists a device of its own
-accord; else QNN, which compiles ahead of time on any x86-64, and then OpenVINO through the tests' shim, so labelled.
-DEMO_REPORT names another file for the table.
+DEMO_EP=openvino or qnn chooses the execution provider. Without it: OpenVINO where it lists a device
+of its own accord; else QNN, which compiles ahead of time on any x86-64, and then OpenVINO through
+the tests' shim, so labelled. DEMO_REPORT names another file for the table.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ PROCESS_LIMIT = 300  # seconds, of what hangs
 
 NEXT = """
 What to try next, with a model of your own:
-  make wheel                           the Python package, in dist/: five lines of Python in doc/quickstart-python.md
-  bin/epcachectl get MODEL --ep EP     compile a model, or find it compiled: "Try the command line" in README.md
+  make wheel                           the Python package, in dist/: doc/quickstart-python.md
+  bin/epcachectl get MODEL --ep EP     compile a model, or find it compiled: README.md
   bin/epcachectl --help                what there is to list, explain and collect"""
 
 
@@ -55,7 +57,8 @@ class Provider:
     options: dict[str, str]
     models: tuple[str, ...]
     repeats: int  # fresh processes behind each time to first inference
-    tolerance: float  # between the compiled form and the uncompiled session, relative to the largest output
+    # between the compiled form and the uncompiled session, relative to the largest output
+    tolerance: float
     note: str
 
 
@@ -66,7 +69,16 @@ OPENVINO = Provider(
     # Without it some processors compute in bf16, and the two forms differ by its rounding.
     options={"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32"}})},
     models=(
-        *("silero-vad", "magika", "smart-turn", "rapidocr-det", "nudenet", "ddddocr-det", "minilm-int8", "minilm-fp32"),
+        *(
+            "silero-vad",
+            "magika",
+            "smart-turn",
+            "rapidocr-det",
+            "nudenet",
+            "ddddocr-det",
+            "minilm-int8",
+            "minilm-fp32",
+        ),
         "mlp-128mib",
     ),
     repeats=3,
@@ -78,7 +90,15 @@ QNN = Provider(
     name="QNNExecutionProvider",
     runtime="qnn-2.7.0",
     options={"soc_model": "60", "enable_htp_fp16_precision": "1"},
-    models=("silero-vad", "magika", "nudenet", "ddddocr-det", "minilm-int8", "minilm-fp32", "mlp-128mib"),
+    models=(
+        "silero-vad",
+        "magika",
+        "nudenet",
+        "ddddocr-det",
+        "minilm-int8",
+        "minilm-fp32",
+        "mlp-128mib",
+    ),
     repeats=1,
     tolerance=5e-3,
     note="The NPU is not in this machine: inference runs in QNN's simulator, and takes seconds whichever way the model was "
@@ -117,14 +137,26 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [BIN / "epcached", "--state", self.state, "--socket", self.socket, "--runtime", self.runtime]
+        command = [
+            BIN / "epcached",
+            "--state",
+            self.state,
+            "--socket",
+            self.socket,
+            "--runtime",
+            self.runtime,
+        ]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         status = subprocess.run(
-            [BIN / "epcachectl", "--socket", self.socket, "--wait", "10s", "status"], capture_output=True, text=True
+            [BIN / "epcachectl", "--socket", self.socket, "--wait", "10s", "status"],
+            capture_output=True,
+            text=True,
         )
         if status.returncode != 0:
-            raise SystemExit(f"demo: the daemon does not start: {status.stderr}{self.log.read_text()}")
+            raise SystemExit(
+                f"demo: the daemon does not start: {status.stderr}{self.log.read_text()}"
+            )
 
     def stop(self) -> int:
         assert self.process is not None
@@ -134,7 +166,9 @@ class Daemon:
     def blob(self, digest: str) -> Path:
         """Returns the stored file with that digest."""
         (path,) = [
-            path for path in (self.state / "objects").rglob("*") if path.is_file() and digest.endswith(path.name)
+            path
+            for path in (self.state / "objects").rglob("*")
+            if path.is_file() and digest.endswith(path.name)
         ]
         return path
 
@@ -142,7 +176,9 @@ class Daemon:
 class Application:
     """Runs demo_process.py, each time in a fresh process, with one runtime and one model."""
 
-    def __init__(self, provider: Provider, folder: Path, socket: Path, model: dict[str, Any]) -> None:
+    def __init__(
+        self, provider: Provider, folder: Path, socket: Path, model: dict[str, Any]
+    ) -> None:
         self.provider, self.folder, self.model = provider, folder, model
         self.job = {
             "ep": provider.name,
@@ -154,7 +190,9 @@ class Application:
 
     def run(self, what: str) -> dict[str, Any]:
         job = {**self.job, "outputs": str(self.outputs_of(what))}
-        path = os.pathsep.join(map(str, [RUNTIMES / self.provider.runtime, PROJECT / "clients" / "python", HERE]))
+        path = os.pathsep.join(
+            map(str, [RUNTIMES / self.provider.runtime, PROJECT / "clients" / "python", HERE])
+        )
         done = subprocess.run(
             [sys.executable, HERE / "demo_process.py", what],
             input=json.dumps(job),
@@ -184,7 +222,10 @@ def measure(application: Application, provider: Provider, failures: Failures) ->
     without = [application.run("plain") for _ in range(provider.repeats)]
     application.run("artefact")
     first = application.run("session")
-    failures.unless(first["outcome"] == "compiled", f"{row.model}: first request: {first['outcome']}, not compiled")
+    failures.unless(
+        first["outcome"] == "compiled",
+        f"{row.model}: first request: {first['outcome']}, not compiled",
+    )
     row.compile = first["acquire"]
     with_cache = [application.run("session") for _ in range(provider.repeats)]
     outcomes = {one["outcome"] for one in with_cache}
@@ -201,27 +242,36 @@ def median(runs: list[dict[str, Any]], name: str) -> float:
 
 
 def compare(application: Application, provider: Provider, row: Row, failures: Failures) -> None:
-    served, own, uncompiled = (application.outputs(what) for what in ("session", "artefact", "plain"))
+    served, own, uncompiled = (
+        application.outputs(what) for what in ("session", "artefact", "plain")
+    )
     row.equal = same(served, own)
     failures.unless(
-        row.equal, f"{row.model}: what was served computes other bits than the artefact of plain ONNX Runtime"
+        row.equal,
+        f"{row.model}: what was served computes other bits than the artefact of plain ONNX Runtime",
     )
     row.difference = max(difference(a, b) for a, b in zip(served, uncompiled, strict=True))
-    text = (
-        f"{row.model}: differs by {row.difference:.1e} from the uncompiled session, more than {provider.tolerance:.0e}"
-    )
+    text = f"{row.model}: differs by {row.difference:.1e} from the uncompiled session, more than {provider.tolerance:.0e}"
     failures.unless(row.difference <= provider.tolerance, text)
 
 
 def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     pairs = zip(one, other, strict=True)
-    return all(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
+    return all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs
+    )
 
 
 def difference(got: np.ndarray, want: np.ndarray) -> float:
-    """Returns the largest difference, relative to the largest value; infinite if anything is not a number."""
+    """Returns the largest difference, relative to the largest value; infinite if anything is not a
+    number.
+    """
     largest = float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max())
-    return largest / max(float(np.abs(want.astype(np.float64)).max()), 1e-30) if np.isfinite(largest) else float("inf")
+    return (
+        largest / max(float(np.abs(want.astype(np.float64)).max()), 1e-30)
+        if np.isfinite(largest)
+        else float("inf")
+    )
 
 
 def survive_a_restart(daemon: Daemon, applications: list[Application], failures: Failures) -> str:
@@ -232,25 +282,33 @@ def survive_a_restart(daemon: Daemon, applications: list[Application], failures:
         name, before = application.model["name"], application.outputs("artefact")
         outcome = application.run("session")["outcome"]
         failures.unless(outcome == "hit", f"{name}: after a restart: {outcome}, not hit")
-        failures.unless(same(application.outputs("session"), before), f"{name}: other outputs after a restart")
+        failures.unless(
+            same(application.outputs("session"), before), f"{name}: other outputs after a restart"
+        )
     return f"After a restart of the daemon {len(applications)} of {len(applications)} models were hits, with the same outputs."
 
 
 def refuse_damage(daemon: Daemon, application: Application, failures: Failures) -> str:
-    """Flips one bit in the middle of the largest file of a stored artefact, behind the daemon's back."""
+    """Flips one bit in the middle of the largest file of a stored artefact, behind the daemon's
+    back.
+    """
     name = application.model["name"]
     largest = max(application.run("hits")["files"], key=lambda file: file["size"])
     path = daemon.blob(largest["digest"])
     flip_a_bit(path)
     after = application.run("session")
     failures.unless(
-        after["outcome"] == "compiled", f"{name}: damaged, and the answer is {after['outcome']}: {after['why']}"
+        after["outcome"] == "compiled",
+        f"{name}: damaged, and the answer is {after['outcome']}: {after['why']}",
     )
     failures.unless(
-        same(application.outputs("session"), application.outputs("artefact")), f"{name}: other outputs after damage"
+        same(application.outputs("session"), application.outputs("artefact")),
+        f"{name}: other outputs after damage",
     )
     once_more = application.run("session")
-    failures.unless(once_more["outcome"] == "hit", f"{name}: healed, and the answer is {once_more['outcome']}")
+    failures.unless(
+        once_more["outcome"] == "hit", f"{name}: healed, and the answer is {once_more['outcome']}"
+    )
     return (
         f"One bit of {name}'s stored artefact was flipped, in the middle of {largest['size']:,} bytes. The next request did not get "
         f"it: `{after['outcome']}`, “{shortened(after['why'])}”, with the right outputs; the one after that was a hit again."
@@ -283,12 +341,24 @@ COLUMNS = (
 
 
 # The same for the terminal, where there is less room.
-HEADS = ("model", "size", "compile", "hit", "session ready", "first inference", "bit-equal", "uncompiled")
+HEADS = (
+    "model",
+    "size",
+    "compile",
+    "hit",
+    "session ready",
+    "first inference",
+    "bit-equal",
+    "uncompiled",
+)
 WIDTHS = (13, 9, 8, 7, 18, 18, 9, 10)
 
 
 def aligned(texts: Sequence[str]) -> str:
-    return "  " + "  ".join(text.ljust(width) for text, width in zip(texts, WIDTHS, strict=True)).rstrip()
+    return (
+        "  "
+        + "  ".join(text.ljust(width) for text, width in zip(texts, WIDTHS, strict=True)).rstrip()
+    )
 
 
 def cells(row: Row) -> list[str]:
@@ -309,12 +379,16 @@ def seconds(value: float) -> str:
 
 
 def markdown(table: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [table[0], ["---"] * len(table[0]), *table[1:]])
+    return "\n".join(
+        "| " + " | ".join(line) + " |" for line in [table[0], ["---"] * len(table[0]), *table[1:]]
+    )
 
 
 def show(provider: Provider, shimmed: bool, wanted: list[str], failures: Failures) -> str:
     """Runs everything on one execution provider; returns its part of the report."""
-    listed = {model["name"]: model for model in json.loads((MODELS / "models.json").read_text())["models"]}
+    listed = {
+        model["name"]: model for model in json.loads((MODELS / "models.json").read_text())["models"]
+    }
     names = wanted or list(provider.models)
     if unknown := set(names) - set(listed):
         raise RuntimeError(f"{MODELS}/models.json has no {', '.join(sorted(unknown))}")
@@ -324,20 +398,26 @@ def show(provider: Provider, shimmed: bool, wanted: list[str], failures: Failure
     daemon = Daemon(folder, RUNTIMES / provider.runtime)
     rows, applications = [], []
     with running(daemon):
-        Application(provider, folder, daemon.socket, {}).run("devices")  # brings the libraries into the page cache
+        # brings the libraries into the page cache
+        Application(provider, folder, daemon.socket, {}).run("devices")
         for name in names:
             application = Application(provider, folder, daemon.socket, listed[name])
             rows.append(measure(application, provider, failures))
             applications.append(application)
             print(aligned(cells(rows[-1])), flush=True)
-        proofs = [survive_a_restart(daemon, applications, failures), refuse_damage(daemon, applications[0], failures)]
+        proofs = [
+            survive_a_restart(daemon, applications, failures),
+            refuse_damage(daemon, applications[0], failures),
+        ]
         if not failures.texts:  # or they would say what is not so
             print("", *proofs, sep="\n  ", flush=True)
         failures.unless(daemon.stop() == 0, "the daemon did not stop as it should")
     note = provider.note
     if shimmed:
         note += " OpenVINO's plugin lists no device on this processor; a shim of the tests makes it. What it shows is epcached, not OpenVINO."
-    return "\n\n".join([f"### {title}", markdown([list(COLUMNS), *map(cells, rows)]), note, *proofs])
+    return "\n\n".join(
+        [f"### {title}", markdown([list(COLUMNS), *map(cells, rows)]), note, *proofs]
+    )
 
 
 @contextlib.contextmanager
@@ -358,7 +438,9 @@ def running(daemon: Daemon) -> Iterator[None]:
 
 def is_shimmed(provider: Provider) -> bool:
     package = RUNTIMES / provider.runtime / "onnxruntime_ep_openvino"
-    return (RUNTIMES / provider.runtime / "ANYCPU").exists() or (package / "libvendor_openvino_plugin.so").exists()
+    return (RUNTIMES / provider.runtime / "ANYCPU").exists() or (
+        package / "libvendor_openvino_plugin.so"
+    ).exists()
 
 
 def choose() -> tuple[list[Provider], list[str]]:
@@ -406,11 +488,15 @@ def main(wanted: list[str]) -> int:
     for text in missing:
         print(f"demo: {text}")
     if not providers:
-        print("demo: no execution provider can be used here, so there is nothing to show", file=sys.stderr)
+        print(
+            "demo: no execution provider can be used here, so there is nothing to show",
+            file=sys.stderr,
+        )
         return 1
     try:
         parts = [
-            show(provider, provider is OPENVINO and is_shimmed(provider), wanted, failures) for provider in providers
+            show(provider, provider is OPENVINO and is_shimmed(provider), wanted, failures)
+            for provider in providers
         ]
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"demo: {error}", file=sys.stderr)

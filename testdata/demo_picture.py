@@ -1,4 +1,5 @@
-"""Draws the table that `make demo` leaves in report/demo.md: the time until a session is ready, without and with epcached.
+"""Draws the table that `make demo` leaves in report/demo.md: the time until a session is ready,
+without and with epcached.
 
     demo_picture.py [REPORT [PICTURE]]     report/demo.md and doc/demo.svg
 """
@@ -22,10 +23,16 @@ def seconds(text: str) -> float:
 
 
 def parts(report: str) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Returns for each execution provider its title, and for each model its name and both times as they were printed."""
+    """Returns for each execution provider its title, and for each model its name and both times as
+    they were printed.
+    """
     found = []
     for part in report.split("### ")[1:]:
-        rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in part.splitlines() if line.startswith("|")]
+        rows = [
+            [cell.strip() for cell in line.strip("| ").split("|")]
+            for line in part.splitlines()
+            if line.startswith("|")
+        ]
         column = next(i for i, name in enumerate(rows[0]) if name.startswith("session ready"))
         times = [(row[0], *row[column].split(" → ")) for row in rows[2:]]
         found.append((part.splitlines()[0].strip(), times))
@@ -41,15 +48,23 @@ def draw(report: str) -> str:
         lines.append(f'<text class="h" x="8" y="{y}">{escape(title)}</text>')
         y += 12
         for name, plain, hit in rows:
-            lines.append(f'<text x="{LEFT - 8}" y="{y + BAR + 4}" text-anchor="end">{escape(name)}</text>')
+            lines.append(
+                f'<text x="{LEFT - 8}" y="{y + BAR + 4}" text-anchor="end">{escape(name)}</text>'
+            )
             for kind, time in (("plain", plain), ("hit", hit)):
                 width = max(1, round(seconds(time) * scale))
-                lines.append(f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{width}" height="{BAR}"/>')
-                lines.append(f'<text x="{LEFT + width + 5}" y="{y + BAR}" class="t">{escape(time)}</text>')
+                lines.append(
+                    f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{width}" height="{BAR}"/>'
+                )
+                lines.append(
+                    f'<text x="{LEFT + width + 5}" y="{y + BAR}" class="t">{escape(time)}</text>'
+                )
                 y += BAR + 1
             y += GAP
         y += 22
-    lines.append(f'<text x="8" y="{y}">Session ready without (grey) and with (green) epcached.</text>')
+    lines.append(
+        f'<text x="8" y="{y}">Session ready without (grey) and with (green) epcached.</text>'
+    )
     made = re.sub(r", Linux.*", "", report.splitlines()[0]).replace("`", "")
     lines.append(f'<text class="t" x="8" y="{y + 16}">{escape(made)}</text>')
     y += 16
@@ -59,7 +74,10 @@ def draw(report: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    report, picture = (*map(Path, arguments), *(PROJECT / "report" / "demo.md", PROJECT / "doc" / "demo.svg")[len(arguments) :])
+    report, picture = (
+        *map(Path, arguments),
+        *(PROJECT / "report" / "demo.md", PROJECT / "doc" / "demo.svg")[len(arguments) :],
+    )
     picture.write_text(draw(report.read_text()))
 
 

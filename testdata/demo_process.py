@@ -1,15 +1,17 @@
-"""One fresh process of the demo, as an application would be: demo_process.py WHAT, a JSON object on standard input.
+"""One fresh process of the demo, as an application would be: demo_process.py WHAT, a JSON object on
+standard input.
 
 WHAT is one of
 
     devices     the execution provider's devices, as ONNX Runtime lists them
-    plain       the uncompiled model by plain ONNX Runtime, timed to its first output; no epcached anywhere
+    plain       the uncompiled model by plain ONNX Runtime, timed to its first output
     artefact    the model compiled, loaded and run by plain ONNX Runtime alone
     session     the same application with epcache.InferenceSession
     hits        requests for the model on an open connection, timed at the socket
 
-The object has "ep", "options", "model" (an entry of models.json), "path", "socket" and "outputs", a file that the model's
-outputs are written to. The result is all of standard output, as JSON: what execution providers print is on standard error.
+The object has "ep", "options", "model" (an entry of models.json), "path", "socket" and "outputs", a
+file that the model's outputs are written to. The result is all of standard output, as JSON: what
+execution providers print is on standard error.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ import numpy as np
 import onnxruntime as ort
 import results
 
-PACKAGES = {"OpenVINOExecutionProvider": "onnxruntime_ep_openvino", "QNNExecutionProvider": "onnxruntime_qnn"}
+PACKAGES = {
+    "OpenVINOExecutionProvider": "onnxruntime_ep_openvino",
+    "QNNExecutionProvider": "onnxruntime_qnn",
+}
 HITS = 200
 
 
@@ -54,7 +59,9 @@ def plain_options(job: dict[str, Any]) -> ort.SessionOptions:
     settings = dict(job["options"])
     if job["ep"] == "QNNExecutionProvider":
         settings["backend_path"] = str(Path(library(job)).with_name("libQnnHtp.so"))
-    options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == job["ep"]][:1], settings)
+    options.add_provider_for_devices(
+        [d for d in ort.get_ep_devices() if d.ep_name == job["ep"]][:1], settings
+    )
     return options
 
 
@@ -67,13 +74,16 @@ def plain(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def artefact(job: dict[str, Any]) -> dict[str, Any]:
-    # At the level at which a session optimises before execution providers choose their nodes, as epcached does.
+    # At the level at which a session optimises before execution providers choose their nodes, as
+    # epcached does.
     level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options = plain_options(job)
     with tempfile.TemporaryDirectory() as folder:
         graph = f"{folder}/0123456789abcdef_ctx.onnx"
         started = time.perf_counter()
-        ort.ModelCompiler(options, job["path"], graph_optimization_level=level).compile_to_file(graph)
+        ort.ModelCompiler(options, job["path"], graph_optimization_level=level).compile_to_file(
+            graph
+        )
         seconds = time.perf_counter() - started
         session = ort.InferenceSession(graph, options, enable_fallback=0)
         save(job, session.run(None, inputs.make(job["model"])))
@@ -89,7 +99,9 @@ def session(job: dict[str, Any]) -> dict[str, Any]:
     for name, size in job["model"]["dimensions"].items():
         options.add_free_dimension_override_by_name(name, size)
     client = epcache.Client(job["socket"], hello_limit=5)
-    made = epcache.InferenceSession(job["path"], options, ep=(job["ep"], job["options"]), client=client)
+    made = epcache.InferenceSession(
+        job["path"], options, ep=(job["ep"], job["options"]), client=client
+    )
     ready = time.perf_counter()
     save(job, made.run(None, inputs.make(job["model"])))
     report = made.epcache
@@ -129,5 +141,11 @@ def save(job: dict[str, Any], outputs: list[np.ndarray]) -> None:
 
 if __name__ == "__main__":
     ort.set_default_logger_severity(3)
-    measure = {"devices": devices, "plain": plain, "artefact": artefact, "session": session, "hits": hits}[sys.argv[1]]
+    measure = {
+        "devices": devices,
+        "plain": plain,
+        "artefact": artefact,
+        "session": session,
+        "hits": hits,
+    }[sys.argv[1]]
     results.tell(measure, json.load(sys.stdin))

@@ -14,7 +14,8 @@ OPSET, IR_VERSION = 17, 9
 
 
 def mlp(path: Path, width: int, layers: int, seed: int = 0, batch: int | str = 1) -> None:
-    """Writes `layers` square layers of MatMul, Add and Relu in fp32: width * width * 4 bytes of weights each.
+    """Writes `layers` square layers of MatMul, Add and Relu in fp32: width * width * 4 bytes of
+    weights each.
 
     Every seed gives a model of the same shape and size with other weights.
     """
@@ -22,9 +23,13 @@ def mlp(path: Path, width: int, layers: int, seed: int = 0, batch: int | str = 1
     nodes, weights, value = [], [], "x"
     for layer in range(layers):
         # Scaled so that values neither vanish nor overflow over many layers.
-        weight = random.standard_normal((width, width), dtype=np.float32) * np.float32(np.sqrt(2 / width))
+        weight = random.standard_normal((width, width), dtype=np.float32) * np.float32(
+            np.sqrt(2 / width)
+        )
         weights.append(numpy_helper.from_array(weight, f"weight{layer}"))
-        weights.append(numpy_helper.from_array(random.standard_normal(width, dtype=np.float32), f"bias{layer}"))
+        weights.append(
+            numpy_helper.from_array(random.standard_normal(width, dtype=np.float32), f"bias{layer}")
+        )
         nodes.append(helper.make_node("MatMul", [value, f"weight{layer}"], [f"product{layer}"]))
         nodes.append(helper.make_node("Add", [f"product{layer}", f"bias{layer}"], [f"sum{layer}"]))
         value = "y" if layer == layers - 1 else f"hidden{layer}"
@@ -35,7 +40,9 @@ def mlp(path: Path, width: int, layers: int, seed: int = 0, batch: int | str = 1
 def convolution(path: Path) -> None:
     """Writes a convolution, a Relu and a global average: an image model in a few kilobytes."""
     random = np.random.default_rng(3)
-    weights = [numpy_helper.from_array(random.standard_normal((8, 3, 3, 3), dtype=np.float32), "kernel")]
+    weights = [
+        numpy_helper.from_array(random.standard_normal((8, 3, 3, 3), dtype=np.float32), "kernel")
+    ]
     nodes = [
         helper.make_node("Conv", ["x", "kernel"], ["features"], pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["features"], ["active"]),
@@ -49,7 +56,9 @@ def external(folder: Path) -> None:
     mlp(folder / "model.onnx", width=64, layers=2, seed=5)
     model = onnx.load(folder / "model.onnx")
     (folder / "weights").mkdir(exist_ok=True)
-    for number, tensor in enumerate(t for t in model.graph.initializer if t.name.startswith("weight")):
+    for number, tensor in enumerate(
+        t for t in model.graph.initializer if t.name.startswith("weight")
+    ):
         location = ["first.bin", "weights/second.bin"][number]
         data = tensor.raw_data
         # Not at offset 0, so that a reader that ignores the offset is seen.
@@ -63,12 +72,28 @@ def external(folder: Path) -> None:
 
 
 def causal(path: Path) -> None:
-    """Writes one layer of attention with its keys and values as inputs and outputs: what language models are made of."""
+    """Writes one layer of attention with its keys and values as inputs and outputs: what language
+    models are made of.
+    """
     width, heads, head, vocabulary = 16, 2, 8, 32
     random = np.random.default_rng(4)
-    shapes = {"embedding": (vocabulary, width), "q": (width, width), "k": (width, width), "v": (width, width), "head": (width, vocabulary)}
-    weights = [numpy_helper.from_array(random.standard_normal(shape, dtype=np.float32) * np.float32(0.2), name) for name, shape in shapes.items()]
-    weights += [numpy_helper.from_array(np.array(shape, np.int64), name) for name, shape in (("split", [0, 0, heads, head]), ("merge", [0, 0, width]))]
+    shapes = {
+        "embedding": (vocabulary, width),
+        "q": (width, width),
+        "k": (width, width),
+        "v": (width, width),
+        "head": (width, vocabulary),
+    }
+    weights = [
+        numpy_helper.from_array(
+            random.standard_normal(shape, dtype=np.float32) * np.float32(0.2), name
+        )
+        for name, shape in shapes.items()
+    ]
+    weights += [
+        numpy_helper.from_array(np.array(shape, np.int64), name)
+        for name, shape in (("split", [0, 0, heads, head]), ("merge", [0, 0, width]))
+    ]
     node = helper.make_node
     nodes = [node("Gather", ["embedding", "input_ids"], ["x"])]
     for part in "qkv":
@@ -89,8 +114,14 @@ def causal(path: Path) -> None:
         node("MatMul", ["mixed2", "head"], ["logits"]),
     ]
     value = helper.make_tensor_value_info
-    past = [value(f"past_key_values.0.{kind}", TensorProto.FLOAT, ["batch", heads, "past", head]) for kind in ("key", "value")]
-    present = [value(f"present.0.{kind}", TensorProto.FLOAT, ["batch", heads, "all", head]) for kind in ("key", "value")]
+    past = [
+        value(f"past_key_values.0.{kind}", TensorProto.FLOAT, ["batch", heads, "past", head])
+        for kind in ("key", "value")
+    ]
+    present = [
+        value(f"present.0.{kind}", TensorProto.FLOAT, ["batch", heads, "all", head])
+        for kind in ("key", "value")
+    ]
     graph = helper.make_graph(
         nodes,
         "causal",
@@ -98,7 +129,12 @@ def causal(path: Path) -> None:
         [value("logits", TensorProto.FLOAT, ["batch", "tokens", vocabulary]), *present],
         weights,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="epcached testdata")
+    model = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="epcached testdata",
+    )
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
 
@@ -112,7 +148,10 @@ def _save(path: Path, nodes: list, weights: list, in_shape: list, out_shape: lis
         weights,
     )
     model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="epcached testdata"
+        graph,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="epcached testdata",
     )
     onnx.checker.check_model(model)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

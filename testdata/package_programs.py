@@ -1,8 +1,10 @@
-"""Small programs on packages that use ONNX Runtime, none of which knows of epcache: one a package, as their documentation has them.
+"""Small programs on packages that use ONNX Runtime, none of which knows of epcache: one a package,
+as their documentation has them.
 
     package_programs.py NAME
 
-Prints one line of JSON: what came of it, and the seconds from making the package's object to its first result.
+Prints one line of JSON: what came of it, and the seconds from making the package's object to its
+first result.
 """
 
 from __future__ import annotations
@@ -36,15 +38,22 @@ def png() -> bytes:
 def sound() -> Any:
     """Three seconds at 16 kHz: a tone between two silences, which swells as vowels do."""
     t = np.arange(48000) / 16000
-    voice = sum(np.sin(2 * np.pi * 140 * k * t) / k for k in range(1, 20)) * np.abs(np.sin(2 * np.pi * 3 * t))
-    return (0.1 * voice * ((t > 0.8) & (t < 2.2)) + 1e-3 * np.random.default_rng(1).standard_normal(t.size)).astype(np.float32)
+    voice = sum(np.sin(2 * np.pi * 140 * k * t) / k for k in range(1, 20)) * np.abs(
+        np.sin(2 * np.pi * 3 * t)
+    )
+    return (
+        0.1 * voice * ((t > 0.8) & (t < 2.2))
+        + 1e-3 * np.random.default_rng(1).standard_normal(t.size)
+    ).astype(np.float32)
 
 
 def magika() -> Callable[[], Any]:
     from magika import Magika
 
     def work() -> Any:
-        result = Magika().identify_bytes(b"#include <stdio.h>\nint main(void) { puts(\"hello\"); return 0; }\n" * 8)
+        result = Magika().identify_bytes(
+            b"#include <stdio.h>\nint main(void) { puts(\"hello\"); return 0; }\n" * 8
+        )
         return [str(result.output.label), float(result.score)]
 
     return work
@@ -55,7 +64,11 @@ def rapidocr() -> Callable[[], Any]:
 
     def work() -> Any:
         result = RapidOCR()(picture())
-        return [list(result.txts), [float(score) for score in result.scores], np.asarray(result.boxes).tolist()]
+        return [
+            list(result.txts),
+            [float(score) for score in result.scores],
+            np.asarray(result.boxes).tolist(),
+        ]
 
     return work
 
@@ -68,7 +81,10 @@ def nudenet() -> Callable[[], Any]:
         found = detector.detect(picture())
         given = detector.onnx_session.get_inputs()[0]
         noise = np.random.default_rng(2).random((1, 3, 320, 320), np.float32)
-        return [found, detector.onnx_session.run(None, {given.name: noise})[0][0, :, ::100].tolist()]
+        return [
+            found,
+            detector.onnx_session.run(None, {given.name: noise})[0][0, :, ::100].tolist(),
+        ]
 
     return work
 
@@ -76,7 +92,10 @@ def nudenet() -> Callable[[], Any]:
 def ddddocr() -> Callable[[], Any]:
     from ddddocr import DdddOcr
 
-    return lambda: [DdddOcr(show_ad=False).classification(png()), DdddOcr(det=True, ocr=False, show_ad=False).detection(png())]
+    return lambda: [
+        DdddOcr(show_ad=False).classification(png()),
+        DdddOcr(det=True, ocr=False, show_ad=False).detection(png()),
+    ]
 
 
 def silero() -> Callable[[], Any]:
@@ -84,7 +103,10 @@ def silero() -> Callable[[], Any]:
 
     def work() -> Any:
         model = load_silero_vad()
-        return [float(np.ravel(model(chunk, 16000))[0]) for chunk in sound()[: 512 * 60].reshape(60, 512)]
+        return [
+            float(np.ravel(model(chunk, 16000))[0])
+            for chunk in sound()[: 512 * 60].reshape(60, 512)
+        ]
 
     return work
 
@@ -120,7 +142,20 @@ def nakdimon() -> Callable[[], Any]:
     return lambda: NakdimonDiacritizer()("שלום עולם")
 
 
-PROGRAMS = {p.__name__: p for p in (magika, rapidocr, nudenet, ddddocr, silero, smart_turn, piper, faster_whisper, nakdimon)}
+PROGRAMS = {
+    p.__name__: p
+    for p in (
+        magika,
+        rapidocr,
+        nudenet,
+        ddddocr,
+        silero,
+        smart_turn,
+        piper,
+        faster_whisper,
+        nakdimon,
+    )
+}
 
 
 def main(name: str) -> None:
@@ -128,7 +163,13 @@ def main(name: str) -> None:
     started = time.perf_counter()
     output = work()
     seconds = time.perf_counter() - started
-    print("\nRESULT " + json.dumps({"output": output, "seconds": seconds}, default=lambda o: o.item() if hasattr(o, "item") else str(o)))
+    print(
+        "\nRESULT "
+        + json.dumps(
+            {"output": output, "seconds": seconds},
+            default=lambda o: o.item() if hasattr(o, "item") else str(o),
+        )
+    )
 
 
 if __name__ == "__main__":

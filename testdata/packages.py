@@ -1,10 +1,12 @@
-"""Packages that use ONNX Runtime, unchanged, under `epcachectl run` with OpenVINO: the same results, and a hit at the second start.
+"""Packages that use ONNX Runtime, unchanged, under `epcachectl run` with OpenVINO: the same
+results, and a hit at the second start.
 
     packages.py VENV [NAME...]
 
-VENV is what testdata/fetch-packages makes; the programs are those of package_programs.py. Each runs without epcached first, then twice with
-it, in fresh processes and with a fresh store. Leaves the table in report/packages.md; where a result differs, or a session was not
-served and no reason given, the status is not 0.
+VENV is what testdata/fetch-packages makes; the programs are those of package_programs.py. Each runs
+without epcached first, then twice with it, in fresh processes and with a fresh store. Leaves the
+table in report/packages.md; where a result differs, or a session was not served and no reason
+given, the status is not 0.
 """
 
 from __future__ import annotations
@@ -27,39 +29,68 @@ from daemon import Daemon  # noqa: E402
 from package_programs import PROGRAMS  # noqa: E402
 
 BIN = Path(os.environ.get("EPCACHED_BIN") or PROJECT / "bin")
-RUNTIME = Path(os.environ.get("EPCACHED_RUNTIMES") or PROJECT / ".deps" / "runtimes") / "openvino-1.8.1"
+RUNTIME = (
+    Path(os.environ.get("EPCACHED_RUNTIMES") or PROJECT / ".deps" / "runtimes") / "openvino-1.8.1"
+)
 EP = "OpenVINOExecutionProvider:CPU"
 MARK = "RESULT "
 LIMIT = 300  # seconds for one program
-# Of single precision, relative to the largest number beside it; positions in pictures are whole numbers, which may round the other way.
+# Of single precision, relative to the largest number beside it; positions in pictures are whole
+# numbers, which may round the other way.
 TOLERANCE = 1e-3
 CACHED = ("hit", "compiled", "waited")
 
 
 def started(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """Runs a program and returns what it printed."""
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EPCACHE_SOCKET")}
-    ended = subprocess.run(command, env={**own, **environment}, capture_output=True, text=True, timeout=LIMIT)
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "EPCACHE_SOCKET")
+    }
+    ended = subprocess.run(
+        command, env={**own, **environment}, capture_output=True, text=True, timeout=LIMIT
+    )
     for line in ended.stdout.splitlines():
         if ended.returncode == 0 and line.startswith(MARK):
             return json.loads(line[len(MARK) :])
     raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")
 
 
-def served(program: list[str], daemon: Daemon, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def served(
+    program: list[str], daemon: Daemon, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs a program under epcachectl run; returns what it printed, and the report."""
     report = folder / "report.json"
-    command = [f"{BIN}/epcachectl", "run", "--ep", EP, "--runtime", str(RUNTIME), f"--report={report}", "--json", "--", *program]
+    command = [
+        f"{BIN}/epcachectl",
+        "run",
+        "--ep",
+        EP,
+        "--runtime",
+        str(RUNTIME),
+        f"--report={report}",
+        "--json",
+        "--",
+        *program,
+    ]
     return started(command, {"EPCACHE_SOCKET": daemon.socket}), json.loads(report.read_text())
 
 
 def differs(one: Any, other: Any, scale: float = 0.0) -> float:
     """Returns by how much two results differ; infinity where it is more than numbers."""
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)) and not isinstance(one, bool):
-        return abs(one - other) / max(abs(one), abs(other), scale, 1.0)  # scores and probabilities are parts of 1
+    if (
+        isinstance(one, (int, float))
+        and isinstance(other, (int, float))
+        and not isinstance(one, bool)
+    ):
+        # scores and probabilities are parts of 1
+        return abs(one - other) / max(abs(one), abs(other), scale, 1.0)
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         numbers = [abs(x) for x in (*one, *other) if isinstance(x, (int, float))]
-        return max((differs(a, b, max(numbers, default=0.0)) for a, b in zip(one, other)), default=0.0)
+        return max(
+            (differs(a, b, max(numbers, default=0.0)) for a, b in zip(one, other)), default=0.0
+        )
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return max((differs(one[key], other[key]) for key in one), default=0.0)
     return 0.0 if one == other else math.inf
@@ -74,26 +105,52 @@ def row(name: str, python: str, daemon: Daemon, folder: Path) -> tuple[list[str]
     difference = max(differs(plain["output"], run["output"]) for run in (first, second))
     sessions = report["sessions"]
     hits = [session for session in sessions if session["outcome"] == "hit"]
-    reasons = {f"{Path(s['model']).name}: {brief(s['why'])}" for s in sessions if s["outcome"] not in CACHED} | set(report["notes"])
+    reasons = {
+        f"{Path(s['model']).name}: {brief(s['why'])}"
+        for s in sessions
+        if s["outcome"] not in CACHED
+    } | set(report["notes"])
     wrong = []
     if difference > TOLERANCE:
         wrong.append(f"{name}: results differ by {difference:.1e}")
-    if len(hits) < len(sessions) and not all(s["why"] for s in sessions if s["outcome"] != "hit") or not sessions:
+    if (
+        len(hits) < len(sessions)
+        and not all(s["why"] for s in sessions if s["outcome"] != "hit")
+        or not sessions
+    ):
         wrong.append(f"{name}: {len(hits)} hits of {len(sessions)} sessions, and no reason")
     times = [f"{run['seconds']:.2f} s" for run in (plain, first, second)]
     saved = f"{sum(s['compile_seconds'] for s in hits):.2f} s"
     equal = "equal" if difference == 0 else f"{difference:.0e}"
-    return [name, f"{len(hits)} of {len(sessions)}", *times, saved, equal, "; ".join(sorted(reasons)) or "-"], wrong
+    return [
+        name,
+        f"{len(hits)} of {len(sessions)}",
+        *times,
+        saved,
+        equal,
+        "; ".join(sorted(reasons)) or "-",
+    ], wrong
 
 
 def brief(why: str) -> str:
     """The compiler's words run over many lines: those that name the operators."""
     lines = [line.strip() for line in why.splitlines()]
-    failed = [line.partition(" (")[0] for line in lines if line.startswith("-- Conversion is failed for")]
+    failed = [
+        line.partition(" (")[0] for line in lines if line.startswith("-- Conversion is failed for")
+    ]
     return failed[0].removeprefix("-- ") if failed else " ".join(lines)[:200]
 
 
-HEAD = ["package", "hits at the second start", "alone, on the CPU", "first start", "second start", "compiling saved", "against alone", "what was not served"]
+HEAD = [
+    "package",
+    "hits at the second start",
+    "alone, on the CPU",
+    "first start",
+    "second start",
+    "compiling saved",
+    "against alone",
+    "what was not served",
+]
 
 
 def main(venv: str, names: list[str]) -> int:
@@ -114,7 +171,9 @@ def main(venv: str, names: list[str]) -> int:
     finally:
         daemon.close()
     (PROJECT / "report").mkdir(exist_ok=True)
-    (PROJECT / "report" / "packages.md").write_text("\n".join("| " + " | ".join(line) + " |" for line in rows) + "\n")
+    (PROJECT / "report" / "packages.md").write_text(
+        "\n".join("| " + " | ".join(line) + " |" for line in rows) + "\n"
+    )
     for fault in wrong:
         print(f"packages: {fault}", file=sys.stderr)
     return 1 if wrong else 0

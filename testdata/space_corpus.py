@@ -1,8 +1,8 @@
 """Builds the corpus of `make bench-space` with real compilers: space_corpus.py DIR [NAME...].
 
-DIR gets a folder NAME for each artefact below, with the files that OpenVINO's or QNN's compiler made, and the list
-corpus.json. What is there is left alone, so that a second run takes no time. It takes 1.2 GB and some ten minutes.
-EPCACHED_RUNTIMES and EPCACHED_MODELS are set by make.
+DIR gets a folder NAME for each artefact below, with the files that OpenVINO's or QNN's compiler
+made, and the list corpus.json. What is there is left alone, so that a second run takes no time. It
+takes 1.2 GB and some ten minutes. EPCACHED_RUNTIMES and EPCACHED_MODELS are set by make.
 """
 
 from __future__ import annotations
@@ -69,25 +69,50 @@ def small(tokens: int, past: int) -> Decoder:
 TEXT = {"batch_size": 1, "sequence_length": 128}
 PICTURE = {"DynamicDimension.0": 1, "DynamicDimension.1": 320, "DynamicDimension.2": 320}
 
-# In the order in which they are taken in: as a user's week brings them, bases before what derives from them.
+# In the order in which they are taken in: as a user's week brings them, bases before what derives
+# from them.
 ARTEFACTS = [
     one("openvino-decoder-prefill64", "openvino", Decoder(64, 0), "base"),
     one("openvino-decoder-decode", "openvino", Decoder(1, 127), "prefill and decode"),
     one("openvino-decoder-prefill128", "openvino", Decoder(128, 0), "sequence length"),
-    one("openvino-decoder-tuned", "openvino", Decoder(64, 0, tuned=(4, 5), tune=1), "fine-tune: two of six layers"),
-    one("older-openvino-decoder-prefill64", "older openvino", Decoder(64, 0), "another SDK version"),
+    one(
+        "openvino-decoder-tuned",
+        "openvino",
+        Decoder(64, 0, tuned=(4, 5), tune=1),
+        "fine-tune: two of six layers",
+    ),
+    one(
+        "older-openvino-decoder-prefill64", "older openvino", Decoder(64, 0), "another SDK version"
+    ),
     one("qnn-decoder-prefill64", "qnn", Decoder(64, 0), "base"),
     one("qnn-decoder-decode", "qnn", Decoder(1, 127), "prefill and decode"),
-    one("qnn-decoder-tuned", "qnn", Decoder(64, 0, tuned=(5,), tune=2), "fine-tune: one of six layers"),
+    one(
+        "qnn-decoder-tuned",
+        "qnn",
+        Decoder(64, 0, tuned=(5,), tune=2),
+        "fine-tune: one of six layers",
+    ),
     one("older-qnn-decoder-decode", "older qnn", Decoder(1, 127), "another SDK version"),
     one("qnn-small-prefill64", "qnn", small(64, 0), "apart from the group"),
     one("qnn-small-decode", "qnn", small(1, 127), "apart from the group"),
-    Artefact("qnn-small-group", "qnn", (small(64, 0), small(1, 127)), "weights shared by the compiler"),
+    Artefact(
+        "qnn-small-group", "qnn", (small(64, 0), small(1, 127)), "weights shared by the compiler"
+    ),
     one("qnn-mlp-batch1", "qnn", Mlp(1), "batch size"),
     one("qnn-mlp-batch4", "qnn", Mlp(4), "batch size"),
     one("openvino-minilm-128", "openvino", Real("minilm-fp32", TEXT), "sequence length"),
-    one("openvino-minilm-32", "openvino", Real("minilm-fp32", TEXT | {"sequence_length": 32}), "sequence length"),
-    one("openvino-minilm-batch4", "openvino", Real("minilm-fp32", TEXT | {"batch_size": 4}), "batch size"),
+    one(
+        "openvino-minilm-32",
+        "openvino",
+        Real("minilm-fp32", TEXT | {"sequence_length": 32}),
+        "sequence length",
+    ),
+    one(
+        "openvino-minilm-batch4",
+        "openvino",
+        Real("minilm-fp32", TEXT | {"batch_size": 4}),
+        "batch size",
+    ),
     one("qnn-minilm-batch1", "qnn", Real("minilm-fp32", TEXT), "batch size"),
     one("qnn-minilm-batch4", "qnn", Real("minilm-fp32", TEXT | {"batch_size": 4}), "batch size"),
     one("openvino-detector-320", "openvino", Real("rapidocr-det", PICTURE), "picture size"),
@@ -153,16 +178,24 @@ def make(directory: Path, artefact: Artefact) -> bool:
         runtime = Path(os.environ["EPCACHED_RUNTIMES"]) / RUNTIMES[artefact.compiler]
         environment = os.environ | {"PYTHONPATH": str(runtime)}
         done = subprocess.run(
-            [sys.executable, __file__, "--compile", str(work), json.dumps(job)], env=environment, capture_output=True, text=True
+            [sys.executable, __file__, "--compile", str(work), json.dumps(job)],
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         if done.returncode != 0 or not list((work / "out").glob("*_ctx.onnx")):
-            print(f"space_corpus: {artefact.name}: exit {done.returncode}: {(done.stderr or done.stdout)[-2000:]}", file=sys.stderr)
+            print(
+                f"space_corpus: {artefact.name}: exit {done.returncode}: {(done.stderr or done.stdout)[-2000:]}",
+                file=sys.stderr,
+            )
             return False
         (work / "out" / ".made-from").write_text(description(artefact))
         shutil.rmtree(folder, ignore_errors=True)
         (work / "out").rename(folder)
         size = sum(f.stat().st_size for f in files(folder))
-        print(f"{artefact.name}: {size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s", flush=True)
+        print(
+            f"{artefact.name}: {size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s", flush=True
+        )
         return True
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -178,17 +211,30 @@ def prepare(work: Path, artefact: Artefact) -> dict[str, object]:
         path = work / (artefact.name + ("" if number == 0 else f"-{number + 1}") + ".onnx")
         match model:
             case Decoder():
-                decoder = transformer.Decoder(model.width, model.layers, 8192, seed=1, tuned=frozenset(model.tuned), tune=model.tune)
+                decoder = transformer.Decoder(
+                    model.width,
+                    model.layers,
+                    8192,
+                    seed=1,
+                    tuned=frozenset(model.tuned),
+                    tune=model.tune,
+                )
                 decoder.write(path, model.tokens, model.past, model.batch)
             case Mlp():
                 generate.mlp(path, model.width, model.layers, seed=9, batch=model.batch)
             case Real():
                 models = Path(os.environ["EPCACHED_MODELS"])
                 listed = json.loads((models / "models.json").read_text())["models"]
-                shutil.copy(models / next(m["path"] for m in listed if m["name"] == model.name), path)
+                shutil.copy(
+                    models / next(m["path"] for m in listed if m["name"] == model.name), path
+                )
                 dimensions |= model.dimensions
         graphs.append(str(path))
-    return {"graphs": graphs, "dimensions": dimensions, "kind": "qnn" if artefact.compiler in QNN else "openvino"}
+    return {
+        "graphs": graphs,
+        "dimensions": dimensions,
+        "kind": "qnn" if artefact.compiler in QNN else "openvino",
+    }
 
 
 def compile_in(work: Path, job: dict) -> None:
@@ -200,12 +246,22 @@ def compile_in(work: Path, job: dict) -> None:
     if job["kind"] == "qnn":
         import onnxruntime_qnn
 
-        name, library = "QNNExecutionProvider", next(Path(onnxruntime_qnn.__file__).parent.rglob("libonnxruntime_providers_qnn.so"))
-        options = {"backend_path": str(library.with_name("libQnnHtp.so")), "soc_model": "60", "enable_htp_fp16_precision": "1"}
+        name, library = (
+            "QNNExecutionProvider",
+            next(Path(onnxruntime_qnn.__file__).parent.rglob("libonnxruntime_providers_qnn.so")),
+        )
+        options = {
+            "backend_path": str(library.with_name("libQnnHtp.so")),
+            "soc_model": "60",
+            "enable_htp_fp16_precision": "1",
+        }
     else:
         import onnxruntime_ep_openvino
 
-        name, library = "OpenVINOExecutionProvider", Path(onnxruntime_ep_openvino.get_library_path())
+        name, library = (
+            "OpenVINOExecutionProvider",
+            Path(onnxruntime_ep_openvino.get_library_path()),
+        )
     ort.register_execution_provider_library(name, str(library))
     device = next(d for d in ort.get_ep_devices() if d.ep_name == name)
     out = work / "out"
@@ -229,14 +285,17 @@ def compile_group(ort, device, options: dict[str, str], graphs: list[Path], out:
         settings = ort.SessionOptions()
         settings.add_session_config_entry("ep.context_enable", "1")
         settings.add_session_config_entry("ep.context_embed_mode", "0")
-        settings.add_session_config_entry("ep.context_file_path", str(out / (graph.stem + "_ctx.onnx")))
+        settings.add_session_config_entry(
+            "ep.context_file_path", str(out / (graph.stem + "_ctx.onnx"))
+        )
         settings.add_session_config_entry("ep.share_ep_contexts", "1")
         if graph == graphs[-1]:
             settings.add_session_config_entry("ep.stop_share_ep_contexts", "1")
         settings.add_provider_for_devices([device], options)
         sessions.append(ort.InferenceSession(str(graph), sess_options=settings))
     sys.stdout.flush()
-    os._exit(0)  # what is written is written; QNN's end of shared sessions is not what is tried here
+    # what is written is written; QNN's end of shared sessions is not what is tried here
+    os._exit(0)
 
 
 def files(folder: Path) -> list[Path]:
@@ -253,7 +312,10 @@ def write_list(directory: Path) -> None:
                     "name": artefact.name,
                     "why": artefact.why,
                     "compiler": RUNTIMES[artefact.compiler],
-                    "files": [{"path": str(f.relative_to(directory)), "size": f.stat().st_size} for f in files(folder)],
+                    "files": [
+                        {"path": str(f.relative_to(directory)), "size": f.stat().st_size}
+                        for f in files(folder)
+                    ],
                 }
             )
     temporary = directory / f".corpus.json.{os.getpid()}"

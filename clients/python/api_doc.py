@@ -3,7 +3,8 @@
     python api_doc.py PAGE          writes the page
     python api_doc.py --check PAGE  fails where it is not up to date, or a name has no description
 
-It reads the source and imports nothing, so it needs no ONNX Runtime and gives the same page under every Python.
+It reads the source and imports nothing, so it needs no ONNX Runtime and gives the same page under
+every Python.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ SECTIONS = {
 MADE_BY_CLIENT = frozenset(("Artefact", "Claim", "Subscription"))  # no caller constructs them
 COLUMNS = 100
 SHORT = 240  # characters of a method that is a list item
-NUMBERS = {name: number for path in PACKAGE.glob("*.py") for name, number in re.findall(r"(?m)^([A-Z_]+) = ([0-9.]+)\b", path.read_text())}
+NUMBERS = {
+    name: number
+    for path in PACKAGE.glob("*.py")
+    for name, number in re.findall(r"(?m)^([A-Z_]+) = ([0-9.]+)\b", path.read_text())
+}
 NOT_FOR_CALLERS = frozenset(("message", "described", "neighbours"))
 HEAD = """# Python API
 
@@ -49,7 +54,7 @@ classes, `why`, `warm` and `compile` only.
 | `model`, `path_or_bytes` | a path, or bytes; for `Client` also an open binary file |
 | `ep`, `eps` | an execution provider (EP), `"Name"`, `"Name:DEVICE"`, `("Name", options)` or an `ExecutionProvider`, or a list of these in order of preference |
 | `providers`, `provider_options` | ONNX Runtime's own |
-| `progress` | a function that takes a `Progress`; for sessions also `True`: print to standard error |
+| `progress` | a function that takes a `Progress`; for sessions also `True`: print to stderr |
 """
 
 
@@ -60,18 +65,34 @@ class Module:
         text = path.read_text()
         self.tree = ast.parse(text)
         self.comments: dict[int, str] = {}
+        above: list[str] = []  # comments that take lines of their own, before what they are about
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT and token.line.strip() != token.string and not token.string.startswith("# type:"):
+            if token.type != tokenize.COMMENT:
+                if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT):
+                    if above:
+                        self.comments.setdefault(token.start[0], " ".join(above))
+                    above = []
+            elif token.line.strip() == token.string:
+                above.append(token.string.lstrip("# "))
+            elif not token.string.startswith("# type:"):
                 self.comments[token.start[0]] = token.string.lstrip("# ")
 
     def find(self, name: str) -> ast.ClassDef | ast.FunctionDef:
-        return next(node for node in self.tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name)
+        return next(
+            node
+            for node in self.tree.body
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name
+        )
 
 
 def public() -> dict[str, str]:
     """Returns the public names with their modules, as __init__.py has them."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    named = next(n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "_FROM")
+    named = next(
+        n.value
+        for n in tree.body
+        if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "_FROM"
+    )
     modules: dict[str, str] = ast.literal_eval(named)
     return {name: module for module, names in modules.items() for name in names.split()}
 
@@ -84,7 +105,10 @@ class Page:
         self.missing: list[str] = []
         self._modules: dict[str, Module] = {}
         where = public()
-        self.missing += [f"{name}: in no section of {Path(__file__).name}" for name in sorted(set(where) - set(" ".join(SECTIONS.values()).split()))]
+        self.missing += [
+            f"{name}: in no section of {Path(__file__).name}"
+            for name in sorted(set(where) - set(" ".join(SECTIONS.values()).split()))
+        ]
         for title, names in SECTIONS.items():
             self.parts.append(f"## {title}\n")
             if title == "Errors":
@@ -96,7 +120,10 @@ class Page:
     def _add_errors(self, names: Sequence[str], where: dict[str, str]) -> None:
         """Adds the base class, and a row for each of the others."""
         self._add(names[0], where[names[0]])
-        rows = [f"| `{name}` | {' '.join(self._docstring(self._module(where[name]).find(name), name).split())} |" for name in names[1:]]
+        rows = [
+            f"| `{name}` | {' '.join(self._docstring(self._module(where[name]).find(name), name).split())} |"
+            for name in names[1:]
+        ]
         self.parts.append("\n".join(["| error | meaning |", "|---|---|", *rows]) + "\n")
 
     def _module(self, name: str) -> Module:
@@ -113,15 +140,25 @@ class Page:
             self._add_class(node, module)
 
     def _add_class(self, node: ast.ClassDef, module: Module) -> None:
-        bases = [ast.unparse(base) for base in node.bases if ast.unparse(base) not in ("NamedTuple",)]
+        bases = [
+            ast.unparse(base) for base in node.bases if ast.unparse(base) not in ("NamedTuple",)
+        ]
         derived = f" ({', '.join(f'`{base}`' for base in bases)})" if bases else ""
         self.parts.append(f"### `{node.name}`{derived}\n")
         methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
         constructor = next((one for one in methods if one.name == "__init__"), None)
-        if constructor is not None and node.name not in MADE_BY_CLIENT and len(constructor.args.args + constructor.args.kwonlyargs) > 1:
+        if (
+            constructor is not None
+            and node.name not in MADE_BY_CLIENT
+            and len(constructor.args.args + constructor.args.kwonlyargs) > 1
+        ):
             self.parts.append(_signature(constructor, node.name))
         self.parts.append(self._text(node, node.name))
-        items = self._fields(node, module) if any("dataclass" in ast.unparse(one) for one in node.decorator_list) else []
+        items = (
+            self._fields(node, module)
+            if any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+            else []
+        )
         long = []
         for method in methods:
             if method.name.startswith("_") or method.name in NOT_FOR_CALLERS:
@@ -140,10 +177,16 @@ class Page:
         self.parts += long
 
     def _fields(self, node: ast.ClassDef, module: Module) -> list[str]:
-        """Returns an item for each field that has a comment; those that have none are in the docstring."""
+        """Returns an item for each field that has a comment; those that have none are in the
+        docstring.
+        """
         items = []
         for one in node.body:
-            if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name) or one.target.id.startswith("_"):
+            if (
+                not isinstance(one, ast.AnnAssign)
+                or not isinstance(one.target, ast.Name)
+                or one.target.id.startswith("_")
+            ):
                 continue
             if "_wire." in ast.unparse(one.annotation):
                 continue  # the client's own
@@ -190,11 +233,23 @@ def _value(value: ast.expr) -> str:
 def _signature(node: ast.FunctionDef, name: str) -> str:
     """Returns a code block of the call and its result."""
     result = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
-    return textwrap.fill(_call(node, name) + result, COLUMNS, initial_indent="    ", subsequent_indent="        ") + "\n"
+    return (
+        textwrap.fill(
+            _call(node, name) + result, COLUMNS, initial_indent="    ", subsequent_indent="        "
+        )
+        + "\n"
+    )
 
 
 def _item(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), COLUMNS, subsequent_indent="  ", initial_indent="- ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        " ".join(text.split()),
+        COLUMNS,
+        subsequent_indent="  ",
+        initial_indent="- ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _wrapped(text: str) -> str:
@@ -206,7 +261,9 @@ def _wrapped(text: str) -> str:
         elif paragraph.startswith("- "):
             parts.append("\n".join(_item(one) for one in re.split(r"(?m)^- ", paragraph)[1:]))
         else:
-            parts.append(textwrap.fill(paragraph, COLUMNS, break_long_words=False, break_on_hyphens=False))
+            parts.append(
+                textwrap.fill(paragraph, COLUMNS, break_long_words=False, break_on_hyphens=False)
+            )
     return "\n\n".join(parts) + "\n"
 
 

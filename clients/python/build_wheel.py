@@ -1,10 +1,12 @@
-"""Writes the wheels of epcache, with the programs epcached, epcachectl, epcached-ort and epcached-remote for one kind of machine each.
+"""Writes the wheels of epcache, with the programs epcached, epcachectl, epcached-ort and
+epcached-remote for one kind of machine each.
 
     python build_wheel.py DIR [amd64] [arm64]
 
-The same commit makes the same bytes, in whatever folder: times are the commit's (SOURCE_DATE_EPOCH), order and modes are fixed, and the programs
-hold no paths. epcached and epcachectl are static; epcached-ort needs the system's loader and libc, of which it names no version, so
-what the tag says, glibc 2.17, is the least there is a name for.
+The same commit makes the same bytes, in whatever folder: times are the commit's
+(SOURCE_DATE_EPOCH), order and modes are fixed, and the programs hold no paths. epcached and
+epcachectl are static; epcached-ort needs the system's loader and libc, of which it names no
+version, so what the tag says, glibc 2.17, is the least there is a name for.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ def commit_time() -> int:
     """Returns the time that everything in the wheel has: SOURCE_DATE_EPOCH, else the commit's."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(given)
-    return int(subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=PROJECT, text=True))
+    return int(
+        subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=PROJECT, text=True)
+    )
 
 
 def version() -> str:
     """Returns the version that programs print, with the commit: EPCACHED_COMMIT, else git's."""
-    stated = re.search(r'(?m)^var version = "(.*)"', (PROJECT / "cmd" / "epcached" / "main.go").read_text())
+    stated = re.search(
+        r'(?m)^var version = "(.*)"', (PROJECT / "cmd" / "epcached" / "main.go").read_text()
+    )
     assert stated is not None
     commit = os.environ.get("EPCACHED_COMMIT") or subprocess.check_output(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=PROJECT, text=True
@@ -45,36 +51,70 @@ def version() -> str:
 
 
 def go(*arguments: str, machine: str) -> str:
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOOS": "linux", "GOARCH": machine, "GOFLAGS": "", "GOAMD64": "v1", "GOARM64": "v8.0"}
+    environment = {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOOS": "linux",
+        "GOARCH": machine,
+        "GOFLAGS": "",
+        "GOAMD64": "v1",
+        "GOARM64": "v8.0",
+    }
     return subprocess.check_output(["go", *arguments], cwd=PROJECT, env=environment, text=True)
 
 
 def programs(machine: str, folder: Path) -> None:
     """Builds the programs. Neither the folder nor the state of the working copy is in them."""
     commands = [f"./cmd/{name}" for name in PROGRAMS]
-    go("build", "-trimpath", "-buildvcs=false", f"-ldflags=-s -w -buildid= -X main.version={version()}", "-o", f"{folder}/", *commands, machine=machine)
+    go(
+        "build",
+        "-trimpath",
+        "-buildvcs=false",
+        f"-ldflags=-s -w -buildid= -X main.version={version()}",
+        "-o",
+        f"{folder}/",
+        *commands,
+        machine=machine,
+    )
 
 
 def notices(machine: str) -> bytes:
     """Returns the licences of what is linked into the programs: they ask for it."""
     template = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}|{{.Dir}}{{end}}{{end}}"
-    modules = sorted(set(go("list", "-deps", "-f", template, "./cmd/...", machine=machine).split("\n")) - {""})
-    texts = [("The Go programming language", Path(go("env", "GOROOT", machine=machine).strip()) / "LICENSE")]
+    modules = sorted(
+        set(go("list", "-deps", "-f", template, "./cmd/...", machine=machine).split("\n")) - {""}
+    )
+    texts = [
+        (
+            "The Go programming language",
+            Path(go("env", "GOROOT", machine=machine).strip()) / "LICENSE",
+        )
+    ]
     for module in modules:
         name, _, folder = module.partition("|")
-        found = sorted(p for p in Path(folder).iterdir() if p.name.upper().startswith(("LICENSE", "LICENCE", "COPYING", "NOTICE")))
+        found = sorted(
+            p
+            for p in Path(folder).iterdir()
+            if p.name.upper().startswith(("LICENSE", "LICENCE", "COPYING", "NOTICE"))
+        )
         if not found:
             raise SystemExit(f"wheel: {name} has no licence that could be given along")
         texts += [(name, path) for path in found]
-    return "".join(f"{name}: {path.name}\n\n{path.read_text()}\n\n" for name, path in texts).encode()
+    return "".join(
+        f"{name}: {path.name}\n\n{path.read_text()}\n\n" for name, path in texts
+    ).encode()
 
 
 def metadata(work: Path) -> Path:
-    """Returns the folder of metadata, as setuptools makes it of pyproject.toml. A copy is read: it leaves files beside its input."""
+    """Returns the folder of metadata, as setuptools makes it of pyproject.toml. A copy is read: it
+    leaves files beside its input.
+    """
     from setuptools import build_meta
 
     source = work / "source"
-    shutil.copytree(HERE / "epcache", source / "epcache", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        HERE / "epcache", source / "epcache", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for path in (HERE / "pyproject.toml", HERE / "README.md", PROJECT / "LICENSE"):
         shutil.copy(path, source)
     made = work / "metadata"
@@ -92,9 +132,14 @@ def write(path: Path, files: dict[str, tuple[bytes, int]], info: str, when: int)
     record = []
     stamp = time.gmtime(max(when, 315532800))[:6]  # 1980, before which an archive knows no time
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+
         def add(name: str, data: bytes, mode: int) -> None:
             entry = zipfile.ZipInfo(name, stamp)
-            entry.create_system, entry.external_attr, entry.compress_type = 3, (0o100000 | mode) << 16, zipfile.ZIP_DEFLATED
+            entry.create_system, entry.external_attr, entry.compress_type = (
+                3,
+                (0o100000 | mode) << 16,
+                zipfile.ZIP_DEFLATED,
+            )
             archive.writestr(entry, data)
 
         for name in sorted(files):
@@ -117,7 +162,12 @@ def wheel(machine: str, out: Path, when: int) -> Path:
         kind = MACHINES[machine]
         tags = [f"manylinux_2_17_{kind}", f"manylinux2014_{kind}"]
         head = "Wheel-Version: 1.0\nGenerator: epcache\nRoot-Is-Purelib: false\n"
-        files = {f"{made.name}/WHEEL": ((head + "".join(f"Tag: py3-none-{tag}\n" for tag in tags)).encode(), 0o644)}
+        files = {
+            f"{made.name}/WHEEL": (
+                (head + "".join(f"Tag: py3-none-{tag}\n" for tag in tags)).encode(),
+                0o644,
+            )
+        }
         files[f"{made.name}/licenses/PROGRAMS"] = (notices(machine), 0o644)
         for path in sorted(made.rglob("*")):
             if path.is_file():
@@ -126,7 +176,10 @@ def wheel(machine: str, out: Path, when: int) -> Path:
             if path.suffix == ".py" or path.name == "py.typed":
                 files[str(path.relative_to(HERE))] = (path.read_bytes(), 0o644)
         for program in PROGRAMS:
-            files[f"{name}-{version}.data/scripts/{program}"] = ((built / program).read_bytes(), 0o755)
+            files[f"{name}-{version}.data/scripts/{program}"] = (
+                (built / program).read_bytes(),
+                0o755,
+            )
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{name}-{version}-py3-none-{'.'.join(tags)}.whl"
         write(path, files, made.name, when)

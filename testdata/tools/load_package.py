@@ -1,8 +1,10 @@
-"""Opens a model package as an application does that knows no epcached: by OrtModelPackageApi of ONNX Runtime's C API.
+"""Opens a model package as an application does that knows no epcached: by OrtModelPackageApi of
+ONNX Runtime's C API.
 
     load_package.py LIBONNXRUNTIME PACKAGE EP EP_LIBRARY
 
-prints the variants, which one ONNX Runtime selects for the execution provider, and whether a session was created.
+prints the variants, which one ONNX Runtime selects for the execution provider, and whether a
+session was created.
 """
 
 import ctypes
@@ -18,7 +20,14 @@ REGISTER_LIBRARY, GET_EP_DEVICES, APPEND_EP_V2, EP_DEVICE_EP_NAME = 301, 303, 30
 GET_MODEL_PACKAGE_API = 427
 
 # Slots of OrtModelPackageApi.
-CREATE_OPTIONS, CREATE_CONTEXT, VARIANT_NAMES, SELECT, SELECTED_NAME, CREATE_SESSION = 0, 2, 8, 11, 13, 15
+CREATE_OPTIONS, CREATE_CONTEXT, VARIANT_NAMES, SELECT, SELECTED_NAME, CREATE_SESSION = (
+    0,
+    2,
+    8,
+    11,
+    13,
+    15,
+)
 
 
 def function(table, slot, result, *arguments):
@@ -39,7 +48,9 @@ class Ort:
         kinds = [c_char_p if isinstance(a, bytes) else c_void_p for a in arguments]
         status = function(table, slot, c_void_p, *kinds)(*arguments)
         if status:
-            raise RuntimeError(function(self.api, GET_ERROR_MESSAGE, c_char_p, c_void_p)(status).decode())
+            raise RuntimeError(
+                function(self.api, GET_ERROR_MESSAGE, c_char_p, c_void_p)(status).decode()
+            )
 
 
 def main(library, package, ep, ep_library):

@@ -6,11 +6,23 @@ import re
 import sys
 
 PROSE = re.compile(r"""[A-Za-z%{}"')\]][,:;]? ["'(%{A-Za-z]""")
-UNSEEN = {"compile", "match", "search", "startswith", "endswith", "split", "partition", "removeprefix", "replace"}
+UNSEEN = {
+    "compile",
+    "match",
+    "search",
+    "startswith",
+    "endswith",
+    "split",
+    "partition",
+    "removeprefix",
+    "replace",
+}
 
 
 def rendered(node):
-    """The text of a string expression, with {} for the parts known only at run time; None for others."""
+    """The text of a string expression, with {} for the parts known only at run time; None for
+    others.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):

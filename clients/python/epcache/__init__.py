@@ -19,8 +19,8 @@ Models that share weights are compiled as one group and loaded in one process:
                               ep="QNNExecutionProvider:NPU") as (prefill, decode):
         ...
 
-`why` explains what the daemon would do for a session, `warm` compiles models before they are needed,
-and `compile` writes a compiled model into a directory. `Client` returns artefacts, reports,
+`why` explains what the daemon would do for a session, `warm` compiles models before they are
+needed, and `compile` writes a compiled model into a directory. `Client` returns artefacts, reports,
 explanations and events. It does not import ONNX Runtime, which only the session classes and these
 functions do.
 """
@@ -67,7 +67,8 @@ if TYPE_CHECKING:
     from ._session_group import SessionGroup
     from ._session_options import SessionOptions
 
-# Where each name comes from. Nothing is imported before it is used: a program that only might use the cache pays nothing for that.
+# Where each name comes from. Nothing is imported before it is used: a program that only might use
+# the cache pays nothing for that.
 _FROM = {
     "_artefact": "Artefact File Member Progress",
     "_claim": "Claim",

@@ -9,7 +9,10 @@ from ._version import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m epcache", description="Compiled ONNX Runtime models from the machine's cache.")
+    parser = argparse.ArgumentParser(
+        prog="python -m epcache",
+        description="Compiled ONNX Runtime models from the machine's cache.",
+    )
     parser.add_argument("--version", action="version", version=f"epcache {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True)
     doctor = verbs.add_parser(
@@ -21,8 +24,14 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="Exit status: 0 nothing is wrong, 1 there are problems, 2 wrong usage, 5 no daemon answers, and none would be started.",
     )
     doctor.add_argument("--socket", default="", help="use only the daemon at this socket")
-    doctor.add_argument("--json", action="store_true", help="print a JSON object, as epcachectl doctor does")
-    doctor.add_argument("--application", action="store_true", help="check only this Python, as epcachectl doctor --python does")
+    doctor.add_argument(
+        "--json", action="store_true", help="print a JSON object, as epcachectl doctor does"
+    )
+    doctor.add_argument(
+        "--application",
+        action="store_true",
+        help="check only this Python, as epcachectl doctor --python does",
+    )
     given = parser.parse_args(arguments)
     from . import _doctor
 

@@ -26,8 +26,9 @@ class _OwnDaemon(_errors.Unavailable):
 class Acquire(Call[Artefact]):
     """One acquire, with the external data that the daemon asks for.
 
-    A daemon that does not have the libraries says what can be asked instead (the fact "instead"): with all libraries
-    shown, for a claim, if `claims` says that the caller can compile, or of a daemon of the user's own.
+    A daemon that does not have the libraries says what can be asked instead (the fact "instead"):
+    with all libraries shown, for a claim, if `claims` says that the caller can compile, or of a
+    daemon of the user's own.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Acquire(Call[Artefact]):
             connection = self.connections.start_own(self.deadline, self.patience or 0.0)
             if connection is None:
                 return super().run()
-            self.connections.close()  # the user's own daemon is asked first from now on, by each new connection
+            # the user's own daemon is asked first from now on, by each new connection
+            self.connections.close()
             return self._with(connection)
 
     def _rounds(self, connection: Connection) -> Artefact:
@@ -73,13 +75,23 @@ class Acquire(Call[Artefact]):
                     raise
 
     def _instead(self, error: _errors.Unavailable) -> bool:
-        """Turns the request into the first that the daemon proposes instead and that can be asked; False where there is none."""
+        """Turns the request into the first that the daemon proposes instead and that can be asked;
+        False where there is none.
+        """
         for way in error.facts.get("instead", "").split():
-            if way == "show" and self.runtime is not None and (shown := self.runtime.showing()) is not None:
+            if (
+                way == "show"
+                and self.runtime is not None
+                and (shown := self.runtime.showing()) is not None
+            ):
                 self.runtime = shown
                 self.connections.show(shown)
                 return True
-            if way == "claim" and self.claims and self.request["on_miss"] == ENUMS["OnMiss"]["WAIT"]:
+            if (
+                way == "claim"
+                and self.claims
+                and self.request["on_miss"] == ENUMS["OnMiss"]["WAIT"]
+            ):
                 self.request = {**self.request, "on_miss": ENUMS["OnMiss"]["CLAIM"]}
                 return True
             if way == "own" and self.own:
@@ -101,7 +113,9 @@ class Acquire(Call[Artefact]):
         raise _errors.ProtocolError("the daemon requests external data again and again")
 
     def _done(self, connection: Connection, result: Artefact) -> None:
-        """A claim hangs on the connection that it was given on, which is no other request's from then on."""
+        """A claim hangs on the connection that it was given on, which is no other request's from
+        then on.
+        """
         if result.claimed is None:
             self.connections.give_back(connection)
             return
@@ -109,8 +123,12 @@ class Acquire(Call[Artefact]):
 
         result.claim = Claim(self.connections, connection, result.claimed, self.sources)
 
-    def _ask(self, connection: Connection, locations: list[list[str]]) -> Artefact | dict[int, list[str]]:
-        """Returns the answer, or the locations that the daemon asks for, by the number of the model."""
+    def _ask(
+        self, connection: Connection, locations: list[list[str]]
+    ) -> Artefact | dict[int, list[str]]:
+        """Returns the answer, or the locations that the daemon asks for, by the number of the
+        model.
+        """
         with self._opened(locations) as (body, descriptors):
             connection.start({"acquire": body}, descriptors, self.deadline)
             envelope, received = self._answer(connection)
@@ -130,7 +148,9 @@ class Acquire(Call[Artefact]):
         locations = _checked_locations(need["locations"])
         members = need["members"] or [0] * len(locations)
         if len(members) != len(locations) or any(member >= len(self.models) for member in members):
-            raise _errors.ProtocolError("the daemon requests external data of a model that is not in the request")
+            raise _errors.ProtocolError(
+                "the daemon requests external data of a model that is not in the request"
+            )
         wanted: dict[int, list[str]] = {}
         for member, location in zip(members, locations, strict=True):
             wanted.setdefault(member, []).append(location)
@@ -138,7 +158,9 @@ class Acquire(Call[Artefact]):
 
     @contextlib.contextmanager
     def _opened(self, locations: list[list[str]]) -> Iterator[tuple[_wire.Message, list[int]]]:
-        """Yields the Acquire and its descriptors; those that were opened for it are closed afterwards."""
+        """Yields the Acquire and its descriptors; those that were opened for it are closed
+        afterwards.
+        """
         with contextlib.ExitStack() as stack:
             descriptors: list[int] = []
             self.sources = {}
@@ -158,7 +180,9 @@ class Acquire(Call[Artefact]):
                 body["runtime"] = self.runtime.message(send, stack)
             yield body, descriptors
 
-    def _model_message(self, model: Model, locations: list[str], send: Send, stack: contextlib.ExitStack) -> _wire.Message:
+    def _model_message(
+        self, model: Model, locations: list[str], send: Send, stack: contextlib.ExitStack
+    ) -> _wire.Message:
         number = send(model.fd)
         if model.path:
             self.sources[model.path] = stamp_of(model.fd)
@@ -169,7 +193,12 @@ class Acquire(Call[Artefact]):
             if model.folder and model.external is None:
                 self.sources[os.path.join(model.folder, location)] = stamp_of(descriptor)
             external.append({"location": location, "fd": send(descriptor)})
-        return {"fd": number, "name": model.name, "external": external, "path": _sendable(model.path)}
+        return {
+            "fd": number,
+            "name": model.name,
+            "external": external,
+            "path": _sendable(model.path),
+        }
 
 
 def _sendable(path: str) -> str:
@@ -181,17 +210,23 @@ def _sendable(path: str) -> str:
 
 
 def _checked_locations(locations: list[str]) -> list[str]:
-    """A client opens only what lies below the model's folder, whatever the daemon, or the model, asks for."""
+    """A client opens only what lies below the model's folder, whatever the daemon, or the model,
+    asks for.
+    """
     for location in locations:
         if not _stays_below(location):
             raise _errors.BadModel(f"external data {location!r} is outside the model's directory")
     if len(locations) > 4096 - 64:
-        raise _errors.BadModel(f"the model refers to {len(locations)} files of external data: too many")
+        raise _errors.BadModel(
+            f"the model refers to {len(locations)} files of external data: too many"
+        )
     return locations
 
 
 def _stays_below(location: str) -> bool:
-    """Whether external data lies below the model's folder by its spelling. ONNX Runtime opens "./w", "s//w" and "s/../w"."""
+    """Whether external data lies below the model's folder by its spelling. ONNX Runtime opens
+    "./w", "s//w" and "s/../w".
+    """
     depth = 0
     for part in location.split("/"):
         if part in ("", "."):

@@ -30,7 +30,8 @@ class Progress:
     detail: str = ""  # more of the phase, such as the compiler's own; may be empty
     done_bytes: int = 0  # of a phase that reads or writes
     total_bytes: int = 0  # 0: not known
-    estimate_seconds: float = 0.0  # of the whole request, from earlier compiles of like size; 0: not known
+    # of the whole request, from earlier compiles of like size; 0: not known
+    estimate_seconds: float = 0.0
     job: str = ""  # of the compile that the request waits for
     waiting: int = 0  # requests that wait for it
 
@@ -51,7 +52,8 @@ class Member:
     name: str  # of the source model
     model_digest: str  # 64 hex digits
     graph: str  # relative to the view
-    session_options: dict[str, str]  # besides the artefact's, when several members are loaded in one process
+    # besides the artefact's, when several members are loaded in one process
+    session_options: dict[str, str]
 
 
 @dataclass
@@ -62,15 +64,19 @@ class Artefact:
     from it lives. Load `path` (or `view_path`) with exactly these provider and session options.
     """
 
-    outcome: str  # "hit", "compiled", "waited", "put", "adopted"; "passthrough", "background", "claim", "key", "explanation": without a view
+    # "hit", "compiled", "waited", "put", "adopted"; "passthrough", "background", "claim", "key",
+    # "explanation": without a view
+    outcome: str
     request_key: str  # 64 hex digits: model, options and devices, and not the libraries
     build: str  # build key, 64 hex digits; "" where none was made
     model_digest: str  # BLAKE3 over graph and external data, 64 hex digits
     ep: str  # name of the first execution provider
     sdk_version: str  # of the vendor's SDK that made it; "" where it says none
-    hardware_architecture: str  # that it was made for; where the EP states none, the class of the machine
+    # that it was made for; where the EP states none, the class of the machine
+    hardware_architecture: str
     compatibility: str  # "optimal", "prefer_recompilation", "unsupported", "unknown"
-    compatibility_source: str  # the source of that: "same library", "execution provider", "fingerprint", ...
+    # the source of that: "same library", "execution provider", "fingerprint", ...
+    compatibility_source: str
     compatibility_reason: str  # in words
     why: str  # why it was a hit, or why it was compiled, in words
     view: str  # absolute path of the view's directory; "" without one
@@ -85,16 +91,21 @@ class Artefact:
     runtime: str  # directory or library of the daemon's runtime that was asked for, or made it
     warnings: list[str]  # about the build
     job: str = ""  # of "background": the compile, for Client.follow
-    members: list[Member] = field(default_factory=list)  # of a group: all, in the order in which to load several in one process
+    # of a group: all, in the order in which to load several in one process
+    members: list[Member] = field(default_factory=list)
     member: int = 0  # the one that was requested; `graph` is its graph
     fd: int | None = None  # descriptor of the view's directory; None without a view, or when closed
-    round_trip_seconds: float = 0.0  # from the first byte of the last request frame to the last of its answer
+    # from the first byte of the last request frame to the last of its answer
+    round_trip_seconds: float = 0.0
     connect_seconds: float = 0.0  # of the connection that was used, when it was made
     server: str = ""  # the daemon's name and version
     explanation: Explanation | None = None  # for on_miss="explain"
     claim: Claim | None = None  # of "claim": compile with these options, and put the result
-    claimed: _wire.Message | None = field(default=None, repr=False, compare=False)  # what the claim is made of
-    _lock: _thread.LockType = field(default_factory=_thread.allocate_lock, repr=False, compare=False)
+    # what the claim is made of
+    claimed: _wire.Message | None = field(default=None, repr=False, compare=False)
+    _lock: _thread.LockType = field(
+        default_factory=_thread.allocate_lock, repr=False, compare=False
+    )
 
     @property
     def path(self) -> str:
@@ -118,10 +129,21 @@ class Artefact:
         """
         options = dict(self.session_options)
         folder = os.path.dirname(self.graph)
-        sources = [f.name for f in self.files if os.path.dirname(f.name) == folder and f.name.endswith(".onnx") and f.name != self.graph]
-        weightless = options.get("ep.enable_weightless", "0") != "0" or options.get("ep.enable_weightless_mode", "0") != "0"
+        sources = [
+            f.name
+            for f in self.files
+            if os.path.dirname(f.name) == folder
+            and f.name.endswith(".onnx")
+            and f.name != self.graph
+        ]
+        weightless = (
+            options.get("ep.enable_weightless", "0") != "0"
+            or options.get("ep.enable_weightless_mode", "0") != "0"
+        )
         if weightless and sources:
-            options["ep.context_source_model_path"] = os.path.join(os.path.dirname(self.path), os.path.basename(sources[0]))
+            options["ep.context_source_model_path"] = os.path.join(
+                os.path.dirname(self.path), os.path.basename(sources[0])
+            )
         return options
 
     def bytes_options(self) -> dict[str, str]:
@@ -148,7 +170,12 @@ class Artefact:
         with contextlib.ExitStack() as stack:
             mapped = {}
             for f in self.files:
-                if f.name == self.graph or f.size == 0 or not f.name.startswith(folder) or not clean(f.name):
+                if (
+                    f.name == self.graph
+                    or f.size == 0
+                    or not f.name.startswith(folder)
+                    or not clean(f.name)
+                ):
                     continue
                 with open(f"/proc/self/fd/{self.fd}/{f.name}", "rb") as opened:
                     mapped[f.name.removeprefix(folder)] = stack.enter_context(
@@ -201,7 +228,9 @@ def clean(path: str) -> bool:
 
 
 def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
-    """Turns a reply into an artefact, which takes its descriptor out of `received`; the others stay there."""
+    """Turns a reply into an artefact, which takes its descriptor out of `received`; the others stay
+    there.
+    """
     if "fd" in reply and reply["fd"] >= len(received):
         raise _errors.ProtocolError(f"the view is descriptor {reply['fd']} of {len(received)}")
     if reply["outcome"] in SERVED and not reply["view"] and "fd" not in reply:
@@ -210,7 +239,9 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
         raise _errors.ProtocolError(f"the graph {reply['graph']!r} is outside the view")
     members = [Member(**one) for one in reply["members"]]
     if any(not clean(one.graph) for one in members) or reply["member"] >= max(1, len(members)):
-        raise _errors.ProtocolError("a graph of the group is outside the view, or the group does not have the model")
+        raise _errors.ProtocolError(
+            "a graph of the group is outside the view, or the group does not have the model"
+        )
     fd = None
     if "fd" in reply:
         if not stat.S_ISDIR(os.fstat(received[reply["fd"]]).st_mode):
@@ -224,7 +255,9 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
     return Artefact(
         **{name: reply[name] for name in _PLAIN},
         files=[File(**f) for f in reply["files"]],
-        provider_options={ep: options["entries"] for ep, options in reply["provider_options"].items()},
+        provider_options={
+            ep: options["entries"] for ep, options in reply["provider_options"].items()
+        },
         explanation=explained,
         claimed=reply.get("claim"),
         members=members,

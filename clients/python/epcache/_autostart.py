@@ -1,8 +1,9 @@
 """Starts the user's own daemon if none answers, so that no service has to be installed.
 
-One process does it for all that ask at the same time: it holds a lock beside the socket. What it starts is `epcached --autostart`, which
-starts the daemon apart from this application (a session of its own, nothing inherited, no child of this process), says when that answers
-or why it does not, and ends. The daemon exits by itself when it was unused for a while.
+One process does it for all that ask at the same time: it holds a lock beside the socket. What it
+starts is `epcached --autostart`, which starts the daemon apart from this application (a session of
+its own, nothing inherited, no child of this process), says when that answers or why it does not,
+and ends. The daemon exits by itself when it was unused for a while.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ PROGRAM_VARIABLE = "EPCACHE_DAEMON"
 FOLDERS = ("/usr/bin", *_programs.FOLDERS)
 
 PATIENCE = 10.0  # seconds that a request which waits for a compile waits for a daemon's start
-NEW_FOR = 30.0  # seconds that a new daemon may be busy with its first requests: a hundred on a slow machine
+# seconds that a new daemon may be busy with its first requests: a hundred on a slow machine
+NEW_FOR = 30.0
 AGAIN_AFTER = 30.0  # seconds before a failed start is retried
 PAUSE = 0.003
 MAX_SOCKET_PATH = 107
@@ -33,7 +35,9 @@ Dial = Callable[[str], Connection]
 
 
 def user_sockets() -> list[str]:
-    """Returns where the user's own daemon may listen: in the runtime folder, then in the state folder."""
+    """Returns where the user's own daemon may listen: in the runtime folder, then in the state
+    folder.
+    """
     folders = []
     runtime, state = os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(runtime):
@@ -47,7 +51,9 @@ def user_sockets() -> list[str]:
 
 
 def foreign(path: str) -> bool:
-    """Reports a socket in another user's directory, whose daemon is not trusted. With sudo, HOME is another user's."""
+    """Reports a socket in another user's directory, whose daemon is not trusted. With sudo, HOME is
+    another user's.
+    """
     try:
         return os.stat(os.path.dirname(path)).st_uid != os.geteuid()
     except OSError:
@@ -55,15 +61,19 @@ def foreign(path: str) -> bool:
 
 
 def absent(path: str, error: BaseException, system: bool) -> bool:
-    """Tells whether a connection failed because no daemon is there, and not because one is stopped or refuses.
+    """Tells whether a connection failed because no daemon is there, and not because one is stopped
+    or refuses.
 
-    A system's daemon that left its socket is about to come back, and its users are not to be scattered.
+    A system's daemon that left its socket is about to come back, and its users are not to be
+    scattered.
     """
     if system or not os.path.lexists(path):
         return not os.path.lexists(path)  # the error may be that there was no time left to look
     if error.__cause__ is None:
         return isinstance(error, Lost)  # it closed the connection at once: it was just leaving
-    return isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError, ConnectionError, PermissionError))
+    return isinstance(
+        error.__cause__, (FileNotFoundError, NotADirectoryError, ConnectionError, PermissionError)
+    )
 
 
 def youth(path: str) -> float:
@@ -81,22 +91,32 @@ def switched_on() -> bool:
 
 
 def find() -> str:
-    """Returns the daemon's program, "" where there is none: EPCACHE_DAEMON, else where this package's programs were put."""
+    """Returns the daemon's program, "" where there is none: EPCACHE_DAEMON, else where this
+    package's programs were put.
+    """
     return _programs.find(PROGRAM, PROGRAM_VARIABLE, FOLDERS)
 
 
 def control() -> str:
-    """Returns epcachectl: the one beside the daemon's program, else in PATH; "" where there is none."""
+    """Returns epcachectl: the one beside the daemon's program, else in PATH; "" where there is
+    none.
+    """
     import shutil
 
     beside = os.path.join(os.path.dirname(find()), CONTROL)
-    return beside if os.path.isabs(beside) and os.access(beside, os.X_OK) else shutil.which(CONTROL) or ""
+    return (
+        beside
+        if os.path.isabs(beside) and os.access(beside, os.X_OK)
+        else shutil.which(CONTROL) or ""
+    )
 
 
 def connect(dial: Dial, until: float) -> Connection | None:
-    """Returns a connection to the daemon that this or another process starts, None where nothing can be started here.
+    """Returns a connection to the daemon that this or another process starts, None where nothing
+    can be started here.
 
-    Raises NoDaemon, with the reason, where that failed or takes longer than `until`, a time of time.monotonic().
+    Raises NoDaemon, with the reason, where that failed or takes longer than `until`, a time of
+    time.monotonic().
     """
     program = find()
     if not program:
@@ -106,7 +126,9 @@ def connect(dial: Dial, until: float) -> Connection | None:
         raise _errors.NoDaemon(f"no daemon can be started: {reason}")
     with contextlib.ExitStack() as stack:
         try:
-            lock = os.open(socket + ".start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = os.open(
+                socket + ".start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
         except OSError as error:
             raise _errors.NoDaemon(f"no daemon can be started: {error}") from error
         stack.callback(os.close, lock)
@@ -141,7 +163,9 @@ def _place() -> tuple[str, str]:
         try:
             if len(os.fsencode(path)) > MAX_SOCKET_PATH:
                 raise OSError(errno.ENAMETOOLONG, "the path is too long for a socket", path)
-            _own(folder, made_by_others=folder.startswith(os.environ.get("XDG_RUNTIME_DIR") or "\0"))
+            _own(
+                folder, made_by_others=folder.startswith(os.environ.get("XDG_RUNTIME_DIR") or "\0")
+            )
             return path, ""
         except OSError as error:
             reasons.append(str(error))
@@ -149,13 +173,17 @@ def _place() -> tuple[str, str]:
 
 
 def _own(folder: str, made_by_others: bool) -> None:
-    """Makes the folder for this user alone. Raises OSError for one that is another's, and where only another's could hold it."""
+    """Makes the folder for this user alone. Raises OSError for one that is another's, and where
+    only another's could hold it.
+    """
     if not os.path.isdir(folder):
         above = os.path.dirname(folder)
         while not made_by_others and not os.path.exists(above):
             above = os.path.dirname(above)
         if os.stat(above).st_uid not in (0, os.geteuid()):
-            raise PermissionError(errno.EPERM, "the directory above is owned by another user", folder)
+            raise PermissionError(
+                errno.EPERM, "the directory above is owned by another user", folder
+            )
         os.makedirs(folder, mode=0o700, exist_ok=True)
     info = os.stat(folder)
     if info.st_uid != os.geteuid():
@@ -181,7 +209,9 @@ def _try(dial: Dial, socket: str) -> Connection | None:
 
 
 def _failed(lock: int) -> str:
-    """Returns why the last start failed, if that was a moment ago: a hundred processes are not to try it one after the other."""
+    """Returns why the last start failed, if that was a moment ago: a hundred processes are not to
+    try it one after the other.
+    """
     info = os.fstat(lock)
     if not info.st_size or not 0 <= time.time() - info.st_mtime < AGAIN_AFTER:
         return ""
@@ -217,7 +247,14 @@ class _Starter:
                     file_actions=_programs.exactly(given),
                     setsid=True,
                     setsigmask=[],
-                    setsigdef=[signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM],
+                    setsigdef=[
+                        signal.SIGCHLD,
+                        signal.SIGHUP,
+                        signal.SIGINT,
+                        signal.SIGPIPE,
+                        signal.SIGQUIT,
+                        signal.SIGTERM,
+                    ],
                 )
             except OSError as error:
                 os.close(self._answers)
@@ -242,7 +279,9 @@ class _Starter:
             if not reaped and not self._ended(os.WNOHANG):
                 import threading
 
-                threading.Thread(target=self._ended, args=(0,), name="epcache-autostart", daemon=True).start()
+                threading.Thread(
+                    target=self._ended, args=(0,), name="epcache-autostart", daemon=True
+                ).start()
 
     def _ended(self, flags: int) -> bool:
         try:
@@ -253,4 +292,7 @@ class _Starter:
     def _reason(self) -> str:
         text = os.read(self._answers, 4096).decode(errors="replace").strip()
         named = f"; {PROGRAM_VARIABLE} names it" if os.environ.get(PROGRAM_VARIABLE) else ""
-        return text.partition("\n")[0].removeprefix("epcached: ") or f"{self._program} ended without a message{named}"
+        return (
+            text.partition("\n")[0].removeprefix("epcached: ")
+            or f"{self._program} ended without a message{named}"
+        )

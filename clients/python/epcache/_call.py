@@ -13,7 +13,8 @@ from ._connection import Connection, Lost, close_all
 from ._connections import Connections
 from ._version import __version__
 
-SILENCE = 5.0  # after that long without a word it is asked on another connection whether it still lives
+# after that long without a word it is asked on another connection whether it still lives
+SILENCE = 5.0
 SIGN_OF_LIFE = 2.0
 
 T = TypeVar("T")
@@ -22,10 +23,14 @@ T = TypeVar("T")
 class Call(Generic[T]):
     """A request that may be sent again when the daemon goes away."""
 
-    patience: float | None = None  # for a daemon that has to be started, in seconds; None: it is not worth one
+    # for a daemon that has to be started, in seconds; None: it is not worth one
+    patience: float | None = None
 
     def __init__(
-        self, connections: Connections, deadline: float, progress: Callable[[Progress], None] | None = None
+        self,
+        connections: Connections,
+        deadline: float,
+        progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.connections = connections
         self.deadline = deadline
@@ -37,26 +42,30 @@ class Call(Generic[T]):
         if connection is not None:
             with contextlib.suppress(Lost):
                 return self._with(connection)
-            # An idle connection may have died with an earlier daemon: that says nothing of the one that is there now.
+            # An idle connection may have died with an earlier daemon: that says nothing of the one
+            # that is there now.
         connection = self._dial()
         try:
             return self._with(connection)
         except Lost as error:
-            # The daemon was there and went away: it may be restarting. Asking again does no harm, and only once: it
-            # may be this very request that it dies of.
+            # The daemon was there and went away: it may be restarting. Asking again does no harm,
+            # and only once: it may be this very request that it dies of.
             return self._with(self._dial_again(error))
 
     def _dial_again(self, lost: Lost) -> Connection:
         until = min(self.deadline, time.monotonic() + self.connections.restart_limit)
         pause = 0.01
         tried = self.connections.restart_limit <= 0
-        while not tried or time.monotonic() < until:  # once in any case: this process itself may have been held up
+        # once in any case: this process itself may have been held up
+        while not tried or time.monotonic() < until:
             tried = True
             with contextlib.suppress(_errors.NoDaemon):
                 return self._dial()
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(2 * pause, 0.25)
-        raise _errors.NoDaemon(f"the connection to the daemon was lost during the request, and no daemon answers now: {lost.text}") from lost
+        raise _errors.NoDaemon(
+            f"the connection to the daemon was lost during the request, and no daemon answers now: {lost.text}"
+        ) from lost
 
     def _dial(self) -> Connection:
         started = time.monotonic()
@@ -88,7 +97,9 @@ class Call(Generic[T]):
         raise NotImplementedError
 
     def _answer(self, connection: Connection) -> tuple[_wire.Message, list[int]]:
-        """Waits for what is not Progress. A daemon that is silent for long is asked whether it still lives."""
+        """Waits for what is not Progress. A daemon that is silent for long is asked whether it
+        still lives.
+        """
         while True:
             limit = min(self.deadline, time.monotonic() + SILENCE)
             if not connection.readable(limit):

@@ -32,13 +32,18 @@ class Claim:
     """
 
     def __init__(
-        self, connections: Connections, connection: Connection, message: _wire.Message, sources: dict[str, tuple[int, ...]]
+        self,
+        connections: Connections,
+        connection: Connection,
+        message: _wire.Message,
+        sources: dict[str, tuple[int, ...]],
     ) -> None:
         self.id: str = message["id"]
         self.output: str = message["output"]
         self.route: str = message["route"]  # "compile_api" or "session_options"
         self.deadline = time.monotonic() + message["deadline_ms"] / 1000
-        # The model's files and their stamps: what is compiled has to be what the claim was given for.
+        # The model's files and their stamps: what is compiled has to be what the claim was given
+        # for.
         self.sources = sources
         self._connections = connections
         self._connection: Connection | None = connection
@@ -103,7 +108,9 @@ class Claim:
     def __del__(self) -> None:
         try:
             self.close()
-        except Exception:  # the interpreter may be half gone, with the modules that this uses, or this half made
+        except (
+            Exception
+        ):  # the interpreter may be half gone, with the modules that this uses, or this half made
             pass
 
     def _names(self, folder: str) -> list[str]:
@@ -112,14 +119,20 @@ class Claim:
         for above, _, names in os.walk(folder):
             found += [os.path.relpath(os.path.join(above, name), folder) for name in names]
         if self.output not in found:
-            raise FileNotFoundError(f"{folder}: there is no {self.output}, the required name of the graph")
+            raise FileNotFoundError(
+                f"{folder}: there is no {self.output}, the required name of the graph"
+            )
         found.remove(self.output)
         if len(found) >= MAX_FILES:
-            raise ValueError(f"{folder}: {len(found)} files beside the graph; a claim is for one model")
+            raise ValueError(
+                f"{folder}: {len(found)} files beside the graph; a claim is for one model"
+            )
         return [self.output, *sorted(found)]
 
     def _last(self, call: Last[T]) -> T:
-        """Sends the claim's last request. After an error the connection is closed: the claim may not have ended yet."""
+        """Sends the claim's last request. After an error the connection is closed: the claim may
+        not have ended yet.
+        """
         connection, self._connection = self._connection, None
         if connection is None:
             raise _errors.NotFound("the claim has ended")

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ._refusal import Decision
 
 HELLO_LIMIT = 0.05  # an application goes on without a daemon that does not answer by then
-REPORT_LIMIT = 5.0  # the daemon may look into the artefact; an application has something better to do
+# the daemon may look into the artefact; an application has something better to do
+REPORT_LIMIT = 5.0
 QUESTION_LIMIT = 10.0
 MOST_PATIENCE = 10 * 365 * 86400.0  # deadlines travel as milliseconds, which infinity is not
 
@@ -48,7 +49,9 @@ class Client:
         restart_limit: float = 10.0,
     ) -> None:
         self._timeout = timeout
-        self._connections = Connections(os.fspath(socket) if socket is not None else None, hello_limit, restart_limit)
+        self._connections = Connections(
+            os.fspath(socket) if socket is not None else None, hello_limit, restart_limit
+        )
 
     def acquire(
         self,
@@ -138,13 +141,28 @@ class Client:
         if output is not None:
             request["output"] = output.message()
         with contextlib.ExitStack() as stack:
-            where = Runtime(directory=os.path.abspath(runtime)) if isinstance(runtime, str) else runtime
+            where = (
+                Runtime(directory=os.path.abspath(runtime)) if isinstance(runtime, str) else runtime
+            )
             version = where.ort_version if where is not None else ""
             sources = [stack.enter_context(open_model(model, external, folder, version))]
-            sources += [stack.enter_context(open_model(one, None, folder, version)) for one in group]
-            return Acquire(self._connections, sources, providers(eps), where, request, deadline, progress, may_claim).run()
+            sources += [
+                stack.enter_context(open_model(one, None, folder, version)) for one in group
+            ]
+            return Acquire(
+                self._connections,
+                sources,
+                providers(eps),
+                where,
+                request,
+                deadline,
+                progress,
+                may_claim,
+            ).run()
 
-    def explain(self, model: ModelSource, eps: EPSpec | Sequence[EPSpec], **request: Any) -> Explanation:
+    def explain(
+        self, model: ModelSource, eps: EPSpec | Sequence[EPSpec], **request: Any
+    ) -> Explanation:
         """Returns what the daemon would do for a request, and why; it compiles nothing. Takes the
         arguments of acquire.
         """
@@ -173,20 +191,29 @@ class Client:
 
         if isinstance(build, Artefact):
             graph, build = graph or build.graph, build.build
-        message: _wire.Message = {"build": build, "code": code, "text": sendable(text), "graph": graph}
+        message: _wire.Message = {
+            "build": build,
+            "code": code,
+            "text": sendable(text),
+            "graph": graph,
+        }
         if runtime is not None:
             message["ort_version"] = runtime.ort_version
             message["runtime"] = runtime.described()
         return decision(self._ask("report", message, "report_reply", timeout))
 
-    def events(self, since: float = 0.0, limit: int = 0, *, timeout: float = QUESTION_LIMIT) -> list[Event]:
+    def events(
+        self, since: float = 0.0, limit: int = 0, *, timeout: float = QUESTION_LIMIT
+    ) -> list[Event]:
         """Returns the newest `limit` events since `since`, oldest first: of the machine and this
         user's models. 0 is the daemon's limit.
         """
         from ._events import event
 
         message = {"since_ms": max(0, int(since * 1000)), "limit": limit}
-        return [event(one) for one in self._ask("events", message, "events_reply", timeout)["events"]]
+        return [
+            event(one) for one in self._ask("events", message, "events_reply", timeout)["events"]
+        ]
 
     def jobs(self, *, timeout: float = QUESTION_LIMIT) -> Jobs:
         """Returns the queued and running compiles and the remembered failures that this user may
@@ -197,7 +224,11 @@ class Client:
         return jobs(self._ask("jobs", {}, "jobs_reply", timeout))
 
     def follow(
-        self, job_id: str, *, timeout: float = math.inf, progress: Callable[[Progress], None] | None = None
+        self,
+        job_id: str,
+        *,
+        timeout: float = math.inf,
+        progress: Callable[[Progress], None] | None = None,
     ) -> Job:
         """Waits until a compile has ended and returns it; a failure is its `error`. `progress` is
         called on this thread. Raises NotFound for an unknown job.
@@ -205,7 +236,9 @@ class Client:
         from ._jobs import job
 
         deadline = time.monotonic() + min(timeout, MOST_PATIENCE)
-        reply = Question(self._connections, "follow", {"job": job_id}, "jobs_reply", deadline, progress).run()
+        reply = Question(
+            self._connections, "follow", {"job": job_id}, "jobs_reply", deadline, progress
+        ).run()
         if len(reply["jobs"]) != 1:
             raise _errors.ProtocolError(f"the daemon gave {len(reply['jobs'])} jobs for one")
         return job(reply["jobs"][0])
@@ -222,7 +255,9 @@ class Client:
         """
         from ._jobs import jobs
 
-        return jobs(self._ask("retry_jobs", {"entries": list(entries)}, "jobs_reply", timeout)).failures
+        return jobs(
+            self._ask("retry_jobs", {"entries": list(entries)}, "jobs_reply", timeout)
+        ).failures
 
     def subscribe(self, timeout: float = math.inf) -> Subscription:
         """Returns future events, for at most `timeout` seconds. Close it when done."""
@@ -248,8 +283,6 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
 
 
 def _on_miss(name: str) -> int:

@@ -1,7 +1,8 @@
 """Compiles for a claim with this process's own libraries, and puts the result.
 
-In a worker where there is one, so that a compiler that crashes takes nothing else; in this process for execution providers
-that are part of the application's ONNX Runtime, and where no worker is installed. Then a crash is what it would have been without a cache.
+In a worker where there is one, so that a compiler that crashes takes nothing else; in this process
+for execution providers that are part of the application's ONNX Runtime, and where no worker is
+installed. Then a crash is what it would have been without a cache.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def run(job: Job, answer: Artefact) -> Artefact:
         os.mkdir(folder)
         try:
             made = _compile(job, answer, claim, above, os.path.join(folder, claim.output))
-            if changed := next((path for path, stamp in claim.sources.items() if stamp_of(path) != stamp), ""):
+            if changed := next(
+                (path for path, stamp in claim.sources.items() if stamp_of(path) != stamp), ""
+            ):
                 raise _errors.BadModel(f"{changed} changed while it was compiled")
         except BaseException as error:
             code = error.facts.get("code", "0") if isinstance(error, _errors.Error) else "0"
@@ -67,7 +70,8 @@ def run(job: Job, answer: Artefact) -> Artefact:
         except _errors.BadRequest as error:
             if not made.logged:
                 raise
-            # An execution provider that lacks a library of its own takes no node, and only the log says why.
+            # An execution provider that lacks a library of its own takes no node, and only the log
+            # says why.
             text = f"{error.text}; ONNX Runtime logged: {'; '.join(made.logged)}"
             raise _errors.BadRequest(text, error.hint, error.facts) from error
 
@@ -85,7 +89,11 @@ def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) 
     if program and job.ort_library and all(plugin.library is not None for plugin in job.plugins):
         with contextlib.suppress(_worker.NoWorker):
             model = _path(job, above)
-            name = "" if claim.sources.keys() - {model} else claim.output.removesuffix("_ctx.onnx") + ".onnx"
+            name = (
+                ""
+                if claim.sources.keys() - {model}
+                else claim.output.removesuffix("_ctx.onnx") + ".onnx"
+            )
             request = _request(job, answer, claim, model, output)
             return _worker.compile(program, request, min(job.deadline, claim.deadline), told, name)
     told("in this process")
@@ -93,7 +101,9 @@ def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) 
 
 
 def _entries(job: Job, answer: Artefact, claim: Claim) -> dict[str, str]:
-    """Returns the session config entries to compile with, and where external data lies if that is not beside the model."""
+    """Returns the session config entries to compile with, and where external data lies if that is
+    not beside the model.
+    """
     entries = dict(answer.session_options)
     if job.folder or isinstance(job.source, bytes) and claim.sources:
         entries[DIRECTORY_ENTRY] = os.path.abspath(job.folder)
@@ -114,12 +124,21 @@ def _request(job: Job, answer: Artefact, claim: Claim, model: str, output: str) 
     for plugin in job.plugins:
         assert plugin.library is not None
         devices = [
-            {"Type": d.device.type.name, "VendorID": d.device.vendor_id, "DeviceID": d.device.device_id}
+            {
+                "Type": d.device.type.name,
+                "VendorID": d.device.vendor_id,
+                "DeviceID": d.device.device_id,
+            }
             for d in plugin.devices
         ]
         options = plugin.options(answer.provider_options.get(plugin.ep.name, plugin.ep.options))
         eps.append(
-            {"Name": plugin.ep.name, "Library": os.path.abspath(plugin.library.path), "Devices": devices, "Options": options}
+            {
+                "Name": plugin.ep.name,
+                "Library": os.path.abspath(plugin.library.path),
+                "Devices": devices,
+                "Options": options,
+            }
         )
     return {
         "ORTLibrary": job.ort_library,
@@ -159,14 +178,20 @@ def _in_process(job: Job, answer: Artefact, claim: Claim, output: str) -> _worke
             ).compile_to_file(output)
     except Exception as error:
         refusal = refusal_of(error)
-        raise _errors.CompileFailed(refusal.text, facts={"reason": "refused", "code": str(refusal.code or -1)}) from error
+        raise _errors.CompileFailed(
+            refusal.text, facts={"reason": "refused", "code": str(refusal.code or -1)}
+        ) from error
     versions = [(p.ep.name, p.version) for p in job.plugins]
     return _worker.Result(ort.__version__, time.monotonic() - started, versions)
 
 
 def _in_session(job: Job, options: ort.SessionOptions, level: Any, output: str) -> None:
     """The older way: a session that writes the compiled model while it is being made."""
-    for key, value in {"enable": "1", "file_path": output, "embed_mode": str(int(job.embed))}.items():
+    for key, value in {
+        "enable": "1",
+        "file_path": output,
+        "embed_mode": str(int(job.embed)),
+    }.items():
         options.add_session_config_entry(f"ep.context_{key}", value)
     options.graph_optimization_level = level
     ort.InferenceSession(job.source, options, enable_fallback=0)

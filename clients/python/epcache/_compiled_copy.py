@@ -29,9 +29,11 @@ class Compiled:
 
 
 def copy_artefact(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:
-    """Writes the files of an open artefact into the folder, which is made where it is not there. The graph comes last.
+    """Writes the files of an open artefact into the folder, which is made where it is not there.
+    The graph comes last.
 
-    Each file appears whole or not at all. Raises FileExistsError, before anything is written, where one is there and is another.
+    Each file appears whole or not at all. Raises FileExistsError, before anything is written, where
+    one is there and is another.
     """
     beside = os.path.dirname(artefact.graph)
     sources = {}
@@ -44,10 +46,16 @@ def copy_artefact(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:
         raise _errors.ProtocolError(f"the graph {artefact.graph!r} is not one of the files")
     os.makedirs(folder, exist_ok=True)
     there = {name for name in sources if os.path.exists(os.path.join(folder, name))}
-    same = {name for name in there if filecmp.cmp(sources[name], os.path.join(folder, name), shallow=False)}
+    same = {
+        name
+        for name in there
+        if filecmp.cmp(sources[name], os.path.join(folder, name), shallow=False)
+    }
     if different := sorted(there - same):
         if not overwrite:
-            raise FileExistsError(f"{os.path.join(folder, different[0])} exists, and is a different file")
+            raise FileExistsError(
+                f"{os.path.join(folder, different[0])} exists, and is a different file"
+            )
     for name, source in sources.items():
         if name not in same:
             _copy(source, os.path.join(folder, name))
@@ -80,6 +88,8 @@ def _copy(source: str, path: str) -> None:
 def _moved(options: Mapping[str, str], old: str, new: str) -> dict[str, str]:
     """Returns the options with paths beside the graph as they are in the copy."""
     return {
-        key: os.path.abspath(os.path.join(new, value.removeprefix(old + "/"))) if value.startswith(old + "/") else value
+        key: os.path.abspath(os.path.join(new, value.removeprefix(old + "/")))
+        if value.startswith(old + "/")
+        else value
         for key, value in options.items()
     }

@@ -1,8 +1,8 @@
 """One connection to the daemon: frames, the descriptors that travel with them, and deadlines.
 
-A frame is read with its exact length, header first, so that no read ever reaches into the next frame and takes its
-descriptors for those of this one. Descriptors are taken only with the first byte, as the protocol has it: the kernel
-itself closes those that come with any other.
+A frame is read with its exact length, header first, so that no read ever reaches into the next
+frame and takes its descriptors for those of this one. Descriptors are taken only with the first
+byte, as the protocol has it: the kernel itself closes those that come with any other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PROTOCOL_VERSION = 1
 MAX_FRAME = 1 << 20
 MAX_DESCRIPTORS = 64  # a frame
 MAX_POLL = 86_400.0  # seconds; poll() counts milliseconds in 31 bits
-# For the rest of a frame that has begun, either way: a daemon that gives or takes a byte now and then is no daemon.
+# For the rest of a frame that has begun, either way: a daemon that gives or takes a byte now and
+# then is no daemon.
 FRAME_LIMIT = 2.0
 STUCK = f"the daemon stopped in the middle of a frame, for more than {FRAME_LIMIT:g} s"
 
@@ -35,7 +36,8 @@ class Lost(_errors.NoDaemon):
 
 
 class Connection:
-    """A connection that has said Hello. It carries one request at a time; after any exception it is of no more use.
+    """A connection that has said Hello. It carries one request at a time; after any exception it is
+    of no more use.
 
     Deadlines are times of time.monotonic().
     """
@@ -81,7 +83,9 @@ class Connection:
         self.scope: str = reply["scope"]
 
     def start(self, body: dict[str, Any], descriptors: Sequence[int], deadline: float) -> None:
-        """Sends a request under a new number. Descriptors that do not fit into its frame go ahead in Attach frames."""
+        """Sends a request under a new number. Descriptors that do not fit into its frame go ahead
+        in Attach frames.
+        """
         self._request += 1
         body = {"deadline_ms": max(1, math.ceil((deadline - time.monotonic()) * 1000)), **body}
         excess = max(0, len(descriptors) - MAX_DESCRIPTORS)
@@ -94,20 +98,24 @@ class Connection:
         self._send(frame, descriptors[excess:], deadline)
 
     def readable(self, limit: float) -> bool:
-        """Waits until something arrives, or the connection ends; False if neither happened before the limit, or in a day."""
+        """Waits until something arrives, or the connection ends; False if neither happened before
+        the limit, or in a day.
+        """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         left = min(limit - time.monotonic(), MAX_POLL)
         return bool(poll.poll(max(0, math.ceil(left * 1000))))
 
     def answer(self, deadline: float) -> tuple[_wire.Message, list[int]]:
-        """Returns the next frame for the request that was started last, and its descriptors, which are the caller's.
+        """Returns the next frame for the request that was started last, and its descriptors, which
+        are the caller's.
 
         An Error frame is raised as the error that it is.
         """
         while True:
             envelope, descriptors = self._receive(deadline)
-            # Under number 0 comes the last word before the daemon closes; other numbers are of requests given up.
+            # Under number 0 comes the last word before the daemon closes; other numbers are of
+            # requests given up.
             if envelope["request"] in (0, self._request):
                 break
             close_all(descriptors)
@@ -121,17 +129,25 @@ class Connection:
         return envelope, descriptors
 
     def shut_down(self) -> None:
-        """Ends the connection for its readers, and keeps the descriptor. Does nothing if it has ended."""
+        """Ends the connection for its readers, and keeps the descriptor. Does nothing if it has
+        ended.
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection; what is under way for it at the daemon is cancelled. May be called again."""
+        """Ends the connection; what is under way for it at the daemon is cancelled. May be called
+        again.
+        """
         self._socket.close()
 
     def _send(self, data: bytes, descriptors: Sequence[int], deadline: float) -> None:
         frame = memoryview(data)
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        ancillary = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            if descriptors
+            else []
+        )
         limit = time.monotonic() + FRAME_LIMIT
         try:
             while frame:
@@ -145,7 +161,9 @@ class Connection:
             raise self._lost("send", error, deadline) from error
 
     def _raise_last_word(self) -> None:
-        """A daemon that refuses says why before it closes: that is still to be read when sending fails."""
+        """A daemon that refuses says why before it closes: that is still to be read when sending
+        fails.
+        """
         with contextlib.suppress(Lost, _errors.DeadlineExceeded, _errors.ProtocolError):
             envelope, descriptors = self._receive(time.monotonic() + 0.1)
             close_all(descriptors)
@@ -158,13 +176,17 @@ class Connection:
             header = begun + self._exactly(4 - len(begun), deadline, limit)
             (length,) = struct.unpack("<I", header)
             if not 1 <= length <= MAX_FRAME:
-                raise _errors.ProtocolError(f"{self.path}: the daemon sent a frame of {length} bytes, outside 1 to {MAX_FRAME}")
+                raise _errors.ProtocolError(
+                    f"{self.path}: the daemon sent a frame of {length} bytes, outside 1 to {MAX_FRAME}"
+                )
             data = self._exactly(length, deadline, limit)
             self.received_at = time.perf_counter()
             envelope = self._decode(data)
             if envelope["descriptors"] != len(descriptors):
                 wanted, got = envelope["descriptors"], len(descriptors)
-                raise _errors.ProtocolError(f"{self.path}: the daemon sent {got} descriptors instead of {wanted}")
+                raise _errors.ProtocolError(
+                    f"{self.path}: the daemon sent {got} descriptors instead of {wanted}"
+                )
         except BaseException:
             close_all(descriptors)
             raise
@@ -181,7 +203,9 @@ class Connection:
         descriptors = _descriptors(ancillary)
         try:
             if flags & socket.MSG_CTRUNC:
-                raise _errors.ProtocolError(f"{self.path}: more descriptors than a frame may have, or the process has too many open files")
+                raise _errors.ProtocolError(
+                    f"{self.path}: more descriptors than a frame may have, or the process has too many open files"
+                )
             if not data:
                 raise Lost(f"{self.path}: the daemon closed the connection")
             return data, descriptors
@@ -228,7 +252,9 @@ class Connection:
 def _frame(request: int, body: dict[str, Any], descriptors: int) -> bytes:
     envelope = _wire.encode("Envelope", {"request": request, "descriptors": descriptors, **body})
     if len(envelope) > MAX_FRAME:
-        raise _errors.BadRequest(f"a request of {len(envelope)} bytes is more than a frame may have")
+        raise _errors.BadRequest(
+            f"a request of {len(envelope)} bytes is more than a frame may have"
+        )
     return struct.pack("<I", len(envelope)) + envelope
 
 

@@ -1,4 +1,6 @@
-"""The connections of a client: how a daemon is found, or started, and what is remembered from one request to the next."""
+"""The connections of a client: how a daemon is found, or started, and what is remembered from one
+request to the next.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ SYSTEM_SOCKET = "/run/epcached/epcached.sock"
 SOCKET_VARIABLE = "EPCACHE_SOCKET"
 
 MAX_IDLE = 4  # connections kept for the next request
-# For how long they are kept, seconds. A later request says Hello again, in a fraction of a millisecond: so a daemon that
-# was stopped since is found out within the limit for a Hello, and not after the silence that a compile may take.
+# For how long they are kept, seconds. A later request says Hello again, in a fraction of a
+# millisecond: so a daemon that was stopped since is found out within the limit for a Hello, and not
+# after the silence that a compile may take.
 MAX_IDLE_AGE = 1.0
 
 
 class Connections:
-    """Connects to the first daemon that answers, and keeps idle connections. May be used by several threads at once, and after a fork."""
+    """Connects to the first daemon that answers, and keeps idle connections. May be used by several
+    threads at once, and after a fork.
+    """
 
     def __init__(self, socket: str | None, hello_limit: float, restart_limit: float) -> None:
         self.socket = socket  # None: EPCACHE_SOCKET, else the default ones
@@ -30,16 +35,19 @@ class Connections:
         self.restart_limit = restart_limit
         self._lock = _thread.allocate_lock()
         self._idle: list[Connection] = []  # guarded by _lock
-        # What external data a model refers to, by the graph file's stamp: saves asking twice. Guarded by _lock.
+        # What external data a model refers to, by the graph file's stamp: saves asking twice.
+        # Guarded by _lock.
         self._locations: OrderedDict[tuple[int, ...], list[str]] = OrderedDict()
-        # Libraries of execution providers, by path, that a daemon wanted to see with those beside them: saves asking
-        # twice. Guarded by _lock.
+        # Libraries of execution providers, by path, that a daemon wanted to see with those beside
+        # them: saves asking twice. Guarded by _lock.
         self._beside: set[str] = set()
 
     def connect(self, deadline: float, patience: float | None = None) -> Connection:
-        """Returns a connection to the first daemon that answers, all of them together within the limit for a Hello.
+        """Returns a connection to the first daemon that answers, all of them together within the
+        limit for a Hello.
 
-        Where there is none, one is started, unless `patience` is None: the seconds that it may take, beyond that limit.
+        Where there is none, one is started, unless `patience` is None: the seconds that it may
+        take, beyond that limit.
         """
         limit = min(deadline, time.monotonic() + self.hello_limit)
         tried, absent = [], True
@@ -54,31 +62,43 @@ class Connections:
         if patience is not None and absent and not named and _autostart.switched_on():
             until = min(deadline, limit + patience)
             try:
-                if connection := _autostart.connect(lambda path: self._dial(path, max(until, limit)), until):
+                if connection := _autostart.connect(
+                    lambda path: self._dial(path, max(until, limit)), until
+                ):
                     return connection
             except _errors.NoDaemon as error:
                 tried.append(error.text)
-            except ImportError as error:  # of what is loaded only now, by a process that gave up the rights to read it
+            # of what is loaded only now, by a process that gave up the rights to read it
+            except ImportError as error:
                 tried.append(f"no daemon can be started: {error}")
         raise _errors.NoDaemon("no daemon: " + "; ".join(tried))
 
     def may_start_own(self, patience: float | None) -> bool:
-        """Reports whether a daemon of the user's own may be started: no socket was named, and it is not switched off."""
+        """Reports whether a daemon of the user's own may be started: no socket was named, and it is
+        not switched off.
+        """
         return patience is not None and not self._named() and _autostart.switched_on()
 
     def _named(self) -> str | None:
         return self.socket or os.environ.get(SOCKET_VARIABLE)
 
     def start_own(self, deadline: float, patience: float) -> Connection | None:
-        """Returns a connection to the user's own daemon, for what another user's does not do; None where there can be none."""
+        """Returns a connection to the user's own daemon, for what another user's does not do; None
+        where there can be none.
+        """
         until = min(deadline, time.monotonic() + self.hello_limit + patience)
         try:
             return _autostart.connect(lambda path: self._dial(path, until), until)
-        except (_errors.NoDaemon, ImportError):  # an import fails in a process that gave up the rights to read the module
+        except (
+            _errors.NoDaemon,
+            ImportError,
+        ):  # an import fails in a process that gave up the rights to read the module
             return None
 
     def _reach(self, path: str, limit: float, deadline: float, waits: bool) -> Connection:
-        """Returns a connection. A request that waits for a compile also waits for a new, busy daemon."""
+        """Returns a connection. A request that waits for a compile also waits for a new, busy
+        daemon.
+        """
         while True:
             young = _autostart.youth(path) if waits else 0.0
             try:
@@ -101,7 +121,9 @@ class Connections:
     def __del__(self) -> None:
         try:
             self.close()
-        except Exception:  # the interpreter may be half gone, with the modules that this uses, or this half made
+        except (
+            Exception
+        ):  # the interpreter may be half gone, with the modules that this uses, or this half made
             pass
 
     def take(self) -> Connection | None:
@@ -112,7 +134,8 @@ class Connections:
                 fresh = time.perf_counter() - connection.received_at < MAX_IDLE_AGE
                 if fresh and connection.pid == os.getpid():
                     return connection
-                # If the parent process uses it, two would read each other's answers. Closing ends it here only.
+                # If the parent process uses it, two would read each other's answers. Closing ends
+                # it here only.
                 connection.close()
         return None
 
@@ -127,7 +150,9 @@ class Connections:
     def shown(self, runtime: Runtime | None) -> Runtime | None:
         """Returns the runtime with its libraries shown, where a daemon wanted that before."""
         with self._lock:
-            wanted = runtime is not None and any(one.path in self._beside for one in runtime.libraries)
+            wanted = runtime is not None and any(
+                one.path in self._beside for one in runtime.libraries
+            )
         return (runtime.showing() or runtime) if runtime is not None and wanted else runtime
 
     def show(self, runtime: Runtime) -> None:
@@ -153,4 +178,6 @@ def default_sockets() -> list[str]:
     """
     if path := os.environ.get(SOCKET_VARIABLE):
         return [path]
-    return [own for own in _autostart.user_sockets() if not _autostart.foreign(own)] + [SYSTEM_SOCKET]
+    return [own for own in _autostart.user_sockets() if not _autostart.foreign(own)] + [
+        SYSTEM_SOCKET
+    ]

@@ -1,6 +1,9 @@
-"""What this Python's sessions would use, and what keeps them from the cache: python -m epcache doctor.
+"""What this Python's sessions would use, and what keeps them from the cache: python -m epcache
+doctor.
 
-epcachectl looks at the daemon and the machine, where it is installed; here that is done for want of it only. ONNX Runtime and each package of an execution provider are loaded in a process of their own, for they may crash.
+epcachectl looks at the daemon and the machine, where it is installed; here that is done for want of
+it only. ONNX Runtime and each package of an execution provider are loaded in a process of their
+own, for they may crash.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ DONE, FAILED, NO_DAEMON = 0, 1, 5  # exit statuses, those of epcachectl
 REFUSALS = ("protocol", "rights")  # subjects about a daemon that is there
 
 OLDEST = (1, 24)  # of ONNX Runtime
-CONNECT_LIMIT = 2.0  # longer than a session waits: what is slow is to be told from what is not there
+# longer than a session waits: what is slow is to be told from what is not there
+CONNECT_LIMIT = 2.0
 CHILD_LIMIT = 60.0
 MARK = "epcache-doctor:"  # before the one line that counts: vendors' libraries print, too
 _CHILD = "import sys; from epcache import _doctor_child as d; d.tell(*sys.argv[1:])"
@@ -42,20 +46,42 @@ class Finding:
 
 
 def run(socket: str, as_json: bool, application: bool) -> int:
-    """Prints what is found, of this Python alone where it is an application, and returns the exit status."""
+    """Prints what is found, of this Python alone where it is an application, and returns the exit
+    status.
+    """
     found, answering = look(socket, application)
-    counts = {severity: sum(one.severity == severity for one in found) for severity in (PROBLEM, WARNING, OK)}
+    counts = {
+        severity: sum(one.severity == severity for one in found)
+        for severity in (PROBLEM, WARNING, OK)
+    }
     if as_json:
         findings = [asdict(one) for one in found]
-        print(json.dumps({"problems": counts[PROBLEM], "warnings": counts[WARNING], "daemon": bool(answering), "findings": findings}, indent=2))
+        print(
+            json.dumps(
+                {
+                    "problems": counts[PROBLEM],
+                    "warnings": counts[WARNING],
+                    "daemon": bool(answering),
+                    "findings": findings,
+                },
+                indent=2,
+            )
+        )
     else:
         for one in sorted(found, key=lambda one: (PROBLEM, WARNING, OK).index(one.severity)):
             print(f"{one.severity:8} {one.subject}: {one.text}")
             if one.hint:
                 print(f"{'':8} -> {one.hint}")
-        problems, warnings = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in counts.items() if what != OK)
+        problems, warnings = (
+            f"{number} {what}{'' if number == 1 else 's'}"
+            for what, number in counts.items()
+            if what != OK
+        )
         print("no problems found" if counts[OK] == len(found) else f"{problems}, {warnings}")
-    if not answering and any(one.side == "client" and one.severity == PROBLEM and one.subject not in REFUSALS for one in found):
+    if not answering and any(
+        one.side == "client" and one.severity == PROBLEM and one.subject not in REFUSALS
+        for one in found
+    ):
         return NO_DAEMON
     return FAILED if counts[PROBLEM] else DONE
 
@@ -72,17 +98,35 @@ def look(socket: str = "", application: bool = False) -> tuple[list[Finding], st
 
 
 def _machine(socket: str) -> list[Finding]:
-    """Has epcachectl look at daemon, configuration and machine; nothing where there is no epcachectl."""
+    """Has epcachectl look at daemon, configuration and machine; nothing where there is no
+    epcachectl.
+    """
     program = _autostart.control()
     if not program:
         return []
     command = [program, "doctor", "--json", *(["--socket", socket] if socket else [])]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_LIMIT, check=False)
-        found = [Finding(**{name: str(one[name]) for name in Finding.__annotations__}) for one in json.loads(done.stdout)["findings"]]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_LIMIT, check=False
+        )
+        found = [
+            Finding(**{name: str(one[name]) for name in Finding.__annotations__})
+            for one in json.loads(done.stdout)["findings"]
+        ]
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
-        return [Finding(WARNING, "epcachectl", f"{program} gives no answer: {error}", "install epcachectl and epcache of the same release", "client")]
-    return [one if one.severity in (OK, WARNING, PROBLEM) else replace(one, severity=OK) for one in found]
+        return [
+            Finding(
+                WARNING,
+                "epcachectl",
+                f"{program} gives no answer: {error}",
+                "install epcachectl and epcache of the same release",
+                "client",
+            )
+        ]
+    return [
+        one if one.severity in (OK, WARNING, PROBLEM) else replace(one, severity=OK)
+        for one in found
+    ]
 
 
 def _daemon(found: list[Finding], named: str) -> str:
@@ -91,7 +135,9 @@ def _daemon(found: list[Finding], named: str) -> str:
     for path in [named] if named else default_sockets():
         started = time.monotonic()
         try:
-            connection = Connection(path, started + CONNECT_LIMIT, f"python epcache {__version__} doctor")
+            connection = Connection(
+                path, started + CONNECT_LIMIT, f"python epcache {__version__} doctor"
+            )
         except _errors.Error as error:
             failed.append(str(error))
             absent = absent and _autostart.absent(path, error, path == SYSTEM_SOCKET)
@@ -104,7 +150,9 @@ def _daemon(found: list[Finding], named: str) -> str:
     reason = "; ".join(failed)
     program = _autostart.find()
     if named or os.environ.get(SOCKET_VARIABLE):
-        hint = "start epcached there, or unset EPCACHE_SOCKET, which prevents the use of other daemons"
+        hint = (
+            "start epcached there, or unset EPCACHE_SOCKET, which prevents the use of other daemons"
+        )
     elif not absent:
         hint = "check its process, which may be suspended, and its log; sessions do not start a second daemon"
     elif not _autostart.switched_on():
@@ -112,26 +160,50 @@ def _daemon(found: list[Finding], named: str) -> str:
     elif not program:
         hint = "start epcached, or install the package with its programs, so that sessions can start one"
     else:
-        found.append(Finding(OK, "daemon", f"none runs; the first session starts {program}", f"looked for: {reason}", "client"))
+        found.append(
+            Finding(
+                OK,
+                "daemon",
+                f"none runs; the first session starts {program}",
+                f"looked for: {reason}",
+                "client",
+            )
+        )
         return ""
-    found.append(Finding(PROBLEM, "daemon", f"none answers, so sessions compile by themselves: {reason}", hint, "client"))
+    found.append(
+        Finding(
+            PROBLEM,
+            "daemon",
+            f"none answers, so sessions compile by themselves: {reason}",
+            hint,
+            "client",
+        )
+    )
     return ""
 
 
 def _worker_here() -> Finding:
     program = _worker.find()
-    text = f"on_miss='claim' compiles in {program}" if program else "none found: on_miss='claim' compiles in the application's own process"
+    text = (
+        f"on_miss='claim' compiles in {program}"
+        if program
+        else "none found: on_miss='claim' compiles in the application's own process"
+    )
     return Finding(OK, "worker", text)
 
 
 def _onnxruntime(found: list[Finding]) -> list[str] | None:
-    """Looks at ONNX Runtime itself. Returns the execution providers that are part of it; None where no others can be looked for."""
+    """Looks at ONNX Runtime itself. Returns the execution providers that are part of it; None where
+    no others can be looked for.
+    """
     from importlib import metadata
 
     owners = sorted(set(metadata.packages_distributions().get("onnxruntime", [])))
     if len(owners) > 1:
         text = f"several installed packages overwrite each other: {', '.join(owners)}"
-        found.append(Finding(PROBLEM, "onnxruntime", text, "uninstall all of them, and install one"))
+        found.append(
+            Finding(PROBLEM, "onnxruntime", text, "uninstall all of them, and install one")
+        )
     told = _child("onnxruntime")
     if error := told.get("error"):
         found.append(Finding(PROBLEM, "onnxruntime", error, "pip install onnxruntime"))
@@ -154,14 +226,23 @@ def _execution_providers(found: list[Finding], socket: str, built_in: list[str])
     for package in _child("packages").get("packages", []):
         told = _child("package", package, socket)
         if error := told.get("error"):
-            found.append(Finding(PROBLEM, package, error, "reinstall the package, or another version of it"))
+            found.append(
+                Finding(PROBLEM, package, error, "reinstall the package, or another version of it")
+            )
         for one in told.get("providers", []):
             finding = _execution_provider(package, one)
             usable += finding.severity == OK
             found.append(finding)
     if not usable:
         text = "none that the cache supports is installed"
-        found.append(Finding(PROBLEM, "execution providers", text, "for example: pip install onnxruntime-ep-openvino"))
+        found.append(
+            Finding(
+                PROBLEM,
+                "execution providers",
+                text,
+                "for example: pip install onnxruntime-ep-openvino",
+            )
+        )
 
 
 def _execution_provider(package: str, told: dict[str, Any]) -> Finding:
@@ -171,16 +252,33 @@ def _execution_provider(package: str, told: dict[str, Any]) -> Finding:
         return Finding(severity, subject, f"{package}: {error}", told.get("hint", ""))
     text = f"{told['library']}, version {told['version'] or 'unknown'}, on {', '.join(told['devices'])}"
     if refusal := told.get("refusal"):
-        return Finding(PROBLEM, subject, f"{text}; the daemon does not serve it: {refusal}", told.get("hint", ""))
+        return Finding(
+            PROBLEM,
+            subject,
+            f"{text}; the daemon does not serve it: {refusal}",
+            told.get("hint", ""),
+        )
     return Finding(OK, subject, text + ("; the daemon serves it" if told.get("decision") else ""))
 
 
 def _child(*arguments: str) -> dict[str, Any]:
-    """Has a process of its own look, and returns what it tells; an `error` where it does not get to that."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    """Has a process of its own look, and returns what it tells; an `error` where it does not get to
+    that.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
     command = [sys.executable, "-c", _CHILD, *arguments]
     try:
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_LIMIT, check=False)
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHILD_LIMIT,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"loading it did not end within {CHILD_LIMIT:.0f} s"}
     except OSError as error:
@@ -190,7 +288,11 @@ def _child(*arguments: str) -> dict[str, Any]:
             told: dict[str, Any] = json.loads(line.removeprefix(MARK))
             return told
     words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    how = _worker.signal_name(-done.returncode) if done.returncode < 0 else f"status {done.returncode}"
+    how = (
+        _worker.signal_name(-done.returncode)
+        if done.returncode < 0
+        else f"status {done.returncode}"
+    )
     return {"error": f"it crashes the process that loads it, with {how}: {words}"}
 
 

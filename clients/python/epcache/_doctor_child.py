@@ -1,4 +1,6 @@
-"""The doctor's other process: loads ONNX Runtime, or an execution provider, and tells what came of it in one line."""
+"""The doctor's other process: loads ONNX Runtime, or an execution provider, and tells what came of
+it in one line.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from ._doctor import MARK, client
 
 
 def tell(what: str, *arguments: str) -> None:
-    looks: dict[str, Callable[..., dict[str, Any]]] = {"onnxruntime": _onnxruntime, "built in": _built_in, "packages": _packages, "package": _package}
+    looks: dict[str, Callable[..., dict[str, Any]]] = {
+        "onnxruntime": _onnxruntime,
+        "built in": _built_in,
+        "packages": _packages,
+        "package": _package,
+    }
     try:
         told = looks[what](*arguments)
     except Exception as error:  # libraries and their packages raise what they like
@@ -36,7 +43,9 @@ def _built_in(*names: str) -> dict[str, Any]:
     """Tells by which packages those of the names come that there are as plugins as well."""
     from . import _plugins
 
-    return {"plugins": {name: package for name in names if (package := _plugins.plugin_package(name))}}
+    return {
+        "plugins": {name: package for name in names if (package := _plugins.plugin_package(name))}
+    }
 
 
 def _packages() -> dict[str, Any]:
@@ -66,12 +75,17 @@ def _provider(name: str, socket: str) -> dict[str, Any]:
     told: dict[str, Any] = {
         "library": plugin.library.path if plugin.library else "",
         "version": plugin.version,
-        "devices": sorted({device.device.type.name for device in ort.get_ep_devices() if device.ep_name == name}),
+        "devices": sorted(
+            {device.device.type.name for device in ort.get_ep_devices() if device.ep_name == name}
+        ),
     }
     if socket:
         try:
             with client(socket) as asked:
                 told["decision"] = why(_policy._MODEL, ep=name, client=asked).decision
         except _errors.Error as error:
-            told.update(refusal=error.text, hint=error.hint or "on_miss='claim' compiles with this process's own libraries")
+            told.update(
+                refusal=error.text,
+                hint=error.hint or "on_miss='claim' compiles with this process's own libraries",
+            )
     return told

@@ -1,4 +1,6 @@
-"""What can go wrong, as classes: one for each error class of the protocol, and two that never cross the socket."""
+"""What can go wrong, as classes: one for each error class of the protocol, and two that never cross
+the socket.
+"""
 
 from __future__ import annotations
 
@@ -101,5 +103,7 @@ _CLASSES: dict[int, type[Error]] = {
 
 
 def from_wire(number: int, text: str, hint: str, facts: Mapping[str, str]) -> Error:
-    """Returns the error for a class number of the protocol. A number from a later version is an Internal error."""
+    """Returns the error for a class number of the protocol. A number from a later version is an
+    Internal error.
+    """
     return _CLASSES.get(number, Internal)(text or "the daemon gave no reason", hint, facts)

@@ -20,13 +20,16 @@ class Event:
     """Something that happened. Texts are empty where they do not apply."""
 
     at: float  # Unix time, seconds
-    kind: str  # "compiled", "failed", "withheld", "damaged", "judged", "rebuilt", "report", "probed", "changed", ...
+    # "compiled", "failed", "withheld", "damaged", "judged", "rebuilt", "report", "probed",
+    # "changed", ...
+    kind: str
     request_key: str  # "": of the machine, not of an entry
     build: str  # build key, 64 hex digits
     model: str  # its name
     text: str  # in words
     runtime: str  # directory or library that it is about
-    sequence: int  # grows, with gaps where something is not for this user; 0: from before the daemon's start
+    # grows, with gaps where something is not for this user; 0: from before the daemon's start
+    sequence: int
 
 
 def event(message: _wire.Message) -> Event:
@@ -100,5 +103,7 @@ class Subscription:
     def __del__(self) -> None:
         try:
             self.close()
-        except Exception:  # the interpreter may be half gone, with the modules that this uses, or this half made
+        except (
+            Exception
+        ):  # the interpreter may be half gone, with the modules that this uses, or this half made
             pass

@@ -31,7 +31,8 @@ class Candidate:
     sdk_version: str  # "" where it says none
     hardware_architecture: str  # where the EP states none, the class of the machine
     ort_version: str  # ONNX Runtime that compiled it
-    compatibility: str  # with the runtime: "optimal", "prefer_recompilation", "unsupported", "unknown"
+    # with the runtime: "optimal", "prefer_recompilation", "unsupported", "unknown"
+    compatibility: str
     compatibility_source: str  # the source of that: "same library", "execution provider", ...
     compatibility_reason: str  # in words
     created: float  # Unix time, seconds
@@ -64,7 +65,10 @@ class Explanation:
 
 def explanation(message: _wire.Message) -> Explanation:
     return Explanation(
-        **{name: message[name] for name in ("decision", "reason", "request_key", "record", "runtime")},
+        **{
+            name: message[name]
+            for name in ("decision", "reason", "request_key", "record", "runtime")
+        },
         candidates=[_candidate(one) for one in message["candidates"]],
         neighbours=[
             Neighbour(one["request_key"], one["model_name"], one["builds"], _differences(one))

@@ -1,9 +1,10 @@
 """dataclass, field and replace as the dataclasses module has them, for next to nothing at import.
 
-That module writes and compiles the source of up to seven methods for each class, in every process that imports it: a millisecond a
-class on a slow machine, more in all than the daemon's part of a hit. These here share their methods. Type checkers see the module's
-own, and what asks a class for its fields (dataclasses.asdict, fields, replace, inspect.signature) gets what the module makes of it,
-made then.
+That module writes and compiles the source of up to seven methods for each class, in every process
+that imports it: a millisecond a class on a slow machine, more in all than the daemon's part of a
+hit. These here share their methods. Type checkers see the module's own, and what asks a class for
+its fields (dataclasses.asdict, fields, replace, inspect.signature) gets what the module makes of
+it, made then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ else:
         if cls is None:
             return lambda one: dataclass(one, frozen=frozen)
         shape = _Shape(cls, frozen)
-        methods = {"__init__": _init, "__repr__": _repr, "__eq__": _eq, "__hash__": _hash if frozen else None, "__replace__": replace}
+        methods = {
+            "__init__": _init,
+            "__repr__": _repr,
+            "__eq__": _eq,
+            "__hash__": _hash if frozen else None,
+            "__replace__": replace,
+        }
         if frozen:
             methods.update(__setattr__=_refuse, __delattr__=_refuse)
         for name, method in methods.items():
@@ -32,7 +39,9 @@ else:
         cls.__signature__ = _Made(_signature)
         return cls
 
-    def field(*, default: Any = None, default_factory: Any = None, repr: bool = True, compare: bool = True) -> Any:
+    def field(
+        *, default: Any = None, default_factory: Any = None, repr: bool = True, compare: bool = True
+    ) -> Any:
         return _Field(default_factory or (lambda: default), repr, compare)
 
     def replace(one: Any, /, **changes: Any) -> Any:
@@ -60,15 +69,25 @@ class _Shape:
         self.defaults = {name: one for name, one in given.items() if name not in self.factories}
         for name in self.factories:
             delattr(cls, name)
-        self.shown = tuple(name for name in self.names if name not in self.factories or self.factories[name].repr)
-        self.compared = tuple(name for name in self.names if name not in self.factories or self.factories[name].compare)
+        self.shown = tuple(
+            name for name in self.names if name not in self.factories or self.factories[name].repr
+        )
+        self.compared = tuple(
+            name
+            for name in self.names
+            if name not in self.factories or self.factories[name].compare
+        )
 
 
 def _init(self: Any, *values: Any, **named: Any) -> None:
     shape, fields = self._shape, self.__dict__
     fields.update(shape.defaults)
     fields.update(zip(shape.names, values))  # noqa: B905
-    wrong = len(values) > len(shape.names) or not named.keys() <= shape.known or not named.keys().isdisjoint(shape.names[: len(values)])
+    wrong = (
+        len(values) > len(shape.names)
+        or not named.keys() <= shape.known
+        or not named.keys().isdisjoint(shape.names[: len(values)])
+    )
     fields.update(named)
     for name, one in shape.factories.items():
         if name not in fields:
@@ -102,7 +121,9 @@ def _refuse(self: Any, name: str, *_: Any) -> None:
 
 
 class _Made:
-    """A class attribute that is read lazily from what the dataclasses module makes of the same fields."""
+    """A class attribute that is read lazily from what the dataclasses module makes of the same
+    fields.
+    """
 
     __slots__ = ("_made", "_of")
 
@@ -120,9 +141,16 @@ def _twin(cls: Any) -> Any:
 
     shape = cls._shape
     fields: dict[str, Any] = {
-        name: dataclasses.field(default_factory=one.factory, repr=one.repr, compare=one.compare) for name, one in shape.factories.items()
+        name: dataclasses.field(default_factory=one.factory, repr=one.repr, compare=one.compare)
+        for name, one in shape.factories.items()
     }
-    body = {**shape.defaults, **fields, "__annotations__": cls.__annotations__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    body = {
+        **shape.defaults,
+        **fields,
+        "__annotations__": cls.__annotations__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
     return dataclasses.dataclass(frozen=shape.frozen)(type(cls.__name__, (), body))
 
 

@@ -1,6 +1,7 @@
 """What an application asks of the cache without making a session: why, warm, compile.
 
-Each takes what InferenceSession takes and asks for exactly what a session would ask for, with the same execution providers registered.
+Each takes what InferenceSession takes and asks for exactly what a session would ask for, with the
+same execution providers registered.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def why(
     one = session_request(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not():
         return Explanation("bypassed", reason, "", "", "", [], [], [])
-    ask = one.question(client or shared_client(), {"embed": embed, "output": output, "on_miss": "explain"})
+    ask = one.question(
+        client or shared_client(), {"embed": embed, "output": output, "on_miss": "explain"}
+    )
     with ask() as answer:
         if answer.explanation is None:
             raise _errors.ProtocolError("the daemon sent no explanation")
@@ -99,10 +102,21 @@ def warm(
     """
     asked = client or shared_client()
     until = time.monotonic() + (asked._timeout if timeout is None else timeout)
-    wishes = {"on_miss": "background", "keep_going": True, "embed": embed, "output": output, "store": store}
-    sources: Sequence[Source] = [models] if isinstance(models, (str, bytes, os.PathLike)) else models
+    wishes = {
+        "on_miss": "background",
+        "keep_going": True,
+        "embed": embed,
+        "output": output,
+        "store": store,
+    }
+    sources: Sequence[Source] = (
+        [models] if isinstance(models, (str, bytes, os.PathLike)) else models
+    )
     found: list[tuple[Warmed, SessionRequest]] = []
-    for source, one in [(source, session_request(source, sess_options, ep, providers, provider_options)) for source in sources]:
+    for source, one in [
+        (source, session_request(source, sess_options, ep, providers, provider_options))
+        for source in sources
+    ]:
         found.append((_warmed(asked, source, one, wishes, until, _jobs(found)), one))
     if not wait:
         return [warmed for warmed, _ in found]
@@ -114,9 +128,16 @@ def _jobs(found: Sequence[tuple[Warmed, SessionRequest]]) -> Iterator[str]:
 
 
 def _warmed(
-    client: Client, source: Source, one: SessionRequest, wishes: Mapping[str, Any], until: float, before: Iterator[str]
+    client: Client,
+    source: Source,
+    one: SessionRequest,
+    wishes: Mapping[str, Any],
+    until: float,
+    before: Iterator[str],
 ) -> Warmed:
-    """Asks for one model. Where the daemon takes no more at once, the end of a compile of those `before` makes room."""
+    """Asks for one model. Where the daemon takes no more at once, the end of a compile of those
+    `before` makes room.
+    """
     name = "model" if isinstance(source, bytes) else os.fspath(source)
     if reason := one.why_not("background"):
         return Warmed(name, "bypassed", reason)
@@ -136,7 +157,12 @@ def _warmed(
 
 
 def _followed(
-    client: Client, warmed: Warmed, one: SessionRequest, wishes: Mapping[str, Any], until: float, progress: Progressing
+    client: Client,
+    warmed: Warmed,
+    one: SessionRequest,
+    wishes: Mapping[str, Any],
+    until: float,
+    progress: Progressing,
 ) -> Warmed:
     if not warmed.job:
         return warmed
@@ -151,8 +177,12 @@ def _followed(
     return Warmed(warmed.model, warmed.outcome, said, warmed.job)
 
 
-def _ended(client: Client, job: str, until: float, step: Callable[..., None] | None) -> tuple[str, str]:
-    """Waits for the end of a compile; returns its state and what is to be said. The state is "" where it is still under way."""
+def _ended(
+    client: Client, job: str, until: float, step: Callable[..., None] | None
+) -> tuple[str, str]:
+    """Waits for the end of a compile; returns its state and what is to be said. The state is ""
+    where it is still under way.
+    """
     try:
         ended = client.follow(job, timeout=max(0.0, until - time.monotonic()), progress=step)
     except _errors.DeadlineExceeded as error:
@@ -181,7 +211,8 @@ def compile(
 ) -> Compiled:
     """Writes a copy of a model's compiled form into a directory, from the cache or after a compile.
 
-        made = epcache.compile("model.onnx", "compiled/", options, ep="OpenVINOExecutionProvider:CPU")
+        ep = "OpenVINOExecutionProvider:CPU"
+        made = epcache.compile("model.onnx", "compiled/", options, ep=ep)
         made.path                       # compiled/0123456789abcdef_ctx.onnx
 
     The copy needs no daemon and no lease. Load it with the options of the result; the application
@@ -190,14 +221,20 @@ def compile(
     cannot be asked for this model; and the errors of Client.acquire.
     """
     if on_miss not in ("wait", "fail", "refresh"):
-        raise ValueError(f"on_miss {on_miss!r}: to write a compiled model it is wait, fail or refresh")
+        raise ValueError(
+            f"on_miss {on_miss!r}: to write a compiled model it is wait, fail or refresh"
+        )
     one = session_request(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not(on_miss):
         raise _errors.Unavailable(f"the cache cannot be used: {reason}")
     wishes: dict[str, Any] = {"on_miss": on_miss, "embed": embed, "output": output, "store": store}
     with displayed(progress, model_name(model)) as step:
-        answer: Artefact = one.question(client or shared_client(), wishes)(timeout=timeout, progress=step)
+        answer: Artefact = one.question(client or shared_client(), wishes)(
+            timeout=timeout, progress=step
+        )
     with answer:
         if answer.fd is None:
-            raise _errors.BadModel(f"there is no compiled model to write, because the daemon answered {answer.outcome}: {answer.why}")
+            raise _errors.BadModel(
+                f"there is no compiled model to write, because the daemon answered {answer.outcome}: {answer.why}"
+            )
         return copy_artefact(answer, os.fspath(folder), overwrite)

@@ -40,7 +40,9 @@ class Failure:
     model_name: str  # as it was first asked for
     model_digest: str  # 64 hex digits
     ep: str  # name of the first execution provider
-    reason: str  # "crash", "timeout", "memory", "refused", "no node taken", "invalid output", "load check failed", ...
+    # "crash", "timeout", "memory", "refused", "no node taken", "invalid output", "load check
+    # failed", ...
+    reason: str
     text: str  # with the compiler's own last words
     facts: dict[str, str]  # "signal", "code", "exit", ...
     count: int  # how often in a row
@@ -66,7 +68,9 @@ def job(message: _wire.Message) -> Job:
         started=fields.pop("started_ms") / 1000,
         elapsed_seconds=fields.pop("elapsed_ms") / 1000,
         estimate_seconds=fields.pop("estimate_ms") / 1000,
-        error=None if error is None else _errors.from_wire(error["class"], error["text"], error["hint"], error["facts"]),
+        error=None
+        if error is None
+        else _errors.from_wire(error["class"], error["text"], error["hint"], error["facts"]),
         **fields,
     )
 

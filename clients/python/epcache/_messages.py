@@ -1,7 +1,7 @@
 """The messages of unixsock/wire/epcached.proto that a client uses, as tables.
 
-They are written by hand so that the package needs no protobuf runtime, whose versions conflict between applications. A
-test compares them with the .proto, so the two cannot drift apart.
+They are written by hand so that the package needs no protobuf runtime, whose versions conflict
+between applications. A test compares them with the .proto, so the two cannot drift apart.
 """
 
 from __future__ import annotations
@@ -109,10 +109,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
     ),
     "Cancel": (),
     "Attach": (),
-    "ExternalFile": (
-        Field(1, "location", "string"),
-        Field(2, "fd", "uint32"),
-    ),
+    "ExternalFile": (Field(1, "location", "string"), Field(2, "fd", "uint32")),
     "Model": (
         Field(1, "fd", "uint32"),
         Field(2, "name", "string"),
@@ -172,11 +169,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(4, "node_name_prefix", "string"),
         Field(5, "complete", "bool"),
     ),
-    "File": (
-        Field(1, "name", "string"),
-        Field(2, "size", "int64"),
-        Field(3, "digest", "string"),
-    ),
+    "File": (Field(1, "name", "string"), Field(2, "size", "int64"), Field(3, "digest", "string")),
     "AcquireReply": (
         Field(1, "outcome", "string"),
         Field(2, "request_key", "string"),
@@ -234,19 +227,9 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(5, "ort_version", "string"),
         Field(6, "made_by", "MadeBy", "repeated"),
     ),
-    "PutFile": (
-        Field(1, "name", "string"),
-        Field(2, "fd", "uint32"),
-    ),
-    "MadeBy": (
-        Field(1, "ep", "string"),
-        Field(2, "version", "string"),
-    ),
-    "GiveUp": (
-        Field(1, "claim", "string"),
-        Field(2, "text", "string"),
-        Field(3, "code", "int32"),
-    ),
+    "PutFile": (Field(1, "name", "string"), Field(2, "fd", "uint32")),
+    "MadeBy": (Field(1, "ep", "string"), Field(2, "version", "string")),
+    "GiveUp": (Field(1, "claim", "string"), Field(2, "text", "string"), Field(3, "code", "int32")),
     "GiveUpReply": (),
     "Jobs": (),
     "Job": (
@@ -284,19 +267,10 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(12, "retry_ms", "int64"),
         Field(13, "scope", "string"),
     ),
-    "JobsReply": (
-        Field(1, "jobs", "Job", "repeated"),
-        Field(2, "failures", "Failure", "repeated"),
-    ),
+    "JobsReply": (Field(1, "jobs", "Job", "repeated"), Field(2, "failures", "Failure", "repeated")),
     "Follow": (Field(1, "job", "string"),),
-    "CancelJobs": (
-        Field(1, "jobs", "string", "repeated"),
-        Field(2, "all", "bool"),
-    ),
-    "RetryJobs": (
-        Field(1, "entries", "string", "repeated"),
-        Field(2, "all", "bool"),
-    ),
+    "CancelJobs": (Field(1, "jobs", "string", "repeated"), Field(2, "all", "bool")),
+    "RetryJobs": (Field(1, "entries", "string", "repeated"), Field(2, "all", "bool")),
     "Build": (
         Field(1, "build", "string"),
         Field(2, "request_key", "string"),
@@ -398,10 +372,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(7, "runtime", "string"),
         Field(8, "sequence", "uint64"),
     ),
-    "Events": (
-        Field(1, "since_ms", "int64"),
-        Field(2, "limit", "uint32"),
-    ),
+    "Events": (Field(1, "since_ms", "int64"), Field(2, "limit", "uint32")),
     "EventsReply": (Field(1, "events", "Event", "repeated"),),
     "Subscribe": (),
 }

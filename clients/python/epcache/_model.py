@@ -21,7 +21,8 @@ class HasFileno(Protocol):
 
 # The session config entry that says where external data lies.
 (DIRECTORY_ENTRY,) = _session_keys.DIRECTORY
-# The first ONNX Runtime that goes by it for a model that is loaded by path. Those before do so for bytes only.
+# The first ONNX Runtime that goes by it for a model that is loaded by path. Those before do so for
+# bytes only.
 FOLDER_OF_PATHS = (1, 28)
 
 ModelSource = Union[str, "os.PathLike[str]", bytes, HasFileno]
@@ -33,7 +34,8 @@ class Model:
 
     fd: int
     name: str  # for people
-    stamp: tuple[int, ...]  # changes when the file does; equal for two names of one file in one folder
+    # changes when the file does; equal for two names of one file in one folder
+    stamp: tuple[int, ...]
     path: str  # of the graph; "" if that is not known
     folder: str  # where external data lies; "" if that is not known
     external: Callable[[str], int] | None
@@ -41,13 +43,16 @@ class Model:
     def open_external(self, location: str) -> int:
         """Returns a descriptor of the external data at `location`, which is the caller's to close.
 
-        The location is relative to the model's folder; that it does not leave it was checked. Symbolic links are
-        followed, with this process's rights: caches of model hubs are made of them.
+        The location is relative to the model's folder; that it does not leave it was checked.
+        Symbolic links are followed, with this process's rights: caches of model hubs are made of
+        them.
         """
         if self.external is not None:
             return self.external(location)
         if not self.folder:
-            raise _errors.BadModel(f"model {self.name!r} refers to external data {location!r}, and has no directory")
+            raise _errors.BadModel(
+                f"model {self.name!r} refers to external data {location!r}, and has no directory"
+            )
         path = os.path.join(self.folder, location)
         try:
             return open_regular(path)
@@ -60,11 +65,16 @@ class Model:
 
 @contextlib.contextmanager
 def open_model(
-    source: ModelSource, external: Callable[[str], int] | None, folder: str | None = None, ort_version: str = ""
+    source: ModelSource,
+    external: Callable[[str], int] | None,
+    folder: str | None = None,
+    ort_version: str = "",
 ) -> Iterator[Model]:
-    """Yields the model, open; what was opened here is closed afterwards. A path that cannot be opened is an OSError.
+    """Yields the model, open; what was opened here is closed afterwards. A path that cannot be
+    opened is an OSError.
 
-    `folder` is the value of DIRECTORY_ENTRY, None without one: external data is looked for where this version of ONNX Runtime does.
+    `folder` is the value of DIRECTORY_ENTRY, None without one: external data is looked for where
+    this version of ONNX Runtime does.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         descriptor, path, opened = _memory_file(bytes(source)), "", True
@@ -72,7 +82,8 @@ def open_model(
     elif isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.fspath(source))
         descriptor, opened = open_regular(path), True
-        # The folder as it is spelled: where the path is a link, the data lies beside the link, as ONNX Runtime has it.
+        # The folder as it is spelled: where the path is a link, the data lies beside the link, as
+        # ONNX Runtime has it.
         beside = os.path.dirname(path)
     else:
         descriptor, opened = source.fileno(), False
@@ -83,20 +94,28 @@ def open_model(
         beside = os.path.abspath(folder)
     try:
         stamp = (*stamp_of(descriptor), hash(beside))
-        yield Model(descriptor, os.path.basename(path) or "model.onnx", stamp, path, beside, external)
+        yield Model(
+            descriptor, os.path.basename(path) or "model.onnx", stamp, path, beside, external
+        )
     finally:
         if opened:
             os.close(descriptor)
 
 
 def before(version: str, first: tuple[int, int]) -> bool:
-    """Whether a version such as "1.24.4" comes before the first one; one that is not known does not."""
+    """Whether a version such as "1.24.4" comes before the first one; one that is not known does
+    not.
+    """
     parts = version.split(".")[:2]
-    return len(parts) == 2 and all(part.isdigit() for part in parts) and tuple(map(int, parts)) < first
+    return (
+        len(parts) == 2 and all(part.isdigit() for part in parts) and tuple(map(int, parts)) < first
+    )
 
 
 def open_regular(path: str) -> int:
-    """Opens a regular file for reading. Anything else is an error, at once: opening a FIFO would wait for a writer."""
+    """Opens a regular file for reading. Anything else is an error, at once: opening a FIFO would
+    wait for a writer.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -108,7 +127,9 @@ def open_regular(path: str) -> int:
 
 
 def stamp_of(file: str | int) -> tuple[int, ...]:
-    """Returns what changes when a file does, of a path or a descriptor; nothing for one that is not there."""
+    """Returns what changes when a file does, of a path or a descriptor; nothing for one that is not
+    there.
+    """
     try:
         info = os.stat(file)
     except FileNotFoundError:

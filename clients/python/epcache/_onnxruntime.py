@@ -1,7 +1,7 @@
 """The application's ONNX Runtime, with the classes that it came with.
 
-No other module here imports onnxruntime: under `epcachectl run` that package has other classes (see _run), and what epcache makes for itself is
-not for the cache.
+No other module here imports onnxruntime: under `epcachectl run` that package has other classes (see
+_run), and what epcache makes for itself is not for the cache.
 """
 
 from __future__ import annotations

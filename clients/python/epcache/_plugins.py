@@ -1,7 +1,9 @@
-"""Finds the plugin libraries of execution providers, registers them with ONNX Runtime, and picks devices.
+"""Finds the plugin libraries of execution providers, registers them with ONNX Runtime, and picks
+devices.
 
-The same code serves sessions from the cache and plain ones, so both run on the same execution provider. Plain
-ONNX Runtime does not: given a provider's name only, it runs on the CPU and does not say so.
+The same code serves sessions from the cache and plain ones, so both run on the same execution
+provider. Plain ONNX Runtime does not: given a provider's name only, it runs on the CPU and does not
+say so.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from ._model import open_regular
 from ._onnxruntime import ort
 from ._request import Device, ExecutionProvider, Library, Runtime
 
-# Python packages by the execution provider whose library they carry. Others are found by their name's beginning.
+# Python packages by the execution provider whose library they carry. Others are found by their
+# name's beginning.
 _PACKAGES = {
     "OpenVINOExecutionProvider": "onnxruntime_ep_openvino",
     "QNNExecutionProvider": "onnxruntime_qnn",
@@ -40,14 +43,17 @@ class LibraryOption:
     unless: str  # another option, with which the default is not passed
 
 
-# By which a provider that is built into ONNX Runtime takes its device, and which its plugin passes over.
+# By which a provider that is built into ONNX Runtime takes its device, and which its plugin passes
+# over.
 _DEVICE_OPTIONS = {"OpenVINOExecutionProvider": "device_type"}
 _DEVICE = re.compile(r"(CPU|GPU|NPU)(\.\d+)?")
 
-_LIBRARY_OPTIONS = {"QNNExecutionProvider": LibraryOption("backend_path", "libQnnHtp.so", "backend_type")}
+_LIBRARY_OPTIONS = {
+    "QNNExecutionProvider": LibraryOption("backend_path", "libQnnHtp.so", "backend_type")
+}
 
-# What this process registered, by execution provider. The descriptor is of the file that was loaded, and stays open:
-# the path may lead to another one by the time that the daemon is asked.
+# What this process registered, by execution provider. The descriptor is of the file that was
+# loaded, and stays open: the path may lead to another one by the time that the daemon is asked.
 _registered: dict[str, Library] = {}
 _lock = _thread.allocate_lock()  # guards _registered, and makes looking and registering one step
 
@@ -57,11 +63,14 @@ class Plugin:
     """An execution provider that is ready for use in this process."""
 
     ep: ExecutionProvider
-    devices: list[Any]  # ONNX Runtime's OrtEpDevice; empty for one of ONNX Runtime's own that goes by name only
+    # ONNX Runtime's OrtEpDevice; empty for one of ONNX Runtime's own that goes by name only
+    devices: list[Any]
     library: Library | None  # None: part of ONNX Runtime itself
 
     def options(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Returns provider options as this process has to pass them: libraries are those beside its own plugin."""
+        """Returns provider options as this process has to pass them: libraries are those beside its
+        own plugin.
+        """
         result = dict(given)
         option = _LIBRARY_OPTIONS.get(self.ep.name)
         if option is None or self.library is None:
@@ -69,7 +78,9 @@ class Plugin:
         if option.unless not in result:
             result.setdefault(option.name, option.default)
         if option.name in result:
-            beside = os.path.join(os.path.dirname(self.library.path), os.path.basename(result[option.name]))
+            beside = os.path.join(
+                os.path.dirname(self.library.path), os.path.basename(result[option.name])
+            )
             if os.path.exists(beside):
                 result[option.name] = beside
         return result
@@ -89,13 +100,18 @@ class Plugin:
             device = given.get(_DEVICE_OPTIONS.get(self.ep.name, ""))
             if device is None:
                 raise
-            # By name nothing is listed that could be looked at before; and ONNX Runtime's error names no device.
+            # By name nothing is listed that could be looked at before; and ONNX Runtime's error
+            # names no device.
             text = f"{self.ep.name}, which is part of this ONNX Runtime, does not accept device {device}: {error}"
-            raise _errors.Unavailable(text, "the device may be missing, or another provider option wrong; ONNX Runtime's log has the reason") from error
+            raise _errors.Unavailable(
+                text,
+                "the device may be missing, or another provider option wrong; ONNX Runtime's log has the reason",
+            ) from error
 
 
 def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
-    """Returns the execution provider with the devices that it names, or with `devices`. Registers it if need be.
+    """Returns the execution provider with the devices that it names, or with `devices`. Registers
+    it if need be.
 
     Raises Unavailable where the library or the device is missing.
     """
@@ -109,7 +125,9 @@ def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
 
 
 def _by_name_only(ep: ExecutionProvider) -> bool:
-    """Whether it is a part of this ONNX Runtime that lists no devices, and that no plugin stands for."""
+    """Whether it is a part of this ONNX Runtime that lists no devices, and that no plugin stands
+    for.
+    """
     if ep.library or ep.name not in ort.get_available_providers():
         return False
     if ep.name in _registered or any(device.ep_name == ep.name for device in ort.get_ep_devices()):
@@ -129,7 +147,9 @@ def _named_device(ep: ExecutionProvider) -> ExecutionProvider:
 
 
 def _device_of_option(ep: ExecutionProvider) -> ExecutionProvider:
-    """The other way round: as a plugin it passes over that option, and would take whatever device comes first."""
+    """The other way round: as a plugin it passes over that option, and would take whatever device
+    comes first.
+    """
     option = _DEVICE_OPTIONS.get(ep.name, "")
     if ep.devices or option not in ep.options:
         return ep
@@ -137,13 +157,18 @@ def _device_of_option(ep: ExecutionProvider) -> ExecutionProvider:
     wanted = _DEVICE.fullmatch(options.pop(option).upper())
     if wanted is None:
         text = f"{ep.name} as a plugin has no device {ep.options[option]!r}"
-        raise _errors.Unavailable(text, f"combinations of devices are execution providers of their own, such as {ep.name}.AUTO")
+        raise _errors.Unavailable(
+            text,
+            f"combinations of devices are execution providers of their own, such as {ep.name}.AUTO",
+        )
     metadata = {"ov_device": wanted[0]} if wanted[2] else {}
     return replace(ep, devices=(Device(wanted[1], metadata=metadata),), options=options)
 
 
 def _listed(ep: ExecutionProvider) -> list[Any]:
-    """Returns the devices that ONNX Runtime lists for the provider, after registering it if there are none."""
+    """Returns the devices that ONNX Runtime lists for the provider, after registering it if there
+    are none.
+    """
     found = [device for device in ort.get_ep_devices() if device.ep_name == ep.name]
     if found:
         return found
@@ -170,45 +195,60 @@ def _register(name: str, path: str) -> None:
         ort.register_execution_provider_library(name, path)
     except Exception as error:
         os.close(descriptor)
-        raise _errors.Unavailable(f"ONNX Runtime {ort.__version__} does not take {path}: {error}") from error
+        raise _errors.Unavailable(
+            f"ONNX Runtime {ort.__version__} does not take {path}: {error}"
+        ) from error
     _registered[name] = Library(name, path, descriptor)
 
 
 def _candidates(name: str) -> Iterator[str]:
-    """Yields the packages that may carry the provider's library. To list what is installed takes milliseconds, so only last."""
+    """Yields the packages that may carry the provider's library. To list what is installed takes
+    milliseconds, so only last.
+    """
     if name in _PACKAGES:
         yield _PACKAGES[name]
     yield from (one for one in packages() if one != _PACKAGES.get(name))
 
 
 def packages() -> Iterator[str]:
-    """Yields the installed packages that look as if they carried an execution provider, by their names and files, without importing them."""
+    """Yields the installed packages that look as if they carried an execution provider, by their
+    names and files, without importing them.
+    """
     import glob
     import pkgutil
 
     for module in pkgutil.iter_modules():
         if module.ispkg and module.name.startswith(_PACKAGE_PREFIX):
             folder = os.path.join(getattr(module.module_finder, "path", ""), module.name)
-            if module.name.startswith(_PACKAGE_PREFIX + "ep_") or glob.glob(os.path.join(glob.escape(folder), _LIBRARIES)):
+            if module.name.startswith(_PACKAGE_PREFIX + "ep_") or glob.glob(
+                os.path.join(glob.escape(folder), _LIBRARIES)
+            ):
                 yield module.name
 
 
 def plugin_package(name: str) -> str:
-    """Returns what pip calls the package that brings the provider as a plugin, "" where none is known."""
+    """Returns what pip calls the package that brings the provider as a plugin, "" where none is
+    known.
+    """
     return _PACKAGES.get(name, "").replace("_", "-")
 
 
 def carried(package: str) -> tuple[list[str], str]:
-    """Returns the execution providers that a package names, and their library. Raises what the package does."""
+    """Returns the execution providers that a package names, and their library. Raises what the
+    package does.
+    """
     imported = importlib.import_module(package)
-    names = imported.get_ep_names() if hasattr(imported, "get_ep_names") else [imported.get_ep_name()]
+    names = (
+        imported.get_ep_names() if hasattr(imported, "get_ep_names") else [imported.get_ep_name()]
+    )
     return [str(name) for name in names], str(imported.get_library_path())
 
 
 def _carrier(name: str) -> str | None:
     """Returns the library that an installed package carries for the provider."""
     for candidate in _candidates(name):
-        with contextlib.suppress(Exception):  # a package that is broken, or of another kind, is not the one
+        # a package that is broken, or of another kind, is not the one
+        with contextlib.suppress(Exception):
             names, library = carried(candidate)
             if name in names:
                 return library
@@ -220,7 +260,9 @@ def _find_library(name: str) -> str:
         return library
     package = plugin_package(name)
     hint = f"pip install {package}" if package else "give ExecutionProvider(library=...)"
-    raise _errors.Unavailable(f"no installed package has the library of {name}", hint, {"missing_library": name})
+    raise _errors.Unavailable(
+        f"no installed package has the library of {name}", hint, {"missing_library": name}
+    )
 
 
 def command_hint(name: str) -> str:
@@ -244,8 +286,14 @@ def _choose(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:
 
 
 def _asked(selector: Device) -> str:
-    ids = [f"{name} {value:#x}" for name, value in (("vendor", selector.vendor_id), ("device", selector.device_id)) if value]
-    more = ", ".join([*ids, *(f"{key}={value}" for key, value in sorted(selector.metadata.items()))])
+    ids = [
+        f"{name} {value:#x}"
+        for name, value in (("vendor", selector.vendor_id), ("device", selector.device_id))
+        if value
+    ]
+    more = ", ".join(
+        [*ids, *(f"{key}={value}" for key, value in sorted(selector.metadata.items()))]
+    )
     return (selector.type or "device") + (f" ({more})" if more else "")
 
 
@@ -253,7 +301,10 @@ def _described(device: Any, keys: Iterable[str]) -> str:
     """Describes a device by all that a selector with these metadata keys may tell it apart by."""
     hardware, metadata = device.device, _metadata(device)
     pairs = (f"{key}={metadata[key]}" if key in metadata else f"no {key}" for key in sorted(keys))
-    ids = (f"vendor {hardware.vendor_id:#x} {hardware.vendor}".strip(), f"device {hardware.device_id:#x}")
+    ids = (
+        f"vendor {hardware.vendor_id:#x} {hardware.vendor}".strip(),
+        f"device {hardware.device_id:#x}",
+    )
     return f"{hardware.type.name} ({', '.join([*ids, *pairs])})"
 
 
@@ -287,23 +338,28 @@ def _library_of(ep: ExecutionProvider, device: Any) -> Library | None:
 
 
 def runtime(plugins: list[Plugin], beside: bool = False) -> Runtime:
-    """Describes what this process will load the artefact with; with `beside` also to a daemon that does not have it.
+    """Describes what this process will load the artefact with; with `beside` also to a daemon that
+    does not have it.
 
-    The folder is left out on purpose: the libraries say the same, and are found also where the daemon knows the
-    folder by another name.
+    The folder is left out on purpose: the libraries say the same, and are found also where the
+    daemon knows the folder by another name.
     """
     folder = os.path.join(os.path.dirname(os.path.abspath(ort.__file__)), "capi")
     libraries = sorted(name for name in os.listdir(folder) if name.startswith("libonnxruntime.so."))
     return Runtime(
         ort_version=ort.__version__,
         # A provider that is part of ONNX Runtime cannot be registered, so the daemon need not try.
-        ort_library=os.path.join(folder, libraries[0]) if libraries and all(p.library is not None for p in plugins) else "",
+        ort_library=os.path.join(folder, libraries[0])
+        if libraries and all(p.library is not None for p in plugins)
+        else "",
         libraries=tuple(_shown(p, beside) for p in plugins if beside or p.library is not None),
     )
 
 
 def _shown(plugin: Plugin, beside: bool) -> Library:
-    """Returns the library of a provider. One that is part of ONNX Runtime is in that one's, or in one beside it."""
+    """Returns the library of a provider. One that is part of ONNX Runtime is in that one's, or in
+    one beside it.
+    """
     library = plugin.library
     if library is None:
         path = str(onnxruntime_pybind11_state.__file__)

@@ -1,4 +1,6 @@
-"""Device policies: which execution provider and which device ONNX Runtime chooses by one, asked of ONNX Runtime itself."""
+"""Device policies: which execution provider and which device ONNX Runtime chooses by one, asked of
+ONNX Runtime itself.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def chosen(policy: Any) -> Any:
     except Exception as error:  # ONNX Runtime raises what it likes
         raise Undecided(f"device policy {policy.name}: {error}") from error
     if len(names) > 1:
-        raise Undecided(f"device policy {policy.name} chooses several execution providers: {', '.join(names)}")
+        raise Undecided(
+            f"device policy {policy.name} chooses several execution providers: {', '.join(names)}"
+        )
     if not names or not devices or devices[0].ep_name == CPU:
-        raise Undecided(f"device policy {policy.name} chooses {CPU}, which is part of ONNX Runtime itself")
+        raise Undecided(
+            f"device policy {policy.name} chooses {CPU}, which is part of ONNX Runtime itself"
+        )
     return devices[0]

@@ -7,17 +7,28 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-FOLDERS = ("/usr/libexec/epcached", "/usr/lib/epcached", "/usr/local/libexec/epcached", "/usr/local/lib/epcached")
+FOLDERS = (
+    "/usr/libexec/epcached",
+    "/usr/lib/epcached",
+    "/usr/local/libexec/epcached",
+    "/usr/local/lib/epcached",
+)
 
 
 def find(program: str, variable: str, folders: Sequence[str]) -> str:
-    """Returns the program's path, "" where there is none: what the variable names, else where this package's programs were put."""
+    """Returns the program's path, "" where there is none: what the variable names, else where this
+    package's programs were put.
+    """
     if named := os.environ.get(variable):
         return os.path.abspath(named)
     import shutil
 
     paths = (os.path.join(folder, program) for folder in folders)
-    return installed(program) or shutil.which(program) or next((path for path in paths if os.access(path, os.X_OK)), "")
+    return (
+        installed(program)
+        or shutil.which(program)
+        or next((path for path in paths if os.access(path, os.X_OK)), "")
+    )
 
 
 def installed(program: str) -> str:
@@ -32,13 +43,19 @@ def installed(program: str) -> str:
 
 
 def exactly(given: Sequence[int]) -> list[tuple[int, ...]]:
-    """Returns the actions by which os.posix_spawn gives a child these descriptors, numbered from 0, and no others."""
-    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given)]
+    """Returns the actions by which os.posix_spawn gives a child these descriptors, numbered from 0,
+    and no others.
+    """
+    actions: list[tuple[int, ...]] = [
+        (os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given)
+    ]
     return actions + [(os.POSIX_SPAWN_CLOSE, one) for one in _inheritable() if one >= len(given)]
 
 
 def high(descriptor: int) -> int:
-    """Returns the descriptor under a number that is none of those that the worker wants, for it is put in their places."""
+    """Returns the descriptor under a number that is none of those that the worker wants, for it is
+    put in their places.
+    """
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
     finally:

@@ -15,7 +15,9 @@ Progressing = Union[Callable[[Progress], None], bool, None]
 
 @contextlib.contextmanager
 def displayed(progress: Progressing, name: str) -> Iterator[Callable[[Progress], None] | None]:
-    """Yields what is to be called with each step: the application's own, or with True one that shows it until the end."""
+    """Yields what is to be called with each step: the application's own, or with True one that
+    shows it until the end.
+    """
     if progress is not True:
         yield progress or None
         return
@@ -50,7 +52,13 @@ class _View:
         except ImportError:
             self._plain = True
             return
-        self._bar = tqdm(total=None, desc=self._name, unit="s", bar_format="{desc}: {n:.1f} s{postfix}", leave=False)
+        self._bar = tqdm(
+            total=None,
+            desc=self._name,
+            unit="s",
+            bar_format="{desc}: {n:.1f} s{postfix}",
+            leave=False,
+        )
 
     def _advance(self, progress: Progress) -> None:
         bar = self._bar
@@ -69,7 +77,9 @@ class _View:
 
 
 def _text(progress: Progress) -> str:
-    about = f", about {progress.estimate_seconds:.0f} s in all" if progress.estimate_seconds > 0 else ""
+    about = (
+        f", about {progress.estimate_seconds:.0f} s in all" if progress.estimate_seconds > 0 else ""
+    )
     return f"{progress.phase}{about}"
 
 

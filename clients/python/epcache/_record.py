@@ -1,5 +1,6 @@
-"""What SessionOptions were told, and what that means: each call and assignment decides what is compiled, only how the model runs, or is something
-that epcache cannot account for. Then the session is made by plain ONNX Runtime, with the reason.
+"""What SessionOptions were told, and what that means: each call and assignment decides what is
+compiled, only how the model runs, or is something that epcache cannot account for. Then the session
+is made by plain ONNX Runtime, with the reason.
 
 What is not known here, from a later ONNX Runtime, counts as the last.
 """
@@ -25,7 +26,8 @@ if hasattr(ort.GraphOptimizationLevel, "ORT_ENABLE_LAYOUT"):
     LEVELS[ort.GraphOptimizationLevel.ORT_ENABLE_LAYOUT] = "layout"
 LEVELS_BY_NAME = {name: level for level, name in LEVELS.items()}
 
-# How a session runs, and not what is compiled: not sent to the daemon, and set again on the session that loads.
+# How a session runs, and not what is compiled: not sent to the daemon, and set again on the session
+# that loads.
 _RUN_PROPERTIES = frozenset(
     "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode execution_order "
     "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid profile_file_prefix "
@@ -40,32 +42,40 @@ _RUN_CALLS = frozenset(("set_load_cancellation_flag",))
 class Record:
     """What a SessionOptions was told."""
 
-    calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)  # as SessionOptions keeps them
+    # as SessionOptions keeps them
+    calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     entries: dict[str, str] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     dims_by_denotation: dict[str, int] = field(default_factory=dict)
     level: str = ""
-    providers: list[tuple[ExecutionProvider, Any]] = field(default_factory=list)  # with ONNX Runtime's own devices
+    # with ONNX Runtime's own devices
+    providers: list[tuple[ExecutionProvider, Any]] = field(default_factory=list)
     policy: Any = None  # a device policy: it counts where no provider is added
     reasons: list[str] = field(default_factory=list)  # why this cannot be answered from the cache
 
     def asked_entries(self) -> dict[str, str]:
-        """Returns the session config entries for Client.acquire: all but those that only say how a session runs."""
+        """Returns the session config entries for Client.acquire: all but those that only say how a
+        session runs.
+        """
         return {key: value for key, value in self.entries.items() if key not in _session_keys.RUN}
 
     def compile_level(self) -> str:
-        """Returns the graph optimisation level to compile with, so that the result computes what a plain session does.
+        """Returns the graph optimisation level to compile with, so that the result computes what a
+        plain session does.
 
-        A session folds constants and shapes, "basic", before execution providers choose their nodes; without that they
-        may leave many to the CPU. What the levels above it do concerns only nodes that were left: those are optimised
-        when the compiled graph is loaded, at the application's own level, as in a plain session.
+        A session folds constants and shapes, "basic", before execution providers choose their
+        nodes; without that they may leave many to the CPU. What the levels above it do concerns
+        only nodes that were left: those are optimised when the compiled graph is loaded, at the
+        application's own level, as in a plain session.
         """
         return "disable_all" if self.level == "disable_all" else "basic"
 
     def replay(self, only_running: bool) -> ort.SessionOptions:
-        """Returns plain options that were told the same; with `only_running` no more than how the model runs.
+        """Returns plain options that were told the same; with `only_running` no more than how the
+        model runs.
 
-        Fixed dimensions belong to both: nodes that the execution provider left keep their free ones in a compiled graph.
+        Fixed dimensions belong to both: nodes that the execution provider left keep their free ones
+        in a compiled graph.
         """
         options = ort.SessionOptions()
         for name, arguments in self.calls:
@@ -95,7 +105,9 @@ def record_of(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> Record:
         elif note := _NOTED.get(name):
             note(record, *arguments)
         elif name not in _RUN_CALLS:
-            record.reasons.append(f"SessionOptions.{name} was called, which epcache does not support")
+            record.reasons.append(
+                f"SessionOptions.{name} was called, which epcache does not support"
+            )
     return record
 
 
@@ -123,7 +135,9 @@ def _add_dimension_by_denotation(record: Record, denotation: str, value: int) ->
 
 
 def resolve_policy(record: Record) -> None:
-    """Puts the provider and the device that the policy chooses in its place, or the reason why that cannot be."""
+    """Puts the provider and the device that the policy chooses in its place, or the reason why that
+    cannot be.
+    """
     if record.policy is None or record.providers or record.reasons:
         return
     try:
@@ -132,11 +146,15 @@ def resolve_policy(record: Record) -> None:
         record.reasons.append(str(undecided))
 
 
-def _add_provider_for_devices(record: Record, devices: Sequence[Any], options: Mapping[str, Any]) -> None:
+def _add_provider_for_devices(
+    record: Record, devices: Sequence[Any], options: Mapping[str, Any]
+) -> None:
     devices = list(devices)
     selectors = tuple(_selector(device) for device in devices)
     if len(set(map(str, selectors))) != len(selectors):
-        record.reasons.append("two of the devices cannot be told apart by type, vendor and device id")
+        record.reasons.append(
+            "two of the devices cannot be told apart by type, vendor and device id"
+        )
     settings = {str(key): option_text(value) for key, value in options.items()}
     record.providers.append((ExecutionProvider(devices[0].ep_name, selectors, settings), devices))
 

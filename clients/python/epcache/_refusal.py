@@ -18,7 +18,9 @@ MAX_TEXT = 4096  # bytes of a text that a report keeps
 
 
 class Refusal(NamedTuple):
-    """Why an artefact did not load. Without a code it is no word of ONNX Runtime's, and says nothing of the artefact."""
+    """Why an artefact did not load. Without a code it is no word of ONNX Runtime's, and says
+    nothing of the artefact.
+    """
 
     code: int | None  # OrtErrorCode; 0: it loaded, and does not run on its execution provider
     text: str
@@ -45,7 +47,11 @@ class Decision:
 
 def decision(message: _wire.Message) -> Decision:
     return Decision(
-        message["decision"], message["text"], message["hint"], class_=message["class"], state=message["state"]
+        message["decision"],
+        message["text"],
+        message["hint"],
+        class_=message["class"],
+        state=message["state"],
     )
 
 

@@ -33,7 +33,8 @@ class Pending:
         try:
             self.client.follow(self.job, timeout=until - time.monotonic())
         except _errors.Error:
-            pass  # it ended before, or with the daemon: whether it is there tells the daemon's store
+            # it ended before, or with the daemon: whether it is there tells the daemon's store
+            pass
 
 
 @dataclass
@@ -54,7 +55,8 @@ class Report:
     outcome: str
     why: str = ""
     compatibility: str = ""
-    compatibility_source: str = ""  # the source of that: "same library", "execution provider", "fingerprint", ...
+    # the source of that: "same library", "execution provider", "fingerprint", ...
+    compatibility_source: str = ""
     compatibility_reason: str = ""  # in words
     request_key: str = ""  # 64 hex digits; "" where the daemon was not asked
     build: str = ""  # build key, 64 hex digits, for epcachectl show; "" for a plain session
@@ -75,8 +77,7 @@ class Report:
 
     @property
     def ready(self) -> bool:
-        """Whether a new session would come from the cache. With "background" this asks the daemon.
-        """
+        """Whether a new session would come from the cache. With "background" this asks the daemon."""
         return self.cached if self._pending is None else self._pending.there()
 
     def wait(self, timeout: float = math.inf) -> bool:

@@ -28,7 +28,8 @@ class Device:
     type: str = ""  # "CPU", "GPU", "NPU"
     vendor_id: int = 0  # of PCI, such as 0x8086; 0 accepts all
     device_id: int = 0  # 0 accepts all
-    metadata: Mapping[str, str] = field(default_factory=dict)  # further keys as ONNX Runtime lists them for the device, such as {"ov_device": "GPU.1"}
+    # further keys as ONNX Runtime lists them for the device, such as {"ov_device": "GPU.1"}
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class ExecutionProvider:
 
     name: str  # as ONNX Runtime has it, such as "QNNExecutionProvider"
     devices: tuple[Device, ...] = ()  # those to compile for; none is the first that is listed
-    options: Mapping[str, str] = field(default_factory=dict)  # the provider's own, texts as ONNX Runtime takes them
+    # the provider's own, texts as ONNX Runtime takes them
+    options: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     library: str = ""
 
@@ -53,10 +55,20 @@ class ExecutionProvider:
             stack.callback(os.close, descriptor)
             option_fds[option] = send(descriptor)
         devices = [
-            {"type": d.type, "vendor_id": d.vendor_id, "device_id": d.device_id, "metadata": dict(d.metadata)}
+            {
+                "type": d.type,
+                "vendor_id": d.vendor_id,
+                "device_id": d.device_id,
+                "metadata": dict(d.metadata),
+            }
             for d in self.devices
         ]
-        return {"name": self.name, "devices": devices, "options": dict(self.options), "option_fds": option_fds}
+        return {
+            "name": self.name,
+            "devices": devices,
+            "options": dict(self.options),
+            "option_fds": option_fds,
+        }
 
 
 EPSpec = Union[str, "tuple[str, Mapping[str, Any]]", ExecutionProvider]
@@ -82,14 +94,20 @@ def _provider(specification: EPSpec) -> ExecutionProvider:
     name: Any
     name, options = specification if _is_pair(specification) else (specification, {})  # type: ignore[misc]
     if not isinstance(name, str) or not name:
-        raise TypeError(f"execution provider {specification!r}: it must be a name, (name, options) or ExecutionProvider")
+        raise TypeError(
+            f"execution provider {specification!r}: it must be a name, (name, options) or ExecutionProvider"
+        )
     name, _, device = name.partition(":")
     devices = (_device(device),) if device else ()
-    return ExecutionProvider(name, devices, {str(key): option_text(value) for key, value in options.items()})
+    return ExecutionProvider(
+        name, devices, {str(key): option_text(value) for key, value in options.items()}
+    )
 
 
 def _device(text: str) -> Device:
-    """Returns the device that TYPE,vendor=N,device=N,KEY=VALUE names, as --ep of epcachectl spells it."""
+    """Returns the device that TYPE,vendor=N,device=N,KEY=VALUE names, as --ep of epcachectl spells
+    it.
+    """
     kind, *parts = text.split(",")
     if "=" in kind:
         kind, parts = "", [kind, *parts]
@@ -105,12 +123,16 @@ def _device(text: str) -> Device:
         try:
             ids[key] = int(value, 0)
         except ValueError:
-            raise ValueError(f"device {text!r}: {part!r} is not an id such as {key}=0x8086") from None
+            raise ValueError(
+                f"device {text!r}: {part!r} is not an id such as {key}=0x8086"
+            ) from None
     return Device(kind.upper(), ids["vendor"], ids["device"], metadata)
 
 
 def option_text(value: Any) -> str:
-    """Returns an option's value as ONNX Runtime wants it: texts as they are, True and False as 1 and 0."""
+    """Returns an option's value as ONNX Runtime wants it: texts as they are, True and False as 1
+    and 0.
+    """
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -150,10 +172,12 @@ class Library:
     beside: bool = False
 
     def neighbours(self) -> dict[str, str] | None:
-        """Returns the other shared libraries in the folder, and in FOLDER.libs, where wheels keep what they brought along.
+        """Returns the other shared libraries in the folder, and in FOLDER.libs, where wheels keep
+        what they brought along.
 
-        The keys are paths relative to the folder. None where there are too many: then it is known by its path. The daemon
-        and the clients in other languages take the same ones (compilers.Beside).
+        The keys are paths relative to the folder. None where there are too many: then it is known
+        by its path. The daemon and the clients in other languages take the same ones
+        (compilers.Beside).
         """
         folder = os.path.dirname(self.path)
         bundled = folder + ".libs"
@@ -178,8 +202,8 @@ def _is_library(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The libraries that an artefact will be loaded with. Every field may be empty; all empty is the daemon's
-    default runtime.
+    """The libraries that an artefact will be loaded with. Every field may be empty; all empty is
+    the daemon's default runtime.
     """
 
     directory: str = ""  # as `pip install --target` leaves it
@@ -188,7 +212,9 @@ class Runtime:
     libraries: tuple[Library, ...] = ()  # of the execution providers
 
     def message(self, send: Send, stack: contextlib.ExitStack) -> _wire.Message:
-        """Returns the message; the libraries' descriptors are sent with `send`, and those opened here closed with `stack`."""
+        """Returns the message; the libraries' descriptors are sent with `send`, and those opened
+        here closed with `stack`.
+        """
         message = self.described()
         for library, described in zip(self.libraries, message["ep_libraries"], strict=True):
             if library.fd is not None:
@@ -205,7 +231,11 @@ class Runtime:
         """Returns the same with all libraries shown to a daemon that does not have them; None if
         that changes nothing.
         """
-        if not self.libraries or all(one.beside for one in self.libraries) or any(one.fd is None for one in self.libraries):
+        if (
+            not self.libraries
+            or all(one.beside for one in self.libraries)
+            or any(one.fd is None for one in self.libraries)
+        ):
             return None
         return replace(self, libraries=tuple(replace(one, beside=True) for one in self.libraries))
 

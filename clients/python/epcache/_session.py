@@ -22,8 +22,8 @@ from ._request import EPSpec, Output
 from ._progress_display import Progressing, model_name, displayed
 from ._session_request import Source, SessionRequest, session_request
 
-# How long a session waits for a daemon that went away during its request: longer than a restart, shorter than a
-# compile in this process is worth.
+# How long a session waits for a daemon that went away during its request: longer than a restart,
+# shorter than a compile in this process is worth.
 RESTART_LIMIT = 2.0
 
 _PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers", "enable_fallback"))
@@ -89,14 +89,24 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     ) -> None:
         if unknown := set(kwargs) - _PASSED_ON:
             raise TypeError(f"InferenceSession does not take {', '.join(sorted(unknown))}")
-        if meanwhile and (on_miss != "background" or meanwhile not in ort.get_available_providers()):
-            raise ValueError(f"meanwhile={meanwhile!r}: it needs on_miss='background' and an execution provider built into ONNX Runtime")
+        if meanwhile and (
+            on_miss != "background" or meanwhile not in ort.get_available_providers()
+        ):
+            raise ValueError(
+                f"meanwhile={meanwhile!r}: it needs on_miss='background' and an execution provider built into ONNX Runtime"
+            )
         if output is not None and on_miss == "claim":
             raise ValueError("output= cannot be used with on_miss='claim'")
         falls_back = bool(kwargs.pop("enable_fallback", False))
         self._meanwhile = meanwhile
-        self._begin(session_request(path_or_bytes, sess_options, ep, providers, provider_options, **kwargs))
-        reason = "the application disabled the cache" if client is False else self._wanted.why_not(on_miss)
+        self._begin(
+            session_request(path_or_bytes, sess_options, ep, providers, provider_options, **kwargs)
+        )
+        reason = (
+            "the application disabled the cache"
+            if client is False
+            else self._wanted.why_not(on_miss)
+        )
         if reason:
             self._report = Report("bypassed", reason)
             self._load_plain()
@@ -109,7 +119,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         if not (self._report.outcome == "background" and meanwhile):
             self._check_providers()
         self._report.warnings[:0] = self._wanted.missing
-        if falls_back:  # while it runs, as the application wishes; what it is made of has been seen to
+        # while it runs, as the application wishes; what it is made of has been seen to
+        if falls_back:
             self.enable_fallback()
         if text := self._warning(client):
             warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
@@ -141,7 +152,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         super().set_providers(providers, provider_options)
 
     def _load_cached(self, client: Client, timeout: float | None, **wishes: Any) -> None:
-        """Loads what the daemon gives, or what it gives instead; else the source model, on the same execution provider."""
+        """Loads what the daemon gives, or what it gives instead; else the source model, on the same
+        execution provider.
+        """
         deadline = time.monotonic() + (client._timeout if timeout is None else timeout)
         attempts = Attempts()
         for _ in range(2):
@@ -169,18 +182,23 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
     ) -> Artefact | None:
         def ask() -> Artefact:
-            return self._wanted.question(client, wishes)(timeout=max(0.0, deadline - time.monotonic()))
+            return self._wanted.question(client, wishes)(
+                timeout=max(0.0, deadline - time.monotonic())
+            )
 
         return answered(ask, attempts)
 
     def _compile(
         self, claimed: Artefact, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
     ) -> Artefact | None:
-        """Compiles under a claim, and returns what the daemon made of it; None if that brought nothing."""
+        """Compiles under a claim, and returns what the daemon made of it; None if that brought
+        nothing.
+        """
         wanted, record, started = self._wanted, self._wanted.record, time.perf_counter()
         assert record is not None
         try:
-            from . import _compile  # what starts processes is not loaded where there is nothing to compile
+            # what starts processes is not loaded where there is nothing to compile
+            from . import _compile
         except ImportError as error:  # a process that gave up the rights to read it
             assert claimed.claim is not None
             claimed.claim.give_up(str(error))
@@ -207,24 +225,32 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         finally:
             attempts.seconds += time.perf_counter() - started
 
-    def _load_meanwhile(self, client: Client, artefact: Artefact, wishes: Mapping[str, Any]) -> None:
+    def _load_meanwhile(
+        self, client: Client, artefact: Artefact, wishes: Mapping[str, Any]
+    ) -> None:
         quiet = {**wishes, "progress": None}
         self._report._pending = Pending(client, artefact.job, self._wanted.question(client, quiet))
         if not self._meanwhile:
             self._load_plain()
             return
         assert self._wanted.record is not None
-        self._load(self._wanted.source, self._wanted.record.replay(only_running=True), providers=[self._meanwhile])
+        self._load(
+            self._wanted.source,
+            self._wanted.record.replay(only_running=True),
+            providers=[self._meanwhile],
+        )
 
     def _load_artefact(self, artefact: Artefact) -> Refusal | None:
-        """Returns what ONNX Runtime, or the execution provider, has against the artefact; None if it is loaded."""
+        """Returns what ONNX Runtime, or the execution provider, has against the artefact; None if
+        it is loaded.
+        """
         before = self.__dict__.copy()
         try:
             self._load_view(artefact)
             self._check_providers()
         except Exception as error:
-            # What was made, perhaps, and is not as it should be, must not outlive the lease. ONNX Runtime's parts hold it
-            # from many attributes, and the error from its traceback.
+            # What was made, perhaps, and is not as it should be, must not outlive the lease. ONNX
+            # Runtime's parts hold it from many attributes, and the error from its traceback.
             self.__dict__.clear()
             self.__dict__.update(before)
             return refusal_of(error)
@@ -234,15 +260,21 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         lease.atexit = False  # type: ignore[misc]
         return None
 
-    def _tell(self, client: Client, artefact: Artefact, refusal: Refusal, attempts: Attempts) -> bool:
-        """Reports a refusal, in bounded time; returns whether the daemon has something else. The lease ends here."""
+    def _tell(
+        self, client: Client, artefact: Artefact, refusal: Refusal, attempts: Attempts
+    ) -> bool:
+        """Reports a refusal, in bounded time; returns whether the daemon has something else. The
+        lease ends here.
+        """
         started = time.perf_counter()
         attempts.warnings = list(artefact.warnings)
         attempts.said.append(f"the compiled model does not load: {refusal.text}")
         try:
             if refusal.code is None or not artefact.build:
                 return False  # nothing that the daemon could look into
-            decision = client.report(artefact, refusal.code, refusal.text, runtime=_plugins.runtime(self._wanted.plugins))
+            decision = client.report(
+                artefact, refusal.code, refusal.text, runtime=_plugins.runtime(self._wanted.plugins)
+            )
         except (_errors.Error, OSError) as error:
             attempts.said.append(f"the daemon has not answered the report: {error}")
             return False
@@ -259,7 +291,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         try:
             self._load(path, self._options_for(artefact))
         except Exception as error:
-            # External initializers: ONNX Runtime resolves the folder's real path, and may not look there.
+            # External initializers: ONNX Runtime resolves the folder's real path, and may not look
+            # there.
             if path == artefact.view_path or "canonical path" not in str(error):
                 raise
             with artefact.mapped_files() as files:
@@ -279,7 +312,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             self._load(artefact.view_path, self._options_for(artefact))
 
     def _options_for(self, artefact: Artefact) -> ort.SessionOptions:
-        """Returns the options that the artefact has to be loaded with, and what the application said of running."""
+        """Returns the options that the artefact has to be loaded with, and what the application
+        said of running.
+        """
         assert self._wanted.record is not None
         options = self._wanted.record.replay(only_running=True)
         for key, value in artefact.load_options().items():
@@ -291,9 +326,13 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         return options
 
     def _load_plain(self) -> None:
-        """Loads the source model as plain ONNX Runtime does, on the execution providers that were asked for."""
+        """Loads the source model as plain ONNX Runtime does, on the execution providers that were
+        asked for.
+        """
         wanted = self._wanted
-        options = wanted.options if wanted.record is None else wanted.record.replay(only_running=False)
+        options = (
+            wanted.options if wanted.record is None else wanted.record.replay(only_running=False)
+        )
         assert options is not None  # without any there is a record, an empty one
         if wanted.given is not None:
             self._load(wanted.source, options, *wanted.given)
@@ -302,11 +341,18 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         self._load(wanted.source, options)
 
     def _load(
-        self, source: Source, options: ort.SessionOptions, providers: Any = None, provider_options: Any = None
+        self,
+        source: Source,
+        options: ort.SessionOptions,
+        providers: Any = None,
+        provider_options: Any = None,
     ) -> None:
         started = time.perf_counter()
-        # enable_fallback: or ONNX Runtime prints an "EP Error" and goes on with the CPU execution provider.
-        super().__init__(source, options, providers, provider_options, enable_fallback=0, **self._wanted.more)
+        # enable_fallback: or ONNX Runtime prints an "EP Error" and goes on with the CPU execution
+        # provider.
+        super().__init__(
+            source, options, providers, provider_options, enable_fallback=0, **self._wanted.more
+        )
         self._report.load_seconds = time.perf_counter() - started
         self._report.path = "" if isinstance(source, bytes) else os.fspath(source)
         # What the application knows the model by, and what is loaded if it is ever loaded again.
@@ -326,7 +372,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
 
 
 def answered(ask: Callable[[], Artefact], attempts: Attempts) -> Artefact | None:
-    """What the daemon answers; None, and noted, where it answers with nothing that a session could be made from."""
+    """What the daemon answers; None, and noted, where it answers with nothing that a session could
+    be made from.
+    """
     started = time.perf_counter()
     try:
         return ask()
@@ -342,5 +390,7 @@ def answered(ask: Callable[[], Artefact], attempts: Attempts) -> Artefact | None
 
 
 def _crashed(error: BaseException) -> bool:
-    """Whether the model made the execution provider crash. Workers that were killed from outside do not count."""
+    """Whether the model made the execution provider crash. Workers that were killed from outside do
+    not count.
+    """
     return isinstance(error, _errors.CompileFailed) and error.facts.get("reason") == "crash"

@@ -33,8 +33,9 @@ class SessionGroup(Sequence[InferenceSession]):
     cache cannot serve the whole group, every session is a plain one. There is no `output`, because
     the daemon names the graphs of a group.
 
-        with epcache.SessionGroup(["prefill.onnx", "decode.onnx"], options, ep="QNNExecutionProvider:NPU") as (prefill, decode):
-            ...
+        paths = ["prefill.onnx", "decode.onnx"]
+        with epcache.SessionGroup(paths, options, ep="QNNExecutionProvider:NPU") as sessions:
+            prefill, decode = sessions
     """
 
     def __init__(
@@ -55,9 +56,17 @@ class SessionGroup(Sequence[InferenceSession]):
         if len(models) < 2:
             raise ValueError(f"a group has two models or more, not {len(models)}")
         if on_miss not in ("wait", "fail", "refresh", "bypass"):
-            raise ValueError(f"on_miss {on_miss!r}: for a group it is wait, fail, refresh or bypass")
-        group = _Group(models, session_request(models[0], sess_options, ep, providers, provider_options))
-        reason = "the application disabled the cache" if client is False else group.first.why_not(on_miss)
+            raise ValueError(
+                f"on_miss {on_miss!r}: for a group it is wait, fail, refresh or bypass"
+            )
+        group = _Group(
+            models, session_request(models[0], sess_options, ep, providers, provider_options)
+        )
+        reason = (
+            "the application disabled the cache"
+            if client is False
+            else group.first.why_not(on_miss)
+        )
         if reason:
             report = Report("bypassed", reason)
             self._sessions = group.plain(report)
@@ -65,7 +74,9 @@ class SessionGroup(Sequence[InferenceSession]):
             asked = client if isinstance(client, Client) else shared_client()
             deadline = time.monotonic() + (asked._timeout if timeout is None else timeout)
             with displayed(progress, f"{len(models)} models") as step:
-                self._sessions, report = group.cached(asked, deadline, on_miss=on_miss, store=store, progress=step)
+                self._sessions, report = group.cached(
+                    asked, deadline, on_miss=on_miss, store=store, progress=step
+                )
         if text := self._sessions[0]._warning(client):
             warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
 
@@ -80,7 +91,8 @@ class SessionGroup(Sequence[InferenceSession]):
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[InferenceSession]:
-        # Not iter(self._sessions): of a group that only this loop holds, the sessions would end before they are used.
+        # Not iter(self._sessions): of a group that only this loop holds, the sessions would end
+        # before they are used.
         yield from self._sessions
 
     def close(self) -> None:
@@ -96,14 +108,16 @@ class SessionGroup(Sequence[InferenceSession]):
         self.close()
 
     def __del__(self) -> None:
-        # Sessions that the application holds live on; the others go in the order that is asked of them.
+        # Sessions that the application holds live on; the others go in the order that is asked of
+        # them.
         while getattr(self, "_sessions", None):
             self._sessions.pop()
 
 
 def _destroy(loaded: list[InferenceSession]) -> None:
     while loaded:
-        # ONNX Runtime's parts hold its session from many attributes, and the application perhaps this object.
+        # ONNX Runtime's parts hold its session from many attributes, and the application perhaps
+        # this object.
         loaded.pop().__dict__.clear()
 
 
@@ -124,7 +138,9 @@ class _Lease:
 
 
 class _MemberArtefact(Artefact):
-    """One member of a group. All have one descriptor: an execution provider knows what it shares by the path of the file."""
+    """One member of a group. All have one descriptor: an execution provider knows what it shares by
+    the path of the file.
+    """
 
     _lease: _Lease | None = None
 
@@ -137,11 +153,17 @@ class _MemberArtefact(Artefact):
 
 
 def member_artefacts(artefact: Artefact) -> list[Artefact]:
-    """Splits a group's artefact into one for each member, as several of them are loaded in one process. They take its lease."""
+    """Splits a group's artefact into one for each member, as several of them are loaded in one
+    process. They take its lease.
+    """
     lease = _Lease(artefact, len(artefact.members))
     parts: list[Artefact] = []
     for i, member in enumerate(artefact.members):
-        fields = {name: getattr(artefact, name) for name in artefact.__dataclass_fields__ if name != "_lock"}
+        fields = {
+            name: getattr(artefact, name)
+            for name in artefact.__dataclass_fields__
+            if name != "_lock"
+        }
         fields.update(
             graph=member.graph,
             member=i,
@@ -198,7 +220,9 @@ class _Group:
                 break
             if len(artefact.members) != len(self.models) or artefact.fd is None:
                 artefact.close()
-                attempts.said.append(f"the daemon gave {len(artefact.members)} graphs for {len(self.models)} models")
+                attempts.said.append(
+                    f"the daemon gave {len(artefact.members)} graphs for {len(self.models)} models"
+                )
                 break
             report = attempts.with_(artefact)
             loaded, refusal = self._load(artefact, attempts)
@@ -218,9 +242,14 @@ class _Group:
 
         return answered(ask, attempts)
 
-    def _load(self, artefact: Artefact, attempts: Attempts) -> tuple[list[InferenceSession], Refusal | None]:
-        """Loads the members in order. Where one does not load, those before it are destroyed, and the lease stays the artefact's."""
-        # The members' lease is one of a second descriptor: the daemon looks into what was refused as long as the first is open.
+    def _load(
+        self, artefact: Artefact, attempts: Attempts
+    ) -> tuple[list[InferenceSession], Refusal | None]:
+        """Loads the members in order. Where one does not load, those before it are destroyed, and
+        the lease stays the artefact's.
+        """
+        # The members' lease is one of a second descriptor: the daemon looks into what was refused
+        # as long as the first is open.
         held = replace(artefact, fd=os.dup(artefact.fd), _lock=_thread.allocate_lock())  # type: ignore[arg-type]
         parts, made = member_artefacts(held), self.begin()
         loaded: list[InferenceSession] = []

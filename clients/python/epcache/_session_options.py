@@ -1,9 +1,10 @@
 """SessionOptions that remember what they are told.
 
-ONNX Runtime's own cannot be read back: it does not show which session config entries, fixed dimensions or
-execution providers it carries. A cache that guessed would serve the wrong artefact. So this subclass notes each call
-and each assignment, also those of a later ONNX Runtime. What they mean is found out where a session is made (_record.py): programs make
-options that they never use, and import this class long before.
+ONNX Runtime's own cannot be read back: it does not show which session config entries, fixed
+dimensions or execution providers it carries. A cache that guessed would serve the wrong artefact.
+So this subclass notes each call and each assignment, also those of a later ONNX Runtime. What they
+mean is found out where a session is made (_record.py): programs make options that they never use,
+and import this class long before.
 """
 
 from __future__ import annotations
@@ -67,7 +68,12 @@ def _kept(argument: Any) -> Any:
     return argument.copy() if type(argument) in (list, dict) else argument
 
 
-# Every method there is, also those of a later ONNX Runtime than this was written for: none goes unnoticed.
+# Every method there is, also those of a later ONNX Runtime than this was written for: none goes
+# unnoticed.
 for _name in dir(ort.SessionOptions):
-    if not _name.startswith("_") and _name not in _READERS and callable(getattr(ort.SessionOptions, _name)):
+    if (
+        not _name.startswith("_")
+        and _name not in _READERS
+        and callable(getattr(ort.SessionOptions, _name))
+    ):
         setattr(SessionOptions, _name, _remembering(_name))

@@ -1,8 +1,9 @@
 """The encoding of the messages in _messages.py.
 
-A message is a dict from field name to value: fields that are not set are absent when encoding; when decoding,
-repeated and map fields are always there, the others have their default unless they are `optional` or messages.
-Unknown fields are skipped. Bytes that are no such message raise WireError, whatever they are.
+A message is a dict from field name to value: fields that are not set are absent when encoding; when
+decoding, repeated and map fields are always there, the others have their default unless they are
+`optional` or messages. Unknown fields are skipped. Bytes that are no such message raise WireError,
+whatever they are.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _BY_NUMBER = {message: {f.number: f for f in fields} for message, fields in MESS
 
 
 def encode(message: str, values: Message) -> bytes:
-    """Returns the bytes of the message named `message`, fields in the order of their numbers, which the
-    daemon decodes fastest. An unknown field name or a wrong value is our bug: it raises."""
+    """Returns the bytes of the message named `message`, fields in the order of their numbers, which
+    the daemon decodes fastest. An unknown field name or a wrong value is our bug: it raises.
+    """
     out = bytearray()
     by_name = _BY_NAME[message]
     for name in sorted(values, key=lambda name: by_name[name].number):
@@ -120,7 +122,9 @@ def _merge(message: str, data: bytes, values: Message) -> None:
             values[field.name] = _scalar(field, raw)
         else:
             # A message field that comes twice is merged: a rule of protobuf.
-            _merge(field.kind, _as_bytes(field, raw), values.setdefault(field.name, _empty(field.kind)))
+            _merge(
+                field.kind, _as_bytes(field, raw), values.setdefault(field.name, _empty(field.kind))
+            )
 
 
 def _append(field: Field, raw: int | bytes, into: list[Any]) -> None:
@@ -145,7 +149,11 @@ def _entry(field: Field, data: bytes) -> tuple[str, Any]:
         if tag >> 3 == 1:
             key = _scalar(field._replace(kind="string"), raw)
         elif tag >> 3 == 2:
-            item = _scalar(field, raw) if field.kind in _DEFAULTS else decode(field.kind, _as_bytes(field, raw))
+            item = (
+                _scalar(field, raw)
+                if field.kind in _DEFAULTS
+                else decode(field.kind, _as_bytes(field, raw))
+            )
     return key, item
 
 

@@ -1,7 +1,9 @@
-"""Compiles in a process of its own: epcached's worker, started by the application, with the application's libraries.
+"""Compiles in a process of its own: epcached's worker, started by the application, with the
+application's libraries.
 
-A vendor's compiler that crashes takes that process and nothing else. The dialogue is that of compilers/workerproto: one line
-of JSON to descriptor 3, lines of JSON from descriptor 4, the last with a result or a refusal.
+A vendor's compiler that crashes takes that process and nothing else. The dialogue is that of
+compilers/workerproto: one line of JSON to descriptor 3, lines of JSON from descriptor 4, the last
+with a result or a refusal.
 """
 
 from __future__ import annotations
@@ -29,11 +31,20 @@ GRACE = 3.0  # for what was killed to go away
 LAST_WORDS = 2048  # bytes
 
 # Signals that a process is sent by others, and does not bring upon itself.
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+FROM_OUTSIDE = (
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGXCPU,
+)
 
 
 class NoWorker(Exception):
-    """The worker cannot be started here, or is of another version: what was to be done has not begun."""
+    """The worker cannot be started here, or is of another version: what was to be done has not
+    begun.
+    """
 
 
 @dataclass(frozen=True)
@@ -45,14 +56,23 @@ class Result:
 
 
 def find() -> str:
-    """Returns the worker's path, "" where there is none: EPCACHE_WORKER, else that of this package, beside other programs or of an installed epcached."""
+    """Returns the worker's path, "" where there is none: EPCACHE_WORKER, else that of this package,
+    beside other programs or of an installed epcached.
+    """
     return _programs.find(PROGRAM, PROGRAM_VARIABLE, _programs.FOLDERS)
 
 
-def compile(program: str, request: dict[str, Any], deadline: float, told: Callable[[str], None], name: str = "") -> Result:
+def compile(
+    program: str,
+    request: dict[str, Any],
+    deadline: float,
+    told: Callable[[str], None],
+    name: str = "",
+) -> Result:
     """Writes a copy of a model's compiled form into a directory, from the cache or after a compile.
 
-        made = epcache.compile("model.onnx", "compiled/", options, ep="OpenVINOExecutionProvider:CPU")
+        ep = "OpenVINOExecutionProvider:CPU"
+        made = epcache.compile("model.onnx", "compiled/", options, ep=ep)
         made.path                       # compiled/0123456789abcdef_ctx.onnx
 
     The copy needs no daemon and no lease. Load it with the options of the result; the application
@@ -88,9 +108,13 @@ def compile(program: str, request: dict[str, Any], deadline: float, told: Callab
 def _result(last: dict[str, Any], status: int | None, words: str) -> Result:
     done, refusal = last.get("Result"), last.get("Refusal")
     if done is not None:
-        made = [(str(ep.get("Name", "")), str(ep.get("Version", ""))) for ep in done.get("EPs") or []]
+        made = [
+            (str(ep.get("Name", "")), str(ep.get("Version", ""))) for ep in done.get("EPs") or []
+        ]
         logged = [str(text) for text in done.get("Errors") or []]
-        return Result(str(done.get("ORTVersion", "")), float(done.get("Seconds", 0.0)), made, tuple(logged))
+        return Result(
+            str(done.get("ORTVersion", "")), float(done.get("Seconds", 0.0)), made, tuple(logged)
+        )
     if refusal is not None:
         code = int(refusal.get("Code", -1))
         text = f"{refusal.get('Doing', 'compile')}: {refusal.get('Text', '')}"
@@ -131,7 +155,11 @@ class _Process:
             file.write(line)
         with contextlib.ExitStack() as stack:
             opened = []
-            for path, flags in ((os.devnull, os.O_RDONLY), (self._said, os.O_WRONLY | os.O_CREAT), (request, os.O_RDONLY)):
+            for path, flags in (
+                (os.devnull, os.O_RDONLY),
+                (self._said, os.O_WRONLY | os.O_CREAT),
+                (request, os.O_RDONLY),
+            ):
                 opened.append(_programs.high(os.open(path, flags | os.O_CLOEXEC, 0o600)))
                 stack.callback(os.close, opened[-1])
             self._answers, ours = os.pipe()
@@ -140,10 +168,18 @@ class _Process:
             # Not subprocess: that gives descriptors on, but not under other numbers.
             nothing, said, request_fd = opened
             given = (nothing, said, said, request_fd, answers)
-            limits = json.dumps({"CPU": max(1, int(deadline - time.monotonic()) * (os.cpu_count() or 1))})
+            limits = json.dumps(
+                {"CPU": max(1, int(deadline - time.monotonic()) * (os.cpu_count() or 1))}
+            )
             command = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, program, "prepare", limits]
             try:
-                self._pid = os.posix_spawn(command[0], command, _environment(folder), file_actions=_programs.exactly(given), setsid=True)
+                self._pid = os.posix_spawn(
+                    command[0],
+                    command,
+                    _environment(folder),
+                    file_actions=_programs.exactly(given),
+                    setsid=True,
+                )
             except OSError as error:
                 os.close(self._answers)
                 raise NoWorker(f"{program}: {error.strerror}") from error
@@ -153,7 +189,9 @@ class _Process:
         return os.path.join(self._folder, "said")
 
     def events(self, deadline: float) -> Iterator[dict[str, Any]]:
-        """Yields what the worker tells, the last of it the result or refusal. Raises TimeoutError at the deadline."""
+        """Yields what the worker tells, the last of it the result or refusal. Raises TimeoutError
+        at the deadline.
+        """
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
         rest, total = b"", 0
@@ -169,7 +207,8 @@ class _Process:
                 return
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
-                with contextlib.suppress(ValueError):  # what is no answer leaves the request without one
+                # what is no answer leaves the request without one
+                with contextlib.suppress(ValueError):
                     event = json.loads(line)
                     if isinstance(event, dict):
                         yield event
@@ -177,7 +216,9 @@ class _Process:
                             return
 
     def wait(self, deadline: float) -> int | None:
-        """Returns the exit status, None where another part of this process took it. Raises TimeoutError at the deadline."""
+        """Returns the exit status, None where another part of this process took it. Raises
+        TimeoutError at the deadline.
+        """
         while not self._reap():
             if time.monotonic() >= deadline:
                 raise TimeoutError
@@ -222,6 +263,15 @@ def _shell_status(status: int) -> int:
 
 def _environment(folder: str) -> dict[str, str]:
     """As the daemon's workers have it, and where this process finds libraries."""
-    own = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if name in os.environ}
+    own = {
+        name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if name in os.environ
+    }
     places = {"HOME": folder, "TMPDIR": folder, "XDG_CACHE_HOME": folder, "PWD": folder}
-    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "GOTRACEBACK": "single", "ORT_DISABLE_TELEMETRY": "1", **places, **own}
+    return {
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "GOTRACEBACK": "single",
+        "ORT_DISABLE_TELEMETRY": "1",
+        **places,
+        **own,
+    }

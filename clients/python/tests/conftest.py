@@ -1,4 +1,5 @@
-"""Fixtures: descriptor accounting for every test, a model and a view, and the real daemon where it was built.
+"""Fixtures: descriptor accounting for every test, a model and a view, and the real daemon where it
+was built.
 
 EPCACHED_BIN       folder with epcached, epcachectl and epcached-ort
 EPCACHED_RUNTIMES  folder of runtimes as testdata/fetch-runtimes makes them
@@ -18,7 +19,8 @@ from pathlib import Path
 import pytest
 
 os.environ["EPCACHE_AUTOSTART"] = "0"  # a test that wants a daemon started says so
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # its thread opens sockets whenever it likes, and tests count descriptors
+# its thread opens sockets whenever it likes, and tests count descriptors
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[2]
@@ -34,7 +36,9 @@ from descriptors import open_descriptors  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine two requests of a test may be further apart than a client keeps a connection for."""
+    """On a busy machine two requests of a test may be further apart than a client keeps a
+    connection for.
+    """
     from epcache import _connections
 
     monkeypatch.setattr(_connections, "MAX_IDLE_AGE", 3600.0)

@@ -26,9 +26,9 @@ def is_socket(name: str) -> bool:
 def opened_since(before: dict[int, str], within: float = 5.0) -> dict[int, str]:
     """Returns what is open that was not open before, or leads to something else now.
 
-    What is closed a moment late, by another thread or the collector, is waited for; what was open before may be closed. A
-    socket in the place of one that was closed is a connection made anew, after an answer that did not come in time: sockets
-    count where there are more than before.
+    What is closed a moment late, by another thread or the collector, is waited for; what was open
+    before may be closed. A socket in the place of one that was closed is a connection made anew,
+    after an answer that did not come in time: sockets count where there are more than before.
     """
     sockets = sum(map(is_socket, before.values()))
     until = time.monotonic() + within
@@ -36,7 +36,11 @@ def opened_since(before: dict[int, str], within: float = 5.0) -> dict[int, str]:
         gc.collect()
         now = open_descriptors()
         more = sum(map(is_socket, now.values())) > sockets
-        new = {fd: name for fd, name in now.items() if before.get(fd) != name and (more or not is_socket(name))}
+        new = {
+            fd: name
+            for fd, name in now.items()
+            if before.get(fd) != name and (more or not is_socket(name))
+        }
         if not new or time.monotonic() > until:
             return new
         time.sleep(0.02)

@@ -31,7 +31,9 @@ class Peer:
         data, ancillary, _, _ = self.socket.recvmsg(4, socket.CMSG_SPACE(64 * 4))
         for _, _, numbers in ancillary:
             self.received.extend(array.array("i", numbers))
-        (length,) = struct.unpack("<I", data + self._exactly(4 - len(data)) if data else self._exactly(4))
+        (length,) = struct.unpack(
+            "<I", data + self._exactly(4 - len(data)) if data else self._exactly(4)
+        )
         return _wire.decode("Envelope", self._exactly(length))
 
     def hello(self) -> None:
@@ -39,7 +41,9 @@ class Peer:
         self.send(HELLO)
 
     def acquire(self) -> dict[str, Any]:
-        """Returns the next Acquire's envelope; Attach frames before it leave their descriptors in `received`."""
+        """Returns the next Acquire's envelope; Attach frames before it leave their descriptors in
+        `received`.
+        """
         while True:
             envelope = self.read()
             if "acquire" in envelope:
@@ -51,7 +55,11 @@ class Peer:
         self.raw(frame(envelope), descriptors)
 
     def raw(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        ancillary = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            if descriptors
+            else []
+        )
         rest = data[self.socket.sendmsg([data], ancillary) :]
         if rest:  # sending nothing is an error where the client has closed
             self.socket.sendall(rest)
@@ -86,7 +94,9 @@ Script = Callable[[Peer], None]
 
 
 class FakeDaemon:
-    """Listens on `path` and runs a script for each connection: the n-th script for the n-th, the last for all others."""
+    """Listens on `path` and runs a script for each connection: the n-th script for the n-th, the
+    last for all others.
+    """
 
     def __init__(self, *scripts: Script) -> None:
         # Not pytest's folder: its names are too long for a socket.

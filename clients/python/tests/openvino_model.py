@@ -1,4 +1,6 @@
-"""Fixtures: a model, and the view of what OpenVINO's execution provider made of it. A test imports those that it uses."""
+"""Fixtures: a model, and the view of what OpenVINO's execution provider made of it. A test imports
+those that it uses.
+"""
 
 from __future__ import annotations
 

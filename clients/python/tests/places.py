@@ -11,7 +11,8 @@ ENOUGH = 4 << 30
 
 
 def short_folder(prefix: str) -> Path:
-    """Makes a folder with a path that is short enough for a socket, in memory if there is enough of it.
+    """Makes a folder with a path that is short enough for a socket, in memory if there is enough of
+    it.
 
     So no test waits for a disk: daemons are killed in tests, but machines are not.
     """

@@ -1,4 +1,6 @@
-"""The execution providers that the session tests run on, and models made by plain ONNX Runtime for comparison."""
+"""The execution providers that the session tests run on, and models made by plain ONNX Runtime for
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
 from epcache import _plugins  # noqa: E402
 
-# OpenVINO computes in bf16 on some processors: with this it agrees with other ways to load the same model.
+# OpenVINO computes in bf16 on some processors: with this it agrees with other ways to load the same
+# model.
 F32 = json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32"}})
 RUN_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
 
@@ -56,7 +61,9 @@ class Provider(NamedTuple):
 
 
 OPENVINO = Provider("OpenVINOExecutionProvider", "onnxruntime_ep_openvino", {"load_config": F32})
-QNN = Provider("QNNExecutionProvider", "onnxruntime_qnn", {"soc_model": "60", "enable_htp_fp16_precision": "1"})
+QNN = Provider(
+    "QNNExecutionProvider", "onnxruntime_qnn", {"soc_model": "60", "enable_htp_fp16_precision": "1"}
+)
 PROVIDERS = [pytest.param(OPENVINO, id="openvino"), pytest.param(QNN, id="qnn")]
 
 
@@ -69,16 +76,24 @@ def make_model(path: Path, seed: int = 0) -> str:
 
 
 def compile_plain(
-    provider: Provider, source: str, folder: Path, name: str = "0123456789abcdef_ctx.onnx", **more: Any
+    provider: Provider,
+    source: str,
+    folder: Path,
+    name: str = "0123456789abcdef_ctx.onnx",
+    **more: Any,
 ) -> Path:
     """Compiles as an application does that has no epcached."""
     folder.mkdir(parents=True, exist_ok=True)
-    compiler = ort.ModelCompiler(provider.plain_options(), source, graph_optimization_level=RUN_LEVEL, **more)
+    compiler = ort.ModelCompiler(
+        provider.plain_options(), source, graph_optimization_level=RUN_LEVEL, **more
+    )
     compiler.compile_to_file(str(folder / name))
     return folder / name
 
 
-def run_plain(provider: Provider, path: Path | str, inputs: dict[str, Any] | None = None) -> list[Any]:
+def run_plain(
+    provider: Provider, path: Path | str, inputs: dict[str, Any] | None = None
+) -> list[Any]:
     session = ort.InferenceSession(str(path), provider.plain_options(), enable_fallback=0)
     return session.run(None, inputs or INPUTS)
 
@@ -87,4 +102,6 @@ INPUTS = {"x": np.random.default_rng(42).standard_normal((1, 64)).astype(np.floa
 
 
 def equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
+    )

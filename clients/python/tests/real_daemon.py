@@ -24,7 +24,11 @@ def missing() -> str:
     if not BIN:
         return "EPCACHED_BIN is not set: the folder with epcached, see make build"
     assert (Path(BIN) / "epcached").exists(), f"EPCACHED_BIN: no epcached in {BIN}"
-    return "" if RUNTIMES else "EPCACHED_RUNTIMES is not set: the folder with runtimes, see testdata/fetch-runtimes"
+    return (
+        ""
+        if RUNTIMES
+        else "EPCACHED_RUNTIMES is not set: the folder with runtimes, see testdata/fetch-runtimes"
+    )
 
 
 class Daemon:
@@ -88,7 +92,9 @@ class Daemon:
     def leases(self) -> int:
         """Returns how many builds are held by somebody."""
         command = [f"{BIN}/epcachectl", "--socket", self.socket, "--json", "list"]
-        listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        listed = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
         return sum(build["leases"] > 0 for build in listed)
 
     def blobs(self) -> list[Path]:

@@ -1,4 +1,6 @@
-"""The runtimes that the tests can use: the folders in EPCACHED_RUNTIMES, as testdata/fetch-runtimes makes them."""
+"""The runtimes that the tests can use: the folders in EPCACHED_RUNTIMES, as testdata/fetch-runtimes
+makes them.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,12 @@ PAGE = CLIENT.parents[1] / "doc" / "python-api.md"
 
 
 def test_page_is_up_to_date() -> None:
-    done = subprocess.run([sys.executable, CLIENT / "api_doc.py", "--check", PAGE], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, CLIENT / "api_doc.py", "--check", PAGE],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -20,4 +25,8 @@ def test_every_public_name_is_on_it() -> None:
     import epcache
 
     text = PAGE.read_text()
-    assert [name for name in epcache.__all__ if name != "__version__" and not re.search(rf"(?m)^(### |\| )`{name}`", text)] == []
+    assert [
+        name
+        for name in epcache.__all__
+        if name != "__version__" and not re.search(rf"(?m)^(### |\| )`{name}`", text)
+    ] == []

@@ -1,4 +1,6 @@
-"""Without a daemon the client starts the user's own: one for all, apart from the application, and gone when nobody needs it."""
+"""Without a daemon the client starts the user's own: one for all, apart from the application, and
+gone when nobody needs it.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ from epcache._connection import Lost
 from places import short_folder
 
 BIN = os.environ.get("EPCACHED_BIN", "")
-real = pytest.mark.skipif(not BIN, reason="EPCACHED_BIN is not set: the folder with epcached, see make build")
+real = pytest.mark.skipif(
+    not BIN, reason="EPCACHED_BIN is not set: the folder with epcached, see make build"
+)
 
-PROCESSES = int(os.environ.get("EPCACHE_TEST_PROCESSES", "40"))  # that start at once; a hundred take ten seconds and more
+# that start at once; a hundred take ten seconds and more
+PROCESSES = int(os.environ.get("EPCACHE_TEST_PROCESSES", "40"))
 
-# Asks for what the daemon cannot give, having no runtime, and prints which process it was that said so.
+# Asks for what the daemon cannot give, having no runtime, and prints which process it was that said
+# so.
 ASK = """
 import os, socket, struct, sys, epcache
 client = epcache.Client()
@@ -46,7 +52,13 @@ print(kind, struct.unpack("3i", peer)[0])
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user who has nothing: neither daemon nor configuration nor runtime folder."""
     folder = short_folder("epc-")
-    for name in ("EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", _autostart.VARIABLE):
+    for name in (
+        "EPCACHE_SOCKET",
+        "XDG_RUNTIME_DIR",
+        "XDG_STATE_HOME",
+        "XDG_CONFIG_HOME",
+        _autostart.VARIABLE,
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv(_autostart.PROGRAM_VARIABLE, f"{BIN}/epcached")
@@ -97,7 +109,13 @@ def has_open(pid: int, path: Path) -> bool:
 
 def ask(home: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(epcache.__file__).parents[1])}
-    return subprocess.Popen([sys.executable, "-c", ASK], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", ASK],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def answer(process: subprocess.Popen[str]) -> tuple[str, int]:
@@ -117,13 +135,18 @@ def test_many_at_once_get_one_daemon(home: Path) -> None:
 
 @real
 def test_both_clients_take_one_lock(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted are the starters and not only the daemons: without the lock the store's own would decide, after all had tried."""
+    """Counted are the starters and not only the daemons: without the lock the store's own would
+    decide, after all had tried.
+    """
     shutil.copy(f"{BIN}/epcachectl", home)
-    program(home, monkeypatch, f'echo x >> {home}/tried; exec {BIN}/epcached "$@"\n')  # epcachectl takes what is beside it
+    # epcachectl takes what is beside it
+    program(home, monkeypatch, f'echo x >> {home}/tried; exec {BIN}/epcached "$@"\n')
     command = [str(home / "epcachectl"), "list", "--json"]
     controls, pythons = [], []
     for _ in range(PROCESSES // 2):
-        controls.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        controls.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
         pythons.append(ask(home))
     for control in controls:
         out, errors = control.communicate(timeout=100)
@@ -133,15 +156,27 @@ def test_both_clients_take_one_lock(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @real
-def test_a_start_that_fails_is_told_to_those_who_wait_for_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """epcachectl tries again what failed before, for a person may have mended it, but not what failed while it waited."""
+def test_a_start_that_fails_is_told_to_those_who_wait_for_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """epcachectl tries again what failed before, for a person may have mended it, but not what
+    failed while it waited.
+    """
     shutil.copy(f"{BIN}/epcachectl", home)
     fails = f"until [ -e {home}/fail ]; do sleep 0.01; done; echo 'epcached: the disk is full' >&2; exit 1\n"
     program(home, monkeypatch, f"echo x >> {home}/tried; {fails}")
     lock = state(home) / "epcached.sock.start"
     for attempt in (1, 2):
         (home / "fail").unlink(missing_ok=True)
-        waiting = [subprocess.Popen([str(home / "epcachectl"), "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(5)]
+        waiting = [
+            subprocess.Popen(
+                [str(home / "epcachectl"), "list"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(5)
+        ]
         until(lambda waiting=waiting: all(has_open(one.pid, lock) for one in waiting))
         (home / "fail").touch()
         for process in waiting:
@@ -154,7 +189,9 @@ def test_a_start_that_fails_is_told_to_those_who_wait_for_it(home: Path, monkeyp
 
 
 def control(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([f"{BIN}/epcachectl", *arguments], capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        [f"{BIN}/epcachectl", *arguments], capture_output=True, text=True, timeout=100
+    )
 
 
 @real
@@ -164,19 +201,33 @@ def test_doctor_knows_a_daemon_that_a_client_started(home: Path) -> None:
     assert daemons(home) == [], "who looks starts none"
     _, pid = answer(ask(home))
     found = control("doctor")
-    assert f"a client started it, and it exits when idle; its log is epcached.log in {state(home)}" in found.stdout
+    assert (
+        f"a client started it, and it exits when idle; its log is epcached.log in {state(home)}"
+        in found.stdout
+    )
     assert f"pid {pid}" in found.stdout
 
 
 @real
 def test_both_doctors_find_the_same(home: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(epcache.__file__).parents[1]), *filter(None, sys.path)])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(epcache.__file__).parents[1]), *filter(None, sys.path)]
+        ),
+    }
 
     def found(*command: str) -> tuple[int, list[tuple[str, ...]]]:
-        done = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [*command, "--json"], env=environment, capture_output=True, text=True, timeout=300
+        )
         told = json.loads(done.stdout)["findings"]
         slow = re.compile("it(s status)? took ")  # is said on a busy machine
-        return done.returncode, sorted((one["severity"], one["subject"], one["hint"]) for one in told if not slow.match(one["text"]))
+        return done.returncode, sorted(
+            (one["severity"], one["subject"], one["hint"])
+            for one in told
+            if not slow.match(one["text"])
+        )
 
     def both() -> tuple[int, list[tuple[str, ...]]]:
         ours = found(sys.executable, "-m", "epcache", "doctor")
@@ -184,10 +235,14 @@ def test_both_doctors_find_the_same(home: Path) -> None:
         return ours
 
     status, seen = both()
-    assert status in (0, 1) and "daemon" in [subject for severity, subject, _ in seen if severity == "ok"], "the next program starts one"
+    assert status in (0, 1) and "daemon" in [
+        subject for severity, subject, _ in seen if severity == "ok"
+    ], "the next program starts one"
     configure(home, "nonsense = 1\n")
     status, seen = both()
-    assert status == 5 and "daemon" in [subject for severity, subject, _ in seen if severity == "problem"]
+    assert status == 5 and "daemon" in [
+        subject for severity, subject, _ in seen if severity == "problem"
+    ]
     configure(home, "")
     answer(ask(home))
     found(sys.executable, "-m", "epcache", "doctor")  # from then on the daemon knows this runtime
@@ -195,7 +250,9 @@ def test_both_doctors_find_the_same(home: Path) -> None:
     configure(home, "nonsense = 1\n")
     until(lambda: "nonsense" in control("status").stderr)
     status, seen = both()
-    assert status == 1 and "configuration" in [subject for severity, subject, _ in seen if severity == "problem"]
+    assert status == 1 and "configuration" in [
+        subject for severity, subject, _ in seen if severity == "problem"
+    ]
 
 
 # doc/operations.md, "Stopping and removing it", has this list.
@@ -204,17 +261,23 @@ STAYS = "CACHEDIR.TAG README epcached.log epcached.sock.lock epcached.sock.start
 
 @real
 def test_rm_all_leaves_what_is_documented(home: Path) -> None:
-    """With a model in the store, by the last who has anything there; the daemon is gone by itself then."""
+    """With a model in the store, by the last who has anything there; the daemon is gone by itself
+    then.
+    """
     configure(home, 'idle_exit = "0.3s"\n')
     answer(ask(home))
     (state(home) / "quarantine" / "left").write_text("by a check")
     removed = control("rm", "--all", "--yes")
     assert removed.returncode == 0, removed.stderr
     until(lambda: not daemons(home))
-    files = sorted(str(path.relative_to(state(home))) for path in state(home).rglob("*") if not path.is_dir())
+    files = sorted(
+        str(path.relative_to(state(home))) for path in state(home).rglob("*") if not path.is_dir()
+    )
     assert files == STAYS
     assert [path.name for path in (home / ".local" / "state").iterdir()] == ["epcached"]
-    assert sorted(path.name for path in home.iterdir()) == [".config", ".local"], "the configuration is the test's"
+    assert sorted(path.name for path in home.iterdir()) == [".config", ".local"], (
+        "the configuration is the test's"
+    )
 
 
 @real
@@ -228,7 +291,9 @@ def test_it_leaves_and_comes_back(home: Path) -> None:
 
 @real
 def test_it_is_no_part_of_the_application(home: Path, no_leak: None) -> None:
-    """No child is left to wait for, nothing of the application's is kept open, and a signal to its group goes past the daemon."""
+    """No child is left to wait for, nothing of the application's is kept open, and a signal to its
+    group goes past the daemon.
+    """
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     with epcache.Client() as client, pytest.raises(epcache.Error):
@@ -240,7 +305,8 @@ def test_it_is_no_part_of_the_application(home: Path, no_leak: None) -> None:
     assert os.getsid(pid) != os.getsid(0)
     assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
     assert "EPCACHE_DAEMON" not in Path(f"/proc/{pid}/environ").read_text()
-    with pytest.raises(ChildProcessError):  # once the program that started it is reaped, there is none
+    # once the program that started it is reaped, there is none
+    with pytest.raises(ChildProcessError):
         limit = time.monotonic() + 60
         while time.monotonic() < limit:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -249,7 +315,9 @@ def test_it_is_no_part_of_the_application(home: Path, no_leak: None) -> None:
 
 
 @pytest.mark.parametrize("how", ["environment", "a socket by name", "EPCACHE_SOCKET"])
-def test_what_is_not_wanted_is_not_started(home: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_what_is_not_wanted_is_not_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     client = epcache.Client(str(home / "s") if how == "a socket by name" else None)
     if how == "environment":
         monkeypatch.setenv(_autostart.VARIABLE, "0")
@@ -268,7 +336,9 @@ def test_configuration_switches_it_off(home: Path) -> None:
     assert daemons(home) == []
 
 
-def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is busy with all those who wanted it, and nobody has seen yet that it is new."""
     limits: list[float] = []
 
@@ -283,7 +353,10 @@ def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(home: Path, mo
         return "connected"
 
     monkeypatch.setattr(_connections.Connections, "_dial", dial)
-    assert epcache.Client()._connections.connect(time.monotonic() + 60, _autostart.PATIENCE) == "connected"
+    assert (
+        epcache.Client()._connections.connect(time.monotonic() + 60, _autostart.PATIENCE)
+        == "connected"
+    )
     assert len(limits) == 2
     limits.clear()
     Path(epcache.default_sockets()[0]).unlink()
@@ -294,7 +367,9 @@ def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(home: Path, mo
 
 @pytest.mark.parametrize(("age", "wait"), [(0, 10), (15, 10), (25, 5), (31, 0)])
 def test_how_long_a_new_daemon_is_waited_for(home: Path, age: float, wait: float) -> None:
-    """The last of a hundred come when it is some time old, and the machine still busy with them all."""
+    """The last of a hundred come when it is some time old, and the machine still busy with them
+    all.
+    """
     socket_path = Path(epcache.default_sockets()[0])
     socket_path.parent.mkdir(parents=True)
     socket_path.touch()
@@ -313,8 +388,14 @@ def program(home: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
     return path
 
 
-def test_a_failure_is_told_and_not_tried_again_at_once(home: Path, monkeypatch: pytest.MonkeyPatch, no_leak: None) -> None:
-    program(home, monkeypatch, f"echo x >> {home}/tried; echo 'epcached: the disk is full' >&2; exit 1\n")
+def test_a_failure_is_told_and_not_tried_again_at_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, no_leak: None
+) -> None:
+    program(
+        home,
+        monkeypatch,
+        f"echo x >> {home}/tried; echo 'epcached: the disk is full' >&2; exit 1\n",
+    )
     for _ in range(3):
         with pytest.raises(epcache.NoDaemon, match="no daemon can be started: the disk is full"):
             epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
@@ -324,7 +405,9 @@ def test_a_failure_is_told_and_not_tried_again_at_once(home: Path, monkeypatch: 
 def test_who_does_not_wait_goes_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(home, monkeypatch, "exec sleep 10\n")
     with pytest.raises(epcache.NoDaemon, match="does not answer yet"):
-        epcache.Client(hello_limit=0.01).acquire(b"no model", "OpenVINOExecutionProvider", on_miss="background")
+        epcache.Client(hello_limit=0.01).acquire(
+            b"no model", "OpenVINOExecutionProvider", on_miss="background"
+        )
 
 
 @pytest.mark.parametrize("how", ["no home", "home is a file", "open to others"])
@@ -356,8 +439,13 @@ def test_another_users_folder_is_refused(home: Path) -> None:
 
 
 def test_parts_that_cannot_be_loaded_any_more(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What starts a daemon is loaded when it is needed: a process may have given up the right to read it by then."""
+    """What starts a daemon is loaded when it is needed: a process may have given up the right to
+    read it by then.
+    """
     monkeypatch.delenv(_autostart.PROGRAM_VARIABLE)
     monkeypatch.setitem(sys.modules, "shutil", None)
-    with pytest.raises(epcache.NoDaemon, match="no daemon can be started: import of shutil"), epcache.Client() as client:
+    with (
+        pytest.raises(epcache.NoDaemon, match="no daemon can be started: import of shutil"),
+        epcache.Client() as client,
+    ):
         client.acquire(b"no model", "OpenVINOExecutionProvider")

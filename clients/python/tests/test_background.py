@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
@@ -54,7 +56,16 @@ class Compiling:
             if self.there:
                 answer(peer, request, self.view)
             elif request["acquire"]["on_miss"] == 5:
-                peer.send({**number, "acquire_reply": {"outcome": "background", "job": "j1", "why": "it is being compiled"}})
+                peer.send(
+                    {
+                        **number,
+                        "acquire_reply": {
+                            "outcome": "background",
+                            "job": "j1",
+                            "why": "it is being compiled",
+                        },
+                    }
+                )
             else:
                 peer.send({**number, "error": {"class": 1, "text": "there is none"}})
 
@@ -66,7 +77,9 @@ def compiling(source: str, tmp_path: Path) -> Iterator[tuple[Compiling, Callable
     with FakeDaemon(state.script) as daemon, epcache.Client(daemon.path, hello_limit=10) as client:
 
         def session(**more: Any) -> epcache.InferenceSession:
-            return epcache.InferenceSession(source, ep=OPENVINO.spec, client=client, on_miss="background", **more)
+            return epcache.InferenceSession(
+                source, ep=OPENVINO.spec, client=client, on_miss="background", **more
+            )
 
         yield state, session
 
@@ -74,7 +87,11 @@ def compiling(source: str, tmp_path: Path) -> Iterator[tuple[Compiling, Callable
 def test_plain_session_now_and_the_compiled_one_later(compiling: Any, source: str) -> None:
     state, session = compiling
     first = session()
-    assert (first.epcache.outcome, first.epcache.cached, first.epcache.job) == ("background", False, "j1")
+    assert (first.epcache.outcome, first.epcache.cached, first.epcache.job) == (
+        "background",
+        False,
+        "j1",
+    )
     assert first.epcache.why == "it is being compiled"
     assert first.get_providers()[0] == OPENVINO.name
     assert not first.epcache.ready
@@ -96,10 +113,14 @@ def test_meanwhile_on_another_execution_provider(compiling: Any, source: str) ->
     assert second.get_providers()[0] == OPENVINO.name
 
 
-@pytest.mark.parametrize("more", [{"on_miss": "wait"}, {"on_miss": "background", "meanwhile": "NoSuchExecutionProvider"}])
+@pytest.mark.parametrize(
+    "more", [{"on_miss": "wait"}, {"on_miss": "background", "meanwhile": "NoSuchExecutionProvider"}]
+)
 def test_meanwhile_that_makes_no_sense(source: str, more: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="meanwhile"):
-        epcache.InferenceSession(source, ep=OPENVINO.spec, client=False, **{"meanwhile": "CPUExecutionProvider", **more})
+        epcache.InferenceSession(
+            source, ep=OPENVINO.spec, client=False, **{"meanwhile": "CPUExecutionProvider", **more}
+        )
 
 
 def test_ready_without_a_daemon(compiling: Any) -> None:

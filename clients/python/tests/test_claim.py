@@ -15,7 +15,12 @@ from test_client import answer, connect
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
-CLAIM = {"id": "c1", "output": "0123456789abcdef_ctx.onnx", "deadline_ms": 60_000, "route": "compile_api"}
+CLAIM = {
+    "id": "c1",
+    "output": "0123456789abcdef_ctx.onnx",
+    "deadline_ms": 60_000,
+    "route": "compile_api",
+}
 REPLY: dict[str, Any] = {"outcome": "claim", "claim": CLAIM, "graph_optimization_level": "basic"}
 
 
@@ -36,7 +41,10 @@ class Claiming:
                 if "acquire" in request:
                     peer.send({**number, "acquire_reply": REPLY})
                 elif "put" in request:
-                    files = [os.pread(fd, 100, 0).decode() for fd in peer.received[-len(request["put"]["files"]) :]]
+                    files = [
+                        os.pread(fd, 100, 0).decode()
+                        for fd in peer.received[-len(request["put"]["files"]) :]
+                    ]
                     self.said.append({**request["put"], "contents": files})
                     self.put(peer, request)
                 elif "give_up" in request:
@@ -53,7 +61,9 @@ def takes(view: Path) -> Callable[[Peer, dict[str, Any]], None]:
 
 
 def refuses(peer: Peer, request: dict[str, Any]) -> None:
-    peer.send({"request": request["request"], "error": {"class": 7, "text": "no node refers to file x"}})
+    peer.send(
+        {"request": request["request"], "error": {"class": 7, "text": "no node refers to file x"}}
+    )
 
 
 @pytest.fixture
@@ -73,14 +83,26 @@ def test_put_brings_all_files_the_graph_first(model: str, view: Path, made: Path
         answered = client.acquire(model, "E", on_miss="claim")
         claim = answered.claim
         assert claim is not None
-        assert (answered.outcome, claim.id, claim.output, claim.route) == ("claim", "c1", CLAIM["output"], "compile_api")
-        with claim.put(made, ort_version="1.31.1", made_by=[("E", "2.0")], compile_seconds=1.5) as artefact:
+        assert (answered.outcome, claim.id, claim.output, claim.route) == (
+            "claim",
+            "c1",
+            CLAIM["output"],
+            "compile_api",
+        )
+        with claim.put(
+            made, ort_version="1.31.1", made_by=[("E", "2.0")], compile_seconds=1.5
+        ) as artefact:
             assert artefact.outcome == "put"
             assert Path(artefact.path).read_bytes() == b"compiled"
     (put,) = daemon.said
     assert [file["name"] for file in put["files"]] == [CLAIM["output"], "a.bin", "sub/b.bin"]
     assert put["contents"] == ["graph", "a", "b"]
-    assert (put["claim"], put["graphs"], put["ort_version"], put["compile_seconds"]) == ("c1", 1, "1.31.1", 1.5)
+    assert (put["claim"], put["graphs"], put["ort_version"], put["compile_seconds"]) == (
+        "c1",
+        1,
+        "1.31.1",
+        1.5,
+    )
     assert put["made_by"] == [{"ep": "E", "version": "2.0"}]
 
 
@@ -185,11 +207,18 @@ def test_libraries_beside_are_shown(tmp_path: Path, model: str, view: Path) -> N
     def script(peer: Peer) -> None:
         peer.hello()
         request = peer.acquire()
-        seen.append((request["acquire"], [os.pread(fd, 100, 0).decode(errors="replace") for fd in peer.received]))
+        seen.append(
+            (
+                request["acquire"],
+                [os.pread(fd, 100, 0).decode(errors="replace") for fd in peer.received],
+            )
+        )
         answer(peer, request, view)
 
     library = os.open(folder / "libep.so", os.O_RDONLY)
-    runtime = epcache.Runtime(libraries=(epcache.Library("E", str(folder / "libep.so"), library, beside=True),))
+    runtime = epcache.Runtime(
+        libraries=(epcache.Library("E", str(folder / "libep.so"), library, beside=True),)
+    )
     with FakeDaemon(script) as fake, connect(fake) as client:
         client.acquire(model, "E", runtime=runtime).close()
     os.close(library)
@@ -211,7 +240,9 @@ def unavailable(peer: Peer, request: dict[str, Any], instead: str) -> None:
 
 
 class Without:
-    """A daemon that does not have the client's libraries, and what it was asked: whether they were shown, and on_miss."""
+    """A daemon that does not have the client's libraries, and what it was asked: whether they were
+    shown, and on_miss.
+    """
 
     def __init__(self, *instead: str) -> None:
         self.instead = list(instead)
@@ -239,19 +270,27 @@ def other(tmp_path: Path) -> Iterator[epcache.Runtime]:
     path.parent.mkdir()
     path.write_text("library")
     library = os.open(path, os.O_RDONLY)
-    yield epcache.Runtime(ort_version="1.31.1", libraries=(epcache.Library("E", str(path), library),))
+    yield epcache.Runtime(
+        ort_version="1.31.1", libraries=(epcache.Library("E", str(path), library),)
+    )
     os.close(library)
 
 
-def test_libraries_are_shown_when_the_daemon_asks_for_them(model: str, other: epcache.Runtime) -> None:
+def test_libraries_are_shown_when_the_daemon_asks_for_them(
+    model: str, other: epcache.Runtime
+) -> None:
     daemon = Without("show claim own")
     with FakeDaemon(daemon.script) as fake, connect(fake) as client:
         client.acquire(model, "E", runtime=other).close()
         client.acquire(model, "E", runtime=other).close()
-    assert daemon.asked == [(False, WAIT), (True, WAIT), (True, WAIT)], "the second time they are shown at once"
+    assert daemon.asked == [(False, WAIT), (True, WAIT), (True, WAIT)], (
+        "the second time they are shown at once"
+    )
 
 
-def test_a_claim_is_asked_for_where_the_caller_can_compile(model: str, other: epcache.Runtime) -> None:
+def test_a_claim_is_asked_for_where_the_caller_can_compile(
+    model: str, other: epcache.Runtime
+) -> None:
     daemon = Without("show claim own", "claim own")
     with FakeDaemon(daemon.script) as fake, connect(fake) as client:
         answered = client.acquire(model, "E", runtime=other, may_claim=True)
@@ -282,8 +321,15 @@ def test_the_users_own_daemon_is_asked_from_then_on(
     assert (len(system.asked), len(own.asked)) == (1, 2)
 
 
-def test_without_anything_to_do_instead_the_error_is_raised(model: str, other: epcache.Runtime) -> None:
+def test_without_anything_to_do_instead_the_error_is_raised(
+    model: str, other: epcache.Runtime
+) -> None:
     daemon = Without("show claim own", "claim own")
-    with FakeDaemon(daemon.script) as fake, connect(fake) as client, pytest.raises(epcache.Unavailable, match="not registered"):
-        client.acquire(model, "E", runtime=other)  # which cannot compile; and this socket was named, so no other daemon is started
+    with (
+        FakeDaemon(daemon.script) as fake,
+        connect(fake) as client,
+        pytest.raises(epcache.Unavailable, match="not registered"),
+    ):
+        # which cannot compile; and this socket was named, so no other daemon is started
+        client.acquire(model, "E", runtime=other)
     assert daemon.asked == [(False, WAIT), (True, WAIT)]

@@ -16,7 +16,13 @@ from fake_daemon import FakeDaemon, Peer
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
-REPLY = {"outcome": "hit", "graph": "abc/x_ctx.onnx", "fd": 0, "request_key": "k", "ep": "OpenVINOExecutionProvider"}
+REPLY = {
+    "outcome": "hit",
+    "graph": "abc/x_ctx.onnx",
+    "fd": 0,
+    "request_key": "k",
+    "ep": "OpenVINOExecutionProvider",
+}
 
 
 def answer(peer: Peer, request: dict, view: Path, **more: object) -> None:
@@ -67,7 +73,11 @@ def test_output_is_asked_for_only_where_it_is_said(model: str, view: Path) -> No
 
 
 def test_bytes_are_told_where_their_files_are(model: str, view: Path) -> None:
-    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client, client.acquire(model, "A") as held:
+    with (
+        FakeDaemon(hits(view)) as daemon,
+        connect(daemon) as client,
+        client.acquire(model, "A") as held,
+    ):
         assert held.bytes_options() == {
             "ep.context_file_path": held.path,
             "session.model_external_initializers_file_folder_path": os.path.dirname(held.path),
@@ -75,13 +85,24 @@ def test_bytes_are_told_where_their_files_are(model: str, view: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["ep.enable_weightless", "ep.enable_weightless_mode"])
-def test_weightless_artefacts_are_told_where_their_source_is(model: str, view: Path, option: str) -> None:
-    files = [{"name": name, "size": 8, "digest": ""} for name in ("abc/x_ctx.onnx", "abc/m.onnx", "abc/model.data")]
+def test_weightless_artefacts_are_told_where_their_source_is(
+    model: str, view: Path, option: str
+) -> None:
+    files = [
+        {"name": name, "size": 8, "digest": ""}
+        for name in ("abc/x_ctx.onnx", "abc/m.onnx", "abc/model.data")
+    ]
     for value, more, told in (("1", files, True), ("0", files, False), ("1", files[:1], False)):
         reply = {"session_options": {option: value}, "files": more}
-        with FakeDaemon(hits(view, **reply)) as daemon, connect(daemon) as client, client.acquire(model, "A") as held:
+        with (
+            FakeDaemon(hits(view, **reply)) as daemon,
+            connect(daemon) as client,
+            client.acquire(model, "A") as held,
+        ):
             options = held.load_options()
-            assert options.pop("ep.context_source_model_path", None) == (os.path.dirname(held.path) + "/m.onnx" if told else None)
+            assert options.pop("ep.context_source_model_path", None) == (
+                os.path.dirname(held.path) + "/m.onnx" if told else None
+            )
             assert options == held.session_options
 
 
@@ -92,9 +113,18 @@ def test_files_beside_the_graph_are_mapped(model: str, view: Path) -> None:
     (view.parent / "else.bin").write_bytes(b"not part of it")
     files = [
         {"name": name, "size": size, "digest": ""}
-        for name, size in {"abc/x_ctx.onnx": 8, "abc/sub/w.bin": 7, "abc/empty.bin": 0, "abc/../../else.bin": 14}.items()
+        for name, size in {
+            "abc/x_ctx.onnx": 8,
+            "abc/sub/w.bin": 7,
+            "abc/empty.bin": 0,
+            "abc/../../else.bin": 14,
+        }.items()
     ]
-    with FakeDaemon(hits(view, files=files)) as daemon, connect(daemon) as client, client.acquire(model, "A") as held:
+    with (
+        FakeDaemon(hits(view, files=files)) as daemon,
+        connect(daemon) as client,
+        client.acquire(model, "A") as held,
+    ):
         with held.mapped_files() as mapped:
             assert {name: bytes(data) for name, data in mapped.items()} == {"sub/w.bin": b"weights"}
         assert all(data.closed for data in mapped.values())
@@ -116,7 +146,10 @@ def test_artefact_is_what_the_daemon_says(model: str, view: Path) -> None:
             assert artefact.files == [epcache.File("abc/x_ctx.onnx", 8, "d" * 64)]
             assert artefact.provider_options == {"OpenVINOExecutionProvider": {"num_streams": "2"}}
             assert artefact.session_options == {"session.disable_cpu_ep_fallback": "1"}
-            assert (artefact.graph_optimization_level, artefact.compile_seconds) == ("disable_all", 1.5)
+            assert (artefact.graph_optimization_level, artefact.compile_seconds) == (
+                "disable_all",
+                1.5,
+            )
             assert artefact.view_path == str(view / "abc" / "x_ctx.onnx")
             assert Path(artefact.path).read_bytes() == b"compiled"
             assert not os.get_inheritable(artefact.fd)
@@ -143,14 +176,18 @@ def test_request_says_everything(model: str, view: Path) -> None:
 
     library = os.open(__file__, os.O_RDONLY)
     runtime = epcache.Runtime(
-        ort_version="1.31.1", ort_library="/l.so", libraries=(epcache.Library("E", "/e.so", library),)
+        ort_version="1.31.1",
+        ort_library="/l.so",
+        libraries=(epcache.Library("E", "/e.so", library),),
     )
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         client.acquire(
             model,
             [
                 ("E", {"a": 1, "b": True}),
-                epcache.ExecutionProvider("F", (epcache.Device("NPU", 0x8086, 3, {"k": "v"}),), files={"f": model}),
+                epcache.ExecutionProvider(
+                    "F", (epcache.Device("NPU", 0x8086, 3, {"k": "v"}),), files={"f": model}
+                ),
             ],
             session_options={"s": "1"},
             dims={"batch": 1},
@@ -172,14 +209,22 @@ def test_request_says_everything(model: str, view: Path) -> None:
     assert request["model"] == {"fd": 0, "name": "model.onnx", "external": [], "path": str(model)}
     first, second = request["eps"]
     assert first == {"name": "E", "devices": [], "options": {"a": "1", "b": "1"}, "option_fds": {}}
-    assert second["devices"] == [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}]
+    assert second["devices"] == [
+        {"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}
+    ]
     assert second["option_fds"] == {"f": 1}
-    assert request["runtime"]["ep_libraries"] == [{"ep": "E", "path": "/e.so", "fd": 2, "beside": [], "complete": False}]
+    assert request["runtime"]["ep_libraries"] == [
+        {"ep": "E", "path": "/e.so", "fd": 2, "beside": [], "complete": False}
+    ]
     assert contents[0] == contents[1] == Path(model).read_bytes()
     assert contents[2] == Path(__file__).read_bytes()[:100]
     assert (request["session_options"], request["free_dimensions"]) == ({"s": "1"}, {"batch": 1})
     assert request["free_dimensions_by_denotation"] == {"DATA_BATCH": 2}
-    assert (request["graph_optimization_level"], request["route"], request["store"]) == ("basic", "compile_api", "user")
+    assert (request["graph_optimization_level"], request["route"], request["store"]) == (
+        "basic",
+        "compile_api",
+        "user",
+    )
     assert request["embed"] and request["strict_ort"]
     assert request["verify_output"] == 0.5
     assert request["on_miss"] == _messages.ENUMS["OnMiss"]["REFRESH"]
@@ -189,16 +234,40 @@ def test_request_says_everything(model: str, view: Path) -> None:
     ("spelled", "want"),
     [
         pytest.param("E", [epcache.ExecutionProvider("E")], id="name"),
-        pytest.param("E:npu", [epcache.ExecutionProvider("E", (epcache.Device("NPU"),))], id="name and device"),
+        pytest.param(
+            "E:npu",
+            [epcache.ExecutionProvider("E", (epcache.Device("NPU"),))],
+            id="name and device",
+        ),
         pytest.param(
             "E:npu,vendor=0x8086,device=25662,is_virtual=1",
-            [epcache.ExecutionProvider("E", (epcache.Device("NPU", 0x8086, 0x643E, {"is_virtual": "1"}),))],
+            [
+                epcache.ExecutionProvider(
+                    "E", (epcache.Device("NPU", 0x8086, 0x643E, {"is_virtual": "1"}),)
+                )
+            ],
             id="ids and metadata",
         ),
-        pytest.param("E:device=7", [epcache.ExecutionProvider("E", (epcache.Device("", 0, 7),))], id="id alone"),
-        pytest.param(("E", {"x": False}), [epcache.ExecutionProvider("E", (), {"x": "0"})], id="name and options"),
-        pytest.param(["E", "F"], [epcache.ExecutionProvider("E"), epcache.ExecutionProvider("F")], id="several"),
-        pytest.param([("E:CPU", {})], [epcache.ExecutionProvider("E", (epcache.Device("CPU"),))], id="list of one"),
+        pytest.param(
+            "E:device=7",
+            [epcache.ExecutionProvider("E", (epcache.Device("", 0, 7),))],
+            id="id alone",
+        ),
+        pytest.param(
+            ("E", {"x": False}),
+            [epcache.ExecutionProvider("E", (), {"x": "0"})],
+            id="name and options",
+        ),
+        pytest.param(
+            ["E", "F"],
+            [epcache.ExecutionProvider("E"), epcache.ExecutionProvider("F")],
+            id="several",
+        ),
+        pytest.param(
+            [("E:CPU", {})],
+            [epcache.ExecutionProvider("E", (epcache.Device("CPU"),))],
+            id="list of one",
+        ),
     ],
 )
 def test_spellings_of_execution_providers(spelled: object, want: object) -> None:
@@ -207,7 +276,9 @@ def test_spellings_of_execution_providers(spelled: object, want: object) -> None
     assert providers(spelled) == want
 
 
-@pytest.mark.parametrize("wrong", [[], [""], ["E:CPU,x"], ["E:CPU,device=x"], [1], [("E", "options")], [("E", {}, 1)]])
+@pytest.mark.parametrize(
+    "wrong", [[], [""], ["E:CPU,x"], ["E:CPU,device=x"], [1], [("E", "options")], [("E", {}, 1)]]
+)
 def test_wrong_execution_providers(wrong: object, model: str) -> None:
     with pytest.raises((ValueError, TypeError)), epcache.Client("/nowhere") as client:
         client.acquire(model, wrong)
@@ -230,7 +301,13 @@ def test_progress_comes_in_order(model: str, view: Path) -> None:
         peer.hello()
         request = peer.acquire()
         for phase in ("reading", "compiling", "storing"):
-            progress = {"phase": phase, "elapsed_ms": 1500, "detail": "d", "done_bytes": 1, "total_bytes": 2}
+            progress = {
+                "phase": phase,
+                "elapsed_ms": 1500,
+                "detail": "d",
+                "done_bytes": 1,
+                "total_bytes": 2,
+            }
             peer.send({"request": request["request"], "progress": progress})
         answer(peer, request, view)
 
@@ -289,7 +366,11 @@ def test_error_classes(model: str, view: Path, number: int, kind: type[epcache.E
         with pytest.raises(kind) as caught:
             client.acquire(model, "E")
         assert type(caught.value) is kind
-        assert (caught.value.text, caught.value.hint, caught.value.facts) == ("t", "h", {"field": "f"})
+        assert (caught.value.text, caught.value.hint, caught.value.facts) == (
+            "t",
+            "h",
+            {"field": "f"},
+        )
         # The daemon, or another try, may do better at once.
         for _ in range(1 if kind is not epcache.DeadlineExceeded else 0):
             client.acquire(model, "E").close()
@@ -359,7 +440,9 @@ class Need:
             request = peer.acquire()
             external = request["acquire"]["model"]["external"]
             self.options = request["acquire"]["session_options"]
-            self.got.append({e["location"]: os.pread(peer.received[e["fd"]], 100, 0) for e in external})
+            self.got.append(
+                {e["location"]: os.pread(peer.received[e["fd"]], 100, 0) for e in external}
+            )
             while peer.received:
                 os.close(peer.received.pop())
             if external:
@@ -387,7 +470,12 @@ def test_external_data_under_several_spellings(model: str, view: Path, tmp_path:
     (tmp_path / "s").mkdir()
     for name in ("a.bin", "s/a.bin"):
         (tmp_path / name).write_bytes(name.encode())
-    spellings = {"a.bin": b"a.bin", "./a.bin": b"a.bin", "s//a.bin": b"s/a.bin", "s/../a.bin": b"a.bin"}
+    spellings = {
+        "a.bin": b"a.bin",
+        "./a.bin": b"a.bin",
+        "s//a.bin": b"s/a.bin",
+        "s/../a.bin": b"a.bin",
+    }
     script = Need(list(spellings), view)
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         client.acquire(model, "E").close()
@@ -410,8 +498,12 @@ def test_external_data_by_callback(view: Path, model: str) -> None:
     assert script.got[1] == {"w.bin": Path(model).read_bytes()}
 
 
-@pytest.mark.parametrize("location", ["../w", "/etc/hostname", "a/../../w", "", ".", "a/..", "a\0b"])
-def test_external_data_outside_the_folder_is_not_opened(model: str, view: Path, location: str) -> None:
+@pytest.mark.parametrize(
+    "location", ["../w", "/etc/hostname", "a/../../w", "", ".", "a/..", "a\0b"]
+)
+def test_external_data_outside_the_folder_is_not_opened(
+    model: str, view: Path, location: str
+) -> None:
     script = Need([location], view)
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         with pytest.raises(epcache.BadModel, match="outside the model's directory"):
@@ -420,7 +512,9 @@ def test_external_data_outside_the_folder_is_not_opened(model: str, view: Path, 
 
 
 @pytest.mark.parametrize("kind", ["missing", "fifo", "folder"])
-def test_external_data_that_cannot_be_read(model: str, view: Path, tmp_path: Path, kind: str) -> None:
+def test_external_data_that_cannot_be_read(
+    model: str, view: Path, tmp_path: Path, kind: str
+) -> None:
     if kind == "fifo":
         os.mkfifo(tmp_path / "w")
     elif kind == "folder":
@@ -469,7 +563,8 @@ def _fork(action) -> int:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the fake daemon: the child uses none of them
+        # threads of the fake daemon: the child uses none of them
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         status = 1
@@ -487,11 +582,17 @@ def _fork(action) -> int:
         pytest.param({"EPCACHE_SOCKET": "/s"}, ["/s"], id="named: that one alone"),
         pytest.param(
             {"XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/home/u"},
-            ["/run/user/7/epcached/epcached.sock", "/home/u/.local/state/epcached/epcached.sock", "/run/epcached/epcached.sock"],
+            [
+                "/run/user/7/epcached/epcached.sock",
+                "/home/u/.local/state/epcached/epcached.sock",
+                "/run/epcached/epcached.sock",
+            ],
             id="runtime folder",
         ),
         pytest.param(
-            {"XDG_STATE_HOME": "/st"}, ["/st/epcached/epcached.sock", "/run/epcached/epcached.sock"], id="state folder"
+            {"XDG_STATE_HOME": "/st"},
+            ["/st/epcached/epcached.sock", "/run/epcached/epcached.sock"],
+            id="state folder",
         ),
         pytest.param(
             {"HOME": "/home/u"},
@@ -515,7 +616,9 @@ def test_where_a_daemon_is_looked_for(
     assert epcache.default_sockets() == want
 
 
-def test_users_daemon_comes_before_the_systems(monkeypatch: pytest.MonkeyPatch, model: str, view: Path) -> None:
+def test_users_daemon_comes_before_the_systems(
+    monkeypatch: pytest.MonkeyPatch, model: str, view: Path
+) -> None:
     with FakeDaemon(hits(view, why="user")) as user, FakeDaemon(hits(view, why="system")) as system:
         monkeypatch.setattr(_connections, "default_sockets", lambda: [user.path, system.path])
         with epcache.Client(hello_limit=10) as client, client.acquire(model, "E") as artefact:
@@ -533,7 +636,11 @@ def test_socket_times_are_reported(model: str, view: Path) -> None:
         answer(peer, request, view)
 
     started = time.perf_counter()
-    with FakeDaemon(script) as daemon, connect(daemon) as client, client.acquire(model, "E") as artefact:
+    with (
+        FakeDaemon(script) as daemon,
+        connect(daemon) as client,
+        client.acquire(model, "E") as artefact,
+    ):
         assert 0.05 <= artefact.round_trip_seconds <= time.perf_counter() - started
         assert artefact.server == "fake"
 
@@ -549,7 +656,10 @@ def test_no_socket_is_inherited(model: str, view: Path) -> None:
 def test_folder_of_external_data_is_not_sent(model: str, view: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "w.bin").write_bytes(b"weights")
-    entries = {"session.model_external_initializers_file_folder_path": str(tmp_path / "elsewhere"), "session.x64quantprecision": "1"}
+    entries = {
+        "session.model_external_initializers_file_folder_path": str(tmp_path / "elsewhere"),
+        "session.x64quantprecision": "1",
+    }
     for source in (model, Path(model).read_bytes()):
         script = Need(["w.bin"], view)
         with FakeDaemon(script) as daemon, connect(daemon) as client:
@@ -558,12 +668,18 @@ def test_folder_of_external_data_is_not_sent(model: str, view: Path, tmp_path: P
         assert script.options == {"session.x64quantprecision": "1"}
 
 
-def test_folder_of_external_data_before_onnxruntime_went_by_it(model: str, view: Path, tmp_path: Path) -> None:
+def test_folder_of_external_data_before_onnxruntime_went_by_it(
+    model: str, view: Path, tmp_path: Path
+) -> None:
     (tmp_path / "w.bin").write_bytes(b"beside")
     entries = {"session.model_external_initializers_file_folder_path": "/nowhere"}
     script = Need(["w.bin"], view)
     with FakeDaemon(script) as daemon, connect(daemon) as client:
-        client.acquire(model, "E", session_options=entries, runtime=epcache.Runtime(ort_version="1.27.0")).close()
+        client.acquire(
+            model, "E", session_options=entries, runtime=epcache.Runtime(ort_version="1.27.0")
+        ).close()
         with pytest.raises(epcache.BadModel, match="/nowhere"):
-            client.acquire(model, "E", session_options=entries, runtime=epcache.Runtime(ort_version="1.28.0"))
+            client.acquire(
+                model, "E", session_options=entries, runtime=epcache.Runtime(ort_version="1.28.0")
+            )
     assert script.got[1] == {"w.bin": b"beside"}

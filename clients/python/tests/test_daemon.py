@@ -1,4 +1,5 @@
-"""The real daemon stopped, killed, restarted, damaged and asked for nonsense under sessions that are in use.
+"""The real daemon stopped, killed, restarted, damaged and asked for nonsense under sessions that
+are in use.
 
 That what it serves computes right is tested in real/.
 """
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 import real_daemon
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 from descriptors import open_descriptors, opened_since  # noqa: E402
@@ -77,9 +80,14 @@ def test_compiled_once_then_hit(provider: Provider, shared: Daemon, tmp_path: Pa
     assert equal(first.run(None, INPUTS), second.run(None, INPUTS))
 
 
-def test_files_are_where_the_answer_says(provider: Provider, shared: Daemon, tmp_path: Path) -> None:
+def test_files_are_where_the_answer_says(
+    provider: Provider, shared: Daemon, tmp_path: Path
+) -> None:
     source = make_model(tmp_path / "model.onnx", seed=2)
-    with shared.client() as client, client.acquire(source, provider.spec, runtime=runtime_of(provider)) as artefact:
+    with (
+        shared.client() as client,
+        client.acquire(source, provider.spec, runtime=runtime_of(provider)) as artefact,
+    ):
         view = Path(f"/proc/self/fd/{artefact.fd}")
         sizes = {file.name: file.size for file in artefact.files}
         assert sizes == {name: (view / name).stat().st_size for name in sizes}
@@ -91,15 +99,29 @@ def test_files_are_where_the_answer_says(provider: Provider, shared: Daemon, tmp
     ("ask", "kind"),
     [
         pytest.param({"model": b"\x08no model at all"}, epcache.BadModel, id="not ONNX"),
-        pytest.param({"eps": "NoSuchExecutionProvider"}, epcache.Unavailable, id="unknown execution provider"),
-        pytest.param({"eps": ("{ep}", {"no_such_option": "1"})}, epcache.BadRequest, id="unknown option"),
-        pytest.param({"session_options": {"ep.context_file_path": "/x"}}, epcache.NotAllowed, id="option that writes"),
+        pytest.param(
+            {"eps": "NoSuchExecutionProvider"}, epcache.Unavailable, id="unknown execution provider"
+        ),
+        pytest.param(
+            {"eps": ("{ep}", {"no_such_option": "1"})}, epcache.BadRequest, id="unknown option"
+        ),
+        pytest.param(
+            {"session_options": {"ep.context_file_path": "/x"}},
+            epcache.NotAllowed,
+            id="option that writes",
+        ),
         pytest.param({"on_miss": "fail"}, epcache.NotFound, id="not compiled, and not to be"),
         pytest.param({"eps": ("{ep}:NPU", {})}, epcache.Unavailable, id="no such device"),
     ],
 )
-def test_refusals(provider: Provider, shared: Daemon, tmp_path: Path, ask: dict, kind: type[epcache.Error]) -> None:
-    arguments = {"model": make_model(tmp_path / "refused.onnx", seed=5), "eps": provider.spec, **ask}
+def test_refusals(
+    provider: Provider, shared: Daemon, tmp_path: Path, ask: dict, kind: type[epcache.Error]
+) -> None:
+    arguments = {
+        "model": make_model(tmp_path / "refused.onnx", seed=5),
+        "eps": provider.spec,
+        **ask,
+    }
     if isinstance(arguments["eps"], tuple):
         name, options = arguments["eps"]
         arguments["eps"] = (name.replace("{ep}", provider.name), options)
@@ -107,7 +129,8 @@ def test_refusals(provider: Provider, shared: Daemon, tmp_path: Path, ask: dict,
         with pytest.raises(kind) as caught:
             client.acquire(**arguments)
         assert type(caught.value) is kind
-        client.acquire(make_model(tmp_path / "model.onnx", seed=1), provider.spec).close()  # it lives
+        # it lives
+        client.acquire(make_model(tmp_path / "model.onnx", seed=1), provider.spec).close()
 
 
 def test_damage_is_never_served_and_heals(provider: Provider, own: Daemon, tmp_path: Path) -> None:

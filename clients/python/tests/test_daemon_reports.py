@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import real_daemon
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 from providers import INPUTS, Provider, equal, make_model, run_plain  # noqa: E402
@@ -24,7 +26,9 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine of the tests may be busy: what is tested here is not how fast the daemon looks into a report."""
+    """The machine of the tests may be busy: what is tested here is not how fast the daemon looks
+    into a report.
+    """
     defaults = {**epcache.Client.report.__kwdefaults__, "timeout": 60.0}
     monkeypatch.setattr(epcache.Client.report, "__kwdefaults__", defaults)
 
@@ -92,7 +96,11 @@ def halve(path: Path) -> None:
 
 
 def test_artefact_that_is_damaged_while_it_is_loaded(
-    provider: Provider, own: Daemon, tmp_path: Path, before_load: Callable, listener: Listener  # noqa: F811
+    provider: Provider,
+    own: Daemon,
+    tmp_path: Path,
+    before_load: Callable,
+    listener: Listener,  # noqa: F811
 ) -> None:
     """The daemon finds what is wrong, makes it anew, and the same session gets that."""
     source = make_model(tmp_path / "model.onnx", seed=21)
@@ -108,7 +116,10 @@ def test_artefact_that_is_damaged_while_it_is_loaded(
 
 
 def test_sound_artefact_is_not_believed_to_be_bad(
-    provider: Provider, own: Daemon, tmp_path: Path, before_load: Callable  # noqa: F811
+    provider: Provider,
+    own: Daemon,
+    tmp_path: Path,
+    before_load: Callable,  # noqa: F811
 ) -> None:
     source = make_model(tmp_path / "model.onnx", seed=22)
 
@@ -118,13 +129,18 @@ def test_sound_artefact_is_not_believed_to_be_bad(
 
     before_load(refuse)
     with own.client() as client:
-        with pytest.warns(epcache.EpcacheWarning, match="(?s)does not load: .*INVALID_GRAPH.*the daemon says sound"):
+        with pytest.warns(
+            epcache.EpcacheWarning,
+            match="(?s)does not load: .*INVALID_GRAPH.*the daemon says sound",
+        ):
             plain = session(source, provider, client)
         assert plain.epcache.outcome == "failed"
         (decision,) = plain.epcache.decisions
         assert (decision.decision, decision.state) == ("sound", "current")
         assert equal(plain.run(None, INPUTS), run_plain(provider, source))
-        assert session(source, provider, client).epcache.outcome == "hit", "nothing was taken from anybody"
+        assert session(source, provider, client).epcache.outcome == "hit", (
+            "nothing was taken from anybody"
+        )
 
 
 def test_report_of_what_is_not_there(own: Daemon) -> None:  # noqa: F811

@@ -1,4 +1,6 @@
-"""python -m epcache doctor: run as people run it, against a scripted daemon, a real execution provider, and what is broken."""
+"""python -m epcache doctor: run as people run it, against a scripted daemon, a real execution
+provider, and what is broken.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,30 @@ from typing import Any
 import pytest
 from fake_daemon import FakeDaemon, Peer
 
-pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 from providers import OPENVINO  # noqa: E402
 
 CLIENT = str(Path(__file__).parent.parent)
 
 
-def doctor(*arguments: str, path: list[str] | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def doctor(
+    *arguments: str, path: list[str] | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     folders = [CLIENT, *sys.path] if path is None else path
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "EPCACHE_SOCKET": "/nowhere", **environment}
+    given = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(folders),
+        "EPCACHE_SOCKET": "/nowhere",
+        **environment,
+    }
     given = {name: value for name, value in given.items() if value}
     command = [sys.executable, "-m", "epcache", "doctor", *arguments]
-    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, env=given, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
@@ -38,13 +51,23 @@ def explains(peer: Peer) -> None:
     while True:
         request = peer.acquire()
         explanation = {"decision": "miss", "reason": "there is none"}
-        peer.send({"request": request["request"], "acquire_reply": {"outcome": "explanation", "explanation": explanation}})
+        peer.send(
+            {
+                "request": request["request"],
+                "acquire_reply": {"outcome": "explanation", "explanation": explanation},
+            }
+        )
 
 
 def refuses(peer: Peer) -> None:
     peer.hello()
     request = peer.acquire()
-    peer.send({"request": request["request"], "error": {"class": 11, "text": "no such runtime", "hint": "add it"}})
+    peer.send(
+        {
+            "request": request["request"],
+            "error": {"class": 11, "text": "no such runtime", "hint": "add it"},
+        }
+    )
     peer.wait_for_end()
 
 
@@ -90,7 +113,12 @@ def test_daemon_that_a_session_would_start(tmp_path: Path) -> None:
     program = tmp_path / "epcached"
     program.write_text("#!/bin/sh\ntouch \"$0.started\"\n")
     program.chmod(0o755)
-    own = {"EPCACHE_SOCKET": "", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "EPCACHE_DAEMON": str(program)}
+    own = {
+        "EPCACHE_SOCKET": "",
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "HOME": str(tmp_path),
+        "EPCACHE_DAEMON": str(program),
+    }
     one = findings(doctor("--json", EPCACHE_AUTOSTART="1", **own))["daemon"]
     assert one["severity"] == "ok"
     assert str(program) in one["text"]
@@ -106,7 +134,9 @@ def test_daemon_that_does_not_answer(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(place))
         silent.listen()
-        done = doctor("--json", EPCACHE_SOCKET="", XDG_RUNTIME_DIR=str(tmp_path), HOME="", XDG_STATE_HOME="")
+        done = doctor(
+            "--json", EPCACHE_SOCKET="", XDG_RUNTIME_DIR=str(tmp_path), HOME="", XDG_STATE_HOME=""
+        )
     found = findings(done)["daemon"]
     assert found["severity"] == "problem" and "suspended" in found["hint"], found
     assert str(place) in found["text"]
@@ -120,7 +150,10 @@ def test_without_onnxruntime(tmp_path: Path) -> None:
 
 
 def test_packages_that_are_broken(tmp_path: Path, openvino: None) -> None:
-    for name, code in {"crash": "import os; os.kill(os.getpid(), 11)", "raise": "raise RuntimeError('half installed')"}.items():
+    for name, code in {
+        "crash": "import os; os.kill(os.getpid(), 11)",
+        "raise": "raise RuntimeError('half installed')",
+    }.items():
         folder = tmp_path / f"onnxruntime_ep_{name}"
         folder.mkdir()
         (folder / "__init__.py").write_text(code)

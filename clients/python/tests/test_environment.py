@@ -1,4 +1,6 @@
-"""Environment variables: the table in doc/operations.md has those that the sources read, and Python and Go take them alike."""
+"""Environment variables: the table in doc/operations.md has those that the sources read, and Python
+and Go take them alike.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ import pytest
 
 PROJECT = Path(__file__).parents[3]
 BIN = os.environ.get("EPCACHED_BIN", "")
-go = pytest.mark.skipif(not BIN, reason="EPCACHED_BIN is not set: the folder with epcachectl, see make build")
+go = pytest.mark.skipif(
+    not BIN, reason="EPCACHED_BIN is not set: the folder with epcachectl, see make build"
+)
 
 # Read by the standard libraries, for us: no name of theirs stands in our sources.
 BY_LIBRARIES = {"PATH", "XDG_CONFIG_HOME", "LISTEN_FDS", "JOURNAL_STREAM"}
@@ -33,9 +37,21 @@ def in_table() -> set[str]:
 
 
 def sources() -> Iterator[Path]:
-    for folder in ("cmd", "unixsock", "cache", "compilers", "store", "cas", "dedupe", "index", "internal"):
+    for folder in (
+        "cmd",
+        "unixsock",
+        "cache",
+        "compilers",
+        "store",
+        "cas",
+        "dedupe",
+        "index",
+        "internal",
+    ):
         assert (PROJECT / folder).is_dir(), folder
-        yield from (path for path in (PROJECT / folder).rglob("*.go") if not path.name.endswith("_test.go"))
+        yield from (
+            path for path in (PROJECT / folder).rglob("*.go") if not path.name.endswith("_test.go")
+        )
     yield from (PROJECT / "clients" / "python" / "epcache").rglob("*.py")
 
 
@@ -53,14 +69,17 @@ def in_sources() -> set[str]:
 
 
 def test_table_has_what_the_sources_read() -> None:
-    assert {"EPCACHE_SOCKET", "XDG_STATE_HOME", "VIRTUAL_ENV", "LD_PRELOAD"} <= in_sources(), "the sources are not found, or not understood"
+    assert {"EPCACHE_SOCKET", "XDG_STATE_HOME", "VIRTUAL_ENV", "LD_PRELOAD"} <= in_sources(), (
+        "the sources are not found, or not understood"
+    )
     assert in_table() - BY_LIBRARIES == in_sources() - OF_TERMINALS
 
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
     """A user who has nothing, with a daemon's program that notes that it was started, and fails."""
-    with tempfile.TemporaryDirectory() as folder:  # tmp_path may be too long for the path of a socket
+    # tmp_path may be too long for the path of a socket
+    with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "daemon"
         program.write_text(f"#!/bin/sh\ntouch {folder}/started\necho 'epcached: a test'\nexit 1\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -71,23 +90,45 @@ def environment() -> Iterator[dict[str, str]]:
 def started(environment: dict[str, str], client: str) -> bool:
     """Tells whether a client in this environment tries to start the daemon."""
     ask = "import epcache\ntry: epcache.Client().acquire(b'', 'X')\nexcept epcache.NoDaemon: pass"
-    command = [sys.executable, "-c", ask] if client == "python" else [f"{BIN}/epcachectl", "list", "--wait", "0s"]
+    command = (
+        [sys.executable, "-c", ask]
+        if client == "python"
+        else [f"{BIN}/epcachectl", "list", "--wait", "0s"]
+    )
     mark = Path(environment["EPCACHE_DAEMON"]).parent / "started"
     mark.unlink(missing_ok=True)
     for notes in Path(environment["HOME"]).rglob("*.start"):
         notes.unlink()  # of the failure before: it would not be tried again for a while
     where = {"PYTHONPATH": str(PROJECT / "clients" / "python")}
-    subprocess.run(command, env={**environment, **where}, capture_output=True, timeout=60, check=False)
+    subprocess.run(
+        command, env={**environment, **where}, capture_output=True, timeout=60, check=False
+    )
     return mark.exists()
 
 
 @go
-@pytest.mark.skipif(Path("/run/epcached/epcached.sock").exists(), reason="this machine has a daemon, so none is started")
+@pytest.mark.skipif(
+    Path("/run/epcached/epcached.sock").exists(),
+    reason="this machine has a daemon, so none is started",
+)
 @pytest.mark.parametrize(
     ("value", "starts"),
-    [(None, True), ("", True), ("1", True), ("yes", True), ("2", True), ("0", False), ("no", False), ("off", False), ("False", False), ("FALSE", False)],
+    [
+        (None, True),
+        ("", True),
+        ("1", True),
+        ("yes", True),
+        ("2", True),
+        ("0", False),
+        ("no", False),
+        ("off", False),
+        ("False", False),
+        ("FALSE", False),
+    ],
 )
-def test_autostart_is_taken_alike(value: str | None, starts: bool, environment: dict[str, str]) -> None:
+def test_autostart_is_taken_alike(
+    value: str | None, starts: bool, environment: dict[str, str]
+) -> None:
     if value is not None:
         environment["EPCACHE_AUTOSTART"] = value
     assert (started(environment, "python"), started(environment, "go")) == (starts, starts)
@@ -106,19 +147,37 @@ def test_a_named_socket_starts_nothing(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {}, {"EPCACHE_SOCKET": "/one/s"}, {"EPCACHE_SOCKET": ""}, {"EPCACHE_SOCKET": "relative/s", "XDG_RUNTIME_DIR": "/run/user/7"},
-        {"XDG_RUNTIME_DIR": "/run/user/7"}, {"XDG_RUNTIME_DIR": "relative"}, {"XDG_RUNTIME_DIR": ""}, {"XDG_STATE_HOME": "/state"},
-        {"XDG_STATE_HOME": "relative"}, {"XDG_STATE_HOME": "", "XDG_RUNTIME_DIR": "/run/user/7"}, {"HOME": "relative"}, {"HOME": "/nonexistent"},
+        {},
+        {"EPCACHE_SOCKET": "/one/s"},
+        {"EPCACHE_SOCKET": ""},
+        {"EPCACHE_SOCKET": "relative/s", "XDG_RUNTIME_DIR": "/run/user/7"},
+        {"XDG_RUNTIME_DIR": "/run/user/7"},
+        {"XDG_RUNTIME_DIR": "relative"},
+        {"XDG_RUNTIME_DIR": ""},
+        {"XDG_STATE_HOME": "/state"},
+        {"XDG_STATE_HOME": "relative"},
+        {"XDG_STATE_HOME": "", "XDG_RUNTIME_DIR": "/run/user/7"},
+        {"HOME": "relative"},
+        {"HOME": "/nonexistent"},
     ],
     ids=str,
-)  # fmt: skip
-def test_sockets_are_looked_for_alike(given: dict[str, str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_sockets_are_looked_for_alike(
+    given: dict[str, str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in (environment := {**environment, **given}).items():
         monkeypatch.setenv(name, value)
     # doctor looks, and starts nothing.
-    done = subprocess.run([f"{BIN}/epcachectl", "status", "--wait", "0s"], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [f"{BIN}/epcachectl", "status", "--wait", "0s"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     if done.returncode == 0:
         pytest.skip("this machine has a daemon")
     told = re.search(r"no daemon answers at (.*): ", done.stderr.splitlines()[0])

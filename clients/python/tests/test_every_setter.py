@@ -1,4 +1,6 @@
-"""Every attribute and method of this ONNX Runtime's SessionOptions, found by looking: each counts, or is a reason not to ask. None is passed over."""
+"""Every attribute and method of this ONNX Runtime's SessionOptions, found by looking: each counts,
+or is a reason not to ask. None is passed over.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
@@ -22,8 +26,13 @@ MEMBERS = [name for name in dir(ort.SessionOptions) if not name.startswith("_")]
 METHODS = [name for name in MEMBERS if callable(getattr(ort.SessionOptions, name))]
 PROPERTIES = [name for name in MEMBERS if name not in METHODS]
 
-# What becomes of each. One that is not here, of a later ONNX Runtime, has to keep the daemon from being asked.
-REQUEST, RUNNING, BYPASSED = "part of the request", "set on the session that loads", "the daemon is not asked"
+# What becomes of each. One that is not here, of a later ONNX Runtime, has to keep the daemon from
+# being asked.
+REQUEST, RUNNING, BYPASSED = (
+    "part of the request",
+    "set on the session that loads",
+    "the daemon is not asked",
+)
 FATES = {
     **dict.fromkeys(
         "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode execution_order "
@@ -105,21 +114,27 @@ def test_attribute(source: str, name: str) -> None:
     assert (asked(one) != asked(want(epcache.SessionOptions(), source))) == (fate == REQUEST)
     if fate != BYPASSED:
         assert getattr(options._record.replay(only_running=True), name) == value
-    assert getattr(options._record.replay(only_running=False), name) == value, "a plain session is told all of it"
+    assert getattr(options._record.replay(only_running=False), name) == value, (
+        "a plain session is told all of it"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - _session_options._READERS))
 def test_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert name in ARGUMENTS, "a method that this test does not know: say here what it takes, and above what becomes of it"
+    assert name in ARGUMENTS, (
+        "a method that this test does not know: say here what it takes, and above what becomes of it"
+    )
     options = epcache.SessionOptions()
-    if name == "register_custom_ops_library":  # there is none to give it: what ONNX Runtime refuses was not told
+    # there is none to give it: what ONNX Runtime refuses was not told
+    if name == "register_custom_ops_library":
         monkeypatch.setattr(ort.SessionOptions, name, lambda self, path: None)
         _session_options._remembering(name)(options, *ARGUMENTS[name]())
     else:
         getattr(options, name)(*ARGUMENTS[name]())
     assert [call for call, _ in options._record.calls] == [name]
     one = want(options, source)
-    if name == "set_provider_selection_policy":  # what it chooses is asked of ONNX Runtime: one device, or a reason
+    # what it chooses is asked of ONNX Runtime: one device, or a reason
+    if name == "set_provider_selection_policy":
         assert bool(one.plugins) != bool(one.why_not())
         return
     fate = FATES.get(name, BYPASSED)
@@ -127,7 +142,11 @@ def test_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert (one.why_not() == "") == (fate != BYPASSED)
     if fate != BYPASSED:
         assert (asked(one) != asked(want(epcache.SessionOptions(), source))) == (fate == REQUEST)
-    again = {"set_load_cancellation_flag", "add_free_dimension_override_by_name", "add_free_dimension_override_by_denotation"}
+    again = {
+        "set_load_cancellation_flag",
+        "add_free_dimension_override_by_name",
+        "add_free_dimension_override_by_denotation",
+    }
     restored = _record._restored(name, ARGUMENTS[name]())
     assert restored == (name in again)
 
@@ -135,7 +154,11 @@ def test_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_arguments_are_what_the_request_has(source: str) -> None:
     options = epcache.SessionOptions()
     want(epcache.SessionOptions(), source)  # registers the library
-    for name in ("add_session_config_entry", "add_free_dimension_override_by_name", "add_free_dimension_override_by_denotation"):
+    for name in (
+        "add_session_config_entry",
+        "add_free_dimension_override_by_name",
+        "add_free_dimension_override_by_denotation",
+    ):
         getattr(options, name)(*ARGUMENTS[name]())
     options.add_provider_for_devices(*ARGUMENTS["add_provider_for_devices"]())
     (path, (ep,)), request = asked(want(options, source))
@@ -148,4 +171,9 @@ def test_cancelled_load_is_cancelled_in_the_session_that_loads(source: str) -> N
     options = epcache.SessionOptions()
     options.set_load_cancellation_flag(True)
     with pytest.raises(Exception, match="(?i)cancel"):
-        ort.InferenceSession(source, options._record.replay(only_running=True), providers=["CPUExecutionProvider"], enable_fallback=0)
+        ort.InferenceSession(
+            source,
+            options._record.replay(only_running=True),
+            providers=["CPUExecutionProvider"],
+            enable_fallback=0,
+        )

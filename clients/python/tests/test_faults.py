@@ -30,7 +30,8 @@ pytestmark = pytest.mark.usefixtures("no_leak")
 class Waits:
     """Fails when the client waits in vain for longer than it may.
 
-    What counts is the time limit of each such wait, as the client set it, and each pause: how long all of it took is the machine's affair.
+    What counts is the time limit of each such wait, as the client set it, and each pause: how long
+    all of it took is the machine's affair.
     """
 
     def __init__(self, at_most: float) -> None:
@@ -41,7 +42,9 @@ class Waits:
     def __enter__(self) -> None:
         lost, readable, sleep = Connection._lost, Connection.readable, time.sleep
 
-        def losing(connection: Connection, what: str, error: OSError, deadline: float) -> epcache.Error:
+        def losing(
+            connection: Connection, what: str, error: OSError, deadline: float
+        ) -> epcache.Error:
             if isinstance(error, TimeoutError):
                 self.waited += connection._socket.gettimeout() or 0.0
             return lost(connection, what, error, deadline)
@@ -67,12 +70,17 @@ class Waits:
         assert kind is not None or self.waited <= self.at_most
 
 
-# No daemon, or one that does not answer: an application goes on after 50 ms. The margin is for what is asked twice.
+# No daemon, or one that does not answer: an application goes on after 50 ms. The margin is for what
+# is asked twice.
 AT_ONCE = 1.0
 
 
 def test_no_socket_file(model: str, tmp_path: Path) -> None:
-    with Waits(AT_ONCE), pytest.raises(epcache.NoDaemon, match="No such file"), epcache.Client(tmp_path / "s") as client:
+    with (
+        Waits(AT_ONCE),
+        pytest.raises(epcache.NoDaemon, match="No such file"),
+        epcache.Client(tmp_path / "s") as client,
+    ):
         client.acquire(model, "E")
 
 
@@ -80,12 +88,20 @@ def test_nobody_listens(model: str, tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as left_over:
         left_over.bind(str(path))
-    with Waits(AT_ONCE), pytest.raises(epcache.NoDaemon, match="refused"), epcache.Client(path) as client:
+    with (
+        Waits(AT_ONCE),
+        pytest.raises(epcache.NoDaemon, match="refused"),
+        epcache.Client(path) as client,
+    ):
         client.acquire(model, "E")
 
 
 def test_no_socket_at_all(model: str) -> None:
-    with Waits(AT_ONCE), pytest.raises(epcache.NoDaemon, match="refused"), epcache.Client(model) as client:
+    with (
+        Waits(AT_ONCE),
+        pytest.raises(epcache.NoDaemon, match="refused"),
+        epcache.Client(model) as client,
+    ):
         client.acquire(model, "E")
 
 
@@ -116,7 +132,9 @@ def test_slow_hello(model: str, view: Path) -> None:
             client.acquire(model, "E")
 
 
-def test_hello_limit_is_for_all_daemons_together(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_hello_limit_is_for_all_daemons_together(
+    monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
     def silent(peer: Peer) -> None:
         peer.wait_for_end()
 
@@ -129,9 +147,19 @@ def test_hello_limit_is_for_all_daemons_together(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("first", "kind"),
     [
-        pytest.param({"request": 0, "hello_reply": {"version": 2}}, epcache.VersionMismatch, id="another version"),
-        pytest.param({"request": 0, "error": {"class": 4, "text": "full"}}, epcache.Busy, id="refused"),
-        pytest.param({"request": 1, "hello_reply": {"version": 1}}, epcache.ProtocolError, id="under a request number"),
+        pytest.param(
+            {"request": 0, "hello_reply": {"version": 2}},
+            epcache.VersionMismatch,
+            id="another version",
+        ),
+        pytest.param(
+            {"request": 0, "error": {"class": 4, "text": "full"}}, epcache.Busy, id="refused"
+        ),
+        pytest.param(
+            {"request": 1, "hello_reply": {"version": 1}},
+            epcache.ProtocolError,
+            id="under a request number",
+        ),
         pytest.param({"request": 0, "progress": {}}, epcache.ProtocolError, id="something else"),
         pytest.param({"request": 0}, epcache.ProtocolError, id="nothing"),
     ],
@@ -159,7 +187,9 @@ def test_deadline_passes_while_the_daemon_works(model: str) -> None:
             client.acquire(model, "E", timeout=0.3)
 
 
-def test_silence_is_waited_out_while_the_daemon_lives(monkeypatch: pytest.MonkeyPatch, model: str, view: Path) -> None:
+def test_silence_is_waited_out_while_the_daemon_lives(
+    monkeypatch: pytest.MonkeyPatch, model: str, view: Path
+) -> None:
     monkeypatch.setattr(_call, "SILENCE", 0.1)
     monkeypatch.setattr(_call, "SIGN_OF_LIFE", 60.0)
 
@@ -178,7 +208,9 @@ def test_silence_is_waited_out_while_the_daemon_lives(monkeypatch: pytest.Monkey
         client.acquire(model, "E").close()
 
 
-def test_daemon_that_is_stopped_during_a_request(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_daemon_that_is_stopped_during_a_request(
+    monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
     monkeypatch.setattr(_call, "SILENCE", 0.1)
     monkeypatch.setattr(_call, "SIGN_OF_LIFE", 0.1)
 
@@ -306,12 +338,17 @@ def test_answers_to_other_requests_are_passed_over(model: str, view: Path) -> No
         answer(peer, {"request": 77}, view, why="not yours")
         answer(peer, request, view, why="yours")
 
-    with FakeDaemon(script) as daemon, connect(daemon) as client, client.acquire(model, "E") as artefact:
+    with (
+        FakeDaemon(script) as daemon,
+        connect(daemon) as client,
+        client.acquire(model, "E") as artefact,
+    ):
         assert artefact.why == "yours"
 
 
 def test_unknown_fields_and_features_are_ignored(model: str, view: Path) -> None:
-    later = bytes([0x98, 0x06, 0x01, 0x9A, 0x06, 0x02, 0x61, 0x62])  # field 99 twice, number and bytes
+    # field 99 twice, number and bytes
+    later = bytes([0x98, 0x06, 0x01, 0x9A, 0x06, 0x02, 0x61, 0x62])
 
     def script(peer: Peer) -> None:
         peer.read()
@@ -337,7 +374,11 @@ def reply_with(files: Sequence[Path], announced: int, **reply: object) -> Callab
         request = peer.acquire()
         descriptors = [os.open(file, os.O_RDONLY) for file in files]
         try:
-            envelope = {"request": request["request"], "descriptors": announced, "acquire_reply": {**REPLY, **reply}}
+            envelope = {
+                "request": request["request"],
+                "descriptors": announced,
+                "acquire_reply": {**REPLY, **reply},
+            }
             peer.raw(frame(envelope), descriptors)
         finally:
             for descriptor in descriptors:
@@ -363,15 +404,24 @@ def reply_with(files: Sequence[Path], announced: int, **reply: object) -> Callab
         pytest.param(["view"], 1, {"graph": "a\0b"}, id="graph with a zero byte"),
     ],
 )
-def test_wrong_descriptors(model: str, view: Path, files: list[str], announced: int, reply: dict) -> None:
+def test_wrong_descriptors(
+    model: str, view: Path, files: list[str], announced: int, reply: dict
+) -> None:
     paths = [view if name == "view" else Path(model) for name in files]
-    with FakeDaemon(reply_with(paths, announced, **reply)) as daemon, connect(daemon) as client, Waits(2):
+    with (
+        FakeDaemon(reply_with(paths, announced, **reply)) as daemon,
+        connect(daemon) as client,
+        Waits(2),
+    ):
         with pytest.raises(epcache.ProtocolError):
             client.acquire(model, "E")
 
 
 def test_more_descriptors_than_needed_are_closed(model: str, view: Path) -> None:
-    with FakeDaemon(reply_with([Path(model), view, Path(model)], 3, fd=1)) as daemon, connect(daemon) as client:
+    with (
+        FakeDaemon(reply_with([Path(model), view, Path(model)], 3, fd=1)) as daemon,
+        connect(daemon) as client,
+    ):
         with client.acquire(model, "E") as artefact:
             assert Path(artefact.path).read_bytes() == b"compiled"
 
@@ -401,8 +451,12 @@ def test_descriptors_with_progress_and_errors_are_closed(model: str, view: Path)
         peer.hello()
         request = peer.acquire()
         descriptor = os.open(view, os.O_RDONLY)
-        peer.send({"request": request["request"], "progress": {"phase": "p"}}, [descriptor, descriptor])
-        peer.send({"request": request["request"], "error": {"class": 12, "text": "t"}}, [descriptor])
+        peer.send(
+            {"request": request["request"], "progress": {"phase": "p"}}, [descriptor, descriptor]
+        )
+        peer.send(
+            {"request": request["request"], "error": {"class": 12, "text": "t"}}, [descriptor]
+        )
         os.close(descriptor)
 
     with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(epcache.Internal):
@@ -410,7 +464,9 @@ def test_descriptors_with_progress_and_errors_are_closed(model: str, view: Path)
 
 
 def test_frames_in_one_packet_keep_their_own_descriptors(model: str, view: Path) -> None:
-    """Progress and answer arrive together: the answer's descriptor must not be taken with the Progress."""
+    """Progress and answer arrive together: the answer's descriptor must not be taken with the
+    Progress.
+    """
 
     def script(peer: Peer) -> None:
         peer.hello()
@@ -419,7 +475,14 @@ def test_frames_in_one_packet_keep_their_own_descriptors(model: str, view: Path)
         descriptor = os.open(view, os.O_RDONLY)
         peer.raw(progress * 3)
         peer.raw(
-            frame({"request": request, "descriptors": 1, "acquire_reply": {**REPLY, "view": str(view)}}), [descriptor]
+            frame(
+                {
+                    "request": request,
+                    "descriptors": 1,
+                    "acquire_reply": {**REPLY, "view": str(view)},
+                }
+            ),
+            [descriptor],
         )
         os.close(descriptor)
 
@@ -460,13 +523,20 @@ def test_no_room_for_a_descriptor(model: str, view: Path) -> None:
         peer.hello()
         for _ in range(2):
             request = peer.acquire()
-            peer.send({"request": request["request"], "acquire_reply": {**REPLY, "view": str(view)}}, [descriptor])
+            peer.send(
+                {"request": request["request"], "acquire_reply": {**REPLY, "view": str(view)}},
+                [descriptor],
+            )
         peer.wait_for_end()  # closing here would make room
 
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         client.acquire(model, "E").close()
-        # Two are left: for the model here, and for the model at the fake daemon, which is the same process.
-        with only_free_descriptors(2), pytest.raises(epcache.ProtocolError, match="too many open files"):
+        # Two are left: for the model here, and for the model at the fake daemon, which is the same
+        # process.
+        with (
+            only_free_descriptors(2),
+            pytest.raises(epcache.ProtocolError, match="too many open files"),
+        ):
             client.acquire(model, "E")
     os.close(descriptor)
 

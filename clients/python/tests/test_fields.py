@@ -40,11 +40,19 @@ def test_they_are_made_as_dataclasses_are() -> None:
     assert Point(1) == Point(1, names=["a"]) != Point(2) and Point(1) != Theirs(1)
     assert hash(Point(1)) == hash(Theirs(1))
     assert Loose() == Loose(none=3) and Loose.__hash__ is None
-    assert inspect.signature(Point) == inspect.signature(Theirs).replace(return_annotation=inspect.signature(Point).return_annotation)
+    assert inspect.signature(Point) == inspect.signature(Theirs).replace(
+        return_annotation=inspect.signature(Point).return_annotation
+    )
 
 
-@pytest.mark.parametrize("arguments", [((), {}), ((1, 2, [], 4), {}), ((1,), {"x": 1}), ((1,), {"z": 1}), ((), {"y": 1})], ids=str)
-def test_what_does_not_fit_is_a_type_error(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [((), {}), ((1, 2, [], 4), {}), ((1,), {"x": 1}), ((1,), {"z": 1}), ((), {"y": 1})],
+    ids=str,
+)
+def test_what_does_not_fit_is_a_type_error(
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+) -> None:
     values, named = arguments
     with pytest.raises(TypeError):
         Theirs(*values, **named)
@@ -66,7 +74,11 @@ def test_frozen_ones_stay_as_they_are() -> None:
 
 def test_they_are_copied() -> None:
     point = Point(1, names=["a"])
-    assert vars(replace(point, x=4)) == vars(dataclasses.replace(point, x=4)) == {"x": 4, "y": 2, "names": ["a"]}
+    assert (
+        vars(replace(point, x=4))
+        == vars(dataclasses.replace(point, x=4))
+        == {"x": 4, "y": 2, "names": ["a"]}
+    )
     assert vars(copy.deepcopy(point)) == vars(pickle.loads(pickle.dumps(point))) == vars(point)
     with pytest.raises(TypeError):
         replace(point, z=1)

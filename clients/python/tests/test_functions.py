@@ -1,4 +1,6 @@
-"""why, warm and compile: they ask for what a session asks for. A scripted daemon, a real execution provider."""
+"""why, warm and compile: they ask for what a session asks for. A scripted daemon, a real execution
+provider.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 from epcache import _messages, _session  # noqa: E402
@@ -76,8 +80,17 @@ MISSING = {"error": {"class": 1, "text": "there is none"}}
 # why
 
 
-def test_why_asks_what_a_session_asks(source: str, view: Path, options: epcache.SessionOptions) -> None:
-    explains = Scripted({"acquire_reply": {"outcome": "explanation", "explanation": {"decision": "hit", "reason": "it is there"}}})
+def test_why_asks_what_a_session_asks(
+    source: str, view: Path, options: epcache.SessionOptions
+) -> None:
+    explains = Scripted(
+        {
+            "acquire_reply": {
+                "outcome": "explanation",
+                "explanation": {"decision": "hit", "reason": "it is there"},
+            }
+        }
+    )
     asked: list = []
     with FakeDaemon(explains) as daemon:
         told = epcache.why(source, options, ep=OPENVINO.spec, client=client(daemon))
@@ -88,7 +101,8 @@ def test_why_asks_what_a_session_asks(source: str, view: Path, options: epcache.
     ours = explains.seen[0]["acquire"]
     assert ours.pop("on_miss") == ON_MISS["EXPLAIN"]
     session.pop("on_miss")
-    for library in ours["runtime"]["ep_libraries"]:  # which are shown, or what is said of equal libraries is wrong
+    # which are shown, or what is said of equal libraries is wrong
+    for library in ours["runtime"]["ep_libraries"]:
         assert library["beside"] and library["complete"]
         library.update(beside=[], complete=False)
     assert ours == session
@@ -101,7 +115,11 @@ def test_why_says_what_keeps_the_daemon_from_being_asked(source: str) -> None:
 
 
 def test_without_a_daemon_that_is_said(source: str, tmp_path: Path) -> None:
-    for ask in (epcache.why, epcache.warm, lambda *a, **k: epcache.compile(*a, tmp_path / "out", **k)):
+    for ask in (
+        epcache.why,
+        epcache.warm,
+        lambda *a, **k: epcache.compile(*a, tmp_path / "out", **k),
+    ):
         with pytest.raises(epcache.NoDaemon):
             ask(source, ep=OPENVINO.spec)
     assert not (tmp_path / "out").exists()
@@ -117,14 +135,22 @@ def test_warm_does_not_wait_and_goes_on(source: str, options: epcache.SessionOpt
     assert warmed == epcache.Warmed(source, "background", "it is being compiled", "j1")
     assert not warmed.ready
     asked = daemon_says.seen[0]["acquire"]
-    assert (asked["on_miss"], asked["keep_going"], asked["free_dimensions"]) == (ON_MISS["BACKGROUND"], True, {"batch": 1})
+    assert (asked["on_miss"], asked["keep_going"], asked["free_dimensions"]) == (
+        ON_MISS["BACKGROUND"],
+        True,
+        {"batch": 1},
+    )
 
 
 def test_warm_waits_and_one_that_fails_keeps_none_of_the_others(source: str) -> None:
     error = {"class": 3, "text": "the compiler crashed"}
-    daemon_says = Scripted(background("j1"), background("j2"), ended("j1", "failed", error=error), ended("j2", "done"))
+    daemon_says = Scripted(
+        background("j1"), background("j2"), ended("j1", "failed", error=error), ended("j2", "done")
+    )
     with FakeDaemon(daemon_says) as daemon:
-        first, second = epcache.warm([source, source], ep=OPENVINO.spec, client=client(daemon), wait=True)
+        first, second = epcache.warm(
+            [source, source], ep=OPENVINO.spec, client=client(daemon), wait=True
+        )
     assert (first.outcome, first.why, first.ready) == ("failed", "the compiler crashed", False)
     assert (second.outcome, second.ready) == ("compiled", True)
 
@@ -145,7 +171,9 @@ def test_warm_ends_where_no_compile_of_its_own_takes_the_room(source: str) -> No
 
 @pytest.mark.parametrize("outcome", ["failed", "hit"])
 def test_warm_asks_the_store_for_what_ended_long_ago(source: str, view: Path, outcome: str) -> None:
-    daemon_says = Scripted(background("j1"), MISSING, {"view": view} if outcome == "hit" else MISSING)
+    daemon_says = Scripted(
+        background("j1"), MISSING, {"view": view} if outcome == "hit" else MISSING
+    )
     with FakeDaemon(daemon_says) as daemon:
         (warmed,) = epcache.warm(source, ep=OPENVINO.spec, client=client(daemon), wait=True)
     assert warmed.outcome == outcome, warmed.why
@@ -162,15 +190,26 @@ def test_warm_of_what_cannot_be_asked_for(source: str) -> None:
 
 
 def files(view: Path) -> list[dict[str, Any]]:
-    return [{"name": f"abc/{path.name}", "size": path.stat().st_size} for path in (view / "abc").iterdir()]
+    return [
+        {"name": f"abc/{path.name}", "size": path.stat().st_size}
+        for path in (view / "abc").iterdir()
+    ]
 
 
-def test_compile_writes_a_copy_that_loads_without_the_daemon(source: str, view: Path, tmp_path: Path) -> None:
-    with FakeDaemon(serves(view, files=files(view), provider_options={OPENVINO.name: {"entries": OPENVINO.options}})) as daemon:
+def test_compile_writes_a_copy_that_loads_without_the_daemon(
+    source: str, view: Path, tmp_path: Path
+) -> None:
+    with FakeDaemon(
+        serves(
+            view, files=files(view), provider_options={OPENVINO.name: {"entries": OPENVINO.options}}
+        )
+    ) as daemon:
         made = epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, client=client(daemon))
     assert made.outcome == "hit"
     assert made.path == str(tmp_path / "out" / "x_ctx.onnx")
-    assert sorted(os.listdir(tmp_path / "out")) == sorted(path.name for path in (view / "abc").iterdir())
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(
+        path.name for path in (view / "abc").iterdir()
+    )
     assert made.provider_options == {OPENVINO.name: OPENVINO.options}
     assert equal(run_plain(OPENVINO, made.path), run_plain(OPENVINO, source, INPUTS))
 
@@ -179,7 +218,9 @@ def test_compile_replaces_no_other_file_unasked(source: str, view: Path, tmp_pat
     out = tmp_path / "out"
     with FakeDaemon(serves(view, files=files(view))) as daemon:
         first = epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon))
-        assert epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon)).path == first.path, "the same is there"
+        assert (
+            epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon)).path == first.path
+        ), "the same is there"
         Path(first.path).write_bytes(b"another")
         with pytest.raises(FileExistsError, match="x_ctx.onnx exists"):
             epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon))
@@ -190,21 +231,31 @@ def test_compile_replaces_no_other_file_unasked(source: str, view: Path, tmp_pat
 
 
 def test_compile_writes_nothing_outside_the_folder(source: str, view: Path, tmp_path: Path) -> None:
-    with FakeDaemon(serves(view, files=[{"name": "abc/x_ctx.onnx"}, {"name": "abc/../../escaped"}])) as daemon:
+    with FakeDaemon(
+        serves(view, files=[{"name": "abc/x_ctx.onnx"}, {"name": "abc/../../escaped"}])
+    ) as daemon:
         with pytest.raises(epcache.ProtocolError, match="escaped"):
             epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, client=client(daemon))
     assert not (tmp_path / "out").exists()
 
 
-def test_compile_moves_the_source_of_a_weightless_one(source: str, view: Path, tmp_path: Path) -> None:
+def test_compile_moves_the_source_of_a_weightless_one(
+    source: str, view: Path, tmp_path: Path
+) -> None:
     (view / "abc" / "source.onnx").write_bytes(b"weights")
-    with FakeDaemon(serves(view, files=files(view), session_options={"ep.enable_weightless": "1"})) as daemon:
+    with FakeDaemon(
+        serves(view, files=files(view), session_options={"ep.enable_weightless": "1"})
+    ) as daemon:
         made = epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, client=client(daemon))
-    assert made.session_options["ep.context_source_model_path"] == str(tmp_path / "out" / "source.onnx")
+    assert made.session_options["ep.context_source_model_path"] == str(
+        tmp_path / "out" / "source.onnx"
+    )
 
 
 def test_compile_of_what_has_no_files(source: str, tmp_path: Path) -> None:
-    with FakeDaemon(Scripted({"acquire_reply": {"outcome": "passthrough", "why": "it is compiled already"}})) as daemon:
+    with FakeDaemon(
+        Scripted({"acquire_reply": {"outcome": "passthrough", "why": "it is compiled already"}})
+    ) as daemon:
         with pytest.raises(epcache.BadModel, match="passthrough: it is compiled already"):
             epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, client=client(daemon))
     with pytest.raises(epcache.Unavailable, match="use epcache.SessionOptions"):
@@ -215,4 +266,8 @@ def test_compile_of_what_has_no_files(source: str, tmp_path: Path) -> None:
 
 def test_import_alone_brings_no_onnxruntime() -> None:
     code = "import sys, epcache; assert 'onnxruntime' not in sys.modules; assert {'why', 'warm', 'compile'} <= set(epcache.__all__)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )

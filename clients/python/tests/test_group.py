@@ -49,7 +49,16 @@ class Script:
                 return os.pread(peer.received[number], 100, 0)
 
             models = [asked["model"], *asked["group"]]
-            self.got.append([(m["name"], read(m["fd"]), {e["location"]: read(e["fd"]) for e in m["external"]}) for m in models])
+            self.got.append(
+                [
+                    (
+                        m["name"],
+                        read(m["fd"]),
+                        {e["location"]: read(e["fd"]) for e in m["external"]},
+                    )
+                    for m in models
+                ]
+            )
             while peer.received:
                 os.close(peer.received.pop())
             if self.need is not None and not any(external for _, _, external in self.got[-1]):
@@ -62,46 +71,80 @@ def test_all_models_are_sent_in_order_each_with_its_own_files(group: list[str], 
     script = Script(view, {"locations": ["w.bin", "w.bin"], "members": [0, 1]})
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         artefact = client.acquire(group[0], "E", group=group[1:])
-        assert [(m.name, m.graph, m.session_options) for m in artefact.members] == [("a", "abc/x_ctx.onnx", SHARE), ("b", "abc/x_2_ctx.onnx", SHARE)]
+        assert [(m.name, m.graph, m.session_options) for m in artefact.members] == [
+            ("a", "abc/x_ctx.onnx", SHARE),
+            ("b", "abc/x_2_ctx.onnx", SHARE),
+        ]
         assert artefact.member == 0 and "ep.share_ep_contexts" not in artefact.session_options
         artefact.close()
         client.acquire(group[0], "E", group=group[1:]).close()
     bare = [("a.onnx", b"model a", {}), ("b.onnx", b"model b", {})]
-    full = [("a.onnx", b"model a", {"w.bin": b"weights of a"}), ("b.onnx", b"model b", {"w.bin": b"weights of b"})]
-    assert script.got == [bare, full, full], "the second request brings what the first was asked for"
+    full = [
+        ("a.onnx", b"model a", {"w.bin": b"weights of a"}),
+        ("b.onnx", b"model b", {"w.bin": b"weights of b"}),
+    ]
+    assert script.got == [bare, full, full], (
+        "the second request brings what the first was asked for"
+    )
 
 
 @pytest.mark.parametrize("members", [[0], [0, 2]])
-def test_a_daemon_that_asks_for_what_there_is_not(group: list[str], view: Path, members: list[int]) -> None:
+def test_a_daemon_that_asks_for_what_there_is_not(
+    group: list[str], view: Path, members: list[int]
+) -> None:
     script = Script(view, {"locations": ["w.bin", "w.bin"], "members": members})
-    with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(epcache.ProtocolError):
+    with (
+        FakeDaemon(script) as daemon,
+        connect(daemon) as client,
+        pytest.raises(epcache.ProtocolError),
+    ):
         client.acquire(group[0], "E", group=group[1:])
 
 
 @pytest.mark.parametrize("more", [{"member": 2}, {"graph": "../x"}])
-def test_a_daemon_that_names_what_is_not_in_the_view(group: list[str], view: Path, more: dict[str, Any]) -> None:
-    with FakeDaemon(Script(view, None, **more)) as daemon, connect(daemon) as client, pytest.raises(epcache.ProtocolError):
+def test_a_daemon_that_names_what_is_not_in_the_view(
+    group: list[str], view: Path, more: dict[str, Any]
+) -> None:
+    with (
+        FakeDaemon(Script(view, None, **more)) as daemon,
+        connect(daemon) as client,
+        pytest.raises(epcache.ProtocolError),
+    ):
         client.acquire(group[0], "E", group=group[1:])
 
 
 def test_a_graph_of_a_member_outside_the_view(group: list[str], view: Path) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
-        answer(peer, peer.acquire(), view, members=[MEMBERS[0], {**MEMBERS[1], "graph": "abc/../../x"}])
+        answer(
+            peer, peer.acquire(), view, members=[MEMBERS[0], {**MEMBERS[1], "graph": "abc/../../x"}]
+        )
 
-    with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(epcache.ProtocolError):
+    with (
+        FakeDaemon(script) as daemon,
+        connect(daemon) as client,
+        pytest.raises(epcache.ProtocolError),
+    ):
         client.acquire(group[0], "E", group=group[1:])
 
 
-def test_the_parts_of_a_group_have_one_descriptor_and_the_last_one_ends_the_lease(group: list[str], view: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+def test_the_parts_of_a_group_have_one_descriptor_and_the_last_one_ends_the_lease(
+    group: list[str], view: Path
+) -> None:
+    pytest.importorskip(
+        "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+    )
     from epcache._session_group import member_artefacts
 
     with FakeDaemon(Script(view, None)) as daemon, connect(daemon) as client:
         first, second = member_artefacts(client.acquire(group[0], "E", group=group[1:]))
     assert first.fd == second.fd
     assert os.path.dirname(first.path) == os.path.dirname(second.path)
-    assert second.path.endswith("abc/x_2_ctx.onnx") and second.model_digest == "22" and second.member == 1
+    assert (
+        second.path.endswith("abc/x_2_ctx.onnx")
+        and second.model_digest == "22"
+        and second.member == 1
+    )
     assert second.session_options == SHARE
     descriptor = second.fd
     assert descriptor is not None
@@ -115,7 +158,9 @@ def test_the_parts_of_a_group_have_one_descriptor_and_the_last_one_ends_the_leas
 
 @pytest.mark.parametrize("wishes", [{"on_miss": "background"}, {"on_miss": "claim"}])
 def test_a_group_is_waited_for(group: list[str], wishes: dict[str, Any]) -> None:
-    pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+    pytest.importorskip(
+        "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+    )
     with pytest.raises(ValueError, match="for a group"):
         epcache.SessionGroup(group, ep="OpenVINOExecutionProvider", **wishes)
     with pytest.raises(ValueError, match="two models or more"):

@@ -1,4 +1,6 @@
-"""The package as it is imported: every public name is there, and none costs anything before it is used."""
+"""The package as it is imported: every public name is there, and none costs anything before it is
+used.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ CLIENT = str(Path(__file__).parent.parent)
 
 
 def test_every_name_is_there() -> None:
-    pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+    pytest.importorskip(
+        "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+    )
     assert set(epcache._MODULES) | {"__version__"} == set(epcache.__all__)
     for name in epcache.__all__:
         assert getattr(epcache, name) is not None
@@ -25,7 +29,9 @@ def test_every_name_is_there() -> None:
 
 
 def test_import_brings_nothing_heavy() -> None:
-    """Counted in modules, for times are those of the machine: onnxruntime brings the few that are left."""
+    """Counted in modules, for times are those of the machine: onnxruntime brings the few that are
+    left.
+    """
     code = (
         "import sys; before = set(sys.modules); import epcache\n"
         "ours = {name for name in sys.modules if name.startswith('epcache')}\n"
@@ -35,7 +41,9 @@ def test_import_brings_nothing_heavy() -> None:
         "epcache.Client\n"
         "assert 'onnxruntime' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": CLIENT})
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": CLIENT}
+    )
 
 
 # What is slow to load, or starts something, and nobody needs who has a session from the cache.
@@ -47,7 +55,9 @@ NOT_OURS = "_claim _compile _compiled_copy _doctor _events _explanation _functio
 
 
 def test_sessions_bring_nothing_heavy() -> None:
-    """The session classes, loaded: a first session is not to pay for compiling, starting daemons and other things that it does not do."""
+    """The session classes, loaded: a first session is not to pay for compiling, starting daemons
+    and other things that it does not do.
+    """
     if not RUNTIMES:
         pytest.skip("needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
     code = (
@@ -56,12 +66,18 @@ def test_sessions_bring_nothing_heavy() -> None:
         f"added = (set(sys.modules) - before) & (set({HEAVY}) | {{f'epcache.{{one}}' for one in {NOT_OURS}}})\n"
         "assert not added, added\n"
     )
-    paths = os.pathsep.join([CLIENT, *(str(path) for path in RUNTIMES if path.name == "openvino-1.8.1")])
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": paths})
+    paths = os.pathsep.join(
+        [CLIENT, *(str(path) for path in RUNTIMES if path.name == "openvino-1.8.1")]
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": paths}
+    )
 
 
 def test_nothing_is_said_at_the_end_of_the_interpreter() -> None:
-    """Frozen applications lose the modules before the last objects; Python then prints what their ends raise."""
+    """Frozen applications lose the modules before the last objects; Python then prints what their
+    ends raise.
+    """
     code = """
 import gc, sys
 from epcache import _artefact, _claim, _client, _connections, _events
@@ -73,5 +89,11 @@ for module in (_artefact, _claim, _client, _connections, _events):
 del objects
 gc.collect()
 """
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": CLIENT}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": CLIENT},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stderr == ""

@@ -26,7 +26,13 @@ JOB: dict[str, Any] = {
     "estimate_ms": 30_000,
     "why": "requested",
 }
-FAILURE: dict[str, Any] = {"build": "b", "reason": "crash", "facts": {"signal": "SIGSEGV"}, "count": 3, "retry_ms": 9000}
+FAILURE: dict[str, Any] = {
+    "build": "b",
+    "reason": "crash",
+    "facts": {"signal": "SIGSEGV"},
+    "count": 3,
+    "retry_ms": 9000,
+}
 
 
 def answers(seen: list[dict[str, Any]], *frames: dict[str, Any]):
@@ -48,24 +54,49 @@ def test_jobs_and_failures() -> None:
     with FakeDaemon(answers([], reply)) as daemon, connect(daemon) as client:
         found = client.jobs()
     (job,), (failure,) = found.jobs, found.failures
-    assert (job.id, job.state, job.phase, job.uid, job.waiting, job.background) == ("j1", "running", "compiling", 7, 2, False)
-    assert (job.queued, job.started, job.elapsed_seconds, job.estimate_seconds) == (1000.5, 1001.0, 2.5, 30.0)
+    assert (job.id, job.state, job.phase, job.uid, job.waiting, job.background) == (
+        "j1",
+        "running",
+        "compiling",
+        7,
+        2,
+        False,
+    )
+    assert (job.queued, job.started, job.elapsed_seconds, job.estimate_seconds) == (
+        1000.5,
+        1001.0,
+        2.5,
+        30.0,
+    )
     assert job.error is None
-    assert (failure.reason, failure.facts, failure.count, failure.retry) == ("crash", {"signal": "SIGSEGV"}, 3, 9.0)
+    assert (failure.reason, failure.facts, failure.count, failure.retry) == (
+        "crash",
+        {"signal": "SIGSEGV"},
+        3,
+        9.0,
+    )
 
 
 def test_follow_tells_how_far_it_is_and_how_it_ended() -> None:
     seen: list[dict[str, Any]] = []
-    progress = {"progress": {"phase": "compiling", "elapsed_ms": 1500, "estimate_ms": 3000, "job": "j1", "waiting": 2}}
+    progress = {
+        "progress": {
+            "phase": "compiling",
+            "elapsed_ms": 1500,
+            "estimate_ms": 3000,
+            "job": "j1",
+            "waiting": 2,
+        }
+    }
     error = {"class": 3, "text": "compiler crashed", "facts": {"signal": "SIGSEGV"}}
     end = {"jobs_reply": {"jobs": [{**JOB, "state": "failed", "error": error}]}}
     said: list[epcache.Progress] = []
     with FakeDaemon(answers(seen, progress, end)) as daemon, connect(daemon) as client:
         job = client.follow("j1", progress=said.append)
     assert seen[0]["follow"] == {"job": "j1"}
-    assert [(one.phase, one.elapsed_seconds, one.estimate_seconds, one.job, one.waiting) for one in said] == [
-        ("compiling", 1.5, 3.0, "j1", 2)
-    ]
+    assert [
+        (one.phase, one.elapsed_seconds, one.estimate_seconds, one.job, one.waiting) for one in said
+    ] == [("compiling", 1.5, 3.0, "j1", 2)]
     assert job.state == "failed"
     assert isinstance(job.error, epcache.CompileFailed)
     assert job.error.facts == {"signal": "SIGSEGV"}

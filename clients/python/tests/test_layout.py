@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "epcache"
-# For type checkers alone: an artefact has a claim, and putting the result of a claim gives an artefact.
+# For type checkers alone: an artefact has a claim, and putting the result of a claim gives an
+# artefact.
 TYPES_ONLY = ("epcache._artefact", "epcache._claim")
 
 
@@ -23,7 +24,9 @@ def imports(modules: dict[str, Path], name: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
             base = ".".join([*above, *(node.module or "").split(".")]).strip(".")
-            found.update(full if (full := f"{base}.{one.name}") in modules else base for one in node.names)
+            found.update(
+                full if (full := f"{base}.{one.name}") in modules else base for one in node.names
+            )
     return found & set(modules) - {name}
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 from epcache import _progress_display  # noqa: E402
@@ -28,7 +30,12 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-STEPS = [("queued", 0, 0), ("compiling", 500, 4000), ("compiling", 1500, 4000), ("checking", 5000, 4000)]
+STEPS = [
+    ("queued", 0, 0),
+    ("compiling", 500, 4000),
+    ("compiling", 1500, 4000),
+    ("checking", 5000, 4000),
+]
 
 
 def compiling(view: Path) -> Any:
@@ -86,14 +93,22 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
     return made
 
 
-def test_without_tqdm_each_phase_is_a_line(source: str, view: Path, no_tqdm: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_tqdm_each_phase_is_a_line(
+    source: str, view: Path, no_tqdm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     with FakeDaemon(compiling(view)) as daemon:
-        session = epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=True)
+        session = epcache.InferenceSession(
+            source, ep=OPENVINO.spec, client=client(daemon), progress=True
+        )
     assert session.epcache.outcome == "compiled"
     said = capsys.readouterr()
     assert said.out == ""
     ours = [line for line in said.err.splitlines() if line.startswith("model.onnx: ")]
-    assert ours == ["model.onnx: queued", "model.onnx: compiling, about 4 s in all", "model.onnx: checking, about 4 s in all"]
+    assert ours == [
+        "model.onnx: queued",
+        "model.onnx: compiling, about 4 s in all",
+        "model.onnx: checking, about 4 s in all",
+    ]
 
 
 def test_with_tqdm_a_bar_that_never_runs_over(source: str, view: Path, bars: list[Bar]) -> None:
@@ -101,13 +116,20 @@ def test_with_tqdm_a_bar_that_never_runs_over(source: str, view: Path, bars: lis
         epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=True)
     (bar,) = bars
     assert bar.settings["desc"] == "model.onnx"
-    assert bar.shown == [("queued", 0.0, None), ("compiling", 0.5, 4.0), ("compiling", 1.5, 4.0), ("checking", 5.0, 5.0)]
+    assert bar.shown == [
+        ("queued", 0.0, None),
+        ("compiling", 0.5, 4.0),
+        ("compiling", 1.5, 4.0),
+        ("checking", 5.0, 5.0),
+    ]
     assert bar.closed
 
 
 def test_what_is_there_shows_nothing(source: str, view: Path, bars: list[Bar]) -> None:
     with FakeDaemon(serves(view)) as daemon:
-        session = epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=True)
+        session = epcache.InferenceSession(
+            source, ep=OPENVINO.spec, client=client(daemon), progress=True
+        )
     assert session.epcache.outcome == "hit"
     assert bars == []
 
@@ -123,21 +145,34 @@ def test_bar_ends_with_an_error(bars: list[Bar]) -> None:
 def test_functions_of_the_application_and_none(source: str, view: Path, bars: list[Bar]) -> None:
     said: list[epcache.Progress] = []
     with FakeDaemon(compiling(view)) as daemon:
-        epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=said.append)
+        epcache.InferenceSession(
+            source, ep=OPENVINO.spec, client=client(daemon), progress=said.append
+        )
     with FakeDaemon(compiling(view)) as daemon:
         epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=False)
-    assert [(one.phase, one.elapsed_seconds) for one in said] == [(phase, ms / 1000) for phase, ms, _ in STEPS]
+    assert [(one.phase, one.elapsed_seconds) for one in said] == [
+        (phase, ms / 1000) for phase, ms, _ in STEPS
+    ]
     assert bars == []
 
 
 def test_output_of_a_session_is_asked_for(source: str, view: Path) -> None:
     seen: list = []
     with FakeDaemon(serves(view, seen)) as daemon:
-        output = epcache.Output(external_initializers_file="rest.bin", external_initializers_threshold=64, complete=True)
-        session = epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), output=output)
+        output = epcache.Output(
+            external_initializers_file="rest.bin", external_initializers_threshold=64, complete=True
+        )
+        session = epcache.InferenceSession(
+            source, ep=OPENVINO.spec, client=client(daemon), output=output
+        )
     assert session.epcache.cached
     ((asked, _),) = seen
-    assert asked["output"] == {**epcache.Output().message(), "external_initializers_file": "rest.bin", "external_initializers_threshold": 64, "complete": True}
+    assert asked["output"] == {
+        **epcache.Output().message(),
+        "external_initializers_file": "rest.bin",
+        "external_initializers_threshold": 64,
+        "complete": True,
+    }
 
 
 def test_output_is_not_for_what_this_process_compiles(source: str) -> None:

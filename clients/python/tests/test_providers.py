@@ -1,4 +1,6 @@
-"""Execution providers by ONNX Runtime's own arguments: names in `providers`, and what is part of ONNX Runtime itself."""
+"""Execution providers by ONNX Runtime's own arguments: names in `providers`, and what is part of
+ONNX Runtime itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 from epcache import _plugins, _providers, _session  # noqa: E402
@@ -34,11 +38,19 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 NAMED = [
     pytest.param({"providers": [(OPENVINO.name, OPENVINO.options)]}, id="pair"),
-    pytest.param({"providers": [OPENVINO.name], "provider_options": [OPENVINO.options]}, id="options beside"),
+    pytest.param(
+        {"providers": [OPENVINO.name], "provider_options": [OPENVINO.options]}, id="options beside"
+    ),
     pytest.param({"providers": [(OPENVINO.name, OPENVINO.options), CPU]}, id="and the CPU"),
-    pytest.param({"providers": [OPENVINO.name, CPU], "provider_options": [OPENVINO.options, {}]}, id="options of both"),
+    pytest.param(
+        {"providers": [OPENVINO.name, CPU], "provider_options": [OPENVINO.options, {}]},
+        id="options of both",
+    ),
     pytest.param({"providers": [(OPENVINO.name, OPENVINO.options), OPENVINO.name]}, id="twice"),
-    pytest.param({"providers": [(OPENVINO.name, {**OPENVINO.options, "device_type": "CPU"})]}, id="device as an option"),
+    pytest.param(
+        {"providers": [(OPENVINO.name, {**OPENVINO.options, "device_type": "CPU"})]},
+        id="device as an option",
+    ),
 ]
 
 
@@ -61,14 +73,21 @@ def test_names_are_what_ep_is(source: str, view: Path, named: dict[str, Any]) ->
 
 
 def test_positions_are_onnxruntimes(source: str) -> None:
-    session = epcache.InferenceSession(source, epcache.SessionOptions(), [OPENVINO.name], [OPENVINO.options], client=False)
+    session = epcache.InferenceSession(
+        source, epcache.SessionOptions(), [OPENVINO.name], [OPENVINO.options], client=False
+    )
     assert session.get_providers()[0] == OPENVINO.name
     assert equal(session.run(None, INPUTS), run_plain(OPENVINO, source))
 
 
 def test_name_that_is_not_there_is_passed_over_with_one_warning(source: str, view: Path) -> None:
-    with FakeDaemon(serves(view)) as daemon, pytest.warns(epcache.EpcacheWarning, match=f"library of {NOWHERE}") as caught:
-        session = epcache.InferenceSession(source, providers=[NOWHERE, OPENVINO.spec, CPU], client=client(daemon))
+    with (
+        FakeDaemon(serves(view)) as daemon,
+        pytest.warns(epcache.EpcacheWarning, match=f"library of {NOWHERE}") as caught,
+    ):
+        session = epcache.InferenceSession(
+            source, providers=[NOWHERE, OPENVINO.spec, CPU], client=client(daemon)
+        )
     assert len(caught) == 1
     assert session.epcache.cached
     assert session.get_providers()[0] == OPENVINO.name
@@ -85,7 +104,9 @@ def test_cpu_is_what_is_left_only_where_it_is_named(source: str) -> None:
 
 
 def test_cpu_in_front_is_what_was_asked_for(source: str) -> None:
-    with pytest.warns(epcache.EpcacheWarning, match=f"bypassed: {CPU} is part of ONNX Runtime itself"):
+    with pytest.warns(
+        epcache.EpcacheWarning, match=f"bypassed: {CPU} is part of ONNX Runtime itself"
+    ):
         session = epcache.InferenceSession(source, providers=[CPU, OPENVINO.name])
     assert session.get_providers()[0] == CPU
 
@@ -94,7 +115,10 @@ def test_part_of_onnxruntime_that_lists_no_devices(source: str) -> None:
     """Such as CUDA's, which goes by its name; here is one that is always there."""
     if "AzureExecutionProvider" not in ort.get_available_providers():
         pytest.skip("this ONNX Runtime has no execution provider that lists no devices")
-    with pytest.warns(epcache.EpcacheWarning, match="bypassed: AzureExecutionProvider is part of ONNX Runtime itself"):
+    with pytest.warns(
+        epcache.EpcacheWarning,
+        match="bypassed: AzureExecutionProvider is part of ONNX Runtime itself",
+    ):
         session = epcache.InferenceSession(source, ep=[OPENVINO.spec, "AzureExecutionProvider"])
     assert session.get_providers() == [OPENVINO.name, "AzureExecutionProvider", CPU]
     with pytest.raises(epcache.Unavailable, match="omit the device"):
@@ -103,12 +127,16 @@ def test_part_of_onnxruntime_that_lists_no_devices(source: str) -> None:
 
 def test_names_go_before_the_devices_of_the_options_as_in_onnxruntime(source: str) -> None:
     options = epcache.SessionOptions()
-    options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == OPENVINO.name][:1], {})
+    options.add_provider_for_devices(
+        [d for d in ort.get_ep_devices() if d.ep_name == OPENVINO.name][:1], {}
+    )
     with pytest.warns() as caught:
         session = epcache.InferenceSession(source, options, providers=[CPU])
     assert session.get_providers() == [CPU]
     (ours,) = [str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)]
-    assert ours.startswith("bypassed: execution providers are named by providers=, and in the session options as well")
+    assert ours.startswith(
+        "bypassed: execution providers are named by providers=, and in the session options as well"
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +144,10 @@ def test_names_go_before_the_devices_of_the_options_as_in_onnxruntime(source: st
     [
         ({"ep": OPENVINO.name, "providers": [CPU]}, "named twice"),
         ({"providers": [CPU], "provider_options": []}, ""),
-        ({"providers": [CPU], "provider_options": [{}, {}]}, "1 names, and provider_options 2 entries"),
+        (
+            {"providers": [CPU], "provider_options": [{}, {}]},
+            "1 names, and provider_options 2 entries",
+        ),
         ({"providers": [(CPU, {"a": "1"})], "provider_options": [{"b": "1"}]}, "given twice"),
         ({"providers": CPU}, "a list of names"),
         ({"provider_options": [{}]}, "without providers"),
@@ -141,17 +172,25 @@ def test_what_makes_no_sense_is_said(source: str, named: dict[str, Any], why: st
 )
 def test_openvinos_device_type(value: str, device: epcache.Device) -> None:
     """As a plugin it passes over that option, and would run on whatever device comes first."""
-    asked = epcache.ExecutionProvider(OPENVINO.name, options={"device_type": value, "precision": "FP32"})
-    assert _plugins._device_of_option(asked) == epcache.ExecutionProvider(OPENVINO.name, (device,), {"precision": "FP32"})
+    asked = epcache.ExecutionProvider(
+        OPENVINO.name, options={"device_type": value, "precision": "FP32"}
+    )
+    assert _plugins._device_of_option(asked) == epcache.ExecutionProvider(
+        OPENVINO.name, (device,), {"precision": "FP32"}
+    )
 
 
 def test_device_type_that_no_plugin_has(source: str) -> None:
     with pytest.raises(epcache.Unavailable, match="has no device 'HETERO:GPU,CPU'.*AUTO"):
-        epcache.InferenceSession(source, providers=[(OPENVINO.name, {"device_type": "HETERO:GPU,CPU"})])
+        epcache.InferenceSession(
+            source, providers=[(OPENVINO.name, {"device_type": "HETERO:GPU,CPU"})]
+        )
 
 
 def test_same_plain_options_twice(source: str) -> None:
-    """They cannot be copied, so the first session adds the execution provider to them: the second knows that it was not the application."""
+    """They cannot be copied, so the first session adds the execution provider to them: the second
+    knows that it was not the application.
+    """
     options = ort.SessionOptions()
     for _ in range(2):
         session = epcache.InferenceSession(source, options, ep=OPENVINO.spec, client=False)
@@ -166,7 +205,9 @@ def test_fallback_while_it_runs_is_the_applications_wish(source: str) -> None:
     assert (plain._enable_fallback, asked._enable_fallback) == (False, True)
 
 
-def test_packages_are_found_by_name_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_found_by_name_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, file in {
         "onnxruntime_ep_new": "",
         "onnxruntime_other": "libonnxruntime_providers_other.so",
@@ -183,7 +224,9 @@ def test_packages_are_found_by_name_and_files(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     ours = [name for name in _plugins.packages() if (tmp_path / name).exists()]
     assert sorted(ours) == ["onnxruntime_ep_new", "onnxruntime_other"]
-    assert _plugins._carrier("onnxruntime_otherExecutionProvider") == str(tmp_path / "onnxruntime_other" / "lib.so")
+    assert _plugins._carrier("onnxruntime_otherExecutionProvider") == str(
+        tmp_path / "onnxruntime_other" / "lib.so"
+    )
     assert _plugins._carrier("unrelatedExecutionProvider") is None
 
 
@@ -193,5 +236,8 @@ def test_cpu_alone_is_kept() -> None:
 
 
 def test_devices_that_epcachectl_run_hands_on() -> None:
-    told = {"name": "E", "devices": [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}]}
+    told = {
+        "name": "E",
+        "devices": [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}],
+    }
     assert _settings._provider(told).devices == (epcache.Device("NPU", 0x8086, 3, {"k": "v"}),)

@@ -1,4 +1,6 @@
-"""Artefacts that ONNX Runtime refuses: reported, asked for once more, and never worse than no daemon."""
+"""Artefacts that ONNX Runtime refuses: reported, asked for once more, and never worse than no
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 from epcache import _client, _plugins  # noqa: E402
@@ -36,7 +40,9 @@ def refused(provider: Provider, source: str, tmp_path: Path) -> Path:  # noqa: F
 
 
 class Daemon:
-    """Gives the views in turn, the last again and again, and answers reports with the replies in turn."""
+    """Gives the views in turn, the last again and again, and answers reports with the replies in
+    turn.
+    """
 
     def __init__(self, views: list[Path], *replies: dict, **more: object) -> None:
         self.views = views
@@ -58,14 +64,20 @@ class Daemon:
                 view = self.views[min(len(self.acquires), len(self.views) - 1)]
                 self.acquires.append(request["acquire"])
                 (graph,) = view.glob("*/*_ctx.onnx")
-                more = {"build": f"build {len(self.acquires)}", "graph": str(graph.relative_to(view)), "why": "w"}
+                more = {
+                    "build": f"build {len(self.acquires)}",
+                    "graph": str(graph.relative_to(view)),
+                    "why": "w",
+                }
                 answer(peer, request, view, **{**more, **self.more})
 
     def answer_report(self, peer: Peer, request: dict) -> None:
         peer.send({"request": request["request"], "report_reply": self.replies.pop(0)})
 
 
-def make(daemon: FakeDaemon, source: str, provider: Provider, **more: object) -> epcache.InferenceSession:  # noqa: F811
+def make(
+    daemon: FakeDaemon, source: str, provider: Provider, **more: object
+) -> epcache.InferenceSession:  # noqa: F811
     return epcache.InferenceSession(source, ep=provider.spec, client=client(daemon), **more)
 
 
@@ -76,7 +88,10 @@ def without_warning(*arguments: object) -> epcache.InferenceSession:
 
 
 def test_refusal_is_reported_and_asked_for_once_more(
-    provider: Provider, source: str, refused: Path, compiled: Path  # noqa: F811
+    provider: Provider,
+    source: str,
+    refused: Path,
+    compiled: Path,  # noqa: F811
 ) -> None:
     script = Daemon([refused, compiled], RETRY)
     with FakeDaemon(script) as daemon:
@@ -84,12 +99,21 @@ def test_refusal_is_reported_and_asked_for_once_more(
         assert session.epcache.outcome == "hit"
         assert session.epcache.build == "build 2"
         assert session.epcache.decisions == [epcache.Decision(**RETRY)]
-        assert "does not load" in session.epcache.why and "damaged, and made anew" in session.epcache.why
-        assert equal(session.run(None, INPUTS), run_plain(provider, compiled / "abc" / "x_ctx.onnx"))
+        assert (
+            "does not load" in session.epcache.why
+            and "damaged, and made anew" in session.epcache.why
+        )
+        assert equal(
+            session.run(None, INPUTS), run_plain(provider, compiled / "abc" / "x_ctx.onnx")
+        )
         assert (leases(refused), leases(compiled)) == (0, 1), "the refused one is given up"
     assert script.acquires[0]["eps"] == script.acquires[1]["eps"]
     (report,) = script.reports
-    assert (report["build"], report["graph"], report["ort_version"]) == ("build 1", "def/x_ctx.onnx", ort.__version__)
+    assert (report["build"], report["graph"], report["ort_version"]) == (
+        "build 1",
+        "def/x_ctx.onnx",
+        ort.__version__,
+    )
     assert report["code"] in (10, 11)
     assert report["text"].startswith(f"[ONNXRuntimeError] : {report['code']} : ")
     (library,) = report["runtime"]["ep_libraries"]
@@ -101,22 +125,40 @@ def test_refusal_is_reported_and_asked_for_once_more(
     ("replies", "acquires", "says"),
     [
         pytest.param([SOUND], 1, r"sound: it loads here \(use the provider options\)", id="sound"),
-        pytest.param([{"decision": "compile_yourself"}], 1, "compile_yourself", id="nothing better"),
-        pytest.param([{"decision": "of a later version"}], 1, "of a later version", id="unknown decision"),
-        pytest.param([RETRY, SOUND], 2, "retry: .*; the compiled model does not load.*sound: ", id="refused again"),
+        pytest.param(
+            [{"decision": "compile_yourself"}], 1, "compile_yourself", id="nothing better"
+        ),
+        pytest.param(
+            [{"decision": "of a later version"}], 1, "of a later version", id="unknown decision"
+        ),
+        pytest.param(
+            [RETRY, SOUND],
+            2,
+            "retry: .*; the compiled model does not load.*sound: ",
+            id="refused again",
+        ),
         pytest.param([RETRY, RETRY], 2, "retry: .*retry: ", id="no third time"),
     ],
 )
 def test_plain_session_after_refusals(
-    provider: Provider, source: str, refused: Path, replies: list[dict], acquires: int, says: str  # noqa: F811
+    provider: Provider,
+    source: str,
+    refused: Path,
+    replies: list[dict],
+    acquires: int,
+    says: str,  # noqa: F811
 ) -> None:
     script = Daemon([refused], *replies)
     with FakeDaemon(script) as daemon:
-        with pytest.warns(epcache.EpcacheWarning, match=f"(?s)failed: the compiled model does not load: .*{says}") as caught:
+        with pytest.warns(
+            epcache.EpcacheWarning, match=f"(?s)failed: the compiled model does not load: .*{says}"
+        ) as caught:
             session = make(daemon, source, provider)
         assert len(caught) == 1
         assert (session.epcache.outcome, session.epcache.cached) == ("failed", False)
-        assert [d.decision for d in session.epcache.decisions] == [reply["decision"] for reply in replies]
+        assert [d.decision for d in session.epcache.decisions] == [
+            reply["decision"] for reply in replies
+        ]
         assert session.get_providers()[0] == provider.name
         assert equal(session.run(None, INPUTS), run_plain(provider, source))
         assert leases(refused) == 0
@@ -145,9 +187,17 @@ class Babbling(Daemon):
 
 @pytest.mark.parametrize("kind", [Silent, Dying, Failing, Babbling])
 def test_report_never_hangs_nor_fails_the_application(
-    provider: Provider, source: str, refused: Path, kind: type[Daemon], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    provider: Provider,
+    source: str,
+    refused: Path,
+    kind: type[Daemon],
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
-    monkeypatch.setattr(_client.Client.report, "__kwdefaults__", {**_client.Client.report.__kwdefaults__, "timeout": 0.3})
+    monkeypatch.setattr(
+        _client.Client.report,
+        "__kwdefaults__",
+        {**_client.Client.report.__kwdefaults__, "timeout": 0.3},
+    )
     script = kind([refused])
     with FakeDaemon(script) as daemon, Waits(10):
         with pytest.warns(epcache.EpcacheWarning, match="the daemon has not answered the report"):
@@ -169,10 +219,14 @@ def test_second_acquire_fails(provider: Provider, source: str, refused: Path) ->
             first = peer.acquire()
             answer(peer, first, refused, build="b", graph="def/x_ctx.onnx")
             self.answer_report(peer, peer.read())
-            peer.send({"request": peer.acquire()["request"], "error": {"class": 1, "text": "none left"}})
+            peer.send(
+                {"request": peer.acquire()["request"], "error": {"class": 1, "text": "none left"}}
+            )
 
     with FakeDaemon(Once([refused], RETRY)) as daemon:
-        with pytest.warns(epcache.EpcacheWarning, match="(?s)failed: .*does not load: .*retry.*; none left"):
+        with pytest.warns(
+            epcache.EpcacheWarning, match="(?s)failed: .*does not load: .*retry.*; none left"
+        ):
             session = make(daemon, source, provider, on_miss="fail")
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
@@ -197,7 +251,10 @@ def test_time_for_both_tries_is_one(provider: Provider, source: str, refused: Pa
 
 
 def test_session_on_another_execution_provider_is_a_refusal(
-    provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    provider: Provider,
+    source: str,
+    compiled: Path,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
     """As if ONNX Runtime had fallen back, and said nothing."""
     real, made = epcache.InferenceSession.get_providers, []
@@ -214,7 +271,9 @@ def test_session_on_another_execution_provider_is_a_refusal(
     monkeypatch.setattr(epcache.InferenceSession, "get_providers", cpu_first)
     script = Looking([compiled], SOUND)
     with FakeDaemon(script) as daemon:
-        with pytest.warns(epcache.EpcacheWarning, match="the session has CPUExecutionProvider, and not"):
+        with pytest.warns(
+            epcache.EpcacheWarning, match="the session has CPUExecutionProvider, and not"
+        ):
             session = make(daemon, source, provider)
         gc.collect()
         assert leases(compiled) == 0
@@ -224,7 +283,9 @@ def test_session_on_another_execution_provider_is_a_refusal(
 
 
 def test_what_is_not_onnxruntimes_word_is_not_reported(
-    provider: Provider, source: str, compiled: Path  # noqa: F811
+    provider: Provider,
+    source: str,
+    compiled: Path,  # noqa: F811
 ) -> None:
     script = Daemon([compiled], graph_optimization_level="from a later version")
     with FakeDaemon(script) as daemon:
@@ -241,11 +302,17 @@ def test_compatibility_is_shown(provider: Provider, source: str, compiled: Path)
     }
     with FakeDaemon(Daemon([compiled], **more)) as daemon:
         report = without_warning(daemon, source, provider).epcache
-    assert (report.compatibility, report.compatibility_source, report.compatibility_reason) == tuple(more.values())
+    assert (
+        report.compatibility,
+        report.compatibility_source,
+        report.compatibility_reason,
+    ) == tuple(more.values())
     assert report.why == "w", "nothing was tried before"
 
 
-def test_times_count_the_report(provider: Provider, source: str, refused: Path, compiled: Path) -> None:  # noqa: F811
+def test_times_count_the_report(
+    provider: Provider, source: str, refused: Path, compiled: Path
+) -> None:  # noqa: F811
     class Thinking(Daemon):
         def answer_report(self, peer: Peer, request: dict) -> None:
             time.sleep(0.2)

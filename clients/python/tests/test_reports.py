@@ -41,10 +41,18 @@ def answers(seen: list, **reply: object) -> Callable[[Peer], None]:
 
 def test_report_says_everything() -> None:
     seen: list = []
-    reply = {"decision": "retry", "text": "damaged", "hint": "h", "class": "stale", "state": "damaged"}
+    reply = {
+        "decision": "retry",
+        "text": "damaged",
+        "hint": "h",
+        "class": "stale",
+        "state": "damaged",
+    }
     runtime = epcache.Runtime("/opt", "1.31.1", "/l.so", (epcache.Library("E", "/e.so", 0),))
     with FakeDaemon(answers(seen, report_reply=reply)) as daemon, connect(daemon) as client:
-        decision = client.report("b" * 64, 10, "INVALID_GRAPH", graph="abc/x_ctx.onnx", runtime=runtime, timeout=3)
+        decision = client.report(
+            "b" * 64, 10, "INVALID_GRAPH", graph="abc/x_ctx.onnx", runtime=runtime, timeout=3
+        )
     assert decision == epcache.Decision("retry", "damaged", "h", class_="stale", state="damaged")
     assert str(decision) == "retry: damaged (h)"
     ((envelope),) = seen
@@ -52,7 +60,9 @@ def test_report_says_everything() -> None:
     report = envelope["report"]
     assert (report["build"], report["code"], report["text"]) == ("b" * 64, 10, "INVALID_GRAPH")
     assert (report["graph"], report["ort_version"]) == ("abc/x_ctx.onnx", "1.31.1")
-    assert report["runtime"]["ep_libraries"] == [{"ep": "E", "path": "/e.so", "beside": [], "complete": False}], "it carries no descriptors"
+    assert report["runtime"]["ep_libraries"] == [
+        {"ep": "E", "path": "/e.so", "beside": [], "complete": False}
+    ], "it carries no descriptors"
 
 
 def test_report_of_an_artefact(model: str, view: Path) -> None:
@@ -65,7 +75,11 @@ def test_report_of_an_artefact(model: str, view: Path) -> None:
         seen.append(request["report"])
         peer.send({"request": request["request"], "report_reply": {"decision": "sound"}})
 
-    with FakeDaemon(script) as daemon, connect(daemon) as client, client.acquire(model, "E") as artefact:
+    with (
+        FakeDaemon(script) as daemon,
+        connect(daemon) as client,
+        client.acquire(model, "E") as artefact,
+    ):
         assert client.report(artefact, 11, "EP_FAIL").decision == "sound"
     ((report),) = seen
     assert (report["build"], report["graph"]) == ("b", REPLY["graph"])
@@ -82,7 +96,10 @@ def test_report_of_an_artefact(model: str, view: Path) -> None:
 )
 def test_report_carries_what_fits(text: str, want: str) -> None:
     seen: list = []
-    with FakeDaemon(answers(seen, report_reply={"decision": "sound"})) as daemon, connect(daemon) as client:
+    with (
+        FakeDaemon(answers(seen, report_reply={"decision": "sound"})) as daemon,
+        connect(daemon) as client,
+    ):
         client.report("b", 1, text)
     assert seen[0]["report"]["text"] == want
 
@@ -101,7 +118,11 @@ def test_report_to_a_stopped_daemon(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(tmp_path / "s"))
         stopped.listen()
-        with epcache.Client(tmp_path / "s") as client, Waits(AT_ONCE), pytest.raises(epcache.NoDaemon):
+        with (
+            epcache.Client(tmp_path / "s") as client,
+            Waits(AT_ONCE),
+            pytest.raises(epcache.NoDaemon),
+        ):
             client.report("b", 10, "t")
 
 
@@ -111,7 +132,10 @@ def test_report_to_a_daemon_that_restarts() -> None:
         peer.read()
 
     seen: list = []
-    with FakeDaemon(dies, answers(seen, report_reply={"decision": "sound"})) as daemon, connect(daemon) as client:
+    with (
+        FakeDaemon(dies, answers(seen, report_reply={"decision": "sound"})) as daemon,
+        connect(daemon) as client,
+    ):
         assert client.report("b", 10, "t").decision == "sound"
     assert len(seen) == 1
 
@@ -134,10 +158,20 @@ def test_answer_that_is_none_to_a_report() -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        pytest.param(Exception("[ONNXRuntimeError] : 10 : INVALID_GRAPH : Load model from x failed"), 10, id="stale"),
-        pytest.param(Exception("EP Error [ONNXRuntimeError] : 11 : EP_FAIL : x when using [...]"), 11, id="inside"),
+        pytest.param(
+            Exception("[ONNXRuntimeError] : 10 : INVALID_GRAPH : Load model from x failed"),
+            10,
+            id="stale",
+        ),
+        pytest.param(
+            Exception("EP Error [ONNXRuntimeError] : 11 : EP_FAIL : x when using [...]"),
+            11,
+            id="inside",
+        ),
         pytest.param(RuntimeError("bad_function_call"), 6, id="exception of C++"),
-        pytest.param(epcache.Unavailable("the session has CPUExecutionProvider"), 0, id="another provider"),
+        pytest.param(
+            epcache.Unavailable("the session has CPUExecutionProvider"), 0, id="another provider"
+        ),
         pytest.param(MemoryError(), None, id="no memory"),
         pytest.param(KeyError("level"), None, id="of this package"),
         pytest.param(Exception("[ONNXRuntimeError] : x"), None, id="no number"),
@@ -153,15 +187,26 @@ def test_what_an_error_says_of_an_artefact(error: Exception, code: int | None) -
 def test_explanation_is_what_the_daemon_says(model: str) -> None:
     seen: list = []
     difference = {"field": "execution_providers[0].options.precision", "asked": "f16", "found": ""}
-    build = {"build": "b", "state": "withheld", "sdk_version": "2026.4", "compatibility": "unsupported", "created_ms": 9}
+    build = {
+        "build": "b",
+        "state": "withheld",
+        "sdk_version": "2026.4",
+        "compatibility": "unsupported",
+        "created_ms": 9,
+    }
     explained = {
         "decision": "stale",
         "reason": "another SDK",
         "request_key": "k",
         "record": "{}",
         "runtime": "/opt",
-        "candidates": [{"build": build, "reason": "withheld", "differences": [difference]}, {"served": True}],
-        "neighbours": [{"request_key": "n", "model_name": "m", "builds": 2, "differences": [difference]}],
+        "candidates": [
+            {"build": build, "reason": "withheld", "differences": [difference]},
+            {"served": True},
+        ],
+        "neighbours": [
+            {"request_key": "n", "model_name": "m", "builds": 2, "differences": [difference]}
+        ],
         "history": [EVENT],
     }
 
@@ -169,16 +214,30 @@ def test_explanation_is_what_the_daemon_says(model: str) -> None:
         peer.hello()
         request = peer.acquire()
         seen.append(request["acquire"])
-        reply = {"outcome": "explanation", "explanation": explained, "compatibility_source": "rule qnn"}
+        reply = {
+            "outcome": "explanation",
+            "explanation": explained,
+            "compatibility_source": "rule qnn",
+        }
         peer.send({"request": request["request"], "acquire_reply": reply})
 
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         told = client.explain(model, ("E", {"precision": "f16"}), dims={"batch": 1}, on_miss="wait")
     assert seen[0]["on_miss"] == _messages.ENUMS["OnMiss"]["EXPLAIN"]
     assert seen[0]["free_dimensions"] == {"batch": 1}
-    assert (told.decision, told.reason, told.request_key, told.runtime) == ("stale", "another SDK", "k", "/opt")
+    assert (told.decision, told.reason, told.request_key, told.runtime) == (
+        "stale",
+        "another SDK",
+        "k",
+        "/opt",
+    )
     first, second = told.candidates
-    assert (first.build, first.state, first.served, first.compatibility) == ("b", "withheld", False, "unsupported")
+    assert (first.build, first.state, first.served, first.compatibility) == (
+        "b",
+        "withheld",
+        False,
+        "unsupported",
+    )
     assert (first.created, first.differences) == (0.009, [epcache.Difference(**difference)])
     assert (second.build, second.served) == ("", True)
     assert told.neighbours == [epcache.Neighbour("n", "m", 2, [epcache.Difference(**difference)])]
@@ -200,7 +259,10 @@ def test_explanation_that_is_missing(model: str, view: Path) -> None:
 
 def test_events_that_were() -> None:
     seen: list = []
-    with FakeDaemon(answers(seen, events_reply={"events": [EVENT, EVENT]})) as daemon, connect(daemon) as client:
+    with (
+        FakeDaemon(answers(seen, events_reply={"events": [EVENT, EVENT]})) as daemon,
+        connect(daemon) as client,
+    ):
         first, second = client.events(since=1.25, limit=5)
     assert seen[0]["events"] == {"since_ms": 1250, "limit": 5}
     assert first == second == epcache.Event(1.5, "compiled", "", "", "m.onnx", "in 2 s", "", 7)
@@ -226,7 +288,10 @@ def test_events_as_they_happen() -> None:
 
 
 def test_subscription_has_a_connection_of_its_own() -> None:
-    with FakeDaemon(publishes(0, Peer.wait_for_end), answers([], events_reply={})) as daemon, connect(daemon) as client:
+    with (
+        FakeDaemon(publishes(0, Peer.wait_for_end), answers([], events_reply={})) as daemon,
+        connect(daemon) as client,
+    ):
         with client.subscribe():
             assert client.events() == []
             assert daemon.connections == 2
@@ -270,7 +335,11 @@ def test_forked_child_does_not_end_the_parents_subscription() -> None:
         peer.send({"request": 1, "event": {**EVENT, "sequence": 2}})
         peer.wait_for_end()
 
-    with FakeDaemon(publishes(1, later)) as daemon, connect(daemon) as client, client.subscribe() as events:
+    with (
+        FakeDaemon(publishes(1, later)) as daemon,
+        connect(daemon) as client,
+        client.subscribe() as events,
+    ):
         next(events)
         assert os.waitpid(_fork(events.close), 0)[1] == 0
         go.set()
@@ -289,8 +358,14 @@ def ends(**last: object) -> Callable[[Peer], None]:
     ("then", "kind"),
     [
         pytest.param(ends(), epcache.NoDaemon, id="the daemon goes away"),
-        pytest.param(ends(error={"class": 4, "text": "stopping"}), epcache.Busy, id="the daemon is stopped"),
-        pytest.param(ends(error={"class": 10, "text": "what?"}), epcache.VersionMismatch, id="an earlier daemon"),
+        pytest.param(
+            ends(error={"class": 4, "text": "stopping"}), epcache.Busy, id="the daemon is stopped"
+        ),
+        pytest.param(
+            ends(error={"class": 10, "text": "what?"}),
+            epcache.VersionMismatch,
+            id="an earlier daemon",
+        ),
         pytest.param(ends(events_reply={}), epcache.ProtocolError, id="another answer"),
         pytest.param(lambda peer: peer.raw(b"\xff" * 8), epcache.ProtocolError, id="garbage"),
     ],

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
@@ -20,7 +22,17 @@ import onnx  # noqa: E402
 from descriptors import open_descriptors  # noqa: E402
 from epcache import _plugins, _session  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
-from providers import INPUTS, OPENVINO, PROVIDERS, QNN, Provider, compile_plain, equal, make_model, run_plain  # noqa: E402
+from providers import (
+    INPUTS,
+    OPENVINO,
+    PROVIDERS,
+    QNN,
+    Provider,
+    compile_plain,
+    equal,
+    make_model,
+    run_plain,
+)  # noqa: E402
 from test_client import answer  # noqa: E402
 
 
@@ -76,8 +88,12 @@ def leases(view: Path) -> int:
 # Without a daemon.
 
 
-def test_no_daemon_is_the_same_execution_provider_and_one_warning(provider: Provider, source: str) -> None:
-    with pytest.warns(epcache.EpcacheWarning, match="^no daemon: .*compiled in this process") as caught:
+def test_no_daemon_is_the_same_execution_provider_and_one_warning(
+    provider: Provider, source: str
+) -> None:
+    with pytest.warns(
+        epcache.EpcacheWarning, match="^no daemon: .*compiled in this process"
+    ) as caught:
         session = epcache.InferenceSession(source, ep=provider.spec)
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -86,13 +102,18 @@ def test_no_daemon_is_the_same_execution_provider_and_one_warning(provider: Prov
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
 
-def test_stopped_daemon_costs_no_more_than_the_limit(provider: Provider, source: str, tmp_path: Path) -> None:
+def test_stopped_daemon_costs_no_more_than_the_limit(
+    provider: Provider, source: str, tmp_path: Path
+) -> None:
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(tmp_path / "s"))
         stopped.listen()
         with pytest.warns(epcache.EpcacheWarning, match="no answer in time"):
-            session = epcache.InferenceSession(source, ep=provider.spec, client=epcache.Client(tmp_path / "s"))
-    assert session.epcache.acquire_seconds < 10  # 50 ms, and what a busy machine takes; a request waits for minutes
+            session = epcache.InferenceSession(
+                source, ep=provider.spec, client=epcache.Client(tmp_path / "s")
+            )
+    # 50 ms, and what a busy machine takes; a request waits for minutes
+    assert session.epcache.acquire_seconds < 10
     assert session.get_providers()[0] == provider.name
 
 
@@ -103,7 +124,9 @@ def test_not_asked(provider: Provider, source: str) -> None:
 
 
 def test_session_is_onnxruntimes(provider: Provider, source: str) -> None:
-    assert isinstance(epcache.InferenceSession(source, ep=provider.spec, client=False), ort.InferenceSession)
+    assert isinstance(
+        epcache.InferenceSession(source, ep=provider.spec, client=False), ort.InferenceSession
+    )
 
 
 def test_model_in_memory(provider: Provider, source: str) -> None:
@@ -135,7 +158,9 @@ def test_plain_options_with_devices(provider: Provider, source: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ["ep.share_ep_contexts", "ep.context_enable"])
-def test_options_that_cannot_be_accounted_for(provider: Provider, source: str, entry: str, tmp_path: Path) -> None:
+def test_options_that_cannot_be_accounted_for(
+    provider: Provider, source: str, entry: str, tmp_path: Path
+) -> None:
     options = epcache.SessionOptions()
     options.add_session_config_entry(entry, "0")
     with pytest.warns(epcache.EpcacheWarning, match=f"bypassed: .*{entry}"):
@@ -160,20 +185,30 @@ def test_execution_provider_that_is_not_installed(source: str) -> None:
 
 def test_library_that_is_none(source: str) -> None:
     with pytest.raises(epcache.Unavailable, match="does not take"):
-        epcache.InferenceSession(source, ep=epcache.ExecutionProvider("NotALibrary", library=__file__))
+        epcache.InferenceSession(
+            source, ep=epcache.ExecutionProvider("NotALibrary", library=__file__)
+        )
 
 
 def test_device_that_is_not_there(provider: Provider, source: str) -> None:
     with pytest.raises(epcache.Unavailable, match=r"no NPU here; it lists CPU"):
         epcache.InferenceSession(source, ep=f"{provider.name}:NPU")
-    with pytest.raises(epcache.Unavailable, match=r"no CPU \(device 0x1234, kind=x\) here; it lists CPU \(vendor .*, no kind\)"):
+    with pytest.raises(
+        epcache.Unavailable,
+        match=r"no CPU \(device 0x1234, kind=x\) here; it lists CPU \(vendor .*, no kind\)",
+    ):
         epcache.InferenceSession(source, ep=f"{provider.name}:CPU,device=0x1234,kind=x")
 
 
 def test_onnxruntimes_fallback_is_off(
-    provider: Provider, source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    provider: Provider,
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its constructor answers a failing execution provider by a line on standard output and the CPU."""
+    """Its constructor answers a failing execution provider by a line on standard output and the
+    CPU.
+    """
     tried = []
 
     def fails(self: object, *arguments: object) -> None:
@@ -211,7 +246,9 @@ def test_no_execution_provider(source: str) -> None:
 
 def test_execution_providers_named_twice(provider: Provider, source: str) -> None:
     options = epcache.SessionOptions()
-    options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == provider.name][:1], {})
+    options.add_provider_for_devices(
+        [d for d in ort.get_ep_devices() if d.ep_name == provider.name][:1], {}
+    )
     with pytest.raises(ValueError, match="named twice"):
         epcache.InferenceSession(source, options, ep=provider.spec)
 
@@ -219,23 +256,35 @@ def test_execution_providers_named_twice(provider: Provider, source: str) -> Non
 # With a daemon.
 
 
-def served(daemon: FakeDaemon, source: str, provider: Provider, options: object = None) -> epcache.InferenceSession:
+def served(
+    daemon: FakeDaemon, source: str, provider: Provider, options: object = None
+) -> epcache.InferenceSession:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return epcache.InferenceSession(source, options, ep=provider.spec, client=client(daemon))
 
 
-def test_artefact_is_loaded_through_its_descriptor(provider: Provider, source: str, compiled: Path) -> None:
+def test_artefact_is_loaded_through_its_descriptor(
+    provider: Provider, source: str, compiled: Path
+) -> None:
     with FakeDaemon(serves(compiled, compatibility="optimal", why="because")) as daemon:
         session = served(daemon, source, provider)
-        assert (session.epcache.outcome, session.epcache.cached, session.epcache.why) == ("hit", True, "because")
+        assert (session.epcache.outcome, session.epcache.cached, session.epcache.why) == (
+            "hit",
+            True,
+            "because",
+        )
         assert session.epcache.path.startswith("/proc/self/fd/")
         assert session.epcache.path.endswith("/abc/x_ctx.onnx")
         assert session.get_providers()[0] == provider.name
-        assert equal(session.run(None, INPUTS), run_plain(provider, compiled / "abc" / "x_ctx.onnx"))
+        assert equal(
+            session.run(None, INPUTS), run_plain(provider, compiled / "abc" / "x_ctx.onnx")
+        )
 
 
-def test_lease_lives_as_long_as_the_session(provider: Provider, source: str, compiled: Path) -> None:
+def test_lease_lives_as_long_as_the_session(
+    provider: Provider, source: str, compiled: Path
+) -> None:
     with FakeDaemon(serves(compiled)) as daemon:
         session = served(daemon, source, provider)
         assert leases(compiled) == 1
@@ -288,7 +337,9 @@ def test_devices_named_by_the_options(provider: Provider, source: str, compiled:
     seen: list = []
     options = epcache.SessionOptions()
     given = _plugins.plugin(epcache.ExecutionProvider(provider.name)).options(provider.options)
-    options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == provider.name][:1], given)
+    options.add_provider_for_devices(
+        [d for d in ort.get_ep_devices() if d.ep_name == provider.name][:1], given
+    )
     with FakeDaemon(serves(compiled, seen)) as daemon:
         session = epcache.InferenceSession(source, options, client=client(daemon))
     assert session.epcache.cached
@@ -312,12 +363,16 @@ def test_provider_libraries_are_this_processs_own(source: str, tmp_path: Path) -
     if reason := QNN.missing():
         pytest.skip(reason)
     compile_plain(QNN, source, tmp_path / "view" / "abc", "x_ctx.onnx")
-    elsewhere = {QNN.name: {"entries": {**QNN.options, "backend_path": "/of/the/daemon/libQnnHtp.so"}}}
+    elsewhere = {
+        QNN.name: {"entries": {**QNN.options, "backend_path": "/of/the/daemon/libQnnHtp.so"}}
+    }
     with FakeDaemon(serves(tmp_path / "view", provider_options=elsewhere)) as daemon:
         assert served(daemon, source, QNN).epcache.cached
 
 
-@pytest.mark.parametrize("damage", ["graph is no model", "sidecar is missing", "folder is empty", "unknown level"])
+@pytest.mark.parametrize(
+    "damage", ["graph is no model", "sidecar is missing", "folder is empty", "unknown level"]
+)
 def test_artefact_that_does_not_load(
     provider: Provider, source: str, compiled: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,12 +380,16 @@ def test_artefact_that_does_not_load(
     for file in (compiled / "abc").iterdir():
         if damage == "graph is no model" and file.suffix == ".onnx":
             file.write_bytes(b"\x08no model at all")
-        elif (damage == "sidecar is missing" and file.suffix == ".bin") or damage == "folder is empty":
+        elif (
+            damage == "sidecar is missing" and file.suffix == ".bin"
+        ) or damage == "folder is empty":
             file.unlink()
         elif damage == "unknown level":
             more = {"graph_optimization_level": "from a later version"}
     with FakeDaemon(serves(compiled, **more)) as daemon:
-        with pytest.warns(epcache.EpcacheWarning, match="failed: the compiled model does not load") as caught:
+        with pytest.warns(
+            epcache.EpcacheWarning, match="failed: the compiled model does not load"
+        ) as caught:
             session = epcache.InferenceSession(source, ep=provider.spec, client=client(daemon))
         assert len(caught) == 1
         assert session.epcache.outcome == "failed"
@@ -356,10 +415,14 @@ def test_any_error_leads_to_a_plain_session(provider: Provider, source: str, num
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
 
-def test_a_daemon_that_makes_its_index_leads_to_a_plain_session(provider: Provider, source: str) -> None:
+def test_a_daemon_that_makes_its_index_leads_to_a_plain_session(
+    provider: Provider, source: str
+) -> None:
     def starting(peer: Peer) -> None:
         peer.read()
-        peer.send({"request": 0, "error": {"class": 11, "text": "the daemon is starting: 7 builds, 3 %"}})
+        peer.send(
+            {"request": 0, "error": {"class": 11, "text": "the daemon is starting: 7 builds, 3 %"}}
+        )
         peer.wait_for_end()
 
     with FakeDaemon(starting) as daemon:
@@ -378,7 +441,9 @@ def test_a_daemon_that_makes_its_index_leads_to_a_plain_session(provider: Provid
         ({}, False),
     ],
 )
-def test_model_that_crashes_the_compiler_does_not_crash_the_application(source: str, why: dict, raises: bool) -> None:
+def test_model_that_crashes_the_compiler_does_not_crash_the_application(
+    source: str, why: dict, raises: bool
+) -> None:
     error = {"class": 3, "text": "worker crashed", "facts": why}
     if reason := OPENVINO.missing():
         pytest.skip(reason)
@@ -388,7 +453,12 @@ def test_model_that_crashes_the_compiler_does_not_crash_the_application(source: 
             with pytest.raises(epcache.CompileFailed, match="worker crashed"):
                 epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon))
         else:
-            assert epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon)).epcache.outcome == "failed"
+            assert (
+                epcache.InferenceSession(
+                    source, ep=OPENVINO.spec, client=client(daemon)
+                ).epcache.outcome
+                == "failed"
+            )
 
 
 def test_daemon_that_goes_away_during_the_request(provider: Provider, source: str) -> None:
@@ -423,7 +493,9 @@ def test_model_that_is_compiled_already(provider: Provider, compiled: Path) -> N
 def test_external_initializers_are_handed_over_where_they_cannot_be_reached(
     provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for a user who may not walk the daemon's folders: ONNX Runtime gets the files and opens none by name."""
+    """As for a user who may not walk the daemon's folders: ONNX Runtime gets the files and opens
+    none by name.
+    """
     graph, rest = compiled / "abc" / "x_ctx.onnx", compiled / "abc" / "rest.bin"
     doubled(graph, rest)
     load, tried = epcache.InferenceSession._load, []
@@ -431,35 +503,49 @@ def test_external_initializers_are_handed_over_where_they_cannot_be_reached(
     def unreachable(self: epcache.InferenceSession, path: str, options: object) -> None:
         tried.append(path)
         if len(tried) == 1:
-            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : weakly canonical path ... Permission denied")
+            raise RuntimeError(
+                "[ONNXRuntimeError] : 1 : FAIL : weakly canonical path ... Permission denied"
+            )
         rest.rename(compiled / "gone")
         load(self, path, options)
 
     monkeypatch.setattr(epcache.InferenceSession, "_load", unreachable)
-    files = [{"name": f"abc/{f.name}", "size": f.stat().st_size, "digest": ""} for f in sorted((compiled / "abc").iterdir())]
+    files = [
+        {"name": f"abc/{f.name}", "size": f.stat().st_size, "digest": ""}
+        for f in sorted((compiled / "abc").iterdir())
+    ]
     with FakeDaemon(serves(compiled, files=files)) as daemon:
         session = served(daemon, source, provider)
     assert session.epcache.cached
-    assert len(tried) == 2 and set(tried) == {session.epcache.path} and tried[0].startswith("/proc/")
+    assert (
+        len(tried) == 2 and set(tried) == {session.epcache.path} and tried[0].startswith("/proc/")
+    )
     plain = run_plain(provider, source)
     assert equal(session.run(None, INPUTS), [2 * output for output in plain])
 
 
 def doubled(graph: Path, rest: Path) -> None:
-    """Doubles the first output of a compiled model, by a node that is not compiled and whose weight is in a file."""
+    """Doubles the first output of a compiled model, by a node that is not compiled and whose weight
+    is in a file.
+    """
     model = onnx.load(graph)
     output = model.graph.output[0]
     name = output.name  # which OpenVINO looks for
     model.graph.value_info.add(name=name, type=output.type)
     output.name = "doubled"
     rest.write_bytes(np.full(4096, 2, np.float32).tobytes())
-    two = onnx.TensorProto(name="two", data_type=onnx.TensorProto.FLOAT, dims=[4096], data_location=onnx.TensorProto.EXTERNAL)
+    two = onnx.TensorProto(
+        name="two",
+        data_type=onnx.TensorProto.FLOAT,
+        dims=[4096],
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
     for key, value in {"location": rest.name, "offset": "0", "length": str(4 * 4096)}.items():
         two.external_data.add(key=key, value=value)
     model.graph.initializer.append(two)
-    model.graph.node.add(op_type="ReduceMax", input=["two"], output=["scale"], name="largest").attribute.add(
-        name="keepdims", type=onnx.AttributeProto.INT, i=0
-    )
+    model.graph.node.add(
+        op_type="ReduceMax", input=["two"], output=["scale"], name="largest"
+    ).attribute.add(name="keepdims", type=onnx.AttributeProto.INT, i=0)
     model.graph.node.add(op_type="Mul", input=[name, "scale"], output=[output.name], name="double")
     onnx.save(model, graph)
 
@@ -467,13 +553,17 @@ def doubled(graph: Path, rest: Path) -> None:
 def test_external_initializers_are_loaded_by_the_views_path(
     provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ONNX Runtime says to a user who may not walk the daemon's folders: see test_daemon for the real thing."""
+    """What ONNX Runtime says to a user who may not walk the daemon's folders: see test_daemon for
+    the real thing.
+    """
     load, tried = epcache.InferenceSession._load, []
 
     def refuses_descriptors(self: epcache.InferenceSession, path: str, options: object) -> None:
         tried.append(path)
         if path.startswith("/proc/"):
-            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : weakly canonical path ... Permission denied")
+            raise RuntimeError(
+                "[ONNXRuntimeError] : 1 : FAIL : weakly canonical path ... Permission denied"
+            )
         load(self, path, options)
 
     monkeypatch.setattr(epcache.InferenceSession, "_load", refuses_descriptors)
@@ -484,7 +574,9 @@ def test_external_initializers_are_loaded_by_the_views_path(
     assert len(tried) == 3, "by descriptor, then with the files besides, then by name"
 
 
-def test_set_providers_goes_back_to_the_source(provider: Provider, source: str, compiled: Path) -> None:
+def test_set_providers_goes_back_to_the_source(
+    provider: Provider, source: str, compiled: Path
+) -> None:
     with FakeDaemon(serves(compiled)) as daemon:
         session = served(daemon, source, provider)
         session.set_providers(["CPUExecutionProvider"])
@@ -504,7 +596,9 @@ def test_progress_reaches_the_application(provider: Provider, source: str, compi
 
     seen = []
     with FakeDaemon(script) as daemon:
-        session = epcache.InferenceSession(source, ep=provider.spec, client=client(daemon), progress=seen.append)
+        session = epcache.InferenceSession(
+            source, ep=provider.spec, client=client(daemon), progress=seen.append
+        )
     assert [p.phase for p in seen] == ["compiling"]
     assert session.epcache.outcome == "compiled"
 
@@ -525,7 +619,9 @@ def test_sessions_leave_no_descriptors(provider: Provider, source: str, compiled
         gc.collect()
         before = len(open_descriptors())
         for _ in range(20):
-            output = epcache.InferenceSession(source, ep=provider.spec, client=asked).run(None, INPUTS)
+            output = epcache.InferenceSession(source, ep=provider.spec, client=asked).run(
+                None, INPUTS
+            )
             assert np.isfinite(output[0]).all()
         gc.collect()
         # The fake daemon, in this process, keeps what it received: the model and the library.

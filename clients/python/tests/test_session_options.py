@@ -1,10 +1,14 @@
-"""SessionOptions that remember: nothing goes unnoticed, and what is not understood is never guessed."""
+"""SessionOptions that remember: nothing goes unnoticed, and what is not understood is never
+guessed.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+ort = pytest.importorskip(
+    "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
+)
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
@@ -19,12 +23,20 @@ def options() -> epcache.SessionOptions:
 
 
 def test_every_method_of_onnxruntime_is_noticed() -> None:
-    methods = {n for n in dir(ort.SessionOptions) if not n.startswith("_") and callable(getattr(ort.SessionOptions, n))}
+    methods = {
+        n
+        for n in dir(ort.SessionOptions)
+        if not n.startswith("_") and callable(getattr(ort.SessionOptions, n))
+    }
     assert methods - set(vars(epcache.SessionOptions)) == set(_session_options._READERS)
 
 
-def test_method_that_is_not_known_is_a_reason(options: epcache.SessionOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ort.SessionOptions, "from_a_later_version", lambda self, value: None, raising=False)
+def test_method_that_is_not_known_is_a_reason(
+    options: epcache.SessionOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ort.SessionOptions, "from_a_later_version", lambda self, value: None, raising=False
+    )
     _session_options._remembering("from_a_later_version")(options, 1)
     assert options._record.reasons == [
         "SessionOptions.from_a_later_version was called, which epcache does not support"
@@ -39,7 +51,9 @@ def test_what_decides_the_compile(options: epcache.SessionOptions) -> None:
     assert record.asked_entries() == {"session.disable_cpu_ep_fallback": "1"}
     assert (record.dims, record.dims_by_denotation) == ({"batch": 4}, {"DATA_CHANNEL": 3})
     assert record.reasons == []
-    assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1", "ONNX Runtime was told as well"
+    assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1", (
+        "ONNX Runtime was told as well"
+    )
 
 
 RUNNING = {
@@ -55,7 +69,9 @@ RUNNING = {
 
 
 @pytest.mark.parametrize("name", RUNNING)
-def test_how_it_runs_is_not_sent_and_is_restored(options: epcache.SessionOptions, name: str) -> None:
+def test_how_it_runs_is_not_sent_and_is_restored(
+    options: epcache.SessionOptions, name: str
+) -> None:
     setattr(options, name, RUNNING[name])
     assert options._record.reasons == []
     assert getattr(options._record.replay(only_running=True), name) == RUNNING[name]
@@ -63,24 +79,34 @@ def test_how_it_runs_is_not_sent_and_is_restored(options: epcache.SessionOptions
 
 
 @pytest.mark.parametrize("key", sorted(_session_keys.RUN | _session_keys.SERVE))
-def test_entries_that_say_how_it_runs_are_restored(options: epcache.SessionOptions, key: str) -> None:
+def test_entries_that_say_how_it_runs_are_restored(
+    options: epcache.SessionOptions, key: str
+) -> None:
     options.add_session_config_entry(key, "1")
     assert options._record.reasons == []
-    assert set(options._record.asked_entries()) == ({key} & _session_keys.SERVE), "the daemon decides by that one, too"
+    assert set(options._record.asked_entries()) == ({key} & _session_keys.SERVE), (
+        "the daemon decides by that one, too"
+    )
     assert options._record.replay(only_running=True).get_session_config_entry(key) == "1"
 
 
 @pytest.mark.parametrize("key", sorted(_session_keys.REFUSED))
 def test_refused_entries_make_a_plain_session(options: epcache.SessionOptions, key: str) -> None:
     options.add_session_config_entry(key, "x")
-    assert options._record.reasons == [f"session config entry {key!r}: {_session_keys.REFUSED[key]}"]
+    assert options._record.reasons == [
+        f"session config entry {key!r}: {_session_keys.REFUSED[key]}"
+    ]
     assert options._record.replay(only_running=False).get_session_config_entry(key) == "x"
 
 
-def test_folder_of_external_data_is_not_that_of_the_artefact(options: epcache.SessionOptions) -> None:
+def test_folder_of_external_data_is_not_that_of_the_artefact(
+    options: epcache.SessionOptions,
+) -> None:
     (key,) = _session_keys.DIRECTORY
     options.add_session_config_entry(key, "/weights")
-    assert options._record.asked_entries() == {key: "/weights"}, "Client.acquire opens the files there"
+    assert options._record.asked_entries() == {key: "/weights"}, (
+        "Client.acquire opens the files there"
+    )
     with pytest.raises(Exception, match=key):
         options._record.replay(only_running=True).get_session_config_entry(key)
 
@@ -88,7 +114,9 @@ def test_folder_of_external_data_is_not_that_of_the_artefact(options: epcache.Se
 def test_compile_entries_are_left_to_the_answer(options: epcache.SessionOptions) -> None:
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     with pytest.raises(Exception, match="disable_quant_qdq"):
-        options._record.replay(only_running=True).get_session_config_entry("session.disable_quant_qdq")
+        options._record.replay(only_running=True).get_session_config_entry(
+            "session.disable_quant_qdq"
+        )
     plain = options._record.replay(only_running=False)
     assert plain.get_session_config_entry("session.disable_quant_qdq") == "1"
 
@@ -112,7 +140,9 @@ def test_level_to_compile_with(options: epcache.SessionOptions, level: object, w
 
 
 @pytest.mark.parametrize("name", ["graph_optimization_level", "intra_op_num_threads"])
-def test_value_that_onnxruntime_refuses_was_not_told(options: epcache.SessionOptions, name: str) -> None:
+def test_value_that_onnxruntime_refuses_was_not_told(
+    options: epcache.SessionOptions, name: str
+) -> None:
     with pytest.raises(TypeError):
         setattr(options, name, "x")
     with pytest.raises(TypeError):
@@ -138,12 +168,21 @@ def initializer(options: epcache.SessionOptions) -> None:
     [
         pytest.param(write_optimized_model, id="optimized model"),
         pytest.param(initializer, id="initializer"),
-        pytest.param(lambda o: o.set_provider_selection_policy_delegate(lambda *_: []), id="device delegate"),
-        pytest.param(lambda o: o.add_session_config_entry("ep.context_enable", "1"), id="own compile"),
-        pytest.param(lambda o: o.add_session_config_entry("ep.context_file_path", "/x"), id="own context file"),
+        pytest.param(
+            lambda o: o.set_provider_selection_policy_delegate(lambda *_: []), id="device delegate"
+        ),
+        pytest.param(
+            lambda o: o.add_session_config_entry("ep.context_enable", "1"), id="own compile"
+        ),
+        pytest.param(
+            lambda o: o.add_session_config_entry("ep.context_file_path", "/x"),
+            id="own context file",
+        ),
     ],
 )
-def test_what_cannot_be_accounted_for_is_a_reason(options: epcache.SessionOptions, tell: object) -> None:
+def test_what_cannot_be_accounted_for_is_a_reason(
+    options: epcache.SessionOptions, tell: object
+) -> None:
     tell(options)
     assert len(options._record.reasons) == 1
 
@@ -152,5 +191,7 @@ def test_plain_onnxruntime_takes_them(options: epcache.SessionOptions, tmp_path:
     from providers import INPUTS, make_model
 
     options.intra_op_num_threads = 1
-    session = ort.InferenceSession(make_model(tmp_path / "m.onnx"), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        make_model(tmp_path / "m.onnx"), options, providers=["CPUExecutionProvider"]
+    )
     assert session.run(None, INPUTS)[0].shape == (1, 64)

@@ -1,4 +1,6 @@
-"""The wheel: the same bytes each time, with programs that find each other. `make wheel-proof` runs a model with it as a new user."""
+"""The wheel: the same bytes each time, with programs that find each other. `make wheel-proof` runs
+a model with it as a new user.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,17 @@ pytestmark = pytest.mark.skipif(not shutil.which("go"), reason="building the pro
 
 
 def build(project: Path, out: Path) -> Path:
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000001", "EPCACHED_COMMIT": "0123456789ab"}
-    command = [sys.executable, str(project / "clients" / "python" / "build_wheel.py"), str(out), "amd64"]
+    environment = {
+        **os.environ,
+        "SOURCE_DATE_EPOCH": "1700000001",
+        "EPCACHED_COMMIT": "0123456789ab",
+    }
+    command = [
+        sys.executable,
+        str(project / "clients" / "python" / "build_wheel.py"),
+        str(out),
+        "amd64",
+    ]
     subprocess.run(command, check=True, env=environment, capture_output=True)
     (wheel,) = out.glob("*.whl")
     return wheel
@@ -30,7 +41,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_same_bytes_from_another_folder(wheel: Path, tmp_path: Path) -> None:
-    names = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=PROJECT).split(b"\0")
+    names = subprocess.check_output(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=PROJECT
+    ).split(b"\0")
     for name in filter(None, map(os.fsdecode, names)):
         if (PROJECT / name).is_file():
             (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +57,11 @@ def test_what_is_in_it(wheel: Path) -> None:
         info = next(name for name in entries if name.endswith("/WHEEL"))
         assert "Tag: py3-none-manylinux_2_17_x86_64\n" in archive.read(info).decode()
         assert b"go.etcd.io/bbolt" in archive.read(info.replace("WHEEL", "licenses/PROGRAMS"))
-    programs = {name.rpartition("/")[2]: entry for name, entry in entries.items() if ".data/scripts/" in name}
+    programs = {
+        name.rpartition("/")[2]: entry
+        for name, entry in entries.items()
+        if ".data/scripts/" in name
+    }
     assert set(programs) == {"epcached", "epcachectl", "epcached-ort", "epcached-remote"}
     assert {entry.external_attr >> 16 for entry in programs.values()} == {0o100755}
     assert {entry.date_time for entry in entries.values()} == {(2023, 11, 14, 22, 13, 20)}
@@ -60,15 +77,30 @@ def test_programs_state_the_commit(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_installed_programs_find_each_other(wheel: Path, tmp_path: Path) -> None:
-    """One with pip --target, for which the programs are beside the package, and one in an environment."""
+    """One with pip --target, for which the programs are beside the package, and one in an
+    environment.
+    """
     for where in ([f"--prefix={tmp_path / 'prefix'}"], ["--target", str(tmp_path / "target")]):
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--disable-pip-version-check",
+        ]
         subprocess.run([*command, *where, str(wheel)], check=True, capture_output=True)
     for package in (tmp_path / "target", *tmp_path.glob("prefix/lib/python3*/site-packages")):
         ask = "from epcache import _autostart, _worker; print(_autostart.find(), _worker.find())"
         environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(package)}
-        found = subprocess.check_output([sys.executable, "-c", ask], env=environment, cwd=tmp_path, text=True).split()
+        found = subprocess.check_output(
+            [sys.executable, "-c", ask], env=environment, cwd=tmp_path, text=True
+        ).split()
         assert [os.path.basename(path) for path in found] == ["epcached", "epcached-ort"]
         for path in found:
             assert path.startswith(str(tmp_path)) and os.access(path, os.X_OK)
-        assert subprocess.check_output([found[0], "--version"], text=True).startswith("epcached version ")
+        assert subprocess.check_output([found[0], "--version"], text=True).startswith(
+            "epcached version "
+        )

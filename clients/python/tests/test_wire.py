@@ -21,7 +21,26 @@ PACKAGE = "epcached.v1"
 # The bodies of an Envelope for which this client has no use.
 UNUSED_BODIES = {
     f"{verb}{suffix}"
-    for verb in ("release", "list", "show", "status", "probe", "check", "doctor", "collect", "usage", "pack", "layout", "stop", "export", "import", "push", "check_remote", "remote_trust", "collect_remote")
+    for verb in (
+        "release",
+        "list",
+        "show",
+        "status",
+        "probe",
+        "check",
+        "doctor",
+        "collect",
+        "usage",
+        "pack",
+        "layout",
+        "stop",
+        "export",
+        "import",
+        "push",
+        "check_remote",
+        "remote_trust",
+        "collect_remote",
+    )
     for suffix in ("", "_reply")
 } | {"invalidate", "remove", "change_reply", "why", "explanation", "pin", "unpin"}
 
@@ -47,10 +66,18 @@ def as_ours(message: object) -> list[_messages.Field]:
         entry = maps.get(kind(field).rpartition(".")[2])
         if entry is not None:
             key, value = entry.field
-            assert kind(key) == "string", "a map whose key is no text needs a codec that can do that"
+            assert kind(key) == "string", (
+                "a map whose key is no text needs a codec that can do that"
+            )
             fields.append(_messages.Field(field.number, field.name, kind(value), "map"))
             continue
-        label = "repeated" if field.label == field.LABEL_REPEATED else "optional" if field.proto3_optional else ""
+        label = (
+            "repeated"
+            if field.label == field.LABEL_REPEATED
+            else "optional"
+            if field.proto3_optional
+            else ""
+        )
         fields.append(_messages.Field(field.number, field.name, kind(field), label))
     return fields
 
@@ -58,7 +85,9 @@ def as_ours(message: object) -> list[_messages.Field]:
 @pytest.mark.parametrize("name", _messages.MESSAGES)
 def test_message_is_as_in_the_proto(file: object, name: str) -> None:
     (theirs,) = [message for message in file.message_type if message.name == name]
-    want = [field for field in as_ours(theirs) if name != "Envelope" or field.name not in UNUSED_BODIES]
+    want = [
+        field for field in as_ours(theirs) if name != "Envelope" or field.name not in UNUSED_BODIES
+    ]
     assert list(_messages.MESSAGES[name]) == want
 
 
@@ -102,7 +131,9 @@ def some_message(random: random.Random, name: str) -> dict[str, object]:
             return random.choice(EDGES[kind]) if kind in EDGES else some_message(random, kind)
 
         if field.label == "map":
-            values[field.name] = {random.choice(EDGES["string"]): one() for _ in range(random.randrange(3))}
+            values[field.name] = {
+                random.choice(EDGES["string"]): one() for _ in range(random.randrange(3))
+            }
         elif field.label == "repeated":
             values[field.name] = [one() for _ in range(random.randrange(3))]
         else:
@@ -118,7 +149,9 @@ def filled(name: str, values: dict[str, object]) -> dict[str, object]:
             continue
         value, nested = values[field.name], field.kind in _messages.MESSAGES
         if field.label == "map":
-            value = {key: filled(field.kind, item) if nested else item for key, item in value.items()}
+            value = {
+                key: filled(field.kind, item) if nested else item for key, item in value.items()
+            }
         elif field.label == "repeated":
             value = [filled(field.kind, item) if nested else item for item in value]
         elif nested:
@@ -133,9 +166,12 @@ def test_codec_agrees_with_protobuf(classes: dict[str, type], name: str) -> None
     for _ in range(100):
         values = some_message(numbers, name)
         theirs = classes[name].FromString(_wire.encode(name, values))
-        # What protobuf does not know as a field of the right type is kept apart: then it would come back all the same.
+        # What protobuf does not know as a field of the right type is kept apart: then it would come
+        # back all the same.
         theirs.DiscardUnknownFields()
-        assert _wire.decode(name, theirs.SerializeToString(deterministic=True)) == filled(name, values)
+        assert _wire.decode(name, theirs.SerializeToString(deterministic=True)) == filled(
+            name, values
+        )
 
 
 def test_unknown_fields_are_skipped() -> None:

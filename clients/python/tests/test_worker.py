@@ -14,7 +14,9 @@ from epcache import _worker
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
-RESULT = json.dumps({"Result": {"ORTVersion": "1.31.1", "Seconds": 1.5, "EPs": [{"Name": "E", "Version": "2.0"}]}})
+RESULT = json.dumps(
+    {"Result": {"ORTVersion": "1.31.1", "Seconds": 1.5, "EPs": [{"Name": "E", "Version": "2.0"}]}}
+)
 
 
 def program(folder: Path, script: str) -> str:
@@ -26,7 +28,9 @@ def program(folder: Path, script: str) -> str:
 
 def run(folder: Path, script: str, limit: float = 300.0) -> tuple[_worker.Result, list[str]]:
     told: list[str] = []
-    result = _worker.compile(program(folder, script), {"Model": "/m.onnx"}, time.monotonic() + limit, told.append)
+    result = _worker.compile(
+        program(folder, script), {"Model": "/m.onnx"}, time.monotonic() + limit, told.append
+    )
     return result, [phase for phase in told if phase]
 
 
@@ -47,7 +51,11 @@ def test_request_phases_and_result(tmp_path: Path) -> None:
     assert result == _worker.Result("1.31.1", 1.5, [("E", "2.0")])
     assert phases == ["registering", "compiling"]
     request = json.loads((tmp_path / "request").read_text())
-    assert (request["Version"], request["Do"], request["Model"]) == (_worker.VERSION, "compile", "/m.onnx")
+    assert (request["Version"], request["Do"], request["Model"]) == (
+        _worker.VERSION,
+        "compile",
+        "/m.onnx",
+    )
     folder = (tmp_path / "folder").read_text().strip()
     assert not os.path.exists(folder), "its folder goes with it"
     environment = (tmp_path / "environment").read_text()
@@ -79,11 +87,36 @@ CASES: dict[str, tuple[str, type[Exception], dict[str, str], str]] = {
         {"reason": "crash", "signal": "SIGSEGV"},
         r"crashed \(SIGSEGV\): last words",
     ),
-    "crash of what it looks after": ("exit 139", epcache.CompileFailed, {"reason": "crash", "signal": "SIGSEGV"}, "SIGSEGV"),
-    "killed": ("kill -KILL $$", epcache.CompileFailed, {"reason": "worker died", "signal": "SIGKILL"}, "SIGKILL"),
-    "silent end": ("exit 0", epcache.CompileFailed, {"reason": "crash", "exit": "0"}, "without a result"),
-    "garbage": ("echo '][' >&4; echo 7 >&4; exit 3", epcache.CompileFailed, {"reason": "crash", "exit": "3"}, "status 3"),
-    "other version": ("echo of another version >&2; exit 61", _worker.NoWorker, {}, "of another version"),
+    "crash of what it looks after": (
+        "exit 139",
+        epcache.CompileFailed,
+        {"reason": "crash", "signal": "SIGSEGV"},
+        "SIGSEGV",
+    ),
+    "killed": (
+        "kill -KILL $$",
+        epcache.CompileFailed,
+        {"reason": "worker died", "signal": "SIGKILL"},
+        "SIGKILL",
+    ),
+    "silent end": (
+        "exit 0",
+        epcache.CompileFailed,
+        {"reason": "crash", "exit": "0"},
+        "without a result",
+    ),
+    "garbage": (
+        "echo '][' >&4; echo 7 >&4; exit 3",
+        epcache.CompileFailed,
+        {"reason": "crash", "exit": "3"},
+        "status 3",
+    ),
+    "other version": (
+        "echo of another version >&2; exit 61",
+        _worker.NoWorker,
+        {},
+        "of another version",
+    ),
     "no program behind the link": ("exec /nowhere", _worker.NoWorker, {}, "/nowhere"),
 }
 

@@ -1,5 +1,5 @@
-"""Drives the Python client through the conformance suite: a question a line on standard input, its answer a line on standard
-output. See the README of the suite.
+"""Drives the Python client through the conformance suite: a question a line on standard input, its
+answer a line on standard output. See the README of the suite.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "python"))
 
 import epcache  # noqa: E402
 
-# The protocol's classes by this client's errors. What has no class of its own is named by its type, which no row wants.
+# The protocol's classes by this client's errors. What has no class of its own is named by its type,
+# which no row wants.
 CLASSES = {
     epcache.NotFound: "NOT_FOUND",
     epcache.Stale: "STALE",

@@ -1,11 +1,13 @@
-"""What `epcachectl run` puts into Python programs: ONNX Runtime's classes are replaced by epcache's, the programs unchanged.
+"""What `epcachectl run` puts into Python programs: ONNX Runtime's classes are replaced by
+epcache's, the programs unchanged.
 
-hook/sitecustomize.py notices the import of onnxruntime, and calls `take_over` before the program sees the package. From then on
-onnxruntime.InferenceSession and SessionOptions are those of _classes.py, wherever ONNX Runtime itself has these names. epcache
-keeps the original ones. Whatever happens is appended to a report (_report.py), which epcachectl reads at the end of the program.
+hook/sitecustomize.py notices the import of onnxruntime, and calls `take_over` before the program
+sees the package. From then on onnxruntime.InferenceSession and SessionOptions are those of
+_classes.py, wherever ONNX Runtime itself has these names. epcache keeps the original ones. Whatever
+happens is appended to a report (_report.py), which epcachectl reads at the end of the program.
 
-Many programs import onnxruntime and make no session, so all that makes sessions is imported with the first one; until then as little as
-can be is.
+Many programs import onnxruntime and make no session, so all that makes sessions is imported with
+the first one; until then as little as can be is.
 
 Nothing here may stop a program that would run without it.
 """
@@ -25,14 +27,20 @@ OLDEST = (1, 24)  # with compiled execution providers as plugins
 # Where ONNX Runtime has the classes.
 _PLACES = {
     "InferenceSession": ("onnxruntime", "onnxruntime.capi.onnxruntime_inference_collection"),
-    "SessionOptions": ("onnxruntime", "onnxruntime.capi._pybind_state", "onnxruntime.capi.onnxruntime_pybind11_state"),
+    "SessionOptions": (
+        "onnxruntime",
+        "onnxruntime.capi._pybind_state",
+        "onnxruntime.capi.onnxruntime_pybind11_state",
+    ),
 }
 
 original: ModuleType | None = None  # onnxruntime with its own classes, once it has been taken over
 
 
 def take_over(ort: ModuleType) -> None:
-    """Replaces the classes in onnxruntime, which has just been imported. Reports why not, where that cannot be."""
+    """Replaces the classes in onnxruntime, which has just been imported. Reports why not, where
+    that cannot be.
+    """
     try:
         _report.watch(ort)
         why = _too_old(str(getattr(ort, "__version__", "")))

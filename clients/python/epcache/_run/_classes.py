@@ -1,7 +1,8 @@
-"""The classes that stand where ONNX Runtime's stood. They are called as those are; with the first session comes what makes them of the cache.
+"""The classes that stand where ONNX Runtime's stood. They are called as those are; with the first
+session comes what makes them of the cache.
 
-A program may import, subclass and annotate with them, and make options, long before it makes a session, if it ever does. So next to nothing
-is imported here.
+A program may import, subclass and annotate with them, and make options, long before it makes a
+session, if it ever does. So next to nothing is imported here.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ _plain_options = ort.SessionOptions
 
 
 class _AnyOptions(type(ort.SessionOptions)):  # type: ignore[misc]
-    """Lets isinstance say of ONNX Runtime's own options what it said before: InferenceSession.get_session_options gives such."""
+    """Lets isinstance say of ONNX Runtime's own options what it said before:
+    InferenceSession.get_session_options gives such.
+    """
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return super().__instancecheck__(instance) or (cls is SessionOptions and type(instance) is _plain_options)
+        return super().__instancecheck__(instance) or (
+            cls is SessionOptions and type(instance) is _plain_options
+        )
 
 
 class SessionOptions(_session_options.SessionOptions, metaclass=_AnyOptions):
@@ -36,13 +41,21 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     __doc__ = ort.InferenceSession.__doc__
 
     def __init__(
-        self, path_or_bytes: Any, sess_options: Any = None, providers: Any = None, provider_options: Any = None, **kwargs: Any
+        self,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Any = None,
+        provider_options: Any = None,
+        **kwargs: Any,
     ) -> None:
         _complete()
         super().__init__(path_or_bytes, sess_options, providers, provider_options, **kwargs)
 
 
-for _class, _where in ((InferenceSession, _COLLECTION), (SessionOptions, _plain_options.__module__)):
+for _class, _where in (
+    (InferenceSession, _COLLECTION),
+    (SessionOptions, _plain_options.__module__),
+):
     _class.__module__ = _where
     _class.__qualname__ = _class.__name__
 
@@ -50,9 +63,11 @@ _completed = False
 
 
 def _complete() -> None:
-    """Puts the class that makes sessions of the cache between this one and ONNX Runtime's, for the program's subclasses too.
+    """Puts the class that makes sessions of the cache between this one and ONNX Runtime's, for the
+    program's subclasses too.
 
-    Where that cannot be, sessions are ONNX Runtime's own. Two threads may do this at once: the second does what has been done.
+    Where that cannot be, sessions are ONNX Runtime's own. Two threads may do this at once: the
+    second does what has been done.
     """
     global _completed
     if _completed:
@@ -64,19 +79,25 @@ def _complete() -> None:
         settings()  # what is wrong there is found before anything is replaced
         InferenceSession.__bases__ = (Served,)
     except Exception as error:
-        _report.add("failed", why=f"epcache cannot be used in this process: {type(error).__name__}: {error}")
+        _report.add(
+            "failed", why=f"epcache cannot be used in this process: {type(error).__name__}: {error}"
+        )
     _completed = True
 
 
 class _Library(ModuleType):
-    """ONNX Runtime's C module as its own Python classes have it; those of the program find in it what reports."""
+    """ONNX Runtime's C module as its own Python classes have it; those of the program find in it
+    what reports.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.modules[_LIBRARY], name)
 
 
 def watch_library() -> None:
-    """Has sessions reported that the program makes with ONNX Runtime's C module itself, past the classes above."""
+    """Has sessions reported that the program makes with ONNX Runtime's C module itself, past the
+    classes above.
+    """
     collection = sys.modules[_COLLECTION]
     if isinstance(collection.__dict__["C"], _Library):
         return
@@ -90,10 +111,18 @@ def watch_library() -> None:
         __doc__ = made.__doc__
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
-            _report.add("other", what=f"{_LIBRARY}.InferenceSession", why="it is a part of ONNX Runtime's C module, which run cannot change")
+            _report.add(
+                "other",
+                what=f"{_LIBRARY}.InferenceSession",
+                why="it is a part of ONNX Runtime's C module, which run cannot change",
+            )
             super().__init__(*arguments, **named)
 
-    Direct.__module__, Direct.__name__, Direct.__qualname__ = made.__module__, made.__name__, made.__qualname__
+    Direct.__module__, Direct.__name__, Direct.__qualname__ = (
+        made.__module__,
+        made.__name__,
+        made.__qualname__,
+    )
     own = _Library(_LIBRARY)
     own.__dict__["InferenceSession"] = made
     collection.__dict__["C"] = own

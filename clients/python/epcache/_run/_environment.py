@@ -1,4 +1,6 @@
-"""What `epcachectl run` was told, as it comes in the environment variable EPCACHE_RUN: a JSON object."""
+"""What `epcachectl run` was told, as it comes in the environment variable EPCACHE_RUN: a JSON
+object.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ VARIABLE = "EPCACHE_RUN"
 
 @functools.cache
 def run_settings() -> dict[str, Any]:
-    """Returns what was said when this process began. Raises ValueError for what cannot be understood."""
+    """Returns what was said when this process began. Raises ValueError for what cannot be
+    understood.
+    """
     import json
 
     value = json.loads(os.environ.get(VARIABLE) or "{}")
@@ -21,9 +25,12 @@ def run_settings() -> dict[str, Any]:
 
 
 def runtime() -> str:
-    """Returns the folder of --runtime, "" where there is none. What cannot be understood has none: the first session finds out what is wrong."""
+    """Returns the folder of --runtime, "" where there is none. What cannot be understood has none:
+    the first session finds out what is wrong.
+    """
     if '"runtime"' not in os.environ.get(VARIABLE, ""):
-        return ""  # without a look at the rest: this is asked in every program that imports onnxruntime
+        # without a look at the rest: this is asked in every program that imports onnxruntime
+        return ""
     try:
         return str(run_settings().get("runtime", ""))
     except ValueError:

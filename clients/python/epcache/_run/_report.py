@@ -13,9 +13,11 @@ from typing import Any
 
 VARIABLE = "EPCACHE_RUN_REPORT"
 
-# ONNX Runtime's own library, under whichever name a package gave it; not those of execution providers.
+# ONNX Runtime's own library, under whichever name a package gave it; not those of execution
+# providers.
 _CORE = r"/libonnxruntime(-[^/_]*)?\.so[^/]*$"
-# Packages that make sessions in C++, with ONNX Runtime's library and not through its Python classes.
+# Packages that make sessions in C++, with ONNX Runtime's library and not through its Python
+# classes.
 _NATIVE = ("onnxruntime_genai", "onnxruntime.training")
 
 _watched = ""  # the folder of the onnxruntime that was taken over
@@ -30,7 +32,9 @@ def add(kind: str, **facts: Any) -> None:
 
 
 def imported(why: str) -> None:
-    """Says that onnxruntime was imported, and why it could not be taken over, if so. The common case needs no JSON."""
+    """Says that onnxruntime was imported, and why it could not be taken over, if so. The common
+    case needs no JSON.
+    """
     if why:
         add("onnxruntime", why=why)
     else:
@@ -76,4 +80,8 @@ def _report_others() -> None:
     core = re.compile(_CORE)
     for path in sorted("/" + path for path in paths):
         if core.search(path) and not os.path.realpath(path).startswith(_watched + os.sep):
-            add("other", what=path, why="another library of ONNX Runtime, which does not belong to the package onnxruntime")
+            add(
+                "other",
+                what=path,
+                why="another library of ONNX Runtime, which does not belong to the package onnxruntime",
+            )

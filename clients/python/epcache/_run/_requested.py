@@ -24,8 +24,9 @@ _DEVICE_OPTION = "device_type"
 class RequestedSession:
     """What a session is to be made on.
 
-    `eps` are compiled execution providers; none where the session options name devices themselves. `sent`: the program asked for
-    the CPU, and is sent there. `why` says why epcache has no part in the session; "" if it has.
+    `eps` are compiled execution providers; none where the session options name devices themselves.
+    `sent`: the program asked for the CPU, and is sent there. `why` says why epcache has no part in
+    the session; "" if it has.
     """
 
     names: list[str]
@@ -35,25 +36,41 @@ class RequestedSession:
 
 
 def requested_session(options: Any, providers: Any, provider_options: Any) -> RequestedSession:
-    """Understands the arguments of ONNX Runtime's InferenceSession. What it does not understand is left to ONNX Runtime."""
+    """Understands the arguments of ONNX Runtime's InferenceSession. What it does not understand is
+    left to ONNX Runtime.
+    """
     named = _named(providers, provider_options)
     if named is None:
-        return RequestedSession([], why="the providers have a form that ONNX Runtime does not accept")
+        return RequestedSession(
+            [], why="the providers have a form that ONNX Runtime does not accept"
+        )
     names = [name for name, _ in named]
     if options is not None and options.has_providers():
         if named:
-            return RequestedSession(names, why="execution providers are named both in the session options and as providers")
+            return RequestedSession(
+                names,
+                why="execution providers are named both in the session options and as providers",
+            )
         return RequestedSession([])
     if options is not None and getattr(options, "_record", None) is None:
-        return RequestedSession(names or [CPU], why="the session options were made by ONNX Runtime itself, and cannot be read")
-    built_in = [name for name in names if name in ort.get_available_providers() and name not in _UNCOMPILED]
+        return RequestedSession(
+            names or [CPU],
+            why="the session options were made by ONNX Runtime itself, and cannot be read",
+        )
+    built_in = [
+        name for name in names if name in ort.get_available_providers() and name not in _UNCOMPILED
+    ]
     if built_in:
-        return RequestedSession(names, why=f"it asks for {built_in[0]}, which is part of the program's own ONNX Runtime")
+        return RequestedSession(
+            names, why=f"it asks for {built_in[0]}, which is part of the program's own ONNX Runtime"
+        )
     plugins, missing = _plugins_of(named)
     if plugins:
         return RequestedSession(names, plugins)
     if not settings().eps:
-        return RequestedSession(names or [CPU], why=missing or f"it asks for {CPU}, and no --ep was given")
+        return RequestedSession(
+            names or [CPU], why=missing or f"it asks for {CPU}, and no --ep was given"
+        )
     return RequestedSession(names or [CPU], [_as_on_cpu(ep) for ep in settings().eps], sent=True)
 
 
@@ -79,7 +96,9 @@ def _plugins_of(named: list[tuple[str, Mapping[str, Any]]]) -> tuple[list[Execut
     for name, options in named:
         if name in _UNCOMPILED:
             continue
-        ep = _with_device(ExecutionProvider(name, options={str(k): option_text(v) for k, v in options.items()}))
+        ep = _with_device(
+            ExecutionProvider(name, options={str(k): option_text(v) for k, v in options.items()})
+        )
         try:
             if _is_plugin(name):
                 _plugins.plugin(ep)
@@ -90,9 +109,13 @@ def _plugins_of(named: list[tuple[str, Mapping[str, Any]]]) -> tuple[list[Execut
 
 
 def _is_plugin(name: str) -> bool:
-    """Whether the name may be a plugin's: one that has a package, or that the program registered. Most names never are."""
+    """Whether the name may be a plugin's: one that has a package, or that the program registered.
+    Most names never are.
+    """
     family = name.partition(".")[0]
-    return family in _plugins._PACKAGES or any(device.ep_name == name for device in ort.get_ep_devices())
+    return family in _plugins._PACKAGES or any(
+        device.ep_name == name for device in ort.get_ep_devices()
+    )
 
 
 def _with_device(ep: ExecutionProvider) -> ExecutionProvider:
@@ -104,10 +127,11 @@ def _with_device(ep: ExecutionProvider) -> ExecutionProvider:
 
 
 def _as_on_cpu(ep: ExecutionProvider) -> ExecutionProvider:
-    """Returns the execution provider so that it computes as the CPU's does, where the caller did not choose.
+    """Returns the execution provider so that it computes as the CPU's does, where the caller did
+    not choose.
 
-    OpenVINO takes half precision where the hardware prefers that; a program that asked for the CPU has results in
-    single precision. NPUs have no other than their own.
+    OpenVINO takes half precision where the hardware prefers that; a program that asked for the CPU
+    has results in single precision. NPUs have no other than their own.
     """
     if ep.name != OPENVINO or "load_config" in ep.options:
         return ep

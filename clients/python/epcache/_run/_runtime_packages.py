@@ -1,7 +1,8 @@
-"""The packages of ONNX Runtime in the folder of `epcachectl run --runtime`, which come before the program's own.
+"""The packages of ONNX Runtime in the folder of `epcachectl run --runtime`, which come before the
+program's own.
 
-Only these: whatever else stands in that folder is not the program's. A folder with an onnxruntime for another Python
-lends its execution providers alone.
+Only these: whatever else stands in that folder is not the program's. A folder with an onnxruntime
+for another Python lends its execution providers alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _CORE = "onnxruntime"
 
 
 def runtime_spec(name: str) -> ModuleSpec | None:
-    """Returns where the folder has this module, a package of ONNX Runtime's; None where the program's own is to be taken."""
+    """Returns where the folder has this module, a package of ONNX Runtime's; None where the
+    program's own is to be taken.
+    """
     folder = runtime()
     if not folder or (name == _CORE and not _fits(folder)):
         return None

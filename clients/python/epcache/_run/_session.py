@@ -1,4 +1,6 @@
-"""Sessions that are asked for as ONNX Runtime's are, and made from the cache where that is possible."""
+"""Sessions that are asked for as ONNX Runtime's are, and made from the cache where that is
+possible.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from ._settings import settings
 
 _KNOWN = frozenset(("enable_fallback", "read_config_from_model", "disabled_optimizers"))
 
-# Whether this process was forked from one that had execution providers loaded. Their threads did not come along: OpenVINO waits for them for ever.
+# Whether this process was forked from one that had execution providers loaded. Their threads did
+# not come along: OpenVINO waits for them for ever.
 _beyond_fork = False
 
 
@@ -32,7 +35,9 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Served(_session.InferenceSession):
-    """The way of a session from what the program asks for to the cache, or to what it would have been without."""
+    """The way of a session from what the program asks for to the cache, or to what it would have
+    been without.
+    """
 
     def __init__(
         self,
@@ -52,17 +57,27 @@ class Served(_session.InferenceSession):
             else:
                 self._make()
         except Exception as error:
-            _report.add("raised", model=_name(path_or_bytes), why=f"{type(error).__name__}: {error}")
+            _report.add(
+                "raised", model=_name(path_or_bytes), why=f"{type(error).__name__}: {error}"
+            )
             raise
         self._report_it()
 
     def _make(self) -> None:
-        """Makes the session from the cache, or as epcache does without it; as asked, where even that fails."""
+        """Makes the session from the cache, or as epcache does without it; as asked, where even
+        that fails.
+        """
         path_or_bytes, options, _, _, kwargs = self._arguments
         passed = {name: value for name, value in kwargs.items() if name != "enable_fallback"}
         before = self.__dict__.copy()
         try:
-            super().__init__(path_or_bytes, options, ep=self._requested.eps or None, on_miss=settings().on_miss, **passed)
+            super().__init__(
+                path_or_bytes,
+                options,
+                ep=self._requested.eps or None,
+                on_miss=settings().on_miss,
+                **passed,
+            )
         except Exception as error:
             if self._as_asked:
                 raise  # ONNX Runtime's answer to what the program asked for
@@ -73,27 +88,39 @@ class Served(_session.InferenceSession):
     def _make_as_asked(self, report: Report) -> None:
         path_or_bytes, options, providers, provider_options, kwargs = self._arguments
         self._as_asked, self._report = True, report
-        ort.InferenceSession.__init__(self, path_or_bytes, options, providers, provider_options, **kwargs)
+        ort.InferenceSession.__init__(
+            self, path_or_bytes, options, providers, provider_options, **kwargs
+        )
 
-    def _acquire(self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]) -> Artefact | None:
-        """As epcache does; a model that the program wanted on the CPU has to compute the same on the execution provider."""
+    def _acquire(
+        self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
+    ) -> Artefact | None:
+        """As epcache does; a model that the program wanted on the CPU has to compute the same on
+        the execution provider.
+        """
         if not self._requested.sent or not settings().verify_output:
             return super()._acquire(client, deadline, attempts, wishes)
 
         def ask() -> Artefact:
             checked = {**wishes, "verify_output": settings().verify_output}
             try:
-                return self._wanted.question(client, checked)(timeout=max(0.0, deadline - time.monotonic()))
+                return self._wanted.question(client, checked)(
+                    timeout=max(0.0, deadline - time.monotonic())
+                )
             except _errors.CompileFailed as error:
                 if error.facts.get("outputs") != "0":
                     raise
-            # It does not run on the sizes that the daemon made up for open dimensions, so nothing was compared.
-            return self._wanted.question(client, wishes)(timeout=max(0.0, deadline - time.monotonic()))
+            # It does not run on the sizes that the daemon made up for open dimensions, so nothing
+            # was compared.
+            return self._wanted.question(client, wishes)(
+                timeout=max(0.0, deadline - time.monotonic())
+            )
 
         return _session.answered(ask, attempts)
 
     def _load_plain(self) -> None:
-        # A program that asked for the CPU is not to compile in its own process each time: that would be worse than without.
+        # A program that asked for the CPU is not to compile in its own process each time: that
+        # would be worse than without.
         if self._requested.sent:
             self._make_as_asked(self._report)
         else:
@@ -113,10 +140,13 @@ class Served(_session.InferenceSession):
             if not self._requested.sent or self._as_asked:
                 raise
             failed = error
-        # Outside of the handler: what ONNX Runtime raises there is the program's, and comes from nothing else.
+        # Outside of the handler: what ONNX Runtime raises there is the program's, and comes from
+        # nothing else.
         return self._run_as_asked(failed, arguments, named)
 
-    def _run_as_asked(self, error: Exception, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _run_as_asked(
+        self, error: Exception, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         """Does what the program asked for, after the execution provider that it was sent to failed.
 
         If that fails as well it was not the execution provider, and the session stays as it is.
@@ -155,11 +185,17 @@ def _name(source: Any) -> str:
     """Returns what the model is called in a report: not everything that a program passes is a path."""
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
-    return os.path.abspath(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+    return (
+        os.path.abspath(os.fspath(source))
+        if isinstance(source, (str, os.PathLike))
+        else type(source).__name__
+    )
 
 
 def _said(error: Exception) -> str:
-    """Returns what there is to say to who called epcachectl: he has a command line, and no Python to write."""
+    """Returns what there is to say to who called epcachectl: he has a command line, and no Python
+    to write.
+    """
     if not isinstance(error, _errors.Error):
         return f"{type(error).__name__}: {error}"
     if name := error.facts.get("missing_library"):
@@ -167,15 +203,28 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def _understood(path_or_bytes: Any, options: Any, providers: Any, provider_options: Any, kwargs: dict[str, Any]) -> RequestedSession:
+def _understood(
+    path_or_bytes: Any, options: Any, providers: Any, provider_options: Any, kwargs: dict[str, Any]
+) -> RequestedSession:
     if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
-        return RequestedSession([], why=f"the model is neither a path nor bytes but of type {type(path_or_bytes).__name__}")
+        return RequestedSession(
+            [],
+            why=f"the model is neither a path nor bytes but of type {type(path_or_bytes).__name__}",
+        )
     if unknown := set(kwargs) - _KNOWN:
-        return RequestedSession([], why=f"InferenceSession has arguments unknown to epcache: {', '.join(sorted(unknown))}")
+        return RequestedSession(
+            [],
+            why=f"InferenceSession has arguments unknown to epcache: {', '.join(sorted(unknown))}",
+        )
     if _beyond_fork:
         names = ", ".join(sorted(_plugins._registered))
-        return RequestedSession([], why=f"the process was forked after it had loaded {names}, which does not work in a fork")
+        return RequestedSession(
+            [],
+            why=f"the process was forked after it had loaded {names}, which does not work in a fork",
+        )
     try:
         return requested_session(options, providers, provider_options)
     except Exception as error:
-        return RequestedSession([], why=f"epcache does not understand the request: {type(error).__name__}: {error}")
+        return RequestedSession(
+            [], why=f"epcache does not understand the request: {type(error).__name__}: {error}"
+        )

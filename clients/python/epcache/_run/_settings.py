@@ -13,8 +13,8 @@ from ._environment import VARIABLE, run_settings
 class Settings:
     """Every field may be missing in the variable.
 
-    `eps` is what a program that asks for the CPU is sent to; none: it is left on the CPU. `on_miss` is InferenceSession's.
-    `verify_output` is Client.acquire's, for sessions that are sent.
+    `eps` is what a program that asks for the CPU is sent to; none: it is left on the CPU. `on_miss`
+    is InferenceSession's. `verify_output` is Client.acquire's, for sessions that are sent.
     """
 
     eps: list[ExecutionProvider] = field(default_factory=list)
@@ -24,15 +24,28 @@ class Settings:
 
 @functools.cache
 def settings() -> Settings:
-    """Returns what was said when this process began. Raises ValueError for what cannot be understood."""
+    """Returns what was said when this process began. Raises ValueError for what cannot be
+    understood.
+    """
     eps = [_provider(one) for one in run_settings().get("eps", [])]
-    return Settings(eps, str(run_settings().get("on_miss", "wait")), float(run_settings().get("verify_output", 0)))
+    return Settings(
+        eps,
+        str(run_settings().get("on_miss", "wait")),
+        float(run_settings().get("verify_output", 0)),
+    )
 
 
 def _provider(one: object) -> ExecutionProvider:
-    """Returns the execution provider of {"name", "devices": [{"type", "vendor_id", "device_id", "metadata"}], "options", "library"}; all but the name may be missing."""
+    """Returns the execution provider of {"name", "devices": [{"type", "vendor_id", "device_id",
+    "metadata"}], "options", "library"}; all but the name may be missing.
+    """
     if not isinstance(one, dict):
         raise ValueError(f"{VARIABLE}: {one!r} is not an execution provider")
     [ep] = providers((one.get("name", ""), one.get("options", {})))
-    devices = tuple(Device(d.get("type", ""), d.get("vendor_id", 0), d.get("device_id", 0), d.get("metadata", {})) for d in one.get("devices", []))
+    devices = tuple(
+        Device(
+            d.get("type", ""), d.get("vendor_id", 0), d.get("device_id", 0), d.get("metadata", {})
+        )
+        for d in one.get("devices", [])
+    )
     return ExecutionProvider(ep.name, devices, ep.options, library=str(one.get("library", "")))

@@ -1,6 +1,7 @@
 """Runs a piece of work in a process of its own, with the ONNX Runtime of a given folder.
 
-A process has one ONNX Runtime, and what an execution provider remembers of one test would help the next one.
+A process has one ONNX Runtime, and what an execution provider remembers of one test would help the
+next one.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ PROJECT = HERE.parents[3]
 class Child:
     """`run(**arguments)` of children/`work`.py, under way in another process.
 
-    `runtime` is the folder that `import onnxruntime` finds there. The process inherits `descriptors`. It waits for a daemon's first word for
-    `hello` seconds, and not only for as long as applications do: a busy machine takes longer for that. None: for as long as they do.
+    `runtime` is the folder that `import onnxruntime` finds there. The process inherits
+    `descriptors`. It waits for a daemon's first word for `hello` seconds, and not only for as long
+    as applications do: a busy machine takes longer for that. None: for as long as they do.
     """
 
     def __init__(
@@ -47,20 +49,30 @@ class Child:
             "hello": hello,
             "answer": str(self._answer),
         }
-        own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EPCACHE_SOCKET")}
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "EPCACHE_SOCKET")
+        }
         # A file and no pipe: nobody reads while the process runs.
         self._said = open(Path(self._folder.name) / "said", "w+")
         self._process = subprocess.Popen(
             [os.environ.get("EPCACHED_PYTHON", sys.executable), HERE / "children" / "__main__.py"],
-            env={**own, **(environment or {})}, pass_fds=descriptors, text=True,
-            stdin=subprocess.PIPE, stdout=self._said, stderr=self._said,
-        )  # fmt: skip
+            env={**own, **(environment or {})},
+            pass_fds=descriptors,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=self._said,
+            stderr=self._said,
+        )
         assert self._process.stdin is not None
         with self._process.stdin as stdin:
             json.dump(request, stdin)
 
     def result(self, timeout: float = 180.0) -> Any:
-        """Returns what the work returned, all of it JSON. The process is ended after `timeout` seconds."""
+        """Returns what the work returned, all of it JSON. The process is ended after `timeout`
+        seconds.
+        """
         try:
             status = self._process.wait(timeout)
             self._said.seek(0)

@@ -1,8 +1,8 @@
 """Fixtures of the tests that compute: the real daemon, real execution providers, real models.
 
-EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS say where they are (see ../conftest.py), EPCACHED_PYTHON which Python
-the children run under. `make test` sets them all. One that is not set skips the tests that need it, and says so; one that
-is set and leads nowhere is a failure.
+EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS say where they are (see ../conftest.py),
+EPCACHED_PYTHON which Python the children run under. `make test` sets them all. One that is not set
+skips the tests that need it, and says so; one that is set and leads nowhere is a failure.
 
 Nothing of ONNX Runtime is loaded into the process of pytest: see child.py.
 """
@@ -19,7 +19,12 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "children"), str(HERE.parents[1]), str(HERE.parents[3] / "testdata")]
+sys.path[:0] = [
+    str(HERE),
+    str(HERE / "children"),
+    str(HERE.parents[1]),
+    str(HERE.parents[3] / "testdata"),
+]
 
 from daemon import Daemon  # noqa: E402
 from running import Run  # noqa: E402
@@ -46,7 +51,9 @@ def runtime() -> Callable[[str], Path]:
     """Returns the folder of a runtime by its name, as testdata/fetch-runtimes has them."""
 
     def find(name: str) -> Path:
-        path = folder_of("EPCACHED_RUNTIMES", "runtimes, as testdata/fetch-runtimes makes them") / name
+        path = (
+            folder_of("EPCACHED_RUNTIMES", "runtimes, as testdata/fetch-runtimes makes them") / name
+        )
         assert (path / "onnxruntime").is_dir(), f"EPCACHED_RUNTIMES has no {name}"
         return path
 
@@ -58,7 +65,10 @@ class Models:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._entries: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in json.loads((folder / "models.json").read_text())["models"]}
+        self._entries: dict[str, dict[str, Any]] = {
+            entry["name"]: entry
+            for entry in json.loads((folder / "models.json").read_text())["models"]
+        }
 
     def entry(self, name: str) -> dict[str, Any]:
         assert name in self._entries, f"EPCACHED_MODELS has no {name}"

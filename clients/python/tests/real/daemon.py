@@ -20,8 +20,8 @@ STOP_LIMIT = 60.0
 class Daemon:
     """epcached on a store of its own, which goes with it.
 
-    `state` is the state folder, `socket` the path to ask at. The folders have short names: a socket's path may have
-    no more than 107 bytes.
+    `state` is the state folder, `socket` the path to ask at. The folders have short names: a
+    socket's path may have no more than 107 bytes.
     """
 
     def __init__(self, programs: Path, runtimes: list[Path], configuration: str = "") -> None:
@@ -35,18 +35,31 @@ class Daemon:
         (self._folder / "epcached.toml").write_text(configuration)
         named = [argument for runtime in runtimes for argument in ("--runtime", str(runtime))]
         configuration_file = self._folder / "epcached.toml"
-        self._command = [programs / "epcached", "--state", self.state, "--socket", self.socket, "--config", configuration_file, *named]
+        self._command = [
+            programs / "epcached",
+            "--state",
+            self.state,
+            "--socket",
+            self.socket,
+            "--config",
+            configuration_file,
+            *named,
+        ]
         self.start()
 
     def start(self) -> None:
         """Starts the daemon, the first time or on the store of the last time."""
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+        )
         self._wait_until_it_answers()
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + START_LIMIT
         while time.monotonic() < deadline:
-            assert self._process.poll() is None, f"the daemon ended with {self._process.returncode}:\n{self.log()}"
+            assert self._process.poll() is None, (
+                f"the daemon ended with {self._process.returncode}:\n{self.log()}"
+            )
             with socket.socket(socket.AF_UNIX) as one:
                 if one.connect_ex(self.socket) == 0:
                     return
@@ -73,12 +86,20 @@ class Daemon:
         return done.stderr
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command: list[str | Path] = [self._programs / "epcachectl", *arguments, "--json", "--socket", self.socket]
+        command: list[str | Path] = [
+            self._programs / "epcachectl",
+            *arguments,
+            "--json",
+            "--socket",
+            self.socket,
+        ]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     def _control(self, *arguments: str) -> str:
         done = self._run(*arguments)
-        assert done.returncode == 0, f"epcachectl {arguments} ended with {done.returncode}:\n{done.stderr}{done.stdout}"
+        assert done.returncode == 0, (
+            f"epcachectl {arguments} ended with {done.returncode}:\n{done.stderr}{done.stdout}"
+        )
         return done.stdout
 
     def compiles(self) -> int:

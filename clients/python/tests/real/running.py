@@ -21,7 +21,14 @@ def python() -> str:
 
 def plain_environment(**more: str) -> dict[str, str]:
     """The environment of the tests, but for what leads to an epcache."""
-    return {**{key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "EPCACHE_SOCKET")}, **more}
+    return {
+        **{
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("PYTHONPATH", "EPCACHE_SOCKET")
+        },
+        **more,
+    }
 
 
 class Run:
@@ -32,32 +39,65 @@ class Run:
         self.runtime = str(runtime)
 
     def __call__(
-        self, *command: str | Path, flags: tuple[str, ...] = ("--ep", f"{OPENVINO}:CPU"), socket: str = "", cwd: Path | None = None, **environment: str
+        self,
+        *command: str | Path,
+        flags: tuple[str, ...] = ("--ep", f"{OPENVINO}:CPU"),
+        socket: str = "",
+        cwd: Path | None = None,
+        **environment: str,
     ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         """Returns how the command ended, and the report.
 
-        A session waits 50 ms for the daemon's first word and then goes on without it, which happens on a busy machine: the program is
-        started once more, for the tests are about what the daemon answers.
+        A session waits 50 ms for the daemon's first word and then goes on without it, which happens
+        on a busy machine: the program is started once more, for the tests are about what the daemon
+        answers.
         """
         for _ in range(4):
             ended, report = self._once(command, flags, socket, cwd, environment)
-            if socket or not any("no answer in time" in str(session.get("why")) for session in report["sessions"]):
+            if socket or not any(
+                "no answer in time" in str(session.get("why")) for session in report["sessions"]
+            ):
                 break
         return ended, report
 
     def _once(
-        self, command: tuple[str | Path, ...], flags: tuple[str, ...], socket: str, cwd: Path | None, environment: dict[str, str]
+        self,
+        command: tuple[str | Path, ...],
+        flags: tuple[str, ...],
+        socket: str,
+        cwd: Path | None,
+        environment: dict[str, str],
     ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="epcached-run-") as folder:
             report = Path(folder) / "report.json"
-            line = [self._control, "run", f"--report={report}", "--json", "--runtime", self.runtime, *flags, "--", *map(str, command)]
+            line = [
+                self._control,
+                "run",
+                f"--report={report}",
+                "--json",
+                "--runtime",
+                self.runtime,
+                *flags,
+                "--",
+                *map(str, command),
+            ]
             own = plain_environment(EPCACHE_SOCKET=socket or self.socket, **environment)
-            ended = subprocess.run(line, env=own, cwd=cwd, capture_output=True, text=True, timeout=LIMIT)
+            ended = subprocess.run(
+                line, env=own, cwd=cwd, capture_output=True, text=True, timeout=LIMIT
+            )
             return ended, json.loads(report.read_text())
 
     def control(self, *arguments: str) -> str:
         """Returns what `epcachectl ARGUMENTS` prints."""
-        return subprocess.run([self._control, *arguments, "--socket", self.socket], check=True, capture_output=True, text=True, timeout=LIMIT).stdout
+        return subprocess.run(
+            [self._control, *arguments, "--socket", self.socket],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        ).stdout
 
-    def python(self, *arguments: str | Path, **more: Any) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    def python(
+        self, *arguments: str | Path, **more: Any
+    ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         return self(python(), *arguments, **more)

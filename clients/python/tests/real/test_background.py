@@ -22,11 +22,18 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
     return start(runtime("openvino-1.8.1"))
 
 
-def test_session_goes_on_and_the_next_is_compiled(daemon: Daemon, runtime: Callable[[str], Path], models: Any) -> None:
+def test_session_goes_on_and_the_next_is_compiled(
+    daemon: Daemon, runtime: Callable[[str], Path], models: Any
+) -> None:
     ran = child.run(
-        "background", runtime("openvino-1.8.1"), environment={"EPCACHE_SOCKET": daemon.socket},
-        model=models.entry("silero-vad"), path=str(models.path("silero-vad")), ep=[EP, {"load_config": F32}], meanwhile="CPUExecutionProvider",
-    )  # fmt: skip
+        "background",
+        runtime("openvino-1.8.1"),
+        environment={"EPCACHE_SOCKET": daemon.socket},
+        model=models.entry("silero-vad"),
+        path=str(models.path("silero-vad")),
+        ep=[EP, {"load_config": F32}],
+        meanwhile="CPUExecutionProvider",
+    )
     first, second = ran["first"], ran["second"]
     assert (first["outcome"], first["providers"]) == ("background", ["CPUExecutionProvider"])
     assert first["job"]
@@ -82,8 +89,14 @@ def test_failure_is_remembered_listed_and_forgotten(daemon: Daemon, models: Any)
         with pytest.raises(epcache.CompileFailed, match="NO_SUCH_PROPERTY"):
             client.acquire(models.path("tiny-mlp"), wish, on_miss="background")
         (failure,) = client.jobs().failures
-        assert (failure.reason, failure.ep, failure.count) == ("refused", "OpenVINOExecutionProvider", 1)
+        assert (failure.reason, failure.ep, failure.count) == (
+            "refused",
+            "OpenVINOExecutionProvider",
+            1,
+        )
         assert failure.retry > failure.last
         assert [one.build for one in client.retry(failure.build)] == [failure.build]
         assert client.jobs().failures == []
-        assert client.acquire(models.path("tiny-mlp"), wish, on_miss="background").job, "it is tried again"
+        assert client.acquire(models.path("tiny-mlp"), wish, on_miss="background").job, (
+            "it is tried again"
+        )

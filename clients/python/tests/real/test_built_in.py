@@ -1,7 +1,9 @@
-"""An execution provider that is part of ONNX Runtime: onnxruntime-openvino, the only package for Linux on x86-64 whose provider makes compiled models.
+"""An execution provider that is part of ONNX Runtime: onnxruntime-openvino, the only package for
+Linux on x86-64 whose provider makes compiled models.
 
-It cannot load those that it makes for the CPU, with plain ONNX Runtime either (its wheel lacks OpenVINO's reader of them). So what is
-seen here is that nobody is worse off: the same provider, the same results, and no compile in vain for ever.
+It cannot load those that it makes for the CPU, with plain ONNX Runtime either (its wheel lacks
+OpenVINO's reader of them). So what is seen here is that nobody is worse off: the same provider, the
+same results, and no compile in vain for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from daemon import Daemon
 EP = "OpenVINOExecutionProvider"
 CLIENT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="onnxruntime-openvino 1.24.1 has no wheel for this Python")
+pytestmark = pytest.mark.skipif(
+    sys.version_info >= (3, 14), reason="onnxruntime-openvino 1.24.1 has no wheel for this Python"
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,12 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 @pytest.fixture
 def ask(daemon: Daemon, where: Path, models: Any) -> Callable[..., Any]:
     def run(**more: Any) -> Any:
-        wishes = {"model": models.entry("tiny-mlp"), "path": str(models.path("tiny-mlp")), "ep": [EP, {"device_type": "CPU"}], **more}
+        wishes = {
+            "model": models.entry("tiny-mlp"),
+            "path": str(models.path("tiny-mlp")),
+            "ep": [EP, {"device_type": "CPU"}],
+            **more,
+        }
         return child.run("claiming", where, environment={"EPCACHE_SOCKET": daemon.socket}, **wishes)
 
     return run
@@ -54,7 +63,9 @@ def test_sessions_are_plain_ones(ask: Callable[..., Any], daemon: Daemon) -> Non
     assert daemon.compiles() == 0
 
 
-def test_what_does_not_load_is_compiled_twice_at_most(ask: Callable[..., Any], daemon: Daemon) -> None:
+def test_what_does_not_load_is_compiled_twice_at_most(
+    ask: Callable[..., Any], daemon: Daemon
+) -> None:
     plain = ask(on_miss="wait")["sessions"][0]["outputs"]
     claims = [len(claimed(daemon))]
     for _ in range(3):
@@ -65,7 +76,9 @@ def test_what_does_not_load_is_compiled_twice_at_most(ask: Callable[..., Any], d
     assert claims == [0, 1, 2, 2]
     decisions = [event["text"] for event in daemon.events() if event["kind"] == "report"]
     assert decisions, "the daemon was told"
-    assert all("compile_yourself" in text and "does not load here either" not in text for text in decisions), decisions
+    assert all(
+        "compile_yourself" in text and "does not load here either" not in text for text in decisions
+    ), decisions
 
 
 def claimed(daemon: Daemon) -> list[Any]:
@@ -80,9 +93,17 @@ def test_device_that_is_not_there(ask: Callable[..., Any]) -> None:
 
 
 def test_doctor_says_what_it_is(where: Path, daemon: Daemon) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{CLIENT}{os.pathsep}{where}", "EPCACHE_SOCKET": daemon.socket}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{CLIENT}{os.pathsep}{where}",
+        "EPCACHE_SOCKET": daemon.socket,
+    }
     done = subprocess.run(
-        [os.environ.get("EPCACHED_PYTHON", sys.executable), "-m", "epcache", "doctor", "--json"], env=environment, capture_output=True, text=True, timeout=120
+        [os.environ.get("EPCACHED_PYTHON", sys.executable), "-m", "epcache", "doctor", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     found = {one["subject"]: one for one in json.loads(done.stdout)["findings"]}
     assert found[EP]["severity"] == "warning"

@@ -1,4 +1,6 @@
-"""Applications whose libraries the daemon does not have: they compile, and everybody with the same libraries gains."""
+"""Applications whose libraries the daemon does not have: they compile, and everybody with the same
+libraries gains.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,25 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 
 @pytest.fixture
-def ask(daemon: Daemon, runtime: Callable[[str], Path], programs: Path, models: Any) -> Callable[..., Any]:
+def ask(
+    daemon: Daemon, runtime: Callable[[str], Path], programs: Path, models: Any
+) -> Callable[..., Any]:
     """Runs an application; each test has a store of its own for all it can tell."""
     daemon.control("rm", "--all", "--yes")
 
-    def run(worker: str = str(programs / "epcached-ort"), where: Path | None = None, **more: Any) -> Any:
+    def run(
+        worker: str = str(programs / "epcached-ort"), where: Path | None = None, **more: Any
+    ) -> Any:
         environment = {"EPCACHE_SOCKET": daemon.socket, "EPCACHE_WORKER": worker}
-        wishes = {"model": models.entry(MODEL), "path": str(models.path(MODEL)), "ep": [f"{EP}:CPU", OPTIONS], **more}
-        return child.run("claiming", where or runtime("openvino-1.8.1"), environment=environment, **wishes)
+        wishes = {
+            "model": models.entry(MODEL),
+            "path": str(models.path(MODEL)),
+            "ep": [f"{EP}:CPU", OPTIONS],
+            **more,
+        }
+        return child.run(
+            "claiming", where or runtime("openvino-1.8.1"), environment=environment, **wishes
+        )
 
     return run
 
@@ -43,14 +56,29 @@ def ask(daemon: Daemon, runtime: Callable[[str], Path], programs: Path, models: 
 @pytest.fixture(scope="module")
 def plain(runtime: Callable[[str], Path], models: Any) -> Any:
     """What plain ONNX Runtime computes with what it compiled itself."""
-    wishes = {"model": models.entry(MODEL), "path": str(models.path(MODEL)), "ep": EP, "options": OPTIONS, "level": "basic"}
+    wishes = {
+        "model": models.entry(MODEL),
+        "path": str(models.path(MODEL)),
+        "ep": EP,
+        "options": OPTIONS,
+        "level": "basic",
+    }
     return child.run("plain", runtime("openvino-1.8.1"), **wishes)["sidecar"]["outputs"]
 
 
 @pytest.mark.parametrize("how", ["worker", "in process", "model in memory"])
-def test_compiled_here_once_and_served_from_then_on(how: str, ask: Callable[..., Any], daemon: Daemon, plain: Any) -> None:
+def test_compiled_here_once_and_served_from_then_on(
+    how: str, ask: Callable[..., Any], daemon: Daemon, plain: Any
+) -> None:
     compiles = daemon.compiles()
-    ran = ask(times=2, **({"worker": "/nowhere"} if how == "in process" else {"in_memory": how == "model in memory"}))
+    ran = ask(
+        times=2,
+        **(
+            {"worker": "/nowhere"}
+            if how == "in process"
+            else {"in_memory": how == "model in memory"}
+        ),
+    )
     first, second = ran["sessions"]
     assert ran["warnings"] == []
     assert (first["outcome"], second["outcome"]) == ("put", "hit")
@@ -68,14 +96,29 @@ def test_two_applications_one_compile(ask: Callable[..., Any]) -> None:
     assert first["outputs"] == second["outputs"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user: run `make test` as root")
-def test_another_user_than_the_daemons(ask: Callable[..., Any], daemon: Daemon, programs: Path, plain: Any, reachable: Path, models: Any) -> None:
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can become another user: run `make test` as root"
+)
+def test_another_user_than_the_daemons(
+    ask: Callable[..., Any],
+    daemon: Daemon,
+    programs: Path,
+    plain: Any,
+    reachable: Path,
+    models: Any,
+) -> None:
     """The daemon runs nothing of what that user brought, and knows it by its bytes."""
     path = reachable / "model.onnx"
     shutil.copy(models.path(MODEL), path)
     path.chmod(0o644)
     probes = sum(event["kind"] == "probed" for event in daemon.events())
-    ran = ask(worker=str(reachable / "epcached-ort"), where=reachable / "runtime", path=str(path), user=NOBODY, times=2)
+    ran = ask(
+        worker=str(reachable / "epcached-ort"),
+        where=reachable / "runtime",
+        path=str(path),
+        user=NOBODY,
+        times=2,
+    )
     first, second = ran["sessions"]
     assert (first["outcome"], second["outcome"]) == ("put", "hit"), ran
     assert "compiling compiling" in first["phases"], "in a worker of its own"
@@ -84,9 +127,15 @@ def test_another_user_than_the_daemons(ask: Callable[..., Any], daemon: Daemon, 
 
 
 def test_compiler_that_cannot_be_loaded_any_more(ask: Callable[..., Any], plain: Any) -> None:
-    """A process that gave up the right to read its own packages: it runs as without a cache, and the next one has the claim."""
+    """A process that gave up the right to read its own packages: it runs as without a cache, and
+    the next one has the claim.
+    """
     (session,) = (ran := ask(hidden="epcache._compile"))["sessions"]
-    assert (session["outcome"], session["providers"][0], session["outputs"]) == ("failed", EP, plain)
+    assert (session["outcome"], session["providers"][0], session["outputs"]) == (
+        "failed",
+        EP,
+        plain,
+    )
     assert "cannot compile here" in session["why"] and len(ran["warnings"]) == 1
     assert ask()["sessions"][0]["outcome"] == "put"
 
@@ -102,8 +151,12 @@ def reachable(runtime: Callable[[str], Path], programs: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user: run `make test` as root")
-def test_command_line_of_another_user(daemon: Daemon, programs: Path, reachable: Path, models: Any) -> None:
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can become another user: run `make test` as root"
+)
+def test_command_line_of_another_user(
+    daemon: Daemon, programs: Path, reachable: Path, models: Any
+) -> None:
     """What it put an application of the same user is served, and no other's."""
     model = reachable / "other.onnx"
     shutil.copy(models.path("tiny-mlp"), model)
@@ -111,9 +164,27 @@ def test_command_line_of_another_user(daemon: Daemon, programs: Path, reachable:
     shutil.copy(programs / "epcachectl", reachable)
 
     def get(user: int) -> Any:
-        command = [reachable / "epcachectl", "--socket", daemon.socket, "--json", "get", model, "--ep", f"{EP}:CPU"]
+        command = [
+            reachable / "epcachectl",
+            "--socket",
+            daemon.socket,
+            "--json",
+            "get",
+            model,
+            "--ep",
+            f"{EP}:CPU",
+        ]
         command += ["--on-miss", "claim", "--runtime", reachable / "runtime"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, user=user, group=user, extra_groups=[], cwd="/")
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            user=user,
+            group=user,
+            extra_groups=[],
+            cwd="/",
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)[0]["outcome"]
 
@@ -129,7 +200,9 @@ def worker(folder: Path, script: str) -> str:
     return str(path)
 
 
-def test_compiler_that_crashes_does_not_take_the_application(ask: Callable[..., Any], daemon: Daemon, tmp_path: Path) -> None:
+def test_compiler_that_crashes_does_not_take_the_application(
+    ask: Callable[..., Any], daemon: Daemon, tmp_path: Path
+) -> None:
     (crashed,) = ask(worker=worker(tmp_path, "echo last words >&2; kill -SEGV $$"))["sessions"]
     assert crashed["error"] == "CompileFailed"
     assert "crashed (SIGSEGV): last words" in crashed["text"]
@@ -138,8 +211,12 @@ def test_compiler_that_crashes_does_not_take_the_application(ask: Callable[..., 
     assert ask()["sessions"][0]["outcome"] == "put", "the next one may try"
 
 
-def test_compiler_that_refuses_leaves_a_plain_session(ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, plain: Any) -> None:
-    refuses = """echo '{"Refusal":{"Doing":"compile","Code":11,"Text":"out of luck"}}' >&4; exit 60"""
+def test_compiler_that_refuses_leaves_a_plain_session(
+    ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, plain: Any
+) -> None:
+    refuses = (
+        """echo '{"Refusal":{"Doing":"compile","Code":11,"Text":"out of luck"}}' >&4; exit 60"""
+    )
     ran = ask(worker=worker(tmp_path, refuses))
     (made,) = ran["sessions"]
     assert (made["outcome"], made["providers"][0]) == ("failed", EP)
@@ -149,8 +226,12 @@ def test_compiler_that_refuses_leaves_a_plain_session(ask: Callable[..., Any], d
     assert "out of luck (code 11)" in ended[-1]
 
 
-def test_execution_provider_that_is_part_of_onnxruntime(ask: Callable[..., Any], daemon: Daemon) -> None:
-    """It is compiled for in this process, and the daemon looks at what comes. ONNX Runtime's CPU makes no EPContext nodes."""
+def test_execution_provider_that_is_part_of_onnxruntime(
+    ask: Callable[..., Any], daemon: Daemon
+) -> None:
+    """It is compiled for in this process, and the daemon looks at what comes. ONNX Runtime's CPU
+    makes no EPContext nodes.
+    """
     ran = ask(ep=["CPUExecutionProvider", {}])
     (made,) = ran["sessions"]
     assert "compiling in this process" in made["phases"]
@@ -159,11 +240,22 @@ def test_execution_provider_that_is_part_of_onnxruntime(ask: Callable[..., Any],
     assert daemon.control("list") == []
 
 
-@pytest.mark.parametrize(("ep", "options", "version"), [(EP, {}, "openvino-1.8.1"), ("QNNExecutionProvider", {"soc_model": "60"}, "qnn-2.7.0")])
+@pytest.mark.parametrize(
+    ("ep", "options", "version"),
+    [(EP, {}, "openvino-1.8.1"), ("QNNExecutionProvider", {"soc_model": "60"}, "qnn-2.7.0")],
+)
 def test_artefact_does_not_depend_on_who_compiles_or_on_where_the_model_lies(
-    ep: str, options: dict[str, str], version: str, ask: Callable[..., Any], daemon: Daemon, programs: Path, runtime: Callable[[str], Path],
-    models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    ep: str,
+    options: dict[str, str],
+    version: str,
+    ask: Callable[..., Any],
+    daemon: Daemon,
+    programs: Path,
+    runtime: Callable[[str], Path],
+    models: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """ONNX Runtime hashes the spelling of the model's path into names."""
     monkeypatch.setenv("EPCACHE_WORKER", str(programs / "epcached-ort"))
     where, device = runtime(version), f"{ep}:CPU"
@@ -178,29 +270,43 @@ def test_artefact_does_not_depend_on_who_compiles_or_on_where_the_model_lies(
         return build["files"]
 
     def application(path: Path, in_memory: bool) -> Any:
-        ran = ask(where=where, model=models.entry("tiny-mlp"), path=str(path), ep=[device, options], in_memory=in_memory)
+        ran = ask(
+            where=where,
+            model=models.entry("tiny-mlp"),
+            path=str(path),
+            ep=[device, options],
+            in_memory=in_memory,
+        )
         assert ran["sessions"][0]["outcome"] == "put", ran
         return files()
 
     def command_line(path: Path, on_miss: str) -> Any:
         named = [f"--option={name}={value}" for name, value in options.items()]
-        (answer,) = daemon.control("get", str(path), "--ep", device, *named, "--runtime", str(where), "--on-miss", on_miss)
+        (answer,) = daemon.control(
+            "get", str(path), "--ep", device, *named, "--runtime", str(where), "--on-miss", on_miss
+        )
         assert answer["outcome"] == "compiled", answer
         return files()
 
     compiled = command_line(copies[0], "wait")  # by the daemon
     assert [command_line(path, "claim") for path in copies] == [compiled] * 2
-    assert [application(path, in_memory) for path in copies for in_memory in (False, True)] == [compiled] * 4
+    assert [application(path, in_memory) for path in copies for in_memory in (False, True)] == [
+        compiled
+    ] * 4
 
 
-def test_missing_library_of_an_execution_provider_is_named(ask: Callable[..., Any], runtime: Callable[[str], Path], models: Any, tmp_path: Path) -> None:
+def test_missing_library_of_an_execution_provider_is_named(
+    ask: Callable[..., Any], runtime: Callable[[str], Path], models: Any, tmp_path: Path
+) -> None:
     """The provider takes no node then, and only ONNX Runtime's log says why."""
     whole = runtime("qnn-2.7.0")
     for package in ("onnxruntime", "onnxruntime_qnn"):  # and not onnxruntime_qnn.libs
         shutil.copytree(whole / package, tmp_path / package, copy_function=os.symlink)
     tiny = {"model": models.entry("tiny-mlp"), "path": str(models.path("tiny-mlp"))}
     # For a target that the daemon has no build for, because it has these libraries whole.
-    (made,) = ask(where=tmp_path, ep=["QNNExecutionProvider", {"soc_model": "43"}], **tiny)["sessions"]
+    (made,) = ask(where=tmp_path, ep=["QNNExecutionProvider", {"soc_model": "43"}], **tiny)[
+        "sessions"
+    ]
     assert made["outcome"] == "failed"
     assert "libc++-71bc274c.so.1.0: cannot open shared object file" in made["why"]
 

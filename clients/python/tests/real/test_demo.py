@@ -1,4 +1,6 @@
-"""The demo on two small models, on a machine where OpenVINO has no device, and what reaches standard output."""
+"""The demo on two small models, on a machine where OpenVINO has no device, and what reaches
+standard output.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SMALL = ("silero-vad", "tiny-mlp")  # of others the simulator of the NPU takes a
 
 @pytest.fixture(scope="module")
 def hidden(runtime: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's runtimes, with an OpenVINO that finds no device because its plugin for CPUs is missing."""
+    """The demo's runtimes, with an OpenVINO that finds no device because its plugin for CPUs is
+    missing.
+    """
     folder = tmp_path_factory.mktemp("runtimes")
     (folder / "qnn-2.7.0").symlink_to(runtime("qnn-2.7.0"))
     openvino = runtime("openvino-1.8.1").resolve()
@@ -42,14 +46,31 @@ def with_niceness(nice: int) -> None:
 
 
 @pytest.mark.parametrize(("unbuffered", "nice"), [("", 10), ("1", 0)])
-def test_the_demo_shows_qnn_where_openvino_has_no_device(hidden: Path, programs: Path, models: Models, tmp_path: Path, unbuffered: str, nice: int) -> None:
+def test_the_demo_shows_qnn_where_openvino_has_no_device(
+    hidden: Path, programs: Path, models: Models, tmp_path: Path, unbuffered: str, nice: int
+) -> None:
     report = tmp_path / "demo.md"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DEMO_", "EPCACHE_", "PYTHONUNBUFFERED"))}
-    environment |= {"EPCACHED_RUNTIMES": str(hidden), "EPCACHED_BIN": str(programs), "DEMO_REPORT": str(report)}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("DEMO_", "EPCACHE_", "PYTHONUNBUFFERED"))
+    }
+    environment |= {
+        "EPCACHED_RUNTIMES": str(hidden),
+        "EPCACHED_BIN": str(programs),
+        "DEMO_REPORT": str(report),
+    }
     if unbuffered:
         environment["PYTHONUNBUFFERED"] = unbuffered
     command = [sys.executable, PROJECT / "testdata" / "demo.py", *SMALL]
-    done = subprocess.run(command, env=environment, preexec_fn=lambda: with_niceness(nice), capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(
+        command,
+        env=environment,
+        preexec_fn=lambda: with_niceness(nice),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "OpenVINO on the CPU: its plugin lists no device on this machine" in done.stdout
     table = report.read_text()
@@ -57,31 +78,77 @@ def test_the_demo_shows_qnn_where_openvino_has_no_device(hidden: Path, programs:
     assert "2 of 2 models were hits" in table
 
 
-def test_what_qualcomms_library_prints_reaches_no_standard_output(runtime: Callable[[str], Path], programs: Path, models: Models, tmp_path: Path) -> None:
+def test_what_qualcomms_library_prints_reaches_no_standard_output(
+    runtime: Callable[[str], Path], programs: Path, models: Models, tmp_path: Path
+) -> None:
     qnn, socket, config = runtime("qnn-2.7.0"), str(tmp_path / "s"), tmp_path / "epcached.toml"
     config.write_text("")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("EPCACHE_", "PYTHONUNBUFFERED"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("EPCACHE_", "PYTHONUNBUFFERED"))
+    }
 
     def said(*command: str | Path, **more: str) -> str:
-        done = subprocess.run(command, env={**environment, **more}, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            command, env={**environment, **more}, capture_output=True, text=True, timeout=LIMIT
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    daemon = [programs / "epcached", "--state", tmp_path / "state", "--socket", socket, "--config", config, "--runtime", qnn]
-    with open(tmp_path / "out", "w+") as out, open(tmp_path / "log", "w") as log, subprocess.Popen(daemon, stdout=out, stderr=log) as process:
+    daemon = [
+        programs / "epcached",
+        "--state",
+        tmp_path / "state",
+        "--socket",
+        socket,
+        "--config",
+        config,
+        "--runtime",
+        qnn,
+    ]
+    with (
+        open(tmp_path / "out", "w+") as out,
+        open(tmp_path / "log", "w") as log,
+        subprocess.Popen(daemon, stdout=out, stderr=log) as process,
+    ):
         try:
             until = time.monotonic() + 60
             while not Path(socket).exists():
-                assert time.monotonic() < until and process.poll() is None, (tmp_path / "log").read_text()
+                assert time.monotonic() < until and process.poll() is None, (
+                    tmp_path / "log"
+                ).read_text()
                 time.sleep(0.02)
             control = [programs / "epcachectl", "--socket", socket, "--wait", "10s"]
             assert json.loads(said(*control, "status", "--json"))["version"]
             ep = "QNNExecutionProvider:CPU"
-            get = [*control, "get", models.path("tiny-mlp"), "--ep", ep, "--option", "soc_model=60", "--json"]
+            get = [
+                *control,
+                "get",
+                models.path("tiny-mlp"),
+                "--ep",
+                ep,
+                "--option",
+                "soc_model=60",
+                "--json",
+            ]
             assert [json.loads(said(*get))[0]["outcome"] for _ in range(2)] == ["compiled", "hit"]
             path = os.pathsep.join(map(str, [qnn, PROJECT / "clients" / "python"]))
-            assert json.loads(said(sys.executable, "-m", "epcache", "doctor", "--json", "--socket", socket, PYTHONPATH=path))["findings"]
-            assert json.loads(said(*control, "doctor", "--python", sys.executable, "--json", PYTHONPATH=path))["findings"]
+            assert json.loads(
+                said(
+                    sys.executable,
+                    "-m",
+                    "epcache",
+                    "doctor",
+                    "--json",
+                    "--socket",
+                    socket,
+                    PYTHONPATH=path,
+                )
+            )["findings"]
+            assert json.loads(
+                said(*control, "doctor", "--python", sys.executable, "--json", PYTHONPATH=path)
+            )["findings"]
         finally:
             process.terminate()
         assert process.wait(60) == 0

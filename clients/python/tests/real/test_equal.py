@@ -1,4 +1,6 @@
-"""What epcached serves computes what the same artefact does that plain ONNX Runtime made and loaded: every bit."""
+"""What epcached serves computes what the same artefact does that plain ONNX Runtime made and
+loaded: every bit.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,28 @@ TARGET = {"soc_model": "60", "enable_htp_fp16_precision": "1"}
 # What epcache.InferenceSession compiles with: so it hits what was acquired before.
 SESSION_LEVEL = "basic"
 OPENVINO_MODELS = [
-    "silero-vad", "magika", "rapidocr-cls", "rapidocr-det", "rapidocr-rec", "smart-turn", "nudenet", "ddddocr-det",
-    "ddddocr-old", "ddddocr", "minilm-int8", "minilm-fp32", "mlp-128mib",
-    "tiny-mlp", "tiny-free-dimension", "tiny-convolution", "tiny-external",
-]  # fmt: skip
+    "silero-vad",
+    "magika",
+    "rapidocr-cls",
+    "rapidocr-det",
+    "rapidocr-rec",
+    "smart-turn",
+    "nudenet",
+    "ddddocr-det",
+    "ddddocr-old",
+    "ddddocr",
+    "minilm-int8",
+    "minilm-fp32",
+    "mlp-128mib",
+    "tiny-mlp",
+    "tiny-free-dimension",
+    "tiny-convolution",
+    "tiny-external",
+]
 
-# OpenVINO refuses several main contexts in one graph ("Multiple embedded native EPContext main contexts are not supported"),
-# so what it compiled in several parts cannot be had embedded by conversion.
+# OpenVINO refuses several main contexts in one graph ("Multiple embedded native EPContext main
+# contexts are not supported"), so what it compiled in several parts cannot be had embedded by
+# conversion.
 SEVERAL_PARTS = ["ddddocr-old"]
 
 
@@ -31,8 +48,16 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
     return start(runtime("openvino-1.8.1"), runtime("qnn-2.7.0"))
 
 
-def require_equal(daemon: Daemon, runtime: Path, models: Any, name: str, ep: str, options: dict[str, str]) -> None:
-    common = {"model": models.entry(name), "path": str(models.path(name)), "ep": ep, "options": options, "level": SESSION_LEVEL}
+def require_equal(
+    daemon: Daemon, runtime: Path, models: Any, name: str, ep: str, options: dict[str, str]
+) -> None:
+    common = {
+        "model": models.entry(name),
+        "path": str(models.path(name)),
+        "ep": ep,
+        "options": options,
+        "level": SESSION_LEVEL,
+    }
     plain = child.run("plain", runtime, **common)
     served = child.run("served", runtime, socket=daemon.socket, runtime=str(runtime), **common)
     for form, expected in plain.items():
@@ -43,7 +68,9 @@ def require_equal(daemon: Daemon, runtime: Path, models: Any, name: str, ep: str
         assert served[form]["files"] == expected["files"] == {"sidecar": 2, "embedded": 1}[form]
         assert not any(output["blank"] for output in expected["outputs"])
         for way, outputs in served[form]["outputs"].items():
-            assert outputs == expected["outputs"], f"{name}, {form}, {way}: other outputs than plain ONNX Runtime's artefact"
+            assert outputs == expected["outputs"], (
+                f"{name}, {form}, {way}: other outputs than plain ONNX Runtime's artefact"
+            )
 
 
 @pytest.mark.parametrize("name", OPENVINO_MODELS)
@@ -51,7 +78,9 @@ def test_openvino(name: str, daemon: Daemon, runtime: Callable[[str], Path], mod
     require_equal(daemon, runtime("openvino-1.8.1"), models, name, OPENVINO, {})
 
 
-def test_openvino_with_a_provider_option(daemon: Daemon, runtime: Callable[[str], Path], models: Any) -> None:
+def test_openvino_with_a_provider_option(
+    daemon: Daemon, runtime: Callable[[str], Path], models: Any
+) -> None:
     exact = {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'}
     require_equal(daemon, runtime("openvino-1.8.1"), models, "silero-vad", OPENVINO, exact)
 

@@ -1,4 +1,6 @@
-"""Sessions run on the execution provider that was asked for: from the cache, without a daemon, and when things go wrong."""
+"""Sessions run on the execution provider that was asked for: from the cache, without a daemon, and
+when things go wrong.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,29 @@ def ask(where: Path, models: Any) -> Callable[..., Any]:
     """Makes sessions for tiny-mlp in a child that looks for its daemon at the given socket."""
 
     def sessions(socket: str, ep: Any = (f"{OPENVINO}:CPU", EXACT), **more: Any) -> Any:
-        arguments = {"model": models.entry("tiny-mlp"), "path": str(models.path("tiny-mlp")), "ep": ep}
-        return child.run("sessions", where, environment={"EPCACHE_SOCKET": socket}, **arguments, **more)["sessions"]
+        arguments = {
+            "model": models.entry("tiny-mlp"),
+            "path": str(models.path("tiny-mlp")),
+            "ep": ep,
+        }
+        return child.run(
+            "sessions", where, environment={"EPCACHE_SOCKET": socket}, **arguments, **more
+        )["sessions"]
 
     return sessions
 
 
 def require_on_the_provider(session: dict[str, Any], models: Any) -> None:
-    """Every node was executed by OpenVINO, as ONNX Runtime's own profile tells, and the outputs are right."""
+    """Every node was executed by OpenVINO, as ONNX Runtime's own profile tells, and the outputs are
+    right.
+    """
     assert "error" not in session, session
     assert session["executed by"] == [OPENVINO]
     assert session["providers"][0] == OPENVINO
     expected = reference.mlp(models.path("tiny-mlp"), inputs.make(models.entry("tiny-mlp"))["x"])
-    np.testing.assert_allclose(np.array(session["values"][0], np.float32), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        np.array(session["values"][0], np.float32), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_from_the_cache(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
@@ -66,29 +78,42 @@ def test_without_a_daemon(ask: Callable[..., Any], models: Any, tmp_path: Path) 
     assert len(session["warnings"]) == 1
 
 
-def test_with_a_daemon_that_was_stopped(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
+def test_with_a_daemon_that_was_stopped(
+    daemon: Daemon, ask: Callable[..., Any], models: Any
+) -> None:
     assert daemon.stop() == 0
     (session,) = ask(daemon.socket)
     assert session["outcome"] == "no daemon"
     require_on_the_provider(session, models)
 
 
-def test_with_a_daemon_that_does_not_answer(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
+def test_with_a_daemon_that_does_not_answer(
+    daemon: Daemon, ask: Callable[..., Any], models: Any
+) -> None:
     daemon.freeze()
     try:
-        (session,) = ask(daemon.socket, hello=None)  # and child.py does not wait for an application that waits for it
+        # and child.py does not wait for an application that waits for it
+        (session,) = ask(daemon.socket, hello=None)
     finally:
         daemon.thaw()
     assert session["outcome"] == "no daemon"
     require_on_the_provider(session, models)
 
 
-def test_with_an_artefact_that_does_not_load(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
-    """The session is made from the source model, on the same provider; the daemon heals what it keeps."""
+def test_with_an_artefact_that_does_not_load(
+    daemon: Daemon, ask: Callable[..., Any], models: Any
+) -> None:
+    """The session is made from the source model, on the same provider; the daemon heals what it
+    keeps.
+    """
     (before,) = ask(daemon.socket)
     (session,) = ask(daemon.socket, truncate_in=str(daemon.state))
     (after,) = ask(daemon.socket)
-    assert (before["outcome"], session["outcome"], after["outcome"]) == ("compiled", "failed", "compiled")
+    assert (before["outcome"], session["outcome"], after["outcome"]) == (
+        "compiled",
+        "failed",
+        "compiled",
+    )
     assert "does not load" in session["why"] and len(session["warnings"]) == 1
     for one in (before, session, after):
         require_on_the_provider(one, models)
@@ -103,35 +128,61 @@ def test_missing_provider_or_device_is_an_error(
     assert session.get("error") == "Unavailable", session
 
 
-def test_model_that_the_provider_takes_nothing_of(daemon: Daemon, where: Path, tmp_path: Path) -> None:
-    """Such a model runs on the CPU in plain ONNX Runtime as well; what epcache adds is that it says so."""
+def test_model_that_the_provider_takes_nothing_of(
+    daemon: Daemon, where: Path, tmp_path: Path
+) -> None:
+    """Such a model runs on the CPU in plain ONNX Runtime as well; what epcache adds is that it says
+    so.
+    """
     text = onnx.TensorProto.STRING
     graph = helper.make_graph(
-        [helper.make_node("StringNormalizer", ["x"], ["y"])], "text",
-        [helper.make_tensor_value_info("x", text, [1])], [helper.make_tensor_value_info("y", text, [1])],
-    )  # fmt: skip
+        [helper.make_node("StringNormalizer", ["x"], ["y"])],
+        "text",
+        [helper.make_tensor_value_info("x", text, [1])],
+        [helper.make_tensor_value_info("y", text, [1])],
+    )
     path = tmp_path / "text.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    model = {"dimensions": {}, "inputs": {"x": {"dtype": "str", "shape": [1], "fill": "constant", "value": "text"}}}
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path
+    )
+    model = {
+        "dimensions": {},
+        "inputs": {"x": {"dtype": "str", "shape": [1], "fill": "constant", "value": "text"}},
+    }
     arguments: dict[str, Any] = {"model": model, "path": str(path), "ep": f"{OPENVINO}:CPU"}
-    (session,) = child.run("sessions", where, environment={"EPCACHE_SOCKET": daemon.socket}, **arguments)["sessions"]
+    (session,) = child.run(
+        "sessions", where, environment={"EPCACHE_SOCKET": daemon.socket}, **arguments
+    )["sessions"]
     assert session["outcome"] == "failed"
     (warning,) = session["warnings"]
     assert "took no node" in warning and "StringNormalizer" in warning
 
 
-def test_device_policies_are_resolved_by_the_client(daemon: Daemon, where: Path, models: Any) -> None:
-    """What ONNX Runtime chooses by a policy here is asked for; what only it can choose makes a plain session, which says why."""
+def test_device_policies_are_resolved_by_the_client(
+    daemon: Daemon, where: Path, models: Any
+) -> None:
+    """What ONNX Runtime chooses by a policy here is asked for; what only it can choose makes a
+    plain session, which says why.
+    """
     result = child.run(
-        "policy", where, environment={"EPCACHE_SOCKET": daemon.socket},
-        model=models.entry("tiny-mlp"), path=str(models.path("tiny-mlp")), ep=OPENVINO,
-    )  # fmt: skip
+        "policy",
+        where,
+        environment={"EPCACHE_SOCKET": daemon.socket},
+        model=models.entry("tiny-mlp"),
+        path=str(models.path("tiny-mlp")),
+        ep=OPENVINO,
+    )
     delegate, nothing = result.pop("delegate"), result.pop("nothing registered")
     assert "PREFER_NPU" in result
-    assert sorted(session["outcome"] for session in result.values()) == ["compiled"] + ["hit"] * (len(result) - 1)
+    assert sorted(session["outcome"] for session in result.values()) == ["compiled"] + ["hit"] * (
+        len(result) - 1
+    )
     for policy, session in result.items():
         assert session["warnings"] == [], policy
-        assert session["providers"] == session["plain"]["providers"] and session["providers"][0] == OPENVINO
+        assert (
+            session["providers"] == session["plain"]["providers"]
+            and session["providers"][0] == OPENVINO
+        )
         assert session["outputs"] == session["plain"]["outputs"], policy
     assert (delegate["outcome"], delegate["providers"][0]) == ("bypassed", OPENVINO)
     assert "set_provider_selection_policy_delegate" in delegate["why"]
@@ -140,17 +191,40 @@ def test_device_policies_are_resolved_by_the_client(daemon: Daemon, where: Path,
 
 
 @pytest.mark.parametrize("version", ["openvino-1.4.0", "openvino-1.8.1"])
-def test_language_model_that_keeps_its_state(version: str, start: Callable[..., Daemon], runtime: Callable[[str], Path], tmp_path: Path) -> None:
-    """OpenVINO keeps keys and values inside with enable_causallm, which no administrator has to allow."""
+def test_language_model_that_keeps_its_state(
+    version: str, start: Callable[..., Daemon], runtime: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """OpenVINO keeps keys and values inside with enable_causallm, which no administrator has to
+    allow.
+    """
     daemon = start(runtime(version))
     generate.causal(tmp_path / "model.onnx")
     past = {"dtype": "float32", "shape": [1, 2, 0, 8], "fill": "constant", "value": 0}
     tokens = {"dtype": "int64", "shape": [1, 3], "fill": "integers", "low": 0, "high": 32}
-    model = {"dimensions": {}, "inputs": {"input_ids": tokens, "past_key_values.0.key": past, "past_key_values.0.value": past}, "outputs": ["logits"]}
-    wishes = {"model": model, "path": str(tmp_path / "model.onnx"), "ep": (f"{OPENVINO}:CPU", {**EXACT, "enable_causallm": "True"})}
+    model = {
+        "dimensions": {},
+        "inputs": {
+            "input_ids": tokens,
+            "past_key_values.0.key": past,
+            "past_key_values.0.value": past,
+        },
+        "outputs": ["logits"],
+    }
+    wishes = {
+        "model": model,
+        "path": str(tmp_path / "model.onnx"),
+        "ep": (f"{OPENVINO}:CPU", {**EXACT, "enable_causallm": "True"}),
+    }
     sessions = [
-        child.run("sessions", runtime(version), environment={"EPCACHE_SOCKET": daemon.socket}, **wishes, **more)["sessions"][0]
-        for more in ({"plain": True}, {}, {})  # in processes of their own: OpenVINO remembers what it loaded by the path
+        child.run(
+            "sessions",
+            runtime(version),
+            environment={"EPCACHE_SOCKET": daemon.socket},
+            **wishes,
+            **more,
+        )["sessions"][0]
+        # in processes of their own: OpenVINO remembers what it loaded by the path
+        for more in ({"plain": True}, {}, {})
     ]
     assert [one.get("outcome") for one in sessions] == ["bypassed", "compiled", "hit"], sessions
     for one in sessions:

@@ -37,7 +37,11 @@ def spelled(folder: Path, locations: list[str], seed: int = 5, batch: int = 1) -
     model = onnx.load(folder / "model.onnx")
     data = b""
     for number, tensor in enumerate(model.graph.initializer):
-        keys = {"location": locations[number % len(locations)], "offset": str(len(data)), "length": str(len(tensor.raw_data))}
+        keys = {
+            "location": locations[number % len(locations)],
+            "offset": str(len(data)),
+            "length": str(len(tensor.raw_data)),
+        }
         data += tensor.raw_data
         tensor.ClearField("raw_data")
         tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -50,9 +54,19 @@ def spelled(folder: Path, locations: list[str], seed: int = 5, batch: int = 1) -
     return folder / "model.onnx"
 
 
-def sessions(where: Path, daemon: Daemon, path: Path, *asks: dict[str, Any], worker: str = "") -> Any:
+def sessions(
+    where: Path, daemon: Daemon, path: Path, *asks: dict[str, Any], worker: str = ""
+) -> Any:
     environment = {"EPCACHE_SOCKET": daemon.socket, "EPCACHE_WORKER": worker}
-    return child.run("external", where, environment=environment, ep=[f"{EP}:CPU", EXACT], path=str(path), width=WIDTH, asks=list(asks))
+    return child.run(
+        "external",
+        where,
+        environment=environment,
+        ep=[f"{EP}:CPU", EXACT],
+        path=str(path),
+        width=WIDTH,
+        asks=list(asks),
+    )
 
 
 def ask(where: Path, daemon: Daemon, path: Path, *asks: dict[str, Any], worker: str = "") -> Any:
@@ -66,18 +80,31 @@ def require_equal(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("version", [NEW, OLD])
-def test_model_in_memory_with_the_folder_of_its_data(version: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path) -> None:
+def test_model_in_memory_with_the_folder_of_its_data(
+    version: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
+) -> None:
     """The example of ONNX Runtime's page on EPContext models."""
     daemon.control("rm", "--all", "--yes")
     path = spelled(tmp_path, ["a.bin", "s/a.bin"])
     one: dict[str, Any] = {"in_memory": True, "folder": str(tmp_path)}
     relative = {**one, "folder": tmp_path.name, "working": str(tmp_path.parent)}
-    working: dict[str, Any] = {"in_memory": True, "working": str(tmp_path)}  # ONNX Runtime's own default for bytes
-    plain, first, *hits = ask(runtime(version), daemon, path, {**one, "plain": True}, one, one, relative, working, {})
-    assert [first["outcome"], *(hit["outcome"] for hit in hits)] == ["compiled", "hit", "hit", "hit", "hit"], (first, hits)
+    # ONNX Runtime's own default for bytes
+    working: dict[str, Any] = {"in_memory": True, "working": str(tmp_path)}
+    plain, first, *hits = ask(
+        runtime(version), daemon, path, {**one, "plain": True}, one, one, relative, working, {}
+    )
+    assert [first["outcome"], *(hit["outcome"] for hit in hits)] == [
+        "compiled",
+        "hit",
+        "hit",
+        "hit",
+        "hit",
+    ], (first, hits)
     for session in (first, *hits):
         assert session["warnings"] == []
-        assert session["request_key"] == first["request_key"], "where the bytes came from does not matter"
+        assert session["request_key"] == first["request_key"], (
+            "where the bytes came from does not matter"
+        )
         require_equal(session, plain)
 
 
@@ -85,13 +112,17 @@ def test_model_in_memory_with_the_folder_of_its_data(version: str, daemon: Daemo
 def test_folder_for_a_model_by_path_means_what_it_means_to_onnxruntime(
     version: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """1.28 and later take the data from the folder, those before from beside the model. The weights differ."""
+    """1.28 and later take the data from the folder, those before from beside the model. The weights
+    differ.
+    """
     (tmp_path / "model").mkdir()
     (tmp_path / "other").mkdir()
     path = spelled(tmp_path / "model", ["a.bin"], seed=6)
     spelled(tmp_path / "other", ["a.bin"], seed=7)
     one: dict[str, Any] = {"folder": str(tmp_path / "other")}
-    plain, beside, cached = ask(runtime(version), daemon, path, {**one, "plain": True}, {"plain": True}, one)
+    plain, beside, cached = ask(
+        runtime(version), daemon, path, {**one, "plain": True}, {"plain": True}, one
+    )
     require_equal(cached, plain)
     assert cached["outcome"] in ("compiled", "hit"), cached
     assert np.allclose(plain["values"], beside["values"]) == (version == OLD)
@@ -99,30 +130,48 @@ def test_folder_for_a_model_by_path_means_what_it_means_to_onnxruntime(
 
 @pytest.mark.parametrize("version", [NEW, OLD])
 def test_model_in_memory_under_a_claim(
-    version: str, compilers_elsewhere: Daemon, programs: Path, runtime: Callable[[str], Path], tmp_path: Path
+    version: str,
+    compilers_elsewhere: Daemon,
+    programs: Path,
+    runtime: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
     path = spelled(tmp_path, ["a.bin", "s/../a.bin"], seed=[NEW, OLD].index(version) + 20)
     one = {"in_memory": True, "folder": str(tmp_path), "on_miss": "claim"}
     made, again, plain = ask(
-        runtime(version), compilers_elsewhere, path, one, one, {**one, "plain": True, "on_miss": "wait"}, worker=str(programs / "epcached-ort")
+        runtime(version),
+        compilers_elsewhere,
+        path,
+        one,
+        one,
+        {**one, "plain": True, "on_miss": "wait"},
+        worker=str(programs / "epcached-ort"),
     )
     assert (made["outcome"], again["outcome"]) == ("put", "hit"), made
-    assert made["in process"] == (version == OLD), "a worker loads by path, and that version ignores the folder then"
+    assert made["in process"] == (version == OLD), (
+        "a worker loads by path, and that version ignores the folder then"
+    )
     require_equal(made, plain)
     require_equal(again, plain)
 
 
-def test_file_under_several_spellings(daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path) -> None:
+def test_file_under_several_spellings(
+    daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
+) -> None:
     path = spelled(tmp_path, ["a.bin", "./a.bin", "s//a.bin", "s/../a.bin"], seed=9)
     plain, first = ask(runtime(NEW), daemon, path, {"plain": True}, {})
     assert first["outcome"] == "compiled", first
     require_equal(first, plain)
     options = [f"--option=load_config={EXACT['load_config']}"]
-    (answer,) = daemon.control("get", str(path), "--ep", f"{EP}:CPU", "--runtime", str(runtime(NEW)), *options, "--json")
+    (answer,) = daemon.control(
+        "get", str(path), "--ep", f"{EP}:CPU", "--runtime", str(runtime(NEW)), *options, "--json"
+    )
     assert (answer["outcome"], answer["request_key"]) == ("hit", first["request_key"])
 
 
-def test_group_whose_models_share_a_file_under_an_odd_spelling(daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path) -> None:
+def test_group_whose_models_share_a_file_under_an_odd_spelling(
+    daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
+) -> None:
     """OpenVINO leaves the weights in the models' file, and names it as the models do."""
     for batch in (1, 2):
         folder = tmp_path / str(batch)
@@ -131,11 +180,20 @@ def test_group_whose_models_share_a_file_under_an_odd_spelling(daemon: Daemon, r
         (folder / "a.bin").replace(tmp_path / "a.bin")
     asks = [{"path": ["rows1.onnx", "rows2.onnx"], "dims": {}, "options": EXACT}] * 2
     environment = {"EPCACHE_SOCKET": daemon.socket}
-    outcomes = child.run("pipeline", runtime(NEW), environment=environment, ep=f"{EP}:CPU", folder=str(tmp_path), asks=asks)
+    outcomes = child.run(
+        "pipeline",
+        runtime(NEW),
+        environment=environment,
+        ep=f"{EP}:CPU",
+        folder=str(tmp_path),
+        asks=asks,
+    )
     assert outcomes == ["compiled", "hit"]
 
 
-def test_data_outside_the_folder_is_refused_by_both(daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path) -> None:
+def test_data_outside_the_folder_is_refused_by_both(
+    daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
+) -> None:
     (tmp_path / "model").mkdir()
     path = spelled(tmp_path / "model", ["s/../../a.bin"], seed=10)
     (tmp_path / "a.bin").write_bytes((tmp_path / "model" / "a.bin").read_bytes())

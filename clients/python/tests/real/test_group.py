@@ -1,4 +1,6 @@
-"""Weight-sharing groups on a real execution provider: loaded in order in one process, right, and one unit when damaged."""
+"""Weight-sharing groups on a real execution provider: loaded in order in one process, right, and
+one unit when damaged.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ from daemon import Daemon
 
 
 @pytest.fixture
-def run(start: Callable[..., Daemon], runtime: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Any]:
+def run(
+    start: Callable[..., Daemon], runtime: Callable[[str], Path], tmp_path: Path
+) -> Callable[[str], Any]:
     where = runtime("openvino-1.8.1")
     daemon = start(where)
-    return lambda what: child.run("grouping", where, socket=daemon.socket, folder=str(tmp_path), what=what)
+    return lambda what: child.run(
+        "grouping", where, socket=daemon.socket, folder=str(tmp_path), what=what
+    )
 
 
 def test_two_groups_of_equal_names_and_shapes_in_one_process(run: Callable[[str], Any]) -> None:
@@ -36,4 +42,8 @@ def test_a_model_of_a_group_alone(run: Callable[[str], Any]) -> None:
 
 
 def test_a_group_that_does_not_load_is_replaced_as_a_whole(run: Callable[[str], Any]) -> None:
-    assert run("refused") == {"outcomes": ["compiled"] * 3, "decisions": ["retry"], "right": [True] * 3}
+    assert run("refused") == {
+        "outcomes": ["compiled"] * 3,
+        "decisions": ["retry"],
+        "right": [True] * 3,
+    }

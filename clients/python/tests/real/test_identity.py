@@ -1,4 +1,6 @@
-"""What makes two requests the same, and what does not: on real models, real libraries and several ONNX Runtimes."""
+"""What makes two requests the same, and what does not: on real models, real libraries and several
+ONNX Runtimes.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,16 @@ def model(models: Any, tmp_path: Path) -> Path:
 
 
 def key(client: epcache.Client, model: Path, *eps: Any, **wishes: Any) -> str:
-    with client.acquire(model, list(eps) or [f"{OPENVINO}:CPU"], on_miss="key_only", **wishes) as answer:
+    with client.acquire(
+        model, list(eps) or [f"{OPENVINO}:CPU"], on_miss="key_only", **wishes
+    ) as answer:
         assert answer.outcome == "key" and len(answer.request_key) == 64
         return answer.request_key
 
 
-def test_only_the_content_of_a_model_counts(client: epcache.Client, model: Path, where: Path, tmp_path: Path) -> None:
+def test_only_the_content_of_a_model_counts(
+    client: epcache.Client, model: Path, where: Path, tmp_path: Path
+) -> None:
     def acquire(path: Path) -> tuple[str, str, str]:
         with client.acquire(path, f"{OPENVINO}:CPU", runtime=str(where)) as artefact:
             return artefact.outcome, artefact.request_key, artefact.build
@@ -66,7 +72,11 @@ def test_only_the_content_of_a_model_counts(client: epcache.Client, model: Path,
     # As caches of model hubs have it: everything is a link.
     links = tmp_path / "links"
     (links / "weights").mkdir(parents=True)
-    for name, target in {"model.onnx": "another name", "first.bin": "first.bin", "weights/second.bin": "weights/second.bin"}.items():
+    for name, target in {
+        "model.onnx": "another name",
+        "first.bin": "first.bin",
+        "weights/second.bin": "weights/second.bin",
+    }.items():
         (links / name).symlink_to(other / target)
     assert acquire(links / "model.onnx") == ("hit", request_key, build)
 
@@ -91,7 +101,9 @@ def test_one_changed_weight_byte_in_external_data_is_another_model(
         assert (artefact.outcome, artefact.request_key) == ("hit", before)
 
 
-def test_weights_changed_behind_the_times_of_the_file(client: epcache.Client, model: Path, where: Path) -> None:
+def test_weights_changed_behind_the_times_of_the_file(
+    client: epcache.Client, model: Path, where: Path
+) -> None:
     """A build system sets times back: the change itself is in ctime, which nobody can set."""
     before = key(client, model, runtime=str(where))
     path = model.parent / "first.bin"
@@ -118,16 +130,25 @@ def test_spellings_of_one_request_have_one_key(
     plain = openvino({"num_of_threads": "2", **EXACT})
     assert plain == openvino({**EXACT, "num_of_threads": "2"})
     assert plain == openvino({**EXACT, "num_of_threads": 2})
-    assert plain == openvino({"num_of_threads": "02", "load_config": '{ "CPU" : {"INFERENCE_PRECISION_HINT":"f32"}}'})
+    assert plain == openvino(
+        {"num_of_threads": "02", "load_config": '{ "CPU" : {"INFERENCE_PRECISION_HINT":"f32"}}'}
+    )
     both = {**EXACT, "num_of_threads": "2"}
     assert plain == openvino(both, dims={"b": 2, "a": 1})
-    assert plain == openvino(both, session_options={"session.x64quantprecision": "true", "session.disable_quant_qdq": "True"})
+    assert plain == openvino(
+        both,
+        session_options={"session.x64quantprecision": "true", "session.disable_quant_qdq": "True"},
+    )
     assert plain == openvino(both, graph_optimization_level="basic")
     assert plain == openvino(both, route="compile_api", embed=False)
 
     there = str(runtime("qnn-2.7.0"))
     target = key(client, model, (QNN, TARGET), runtime=there)
-    spelled = {"enable_htp_fp16_precision": True, "soc_model": "060", "backend_path": "libQnnHtp.so"}
+    spelled = {
+        "enable_htp_fp16_precision": True,
+        "soc_model": "060",
+        "backend_path": "libQnnHtp.so",
+    }
     spelled |= {"vtcm_mb": 0, "enable_htp_weight_sharing": "False"}  # as they are anyway
     assert target == key(client, model, (QNN, spelled), runtime=there)
     assert target == key(client, model, (f"{QNN}:CPU", spelled), runtime=there)
@@ -152,16 +173,27 @@ def test_every_option_is_part_of_the_key(client: epcache.Client, model: Path, wh
     assert len(set(keys)) == len(wishes)
 
 
-def test_one_build_for_several_onnx_runtimes(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any) -> None:
-    """With one library of the provider ONNX Runtime's version does not matter; and 1.8.0 reads what 1.8.1 made, and says so itself."""
-    newer, older, other = (runtime(f"openvino-{name}") for name in ("1.8.1", "1.8.1-ort-1.28.0", "1.8.0-ort-1.28.0"))
+def test_one_build_for_several_onnx_runtimes(
+    start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any
+) -> None:
+    """With one library of the provider ONNX Runtime's version does not matter; and 1.8.0 reads what
+    1.8.1 made, and says so itself.
+    """
+    newer, older, other = (
+        runtime(f"openvino-{name}") for name in ("1.8.1", "1.8.1-ort-1.28.0", "1.8.0-ort-1.28.0")
+    )
     daemon = start(newer, older, other)
 
     def application(folder: Path, times: int) -> tuple[str, list[Any]]:
         result = child.run(
-            "sessions", folder, environment={"EPCACHE_SOCKET": daemon.socket}, times=times,
-            model=models.entry("tiny-external"), path=str(models.path("tiny-external")), ep=(f"{OPENVINO}:CPU", EXACT),
-        )  # fmt: skip
+            "sessions",
+            folder,
+            environment={"EPCACHE_SOCKET": daemon.socket},
+            times=times,
+            model=models.entry("tiny-external"),
+            path=str(models.path("tiny-external")),
+            ep=(f"{OPENVINO}:CPU", EXACT),
+        )
         return result["version"], result["sessions"]
 
     version, (made, again) = application(newer, 2)
@@ -182,8 +214,9 @@ def test_one_build_for_several_onnx_runtimes(start: Callable[..., Daemon], runti
 def test_library_replaced_and_put_back_under_a_running_daemon(
     start: Callable[..., Daemon], where: Path, models: Any, tmp_path: Path
 ) -> None:
-    """One more byte at its end changes nothing that the library says of itself: only its bytes tell. What there is
-    is then judged for it, and is not taken for its own."""
+    """One more byte at its end changes nothing that the library says of itself: only its bytes
+    tell. What there is is then judged for it, and is not taken for its own.
+    """
     folder = tmp_path / "runtime"
     shutil.copytree(where, folder, symlinks=True, copy_function=link_or_copy)
     library = folder / "onnxruntime_ep_openvino" / "libonnxruntime_providers_openvino_plugin.so"
@@ -219,17 +252,28 @@ def link_or_copy(source: Any, target: Any) -> None:
         shutil.copy2(source, target)
 
 
-def test_another_model_is_seen_in_what_it_computes(daemon: Daemon, where: Path, model: Path, models: Any) -> None:
-    """The whole way: an application changes a weight in place, and the next session computes with the new one."""
+def test_another_model_is_seen_in_what_it_computes(
+    daemon: Daemon, where: Path, model: Path, models: Any
+) -> None:
+    """The whole way: an application changes a weight in place, and the next session computes with
+    the new one.
+    """
 
     def session() -> Any:
-        arguments = {"model": models.entry("tiny-external"), "path": str(model), "ep": (f"{OPENVINO}:CPU", EXACT)}
-        return child.run("sessions", where, environment={"EPCACHE_SOCKET": daemon.socket}, **arguments)["sessions"][0]
+        arguments = {
+            "model": models.entry("tiny-external"),
+            "path": str(model),
+            "ep": (f"{OPENVINO}:CPU", EXACT),
+        }
+        return child.run(
+            "sessions", where, environment={"EPCACHE_SOCKET": daemon.socket}, **arguments
+        )["sessions"][0]
 
     before = session()
     path = model.parent / "weights" / "second.bin"
     data = bytearray(path.read_bytes())
-    data[64 + 3 :: 4] = bytes(byte ^ 0x80 for byte in data[64 + 3 :: 4])  # every weight changes its sign
+    # every weight changes its sign
+    data[64 + 3 :: 4] = bytes(byte ^ 0x80 for byte in data[64 + 3 :: 4])
     path.write_bytes(data)
     after, again = session(), session()
     assert after["outcome"] == "compiled" and again["outcome"] == "hit"

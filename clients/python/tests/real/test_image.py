@@ -1,4 +1,6 @@
-"""A factory image: a store that is read in place, without a daemon, by programs that know nothing of epcached."""
+"""A factory image: a store that is read in place, without a daemon, by programs that know nothing
+of epcached.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from daemon import Daemon
 
 EP = "OpenVINOExecutionProvider"
 OPTIONS = {"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32"}})}
-ALIKE = {"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": "1"}})}
+ALIKE = {
+    "load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": "1"}})
+}
 MODEL = "tiny-mlp"
 PACKED = "magika"
 SIZE = ["--dim", "unk__214=1"]
@@ -30,9 +34,13 @@ def wish(options: dict[str, str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def image(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any) -> Iterator[Path]:
-    """A folder with the store, made readable for all, the models and epcachectl; for root mounted read-only. The store has a
-    model, another one with two options, one of which is packed ("packed" has those options), and a group."""
+def image(
+    start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any
+) -> Iterator[Path]:
+    """A folder with the store, made readable for all, the models and epcachectl; for root mounted
+    read-only. The store has a model, another one with two options, one of which is packed ("packed"
+    has those options), and a group.
+    """
     daemon = start(runtime("openvino-1.8.1"))
     daemon.control("get", str(models.path(MODEL)), *wish(OPTIONS))
     options = {}
@@ -48,7 +56,8 @@ def image(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: 
     folder = Path(tempfile.mkdtemp(prefix="epcached-image-"))
     subprocess.run(["cp", "-a", daemon.state, folder / "store"], check=True)
     (folder / "store" / "lock").unlink()
-    for graph in (folder / "store" / "views").glob(f"*/*/*/{packed[:16]}_ctx.onnx"):  # left by the daemon for who still has it
+    # left by the daemon for who still has it
+    for graph in (folder / "store" / "views").glob(f"*/*/*/{packed[:16]}_ctx.onnx"):
         subprocess.run(["rm", "-r", graph.parents[1]], check=True)
     for name in (MODEL, PACKED, *GROUP):
         shutil.copy(models.path(name), folder / f"{name}.onnx")
@@ -67,20 +76,39 @@ def image(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: 
 
 
 def get(
-    image: Path, *arguments: str | Path, user: int = 0, names: Sequence[str] = (MODEL,), **environment: str
+    image: Path,
+    *arguments: str | Path,
+    user: int = 0,
+    names: Sequence[str] = (MODEL,),
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    command = [image / "epcachectl", "get", *(image / f"{name}.onnx" for name in names), "--state", image / "store", *arguments]
+    command = [
+        image / "epcachectl",
+        "get",
+        *(image / f"{name}.onnx" for name in names),
+        "--state",
+        image / "store",
+        *arguments,
+    ]
     nobody = {"user": user, "group": user, "extra_groups": []} if user else {}
     environment["PATH"] = os.environ["PATH"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, **nobody)  # type: ignore[call-overload]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment, **nobody
+    )  # type: ignore[call-overload]
 
 
-def computed(graph: Path, name: str, runtime: Path, models: Any, options: dict[str, str] = OPTIONS) -> tuple[Any, Any]:
-    """Returns what a program without epcached computes with the compiled graph, and what plain ONNX Runtime does."""
+def computed(
+    graph: Path, name: str, runtime: Path, models: Any, options: dict[str, str] = OPTIONS
+) -> tuple[Any, Any]:
+    """Returns what a program without epcached computes with the compiled graph, and what plain ONNX
+    Runtime does.
+    """
     wishes = {"model": models.entry(name), "ep": EP, "options": options}
     ran = child.run("image", runtime, graph=str(graph), **wishes)
     assert ran["executed by"] == [EP]
-    return ran["outputs"], child.run("plain", runtime, path=str(models.path(name)), level="basic", **wishes)["sidecar"]["outputs"]
+    return ran["outputs"], child.run(
+        "plain", runtime, path=str(models.path(name)), level="basic", **wishes
+    )["sidecar"]["outputs"]
 
 
 @pytest.mark.parametrize("user", [0, NOBODY], ids=["this user", "another user"])
@@ -90,12 +118,22 @@ def test_read_in_place(image: Path, user: int, runtime: Callable[[str], Path], m
     if not os.geteuid():
         with pytest.raises(OSError, match="Read-only"):
             (image / "store" / "x").write_bytes(b"")
-    done = get(image, "--ep", f"{EP}:CPU", "--option", f"load_config={OPTIONS['load_config']}", "--json", user=user)
+    done = get(
+        image,
+        "--ep",
+        f"{EP}:CPU",
+        "--option",
+        f"load_config={OPTIONS['load_config']}",
+        "--json",
+        user=user,
+    )
     assert done.returncode == 0, done.stderr
     (answer,) = json.loads(done.stdout)
     assert (answer["outcome"], answer["compatibility"]) == ("hit", "unknown")
     assert answer["provider_options"] == {EP: OPTIONS}
-    ran, plain = computed(Path(answer["view"]) / answer["graph"], MODEL, runtime("openvino-1.8.1"), models)
+    ran, plain = computed(
+        Path(answer["view"]) / answer["graph"], MODEL, runtime("openvino-1.8.1"), models
+    )
     assert ran == plain
 
 
@@ -115,19 +153,38 @@ def test_a_packed_build_is_unpacked_into_the_callers_folder(
         assert done.returncode == 0, done.stderr
         (answer,) = json.loads(done.stdout)
         view = Path(answer["view"])
-        assert view.is_relative_to(place / ".cache" / "epcached" / "unpacked") and view.stat().st_uid == user
-        ran, plain = computed(view / answer["graph"], PACKED, runtime("openvino-1.8.1"), models, options)
+        assert (
+            view.is_relative_to(place / ".cache" / "epcached" / "unpacked")
+            and view.stat().st_uid == user
+        )
+        ran, plain = computed(
+            view / answer["graph"], PACKED, runtime("openvino-1.8.1"), models, options
+        )
         assert ran == plain
-        (again,) = json.loads(get(image, *asked, "--json", user=user, names=[PACKED], HOME=str(place)).stdout)
+        (again,) = json.loads(
+            get(image, *asked, "--json", user=user, names=[PACKED], HOME=str(place)).stdout
+        )
         assert again["view"] == str(view), "found there again"
         out = place / "out"
-        done = get(image, *asked, "--out", out, user=user, names=[PACKED], XDG_CACHE_HOME="/proc/none")
+        done = get(
+            image, *asked, "--out", out, user=user, names=[PACKED], XDG_CACHE_HOME="/proc/none"
+        )
         assert done.returncode == 0, done.stderr
         for file in answer["files"]:
             name = Path(file["name"]).name
             assert (out / name).read_bytes() == (view / file["name"]).read_bytes()
         # No home that could be written: still a folder of this user's own.
-        done = get(image, *asked, "--", "cksum", "{}", user=user, names=[PACKED], HOME="/proc/none", TMPDIR=str(place))
+        done = get(
+            image,
+            *asked,
+            "--",
+            "cksum",
+            "{}",
+            user=user,
+            names=[PACKED],
+            HOME="/proc/none",
+            TMPDIR=str(place),
+        )
         assert done.returncode == 0, done.stderr
         assert (place / f"epcached-unpacked-{user or os.getuid()}").stat().st_mode & 0o777 == 0o700
         done = get(image, *asked, "--unpack-to", "/proc/none", user=user, names=[PACKED])
@@ -139,7 +196,9 @@ def test_a_packed_build_is_unpacked_into_the_callers_folder(
 
 
 @pytest.mark.parametrize("user", [0, NOBODY], ids=["this user", "another user"])
-def test_a_group_and_its_models_in_place(image: Path, user: int, runtime: Callable[[str], Path], models: Any) -> None:
+def test_a_group_and_its_models_in_place(
+    image: Path, user: int, runtime: Callable[[str], Path], models: Any
+) -> None:
     if user and os.geteuid():
         pytest.skip("only root can be another user")
     done = get(image, "--share", *wish(OPTIONS), "--json", user=user, names=GROUP)
@@ -151,9 +210,14 @@ def test_a_group_and_its_models_in_place(image: Path, user: int, runtime: Callab
         assert (alone["member"], alone["graph"]) == (i, answers[i]["graph"])
         assert alone["members"][i]["session_options"] == {"ep.share_ep_contexts": "1"}
         assert "ep.share_ep_contexts" not in alone["session_options"]
-        ran, plain = computed(Path(alone["view"]) / alone["graph"], name, runtime("openvino-1.8.1"), models)
+        ran, plain = computed(
+            Path(alone["view"]) / alone["graph"], name, runtime("openvino-1.8.1"), models
+        )
         assert ran == plain
-    assert get(image, "--share", *wish(OPTIONS), user=user, names=list(reversed(GROUP))).returncode == 3, "another order is another group"
+    assert (
+        get(image, "--share", *wish(OPTIONS), user=user, names=list(reversed(GROUP))).returncode
+        == 3
+    ), "another order is another group"
 
 
 def test_what_is_not_in_the_image(image: Path) -> None:
@@ -162,18 +226,36 @@ def test_what_is_not_in_the_image(image: Path) -> None:
 
 
 def test_another_users_store(image: Path) -> None:
-    """As it was before others were let in, whatever the reader may do about it: told, with what its owner has to do."""
+    """As it was before others were let in, whatever the reader may do about it: told, with what its
+    owner has to do.
+    """
     if os.geteuid():
         pytest.skip("only root can be another user")
     closed = image / "closed"
     subprocess.run(["cp", "-a", image / "store", closed], check=True)
     (closed / "manifests").chmod(0o700)
     command = [image / "epcachectl", "get", image / f"{MODEL}.onnx", "--state", closed, "--ep", EP]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, user=NOBODY, group=NOBODY, extra_groups=[])
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+    )
     assert done.returncode == 7 and "chmod -R a+rX" in done.stderr
 
 
 def test_the_daemons_own_verbs_do_not_mix(image: Path) -> None:
-    for flags in (["--on-miss", "refresh"], ["--socket", "s"], ["--strict-ort"], ["--keep-going"], ["--store", "user"]):
+    for flags in (
+        ["--on-miss", "refresh"],
+        ["--socket", "s"],
+        ["--strict-ort"],
+        ["--keep-going"],
+        ["--store", "user"],
+    ):
         done = get(image, "--ep", EP, *flags)
-        assert done.returncode == 2 and f"{flags[0]}" in done.stderr and "does not use" in done.stderr, flags
+        assert (
+            done.returncode == 2 and f"{flags[0]}" in done.stderr and "does not use" in done.stderr
+        ), flags

@@ -1,9 +1,11 @@
-"""Versions of OpenVINO's provider and of ONNX Runtime in all pairs, as package managers put them together one by one.
+"""Versions of OpenVINO's provider and of ONNX Runtime in all pairs, as package managers put them
+together one by one.
 
-The pairs come into each other's place in random order under one running daemon. Where a plain session works, the same
-session with epcache computes the same numbers from an artefact, at its first start and at its second; where a plain
-session fails, a client is told the same reason. `make test` takes the versions that other tests need as well; `make
-matrix` fetches and takes all of MATRIX.
+The pairs come into each other's place in random order under one running daemon. Where a plain
+session works, the same session with epcache computes the same numbers from an artefact, at its
+first start and at its second; where a plain session fails, a client is told the same reason. `make
+test` takes the versions that other tests need as well; `make matrix` fetches and takes all of
+MATRIX.
 """
 
 from __future__ import annotations
@@ -27,11 +29,19 @@ OPENVINO = "OpenVINOExecutionProvider"
 # By version of the package, the runtime that it is taken from: see testdata/fetch-runtimes.
 FEW = (
     {"1.4.0": "openvino-1.4.0", "1.8.0": "openvino-1.8.0-ort-1.28.0", "1.8.1": "openvino-1.8.1"},
-    {"1.24.4": "openvino-1.8.0-ort-1.24.4", "1.28.0": "openvino-1.8.1-ort-1.28.0", "1.31.1": "openvino-1.8.1"},
+    {
+        "1.24.4": "openvino-1.8.0-ort-1.24.4",
+        "1.28.0": "openvino-1.8.1-ort-1.28.0",
+        "1.31.1": "openvino-1.8.1",
+    },
 )
 MATRIX = (
-    {version: f"openvino-{version}" for version in ("1.4.0", "1.4.1", "1.5.2", "1.6.1", "1.7.0", "1.8.0", "1.8.1")},
-    {"1.31.1": "openvino-1.8.1"} | {version: f"openvino-1.8.1-ort-{version}" for version in ("1.24.4", "1.28.0", "1.32.0")},
+    {
+        version: f"openvino-{version}"
+        for version in ("1.4.0", "1.4.1", "1.5.2", "1.6.1", "1.7.0", "1.8.0", "1.8.1")
+    },
+    {"1.31.1": "openvino-1.8.1"}
+    | {version: f"openvino-1.8.1-ort-{version}" for version in ("1.24.4", "1.28.0", "1.32.0")},
 )
 
 
@@ -48,8 +58,15 @@ def test_every_pair_that_works_without_epcached_works_with_it(
 
     def sessions(**more: Any) -> list[dict[str, Any]]:
         assert daemon is not None
-        arguments = {"model": models.entry(model), "path": str(models.path(model)), "ep": f"{OPENVINO}:CPU", **more}
-        made: list[dict[str, Any]] = child.run("sessions", place, environment={"EPCACHE_SOCKET": daemon.socket}, **arguments)["sessions"]
+        arguments = {
+            "model": models.entry(model),
+            "path": str(models.path(model)),
+            "ep": f"{OPENVINO}:CPU",
+            **more,
+        }
+        made: list[dict[str, Any]] = child.run(
+            "sessions", place, environment={"EPCACHE_SOCKET": daemon.socket}, **arguments
+        )["sessions"]
         return made
 
     served = []
@@ -88,6 +105,9 @@ def put(place: Path, package: str, of: Path) -> None:
 
 def require_reason(daemon: Daemon, place: Path, model: Path, plain: str) -> None:
     """Requires that a client is told what a plain session is told of the runtime in `place`."""
-    with epcache.Client(daemon.socket, hello_limit=10) as client, pytest.raises(epcache.Error) as told:
+    with (
+        epcache.Client(daemon.socket, hello_limit=10) as client,
+        pytest.raises(epcache.Error) as told,
+    ):
         client.acquire(model, (f"{OPENVINO}:CPU", {}), runtime=str(place), timeout=PATIENCE).close()
     assert plain.strip().rsplit(" : ")[-1] in str(told.value)

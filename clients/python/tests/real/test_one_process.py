@@ -1,10 +1,11 @@
 """Many models of one shape in one process: each session computes with its own model's weights.
 
-OpenVINO keeps a context binary for each path string as long as a session that uses it lives, and descriptor numbers are
-given out again at once. Two things keep models apart: a view's inner folder has an id that is never used again, and the
-files are named after their build key. Seen with a daemon that was broken on purpose: with one id for all views the test
-"descriptor" fails, for a build that was damaged and healed computes with the damaged bytes; with one file name as well
-nearly every session computes with another model's weights; with one file name and unique ids all is well.
+OpenVINO keeps a context binary for each path string as long as a session that uses it lives, and
+descriptor numbers are given out again at once. Two things keep models apart: a view's inner folder
+has an id that is never used again, and the files are named after their build key. Seen with a
+daemon that was broken on purpose: with one id for all views the test "descriptor" fails, for a
+build that was damaged and healed computes with the damaged bytes; with one file name as well nearly
+every session computes with another model's weights; with one file name and unique ids all is well.
 """
 
 from __future__ import annotations
@@ -28,14 +29,24 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 
 @pytest.mark.parametrize("how", ["descriptor", "path", "session"])
-def test_every_output_is_its_own_models(how: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path) -> None:
+def test_every_output_is_its_own_models(
+    how: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
+) -> None:
     seed = int(os.environ.get("EPCACHED_SEED") or time.time_ns())
     print(f"EPCACHED_SEED={seed} repeats this run")
     result = child.run(
-        "cycles", runtime("openvino-1.8.1"), timeout=400,
-        socket=daemon.socket, state=str(daemon.state), folder=str(tmp_path), how=how, seed=seed,
-        cycles=CYCLES, models=MODELS, damages=DAMAGES,
-    )  # fmt: skip
+        "cycles",
+        runtime("openvino-1.8.1"),
+        timeout=400,
+        socket=daemon.socket,
+        state=str(daemon.state),
+        folder=str(tmp_path),
+        how=how,
+        seed=seed,
+        cycles=CYCLES,
+        models=MODELS,
+        damages=DAMAGES,
+    )
     print(result)
     assert result["mistakes"] == []
     assert result["outcomes"]["healed"] == DAMAGES

@@ -1,4 +1,6 @@
-"""Another user than the daemon's loads what the descriptor of a view leads to, and gets nowhere else with it."""
+"""Another user than the daemon's loads what the descriptor of a view leads to, and gets nowhere
+else with it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ CASES: dict[str, tuple[str, str, dict[str, str]]] = {
     "qnn": ("qnn-2.7.0", QNN, {"soc_model": "60", "enable_htp_fp16_precision": "1"}),
 }
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user: run `make test` as root")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can become another user: run `make test` as root"
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +35,9 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 @pytest.fixture(scope="module")
 def reachable(runtime: Callable[[str], Path]) -> Iterator[Callable[[str], Path]]:
-    """Copies runtimes to where every user may go: OpenVINO looks into its own folder at each load, and the project's may be closed."""
+    """Copies runtimes to where every user may go: OpenVINO looks into its own folder at each load,
+    and the project's may be closed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
 
@@ -46,24 +52,46 @@ def reachable(runtime: Callable[[str], Path]) -> Iterator[Callable[[str], Path]]
 
 @pytest.mark.parametrize("case", CASES)
 def test_loads_by_descriptor_and_reaches_nothing_else(
-    case: str, daemon: Daemon, runtime: Callable[[str], Path], reachable: Callable[[str], Path], models: Any
+    case: str,
+    daemon: Daemon,
+    runtime: Callable[[str], Path],
+    reachable: Callable[[str], Path],
+    models: Any,
 ) -> None:
     """The daemon's folders are closed to others, which is the default."""
     name, ep, options = CASES[case]
     where = runtime(name)
     path = str(models.path("tiny-mlp"))
-    plain = child.run("plain", where, model=models.entry("tiny-mlp"), path=path, ep=ep, options=options, level="basic")
+    plain = child.run(
+        "plain",
+        where,
+        model=models.entry("tiny-mlp"),
+        path=path,
+        ep=ep,
+        options=options,
+        level="basic",
+    )
     wishes: dict[str, Any] = {"eps": (f"{ep}:CPU", options), "runtime": str(where)}
     with epcache.Client(daemon.socket, hello_limit=10) as client:
-        with client.acquire(path, **wishes) as held, client.acquire(models.path("tiny-convolution"), **wishes) as other:
+        with (
+            client.acquire(path, **wishes) as held,
+            client.acquire(models.path("tiny-convolution"), **wishes) as other,
+        ):
             assert held.fd is not None and len(held.files) == 2, "a graph and its sidecar"
             scope = os.path.dirname(other.view)
             assert os.path.dirname(held.view) == scope, "or they are no siblings"
             result = child.run(
-                "other_user", reachable(name), descriptors=[held.fd],
-                model=models.entry("tiny-mlp"), ep=ep, options=options, fd=held.fd, graph=held.graph,
-                provider_options=held.provider_options[ep], sibling={"scope": scope, "view": other.view, "graph": other.graph},
-            )  # fmt: skip
+                "other_user",
+                reachable(name),
+                descriptors=[held.fd],
+                model=models.entry("tiny-mlp"),
+                ep=ep,
+                options=options,
+                fd=held.fd,
+                graph=held.graph,
+                provider_options=held.provider_options[ep],
+                sibling={"scope": scope, "view": other.view, "graph": other.graph},
+            )
     assert result["user"] == [65534] * 3
     assert result["providers"][0] == ep
     assert result["outputs"] == plain["sidecar"]["outputs"]
@@ -80,7 +108,9 @@ def test_another_user_may_not_stop_the_daemon(start: Callable[..., Daemon], prog
         os.chmod(folder, 0o755)
         control = shutil.copy(programs / "epcachectl", folder)
         command = [control, "stop", "--socket", own.socket]
-        done = subprocess.run(command, user=65534, group=65534, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, user=65534, group=65534, capture_output=True, text=True, timeout=60
+        )
     assert done.returncode == 7, done.stderr
     assert "only uid 0 and administrators may stop this daemon" in done.stderr
     assert own.control("stop")["started_by"] == ""
@@ -88,9 +118,15 @@ def test_another_user_may_not_stop_the_daemon(start: Callable[..., Daemon], prog
 
 
 def test_path_access_opens_the_shared_scope_and_no_more(
-    start: Callable[..., Daemon], runtime: Callable[[str], Path], reachable: Callable[[str], Path], models: Any, tmp_path: Path
+    start: Callable[..., Daemon],
+    runtime: Callable[[str], Path],
+    reachable: Callable[[str], Path],
+    models: Any,
+    tmp_path: Path,
 ) -> None:
-    """Whoever is told a shared view's name may load by path; names cannot be listed, and private views stay closed."""
+    """Whoever is told a shared view's name may load by path; names cannot be listed, and private
+    views stay closed.
+    """
     where = runtime("openvino-1.8.1")
     daemon = start(where, configuration="path_access = true")
     private = tmp_path / "private.onnx"
@@ -98,16 +134,29 @@ def test_path_access_opens_the_shared_scope_and_no_more(
     private.chmod(0o600)
     with epcache.Client(daemon.socket, hello_limit=10) as client:
         wishes: dict[str, Any] = {"eps": f"{OPENVINO}:CPU", "runtime": str(where)}
-        with client.acquire(models.path("tiny-mlp"), **wishes) as shared, client.acquire(private, **wishes) as own:
+        with (
+            client.acquire(models.path("tiny-mlp"), **wishes) as shared,
+            client.acquire(private, **wishes) as own,
+        ):
             results = [
                 child.run(
-                    "other_user", reachable("openvino-1.8.1"), descriptors=[shared.fd],
-                    model=models.entry("tiny-mlp"), ep=OPENVINO, options={}, fd=shared.fd, graph=shared.graph,
+                    "other_user",
+                    reachable("openvino-1.8.1"),
+                    descriptors=[shared.fd],
+                    model=models.entry("tiny-mlp"),
+                    ep=OPENVINO,
+                    options={},
+                    fd=shared.fd,
+                    graph=shared.graph,
                     provider_options=shared.provider_options[OPENVINO],
-                    sibling={"scope": os.path.dirname(view.view), "view": view.view, "graph": view.graph},
+                    sibling={
+                        "scope": os.path.dirname(view.view),
+                        "view": view.view,
+                        "graph": view.graph,
+                    },
                 )["as nobody"]
                 for view in (shared, own)
-            ]  # fmt: skip
+            ]
     names = ("open by name", "list the scope by name", "list fd/..")
     assert [results[0][name] for name in names] == ["reached", "EACCES", "EACCES"]
     assert [results[1][name] for name in names] == ["EACCES", "EACCES", "EACCES"]

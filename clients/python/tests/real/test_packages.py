@@ -1,4 +1,5 @@
-"""Real packages that know of no cache, unchanged, under epcachectl run: two small ones, so that each change is tried. `make packages` has eight.
+"""Real packages that know of no cache, unchanged, under epcachectl run: two small ones, so that
+each change is tried. `make packages` has eight.
 
 EPCACHED_PACKAGES is the environment that testdata/fetch-packages makes.
 """
@@ -38,7 +39,15 @@ def failures(run: Run) -> int:
 
 
 def alone(packages: Path, name: str) -> Any:
-    return result(subprocess.run([packages / "python", PROGRAM, name], env=plain_environment(), capture_output=True, text=True, timeout=60))
+    return result(
+        subprocess.run(
+            [packages / "python", PROGRAM, name],
+            env=plain_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    )
 
 
 def test_a_package_is_served_at_its_second_start(run: Run, packages: Path) -> None:
@@ -51,8 +60,12 @@ def test_a_package_is_served_at_its_second_start(run: Run, packages: Path) -> No
     assert report["notes"] == [] and report["saved_seconds"] > 0
 
 
-def test_a_package_that_cannot_be_served_is_left_alone_with_the_compilers_reason(run: Run, packages: Path) -> None:
-    """Its model has an operator that OpenVINO does not convert. The second start does not compile in vain."""
+def test_a_package_that_cannot_be_served_is_left_alone_with_the_compilers_reason(
+    run: Run, packages: Path
+) -> None:
+    """Its model has an operator that OpenVINO does not convert. The second start does not compile
+    in vain.
+    """
     plain = alone(packages, "silero")
     before = failures(run)
     for _ in range(2):
@@ -65,16 +78,41 @@ def test_a_package_that_cannot_be_served_is_left_alone_with_the_compilers_reason
 
 
 def test_reasons_are_said_without_being_asked_for(run: Run, packages: Path, programs: Path) -> None:
-    command = [programs / "epcachectl", "run", "--ep", f"{OPENVINO}:CPU", "--runtime", run.runtime, "--", packages / "python", PROGRAM, "silero"]
-    ended = subprocess.run(command, env=plain_environment(EPCACHE_SOCKET=run.socket), capture_output=True, text=True, timeout=60)
+    command = [
+        programs / "epcachectl",
+        "run",
+        "--ep",
+        f"{OPENVINO}:CPU",
+        "--runtime",
+        run.runtime,
+        "--",
+        packages / "python",
+        PROGRAM,
+        "silero",
+    ]
+    ended = subprocess.run(
+        command,
+        env=plain_environment(EPCACHE_SOCKET=run.socket),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     result(ended)
     said = [line for line in ended.stderr.splitlines() if line.startswith("epcachectl: ")]
-    assert len(said) == 1 and "failed silero_vad.onnx on CPUExecutionProvider" in said[0] and "Conv" in ended.stderr, ended.stderr
+    assert (
+        len(said) == 1
+        and "failed silero_vad.onnx on CPUExecutionProvider" in said[0]
+        and "Conv" in ended.stderr
+    ), ended.stderr
 
 
-def test_a_packages_command_in_another_language_is_said_not_to_be_reached(run: Run, packages: Path, tmp_path: Path) -> None:
+def test_a_packages_command_in_another_language_is_said_not_to_be_reached(
+    run: Run, packages: Path, tmp_path: Path
+) -> None:
     """The command of magika is a program in Rust, with ONNX Runtime linked into it."""
-    (tmp_path / "x.c").write_text("#include <stdio.h>\nint main(void) { return puts(\"hello\"); }\n")
+    (tmp_path / "x.c").write_text(
+        "#include <stdio.h>\nint main(void) { return puts(\"hello\"); }\n"
+    )
     ended, report = run(packages / "magika", "--label", tmp_path / "x.c")
     assert ended.returncode == 0, ended.stderr
     assert report["pythons"] == 0 and "no Python was reached" in report["notes"][0]

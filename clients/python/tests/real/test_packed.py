@@ -1,4 +1,6 @@
-"""Packed builds through the real daemon: unpacked when they are asked for, and what they are made of."""
+"""Packed builds through the real daemon: unpacked when they are asked for, and what they are made
+of.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,21 @@ def options(**more: str) -> dict[str, str]:
     return {"load_config": json.dumps({"CPU": {**HINT, **more}})}
 
 
-def test_a_packed_build_is_unpacked_loads_and_computes(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any) -> None:
+def test_a_packed_build_is_unpacked_loads_and_computes(
+    start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any
+) -> None:
     where = runtime("openvino-1.8.1")
     daemon = start(where)
 
     def get(one: dict[str, str]) -> dict[str, Any]:
-        wish = ["--ep", f"{EP}:CPU", "--option", f"load_config={one['load_config']}", "--dim", "unk__214=1"]
+        wish = [
+            "--ep",
+            f"{EP}:CPU",
+            "--option",
+            f"load_config={one['load_config']}",
+            "--dim",
+            "unk__214=1",
+        ]
         (answer,) = daemon.control("get", str(models.path(MODEL)), *wish)
         return dict(answer)
 
@@ -34,8 +45,11 @@ def test_a_packed_build_is_unpacked_loads_and_computes(start: Callable[..., Daem
     would = daemon.control("pack", "--all", "-n")  # which compares them, if nobody has yet
     told = daemon.control("du")
     assert told["packable_bytes"] == would["freed_bytes"] > 1 << 20
-    assert [one["shapes"] for model in told["models"] for one in model["builds"]] == ["unk__214=1"] * 2
-    assert daemon.control("pack", list(made)[1])["changed"] == 1  # the first is what it takes from, and stays whole
+    assert [one["shapes"] for model in told["models"] for one in model["builds"]] == [
+        "unk__214=1"
+    ] * 2
+    # the first is what it takes from, and stays whole
+    assert daemon.control("pack", list(made)[1])["changed"] == 1
     (packed,) = [one for one in daemon.control("du", "--svg")["files"] if one["packed"]]
 
     answer = get(made[packed["build"]])
@@ -44,20 +58,38 @@ def test_a_packed_build_is_unpacked_loads_and_computes(start: Callable[..., Daem
     wishes = {"model": models.entry(MODEL), "ep": EP, "options": made[packed["build"]]}
     ran = child.run("image", where, graph=str(Path(answer["view"]) / answer["graph"]), **wishes)
     assert ran["executed by"] == [EP]
-    assert ran["outputs"] == child.run("plain", where, path=str(models.path(MODEL)), level="basic", **wishes)["sidecar"]["outputs"]
+    assert (
+        ran["outputs"]
+        == child.run("plain", where, path=str(models.path(MODEL)), level="basic", **wishes)[
+            "sidecar"
+        ]["outputs"]
+    )
 
-    # What it is made of: the model's own names for its weights, which stand in the other build's file.
+    # What it is made of: the model's own names for its weights, which stand in the other build's
+    # file.
     other = next(build for build in made if build != packed["build"])
     layout = daemon.control("show", packed["build"], "--tensors")
     (shown,) = [one for one in layout["files"] if one["name"] == packed["name"]]
-    large = max((one for one in shown["tensors"] if one["kind"] == "tensor"), key=lambda one: one["length"])
+    large = max(
+        (one for one in shown["tensors"] if one["kind"] == "tensor"), key=lambda one: one["length"]
+    )
     assert large["shared_bytes"] == large["length"] > 100_000
     assert layout["holders"][large["holder"]] != shown["digest"]
     assert [shown["sharers"][place]["build"] for place in large["with"]] == [other]
 
     space = daemon.control("check", "--space")["space"]
-    accounted = {one["name"]: one["accounted_bytes"] for one in space if one["accounted_bytes"] is not None}
-    assert accounted.items() >= {one["name"]: one["disk_bytes"] for one in space if one["name"] in ("objects", "recipes", "unpacked", "manifests")}.items()
-    assert daemon.control("du")["packable_bytes"] < 1 << 20  # what the first has twice within itself
+    accounted = {
+        one["name"]: one["accounted_bytes"] for one in space if one["accounted_bytes"] is not None
+    }
+    assert (
+        accounted.items()
+        >= {
+            one["name"]: one["disk_bytes"]
+            for one in space
+            if one["name"] in ("objects", "recipes", "unpacked", "manifests")
+        }.items()
+    )
+    # what the first has twice within itself
+    assert daemon.control("du")["packable_bytes"] < 1 << 20
     assert daemon.control("unpack", packed["build"])["changed"] == 1
     assert daemon.compiles() == 2

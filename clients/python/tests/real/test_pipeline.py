@@ -1,4 +1,6 @@
-"""Models of a pipeline, each with options of its own, warmed by one call: the application's sessions are hits."""
+"""Models of a pipeline, each with options of its own, warmed by one call: the application's
+sessions are hits.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,25 @@ optimization_level = "basic"  # as epcache.SessionGroup asks
 """
 
 
-def test_warmed_pipeline_serves_its_application(start: Callable[..., Daemon], runtime: Callable[[str], Path], tmp_path: Path) -> None:
+def test_warmed_pipeline_serves_its_application(
+    start: Callable[..., Daemon], runtime: Callable[[str], Path], tmp_path: Path
+) -> None:
     where = runtime("openvino-1.8.1")
     daemon = start(where)
     (tmp_path / "pipeline.toml").write_text(PIPELINE)
     for name, batch in (("free", "batch"), ("two", 2), ("rows1", 1), ("rows2", 2), ("other", 3)):
         generate.mlp(tmp_path / f"{name}.onnx", width=64, layers=2, seed=3, batch=batch)
     flags = ["--ep", f"{EP}:CPU", "--option", f"load_config={EXACT['load_config']}"]
-    warmed = daemon.control("warm", str(tmp_path), "--pipeline", str(tmp_path / "pipeline.toml"), "--follow", *flags)
-    assert sorted(Path(one["model"]).stem for one in warmed) == ["free", "other", "rows1", "rows2", "two"]
+    warmed = daemon.control(
+        "warm", str(tmp_path), "--pipeline", str(tmp_path / "pipeline.toml"), "--follow", *flags
+    )
+    assert sorted(Path(one["model"]).stem for one in warmed) == [
+        "free",
+        "other",
+        "rows1",
+        "rows2",
+        "two",
+    ]
     assert {one["outcome"] for one in warmed} == {"compiled"}, warmed
     compiles = daemon.compiles()
     asks = [
@@ -47,6 +59,13 @@ def test_warmed_pipeline_serves_its_application(start: Callable[..., Daemon], ru
         {"path": "other.onnx", "dims": {}, "options": EXACT},
         {"path": ["rows1.onnx", "rows2.onnx"], "dims": {}, "options": EXACT},
     ]
-    outcomes = child.run("pipeline", where, environment={"EPCACHE_SOCKET": daemon.socket}, ep=f"{EP}:CPU", folder=str(tmp_path), asks=asks)
+    outcomes = child.run(
+        "pipeline",
+        where,
+        environment={"EPCACHE_SOCKET": daemon.socket},
+        ep=f"{EP}:CPU",
+        folder=str(tmp_path),
+        asks=asks,
+    )
     assert outcomes == ["hit"] * 4
     assert daemon.compiles() == compiles

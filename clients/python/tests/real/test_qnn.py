@@ -1,4 +1,6 @@
-"""QNN ahead of time: compiled for a phone's processor here, kept, served, and run once in the simulator."""
+"""QNN ahead of time: compiled for a phone's processor here, kept, served, and run once in the
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +25,37 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 
 @pytest.fixture
-def application(daemon: Daemon, runtime: Callable[[str], Path], models: Any) -> Callable[..., list[dict[str, Any]]]:
+def application(
+    daemon: Daemon, runtime: Callable[[str], Path], models: Any
+) -> Callable[..., list[dict[str, Any]]]:
     def sessions(version: str, name: str, ep: Any = TARGET, times: int = 1) -> list[dict[str, Any]]:
         result: list[dict[str, Any]] = child.run(
-            "sessions", runtime(version), environment={"EPCACHE_SOCKET": daemon.socket}, times=times, ep=ep,
-            model=models.entry(name), path=str(models.path(name)),
-        )["sessions"]  # fmt: skip
+            "sessions",
+            runtime(version),
+            environment={"EPCACHE_SOCKET": daemon.socket},
+            times=times,
+            ep=ep,
+            model=models.entry(name),
+            path=str(models.path(name)),
+        )["sessions"]
         assert not any("error" in one for one in result), result
         return result
 
     return sessions
 
 
-def test_compile_hit_load_and_run(application: Callable[..., list[dict[str, Any]]], models: Any) -> None:
+def test_compile_hit_load_and_run(
+    application: Callable[..., list[dict[str, Any]]], models: Any
+) -> None:
     first, second = application("qnn-2.7.0", "tiny-mlp", times=2)
     assert (first["outcome"], second["outcome"]) == ("compiled", "hit")
     expected = reference.mlp(models.path("tiny-mlp"), inputs.make(models.entry("tiny-mlp"))["x"])
     for session in (first, second):
         assert session["executed by"] == [QNN]
         # The target computes in 16 bits.
-        np.testing.assert_allclose(np.array(session["values"][0], np.float32), expected, rtol=2e-2, atol=2e-2)
+        np.testing.assert_allclose(
+            np.array(session["values"][0], np.float32), expected, rtol=2e-2, atol=2e-2
+        )
     assert first["outputs"] == second["outputs"]
 
 
@@ -51,18 +64,26 @@ def test_real_model(name: str, application: Callable[..., list[dict[str, Any]]])
     first, second = application("qnn-2.7.0", name, times=2)
     assert (first["outcome"], second["outcome"]) == ("compiled", "hit")
     assert QNN in second["executed by"]
-    assert first["outputs"] == second["outputs"] and not any(output["blank"] for output in second["outputs"])
+    assert first["outputs"] == second["outputs"] and not any(
+        output["blank"] for output in second["outputs"]
+    )
 
 
-def test_another_target_is_another_request(application: Callable[..., list[dict[str, Any]]]) -> None:
+def test_another_target_is_another_request(
+    application: Callable[..., list[dict[str, Any]]],
+) -> None:
     (known,) = application("qnn-2.7.0", "tiny-mlp")
-    (other,) = application("qnn-2.7.0", "tiny-mlp", (f"{QNN}:CPU", {**TARGET[1], "soc_model": "69"}))
+    (other,) = application(
+        "qnn-2.7.0", "tiny-mlp", (f"{QNN}:CPU", {**TARGET[1], "soc_model": "69"})
+    )
     assert other["outcome"] == "compiled"
     assert other["request_key"] != known["request_key"] and other["build"] != known["build"]
 
 
 def test_another_library_is_another_build(application: Callable[..., list[dict[str, Any]]]) -> None:
-    """QNN's device metadata says version 0.1.0 in every release: the library and the SDK tell them apart."""
+    """QNN's device metadata says version 0.1.0 in every release: the library and the SDK tell them
+    apart.
+    """
     (newer,) = application("qnn-2.7.0", "tiny-convolution")
     older, again = application("qnn-2.5.0", "tiny-convolution", times=2)
     assert (newer["outcome"], older["outcome"], again["outcome"]) == ("compiled", "compiled", "hit")

@@ -1,4 +1,6 @@
-"""epcachectl run with a model that the cache does not have: what each --on-miss comes to, and what becomes of a model that does not compile."""
+"""epcachectl run with a model that the cache does not have: what each --on-miss comes to, and what
+becomes of a model that does not compile.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def program(run: Run, model: str, *flags: str) -> tuple[dict[str, Any], dict[str
 
 def test_in_the_background_the_program_goes_on_with_what_it_has(run: Run, model: str) -> None:
     said, session = program(run, model, "--on-miss", "background")
-    assert (said["providers"], session["outcome"]) == ([CPU], "background"), "nothing is compiled in the program, on whichever execution provider"
+    assert (said["providers"], session["outcome"]) == ([CPU], "background"), (
+        "nothing is compiled in the program, on whichever execution provider"
+    )
     limit = time.monotonic() + 60
     while session["outcome"] == "background" and time.monotonic() < limit:
         time.sleep(0.2)
@@ -56,11 +60,28 @@ def test_who_compiles_nothing_is_left_alone_and_told(run: Run, model: str) -> No
 
 
 def test_a_model_that_the_execution_provider_does_not_take(run: Run, tmp_path: Path) -> None:
-    """Its one operator is from a domain that OpenVINO has nothing of; the program computes as without. test_packages.py has one that it fails on."""
-    node = helper.make_node("LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_int64s=[1, 2], values_strings=["one", "two"])
-    x, y = (helper.make_tensor_value_info(name, kind, [2]) for name, kind in (("x", TensorProto.INT64), ("y", TensorProto.STRING)))
+    """Its one operator is from a domain that OpenVINO has nothing of; the program computes as
+    without. test_packages.py has one that it fails on.
+    """
+    node = helper.make_node(
+        "LabelEncoder",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        keys_int64s=[1, 2],
+        values_strings=["one", "two"],
+    )
+    x, y = (
+        helper.make_tensor_value_info(name, kind, [2])
+        for name, kind in (("x", TensorProto.INT64), ("y", TensorProto.STRING))
+    )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2)]
-    onnx.save(helper.make_model(helper.make_graph([node], "labels", [x], [y]), opset_imports=imports, ir_version=8), tmp_path / "labels.onnx")
+    onnx.save(
+        helper.make_model(
+            helper.make_graph([node], "labels", [x], [y]), opset_imports=imports, ir_version=8
+        ),
+        tmp_path / "labels.onnx",
+    )
     model = str(tmp_path / "labels.onnx")
     code = f"import numpy, onnxruntime; s = onnxruntime.InferenceSession({model!r}); print(list(s.run(None, {{'x': numpy.array([2, 1])}})[0]))"
     for _ in range(2):

@@ -1,4 +1,6 @@
-"""epcachectl run: in whichever way a program is started, its sessions come from the cache, or run says that they do not."""
+"""epcachectl run: in whichever way a program is started, its sessions come from the cache, or run
+says that they do not.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,17 @@ assert Own({model!r}, options).get_providers()[0] == "{OPENVINO}"
 """
     ended, report = run.python("-S", "-c", "import site; site.main(); exec(" + repr(code) + ")")
     assert ended.returncode == 0, ended.stderr
-    names = ["", "._onnxruntime", "._run", "._run._classes", "._run._environment", "._run._report", "._run._runtime_packages", "._session_options", "._version"]
+    names = [
+        "",
+        "._onnxruntime",
+        "._run",
+        "._run._classes",
+        "._run._environment",
+        "._run._report",
+        "._run._runtime_packages",
+        "._session_options",
+        "._version",
+    ]
     # A folder of --runtime is read out of the variable, which is JSON.
     assert ended.stdout == f"{[f'epcache{name}' for name in names]} ['json']\n"
     assert report["notes"] == []
@@ -56,21 +68,35 @@ def test_a_module_and_a_package_of_the_programs_own(run: Run, model: str, tmp_pa
 
 
 def environment(folder: Path) -> Path:
-    """A virtual environment that has the test's packages, and a command as pip writes it; returns the command."""
+    """A virtual environment that has the test's packages, and a command as pip writes it; returns
+    the command.
+    """
     subprocess.run([python(), "-m", "venv", "--without-pip", folder], check=True)
-    packages = subprocess.check_output([python(), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip()
+    packages = subprocess.check_output(
+        [python(), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+    ).strip()
     own = next((folder / "lib").glob("python3*")) / "site-packages"
     (own / "of-the-tests.pth").write_text(packages + "\n")
-    module = (PROGRAMS / "plain.py").read_text().replace("model, way = sys.argv[1:3]", "def main():\n    pass\n\n\nmodel, way = sys.argv[1:3]")
+    module = (
+        (PROGRAMS / "plain.py")
+        .read_text()
+        .replace(
+            "model, way = sys.argv[1:3]", "def main():\n    pass\n\n\nmodel, way = sys.argv[1:3]"
+        )
+    )
     (own / "mine.py").write_text(module)
     command = folder / "bin" / "mine"
-    command.write_text(f"#!{folder}/bin/python\nimport sys\nfrom mine import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    command.write_text(
+        f"#!{folder}/bin/python\nimport sys\nfrom mine import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    )
     command.chmod(0o755)
     return command
 
 
 @pytest.mark.parametrize("how", ["by its path", "by its name", "from a shell script"])
-def test_a_command_that_pip_installed_in_an_environment(run: Run, model: str, tmp_path: Path, how: str) -> None:
+def test_a_command_that_pip_installed_in_an_environment(
+    run: Run, model: str, tmp_path: Path, how: str
+) -> None:
     command = environment(tmp_path / "venv")
     line: list[str | Path] = [command, model, "names"]
     path = f"{command.parent}:/usr/bin:/bin"
@@ -100,12 +126,16 @@ def test_processes_of_a_program(run: Run, model: str) -> None:
     for way in ("spawn", "forkserver", "fork"):
         ended, report = run.python(PROGRAMS / "working.py", model, way)
         assert ended.returncode == 0, f"{way}: {ended.stderr}"
-        assert [providers[0] for providers, _ in json.loads(ended.stdout)["results"]] == [OPENVINO] * 2, way
+        assert [providers[0] for providers, _ in json.loads(ended.stdout)["results"]] == [
+            OPENVINO
+        ] * 2, way
         assert len(report["sessions"]) == 2 and report["notes"] == [], way
 
 
 def test_a_fork_beyond_a_session_is_left_alone_and_told(run: Run, model: str) -> None:
-    """OpenVINO's threads do not survive a fork: to make a session waits for them for ever, where the CPU's is made."""
+    """OpenVINO's threads do not survive a fork: to make a session waits for them for ever, where
+    the CPU's is made.
+    """
     ended, report = run.python(PROGRAMS / "working.py", model, "fork", "before")
     assert ended.returncode == 0, ended.stderr
     said = json.loads(ended.stdout)
@@ -130,4 +160,6 @@ def test_what_cannot_be_understood_leaves_the_program_alone(run: Run, model: str
     code = f"import os; os.environ['EPCACHE_RUN'] = {told!r}; import onnxruntime; print(onnxruntime.InferenceSession({model!r}).get_providers())"
     ended, report = run.python("-c", code)
     assert ended.stdout == f"{[CPU]}\n", ended.stderr
-    assert report["notes"] == ["epcache cannot be used in this process: ValueError: EPCACHE_RUN: 7 is not an execution provider"]
+    assert report["notes"] == [
+        "epcache cannot be used in this process: ValueError: EPCACHE_RUN: 7 is not an execution provider"
+    ]

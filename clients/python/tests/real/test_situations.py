@@ -1,4 +1,6 @@
-"""The same program in every situation that a daemon can be in: the right result, on the same execution provider, and soon."""
+"""The same program in every situation that a daemon can be in: the right result, on the same
+execution provider, and soon.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from daemon import Daemon
 EP = "OpenVINOExecutionProvider"
 EXACT = {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'}
 MODEL = "tiny-mlp"
-LIMIT = 100.0  # seconds for one session, on a busy machine; who waits for a daemon that does not answer takes minutes
+# seconds for one session, on a busy machine; who waits for a daemon that does not answer takes
+# minutes
+LIMIT = 100.0
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -29,7 +33,9 @@ Ask = Callable[..., dict[str, Any]]
 class Place:
     """What a situation has to work with."""
 
-    def __init__(self, start: Callable[..., Daemon], first: Path, other: Path, ask: Ask, scratch: Path) -> None:
+    def __init__(
+        self, start: Callable[..., Daemon], first: Path, other: Path, ask: Ask, scratch: Path
+    ) -> None:
         # The runtime by a link, as a system's SDK is that can be switched.
         self.runtime, self.other, self.scratch = scratch / "runtime", other, scratch
         self.runtime.symlink_to(first)
@@ -128,7 +134,10 @@ def full_store(place: Place) -> dict[str, Any]:
     assert place.daemon.stop() == 0
     with mounted("-t", "tmpfs", "-o", "size=8m,mode=0700", "none", place.daemon.state):
         place.daemon.start()
-        with contextlib.suppress(OSError), open(place.daemon.state / "filler", "wb", buffering=0) as filler:
+        with (
+            contextlib.suppress(OSError),
+            open(place.daemon.state / "filler", "wb", buffering=0) as filler,
+        ):
             while True:
                 filler.write(bytes(4096))
         session = place.ask()
@@ -138,7 +147,9 @@ def full_store(place: Place) -> dict[str, Any]:
 
 
 def read_only_store(place: Place) -> dict[str, Any]:
-    """A daemon does not start on it; what it has is read with epcachectl get --state, see test_image.py."""
+    """A daemon does not start on it; what it has is read with epcachectl get --state, see
+    test_image.py.
+    """
     place.ask()
     assert place.daemon.stop() == 0
     with mounted("--bind", place.daemon.state, place.daemon.state):
@@ -179,19 +190,34 @@ SITUATIONS: list[tuple[Callable[[Place], dict[str, Any]], set[str], int]] = [
 @pytest.fixture
 def ask(models: Any) -> Ask:
     def session(runtime: Path, socket: str, **more: Any) -> dict[str, Any]:
-        wishes = {"model": models.entry(MODEL), "path": str(models.path(MODEL)), "ep": (f"{EP}:CPU", EXACT), **more}
-        ran = child.run("sessions", runtime, environment={"EPCACHE_SOCKET": socket}, timeout=120, **wishes)
+        wishes = {
+            "model": models.entry(MODEL),
+            "path": str(models.path(MODEL)),
+            "ep": (f"{EP}:CPU", EXACT),
+            **more,
+        }
+        ran = child.run(
+            "sessions", runtime, environment={"EPCACHE_SOCKET": socket}, timeout=120, **wishes
+        )
         (one,) = ran["sessions"]
         return dict(one)
 
     return session
 
 
-@pytest.mark.parametrize(("situation", "outcomes", "warnings"), SITUATIONS, ids=[one[0].__name__ for one in SITUATIONS])
+@pytest.mark.parametrize(
+    ("situation", "outcomes", "warnings"), SITUATIONS, ids=[one[0].__name__ for one in SITUATIONS]
+)
 def test_right_result_on_the_same_execution_provider(
-    situation: Callable[[Place], dict[str, Any]], outcomes: set[str], warnings: int,
-    start: Callable[..., Daemon], runtime: Callable[[str], Path], ask: Ask, models: Any, tmp_path: Path,
-) -> None:  # fmt: skip
+    situation: Callable[[Place], dict[str, Any]],
+    outcomes: set[str],
+    warnings: int,
+    start: Callable[..., Daemon],
+    runtime: Callable[[str], Path],
+    ask: Ask,
+    models: Any,
+    tmp_path: Path,
+) -> None:
     place = Place(start, runtime("openvino-1.8.1"), runtime("openvino-1.4.0"), ask, tmp_path)
     session = situation(place)
     assert "error" not in session, session
@@ -201,7 +227,9 @@ def test_right_result_on_the_same_execution_provider(
         assert one["executed by"] == [EP] and one["providers"][0] == EP
     np.testing.assert_allclose(session["values"][0], plain["values"][0], rtol=1e-5, atol=1e-6)
     expected = reference.mlp(models.path(MODEL), inputs.make(models.entry(MODEL))["x"])
-    np.testing.assert_allclose(np.array(session["values"][0], np.float32), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        np.array(session["values"][0], np.float32), expected, rtol=1e-4, atol=1e-4
+    )
     assert len(session["warnings"]) <= warnings, session["warnings"]
     if session["outcome"] in ("no daemon", "failed"):
         assert len(session["warnings"]) == 1 and session["outcome"] in session["warnings"][0]

@@ -38,13 +38,24 @@ class Asker:
 
 @pytest.mark.parametrize("killed", [False, True], ids=["all stay", "the first is killed"])
 def test_one_compile_for_eight(
-    killed: bool, start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path
+    killed: bool,
+    start: Callable[..., Daemon],
+    runtime: Callable[[str], Path],
+    models: Any,
+    tmp_path: Path,
 ) -> None:
     where = runtime("openvino-1.8.1")
     daemon = start(where)
-    wish = {"socket": daemon.socket, "path": str(models.path(MODEL)), "ep": EP, "runtime": str(where)}
+    wish = {
+        "socket": daemon.socket,
+        "path": str(models.path(MODEL)),
+        "ep": EP,
+        "runtime": str(where),
+    }
     wish["dims"] = models.entry(MODEL)["dimensions"]
-    first, *others = [Asker(str(number), tmp_path, where, wish) for number in range(9 if killed else 8)]
+    first, *others = [
+        Asker(str(number), tmp_path, where, wish) for number in range(9 if killed else 8)
+    ]
     first.go()
     first.wait_for("compiling")
     for other in others:
@@ -59,7 +70,9 @@ def test_one_compile_for_eight(
     assert len(answers) == 8
     assert len({answer["build"] for answer in answers}) == 1
     for answer in answers:
-        assert answer["files"] == answers[0]["files"] and answer["sizes"] == [size for _, size, _ in answer["files"]]
+        assert answer["files"] == answers[0]["files"] and answer["sizes"] == [
+            size for _, size, _ in answer["files"]
+        ]
     assert Counter(answer["outcome"] for answer in answers) == (
         {"waited": 8} if killed else {"waited": 7, "compiled": 1}
     )

@@ -1,8 +1,10 @@
-"""Real upgrades: the vendors' packages come into each other's place under the running daemon, with applications at work.
+"""Real upgrades: the vendors' packages come into each other's place under the running daemon, with
+applications at work.
 
-Each application is a process that has loaded one version's libraries. It asks for a model again and again and loads what
-it is served with plain ONNX Runtime, then it ends, and the next one is started with the libraries that are there then. So
-at every moment of a change somebody asks, and every answer is loaded.
+Each application is a process that has loaded one version's libraries. It asks for a model again and
+again and loads what it is served with plain ONNX Runtime, then it ends, and the next one is started
+with the libraries that are there then. So at every moment of a change somebody asks, and every
+answer is loaded.
 """
 
 from __future__ import annotations
@@ -20,13 +22,28 @@ from daemon import Daemon
 from upgrade import PATIENCE, WAYS, Applications, Broken, Place
 
 OPENVINO, QNN = "OpenVINOExecutionProvider", "QNNExecutionProvider"
-OPTIONS: dict[str, dict[str, str]] = {OPENVINO: {}, QNN: {"soc_model": "60", "enable_htp_fp16_precision": "1"}}
+OPTIONS: dict[str, dict[str, str]] = {
+    OPENVINO: {},
+    QNN: {"soc_model": "60", "enable_htp_fp16_precision": "1"},
+}
 
 # Runtimes that follow each other. Those that are named again are gone back to.
 CHAINS = {
-    "OpenVINO": (OPENVINO, ["openvino-1.4.0", "openvino-1.8.1", "openvino-1.4.0", "openvino-1.8.0-ort-1.28.0", "openvino-1.8.1"]),
+    "OpenVINO": (
+        OPENVINO,
+        [
+            "openvino-1.4.0",
+            "openvino-1.8.1",
+            "openvino-1.4.0",
+            "openvino-1.8.0-ort-1.28.0",
+            "openvino-1.8.1",
+        ],
+    ),
     "QNN": (QNN, ["qnn-2.5.0", "qnn-2.7.0", "qnn-2.5.0"]),
-    "ONNX Runtime": (OPENVINO, ["openvino-1.8.1-ort-1.28.0", "openvino-1.8.1", "openvino-1.8.1-ort-1.28.0"]),
+    "ONNX Runtime": (
+        OPENVINO,
+        ["openvino-1.8.1-ort-1.28.0", "openvino-1.8.1", "openvino-1.8.1-ort-1.28.0"],
+    ),
 }
 SDKS = {"openvino-1.4": "2026.1", "openvino-1.8": "2026.4", "qnn-2.5": "v2.49", "qnn-2.7": "v2.51"}
 
@@ -48,15 +65,21 @@ def sdk_of(runtime: Path) -> str:
 def steady(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the last few records if they are loads of one optimal build."""
     last = [record for record in records if "build" in record][-4:]
-    settled = len(last) == 4 and len({record["build"] for record in last}) == 1 and all(r["compatibility"] == "optimal" for r in last)
+    settled = (
+        len(last) == 4
+        and len({record["build"] for record in last}) == 1
+        and all(r["compatibility"] == "optimal" for r in last)
+    )
     return last if settled else []
+
 
 @pytest.fixture
 def begin(programs: Path) -> Iterator[Begin]:
     daemons: list[Daemon] = []
 
     def start(runtime: Path) -> Daemon:
-        # Shorter than a package manager needs, and longer than the pauses between the files of these tests, on a busy machine too.
+        # Shorter than a package manager needs, and longer than the pauses between the files of
+        # these tests, on a busy machine too.
         daemons.append(Daemon(programs, [runtime], "quiet_seconds = 0.5\n"))
         return daemons[-1]
 
@@ -74,14 +97,16 @@ def test_upgrade_and_back(
     runtimes = [runtime(name).resolve() for name in names]
     place = WAYS[way](tmp_path, runtimes[0])
     daemon = begin(place.path)
-    builds: dict[str, str] = {}  # by the runtime's name, the one that its applications are served in the end
+    # by the runtime's name, the one that its applications are served in the end
+    builds: dict[str, str] = {}
     with Applications(daemon, place, ep, OPTIONS[ep], models.path("tiny-mlp")) as applications:
         until = 0.0
         for number, now in enumerate(runtimes):
             compiles = daemon.compiles()
             if number > 0:
                 until = place.become(now)
-                # Applications are served before the daemon has told of the change, and what changes back meanwhile is not told.
+                # Applications are served before the daemon has told of the change, and what changes
+                # back meanwhile is not told.
                 require_told(daemon, place, CAME[chain][:number])
             if now.name in builds:
                 for load in applications.loads_after(until):
@@ -94,7 +119,9 @@ def test_upgrade_and_back(
         applications.stop()
         require_right(applications, place, runtimes)
     events = daemon.events()
-    assert set(builds.values()) <= {e["build"] for e in events if e["kind"] in ("compiled", "rebuilt")}
+    assert set(builds.values()) <= {
+        e["build"] for e in events if e["kind"] in ("compiled", "rebuilt")
+    }
     if len(set(builds.values())) > 1:
         assert set(builds.values()) & {e["build"] for e in events if e["kind"] == "judged"}
 
@@ -113,7 +140,10 @@ def test_upgrade_while_the_daemon_is_stopped(
         before = applications.settle(0)
         until = place.become(second, between=(daemon.stop, daemon.start))
         between = applications.settle(until)
-        assert between["sdk_version"].startswith(sdk_of(second)) and between["build"] != before["build"]
+        assert (
+            between["sdk_version"].startswith(sdk_of(second))
+            and between["build"] != before["build"]
+        )
         until = place.become(first, between=(daemon.stop, daemon.start))
         compiles = daemon.compiles()
         for load in applications.loads_after(until):
@@ -123,8 +153,13 @@ def test_upgrade_while_the_daemon_is_stopped(
         require_right(applications, place, [first, second], ("NoDaemon",))
 
 
-# What the answer says of a runtime in which a library is missing, crashes as soon as it is used, or is there in part.
-TROUBLES = {"missing": "EP library: not found", "crashing": "segmentation fault", "partly copied": "bus error"}
+# What the answer says of a runtime in which a library is missing, crashes as soon as it is used, or
+# is there in part.
+TROUBLES = {
+    "missing": "EP library: not found",
+    "crashing": "segmentation fault",
+    "partly copied": "bus error",
+}
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -136,7 +171,10 @@ def test_upgrade_with_trouble_between(
     place = Broken(tmp_path, first)
     daemon = begin(place.path)
     model = models.path("tiny-mlp")
-    with Applications(daemon, place, ep, OPTIONS[ep], model) as applications, epcache.Client(daemon.socket, hello_limit=10) as client:
+    with (
+        Applications(daemon, place, ep, OPTIONS[ep], model) as applications,
+        epcache.Client(daemon.socket, hello_limit=10) as client,
+    ):
         before = applications.settle(0)
         place.spoil(trouble, ep)
         with pytest.raises(epcache.Unavailable, match=TROUBLES[trouble]):
@@ -152,15 +190,35 @@ def test_upgrade_with_trouble_between(
         require_right(applications, place, [first, second])
 
 
-def test_versions_that_read_each_others_builds(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path) -> None:
-    """OpenVINO 1.8.0 and 1.8.1 say the same SDK version and read each other's builds, 1.4.0 and they do not."""
-    old, older, newer = (runtime(f"openvino-{name}") for name in ("1.4.0", "1.8.0-ort-1.28.0", "1.8.1"))
+def test_versions_that_read_each_others_builds(
+    start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path
+) -> None:
+    """OpenVINO 1.8.0 and 1.8.1 say the same SDK version and read each other's builds, 1.4.0 and
+    they do not.
+    """
+    old, older, newer = (
+        runtime(f"openvino-{name}") for name in ("1.4.0", "1.8.0-ort-1.28.0", "1.8.1")
+    )
     daemon = start(old, older, newer)
 
     def ask(where: Path, model: str) -> dict[str, Any]:
         said = tmp_path / f"said {where.name} {model}"
-        arguments = {"socket": daemon.socket, "ep": OPENVINO, "options": {}, "model": str(models.path(model)), "said": str(said)}
-        child.run("loading", where, **arguments, stop=str(tmp_path / "stop"), started=0.0, pause=0.0, requests=1)
+        arguments = {
+            "socket": daemon.socket,
+            "ep": OPENVINO,
+            "options": {},
+            "model": str(models.path(model)),
+            "said": str(said),
+        }
+        child.run(
+            "loading",
+            where,
+            **arguments,
+            stop=str(tmp_path / "stop"),
+            started=0.0,
+            pause=0.0,
+            requests=1,
+        )
         record: dict[str, Any] = json.loads(said.read_text())
         assert "loaded" in record, record
         return record
@@ -169,7 +227,10 @@ def test_versions_that_read_each_others_builds(start: Callable[..., Daemon], run
         made, other = ask(first, model), ask(second, model)
         assert (made["outcome"], made["compatibility_source"]) == ("compiled", "same library")
         assert (other["outcome"], other["build"]) == ("hit", made["build"])
-        assert (other["compatibility"], other["compatibility_source"]) == ("optimal", "execution provider")
+        assert (other["compatibility"], other["compatibility_source"]) == (
+            "optimal",
+            "execution provider",
+        )
         assert sdk_of(older) == sdk_of(newer) == other["sdk_version"]
         for version in ("1.8.0", "1.8.1"):  # who made it, and who was asked
             assert version in other["compatibility_reason"]
@@ -184,14 +245,20 @@ def require_told(daemon: Daemon, place: Place, came: list[str]) -> None:
     until = time.monotonic() + PATIENCE
     while True:
         events = daemon.events()
-        changes = (event["text"] for event in events if event["kind"] == "changed" and event["runtime"] == str(place.path))
+        changes = (
+            event["text"]
+            for event in events
+            if event["kind"] == "changed" and event["runtime"] == str(place.path)
+        )
         if all(any(one in text for text in changes) for one in came):
             return
         assert time.monotonic() < until, (came, events)
         time.sleep(0.05)
 
 
-def require_right(applications: Applications, place: Place, runtimes: list[Path], more: tuple[str, ...] = ()) -> None:
+def require_right(
+    applications: Applications, place: Place, runtimes: list[Path], more: tuple[str, ...] = ()
+) -> None:
     """Looks over everything that was asked: what was refused, and what an error was given for."""
     records = applications.records()
     applications.require_no_refusal(runtimes)

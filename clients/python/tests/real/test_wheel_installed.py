@@ -1,6 +1,8 @@
-"""The wheel as a user has it: installed into an environment of its own, with no service, no Go and an empty home, as an ordinary user where the tests run as root.
+"""The wheel as a user has it: installed into an environment of its own, with no service, no Go and
+an empty home, as an ordinary user where the tests run as root.
 
-`make wheel-proof` does the same with pip's own commands, both wheels from the index, and a second build.
+`make wheel-proof` does the same with pip's own commands, both wheels from the index, and a second
+build.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ print(session.epcache.outcome, session.get_providers()[0], epcache.__file__)
 
 pytestmark = [
     pytest.mark.skipif(not shutil.which("go"), reason="building the programs needs Go"),
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="the execution provider of this test is for x86-64"),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="the execution provider of this test is for x86-64"
+    ),
 ]
 
 
@@ -45,20 +49,41 @@ class User:
         self.home = home
         self.state = home / ".local" / "state" / "epcached"
         self._as: dict[str, Any] = {}
-        packages = subprocess.check_output([python(), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip()
+        packages = subprocess.check_output(
+            [python(), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+        ).strip()
         if os.geteuid() == 0:
             nobody: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-            if subprocess.run(["/usr/bin/test", "-x", packages], check=False, **nobody).returncode == 0:
+            if (
+                subprocess.run(["/usr/bin/test", "-x", packages], check=False, **nobody).returncode
+                == 0
+            ):
                 self._as = nobody
                 os.chown(home, NOBODY, NOBODY)
             else:
-                print(f"{packages} is closed to others: the wheel is tried as root", file=sys.__stderr__)
+                print(
+                    f"{packages} is closed to others: the wheel is tried as root",
+                    file=sys.__stderr__,
+                )
         # For numpy, and for pip.
-        self._environment = {"HOME": str(home), "PATH": f"{home}/venv/bin:/usr/bin:/bin", "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"}
+        self._environment = {
+            "HOME": str(home),
+            "PATH": f"{home}/venv/bin:/usr/bin:/bin",
+            "PYTHONPATH": packages,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
     def __call__(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         line = [str(one) for one in command]
-        return subprocess.run(line, cwd=self.home, env=self._environment, capture_output=True, text=True, timeout=100, **self._as)
+        return subprocess.run(
+            line,
+            cwd=self.home,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            **self._as,
+        )
 
     def says(self, *command: str | Path) -> str:
         ended = self(*command)
@@ -66,7 +91,9 @@ class User:
         return ended.stdout
 
     def interpreter(self) -> str:
-        """Returns a Python that this user may run, of the tests' own version, for which their packages are; "" for none."""
+        """Returns a Python that this user may run, of the tests' own version, for which their
+        packages are; "" for none.
+        """
         wanted = "%d.%d\n"
         for one in (python(), "/usr/bin/python3"):
             try:
@@ -78,8 +105,18 @@ class User:
         return ""
 
     def pip(self, *arguments: str | Path) -> str:
-        # The tests' pip, for the environment's Python: to put a pip into it would take longer than all else.
-        return self.says(self.interpreter(), "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", self.home / "venv/bin/python", *arguments)
+        # The tests' pip, for the environment's Python: to put a pip into it would take longer than
+        # all else.
+        return self.says(
+            self.interpreter(),
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--quiet",
+            "--python",
+            self.home / "venv/bin/python",
+            *arguments,
+        )
 
     def kept(self) -> list[Path]:
         """Returns the files in the store."""
@@ -87,7 +124,11 @@ class User:
         return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
 
     def daemons(self) -> list[int]:
-        return [int(pid.name) for pid in Path("/proc").iterdir() if pid.name.isdigit() and f"--state\0{self.state}\0".encode() in line_of(pid)]
+        return [
+            int(pid.name)
+            for pid in Path("/proc").iterdir()
+            if pid.name.isdigit() and f"--state\0{self.state}\0".encode() in line_of(pid)
+        ]
 
 
 def line_of(process: Path) -> bytes:
@@ -104,7 +145,9 @@ def user(models: Any) -> Iterator[User]:
     one = User(home)
     if not one.interpreter():
         shutil.rmtree(home)
-        pytest.skip(f"an ordinary user may run neither {python()} nor another Python of its version")
+        pytest.skip(
+            f"an ordinary user may run neither {python()} nor another Python of its version"
+        )
     shutil.copy(models.path("tiny-mlp"), home / "model.onnx")
     (home / "program.py").write_text(PROGRAM)
     shutil.copy(PROGRAMS / "plain.py", home / "plain.py")
@@ -120,34 +163,57 @@ def user(models: Any) -> Iterator[User]:
     shutil.rmtree(home)
 
 
-def test_two_commands_and_five_lines(user: User, runtime: Callable[[str], Path], tmp_path: Path) -> None:
-    build = [python(), str(HERE.parents[1] / "build_wheel.py"), str(tmp_path), MACHINES[platform.machine()]]
+def test_two_commands_and_five_lines(
+    user: User, runtime: Callable[[str], Path], tmp_path: Path
+) -> None:
+    build = [
+        python(),
+        str(HERE.parents[1] / "build_wheel.py"),
+        str(tmp_path),
+        MACHINES[platform.machine()],
+    ]
     subprocess.run(build, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     shutil.copy(wheel, user.home)
     user.says(user.interpreter(), "-m", "venv", "--without-pip", user.home / "venv")
     user.pip("install", "--no-index", user.home / wheel.name)
     [packages] = (user.home / "venv" / "lib").glob("python3*/site-packages")
-    for one in runtime("qnn-2.7.0").glob("onnxruntime*"):  # as `pip install onnxruntime-qnn onnxruntime` leaves them
+    # as `pip install onnxruntime-qnn onnxruntime` leaves them
+    for one in runtime("qnn-2.7.0").glob("onnxruntime*"):
         (packages / one.name).symlink_to(one)
 
     for outcome in ("compiled", "hit"):
         said = user.says(user.home / "venv/bin/python", "-W", "error", "program.py").split()
         assert said[:2] == [outcome, QNN] and said[2].startswith(str(user.home))
     assert len(user.daemons()) == 1
-    assert user.says("epcachectl", "get", "model.onnx", "--ep", f"{QNN}:CPU", "--option", "soc_model=60").startswith("hit ")
+    assert user.says(
+        "epcachectl", "get", "model.onnx", "--ep", f"{QNN}:CPU", "--option", "soc_model=60"
+    ).startswith("hit ")
 
     # run finds its hook in the environment, and the program has epcache from there.
-    flags = ("--ep", f"{QNN}:CPU", "--option", "soc_model=60", "--verify-output", "0", f"--report={user.home}/report", "--json")
+    flags = (
+        "--ep",
+        f"{QNN}:CPU",
+        "--option",
+        "soc_model=60",
+        "--verify-output",
+        "0",
+        f"--report={user.home}/report",
+        "--json",
+    )
     code = "import os, onnxruntime; onnxruntime.InferenceSession('model.onnx'); print(os.environ['PYTHONPATH'].split(':')[0])"
-    assert f"{packages}/epcache/_run/hook\n" in user.says("epcachectl", "run", *flags, "--", "python", "-c", code)
+    assert f"{packages}/epcache/_run/hook\n" in user.says(
+        "epcachectl", "run", *flags, "--", "python", "-c", code
+    )
     report = json.loads((user.home / "report").read_text())
     assert report["outcomes"] == {"hit": 1} and report["notes"] == [], report
 
     user.says("epcachectl", "rm", "--all", "--yes")
     user.pip("uninstall", "--yes", "epcache")
     left = {str(path.relative_to(user.home)) for path in user.home.rglob("*epcach*")}
-    assert left - {wheel.name} <= {str(path.relative_to(user.home)) for path in (user.state, *user.state.rglob("*"))}
+    assert left - {wheel.name} <= {
+        str(path.relative_to(user.home)) for path in (user.state, *user.state.rglob("*"))
+    }
     limit = time.monotonic() + 120
     while (kept := user.kept()) and time.monotonic() < limit:
         time.sleep(0.1)  # what a compile gained may just be measured, in staging

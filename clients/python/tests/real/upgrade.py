@@ -19,11 +19,16 @@ PATIENCE = 60.0
 
 
 def likeness(place: Path, real: Path, pause: float = 0) -> None:
-    """Makes `place` a folder of links to the files of `real`, each put there by one rename, and removes what else is there.
+    """Makes `place` a folder of links to the files of `real`, each put there by one rename, and
+    removes what else is there.
 
     So nothing of some hundred megabytes is copied. `pause` comes after each library.
     """
-    wanted = {path.relative_to(real) for path in real.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts}
+    wanted = {
+        path.relative_to(real)
+        for path in real.rglob("*")
+        if not path.is_dir() and "__pycache__" not in path.parts
+    }
     for name in sorted(wanted):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         link(place / name, real / name)
@@ -60,7 +65,9 @@ class Place:
         raise NotImplementedError
 
     def become(self, to: Path, between: tuple[Callable[[], Any], ...] = ()) -> float:
-        """Replaces the runtime, and returns when that was done. With `between` it does so after the one and before the other."""
+        """Replaces the runtime, and returns when that was done. With `between` it does so after the
+        one and before the other.
+        """
         self.prepare(to)
         began = time.monotonic()
         for before in between[:1]:
@@ -108,7 +115,9 @@ class Folder(Place):
 
 
 class Files(Place):
-    """Each file is replaced by a rename, one after the other, and at last the ones of the old version are removed."""
+    """Each file is replaced by a rename, one after the other, and at last the ones of the old
+    version are removed.
+    """
 
     def begin(self, first: Path) -> None:
         likeness(self.path, first)
@@ -139,11 +148,22 @@ class Written(Place):
                 path.unlink()
 
 
-WAYS: dict[str, type[Place]] = {"link switched": Link, "folder renamed": Folder, "file by file": Files, "written over": Written}
+WAYS: dict[str, type[Place]] = {
+    "link switched": Link,
+    "folder renamed": Folder,
+    "file by file": Files,
+    "written over": Written,
+}
 
 
-SPOILED = {"OpenVINOExecutionProvider": "libopenvino_intel_cpu_plugin.so", "QNNExecutionProvider": "libQnnHtp.so"}
-PLUGIN = {"OpenVINOExecutionProvider": "libonnxruntime_providers_openvino_plugin.so", "QNNExecutionProvider": "libonnxruntime_providers_qnn.so"}
+SPOILED = {
+    "OpenVINOExecutionProvider": "libopenvino_intel_cpu_plugin.so",
+    "QNNExecutionProvider": "libQnnHtp.so",
+}
+PLUGIN = {
+    "OpenVINOExecutionProvider": "libonnxruntime_providers_openvino_plugin.so",
+    "QNNExecutionProvider": "libonnxruntime_providers_qnn.so",
+}
 
 CRASHES = """
 #include <signal.h>
@@ -187,20 +207,35 @@ class Broken(Files):
 class Applications:
     """Processes that ask and load all the time, each followed by a new one.
 
-    Some ask at once and live long, some are started, register the provider's library, and ask later and not often.
+    Some ask at once and live long, some are started, register the provider's library, and ask later
+    and not often.
     """
 
     KINDS = ({"pause": 0.0, "requests": 100}, {"pause": 0.4, "requests": 3})
 
-    def __init__(self, daemon: Daemon, place: Place, ep: str, options: dict[str, str], model: Path) -> None:
+    def __init__(
+        self, daemon: Daemon, place: Place, ep: str, options: dict[str, str], model: Path
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="epcached-upgrade-")
         self._stop = Path(self._folder.name) / "stop"
-        self._said = [Path(self._folder.name) / f"said{number}" for number in range(len(self.KINDS))]
-        self.crashes: list[tuple[float, str]] = []  # when and how processes ended that did not end by themselves
-        self._arguments = {"socket": daemon.socket, "ep": ep, "options": options, "model": str(model), "stop": str(self._stop)}
+        self._said = [
+            Path(self._folder.name) / f"said{number}" for number in range(len(self.KINDS))
+        ]
+        # when and how processes ended that did not end by themselves
+        self.crashes: list[tuple[float, str]] = []
+        self._arguments = {
+            "socket": daemon.socket,
+            "ep": ep,
+            "options": options,
+            "model": str(model),
+            "stop": str(self._stop),
+        }
         self._place = place
         self._ep = ep
-        self._threads = [threading.Thread(target=self._follow, args=pair) for pair in zip(self._said, self.KINDS, strict=True)]
+        self._threads = [
+            threading.Thread(target=self._follow, args=pair)
+            for pair in zip(self._said, self.KINDS, strict=True)
+        ]
 
     def __enter__(self) -> Applications:
         for thread in self._threads:
@@ -221,16 +256,33 @@ class Applications:
         environment = {"PYTHONDONTWRITEBYTECODE": "1"}
         while not self._stop.exists():
             try:
-                arguments = {"said": str(said), "started": time.monotonic(), **kind, **self._arguments}
-                child.Child("loading", self._place.path, environment=environment, **arguments).result()
-            except Exception as error:  # it was started, or was at work, while its libraries were replaced
+                arguments = {
+                    "said": str(said),
+                    "started": time.monotonic(),
+                    **kind,
+                    **self._arguments,
+                }
+                child.Child(
+                    "loading", self._place.path, environment=environment, **arguments
+                ).result()
+            except (
+                Exception
+            ) as error:  # it was started, or was at work, while its libraries were replaced
                 self.crashes.append((time.monotonic(), str(error)))
                 time.sleep(0.05)
 
     def records(self) -> list[dict[str, Any]]:
         """Returns what became of each request so far, in the order of the answers."""
-        lines = [line for said in self._said if said.exists() for line in said.read_text().splitlines(keepends=True)]
-        return sorted((json.loads(line) for line in lines if line.endswith("\n")), key=lambda record: record["answered"])
+        lines = [
+            line
+            for said in self._said
+            if said.exists()
+            for line in said.read_text().splitlines(keepends=True)
+        ]
+        return sorted(
+            (json.loads(line) for line in lines if line.endswith("\n")),
+            key=lambda record: record["answered"],
+        )
 
     def wait(self, what: str, met: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
         """Returns the records as soon as they meet a condition."""
@@ -240,7 +292,9 @@ class Applications:
             if met(records):
                 return records
             time.sleep(0.02)
-        raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; the last of {len(records)} records: {records[-3:]}; crashes: {self.crashes[-3:]}")
+        raise AssertionError(
+            f"not within {PATIENCE:.0f} s: {what}; the last of {len(records)} records: {records[-3:]}; crashes: {self.crashes[-3:]}"
+        )
 
     def loads_after(self, moment: float, count: int = 4) -> list[dict[str, Any]]:
         """Waits for `count` loads by processes that were started after a moment, and returns them."""
@@ -251,29 +305,50 @@ class Applications:
         return after(self.wait(f"{count} loads", lambda records: len(after(records)) >= count))
 
     def settle(self, moment: float, count: int = 4) -> dict[str, Any]:
-        """Waits until `count` loads in a row, by processes that were started after a moment, are of one optimal build. Returns the last."""
+        """Waits until `count` loads in a row, by processes that were started after a moment, are of
+        one optimal build. Returns the last.
+        """
 
         def one_build(records: list[dict[str, Any]]) -> bool:
             last = [r for r in records if r["started"] > moment and "loaded" in r][-count:]
-            return len(last) == count and len({r["build"] for r in last}) == 1 and {r["compatibility"] for r in last} == {"optimal"}
+            return (
+                len(last) == count
+                and len({r["build"] for r in last}) == 1
+                and {r["compatibility"] for r in last} == {"optimal"}
+            )
 
         self.wait("one optimal build", one_build)
         return self.loads_after(moment, count)[-1]
 
     def require_no_refusal(self, runtimes: list[Path]) -> None:
-        """Requires that no artefact was served that the libraries of the process which asked do not load.
+        """Requires that no artefact was served that the libraries of the process which asked do not
+        load.
 
-        Nobody can help a process that was started in the middle of a change and has libraries of both versions, or one whose
-        libraries are taken away between question and load. What it was served is loaded once more, with the runtime that it
-        had begun with.
+        Nobody can help a process that was started in the middle of a change and has libraries of
+        both versions, or one whose libraries are taken away between question and load. What it was
+        served is loaded once more, with the runtime that it had begun with.
         """
         for record in self.records():
             if "refused" not in record:
                 continue
-            own = [runtime for runtime in runtimes if Path(record["library"]).is_relative_to(runtime)]
+            own = [
+                runtime for runtime in runtimes if Path(record["library"]).is_relative_to(runtime)
+            ]
             for runtime in own[:1]:  # none where the library itself was written over
-                options, session_options = record["provider_options"][self._ep], record["session_options"]
-                opinion = child.run("opinion", runtime, path=record["kept"], ep=self._ep, options=options, session_options=session_options)
+                options, session_options = (
+                    record["provider_options"][self._ep],
+                    record["session_options"],
+                )
+                opinion = child.run(
+                    "opinion",
+                    runtime,
+                    path=record["kept"],
+                    ep=self._ep,
+                    options=options,
+                    session_options=session_options,
+                )
                 assert opinion == "", (runtime.name, opinion, record)
-            taken_away = any(record["asked"] < began < record["refused_at"] for began, _ in self._place.changes)
+            taken_away = any(
+                record["asked"] < began < record["refused_at"] for began, _ in self._place.changes
+            )
             assert self._place.mixed(record) or taken_away, (self._place.changes, record)

@@ -2,8 +2,8 @@
 
     python -c SCRIPT                     what ONNX Runtime there is
     python -c SCRIPT NAME LIBRARY MODEL OPTIONS
-                                         whether a plugin execution provider makes a session with it; a model in
-                                         hexadecimal digits, provider options in JSON
+                                         whether a plugin execution provider makes a session with
+                                         it; a model in hexadecimal digits, provider options in JSON
 
 Prints one line of JSON behind MARK: vendors' libraries print, too.
 """
@@ -16,7 +16,9 @@ MARK = "epcachectl-doctor:"
 
 
 def core_packages():
-    """Lists the installed packages that carry onnxruntime itself, and all others of the family, with versions."""
+    """Lists the installed packages that carry onnxruntime itself, and all others of the family,
+    with versions.
+    """
     import importlib.metadata
 
     cores, family = [], {}
@@ -66,7 +68,8 @@ def start(name, library, model, options):
     settings = onnxruntime.SessionOptions()
     try:
         settings.add_provider_for_devices(devices[:1], json.loads(options))
-        # Some providers register, and fail only here; and by itself ONNX Runtime would go on with the CPU.
+        # Some providers register, and fail only here; and by itself ONNX Runtime would go on with
+        # the CPU.
         session = onnxruntime.InferenceSession(bytes.fromhex(model), settings, enable_fallback=0)
     except Exception as e:
         return {"error": f"{type(e).__name__}: {e}"}

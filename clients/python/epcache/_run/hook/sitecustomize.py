@@ -1,8 +1,10 @@
-# Goes before every Python program that `epcachectl run` starts, and its children: this folder is on their PYTHONPATH.
+# Goes before every Python program that `epcachectl run` starts, and its children: this folder is on
+# their PYTHONPATH.
 #
-# It does next to nothing until the program imports onnxruntime. Then epcache, which this file is a part of, is loaded from
-# beside it, and takes the place of ONNX Runtime's classes; see ../__init__.py. Whatever fails here, the program runs on
-# as if nothing had been there, and the report says so. Written for any Python, because it is not known which one it will be.
+# It does next to nothing until the program imports onnxruntime. Then epcache, which this file is a
+# part of, is loaded from beside it, and takes the place of ONNX Runtime's classes; see
+# ../__init__.py. Whatever fails here, the program runs on as if nothing had been there, and the
+# report says so. Written for any Python, because it is not known which one it will be.
 #
 # EPCACHE_RUN         what is wanted, JSON; see ../_settings.py
 # EPCACHE_RUN_REPORT  the file that what happens is appended to, a line of JSON each; may be missing
@@ -10,7 +12,9 @@
 import os
 import sys
 
-try:  # What importlib gives out, without importlib and all that it imports: every Python program pays for what stands here.
+# What importlib gives out, without importlib and all that it imports: every Python program pays for
+# what stands here.
+try:
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import PathFinder, spec_from_file_location
 except ImportError:  # of another kind of Python, or before 3.5
@@ -57,7 +61,9 @@ class Loader(object):
 
 
 class Finder(object):
-    """Notices the import of onnxruntime, and finds it, and its execution providers, in the folder of --runtime."""
+    """Notices the import of onnxruntime, and finds it, and its execution providers, in the folder
+    of --runtime.
+    """
 
     def __init__(self):
         self._run = None  # epcache._run, once it is needed
@@ -67,7 +73,12 @@ class Finder(object):
         if not name.startswith(NAME) or path is not None:
             return None
         spec = self._from_runtime(name) or self._found(name, path, target)
-        if name == NAME and spec is not None and hasattr(spec.loader, "exec_module") and not self._broken:
+        if (
+            name == NAME
+            and spec is not None
+            and hasattr(spec.loader, "exec_module")
+            and not self._broken
+        ):
             spec.loader = Loader(self, spec.loader)
         return spec
 
@@ -111,8 +122,9 @@ class Finder(object):
 
 
 def load():
-    """Loads epcache from the folder above, and from nowhere else: PYTHONPATH has this folder only, so as to give the
-    program nothing else that stands beside epcache."""
+    """Loads epcache from the folder above, and from nowhere else: PYTHONPATH has this folder only,
+    so as to give the program nothing else that stands beside epcache.
+    """
     if "epcache" not in sys.modules:
         folder = os.path.dirname(os.path.dirname(HERE))
         init = os.path.join(folder, "__init__.py")
@@ -151,7 +163,10 @@ def begin():
         return
     version = "%d.%d.%d" % sys.version_info[:3]
     old = sys.version_info < (3, 10)
-    report('{"kind": "python", "pid": %d, "version": "%s", "old": %s}\n' % (os.getpid(), version, str(old).lower()))
+    report(
+        '{"kind": "python", "pid": %d, "version": "%s", "old": %s}\n'
+        % (os.getpid(), version, str(old).lower())
+    )
     if not old:
         sys.meta_path.insert(0, Finder())
 

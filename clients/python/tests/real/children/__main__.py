@@ -1,4 +1,6 @@
-"""Does one piece of work: reads its name, arguments and import paths from standard input, as child.py wrote them."""
+"""Does one piece of work: reads its name, arguments and import paths from standard input, as
+child.py wrote them.
+"""
 
 from __future__ import annotations
 

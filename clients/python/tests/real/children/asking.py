@@ -9,10 +9,13 @@ from typing import Any
 import epcache
 
 
-def run(socket: str, path: str, ep: str, runtime: str, dims: dict[str, int], said: str, go: str) -> dict[str, Any]:
+def run(
+    socket: str, path: str, ep: str, runtime: str, dims: dict[str, int], said: str, go: str
+) -> dict[str, Any]:
     """Returns the outcome, the build and its files.
 
-    Asks when there is a file `go`. "ready" and, as soon as it is told, each phase are added to the file `said`.
+    Asks when there is a file `go`. "ready" and, as soon as it is told, each phase are added to the
+    file `said`.
     """
 
     def say(word: str) -> None:

@@ -10,14 +10,18 @@ import inference
 
 
 def run(model: dict[str, Any], path: str, ep: Any, meanwhile: str) -> dict[str, Any]:
-    """Makes a session at once, and another one when the compiled form is there; returns what each was and computed."""
+    """Makes a session at once, and another one when the compiled form is there; returns what each
+    was and computed.
+    """
     warnings.simplefilter("error")
     options = epcache.SessionOptions()
     for name, value in model["dimensions"].items():
         options.add_free_dimension_override_by_name(name, value)
 
     def session() -> tuple[epcache.InferenceSession, dict[str, Any]]:
-        made = epcache.InferenceSession(path, options, ep=tuple(ep), on_miss="background", meanwhile=meanwhile)
+        made = epcache.InferenceSession(
+            path, options, ep=tuple(ep), on_miss="background", meanwhile=meanwhile
+        )
         report = made.epcache
         outputs = inference.outputs(made, model)
         return made, {

@@ -15,14 +15,29 @@ import inputs
 
 
 def run(
-    model: dict[str, Any], path: str, ep: Any, times: int = 1, user: int = 0, in_memory: bool = False, on_miss: str = "claim", hidden: str = ""
+    model: dict[str, Any],
+    path: str,
+    ep: Any,
+    times: int = 1,
+    user: int = 0,
+    in_memory: bool = False,
+    on_miss: str = "claim",
+    hidden: str = "",
 ) -> dict[str, Any]:
-    """Makes `times` sessions one after the other; returns what each was and computed, and the warnings. The module `hidden` cannot be loaded."""
+    """Makes `times` sessions one after the other; returns what each was and computed, and the
+    warnings. The module `hidden` cannot be loaded.
+    """
     if hidden:
         sys.modules[hidden] = None  # type: ignore[assignment]
     if user:
         # All that Python loads late: that user may not look where it was installed.
-        warm = (epcache.InferenceSession, epcache.SessionOptions, importlib.import_module("epcache._compile"), tempfile.gettempdir(), inputs.make(model))
+        warm = (
+            epcache.InferenceSession,
+            epcache.SessionOptions,
+            importlib.import_module("epcache._compile"),
+            tempfile.gettempdir(),
+            inputs.make(model),
+        )
         assert all(warm)
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -34,7 +49,12 @@ def run(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = [one(model, source, ep, on_miss) for _ in range(times)]
-    return {"sessions": made, "warnings": [str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)]}
+    return {
+        "sessions": made,
+        "warnings": [
+            str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)
+        ],
+    }
 
 
 def one(model: dict[str, Any], source: Any, ep: Any, on_miss: str) -> dict[str, Any]:
@@ -44,10 +64,19 @@ def one(model: dict[str, Any], source: Any, ep: Any, on_miss: str) -> dict[str, 
     phases: list[str] = []
     try:
         session = epcache.InferenceSession(
-            source, options, ep=tuple(ep), on_miss=on_miss, progress=lambda p: phases.append(f"{p.phase} {p.detail}")
+            source,
+            options,
+            ep=tuple(ep),
+            on_miss=on_miss,
+            progress=lambda p: phases.append(f"{p.phase} {p.detail}"),
         )
     except epcache.Error as error:
-        return {"error": type(error).__name__, "text": str(error), "facts": error.facts, "phases": phases}
+        return {
+            "error": type(error).__name__,
+            "text": str(error),
+            "facts": error.facts,
+            "phases": phases,
+        }
     report = session.epcache
     outputs = inference.outputs(session, model)
     return {

@@ -1,4 +1,6 @@
-"""An application whose models have the form of compiled ones: shipped artefacts, and wrappers of OpenVINO's own format."""
+"""An application whose models have the form of compiled ones: shipped artefacts, and wrappers of
+OpenVINO's own format.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,25 @@ import inference
 import onnxruntime as ort
 
 
-def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str], asked: list[dict[str, Any]], source: str = "") -> dict[str, Any]:
-    """Makes a session of the model at `path` for each of `asked`, and compares it with plain ONNX Runtime's, which compiles `source` to it before."""
+def run(
+    model: dict[str, Any],
+    path: str,
+    ep: str,
+    options: dict[str, str],
+    asked: list[dict[str, Any]],
+    source: str = "",
+) -> dict[str, Any]:
+    """Makes a session of the model at `path` for each of `asked`, and compares it with plain ONNX
+    Runtime's, which compiles `source` to it before.
+    """
     if source:
         made = inference.session_options(ep, options, model["dimensions"])
         ort.ModelCompiler(made, source, embed_compiled_data_into_model=False).compile_to_file(path)
-    plain = inference.exact(inference.outputs(ort.InferenceSession(path, inference.session_options(ep, options, {})), model))
+    plain = inference.exact(
+        inference.outputs(
+            ort.InferenceSession(path, inference.session_options(ep, options, {})), model
+        )
+    )
     sessions = [epcache.InferenceSession(path, ep=(f"{ep}:CPU", options), **more) for more in asked]
     return {
         "outcomes": [s.epcache.outcome for s in sessions],

@@ -1,7 +1,8 @@
 """One process that acquires, loads and closes many models of one shape, again and again.
 
-OpenVINO holds every context binary open for as long as any of its sessions lives, which uses numbers up: so that they
-repeat, views are moved to a few numbers, and now and then all sessions are dropped.
+OpenVINO holds every context binary open for as long as any of its sessions lives, which uses
+numbers up: so that they repeat, views are moved to a few numbers, and now and then all sessions are
+dropped.
 """
 
 from __future__ import annotations
@@ -26,12 +27,20 @@ EP = "OpenVINOExecutionProvider"
 EXACT = {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'}
 WIDTH, LAYERS = 64, 2
 KEPT_AT_MOST = 12
-# Far above what the process gets by itself; three, so that a number is used again soon but not always at once.
+# Far above what the process gets by itself; three, so that a number is used again soon but not
+# always at once.
 NUMBERS = (900, 901, 902)
 
 
 def run(
-    socket: str, state: str, folder: str, how: str, seed: int, cycles: int, models: int, damages: int
+    socket: str,
+    state: str,
+    folder: str,
+    how: str,
+    seed: int,
+    cycles: int,
+    models: int,
+    damages: int,
 ) -> dict[str, Any]:
     return Cycles(socket, state, folder, how, seed, models).run(cycles, damages)
 
@@ -39,9 +48,12 @@ def run(
 class Kept:
     """A session that lives on, with its lease or without."""
 
-    def __init__(self, model: int, session: ort.InferenceSession, lease: epcache.Artefact | None) -> None:
+    def __init__(
+        self, model: int, session: ort.InferenceSession, lease: epcache.Artefact | None
+    ) -> None:
         self.model, self.session, self.lease = model, session, lease
-        self.damaged = False  # its model's stored bytes were changed under it: nobody can promise what it computes
+        # its model's stored bytes were changed under it: nobody can promise what it computes
+        self.damaged = False
 
     def drop(self) -> None:
         del self.session
@@ -50,7 +62,9 @@ class Kept:
 
 
 class Cycles:
-    def __init__(self, socket: str, state: str, folder: str, how: str, seed: int, models: int) -> None:
+    def __init__(
+        self, socket: str, state: str, folder: str, how: str, seed: int, models: int
+    ) -> None:
         self.client = epcache.Client(socket)
         self.state, self.how = Path(state), how
         self.random = random.Random(seed)
@@ -64,14 +78,17 @@ class Cycles:
         self.kept: list[Kept] = []
         self.mistakes: list[str] = []
         self.outcomes: Counter[str] = Counter()
-        self.numbers: defaultdict[int, set[int]] = defaultdict(set)  # which models a descriptor number led to
+        # which models a descriptor number led to
+        self.numbers: defaultdict[int, set[int]] = defaultdict(set)
 
     def run(self, cycles: int, damages: int) -> dict[str, Any]:
-        # Not at the beginning: there has to be something to damage, and sessions that live on through it.
+        # Not at the beginning: there has to be something to damage, and sessions that live on
+        # through it.
         when = set(self.random.sample(range(cycles // 4, cycles), damages))
         for cycle in range(cycles):
             if cycle in when:
-                # Best one with a session that lives: what the provider keeps for it must not come back after healing.
+                # Best one with a session that lives: what the provider keeps for it must not come
+                # back after healing.
                 alive = [one.model for one in self.kept]
                 self.cycle(cycle, self.random.choice(alive or sorted(self.files)), damage=True)
             else:
@@ -97,7 +114,8 @@ class Cycles:
         one = Kept(model, session, lease)
         if self.random.random() < 0.5:
             self.kept.append(one)
-            # An application should not give up the lease of a session that lives; one that does gets no wrong model either.
+            # An application should not give up the lease of a session that lives; one that does
+            # gets no wrong model either.
             if lease is not None and self.random.random() < 0.5:
                 lease.close()
         else:
@@ -110,10 +128,15 @@ class Cycles:
 
     def open(self, model: int) -> tuple[str, ort.InferenceSession, epcache.Artefact | None]:
         if self.how == "session":
-            session = epcache.InferenceSession(self.paths[model], ep=(f"{EP}:CPU", EXACT), client=self.client)
+            session = epcache.InferenceSession(
+                self.paths[model], ep=(f"{EP}:CPU", EXACT), client=self.client
+            )
             self.numbers[int(session.epcache.path.split("/")[4])].add(model)
             with self.client.acquire(
-                self.paths[model], (f"{EP}:CPU", EXACT), graph_optimization_level="basic", on_miss="fail"
+                self.paths[model],
+                (f"{EP}:CPU", EXACT),
+                graph_optimization_level="basic",
+                on_miss="fail",
             ) as again:
                 self.files[model] = again.files
             return session.epcache.outcome, session, None
@@ -122,7 +145,8 @@ class Cycles:
         self.files[model] = artefact.files
         path = artefact.view_path
         if self.how == "descriptor":
-            # The lock that is the lease belongs to the open folder: it holds until the last descriptor is closed.
+            # The lock that is the lease belongs to the open folder: it holds until the last
+            # descriptor is closed.
             number = os.dup2(artefact.fd, self.number(model))
             path = f"/proc/self/fd/{number}/{artefact.graph}"
             self.numbers[number].add(model)
@@ -130,13 +154,17 @@ class Cycles:
         return artefact.outcome, ort.InferenceSession(path, settings, enable_fallback=0), artefact
 
     def number(self, model: int) -> int:
-        """Returns the number to load through: half of the time the one that the model's last session was loaded through."""
+        """Returns the number to load through: half of the time the one that the model's last
+        session was loaded through.
+        """
         if model not in self.last or self.random.random() < 0.5:
             self.last[model] = self.random.choice(NUMBERS)
         return self.last[model]
 
     def damage(self, model: int) -> None:
-        """Changes one byte of a weight in the stored binary, in place: the sign and exponent, so that it shows."""
+        """Changes one byte of a weight in the stored binary, in place: the sign and exponent, so
+        that it shows.
+        """
         digest = next(file.digest for file in self.files[model] if file.name.endswith(".bin"))
         weights = numpy_helper.to_array(onnx.load(self.paths[model]).graph.initializer[0]).tobytes()
         with open(self.state / "objects" / digest[:2] / digest, "r+b") as file:
@@ -156,7 +184,12 @@ class Cycles:
         got = session.run(None, {"x": self.input})[0]
         if np.allclose(got, self.expected[model], rtol=1e-4, atol=1e-4):
             return
-        others = [n for n, other in enumerate(self.expected) if np.allclose(got, other, rtol=1e-4, atol=1e-4)]
+        others = [
+            n
+            for n, other in enumerate(self.expected)
+            if np.allclose(got, other, rtol=1e-4, atol=1e-4)
+        ]
         self.mistakes.append(
-            f"{when}: model {model} computed " + (f"what model {others[0]} does" if others else "what none does")
+            f"{when}: model {model} computed "
+            + (f"what model {others[0]} does" if others else "what none does")
         )

@@ -1,4 +1,6 @@
-"""An application that takes every way to a session on a plugin execution provider, one after the other."""
+"""An application that takes every way to a session on a plugin execution provider, one after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import onnxruntime as ort
 
 
 def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str]) -> dict[str, Any]:
-    """Returns for each way what came of it, and for those that lead to a session what it computed; and the warnings."""
+    """Returns for each way what came of it, and for those that lead to a session what it computed;
+    and the warnings.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ways = Ways(model, path, ep, options)
@@ -33,7 +37,11 @@ class Ways:
 
     def _told(self, session: Any) -> dict[str, Any]:
         outputs = inference.exact(inference.outputs(session, self._model))
-        return {"outcome": session.epcache.outcome, "provider": session.get_providers()[0], "outputs": outputs}
+        return {
+            "outcome": session.epcache.outcome,
+            "provider": session.get_providers()[0],
+            "outputs": outputs,
+        }
 
     def cold(self) -> dict[str, Any]:
         return {"outcome": epcache.why(self._path, ep=self._spec).decision}
@@ -73,19 +81,27 @@ class Ways:
         return self._made(self._path, ep=self._spec, on_miss="claim")
 
     def background(self) -> dict[str, Any]:
-        return self._made(self._path, ep=self._spec, on_miss="background", meanwhile="CPUExecutionProvider")
+        return self._made(
+            self._path, ep=self._spec, on_miss="background", meanwhile="CPUExecutionProvider"
+        )
 
     def compile(self) -> dict[str, Any]:
         """A copy, loaded with plain ONNX Runtime as its answer says."""
         with tempfile.TemporaryDirectory() as folder:
             made = epcache.compile(self._path, folder, ep=self._spec)
             options = ort.SessionOptions()
-            options.add_provider_for_devices([inference.device(self._ep)], made.provider_options[self._ep])
+            options.add_provider_for_devices(
+                [inference.device(self._ep)], made.provider_options[self._ep]
+            )
             for key, value in made.session_options.items():
                 options.add_session_config_entry(key, value)
             session = ort.InferenceSession(made.path, options, enable_fallback=0)
             outputs = inference.exact(inference.outputs(session, self._model))
-            return {"outcome": made.outcome, "provider": session.get_providers()[0], "outputs": outputs}
+            return {
+                "outcome": made.outcome,
+                "provider": session.get_providers()[0],
+                "outputs": outputs,
+            }
 
 
 NAMES = [name for name in vars(Ways) if not name.startswith("_") and name != "cold"]

@@ -1,4 +1,6 @@
-"""Sessions for a model whose weights lie in other files, given by path or in memory, with what each computes."""
+"""Sessions for a model whose weights lie in other files, given by path or in memory, with what each
+computes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,21 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def run(ep: Any, path: str, width: int, asks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Makes a session for each of `asks`: `in_memory`, `folder` of the external data, `working` directory, `on_miss`, `plain`."""
+    """Makes a session for each of `asks`: `in_memory`, `folder` of the external data, `working`
+    directory, `on_miss`, `plain`.
+    """
     return [_one(tuple(ep), path, width, **ask) for ask in asks]
 
 
 def _one(
-    ep: Any, path: str, width: int, in_memory: bool = False, folder: str = "", working: str = "/", on_miss: str = "wait", plain: bool = False
+    ep: Any,
+    path: str,
+    width: int,
+    in_memory: bool = False,
+    folder: str = "",
+    working: str = "/",
+    on_miss: str = "wait",
+    plain: bool = False,
 ) -> dict[str, Any]:
     os.chdir(working)
     options = epcache.SessionOptions()
@@ -30,9 +41,13 @@ def _one(
         warnings.simplefilter("always")
         try:
             session = epcache.InferenceSession(
-                Path(path).read_bytes() if in_memory else path, options, ep=ep, client=False if plain else None, on_miss=on_miss,
+                Path(path).read_bytes() if in_memory else path,
+                options,
+                ep=ep,
+                client=False if plain else None,
+                on_miss=on_miss,
                 progress=lambda step: phases.append(step.detail),
-            )  # fmt: skip
+            )
         except Exception as error:
             return {"error": str(error)}
     values = session.run(None, {"x": np.ones((1, width), np.float32)})[0]
@@ -42,5 +57,7 @@ def _one(
         "request_key": session.epcache.request_key,
         "values": np.asarray(values).ravel().tolist(),
         "in process": "in this process" in phases,
-        "warnings": [str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)],
+        "warnings": [
+            str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)
+        ],
     }

@@ -12,7 +12,10 @@ import generate
 import numpy as np
 import reference
 
-EP = ("OpenVINOExecutionProvider:CPU", {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'})
+EP = (
+    "OpenVINOExecutionProvider:CPU",
+    {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'},
+)
 WIDTH, BATCHES = 64, (1, 2, 4)
 
 
@@ -46,7 +49,11 @@ def together(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]
         "outcomes": [[s.epcache.outcome for s in one] for one in loaded],
         "builds": [len({s.epcache.build for s in one}) for one in loaded],
         "folders": [len({os.path.dirname(s.epcache.path) for s in one}) for one in loaded],
-        "right": [right(s, p) for one, paths in zip(loaded, groups, strict=True) for s, p in zip(one, paths, strict=True)],
+        "right": [
+            right(s, p)
+            for one, paths in zip(loaded, groups, strict=True)
+            for s, p in zip(one, paths, strict=True)
+        ],
     }
     loaded[0].close()
     answer["after"] = [right(s, p) for s, p in zip(loaded[1], groups[1], strict=True)]
@@ -89,7 +96,9 @@ class Spoiling(epcache.Client):
             self.done = True
             for file in artefact.files:
                 if not file.name.endswith(".onnx"):
-                    os.truncate(self.state / "objects" / file.digest[:2] / file.digest, file.size // 2)
+                    os.truncate(
+                        self.state / "objects" / file.digest[:2] / file.digest, file.size // 2
+                    )
         return artefact
 
 

@@ -18,4 +18,7 @@ def run(model: dict[str, Any], graph: str, ep: str, options: dict[str, str]) -> 
         settings.profile_file_prefix = str(Path(folder) / "profile")
         session = ort.InferenceSession(graph, settings, enable_fallback=0)
         arrays = inference.outputs(session, model)
-        return {"outputs": inference.exact(arrays), "executed by": inference.executed_by(session.end_profiling())}
+        return {
+            "outputs": inference.exact(arrays),
+            "executed by": inference.executed_by(session.end_profiling()),
+        }

@@ -1,4 +1,6 @@
-"""What all the children share: the plain way to a session on a plugin execution provider, inputs, and outputs."""
+"""What all the children share: the plain way to a session on a plugin execution provider, inputs,
+and outputs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ import inputs
 import numpy as np
 import onnxruntime as ort
 
-PACKAGES = {"OpenVINOExecutionProvider": "onnxruntime_ep_openvino", "QNNExecutionProvider": "onnxruntime_qnn"}
+PACKAGES = {
+    "OpenVINOExecutionProvider": "onnxruntime_ep_openvino",
+    "QNNExecutionProvider": "onnxruntime_qnn",
+}
 
 LEVELS = {
     "disable_all": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -23,21 +28,33 @@ LEVELS = {
 
 
 def device(ep: str) -> Any:
-    """Registers the provider's library and returns its CPU device, as ONNX Runtime's own documentation has it."""
+    """Registers the provider's library and returns its CPU device, as ONNX Runtime's own
+    documentation has it.
+    """
     if not any(found.ep_name == ep for found in ort.get_ep_devices()):
-        ort.register_execution_provider_library(ep, importlib.import_module(PACKAGES[ep]).get_library_path())
-    return next(d for d in ort.get_ep_devices() if d.ep_name == ep and d.device.type == ort.OrtHardwareDeviceType.CPU)
+        ort.register_execution_provider_library(
+            ep, importlib.import_module(PACKAGES[ep]).get_library_path()
+        )
+    return next(
+        d
+        for d in ort.get_ep_devices()
+        if d.ep_name == ep and d.device.type == ort.OrtHardwareDeviceType.CPU
+    )
 
 
 def provider_options(ep: str, options: dict[str, str]) -> dict[str, str]:
-    """Returns the options as the provider wants them. QNN's backend is found beside its library, not by its name."""
+    """Returns the options as the provider wants them. QNN's backend is found beside its library,
+    not by its name.
+    """
     if ep != "QNNExecutionProvider":
         return options
     library = importlib.import_module(PACKAGES[ep]).get_library_path()
     return {**options, "backend_path": str(Path(library).parent / "libQnnHtp.so")}
 
 
-def session_options(ep: str, options: dict[str, str], dimensions: dict[str, int]) -> ort.SessionOptions:
+def session_options(
+    ep: str, options: dict[str, str], dimensions: dict[str, int]
+) -> ort.SessionOptions:
     result = ort.SessionOptions()
     result.add_provider_for_devices([device(ep)], provider_options(ep, options))
     for name, value in dimensions.items():
@@ -52,10 +69,17 @@ def outputs(session: ort.InferenceSession, model: dict[str, Any]) -> list[np.nda
 def exact(arrays: list[np.ndarray]) -> list[dict[str, Any]]:
     """Returns the arrays as something that is equal where every bit is, and survives JSON.
 
-    A blank output, without a finite number other than 0, would be equal for the wrong reasons: that is said too.
+    A blank output, without a finite number other than 0, would be equal for the wrong reasons: that
+    is said too.
     """
     return [
-        {"dtype": str(a.dtype), "shape": list(a.shape), "bytes": sha256(a.tobytes()).hexdigest(), "blank": blank(a)} for a in arrays
+        {
+            "dtype": str(a.dtype),
+            "shape": list(a.shape),
+            "bytes": sha256(a.tobytes()).hexdigest(),
+            "blank": blank(a),
+        }
+        for a in arrays
     ]
 
 
@@ -69,4 +93,10 @@ def executed_by(profile: str) -> list[str]:
     """Returns the execution providers that a profile of ONNX Runtime says ran the nodes, sorted."""
     events = json.loads(Path(profile).read_text())
     Path(profile).unlink()
-    return sorted({e["args"]["provider"] for e in events if e.get("cat") == "Node" and "provider" in e.get("args", {})})
+    return sorted(
+        {
+            e["args"]["provider"]
+            for e in events
+            if e.get("cat") == "Node" and "provider" in e.get("args", {})
+        }
+    )

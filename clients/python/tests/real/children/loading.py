@@ -1,4 +1,6 @@
-"""An application that asks for models all the time, and loads whatever it is served with plain ONNX Runtime."""
+"""An application that asks for models all the time, and loads whatever it is served with plain ONNX
+Runtime.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,22 @@ REPLACED = "another file now"
 
 
 def run(
-    socket: str, ep: str, options: dict[str, str], model: str, said: str, stop: str, started: float, pause: float, requests: int
+    socket: str,
+    ep: str,
+    options: dict[str, str],
+    model: str,
+    said: str,
+    stop: str,
+    started: float,
+    pause: float,
+    requests: int,
 ) -> None:
-    """Appends a line of JSON to the file `said` for each of so many requests, the first of them a `pause` after the start.
+    """Appends a line of JSON to the file `said` for each of so many requests, the first of them a
+    `pause` after the start.
 
-    It ends before when there is a file `stop`, when its libraries were replaced, or do not load. The process says which ONNX
-    Runtime and which library of the provider it has loaded, as the sessions of epcache do. Artefacts that are refused are
-    copied to folders beside `said`.
+    It ends before when there is a file `stop`, when its libraries were replaced, or do not load.
+    The process says which ONNX Runtime and which library of the provider it has loaded, as the
+    sessions of epcache do. Artefacts that are refused are copied to folders beside `said`.
     """
     library = importlib.import_module(inference.PACKAGES[ep]).get_library_path()
     descriptor = os.open(library, os.O_RDONLY)
@@ -44,13 +55,21 @@ def run(
         libraries=(epcache.Library(ep, library, descriptor),),
     )
     opened = os.readlink(f"/proc/self/fd/{descriptor}")
-    about = {"started": started, "ready": time.monotonic(), "process": os.getpid(), "onnxruntime": ort.__version__, "library": opened}
+    about = {
+        "started": started,
+        "ready": time.monotonic(),
+        "process": os.getpid(),
+        "onnxruntime": ort.__version__,
+        "library": opened,
+    }
     time.sleep(pause)
     with open(said, "a") as log, epcache.Client(socket, hello_limit=10) as client:
         for number in range(requests):
             if os.path.exists(stop):
                 break
-            record = one(client, Path(model), ep, options, runtime, device, f"{said}-{os.getpid()}-{number}")
+            record = one(
+                client, Path(model), ep, options, runtime, device, f"{said}-{os.getpid()}-{number}"
+            )
             log.write(json.dumps({**about, **record}) + "\n")
             log.flush()
             if REPLACED in record.get("error", "") or "refused" in record:
@@ -59,13 +78,24 @@ def run(
 
 
 def one(
-    client: epcache.Client, model: Path, ep: str, options: dict[str, str], runtime: epcache.Runtime, device: Any, keep: str
+    client: epcache.Client,
+    model: Path,
+    ep: str,
+    options: dict[str, str],
+    runtime: epcache.Runtime,
+    device: Any,
+    keep: str,
 ) -> dict[str, Any]:
     record: dict[str, Any] = {"asked": time.monotonic()}
     try:
         artefact = client.acquire(model, (f"{ep}:CPU", options), runtime=runtime, timeout=60)
     except epcache.Error as error:
-        return {**record, "answered": time.monotonic(), "class": type(error).__name__, "error": str(error)}
+        return {
+            **record,
+            "answered": time.monotonic(),
+            "class": type(error).__name__,
+            "error": str(error),
+        }
     record["answered"] = time.monotonic()
     for name in ANSWER:
         record[name] = getattr(artefact, name)
@@ -81,7 +111,9 @@ def one(
     return record
 
 
-def load(path: str, ep: str, device: Any, options: dict[str, str], session_options: dict[str, str]) -> None:
+def load(
+    path: str, ep: str, device: Any, options: dict[str, str], session_options: dict[str, str]
+) -> None:
     settings = ort.SessionOptions()
     settings.log_severity_level = 4  # the exception says it all
     settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

@@ -27,7 +27,8 @@ def run(
 ) -> dict[str, Any]:
     """Returns the outputs, and what came of each way to other views: as root, and as nobody.
 
-    `graph` is the view's, below `fd`. `sibling` says where another view is: its "scope" folder, "view" and "graph".
+    `graph` is the view's, below `fd`. `sibling` says where another view is: its "scope" folder,
+    "view" and "graph".
     """
     warm_up(ep, options)
     as_root = attempts(fd, sibling)
@@ -48,18 +49,26 @@ def run(
 
 
 def warm_up(ep: str, options: dict[str, str]) -> None:
-    """Loads all that the libraries load late, Python's modules too: nobody may not look where they were installed."""
+    """Loads all that the libraries load late, Python's modules too: nobody may not look where they
+    were installed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, graph = Path(folder) / "warm.onnx", Path(folder) / "warm_ctx.onnx"
         generate.mlp(source, width=64, layers=2)
-        ort.ModelCompiler(inference.session_options(ep, options, {}), str(source)).compile_to_file(str(graph))
-        session = ort.InferenceSession(str(graph), inference.session_options(ep, options, {}), enable_fallback=0)
+        ort.ModelCompiler(inference.session_options(ep, options, {}), str(source)).compile_to_file(
+            str(graph)
+        )
+        session = ort.InferenceSession(
+            str(graph), inference.session_options(ep, options, {}), enable_fallback=0
+        )
         model = {"inputs": {"x": {"dtype": "float32", "shape": [1, 64], "fill": "normal"}}}
         inference.exact(inference.outputs(session, model))
 
 
 def attempts(fd: int, sibling: dict[str, str]) -> dict[str, str]:
-    """Tries to reach a sibling of the view behind `fd`. Returns what came of each way: "reached" or the error's name."""
+    """Tries to reach a sibling of the view behind `fd`. Returns what came of each way: "reached" or
+    the error's name.
+    """
     view, graph = os.path.basename(sibling["view"]), sibling["graph"]
     ways: dict[str, Callable[[], Any]] = {
         "open by name": lambda: read(f"{sibling['view']}/{graph}"),
@@ -67,11 +76,17 @@ def attempts(fd: int, sibling: dict[str, str]) -> dict[str, str]:
         "list the scope by name": lambda: os.listdir(sibling["scope"]),
         "list fd/..": lambda: os.listdir(f"/proc/self/fd/{fd}/.."),
         "open fd/../sibling": lambda: read(f"/proc/self/fd/{fd}/../{view}/{graph}"),
-        "openat ..": lambda: os.listdir(keep(os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd))),
+        "openat ..": lambda: os.listdir(
+            keep(os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd))
+        ),
         "openat ../sibling": lambda: read(f"../{view}/{graph}", dir_fd=fd),
-        "openat .. with O_PATH, then the sibling": lambda: read(f"{view}/{graph}", keep(os.open("..", os.O_PATH, dir_fd=fd))),
+        "openat .. with O_PATH, then the sibling": lambda: read(
+            f"{view}/{graph}", keep(os.open("..", os.O_PATH, dir_fd=fd))
+        ),
         "fchdir, then ../sibling": lambda: (os.fchdir(fd), read(f"../{view}/{graph}")),
-        "out of the inner folder": lambda: read(f"/proc/self/fd/{fd}/{os.listdir(fd)[0]}/../../{view}/{graph}"),
+        "out of the inner folder": lambda: read(
+            f"/proc/self/fd/{fd}/{os.listdir(fd)[0]}/../../{view}/{graph}"
+        ),
         "stat ../sibling": lambda: os.stat(f"../{view}", dir_fd=fd),
     }
     return {name: outcome(way) for name, way in ways.items()}

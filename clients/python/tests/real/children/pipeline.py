@@ -17,9 +17,15 @@ def run(ep: str, folder: str, asks: list[dict[str, Any]]) -> list[str]:
             options.add_free_dimension_override_by_name(name, value)
         wishes: dict[str, Any] = {"ep": (ep, ask["options"])}
         if isinstance(ask["path"], str):
-            outcomes.append(epcache.InferenceSession(os.path.join(folder, ask["path"]), options, **wishes).epcache.outcome)
+            outcomes.append(
+                epcache.InferenceSession(
+                    os.path.join(folder, ask["path"]), options, **wishes
+                ).epcache.outcome
+            )
             continue
-        with epcache.SessionGroup([os.path.join(folder, path) for path in ask["path"]], options, **wishes) as sessions:
+        with epcache.SessionGroup(
+            [os.path.join(folder, path) for path in ask["path"]], options, **wishes
+        ) as sessions:
             (outcome,) = {session.epcache.outcome for session in sessions}
         outcomes.append(outcome)
     return outcomes

@@ -10,7 +10,9 @@ import inference
 import onnxruntime as ort
 
 
-def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str], level: str) -> dict[str, Any]:
+def run(
+    model: dict[str, Any], path: str, ep: str, options: dict[str, str], level: str
+) -> dict[str, Any]:
     """Returns, for "sidecar" and "embedded", the files that there are then and the outputs."""
     result = {}
     for form in ("sidecar", "embedded"):
@@ -18,7 +20,9 @@ def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str], leve
             graph = str(Path(folder) / "model_ctx.onnx")
             settings = inference.session_options(ep, options, model["dimensions"])
             more = {"graph_optimization_level": inference.LEVELS[level]} if level else {}
-            compiler = ort.ModelCompiler(settings, path, embed_compiled_data_into_model=form == "embedded", **more)
+            compiler = ort.ModelCompiler(
+                settings, path, embed_compiled_data_into_model=form == "embedded", **more
+            )
             compiler.compile_to_file(graph)
             settings = inference.session_options(ep, options, model["dimensions"])
             # Without this an artefact that is refused would be run by the CPU execution provider.

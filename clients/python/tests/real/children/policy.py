@@ -1,4 +1,6 @@
-"""An application that names no execution provider, but a device policy or a delegate, as ONNX Runtime lets it."""
+"""An application that names no execution provider, but a device policy or a delegate, as ONNX
+Runtime lets it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ import onnxruntime as ort
 
 
 def run(model: dict[str, Any], path: str, ep: str) -> dict[str, Any]:
-    """Returns what came of each policy, of a delegate, and of a policy before a library was registered."""
-    result = {"nothing registered": session(path, model, ort.OrtExecutionProviderDevicePolicy.PREFER_NPU)}
+    """Returns what came of each policy, of a delegate, and of a policy before a library was
+    registered.
+    """
+    result = {
+        "nothing registered": session(path, model, ort.OrtExecutionProviderDevicePolicy.PREFER_NPU)
+    }
     inference.device(ep)  # registers its library, as such an application does
     for name, policy in ort.OrtExecutionProviderDevicePolicy.__members__.items():
         plain = ort.SessionOptions()
@@ -23,7 +29,9 @@ def run(model: dict[str, Any], path: str, ep: str) -> dict[str, Any]:
             "providers": expected.get_providers(),
             "outputs": inference.exact(inference.outputs(expected, model)),
         }
-    result["delegate"] = session(path, model, lambda devices, *_: [d for d in devices if d.ep_name == ep][:1])
+    result["delegate"] = session(
+        path, model, lambda devices, *_: [d for d in devices if d.ep_name == ep][:1]
+    )
     return result
 
 

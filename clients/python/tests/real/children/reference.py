@@ -11,7 +11,9 @@ from onnx import numpy_helper
 
 def mlp(path: Path, x: np.ndarray) -> np.ndarray:
     """Returns the output of generate.mlp's model at `path`, in fp32."""
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    weights = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer
+    }
     for layer in range(len(weights) // 2):
         x = np.maximum(x @ weights[f"weight{layer}"] + weights[f"bias{layer}"], 0)
     return x

@@ -1,4 +1,6 @@
-"""What an application does with epcached: asks for the artefact, and loads it by descriptor and by path; or a session at once."""
+"""What an application does with epcached: asks for the artefact, and loads it by descriptor and by
+path; or a session at once.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,26 @@ import inference
 import onnxruntime as ort
 
 
-def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str], level: str, socket: str, runtime: str) -> dict[str, Any]:
-    """Returns, for "sidecar" and "embedded": outcomes of three requests, files, and outputs by the way they came."""
+def run(
+    model: dict[str, Any],
+    path: str,
+    ep: str,
+    options: dict[str, str],
+    level: str,
+    socket: str,
+    runtime: str,
+) -> dict[str, Any]:
+    """Returns, for "sidecar" and "embedded": outcomes of three requests, files, and outputs by the
+    way they came.
+    """
     result = {}
     with epcache.Client(socket) as client:
         for form in ("sidecar", "embedded"):
-            wishes: dict[str, Any] = {"dims": model["dimensions"], "embed": form == "embedded", "runtime": runtime}
+            wishes: dict[str, Any] = {
+                "dims": model["dimensions"],
+                "embed": form == "embedded",
+                "runtime": runtime,
+            }
             wishes["graph_optimization_level"] = level
             first = client.acquire(path, (f"{ep}:CPU", options), **wishes)
             first.close()
@@ -24,7 +40,11 @@ def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str], leve
                     "by path": load(artefact, artefact.view_path, model, ep),
                 }
             session = epcache.InferenceSession(
-                path, dimensions(model), ep=(f"{ep}:CPU", options), client=client, embed=form == "embedded"
+                path,
+                dimensions(model),
+                ep=(f"{ep}:CPU", options),
+                client=client,
+                embed=form == "embedded",
             )
             outputs["as a session"] = inference.exact(inference.outputs(session, model))
             result[form] = {
@@ -42,7 +62,9 @@ def load(artefact: epcache.Artefact, path: str, model: dict[str, Any], ep: str) 
         settings.add_session_config_entry(key, value)
     if artefact.graph_optimization_level:
         settings.graph_optimization_level = inference.LEVELS[artefact.graph_optimization_level]
-    return inference.exact(inference.outputs(ort.InferenceSession(path, settings, enable_fallback=0), model))
+    return inference.exact(
+        inference.outputs(ort.InferenceSession(path, settings, enable_fallback=0), model)
+    )
 
 
 def dimensions(model: dict[str, Any]) -> epcache.SessionOptions:

@@ -14,19 +14,41 @@ import inference
 import onnxruntime as ort
 
 
-def run(model: dict[str, Any], path: str, ep: Any, times: int = 1, truncate_in: str = "", on_miss: str = "wait", plain: bool = False) -> dict[str, Any]:
-    """Makes `times` sessions on `ep`; `plain` ones ask no daemon. With `truncate_in`, the state folder of a daemon, each finds its artefact
-    cut in half.
+def run(
+    model: dict[str, Any],
+    path: str,
+    ep: Any,
+    times: int = 1,
+    truncate_in: str = "",
+    on_miss: str = "wait",
+    plain: bool = False,
+) -> dict[str, Any]:
+    """Makes `times` sessions on `ep`; `plain` ones ask no daemon. With `truncate_in`, the state
+    folder of a daemon, each finds its artefact cut in half.
 
-    Returns the version of ONNX Runtime, and for each session its report, providers, outputs, who executed the nodes, the
-    warnings and the seconds it took; or "error" with the name of the exception's class.
+    Returns the version of ONNX Runtime, and for each session its report, providers, outputs, who
+    executed the nodes, the warnings and the seconds it took; or "error" with the name of the
+    exception's class.
     """
     ep = ep if isinstance(ep, str) else tuple(ep)
     with tempfile.TemporaryDirectory(prefix="epcached-profile-") as folder:
-        return {"version": ort.__version__, "sessions": [one(model, path, ep, folder, truncate_in, on_miss, plain) for _ in range(times)]}
+        return {
+            "version": ort.__version__,
+            "sessions": [
+                one(model, path, ep, folder, truncate_in, on_miss, plain) for _ in range(times)
+            ],
+        }
 
 
-def one(model: dict[str, Any], path: str, ep: Any, folder: str, truncate_in: str, on_miss: str, plain: bool) -> dict[str, Any]:
+def one(
+    model: dict[str, Any],
+    path: str,
+    ep: Any,
+    folder: str,
+    truncate_in: str,
+    on_miss: str,
+    plain: bool,
+) -> dict[str, Any]:
     options = epcache.SessionOptions()
     options.enable_profiling = True
     options.profile_file_prefix = str(Path(folder) / "profile")
@@ -39,23 +61,35 @@ def one(model: dict[str, Any], path: str, ep: Any, folder: str, truncate_in: str
         try:
             session = epcache.InferenceSession(path, options, ep=ep, client=client, on_miss=on_miss)
         except Exception as error:
-            return {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - started}
+            return {
+                "error": type(error).__name__,
+                "text": str(error),
+                "seconds": time.monotonic() - started,
+            }
     seconds = time.monotonic() - started
     arrays = inference.outputs(session, model)
     report = session.epcache
     return {
-        "outcome": report.outcome, "why": report.why, "request_key": report.request_key, "build": report.build, "path": report.path,
+        "outcome": report.outcome,
+        "why": report.why,
+        "request_key": report.request_key,
+        "build": report.build,
+        "path": report.path,
         "providers": session.get_providers(),
         "outputs": inference.exact(arrays),
         "values": [array.tolist() for array in arrays],
         "executed by": inference.executed_by(session.end_profiling()),
-        "warnings": [str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)],
+        "warnings": [
+            str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)
+        ],
         "seconds": seconds,
-    }  # fmt: skip
+    }
 
 
 class Truncating(epcache.Client):
-    """Cuts the context binary in half between the daemon's answer and the load: a disk that loses data at that moment."""
+    """Cuts the context binary in half between the daemon's answer and the load: a disk that loses
+    data at that moment.
+    """
 
     def __init__(self, state: str) -> None:
         super().__init__()

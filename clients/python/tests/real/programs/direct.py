@@ -4,7 +4,10 @@ import sys
 
 import onnxruntime as ort
 from onnxruntime.capi import _pybind_state
-from onnxruntime.capi.onnxruntime_pybind11_state import InferenceSession, get_default_session_options
+from onnxruntime.capi.onnxruntime_pybind11_state import (
+    InferenceSession,
+    get_default_session_options,
+)
 
 session = InferenceSession(get_default_session_options(), sys.argv[1], True, False)
 session.initialize_session([], [], set())

@@ -1,4 +1,6 @@
-"""A program that knows of no cache: loads a model in the way that is named, runs it on ones, and prints what came of it as JSON."""
+"""A program that knows of no cache: loads a model in the way that is named, runs it on ones, and
+prints what came of it as JSON.
+"""
 
 import json
 import subprocess
@@ -39,16 +41,30 @@ def writes():
 
 ways = {
     "names": lambda: ort.InferenceSession(model, providers=["CPUExecutionProvider"]),
-    "positional": lambda: Deep(model, odd(), ["CUDAExecutionProvider", "CPUExecutionProvider"], [{"device_id": 0}, {}]),
-    "pairs": lambda: InferenceSession(path_or_bytes=model, sess_options=odd(), providers=[("CPUExecutionProvider", {})], enable_fallback=0),
-    "named": lambda: InferenceSession(model, providers=[("OpenVINOExecutionProvider", EXACT), "CPUExecutionProvider"]),
+    "positional": lambda: Deep(
+        model, odd(), ["CUDAExecutionProvider", "CPUExecutionProvider"], [{"device_id": 0}, {}]
+    ),
+    "pairs": lambda: InferenceSession(
+        path_or_bytes=model,
+        sess_options=odd(),
+        providers=[("CPUExecutionProvider", {})],
+        enable_fallback=0,
+    ),
+    "named": lambda: InferenceSession(
+        model, providers=[("OpenVINOExecutionProvider", EXACT), "CPUExecutionProvider"]
+    ),
     "bytes": lambda: InferenceSession(open(model, "rb").read()),
     "subclass": lambda: Own(model),
     "writes": lambda: InferenceSession(model, writes()),
 }
 
 if way == "child":
-    print(subprocess.run([sys.executable, __file__, model, "names"], check=True, capture_output=True, text=True).stdout, end="")
+    print(
+        subprocess.run(
+            [sys.executable, __file__, model, "names"], check=True, capture_output=True, text=True
+        ).stdout,
+        end="",
+    )
     sys.exit()
 if way == "missing":
     try:

@@ -1,4 +1,6 @@
-"""A program that makes its session in processes of multiprocessing, in the way that is named, and prints what they computed on as JSON."""
+"""A program that makes its session in processes of multiprocessing, in the way that is named, and
+prints what they computed on as JSON.
+"""
 
 import json
 import multiprocessing
