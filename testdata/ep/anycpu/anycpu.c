@@ -1,10 +1,13 @@
-// anycpu: lets OpenVINO's plugin EP offer its CPU device on a processor that is not Intel's. For tests only.
+// anycpu: lets OpenVINO's plugin EP offer its CPU device on a processor that is not Intel's. For
+// tests only.
 //
-// The plugin lists a CPU device only where the vendor id that ONNX Runtime reports is Intel's; its code runs on any x86-64. This library takes the
-// plugin's place, loads the plugin from beside itself, and hands it a copy of the OrtApi table in which HardwareDevice_VendorId answers
-// "Intel" for CPUs. ONNX Runtime itself and its callers keep the true table, and so report the true vendor.
+// The plugin lists a CPU device only where the vendor id that ONNX Runtime reports is Intel's; its
+// code runs on any x86-64. This library takes the plugin's place, loads the plugin from beside
+// itself, and hands it a copy of the OrtApi table in which HardwareDevice_VendorId answers "Intel"
+// for CPUs. ONNX Runtime itself and its callers keep the true table, and so report the true vendor.
 //
-// Names and layout come from the public headers, see ../headers. The vendor's library is found under the name VENDOR_LIBRARY.
+// Names and layout come from the public headers, see ../headers. The vendor's library is found
+// under the name VENDOR_LIBRARY.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,7 +24,8 @@
 
 enum { INTEL = 0x8086 };
 
-// The running ONNX Runtime may be newer than the headers, and its table longer: room for more, all of which is copied.
+// The running ONNX Runtime may be newer than the headers, and its table longer: room for more, all
+// of which is copied.
 enum { MAX_SLOTS = 1024 };
 
 static const OrtApiBase *real_base;
@@ -57,8 +61,9 @@ static int find_segment(struct dl_phdr_info *library, size_t size, void *data) {
   return 0;
 }
 
-// copy_table copies the table without knowing its length: as much as there is room for, and no byte beyond the segment that it stands in. What
-// follows the table is copied as well and never looked at.
+// copy_table copies the table without knowing its length: as much as there is room for, and no byte
+// beyond the segment that it stands in. What follows the table is copied as well and never looked
+// at.
 static int copy_table(const OrtApi *table) {
   struct search s = {.address = (uintptr_t)table};
   if (!dl_iterate_phdr(find_segment, &s)) return 0;
@@ -79,13 +84,15 @@ static const OrtApi *ORT_API_CALL get_api(uint32_t version) NO_EXCEPTION {
 }
 
 static OrtStatus *fail(const char *why) {
-  return real_base->GetApi(ORT_API_VERSION)->CreateStatus(ORT_FAIL, why ? why : "anycpu: unknown error");
+  return real_base->GetApi(ORT_API_VERSION)
+      ->CreateStatus(ORT_FAIL, why ? why : "anycpu: unknown error");
 }
 
 static OrtStatus *load_vendor(void) {
   if (vendor) return NULL;
   Dl_info self;
-  if (!dladdr((void *)&load_vendor, &self)) return fail("anycpu: cannot tell where this library is");
+  if (!dladdr((void *)&load_vendor, &self))
+    return fail("anycpu: cannot tell where this library is");
   const char *slash = strrchr(self.dli_fname, '/');
   int folder = slash ? (int)(slash - self.dli_fname) + 1 : 0;
   char path[PATH_MAX];
@@ -96,7 +103,8 @@ static OrtStatus *load_vendor(void) {
 }
 
 // CreateEpFactories and ReleaseEpFactory are what ONNX Runtime looks for in an EP library.
-EXPORT OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base, const OrtLogger *logger, OrtEpFactory **factories, size_t max, size_t *count) {
+EXPORT OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base,
+    const OrtLogger *logger, OrtEpFactory **factories, size_t max, size_t *count) {
   real_base = base;
   our_base.GetApi = get_api;
   our_base.GetVersionString = base->GetVersionString;

@@ -91,7 +91,8 @@ void encode(const struct context *c, struct bytes *out) {
   memcpy(out->data + CHECKSUM_AT, &sum, sizeof sum);
 }
 
-// reader goes through foreign bytes. After the first thing that is not there everything it gives is zero, and bad says so.
+// reader goes through foreign bytes. After the first thing that is not there everything it gives is
+// zero, and bad says so.
 struct reader {
   const uint8_t *data;
   size_t size, at;
@@ -128,7 +129,8 @@ static char *get_text(struct reader *r) {
   return p ? format_text("%.*s", (int)length, (const char *)p) : copy_text("");
 }
 
-// get_count reads how many things follow, each of at least so many bytes: what cannot fit into the rest is not believed, and no memory taken for it.
+// get_count reads how many things follow, each of at least so many bytes: what cannot fit into the
+// rest is not believed, and no memory taken for it.
 static uint32_t get_count(struct reader *r, size_t least) {
   uint32_t n = get32(r);
   if (n > (r->size - r->at) / least) r->bad = true;
@@ -146,7 +148,9 @@ static void get_weights(struct reader *r, struct context *c) {
       if (w->count > (uint64_t)MAX_ELEMENTS) r->bad = true;
     } else {
       if (floats > r->size / sizeof(float)) r->bad = true;
-      *w = (struct weight){.count = floats, .data = (const float *)get(r, WEIGHT_ALIGNMENT, floats * sizeof(float))}; // aligned, for the binary itself is
+      *w = (struct weight){.count = floats,
+          .data = (const float *)get(
+              r, WEIGHT_ALIGNMENT, floats * sizeof(float))}; // aligned, for the binary itself is
     }
     c->weight = grow(c->weight, c->weights, sizeof *c->weight);
     c->weight[c->weights++] = w;
@@ -190,7 +194,9 @@ static struct program *get_program(struct reader *r, const struct context *c) {
   return p;
 }
 
-static OrtStatus *invalid(const char *where, const char *what) { return fail(ORT_INVALID_GRAPH, "context binary %s: %s", where, what); }
+static OrtStatus *invalid(const char *where, const char *what) {
+  return fail(ORT_INVALID_GRAPH, "context binary %s: %s", where, what);
+}
 
 static OrtStatus *get_programs(struct reader *r, struct context *c, const char *where) {
   uint64_t count = get64(r);
@@ -212,15 +218,22 @@ static OrtStatus *get_programs(struct reader *r, struct context *c, const char *
 
 static OrtStatus *get_header(struct reader *r, bool check, const char *where) {
   const uint8_t *start = get(r, 1, sizeof magic);
-  if (!start || memcmp(start, magic, sizeof magic) != 0) return invalid(where, "not a context binary of this EP");
+  if (!start || memcmp(start, magic, sizeof magic) != 0)
+    return invalid(where, "not a context binary of this EP");
   uint32_t format = get32(r);
   get32(r);
   uint64_t size = get64(r), sum = get64(r);
   if (r->bad) return invalid(where, "it ends too early");
-  if (format != BINARY_FORMAT) return fail(ORT_INVALID_GRAPH, "context binary %s: format %u, this EP reads format %u", where, format, BINARY_FORMAT);
+  if (format != BINARY_FORMAT)
+    return fail(ORT_INVALID_GRAPH, "context binary %s: format %u, this EP reads format %u", where,
+        format, BINARY_FORMAT);
   if (!check) return NULL;
-  if (size != r->size) return fail(ORT_INVALID_GRAPH, "context binary %s: %zu bytes, it was written with %llu", where, r->size, (unsigned long long)size);
-  return sum == checksum(r->data + HEADER, r->size - HEADER) ? NULL : invalid(where, "checksum does not match");
+  if (size != r->size)
+    return fail(ORT_INVALID_GRAPH, "context binary %s: %zu bytes, it was written with %llu", where,
+        r->size, (unsigned long long)size);
+  return sum == checksum(r->data + HEADER, r->size - HEADER)
+             ? NULL
+             : invalid(where, "checksum does not match");
 }
 
 OrtStatus *decode(struct bytes *b, bool check, const char *where, struct context **out) {
@@ -249,7 +262,9 @@ OrtStatus *decode(struct bytes *b, bool check, const char *where, struct context
   get_weights(&r, c);
   failed = get_programs(&r, c, where);
   if (!failed && r.bad) failed = invalid(where, "it ends too early");
-  if (failed) drop_context(c);
-  else *out = c;
+  if (failed)
+    drop_context(c);
+  else
+    *out = c;
   return failed;
 }

@@ -21,11 +21,13 @@ struct compilation {
   size_t count;
 };
 
-// context_path gives where ONNX Runtime writes the compiled model: as it is told, or beside the source model.
+// context_path gives where ONNX Runtime writes the compiled model: as it is told, or beside the
+// source model.
 static OrtStatus *context_path(const struct compilation *c, char **out) {
   const char *told = c->ep->options.context_path;
   if (!told && !*c->model) {
-    return fail(ORT_INVALID_ARGUMENT, "the model came from memory: ep.context_file_path has to say where the compiled model goes");
+    return fail(ORT_INVALID_ARGUMENT, "the model came from memory: ep.context_file_path has to say "
+                                      "where the compiled model goes");
   }
   size_t stem = strlen(c->model) - (has_suffix(c->model, ".onnx") ? 5 : 0);
   *out = told ? copy_text(told) : format_text("%.*s_ctx.onnx", (int)stem, c->model);
@@ -37,10 +39,12 @@ static char *binary_path(const char *compiled, size_t number) {
   size_t stem = strlen(compiled);
   if (has_suffix(compiled, ".onnx")) stem -= 5;
   if (stem >= 4 && strncmp(compiled + stem - 4, "_ctx", 4) == 0) stem -= 4;
-  return number ? format_text("%.*s_epcachedtest_%zu.bin", (int)stem, compiled, number) : format_text("%.*s_epcachedtest.bin", (int)stem, compiled);
+  return number ? format_text("%.*s_epcachedtest_%zu.bin", (int)stem, compiled, number)
+                : format_text("%.*s_epcachedtest.bin", (int)stem, compiled);
 }
 
-// join gives every partition of this session the group's context; the first session of a group begins it.
+// join gives every partition of this session the group's context; the first session of a group
+// begins it.
 static OrtStatus *join(struct compilation *c, const char *compiled) {
   struct ep *ep = c->ep;
   struct group *group = current_group();
@@ -52,7 +56,9 @@ static OrtStatus *join(struct compilation *c, const char *compiled) {
     drop_context(context); // the workspace keeps it
   }
   if (strcmp(group->context->hardware, ep->hardware) != 0) {
-    return fail(ORT_INVALID_ARGUMENT, "this session is for %s, but the group that it shares contexts with for %s", ep->hardware, group->context->hardware);
+    return fail(ORT_INVALID_ARGUMENT,
+        "this session is for %s, but the group that it shares contexts with for %s", ep->hardware,
+        group->context->hardware);
   }
   for (size_t i = 0; i < c->count; i++) {
     c->context[i] = keep_context(group->context);
@@ -65,10 +71,12 @@ static OrtStatus *plan(struct compilation *c) {
   const struct options *o = &c->ep->options;
   char *compiled = NULL;
   if (o->context_enable && o->share && o->embed) {
-    return fail(ORT_INVALID_ARGUMENT, "models that share a context cannot each embed it: ep.share_ep_contexts needs ep.context_embed_mode=0");
+    return fail(ORT_INVALID_ARGUMENT, "models that share a context cannot each embed it: "
+                                      "ep.share_ep_contexts needs ep.context_embed_mode=0");
   }
   if (o->context_enable && o->share && o->refer) {
-    return fail(ORT_INVALID_ARGUMENT, "models that share a context may have their weights in files of equal names: ep.enable_weightless is for single models");
+    return fail(ORT_INVALID_ARGUMENT, "models that share a context may have their weights in files "
+                                      "of equal names: ep.enable_weightless is for single models");
   }
   if (o->context_enable && !o->embed) TRY(context_path(c, &compiled));
   OrtStatus *failed = NULL;
@@ -77,7 +85,8 @@ static OrtStatus *plan(struct compilation *c) {
   } else {
     for (size_t i = 0; i < c->count; i++) {
       bool own = i == 0 || o->each_main;
-      c->context[i] = own ? new_context(c->ep->release->sdk, c->ep->hardware) : keep_context(c->context[0]);
+      c->context[i] =
+          own ? new_context(c->ep->release->sdk, c->ep->hardware) : keep_context(c->context[0]);
       c->binary[i] = compiled ? binary_path(compiled, own ? i : 0) : NULL;
     }
   }
@@ -85,12 +94,14 @@ static OrtStatus *plan(struct compilation *c) {
   return failed;
 }
 
-static OrtStatus *compile_programs(struct compilation *c, const OrtGraph *const *graphs, const OrtNode *const *fused) {
+static OrtStatus *compile_programs(
+    struct compilation *c, const OrtGraph *const *graphs, const OrtNode *const *fused) {
   for (size_t i = 0; i < c->count; i++) {
     const char *name = NULL;
     TRY(ort->Node_GetName(fused[i], &name));
     char *partition = format_text("%s%s", c->ep->options.name_prefix, name);
-    OrtStatus *failed = compile_graph(graphs[i], fused[i], partition, c->ep->options.refer, c->context[i], &c->program[i]);
+    OrtStatus *failed = compile_graph(
+        graphs[i], fused[i], partition, c->ep->options.refer, c->context[i], &c->program[i]);
     free(partition);
     TRY(failed);
   }
@@ -98,7 +109,9 @@ static OrtStatus *compile_programs(struct compilation *c, const OrtGraph *const 
 }
 
 // is_main tells whether a partition's node is the first that refers to its context.
-static bool is_main(const struct compilation *c, size_t i) { return i == 0 || c->context[i] != c->context[0]; }
+static bool is_main(const struct compilation *c, size_t i) {
+  return i == 0 || c->context[i] != c->context[0];
+}
 
 static OrtStatus *write_binaries(const struct compilation *c) {
   const struct options *o = &c->ep->options;
@@ -119,18 +132,26 @@ static const char *base_name(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-static OrtStatus *make_node(const struct compilation *c, size_t i, const OrtNode *fused, OrtNode **out) {
-  struct context_node n = {.main = is_main(c, i), .embed = c->ep->options.embed, .partition = c->program[i]->name};
-  if (n.main && n.embed) encode(c->context[i], &n.cache);
-  else if (n.main) add_bytes(&n.cache, base_name(c->binary[i]), strlen(base_name(c->binary[i])));
-  struct node_facts facts = {.sdk = c->ep->release->sdk, .hardware = c->ep->hardware, .model = base_name(c->model), .notes = c->ep->options.notes,
-                             .max_size = (int64_t)largest_scratch(c->context[i])};
+static OrtStatus *make_node(
+    const struct compilation *c, size_t i, const OrtNode *fused, OrtNode **out) {
+  struct context_node n = {
+      .main = is_main(c, i), .embed = c->ep->options.embed, .partition = c->program[i]->name};
+  if (n.main && n.embed)
+    encode(c->context[i], &n.cache);
+  else if (n.main)
+    add_bytes(&n.cache, base_name(c->binary[i]), strlen(base_name(c->binary[i])));
+  struct node_facts facts = {.sdk = c->ep->release->sdk,
+      .hardware = c->ep->hardware,
+      .model = base_name(c->model),
+      .notes = c->ep->options.notes,
+      .max_size = (int64_t)largest_scratch(c->context[i])};
   OrtStatus *failed = make_context_node(fused, &n, &facts, out);
   free(n.cache.data);
   return failed;
 }
 
-static OrtStatus *finish(const struct compilation *c, const OrtNode *const *fused, OrtNodeComputeInfo **infos, OrtNode **nodes) {
+static OrtStatus *finish(const struct compilation *c, const OrtNode *const *fused,
+    OrtNodeComputeInfo **infos, OrtNode **nodes) {
   if (c->ep->options.context_enable) {
     TRY(write_binaries(c));
     for (size_t i = 0; i < c->count; i++) TRY(make_node(c, i, fused[i], &nodes[i]));
@@ -151,7 +172,8 @@ static void take_time(long milliseconds) {
   while (nanosleep(&left, &left) != 0) continue; // a signal
 }
 
-OrtStatus *compile_partitions(struct ep *ep, const OrtGraph *const *graphs, const OrtNode *const *fused, size_t count, OrtNodeComputeInfo **infos, OrtNode **nodes) {
+OrtStatus *compile_partitions(struct ep *ep, const OrtGraph *const *graphs,
+    const OrtNode *const *fused, size_t count, OrtNodeComputeInfo **infos, OrtNode **nodes) {
   TRY(fault_at(ep->options.faults, "compile"));
   take_time(ep->options.delay);
   struct compilation c = {.ep = ep, .count = count};

@@ -14,7 +14,8 @@ struct compute_info {
 };
 
 // There is no state: a program is not changed by running, so runs at the same time share it.
-static OrtStatus *ORT_API_CALL create_state(OrtNodeComputeInfo *base, OrtNodeComputeContext *context, void **state) {
+static OrtStatus *ORT_API_CALL create_state(
+    OrtNodeComputeInfo *base, OrtNodeComputeContext *context, void **state) {
   (void)context;
   *state = base;
   return NULL;
@@ -25,7 +26,8 @@ static void ORT_API_CALL release_state(OrtNodeComputeInfo *base, void *state) {
   (void)state;
 }
 
-static OrtStatus *check_tensor(const struct compute_info *info, const OrtValue *tensor, uint32_t input) {
+static OrtStatus *check_tensor(
+    const struct compute_info *info, const OrtValue *tensor, uint32_t input) {
   OrtTensorTypeAndShapeInfo *shape = NULL;
   TRY(ort->GetTensorTypeAndShape(tensor, &shape));
   size_t rank = 0;
@@ -40,14 +42,17 @@ static OrtStatus *check_tensor(const struct compute_info *info, const OrtValue *
   for (uint32_t i = 0; i < p->values; i++) {
     const struct value *v = &p->value[i];
     if (v->from != FROM_INPUT || v->index != input) continue;
-    if (type != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || rank != v->shape.rank || memcmp(dims, v->shape.dims, rank * sizeof *dims) != 0) {
-      return fail(ORT_INVALID_ARGUMENT, "input %u of \"%s\": type or shape is not the one it was compiled for", input, p->name);
+    if (type != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || rank != v->shape.rank ||
+        memcmp(dims, v->shape.dims, rank * sizeof *dims) != 0) {
+      return fail(ORT_INVALID_ARGUMENT,
+          "input %u of \"%s\": type or shape is not the one it was compiled for", input, p->name);
     }
   }
   return NULL;
 }
 
-static OrtStatus *get_inputs(const struct compute_info *info, OrtKernelContext *kernel, const float **inputs) {
+static OrtStatus *get_inputs(
+    const struct compute_info *info, OrtKernelContext *kernel, const float **inputs) {
   for (uint32_t i = 0; i < info->program->inputs; i++) {
     const OrtValue *tensor = NULL;
     void *data = NULL;
@@ -59,7 +64,8 @@ static OrtStatus *get_inputs(const struct compute_info *info, OrtKernelContext *
   return NULL;
 }
 
-static OrtStatus *get_outputs(const struct compute_info *info, OrtKernelContext *kernel, float **outputs) {
+static OrtStatus *get_outputs(
+    const struct compute_info *info, OrtKernelContext *kernel, float **outputs) {
   const struct program *p = info->program;
   for (uint32_t i = 0; i < p->outputs; i++) {
     const struct shape *s = &p->value[p->output[i]].shape;
@@ -72,18 +78,22 @@ static OrtStatus *get_outputs(const struct compute_info *info, OrtKernelContext 
   return NULL;
 }
 
-static OrtStatus *run(const struct compute_info *info, OrtKernelContext *kernel, const float **inputs, float **outputs) {
+static OrtStatus *run(const struct compute_info *info, OrtKernelContext *kernel,
+    const float **inputs, float **outputs) {
   TRY(get_inputs(info, kernel, inputs));
   TRY(get_outputs(info, kernel, outputs));
   uint64_t size = scratch_size(info->program);
-  float *scratch = size <= SIZE_MAX / sizeof *scratch ? malloc((size ? size : 1) * sizeof *scratch) : NULL;
-  if (!scratch) return fail(ORT_EP_FAIL, "no memory for %llu intermediate values", (unsigned long long)size);
+  float *scratch =
+      size <= SIZE_MAX / sizeof *scratch ? malloc((size ? size : 1) * sizeof *scratch) : NULL;
+  if (!scratch)
+    return fail(ORT_EP_FAIL, "no memory for %llu intermediate values", (unsigned long long)size);
   run_program(info->program, inputs, outputs, scratch);
   free(scratch);
   return NULL;
 }
 
-static OrtStatus *ORT_API_CALL compute(OrtNodeComputeInfo *base, void *state, OrtKernelContext *kernel) {
+static OrtStatus *ORT_API_CALL compute(
+    OrtNodeComputeInfo *base, void *state, OrtKernelContext *kernel) {
   (void)state;
   const struct compute_info *info = (const struct compute_info *)base;
   TRY(fault_at(info->faults, "run"));
@@ -101,14 +111,18 @@ static uint32_t *copy_numbers(const uint32_t *numbers, uint32_t count) {
   return copy;
 }
 
-OrtNodeComputeInfo *new_compute_info(struct context *c, const struct program *p, const uint32_t *input, const uint32_t *output, const char *faults) {
+OrtNodeComputeInfo *new_compute_info(struct context *c, const struct program *p,
+    const uint32_t *input, const uint32_t *output, const char *faults) {
   struct compute_info *info = allocate(1, sizeof *info);
-  *info = (struct compute_info){.base = {.ort_version_supported = ORT_API_VERSION, .CreateState = create_state, .Compute = compute, .ReleaseState = release_state},
-                                .context = keep_context(c),
-                                .program = p,
-                                .input = copy_numbers(input, p->inputs),
-                                .output = copy_numbers(output, p->outputs),
-                                .faults = faults ? copy_text(faults) : NULL};
+  *info = (struct compute_info){.base = {.ort_version_supported = ORT_API_VERSION,
+                                    .CreateState = create_state,
+                                    .Compute = compute,
+                                    .ReleaseState = release_state},
+      .context = keep_context(c),
+      .program = p,
+      .input = copy_numbers(input, p->inputs),
+      .output = copy_numbers(output, p->outputs),
+      .faults = faults ? copy_text(faults) : NULL};
   return &info->base;
 }
 

@@ -58,16 +58,19 @@ uint32_t add_weight(struct context *c, const float *data, uint64_t count) {
   size_t size = count * sizeof *data;
   for (size_t i = 0; i < c->weights; i++) {
     const struct weight *w = c->weight[i];
-    if (!w->file && w->count == count && (size == 0 || memcmp(w->data, data, size) == 0)) return (uint32_t)i;
+    if (!w->file && w->count == count && (size == 0 || memcmp(w->data, data, size) == 0))
+      return (uint32_t)i;
   }
   copy_weight(c, data, count);
   return (uint32_t)c->weights - 1;
 }
 
-uint32_t refer_weight(struct context *c, const float *data, uint64_t count, const char *file, uint64_t offset) {
+uint32_t refer_weight(
+    struct context *c, const float *data, uint64_t count, const char *file, uint64_t offset) {
   for (size_t i = 0; i < c->weights; i++) {
     const struct weight *w = c->weight[i];
-    if (w->file && w->count == count && w->offset == offset && strcmp(w->file, file) == 0) return (uint32_t)i;
+    if (w->file && w->count == count && w->offset == offset && strcmp(w->file, file) == 0)
+      return (uint32_t)i;
   }
   struct weight *w = copy_weight(c, data, count);
   w->file = copy_text(file);
@@ -92,13 +95,15 @@ static OrtStatus *read_weight(struct weight *w, const char *path) {
   uint64_t size = w->count * sizeof *w->data; // decode has bounded both
   int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return fail(ORT_NO_SUCHFILE, "weights \"%s\": cannot be opened", path);
-  bool there = fstat(fd, &st) == 0 && w->offset <= (uint64_t)st.st_size && size <= (uint64_t)st.st_size - w->offset;
+  bool there = fstat(fd, &st) == 0 && w->offset <= (uint64_t)st.st_size &&
+               size <= (uint64_t)st.st_size - w->offset;
   void *data = there ? malloc(size ? size : 1) : NULL;
   bool whole = data && read_range(fd, data, size, w->offset);
   close(fd);
   if (!whole) {
     free(data);
-    return fail(ORT_INVALID_GRAPH, "weights \"%s\": no %llu bytes from %llu on", path, (unsigned long long)size, (unsigned long long)w->offset);
+    return fail(ORT_INVALID_GRAPH, "weights \"%s\": no %llu bytes from %llu on", path,
+        (unsigned long long)size, (unsigned long long)w->offset);
   }
   w->data = w->owned = data;
   return NULL;
@@ -108,8 +113,13 @@ OrtStatus *read_weights(struct context *c, const char *folder) {
   for (size_t i = 0; i < c->weights; i++) {
     struct weight *w = c->weight[i];
     if (!w->file || w->data) continue;
-    if (!is_below(w->file)) return fail(ORT_INVALID_GRAPH, "weights \"%.100s\": not the name of a file in the source model's folder or below", w->file);
-    if (!folder) return fail(ORT_INVALID_ARGUMENT, "ep.context_source_model_path has to say where \"%s\" is", w->file);
+    if (!is_below(w->file))
+      return fail(ORT_INVALID_GRAPH,
+          "weights \"%.100s\": not the name of a file in the source model's folder or below",
+          w->file);
+    if (!folder)
+      return fail(
+          ORT_INVALID_ARGUMENT, "ep.context_source_model_path has to say where \"%s\" is", w->file);
     char *path = format_text("%s%s", folder, w->file);
     OrtStatus *failed = read_weight(w, path);
     free(path);
@@ -120,7 +130,10 @@ OrtStatus *read_weights(struct context *c, const char *folder) {
 
 OrtStatus *add_program(struct context *c, struct program *p) {
   if (find_program(c, p->name)) {
-    OrtStatus *failed = fail(ORT_INVALID_ARGUMENT, "partition \"%s\" is in the context already: ep.context_node_name_prefix makes names unique", p->name);
+    OrtStatus *failed = fail(ORT_INVALID_ARGUMENT,
+        "partition \"%s\" is in the context already: ep.context_node_name_prefix makes names "
+        "unique",
+        p->name);
     free_program(p);
     return failed;
   }

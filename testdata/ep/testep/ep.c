@@ -15,7 +15,8 @@ static const char *ORT_API_CALL get_name(const OrtEp *base) NO_EXCEPTION {
   return ep_name;
 }
 
-static OrtStatus *ORT_API_CALL get_capability(OrtEp *base, const OrtGraph *graph, OrtEpGraphSupportInfo *support) NO_EXCEPTION {
+static OrtStatus *ORT_API_CALL get_capability(
+    OrtEp *base, const OrtGraph *graph, OrtEpGraphSupportInfo *support) NO_EXCEPTION {
   return choose_nodes(graph, &((struct ep *)base)->options, support);
 }
 
@@ -31,7 +32,8 @@ static OrtStatus *is_compiled(const OrtGraph *graph, bool *yes) {
   return failed;
 }
 
-static OrtStatus *compile_all(struct ep *ep, const OrtGraph **graphs, const OrtNode **fused, size_t count, OrtNodeComputeInfo **infos, OrtNode **nodes) {
+static OrtStatus *compile_all(struct ep *ep, const OrtGraph **graphs, const OrtNode **fused,
+    size_t count, OrtNodeComputeInfo **infos, OrtNode **nodes) {
   bool compiled = false;
   TRY(is_compiled(graphs[0], &compiled)); // never mixed: see choose_nodes
   if (!compiled) return compile_partitions(ep, graphs, fused, count, infos, nodes);
@@ -39,14 +41,17 @@ static OrtStatus *compile_all(struct ep *ep, const OrtGraph **graphs, const OrtN
   return NULL;
 }
 
-static OrtStatus *ORT_API_CALL compile(OrtEp *base, const OrtGraph **graphs, const OrtNode **fused, size_t count, OrtNodeComputeInfo **infos, OrtNode **nodes) NO_EXCEPTION {
+static OrtStatus *ORT_API_CALL compile(OrtEp *base, const OrtGraph **graphs, const OrtNode **fused,
+    size_t count, OrtNodeComputeInfo **infos, OrtNode **nodes) NO_EXCEPTION {
   struct ep *ep = (struct ep *)base;
   if (count == 0) return NULL;
   for (size_t i = 0; i < count; i++) infos[i] = NULL;
-  // One lock for the workspace and all that follows from it. Sessions that do not share do not wait.
+  // One lock for the workspace and all that follows from it. Sessions that do not share do not
+  // wait.
   if (ep->options.share) lock_workspace();
   OrtStatus *failed = compile_all(ep, graphs, fused, count, infos, nodes);
-  // The last session leaves nothing behind, also when it failed: the next one is the first of another group.
+  // The last session leaves nothing behind, also when it failed: the next one is the first of
+  // another group.
   if (ep->options.share && ep->options.stop_share) clear_workspace();
   if (ep->options.share) unlock_workspace();
   if (failed) {
@@ -58,17 +63,20 @@ static OrtStatus *ORT_API_CALL compile(OrtEp *base, const OrtGraph **graphs, con
   return failed;
 }
 
-static void ORT_API_CALL release_compute_infos(OrtEp *base, OrtNodeComputeInfo **infos, size_t count) NO_EXCEPTION {
+static void ORT_API_CALL release_compute_infos(
+    OrtEp *base, OrtNodeComputeInfo **infos, size_t count) NO_EXCEPTION {
   (void)base;
   for (size_t i = 0; i < count; i++) free_compute_info(infos[i]);
 }
 
-static const char *ORT_API_CALL compatibility_info(OrtEp *base, const OrtGraph *graph) NO_EXCEPTION {
+static const char *ORT_API_CALL compatibility_info(
+    OrtEp *base, const OrtGraph *graph) NO_EXCEPTION {
   (void)graph;
   return ((struct ep *)base)->compatibility;
 }
 
-OrtStatus *new_ep(const struct release *release, const char *hardware, bool absent, const OrtSessionOptions *session, const OrtLogger *logger, OrtEp **out) {
+OrtStatus *new_ep(const struct release *release, const char *hardware, bool absent,
+    const OrtSessionOptions *session, const OrtLogger *logger, OrtEp **out) {
   struct ep *ep = allocate(1, sizeof *ep);
   *ep = (struct ep){.release = release, .hardware = hardware, .absent = absent, .logger = logger};
   ep->base.ort_version_supported = ORT_API_VERSION;
@@ -98,7 +106,8 @@ void free_ep(OrtEp *base) {
 }
 
 void warn(const struct ep *ep, const char *text) {
-  OrtStatus *failed = ort->Logger_LogMessage(ep->logger, ORT_LOGGING_LEVEL_WARNING, text, ORT_FILE, __LINE__, __func__);
+  OrtStatus *failed = ort->Logger_LogMessage(
+      ep->logger, ORT_LOGGING_LEVEL_WARNING, text, ORT_FILE, __LINE__, __func__);
   if (failed) ort->ReleaseStatus(failed); // a message that is not written is no reason to stop
 }
 

@@ -22,10 +22,12 @@ static bool is_one_of(const char *word, const char *const *list) {
   return false;
 }
 
-// walk goes through KIND@STAGE,KIND@STAGE. With a stage it does those of that stage, without one it only checks.
+// walk goes through KIND@STAGE,KIND@STAGE. With a stage it does those of that stage, without one it
+// only checks.
 static OrtStatus *walk(const char *faults, const char *stage) {
   static const char *const kinds[] = {"hang", "crash", "abort", "exit", "fail", NULL};
-  static const char *const stages[] = {"register", "probe", "judge", "create", "compile", "load", "run", NULL};
+  static const char *const stages[] = {
+      "register", "probe", "judge", "create", "compile", "load", "run", NULL};
   if (!faults) return NULL;
   char *list = copy_text(faults), *rest = NULL;
   OrtStatus *failed = NULL;

@@ -4,8 +4,9 @@
 
 #include "ort.h"
 
-// Kinds: "hang" never returns, "crash" is a SIGSEGV, "abort" a SIGABRT, "exit" ends the process with status 0 as if all were well, "fail" returns
-// ORT_EP_FAIL. Stages: "register", "probe", "judge", "create", "compile", "load", "run".
+// Kinds: "hang" never returns, "crash" is a SIGSEGV, "abort" a SIGABRT, "exit" ends the process
+// with status 0 as if all were well, "fail" returns ORT_EP_FAIL. Stages: "register", "probe",
+// "judge", "create", "compile", "load", "run".
 
 // check_faults refuses a text that names no known kinds and stages.
 OrtStatus *check_faults(const char *faults);

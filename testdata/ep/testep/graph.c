@@ -54,7 +54,8 @@ static OrtStatus *shape_of(const OrtValueInfo *value, struct shape *shape, bool 
   return NULL;
 }
 
-// operands is what a node computes; op is OP_NONE where this EP cannot. A Gemm is a MatMul and, with c, an Add.
+// operands is what a node computes; op is OP_NONE where this EP cannot. A Gemm is a MatMul and,
+// with c, an Add.
 struct operands {
   enum op op;
   const OrtValueInfo *a, *b, *c, *out; // b is NULL for Relu, c for all but Gemm
@@ -69,11 +70,13 @@ static OrtStatus *read_shapes(struct operands *o) {
   TRY(shape_of(o->out, &o->shape_out, &out));
   // Shapes come from inference; an operator is only taken where they say what it makes.
   bool sound = a && b && c && out && check_shapes(o->op, &o->shape_a, &o->shape_b, &o->shape_out);
-  if (!sound || (o->c && !check_shapes(OP_ADD, &o->shape_out, &o->shape_c, &o->shape_out))) o->op = OP_NONE;
+  if (!sound || (o->c && !check_shapes(OP_ADD, &o->shape_out, &o->shape_c, &o->shape_out)))
+    o->op = OP_NONE;
   return NULL;
 }
 
-// is_plain_gemm tells whether a Gemm is a MatMul and an Add: ONNX Runtime makes such nodes of these two before it asks EPs.
+// is_plain_gemm tells whether a Gemm is a MatMul and an Add: ONNX Runtime makes such nodes of these
+// two before it asks EPs.
 static OrtStatus *is_plain_gemm(const OrtNode *node, bool *yes) {
   int64_t trans_a = 0, trans_b = 0;
   float alpha = 1, beta = 1;
@@ -101,7 +104,11 @@ static OrtStatus *read_operands(const OrtNode *node, struct operands *o) {
   if (!failed) failed = node_outputs(node, &out);
   size_t least = op == OP_RELU ? 1 : 2, most = gemm ? 3 : least;
   if (!failed && in.count >= least && in.count <= most && out.count == 1) {
-    *o = (struct operands){.op = op, .a = in.value[0], .b = op == OP_RELU ? NULL : in.value[1], .c = in.count == 3 ? in.value[2] : NULL, .out = out.value[0]};
+    *o = (struct operands){.op = op,
+        .a = in.value[0],
+        .b = op == OP_RELU ? NULL : in.value[1],
+        .c = in.count == 3 ? in.value[2] : NULL,
+        .out = out.value[0]};
     failed = read_shapes(o);
   }
   free(in.value);
@@ -118,7 +125,8 @@ static bool is_listed(const char *list, const char *word) {
   return false;
 }
 
-// Choosing nodes ------------------------------------------------------------------------------------------------------------------------------------
+// Choosing nodes
+// --------------------------------------------------------------------------------
 
 // candidate is a node while groups are formed.
 struct candidate {
@@ -134,7 +142,8 @@ static void free_candidates(struct candidate *c, size_t count) {
   free(c);
 }
 
-static OrtStatus *read_candidates(const OrtNode *const *nodes, size_t count, const struct options *o, struct candidate *c) {
+static OrtStatus *read_candidates(
+    const OrtNode *const *nodes, size_t count, const struct options *o, struct candidate *c) {
   for (size_t i = 0; i < count; i++) {
     struct operands operands;
     const char *type = NULL;
@@ -142,7 +151,8 @@ static OrtStatus *read_candidates(const OrtNode *const *nodes, size_t count, con
     TRY(ort->Node_GetOperatorType(nodes[i], &type));
     TRY(read_operands(nodes[i], &operands));
     TRY(ort->Node_GetNumSubgraphs(nodes[i], &subgraphs));
-    c[i].ours = operands.op != OP_NONE && subgraphs == 0 && is_listed(o->ops, type) && elements(&operands.shape_out) >= o->least;
+    c[i].ours = operands.op != OP_NONE && subgraphs == 0 && is_listed(o->ops, type) &&
+                elements(&operands.shape_out) >= o->least;
     TRY(node_inputs(nodes[i], &c[i].in));
     TRY(node_outputs(nodes[i], &c[i].out));
   }
@@ -159,13 +169,17 @@ static OrtStatus *makes(const struct candidate *c, const char *name, bool *yes) 
   return NULL;
 }
 
-// is_ready tells whether all that a node needs has been done. A subgraph's needs from outside are among the node's implicit inputs, which count too.
-static OrtStatus *is_ready(const OrtNode *const *nodes, const struct candidate *c, size_t count, size_t node, bool *ready) {
+// is_ready tells whether all that a node needs has been done. A subgraph's needs from outside are
+// among the node's implicit inputs, which count too.
+static OrtStatus *is_ready(const OrtNode *const *nodes, const struct candidate *c, size_t count,
+    size_t node, bool *ready) {
   size_t implicit = 0;
   TRY(ort->Node_GetNumImplicitInputs(nodes[node], &implicit));
   const OrtValueInfo **needs = allocate(c[node].in.count + implicit, sizeof *needs);
   if (c[node].in.count) memcpy(needs, c[node].in.value, c[node].in.count * sizeof *needs);
-  OrtStatus *failed = implicit ? ort->Node_GetImplicitInputs(nodes[node], needs + c[node].in.count, implicit) : NULL;
+  OrtStatus *failed =
+      implicit ? ort->Node_GetImplicitInputs(nodes[node], needs + c[node].in.count, implicit)
+               : NULL;
   *ready = true;
   for (size_t i = 0; i < c[node].in.count + implicit && *ready && !failed; i++) {
     const char *name = "";
@@ -181,7 +195,8 @@ static OrtStatus *is_ready(const OrtNode *const *nodes, const struct candidate *
 }
 
 // sweep does all nodes of one kind that can be done, and lists them in group.
-static OrtStatus *sweep(const OrtNode *const *nodes, struct candidate *c, size_t count, bool ours, const OrtNode **group, size_t *size) {
+static OrtStatus *sweep(const OrtNode *const *nodes, struct candidate *c, size_t count, bool ours,
+    const OrtNode **group, size_t *size) {
   *size = 0;
   for (bool progress = true; progress;) {
     progress = false;
@@ -197,14 +212,18 @@ static OrtStatus *sweep(const OrtNode *const *nodes, struct candidate *c, size_t
   return NULL;
 }
 
-static OrtStatus *take(const OrtNode *const *nodes, size_t count, bool drop_weights, OrtEpGraphSupportInfo *support) {
-  OrtNodeFusionOptions fusion = {.ort_version_supported = ORT_API_VERSION, .drop_constant_initializers = drop_weights};
+static OrtStatus *take(
+    const OrtNode *const *nodes, size_t count, bool drop_weights, OrtEpGraphSupportInfo *support) {
+  OrtNodeFusionOptions fusion = {
+      .ort_version_supported = ORT_API_VERSION, .drop_constant_initializers = drop_weights};
   return count ? ort_ep->EpGraphSupportInfo_AddNodesToFuse(support, nodes, count, &fusion) : NULL;
 }
 
-// group_nodes sweeps through the graph: first all nodes of others that can run, then all of ours, and so on. Each group of ours is a run of neighbours in
-// one topological order, so no path leaves it and comes back, as ONNX Runtime asks of nodes that become one.
-static OrtStatus *group_nodes(const OrtNode *const *nodes, struct candidate *c, size_t count, const struct options *o, const OrtNode **group, OrtEpGraphSupportInfo *support) {
+// group_nodes sweeps through the graph: first all nodes of others that can run, then all of ours,
+// and so on. Each group of ours is a run of neighbours in one topological order, so no path leaves
+// it and comes back, as ONNX Runtime asks of nodes that become one.
+static OrtStatus *group_nodes(const OrtNode *const *nodes, struct candidate *c, size_t count,
+    const struct options *o, const OrtNode **group, OrtEpGraphSupportInfo *support) {
   size_t others = 0, ours = 0;
   do {
     TRY(sweep(nodes, c, count, false, group, &others));
@@ -215,14 +234,16 @@ static OrtStatus *group_nodes(const OrtNode *const *nodes, struct candidate *c, 
   return NULL;
 }
 
-static OrtStatus *take_first(const OrtNode *const *nodes, const struct candidate *c, size_t count, bool drop_weights, OrtEpGraphSupportInfo *support) {
+static OrtStatus *take_first(const OrtNode *const *nodes, const struct candidate *c, size_t count,
+    bool drop_weights, OrtEpGraphSupportInfo *support) {
   for (size_t i = 0; i < count; i++) {
     if (c[i].ours) return take(nodes + i, 1, drop_weights, support);
   }
   return NULL;
 }
 
-static OrtStatus *choose_to_compile(const OrtNode *const *nodes, size_t count, const struct options *o, OrtEpGraphSupportInfo *support) {
+static OrtStatus *choose_to_compile(const OrtNode *const *nodes, size_t count,
+    const struct options *o, OrtEpGraphSupportInfo *support) {
   struct candidate *c = allocate(count, sizeof *c);
   const OrtNode **group = allocate(count, sizeof *group);
   OrtStatus *failed = read_candidates(nodes, count, o, c);
@@ -233,7 +254,8 @@ static OrtStatus *choose_to_compile(const OrtNode *const *nodes, size_t count, c
   return failed;
 }
 
-static OrtStatus *choose_contexts(const OrtNode *const *nodes, size_t count, bool *any, OrtEpGraphSupportInfo *support) {
+static OrtStatus *choose_contexts(
+    const OrtNode *const *nodes, size_t count, bool *any, OrtEpGraphSupportInfo *support) {
   for (size_t i = 0; i < count; i++) {
     bool context = false, ours = false;
     TRY(is_context_node(nodes[i], &context, &ours));
@@ -243,7 +265,8 @@ static OrtStatus *choose_contexts(const OrtNode *const *nodes, size_t count, boo
   return NULL;
 }
 
-OrtStatus *choose_nodes(const OrtGraph *graph, const struct options *o, OrtEpGraphSupportInfo *support) {
+OrtStatus *choose_nodes(
+    const OrtGraph *graph, const struct options *o, OrtEpGraphSupportInfo *support) {
   const OrtNode *parent = NULL, **nodes = NULL;
   size_t count = 0;
   TRY(ort->Graph_GetParentNode(graph, &parent));
@@ -256,7 +279,8 @@ OrtStatus *choose_nodes(const OrtGraph *graph, const struct options *o, OrtEpGra
   return failed;
 }
 
-// Compiling -----------------------------------------------------------------------------------------------------------------------------------------
+// Compiling
+// --------------------------------------------------------------------------------
 
 // builder is a program that grows, with the names of its values.
 struct builder {
@@ -276,7 +300,8 @@ static bool find_value(const struct builder *b, const char *name, uint32_t *valu
   return false;
 }
 
-static uint32_t new_value(struct builder *b, const char *name, uint32_t from, uint32_t index, const struct shape *shape) {
+static uint32_t new_value(
+    struct builder *b, const char *name, uint32_t from, uint32_t index, const struct shape *shape) {
   struct program *p = b->program;
   p->value = grow(p->value, p->values, sizeof *p->value);
   p->weight = grow(p->weight, p->values, sizeof *p->weight);
@@ -287,34 +312,42 @@ static uint32_t new_value(struct builder *b, const char *name, uint32_t from, ui
   return p->values++;
 }
 
-static OrtStatus *new_weight(struct builder *b, const char *name, const OrtValueInfo *info, const struct shape *shape, uint32_t *value) {
+static OrtStatus *new_weight(struct builder *b, const char *name, const OrtValueInfo *info,
+    const struct shape *shape, uint32_t *value) {
   bool constant = false;
   TRY(ort->ValueInfo_IsConstantInitializer(info, &constant));
   const OrtValue *tensor = NULL;
   if (constant) TRY(ort->ValueInfo_GetInitializerValue(info, &tensor));
-  if (!tensor) return fail(ORT_EP_FAIL, "value \"%s\" is neither an input, a weight nor computed in the partition", name);
+  if (!tensor)
+    return fail(ORT_EP_FAIL,
+        "value \"%s\" is neither an input, a weight nor computed in the partition", name);
   void *data = NULL;
   size_t size = 0;
   TRY(ort->GetTensorSizeInBytes(tensor, &size));
   TRY(ort->GetTensorMutableData((OrtValue *)tensor, &data)); // only read
   uint64_t count = (uint64_t)elements(shape);
-  if (size != count * sizeof(float)) return fail(ORT_EP_FAIL, "weight \"%s\": %zu bytes do not fit its shape", name, size);
+  if (size != count * sizeof(float))
+    return fail(ORT_EP_FAIL, "weight \"%s\": %zu bytes do not fit its shape", name, size);
   OrtExternalInitializerInfo *place = NULL;
   if (b->refer) TRY(ort->ValueInfo_GetExternalInitializerInfo(info, &place));
-  uint32_t weight = place ? refer_weight(b->context, data, count, ort->ExternalInitializerInfo_GetFilePath(place), (uint64_t)ort->ExternalInitializerInfo_GetFileOffset(place))
-                          : add_weight(b->context, data, count);
+  uint32_t weight =
+      place ? refer_weight(b->context, data, count, ort->ExternalInitializerInfo_GetFilePath(place),
+                  (uint64_t)ort->ExternalInitializerInfo_GetFileOffset(place))
+            : add_weight(b->context, data, count);
   if (place) ort->ReleaseExternalInitializerInfo(place);
   *value = new_value(b, name, FROM_WEIGHT, weight, shape);
   return NULL;
 }
 
-static OrtStatus *operand(struct builder *b, const OrtValueInfo *info, const struct shape *shape, uint32_t *value) {
+static OrtStatus *operand(
+    struct builder *b, const OrtValueInfo *info, const struct shape *shape, uint32_t *value) {
   const char *name = "";
   TRY(value_name(info, &name));
   return find_value(b, name, value) ? NULL : new_weight(b, name, info, shape, value);
 }
 
-static uint32_t add_step(struct builder *b, struct step s, const char *name, const struct shape *shape) {
+static uint32_t add_step(
+    struct builder *b, struct step s, const char *name, const struct shape *shape) {
   s.out = new_value(b, name, FROM_STEP, 0, shape);
   b->program->step = grow(b->program->step, b->program->steps, sizeof s);
   b->program->step[b->program->steps++] = s;
@@ -332,7 +365,8 @@ static OrtStatus *add_node(struct builder *b, const OrtNode *node) {
   TRY(operand(b, o.a, &o.shape_a, &s.a));
   if (o.b) TRY(operand(b, o.b, &o.shape_b, &s.b));
   if (o.c) TRY(operand(b, o.c, &o.shape_c, &sum.b));
-  sum.a = add_step(b, s, o.c ? "" : name, &o.shape_out); // a product that is only summed has no name
+  sum.a =
+      add_step(b, s, o.c ? "" : name, &o.shape_out); // a product that is only summed has no name
   if (o.c) add_step(b, sum, name, &o.shape_out);
   return NULL;
 }
@@ -356,13 +390,15 @@ static OrtStatus *add_outputs(struct builder *b, const struct values *out) {
   for (size_t i = 0; i < out->count; i++) {
     const char *name = "";
     TRY(value_name(out->value[i], &name));
-    if (!find_value(b, name, &b->program->output[i])) return fail(ORT_EP_FAIL, "output \"%s\" is not computed in the partition", name);
+    if (!find_value(b, name, &b->program->output[i]))
+      return fail(ORT_EP_FAIL, "output \"%s\" is not computed in the partition", name);
   }
   b->program->outputs = (uint32_t)out->count;
   return NULL;
 }
 
-static OrtStatus *build(struct builder *b, const OrtNode *const *nodes, size_t count, const struct values *in, const struct values *out) {
+static OrtStatus *build(struct builder *b, const OrtNode *const *nodes, size_t count,
+    const struct values *in, const struct values *out) {
   TRY(add_inputs(b, in));
   for (size_t i = 0; i < count; i++) TRY(add_node(b, nodes[i])); // in topological order
   TRY(add_outputs(b, out));
@@ -370,7 +406,8 @@ static OrtStatus *build(struct builder *b, const OrtNode *const *nodes, size_t c
   return wrong ? fail(ORT_EP_FAIL, "partition \"%s\": bad %s", b->program->name, wrong) : NULL;
 }
 
-OrtStatus *compile_graph(const OrtGraph *graph, const OrtNode *fused, const char *name, bool refer, struct context *c, const struct program **out) {
+OrtStatus *compile_graph(const OrtGraph *graph, const OrtNode *fused, const char *name, bool refer,
+    struct context *c, const struct program **out) {
   struct builder b = {.program = allocate(1, sizeof *b.program), .context = c, .refer = refer};
   b.program->name = copy_text(name);
   const OrtNode **nodes = NULL;

@@ -18,12 +18,14 @@ OrtStatus *graph_nodes(const OrtGraph *graph, const OrtNode ***nodes, size_t *co
 // value_name gives "" for an optional input that is left out.
 OrtStatus *value_name(const OrtValueInfo *value, const char **name);
 
-// choose_nodes tells ONNX Runtime which nodes this EP takes: EPContext nodes of this EP one by one, and nothing else where there are EPContext nodes;
-// else groups of the nodes that it can compile.
-OrtStatus *choose_nodes(const OrtGraph *graph, const struct options *o, OrtEpGraphSupportInfo *support);
+// choose_nodes tells ONNX Runtime which nodes this EP takes: EPContext nodes of this EP one by one,
+// and nothing else where there are EPContext nodes; else groups of the nodes that it can compile.
+OrtStatus *choose_nodes(
+    const OrtGraph *graph, const struct options *o, OrtEpGraphSupportInfo *support);
 
-// compile_graph turns a partition into a program of the context. fused gives the order of inputs and outputs. With refer weights that the source model
-// has in files are not copied into binaries.
-OrtStatus *compile_graph(const OrtGraph *graph, const OrtNode *fused, const char *name, bool refer, struct context *c, const struct program **out);
+// compile_graph turns a partition into a program of the context. fused gives the order of inputs
+// and outputs. With refer weights that the source model has in files are not copied into binaries.
+OrtStatus *compile_graph(const OrtGraph *graph, const OrtNode *fused, const char *name, bool refer,
+    struct context *c, const struct program **out);
 
 #endif

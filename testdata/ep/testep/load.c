@@ -29,7 +29,8 @@ struct loading {
   size_t count;
 };
 
-// find_folder: beside the model, or, for a model from memory, where ep.context_file_path says that it stands.
+// find_folder: beside the model, or, for a model from memory, where ep.context_file_path says that
+// it stands.
 static OrtStatus *find_folder(struct loading *l, const OrtGraph *graph) {
   const char *model = NULL;
   TRY(ort->Graph_GetModelPath(graph, &model));
@@ -41,9 +42,12 @@ static OrtStatus *find_folder(struct loading *l, const OrtGraph *graph) {
 static OrtStatus *binary_file(const struct loading *l, const struct context_node *n, char **path) {
   const char *name = n->cache.data ? (const char *)n->cache.data : "";
   if (strlen(name) != n->cache.size || !is_below(name)) {
-    return fail(ORT_INVALID_GRAPH, "ep_cache_context \"%.100s\": not the name of a file in the model's folder or below", name);
+    return fail(ORT_INVALID_GRAPH,
+        "ep_cache_context \"%.100s\": not the name of a file in the model's folder or below", name);
   }
-  if (!l->folder) return fail(ORT_INVALID_ARGUMENT, "the model came from memory: ep.context_file_path has to say where \"%s\" is", name);
+  if (!l->folder)
+    return fail(ORT_INVALID_ARGUMENT,
+        "the model came from memory: ep.context_file_path has to say where \"%s\" is", name);
   *path = format_text("%s%s", l->folder, name);
   return NULL;
 }
@@ -55,15 +59,19 @@ static OrtStatus *check_target(const struct ep *ep, const struct context *c, con
   free(string);
   if (verdict == OrtCompiledModelCompatibility_EP_SUPPORTED_OPTIMAL) return NULL;
   if (verdict == OrtCompiledModelCompatibility_EP_SUPPORTED_PREFER_RECOMPILATION) {
-    char *text = format_text("%s: context binary %s was made with SDK %s; compiling it again with %s may make it faster", ep_name, where, c->sdk, ep->release->sdk);
+    char *text = format_text(
+        "%s: context binary %s was made with SDK %s; compiling it again with %s may make it faster",
+        ep_name, where, c->sdk, ep->release->sdk);
     warn(ep, text);
     free(text);
     return NULL;
   }
-  return fail(ORT_INVALID_GRAPH, "context binary %s is for SDK %s on %s, this is SDK %s on %s", where, c->sdk, c->hardware, ep->release->sdk, ep->hardware);
+  return fail(ORT_INVALID_GRAPH, "context binary %s is for SDK %s on %s, this is SDK %s on %s",
+      where, c->sdk, c->hardware, ep->release->sdk, ep->hardware);
 }
 
-// read_sources: weights that stand in the source model's files are where ep.context_source_model_path says that this model is, else beside this one.
+// read_sources: weights that stand in the source model's files are where
+// ep.context_source_model_path says that this model is, else beside this one.
 static OrtStatus *read_sources(const struct loading *l, struct context *c) {
   const char *source = l->ep->options.source_path;
   char *folder = source ? folder_of(source) : NULL;
@@ -72,7 +80,8 @@ static OrtStatus *read_sources(const struct loading *l, struct context *c) {
   return failed;
 }
 
-static OrtStatus *add_opened(struct loading *l, struct bytes *b, const char *path, struct context **out) {
+static OrtStatus *add_opened(
+    struct loading *l, struct bytes *b, const char *path, struct context **out) {
   const char *where = path ? path : "in the model";
   struct context *c = NULL;
   TRY(decode(b, l->ep->options.check, where, &c));
@@ -83,7 +92,8 @@ static OrtStatus *add_opened(struct loading *l, struct bytes *b, const char *pat
     return failed;
   }
   l->opened = grow(l->opened, l->opened_count, sizeof *l->opened);
-  l->opened[l->opened_count++] = (struct opened){.path = path ? copy_text(path) : NULL, .context = c};
+  l->opened[l->opened_count++] =
+      (struct opened){.path = path ? copy_text(path) : NULL, .context = c};
   *out = c;
   return NULL;
 }
@@ -102,7 +112,9 @@ static OrtStatus *open_file(struct loading *l, const char *path, struct context 
 
 static OrtStatus *use(struct loading *l, size_t i, struct context *c, const char *where) {
   l->program[i] = find_program(c, l->node[i].partition);
-  if (!l->program[i]) return fail(ORT_INVALID_GRAPH, "context binary %s has no graph \"%s\"", where, l->node[i].partition);
+  if (!l->program[i])
+    return fail(
+        ORT_INVALID_GRAPH, "context binary %s has no graph \"%s\"", where, l->node[i].partition);
   l->context[i] = keep_context(c);
   return NULL;
 }
@@ -133,18 +145,23 @@ static OrtStatus *load_primary(struct loading *l, size_t i) {
   return failed;
 }
 
-// load_secondary looks for a graph in the contexts of this session's primary nodes, and then in what other sessions left.
+// load_secondary looks for a graph in the contexts of this session's primary nodes, and then in
+// what other sessions left.
 static OrtStatus *load_secondary(struct loading *l, size_t i) {
   struct context *found = NULL;
   for (size_t k = 0; k < l->opened_count; k++) {
     struct context *c = l->opened[k].context;
     if (!find_program(c, l->node[i].partition)) continue;
-    if (found) return fail(ORT_INVALID_GRAPH, "graph \"%s\" stands in two primary contexts", l->node[i].partition);
+    if (found)
+      return fail(
+          ORT_INVALID_GRAPH, "graph \"%s\" stands in two primary contexts", l->node[i].partition);
     found = c;
   }
   if (found) return use(l, i, found, "of a primary node");
   if (l->ep->options.share) l->program[i] = take_graph(NULL, l->node[i].partition, &l->context[i]);
-  return l->program[i] ? NULL : fail(ORT_INVALID_GRAPH, "no primary context holds graph \"%s\"", l->node[i].partition);
+  return l->program[i] ? NULL
+                       : fail(ORT_INVALID_GRAPH, "no primary context holds graph \"%s\"",
+                             l->node[i].partition);
 }
 
 // load_graphs loads primary nodes first: secondary ones may stand before them.
@@ -157,14 +174,19 @@ static OrtStatus *load_graphs(struct loading *l) {
   }
   if (!l->ep->options.share) return NULL;
   for (size_t k = 0; k < l->opened_count; k++) {
-    if (l->opened[k].path) leave_graphs(l->opened[k].path, l->opened[k].context, l->program, l->count);
+    if (l->opened[k].path)
+      leave_graphs(l->opened[k].path, l->opened[k].context, l->program, l->count);
   }
   return NULL;
 }
 
-// places finds each value of the EPContext node among the fused node's, which may stand in another order.
-static OrtStatus *places(const struct values *node, const struct values *fused, uint32_t wanted, const char *partition, uint32_t **out) {
-  if (node->count != wanted) return fail(ORT_INVALID_GRAPH, "graph \"%s\" has other inputs or outputs than its node", partition);
+// places finds each value of the EPContext node among the fused node's, which may stand in another
+// order.
+static OrtStatus *places(const struct values *node, const struct values *fused, uint32_t wanted,
+    const char *partition, uint32_t **out) {
+  if (node->count != wanted)
+    return fail(
+        ORT_INVALID_GRAPH, "graph \"%s\" has other inputs or outputs than its node", partition);
   *out = allocate(wanted, sizeof **out);
   for (uint32_t i = 0; i < wanted; i++) {
     const char *name = "", *other = "";
@@ -180,7 +202,8 @@ static OrtStatus *places(const struct values *node, const struct values *fused, 
   return NULL;
 }
 
-static OrtStatus *connect(const struct loading *l, size_t i, const OrtNode *node, const OrtNode *fused, OrtNodeComputeInfo **info) {
+static OrtStatus *connect(const struct loading *l, size_t i, const OrtNode *node,
+    const OrtNode *fused, OrtNodeComputeInfo **info) {
   struct values in = {0}, out = {0}, fused_in = {0}, fused_out = {0};
   uint32_t *input = NULL, *output = NULL;
   OrtStatus *failed = node_inputs(node, &in);
@@ -188,8 +211,10 @@ static OrtStatus *connect(const struct loading *l, size_t i, const OrtNode *node
   if (!failed) failed = node_inputs(fused, &fused_in);
   if (!failed) failed = node_outputs(fused, &fused_out);
   if (!failed) failed = places(&in, &fused_in, l->program[i]->inputs, l->node[i].partition, &input);
-  if (!failed) failed = places(&out, &fused_out, l->program[i]->outputs, l->node[i].partition, &output);
-  if (!failed) *info = new_compute_info(l->context[i], l->program[i], input, output, l->ep->options.faults);
+  if (!failed)
+    failed = places(&out, &fused_out, l->program[i]->outputs, l->node[i].partition, &output);
+  if (!failed)
+    *info = new_compute_info(l->context[i], l->program[i], input, output, l->ep->options.faults);
   free(input);
   free(output);
   free(in.value);
@@ -199,7 +224,8 @@ static OrtStatus *connect(const struct loading *l, size_t i, const OrtNode *node
   return failed;
 }
 
-static OrtStatus *load_all(struct loading *l, const OrtNode *const *nodes, const OrtNode *const *fused, OrtNodeComputeInfo **infos) {
+static OrtStatus *load_all(struct loading *l, const OrtNode *const *nodes,
+    const OrtNode *const *fused, OrtNodeComputeInfo **infos) {
   for (size_t i = 0; i < l->count; i++) TRY(read_context_node(nodes[i], &l->node[i]));
   TRY(load_graphs(l));
   for (size_t i = 0; i < l->count; i++) TRY(connect(l, i, nodes[i], fused[i], &infos[i]));
@@ -212,7 +238,8 @@ static OrtStatus *only_nodes(const OrtGraph *const *graphs, size_t count, const 
     const OrtNode **nodes = NULL;
     size_t n = 0;
     OrtStatus *failed = graph_nodes(graphs[i], &nodes, &n);
-    if (!failed && n != 1) failed = fail(ORT_EP_FAIL, "a partition of %zu nodes beside EPContext nodes", n);
+    if (!failed && n != 1)
+      failed = fail(ORT_EP_FAIL, "a partition of %zu nodes beside EPContext nodes", n);
     if (!failed) out[i] = nodes[0];
     free(nodes);
     TRY(failed);
@@ -220,10 +247,14 @@ static OrtStatus *only_nodes(const OrtGraph *const *graphs, size_t count, const 
   return NULL;
 }
 
-OrtStatus *load_partitions(struct ep *ep, const OrtGraph *const *graphs, const OrtNode *const *fused, size_t count, OrtNodeComputeInfo **infos) {
+OrtStatus *load_partitions(struct ep *ep, const OrtGraph *const *graphs,
+    const OrtNode *const *fused, size_t count, OrtNodeComputeInfo **infos) {
   TRY(fault_at(ep->options.faults, "load"));
-  if (ep->absent) return fail(ORT_EP_FAIL, "the device is virtual: models can be compiled for it here, but not run");
-  if (ep->options.context_enable) return fail(ORT_INVALID_ARGUMENT, "the model is compiled already");
+  if (ep->absent)
+    return fail(
+        ORT_EP_FAIL, "the device is virtual: models can be compiled for it here, but not run");
+  if (ep->options.context_enable)
+    return fail(ORT_INVALID_ARGUMENT, "the model is compiled already");
   struct loading l = {.ep = ep, .count = count};
   const OrtNode **nodes = allocate(count, sizeof *nodes);
   l.node = allocate(count, sizeof *l.node);

@@ -57,7 +57,8 @@ OrtStatus *is_context_node(const OrtNode *node, bool *context, bool *ours) {
   *context = *ours = false;
   TRY(ort->Node_GetOperatorType(node, &type));
   TRY(ort->Node_GetDomain(node, &domain));
-  if (strcmp(type, "EPContext") != 0 || !domain || strcmp(domain, "com.microsoft") != 0) return NULL;
+  if (strcmp(type, "EPContext") != 0 || !domain || strcmp(domain, "com.microsoft") != 0)
+    return NULL;
   struct bytes source;
   OrtStatus *failed = read_text(node, "source", &source);
   *context = true;
@@ -101,15 +102,20 @@ static OrtStatus *add_int(struct attributes *list, const char *name, int64_t val
   return NULL;
 }
 
-static OrtStatus *add_text(struct attributes *list, const char *name, const void *text, size_t size) {
+static OrtStatus *add_text(
+    struct attributes *list, const char *name, const void *text, size_t size) {
   if (size == 0) return NULL; // left out is what empty means
-  if (size > INT_MAX) return fail(ORT_EP_FAIL, "attribute %s: %zu bytes are too many for a model; compile with ep.context_embed_mode=0", name, size);
+  if (size > INT_MAX)
+    return fail(ORT_EP_FAIL,
+        "attribute %s: %zu bytes are too many for a model; compile with ep.context_embed_mode=0",
+        name, size);
   TRY(ort->CreateOpAttr(name, text, (int)size, ORT_OP_ATTR_STRING, &list->attribute[list->count]));
   list->count++;
   return NULL;
 }
 
-static OrtStatus *add_all(struct attributes *list, const struct context_node *n, const struct node_facts *facts) {
+static OrtStatus *add_all(
+    struct attributes *list, const struct context_node *n, const struct node_facts *facts) {
   TRY(add_int(list, "main_context", n->main));
   TRY(add_int(list, "embed_mode", n->embed));
   // Only a primary node refers to a context.
@@ -129,7 +135,8 @@ static OrtStatus *names_of(const struct values *v, const char ***names) {
   return NULL;
 }
 
-OrtStatus *make_context_node(const OrtNode *fused, const struct context_node *n, const struct node_facts *facts, OrtNode **out) {
+OrtStatus *make_context_node(const OrtNode *fused, const struct context_node *n,
+    const struct node_facts *facts, OrtNode **out) {
   struct values inputs = {0}, outputs = {0};
   const char **input = NULL, **output = NULL;
   struct attributes list = {0};
@@ -138,10 +145,12 @@ OrtStatus *make_context_node(const OrtNode *fused, const struct context_node *n,
   if (!failed) failed = names_of(&inputs, &input);
   if (!failed) failed = names_of(&outputs, &output);
   if (!failed) failed = add_all(&list, n, facts);
-  const char *name = NULL; // ONNX Runtime finds by the equal name what to put in the fused node's place, so it gets no prefix
+  const char *name = NULL; // ONNX Runtime finds by the equal name what to put in the fused node's
+                           // place, so it gets no prefix
   if (!failed) failed = ort->Node_GetName(fused, &name);
   if (!failed) {
-    failed = ort_editor->CreateNode("EPContext", "com.microsoft", name, input, inputs.count, output, outputs.count, list.attribute, list.count, out);
+    failed = ort_editor->CreateNode("EPContext", "com.microsoft", name, input, inputs.count, output,
+        outputs.count, list.attribute, list.count, out);
   }
   for (size_t i = 0; i < list.count; i++) ort->ReleaseOpAttr(list.attribute[i]);
   free(input);

@@ -6,10 +6,11 @@
 
 // context_node is what an EPContext node of this EP says.
 struct context_node {
-  bool main;           // main_context
-  bool embed;          // embed_mode
-  struct bytes cache;  // ep_cache_context: the binary itself, or its file's name, and a zero behind it that does not count
-  char *partition;     // partition_name; never NULL
+  bool main;          // main_context
+  bool embed;         // embed_mode
+  struct bytes cache; // ep_cache_context: the binary itself, or its file's name, and a zero behind
+                      // it that does not count
+  char *partition;    // partition_name; never NULL
 };
 
 // is_context_node tells whether a node is an EPContext node of any EP, and whether it is this EP's.
@@ -31,6 +32,7 @@ struct node_facts {
 };
 
 // make_context_node makes a node with the inputs and outputs of the fused node.
-OrtStatus *make_context_node(const OrtNode *fused, const struct context_node *n, const struct node_facts *facts, OrtNode **out);
+OrtStatus *make_context_node(const OrtNode *fused, const struct context_node *n,
+    const struct node_facts *facts, OrtNode **out);
 
 #endif

@@ -6,11 +6,13 @@
 
 #include "fault.h"
 
-// provider_option gives the name of this EP's option: ONNX Runtime adds provider options to the session's as "ep.", the EP's name in lower case and a
-// dot before their names. NULL: it is another option.
+// provider_option gives the name of this EP's option: ONNX Runtime adds provider options to the
+// session's as "ep.", the EP's name in lower case and a dot before their names. NULL: it is another
+// option.
 static const char *provider_option(const char *key) {
   size_t length = strlen(ep_name);
-  bool ours = strncmp(key, "ep.", 3) == 0 && strncasecmp(key + 3, ep_name, length) == 0 && key[3 + length] == '.';
+  bool ours = strncmp(key, "ep.", 3) == 0 && strncasecmp(key + 3, ep_name, length) == 0 &&
+              key[3 + length] == '.';
   return ours ? key + 3 + length + 1 : NULL;
 }
 
@@ -35,8 +37,10 @@ static void read_session(const OrtKeyValuePairs *pairs, struct options *o) {
 }
 
 // choose sets a field to whether the value is the second of two words.
-static OrtStatus *choose(const char *name, const char *value, const char *no, const char *yes, bool *field) {
-  if (strcmp(value, no) != 0 && strcmp(value, yes) != 0) return fail(ORT_INVALID_ARGUMENT, "option %s=%s: %s or %s", name, value, no, yes);
+static OrtStatus *choose(
+    const char *name, const char *value, const char *no, const char *yes, bool *field) {
+  if (strcmp(value, no) != 0 && strcmp(value, yes) != 0)
+    return fail(ORT_INVALID_ARGUMENT, "option %s=%s: %s or %s", name, value, no, yes);
   *field = strcmp(value, yes) == 0;
   return NULL;
 }
@@ -61,18 +65,25 @@ static OrtStatus *read_provider(const char *name, const char *value, struct opti
   if (strcmp(name, "delay") == 0) {
     char *end = NULL;
     o->delay = strtol(value, &end, 10);
-    return *value && !*end && o->delay >= 0 && o->delay <= 3600000 ? NULL : fail(ORT_INVALID_ARGUMENT, "option delay=%s: milliseconds, up to an hour", value);
+    return *value && !*end && o->delay >= 0 && o->delay <= 3600000
+               ? NULL
+               : fail(ORT_INVALID_ARGUMENT, "option delay=%s: milliseconds, up to an hour", value);
   }
   if (strcmp(name, "fault") == 0) {
     o->faults = *value ? copy_text(value) : NULL;
     return check_faults(o->faults);
   }
-  return fail(ORT_INVALID_ARGUMENT, "option %s: there are check, delay, fault, notes, ops, partition, primaries, target", name);
+  return fail(ORT_INVALID_ARGUMENT,
+      "option %s: there are check, delay, fault, notes, ops, partition, primaries, target", name);
 }
 
-OrtStatus *read_options(const OrtSessionOptions *session, const struct release *release, struct options *out) {
-  *out = (struct options){.ops = copy_text(release->ops ? release->ops : "Add,Gemm,MatMul,Mul,Relu"),
-                          .single = is_on(release->single), .least = release->least ? strtoll(release->least, NULL, 10) : 0, .check = true};
+OrtStatus *read_options(
+    const OrtSessionOptions *session, const struct release *release, struct options *out) {
+  *out =
+      (struct options){.ops = copy_text(release->ops ? release->ops : "Add,Gemm,MatMul,Mul,Relu"),
+          .single = is_on(release->single),
+          .least = release->least ? strtoll(release->least, NULL, 10) : 0,
+          .check = true};
   OrtKeyValuePairs *pairs = NULL;
   TRY(ort->GetSessionOptionsConfigEntries(session, &pairs));
   read_session(pairs, out);

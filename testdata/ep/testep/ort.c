@@ -86,10 +86,13 @@ void add_bytes(struct bytes *b, const void *data, size_t size) {
 
 static OrtStatus *read_all(int file, const char *path, struct bytes *out) {
   struct stat info;
-  if (fstat(file, &info) != 0) return fail(ORT_FAIL, "cannot read \"%s\": %s", path, strerror(errno));
+  if (fstat(file, &info) != 0)
+    return fail(ORT_FAIL, "cannot read \"%s\": %s", path, strerror(errno));
   if (!S_ISREG(info.st_mode)) return fail(ORT_FAIL, "cannot read \"%s\": not a regular file", path);
   uint8_t *data = malloc((size_t)info.st_size + 1);
-  if (!data) return fail(ORT_FAIL, "cannot read \"%s\": no memory for %lld bytes", path, (long long)info.st_size);
+  if (!data)
+    return fail(
+        ORT_FAIL, "cannot read \"%s\": no memory for %lld bytes", path, (long long)info.st_size);
   size_t done = 0;
   while (done < (size_t)info.st_size) {
     ssize_t n = read(file, data + done, (size_t)info.st_size - done);
@@ -108,7 +111,9 @@ static OrtStatus *read_all(int file, const char *path, struct bytes *out) {
 
 OrtStatus *read_file(const char *path, struct bytes *out) {
   int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return fail(errno == ENOENT ? ORT_NO_SUCHFILE : ORT_FAIL, "cannot open \"%s\": %s", path, strerror(errno));
+  if (file < 0)
+    return fail(errno == ENOENT ? ORT_NO_SUCHFILE : ORT_FAIL, "cannot open \"%s\": %s", path,
+        strerror(errno));
   OrtStatus *failed = read_all(file, path, out);
   close(file); // only read
   return failed;

@@ -1,4 +1,5 @@
-// A compiled partition: a list of steps over numbered values. All shapes are known, and all elements are floats.
+// A compiled partition: a list of steps over numbered values. All shapes are known, and all
+// elements are floats.
 #ifndef TESTEP_PROGRAM_H
 #define TESTEP_PROGRAM_H
 
@@ -33,13 +34,15 @@ struct step {
   uint32_t op, a, b, out;
 };
 
-// weight is a constant tensor. Weights of equal bytes are one weight, whichever graph they come from.
+// weight is a constant tensor. Weights of equal bytes are one weight, whichever graph they come
+// from.
 struct weight {
   uint64_t count;    // of floats
   const float *data; // NULL for one of a file until read_weights
   void *owned;       // memory to free with it; NULL where data points into a binary that was read
-  char *file;        // not NULL: it stands in this file of the source model's external data, relative to that model, and not in binaries
-  uint64_t offset;   // in the file
+  char *file; // not NULL: it stands in this file of the source model's external data, relative to
+              // that model, and not in binaries
+  uint64_t offset; // in the file
 };
 
 struct program {
@@ -57,15 +60,20 @@ void free_program(struct program *p);
 int64_t elements(const struct shape *s);
 
 // check_shapes tells whether an operator makes out of a and b. b is not looked at for Relu.
-bool check_shapes(enum op op, const struct shape *a, const struct shape *b, const struct shape *out);
+bool check_shapes(
+    enum op op, const struct shape *a, const struct shape *b, const struct shape *out);
 
-// check_program tells what is wrong with a program, or NULL. A program that passes can be run on any tensors of its inputs' shapes.
+// check_program tells what is wrong with a program, or NULL. A program that passes can be run on
+// any tensors of its inputs' shapes.
 const char *check_program(const struct program *p);
 
-// scratch_size is the number of floats that a run needs for values that are neither inputs, weights nor outputs.
+// scratch_size is the number of floats that a run needs for values that are neither inputs, weights
+// nor outputs.
 uint64_t scratch_size(const struct program *p);
 
-// run_program computes: inputs and outputs in the program's order, scratch of scratch_size floats. It may run several times at once.
-void run_program(const struct program *p, const float *const *inputs, float *const *outputs, float *scratch);
+// run_program computes: inputs and outputs in the program's order, scratch of scratch_size floats.
+// It may run several times at once.
+void run_program(
+    const struct program *p, const float *const *inputs, float *const *outputs, float *scratch);
 
 #endif

@@ -41,7 +41,9 @@ static OrtStatus *parse(struct release *r, char *text, const char *path) {
     char *equals = strchr(line, '=');
     if (equals) *equals = '\0';
     char **field = equals ? field_of(r, trim(line)) : NULL;
-    if (!field) return fail(ORT_INVALID_ARGUMENT, "\"%s\": line \"%s\": not KEY = VALUE with a known key", path, line);
+    if (!field)
+      return fail(ORT_INVALID_ARGUMENT, "\"%s\": line \"%s\": not KEY = VALUE with a known key",
+          path, line);
     set(field, trim(equals + 1));
   }
   return NULL;
@@ -71,14 +73,17 @@ static char *release_path(void) {
 }
 
 OrtStatus *read_release(struct release *r) {
-  *r = (struct release){.version = copy_text("1.0.0"), .sdk = copy_text("1.0.0"), .driver = copy_text("1.0"),
-                        .hardware = {copy_text("sim-1"), copy_text("sim-2")}};
+  *r = (struct release){.version = copy_text("1.0.0"),
+      .sdk = copy_text("1.0.0"),
+      .driver = copy_text("1.0"),
+      .hardware = {copy_text("sim-1"), copy_text("sim-2")}};
   char *path = release_path();
   if (!path) return fail(ORT_FAIL, "cannot tell where this library is");
   OrtStatus *failed = parse_file(r, path);
   free(path);
   TRY(failed);
-  if (!r->version || !r->sdk || !r->driver || !r->hardware[0] || !r->hardware[1]) return fail(ORT_INVALID_ARGUMENT, "release: a value is empty");
+  if (!r->version || !r->sdk || !r->driver || !r->hardware[0] || !r->hardware[1])
+    return fail(ORT_INVALID_ARGUMENT, "release: a value is empty");
   if (getenv("EPCACHED_TEST_EP_VERDICT")) set(&r->verdict, getenv("EPCACHED_TEST_EP_VERDICT"));
   if (getenv("EPCACHED_TEST_EP_FAULT")) set(&r->faults, getenv("EPCACHED_TEST_EP_FAULT"));
   return NULL;
