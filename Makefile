@@ -119,7 +119,6 @@ race: build deps ## run the tests of what is concurrent under the race detector
 .PHONY: test-long
 test-long: test remotes matrix stress flood kills faults explore ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
-	EPCACHED_LONG=1 $(VENV) -m pytest -q --import-mode=importlib clients/python/tests/real/test_one_process.py
 	$(GO) test ./portable -run Flipped -timeout 2h -args -flip-stride=1
 	$(MAKE) fuzz FUZZTIME=1000000x
 	$(MAKE) bench-million wheel-proof-arm64

@@ -24,6 +24,10 @@ import (
 // killGrace is how long a killed process, or a pipe that another one holds, may take to end.
 const killGrace = 2 * time.Second
 
+// exitGrace is how long a worker that answered may take to exit. Its files are removed before its
+// exit is seen, and a disk may stall for seconds: the answer must not be lost because of that.
+const exitGrace = 5 * time.Second
+
 // workerProcess is the process that looks after a worker.
 type workerProcess interface {
 	wait() // until it has ended
@@ -250,7 +254,7 @@ func (w *worker) wait(ctx context.Context, raise func()) {
 		select {
 		case <-w.exited:
 		case <-ctx.Done():
-		case <-time.After(killGrace):
+		case <-time.After(exitGrace):
 		}
 	}
 	w.process.stop()

@@ -19,8 +19,7 @@ import child
 import pytest
 from daemon import Daemon
 
-# The first is the short form; `make test-long` sets EPCACHED_LONG.
-CYCLES, MODELS, DAMAGES = (200, 20, 10) if os.environ.get("EPCACHED_LONG") else (80, 12, 8)
+CYCLES, MODELS, DAMAGES = 200, 20, 10
 
 
 @pytest.fixture(scope="module")

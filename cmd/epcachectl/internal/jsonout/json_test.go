@@ -51,9 +51,8 @@ func TestEveryDurationIsKnown(t *testing.T) {
 			}
 			require.Equal(t, protoreflect.Int64Kind, fields.Get(j).Kind(), name)
 			times := []string{"at_ms", "since_ms", "created_ms", "last_used_ms", "judged_ms",
-				"queued_ms",
-				"started_ms", "first_ms", "last_ms", "retry_ms", "probed_ms", "previous_ms",
-				"last_error_ms"}
+				"queued_ms", "started_ms", "first_ms", "last_ms", "retry_ms", "probed_ms",
+				"previous_ms", "last_error_ms", "trust_expires_ms"}
 			require.Contains(t, append(times, durations...), string(name))
 		}
 	}
