@@ -1,6 +1,4 @@
-"""The classes of session config entries. Written by `make session-keys` from
-cache/identity/session.toml: change that one.
-"""
+"""The classes of session config entries. Written by `make session-keys` from cache/identity/session.toml: change that one."""
 
 from __future__ import annotations
 
@@ -46,8 +44,16 @@ RUN = frozenset(
         "session.use_per_session_threads",
     )
 )
-SERVE = frozenset(("session.fail_on_suboptimal_compiled_model",))
-DIRECTORY = frozenset(("session.model_external_initializers_file_folder_path",))
+SERVE = frozenset(
+    (
+        "session.fail_on_suboptimal_compiled_model",
+    )
+)
+DIRECTORY = frozenset(
+    (
+        "session.model_external_initializers_file_folder_path",
+    )
+)
 REFUSED = {
     "ep.context_embed_mode": "epcached sets it: request an embedded context instead",
     "ep.context_enable": "epcached sets it",
