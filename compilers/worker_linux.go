@@ -24,10 +24,6 @@ import (
 // killGrace is how long a killed process, or a pipe that another one holds, may take to end.
 const killGrace = 2 * time.Second
 
-// exitGrace is how long a worker that answered may take to exit. Its files are removed before its
-// exit is seen, and a disk may stall for seconds: the answer must not be lost because of that.
-const exitGrace = 10 * time.Second
-
 // workerProcess is the process that looks after a worker.
 type workerProcess interface {
 	wait() // until it has ended
@@ -251,12 +247,10 @@ func (w *worker) wait(ctx context.Context, raise func()) {
 	case <-w.exited:
 	case <-ctx.Done():
 	case <-w.answered:
-		// At a low priority it may get no processor for seconds, and it only has to exit.
-		w.process.raise(ownNiceness())
 		select {
 		case <-w.exited:
 		case <-ctx.Done():
-		case <-time.After(exitGrace):
+		case <-time.After(killGrace):
 		}
 	}
 	w.process.stop()
