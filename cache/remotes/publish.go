@@ -27,8 +27,8 @@ const (
 	firstBackoff = 2 * time.Second
 	busyPause    = 250 * time.Millisecond
 	queueKey     = "publish:queue" // of the memo that outlives the daemon
-	epochKey     = "publish:epoch" // likewise: the epoch that has the cards of what is used here
-	renewEvery   = time.Hour       // what is used is looked at, if a new epoch began
+	epochKey     = "publish:epoch" // of a memo too: the last epoch whose cards were renewed
+	renewEvery   = time.Hour       // how often a new epoch is noticed
 
 	// validFor is how long a card counts: see the lifecycle rules in doc/sharing.md.
 	validFor = 60 * 24 * time.Hour

@@ -83,8 +83,8 @@ class Connections:
         return self.socket or os.environ.get(SOCKET_VARIABLE)
 
     def start_own(self, deadline: float, patience: float) -> Connection | None:
-        """Returns a connection to the user's own daemon, for what another user's does not do; None
-        where there can be none.
+        """Returns a connection to the user's own daemon, for requests that another user's daemon
+        refuses; None if this machine can have none.
         """
         until = min(deadline, time.monotonic() + self.hello_limit + patience)
         try:

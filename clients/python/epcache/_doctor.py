@@ -1,9 +1,9 @@
 """What this Python's sessions would use, and what keeps them from the cache: python -m epcache
 doctor.
 
-epcachectl looks at the daemon and the machine, where it is installed; here that is done for want of
-it only. ONNX Runtime and each package of an execution provider are loaded in a process of their
-own, for they may crash.
+epcachectl examines the daemon and the machine if it is installed; otherwise this module does. ONNX
+Runtime and each package of an execution provider are loaded in a process of their own, because they
+may crash.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def exactly(given: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def high(descriptor: int) -> int:
-    """Returns the descriptor under a number that is none of those that the worker wants, for it is
-    put in their places.
+    """Moves the descriptor to a number above those that the worker expects, because descriptors are
+    moved to those one after the other, and returns that number.
     """
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)

@@ -27,7 +27,7 @@ def opened_since(before: dict[int, str], within: float = 5.0) -> dict[int, str]:
     """Returns what is open that was not open before, or leads to something else now.
 
     What is closed a moment late, by another thread or the collector, is waited for; what was open
-    before may be closed. A socket in the place of one that was closed is a connection made anew,
+    before may be closed. A socket in the place of one that was closed is a new connection,
     after an answer that did not come in time: sockets count where there are more than before.
     """
     sockets = sum(map(is_socket, before.values()))

@@ -54,7 +54,7 @@ class Child:
             for name, value in os.environ.items()
             if name not in ("PYTHONPATH", "EPCACHE_SOCKET")
         }
-        # A file and no pipe: nobody reads while the process runs.
+        # A file and no pipe, because no process reads while this one runs.
         self._said = open(Path(self._folder.name) / "said", "w+")
         self._process = subprocess.Popen(
             [os.environ.get("EPCACHED_PYTHON", sys.executable), HERE / "children" / "__main__.py"],

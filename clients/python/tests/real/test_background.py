@@ -1,4 +1,4 @@
-"""Models that are compiled while nobody waits: from Python, and from the command line."""
+"""Models that are compiled in the background: from Python, and from the command line."""
 
 from __future__ import annotations
 

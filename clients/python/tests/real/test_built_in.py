@@ -1,9 +1,9 @@
 """An execution provider that is part of ONNX Runtime: onnxruntime-openvino, the only package for
 Linux on x86-64 whose provider makes compiled models.
 
-It cannot load those that it makes for the CPU, with plain ONNX Runtime either (its wheel lacks
-OpenVINO's reader of them). So what is seen here is that nobody is worse off: the same provider, the
-same results, and no compile in vain for ever.
+It cannot load those that it makes for the CPU, with plain ONNX Runtime either, because its wheel
+lacks OpenVINO's reader of them. So these tests show that an application is never worse off: it gets
+the same provider and the same results, and failing compiles are not retried for ever.
 """
 
 from __future__ import annotations

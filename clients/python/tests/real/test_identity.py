@@ -104,7 +104,7 @@ def test_one_changed_weight_byte_in_external_data_is_another_model(
 def test_weights_changed_behind_the_times_of_the_file(
     client: epcache.Client, model: Path, where: Path
 ) -> None:
-    """A build system sets times back: the change itself is in ctime, which nobody can set."""
+    """A build system sets times back: the change itself is in ctime, which no program can set."""
     before = key(client, model, runtime=str(where))
     path = model.parent / "first.bin"
     info = path.stat()

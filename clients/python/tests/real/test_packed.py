@@ -42,7 +42,7 @@ def test_a_packed_build_is_unpacked_loads_and_computes(
     made = {get(one)["build"]: one for one in (options(), options(NUM_STREAMS="1"))}
     assert daemon.stop() == 0
     daemon.start()  # which has given out nothing lately
-    would = daemon.control("pack", "--all", "-n")  # which compares them, if nobody has yet
+    would = daemon.control("pack", "--all", "-n")  # which compares them, unless that was done
     told = daemon.control("du")
     assert told["packable_bytes"] == would["freed_bytes"] > 1 << 20
     assert [one["shapes"] for model in told["models"] for one in model["builds"]] == [

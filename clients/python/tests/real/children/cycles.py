@@ -52,7 +52,7 @@ class Kept:
         self, model: int, session: ort.InferenceSession, lease: epcache.Artefact | None
     ) -> None:
         self.model, self.session, self.lease = model, session, lease
-        # its model's stored bytes were changed under it: nobody can promise what it computes
+        # its model's stored bytes were changed under it: its outputs are not defined
         self.damaged = False
 
     def drop(self) -> None:

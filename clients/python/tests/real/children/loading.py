@@ -23,7 +23,7 @@ ANSWER = (
     "session_options"
 ).split()
 
-# What the daemon says when the library was replaced: then an application has to be started anew.
+# What the daemon says when the library was replaced: then an application has to be restarted.
 REPLACED = "another file now"
 
 
@@ -73,7 +73,7 @@ def run(
             log.write(json.dumps({**about, **record}) + "\n")
             log.flush()
             if REPLACED in record.get("error", "") or "refused" in record:
-                break  # an application would be started anew
+                break  # an application would be restarted
             time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Whether a runtime that nobody disturbs loads an artefact."""
+"""Reports whether an unmodified runtime loads an artefact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that was root, holds the descriptor of a view, and is nobody from then on."""
+"""A process that holds the descriptor of a view, and changes from root to the user `nobody`."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def run(
 
 
 def warm_up(ep: str, options: dict[str, str]) -> None:
-    """Loads all that the libraries load late, Python's modules too: nobody may not look where they
-    were installed.
+    """Loads all that the libraries load late, Python's modules too, because the user `nobody` may
+    not read the directories where they were installed.
     """
     with tempfile.TemporaryDirectory() as folder:
         source, graph = Path(folder) / "warm.onnx", Path(folder) / "warm_ctx.onnx"
