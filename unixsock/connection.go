@@ -27,6 +27,7 @@ type connection struct {
 	used     atomic.Int64 // when its last request came, or it was made; UnixNano
 
 	ended chan error // why there is no more to read; has room for it
+	reads heldSlot   // in which the next frame is read; of the goroutine that reads
 
 	ctx      context.Context // ends the requests
 	cancel   context.CancelFunc
@@ -87,6 +88,7 @@ func (c *connection) serve() {
 	})
 	defer wake()
 	c.stream.closing = c.closeAll
+	c.stream.beforeRead, c.stream.nothingRead = c.takeReadSlot, c.endReadSlot
 	if err := c.hello(); err != nil {
 		c.stopReading(c.sendViolation(err))
 	} else {
@@ -160,12 +162,29 @@ func (c *connection) continueReading() {
 		if !mine {
 			return
 		}
+		c.endReadSlot()
 	}
 	c.stopReading(nil)
 }
 
+// takeReadSlot waits for a slot to read the next frame in, unless the connection has one. Frames
+// that are no requests cost processor time, too. With hundreds of connections that all have some,
+// a frame of another user would be read after theirs, because the Go scheduler's queue is fair to
+// goroutines and not to users.
+func (c *connection) takeReadSlot() {
+	if c.reads.requestSlot == nil {
+		c.reads = c.user.turns.take(c.ctx, nil)
+	}
+}
+
+func (c *connection) endReadSlot() {
+	c.user.turns.end(c.reads)
+	c.reads = heldSlot{}
+}
+
 // stopReading cancels all requests, because their answers could not be sent or would not be read.
 func (c *connection) stopReading(err error) {
+	c.endReadSlot()
 	c.cancel()
 	c.ended <- err
 }
@@ -191,7 +210,6 @@ func (c *connection) hello() error {
 		c.closeAll(fds)
 		return violation("descriptors with the first frame")
 	}
-	defer c.user.turns.end(c.user.turns.take(c.ctx, nil)) // connections take turns as requests do
 	hello := envelope.GetHello()
 	if hello == nil || envelope.GetRequest() != 0 {
 		return violation("the first frame must be Hello, under request number 0")

@@ -238,7 +238,7 @@ func (c *connection) sendDescriptors(ctx context.Context, frame []byte, fds []in
 
 func (c *connection) awaitReading(ctx context.Context, end time.Time) error {
 	limits := &c.server.limits
-	for poll := minDrainPoll; ; poll = min(2*poll, maxDrainPoll) {
+	for poll := minDrainPoll; ; poll = min(2*poll, maxUnreadPoll) {
 		own := c.unread.Load() >= int64(limits.Unread)
 		if !own && c.user.unread.Load() < int64(limits.UnreadPerUID) {
 			return nil

@@ -9,16 +9,18 @@ import (
 
 // The limits that the protocol itself fixes; wire/epcached.proto says the same.
 const (
-	Version             = 1 // of the protocol
-	MaxFrame            = wire.MaxFrame
-	MaxDescriptors      = 64   // in one frame
-	MaxAttached         = 4096 // of one request, over all its frames
-	MaxReportText       = 4096 // bytes that are kept of a report, or of a claim's failure
-	attachedPerFrame    = 60   // descriptors that the client sends in one frame
-	progressInterval    = time.Second
-	maxProgressDetail   = 1 << 10
-	minDrainPoll        = 200 * time.Microsecond
-	maxDrainPoll        = 20 * time.Millisecond
+	Version           = 1 // of the protocol
+	MaxFrame          = wire.MaxFrame
+	MaxDescriptors    = 64   // in one frame
+	MaxAttached       = 4096 // of one request, over all its frames
+	MaxReportText     = 4096 // bytes that are kept of a report, or of a claim's failure
+	attachedPerFrame  = 60   // descriptors that the client sends in one frame
+	progressInterval  = time.Second
+	maxProgressDetail = 1 << 10
+	minDrainPoll      = 200 * time.Microsecond
+	maxDrainPoll      = 20 * time.Millisecond
+	// of an answer that waits until others are read: it waits at most twice as long as they take
+	maxUnreadPoll       = 500 * time.Millisecond
 	firstBufferCapacity = 4 << 10
 	keepBufferCapacity  = 64 << 10 // larger buffers are given back once they are empty
 	reservedShare       = 64
@@ -26,7 +28,7 @@ const (
 	maxRefusals = 1 << 10
 	// one user may have as many connections as this part of those that are free
 	freeShare    = 8
-	requestBytes = 8 << 10 // that a request in flight takes besides its frame
+	requestBytes = 16 << 10 // that a request in flight takes besides its frame
 )
 
 type limits struct {

@@ -30,6 +30,9 @@ func (c *connection) receive() (mine bool, err error) {
 	if err := c.tooSlow(closeLimitFactor); err != nil {
 		return true, err
 	}
+	if !c.stream.bufferEmpty() {
+		c.takeReadSlot()
+	}
 	envelope, fds, size, err := c.stream.envelope(c.server.limits.FrameTimeout)
 	if err != nil {
 		return true, err
@@ -144,6 +147,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	if _, acquire := message.(*wire.Acquire); acquire && c.stream.bufferEmpty() {
 		inline = c
 	}
+	c.endReadSlot()
 	turn := c.user.turns.take(c.ctx, inline)
 	c.server.overseer.wakeUp()
 	err = c.overLimits(r)

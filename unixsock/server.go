@@ -43,7 +43,7 @@ type Server struct {
 	gates    [2]gates              // of users, and of administrators
 	crowded  atomic.Bool           // several users are served; set by the overseer
 	slow     atomic.Int64          // requests of all users with files that may never answer
-	refusals atomic.Int64          // connections that wait for theirs
+	refusals chan refusal          // that wait
 	refusal  atomic.Pointer[Error] // the answer to every request; nil: the backend answers
 
 	mu        sync.Mutex // guards the fields below; taken last
@@ -78,6 +78,7 @@ func (s *Server) init() {
 		s.base, s.stop = context.WithCancel(context.Background())
 		s.serving, s.drain = context.WithCancel(s.base)
 		s.listeners = make(map[net.Listener]struct{})
+		s.refusals = make(chan refusal, maxRefusals)
 		s.users = make(map[account]*user)
 		s.overseer.wake = make(chan struct{}, 1)
 		s.gates = [2]gates{newGates(), newGates()}
@@ -105,7 +106,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.mu.Lock()
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
-	s.overseer.start.Do(func() { s.running.Go(s.oversee) })
+	s.overseer.start.Do(func() {
+		s.running.Go(s.oversee)
+		s.running.Go(s.refuseLater)
+	})
 	end := context.AfterFunc(ctx, func() {
 		s.drain()
 		s.closeListeners()
@@ -121,6 +125,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		s.stop() // the listener failed: nothing else would end the connections
 	}
 	s.running.Wait()
+	s.refuseRest()
 	return err
 }
 
@@ -283,19 +288,50 @@ func (s *Server) admit(accepted net.Conn) {
 // refuse lets a client wait for its refusal, because one that connects again and again would take
 // the daemon's time from clients of others.
 func (s *Server) refuse(c *connection, err error) {
-	if s.draining() || !errors.Is(err, ErrBusy) || s.refusals.Load() >= maxRefusals {
+	if s.draining() || !errors.Is(err, ErrBusy) {
 		c.refuse(err)
 		return
 	}
-	s.refusals.Add(1)
-	s.running.Go(func() {
-		defer s.refusals.Add(-1)
-		select {
-		case <-time.After(s.limits.RefusalDelay):
-		case <-s.serving.Done():
-		}
+	select {
+	case s.refusals <- refusal{c, err, time.Now().Add(s.limits.RefusalDelay)}:
+	default:
 		c.refuse(err)
-	})
+	}
+}
+
+// refusal is for a connection that waits for it.
+type refusal struct {
+	*connection
+	reason error
+	at     time.Time
+}
+
+// refuseLater refuses until the server's connections are ended. It is one goroutine, because
+// hundreds that are ready at the same time would keep those of other users' requests waiting.
+func (s *Server) refuseLater() {
+	for {
+		select {
+		case r := <-s.refusals:
+			select {
+			case <-time.After(time.Until(r.at)):
+			case <-s.serving.Done():
+			}
+			r.refuse(r.reason)
+		case <-s.base.Done():
+			return
+		}
+	}
+}
+
+func (s *Server) refuseRest() {
+	for {
+		select {
+		case r := <-s.refusals:
+			r.refuse(r.reason)
+		default:
+			return
+		}
+	}
 }
 
 var errStopped = errors.New("the daemon stops")

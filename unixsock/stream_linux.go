@@ -45,6 +45,8 @@ type stream struct {
 	charge  func(bytes int) error
 	charged int         // of these
 	closing func([]int) // closes descriptors that no frame names
+	// are called before each attempt to read, and after one that found nothing; may be nil
+	beforeRead, nothingRead func()
 
 	writing chan struct{} // a lock that a context can give up on; holds the fields below
 	send    func(fd uintptr) bool
@@ -191,12 +193,20 @@ func (s *stream) recvmsg(fd uintptr) bool {
 	if s.deadlineSet && s.start == s.end { // the rest of a frame is there, or comes too late
 		flags &^= unix.MSG_DONTWAIT
 	}
+	if s.beforeRead != nil {
+		s.beforeRead()
+	}
 	for {
 		s.readBytes, s.readOOB, s.readFlags, _,
 			s.readErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], flags)
-		if s.readErr != unix.EINTR {
-			return s.readErr != unix.EAGAIN || s.deadlineSet
+		if s.readErr == unix.EINTR {
+			continue
 		}
+		done := s.readErr != unix.EAGAIN || s.deadlineSet
+		if !done && s.nothingRead != nil {
+			s.nothingRead()
+		}
+		return done
 	}
 }
 

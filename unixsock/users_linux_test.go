@@ -168,23 +168,49 @@ func TestUidsOfOneOwnerShareLimits(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A frame that is no request is read in a slot of its user, too.
+func TestFramesOfAUserTakeTurns(t *testing.T) {
+	s := serve(t, &standIn{}, limits{RunningPerUID: 1})
+	c := rawHello(t, s)
+	var slots *requestSlots
+	s.mu.Lock()
+	for _, u := range s.users {
+		slots = u.turns
+	}
+	s.mu.Unlock()
+	slot := slots.take(background(t), nil)
+	c.write(framed(&wire.Envelope{Body: &wire.Envelope_Cancel{Cancel: &wire.Cancel{}}}))
+	require.NoError(t, c.conn.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+	_, err := c.conn.Read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "nothing is read without a slot")
+	require.NoError(t, c.conn.SetReadDeadline(time.Time{}))
+	slots.end(slot)
+	answer, _ := c.read()
+	require.Contains(t, answer.GetError().GetText(), "request number 0")
+}
+
 // A client that has too many connections is told so late, and holds up no one meanwhile.
 func TestRefusalsWait(t *testing.T) {
 	s := serveUsers(t, &standIn{}, limits{ConnectionsPerUID: 1, RefusalDelay: time.Hour}, nil)
 	_, err := dialAs(t, s, 5001)
 	require.NoError(t, err)
-	refused := make(chan error, 1)
-	go func() {
-		_, err := dialAs(t, s, 5001)
-		refused <- err
-	}()
-	require.Eventually(t, func() bool { return s.refusals.Load() == 1 }, patience, time.Millisecond)
+	refused := make(chan error, 2)
+	for range 2 {
+		go func() {
+			_, err := dialAs(t, s, 5001)
+			refused <- err
+		}()
+	}
+	s.init() // so that its fields can be read
+	// the other one is being waited for
+	require.Eventually(t, func() bool { return len(s.refusals) == 1 }, patience, time.Millisecond)
 	_, err = dialAs(t, s, 5002)
 	require.NoError(t, err)
 	require.Empty(t, refused)
 	s.stop()
 	require.ErrorIs(t, <-refused, ErrBusy)
-	require.Zero(t, s.refusals.Load())
+	require.ErrorIs(t, <-refused, ErrBusy)
+	require.Empty(t, s.refusals)
 }
 
 func TestUnfinishedFramesOfOneUser(t *testing.T) {
