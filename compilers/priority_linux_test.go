@@ -54,6 +54,22 @@ func TestWorkerKeepsAHigherNiceness(t *testing.T) {
 	}
 }
 
+// A daemon's threads have short time slices, which its workers do not inherit.
+func TestWorkerHasTheUsualSlices(t *testing.T) {
+	runtime.LockOSThread() // and never unlocked: the thread ends with its slice
+	attr, err := unix.SchedGetAttr(0, 0)
+	require.NoError(t, err)
+	usual := attr.Runtime
+	attr.Runtime = uint64(100 * time.Microsecond)
+	require.NoError(t, unix.SchedSetAttr(0, attr, 0))
+	if attr, err = unix.SchedGetAttr(0, 0); err != nil || attr.Runtime == usual {
+		t.Skip("SKIPPED: this kernel has no slices of a thread's own; Linux 6.12 does")
+	}
+	attr, err = unix.SchedGetAttr(preparedWorker(t, 0, workerproto.Preparation{}), 0)
+	require.NoError(t, err)
+	require.Equal(t, usual, attr.Runtime)
+}
+
 // preparedWorker returns a worker process that was started with more niceness, and waits for its
 // request.
 func preparedWorker(t *testing.T, more int, p workerproto.Preparation) (pid int) {

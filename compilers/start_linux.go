@@ -368,7 +368,7 @@ func (o *ORT) restorePriority(w *worker, idle <-chan struct{}) {
 	}
 }
 
-// restorePriority gives a worker's process group the usual priority. The disk's and the session's
+// raise gives a worker's process group the priority of that niceness. The disk's and the session's
 // can always be raised; niceness only by root or with RLIMIT_NICE. A failure only delays the
 // waiting requests.
 func raise(pid, nice int) {

@@ -64,6 +64,7 @@ func limit(p workerproto.Preparation) error {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
 	raiseNiceness(p.Nice)
+	useDefaultSlices()
 	if p.Idle {
 		setIdlePriority()
 	}
@@ -83,6 +84,14 @@ func raiseNiceness(nice int) {
 	}
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
 	_ = os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(nice)), 0)
+}
+
+// useDefaultSlices takes the daemon's short time slices from this thread: a compile is no request.
+func useDefaultSlices() {
+	if attr, err := unix.SchedGetAttr(0, 0); err == nil {
+		attr.Runtime = 0
+		_ = unix.SchedSetAttr(0, attr, 0) // only durations depend on it
+	}
 }
 
 // noModel stands for the descriptor of a worker's model where it has none.

@@ -14,10 +14,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/unixsock"
 )
@@ -148,4 +150,26 @@ func (d *epcached) visit(t *testing.T, model string, number int) error {
 		}
 	}
 	return nil
+}
+
+// On a busy machine a hit does not wait until other programs' slices end.
+func TestThreadsHaveShortSlices(t *testing.T) {
+	d := newSite(t, runtimeDir(t, openVINO)).start(t)
+	get(t, d.dial(), writeModel(t, t.TempDir(), 1)).view.Close()
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", d.pid()))
+	require.NoError(t, err)
+	require.Greater(t, len(threads), 2)
+	for _, thread := range threads {
+		id, err := strconv.Atoi(thread.Name())
+		require.NoError(t, err)
+		attr, err := unix.SchedGetAttr(id, 0)
+		if err == unix.ESRCH {
+			continue // it has ended
+		}
+		require.NoError(t, err)
+		if attr.Runtime == 0 {
+			t.Skip("SKIPPED: this kernel has no slices of a thread's own; Linux 6.12 does")
+		}
+		require.EqualValues(t, 100*time.Microsecond, attr.Runtime)
+	}
 }

@@ -43,6 +43,7 @@ func main() {
 		os.Exit(slowfile.Main(os.Args[2]))
 	}
 	keepHeapFloor()
+	shortenSlices()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
