@@ -119,7 +119,7 @@ func TestAnExpiredTrustDocumentStopsFetches(t *testing.T) {
 	_, err := b.cache.Remove(t.Context(), b.self(), []string{b.list()[0].told.Build}, false, false)
 	require.NoError(t, err)
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
-	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "the trust document expired on ")
+	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), " expired on ")
 }
 
 // An earlier document than was seen is refused, also after a restart and by what a bundle brings,
@@ -302,12 +302,13 @@ func TestABundleBringsItsTrustDocument(t *testing.T) {
 		time.Minute)
 	require.NoError(t, err)
 	raw := store.cards[portable.Hash(made.Build.BuildKey)]
-	imports := func(documents ...[]byte) *claims.Imported {
+	importsAt := func(b *bench, documents ...[]byte) *claims.Imported {
 		out, err := b.cache.Claims.Import(t.Context(), b.self(),
 			&claims.Import{Card: raw, Documents: documents}, nil)
 		require.NoError(t, err)
 		return out
 	}
+	imports := func(documents ...[]byte) *claims.Imported { return importsAt(b, documents...) }
 	require.Contains(t, imports().Text, "there is no trust document")
 	require.Equal(t, claims.Refused, imports(newRootKey(t).document(3)).Outcome)
 	first := root.document(1)
@@ -317,4 +318,13 @@ func TestABundleBringsItsTrustDocument(t *testing.T) {
 	require.Contains(t, imports(first).Text, "is revoked: leaked")
 	b.reopen()
 	require.Contains(t, imports(first).Text, "is revoked: leaked")
+
+	c := newBenchWith(t, func(o *Options) { o.Claims.Trust = b.cache.options.Claims.Trust })
+	require.True(t, importsAt(c, first).Wanted)
+	c.waits(8 * 24 * time.Hour)
+	expired := importsAt(c, first)
+	require.Contains(t, expired.Text, "document of root key "+portable.ShortID(root.ID)+
+		" expired on ")
+	require.Contains(t, expired.Hint, "get a new document: ")
+	require.Contains(t, importsAt(c).Text, " expired on ")
 }

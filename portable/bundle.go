@@ -60,12 +60,12 @@ func Open(ctx context.Context, name string) (*Bundle, error) {
 		return nil, errors.Join(wrong(name, "", "neither a directory nor a regular file"),
 			f.Close())
 	}
-	return OpenTar(ctx, f)
+	return OpenTar(ctx, f, name)
 }
 
 // OpenTar reads a tar from a regular file, which the bundle closes, even if this fails.
-func OpenTar(ctx context.Context, f *os.File) (*Bundle, error) {
-	t, err := newTar(ctx, f)
+func OpenTar(ctx context.Context, f *os.File, name string) (*Bundle, error) {
+	t, err := newTar(ctx, f, name)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -253,7 +253,7 @@ type extent struct{ at, size int64 }
 const maxEntries = 1 << 17
 
 // newTar finds the files of a tar. An entry that an image layout does not have is refused.
-func newTar(ctx context.Context, f *os.File) (*archive, error) {
+func newTar(ctx context.Context, f *os.File, file string) (*archive, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -263,7 +263,7 @@ func newTar(ctx context.Context, f *os.File) (*archive, error) {
 	entries := tar.NewReader(r)
 	bad := func(field, format string, args ...any) error {
 		at, _ := r.Seek(0, io.SeekCurrent)
-		return &FormatError{f.Name(), field, at, fmt.Sprintf(format, args...)}
+		return &FormatError{file, field, at, fmt.Sprintf(format, args...)}
 	}
 	for n := 0; ; n++ {
 		h, err := entries.Next()

@@ -108,8 +108,8 @@ func ParseDocument(file string, raw []byte, keys []*Key) (*Document, *Key, error
 	hint := b.Material.PublicKey.Hint
 	i := slices.IndexFunc(keys, func(k *Key) bool { return k.Root && k.ID == hint })
 	if i < 0 {
-		return nil, nil, &TrustError{fmt.Sprintf(
-			"the trust document is signed by %.16q, which is no trusted root key", hint)}
+		return nil, nil, distrust(
+			"the trust document is signed by %.16q, which is no trusted root key", hint)
 	}
 	k := keys[i]
 	if !ed25519.Verify(k.public, preAuth(MediaTrust, b.Envelope.Payload),

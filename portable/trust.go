@@ -134,8 +134,12 @@ type Trust struct {
 	Revoked func(keyID string, manifest Digest, build Hash) string
 }
 
-// TrustError says why a card is not trusted. It is no damage.
-type TrustError struct{ Text string }
+// TrustError says why a card is not trusted, and what remedies it. It is no damage.
+type TrustError struct{ Text, Hint string }
+
+func distrust(format string, args ...any) *TrustError {
+	return &TrustError{Text: fmt.Sprintf(format, args...)}
+}
 
 // Error returns the reason.
 func (e *TrustError) Error() string { return e.Text }
@@ -145,7 +149,7 @@ func (e *TrustError) Error() string { return e.Text }
 func (t *Trust) Verify(c *Card, now time.Time) (*Predicate, string, error) {
 	var says *Predicate
 	var ids []string
-	why := error(&TrustError{"it is not signed"})
+	why := error(&TrustError{"it is not signed", "sign it: epcachectl export --key FILE"})
 	need := max(1, t.Threshold)
 	for i := len(c.bundles) - 1; i >= 0; i-- {
 		p, k, err := t.verify(c, c.bundles[i], now)
@@ -164,8 +168,8 @@ func (t *Trust) Verify(c *Card, now time.Time) (*Predicate, string, error) {
 	case len(ids) >= need:
 		return says, strings.Join(ids, ","), nil
 	case len(ids) > 0:
-		return nil, "", &TrustError{fmt.Sprintf("signed by %s, and %d trusted keys have to sign it",
-			ShortID(strings.Join(ids, ",")), need)}
+		return nil, "", distrust("signed by %s, and %d trusted keys have to sign it",
+			ShortID(strings.Join(ids, ",")), need)
 	}
 	return nil, "", why
 }
@@ -187,12 +191,13 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 	hint := b.Material.PublicKey.Hint
 	i := slices.IndexFunc(t.Keys, func(k *Key) bool { return k.ID == hint })
 	if i < 0 {
-		return nil, nil, &TrustError{fmt.Sprintf("signed by %.16q, not trusted here", hint)}
+		return nil, nil, &TrustError{fmt.Sprintf("signed by %.16q, not trusted here", hint),
+			"trust the public key: import --trust FILE.pub, or trust = [\"FILE.pub\"] in the " +
+				"configuration"}
 	}
 	k, signed := t.Keys[i], preAuth(payloadType, b.Envelope.Payload)
 	if k.Root {
-		return nil, nil, &TrustError{fmt.Sprintf("signed by %s, a root key, which signs no builds",
-			k.Short())}
+		return nil, nil, distrust("signed by %s, a root key, which signs no builds", k.Short())
 	}
 	if !ed25519.Verify(k.public, signed, b.Envelope.Signatures[0].Sig) {
 		return nil, nil, wrong(b.file, "signatures[0].sig",
@@ -203,12 +208,11 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 		return nil, nil, err
 	}
 	if why := k.refuses(c, p, now); why != "" {
-		return nil, nil, &TrustError{fmt.Sprintf("signed by %s, %s", k.Short(), why)}
+		return nil, nil, distrust("signed by %s, %s", k.Short(), why)
 	}
 	if t.Revoked != nil {
 		if why := t.Revoked(k.ID, c.Digest, p.BuildKey); why != "" {
-			return nil, nil, &TrustError{fmt.Sprintf("signed by %s, and revoked: %s",
-				k.Short(), why)}
+			return nil, nil, distrust("signed by %s, and revoked: %s", k.Short(), why)
 		}
 	}
 	return p, k, nil

@@ -60,6 +60,7 @@ type Imported struct {
 	Wanted        bool         // the files are needed
 	Stored        bool         // now
 	Damaged       bool         // of Refused: what came is not what was signed
+	Hint          string       // of Refused: what remedies it
 	Build         *index.Build // of Stored
 
 	Card       *portable.Card // nil: it cannot be read
@@ -71,7 +72,8 @@ type Imported struct {
 // Reply fills the message that clients receive.
 func (out *Imported) Reply() *wire.ImportReply {
 	r := &wire.ImportReply{Outcome: out.Outcome, Text: wire.Valid(out.Text), Wanted: out.Wanted,
-		Stored: out.Stored, Damaged: out.Damaged, Scope: out.Scope, Key: out.Key}
+		Stored: out.Stored, Damaged: out.Damaged, Scope: out.Scope, Key: out.Key,
+		Hint: out.Hint}
 	if out.Card != nil {
 		r.Build, r.Manifest = out.Card.Config.BuildKey.String(), out.Card.Digest.Hex()
 	}
@@ -179,12 +181,14 @@ func (out *Imported) refuse(err error) (*Imported, error) {
 	var no *notHere
 	var format *portable.FormatError
 	var told *apierr.Error
+	var distrust *portable.TrustError
 	switch {
 	case errors.As(err, &no):
 		out.Outcome = no.outcome
 	case errors.As(err, &format):
 		out.Damaged = true
-	case errors.As(err, new(*portable.TrustError)):
+	case errors.As(err, &distrust):
+		out.Hint = distrust.Hint
 	case errors.As(err, &told) &&
 		(told.Class == apierr.BadRequest || told.Class == apierr.CompileFailed ||
 			told.Class == apierr.BadModel):

@@ -185,16 +185,18 @@ func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	for _, root := range ds.Roots(keys) {
-		if d := ds.document(root); d != nil && d.Expires.After(expires) {
+		d := ds.document(root)
+		switch {
+		case d != nil && d.Expires.After(expires):
 			sequence, expires = d.Sequence, d.Expires
+			why = fmt.Sprintf("the trust document of root key %s expired on %s", root.Short(),
+				expires.Format(time.RFC3339))
+		case sequence == 0:
+			why = "there is no trust document of root key " + root.Short()
 		}
-		why = "there is no trust document of root key " + root.Short()
 	}
-	switch {
-	case ds.Now().Before(expires):
+	if ds.Now().Before(expires) {
 		why = ""
-	case sequence > 0:
-		why = "the trust document expired on " + expires.Format(time.RFC3339)
 	}
 	return sequence, expires, why
 }
@@ -203,10 +205,14 @@ func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.
 // stay.
 func (ds *Documents) Fresh(keys []*portable.Key) error {
 	if _, _, why := ds.State(keys); why != "" && !ds.Warn() {
-		return &portable.TrustError{Text: why}
+		return &portable.TrustError{Text: why, Hint: staleHint}
 	}
 	return nil
 }
+
+// staleHint is the remedy where no trust document is in effect.
+const staleHint = "get a new document: epcachectl pull, from a remote that has one, or import a newer " +
+	"bundle; epcachectl remote revoke signs one; on_expired = \"warn\" takes builds without"
 
 // Apply withholds the stored builds that are revoked, also those of layers.
 func (ds *Documents) Apply(ctx context.Context, keys []*portable.Key) error {

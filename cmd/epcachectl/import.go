@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -91,6 +92,9 @@ func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) err
 		if format, is := errors.AsType[*portable.FormatError](err); is {
 			err = exit.Damaged(format)
 		}
+		if from == "-" {
+			from = stdin
+		}
 		return exit.WithOperation("import", from, err)
 	}
 	defer b.Close()
@@ -118,23 +122,25 @@ func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) err
 	return im.status(all)
 }
 
+const stdin = "standard input" // in errors
+
 func (im *imports) open(ctx context.Context, from string) (*portable.Bundle, error) {
 	if from != "-" {
 		return portable.Open(ctx, from)
 	}
-	f, err := unnamed("")
+	f, err := unnamed()
 	if err != nil {
 		return nil, err
 	}
 	if _, err := io.Copy(f, im.Stdin); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return portable.OpenTar(ctx, f)
+	return portable.OpenTar(ctx, f, stdin)
 }
 
 // unnamed creates a file that is removed when it is closed.
-func unnamed(dir string) (*os.File, error) {
-	f, err := os.CreateTemp(dir, "epcachectl-import-")
+func unnamed() (*os.File, error) {
+	f, err := os.CreateTemp("", "epcachectl-import-")
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +263,7 @@ func (im *imports) report(all []became) error {
 // status is the exit status: damage first, then signatures that do not count, then that nothing of
 // the bundle is of use here.
 func (im *imports) status(all []became) error {
-	hits, distrusted := 0, false
+	hits, distrusted, hints := 0, false, []string(nil)
 	for _, o := range all {
 		switch {
 		case o.GetDamaged():
@@ -266,13 +272,16 @@ func (im *imports) status(all []became) error {
 			hits++
 		case o.GetOutcome() == "refused" && o.GetKey() == "":
 			distrusted = true
+			if h := o.GetHint(); h != "" && !slices.Contains(hints, h) {
+				hints = append(hints, term.Printable(h))
+			}
 		}
 	}
 	switch {
 	case distrusted:
-		im.Print.Hint(
-			"trust the public key: import --trust FILE.pub, or trust = [\"FILE.pub\"] in the " +
-				"configuration")
+		for _, hint := range hints {
+			im.Print.Hint(hint)
+		}
 		return exit.Status(exit.NotAllowed)
 	case hits == 0 && len(all) > 0:
 		return exit.Status(exit.Stale)

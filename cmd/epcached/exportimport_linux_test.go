@@ -295,9 +295,9 @@ func TestRefusedImportsStoreNothing(t *testing.T) {
 		status      int
 		want        string
 	}{
-		{good, other, 7, "not trusted here"},
+		{good, other, 7, "trust the public key"},
 		{old, public, 7, "expired on 2026-01-01"},
-		{unsigned, public, 7, "it is not signed"},
+		{unsigned, public, 7, "sign it: epcachectl export --key"},
 		{changed("short.tar", func(b []byte) []byte { return b[:len(b)-5000] }), public, 4,
 			"ends early"},
 		{changed("flipped.tar", func(b []byte) []byte { b[len(b)-2500] ^= 1; return b }), public, 4,
@@ -319,6 +319,12 @@ func TestRefusedImportsStoreNothing(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Len(t, d.list(), 1)
+	cmd = exec.Command(cmd.Path, cmd.Args[1:]...)
+	cmd.Stdin = bytes.NewReader(whole[:len(whole)-5000])
+	out, err = cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), `import "standard input": `)
+	require.NotContains(t, string(out), "epcachectl-import-")
 	out2, status := b.ctl(t, "export", "--all", "--to", filepath.Join(dir, "again.tar"),
 		"--key", private)
 	require.Zero(t, status, out2)

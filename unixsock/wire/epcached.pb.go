@@ -3537,6 +3537,7 @@ type ImportReply struct {
 	Scope         string                 `protobuf:"bytes,8,opt,name=scope,proto3" json:"scope,omitempty"`
 	Key           string                 `protobuf:"bytes,9,opt,name=key,proto3" json:"key,omitempty"`            // id of the key that signed it
 	Manifest      string                 `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"` // SHA-256 of the build's OCI manifest
+	Hint          string                 `protobuf:"bytes,11,opt,name=hint,proto3" json:"hint,omitempty"`         // of "refused": what remedies it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3637,6 +3638,13 @@ func (x *ImportReply) GetKey() string {
 func (x *ImportReply) GetManifest() string {
 	if x != nil {
 		return x.Manifest
+	}
+	return ""
+}
+
+func (x *ImportReply) GetHint() string {
+	if x != nil {
+		return x.Hint
 	}
 	return ""
 }
@@ -10431,7 +10439,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x04keys\x18\x03 \x03(\tR\x04keys\x12\x14\n" +
 	"\x05store\x18\x04 \x01(\tR\x05store\x12\x14\n" +
 	"\x05check\x18\x05 \x01(\bR\x05check\x12\x14\n" +
-	"\x05trust\x18\x06 \x03(\fR\x05trust\"\x80\x02\n" +
+	"\x05trust\x18\x06 \x03(\fR\x05trust\"\x94\x02\n" +
 	"\vImportReply\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x16\n" +
@@ -10444,7 +10452,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05scope\x18\b \x01(\tR\x05scope\x12\x10\n" +
 	"\x03key\x18\t \x01(\tR\x03key\x12\x1a\n" +
 	"\bmanifest\x18\n" +
-	" \x01(\tR\bmanifest\"F\n" +
+	" \x01(\tR\bmanifest\x12\x12\n" +
+	"\x04hint\x18\v \x01(\tR\x04hint\"F\n" +
 	"\x06GiveUp\x12\x14\n" +
 	"\x05claim\x18\x01 \x01(\tR\x05claim\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
