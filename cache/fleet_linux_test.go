@@ -130,45 +130,91 @@ var helperProgram = sync.OnceValues(func() (string, error) {
 
 // fleetRemote is a directory; for a large fleet a real S3 server, where make deps-remote left one.
 func fleetRemote(t testing.TB, n int) remote.Config {
-	server, err := filepath.Abs("../.deps/remote/versitygw")
-	require.NoError(t, err)
-	if _, err := os.Stat(server); n < 20 || err != nil {
-		return remote.Config{Name: "fleet", URL: "file://" + memoryDir(t), Connect: 2 * time.Second}
+	if _, err := os.Stat(fetchedServers + "versitygw"); n < 20 || err != nil {
+		return remoteOn(t, "file")
+	}
+	return remoteOn(t, "s3")
+}
+
+const fetchedServers = "../.deps/remote/"
+
+// remoteOn is a remote on an engine: a directory, a registry or an S3 server.
+func remoteOn(t testing.TB, engine string) remote.Config {
+	config := remote.Config{Name: "fleet", URL: "file://" + memoryDir(t), Connect: 2 * time.Second}
+	if engine == "file" {
+		return config
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	address := l.Addr().String()
+	address, port := l.Addr().String(), fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
 	require.NoError(t, l.Close())
-	cmd := exec.Command(server, "--access", "user", "--secret", "secret-secret", "--port", address,
-		"posix", memoryDir(t))
+	server := []string{"versitygw", "--access", "user", "--secret", "secret-secret", "--port",
+		address, "posix", memoryDir(t)}
+	if engine == "oci" {
+		server = []string{"olareg", "serve", "--addr", "127.0.0.1", "--port", port, "--dir",
+			memoryDir(t)}
+	}
+	program, err := filepath.Abs(fetchedServers + server[0])
+	require.NoError(t, err)
+	if _, err := os.Stat(program); err != nil {
+		t.Skip("NOT TESTED: testdata/fetch-remote fetches " + server[0])
+	}
+	cmd := exec.Command(program, server[1:]...)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
 	})
+	config.Endpoint = "http://" + address
+	if config.URL = "oci://" + address + "/team/builds"; engine == "oci" {
+		require.Eventually(t, func() bool {
+			c, err := net.Dial("tcp", address)
+			return err == nil && c.Close() == nil
+		}, 30*time.Second, 20*time.Millisecond)
+		return config
+	}
 	admin, err := minio.New(address, &minio.Options{
 		Creds: credentials.NewStaticV4("user", "secret-secret", ""), Region: "us-east-1"})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		return admin.MakeBucket(t.Context(), "bucket", minio.MakeBucketOptions{}) == nil
 	}, 30*time.Second, 50*time.Millisecond)
-	return remote.Config{Name: "fleet", URL: "s3://bucket/p", Endpoint: "http://" + address,
-		Connect: 2 * time.Second}
+	config.URL = "s3://bucket/p"
+	return config
+}
+
+// newHelper is the client of a helper process.
+func newHelper(t testing.TB) *remote.Client {
+	program, err := helperProgram()
+	require.NoError(t, err)
+	return remote.New(remote.Options{Program: program,
+		Env: []string{"AWS_ACCESS_KEY_ID=user", "AWS_SECRET_ACCESS_KEY=secret-secret",
+			"HOME=/nonexistent", "GOMAXPROCS=1"}})
+}
+
+// onEachEngine runs a test on a remote in memory and on each engine.
+func onEachEngine(t *testing.T, test func(*testing.T, *bucket)) {
+	for _, engine := range []string{"memory", "file", "oci", "s3"} {
+		t.Run(engine, func(t *testing.T) {
+			store := newBucket()
+			if engine != "memory" {
+				store.engine, store.helper = remoteOn(t, engine), newHelper(t)
+				store.helper.Configure([]remote.Config{store.engine})
+				t.Cleanup(func() { _ = store.helper.Close() }) // its process ends with the test
+			}
+			test(t, store)
+		})
+	}
 }
 
 // newFleet makes machines. Those that know the length of a compile have compiled something else.
 func newFleet(t testing.TB, know bool) *fleet {
 	n, compile := fleetSize()
 	f := &fleet{compile: compile}
-	program, err := helperProgram()
-	require.NoError(t, err)
 	private, public := fleetKeys(t)
 	config := fleetRemote(t, n)
 	for range n {
-		client := remote.New(remote.Options{Program: program,
-			Env: []string{"AWS_ACCESS_KEY_ID=user", "AWS_SECRET_ACCESS_KEY=secret-secret",
-				"HOME=/nonexistent", "GOMAXPROCS=1"}})
-		m := &mortal{Client: client}
+		m := &mortal{Client: newHelper(t)}
 		b := newBenchWith(t, func(o *Options) {
 			o.RemoteClient = m
 			o.Remotes = []remotes.Remote{{Config: config, Ask: true, Publish: true, Lease: true,

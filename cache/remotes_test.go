@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,6 +36,12 @@ type bucket struct {
 	leases map[portable.Hash]heldLease
 	now    func() time.Time
 	trust  []byte // its trust document; nil: it has none
+
+	// helper reads and writes in engine, which has the objects in the place of the memory; nil: it
+	// does not. built is the key of the one build there.
+	helper *remote.Client
+	engine remote.Config
+	built  portable.Hash
 
 	looks, fetches, puts, renews, takes atomic.Int64
 	// lookFault is called before a call is answered, and fetchFault in its place; nil: no fault.
@@ -272,8 +279,12 @@ func machine(t testing.TB, b *bucket, r remotes.Remote, change ...func(*Options)
 	if r.LoseAtMost == 0 {
 		r.LoseAtMost = 10 * time.Second
 	}
+	client := remotes.Client(b)
+	if b.helper != nil {
+		r.Config, client = b.engine, newHelper(t)
+	}
 	return newBenchWith(t, func(o *Options) {
-		o.RemoteClient, o.Remotes = b, []remotes.Remote{r}
+		o.RemoteClient, o.Remotes = client, []remotes.Remote{r}
 		for _, do := range change {
 			do(o)
 		}
@@ -281,11 +292,19 @@ func machine(t testing.TB, b *bucket, r remotes.Remote, change ...func(*Options)
 }
 
 func (b *bucket) waitForCards(t testing.TB, n int) {
-	require.Eventually(t, func() bool {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return len(b.cards) == n
-	}, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.allCards(t)) == n }, 20*time.Second,
+		5*time.Millisecond)
+}
+
+// allCards returns the cards in the bucket, or the one of its engine.
+func (b *bucket) allCards(t testing.TB) (cards [][]byte) {
+	if b.helper != nil {
+		cards, _ = b.helper.Look(t.Context(), "fleet", remote.BuildKey(b.built), time.Minute)
+		return cards // none: it is not there yet
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Collect(maps.Values(b.cards))
 }
 
 // A build that one machine published is a hit on another one, which compiles nothing.

@@ -43,7 +43,17 @@ func (r *rootKey) document(sequence uint64, revoked ...portable.Revocation) []by
 	return raw
 }
 
-func (b *bucket) setTrust(raw []byte) {
+func (b *bucket) setTrust(t testing.TB, raw []byte) {
+	if b.helper != nil {
+		over := portable.Digest{}
+		if have, err := b.helper.Trust(t.Context(), "fleet"); err == nil {
+			over = portable.DigestOf(have)
+		}
+		put, err := b.helper.PutTrust(t.Context(), "fleet", raw, over)
+		require.NoError(t, err)
+		require.NotEqual(t, remote.Exists, put)
+		return
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.trust = raw
@@ -67,15 +77,21 @@ func (b *bench) toldOf(kind string) string {
 	return strings.Join(all, "\n")
 }
 
-// published is a remote with a build of model 1, which a machine has published.
+// published is a remote in memory with a build of model 1, which a machine has published.
 func published(t testing.TB) (store *bucket, private, public string, made *request.Answer) {
-	private, public = fleetKeys(t)
 	store = newBucket()
+	private, public, made = publishedTo(t, store)
+	return store, private, public, made
+}
+
+func publishedTo(t testing.TB, store *bucket) (private, public string, made *request.Answer) {
+	private, public = fleetKeys(t)
 	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
 		Trust: []string{public}})
 	made = a.acquire(a.request(a.model(1)))
+	store.built = portable.Hash(made.Build.BuildKey)
 	store.waitForCards(t, 1)
-	return store, private, public, made
+	return private, public, made
 }
 
 // Without a document of a trusted root key nothing is fetched, unless the configuration says so.
@@ -94,23 +110,25 @@ func TestRemotesNeedATrustDocument(t *testing.T) {
 	warned := machine(t, store, trusted, func(o *Options) { o.WarnExpired = true })
 	require.Equal(t, request.Hit, warned.acquire(warned.request(warned.model(1))).Outcome)
 
-	store.setTrust(root.document(1))
+	store.setTrust(t, root.document(1))
 	c := machine(t, store, trusted)
 	require.Equal(t, request.Hit, c.acquire(c.request(c.model(1))).Outcome)
 	require.EqualValues(t, 1, c.cache.RemoteStatus()[0].TrustSequence)
 	require.Contains(t, c.toldOf(event.Trust), "document 1 of root key ")
 
-	store.setTrust(newRootKey(t).document(9))
+	store.setTrust(t, newRootKey(t).document(9))
 	d := machine(t, store, trusted)
 	require.Equal(t, request.Compiled, d.acquire(d.request(d.model(1))).Outcome)
 	require.Contains(t, d.toldOf(event.Trust), "no trusted root key")
 }
 
 // An expired document stops new fetches, and builds that were fetched stay.
-func TestAnExpiredTrustDocumentStopsFetches(t *testing.T) {
-	store, _, public, _ := published(t)
+func TestAnExpiredTrustDocumentStopsFetches(t *testing.T) { onEachEngine(t, stopFetches) }
+
+func stopFetches(t *testing.T, store *bucket) {
+	_, public, _ := publishedTo(t, store)
 	root := newRootKey(t)
-	store.setTrust(root.document(1))
+	store.setTrust(t, root.document(1))
 	b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 	b.waits(8 * 24 * time.Hour)
@@ -127,14 +145,14 @@ func TestAnExpiredTrustDocumentStopsFetches(t *testing.T) {
 func TestATrustDocumentIsNotRolledBack(t *testing.T) {
 	store, _, public, made := published(t)
 	root := newRootKey(t)
-	store.setTrust(root.document(5, portable.Revocation{Build: portable.Hash(made.Build.BuildKey),
-		Reason: "a bad driver"}))
+	store.setTrust(t, root.document(5, portable.Revocation{
+		Build: portable.Hash(made.Build.BuildKey), Reason: "a bad driver"}))
 	trusted := remotes.Remote{Trust: []string{public, root.public}}
 	b := machine(t, store, trusted)
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "is revoked: a bad driver")
 
-	store.setTrust(root.document(4))
+	store.setTrust(t, root.document(4))
 	b.reopen()
 	b.waits(2 * time.Hour)
 	_, err := b.cache.Remove(t.Context(), b.self(), []string{b.list()[0].told.Build}, false, false)
@@ -144,7 +162,7 @@ func TestATrustDocumentIsNotRolledBack(t *testing.T) {
 	require.Contains(t, b.cache.RemoteStatus()[0].TrustError, "rolled back")
 	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "is revoked: a bad driver")
 
-	store.setTrust(root.document(5)) // another one of the same number
+	store.setTrust(t, root.document(5)) // another one of the same number
 	b.waits(2 * time.Hour)
 	require.NoError(t, b.cache.Reload(b.cache.settings.Load().Options))
 	b.acquire(b.request(b.model(2)))
@@ -168,12 +186,12 @@ func TestARevokedBuildIsWithheld(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store, _, public, _ := published(t)
 			root := newRootKey(t)
-			store.setTrust(root.document(1))
+			store.setTrust(t, root.document(1))
 			b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
 			got := b.acquire(b.request(b.model(1)))
 			require.Equal(t, request.Hit, got.Outcome)
 
-			store.setTrust(root.document(2, revoke(got)))
+			store.setTrust(t, root.document(2, revoke(got)))
 			b.waits(2 * time.Hour)
 			b.acquire(b.request(b.model(2))) // any look-up reads the document
 			require.Contains(t, b.toldOf("withheld"), "is revoked: leaked")
@@ -190,10 +208,10 @@ func TestARevokedBuildIsWithheld(t *testing.T) {
 func TestRevokedBuildsAreWithheldWithoutARequest(t *testing.T) {
 	store, _, public, _ := published(t)
 	root := newRootKey(t)
-	store.setTrust(root.document(1))
+	store.setTrust(t, root.document(1))
 	b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
 	got := b.acquire(b.request(b.model(1)))
-	store.setTrust(root.document(2,
+	store.setTrust(t, root.document(2,
 		portable.Revocation{Key: got.Build.Imported.Key, Reason: "leaked"}))
 	b.reopen()
 	require.Eventually(t, func() bool {
@@ -203,9 +221,7 @@ func TestRevokedBuildsAreWithheldWithoutARequest(t *testing.T) {
 
 // signers returns how many keys signed the one card of a remote.
 func (b *bucket) signers(t testing.TB) (ids []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, raw := range b.cards {
+	for _, raw := range b.allCards(t) {
 		c, err := portable.ParseCard("card", raw)
 		require.NoError(t, err)
 		ids = append(ids, c.Signers()...)
@@ -215,8 +231,10 @@ func (b *bucket) signers(t testing.TB) (ids []string) {
 
 // A build of one builder is not enough where two keys have to sign. A second builder compiles the
 // same bytes, and adds its signature to the card.
-func TestTwoBuildersVouchForOneBuild(t *testing.T) {
-	store, _, first, made := published(t)
+func TestTwoBuildersVouchForOneBuild(t *testing.T) { onEachEngine(t, twoBuildersVouch) }
+
+func twoBuildersVouch(t *testing.T, store *bucket) {
+	_, first, made := publishedTo(t, store)
 	private, second := fleetKeys(t)
 	both := remotes.Remote{Trust: []string{first, second}, Threshold: 2}
 	b := machine(t, store, both)
@@ -239,10 +257,10 @@ func TestTwoBuildersVouchForOneBuild(t *testing.T) {
 	// A build counts no more when one of its two keys is revoked.
 	root := newRootKey(t)
 	both.Trust = append(both.Trust, root.public)
-	store.setTrust(root.document(1))
+	store.setTrust(t, root.document(1))
 	e := machine(t, store, both)
 	require.Equal(t, request.Hit, e.acquire(e.request(e.model(1))).Outcome)
-	store.setTrust(root.document(2,
+	store.setTrust(t, root.document(2,
 		portable.Revocation{Key: store.signers(t)[1], Reason: "leaked"}))
 	e.waits(2 * time.Hour)
 	e.acquire(e.request(e.model(2)))
@@ -250,11 +268,13 @@ func TestTwoBuildersVouchForOneBuild(t *testing.T) {
 }
 
 // A new key takes over from one that is revoked: its builder signs what is there.
-func TestARevokedKeyIsReplaced(t *testing.T) {
-	store, _, old, _ := published(t)
+func TestARevokedKeyIsReplaced(t *testing.T) { onEachEngine(t, replaceRevokedKey) }
+
+func replaceRevokedKey(t *testing.T, store *bucket) {
+	_, old, _ := publishedTo(t, store)
 	private, fresh := fleetKeys(t)
 	root := newRootKey(t)
-	store.setTrust(root.document(1,
+	store.setTrust(t, root.document(1,
 		portable.Revocation{Key: store.signers(t)[0], Reason: "leaked"}))
 	trusted := remotes.Remote{Trust: []string{old, fresh, root.public}, Publish: true,
 		SigningKey: private}
