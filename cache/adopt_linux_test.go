@@ -176,7 +176,8 @@ func TestAdoptionIsStrict(t *testing.T) {
 			s.files = []string{"part.bin"}
 			return b.adopts(*s)
 		},
-			`not adopted: the build does not fit this request: node "ContextNode" is of execution provider "OpenVINOExecutionProvider"`},
+			`not adopted: the build does not fit this request: ` +
+				`node "ContextNode" is of execution provider "OpenVINOExecutionProvider"`},
 		"kept nowhere": {func(b *bench, s *shipped) *request.Request {
 			r := b.adopts(*s)
 			r.Store = "none"

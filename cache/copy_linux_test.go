@@ -20,7 +20,8 @@ import (
 
 func TestMemo(t *testing.T) {
 	if !onBelievableFS(t) {
-		t.Skip("SKIPPED: the temporary directory is on a file system whose times are not believed, " +
+		t.Skip("SKIPPED: the temporary directory is on a file system whose times are not " +
+			"believed, " +
 			"so nothing is memoised")
 	}
 	b := newBench(t)

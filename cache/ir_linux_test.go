@@ -154,10 +154,13 @@ func irModel(seed uint64, n int) (xml, bin []byte) {
   <layer id="0" name="x" type="Parameter" version="opset1">
    <data shape="1,%[1]d" element_type="f32"/><output>%[3]s</output></layer>
   <layer id="1" name="w" type="Const" version="opset1">
-   <data element_type="f32" shape="%[1]d, %[1]d" offset="0" size="%[2]d"/><output>%[4]s</output></layer>
+   <data element_type="f32" shape="%[1]d, %[1]d" offset="0" size="%[2]d"/><output>%[4]s</output>`+
+			`</layer>
   <layer id="2" name="product" type="MatMul" version="opset1">
-   <data transpose_a="false" transpose_b="false"/><input>%[5]s%[6]s</input><output>%[7]s</output></layer>
-  <layer id="3" name="relu" type="ReLU" version="opset1"><input>%[5]s</input><output>%[8]s</output></layer>
+   <data transpose_a="false" transpose_b="false"/><input>%[5]s%[6]s</input><output>%[7]s</output>`+
+			`</layer>
+  <layer id="3" name="relu" type="ReLU" version="opset1"><input>%[5]s</input><output>%[8]s</`+
+			`output></layer>
   <layer id="4" name="y/sink" type="Result" version="opset1"><input>%[5]s</input></layer>
  </layers>
  <edges>
@@ -167,7 +170,8 @@ func irModel(seed uint64, n int) (xml, bin []byte) {
   <edge from-layer="3" from-port="1" to-layer="4" to-port="0"/>
  </edges>
 </net>
-`, n, n*n*4, named(0, "x"), tensor(0, n), tensor(0, 1), tensor(1, n), tensor(2, 1), named(1, "y")), tinymodel.Floats(seed, n*n)
+`, n, n*n*4, named(0, "x"), tensor(0, n), tensor(0, 1), tensor(1, n), tensor(2, 1), named(1, "y")),
+		tinymodel.Floats(seed, n*n)
 }
 
 // wrapsIR is an ONNX model of one EPContext node that names a model as irModel gives it, as Olive's

@@ -128,7 +128,8 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	e := b.refused(impatient)
 	require.Equal(t, apierr.NotFound, e.Class)
 	require.Regexp(t,
-		`^no build yet for model "model.onnx": it is being compiled \((reading|compiling), for 0s\)$`, e.Text)
+		`^no build yet for model "model.onnx": it is being compiled \((reading|compiling), `+
+			`for 0s\)$`, e.Text)
 	require.Equal(t, a.Job, e.Facts["job"])
 	require.Contains(t, e.Hint, "wait for it: request it with on_miss wait, or epcachectl jobs "+
 		"follow "+

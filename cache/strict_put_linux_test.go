@@ -87,5 +87,6 @@ func TestStrictClaimTakesNothingOfAnotherORT(t *testing.T) {
 	_, err := b.cache.Claims.Put(context.Background(), strict.Peer, put, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err,
-		`strict_ort: it was compiled with ONNX Runtime "1.31.1", and the claim is for builds of "1.30.0"`)
+		`strict_ort: it was compiled with ONNX Runtime "1.31.1", `+
+			`and the claim is for builds of "1.30.0"`)
 }

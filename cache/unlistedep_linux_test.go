@@ -87,7 +87,8 @@ func TestAnEPThatTakesNoTinyModel(t *testing.T) {
 	require.Equal(t, "no node taken", e.Facts["reason"])
 	require.NotContains(t, e.Hint, "option")
 	require.Regexp(t,
-		`^model "m.onnx" does not compile, and neither do the smallest models for UnlistedExecutionProvider: UnlistedEx`, e.Text)
+		`^model "m.onnx" does not compile, and neither do the smallest models for `+
+			`UnlistedExecutionProvider: UnlistedEx`, e.Text)
 	e = b.refused(b.forNoEntry("Mul", 999, map[string]string{"target": "sim-2"}))
 	require.Contains(t, e.Hint, "target=sim-2")
 	left, err := filepath.Glob(filepath.Join(b.state, "staging", "*"))

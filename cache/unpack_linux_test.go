@@ -279,7 +279,8 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	refused := b.refused(b.variant(2))
 	require.Equal(t, apierr.NoSpace, refused.Class)
 	require.Regexp(t,
-		`it is stored packed, and there is no space to unpack it: .* it takes 1\.0 MiB on disk; of the budget of .*; remaining: 3 builds of .*: pinned`, refused.Text)
+		`it is stored packed, and there is no space to unpack it: .* it takes 1\.0 MiB on disk; `+
+			`of the budget of .*; remaining: 3 builds of .*: pinned`, refused.Text)
 	require.Equal(t, cas.RoundUpToBlock(size), copies(), "nothing goes above")
 	require.Zero(t, reserved())
 	_, err = b.cache.Unpack(context.Background(), b.self(), []string{builds[1].BuildKey.String()},

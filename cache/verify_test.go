@@ -23,7 +23,8 @@ func (b *bench) verifying(most float64) *request.Request {
 // apart is a comparison that finds a difference.
 func apart(compilers.VerifyJob) compilers.VerifyResult {
 	return compilers.VerifyResult{Outcome: compilers.Failed,
-		Text: `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model: more than 0.01 apart`}
+		Text: `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model: ` +
+			`more than 0.01 apart`}
 }
 
 func TestOutputIsComparedWhereAskedFor(t *testing.T) {

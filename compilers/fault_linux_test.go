@@ -109,7 +109,8 @@ func TestDialogueFaults(t *testing.T) {
 		"not json":           "echo hello >&4",
 		"of another shape":   `echo '[1,2]' >&4`,
 		"a line without end": "head -c 5000000 /dev/zero | tr '\\0' x >&4",
-		"too many events":    `i=0; while [ $i -lt 5000 ]; do echo '{"Phase":"x"}' >&4; i=$((i+1)); done`,
+		"too many events": `i=0; while [ $i -lt 5000 ]; do ` +
+			`echo '{"Phase":"x"}' >&4; i=$((i+1)); done`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := fakeCompile(t, t.Context(), script, compilers.Limits{})

@@ -29,8 +29,9 @@ func groupJob(t *testing.T, r compilers.Runtime, ep compilers.EP, models ...[]by
 
 func TestMemberThatEndsTheWorkerIsNamed(t *testing.T) {
 	for name, script := range map[string]string{
-		"crash":   `echo '{"Phase":"compiling","Member":2}' >&4; kill -SEGV $$`,
-		"refusal": `echo '{"Phase":"compiling","Member":2}' >&4; echo '{"Refusal":{"Doing":"compile","Code":11,"Text":"no"}}' >&4; exit 60`,
+		"crash": `echo '{"Phase":"compiling","Member":2}' >&4; kill -SEGV $$`,
+		"refusal": `echo '{"Phase":"compiling","Member":2}' >&4; ` +
+			`echo '{"Refusal":{"Doing":"compile","Code":11,"Text":"no"}}' >&4; exit 60`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			job := groupJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu(),

@@ -21,7 +21,8 @@ func (job Job) checkInitializers() error {
 	switch {
 	case IsWeightless(job.SessionOptions) && len(job.Share) > 0:
 		return fmt.Errorf(
-			"%w: weightless contexts of a group: its models may have weights in files of equal names", ErrOption)
+			"%w: weightless contexts of a group: its models may have weights in files of "+
+				"equal names", ErrOption)
 	case i != (Initializers{}) && len(job.Share) > 0:
 		return fmt.Errorf("%w: external initializers of a group: its graphs would write to one "+
 			"file", ErrOption)

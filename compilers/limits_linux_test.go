@@ -138,7 +138,8 @@ func TestProcessesAreLimited(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(worker, program, 0o755))
 	r := hostileRuntime(t,
-		`for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { fprintf(stderr, "at %d: %s\n", i, strerror(errno)); abort(); } if (!pid) pause(); }`)
+		`for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { fprintf(stderr, `+
+			`"at %d: %s\n", i, strerror(errno)); abort(); } if (!pid) pause(); }`)
 	library := filepath.Join(base, "libonnxruntime_providers_qnn.so")
 	require.NoError(t, os.Rename(r.EPs[0].Path, library))
 	require.NoError(t, os.Chmod(library, 0o755))

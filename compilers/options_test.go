@@ -115,6 +115,7 @@ func TestHardwareInTheCompatibilityString(t *testing.T) {
 	require.Equal(t, "Intel AVX10.1 and Intel AMX",
 		epInfo(t, "OpenVINOExecutionProvider").
 			HardwareOf(
-				`{"ovep_ver":"1.8.1","ov_compat_string":"meta=1.0;ov=2026.4.1;isa=Intel AVX10.1 and Intel AMX"}`))
+				`{"ovep_ver":"1.8.1","ov_compat_string":"meta=1.0;ov=2026.4.1;isa=Intel AVX10.1 `+
+					`and Intel AMX"}`))
 	require.Empty(t, epInfo(t, "QNNExecutionProvider").HardwareOf("else"))
 }

@@ -90,7 +90,8 @@ func asOrdinaryUser(t *testing.T, worker string) {
 	require.Contains(t, fmt.Sprint(measures), "process limit: 300")
 	job = writeJob(t,
 		hostileRuntime(t,
-			`for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { perror("fork"); abort(); } if (!pid) { setsid(); pause(); } }`),
+			`for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { perror("fork"); `+
+				`abort(); } if (!pid) { setsid(); pause(); } }`),
 		compilers.EP{Name: qnn}, tinymodel.Relu())
 	_, err = c.Compile(t.Context(), job, nil)
 	require.ErrorContains(t, err, "aborted")

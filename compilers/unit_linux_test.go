@@ -111,7 +111,8 @@ func TestWorkersOfAUnitThatDie(t *testing.T) {
 		}, time.Minute, time.Millisecond)
 		return <-u.started
 	}
-	const blocks = `mkdir("private", 0700); creat("private/here", 0600); creat("here", 0600); for (;;) pause();`
+	const blocks = `mkdir("private", 0700); creat("private/here", 0600); creat("here", 0600); ` +
+		`for (;;) pause();`
 
 	_, ended := begin(t.Context(), `fputs("its last words", stderr); abort();`)
 	err := <-ended

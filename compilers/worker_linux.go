@@ -191,7 +191,8 @@ func environment(private string) []string {
 // freed memory, because a compile allocates and frees buffers of megabytes all the time, and each
 // new page is a fault. They halve the faults and save some 10 % of the processor time of a compile
 // of 10 MB with OpenVINO. A worker's life is short, and so memory is not kept for long.
-const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=536870912"
+const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:" +
+	"glibc.malloc.trim_threshold=536870912"
 
 // converse sends the request, and tells a worker that waits to go on when ready is closed, and
 // reads what comes, both beside the caller: a worker may read or write as slowly as it likes, or

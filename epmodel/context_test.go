@@ -88,7 +88,10 @@ func TestSidecars(t *testing.T) {
 			attrS("ep_dlc_context", "m.dlc")), []string{"ep_dlc_context: m.dlc"}},
 		"weights map": {contextNode("n",
 			attrS("weights_metadata_map",
-				`{"b":{"location":"w2","size":1},"a":{"data_offset":9007199254740993,"location":"w1"},"c":{"location":"w2"},"d":{"deeper":[{"location":"w3"}]}}`)), []string{"weights_metadata_map: w2", "weights_metadata_map: w1", "weights_metadata_map: w3"}},
+				`{"b":{"location":"w2","size":1},"a":{"data_offset":9007199254740993,`+
+					`"location":"w1"},"c":{"location":"w2"},"d":{"deeper":[{"location":"w3"}]}}`)),
+			[]string{"weights_metadata_map: w2", "weights_metadata_map: w1",
+				"weights_metadata_map: w3"}},
 		"weights map empty": {contextNode("n", attrS("weights_metadata_map", "")), nil},
 		"not main, nothing of its own": {contextNode("n", attrI("embed_mode", 0),
 			attrI("main_context", 0)), nil},
@@ -153,14 +156,19 @@ func TestRealArtefacts(t *testing.T) {
 	}{
 		"openvino_ctx.onnx": {
 			epmodel.Context{
-				Node: "OpenVINOExecutionProvider_OpenVINOExecutionProvider_10291946305476075467_0_0", Domain: "com.microsoft", Source: "OpenVINOExecutionProvider",
+				Node: "OpenVINOExecutionProvider_OpenVINOExecutionProvider_" +
+					"10291946305476075467_0_0", Domain: "com.microsoft",
+				Source:        "OpenVINOExecutionProvider",
 				PartitionName: "side_ctx_OpenVINOExecutionProvider_OpenVINO-EP-subgraph_1_0",
 				SDKVersion:    "2026.4", ONNXModelFilename: "side.onnx",
 				CacheContext: "side_ctx_OpenVINOExecutionProvider.bin", MainContext: 1,
 				Attributes: map[string]string{}, Long: map[string]epmodel.Range{}, Inputs: 1,
 				Outputs: 1, Offset: 5},
 			map[string]string{
-				"OpenVINOExecutionProvider": `{"ovep_compat_ver":"1.0","ovep_ver":"1.8.1+95d534b.ci.79","ovep_bin_ver":"1.1","ov_compat_string":"meta=1.0;ov=2026.4.1;isa=Intel AVX-512 with Intel DL Boost and bfloat16 support"}`},
+				"OpenVINOExecutionProvider": `{"ovep_compat_ver":"1.0",` +
+					`"ovep_ver":"1.8.1+95d534b.ci.79","ovep_bin_ver":"1.1","ov_compat_string":` +
+					`"meta=1.0;ov=2026.4.1;isa=Intel AVX-512 with Intel DL Boost and bfloat16 ` +
+					`support"}`},
 			map[string]int{"com.microsoft::EPContext": 1},
 		},
 		"qnn_ctx.onnx": {

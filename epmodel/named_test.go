@@ -18,8 +18,10 @@ var mask = []byte{0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3f, 0x6f, 0x72, 0x74, 0x
 const compiledXML = `<?xml version="1.0"?>
 <net name="m"><layers>
 <layer id="0" name="x" type="Parameter"><data shape="1,64" element_type="i64" /></layer>
-<layer id="1" name="layer0.query" type="Const"><data element_type="f32" shape="16, 4" offset="0" size="256" /></layer>
-<layer id="2" name="scale" type="Const"><data element_type="f32" shape="" offset="256" size="4" /></layer>
+<layer id="1" name="layer0.query" type="Const"><data element_type="f32" shape="16, ` +
+	`4" offset="0" size="256" /></layer>
+<layer id="2" name="scale" type="Const"><data element_type="f32" shape="" offset="256" size="4" ` +
+	`/></layer>
 </layers></net>`
 
 // exported is a container with one compiled model as OpenVINO 2026.4 writes them, with this

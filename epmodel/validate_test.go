@@ -92,7 +92,8 @@ func TestValidate(t *testing.T) {
 		"external data too short": {weights("location", "w.bin", "offset", "4085", "length",
 			"12"), `tensor "w": 12 bytes from offset 4085 of "w.bin": beyond its end at 4096`},
 		"external data ends too early": {weights("location", "w.bin", "offset", "4085"),
-			`tensor "w": needs 12 bytes, and has 11 from offset 4085 of "w.bin", which ends at 4096`},
+			`tensor "w": needs 12 bytes, and has 11 from offset 4085 of "w.bin", ` +
+				`which ends at 4096`},
 		"external length 0, too early": {weights("location", "w.bin", "offset", "4085", "length",
 			"0"), `needs 12 bytes, and has 11`},
 		"external length too short": {weights("location", "w.bin", "length", "11"),

@@ -23,7 +23,8 @@ func TestAQuotaIsFilledToTheByte(t *testing.T) {
 	require.NoError(t, err, "somebody else's")
 	final, err := s.admitUser(now, r, 401, 401)
 	require.ErrorContains(t, err,
-		"it has 401 B, and uid 1 has 600 B of at most 1000 B, and would have 1001 B with this build")
+		"it has 401 B, and uid 1 has 600 B of at most 1000 B, "+
+			"and would have 1001 B with this build")
 	require.False(t, final)
 	now.mayGo = 1
 	_, err = s.admitUser(now, r, 401, 401)
@@ -57,7 +58,8 @@ func TestWrittenBytesNeedNoFreeSpace(t *testing.T) {
 	}
 	near := Bounds{Floor: 100, Free: 110}
 	require.ErrorContains(t, admits(near, &Reservation{}),
-		"110 B are free, of which 0 B are reserved for builds being stored and 100 B must stay free")
+		"110 B are free, of which 0 B are reserved for builds being stored and 100 B must "+
+			"stay free")
 	require.ErrorContains(t, admits(near, &Reservation{Written: 40}), "must stay free",
 		"20 are to come")
 	require.NoError(t, admits(near, &Reservation{Written: 50}))

@@ -17,10 +17,11 @@ import (
 )
 
 // stateReadme is in every state directory, for people that find it and wonder.
-const stateReadme = `This directory is the store of epcached, which keeps compiled ONNX Runtime models.
+const stateReadme = `This directory is the store of epcached, which keeps compiled ONNX Runtime
+models.
 
-All of it can be compiled again. Do not delete single files while the daemon runs: it would notice, and recompile
-the builds that had them. To empty the store:
+All of it can be compiled again. Do not delete single files while the daemon runs: it would notice,
+and recompile the builds that had them. To empty the store:
 
     epcachectl rm --all
 

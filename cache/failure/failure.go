@@ -254,8 +254,9 @@ var meanings = map[Reason]struct {
 }
 
 const (
-	hintNoNode = "use the model as it is: load it without epcached, or choose another execution provider"
-	hintCrash  = "the daemon is not affected, but an application that loads the model with this " +
+	hintNoNode = "use the model as it is: load it without epcached, " +
+		"or choose another execution provider"
+	hintCrash = "the daemon is not affected, but an application that loads the model with this " +
 		"execution provider may crash too: choose another provider or other options"
 	hintLimits  = "[limits] in the daemon's configuration sets the bounds of a compile"
 	hintMachine = "the fault may be the machine's and not the model's; epcachectl doctor looks " +

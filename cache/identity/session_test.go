@@ -125,7 +125,8 @@ func TestEveryEntryOfTheInstalledRuntimesIsClassified(t *testing.T) {
 
 func TestUnclassifiedEntriesAreFound(t *testing.T) {
 	data := []byte(
-		"\x00session.no_such_entry\x00x\x00session.intra_op.allow_spinning\x00mlas.disable_kleX9\x00optimization.nothing_known,")
+		"\x00session.no_such_entry\x00x\x00session.intra_op.allow_spinning\x00mlas.disable_kleX9" +
+			"\x00optimization.nothing_known,")
 	require.Equal(t, []string{"optimization.nothing_known", "session.no_such_entry"},
 		unclassified(data))
 	require.Equal(t, []string{"session.intra_op"}, unclassified([]byte("\x00session.intra_op\x00")),

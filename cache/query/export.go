@@ -53,7 +53,8 @@ func (q *Queries) mayExport(p rights.Peer, b *index.Build) error {
 	state := q.index.Journal.StateOf(b.ID)
 	switch {
 	case b.Scope != rights.Shared && b.Scope != rights.OwnScope(p):
-		return refused(apierr.NotAllowed, "it is private to %s, and only that user may export it", b.Scope)
+		return refused(apierr.NotAllowed, "it is private to %s, and only that user may export it",
+			b.Scope)
 	case state.Name == index.Withheld || state.Name == index.Damaged:
 		return refused(apierr.Stale, "it is %s: %s", state.Name, state.Reason)
 	case b.BuildKey != identity.BuildKey(b.RequestKey, b.EPs, b.Route):

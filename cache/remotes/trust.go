@@ -140,7 +140,8 @@ func (rs *Remotes) PutDocument(ctx context.Context, name string, raw []byte,
 	case err != nil:
 		return apierr.New(apierr.Unavailable, err, "trust document")
 	case put == remote.Exists:
-		return apierr.New(apierr.Busy, nil, "remote %s: another document was put at the same time", name).
+		return apierr.New(apierr.Busy, nil, "remote %s: another document was put at the same time",
+			name).
 			WithHint("retry")
 	}
 	rs.Configure()

@@ -31,7 +31,8 @@ func openVINOFacts(ep, openvino, isa string) Facts {
 	return Facts{EP: "OpenVINOExecutionProvider", EPVersion: ep, SDKVersion: "2026.4",
 		HardwareArchitecture: isa,
 		CompatibilityString: fmt.Sprintf(
-			`{"ovep_compat_ver":"1.0","ovep_ver":%q,"ovep_bin_ver":"1.1","ov_compat_string":"meta=1.0;ov=%s;isa=%s"}`, ep, openvino, isa)}
+			`{"ovep_compat_ver":"1.0","ovep_ver":%q,"ovep_bin_ver":"1.1","ov_compat_string":`+
+				`"meta=1.0;ov=%s;isa=%s"}`, ep, openvino, isa)}
 }
 
 var (
@@ -101,7 +102,8 @@ func TestOpenVINORulesAgreeWithTheEP(t *testing.T) {
 	edited := func(version, bin, meta, openvino, isa string) Facts {
 		return Facts{EP: "OpenVINOExecutionProvider", EPVersion: version,
 			CompatibilityString: fmt.Sprintf(
-				`{"ovep_compat_ver":"1.0","ovep_ver":%q,"ovep_bin_ver":%q,"ov_compat_string":"meta=%s;ov=%s;isa=%s"}`, version, bin, meta, openvino, isa)}
+				`{"ovep_compat_ver":"1.0","ovep_ver":%q,"ovep_bin_ver":%q,"ov_compat_string":`+
+					`"meta=%s;ov=%s;isa=%s"}`, version, bin, meta, openvino, isa)}
 	}
 	for name, c := range map[string]struct {
 		build Facts

@@ -69,7 +69,8 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"name is a number": {rule(`"n"`, `7`), "f.toml:2:1: field \"ep.X.rule[1].name\": " +
 			"it is a whole number and must be a text in quotes"},
 		"unknown verdict": {rule("optimal", "good"),
-			`f.toml:4:1: field "ep.X.rule[1].verdict": unknown verdict "good": the verdicts are unknown, optimal, prefer_recompilation, unsupported`},
+			`f.toml:4:1: field "ep.X.rule[1].verdict": unknown verdict "good": ` +
+				`the verdicts are unknown, optimal, prefer_recompilation, unsupported`},
 		"no verdict": {rule(`verdict = "optimal"`, ""),
 			"f.toml:1:8: field \"ep.X.rule[1]\": verdict is missing"},
 		"no reason": {rule(`reason = "r"`, ""),
@@ -93,7 +94,8 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"turned round": {when(`"runtime >= build"`),
 			`f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "build" is not a version`},
 		"unknown operator": {when(`"build =< runtime"`),
-			`f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "build =< runtime" is not understood`},
+			`f.toml:3:6: field "ep.X.rule[1].when.sdk_version": ` +
+				`"build =< runtime" is not understood`},
 		"no version": {when(`"build >= new"`),
 			`f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "new" is not a version`},
 		"no version behind": {when(`"build >= 1,"`),
@@ -148,11 +150,13 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"code is no code": {report("10", "-2"),
 			"f.toml:3:1: field \"ep.X.report[1].code\": -2 is not an error code"},
 		"code without a name": {report("10", `"STALE"`),
-			`f.toml:3:1: field "ep.X.report[1].code": unknown error code "STALE": the codes are OK, FAIL, `},
+			`f.toml:3:1: field "ep.X.report[1].code": unknown error code "STALE": ` +
+				`the codes are OK, FAIL, `},
 		"code is a truth": {report("10", "[10, true]"), "f.toml:3:13: field " +
 			"\"ep.X.report[1].code[2]\": true or false, where an error code is required"},
 		"unknown class": {report("stale", "fresh"),
-			`f.toml:4:1: field "ep.X.report[1].class": "fresh": it must be one of stale, not stale, unclear`},
+			`f.toml:4:1: field "ep.X.report[1].class": "fresh": it must be one of stale, ` +
+				`not stale, unclear`},
 		"report's placeholder": {report(`"r"`, `"{build.sdk_version}"`), "f.toml:5:1: field " +
 			"\"ep.X.report[1].reason\": unknown placeholder {build.sdk_version}: the " +
 			"placeholders are code, ep"},
@@ -211,7 +215,8 @@ func TestTooManyRules(t *testing.T) {
 func TestTheSameTableSpelledInAnotherWay(t *testing.T) {
 	set, err := Parse("f.toml",
 		[]byte(
-			`ep = { X = { rule = [ { name = "n", when = { sdk_version = [ "same" ] }, verdict = "optimal", reason = "r" } ] } }`))
+			`ep = { X = { rule = [ { name = "n", when = { sdk_version = [ "same" ] }, `+
+				`verdict = "optimal", reason = "r" } ] } }`))
 	require.NoError(t, err)
 	require.Equal(t, compilers.Optimal,
 		set.Judge(Facts{EP: "X", SDKVersion: "1"}, Facts{EP: "X", SDKVersion: "1"}).Verdict)
@@ -341,7 +346,8 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(goodReport))
 	f.Add(
 		[]byte(
-			`ep.X.rule = [ { when.sdk_version = { covers."80+" = ["a"], equivalent = [["a"]], build_matches = '(a{9}){9}' } } ]`))
+			`ep.X.rule = [ { when.sdk_version = { covers."80+" = ["a"], equivalent = [["a"]], ` +
+				`build_matches = '(a{9}){9}' } } ]`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		set, err := Parse("f.toml", text)
 		if (set == nil) == (err == nil) {

@@ -211,7 +211,8 @@ func (ds *Documents) Fresh(keys []*portable.Key) error {
 }
 
 // staleHint is the remedy where no trust document is in effect.
-const staleHint = "get a new document: epcachectl pull, from a remote that has one, or import a newer " +
+const staleHint = "get a new document: epcachectl pull, from a remote that has one, " +
+	"or import a newer " +
 	"bundle; epcachectl remote revoke signs one; on_expired = \"warn\" takes builds without"
 
 // Apply withholds the stored builds that are revoked, also those of layers.

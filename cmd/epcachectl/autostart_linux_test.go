@@ -78,7 +78,8 @@ func TestAProgramThatIsNoDaemonIsNamed(t *testing.T) {
 	for program, says := range map[string]string{
 		"/bin/false": "none can be started: /bin/false --autostart: exit status 1; " +
 			"EPCACHE_DAEMON names the program",
-		"/bin/true": "/bin/true --autostart reported success, but no daemon answers; EPCACHE_DAEMON names " +
+		"/bin/true": "/bin/true --autostart reported success, but no daemon answers; " +
+			"EPCACHE_DAEMON names " +
 			"the program",
 		"/no/such": "no such file or directory; EPCACHE_DAEMON names the program",
 	} {

@@ -45,11 +45,12 @@ type export struct {
 func newExport(a *cli.Call) *cobra.Command {
 	e := &export{Call: a}
 	cmd := &cobra.Command{
-		Use:   "export MODEL|ENTRY...|--all --to FILE.tar|DIR|- | --layer DIR | --model-package DIR",
+		Use: "export MODEL|ENTRY...|--all --to FILE.tar|DIR|- | --layer DIR | " +
+			"--model-package DIR",
 		Short: "write builds for another machine",
-		Long: `export writes builds into a bundle, for epcachectl import on another machine. A bundle
-is an OCI image layout: a directory, a .tar file, or a tar on standard output (-). A directory that
-is a bundle already gets the builds in addition. ENTRY is as for show.
+		Long: `export writes builds into a bundle, for epcachectl import on another machine. A
+bundle is an OCI image layout: a directory, a .tar file, or a tar on standard output (-). A
+directory that is a bundle already gets the builds in addition. ENTRY is as for show.
 
 A build for OpenVINO holds the model's weights, so a bundle is as private as the models. It contains
 no paths, users or source models, and the models' names only with --names.
@@ -112,7 +113,8 @@ func (e *export) check(args []string) (err error) {
 		return exit.Usagef("export: no target: give --to FILE.tar, DIR or -, --layer DIR, or " +
 			"--model-package DIR")
 	case e.modelPackage != "" && (e.key != "" || e.facts != ""):
-		return exit.Usagef("export: --model-package cannot be combined with --key or --for, because " +
+		return exit.Usagef("export: --model-package cannot be combined with --key or --for, " +
+			"because " +
 			"its format has no place for them")
 	case e.to == "-" && e.JSON:
 		return exit.Usagef("export: --to - and --json both write to standard output")
@@ -251,7 +253,8 @@ func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (o
 		}
 	}
 	if err == nil && len(out) == 0 {
-		err = exit.Hint(exit.Missing("export: none of these builds is served and may be exported by you"),
+		err = exit.Hint(exit.Missing("export: none of these builds is served and may be exported "+
+			"by you"),
 			"list builds: epcachectl list")
 	}
 	return out, err

@@ -23,8 +23,9 @@ func newFacts(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "facts",
 		Short: "print this machine's devices for export",
-		Long: `facts prints, as JSON, those properties of this machine's runtimes and devices that decide which
-builds its applications request. Pass the file to export --for on the machine that compiles.` +
+		Long: `facts prints, as JSON, those properties of this machine's runtimes and devices that
+decide which builds its applications request. Pass the file to export --for on the machine that
+compiles.` +
 			exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl facts > device.json",
 		Args:    cli.UsageArgs(0, 0),

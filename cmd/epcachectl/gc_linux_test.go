@@ -12,7 +12,8 @@ import (
 func TestGC(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, `would remove tiny.onnx +1: build cdcdcdcdcdcd of StandInExecutionProvider, would free 4.0 KiB: why
+	require.Equal(t, `would remove tiny.onnx +1: build cdcdcdcdcdcd of StandInExecutionProvider, `+
+		`would free 4.0 KiB: why
 kept, pinned: 1 build, 4.0 KiB
 kept, needed by builds outside the plan: 1.0 KiB
 4.0 KiB of 8.0 KiB would be freed: 1 build removed, 0 packed, 0 unpacked forms dropped

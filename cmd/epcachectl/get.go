@@ -54,7 +54,7 @@ With -n nothing is compiled or written; it prints what would be done.` +
 				exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl get det.onnx --ep OpenVINOExecutionProvider:NPU,device=0x643e,is_virtual=1
-  epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out compiled/
+  epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out qnn/
   epcachectl get model.onnx --ep OpenVINOExecutionProvider --on-miss background
   epcachectl get shipped_ctx.onnx --ep OpenVINOExecutionProvider --adopt
   epcachectl get --share prefill.onnx decode.onnx --ep QNNExecutionProvider --option soc_model=60

@@ -33,7 +33,8 @@ func TestGetPrintsOneLine(t *testing.T) {
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Regexp(t,
 		`^hit `+model+
-			`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, 12 B in \S+ \(compiled in 2s\)\n$`, r.out)
+			`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, `+
+			`12 B in \S+ \(compiled in 2s\)\n$`, r.out)
 	require.Empty(t, r.err, "nothing to tell, and no terminal")
 }
 
@@ -279,7 +280,8 @@ func TestTimeoutsAreReportedAsTimeouts(t *testing.T) {
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--timeout", "100ms")
 	require.Equal(t, exit.Failed, r.code)
 	require.Regexp(t,
-		`^epcachectl: get ".*tiny.onnx": no result within 100ms\nepcachectl: hint: allow more time with --timeout\n$`, r.err)
+		`^epcachectl: get ".*tiny.onnx": no result within 100ms\nepcachectl: hint: `+
+			`allow more time with --timeout\n$`, r.err)
 }
 
 func TestCounted(t *testing.T) {
@@ -715,7 +717,8 @@ func TestGetOfAModelBeingCompiled(t *testing.T) {
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 		return unixsock.Answer{},
 			&unixsock.Error{Class: wire.ErrorClass_NOT_FOUND,
-				Text: `no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)`,
+				Text: `no build yet for model "m.onnx": it is being compiled (compiling, ` +
+					`for 12s, of about 40s)`,
 				Hint: "request it with on_miss wait",
 				Facts: map[string]string{"phase": "compiling", "elapsed_ms": "12000",
 					"estimate_ms": "40000", "job": strings.Repeat("1f", 16)}}
@@ -724,8 +727,10 @@ func TestGetOfAModelBeingCompiled(t *testing.T) {
 	model := tinyModel(t, "m.onnx")
 	r := call(t, "get", ep, "--on-miss", "fail", model)
 	require.Equal(t, exit.NotFound, r.code)
-	require.Equal(t, `epcachectl: get "`+model+`": no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)
-epcachectl: hint: wait for it: epcachectl get --ep StandInExecutionProvider `+model+`, or epcachectl jobs follow 1f1f1f1f1f1f
+	require.Equal(t, `epcachectl: get "`+model+
+		`": no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)
+epcachectl: hint: wait for it: epcachectl get --ep StandInExecutionProvider `+model+
+		`, or epcachectl jobs follow 1f1f1f1f1f1f
 `, r.err)
 	r = call(t, "get", ep, "-n", model)
 	require.Equal(t, result{exit.Done, "would wait for " + model + ": it is being compiled\n", ""},

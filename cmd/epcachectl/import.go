@@ -36,8 +36,8 @@ func newImport(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import FILE|DIR|- [--check] [--pin] [-n]",
 		Short: "store builds of another machine",
-		Long: `import stores the builds of a bundle that export wrote, each as a whole or not at all,
-and prints the outcome of each:
+		Long: `import stores the builds of a bundle that export wrote, each as a whole or not at
+all, and prints the outcome of each:
 
   hit here         stored, or there already: a request finds it
   other hardware   it is for other devices, or does not load or run here; not stored

@@ -24,7 +24,8 @@ func newInvalidate(a *cli.Call) *cobra.Command {
 the next request recompiles. Programs that have loaded them are not affected. ENTRY is as for show.
 
 With -n it prints what would be withheld.` + exit.Help(exit.AskingCodes...),
-		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
+		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new ` +
+			`driver"`,
 	}
 	cmd.Flags().StringVar(&request.Reason, "reason", "", "record `TEXT` as the reason")
 	words := changeWords{"withheld", "would withhold",

@@ -37,7 +37,8 @@ func TestJobs(t *testing.T) {
 	})
 	r := call(t, "jobs")
 	require.Equal(t, exit.Done, r.code, r.err)
-	require.Equal(t, `JOB  STATE    PHASE      ELAPSED  USUALLY  WAITING  MODEL                    EP  WHY
+	require.Equal(t,
+		`JOB  STATE    PHASE      ELAPSED  USUALLY  WAITING  MODEL                    EP  WHY
 j1   running  compiling  12s      30s      2        det.onnx                 A   requested
 j2   queued   queued     0s       -        -        0123456789ab and 2 more  B   -
 

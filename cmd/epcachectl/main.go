@@ -66,8 +66,8 @@ func newRoot(a *cli.Call) *cobra.Command {
 		Use:     "epcachectl",
 		Short:   "get, inspect and manage compiled ONNX models",
 		Version: a.Version,
-		Long: `epcachectl requests compiled ONNX models from the epcached daemon, and shows and changes
-what the daemon stores.
+		Long: `epcachectl requests compiled ONNX models from the epcached daemon, and shows and
+changes what the daemon stores.
 
 It finds the daemon by --socket, then EPCACHE_SOCKET, then the user's own socket, then the
 system's. If no daemon runs, it starts the user's own (except status, doctor and stop), from
@@ -118,8 +118,8 @@ func newVersion(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "print the version",
-		Long: `version prints the version of epcachectl and of the protocol that it speaks. status prints
-the daemon's version.` + exit.Help(exit.Done, exit.BadUsage),
+		Long: `version prints the version of epcachectl and of the protocol that it speaks. status
+prints the daemon's version.` + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl version",
 		Args:    cli.UsageArgs(0, 0),
 		RunE: func(*cobra.Command, []string) error {
@@ -145,7 +145,8 @@ func addCompletion(root *cobra.Command) {
 	completion.Args = cli.UsageArgs(0, 0)
 	completion.RunE = root.RunE
 	completion.Long = strings.TrimSpace(completion.Long) + exit.Help(exit.Done, exit.BadUsage)
-	const bash = "  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl"
+	const bash = "  epcachectl completion bash > ~/.local/share/bash-completion/completions/" +
+		"epcachectl"
 	const fish = "  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish"
 	completion.Example = bash + "\n" + fish
 	for shell, example := range map[string]string{

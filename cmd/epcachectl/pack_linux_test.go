@@ -11,10 +11,13 @@ import (
 func TestPackAndUnpack(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, `tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider: would be packed, which would free 4.0 KiB
-other.onnx: build efefefefefef of StandInExecutionProvider: kept: in use; packing would free 2.0 KiB later
+	require.Equal(t, `tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider: `+
+		`would be packed, which would free 4.0 KiB
+other.onnx: build efefefefefef of StandInExecutionProvider: kept: in use; `+
+		`packing would free 2.0 KiB later
 and 3 more
-1 build would be packed, which would free 4.0 KiB; about 3.0 KiB more when other builds are no longer in use
+1 build would be packed, which would free 4.0 KiB; about 3.0 KiB more when other builds are no `+
+		`longer in use
 `, call(t, "pack", "--all", "-n").out)
 	require.Empty(t, b.changed())
 	require.Contains(t, call(t, "unpack", "x").out, "1 build unpacked, which takes 8.0 KiB\n")

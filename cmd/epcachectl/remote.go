@@ -23,9 +23,9 @@ func newPull(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull MODEL... [--ep EP[:DEVICE]...] [flags]",
 		Short: "fetch builds from remotes",
-		Long: `pull has the daemon fetch the build of each MODEL from the remotes of its configuration,
-unless it is stored already, and compiles nothing. It asks remotes again that did not have the build
-a moment ago. Flags say what is requested, as those of get.` +
+		Long: `pull has the daemon fetch the build of each MODEL from the remotes of its
+configuration, unless it is stored already, and compiles nothing. It asks remotes again that did not
+have the build a moment ago. Flags say what is requested, as those of get.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
 				exit.NotAllowed, exit.Interrupt),
 		Example: "  epcachectl pull det.onnx rec.onnx --ep OpenVINOExecutionProvider:CPU",
@@ -45,8 +45,8 @@ func newPush(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push MODEL|ENTRY...",
 		Short: "copy shared builds to remotes",
-		Long: `push copies the shared builds of each MODEL or ENTRY to the remotes that have publish =
-"shared" in the daemon's configuration, signed by the daemon's key, and waits for that. A build
+		Long: `push copies the shared builds of each MODEL or ENTRY to the remotes that have publish
+= "shared" in the daemon's configuration, signed by the daemon's key, and waits for that. A build
 holds its model's weights. Private builds, and those of other machines, are not copied.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
 				exit.NotAllowed, exit.Interrupt),

@@ -20,8 +20,8 @@ func newRepair(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "repair [-n] [--quick] [--rebuild-index]",
 		Short: "quarantine damage and recompile what it affects",
-		Long: `repair reads and hashes every byte of the store, as check --deep does, and repairs what it
-finds. With -n it changes nothing, and prints what it would do.
+		Long: `repair reads and hashes every byte of the store, as check --deep does, and repairs
+what it finds. With -n it changes nothing, and prints what it would do.
 
 Damaged and unreadable files are moved into the quarantine, never deleted. Their builds are withheld
 and recompiled: at once if the daemon can open the source model, otherwise by the next request.

@@ -55,7 +55,7 @@ path.
 
 If PROGRAM could not be started:` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed),
-		Example: `  epcachectl run --ep OpenVINOExecutionProvider:CPU -- rapidocr text --img invoice.png
+		Example: `  epcachectl run --ep OpenVINOExecutionProvider:CPU -- rapidocr text --img a.png
   epcachectl run --ep QNNExecutionProvider:NPU --runtime ~/qnn --report -- python -m myapp
   epcachectl run --report=run.json --json -- python serve.py`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -145,7 +145,8 @@ func spaceDetails(s *wire.Space) string {
 	}
 	if s.GetUnkept() > 0 {
 		parts = append(parts, term.Count(s.GetUnkept(),
-			"compile")+" not stored since the store was made (epcachectl doctor: of the last 7 days)")
+			"compile")+
+			" not stored since the store was made (epcachectl doctor: of the last 7 days)")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -28,9 +28,9 @@ func newStop(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
 		Short: "stop the daemon",
-		Long: `stop ends the daemon, as SIGTERM does. The running requests have 20 seconds to end, and
-builds in use stay valid. stop returns when the process has ended, so that the state directory may
-be removed, and prints what would start a daemon again. It is for the daemon's user and
+		Long: `stop ends the daemon, as SIGTERM does. The running requests have 20 seconds to end,
+and builds in use stay valid. stop returns when the process has ended, so that the state directory
+may be removed, and prints what would start a daemon again. It is for the daemon's user and
 administrators.
 
 stop starts no daemon. systemd does if the socket that stop connects to is a unit of systemd's.` +

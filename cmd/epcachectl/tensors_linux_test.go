@@ -12,12 +12,14 @@ func TestShowTensors(t *testing.T) {
 	require.Regexp(t,
 		`(?m)^a_ctx.bin: 1.0 MiB of build cdcdcdcdcdcd by StandInExecutionProvider, batch=1$`, out)
 	require.Regexp(t,
-		`(?m)^  4096 +256.0 KiB +f32 256x256 +all +layer0.weight +this file +<b&"4.onnx efefefefefef$`, out)
+		`(?m)^  4096 +256.0 KiB +f32 256x256 +all +layer0.weight +this file +<b&"4.onnx `+
+			`efefefefefef$`, out)
 	require.Contains(t, out, "\n  25.0% of it are named tensors\n")
 	require.Contains(t, out, "b_ctx.bin: 1.0 MiB of build efefefefefef by "+
 		"StandInExecutionProvider, packed\n  37.5% of it are named tensors\n")
 	require.Regexp(t,
-		`(?m)^  64 +128.0 KiB +float 512x256 +all +up +h0 of batch1.onnx cdcdcdcdcdcd at 4160 +batch1.onnx cdcdcdcdcdcd$`, out)
+		`(?m)^  64 +128.0 KiB +float 512x256 +all +up +h0 of batch1.onnx cdcdcdcdcdcd at 4160 `+
+			`+batch1.onnx cdcdcdcdcdcd$`, out)
 	require.Regexp(t,
 		`(?m)^  128 +100 B +partition +- +layer +this file +-\n  256 +100 B +partition`, out)
 	require.Regexp(t, `(?m)^  262144 +1.0 KiB +float 256 +- +bias +this file +-$`, out)

@@ -48,8 +48,9 @@ func hubModels() (names []string, builds []*wire.Build) {
 			Ep: "OpenVINOExecutionProvider", EpVersion: "1.24.1",
 			SdkVersion:    "2025.4.1-20426-82bbf0292c5",
 			Compatibility: "optimal", State: "current", KeptAs: "whole", Hits: uint64(i),
-			CompatibilityReason: "the libraries of the runtime are those that compiled the build, byte for byte",
-			LastUsedMs:          time.Now().Add(-time.Duration(10*i) * time.Minute).UnixMilli(),
+			CompatibilityReason: "the libraries of the runtime are those that compiled the " +
+				"build, byte for byte",
+			LastUsedMs: time.Now().Add(-time.Duration(10*i) * time.Minute).UnixMilli(),
 			Files: []*wire.File{{Name: "a_ctx.onnx", Size: 123456789,
 				Digest: strings.Repeat("ab", 32)}}})
 	}

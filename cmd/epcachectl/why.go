@@ -38,7 +38,8 @@ that differ, and the entry's history. Nothing is compiled or changed.
 
 why ENTRY explains an existing entry. ENTRY is as for show; a model's file without --ep means all
 that is stored of it. Only fields that differ are printed; --all prints every field.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed) + `
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
+				exit.NoDaemon, exit.Stale, exit.NotAllowed) + `
 
 Status 0 means that a build is served, 3 that there is none (get would compile).`,
 		Example: `  epcachectl why mobilenet.onnx --ep OpenVINOExecutionProvider:CPU --dim batch=1

@@ -25,7 +25,8 @@ func explained(decision string) *wire.Explanation {
 	return &wire.Explanation{
 		Decision: decision, Reason: "made by an earlier library",
 		RequestKey: strings.Repeat("ab", 32), Runtime: "/opt/ort",
-		Record: `{"version":1,"eps":[{"name":"StandInExecutionProvider","options":{"precision":"f16"}}]}`,
+		Record: `{"version":1,"eps":[{"name":"StandInExecutionProvider","options":{"precision":` +
+			`"f16"}}]}`,
 		Candidates: []*wire.Candidate{{
 			Build: &wire.Build{Build: strings.Repeat("cd", 32), Ep: "StandInExecutionProvider",
 				EpVersion: "1.7", SdkVersion: "2026.3", State: "current",
@@ -232,7 +233,8 @@ func TestProbeReportsChanges(t *testing.T) {
 		Eps: []*wire.EpFacts{{Name: "StandInExecutionProvider", Version: "1.8",
 			DriverVersion: "555.1", DriverSource: "/sys/module/nvidia/version"}}}}
 	b.serve()
-	require.Equal(t, `/opt/ort: ONNX Runtime 1.31.1, ready, watched: polled: network file system, probed `+halfPast(15)+`
+	require.Equal(t, `/opt/ort: ONNX Runtime 1.31.1, ready, watched: polled: `+
+		`network file system, probed `+halfPast(15)+`
   changed since the probe before it, `+halfPast(14)+`:
     StandInExecutionProvider 1.7 -> 1.8
   StandInExecutionProvider 1.8

@@ -135,8 +135,9 @@ func init() { runtime.LockOSThread() }
 // version is set by the linker for releases.
 var version = "0.1.0-dev"
 
-const help = `epcached-ort is the worker of epcached, which starts it for each job. It loads ONNX Runtime and an
-execution provider, compiles or loads one model, and exits. There is no need to start it yourself.
+const help = `epcached-ort is the worker of epcached, which starts it for each job. It loads ONNX
+Runtime and an execution provider, compiles or loads one model, and exits. There is no need to start
+it yourself.
 
 epcached expects it in its own directory. The key worker of the configuration names another path.
 

@@ -325,7 +325,8 @@ func (s *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", o.etag())
 		if from != "" {
 			fmt.Fprintf(w,
-				"<CopyObjectResult><ETag>%s</ETag><LastModified>%s</LastModified></CopyObjectResult>",
+				"<CopyObjectResult><ETag>%s</ETag><LastModified>%s</LastModified></"+
+					"CopyObjectResult>",
 				o.etag(), o.modified.UTC().Format(time.RFC3339))
 		}
 	case r.Method == http.MethodDelete:

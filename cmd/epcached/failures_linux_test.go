@@ -70,7 +70,8 @@ func TestRealRefusalNamesTheUsersModel(t *testing.T) {
 	require.Equal(t, "10", e.Facts["code"])
 	require.True(t,
 		strings.HasPrefix(e.Text,
-			`model "broken.onnx" does not compile: 10 INVALID_GRAPH: Load model from broken.onnx failed`), e.Text)
+			`model "broken.onnx" does not compile: 10 INVALID_GRAPH: `+
+				`Load model from broken.onnx failed`), e.Text)
 	require.Equal(t, 1, strings.Count(e.Text, "INVALID_GRAPH"), e.Text)
 	require.NotContains(t, fmt.Sprint(e.Text, e.Facts), d.state,
 		"where the daemon has its copy is nothing that a user can use")
@@ -208,15 +209,20 @@ static void leave_behind(void) {
 	usleep(200000);
 	fprintf(stderr, "these are its last words\n");
 }
-void *CreateEpFactories(void *name, void *api, void *logger, void *factories, size_t room, void *count) {
+void *CreateEpFactories(void *name, void *api, void *logger, void *factories, size_t room, ` +
+	`void *count) {
 	if (asks("misbehave: stop")) raise(SIGSTOP);
 	if (asks("misbehave: hang")) { leave_behind(); for (;;) pause(); }
 	if (asks("misbehave: spin")) { leave_behind(); for (;;); }
-	if (asks("misbehave: hog")) { leave_behind(); for (;;) { char *p = malloc(1 << 24); if (!p) { perror("malloc"); abort(); } memset(p, 1, 1 << 24); } }
-	if (asks("misbehave: write")) { leave_behind(); static char b[1 << 20]; for (int i = 0;; i++) { char n[20]; sprintf(n, "%%d", i); FILE *f = fopen(n, "w"); if (f) { fwrite(b, sizeof b, 1, f); fclose(f); } usleep(10000); } }
+	if (asks("misbehave: hog")) { leave_behind(); for (;;) { char *p = malloc(1 << 24); ` +
+	`if (!p) { perror("malloc"); abort(); } memset(p, 1, 1 << 24); } }
+	if (asks("misbehave: write")) { leave_behind(); static char b[1 << 20]; for (int i = 0;; ` +
+	`i++) { char n[20]; sprintf(n, "%%d", i); FILE *f = fopen(n, "w"); if (f) { fwrite(b, ` +
+	`sizeof b, 1, f); fclose(f); } usleep(10000); } }
 	void *real = dlopen("%[1]s", RTLD_NOW);
 	if (!real) { fprintf(stderr, "%%s\n", dlerror()); abort(); }
-	void *(*create)(void *, void *, void *, void *, size_t, void *) = dlsym(real, "CreateEpFactories");
+	void *(*create)(void *, void *, void *, void *, size_t, void *) = dlsym(real, ` +
+	`"CreateEpFactories");
 	return create(name, api, logger, factories, room, count);
 }
 void *ReleaseEpFactory(void *factory) {

@@ -62,9 +62,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := &cobra.Command{
 		Use:   "epcached [flags]",
 		Short: "keep compiled ONNX Runtime models and serve them to local applications",
-		Long: `epcached compiles each ONNX model once on this machine, stores the result, and serves it to
-applications over a Unix socket. It runs in the foreground. SIGTERM stops it after it has answered
-the running requests.
+		Long: `epcached compiles each ONNX model once on this machine, stores the result, and serves
+it to applications over a Unix socket. It runs in the foreground. SIGTERM stops it after it has
+answered the running requests.
 
 It needs a runtime: a directory with ONNX Runtime and a plugin execution provider. This makes one:
 

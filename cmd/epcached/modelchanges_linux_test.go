@@ -259,7 +259,8 @@ func believable(t testing.TB, path string) bool {
 	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC:
 		return true
 	}
-	t.Log("LESS IS TESTED: the temporary directory is on a file system whose times are not believed")
+	t.Log("LESS IS TESTED: the temporary directory is on a file system whose times are not " +
+		"believed")
 	return false
 }
 

@@ -25,7 +25,8 @@ func qnnCompile(t *testing.T, tool, sdk string) string {
 	return fmt.Sprintf(`
 [[compiler]]
 ep = "QNNExecutionProvider"
-command = [%q, %q, "--runtime", %q, "--embed={embed}", "{model}", "{output}", "--options", "{options}"]
+command = [%q, %q, "--runtime", %q, "--embed={embed}", "{model}", "{output}", "--options", `+
+		`"{options}"]
 version = [%[2]q, "--runtime", %[3]q, "--version"]
 files = [%[2]q]
 read = [%[4]q, %[5]q, %[3]q]

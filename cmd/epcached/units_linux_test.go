@@ -38,7 +38,8 @@ systemctl --user show -P KillMode epcached.service
 // ofTheSystem are the fields that a user's manager, without privileges, cannot put into force.
 var ofTheSystem = regexp.MustCompile(
 	`(?m)^(User|Group|StateDirectory\w*|Protect\w+|Private\w+|Restrict\w+|LockPersonality|` +
-		`CapabilityBoundingSet|NoNewPrivileges|SystemCall\w+|MemoryDenyWriteExecute|IPAddressDeny|RemoveIPC|LimitNOFILE)=.*\n`)
+		`CapabilityBoundingSet|NoNewPrivileges|SystemCall\w+|MemoryDenyWriteExecute|` +
+		`IPAddressDeny|RemoveIPC|LimitNOFILE)=.*\n`)
 
 // installUnits installs the shipped units for a user with a directory as the home, with a shorter
 // wait.

@@ -37,7 +37,8 @@ const (
 	hangs = `#include <unistd.h>
 		void *CreateEpFactories(void) { for (;;) pause(); }
 		void *ReleaseEpFactory(void) { return 0; }`
-	crashesAtLoad = `__attribute__((constructor)) static void begin(void) { *(volatile int *)0 = 1; }
+	crashesAtLoad = `__attribute__((constructor)) static void begin(void) { *(volatile int *)0 ` +
+		`= 1; }
 		void *CreateEpFactories(void) { return 0; }
 		void *ReleaseEpFactory(void) { return 0; }`
 	lacksSymbols = `int nothing;`

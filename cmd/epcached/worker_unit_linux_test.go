@@ -26,12 +26,16 @@ const underSystemd = `
 mount -t tmpfs none $HOME/over && mkdir $HOME/over/root $HOME/over/work || exit 77
 cp -r $HOME/installed $HOME/over/upper
 R=$HOME/over/root
-mount -t overlay overlay -o lowerdir=/,upperdir=$HOME/over/upper,workdir=$HOME/over/work $R || exit 77
-mount -t proc proc $R/proc && mount --rbind /sys $R/sys && mount -t cgroup2 none $R/sys/fs/cgroup || exit 77
+mount -t overlay overlay -o lowerdir=/,upperdir=$HOME/over/upper,workdir=$HOME/over/work $R || ` +
+	`exit 77
+mount -t proc proc $R/proc && mount --rbind /sys $R/sys && mount -t cgroup2 none $R/sys/fs/` +
+	`cgroup || exit 77
 mount --rbind /dev $R/dev && mount -t tmpfs none $R/run && mount -t tmpfs none $R/tmp || exit 77
-mkdir -p $R/opt/runtime $R/test && mount --bind $RUNTIME $R/opt/runtime && mount --bind $HOME $R/test || exit 77
+mkdir -p $R/opt/runtime $R/test && mount --bind $RUNTIME $R/opt/runtime && mount --bind $HOME ` +
+	`$R/test || exit 77
 systemd-sysusers --root=$R $R/usr/lib/sysusers.d/epcached.conf || exit 77
-exec chroot $R env container=test /lib/systemd/systemd --system --unit=epcached-test.target --log-target=console --log-level=info
+exec chroot $R env container=test /lib/systemd/systemd --system --unit=epcached-test.target ` +
+	`--log-target=console --log-level=info
 `
 
 // epcached-test.target starts the daemon's sockets and a service that does what the test asks for.
@@ -40,7 +44,15 @@ const (
 	askedUnit  = `[Unit]
 DefaultDependencies=no
 [Service]
-ExecStart=/bin/sh -c 'id -u epcached > /test/uid; id -u epcached-worker > /test/worker; while [ ! -e /test/end ]; do sleep 0.05; done; systemctl start look.service; systemctl show -P Result epcached.service epcached.socket epcached-worker.socket > /test/shown; while ! find /var/lib/epcached/staging -name private | grep -q .; do sleep 0.05; done; systemctl kill -s KILL "epcached-worker@*"; while [ ! -e /test/failed ]; do sleep 0.05; done; find /var/lib/epcached/staging -mindepth 1 > /test/left; while systemctl list-units --all --plain --no-legend "epcached-worker@*" | grep -q .; do sleep 0.05; done; systemctl kill -s KILL epcached.service; touch /test/done'
+ExecStart=/bin/sh -c 'id -u epcached > /test/uid; id -u epcached-worker > /test/worker; ` +
+		`while [ ! -e /test/end ]; do sleep 0.05; done; systemctl start look.service; ` +
+		`systemctl show -P Result epcached.service epcached.socket epcached-worker.socket > ` +
+		`/test/shown; while ! find /var/lib/epcached/staging -name private | grep -q .; ` +
+		`do sleep 0.05; done; systemctl kill -s KILL "epcached-worker@*"; ` +
+		`while [ ! -e /test/failed ]; do sleep 0.05; done; find /var/lib/epcached/staging ` +
+		`-mindepth 1 > /test/left; while systemctl list-units --all --plain --no-legend ` +
+		`"epcached-worker@*" | grep -q .; do sleep 0.05; done; ` +
+		`systemctl kill -s KILL epcached.service; touch /test/done'
 `
 )
 
@@ -51,7 +63,10 @@ DefaultDependencies=no
 [Service]
 Type=oneshot
 StandardOutput=file:/test/look
-ExecStart=/bin/sh -c 'for f in objects manifests views index index.db lock staging; do [ -e /var/lib/epcached/$$f ] && echo $$f; done; for f in /var/lib/epcached /etc/epcached /usr/bin/epcached /run/epcached/worker.sock; do touch $$f 2> /dev/null && echo changed $$f; done; exit 0'
+ExecStart=/bin/sh -c 'for f in objects manifests views index index.db lock staging; ` +
+	`do [ -e /var/lib/epcached/$$f ] && echo $$f; done; for f in /var/lib/epcached /etc/epcached ` +
+	`/usr/bin/epcached /run/epcached/worker.sock; do touch $$f 2> /dev/null && echo changed $$f; ` +
+	`done; exit 0'
 `
 
 // container is a systemd with the shipped units.
@@ -154,7 +169,8 @@ func TestUnitsCompileUnderSystemd(t *testing.T) {
 	s := startContainer(t, unmeasured+"[[runtime]]\ndirectory = \"/opt/runtime\"\n"+`
 [[compiler]]
 ep = "QNNExecutionProvider"
-command = ["/bin/sh", "-c", '[ -n "$0" ] || exit 0; mkdir -m 700 private; : > private/file; sleep 600', "{model}", "{output}"]
+command = ["/bin/sh", "-c", '[ -n "$0" ] || exit 0; mkdir -m 700 private; : > private/file; `+
+		`sleep 600', "{model}", "{output}"]
 version = ["-c", "echo 1"]
 without_library = true
 `)

@@ -23,7 +23,8 @@ func Runtime(t testing.TB, name string) compilers.Runtime {
 	dir := os.Getenv(RuntimesVariable)
 	if dir == "" {
 		t.Skipf(
-			"NOT TESTED WITH A REAL EP: %s is not set; testdata/fetch-runtimes makes such a directory",
+			"NOT TESTED WITH A REAL EP: %s is not set; testdata/fetch-runtimes makes such a "+
+				"directory",
 			RuntimesVariable)
 	}
 	if _, err := os.Stat(filepath.Join(dir, name)); os.IsNotExist(err) {

@@ -55,7 +55,8 @@ func TestWrongValues(t *testing.T) {
 		"user of the worker": {"worker_user = \"a b\"\n",
 			`:1:1: field "worker_user": "a b" is not a user`},
 		"user of the worker by uid": {"worker_user = 990\n",
-			`:1:1: field "worker_user": it is a whole number and must be a text in quotes: write worker_user = "990"`},
+			`:1:1: field "worker_user": it is a whole number and must be a text in quotes: ` +
+				`write worker_user = "990"`},
 		"what may be read": {"[sandbox]\nread = \"/x\"\n",
 			`:2:1: field "sandbox.read": it is a text and must be an array`},
 		"what may be written": {"[sandbox]\nwrite = [\"\"]\n",
@@ -116,7 +117,8 @@ func TestWrongValues(t *testing.T) {
 			"\"{output}\"]\n",
 			`:4:3: field "compiler[2]": QNNExecutionProvider has a compiler already`},
 		"budget as a number": {"[space]\nbudget = 100000000\n",
-			`:2:1: field "space.budget": it is a whole number and must be a text in quotes: write budget = "100000000"`},
+			`:2:1: field "space.budget": it is a whole number and must be a text in quotes: ` +
+				`write budget = "100000000"`},
 		"budget without a unit": {"[space]\nbudget = \"20\"\n",
 			`:2:1: field "space.budget": "20" is less than 64KiB`},
 		"quota without a unit": {"[space]\nuser_bytes = \"20\"\n",
@@ -134,7 +136,8 @@ func TestWrongValues(t *testing.T) {
 		"unknown field of an EP": {"[policy.QNNExecutionProvider]\nmax_ages = \"1d\"\n",
 			`:2:1: unknown field "policy.QNNExecutionProvider.max_ages"; did you mean "max_age"?`},
 		"misspelled EP": {"[policy.QNNExecutionProvide]\nmax_age = \"1d\"\n",
-			`:1:9: field "policy.QNNExecutionProvide": unknown execution provider "QNNExecutionProvide"; did you mean "QNNExecutionProvider"?`},
+			`:1:9: field "policy.QNNExecutionProvide": unknown execution provider ` +
+				`"QNNExecutionProvide"; did you mean "QNNExecutionProvider"?`},
 		"EP in other letters": {"[policy.OpenvinoExecutionProvider]\n",
 			`did you mean "OpenVINOExecutionProvider"?`},
 		"policy of something else": {"[policy.npu]\n",
@@ -519,13 +522,14 @@ func TestLayersAreTrustedByOwnerOrKeys(t *testing.T) {
 // A remote without a trusted key, with a wrong URL or a misspelled field is refused with its place.
 func TestRemotesAreChecked(t *testing.T) {
 	for text, want := range map[string]string{
-		"[remote.a]\nurl = \"file:///x\"\n":                                   "no key is trusted",
-		"[remote.a]\ntrust = [\"k\"]\n":                                       "no url given",
-		"[remote.a]\nurl = \"ftp://x\"\ntrust = [\"k\"]\n":                    "not of s3://",
-		"[remote.a]\nurl = \"https://u:p@x\"\ntrust = [\"k\"]\n":              "credentials",
-		"[remote.a]\nurl = \"file:///x\"\ntrust=[\"k\"]\npublish = \"all\"\n": "one of never, shared",
-		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\nlosses = 3\n":      "unknown field",
-		"[remote.\"a b\"]\nurl = \"file:///x\"\ntrust = [\"k\"]\n":            "name",
+		"[remote.a]\nurl = \"file:///x\"\n":                      "no key is trusted",
+		"[remote.a]\ntrust = [\"k\"]\n":                          "no url given",
+		"[remote.a]\nurl = \"ftp://x\"\ntrust = [\"k\"]\n":       "not of s3://",
+		"[remote.a]\nurl = \"https://u:p@x\"\ntrust = [\"k\"]\n": "credentials",
+		"[remote.a]\nurl = \"file:///x\"\ntrust=[\"k\"]\n" +
+			"publish = \"all\"\n": "one of never, shared",
+		"[remote.a]\nurl = \"file:///x\"\ntrust = [\"k\"]\nlosses = 3\n": "unknown field",
+		"[remote.\"a b\"]\nurl = \"file:///x\"\ntrust = [\"k\"]\n":       "name",
 	} {
 		_, _, err := load(t, text)
 		require.ErrorContains(t, err, want, text)

@@ -88,7 +88,8 @@ func TestPipelineErrorsNameTheirPlace(t *testing.T) {
 			`:1:1: field "embed": it cannot be used for groups`},
 
 		"size too large": {"[[model]]\npath = \"a\"\ndims = { batch = 9223372036854775807 }\n",
-			`:3:10: field "model[1].dims.batch": 9223372036854775807 is not 1 to 4611686018427387904`},
+			`:3:10: field "model[1].dims.batch": 9223372036854775807 is not 1 to ` +
+				`4611686018427387904`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, dir, err := loadPipeline(t, c.text)

@@ -139,11 +139,12 @@ var ways = []struct {
 		func(r *rig) { r.write("sdk/b.so", "two") }, "sdk/b.so", false},
 	{"in a directory of the subject's, a link's end written", whole, []string{"sdk"},
 		func(r *rig) { r.write("store/c.so", "two") }, "store/c.so", false},
-	{"in a directory of the subject's, a link's way switched", whole, []string{"sdk"}, func(r *rig) {
-		r.write("store.new/c.so", "two")
-		r.rename("store", "store.old")
-		r.rename("store.new", "store")
-	}, "store/c.so", false},
+	{"in a directory of the subject's, a link's way switched", whole, []string{"sdk"},
+		func(r *rig) {
+			r.write("store.new/c.so", "two")
+			r.rename("store", "store.old")
+			r.rename("store.new", "store")
+		}, "store/c.so", false},
 	{"a directory of the subject's, through a link that is switched", current,
 		[]string{"ort/current/lib"}, func(r *rig) { r.relink("1.32", "ort/current") },
 		"ort/1.32/lib/new.so", false},

@@ -35,7 +35,8 @@ func run() error {
 	work := flag.String("work", "",
 		"empty directory for what is stored; on the file system to be measured")
 	peers := flag.String("peers", "",
-		"directory that fetch-peers made; without it restic, borg and casync are looked for in PATH")
+		"directory that fetch-peers made; without it restic, "+
+			"borg and casync are looked for in PATH")
 	only := flag.String("only", "",
 		"methods, with commas between; all if empty, and none of them if it is \"none\"")
 	noRestore := flag.Bool("take-in", false, "only take in, and restore nothing: for profiles")

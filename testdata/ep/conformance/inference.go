@@ -49,7 +49,8 @@ var inference = []guideline{
 		c.loads(c.write("short.onnx", c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y",
 			set{"main_context": "-"}))), nil, c.source)
 	}),
-	required("loaded from a path: the binary is found in the model's directory, also after that was "+
+	required("loaded from a path: the binary is found in the model's directory, "+
+		"also after that was "+
 		"moved", func(c *testCase) {
 		c.alone("at/m", 1, nil)
 		must(os.Chdir("/")) // not in the working directory

@@ -56,13 +56,15 @@ func newCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "conformance LIBRARY [--runtime DIR] [--ep EP[:DEVICE]] [--option K=V]...",
 		Short: "hold an execution provider to ONNX Runtime's guidelines",
-		Long: `conformance holds the plugin LIBRARY of an execution provider to the guidelines of ONNX Runtime's
-pages on EPContext models and plugin libraries. Where one does not hold it prints which call was
-made, what was expected and what happened. The exit status is 1 where a required guideline is broken.
+		Long: `conformance holds the plugin LIBRARY of an execution provider to the guidelines of
+ONNX Runtime's pages on EPContext models and plugin libraries. Where one does not hold it prints
+which call was made, what was expected and what happened. The exit status is 1 where a required
+guideline is broken.
 
 ONNX Runtime is the one in --runtime DIR, else the nearest in a directory above LIBRARY that not all
 users may write.`,
-		Example:       "  go run ./testdata/ep/conformance ./libmy_ep.so --runtime venv --option target=sim",
+		Example: "  go run ./testdata/ep/conformance ./libmy_ep.so --runtime venv --option " +
+			"target=sim",
 		Args:          cobra.ExactArgs(1),
 		SilenceUsage:  true,
 		SilenceErrors: true,

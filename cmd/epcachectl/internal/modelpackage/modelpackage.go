@@ -107,12 +107,15 @@ func Select(builds []Build) (kept []Build, warnings []string) {
 			warnings = append(warnings, v.name+" is left out: it is a group of several models")
 			continue
 		case alike >= 0:
-			warnings = append(warnings, fmt.Sprintf("%s is left out: for ONNX Runtime it is like %s",
-				v.name, kept[alike].Name()))
+			warnings = append(warnings,
+				fmt.Sprintf("%s is left out: for ONNX Runtime it is like %s",
+					v.name, kept[alike].Name()))
 			continue
 		case v.Compatibility == "":
-			warnings = append(warnings, fmt.Sprintf("%s %s states no compatibility: where no other "+
-				"variant suits, ONNX Runtime takes %s, which may not load", v.EP, ep.Version, v.name))
+			warnings = append(warnings,
+				fmt.Sprintf("%s %s states no compatibility: where no other "+
+					"variant suits, ONNX Runtime takes %s, which may not load", v.EP, ep.Version,
+					v.name))
 		}
 		kept = append(kept, b)
 	}

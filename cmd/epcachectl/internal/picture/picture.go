@@ -60,8 +60,14 @@ func Draw(l *wire.LayoutReply) []byte {
 	p.findFamilies()
 	p.order()
 	high := p.draw()
-	return fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img" aria-label="what compiled models share">
-<style>text{font-family:system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif;fill:#1f2328}.title{font-size:18px;font-weight:600}.name{font-size:13px}.small{font-size:11px;fill:#59636e}.figure{font-size:12px;text-anchor:end}.hint{font-size:11px;fill:#59636e;text-anchor:end}</style>
+	return fmt.Appendf(nil,
+		`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" `+
+			`role="img" aria-label="what compiled models share">
+<style>text{font-family:system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif;`+
+			`fill:#1f2328}.title{font-size:18px;font-weight:600}.name{font-size:13px}`+
+			`.small{font-size:11px;fill:#59636e}`+
+			`.figure{font-size:12px;text-anchor:end}`+
+			`.hint{font-size:11px;fill:#59636e;text-anchor:end}</style>
 <rect width="%d" height="%d" fill="#ffffff"/>
 %s</svg>
 `, svgWidth, high, svgWidth, high, svgWidth, high, p.out.Bytes())
@@ -257,7 +263,8 @@ func (p *picture) row(f *wire.FileLayout, y int, longest int64) {
 			escaped(fmt.Sprintf("%s: %s", term.Bytes(run.bytes), run.what)))
 	}
 	p.add(
-		`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#59636e" stroke-width="1"/>`, x, y+4, wide/svgColumn*svgColumn, svgBarHigh)
+		`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#59636e" `+
+			`stroke-width="1"/>`, x, y+4, wide/svgColumn*svgColumn, svgBarHigh)
 	right := svgWidth - svgMargin
 	p.text(right, y+12, "figure", term.Bytes(f.Size))
 	form := "stored whole"

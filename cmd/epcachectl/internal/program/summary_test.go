@@ -9,13 +9,16 @@ import (
 
 // Each session that was not served has a line that says why.
 func TestRunTellsTheReasonInALine(t *testing.T) {
-	const openVINO = `model "vad.onnx" does not compile: 11 EP_FAIL: Check 'false' failed at src/frontends/common_translators/src/unconverted_ops_report.cpp:151:
+	const openVINO = `model "vad.onnx" does not compile: 11 EP_FAIL: ` +
+		`Check 'false' failed at src/frontends/common_translators/src/` +
+		`unconverted_ops_report.cpp:151:
 FrontEnd API failed with OpConversionFailure:
 -- Conv-11 with a message:
 The input data tensor's rank has to be known (static)
 
 Summary:
--- Conversion is failed for: Conv-11, ReduceMean-13 (the model leaves dimensions open, which the execution provider may need to know)`
+-- Conversion is failed for: Conv-11, ReduceMean-13 (the model leaves dimensions open, ` +
+		`which the execution provider may need to know)`
 	for name, c := range map[string]struct{ why, want string }{
 		"a line": {
 			"it asks for CUDAExecutionProvider, which is part of the program's own ONNX Runtime",

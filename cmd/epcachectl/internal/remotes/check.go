@@ -20,9 +20,9 @@ func NewCheck(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check NAME",
 		Short: "test the operations of a remote",
-		Long: `check tests the operations that the daemon needs of a remote: reading, writing, writes that
-only create or only replace one version, ranges, listing and the clock. It leaves one small object
-there. For an operation that fails it prints the consequence.` +
+		Long: `check tests the operations that the daemon needs of a remote: reading, writing,
+writes that only create or only replace one version, ranges, listing and the clock. It leaves one
+small object there. For an operation that fails it prints the consequence.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
 				exit.NotAllowed),
 		Example: "  epcachectl remote check fleet",

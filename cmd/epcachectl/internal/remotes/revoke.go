@@ -40,10 +40,10 @@ func NewRevoke(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revoke NAME --key ROOT.key [--signer KEY]... [--build BUILD]... [-n]",
 		Short: "sign and replace a remote's trust document",
-		Long: `revoke makes a new trust document of what the remote's document revokes and of what the
-flags name, signs it with the root key, and puts it at the remote. Without --signer and --build the
-document only counts for longer: make one at least every week. The machines of the remote read it
-within the hour, withhold what it revokes, and fetch only while it is in effect.` +
+		Long: `revoke makes a new trust document of what the remote's document revokes and of what
+the flags name, signs it with the root key, and puts it at the remote. Without --signer and --build
+the document only counts for longer: make one at least every week. The machines of the remote read
+it within the hour, withhold what it revokes, and fetch only while it is in effect.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
 				exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl remote revoke fleet --key root.key
@@ -211,8 +211,8 @@ func NewGC(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc NAME [-n]",
 		Short: "remove what no look-up finds from a remote",
-		Long: `gc removes from a remote what its look-ups find no more: cards of earlier epochs (30 days)
-than the previous one, blobs that no other card needs, and leases and checks that are over. It
+		Long: `gc removes from a remote what its look-ups find no more: cards of earlier epochs (30
+days) than the previous one, blobs that no other card needs, and leases and checks that are over. It
 removes nothing that is younger than a day. Run it now and then where the store has no lifecycle
 rules, such as a directory: first with -n. It needs the rights to list and to delete.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
