@@ -167,10 +167,9 @@ func (c *connection) continueReading() {
 	c.stopReading(nil)
 }
 
-// takeReadSlot waits for a slot to read the next frame in, unless the connection has one. Frames
-// that are no requests cost processor time, too. With hundreds of connections that all have some,
-// a frame of another user would be read after theirs, because the Go scheduler's queue is fair to
-// goroutines and not to users.
+// takeReadSlot waits for a slot to read the next frame in, unless the connection has one. With
+// hundreds of connections that have frames, a request of another user would be read after these,
+// because the Go scheduler is fair to goroutines and not to users.
 func (c *connection) takeReadSlot() {
 	if c.reads.requestSlot == nil {
 		c.reads = c.user.turns.take(c.ctx, nil)

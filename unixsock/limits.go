@@ -9,18 +9,17 @@ import (
 
 // The limits that the protocol itself fixes; wire/epcached.proto says the same.
 const (
-	Version           = 1 // of the protocol
-	MaxFrame          = wire.MaxFrame
-	MaxDescriptors    = 64   // in one frame
-	MaxAttached       = 4096 // of one request, over all its frames
-	MaxReportText     = 4096 // bytes that are kept of a report, or of a claim's failure
-	attachedPerFrame  = 60   // descriptors that the client sends in one frame
-	progressInterval  = time.Second
-	maxProgressDetail = 1 << 10
-	minDrainPoll      = 200 * time.Microsecond
-	maxDrainPoll      = 20 * time.Millisecond
-	// of an answer that waits until others are read: it waits at most twice as long as they take
-	maxUnreadPoll       = 500 * time.Millisecond
+	Version             = 1 // of the protocol
+	MaxFrame            = wire.MaxFrame
+	MaxDescriptors      = 64   // in one frame
+	MaxAttached         = 4096 // of one request, over all its frames
+	MaxReportText       = 4096 // bytes that are kept of a report, or of a claim's failure
+	attachedPerFrame    = 60   // descriptors that the client sends in one frame
+	progressInterval    = time.Second
+	maxProgressDetail   = 1 << 10
+	minDrainPoll        = 200 * time.Microsecond
+	maxDrainPoll        = 20 * time.Millisecond
+	maxUnreadPoll       = 500 * time.Millisecond // of an answer that waits until others are read
 	firstBufferCapacity = 4 << 10
 	keepBufferCapacity  = 64 << 10 // larger buffers are given back once they are empty
 	reservedShare       = 64
@@ -56,11 +55,9 @@ type limits struct {
 // defaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never
 // gets near it.
 var defaultLimits = limits{
-	Connections: 4096, ConnectionsPerUID: 256, Requests: 64,
-	RequestBytesPerUID: 16 << 20, FrameBytesPerUID: 32 << 20,
-	RunningPerUID:     2 * runtime.GOMAXPROCS(0),
+	Connections: 4096, ConnectionsPerUID: 256, Requests: 64, RequestBytesPerUID: 16 << 20,
+	FrameBytesPerUID: 32 << 20, RunningPerUID: 2 * runtime.GOMAXPROCS(0),
 	DescriptorsPerUID: 2 * MaxAttached, SlowPerUID: 8, Slow: 128, Unread: 8, UnreadPerUID: 256,
-	Subscriptions: 8, SubscriptionsPerUID: 64,
-	RefusalDelay: 500 * time.Millisecond, HelloTimeout: 5 * time.Second,
-	FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
+	Subscriptions: 8, SubscriptionsPerUID: 64, RefusalDelay: 500 * time.Millisecond,
+	HelloTimeout: 5 * time.Second, FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
 }

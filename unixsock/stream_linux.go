@@ -45,7 +45,7 @@ type stream struct {
 	charge  func(bytes int) error
 	charged int         // of these
 	closing func([]int) // closes descriptors that no frame names
-	// are called before each attempt to read, and after one that found nothing; may be nil
+	// are called before each attempt to read, and after one that found nothing
 	beforeRead, nothingRead func()
 
 	writing chan struct{} // a lock that a context can give up on; holds the fields below
@@ -64,6 +64,7 @@ func newStream(conn *net.UnixConn) (*stream, error) {
 	s := &stream{conn: conn, raw: raw, buf: make([]byte, firstBufferCapacity),
 		writing: make(chan struct{}, 1), closing: closeAll}
 	s.recv, s.send = s.recvmsg, s.sendmsg
+	s.beforeRead, s.nothingRead = func() {}, func() {}
 	return s, nil
 }
 
@@ -193,9 +194,7 @@ func (s *stream) recvmsg(fd uintptr) bool {
 	if s.deadlineSet && s.start == s.end { // the rest of a frame is there, or comes too late
 		flags &^= unix.MSG_DONTWAIT
 	}
-	if s.beforeRead != nil {
-		s.beforeRead()
-	}
+	s.beforeRead()
 	for {
 		s.readBytes, s.readOOB, s.readFlags, _,
 			s.readErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], flags)
@@ -203,7 +202,7 @@ func (s *stream) recvmsg(fd uintptr) bool {
 			continue
 		}
 		done := s.readErr != unix.EAGAIN || s.deadlineSet
-		if !done && s.nothingRead != nil {
+		if !done {
 			s.nothingRead()
 		}
 		return done
