@@ -389,9 +389,8 @@ func (c *Cache) openJudging() {
 	}
 	c.facts = ttlcache.New(c.now, c.runLater)
 	c.loadChecker = &loadcheck.Checker{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
-		Judges: &c.buildJudge, Results: c.facts, Workspaces: c.Workspaces,
-		Policy: c.policyOf, Now: c.now,
-		Planner: c.planner}
+		Judges: &c.buildJudge, Results: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf,
+		Now: c.now, Planner: c.planner}
 	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.OwnerOf, Now: c.now,
 		Log: c.log, Rebuild: rebuild,
 		Rules: func() *rules.Set { return c.settings.Load().Rules },
@@ -420,10 +419,9 @@ func (c *Cache) openAnswering() {
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
 			c.buildJudge.BestKnown(b).FillBuild(out)
 		}})
-	c.lookup = lookup.New(lookup.Options{Store: c.Store, Rights: c.Rights,
-		Reports: c.reports, Judge: c.loadChecker, Policy: c.policyOf, Now: c.now,
-		WhyNone: c.Queries.WhyNone, Planned: c.planner.WithPlan,
-		Served:   c.recompiler.RefreshIfStale,
+	c.lookup = lookup.New(lookup.Options{Store: c.Store, Rights: c.Rights, Reports: c.reports,
+		Judge: c.loadChecker, Policy: c.policyOf, Now: c.now, WhyNone: c.Queries.WhyNone,
+		Planned: c.planner.WithPlan, Served: c.recompiler.RefreshIfStale,
 		Warnings: func(id index.BuildID) []string { return c.gains.ForBuild(id).Warnings() }})
 	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.keptSources, Log: c.log,
 		Acquire: c.acquireResumed}

@@ -18,8 +18,7 @@ import (
 
 func (c *Cache) openRemotes() {
 	c.remotes = remotes.New(remotes.Options{Client: c.options.RemoteClient, UID: c.uid,
-		Store: c.Store, Trust: c.trust,
-		Now: c.now, Log: c.log, Busy: c.jobs.Busy,
+		Store: c.Store, Trust: c.trust, Now: c.now, Log: c.log, Busy: c.jobs.Busy,
 		Remotes: func() []remotes.Remote { return c.settings.Load().Remotes },
 		Import:  c.Claims.Import, Export: c.Queries.ExportShared,
 		MayPublish: func(uid uint32) bool { return c.Rights.IsPublisher(request.Peer{UID: uid}) }})

@@ -92,9 +92,8 @@ func loadRequest(job CheckJob) (workerproto.Request, error) {
 		return workerproto.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
 	}
 	req := workerproto.Request{Do: workerproto.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps,
-		Model:    job.Graph,
-		Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Zeros,
-		Options: workerproto.Session(job.Session)}
+		Model: job.Graph, Readable: readable(job.Runtime, eps), Beside: job.Beside,
+		Zeros: job.Zeros, Options: workerproto.Session(job.Session)}
 	if source, found := sourceOf(job.Graph); found && IsWeightless(job.SessionOptions) {
 		req.Options.SessionOptions = maps.Clone(req.Options.SessionOptions)
 		req.Options.SessionOptions[sourceOption] = source

@@ -53,11 +53,10 @@ type SandboxReporter interface {
 // that vendors' loaders read. /proc has its public files, but no memory of other processes.
 var systemFiles = []string{
 	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store",
-	"/run/opengl-driver", "/run/current-system/sw",
-	"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload",
-	"/etc/alternatives", "/etc/OpenCL", "/etc/vulkan",
-	"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release",
-	"/proc", "/sys",
+	"/run/opengl-driver", "/run/current-system/sw", "/etc/ld.so.cache", "/etc/ld.so.conf",
+	"/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives", "/etc/OpenCL", "/etc/vulkan",
+	"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/proc",
+	"/sys",
 }
 
 func (o *ORT) confinement(req workerproto.Request, dir string) *workerproto.Confinement {

@@ -181,9 +181,8 @@ func await(ctx context.Context, ready <-chan struct{}) bool {
 // times in each process; its last words would be that it cannot keep a device ID.
 func environment(private string) []string {
 	fixed := []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=single",
-		"ORT_DISABLE_TELEMETRY=1", "PWD=" + private,
-		"HOME=" + private, "TMPDIR=" + private, "XDG_CACHE_HOME=" + private,
-		"GLIBC_TUNABLES=" + tunables}
+		"ORT_DISABLE_TELEMETRY=1", "PWD=" + private, "HOME=" + private, "TMPDIR=" + private,
+		"XDG_CACHE_HOME=" + private, "GLIBC_TUNABLES=" + tunables}
 	return append(fixed, InstructionLimits()...)
 }
 

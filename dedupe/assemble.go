@@ -89,9 +89,8 @@ func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // ReadExtents reads from off what extents in order of At make up, each by fill, from skip on.
-func ReadExtents(
-	all []Extent, p []byte, off int64, fill func(p []byte, e Extent, skip int64) error,
-) (n int, err error) {
+func ReadExtents(all []Extent, p []byte, off int64, fill func(p []byte, e Extent,
+	skip int64) error) (n int, err error) {
 	i := sort.Search(len(all), func(i int) bool { return all[i].At+all[i].Length > off })
 	for ; n < len(p) && i < len(all); i++ {
 		skip := off + int64(n) - all[i].At
@@ -222,9 +221,8 @@ func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error)
 // CopyVerified writes a blob and hashes it on the way, in one pass. fn, which may
 // be nil, is told bytes. A *cas.CorruptError says that the bytes, which were
 // written all the same, are not the blob's.
-func CopyVerified(
-	ctx context.Context, from Source, blob cas.Digest, w io.WriterAt, fn func(done, total int64),
-) error {
+func CopyVerified(ctx context.Context, from Source, blob cas.Digest, w io.WriterAt, fn func(done,
+	total int64)) error {
 	return newTee(from, w, fn).copyVerified(ctx, from.Size(), blob)
 }
 

@@ -242,9 +242,8 @@ func truncatedSum(b []byte) (half [frameSumSize]byte) {
 var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
 	d,
 		err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(MaxFrame),
-		zstd.WithDecoderMaxWindow(MaxFrame),
-		zstd.WithDecoderLowmem(true), zstd.WithDecodeAllCapLimit(true),
-		zstd.WithDecoderConcurrency(0))
+		zstd.WithDecoderMaxWindow(MaxFrame), zstd.WithDecoderLowmem(true),
+		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
 	if err != nil {
 		panic(err) // of options that are constants
 	}
@@ -271,9 +270,8 @@ const sampleFrames = 16
 // compressed only once, and that level finds redundancy in weights that the default does not.
 func newFrameEncoder() (*zstd.Encoder, error) {
 	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression),
-		zstd.WithEncoderConcurrency(1),
-		zstd.WithWindowSize(FrameSize), zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false),
-		zstd.WithLowerEncoderMem(true))
+		zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(FrameSize),
+		zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))
 }
 
 // Compressed estimates how many bytes a source takes as frames: from 16 of them,
@@ -302,9 +300,8 @@ func Compressed(ctx context.Context, s Source) (int64, error) {
 	return int64(float64(stored) / float64(plain) * float64(f.Size)), nil
 }
 
-func (f *Frames) compressTo(
-	ctx context.Context, s Source, at int64, write func(p []byte, off int64) error,
-) error {
+func (f *Frames) compressTo(ctx context.Context, s Source, at int64, write func(p []byte,
+	off int64) error) error {
 	c, err := newFrameEncoder()
 	if err != nil {
 		return err

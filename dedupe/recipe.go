@@ -76,9 +76,8 @@ type Recipe struct {
 	Frames *Frames
 }
 
-// Validate returns a *FormatError unless the recipe is sound in itself: extents
-// that cover the blob, inside their bases, limits kept, no base that
-// is the blob, stands twice, or is not needed.
+// Validate returns a *FormatError unless the recipe is sound in itself: extents that cover the
+// blob, inside their bases, limits kept, no base that is the blob, stands twice, or is not needed.
 func (r *Recipe) Validate() error {
 	if r.Size < 0 || r.Size > MaxSize {
 		return invalid("size", "%d bytes", r.Size)
@@ -161,8 +160,7 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 		reason = fmt.Sprintf("a period of %d in %d bytes", e.Period, e.Length)
 	case e.From < 0 || e.baseBytes() > r.sizeOf(e.Base) ||
 		e.From > r.sizeOf(e.Base)-e.baseBytes():
-		reason = fmt.Sprintf("bytes %d+%d of a base of %d", e.From, e.baseBytes(),
-			r.sizeOf(e.Base))
+		reason = fmt.Sprintf("bytes %d+%d of a base of %d", e.From, e.baseBytes(), r.sizeOf(e.Base))
 	default:
 		return nil
 	}

@@ -78,8 +78,7 @@ func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
 	s := &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName),
 		incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
 		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}),
-		removing: make(map[cas.Digest][]Base),
-		unread:   make(map[cas.Digest]Problem)}
+		removing: make(map[cas.Digest][]Base), unread: make(map[cas.Digest]Problem)}
 	if s.fs == nil {
 		s.fs = cas.OS{}
 	}
@@ -249,9 +248,8 @@ func (s *RecipeStore) releaseBasesLocked(d cas.Digest, bases []Base) {
 // has no frames. prove, which may be nil, is called with the recipe as it was written, before that
 // gets its name; its error leaves things as they were. From then on Users tells of the recipe's
 // bases, which have to be durable before.
-func (s *RecipeStore) Put(
-	ctx context.Context, r *Recipe, literals Source, verify func(*Recipe) error,
-) error {
+func (s *RecipeStore) Put(ctx context.Context, r *Recipe, literals Source,
+	verify func(*Recipe) error) error {
 	path, stored, err := s.stage(ctx, r, literals, verify) // others put and remove meanwhile
 	if err == nil {
 		err = s.rename(r, path, stored)
@@ -262,9 +260,8 @@ func (s *RecipeStore) Put(
 	return nil
 }
 
-func (s *RecipeStore) stage(
-	ctx context.Context, r *Recipe, literals Source, verify func(*Recipe) error,
-) (path string, stored int64, err error) {
+func (s *RecipeStore) stage(ctx context.Context, r *Recipe, literals Source,
+	verify func(*Recipe) error) (path string, stored int64, err error) {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
 	path = filepath.Join(s.incoming, hex.EncodeToString(id[:]))

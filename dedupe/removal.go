@@ -48,9 +48,8 @@ func (r *Removal) removeWith(d cas.Digest, take func() error) (bases []Base, err
 	return bases, err
 }
 
-// Sync makes durable what was removed, and gives up its bases. A recipe whose removal
-// could not be synced may come back after a crash, and keeps its bases until it is removed
-// again.
+// Sync makes durable what was removed, and gives up its bases. A recipe whose removal could not be
+// synced may come back after a crash, and keeps its bases until it is removed again.
 func (r *Removal) Sync() (err error) {
 	if len(r.removed) == 0 {
 		return nil // most removed blobs have no recipe: no need to wait for the lock

@@ -309,8 +309,7 @@ func (w *walker) inFile(t *Initializer) {
 // onlyExternal returns the part of the tensor that its check needs.
 func (t *Initializer) onlyExternal(location string) Initializer {
 	return Initializer{Name: t.Name, Location: location, Type: t.Type, Shape: t.Shape,
-		Sparse: t.Sparse,
-		Offset: t.Offset, Length: t.Length, At: t.At}
+		Sparse: t.Sparse, Offset: t.Offset, Length: t.Length, At: t.At}
 }
 
 // typed records data in a field of its element type. Packed in one piece, as all writers do, it has

@@ -168,9 +168,8 @@ func (t Initializer) coversShape(graph string, size int64) error {
 // elementBits are the sizes of TensorProto's data types; types that are not named have none of
 // their own, or are newer.
 var elementBits = map[int32]int64{
-	1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64,
-	14: 64, 15: 128,
-	16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2,
+	1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64,
+	15: 128, 16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2,
 }
 
 // Bytes is the size that type and shape ask for, if it can be said.

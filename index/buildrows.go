@@ -61,9 +61,8 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	return cmp.Or(err, writeSpace(tx, space))
 }
 
-// removeBuild takes the rows of a build out again, those of its use and view
-// included, and returns the bytes on disk of blobs that no build needs any more. It is not an error
-// if there are none.
+// removeBuild takes the rows of a build out again, those of its use and view included, and returns
+// the bytes on disk of blobs that no build needs any more. It is not an error if there are none.
 func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 	body, err := get(tx, bucketBuilds, id[:])
 	if body == nil || err != nil {

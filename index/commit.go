@@ -84,8 +84,7 @@ func (x *Index) Commit(list []*Change) {
 	for _, c := range list {
 		if b := &c.build; !c.publish {
 			note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID,
-				Text:     c.Why,
-				BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
+				Text: c.Why, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
 				By: fmt.Sprintf("uid:%d", b.UID)}
 			if err := x.Journal.note(note); err != nil {
 				x.Log.Warn("cannot write history", "build", b.ID, "error", err)

@@ -116,10 +116,8 @@ func Open(dir string, o Options) (*Index, error) {
 
 func newIndex(dir string, o Options) *Index {
 	x := &Index{
-		Options: o, dir: dir,
-		entries:   memo.NewCostCache[lookupKey, []Build](entriesBytes),
-		retracted: make(map[BuildID]bool),
-		woken:     make(chan struct{}, 1),
+		Options: o, dir: dir, entries: memo.NewCostCache[lookupKey, []Build](entriesBytes),
+		retracted: make(map[BuildID]bool), woken: make(chan struct{}, 1),
 	}
 	if x.FS == nil {
 		x.FS = cas.OS{}

@@ -96,15 +96,13 @@ func marshalBuild(b Build) ([]byte, error) {
 		return nil, err
 	}
 	m := &manifestpb.Manifest{
-		Id: b.ID[:], RequestKey: b.RequestKey[:], BuildKey: b.BuildKey[:],
-		Scope: b.Scope, Uid: b.UID,
-		ModelDigest: b.ModelDigest[:], ModelName: b.ModelName, Record: b.Record,
-		RecordJson: b.RecordJSON,
-		OrtVersion: b.ORTVersion, Route: b.Route, Graph: b.Graph, SessionOptions: b.SessionOptions,
-		GraphOptimizationLevel: b.GraphOptimizationLevel, CompileSeconds: b.CompileSeconds,
-		Created: nanos(b.Created), LoadCheck: b.LoadCheck, IrVersion: b.IRVersion, Embed: b.Embed,
-		Warnings: b.Warnings,
-		Put:      b.Put, VerifiedOutput: b.VerifiedOutput, ModelPath: b.ModelPath,
+		Id: b.ID[:], RequestKey: b.RequestKey[:], BuildKey: b.BuildKey[:], Scope: b.Scope,
+		Uid: b.UID, ModelDigest: b.ModelDigest[:], ModelName: b.ModelName, Record: b.Record,
+		RecordJson: b.RecordJSON, OrtVersion: b.ORTVersion, Route: b.Route, Graph: b.Graph,
+		SessionOptions: b.SessionOptions, GraphOptimizationLevel: b.GraphOptimizationLevel,
+		CompileSeconds: b.CompileSeconds, Created: nanos(b.Created), LoadCheck: b.LoadCheck,
+		IrVersion: b.IRVersion, Embed: b.Embed, Warnings: b.Warnings, Put: b.Put,
+		VerifiedOutput: b.VerifiedOutput, ModelPath: b.ModelPath,
 	}
 	if o := b.Converted; !o.ID.IsZero() {
 		m.Converted = &manifestpb.Origin{BuildId: o.ID[:], BuildKey: o.BuildKey[:],
@@ -122,8 +120,7 @@ func marshalBuild(b Build) ([]byte, error) {
 			Name: e.Name, Version: e.Version, Library: e.Library, LibraryDigest: e.LibraryDigest[:],
 			SdkVersion: e.SDKVersion, HardwareArchitecture: e.HardwareArchitecture,
 			CompatibilityString: e.CompatibilityString, DriverVersion: e.DriverVersion,
-			Devices:  e.Devices,
-			TookNone: e.TookNone,
+			Devices: e.Devices, TookNone: e.TookNone,
 		})
 	}
 	m.Source, m.Members = marshalSource(b.Source), marshalMembers(b.Members)
@@ -147,12 +144,11 @@ func unmarshalBuild(body []byte) (Build, error) {
 	}
 	b := Build{
 		Scope: m.Scope, UID: m.Uid, ModelName: m.ModelName, Record: m.Record,
-		RecordJSON: m.RecordJson,
-		ORTVersion: m.OrtVersion, Route: m.Route, Graph: m.Graph, SessionOptions: m.SessionOptions,
-		GraphOptimizationLevel: m.GraphOptimizationLevel, CompileSeconds: m.CompileSeconds,
-		Created: fromNanos(m.Created), LoadCheck: m.LoadCheck, IRVersion: m.IrVersion,
-		Embed: m.Embed, Warnings: m.Warnings,
-		Put: m.Put, VerifiedOutput: m.VerifiedOutput, ModelPath: m.ModelPath,
+		RecordJSON: m.RecordJson, ORTVersion: m.OrtVersion, Route: m.Route, Graph: m.Graph,
+		SessionOptions: m.SessionOptions, GraphOptimizationLevel: m.GraphOptimizationLevel,
+		CompileSeconds: m.CompileSeconds, Created: fromNanos(m.Created), LoadCheck: m.LoadCheck,
+		IRVersion: m.IrVersion, Embed: m.Embed, Warnings: m.Warnings, Put: m.Put,
+		VerifiedOutput: m.VerifiedOutput, ModelPath: m.ModelPath,
 	}
 	err := cmp.Or(fixed("id", b.ID[:], m.Id), fixed("request_key", b.RequestKey[:], m.RequestKey),
 		fixed("build_key", b.BuildKey[:], m.BuildKey),

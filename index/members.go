@@ -49,8 +49,7 @@ func marshalMembers(members []Member) []*manifestpb.Member {
 	for i := range members {
 		m := &members[i]
 		one := &manifestpb.Member{ModelName: m.ModelName, ModelDigest: m.ModelDigest[:],
-			Graph:          m.Graph,
-			SessionOptions: m.SessionOptions, Source: marshalSource(m.Source)}
+			Graph: m.Graph, SessionOptions: m.SessionOptions, Source: marshalSource(m.Source)}
 		if m.AloneKey != (RequestKey{}) {
 			one.AloneKey = m.AloneKey[:]
 		}

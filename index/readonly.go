@@ -65,8 +65,7 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 // leaves.
 func (x *Index) readJournal() error {
 	x.Journal = &Journal{states: make(map[BuildID]State), pins: make(map[BuildID]Pin),
-		sequences: make(map[string]uint64),
-		exists:    x.exists}
+		sequences: make(map[string]uint64), exists: x.exists}
 	file, err := readFile(x.FS, filepath.Join(x.dir, "journal"), maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -34,9 +34,8 @@ func (d *database) rows(ctx context.Context, bucket []byte,
 }
 
 // rowsFrom is rows, for keys that begin with prefix and follow after.
-func (d *database) rowsFrom(
-	ctx context.Context, bucket, prefix, after []byte, fn func(key, value []byte) error,
-) error {
+func (d *database) rowsFrom(ctx context.Context, bucket, prefix, after []byte, fn func(key,
+	value []byte) error) error {
 	next := make(chan scanned, 1)
 	read := func(after []byte, into scanned) { next <- d.scan(bucket, prefix, after, into) }
 	go read(after, scanned{})
@@ -108,9 +107,8 @@ func (p *scanned) lastKey() []byte {
 
 // eachRow calls fn, within a transaction, with the rows that have keys which begin with prefix and
 // follow after, as they are stored, until it returns false or an error.
-func eachRow(
-	tx *bbolt.Tx, bucket, prefix, after []byte, fn func(key, sealed []byte) (more bool, err error),
-) error {
+func eachRow(tx *bbolt.Tx, bucket, prefix, after []byte, fn func(key, sealed []byte) (more bool,
+	err error)) error {
 	b, err := bucketOf(tx, bucket)
 	if err != nil {
 		return err

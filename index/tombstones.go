@@ -91,9 +91,8 @@ func (j *Journal) Tombstones(match func(*Tombstone) bool) []Tombstone {
 
 func tombstoneOf(m *manifestpb.Tombstone) (Tombstone, error) {
 	t := Tombstone{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()),
-		Reason: m.GetReason(), Bytes: m.GetBytes(),
-		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed()),
-		ForBudget: m.GetForBudget()}
+		Reason: m.GetReason(), Bytes: m.GetBytes(), CompileSeconds: m.GetCompileSeconds(),
+		LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget()}
 	copy(t.ModelDigest[:], m.GetModelDigest())
 	return t, cmp.Or(fixed("build_id", t.BuildID[:], m.GetBuildId()),
 		fixed("request_key", t.RequestKey[:], m.GetRequestKey()),
@@ -103,9 +102,8 @@ func tombstoneOf(m *manifestpb.Tombstone) (Tombstone, error) {
 func tombstoneRecord(t *Tombstone) *manifestpb.Record {
 	return &manifestpb.Record{Kind: &manifestpb.Record_Tombstone{Tombstone: &manifestpb.Tombstone{
 		BuildId: t.BuildID[:], RequestKey: t.RequestKey[:], BuildKey: t.BuildKey[:],
-		ModelName: t.ModelName, Scope: t.Scope,
-		ModelDigest: t.ModelDigest[:],
-		At:          nanos(t.At), Reason: t.Reason, Bytes: t.Bytes,
-		CompileSeconds: t.CompileSeconds, LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
+		ModelName: t.ModelName, Scope: t.Scope, ModelDigest: t.ModelDigest[:], At: nanos(t.At),
+		Reason: t.Reason, Bytes: t.Bytes, CompileSeconds: t.CompileSeconds,
+		LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
 	}}}
 }

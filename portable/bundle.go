@@ -182,8 +182,7 @@ func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.W
 	whole := io.TeeReader(io.LimitReader(&telling{ctx, blob, nil}, d.Size+1),
 		io.MultiWriter(sum, size))
 	dec, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1),
-		zstd.WithDecoderMaxWindow(maxWindow),
-		zstd.WithDecoderLowmem(true))
+		zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return err
 	}

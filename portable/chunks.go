@@ -220,8 +220,7 @@ type Unpacker struct {
 // NewUnpacker returns an unpacker, which is closed after use.
 func NewUnpacker() (*Unpacker, error) {
 	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1),
-		zstd.WithDecoderMaxMemory(2*ChunkMax),
-		zstd.WithDecoderMaxWindow(2*ChunkMax))
+		zstd.WithDecoderMaxMemory(2*ChunkMax), zstd.WithDecoderMaxWindow(2*ChunkMax))
 	return &Unpacker{dec: dec}, err
 }
 

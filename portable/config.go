@@ -133,8 +133,7 @@ func (c *Config) check(file string) error {
 
 func (c *Config) checkTexts(file string) error {
 	texts := map[string]string{"model_name": c.ModelName, "ort_version": c.ORTVersion,
-		"route":                    c.Route,
-		"graph_optimization_level": c.Level}
+		"route": c.Route, "graph_optimization_level": c.Level}
 	for i := range c.EPs {
 		ep, at := &c.EPs[i], fmt.Sprintf("eps[%d].", i)
 		for name, text := range map[string]string{"name": ep.Name, "version": ep.Version,

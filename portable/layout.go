@@ -319,8 +319,7 @@ func addFile(ctx context.Context, out *tar.Writer, root *os.Root, name string) e
 		return err
 	}
 	err = out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644,
-		Size:    info.Size(),
-		ModTime: time.Unix(0, 0)})
+		Size: info.Size(), ModTime: time.Unix(0, 0)})
 	if err == nil {
 		_, err = io.Copy(out, &telling{ctx, f, nil})
 	}

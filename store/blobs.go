@@ -164,8 +164,7 @@ type Need struct {
 	Blob  cas.Digest
 }
 
-// Needs lists the builds that need a blob: as one of theirs, or as a base of one that is
-// packed.
+// Needs lists the builds that need a blob: as one of theirs, or as a base of one that is packed.
 func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 	add := func(blob cas.Digest) error {
 		ids, err := st.index.Needs(blob)

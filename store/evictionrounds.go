@@ -131,9 +131,8 @@ var errStopSearch = errors.New("seen")
 // EvictableFor reports whether enough of a user's builds can be evicted to keep a reservation
 // within the quota. It evicts nothing. mayGo is at most the necessary bytes; if it is less, stays
 // says why.
-func (c *Collector) EvictableFor(
-	ctx context.Context, r *Reservation, disk, bytes int64,
-) (mayGo int64, stays string, err error) {
+func (c *Collector) EvictableFor(ctx context.Context, r *Reservation, disk,
+	bytes int64) (mayGo int64, stays string, err error) {
 	b, err := c.st.Bounds()
 	if err != nil || bytes == 0 || b.User == 0 && !b.shares(r.user) {
 		return 0, "", err
@@ -159,9 +158,8 @@ func (c *Collector) EvictableFor(
 }
 
 // evictableOfUser looks at a user's builds until enough may be evicted.
-func (c *Collector) evictableOfUser(
-	ctx context.Context, uid uint32, builds uint64, enough int64,
-) (mayGo int64, stays string, err error) {
+func (c *Collector) evictableOfUser(ctx context.Context, uid uint32, builds uint64,
+	enough int64) (mayGo int64, stays string, err error) {
 	var own views.OwnFiles
 	var held int64
 	err = c.st.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {

@@ -72,8 +72,7 @@ func (st *Store) Bounds() (Bounds, error) {
 		return Bounds{}, err
 	}
 	b := Bounds{Budget: o.Budget.of(s.size), Floor: o.Floor.of(s.size),
-		User: o.UserBytes.of(s.size), Entries: o.MaxEntries,
-		unused: o.MaxUnused, Free: s.free}
+		User: o.UserBytes.of(s.size), Entries: o.MaxEntries, unused: o.MaxUnused, Free: s.free}
 	if b.Budget > 0 && st.options.Bound != nil {
 		b.Share, b.bound = o.UserShare.of(b.Budget), st.options.Bound
 	}
@@ -212,9 +211,8 @@ func (st *Store) Unreserved(user uint32) *Reservation { return &Reservation{st: 
 
 // Reserve sets space aside. The error says with numbers why there is none. evicts: builds are
 // evicted for it first; the caller may hold no lock of a blob then.
-func (st *Store) Reserve(
-	ctx context.Context, user uint32, evicts bool, sizes ...int64,
-) (*Reservation, error) {
+func (st *Store) Reserve(ctx context.Context, user uint32, evicts bool,
+	sizes ...int64) (*Reservation, error) {
 	r := &Reservation{st: st, user: user}
 	return r, r.Resize(ctx, evicts, sizes...)
 }

@@ -72,8 +72,7 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 func (st *Store) notePublished(m *Publication) {
 	b := m.Build
 	st.log.Info(m.Kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds",
-		b.CompileSeconds,
-		"uid", b.UID, "scope", b.Scope)
+		b.CompileSeconds, "uid", b.UID, "scope", b.Scope)
 	if m.Counter != "" {
 		st.index.Counters.Add(m.Counter, 1)
 	}

@@ -96,8 +96,7 @@ func Open(dir string, o Options) (*Store, error) {
 		ledger: newLedger(), buildGuard: newBuildGuard(), reopenNeeded: make(chan string, 1)}
 	st.collector = &Collector{st: st}
 	st.packer = &Packer{st: st, retryAll: make(chan struct{}, 1),
-		futile: make(map[packing.Family]bool),
-		slowly: rate.NewLimiter(scrubRate, scrubPiece)}
+		futile: make(map[packing.Family]bool), slowly: rate.NewLimiter(scrubRate, scrubPiece)}
 	st.settings.Store(&o.Settings)
 	if err := st.open(); err != nil {
 		return nil, errors.Join(err, st.Close())
@@ -128,8 +127,7 @@ func (st *Store) open() (err error) {
 		return fmt.Errorf("staging: %w", err)
 	}
 	if st.views, err = views.Open(views.Options{Dir: st.path("views"), PathAccess: o.PathAccess,
-		Blobs: st.cas,
-		Forms: st.forms, Index: st.index, Now: st.now, Log: st.log}); err != nil {
+		Blobs: st.cas, Forms: st.forms, Index: st.index, Now: st.now, Log: st.log}); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
 	st.collector.keepReserve()
@@ -143,8 +141,7 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 		return nil, nil, err
 	}
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), log: slog.New(slog.DiscardHandler),
-		now:    time.Now,
-		Layers: layers.New(nil, nil)}
+		now: time.Now, Layers: layers.New(nil, nil)}
 	st.settings.Store(&Settings{})
 	var builds []index.Build
 	var err error
@@ -155,8 +152,7 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 		return nil, nil, err
 	}
 	st.forms, err = packing.Open(packing.Options{Dir: dir, Whole: st.cas, Memory: st.index,
-		Log:      st.log,
-		Sketches: st.index.Sketches, Shares: st.index.Shares, ReadOnly: true})
+		Log: st.log, Sketches: st.index.Sketches, Shares: st.index.Shares, ReadOnly: true})
 	return st, builds, err
 }
 

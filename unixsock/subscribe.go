@@ -166,8 +166,7 @@ func (c *connection) sendEvent(number uint64, e *wire.Event) error {
 // boundedEvent copies: the backend may give the same event to all subscribers.
 func boundedEvent(e *wire.Event) *wire.Event {
 	return &wire.Event{AtMs: e.GetAtMs(), Sequence: e.GetSequence(),
-		Text: cut(e.GetText(), maxEventText),
-		Kind: cut(e.GetKind(), maxEventName), RequestKey: cut(e.GetRequestKey(), maxEventName),
-		Build: cut(e.GetBuild(), maxEventName),
+		Text: cut(e.GetText(), maxEventText), Kind: cut(e.GetKind(), maxEventName),
+		RequestKey: cut(e.GetRequestKey(), maxEventName), Build: cut(e.GetBuild(), maxEventName),
 		Model: cut(e.GetModel(), maxEventName), Runtime: cut(e.GetRuntime(), maxEventName)}
 }

@@ -159,8 +159,7 @@ func NewBuild(at *request.Attempt, scope string, models []*epmodel.Model, result
 	b := &index.Build{
 		RequestKey: p.RequestKey, BuildKey: p.BuildKey, Scope: scope, UID: r.Peer.UID,
 		ModelDigest: p.Canonical.Model, ModelName: r.Name, ModelPath: r.Path, Record: p.Record,
-		RecordJSON: p.RecordJSON,
-		EPs:        p.StatedFacts(models), ORTVersion: result.ORTVersion,
+		RecordJSON: p.RecordJSON, EPs: p.StatedFacts(models), ORTVersion: result.ORTVersion,
 		Route: p.Canonical.Route, Graph: result.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
 		CompileSeconds: result.Seconds, Created: created, IRVersion: m.IRVersion, Embed: r.Embed,

@@ -41,8 +41,7 @@ func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 	check := compilers.CheckJob{
 		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Graph: filepath.Join(out, result.Graph),
 		Session: compilers.Session{SessionOptions: options, GraphOptimizationLevel: j.loadLevel()},
-		Pace:    compilers.Pace{Ready: ready, Idle: j.urgent},
-		Beside:  j.Plan.OnlyProcessors,
+		Pace:    compilers.Pace{Ready: ready, Idle: j.urgent}, Beside: j.Plan.OnlyProcessors,
 	}
 	for i := 1; i < j.Request.Models(); i++ {
 		check.Share = append(check.Share, filepath.Join(out, result.Graphs[i]))

@@ -31,9 +31,8 @@ const earlyLoadDelay = 20 * time.Millisecond
 
 func (j *Job) startEarlyWorkers(ctx context.Context, spec compilers.Job,
 	o *workspace.Original) *earlyWorkers {
-	e := &earlyWorkers{j: j, cancel: func() {},
-		copied: make(chan struct{}), compileBegun: make(chan struct{}),
-		compiled: make(chan struct{})}
+	e := &earlyWorkers{j: j, cancel: func() {}, copied: make(chan struct{}),
+		compileBegun: make(chan struct{}), compiled: make(chan struct{})}
 	e.reportPhase = sync.OnceFunc(func() { close(e.compiled) })
 	if j.Request.Models() > 1 {
 		return e

@@ -36,9 +36,8 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 	}
 	defer j.bd.Store.Forms().Release(hold)
 	m := store.Publication{Build: b, Dir: out, Hashed: hashed, UID: j.Peer.UID,
-		Reservation: j.reservation,
-		Kind:        event.Compiled,
-		Text:        fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
+		Reservation: j.reservation, Kind: event.Compiled,
+		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
 	if j.recompile.Why != "" {
 		m.Kind, m.Counter, m.Text = event.Rebuilt, "rebuilds", m.Text+": "+j.recompile.Why
 		m.Replaces = j.recompile.Replaces // of other libraries, perhaps

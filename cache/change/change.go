@@ -294,10 +294,8 @@ func (c *Changes) Unpack(ctx context.Context, p request.Peer, names []string, al
 }
 
 // packEach calls do with each build, and reports what became of it.
-func (c *Changes) packEach(
-	ctx context.Context, ids []index.BuildID, packs bool, progress func(done, total int64),
-	do func(*index.Build) (string, int64, error),
-) (*wire.PackReply, error) {
+func (c *Changes) packEach(ctx context.Context, ids []index.BuildID, packs bool, progress func(done,
+	total int64), do func(*index.Build) (string, int64, error)) (*wire.PackReply, error) {
 	out, done := &wire.PackReply{}, int64(0)
 	err := c.eachStored(ctx, ids, func(b *index.Build) error {
 		if progress != nil {
@@ -373,12 +371,10 @@ func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 	for i, b := range plan.Records {
 		r := &plan.Steps[i]
 		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(),
-			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(query.FirstEP(b)),
-			Scope: b.Scope, FreesBytes: r.Frees,
-			Reason: wire.Clip(r.Reason()), Outcome: wire.Clip(r.Outcome),
-			CompileSeconds: b.CompileSeconds,
-			LastUsedMs:     wire.Milliseconds(r.Last), Models: uint32(max(1, len(b.Members))),
-			Action: r.Action.String()})
+			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(query.FirstEP(b)), Scope: b.Scope,
+			FreesBytes: r.Frees, Reason: wire.Clip(r.Reason()), Outcome: wire.Clip(r.Outcome),
+			CompileSeconds: b.CompileSeconds, LastUsedMs: wire.Milliseconds(r.Last),
+			Models: uint32(max(1, len(b.Members))), Action: r.Action.String()})
 	}
 	for _, k := range plan.Kept {
 		kept := &wire.Kept{Reason: k.Reason, Builds: k.Builds, Bytes: k.Bytes}

@@ -72,8 +72,7 @@ type Imported struct {
 // Reply fills the message that clients receive.
 func (out *Imported) Reply() *wire.ImportReply {
 	r := &wire.ImportReply{Outcome: out.Outcome, Text: wire.Valid(out.Text), Wanted: out.Wanted,
-		Stored: out.Stored, Damaged: out.Damaged, Scope: out.Scope, Key: out.Key,
-		Hint: out.Hint}
+		Stored: out.Stored, Damaged: out.Damaged, Scope: out.Scope, Key: out.Key, Hint: out.Hint}
 	if out.Card != nil {
 		r.Build, r.Manifest = out.Card.Config.BuildKey.String(), out.Card.Digest.Hex()
 	}
@@ -279,8 +278,7 @@ func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope st
 			"its build key does not match the request and libraries in its record")
 	}
 	in.claim = &claim{adopts: true, state: claimPutting, claims: cs, scope: scope, Attempt: at,
-		owner:    cs.Owner(p.UID),
-		duration: context.Background()}
+		owner: cs.Owner(p.UID), duration: context.Background()}
 	in.out.RequestKey = at.Plan.RequestKey
 	return in.refuseEarly(ctx)
 }

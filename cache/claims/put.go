@@ -173,8 +173,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	defer cs.Store.Forms().Release(hold)
 	err = cs.Store.Publish(ctx, store.Publication{Build: b, Dir: dir, Hashed: hashed,
 		UID: cl.Peer.UID, Reservation: reservation, Kind: event.Put,
-		Text:    request.PutDescription(b),
-		Counter: "puts"}, hold)
+		Text: request.PutDescription(b), Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
 	}
@@ -371,10 +370,9 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 	for _, name := range slices.Sorted(maps.Keys(files.External)) {
 		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
-	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()},
-		adopts: true, state: claimPutting, claims: cs, scope: key.Scope,
-		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(),
-		duration: context.Background()}
+	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()}, adopts: true,
+		state: claimPutting, claims: cs, scope: key.Scope, Attempt: at,
+		owner: cs.Owner(at.Peer.UID), began: time.Now(), duration: context.Background()}
 	do := func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
 		defer files.Close()
 		if cl.acceptsPut, err = readSignature(ctx, files); err != nil {

@@ -133,8 +133,7 @@ func limitReason(err error) Reason {
 	}{
 		{compilers.ErrTimeout, Timeout}, {compilers.ErrCPU, CPU}, {compilers.ErrMemory, Memory},
 		{compilers.ErrOutputLimit, OutputLimit}, {compilers.ErrOutput, Invalid},
-		{compilers.ErrProtocol, Invalid},
-		{context.Canceled, Cancelled},
+		{compilers.ErrProtocol, Invalid}, {context.Canceled, Cancelled},
 	} {
 		if errors.Is(err, one.is) {
 			return one.reason

@@ -57,9 +57,8 @@ type CompileTerms struct {
 
 // Spelling digests the terms as they came. Those with files are not remembered.
 func (t *Terms) Spelling() ([32]byte, bool) {
-	raw := Record{Version: recordVersion, Model: t.Model, Session: t.Session,
-		Embed: t.Embed, Route: t.Route, Output: t.Output.asGiven(), Group: t.Group,
-		Member: t.Member}
+	raw := Record{Version: recordVersion, Model: t.Model, Session: t.Session, Embed: t.Embed,
+		Route: t.Route, Output: t.Output.asGiven(), Group: t.Group, Member: t.Member}
 	raw.EPs = make([]RecordEP, len(t.EPs))
 	for i, ep := range t.EPs {
 		if len(ep.Files) > 0 {
@@ -76,8 +75,7 @@ func (t *Terms) Spelling() ([32]byte, bool) {
 func (t *Terms) Record(ctx context.Context, allowed Allowed,
 	devicesOf func(EP) ([]compilers.Device, error)) (Record, error) {
 	out := Record{Version: recordVersion, Model: t.Model, Embed: t.Embed, Group: t.Group,
-		Member:  t.Member,
-		Session: compilers.Session{FreeDimensions: t.FreeDimensions}}
+		Member: t.Member, Session: compilers.Session{FreeDimensions: t.FreeDimensions}}
 	if out.FreeDimensions == nil {
 		out.FreeDimensions = map[string]int64{}
 	}

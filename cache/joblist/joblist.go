@@ -249,13 +249,11 @@ func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 
 func jobReply(j *jobs.Info) *wire.Job {
 	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: wire.Clip(j.ModelName),
-		ModelDigest: wire.KeyText(j.ModelDigest),
-		RequestKey:  wire.KeyText(j.RequestKey), Build: wire.KeyText(j.Build), Ep: j.EP, Uid: j.UID,
-		Background: j.Background,
-		Waiting:    uint32(j.Waiting), QueuedMs: wire.Milliseconds(j.Queued),
-		StartedMs: wire.Milliseconds(j.Started),
-		ElapsedMs: j.Elapsed.Milliseconds(), EstimateMs: j.Estimate.Milliseconds(),
-		Why: wire.Valid(j.Why), Models: uint32(j.Models)}
+		ModelDigest: wire.KeyText(j.ModelDigest), RequestKey: wire.KeyText(j.RequestKey),
+		Build: wire.KeyText(j.Build), Ep: j.EP, Uid: j.UID, Background: j.Background,
+		Waiting: uint32(j.Waiting), QueuedMs: wire.Milliseconds(j.Queued),
+		StartedMs: wire.Milliseconds(j.Started), ElapsedMs: j.Elapsed.Milliseconds(),
+		EstimateMs: j.Estimate.Milliseconds(), Why: wire.Valid(j.Why), Models: uint32(j.Models)}
 	var e *apierr.Error
 	if errors.As(j.Err, &e) {
 		out.Error = &wire.Error{Class: wire.ErrorClass(e.Class), Text: wire.Valid(e.Text),
@@ -273,8 +271,7 @@ func failureReply(f *failure.Failure) *wire.Failure {
 		ModelName: wire.Clip(f.ModelName), ModelDigest: f.ModelDigest.String(), Ep: f.EP,
 		Reason: string(f.Reason), Text: wire.Valid(f.Text), Facts: validFacts(f.Facts),
 		Count: uint32(f.Count), FirstMs: wire.Milliseconds(f.First),
-		LastMs:  wire.Milliseconds(f.Last),
-		RetryMs: wire.Milliseconds(f.Retry), Scope: f.Scope,
+		LastMs: wire.Milliseconds(f.Last), RetryMs: wire.Milliseconds(f.Retry), Scope: f.Scope,
 	}
 }
 

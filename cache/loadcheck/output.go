@@ -120,8 +120,7 @@ func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *
 	}
 	check := at.Plan.JudgeTarget("", at.Content).CheckGraph(b, filepath.Join(built, b.Graph))
 	job := compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check),
-		Source: source.Copies[0].Path, Most: at.VerifyOutput,
-		Compiled: b.CompileSeconds}
+		Source: source.Copies[0].Path, Most: at.VerifyOutput, Compiled: b.CompileSeconds}
 	return runtimes.RunUnreplaced(at.Content, func() (compilers.VerifyResult, error) {
 		return v.VerifyOutput(ctx, job)
 	})

@@ -164,8 +164,7 @@ func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Pl
 			FingerprintJob(p.Canonical, model))
 	}
 	made, err := workspace.Remember(ctx, pl.Workspaces, at.Request, key,
-		runtimes.FingerprintResult.IsFinal,
-		workspace.WithCopy(pl.Workspaces, p.Canonical, onModel))
+		runtimes.FingerprintResult.IsFinal, workspace.WithCopy(pl.Workspaces, p.Canonical, onModel))
 	p.Marks, err = made.For(p.EPs, err)
 	return err
 }
@@ -215,8 +214,7 @@ func (pl *Planner) WithIdentity(ctx context.Context,
 func (pl *Planner) PlanForeign(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	if len(at.Runtime.ORTVersion) > request.MaxVersion {
 		return nil, apierr.New(apierr.BadRequest, nil,
-			"ONNX Runtime's version %.40q...: not a version",
-			at.Runtime.ORTVersion)
+			"ONNX Runtime's version %.40q...: not a version", at.Runtime.ORTVersion)
 	}
 	p := &request.Plan{Outside: true, Libraries: make(map[string]cas.Stamp)}
 	allowed, _ := pl.Allowed()
@@ -247,7 +245,6 @@ func (pl *Planner) PlanForeign(ctx context.Context, at *request.Attempt) (*reque
 		p.EPs, p.Facts = append(p.EPs, one), append(p.Facts, facts)
 	}
 	p.BuildKey = identity.ForeignBuildKey(p.RequestKey, p.Facts, p.Canonical.Route,
-		at.Runtime.ORTVersion,
-		pl.Runtimes.Machine().ID())
+		at.Runtime.ORTVersion, pl.Runtimes.Machine().ID())
 	return p, nil
 }

@@ -195,10 +195,9 @@ func (d *Doctor) StateAdvice() []Advice {
 
 var fileSystems = map[int64]string{
 	0xef53: "ext4", 0x58465342: "XFS", 0x9123683e: "btrfs", 0xf2f52010: "f2fs", 0x01021994: "tmpfs",
-	0x858458f6: "ramfs",
-	0x794c7630: "overlay", 0x6969: "NFS", 0xff534d42: "CIFS", 0xfe534d42: "SMB", 0x65735546: "FUSE",
-	0x01021997: "9p",
-	0x00c36400: "Ceph", 0x2fc12fc1: "ZFS", 0xe0f5e1e2: "erofs", 0x73717368: "squashfs",
+	0x858458f6: "ramfs", 0x794c7630: "overlay", 0x6969: "NFS", 0xff534d42: "CIFS",
+	0xfe534d42: "SMB", 0x65735546: "FUSE", 0x01021997: "9p", 0x00c36400: "Ceph", 0x2fc12fc1: "ZFS",
+	0xe0f5e1e2: "erofs", 0x73717368: "squashfs",
 }
 
 func fileSystemOf(path string) (fileSystem, error) {

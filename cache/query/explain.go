@@ -501,8 +501,7 @@ func (q *Queries) tombstoneOf(p rights.Peer, name string) *index.Tombstone {
 
 func eventOf(t *index.Tombstone) *index.Event {
 	return &index.Event{At: t.At, RequestKey: t.RequestKey, BuildID: t.BuildID,
-		BuildKey:  t.BuildKey,
-		ModelName: t.ModelName, Scope: t.Scope}
+		BuildKey: t.BuildKey, ModelName: t.ModelName, Scope: t.Scope}
 }
 
 func meansEvent(name string, e *index.Event) bool {

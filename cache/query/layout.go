@@ -299,8 +299,7 @@ func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([
 				continue
 			}
 			pieces = k.appendPiece(pieces,
-				Piece{At: e.At, Length: e.Length, Holder: bases[e.Base].Digest,
-					From: e.From})
+				Piece{At: e.At, Length: e.Length, Holder: bases[e.Base].Digest, From: e.From})
 		}
 	}
 	pieces = mergePieces(pieces, finePieces)

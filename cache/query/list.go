@@ -98,12 +98,11 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	out := &wire.Build{
 		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(),
 		ModelDigest: b.ModelDigest.String(), ModelName: wire.Clip(b.ModelName),
-		OrtVersion: b.ORTVersion,
-		Scope:      b.Scope, Graph: b.Graph, CreatedMs: wire.Milliseconds(b.Created),
-		CompileSeconds: b.CompileSeconds, State: cmp.Or(state.Name, index.Current),
-		Reason: state.Reason, LastUsedMs: wire.Milliseconds(lastUsed), Hits: hits,
-		LoadCheck: b.LoadCheck, VerifiedOutput: b.VerifiedOutput,
-		Members: MembersReply(b.Members),
+		OrtVersion: b.ORTVersion, Scope: b.Scope, Graph: b.Graph,
+		CreatedMs: wire.Milliseconds(b.Created), CompileSeconds: b.CompileSeconds,
+		State: cmp.Or(state.Name, index.Current), Reason: state.Reason,
+		LastUsedMs: wire.Milliseconds(lastUsed), Hits: hits, LoadCheck: b.LoadCheck,
+		VerifiedOutput: b.VerifiedOutput, Members: MembersReply(b.Members),
 	}
 	_, out.Pinned = q.index.Journal.Pinned(b.ID)
 	q.options.Judge(out, b)
@@ -143,8 +142,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 func MembersReply(members []index.Member) (out []*wire.Member) {
 	for _, m := range members {
 		out = append(out, &wire.Member{Name: wire.Clip(m.ModelName),
-			ModelDigest: m.ModelDigest.String(),
-			Graph:       m.Graph, SessionOptions: m.SessionOptions})
+			ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
 	}
 	return out
 }

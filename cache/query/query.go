@@ -75,8 +75,7 @@ type Queries struct {
 // New returns queries of what the options name.
 func New(o Options) *Queries {
 	return &Queries{options: o, rights: o.Rights, store: o.Store, index: o.Store.Index(),
-		blobs: o.Store.Blobs(), forms: o.Store.Forms(),
-		searches:   make(chan struct{}, maxSearches),
+		blobs: o.Store.Blobs(), forms: o.Store.Forms(), searches: make(chan struct{}, maxSearches),
 		explaining: explainSlots{slots: make(keyed.Slots, maxExplaining)}}
 }
 

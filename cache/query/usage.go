@@ -359,10 +359,9 @@ func (q *Queries) Space() (*wire.Space, error) {
 		ManifestBytes: s.ManifestBytes, HeldBytes: held,
 		ReservedBytes: q.store.Ledger().Reserved().Disk,
 		PinnedBytes:   q.diskOf(q.index.Journal.PinnedBuilds()),
-		DeadBytes:     q.diskOf(q.index.Journal.NotServed()),
-		BudgetBytes:   b.Budget, FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries,
-		Evicted: counters["evicted"], Unkept: counters["unkept"],
-		ToLookAt: uint64(q.store.Packer().Remaining())}, nil
+		DeadBytes:     q.diskOf(q.index.Journal.NotServed()), BudgetBytes: b.Budget,
+		FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries, Evicted: counters["evicted"],
+		Unkept: counters["unkept"], ToLookAt: uint64(q.store.Packer().Remaining())}, nil
 }
 
 // consistentSpace reads three accounts as of one moment, as far as possible: a build that is

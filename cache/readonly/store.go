@@ -137,10 +137,9 @@ func (s *Store) Find(ctx context.Context, r *request.Request,
 	serve := func([]compilers.EP) request.Policy {
 		return request.Policy{Unknown: request.PolicyServe}
 	}
-	builds := lookup.New(lookup.Options{Store: s.store, Rights: s.rights,
-		Reports: s.reports, Judge: manifestJudge{}, Policy: serve, Now: time.Now,
-		Planned: f.withPlan,
-		Lease:   s.lease, Pass: f.notePassed})
+	builds := lookup.New(lookup.Options{Store: s.store, Rights: s.rights, Reports: s.reports,
+		Judge: manifestJudge{}, Policy: serve, Now: time.Now, Planned: f.withPlan, Lease: s.lease,
+		Pass: f.notePassed})
 	found, err := builds.Find(ctx, at)
 	a := builds.FillAnswer(found.Answer, at)
 	if a == nil && err == nil && f.several == nil {
@@ -371,8 +370,7 @@ func (f *search) ambiguousError(model string, builds []*index.Build) error {
 		var makers []string
 		for _, ep := range b.EPs {
 			makers = append(makers, fmt.Sprintf("%s %s, SDK %s, for %s (%s)", ep.Name, ep.Version,
-				ep.SDKVersion,
-				ep.HardwareArchitecture, strings.Join(ep.Devices, ", ")))
+				ep.SDKVersion, ep.HardwareArchitecture, strings.Join(ep.Devices, ", ")))
 		}
 		line := fmt.Sprintf("%.12s by %s", b.BuildKey, strings.Join(makers, " and "))
 		if !slices.Contains(lines, line) {
@@ -380,8 +378,7 @@ func (f *search) ambiguousError(model string, builds []*index.Build) error {
 		}
 	}
 	return apierr.New(apierr.NotFound, nil, "%d different builds for model %q in %s: %s",
-		len(lines), model,
-		f.dir, strings.Join(lines, "; ")).
+		len(lines), model, f.dir, strings.Join(lines, "; ")).
 		WithHint("choose one: --build KEY, a device, or --runtime DIR with the libraries that " +
 			"will load it")
 }

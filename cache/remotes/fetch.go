@@ -266,8 +266,7 @@ func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.
 	seeds := rs.seeds(ctx, c)
 	defer remote.CloseAll(seeds)
 	p, err := rs.Client.Fetch(ctx, r.Name, remote.Fetch{Manifest: c.Build, Files: files,
-		Seeds:    seeds,
-		Progress: func(p remote.Progress) { s.arrived(rs.Now(), p) }})
+		Seeds: seeds, Progress: func(p remote.Progress) { s.arrived(rs.Now(), p) }})
 	f := rs.figuresOf(r.Name)
 	f.fetched.Add(p.Wire)
 	f.seeds.Add(p.Seeds)

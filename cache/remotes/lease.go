@@ -127,8 +127,7 @@ func (rs *Remotes) lease(ctx context.Context, r *Remote,
 	return rs.Client.Lease(ctx, r.Name, l)
 }
 
-// lookUpAgain looks for the build again. Bytes of a new card do not count to what the request
-// lost.
+// lookUpAgain looks for the build again. Bytes of a new card do not count to what the request lost.
 func (rs *Remotes) lookUpAgain(ctx context.Context, r *Remote, a *Ask) *index.Build {
 	unlock, err := rs.fetching.Lock(ctx, a.Plan.BuildKey)
 	if err != nil {

@@ -364,8 +364,7 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 	defer view.Close()
 	out := &portable.Build{Signer: signer,
 		Says: portable.Predicate{MachineClass: reply.MachineClass,
-			CompileSeconds: reply.CompileSeconds, Issued: rs.Now(),
-			NotAfter: expiry(rs.Now())}}
+			CompileSeconds: reply.CompileSeconds, Issued: rs.Now(), NotAfter: expiry(rs.Now())}}
 	if err := json.Unmarshal(reply.Config, &out.Config); err != nil {
 		return nil, err
 	}

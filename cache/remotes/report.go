@@ -72,12 +72,10 @@ func (rs *Remotes) Status() (out []*wire.Remote) {
 	for _, r := range all {
 		f, s := rs.figuresOf(r.Name), calls[r.Name]
 		one := &wire.Remote{Name: r.Name, Url: wire.Valid(r.URL), Asked: r.Ask,
-			Publishes: r.Publish,
-			Calls:     uint64(s.Calls), Missing: uint64(s.Missing), Denied: uint64(s.Refused),
-			Unreachable: uint64(s.Unreachable), Damaged: uint64(s.Damaged),
-			Skipped: uint64(s.Skipped),
-			Fetched: uint64(f.hits.Load()), FetchedBytes: f.fetched.Load(),
-			SeedBytes:   f.seeds.Load(),
+			Publishes: r.Publish, Calls: uint64(s.Calls), Missing: uint64(s.Missing),
+			Denied: uint64(s.Refused), Unreachable: uint64(s.Unreachable),
+			Damaged: uint64(s.Damaged), Skipped: uint64(s.Skipped), Fetched: uint64(f.hits.Load()),
+			FetchedBytes: f.fetched.Load(), SeedBytes: f.seeds.Load(),
 			LostSeconds: time.Duration(f.lost.Load()).Seconds(), Refused: uint64(f.refused.Load()),
 			Published: uint64(f.published.Load()), NotPublished: uint64(f.failed.Load()),
 			SentBytes: f.sent.Load(), LeasesWon: uint64(f.won.Load()),

@@ -21,9 +21,8 @@ func (a *Answer) Reply() *wire.AcquireReply {
 		Compatibility:       a.Compatibility.Verdict.String(),
 		CompatibilitySource: a.Compatibility.Source,
 		CompatibilityReason: wire.Valid(a.Compatibility.Reason), Why: wire.Valid(a.Why),
-		Record:      a.Record,
-		Explanation: a.Explanation, Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings,
-		View: a.Path, Graph: a.Graph, SessionOptions: a.SessionOptions,
+		Record: a.Record, Explanation: a.Explanation, Runtime: a.Runtime, Job: a.Job,
+		Warnings: a.Warnings, View: a.Path, Graph: a.Graph, SessionOptions: a.SessionOptions,
 		GraphOptimizationLevel: a.GraphOptimizationLevel, RequestKey: wire.KeyText(a.RequestKey),
 		Member: uint32(a.Member), Unkept: a.Unkept,
 	}

@@ -157,8 +157,7 @@ func (at *Attempt) Terms() *identity.Terms {
 // Answer is an answer without a build.
 func (at *Attempt) Answer(outcome string) *Answer {
 	return &Answer{Outcome: outcome, RequestKey: at.Plan.RequestKey,
-		ModelDigest: at.Identity.Digest,
-		Record:      at.Plan.RecordJSON, Runtime: at.RuntimeName}
+		ModelDigest: at.Identity.Digest, Record: at.Plan.RecordJSON, Runtime: at.RuntimeName}
 }
 
 // NeedsOtherORT reports whether the version of ONNX Runtime that made a build keeps it from the

@@ -174,8 +174,7 @@ func (r *Request) scopes(wish string) (store string, look []string) {
 var onMiss = map[wire.OnMiss]OnMiss{
 	wire.OnMiss_WAIT: Wait, wire.OnMiss_FAIL: Fail, wire.OnMiss_REFRESH: Refresh,
 	wire.OnMiss_BYPASS: Bypass, wire.OnMiss_KEY_ONLY: KeyOnly, wire.OnMiss_EXPLAIN: Explain,
-	wire.OnMiss_BACKGROUND: Background, wire.OnMiss_CLAIM: ForClaim,
-	wire.OnMiss_FETCH: Fetch,
+	wire.OnMiss_BACKGROUND: Background, wire.OnMiss_CLAIM: ForClaim, wire.OnMiss_FETCH: Fetch,
 }
 
 // FromWire translates a message of the protocol. Its indices are within the descriptors.

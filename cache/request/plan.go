@@ -144,8 +144,7 @@ func (p *Plan) JudgeTarget(rt string, rc *runtimes.Content) *JudgeTarget {
 // Target is what the builds are judged for.
 func (a *JudgeTarget) Target() *judge.Target {
 	return &judge.Target{Runtime: a.Runtime, Content: a.Content, EPs: a.EPs, Marks: a.Marks,
-		Facts:    a.Facts,
-		BuildKey: a.BuildKey, Noticed: a.MarksDigest}
+		Facts: a.Facts, BuildKey: a.BuildKey, Noticed: a.MarksDigest}
 }
 
 // CheckJob loads a graph as an application would that asked for what is judged.

@@ -150,8 +150,7 @@ func (p Policy) Stricter(q Policy) Policy {
 	p.Unknown = stricter(p.Unknown, q.Unknown, PolicyLoadCheck, PolicyServe, PolicyLoadCheck,
 		PolicyRefuse)
 	p.PreferRecompilation = stricter(p.PreferRecompilation, q.PreferRecompilation,
-		PolicyServeAndRefresh,
-		PolicyServe, PolicyServeAndRefresh, PolicyRefuse)
+		PolicyServeAndRefresh, PolicyServe, PolicyServeAndRefresh, PolicyRefuse)
 	p.Unsupported = stricter(p.Unsupported, q.Unsupported, PolicyRecompile,
 		PolicyRecompile, PolicyFail)
 	if q.MaxAge > 0 && (p.MaxAge == 0 || q.MaxAge < p.MaxAge) {

@@ -384,9 +384,8 @@ func (s *Set) Probe(ctx context.Context, rt *Runtime) Facts { return s.probe(ctx
 
 func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 	out := Facts{Name: rt.Name, Registered: rt.Registered, At: s.options.Now(),
-		Drivers: make(map[string]Driver),
-		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint),
-		MarkErrors: make(map[string]error)}
+		Drivers: make(map[string]Driver), Digests: make(map[string]string),
+		Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]error)}
 	rc, err := s.Content(ctx, rt, func(string) {})
 	out.State, out.Watched = rt.State(), s.Watched(rt)
 	if last, ok := s.lastProbe(rt); ok {

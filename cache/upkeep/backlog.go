@@ -75,9 +75,8 @@ const maxStarts = 3
 // Save has the job of the attempt outlive the daemon, until the job ends.
 func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 	w := QueuedJob{UID: at.Peer.UID, Name: at.Name, Record: at.Plan.Record,
-		Model:   at.Plan.Canonical.Model,
-		Runtime: at.Runtime.Directory, Store: at.Store, StrictORT: at.StrictORT, Queued: j.Since,
-		Starts: at.Resumed.Starts}
+		Model: at.Plan.Canonical.Model, Runtime: at.Runtime.Directory, Store: at.Store,
+		StrictORT: at.StrictORT, Queued: j.Since, Starts: at.Resumed.Starts}
 	if err := l.find(&w, at.Request); err != nil {
 		w.Source, w.Members = index.Source{}, nil
 		l.Log.Info("a queued compile will be lost when the daemon "+

@@ -90,8 +90,7 @@ func (s *Sources) RequestWith(ctx context.Context, asked *request.Request, b *in
 // CheckSame compares the request's models with those of the build, and closes them if they differ.
 func (s *Sources) CheckSame(ctx context.Context, r *request.Request, made identity.Model) error {
 	id, err := s.Models.Identify(ctx,
-		&identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(),
-			Phase: func(string) {}})
+		&identity.IdentifyRequest{UID: r.Peer.UID, Models: r.AllModels(), Phase: func(string) {}})
 	if err == nil && id.Digest == made.Digest && slices.Equal(id.Group, made.Group) {
 		return nil
 	}

@@ -53,9 +53,8 @@ func (in *Maker) AcquireSlot(ctx context.Context, r *request.Request) (leave fun
 
 // WithCopy returns a function for Remember that calls find with a private copy of the request's
 // model. find continues when the request that began it leaves.
-func WithCopy[T any](
-	in *Maker, record identity.Record, find func(ctx context.Context, graph string) (T, error),
-) func(context.Context, *request.Request) (T, error) {
+func WithCopy[T any](in *Maker, record identity.Record, find func(ctx context.Context,
+	graph string) (T, error)) func(context.Context, *request.Request) (T, error) {
 	return func(ctx context.Context, r *request.Request) (out T, err error) {
 		j, remove, err := in.CopyModels(ctx, r, record)
 		defer remove()

@@ -44,8 +44,7 @@ byte. --space compares the account of bytes with the file system, block by block
 	}
 	f := cmd.Flags()
 	f.BoolVar(&quick, "quick", false, "check structure, sizes and times (default)")
-	f.BoolVar(&request.Space, "space", false,
-		"compare the account of space with the file system")
+	f.BoolVar(&request.Space, "space", false, "compare the account of space with the file system")
 	f.BoolVar(&request.Deep, "deep", false, "read and hash every byte")
 	return cmd
 }
@@ -79,8 +78,7 @@ func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 		verdict = "damage found: epcachectl repair -n shows what a repair would do"
 	}
 	a.Print.Line("%s, %s, %s: %s", term.Count(r.GetBuilds(), "build"),
-		term.Count(r.GetBlobs(), "file"),
-		term.Bytes(r.GetBytes()), verdict)
+		term.Count(r.GetBlobs(), "file"), term.Bytes(r.GetBytes()), verdict)
 	return damaged, nil
 }
 

@@ -33,8 +33,7 @@ func (m *duModel) json() jsonout.Object {
 		builds[i] = jsonout.Of(one, "shapes", "logical_bytes", "own_bytes", "shared_bytes")
 		b := one.GetBuild()
 		maps.Copy(builds[i], jsonout.Of(b, "build", "ep", "scope", "state", "pinned",
-			"last_used_ms",
-			"kept_as"))
+			"last_used_ms", "kept_as"))
 		builds[i]["models"] = max(1, len(b.GetMembers()))
 	}
 	return jsonout.Object{"model": m.name, "model_digest": m.digest, "logical_bytes": m.logical,
@@ -248,8 +247,7 @@ func (m *duModel) rows() [][]string {
 			what += term.WithPrefix(", ", b.GetKeptAs())
 		}
 		rows = append(rows, []string{term.Bytes(one.GetOwnBytes()),
-			term.Bytes(one.GetSharedBytes()),
-			term.Bytes(one.GetLogicalBytes()), what})
+			term.Bytes(one.GetSharedBytes()), term.Bytes(one.GetLogicalBytes()), what})
 	}
 	return rows
 }

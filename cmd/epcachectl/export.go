@@ -95,8 +95,7 @@ Private builds of other users are left out, also for administrators.` +
 	f.StringVar(&e.facts, "for", "", "also answer requests of the machine of the facts in `FILE`")
 	f.StringVar(&e.builder, "builder", "",
 		"sign as the machine `NAME`; trusted keys can be limited to such names")
-	f.StringVar(&e.notAfter, "not-after", "",
-		"expiry `DATE` of the signature, such as 2027-01-31")
+	f.StringVar(&e.notAfter, "not-after", "", "expiry `DATE` of the signature, such as 2027-01-31")
 	f.BoolVar(&e.all, "all", false, "every build that you may export")
 	f.BoolVar(&e.pinned, "pinned", false, "only pinned builds")
 	f.BoolVar(&e.names, "names", false, "with the models' names")
@@ -359,9 +358,8 @@ func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far
 	done := int64(0)
 	one := &portable.Build{Signer: e.signer, Copied: func(n int) { done += int64(n); far(done) },
 		Says: portable.Predicate{MachineClass: reply.GetMachineClass(), Builder: e.builder,
-			NotAfter:       e.expires,
-			CompileSeconds: reply.GetCompileSeconds(),
-			Issued:         time.UnixMilli(reply.GetCreatedMs())}}
+			NotAfter: e.expires, CompileSeconds: reply.GetCompileSeconds(),
+			Issued: time.UnixMilli(reply.GetCreatedMs())}}
 	if err := json.Unmarshal(reply.GetConfig(), &one.Config); err != nil {
 		return nil, says, fmt.Errorf("the daemon's answer: %w", err)
 	}
@@ -398,9 +396,8 @@ func (e *export) report(builds []exported) error {
 		list := []any{}
 		for _, b := range builds {
 			list = append(list, jsonout.Object{"build": b.build.GetBuild(),
-				"model_name": b.build.GetModelName(),
-				"ep":         b.build.GetEp(), "bytes": b.card.Config.Size(),
-				"files":    len(b.card.Config.Files),
+				"model_name": b.build.GetModelName(), "ep": b.build.GetEp(),
+				"bytes": b.card.Config.Size(), "files": len(b.card.Config.Files),
 				"manifest": b.card.Digest.Hex(), "signed": b.card.Signed()})
 		}
 		return e.Print.JSON(jsonout.Object{"to": e.target(), "builds": list})

@@ -81,9 +81,8 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) {
 		}
 		rows = append(rows, []string{
 			term.TextOrDash(term.Short(j.GetId())), p.State(term.TextOrDash(j.GetState())),
-			term.TextOrDash(j.GetPhase()),
-			term.RoundSeconds(term.Milliseconds(j.GetElapsedMs())), usually, waiting, modelOf(j),
-			term.TextOrDash(j.GetEp()), term.TextOrDash(j.GetWhy()),
+			term.TextOrDash(j.GetPhase()), term.RoundSeconds(term.Milliseconds(j.GetElapsedMs())),
+			usually, waiting, modelOf(j), term.TextOrDash(j.GetEp()), term.TextOrDash(j.GetWhy()),
 		})
 	}
 	if len(jobs) > 0 {
@@ -303,8 +302,7 @@ func newJobsFollow(a *cli.Call) *cobra.Command {
 standard error: a bar on a terminal, otherwise a line for each phase. It does not keep the job
 alive: the job ends when all requests for it have ended, unless it runs in the background.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed,
-				exit.Interrupt) + `
+				exit.NotAllowed, exit.Interrupt) + `
 
 Status 1 means that the compile failed or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",

@@ -165,9 +165,8 @@ func buildRows(p *term.Printer, builds []*wire.Build, first, long bool) (rows []
 		rows = append(rows, []string{
 			key, model, term.TextOrDash(b.GetEp()), term.TextOrDash(b.GetEpVersion()),
 			term.TextOrDash(b.GetSdkVersion()), p.State(cmp.Or(verdict(b.GetCompatibility()), "-")),
-			term.Bytes(sizeOf(b)),
-			fmt.Sprint(b.GetHits()), p.When(b.GetLastUsedMs()), gainColumn(b),
-			term.TextOrDash(b.GetKeptAs()), p.State(state),
+			term.Bytes(sizeOf(b)), fmt.Sprint(b.GetHits()), p.When(b.GetLastUsedMs()),
+			gainColumn(b), term.TextOrDash(b.GetKeptAs()), p.State(state),
 		})
 	}
 	return rows

@@ -75,8 +75,7 @@ EPCACHE_DAEMON, the directory of this program, or PATH. EPCACHE_AUTOSTART=0 prev
 
 Every verb but completion has --json for scripts.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
-				exit.NoDaemon, exit.Stale, exit.NotAllowed,
-				exit.Short, exit.Interrupt),
+				exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Short, exit.Interrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl list`,
 		SilenceUsage:  true,
@@ -101,10 +100,9 @@ Every verb but completion has --json for scripts.` +
 	usage.Set(root, cli.UsageError)
 	for _, verb := range []func(*cli.Call) *cobra.Command{
 		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe,
-		newCheck, newRepair,
-		newInvalidate, newRm, newPin, newUnpin, newGc, newDu, newPack, newUnpack, newWhy, newEvents,
-		newExport, newImport, newPush, newPull, newRemote, newFacts, newTrust, newConfig, newDoctor,
-		newStop, newVersion, newRun,
+		newCheck, newRepair, newInvalidate, newRm, newPin, newUnpin, newGc, newDu, newPack,
+		newUnpack, newWhy, newEvents, newExport, newImport, newPush, newPull, newRemote, newFacts,
+		newTrust, newConfig, newDoctor, newStop, newVersion, newRun,
 	} {
 		root.AddCommand(verb(a))
 	}

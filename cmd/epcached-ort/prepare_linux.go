@@ -214,8 +214,7 @@ func supervise(first bool, model int) (int, error) {
 	}
 	worker, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "work"},
 		&syscall.ProcAttr{
-			Env: os.Environ(), Files: files,
-			Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+			Env: os.Environ(), Files: files, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 		})
 	if err != nil {
 		return 0, fmt.Errorf("start again: %w", err)

@@ -40,10 +40,9 @@ func newMeter(c remote.Config) *meter {
 	dial := &net.Dialer{Timeout: connect, KeepAlive: 15 * time.Second}
 	return &meter{next: &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: dial.DialContext,
-		TLSHandshakeTimeout:   connect,
-		ResponseHeaderTimeout: stalled, ExpectContinueTimeout: time.Second,
-		MaxResponseHeaderBytes: maxHeader, DisableCompression: true, MaxIdleConnsPerHost: 16,
-		IdleConnTimeout: 30 * time.Second,
+		TLSHandshakeTimeout: connect, ResponseHeaderTimeout: stalled,
+		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: maxHeader,
+		DisableCompression: true, MaxIdleConnsPerHost: 16, IdleConnTimeout: 30 * time.Second,
 	}}
 }
 

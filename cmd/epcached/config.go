@@ -141,9 +141,8 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler,
 		Quiet: config.Seconds(s.Quiet), Poll: config.Seconds(s.Poll), KeepSource: s.KeepSource,
 		Publishers: s.Publishers,
 		Claims: claims.Limits{Deadline: config.Seconds(s.Claims.DeadlineSeconds),
-			Bytes:     int64(s.Claims.Bytes),
-			UserBytes: int64(s.Claims.UserBytes), Open: int(s.Claims.Open), Trust: s.Trust,
-			Threshold: int(s.Threshold)},
+			Bytes: int64(s.Claims.Bytes), UserBytes: int64(s.Claims.UserBytes),
+			Open: int(s.Claims.Open), Trust: s.Trust, Threshold: int(s.Threshold)},
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild: upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs),
 			CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
@@ -169,8 +168,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler,
 	for ep, p := range s.Policies {
 		o.Policies[ep] = request.Policy{
 			Unknown: p.Unknown, PreferRecompilation: p.PreferRecompilation,
-			Unsupported: p.Unsupported,
-			MaxAge:      p.Age(), MinCompileSeconds: p.MinCompileSeconds,
+			Unsupported: p.Unsupported, MaxAge: p.Age(), MinCompileSeconds: p.MinCompileSeconds,
 			MeasureGain: &p.MeasureGain,
 		}
 	}
@@ -207,9 +205,8 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 func limitsOf(l config.Limits) compilers.Limits {
 	return compilers.Limits{
 		Wall: config.Seconds(l.WallSeconds), CPU: config.Seconds(l.CPUSeconds),
-		Verify: config.Seconds(l.Verify),
-		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes), Files: int(l.OutputFiles),
-		OpenFiles: int64(l.OpenFiles),
+		Verify: config.Seconds(l.Verify), Memory: int64(l.MemoryBytes),
+		Output: int64(l.OutputBytes), Files: int(l.OutputFiles), OpenFiles: int64(l.OpenFiles),
 		Processes: int64(l.Processes), Stack: int64(l.StackBytes), Nice: int(l.Nice),
 	}
 }

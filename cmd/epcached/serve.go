@@ -115,9 +115,8 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 // serveReopening runs the daemon, and opens the store again when the state directory was removed,
 // because stopping would leave applications without a daemon that was started by hand, and going on
 // would compile for every request. It does so too when the index is to be rebuilt.
-func (p *process) serveReopening(
-	ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal,
-) error {
+func (p *process) serveReopening(ctx context.Context, s *config.Settings, set *rules.Set,
+	hangup <-chan os.Signal) error {
 	for {
 		gone, err := p.serveOnce(ctx, s, set, hangup)
 		if gone == nil || ctx.Err() != nil {
@@ -210,9 +209,8 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 // answer serves the socket until the context ends, and then lets current requests finish, or until
 // no client needs it, or until the store is gone, which it reports. When ready it calls begin,
 // whose result ends what begin started.
-func (p *process) answer(
-	ctx context.Context, s *config.Settings, c *cache.Cache, e *socketEntrance, begin func() func(),
-) (gone string, err error) {
+func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, e *socketEntrance,
+	begin func() func()) (gone string, err error) {
 	if err := e.open(c); err != nil {
 		return "", err
 	}

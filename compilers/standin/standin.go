@@ -272,9 +272,8 @@ func binaryName(job compilers.Job) string {
 func writeGraph(job compilers.Job, path string, sdk SDK, context []byte,
 	source *epmodel.Model) error {
 	attributes := map[string]any{"main_context": int64(1), "embed_mode": int64(1),
-		"ep_cache_context": context, "source": EP,
-		"ep_sdk_version": sdk.Version, "hardware_architecture": sdk.Hardware,
-		"partition_name": EP + "_0"}
+		"ep_cache_context": context, "source": EP, "ep_sdk_version": sdk.Version,
+		"hardware_architecture": sdk.Hardware, "partition_name": EP + "_0"}
 	if !job.Embed {
 		attributes["embed_mode"], attributes["ep_cache_context"] = int64(0), binaryName(job)
 	}

@@ -87,8 +87,7 @@ func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
 func (p *Plan) Framed(blob cas.Digest) *dedupe.Recipe {
 	last := len(p.Bases) - 1 // the literals, which the frames take the place of
 	return &dedupe.Recipe{
-		Blob: blob, Size: p.Size,
-		Bases: slices.Clone(p.Bases[:last]), Literals: dedupe.NoLiterals,
+		Blob: blob, Size: p.Size, Bases: slices.Clone(p.Bases[:last]), Literals: dedupe.NoLiterals,
 		Extents: slices.Clone(p.Extents),
 		Frames:  &dedupe.Frames{Size: p.LiteralSize(), Each: dedupe.FrameSize},
 	}

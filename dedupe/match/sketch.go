@@ -125,9 +125,8 @@ const maxRanked = 64
 // Candidates ranks known blobs by what Find would find in them, at most n: the best one first, then
 // the one that adds most to it, and so on. Blobs that share no key are left out, and then those of
 // which may, which may be nil, says no. Memory does not depend on how many are known.
-func Candidates(
-	s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Digest) bool, n int,
-) []cas.Digest {
+func Candidates(s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Digest) bool,
+	n int) []cas.Digest {
 	var best []shared
 	for digest, k := range known {
 		c := s.common(digest, k)

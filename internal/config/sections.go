@@ -141,8 +141,7 @@ func (c *Compiler) Check(v tomlfile.Value) {
 // Tool gives the compiler in the terms of package compilers.
 func (c *Compiler) Tool() compilers.Tool {
 	return compilers.Tool{EP: c.EP, Program: c.Command[0], Args: c.Command[1:], Version: c.Version,
-		Files: c.Files, Read: c.Read,
-		Device: c.Device, Alone: c.Alone}
+		Files: c.Files, Read: c.Read, Device: c.Device, Alone: c.Alone}
 }
 
 // Check notes execution providers that have two compilers: neither would be the right one.

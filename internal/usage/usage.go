@@ -131,10 +131,9 @@ func flagError(cmd *cobra.Command, err error) *Error {
 
 // kinds are the values of pflag's own types, whose errors name functions of Go.
 var kinds = map[string]string{
-	"bool": "true or false", "duration": "a duration, such as 30s or 5m",
-	"int": "a whole number", "uint": "a whole number of at least 0",
-	"uint32": "a whole number of at least 0", "uint64": "a whole number of at least 0",
-	"float64": "a number",
+	"bool": "true or false", "duration": "a duration, such as 30s or 5m", "int": "a whole number",
+	"uint": "a whole number of at least 0", "uint32": "a whole number of at least 0",
+	"uint64": "a whole number of at least 0", "float64": "a number",
 }
 
 func widthOf(out io.Writer) int {

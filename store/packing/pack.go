@@ -111,10 +111,9 @@ func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 	return sum
 }
 
-// repack packs the blobs again, by matching, that take bytes from a base, and has them take
-// nothing from it: from what the base's own recipe takes from, from the blobs that the search
-// names, or from any other. A blob that would save too little becomes whole. The caller has the
-// turn.
+// repack packs the blobs again, by matching, that take bytes from a base, and has them take nothing
+// from it: from what the base's own recipe takes from, from the blobs that the search names, or
+// from any other. A blob that would save too little becomes whole. The caller has the turn.
 func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	if p, packed := s.recipeStore.Has(base); packed {
 		how.include = append(how.include, digestsOf(p.Bases)...)

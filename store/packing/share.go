@@ -82,8 +82,7 @@ func (s *Sharing) forgetIfRemoved(d cas.Digest) {
 
 // nearBlobs lists the whole blobs that one may refer to and probably shares bytes with, the best
 // first, after those that the search names. A blob with a recipe, or with one that is worth it, is
-// no good base: it could be removed itself. One that shares only with itself has all of its
-// bytes.
+// no good base: it could be removed itself. One that shares only with itself has all of its bytes.
 func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 	how search) ([]cas.Digest, error) {
 	if own.Size < MinBlobSize {

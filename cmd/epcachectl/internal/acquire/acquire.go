@@ -116,9 +116,8 @@ func (g *Get) Run(ctx context.Context, models []string) (err error) {
 }
 
 // acquireAndUse asks for all models, without a client the store, and uses the results.
-func (g *Get) acquireAndUse(
-	ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss,
-) error {
+func (g *Get) acquireAndUse(ctx context.Context, c *unixsock.Client, models []string,
+	onMiss wire.OnMiss) error {
 	asks := g.asksFor(models)
 	if g.share {
 		asks = []modelAsk{{g, models}}
@@ -163,8 +162,7 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 		g.checkStored(),
 		usageMistake(g.adopt && (g.state != "" || g.share), "--adopt cannot be combined with "+
 			"--state or --share", ""),
-		usageMistake(claims && g.share,
-			"--on-miss claim takes one model, and --share several", ""),
+		usageMistake(claims && g.share, "--on-miss claim takes one model, and --share several", ""),
 		usageMistake(claims && g.Request.Runtime == "", "--on-miss claim needs --runtime: it "+
 			"compiles with your own libraries", "name their directory: --runtime DIR"),
 		exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "fetch",

@@ -263,10 +263,9 @@ func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error)
 	}
 	a := &wire.Acquire{
 		Model: &wire.Model{Name: m.Name(), Path: m.Absolute()}, SessionOptions: entries,
-		FreeDimensions:             r.dims,
-		FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: r.level, Embed: r.embed,
-		Route: r.route,
-		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.Verify,
+		FreeDimensions: r.dims, FreeDimensionsByDenotation: r.Denotations,
+		GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route, Store: r.store,
+		StrictOrt: r.strictORT, VerifyOutput: r.Verify,
 	}
 	if proto.Size(r.output) > 0 {
 		a.Output = r.output

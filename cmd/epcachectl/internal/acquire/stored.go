@@ -99,9 +99,8 @@ func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File,
 }
 
 // unpack makes a view in the first directory that will do, for a build that has none in the store.
-func (g *Get) unpack(
-	ctx context.Context, answer *request.Answer, progress func(*wire.Progress),
-) (err error) {
+func (g *Get) unpack(ctx context.Context, answer *request.Answer,
+	progress func(*wire.Progress)) (err error) {
 	for _, dir := range g.unpackDirs() {
 		err = g.stored.Unpack(ctx, answer, dir, func(done, total int64) {
 			progress(&wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})

@@ -50,9 +50,8 @@ func (a *Call) WithDaemon(ctx context.Context,
 }
 
 // RunWithEntries returns the function of a command that passes its arguments to the daemon.
-func (a *Call) RunWithEntries(
-	ask func(ctx context.Context, c *unixsock.Client, args []string) error,
-) func(*cobra.Command, []string) error {
+func (a *Call) RunWithEntries(ask func(ctx context.Context, c *unixsock.Client,
+	args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 			return ask(ctx, c, args)

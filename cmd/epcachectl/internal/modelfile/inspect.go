@@ -98,9 +98,8 @@ func Inspect(ctx context.Context, path string) (*Inspected, error) {
 func describe(path string, size int64, m *epmodel.Model) *Inspected {
 	out := &Inspected{
 		File: path, Size: size, IRVersion: m.IRVersion, Opsets: make(map[string]int64),
-		Producer: m.Producer, ProducerVersion: m.ProducerVersion,
-		GraphName: m.GraphName, Nodes: m.Nodes, Inputs: valuesOf(m.Inputs),
-		Outputs:  valuesOf(m.Outputs),
+		Producer: m.Producer, ProducerVersion: m.ProducerVersion, GraphName: m.GraphName,
+		Nodes: m.Nodes, Inputs: valuesOf(m.Inputs), Outputs: valuesOf(m.Outputs),
 		Metadata: m.Metadata, Compatibility: m.CompatibilityInfo(),
 		Contexts: make([]contextResult, len(m.Contexts)), Sidecars: []sidecarResult{},
 	}
@@ -113,12 +112,10 @@ func describe(path string, size int64, m *epmodel.Model) *Inspected {
 	for i, c := range m.Contexts {
 		out.Contexts[i] = contextResult{
 			Node: c.Node, Graph: c.Graph, Source: c.Source, PartitionName: c.PartitionName,
-			SDKVersion:           c.SDKVersion,
-			HardwareArchitecture: c.HardwareArchitecture, ONNXModelFilename: c.ONNXModelFilename,
-			EmbedMode:   c.EmbedMode,
+			SDKVersion: c.SDKVersion, HardwareArchitecture: c.HardwareArchitecture,
+			ONNXModelFilename: c.ONNXModelFilename, EmbedMode: c.EmbedMode,
 			MainContext: c.MainContext, MaxSize: c.MaxSize, CacheContext: c.CacheContext,
-			InlineBytes: c.Inline.Length,
-			Notes:       c.Notes, Attributes: c.Attributes,
+			InlineBytes: c.Inline.Length, Notes: c.Notes, Attributes: c.Attributes,
 			AttributeBytes: make(map[string]int64, len(c.Long)),
 		}
 		for name, at := range c.Long {

@@ -23,9 +23,8 @@ func Run(cmd *exec.Cmd) (Status, error) {
 	caught := make(chan os.Signal, 16)
 	// Signals that were ignored at the start stay ignored in the program too, as nohup intends.
 	signal.Notify(caught, slices.DeleteFunc([]os.Signal{syscall.SIGHUP, syscall.SIGINT,
-		syscall.SIGQUIT,
-		syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT,
-		syscall.SIGWINCH},
+		syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM,
+		syscall.SIGCONT, syscall.SIGWINCH},
 		signal.Ignored)...)
 	defer signal.Stop(caught)
 	if err := cmd.Start(); err != nil {

@@ -68,8 +68,7 @@ it within the hour, withhold what it revokes, and fetch only while it is in effe
 	f.StringVar(&v.reason, "reason", "by request", "say why, in at most 200 bytes of `TEXT`")
 	f.Uint32Var(&v.days, "days", portable.DocumentDays, "the document counts for `N` days")
 	f.BoolVar(&v.undo, "undo", false, "take what is named out of the document")
-	f.BoolVar(&v.replacing, "new", false,
-		"begin without what another root key's document revokes")
+	f.BoolVar(&v.replacing, "new", false, "begin without what another root key's document revokes")
 	f.BoolVarP(&v.dryRun, "dry-run", "n", false, "put no document, print what it would say")
 	return cmd
 }

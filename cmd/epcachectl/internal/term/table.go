@@ -212,10 +212,9 @@ func (p *Printer) State(word string) string {
 
 var colours = map[string]string{
 	"damaged": red, "failed": red, "problem": red, "damage": red, "unsupported": red,
-	"withheld": yellow,
-	"warning":  yellow, "stale": yellow, "prefer recompilation": yellow, "unkept": yellow,
-	"cancelled": yellow, "missed": yellow, "ok": green, "running": green, "compiled": green,
-	"optimal": green,
+	"withheld": yellow, "warning": yellow, "stale": yellow, "prefer recompilation": yellow,
+	"unkept": yellow, "cancelled": yellow, "missed": yellow, "ok": green, "running": green,
+	"compiled": green, "optimal": green,
 }
 
 // When spells a time in milliseconds: on a terminal how long ago it was.
