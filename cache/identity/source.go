@@ -81,9 +81,12 @@ func (s *Sources) Open(ctx context.Context, from *index.Source, own bool) (Files
 }
 
 func (s *Sources) path(ctx context.Context, f *os.File, own bool) (string, error) {
+	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrNoPath, err)
+	}
 	again, err := s.open(ctx, func() (*os.File, error) {
-		path, err := pathOf(f)
-		if err != nil {
+		if err := requireAt(path, f); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrNoPath, err)
 		}
 		return reopenPath(path, s.uid, own)
@@ -91,7 +94,7 @@ func (s *Sources) path(ctx context.Context, f *os.File, own bool) (string, error
 	if err != nil {
 		return "", err
 	}
-	return again.Name(), again.Close()
+	return path, again.Close()
 }
 
 // Bounds of opens by remembered paths, which may lead to a file system that never answers.
@@ -133,26 +136,21 @@ func (s *Sources) open(ctx context.Context, open func() (*os.File, error)) (*os.
 	}
 }
 
-// pathOf gives an open file's path, unless it was unlinked, renamed, or means another file here.
-func pathOf(f *os.File) (string, error) {
-	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
-	if err != nil {
-		return "", err
-	}
+// requireAt refuses a path that is not absolute, or where the open file was unlinked, renamed, or
+// another file is. The caller may have closed the file meanwhile: that is refused, too.
+func requireAt(path string, f *os.File) error {
 	if !filepath.IsAbs(path) {
-		return "", fmt.Errorf("%q is not a path", path)
+		return fmt.Errorf("%q is not a path", path)
 	}
-	var opened, named unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &opened); err != nil {
-		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	opened, err := f.Stat()
+	if err != nil {
+		return err
 	}
-	if err := unix.Lstat(path, &named); err != nil {
-		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	named, err := os.Lstat(path)
+	if err == nil && !os.SameFile(opened, named) {
+		err = fmt.Errorf("%q is another file", path)
 	}
-	if opened.Dev != named.Dev || opened.Ino != named.Ino {
-		return "", fmt.Errorf("%q is another file", path)
-	}
-	return path, nil
+	return err
 }
 
 // reopenPath opens a file by a remembered path. Anything may be there by now: a link, which is not
