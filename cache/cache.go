@@ -231,7 +231,7 @@ func (c *Cache) runLater(do func(context.Context)) { c.work.Go(func() { do(c.ctx
 // SetConfigured has status and the doctor report what is not in force, until it is called again.
 func (c *Cache) SetConfigured(now query.Configured) { c.configured.Store(&now) }
 
-// RecordConfiguration writes into the history, and tells subscribers, that the configuration was
+// RecordConfiguration records in the history, and notifies subscribers, that the configuration was
 // changed or was refused.
 func (c *Cache) RecordConfiguration(text string) {
 	text = strings.ToValidUTF8(text[:min(len(text), maxConfigurationText)], "")

@@ -27,7 +27,7 @@ func (c *Cache) openRemotes() {
 
 // askOf is the attempt as the remotes are asked.
 func (c *Cache) askOf(at *request.Attempt,
-	told func(done, total int64, left time.Duration)) *remotes.Ask {
+	progress func(done, total int64, left time.Duration)) *remotes.Ask {
 	var kind jobs.Kind
 	for _, f := range at.Descriptors() {
 		if info, err := f.Stat(); err == nil { // else it is small
@@ -37,7 +37,7 @@ func (c *Cache) askOf(at *request.Attempt,
 	for _, ep := range at.Plan.EPs {
 		kind.EPs = append(kind.EPs, ep.Name)
 	}
-	a := &remotes.Ask{Attempt: at, Told: told, Refresh: at.OnMiss == request.Fetch,
+	a := &remotes.Ask{Attempt: at, Progress: progress, Refresh: at.OnMiss == request.Fetch,
 		Least: time.Duration(c.policyOf(at.Plan.EPs).MinCompileSeconds * float64(time.Second))}
 	_, a.Estimate = c.jobs.Costs.Estimate(kind)
 	return a
@@ -69,7 +69,7 @@ func (c *Cache) fetch(ctx context.Context, at *request.Attempt, wait bool) bool 
 		return jobs.Func{Work: about,
 			Do: func(ctx context.Context, j *jobs.Job) (*jobs.Result, error) {
 				j.MarkRunning("fetching")
-				ask.Told = j.SetTransfer
+				ask.Progress = j.SetTransfer
 				b := c.remotes.Fetch(ctx, ask)
 				return &jobs.Result{Build: b, Fetched: b != nil}, nil
 			}}, nil

@@ -31,7 +31,7 @@ type Options struct {
 	// AllowOptions are "EP/option" and "session/key": unknown options that are passed on.
 	AllowOptions []string
 	Jobs         int // compiles at the same time; 0: one per processor
-	// JobsMemory is how many bytes compiles may take together, as far as can be told. 0: half of
+	// JobsMemory is how many bytes compiles may take together, as far as it is known. 0: half of
 	// the machine's memory; negative: no bound.
 	JobsMemory int64
 	// every local user may reach shared views by path, not only by descriptor

@@ -134,7 +134,7 @@ func (c *stampCache) save(d Digest, s Stamp) {
 	}
 }
 
-// forget tells the book first, so that a load in between cannot bring the stamp back.
+// forget removes it from the book first, so that a load in between cannot bring the stamp back.
 func (c *stampCache) forget(d Digest) {
 	if c.book != nil {
 		// A stamp that stays behind fits no file: inode and times are another's.

@@ -90,7 +90,7 @@ const parallelSyncs = 16
 
 // SyncDirs is SyncDir of several directories, at the same time: where names have
 // changed in all of them, the first has the file system write its transaction,
-// and the disk is told to flush its cache once for those that come together,
+// and the disk flushes its cache once for those that come together,
 // not once for each. The errors are in the order of the paths.
 func SyncDirs(fsys FS, paths []string) []error {
 	errs := make([]error, len(paths))

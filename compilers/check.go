@@ -115,9 +115,9 @@ func loadRequest(job CheckJob) (workerproto.Request, error) {
 	return req, nil
 }
 
-// isTargetAbsent tells whether one of the EPs compiles for a device that is elsewhere. A worker
-// that crashed early told no devices: then the selectors count, and without any it is not known,
-// which proves nothing either.
+// isTargetAbsent reports whether one of the EPs compiles for a device that is elsewhere. A worker
+// that crashed early reported no devices: then the selectors count, and without any it is not
+// known, which proves nothing either.
 func isTargetAbsent(used []workerproto.EPResult, asked []EP) bool {
 	for i, ep := range asked {
 		if slices.ContainsFunc(ep.Devices, Device.Virtual) {

@@ -19,7 +19,7 @@
 //     one EPContext node in the graph. A graph that holds no EPContext node is a [NoNodesError].
 //   - Workers have their working directory, home and temporary files in the job's directory, write
 //     nowhere else, read only what they need, have no network, and leave no process behind: as far
-//     as the kernel can keep them so, which [ORT.Sandbox] tells ([SandboxOptions] says more).
+//     as the kernel can keep them so, which [ORT.Sandbox] reports ([SandboxOptions] says more).
 //
 // [Find] reads a directory that pip, a virtual environment or an administrator made, and returns
 // the [Runtime] of every call; [EPByName] describes a known EP (its options, its library's name).
@@ -64,7 +64,7 @@ type Compiler interface {
 
 // OpenModelCompiler is a Compiler that can have a model as an open file in the place of Job.Model.
 type OpenModelCompiler interface {
-	// AcceptsOpenModel tells whether it can for this job, of which all but Pace is filled in.
+	// AcceptsOpenModel reports whether it can for this job, of which all but Pace is filled in.
 	AcceptsOpenModel(job Job) bool
 }
 
@@ -78,7 +78,7 @@ const IsVirtual = workerproto.IsVirtual
 // runtime's for Name; options that name a library hold its base name.
 type EP = workerproto.EP
 
-// PhaseCompiling is the phase that Compile tells when the model is there and the compiling of it
+// PhaseCompiling is the phase that Compile reports when the model is there and the compiling of it
 // begins.
 const PhaseCompiling = workerproto.PhaseCompiling
 
@@ -158,7 +158,7 @@ type Result struct {
 	EPs        []EPUsed
 	Log        string  // the bounded tail of what ORT and the EP printed
 	MaxRSS     int64   // bytes, of the worker
-	CPUSeconds float64 // of all processors, of the worker; also told beside an error
+	CPUSeconds float64 // of all processors, of the worker; also reported beside an error
 	// Job.Written was called, and no file of the output was written, made or removed since
 	Settled bool
 }
@@ -212,7 +212,7 @@ type CheckResult struct {
 	CPUSeconds             float64 // of all processors, of the workers
 	// processor seconds of one load of Graph and of Against; 0: not compared
 	LoadCPU, AgainstCPU float64
-	MaxRSS              int64 // bytes, of the worker at its most; 0: it did not tell
+	MaxRSS              int64 // bytes, of the worker at its most; 0: not reported
 	ReadyRSS            int64 // bytes that it had taken when its EPs were registered
 	Ran                 bool  // it was loaded, and run as far as the outcome says
 }

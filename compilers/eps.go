@@ -59,7 +59,7 @@ const (
 // EPOption describes one provider option.
 type EPOption struct {
 	Policy Policy `toml:"policy"`
-	Kind   string `toml:"kind"` // "bool", "int", "string", "json"; how equal values are told
+	Kind   string `toml:"kind"` // "bool", "int", "string", "json"; how values are compared
 	// what the EP does when the option is absent; such a value is left out of keys
 	Default string `toml:"default"`
 	Fill    string `toml:"fill"`   // what is passed when the option is absent
@@ -269,7 +269,7 @@ func (i EPInfo) Resolve(lib string, options map[string]string) map[string]string
 }
 
 // HardwareOf takes the hardware architecture out of a compatibility string; empty where the string
-// does not tell.
+// does not report.
 func (i EPInfo) HardwareOf(compatibility string) string {
 	if i.Hardware == nil {
 		return ""

@@ -56,7 +56,7 @@ func (e *ExitError) Error() string {
 	case e.Signal != "":
 		how = fmt.Sprintf("%v (%s): %s", ErrCrash, e.Name, e.Signal)
 	}
-	if e.Compiler != "" { // known only once the library has told its name
+	if e.Compiler != "" { // known only once the library has reported its name
 		how = e.Compiler + ": " + how
 	}
 	if line := LastLine(e.Stderr); line != "" {
@@ -70,7 +70,7 @@ func (e *ExitError) Is(target error) bool {
 	return target == ErrCrash && e.Signal != "" && !e.IsExternalSignal()
 }
 
-// IsExternalSignal tells whether the signal is one that processes are ended with, by the kernel
+// IsExternalSignal reports whether the signal is one that processes are ended with, by the kernel
 // when memory is short or by people, and not one that code brings upon itself.
 func (e *ExitError) IsExternalSignal() bool {
 	return slices.Contains([]string{"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}, e.Name)

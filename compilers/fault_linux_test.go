@@ -192,7 +192,7 @@ func TestWholeGroupIsKilled(t *testing.T) {
 	}
 }
 
-// gone tells whether a process has ended; where no process reaps orphans it stays a zombie.
+// gone reports whether a process has ended; where no process reaps orphans it stays a zombie.
 func gone(pid int) bool {
 	if syscall.Kill(pid, 0) != nil {
 		return true

@@ -71,7 +71,7 @@ var probeFiles embed.FS
 
 // ProbeModels are tiny models to find out with whether an EP compiles at all, in the order in which
 // they are worth trying: one Relu; then a graph that has every other one in it, so that one compile
-// tells of all; then these others, one node each. Package tinymodel writes them.
+// covers all; then these others, one node each. Package tinymodel writes them.
 var ProbeModels = sync.OnceValue(func() (models [][]byte) {
 	files, _ := probeFiles.ReadDir("probes") // the program's own
 	for _, f := range files {
@@ -112,7 +112,7 @@ type StatedFacts struct {
 }
 
 // ReadStated reads what the graphs of one build state about an EP. took is false, and nothing is
-// stated, if the EP took no node. writes tells whether the EP writes compatibility strings: the
+// stated, if the EP took no node. writes reports whether the EP writes compatibility strings: the
 // metadata of the source model survive a compile, so that another's string may be left over from
 // there. The error says that nodes or graphs contradict each other; the first statement is returned
 // with it.
@@ -197,7 +197,7 @@ func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, R
 	return all, done, err
 }
 
-// mayTryAnother tells whether to try another model: the EP was asked, and refused in order.
+// mayTryAnother reports whether to try another model: the EP was asked, and refused in order.
 func mayTryAnother(err error) bool {
 	var refused *RefusedError
 	return errors.As(err, new(*NoNodesError)) || errors.As(err, &refused) &&

@@ -111,7 +111,7 @@ func requireInForce(t *testing.T, name string) {
 	t.Fatalf("no measure %q", name)
 }
 
-// namespaces tells whether this process may make pid namespaces.
+// namespaces reports whether this process may make pid namespaces.
 func namespaces() bool {
 	cmd := exec.Command("true")
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}

@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// checkInitializers tells which wishes for initializers ONNX Runtime cannot fulfil. job.Route is
-// filled in.
+// checkInitializers returns which requests for initializers ONNX Runtime cannot fulfil. job.Route
+// is filled in.
 func (job Job) checkInitializers() error {
 	i := job.Initializers
 	switch {
@@ -46,7 +46,7 @@ func (job Job) checkInitializers() error {
 	return nil
 }
 
-// IsWeightless tells whether session options ask the EP to leave weights in the source model, and
+// IsWeightless reports whether session options ask the EP to leave weights in the source model, and
 // to find them there by itself.
 func IsWeightless(entries map[string]string) bool {
 	on, err := CanonicalValue("bool", entries["ep.enable_weightless"])
@@ -160,8 +160,8 @@ func referencesOf(binary string) ([]epmodel.Reference, error) {
 	return epmodel.BinaryReferences(filepath.Base(binary), source)
 }
 
-// sourceDirs tells in which directories the models of a group have a file of external data, by its
-// location.
+// sourceDirs returns the directories in which the models of a group have a file of external data,
+// by its location.
 func sourceDirs(ctx context.Context, job Job) (map[string][]string, error) {
 	models := []string{job.Model}
 	for _, m := range job.Share {

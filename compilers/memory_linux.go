@@ -15,7 +15,7 @@ import (
 )
 
 // MachineMemory returns how many bytes of memory this process may use: the machine's, or what its
-// cgroups leave of that. 0: it cannot be told.
+// cgroups leave of that. 0: not known.
 func MachineMemory() int64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

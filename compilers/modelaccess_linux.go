@@ -236,7 +236,7 @@ func (c *Credential) CanPass(path string) error {
 	return nil
 }
 
-// CanRun tells whether the user may execute a file.
+// CanRun reports whether the user may execute a file.
 func (c *Credential) CanRun(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {

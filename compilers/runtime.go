@@ -19,7 +19,7 @@ import (
 type Runtime struct {
 	Directory  string // the directory that Find was given
 	ORTLibrary string // libonnxruntime.so.X.Y.Z
-	ORTVersion string // from the file's name; empty if the name does not tell, then Probe does
+	ORTVersion string // from the file's name; empty if the name has none: Probe reports it
 	EPs        []EPLibrary
 }
 
@@ -34,7 +34,7 @@ type EPLibrary struct {
 	Files []string
 	// Elsewhere: a run path leads, from $ORIGIN, to other directories than the library's own and
 	// the one that [LibrariesBeside] names. An application's own library, as far as the daemon sees
-	// it, then does not tell whether it is this one.
+	// it, then does not say whether it is this one.
 	Elsewhere bool
 	// Tool is the identity of the arguments of the vendor's compiler that replaces the library; its
 	// files are among Files. Empty: there is none.
@@ -43,8 +43,8 @@ type EPLibrary struct {
 	Absent bool
 }
 
-// Library gives the runtime's library for an EP, or an error that wraps ErrNotFound and tells which
-// EPs there are.
+// Library returns the runtime's library for an EP, or an error that wraps ErrNotFound and says
+// which EPs there are.
 func (r Runtime) Library(ep string) (EPLibrary, error) {
 	var have []string
 	for _, lib := range r.EPs {
@@ -61,8 +61,8 @@ func (r Runtime) Library(ep string) (EPLibrary, error) {
 }
 
 // Complete fills in what follows from the libraries that r names: the files that make up each EP
-// library's identity, and ONNX Runtime's version where the file's name tells. It is for runtimes
-// that are given library by library; those in one directory are for Find. It loads nothing.
+// library's identity, and ONNX Runtime's version if the file's name contains it. It loads nothing,
+// and is for runtimes that are given library by library; Find is for those in one directory.
 func Complete(r Runtime) (Runtime, error) {
 	if err := library("libonnxruntime", r.ORTLibrary); err != nil {
 		return Runtime{}, err

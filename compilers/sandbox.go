@@ -42,7 +42,7 @@ func (m Safeguard) String() string {
 	return m.Name + ": NOT IN EFFECT: " + m.Text
 }
 
-// SandboxReporter is a Compiler that tells how its workers are kept from doing harm.
+// SandboxReporter is a Compiler that reports how its workers are kept from doing harm.
 type SandboxReporter interface {
 	// Sandbox tries it out, once, in a worker that loads nothing of a vendor. Later calls give what
 	// the first found.

@@ -56,7 +56,7 @@ func (h *host) drop(iso isolation) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.isolations[0] != iso {
-		return true // another job was told the same before
+		return true // another job found the same before
 	}
 	if len(h.isolations) == 1 {
 		return false
@@ -262,7 +262,7 @@ func (o *ORT) preparation(iso isolation, idle bool) workerproto.Preparation {
 	return p
 }
 
-// countsProcesses tells whether the kernel's count of a user's processes is one of workers alone.
+// countsProcesses reports whether the kernel's count of a user's processes is one of workers alone.
 // Since Linux 5.14 each user namespace counts for itself. Root's are never limited.
 func (o *ORT) countsProcesses(iso isolation) bool {
 	if u := o.opts.User; u != nil {

@@ -48,7 +48,7 @@ var inference = []guideline{
 		require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), "in the model",
 			"the name is read as the content, for embed_mode is 1")
 	}},
-	{"loaded from memory: ep.context_file_path tells the directory, and is required",
+	{"loaded from memory: ep.context_file_path gives the directory, and is required",
 		func(t *testing.T, h host) {
 			dir, _ := compiledAlone(t, h, nil)
 			model, err := os.ReadFile(filepath.Join(dir, "m_ctx.onnx"))

@@ -37,7 +37,7 @@ type Tool struct {
 	EP      string
 	Program string   // absolute path
 	Args    []string // with placeholders
-	// arguments with which the program prints its version first; empty: it has none to tell
+	// arguments with which the program prints its version first; empty: it reports none
 	Version []string
 	Files   []string // absolute paths of further files that make it what it is: its own libraries
 	Read    []string // absolute paths that it may read, besides its own directory
@@ -346,7 +346,7 @@ func (o *ORT) version(ctx context.Context, t Tool) (string, error) {
 		return "", nil
 	}
 	req := t.request()
-	req.Args, req.Tell = append([]string{t.Program}, t.Version...), true
+	req.Args, req.CaptureOutput = append([]string{t.Program}, t.Version...), true
 	done, err := o.scratchJob(ctx, req, Pace{}, nil)
 	if err != nil {
 		return "", fmt.Errorf("version: %w", t.outputError(err, done.log))

@@ -160,7 +160,7 @@ func watchTime(ctx context.Context, name string, wall time.Duration, ready <-cha
 	}
 }
 
-// await waits until ready is closed, and tells whether that was before the end of ctx. nil is
+// await waits until ready is closed, and reports whether that was before the end of ctx. nil is
 // ready.
 func await(ctx context.Context, ready <-chan struct{}) bool {
 	if ready == nil {
@@ -193,7 +193,7 @@ func environment(private string) []string {
 const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:" +
 	"glibc.malloc.trim_threshold=536870912"
 
-// converse sends the request, and tells a worker that waits to go on when ready is closed, and
+// converse sends the request, and has a waiting worker continue when ready is closed, and
 // reads what comes, both beside the caller: a worker may read or write as slowly as it likes, or
 // not at all.
 func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progress func(string)) {
@@ -202,7 +202,7 @@ func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progre
 	go func() {
 		defer w.readers.Done()
 		defer w.request.Close()
-		// A worker that does not take its request ends without a result, which tells more than this
+		// A worker that does not take its request ends without a result, which says more than this
 		// error.
 		if err := workerproto.WriteRequest(w.request, req); err != nil || ready == nil {
 			return
@@ -339,7 +339,7 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 	return a, e
 }
 
-// exitOf tells how the worker ended: -1 with a signal, or its exit status. The process that looks
+// exitOf returns how the worker ended: -1 with a signal, or its exit status. The process that looks
 // after it passes on what it saw.
 func exitOf(status int) (code int, signal syscall.Signal) {
 	if status > workerproto.ExitSignal {

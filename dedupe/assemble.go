@@ -193,7 +193,7 @@ type ApplyOptions struct {
 	// with valid stamps.
 	Trusted bool
 
-	// Progress, which may be nil, is told how far it is; calls do not overlap.
+	// Progress, which may be nil, receives the progress; calls do not overlap.
 	Progress func(done, total int64)
 }
 
@@ -219,7 +219,7 @@ func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error)
 }
 
 // CopyVerified writes a blob and hashes it on the way, in one pass. fn, which may
-// be nil, is told bytes. A *cas.CorruptError says that the bytes, which were
+// be nil, receives bytes. A *cas.CorruptError says that the bytes, which were
 // written all the same, are not the blob's.
 func CopyVerified(ctx context.Context, from Source, blob cas.Digest, w io.WriterAt, fn func(done,
 	total int64)) error {

@@ -94,7 +94,7 @@ func (r *Recipe) Encode() ([]byte, error) {
 	return append(b, sum[:]...), nil
 }
 
-// Equal tells whether two recipes say the same.
+// Equal reports whether two recipes say the same.
 func (r *Recipe) Equal(other *Recipe) bool {
 	a, err := r.Encode()
 	b, err2 := other.Encode()

@@ -144,7 +144,7 @@ func (r *Recipe) validateBases() error {
 	return nil
 }
 
-// validateExtent is told where the extents before end.
+// validateExtent gets the end of the extents before.
 func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 	reason := ""
 	switch {

@@ -19,7 +19,7 @@ import (
 // RecipeStore keeps the recipes of a store, in the directory recipes below the state
 // directory, and knows which bases they need. A recipe's name is the digest of
 // the blob that it rebuilds. It never removes or reads a blob: what a recipe
-// refers to is the caller's to keep, for as long as Users tells of one.
+// refers to is the caller's to keep, for as long as Users returns one.
 //
 // Put and Remove return when the change is durable; a crash at any step leaves the earlier recipe
 // or the new one under the name, whole, and at most a staged file, which the next OpenRecipeStore
@@ -246,7 +246,7 @@ func (s *RecipeStore) releaseBasesLocked(d cas.Digest, bases []Base) {
 // Put makes the recipe durable, in the place of one that the blob may have had. literals are the
 // bytes that come out of r.Frames; they are compressed into the file. They are nil where the recipe
 // has no frames. prove, which may be nil, is called with the recipe as it was written, before that
-// gets its name; its error leaves things as they were. From then on Users tells of the recipe's
+// gets its name; its error leaves things as they were. From then on Users returns the recipe's
 // bases, which have to be durable before.
 func (s *RecipeStore) Put(ctx context.Context, r *Recipe, literals Source,
 	verify func(*Recipe) error) error {
@@ -353,7 +353,7 @@ func (s *RecipeStore) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
 	return r, stamp, nil
 }
 
-// Has tells of a blob's recipe, from memory.
+// Has reports whether a blob has a recipe, from memory.
 func (s *RecipeStore) Has(d cas.Digest) (Packed, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

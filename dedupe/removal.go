@@ -21,9 +21,9 @@ type Removal struct {
 // Removal begins to remove recipes.
 func (s *RecipeStore) Removal() *Removal { return &Removal{s: s} }
 
-// Remove deletes the recipe of a blob, durably when Sync returns, and tells what is given up then:
-// the bases of that very recipe, and of those before that were not certain to be gone. One
-// that is not there is cas.ErrNotFound, and then Sync makes that durable.
+// Remove deletes the recipe of a blob, durably when Sync returns, and returns the bases that it
+// releases: the bases of that very recipe, and of those before that were not certain to be gone.
+// One that is not there is cas.ErrNotFound, and then Sync makes that durable.
 func (r *Removal) Remove(d cas.Digest) (bases []Base, err error) {
 	return r.removeWith(d, func() error { return r.s.fs.Remove(r.s.path(d)) })
 }

@@ -49,7 +49,7 @@ type reader struct {
 	window      []byte
 	start       int64    // file offset of window[0]
 	path        []string // names of the messages that are open
-	fields      uint64   // seen so far; tells when to look at ctx
+	fields      uint64   // seen so far; ctx is checked after a number of them
 	memoryUsed  int64
 	memoryLimit int64 // bounds kept
 	err         error

@@ -201,7 +201,7 @@ func (m *Model) Locations() []string {
 	return slices.Compact(all)
 }
 
-// WrapsIR tells whether every EPContext node only names a model in OpenVINO's own format (IR), an
+// WrapsIR reports whether every EPContext node only names a model in OpenVINO's own format (IR), an
 // .xml file with the weights in a .bin file beside it. Nothing of it is compiled: the execution
 // provider compiles it each time it loads.
 func (m *Model) WrapsIR() bool {

@@ -125,7 +125,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 }
 
 // blobBytes is what a blob takes on the disk. One that is not there, which a
-// check will tell of, takes nothing.
+// Check will report, takes nothing.
 func (x *Index) blobBytes(d cas.Digest, size int64) int64 {
 	if x.MeasureDisk == nil {
 		return (size + 4095) / 4096 * 4096

@@ -221,5 +221,5 @@ func (x *Index) NeededIn(ctx context.Context, first byte) (map[cas.Digest]int64,
 	return out, err
 }
 
-// Space returns the store's size as far as builds tell it.
+// Space returns the store's size as far as it follows from the builds.
 func (x *Index) Space() (Space, error) { return read(x.db, readSpace) }

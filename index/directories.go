@@ -78,7 +78,7 @@ func (m *manifests) currentTimes(i byte) dirTimes {
 }
 
 // recordTimes notes the times of changed directories again, once they are old
-// enough to be told from those of the next change.
+// enough to be distinguished from those of the next change.
 func (m *manifests) recordTimes() {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -117,7 +117,7 @@ func (m *manifests) putTimes(tx *bbolt.Tx, i byte, t dirTimes) error {
 }
 
 // list returns the ids of the manifests in a directory, none where that was never made. Other names
-// are left for Check to tell.
+// are left for Check to report.
 func (m *manifests) list(i byte) ([]BuildID, error) {
 	names, err := m.fs.ReadDir(m.directory(i))
 	if errors.Is(err, fs.ErrNotExist) {

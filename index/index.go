@@ -23,7 +23,7 @@ type Options struct {
 	FS  cas.FS       // nil: the operating system's
 	Log *slog.Logger // nil: nothing is logged
 
-	// OnEvent is told of each event, one at a time and in order, also of those
+	// OnEvent receives each event, one at a time and in order, also of those
 	// that the index notes itself. It must not wait, nor call the index.
 	OnEvent func(Event)
 

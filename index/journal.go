@@ -60,7 +60,7 @@ type Journal struct {
 	sequences  map[string]uint64 // of trust documents, by the id of the root key
 	events     []Event           // oldest first
 	last       uint64            // sequence of the latest event
-	subscriber func(Event)       // nil, or told of each new event, in order
+	subscriber func(Event)       // nil, or receives each new event, in order
 }
 
 // openJournal reads the journal or makes one. damage is what was wrong with

@@ -27,7 +27,7 @@ const (
 )
 
 // nameBytes is how much of a digest, or of a model name's BLAKE3, stands in a
-// row: enough to tell nearly all apart. The record decides.
+// row: enough to distinguish nearly all. The record decides.
 const nameBytes = 8
 
 // MinPrefix is how many digits of a key, id or digest name something.

@@ -8,7 +8,7 @@ type Progress func(things string, through, of uint64)
 // progressEvery is how many things are gone through between two calls.
 const progressEvery = 256
 
-// reportEvery tells every so many things.
+// reportEvery is how many things are done between two reports.
 func (t Progress) reportEvery(things string, through, of uint64) {
 	if t != nil && through%progressEvery == 0 {
 		t(things, through, of)

@@ -179,7 +179,7 @@ func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.W
 	copied func(int)) error {
 	d, want := &l.Blob, &l.File
 	sum, plain, size := sha256.New(), blake3.New(32, nil), &counter{}
-	whole := io.TeeReader(io.LimitReader(&telling{ctx, blob, nil}, d.Size+1),
+	whole := io.TeeReader(io.LimitReader(&progressReader{ctx, blob, nil}, d.Size+1),
 		io.MultiWriter(sum, size))
 	dec, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1),
 		zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
@@ -188,7 +188,7 @@ func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.W
 	}
 	defer dec.Close()
 	bad := func(format string, args ...any) error { return wrong(name, want.Name, format, args...) }
-	out := &telling{ctx, io.LimitReader(dec, want.Size+1), copied}
+	out := &progressReader{ctx, io.LimitReader(dec, want.Size+1), copied}
 	n, err := io.Copy(to, io.TeeReader(out, plain))
 	switch {
 	case ctx.Err() != nil:

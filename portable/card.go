@@ -85,7 +85,7 @@ type Layer struct {
 	Chunks *Descriptor // nil: there is no chunk list
 }
 
-// ParseLayers reads the manifest of a build, for a reader that has been told to trust it.
+// ParseLayers reads the manifest of a build, for a reader that was asked to trust it.
 func ParseLayers(file string, manifest []byte) (all []Layer, err error) {
 	c := &Card{Digest: DigestOf(manifest)}
 	if err := c.readBuild(file, manifest); err != nil {

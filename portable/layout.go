@@ -188,7 +188,7 @@ func (w *Writer) layer(ctx context.Context, f Source, copied func(int)) (d []Des
 	sum, plain := sha256.New(), blake3.New(32, nil)
 	size := &counter{}
 	list, err := compress(io.MultiWriter(to, sum, size),
-		io.TeeReader(&telling{ctx, f.From, copied}, plain), f.Size)
+		io.TeeReader(&progressReader{ctx, f.From, copied}, plain), f.Size)
 	if err = errors.Join(err, to.Sync(), to.Close()); err != nil {
 		return nil, out, fmt.Errorf("file %q: %w", f.Name, err)
 	}
@@ -214,21 +214,21 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// telling reads until its context ends, and tells how much.
-type telling struct {
-	ctx  context.Context
-	from io.Reader
-	tell func(int)
+// progressReader reads until its context ends, and reports how much.
+type progressReader struct {
+	ctx    context.Context
+	from   io.Reader
+	report func(int)
 }
 
 // Read implements io.Reader.
-func (t *telling) Read(p []byte) (int, error) {
+func (t *progressReader) Read(p []byte) (int, error) {
 	if err := t.ctx.Err(); err != nil {
 		return 0, err
 	}
 	n, err := t.from.Read(p)
-	if t.tell != nil {
-		t.tell(n)
+	if t.report != nil {
+		t.report(n)
 	}
 	return n, err
 }
@@ -321,7 +321,7 @@ func addFile(ctx context.Context, out *tar.Writer, root *os.Root, name string) e
 	err = out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644,
 		Size: info.Size(), ModTime: time.Unix(0, 0)})
 	if err == nil {
-		_, err = io.Copy(out, &telling{ctx, f, nil})
+		_, err = io.Copy(out, &progressReader{ctx, f, nil})
 	}
 	return err
 }

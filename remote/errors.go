@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The results of a call that did not succeed; errors.Is tells them apart.
+// The results of a call that did not succeed; errors.Is distinguishes them.
 var (
 	// ErrMissing: the remote is well and does not have it. For a look-up this is a miss.
 	ErrMissing = errors.New("not there")

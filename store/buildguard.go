@@ -89,7 +89,7 @@ func (a *buildGuard) TakerDone(id index.BuildID) {
 	a.stored[id] = f
 }
 
-// inUse tells whether a request has the build in hand, or is about to.
+// inUse reports whether a request has the build in hand, or is about to.
 func (a *buildGuard) inUse(id index.BuildID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

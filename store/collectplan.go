@@ -25,7 +25,7 @@ type Goal struct {
 	// a reservation waits: nothing is packed, because that takes longer than to evict
 	Urgent bool
 
-	Progress index.Progress // is told how far the survey of the store is; may be nil
+	Progress index.Progress // receives how far the survey of the store is; may be nil
 }
 
 // Owner says which builds a collection may remove.

@@ -59,7 +59,7 @@ func FileOnDisk(path string) (id FileID, names uint64, disk int64, ok bool) {
 	return FileID{st.Dev, st.Ino}, uint64(st.Nlink), st.Blocks * 512, true
 }
 
-// FileID tells files apart.
+// FileID distinguishes files.
 type FileID struct{ dev, ino uint64 }
 
 // idleIO has the calling thread's reads wait for those of all other programs, until it is undone.

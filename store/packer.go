@@ -397,7 +397,7 @@ func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 	})
 }
 
-// isCold tells whether a build may be packed by itself.
+// isCold reports whether a build may be packed by itself.
 func (p *Packer) isCold(b *index.Build, when Packing) bool {
 	if _, pinned := p.st.index.Journal.Pinned(b.ID); pinned || p.st.WhyInUse(b) != "" {
 		return false
@@ -412,7 +412,7 @@ func (p *Packer) isCold(b *index.Build, when Packing) bool {
 	return p.st.now().Sub(last) >= when.After
 }
 
-// allCold tells whether every build that needs a blob may be packed by itself.
+// allCold reports whether every build that needs a blob may be packed by itself.
 func (p *Packer) allCold(d cas.Digest, when Packing) (bool, error) {
 	ids, err := p.st.index.Needs(d)
 	if err != nil {

@@ -16,8 +16,8 @@ const (
 	UnpackedNow = "unpacked"
 )
 
-// PackOnRequest returns a function that packs one build, or with dryRun tells what that would free.
-// The first call looks for what the blobs of all builds share.
+// PackOnRequest returns a function that packs one build, or with dryRun reports what that would
+// free. The first call looks for what the blobs of all builds share.
 func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string,
 	int64, error) {
 	looked := false
@@ -59,7 +59,7 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 }
 
 // UnpackOnRequest returns a function that makes one build whole again, durably, and removes its
-// recipes, or with dryRun tells what that would free.
+// recipes, or with dryRun reports what that would free.
 func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string,
 	int64, error) {
 	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then

@@ -19,7 +19,7 @@ import (
 var permanentDirs = []string{"objects", filepath.Join("objects", "incoming"), "manifests",
 	"recipes", filepath.Join("recipes", "incoming")}
 
-// ReopenNeeded tells once why the store has to be closed and opened again: what of the state
+// ReopenNeeded receives once why the store has to be closed and opened again: what of the state
 // directory is gone, or is not this store's any more, within seconds, after which the store serves
 // and keeps nothing; or that the index is to be made again.
 func (st *Store) ReopenNeeded() <-chan string { return st.reopenNeeded }
@@ -41,7 +41,7 @@ func (st *Store) reopen(why string) bool {
 	select {
 	case st.reopenNeeded <- why:
 		return true
-	default: // told, or about to be
+	default: // reported, or about to be
 		return false
 	}
 }

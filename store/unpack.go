@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Phases are told how far a view is that a request waits for.
+// Phases receive how far a view is that a request waits for.
 type Phases struct {
 	Phase    func(string)            // "unpacking", "verifying"
 	Unpacked func(done, total int64) // bytes; may be nil

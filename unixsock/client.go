@@ -257,7 +257,7 @@ func (c *Client) reasonOfEnd(ctx context.Context) error {
 func (c *Client) sendCancel(number uint64) {
 	ctx, stop := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer stop()
-	// A daemon that cannot be told sees the deadline, or the connection's end.
+	// A daemon that cannot be notified sees the deadline, or the connection's end.
 	_ = c.send(ctx, envelopeOf(number, &wire.Cancel{}), nil)
 }
 

@@ -64,7 +64,7 @@ func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
 	return c, nil
 }
 
-// refuse tells a client that it is not served, as far as that takes no waiting.
+// refuse notifies a client that it is not served, unless that would block.
 func (c *connection) refuse(err error) {
 	c.cancel()
 	// The client sees the connection close either way.
@@ -188,7 +188,7 @@ func (c *connection) stopReading(err error) {
 	c.ended <- err
 }
 
-// sendViolation tells the client which rule it broke. There is no more to do for it.
+// sendViolation reports to the client which rule it broke. There is no more to do for it.
 func (c *connection) sendViolation(err error) error {
 	if e, is := errors.AsType[*Error](err); is && c.ctx.Err() == nil {
 		return errors.Join(err, c.send(c.ctx, envelopeOf(0, toWire(e)), nil))

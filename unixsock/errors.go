@@ -87,7 +87,7 @@ func (e *Error) Is(target error) bool {
 	return ok && wire.ErrorClass(c) == e.Class
 }
 
-// ClassOf tells the class of any error, and INTERNAL for one that says nothing about it.
+// ClassOf returns the class of any error, and INTERNAL for one that has none.
 func ClassOf(err error) wire.ErrorClass {
 	if e, is := errors.AsType[*Error](err); is {
 		return e.Class

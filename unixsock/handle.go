@@ -179,7 +179,7 @@ func (c *connection) answer(r *request, reply proto.Message, view *os.File) erro
 	}
 	err := c.send(c.ctx, envelope, fds)
 	runtime.KeepAlive(view)
-	if busy, is := errors.AsType[*Error](err); is { // not sent, and the client can be told why
+	if busy, is := errors.AsType[*Error](err); is { // not sent, and the client can get the reason
 		err = c.send(c.ctx, envelopeOf(r.number, toWire(busy)), nil)
 	}
 	if err != nil {
@@ -296,8 +296,8 @@ func (c *connection) noteReadLocked() {
 // each of any number of connections.
 func (c *connection) closeAfterRead() {
 	poll := maxDrainPoll
-	// Tells the client that there is no more; what was sent stays readable. An error means that it
-	// is gone.
+	// Notifies the client that there is no more; what was sent stays readable. An error means that
+	// it is gone.
 	_ = c.stream.conn.CloseWrite()
 	_ = c.stream.conn.CloseRead()
 	for {

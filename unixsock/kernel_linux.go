@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/internal/slowfile"
 )
 
-// checkFD tells whether a descriptor that a client sent may be read: a regular file (a sealed or
+// checkFD reports whether a descriptor that a client sent may be read: a regular file (a sealed or
 // plain memory file is one), opened for reading. O_PATH descriptors are refused before anything
 // else looks at them: a privileged daemon that reopened one would read what its sender may not. The
 // error matches ErrBadRequest. O_NONBLOCK is cleared: Go's runtime polls such files as they become

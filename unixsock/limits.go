@@ -46,7 +46,7 @@ type limits struct {
 	Subscriptions       int // of one connection
 	SubscriptionsPerUID int // and of one user's
 
-	RefusalDelay time.Duration // until a user that has too many connections is told so
+	RefusalDelay time.Duration // until a user with too many connections gets the refusal
 	HelloTimeout time.Duration // from the connection to the end of its Hello
 	FrameTimeout time.Duration // from the first byte of a frame to its last
 	WriteTimeout time.Duration // for which a client may leave an answer unread that does not fit

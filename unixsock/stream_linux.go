@@ -123,7 +123,7 @@ func (s *stream) buffered() ([]byte, int64, error) {
 	return payload, at, nil
 }
 
-// bufferEmpty tells whether nothing has arrived beyond the frames that were consumed.
+// bufferEmpty reports whether nothing has arrived beyond the frames that were consumed.
 func (s *stream) bufferEmpty() bool { return s.start == s.end }
 
 // fill reads once. The buffer grows with the bytes that arrive, never with an announced length.
@@ -368,7 +368,7 @@ func (s *stream) sendmsg(fd uintptr) bool {
 	return true
 }
 
-// unread tells whether the peer has yet to read something that was sent.
+// unread reports whether the peer has yet to read something that was sent.
 func (s *stream) unread() bool {
 	var queued int
 	var err error

@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// EventMissed is the kind of event that tells a subscriber that it was too slow, and did not get
+// EventMissed is the kind of event that notifies a subscriber that it was too slow, and did not get
 // the events before.
 const EventMissed = "missed"
 

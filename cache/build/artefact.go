@@ -127,7 +127,7 @@ func members(at *request.Attempt, result compilers.Result) []index.Member {
 	return out
 }
 
-// groupWarnings tells of a group that shares nothing.
+// groupWarnings warns of a group that shares nothing.
 func groupWarnings(models []*epmodel.Model) []string {
 	if len(models) < 2 {
 		return nil

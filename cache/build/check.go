@@ -29,7 +29,7 @@ func (j *Job) compareOutputs(ctx context.Context, out string, b *index.Build) fl
 		j.compared = &result
 	}
 	if err != nil || result.Outcome != compilers.Passed {
-		return 0 // the request is told why
+		return 0 // the request fails, with the reason
 	}
 	return j.VerifyOutput
 }

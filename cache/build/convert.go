@@ -64,7 +64,7 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	return a, nil
 }
 
-// IsWithheldCopy tells whether a build in the form that is asked for is withheld, and is of the
+// IsWithheldCopy reports whether a build in the form that is asked for is withheld, and is of the
 // same compile as the one in the other form: a conversion would bring back the very context that is
 // withheld.
 func (bd *Builder) IsWithheldCopy(at *request.Attempt, from *index.Build) bool {

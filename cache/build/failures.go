@@ -208,9 +208,9 @@ func (j *Job) nameModel(e *apierr.Error) {
 	head, _ := strings.CutSuffix(e.Text, f.Text)
 	j.removeOwnNames(f)
 	f.ModelName = j.Request.Name
-	told := f.ForName(f.ModelName)
-	e.Text = head + told.Text
-	maps.Copy(e.Facts, told.Facts)
+	named := f.ForName(f.ModelName)
+	e.Text = head + named.Text
+	maps.Copy(e.Facts, named.Facts)
 }
 
 // withAdvice adds to a failure what the request could change.

@@ -179,7 +179,7 @@ func (j *Job) Description() jobs.Description {
 		a.Models = n
 	}
 	for _, f := range files {
-		if info, err := f.Stat(); err == nil { // else the copy will tell
+		if info, err := f.Stat(); err == nil { // otherwise copying it fails
 			a.Size += info.Size()
 		}
 	}
@@ -313,7 +313,7 @@ func (j *Job) hashAhead(ctx context.Context, out string, files []string) (
 		for _, name := range files {
 			path := filepath.Join(out, filepath.FromSlash(name))
 			if info, err := os.Lstat(path); err != nil || info.Size() < minHashAhead {
-				continue // what is wrong with it the check tells
+				continue // CheckOutput reports what is wrong
 			}
 			if h, err := j.bd.Store.Blobs().HashAhead(ctx, path); err == nil {
 				found[name] = h // otherwise it is hashed, or fails, when it is stored
@@ -370,7 +370,7 @@ func (j *Job) modelInPlace(ctx context.Context, spec compilers.Job) *workspace.O
 	m, err := identity.Files{Name: j.Request.Name, Graph: file}.Read(ctx)
 	if err != nil || len(m.Locations()) > 0 || !opener.AcceptsOpenModel(spec) {
 		o.Close()
-		return nil // what is wrong with the model its copy tells
+		return nil // copying the model reports the error
 	}
 	j.UseOriginal(spec.Model, o, m)
 	return o

@@ -353,7 +353,7 @@ func (c *Changes) isRemoved(id index.BuildID) bool {
 
 // PlanCollection plans to bring the builds that the peer may collect within the configured bounds,
 // or within the goal: all builds for administrators, else the peer's own. progress, which may be
-// nil, is told how far the survey of the store is.
+// nil, receives how far the survey of the store is.
 func (c *Changes) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal,
 	progress func(*wire.Progress)) (*store.Collection, error) {
 	goal.Progress = wire.StoreProgress(progress, "reading")

@@ -61,7 +61,7 @@ func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 	return s, err
 }
 
-// mismatch says in what an artefact is not of the model, nil if nothing tells.
+// mismatch says in what an artefact is not of the model, nil if no mismatch is found.
 func (s signature) mismatch(m *epmodel.Model) error {
 	return cmp.Or(valuesMismatch("output", s.outputs, m.Outputs, nil),
 		valuesMismatch("input", s.inputs, m.Inputs, s.constant))
@@ -300,7 +300,7 @@ func (cs *Claims) loadStaged(ctx context.Context, cl *claim, b *index.Build,
 	}
 	checked, err := cs.LoadChecker.Check(ctx, a, job)
 	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {
-		// Without the model nothing tells whether zeros are to blame: it is tried again before it
+		// Without the model nothing reports whether zeros are to blame: it is tried again before it
 		// is served.
 		job.Zeros = 0
 		checked, err = cs.LoadChecker.Check(ctx, a, job)

@@ -140,7 +140,7 @@ func (cs *Claims) Counts() (held, wanted int) {
 	return len(cs.open), wanted
 }
 
-// find returns the user's own claim. Other users are not told that there is one.
+// find returns the user's own claim. It reports no other user's claim.
 func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -162,7 +162,7 @@ func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	return nil, e
 }
 
-// GiveUp ends a claim without a result. Requests that wait are told text and code; the next one
+// GiveUp ends a claim without a result. Waiting requests get text and code; the next one
 // that asked for a claim gets it.
 func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	cl, err := cs.find(p, id)

@@ -179,7 +179,7 @@ func (e *notHere) Unwrap() error { return e.err }
 func (out *Imported) refuse(err error) (*Imported, error) {
 	var no *notHere
 	var format *portable.FormatError
-	var told *apierr.Error
+	var apiErr *apierr.Error
 	var distrust *portable.TrustError
 	switch {
 	case errors.As(err, &no):
@@ -188,9 +188,9 @@ func (out *Imported) refuse(err error) (*Imported, error) {
 		out.Damaged = true
 	case errors.As(err, &distrust):
 		out.Hint = distrust.Hint
-	case errors.As(err, &told) &&
-		(told.Class == apierr.BadRequest || told.Class == apierr.CompileFailed ||
-			told.Class == apierr.BadModel):
+	case errors.As(err, &apiErr) &&
+		(apiErr.Class == apierr.BadRequest || apiErr.Class == apierr.CompileFailed ||
+			apiErr.Class == apierr.BadModel):
 	default:
 		return nil, err
 	}
@@ -432,7 +432,7 @@ func (in *intake) describeFit(b *index.Build) string {
 	case in.Plan.MadeExactly(b) && b.LoadCheck == compilers.Passed:
 		return "made by equal libraries for this hardware, and it loads"
 	case in.Plan.MadeExactly(b):
-		return "made by equal libraries for this hardware; whether it loads cannot be told here"
+		return "made by equal libraries for this hardware; whether it loads cannot be checked here"
 	case b.LoadCheck != compilers.Passed:
 		return "made elsewhere: it is judged again with its model, before it is served"
 	}
@@ -536,7 +536,7 @@ func (in *intake) load(ctx context.Context, b *index.Build, dir string, graphs [
 	a := in.Plan.JudgeTarget("", in.Content)
 	job := a.CheckJobOf(b, &request.Answer{Path: dir, Graph: graphs[0]})
 	err := in.claims.loadStaged(ctx, in.claim, b, job)
-	if told, is := errors.AsType[*apierr.Error](err); is && told.Class == apierr.CompileFailed &&
+	if e, is := errors.AsType[*apierr.Error](err); is && e.Class == apierr.CompileFailed &&
 		!in.Plan.MadeExactly(b) {
 		return &notHere{OtherHardware, err}
 	}

@@ -79,7 +79,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 		return nil, request.UnservableError(err, cl.Name, "put")
 	}
 	defer done()
-	// Before the others are told, because one that may not take this build compiles one in its
+	// Before the others are notified, because one that may not take this build compiles one in its
 	// place.
 	a, err := lookup.Lease(context.WithoutCancel(ctx), cs.Store, result.Build, t.Phase)
 	cl.deliver(result)

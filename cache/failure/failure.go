@@ -206,7 +206,7 @@ func FromError(err error) *Failure {
 	if !errors.As(err, &e) {
 		return nil
 	}
-	// and not further down: what is wrapped there is not what is told
+	// and not further down: an error wrapped deeper is not the reported one
 	if f, ok := e.Err.(*failed); ok {
 		return f.Failure
 	}
@@ -314,7 +314,7 @@ func (f *Failure) ForName(name string) *Failure {
 	return &out
 }
 
-// RenamedError is what a user is told of a job that failed, which may have been begun by another
+// RenamedError is the error that a user gets for a failed job, which may have been begun by another
 // with another name for the model.
 func RenamedError(e *apierr.Error, name string) *apierr.Error {
 	f, ok := e.Err.(*failed)

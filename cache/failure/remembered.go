@@ -239,9 +239,9 @@ func (fs *Remembered) Sweep() {
 			fs.drop(key)
 		}
 	}
-	for told, at := range fs.reported {
+	for key, at := range fs.reported {
 		if now.Sub(at) > reportInterval {
-			delete(fs.reported, told)
+			delete(fs.reported, key)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func (fs *Remembered) IsNew(request index.RequestKey, uid uint32, reason Reason)
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	key, now := reportedFailure{request, uid, reason}, fs.now()
-	if at, told := fs.reported[key]; told && now.Sub(at) < reportInterval && !now.Before(at) {
+	if at, found := fs.reported[key]; found && now.Sub(at) < reportInterval && !now.Before(at) {
 		return false
 	}
 	if len(fs.reported) >= maxReportedFailures {

@@ -108,7 +108,7 @@ func differ(list []Difference, field, asked, found string) []Difference {
 		Found: Truncated(found)})
 }
 
-// Truncated cuts what others chose, so that it can be told.
+// Truncated shortens text that others chose, so that it can be reported.
 func Truncated(s string) string {
 	if len(s) <= maxValue {
 		return s

@@ -31,7 +31,7 @@ type Model struct {
 // readerVersion is that of isArtefact. Identities of earlier versions lack what those did not see.
 const readerVersion = 2
 
-// isArtefact tells whether the model is an artefact, and no source. EPContext nodes that only wrap
+// isArtefact reports whether the model is an artefact. EPContext nodes that only wrap
 // a model in OpenVINO's own format are a source, because each load has to compile that.
 func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsIR() }
 

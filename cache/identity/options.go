@@ -132,7 +132,7 @@ func FillOptions(ep string, options map[string]string,
 
 // canonicalLevel gives the graph optimisation level that the model is compiled at, the default
 // spelled out. A session folds constants and shapes, "basic", before execution providers choose
-// their nodes, and so does a compile here unless it is told otherwise: the compile API's own
+// their nodes, and so does a compile here unless an option says otherwise: the compile API's own
 // default, "disable_all", leaves nodes to the CPU that a session would not (QNN: whole models). The
 // levels above "basic" only concern nodes that no provider took.
 func canonicalLevel(level, route string) (string, error) {

@@ -49,7 +49,7 @@ type RecordDevice struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
-// recordVersion is the first field of every record, so that a later epcached can tell what it
+// recordVersion is the first field of every record, so that a later epcached knows what it
 // reads.
 const recordVersion = 1
 
@@ -193,8 +193,8 @@ func deviceCovers(asked, made RecordDevice) bool {
 		maps.Equal(asked.Metadata, made.Metadata)
 }
 
-// DimensionsText tells for people what the free dimensions of a build's model were fixed at,
-// "batch=1, sequence=128", by which variants of one model are told apart; "" where there are none.
+// DimensionsText returns what the free dimensions of a build's model were fixed at, such as
+// "batch=1, sequence=128": it distinguishes variants of a model. "" where there are none.
 func DimensionsText(b *index.Build) string {
 	var record struct {
 		Named       map[string]int64 `json:"free_dimensions"`

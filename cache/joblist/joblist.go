@@ -102,9 +102,9 @@ func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 		return l.infoFor(p, *rebuild), nil
 	}
 	since := l.Now()
-	told := jobs.NewProgressReporter(progress, since)
-	defer told.End()
-	if !f.Follow(ctx, p.UID, since, told.Report) {
+	reporter := jobs.NewProgressReporter(progress, since)
+	defer reporter.End()
+	if !f.Follow(ctx, p.UID, since, reporter.Report) {
 		return jobs.Info{}, request.ContextError(ctx, f.Description().ModelName)
 	}
 	return l.infoFor(p, f.Info()), nil

@@ -94,7 +94,7 @@ type Job struct {
 	phase        string
 	moved, whole int64                // bytes of the phase, where they are known
 	left         time.Duration        // of the phase; 0: not known
-	waiters      map[*waiter]struct{} // each is told the phases
+	waiters      map[*waiter]struct{} // each receives the phases
 	kept         map[uint32]uint32    // users that do not wait for it but want it -> owner
 	users        map[uint32]string    // users that may see it -> their names for the model
 	followUps    map[FollowUp]int     // users for a job of their own -> files held open
@@ -188,9 +188,9 @@ func (j *Job) Info() Info {
 }
 
 // Follow waits until the job ends, and reports whether that came before the end of the context.
-// tell is called at each change of phase. A caller that only follows a job does not keep it going.
-func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, tell func(Progress)) bool {
-	w := &waiter{Caller: Caller{UID: uid, Since: since, Progress: tell}}
+// report is called at each change of phase. A caller that only follows does not keep it alive.
+func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, report func(Progress)) bool {
+	w := &waiter{Caller: Caller{UID: uid, Since: since, Progress: report}}
 	j.mu.Lock()
 	j.followed[w] = struct{}{}
 	j.report(w)
@@ -343,7 +343,7 @@ func (j *Job) isHidden() bool {
 	return j.description.Inquiry && len(j.users) == 0
 }
 
-// isWanted tells whether a user wants a compile. An inquiry takes no slot from a compile.
+// isWanted reports whether a user wants a compile. An inquiry takes no slot from a compile.
 func (j *Job) isWanted() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -470,7 +470,7 @@ func (j *Job) SetPhase(phase string) {
 
 func (j *Job) setPhaseLocked(phase string) {
 	j.phase, j.moved, j.whole, j.left = phase, 0, 0, 0
-	j.tellAll()
+	j.reportAll()
 }
 
 // SetTransfer passes on how far the phase is, in bytes, and how long the rest takes; 0: not known.
@@ -478,11 +478,11 @@ func (j *Job) SetTransfer(done, total int64, left time.Duration) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.moved, j.whole, j.left = done, total, left
-	j.tellAll()
+	j.reportAll()
 }
 
-// tellAll reports the progress to all waiters. The caller holds j.mu.
-func (j *Job) tellAll() {
+// reportAll reports the progress to all waiters. The caller holds j.mu.
+func (j *Job) reportAll() {
 	for _, set := range []map[*waiter]struct{}{j.waiters, j.followed} {
 		for w := range set {
 			j.report(w)

@@ -451,7 +451,7 @@ func (t *ProgressReporter) End() {
 	t.over = true
 }
 
-// Reply is the progress as clients are told of it; the socket adds since when.
+// Reply is the progress as clients receive it; the socket adds since when.
 func (p *Progress) Reply() *wire.Progress {
 	return &wire.Progress{Phase: p.Phase, Detail: wire.Valid(p.Detail), DoneBytes: p.Done,
 		TotalBytes: p.Total,

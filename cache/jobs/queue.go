@@ -437,6 +437,6 @@ func (cs *Costs) Learn(k Kind, took time.Duration, memory, output int64, idle bo
 	one.Count++
 	if err := memo.Save(cs.memos, costKey(k, class), one); err != nil {
 		cs.log.Warn("cannot record the cost of a "+
-			"compile", "error", err) // the next one tells as much
+			"compile", "error", err) // the next one says the same
 	}
 }

@@ -23,7 +23,7 @@ import (
 // made, and that are not optimal now, are compiled again; so are builds that other rules judge
 // worse than before.
 func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
-	previous map[string]string, tell bool) (done bool) {
+	previous map[string]string, isNew bool) (done bool) {
 	under, verdicts := x.generation(), x.Verdicts(rc)
 	last := verdicts.lots.Load()
 	var before map[maker]*lot
@@ -52,7 +52,8 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 			lots[m] = l
 		}
 		l.builds++
-		if l.judgement.Verdict != compilers.Optimal && (tell && madeBy(&b, previous) || l.worse()) {
+		if l.judgement.Verdict != compilers.Optimal &&
+			(isNew && madeBy(&b, previous) || l.worse()) {
 			affected = append(affected, b.ID)
 		}
 		return nil
@@ -65,12 +66,12 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 	}
 	verdicts.lots.Store(&judgedLots{lots, under})
 	for _, m := range slices.Sorted(maps.Keys(lots)) {
-		if tell || lots[m].changed() {
+		if isNew || lots[m].changed() {
 			x.reportLot(rt, lots[m])
 		}
 	}
 	what := "rules or policies"
-	if tell {
+	if isNew {
 		what = "the runtime"
 	}
 	x.rebuildWorsened(ctx, rt, what+" changed", lots, affected)

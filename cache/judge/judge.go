@@ -33,7 +33,7 @@ import (
 // Judgement says how a build suits a runtime, and how that is known.
 type Judgement struct {
 	Verdict compilers.Verdict
-	Source  string // one of those below; "": no source could tell
+	Source  string // one of those below; "": no source knows
 	Reason  string
 	At      time.Time
 	Runtime string // the runtime's name
@@ -98,7 +98,7 @@ func (x *Judge) generation() uint64 {
 type Check func(ctx context.Context, glance Judgement) (checked compilers.CheckResult,
 	tried bool, err error)
 
-// Build says how a build suits the target, from the best source that can tell: its execution
+// Build says how a build suits the target, from the best source that knows: its execution
 // provider's own library, the provider's verdict, the fingerprint, a load check, the rules. It is
 // worked out once for each build and runtime.
 func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,

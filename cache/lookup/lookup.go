@@ -59,7 +59,7 @@ type Options struct {
 	Pass func(*index.Build, error)
 	// Served is called for each build that is served; may be nil.
 	Served func(*request.Attempt, *index.Build, judge.Judgement)
-	// Warnings returns what more is told of a build; may be nil.
+	// Warnings returns further warnings for a build; may be nil.
 	Warnings func(index.BuildID) []string
 }
 

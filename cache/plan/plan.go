@@ -98,7 +98,7 @@ func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.P
 	}
 	p.OnlyProcessors = runtimes.OnlyProcessors(facts, p.EPs)
 	if at.OnMiss == request.KeyOnly {
-		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
+		return p, nil // the key needs no fingerprint, so it is known even where nothing compiles
 	}
 	if err := pl.marks(ctx, at, p); err != nil {
 		if left := givenUpError(ctx, at.Name, err); left != nil {
@@ -129,12 +129,12 @@ func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 	default:
 		err = request.WorkerError(err, "execution provider %s cannot compile here", names)
 	}
-	var told *apierr.Error
+	var refused *apierr.Error
 	f := failure.FromError(err)
-	if given := at.GivenOptions(); given != "" && f != nil && errors.As(err, &told) &&
+	if given := at.GivenOptions(); given != "" && f != nil && errors.As(err, &refused) &&
 		(f.Reason == failure.NoNode || f.Reason == failure.Refused) {
 		const suspect = "; or the execution provider may refuse an option: "
-		told.Hint = strings.TrimPrefix(told.Hint+suspect+given, "; or ")
+		refused.Hint = strings.TrimPrefix(refused.Hint+suspect+given, "; or ")
 	}
 	return err
 }

@@ -454,17 +454,17 @@ func (q *Queries) whyRemoved(p rights.Peer, name string,
 func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	all := q.index.Journal.History(key)
 	var last *index.Event
-	told := make(map[index.BuildID]bool)
+	seen := make(map[index.BuildID]bool)
 	for i := range all {
 		if e := &all[i]; (e.Kind == event.Retracted || e.Kind == event.Unkept) &&
 			q.rights.MaySeeEvent(p, e) {
-			last, told[e.BuildID] = e, true
+			last, seen[e.BuildID] = e, true
 		}
 	}
 	// A tombstone says when and why its build was evicted. A crash may come between the tombstone
 	// and the event, and events are dropped earlier.
 	stones := q.index.Journal.Tombstones(func(t *index.Tombstone) bool {
-		return t.RequestKey == key && (!told[t.BuildID] || t.BuildID == last.BuildID) &&
+		return t.RequestKey == key && (!seen[t.BuildID] || t.BuildID == last.BuildID) &&
 			q.rights.MaySeeEvent(p, eventOf(t))
 	})
 	if n := len(stones); n > 0 {

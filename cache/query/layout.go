@@ -54,7 +54,7 @@ type NamedRange struct {
 
 const (
 	maxFiles       = 200      // files of one layout
-	maxPieces      = 512      // of one file; smaller ones are told together
+	maxPieces      = 512      // of one file; smaller ones are reported together
 	finePieces     = 1 << 12  // of one file while it is compared
 	keptPieces     = 1 << 18  // of all files that are compared
 	maxNamedRanges = 4096     // named ranges of one file: the largest
@@ -293,7 +293,7 @@ func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([
 	case extents != nil:
 		pieces = make([]Piece, 0, len(extents))
 		for _, e := range extents {
-			// in no other blob, or a run such as zeros, which is not worth telling
+			// in no other blob, or a run such as zeros, which is not worth reporting
 			if e.Base == own || e.Period > 0 {
 				pieces = append(pieces, Piece{At: e.At, Length: e.Length, Holder: d, From: e.At})
 				continue
@@ -328,7 +328,7 @@ func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
 	}
 	for _, e := range stands {
 		if p.From < e.From {
-			break // nothing of the blob: told as it is
+			break // nothing of the blob: reported as it is
 		}
 		if n := min(p.Length, e.From+e.Length-p.From); n > 0 {
 			pieces = append(pieces, Piece{At: p.At, Length: n, Holder: d,
@@ -424,9 +424,9 @@ func (k *sharedBytes) nameRanges(ctx context.Context, p rights.Peer, f *FileLayo
 		return err
 	}
 	for _, n := range named {
-		told := &wire.NamedRange{Name: wire.Valid(n.Name), Kind: n.Kind, Type: wire.Valid(n.Type),
+		named := &wire.NamedRange{Name: wire.Valid(n.Name), Kind: n.Kind, Type: wire.Valid(n.Type),
 			Shape: wire.Valid(n.Shape), Offset: n.Offset, Length: n.Length}
-		one := NamedRange{Text: told}
+		one := NamedRange{Text: named}
 		var parts []Piece
 		for _, piece := range f.Pieces[firstAt(f.Pieces, n.Offset):] {
 			if piece.At >= n.Offset+n.Length {
@@ -438,16 +438,16 @@ func (k *sharedBytes) nameRanges(ctx context.Context, p rights.Peer, f *FileLayo
 				Holder: piece.Holder, From: piece.From + from})
 		}
 		if len(parts) > 0 {
-			one.Holder, told.From = parts[0].Holder, parts[0].From
+			one.Holder, named.From = parts[0].Holder, parts[0].From
 		}
 		for i, r := range relatives {
 			shared := n.Length
 			if !r.same {
 				shared = r.overlap(parts)
 			}
-			told.SharedBytes = max(told.SharedBytes, shared)
+			named.SharedBytes = max(named.SharedBytes, shared)
 			if 2*shared >= n.Length {
-				told.With = append(told.With, uint32(i))
+				named.With = append(named.With, uint32(i))
 			}
 		}
 		f.Tensors = append(f.Tensors, one)
@@ -564,7 +564,7 @@ func (k *sharedBytes) relatives(ctx context.Context, p rights.Peer,
 	return out, nil
 }
 
-// Reply is the layout as clients are told of it, as far as it fits.
+// Reply is the layout as clients receive it, as far as it fits.
 func (l *Layout) Reply() *wire.LayoutReply {
 	r := &layoutReply{reply: wire.LayoutReply{More: l.More, MoreBytes: l.MoreBytes},
 		holders: make(map[cas.Digest]uint32), files: l.Holders}

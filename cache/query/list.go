@@ -169,7 +169,7 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 	}
 	reply, left := &wire.ShowReply{}, wire.SpaceLeft(wire.MaxReply)
 	var history []string
-	told := make(map[index.RequestKey]bool)
+	seen := make(map[index.RequestKey]bool)
 	for i := range builds {
 		b := &builds[i]
 		one, err := q.Listed(p, b)
@@ -182,10 +182,10 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 			break
 		}
 		reply.Builds, reply.Records = append(reply.Builds, one), append(reply.Records, b.RecordJSON)
-		if told[b.RequestKey] {
+		if seen[b.RequestKey] {
 			continue
 		}
-		told[b.RequestKey] = true
+		seen[b.RequestKey] = true
 		for _, e := range q.index.Journal.History(b.RequestKey) {
 			one := fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text)
 			history = append(history, wire.Valid(one))
@@ -204,7 +204,7 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 // name without builds is an error, after fn was called for the names before it.
 func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string,
 	fn func(*index.Build) error) error {
-	told := make(map[index.BuildID]bool)
+	seen := make(map[index.BuildID]bool)
 	for _, name := range names {
 		used := false
 		err := q.index.EachNamed(ctx, name, func(b index.Build) error {
@@ -212,11 +212,11 @@ func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string,
 				return nil
 			}
 			used = true
-			if told[b.ID] {
+			if seen[b.ID] {
 				return nil
 			}
 			if len(names) > 1 {
-				told[b.ID] = true
+				seen[b.ID] = true
 			}
 			return fn(&b)
 		})

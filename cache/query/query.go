@@ -79,7 +79,7 @@ func New(o Options) *Queries {
 		explaining: explainSlots{slots: make(keyed.Slots, maxExplaining)}}
 }
 
-// Error returns what a client is told of an error of the index or of a file.
+// Error returns the error that a client gets for an error of the index or of a file.
 func Error(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return apierr.New(apierr.Cancelled, ctx.Err(), "search")
@@ -203,7 +203,7 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 	return out, nil
 }
 
-// FactsReply fills the message that tells clients of a runtime.
+// FactsReply fills the message that describes a runtime.
 func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
 		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),

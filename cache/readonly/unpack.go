@@ -83,7 +83,7 @@ func lockView(ctx context.Context, a *request.Answer, dir string,
 // made for this user alone. A view's path is made of its files' digests, so what an earlier call
 // has left there is hashed and taken. Nothing there is synced, and all of it may be deleted at any
 // time: the view holds its directory against other calls, which remove what is not held when it was
-// not used for a month, or when space is needed. progress, which may be nil, is told bytes; its
+// not used for a month, or when space is needed. progress, which may be nil, receives bytes; its
 // calls do not overlap. Of errors NotAllowed and NoSpace are the directory's: another may do.
 func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string,
 	progress func(done, total int64)) error {
@@ -174,13 +174,13 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string,
 			}
 		}
 		for _, f := range lacking {
-			tell := func(n, _ int64) {
+			add := func(n, _ int64) {
 				if progress != nil {
 					progress(done+n, total)
 				}
 			}
 			if err := s.copyTo(ctx, a.Build, f,
-				filepath.Join(directory, filepath.FromSlash(f.Name)), tell); err != nil {
+				filepath.Join(directory, filepath.FromSlash(f.Name)), add); err != nil {
 				return err
 			}
 			done += f.Size

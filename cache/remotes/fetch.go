@@ -27,10 +27,10 @@ type Ask struct {
 	*request.Attempt
 	Estimate time.Duration // of its compile; 0: not known
 	Least    time.Duration // compiles that take less are not worth a look-up
-	// Told is called with how far a fetch is, and the time that is left, 0 where it is not known.
-	Told    func(done, total int64, left time.Duration)
-	Refresh bool // look although a remote did not have the build lately
-	Patient bool // no compile waits for this: it may take as long as bytes arrive
+	// Progress is called with how far a fetch is, and the time left, 0 where it is not known.
+	Progress func(done, total int64, left time.Duration)
+	Refresh  bool // look although a remote did not have the build lately
+	Patient  bool // no compile waits for this: it may take as long as bytes arrive
 
 	began time.Time
 }
@@ -315,8 +315,8 @@ func (s *stopLoss) arrived(at time.Time, p remote.Progress) {
 		return
 	}
 	s.last.Store(&arrival{at, p})
-	if s.ask.Told != nil {
-		s.ask.Told(p.Done, p.Total, s.left(at))
+	if s.ask.Progress != nil {
+		s.ask.Progress(p.Done, p.Total, s.left(at))
 	}
 }
 
@@ -351,7 +351,7 @@ func (s *stopLoss) whyStop(now time.Time) string {
 	return ""
 }
 
-// textOf is an error's text without the remote's name, which is told with it.
+// textOf is an error's text without the remote's name, which is reported with it.
 func textOf(err error) string {
 	if e, is := errors.AsType[*remote.Error](err); is {
 		return e.Text

@@ -170,7 +170,7 @@ const (
 
 // Publish copies a build to a remote: first its blobs, and then its card, signed by this daemon.
 func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
-	told func(request.Progress)) (Published, error) {
+	progress func(request.Progress)) (Published, error) {
 	why := rs.mayLeave(b)
 	if why == private {
 		return "", errors.New(why)
@@ -197,11 +197,11 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 		return "", err
 	}
 	defer remove()
-	card, err := rs.pack(ctx, b, signer, dir, told)
+	card, err := rs.pack(ctx, b, signer, dir, progress)
 	if err != nil {
 		return "", err
 	}
-	sent, err := rs.putBlobs(ctx, r, dir, told)
+	sent, err := rs.putBlobs(ctx, r, dir, progress)
 	if err != nil {
 		return "", err
 	}
@@ -356,7 +356,7 @@ func (r *Remote) signer() (*portable.Signer, error) {
 
 // pack writes the blobs of a build below the directory, and returns its card.
 func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Signer, dir string,
-	told func(request.Progress)) (*portable.Card, error) {
+	progress func(request.Progress)) (*portable.Card, error) {
 	reply, view, err := rs.Export(ctx, b)
 	if err != nil {
 		return nil, err
@@ -383,10 +383,10 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 		total += f.Size
 		out.Files = append(out.Files, portable.Source{Name: f.Name, Size: f.Size, From: file})
 	}
-	if told != nil {
+	if progress != nil {
 		out.Copied = func(n int) {
 			done += int64(n)
-			told(request.Progress{Phase: "reading", Done: done, Total: total})
+			progress(request.Progress{Phase: "reading", Done: done, Total: total})
 		}
 	}
 	reservation, err := rs.Store.Reserve(ctx, rs.UID, false, total)
@@ -404,7 +404,7 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 
 // putBlobs uploads all blobs below the directory.
 func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, dir string,
-	told func(request.Progress)) (remote.Sent, error) {
+	progress func(request.Progress)) (remote.Sent, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*"))
 	if err != nil {
 		return remote.Sent{}, err
@@ -433,8 +433,8 @@ func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, dir string,
 		b.Size = info.Size()
 	}
 	return rs.Client.PutBlobs(ctx, r.Name, blobs, func(p remote.Progress) {
-		if told != nil {
-			told(request.Progress{Phase: "publishing", Done: p.Done, Total: p.Total})
+		if progress != nil {
+			progress(request.Progress{Phase: "publishing", Done: p.Done, Total: p.Total})
 		}
 	})
 }

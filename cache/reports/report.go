@@ -92,7 +92,7 @@ const (
 	reportBurst    = 60
 	reportInterval = 2 * time.Second
 	maxReportText  = 4096
-	maxReported    = 1 << 12 // of which it is known what was told last
+	maxReported    = 1 << 12 // whose last reported state is known
 )
 
 // New returns reports without any.

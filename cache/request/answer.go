@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Reply is the answer as clients are told of it, without the time that it took.
+// Reply is the answer as clients receive it, without the time that it took.
 func (a *Answer) Reply() *wire.AcquireReply {
 	reply := &wire.AcquireReply{
 		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(),
@@ -105,7 +105,7 @@ const (
 	PassThrough = "passthrough" // the model is compiled already: load it as it is
 	Key         = "key"         // only the key was asked for
 	Explained   = "explanation" // only the decision was asked for, and its reasons
-	Later       = "background"  // it is being compiled: Answer.Job tells which job it is
+	Later       = "background"  // it is being compiled: Answer.Job is the job
 	Claimed     = "claim"       // the caller is to compile it: Answer.Claim says how
 	Taken       = "put"         // what the caller compiled is kept: the answer to a Put
 	Adopted     = "adopted"     // the caller's compiled model is kept now

@@ -166,7 +166,7 @@ func (at *Attempt) NeedsOtherORT(made string) bool {
 	return at.StrictORT && made != at.ORTVersion()
 }
 
-// JobAbout is what is told of a job that makes the attempt's build.
+// JobAbout describes to clients the job that makes the attempt's build.
 func (at *Attempt) JobAbout(scope, why string) jobs.Description {
 	p := at.Plan
 	a := jobs.Description{Scope: scope, Info: jobs.Info{

@@ -161,7 +161,7 @@ func (a *JudgeTarget) Encoded() []byte {
 	return r.Encode()
 }
 
-// LoadLevel is the level at which applications load the graph unless they are told another: a
+// LoadLevel is the level at which applications load the graph unless they set another: a
 // session's default, except for those that asked to have nothing optimised.
 func LoadLevel(compiledAt string) string {
 	if compiledAt == "disable_all" {

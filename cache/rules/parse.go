@@ -238,7 +238,7 @@ func (e *extract) check(v tomlfile.Value, facts *[]string) {
 	case v.Has("regexp") == (e.As != ""):
 		v.Errorf("give either regexp, with named groups, or as")
 	case e.Regexp.Regexp == nil && e.As == "":
-		return // a regexp that does not compile was told of
+		return // a regexp that does not compile was reported
 	case len(e.names()) == 0:
 		v.In("regexp").Errorf("no named group")
 	}
@@ -263,7 +263,7 @@ func factName(name string) bool {
 // checkName looks at the name of a rule; people read it in judgements, so it names one.
 func checkName(rule tomlfile.Value, name string, taken map[string]bool) {
 	switch {
-	case name == "": // told already
+	case name == "": // already reported
 	case !printable(name):
 		rule.In("name").Errorf("at most 100 printable characters are allowed")
 	case taken[name]:

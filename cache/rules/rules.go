@@ -227,7 +227,7 @@ func readShipped() (*Set, error) {
 const (
 	Stale    = "stale"     // it does not suit the runtime, or is damaged: check and recompile
 	NotStale = "not stale" // the cause is elsewhere: the application's options, files or session
-	Unclear  = "unclear"   // only a check can tell
+	Unclear  = "unclear"   // only a check can decide
 )
 
 type report struct {
@@ -253,7 +253,7 @@ type Class struct {
 // client may send anything.
 const maxText = 64 << 10
 
-// Classify tells what an error code and its text mean when a session with a build of the EP could
+// Classify returns what an error code and its text mean when a session with a build of the EP could
 // not be made. A code below zero is no code of ONNX Runtime: a crash.
 func (s *Set) Classify(ep string, code int, text string) Class {
 	name := compilers.CodeName(code)
@@ -294,7 +294,7 @@ func codeByName(text string) (int, bool) {
 type Facts struct {
 	// canonical name, e.g. "QNNExecutionProvider"; the same on both sides
 	EP                   string
-	EPVersion            string // the EP's own metadata; not always telling
+	EPVersion            string // the EP's own metadata; not always informative
 	LibraryDigest        string
 	SDKVersion           string // attribute ep_sdk_version
 	HardwareArchitecture string

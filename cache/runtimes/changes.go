@@ -38,7 +38,7 @@ func (s *Set) assessChanges(ctx context.Context) {
 	}
 }
 
-// MachineEvery is how often the machine is looked at where nothing tells of a change.
+// MachineEvery is how often the machine is looked at where no event reports a change.
 const MachineEvery = time.Minute
 
 // WatchMachine, every MachineEvery, reads drivers again, and looks at runtimes if they changed.

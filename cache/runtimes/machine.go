@@ -36,7 +36,7 @@ type Machine struct {
 	drivers []driver // replaced as a whole; guarded by mu
 }
 
-// DriverSource tells where the version of an execution provider's driver can be read when its
+// DriverSource says where the version of an execution provider's driver can be read when its
 // devices do not say it. One of File, Module and Command is set.
 type DriverSource struct {
 	EP      string   // "" for all

@@ -22,7 +22,7 @@ import (
 
 // FailureLifetime is how long what went wrong with an EP is answered without trying again: long
 // enough that a library which crashes does not do so for each request, and short, because a missing
-// file may have come, and nothing that we look at need tell of it.
+// file may have come, and nothing that we look at need show it.
 const FailureLifetime = 30 * time.Second
 
 // maxFacts bounds memory, because clients choose options. Permanent facts are in the book too.

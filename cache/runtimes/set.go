@@ -59,10 +59,10 @@ type Options struct {
 	// ReadShown blocks until a library may be read: its file system may never answer.
 	ReadShown func(ctx context.Context, uid uint32) (leave func(), err error)
 	// Assessed is called when a runtime was probed that is new or changed, with the digests of the
-	// libraries by EP that it had before. told: the history has an event of what changed. False
+	// libraries by EP that it had before. recorded: the history has an event of the change. False
 	// says that the work did not end, so that the runtime is assessed again.
 	Assessed func(ctx context.Context, rt *Runtime, rc *Content, previous map[string]string,
-		told bool) bool
+		recorded bool) bool
 	// Attach makes the value of Content.Attached.
 	Attach func() any
 }
@@ -296,7 +296,7 @@ func (s *Set) add(rt *Runtime, same func(*Runtime) bool) (known, gone *Runtime) 
 type Runtime struct {
 	// the directory, or the path of libonnxruntime where it was named one by one
 	Name string
-	// tells it from others of its name, which have other execution providers
+	// distinguishes it from others of its name, which have other execution providers
 	subject string
 	// by the administrator; others were named by a client of the daemon's own user
 	Registered bool

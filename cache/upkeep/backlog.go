@@ -57,7 +57,7 @@ func validPaths(s index.Source) bool {
 // Backlog has queued jobs outlive the daemon: a job is in the index from its acceptance to its end,
 // and the next daemon takes it up under the same id. That needs the model to be found again, so it
 // is for files of the daemon's own user, or that all users may read. Clients of other jobs are
-// told, by an event, to ask again. All fields must be set.
+// asked, by an event, to request again. All fields must be set.
 type Backlog struct {
 	Later   func(func(context.Context)) // runs a function in the background
 	Sources *workspace.Sources          // opens them
@@ -190,7 +190,7 @@ func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 	}
 	l.Sources.Store.Index().Wanted.Drop([]byte(id))
 	if err != nil {
-		// else it is known that it does not compile, and was told
+		// otherwise the failure is remembered, and was reported
 		if failure.FromError(err) == nil {
 			l.Sources.Store.RecordEvent(event.For(event.About{Peer: request.Peer{UID: w.UID},
 				Key: index.RequestKey(request.DigestOf(w.Record)), Model: w.Name},

@@ -36,7 +36,7 @@ type key struct {
 type file struct {
 	hold   *os.File // keeps the inode from being used for another file, and does not count as open
 	synced content
-	failed bool // a Sync failed: what was not synced then is lost, and no later Sync tells
+	failed bool // a Sync failed: what was not synced then is lost, and no later Sync reports it
 }
 
 // New returns a file system for the tree below root. Files that exist now count as synced.
@@ -109,7 +109,7 @@ func do0(f *FS, fn func() error) error {
 	return err
 }
 
-// keysIn tells what each name in a directory leads to.
+// keysIn returns the file or directory of each name in a directory.
 func keysIn(path string) (map[string]key, error) {
 	dir, err := os.Open(path)
 	if err != nil {

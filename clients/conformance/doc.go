@@ -2,7 +2,7 @@
 // through it.
 //
 // The rows stand as data in testdata/rows.json: what a scripted daemon sends, and what the client
-// has to make of it. A client is a small program, its driver, that is told on standard input what
+// has to make of it. A client is a small program, its driver, that reads from standard input what
 // to ask for and says on standard output what came of it, a line each. README.md describes both,
 // and how a further client is added; doc/protocol.md says why each rule is there.
 package conformance

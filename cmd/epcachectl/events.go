@@ -191,7 +191,7 @@ func (f *follower) handleEvent(ctx context.Context, c *unixsock.Client, e *wire.
 
 func (f *follower) print(e *wire.Event) error {
 	f.last = max(f.last, e.GetSequence())
-	// It tells the event from others also when the daemon that numbered it is gone.
+	// It distinguishes the event from others even when the daemon that numbered it is gone.
 	id := fmt.Sprintf("%d %q", e.GetAtMs(),
 		[]string{e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(),
 			e.GetRuntime(), e.GetText()})

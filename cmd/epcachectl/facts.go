@@ -107,7 +107,7 @@ func requestsFor(record []byte, targets []target) (out []portable.Request, err e
 	}
 	made, err := identity.Decode(record)
 	if err != nil || len(made.EPs) != 1 {
-		return nil, err // which device of each of several is asked for cannot be told
+		return nil, err // which device of each of several is asked for is not known
 	}
 	seen := map[portable.Hash]bool{portable.RequestOf(record).Key: true}
 	for _, t := range targets {

@@ -256,7 +256,7 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 	return cmd
 }
 
-// failureMatches tells whether the entry's name means the failure, as the daemon would.
+// failureMatches reports whether the entry's name means the failure, as the daemon would.
 func failureMatches(f *wire.Failure, entry string) bool {
 	begins := func(key string) bool { return entry != "" && strings.HasPrefix(key, entry) }
 	return begins(f.GetBuild()) || begins(f.GetRequestKey()) || begins(f.GetModelDigest()) ||
@@ -333,7 +333,7 @@ Status 1 means that the compile failed or was cancelled.`,
 	}
 }
 
-// printEnd tells how a job ended; a failure is the call's.
+// printEnd prints how a job ended; a failure is the call's.
 func printEnd(a *cli.Call, job *wire.Job) error {
 	failed := acquire.JobError(job)
 	if a.JSON {

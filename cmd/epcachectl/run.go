@@ -22,7 +22,7 @@ type runCall struct {
 	program []string
 }
 
-// sentTolerance tells rounding from another result, such as quantised models have on processors
+// sentTolerance separates rounding from another result, such as quantised models have on processors
 // that their kernels saturate on.
 const sentTolerance = 0.01
 

@@ -29,7 +29,7 @@ func (j *job) command() error {
 	name := filepath.Base(j.req.Args[0])
 	first := make(chan string, 1)
 	out := os.Stderr
-	if j.req.Tell {
+	if j.req.CaptureOutput {
 		printed, stdout, err := os.Pipe()
 		if err != nil {
 			return step(err, "start %s", name)

@@ -71,7 +71,7 @@ func (j *job) compileModel(m workerproto.Member, entries [][2]string) error {
 
 // compilation is from file to file: both are in private directories, and a model in memory gives
 // the same. A model without compiled nodes is no error here, because ONNX Runtime's output then
-// tells which nodes were left.
+// shows which nodes were left.
 func (j *job) compilation(m workerproto.Member) ort.Compilation {
 	c := ort.Compilation{ModelPath: m.Model, OutputPath: m.Output, Embed: j.req.Embed,
 		Level: j.req.Options.GraphOptimizationLevel, Flags: ort.ErrorIfOutputFileExists}

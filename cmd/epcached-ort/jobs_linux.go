@@ -155,7 +155,7 @@ func (j *job) register() error {
 
 func (j *job) phase(name string) error { return j.report(workerproto.Event{Phase: name}) }
 
-// modelPhase also tells which of the request's models the work is at, so that a crash can be laid
+// modelPhase also reports which of the request's models the work is at, so that a crash can be laid
 // to it.
 func (j *job) modelPhase(name string, member int) error {
 	return j.report(workerproto.Event{Phase: name, Member: member + 1})

@@ -129,7 +129,7 @@ func devices() []string {
 	return found
 }
 
-// isAbsent tells whether a path is not there for this user: then there is nothing to allow.
+// isAbsent reports whether a path is not there for this user: then there is nothing to allow.
 func isAbsent(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) ||
 		errors.Is(err, unix.EACCES) || errors.Is(err, unix.ELOOP)
@@ -184,7 +184,7 @@ func (j *job) trySandbox() error {
 	c.Memory, _ = strconv.ParseInt(readCgroup("memory.max"), 10, 64) // "max" is no bound
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
-		return nil // what it would tell is taken for missing
+		return nil // its values count as missing
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(status)); lines.Scan(); {
 		name, value, _ := strings.Cut(lines.Text(), ":")

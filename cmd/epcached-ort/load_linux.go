@@ -30,7 +30,7 @@ func (j *job) session(graph string, member int) (*ort.Session, error) {
 }
 
 // load loads all graphs in order, and runs them if that is asked for. The sessions of a group end
-// in reverse, as applications are told to; a single one stays until the process ends.
+// in reverse, as ONNX Runtime asks of applications; a single one stays until the process ends.
 func (j *job) load() error {
 	if j.req.Against != "" {
 		return j.compareLoads()

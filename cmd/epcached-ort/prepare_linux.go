@@ -162,7 +162,7 @@ func setLimits(p workerproto.Preparation) error {
 }
 
 // lowerLimit sets a limit for good, but not above the inherited one. It uses syscall's function,
-// not x/sys's, because only that tells the Go runtime to leave the number of open files alone at
+// not x/sys's, because only that has the Go runtime leave the number of open files alone at
 // exec.
 func lowerLimit(resource int, value uint64) error {
 	var old syscall.Rlimit
@@ -172,7 +172,7 @@ func lowerLimit(resource int, value uint64) error {
 	value = min(value, old.Max, math.MaxInt64)
 	hard := value
 	if resource == unix.RLIMIT_CPU {
-		hard = min(value+1, old.Max) // SIGXCPU at the soft limit tells the cause
+		hard = min(value+1, old.Max) // SIGXCPU at the soft limit shows the cause
 	}
 	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: hard})
 }
@@ -195,7 +195,7 @@ const reapTimeout = 2 * time.Second
 
 // supervise starts the worker from this thread, whose limits it inherits, with its model, if one is
 // open, as workerproto.ModelFD. It waits for the worker, ends the processes that it left, and
-// returns the exit status that tells how the worker ended.
+// returns the exit status that says how the worker ended.
 //
 // As the first process of a pid namespace it only exits: the kernel kills the rest before the exit
 // is seen. Otherwise it adopts orphans, also those with own sessions, and kills them one by one.

@@ -106,9 +106,9 @@ const (
 // network all sockets are refused but those of socketpair: a Unix socket also leads to the services
 // of this machine. It needs no_new_privs. A kernel without filters has none to give.
 //
-// With c.Known all calls but the known ones are refused as well, and the daemon is told of them. A
-// kernel that cannot tell (before Linux 5.0, or within a sandbox that is told itself) refuses only
-// those by name.
+// With c.Known all calls but the known ones are refused as well, and reported to the daemon. A
+// kernel that cannot report them (before Linux 5.0, or within a sandbox that gets the reports
+// itself) refuses only those by name.
 func filterCalls(c *workerproto.Confinement, others bool) error {
 	deny := slices.Concat(refusedCalls, archRefusedCalls)
 	if others {
@@ -146,7 +146,7 @@ const firstUnifiedCall = 424
 
 // reportRefused answers calls that are not known, on a thread that no filter is on, and says which.
 func reportRefused(listener uintptr) {
-	told := map[int32]bool{}
+	reported := map[int32]bool{}
 	for {
 		var call struct {
 			id         uint64
@@ -164,8 +164,8 @@ func reportRefused(listener uintptr) {
 		default:
 			return
 		}
-		if !told[call.nr] {
-			told[call.nr] = true
+		if !reported[call.nr] {
+			reported[call.nr] = true
 			fmt.Fprintln(os.Stderr, workerproto.CallRefused, call.nr)
 		}
 		answer := struct {

@@ -91,11 +91,11 @@ func (c *call) start(s *config.Settings) (answers *os.File, err error) {
 		return nil, err
 	}
 	defer log.Close() // nothing was written by this process
-	answers, told, err := os.Pipe()
+	answers, starter, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	if err = errors.Join(detach(self, c.arguments(s), log, told), told.Close()); err != nil {
+	if err = errors.Join(detach(self, c.arguments(s), log, starter), starter.Close()); err != nil {
 		return nil, errors.Join(err, answers.Close())
 	}
 	return answers, nil
@@ -151,10 +151,10 @@ func environment() []string {
 	})
 }
 
-// detached is the process that stays: it tells the one that started it when it answers, or why it
-// does not.
+// detached is the process that stays: it reports to the process that started it that it answers, or
+// why it does not.
 func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.Set) error {
-	tell, err := starterPipe()
+	starter, err := starterPipe()
 	if err != nil {
 		return err
 	}
@@ -163,8 +163,8 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 	var link string
 	p.ready = func() {
 		link = linkSocket(s)
-		_, _ = tell.WriteString(isReady) // best effort: the starter may have ended
-		_ = tell.Close()
+		_, _ = starter.WriteString(isReady) // best effort: the starter may have ended
+		_ = starter.Close()
 	}
 	p.recreate = func() error {
 		if err := unixsock.MakePrivateDir(s.State); err != nil {
@@ -177,8 +177,8 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 		_ = os.Remove(link) // best effort: without the socket it is of no use
 	}
 	if err != nil {
-		_, _ = tell.WriteString(err.Error()) // fails where it was ready before
-		_ = tell.Close()
+		_, _ = starter.WriteString(err.Error()) // fails where it was ready before
+		_ = starter.Close()
 	}
 	return err
 }
@@ -203,7 +203,7 @@ func linkSocket(s *config.Settings) string {
 }
 
 // detach starts the program in a session of its own, with nothing of the caller's open but the log
-// and the way to tell that it is ready.
+// and the pipe that reports that it is ready.
 func detach(program string, args []string, log, answerPipe *os.File) error {
 	cmd := exec.Command(program, args...)
 	cmd.Env = environment()

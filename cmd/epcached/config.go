@@ -193,7 +193,7 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 	var out []compilers.Runtime
 	for _, rt := range s.Runtimes {
 		spec := compilers.Runtime{Directory: rt.Directory, ORTLibrary: rt.ORTLibrary}
-		// the same each time: it tells whether a runtime is another
+		// the same each time: it reports whether a runtime is another
 		for _, ep := range slices.Sorted(maps.Keys(rt.EPLibraries)) {
 			spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: ep, Path: rt.EPLibraries[ep]})
 		}

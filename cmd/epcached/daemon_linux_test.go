@@ -299,7 +299,7 @@ func (d *epcached) freeze() (resume func()) {
 	return resume
 }
 
-// stopped tells whether a process is stopped by a signal.
+// stopped reports whether a process is stopped by a signal.
 func stopped(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -175,7 +175,7 @@ func (s *stopper) serve(listener int) {
 	}
 }
 
-// ours tells whether the thread is the daemon's, and not one of its workers'.
+// ours reports whether the thread is the daemon's, and not one of its workers'.
 func (s *stopper) ours(thread uint32) bool {
 	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", s.pid, thread))
 	return err == nil

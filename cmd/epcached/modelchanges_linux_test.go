@@ -251,7 +251,7 @@ func (v *victim) requireNoticed(c *unixsock.Client, number uint64) {
 	v.requireTrue(c, got)
 }
 
-// believable tells whether the file is on a file system with times that count.
+// believable reports whether the file is on a file system with times that count.
 func believable(t testing.TB, path string) bool {
 	var st unix.Statfs_t
 	require.NoError(t, unix.Statfs(path, &st))

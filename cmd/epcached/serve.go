@@ -51,7 +51,7 @@ type process struct {
 	stopReasons []*os.File     // clients wait for the end of these, which is that of the process
 
 	systemdListener *os.File    // the socket that systemd passed; nil: none, or not looked for yet
-	opening         atomic.Bool // systemd was told how far the opening of a large store is
+	opening         atomic.Bool // systemd was notified how far the opening of a large store is
 
 	rebuilt string // why the state directory was opened again; "": it was not
 

@@ -115,7 +115,7 @@ func TestEPLibrary(t testing.TB) string {
 }
 
 // moduleRoot finds the module's directory above that of the tests, which is their working
-// directory. The paths of source files do not tell it, because they are short where tests are built
+// directory. The paths of source files do not show it, because they are short where tests are built
 // with -trimpath.
 func moduleRoot() (string, error) {
 	dir, err := os.Getwd()

@@ -122,7 +122,7 @@ type callSequence struct {
 	err error
 }
 
-// do calls a function, unless one has failed, and tells whether none has.
+// do calls a function, unless one has failed, and reports whether none has.
 func (c *callSequence) do(f function, args ...any) bool {
 	if c.err == nil {
 		c.err = c.API.do(f, args...)

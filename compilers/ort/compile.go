@@ -36,7 +36,7 @@ type Compilation struct {
 	Level string
 	Flags uint32
 
-	// BinaryDir and BinaryModel tell the EP where context binaries go, and the model's name that
+	// BinaryDir and BinaryModel say to the EP where context binaries go, and the model's name that
 	// theirs begins with, where no path of the compiled model does.
 	BinaryDir, BinaryModel string
 

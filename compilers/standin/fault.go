@@ -79,7 +79,7 @@ func (c *Compiler) misbehave(ctx context.Context, job compilers.Job) error {
 	return fmt.Errorf("stand-in: %w: there is no fault %q", compilers.ErrOption, fault)
 }
 
-// controlled tells whether it is compilers.Control that compiles: the smallest model, of which
+// controlled reports whether it is compilers.Control that compiles: the smallest model, of which
 // nothing can be wrong.
 func controlled(job compilers.Job) bool { return filepath.Base(job.Model) == compilers.ProbeModel }
 

@@ -33,9 +33,9 @@ type Compiler struct {
 	Broken bool
 	// Delay is how long each compile takes. Cancelling ends it at once.
 	Delay time.Duration
-	// CPUSeconds is what each compile tells of its use of processors.
+	// CPUSeconds is what each compile reports as its use of processors.
 	CPUSeconds float64
-	// CompileSeconds is what each compile tells of how long it took. 0: the true time.
+	// CompileSeconds is what each compile reports as how long it took. 0: the true time.
 	CompileSeconds float64
 	// LoadCPU and AgainstCPU are the processor seconds that checks with CheckJob.Against report.
 	LoadCPU, AgainstCPU float64
@@ -367,7 +367,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// waits tells whether idle is there and still open.
+// waits reports whether idle is there and still open.
 func waits(idle <-chan struct{}) bool {
 	select {
 	case <-idle:

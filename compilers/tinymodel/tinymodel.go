@@ -1,6 +1,6 @@
 // Package tinymodel writes small ONNX models: those that a fingerprint is taken with, the graphs of
 // the stand-in compiler, and models for tests. It knows no more of ONNX than these need, and checks
-// nothing: what it writes is what it was told.
+// nothing: it writes what its arguments say.
 package tinymodel
 
 import (
@@ -254,7 +254,7 @@ func appendText(b []byte, field protowire.Number, v string) []byte {
 }
 
 // Probes are tiny models that find out whether an EP compiles at all, in the order to try: one
-// Relu; then a graph with one node of each other kind, so that one compile tells of all; then
+// Relu; then a graph with one node of each other kind, so that one compile covers all; then
 // those, one node each, because an EP may fail over nodes beside the one that it takes.
 func Probes() []Model {
 	one := Value{Name: "x", Type: Float, Shape: []any{1}}

@@ -116,7 +116,7 @@ type Request struct {
 	Args []string // Command: the program, an absolute path, and its arguments
 	// Command: the beginning of what it prints to standard output is wanted; else that goes where
 	// its errors go, in the order of both
-	Tell bool
+	CaptureOutput bool
 
 	// Not sent. Fill gives Args once it is known at which path the worker finds the model.
 	Fill func(model string) []string `json:"-"`
@@ -209,7 +209,7 @@ type Compared struct {
 type EPResult struct {
 	Name    string
 	Library string
-	Version string // the EP's own metadata, "version"; not always telling
+	Version string // the EP's own metadata, "version"; not always informative
 	// Probe: all that the library lists under Name; else those that were chosen
 	Devices []DeviceFacts
 	Error   string // Probe: why it could not be registered
@@ -312,10 +312,10 @@ type DeviceSelector struct {
 // that asks for it matches one.
 const IsVirtual = "is_virtual"
 
-// Virtual tells whether the device is one that is not in this machine.
+// Virtual reports whether the device is one that is not in this machine.
 func (s DeviceSelector) Virtual() bool { return s.Metadata[IsVirtual] == "1" }
 
-// Fits tells whether the selector matches a device.
+// Fits reports whether the selector matches a device.
 func (s DeviceSelector) Fits(d DeviceFacts) bool {
 	if s.Type != "" && !strings.EqualFold(s.Type, d.Type) ||
 		s.VendorID != 0 && s.VendorID != d.VendorID || s.DeviceID != 0 && s.DeviceID != d.DeviceID {
@@ -344,7 +344,7 @@ func (s DeviceSelector) String() string {
 	return describeDevice(cmp.Or(strings.ToUpper(s.Type), "device"), more)
 }
 
-// Listed describes devices by all that the selector may tell them apart by.
+// Listed describes devices by all by which the selector may distinguish them.
 func (s DeviceSelector) Listed(devices []DeviceFacts) string {
 	if len(devices) == 0 {
 		return "none"
@@ -403,7 +403,7 @@ func ReadRequest(r *bufio.Reader) (Request, error) {
 
 type goMessage struct{ Go bool }
 
-// WriteGo tells a worker that waits that the model is there.
+// WriteGo notifies a waiting worker that the model is there.
 func WriteGo(w io.Writer) error { return writeLine(w, goMessage{true}, MaxRequest) }
 
 // ReadGo waits for WriteGo. io.ErrUnexpectedEOF means that the caller gave up. The reader has to be
@@ -413,8 +413,8 @@ func ReadGo(r *bufio.Reader) error {
 	if err != nil {
 		return fmt.Errorf("wait for the model: %w", err)
 	}
-	var told goMessage
-	if err := json.Unmarshal(line, &told); err != nil || !told.Go {
+	var msg goMessage
+	if err := json.Unmarshal(line, &msg); err != nil || !msg.Go {
 		return fmt.Errorf("wait for the model: %w: %q", ErrMalformed, line)
 	}
 	return nil

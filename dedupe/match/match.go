@@ -1,6 +1,6 @@
 // Package match finds what context binaries share.
 //
-// A Sketch is a few hundred numbers that tell which stored blobs are likely to share bytes with a
+// A Sketch is a few hundred numbers that show which stored blobs are likely to share bytes with a
 // new one; Candidates ranks them in memory that does not depend on how many there are. A sketch
 // decides where to look and nothing else: no hash is trusted to say that bytes are equal.
 //

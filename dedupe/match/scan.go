@@ -207,7 +207,7 @@ func pairsPortable(at []int32, b []byte, base int32, words int) int {
 // How many positions are anchors is a matter of the least product. With sparse ones it is one in
 // 1024 with random bytes, with dense ones up to one in 64; sparse anchors are dense ones too.
 //
-// The key of an anchor is a hash of the next 64 bytes: eight are too few to tell tensors apart.
+// The key of an anchor is a hash of the next 64 bytes: eight are too few to distinguish tensors.
 const (
 	pairBits    = 6
 	anchorBits  = 10

@@ -103,7 +103,7 @@ func (q *quietRanges) positionOf(i int) (from int, known bool) {
 	return 0, false
 }
 
-// quietUntil is told of each anchor in order, and last of the target's end.
+// quietUntil receives each anchor in order, and last of the target's end.
 func (o *selfCopies) quietUntil(at int64) error {
 	from := o.heard
 	o.heard = max(o.heard, at)

@@ -16,7 +16,7 @@ import (
 
 const sketchKeys = 384
 
-// Sketch tells which blobs have bytes in common without reading them: the
+// Sketch shows which blobs have bytes in common without reading them: the
 // smallest keys of a blob's anchors. Two blobs that share a run have its anchors
 // in common, and where one of them is among the smallest of both, both have it.
 type Sketch struct {

@@ -32,7 +32,7 @@ type table struct {
 	at    int      // bits of a slot that have the position
 }
 
-// The table of a target of some TB cannot grow: tags are too short to tell where keys belong.
+// The table of a target of some TB cannot grow: tags are too short to show where keys belong.
 const (
 	minSlots = 1 << 4
 	maxBits  = 21

@@ -1,5 +1,5 @@
 // Package journalfile is the format of the index's journal: its header and its records, each with a
-// checksum, so that damage and a torn end are told apart.
+// checksum, so that damage and a torn end are distinguished.
 package journalfile
 
 import (

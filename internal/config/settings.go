@@ -141,10 +141,10 @@ type Sandbox struct {
 	Namespaces bool     `toml:"namespaces"`      // workers get a pid namespace of their own
 }
 
-// Driver says where the version of a driver is read that an execution provider does not tell: one
+// Driver says where the version of a driver is read that an execution provider does not report: one
 // of File, Module and Command.
 type Driver struct {
-	EP      string   `toml:"ep" is:"ep"`         // "": for all that do not tell it
+	EP      string   `toml:"ep" is:"ep"`         // "": for all that do not report it
 	File    string   `toml:"file" is:"path"`     // its first line
 	Module  string   `toml:"module" is:"module"` // /sys/module/MODULE/version
 	Command []string `toml:"command"`            // the first line of what it prints

@@ -1,4 +1,4 @@
-// Package filestamp tells whether files were written to while they were read, or may have been
+// Package filestamp reports whether files were written to while they were read, or may have been
 // since.
 //
 // A model belongs to an application, which may write to it at any time, by descriptor or through a
@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Watched are files while they are read, with what tells whether anything moved meanwhile.
+// Watched are files while they are read, with what reports whether anything moved meanwhile.
 type Watched struct {
 	began     time.Time // before the first file was looked at
 	files     []*os.File
@@ -91,7 +91,7 @@ func (w *Watched) Reliable() bool { return w.writeBack && LeftAlone(w.began, w.s
 // file system's clock may tick slowly, and two changes within one tick look like one.
 const quietTime = 2 * time.Second
 
-// LeftAlone tells whether files with these stamps had been left alone for a while at a time.
+// LeftAlone reports whether files with these stamps had been left alone for a while at a time.
 func LeftAlone(at time.Time, stamps ...cas.Stamp) bool {
 	limit := at.Add(-quietTime).UnixNano()
 	return !slices.ContainsFunc(stamps, func(s cas.Stamp) bool {
@@ -135,5 +135,5 @@ func WriteBack(f *os.File) error {
 	return err
 }
 
-// ReliableTimes tells whether equal times mean equal content on file systems of a statfs kind.
+// ReliableTimes reports whether equal times mean equal content on file systems of a statfs kind.
 func ReliableTimes(kind int64) bool { return reliable[kind] }

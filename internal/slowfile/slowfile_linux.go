@@ -1,6 +1,6 @@
 // Package slowfile deals with files on file systems that may never answer, such as FUSE and NFS:
-// any call about such a file can block for ever, and cannot always be interrupted. Stat tells them
-// from others without asking their file systems. Copy copies one in a process of its own.
+// any call about such a file can block for ever, and cannot always be interrupted. Stat recognises
+// them without a call to their file systems. Copy copies one in a separate process.
 //
 // The functions may be called by any number of goroutines.
 package slowfile
@@ -26,8 +26,8 @@ func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
 	if err := unix.Statx(fd, "", flags, unix.STATX_BASIC_STATS, &st); err != nil {
 		return st, true, err
 	}
-	const told = unix.STATX_ATTR_APPEND | unix.STATX_ATTR_IMMUTABLE
-	if st.Dev_major != 0 || st.Attributes_mask&told != 0 {
+	const reported = unix.STATX_ATTR_APPEND | unix.STATX_ATTR_IMMUTABLE
+	if st.Dev_major != 0 || st.Attributes_mask&reported != 0 {
 		return st, false, nil
 	}
 	// of memory, where the kernel is before 6.0

@@ -41,7 +41,7 @@ func fill(from io.ReaderAt, file, to *os.File, size int64) error {
 			return &os.PathError{Op: "seek", Path: file.Name(), Err: err}
 		}
 		if begin >= size {
-			return nil // it has grown, behind a hole: the stamps will tell
+			return nil // it has grown, behind a hole: the stamps will differ
 		}
 		n, err := io.Copy(io.NewOffsetWriter(to, begin),
 			io.NewSectionReader(from, begin, end-begin))
@@ -56,7 +56,7 @@ func fill(from io.ReaderAt, file, to *os.File, size int64) error {
 	return nil
 }
 
-// Dense reports whether the first size bytes of the file have no hole, as far as that can be told.
+// Dense reports whether the first size bytes have no hole that the file system reports.
 func Dense(f *os.File, size int64) bool {
 	begin, end, err := nextData(int(f.Fd()), 0, size)
 	return err == nil && begin == 0 && end >= size

@@ -57,7 +57,7 @@ func (v Value) Elements() []Value {
 	return all
 }
 
-// Has tells whether a table has the key.
+// Has reports whether a table has the key.
 func (v Value) Has(key string) bool { return v.In(key).Raw != nil }
 
 // Keys gives those of a table, sorted.
@@ -197,7 +197,7 @@ func (v Value) fields(to reflect.Value, known map[string]bool) (rest reflect.Val
 	return rest
 }
 
-// field decodes what may not be there, and tells of it.
+// field decodes a field that may be missing, and reports whether it is there.
 func (v Value) field(to reflect.Value, tag reflect.StructTag) {
 	if v.Note != nil && leaf(to.Type()) {
 		v.Note(v, to.Interface)
@@ -208,7 +208,7 @@ func (v Value) field(to reflect.Value, tag reflect.StructTag) {
 	}
 }
 
-// leaf tells whether a type is of single values, or of arrays of such.
+// leaf reports whether a type is of single values, or of arrays of such.
 func leaf(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Slice:

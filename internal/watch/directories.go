@@ -66,7 +66,7 @@ func (d *directories) watch(s *subject, path, name string) error {
 	// Also where it is watched: another directory may have its name by now.
 	err = system.Add(path)
 	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return nil // where it is gone, the directory above tells of it
+		return nil // where it is gone, the directory above reports it
 	}
 	return fmt.Errorf("%s: %w", path, Explain(err))
 }
@@ -140,8 +140,8 @@ func (d *directories) read(system *fsnotify.Watcher) {
 	}
 }
 
-// sign tells the subjects that an event concerns: all that use a directory if it is about that, and
-// all of them without a path.
+// sign notifies the subjects that an event concerns: all that use a directory if it is about that,
+// and all of them without a path.
 func (d *directories) sign(path string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -30,8 +30,8 @@ func (l *snapshot) differs(earlier *snapshot) bool {
 	return false
 }
 
-// snapshot has each directory on the way of the paths watched before it looks into it, so that what
-// changes afterwards is told.
+// snapshot has each directory on the way of the paths watched before it looks into it, so that
+// later changes are reported.
 func (d *directories) snapshot(s *subject, paths []string) *snapshot {
 	k := &walker{snapshot: &snapshot{stamps: make(map[string]stamp)}, directories: d, subject: s,
 		needed: make(map[string]names), kinds: make(map[string]fsKind)}
@@ -133,7 +133,7 @@ func (k *walker) kindOf(path string) fsKind {
 	return kind
 }
 
-// stamp is what is compared to find changes that no event told.
+// stamp is what is compared to find changes that no event reported.
 type stamp struct {
 	dev, ino     uint64
 	mode         uint32

@@ -23,7 +23,7 @@ type Options struct {
 	open func() (*fsnotify.Watcher, error) // nil: the package's; tests bring one that fails
 }
 
-// Kind says what an Event tells of its subject.
+// Kind says what an Event reports about its subject.
 type Kind int
 
 const (

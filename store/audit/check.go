@@ -198,7 +198,7 @@ func (a *auditor) wasBeingRemoved(f *wire.Finding) bool {
 	return !packed && !a.cas.Has(d)
 }
 
-// maxKeptFindings bounds the findings that are told, damage and leftovers each: a disk may have
+// maxKeptFindings bounds the findings that are reported, damage and leftovers each: a disk may have
 // lost everything.
 const maxKeptFindings = 4096
 
@@ -406,7 +406,7 @@ func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64,
 	return f
 }
 
-// unneeded tells that neither a build nor a recipe needs a blob.
+// unneeded reports whether neither a build nor a recipe needs a blob.
 func (a *auditor) unneeded(d cas.Digest) bool {
 	ids, err := a.index.Needs(d)
 	return err == nil && len(ids) == 0 && len(a.forms.Recipes.Users(d)) == 0
@@ -415,7 +415,7 @@ func (a *auditor) unneeded(d cas.Digest) bool {
 // maxNeeding bounds the builds that are named which need a blob.
 const maxNeeding = 64
 
-// RecipeFinding tells of a recipe that could not be read.
+// RecipeFinding reports a recipe that could not be read.
 func RecipeFinding(p dedupe.Problem) *wire.Finding {
 	switch {
 	case p.Newer:

@@ -37,7 +37,7 @@ type blobForms struct {
 }
 
 // NewInventory begins with the whole forms of the blobs that builds need, and takes the survey's
-// blobs over. disk says what the whole form of a blob takes that no build needs, and is told of as
+// blobs over. disk says what the whole form of a blob takes that no build needs, and is called as
 // what others take from.
 func NewInventory(s *index.Survey, disk func(cas.Digest) int64) *Inventory {
 	return &Inventory{blobs: s.Blobs, forms: make(map[uint32]*blobForms), at: s.At, disk: disk}
@@ -67,7 +67,7 @@ func (inv *Inventory) AddSaving(d cas.Digest, saving int64, from ...cas.Digest) 
 	}
 }
 
-// Needed tells whether a build needs a blob.
+// Needed reports whether a build needs a blob.
 func (inv *Inventory) Needed(d cas.Digest) bool {
 	at, ok := inv.at[d]
 	return ok && inv.blobs[at].Needs > 0
@@ -174,7 +174,7 @@ func (inv *Inventory) dropWhole(at uint32) (freed int64) {
 	return freed
 }
 
-// retain takes a build in again that was released, where nothing was packed since, and tells what
+// retain adds a released build again, where nothing was packed since, and returns what
 // that takes.
 func (inv *Inventory) retain(at uint32) (takes int64) {
 	b := &inv.blobs[at]
@@ -286,7 +286,7 @@ type Accounts struct {
 	need []uint32 // by place in the inventory: builds that need a blob, as theirs or as a base
 }
 
-// NewAccounts counts the builds that are to be told apart.
+// NewAccounts counts the builds that are to be distinguished.
 func (inv *Inventory) NewAccounts(builds []*index.Brief) *Accounts {
 	a := &Accounts{inv, make([]uint32, len(inv.blobs))}
 	mark := make([]uint32, len(inv.blobs))
@@ -425,8 +425,8 @@ const minReturned = 3
 func (t Thrashing) IsSignificant() bool { return t.Back >= minReturned && 4*t.Back >= t.Evicted }
 
 // FindThrashing looks at tombstones, the oldest first: an entry has come back where there is a
-// build of it, or a later tombstone, from after it went. madeSince tells of a tombstone's entry
-// whether there is such a build.
+// build of it, or a later tombstone, from after its removal. madeSince reports for a tombstone's
+// entry whether there is such a build.
 func FindThrashing(tombstones []index.Tombstone,
 	madeSince func(*index.Tombstone) bool) (t Thrashing) {
 	type entry struct {

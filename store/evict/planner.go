@@ -348,7 +348,7 @@ func (pl *planner) evictServed() {
 
 // unchooseUseless keeps served builds that were chosen and free nothing after all, or hardly
 // anything: others need what they have, or they are packed with what others need, and these stay.
-// It tells which, and what they would free together.
+// It returns which, and how much they would free together.
 func (pl *planner) unchooseUseless() (little []*candidate, freed int64) {
 	for i := range pl.plan.Steps {
 		s := &pl.plan.Steps[i]
@@ -487,7 +487,7 @@ func (pl *planner) whySpared(one *candidate) string {
 	return one.spared
 }
 
-// countKept counts a build that stays; tell sums their bytes.
+// countKept counts a build that stays; addKept sums their bytes.
 func (pl *planner) countKept(why string) *Kept {
 	k := pl.kept[why]
 	if k == nil {

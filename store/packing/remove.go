@@ -94,7 +94,7 @@ func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 			return err
 		}
 		defer leave()
-		// else check tells of it
+		// otherwise check reports it
 		if err := s.removeRecipeOfWhole(ctx, d); !IsMissingOrDamaged(err) {
 			return err
 		}

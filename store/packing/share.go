@@ -183,7 +183,7 @@ func (s *Sharing) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error)
 	}, nil
 }
 
-// mayBePacked tells whether a blob is packed, or could be with bytes of others, so that it is no
+// mayBePacked reports whether a blob is packed, or could be with bytes of others, so that it is no
 // good base. One that others take from already is.
 func (s *Sharing) mayBePacked(d cas.Digest) bool {
 	if _, packed := s.recipeStore.Has(d); packed || !s.whole.Has(d) {

@@ -242,7 +242,7 @@ func (s *Store) LockForms(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// countTransient tells the owner of bytes that go before the turn ends, which the caller has.
+// countTransient counts bytes that are removed before the caller releases the lock that it holds.
 func (s *Store) countTransient(disk int64) {
 	s.transients = append(s.transients, s.owner.CountTransient(disk))
 }

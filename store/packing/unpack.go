@@ -69,15 +69,15 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, pr
 	})
 }
 
-// throttled passes on at most a hundred of what it is told.
+// throttled passes on at most a hundred progress reports.
 func throttled(progress func(done, total int64)) func(done, total int64) {
 	if progress == nil {
 		return nil
 	}
-	told := int64(0)
+	reported := int64(0)
 	return func(done, total int64) {
-		if done == total || done-told >= total/100 {
-			told = done
+		if done == total || done-reported >= total/100 {
+			reported = done
 			progress(done, total)
 		}
 	}
@@ -172,7 +172,7 @@ func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven 
 
 // MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe.
 // Blobs that took from its literals take from the blob. Errors are ErrNoSpace, those that
-// cas.IsDiskFull knows, those of which IsMissingOrDamaged tells, and the system's.
+// cas.IsDiskFull knows, those for which IsMissingOrDamaged is true, and the system's.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	leave, err := s.LockForms(ctx)
 	if err != nil {
@@ -257,7 +257,7 @@ type reader struct {
 	recipeStore *dedupe.RecipeStore
 }
 
-// OnlyPacked tells that a blob is not whole, and that there is a recipe of it.
+// OnlyPacked reports whether a blob is not whole, and has a recipe.
 func (s *reader) OnlyPacked(d cas.Digest) bool {
 	return s.recipeStore.HasOrRead(d) && !s.whole.Has(d)
 }
@@ -400,7 +400,7 @@ func (c *Copies) Check(ctx context.Context, d cas.Digest) {
 }
 
 // Open returns a descriptor of a verified blob, unpacked if need be, which the caller closes.
-// Errors are cas.ErrNotFound, those of which IsMissingOrDamaged tells, and the system's.
+// Errors are cas.ErrNotFound, those for which IsMissingOrDamaged is true, and the system's.
 func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) {
 	whole := func() error {
 		f, err = s.whole.Open(ctx, d)
@@ -494,7 +494,7 @@ func IsDamage(err error) bool {
 	return cas.IsUnsound(err) || errors.As(err, &format)
 }
 
-// IsMissingOrDamaged tells that an error is about something that is not there, or is broken, or
+// IsMissingOrDamaged reports whether an error is about something that is missing, or is broken, or
 // perhaps a base that is.
 func IsMissingOrDamaged(err error) bool {
 	var base *dedupe.BaseError

@@ -22,7 +22,7 @@ type dropped struct {
 	inner       *os.File
 	duplicates  []*os.File // the same directory, opened by concurrent drops of the view
 	files       []file
-	removableAt time.Time // clients that were told the path only have until then
+	removableAt time.Time // clients that were given only the path have until then
 }
 
 // PathGrace is how long a view stays after it was last given out, for clients that load by path.
@@ -101,7 +101,7 @@ func (vs *Store) droppedViews() []*dropped {
 	return out
 }
 
-// onBlobFileSystem tells whether a view lies among those that are links to whole blobs.
+// onBlobFileSystem reports whether a view lies among those that are links to whole blobs.
 func (vs *Store) onBlobFileSystem(path string) bool {
 	return filepath.Dir(filepath.Dir(path)) == vs.o.Dir
 }

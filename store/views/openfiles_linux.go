@@ -18,7 +18,7 @@ const (
 	ByOther
 )
 
-// inode tells files apart.
+// inode distinguishes files.
 type inode struct{ dev, ino uint64 }
 
 // UnlinkedOpenBytes sums the bytes on disk, in whole blocks, of files with names only in views of
@@ -116,7 +116,7 @@ type OwnFiles struct {
 	open map[inode]bool // nil: not looked up yet
 }
 
-// has tells whether the process has the file of a descriptor open besides.
+// has reports whether the process has the file of a descriptor open besides.
 func (o *OwnFiles) has(fd int) bool {
 	if o.open == nil {
 		o.list(fd)

@@ -209,7 +209,7 @@ func (v *View) Lease() (*os.File, error) {
 	return f, nil
 }
 
-// NotePathGiven notes that a client was told a view's path, which does not hold on to the
+// NotePathGiven notes that a client was given a view's path, which does not hold on to the
 // descriptor: the view stays for a while.
 func (vs *Store) NotePathGiven(v *View) {
 	now := vs.o.Now()
@@ -319,7 +319,7 @@ func (vs *Store) dir(unpacked bool) string {
 	return vs.o.Dir
 }
 
-// NeedsUnpacking tells whether some file of the build has to be unpacked for a view.
+// NeedsUnpacking reports whether some file of the build has to be unpacked for a view.
 func (vs *Store) NeedsUnpacking(b *index.Build) bool {
 	return slices.ContainsFunc(b.Files, func(f index.File) bool {
 		return vs.o.Forms.OnlyPacked(f.Digest)

@@ -433,7 +433,7 @@ func (s *extentStore) recipe(digest cas.Digest) (*dedupe.Recipe, error) {
 	return dedupe.DecodeRecipe(b)
 }
 
-// taken tells whether a blob was taken in before.
+// taken reports whether a blob was taken in before.
 func (s *extentStore) taken(d cas.Digest) bool {
 	_, whole := s.sketches[d]
 	_, err := os.Stat(filepath.Join(s.dir, "recipes", d.String()))

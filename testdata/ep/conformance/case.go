@@ -44,7 +44,7 @@ type testCase struct {
 	family  family
 	source  tinymodel.Model // one block of the family
 	dir     string
-	tell    func(call string) error
+	report  func(call string) error
 	calls   []Call
 }
 
@@ -56,7 +56,7 @@ func (c *testCase) skip(format string, args ...any) { panic(stopped{fmt.Sprintf(
 // does makes a call, and ends the case where it gives an error.
 func (c *testCase) does(call, expected string, do func() (happened string, err error)) {
 	call = strings.ReplaceAll(call, c.dir+"/", "")
-	if err := c.tell(call); err != nil {
+	if err := c.report(call); err != nil {
 		panic(err) // the caller has gone
 	}
 	happened, err := do()

@@ -52,7 +52,7 @@ type answer struct {
 }
 
 // ask has a child do what is asked, within the time limit. The answer of one that fails has the
-// call that it told last.
+// call that it reported last.
 func ask(ctx context.Context, limit time.Duration, req request) (a answer, err error) {
 	dir, err := os.MkdirTemp("", "ep-conformance-")
 	if err != nil {
@@ -138,7 +138,7 @@ func child() {
 }
 
 // defaultSignals lets the kernel end the process on a crash, without a dump. Go's handlers would
-// end it with a status that does not tell the signal.
+// end it with a status that does not show the signal.
 func defaultSignals() {
 	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
 	const sizeOfSigset = 8
@@ -150,12 +150,12 @@ func defaultSignals() {
 	_ = syscall.Setrlimit(unix.RLIMIT_CORE, &syscall.Rlimit{Cur: 1, Max: 1})
 }
 
-func (r request) answer(tell func(call string) error) (answer, error) {
+func (r request) answer(report func(call string) error) (answer, error) {
 	cwd, err := os.Getwd()
 	if err != nil {
 		return answer{}, err
 	}
-	s := subject{ep: r.EP, tell: tell, dir: filepath.Join(cwd, "case")}
+	s := subject{ep: r.EP, report: report, dir: filepath.Join(cwd, "case")}
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return answer{}, err
 	}

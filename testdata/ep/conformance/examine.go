@@ -62,7 +62,7 @@ type Report struct {
 	Findings   []Finding `json:"guidelines"`
 }
 
-// broken tells whether a guideline that is required does not hold.
+// broken reports whether a guideline that is required does not hold.
 func (r Report) broken() bool {
 	return slices.ContainsFunc(r.Findings, func(f Finding) bool {
 		return f.Outcome == Broken && f.Level == Required
@@ -77,7 +77,7 @@ type job struct {
 	ep         workerproto.EP // its library is set
 	limit      time.Duration
 	only       func(name string) bool
-	told       func(Finding) // is called with each finding; only and told may be nil
+	found      func(Finding) // is called with each finding; only and found may be nil
 }
 
 // examine holds an EP to the guidelines, each in a process of its own. An EP without a name has the
@@ -111,12 +111,12 @@ func examine(ctx context.Context, j job) (Report, error) {
 			return r, ctx.Err()
 		case errors.Is(err, compilers.ErrStart):
 			return r, fmt.Errorf("conformance of %q: %w", j.ep.Library, err)
-		default: // the child died over the call that it told last
+		default: // the child died over the call that it reported last
 			finding.Calls = []Call{{Call: done.Call, Expected: "an answer", Happened: err.Error()}}
 		}
 		r.Findings = append(r.Findings, finding)
-		if j.told != nil {
-			j.told(finding)
+		if j.found != nil {
+			j.found(finding)
 		}
 	}
 	return r, nil

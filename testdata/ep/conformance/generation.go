@@ -134,7 +134,7 @@ var generation = []guideline{
 		c.check("partition_name", "a name", m.Contexts[0].PartitionName,
 			m.Contexts[0].PartitionName != "")
 	}),
-	recommended("attributes: ep_sdk_version and hardware_architecture tell what it is "+
+	recommended("attributes: ep_sdk_version and hardware_architecture state what it is "+
 		"for", func(c *testCase) {
 		m := c.alone("m", 1, nil)
 		c.check("ep_sdk_version", "a version", m.Contexts[0].SDKVersion,

@@ -60,7 +60,7 @@ var inference = []guideline{
 		must(os.Chdir(c.dir + "/moved"))
 		c.loads("m_ctx.onnx", nil, c.source)
 	}),
-	required("loaded from memory: ep.context_file_path tells the directory", func(c *testCase) {
+	required("loaded from memory: ep.context_file_path gives the directory", func(c *testCase) {
 		c.alone("m", 1, nil)
 		model := c.bytes("m_ctx.onnx")
 		must(os.Remove(c.dir + "/m_ctx.onnx")) // only its path counts

@@ -168,7 +168,7 @@ func allMayWrite(dir string) bool {
 func run(ctx context.Context, w io.Writer, j job, inJSON bool) error {
 	if !inJSON {
 		section := ""
-		j.told = func(f Finding) {
+		j.found = func(f Finding) {
 			if f.Section != section {
 				section = f.Section
 				fmt.Fprintln(w, section)

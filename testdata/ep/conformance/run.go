@@ -83,9 +83,9 @@ func (s section) describe(g guideline) Guideline {
 
 // subject is an EP to examine. The library is registered by discover and prove.
 type subject struct {
-	ep   workerproto.EP // Name may be empty for discover
-	dir  string         // private, exists, and is empty
-	tell func(call string) error
+	ep     workerproto.EP // Name may be empty for discover
+	dir    string         // private, exists, and is empty
+	report func(call string) error
 }
 
 // discover registers the library, and finds out what its EP is called and which models it takes.
@@ -135,7 +135,7 @@ func discover(env *ort.Env, s *subject) (devices []ort.Device, family string, er
 
 func newCase(env *ort.Env, s subject, f family, dir string) *testCase {
 	return &testCase{env: env, ep: s.ep, family: f, source: f.model(1, 1, false), dir: dir,
-		tell: s.tell}
+		report: s.report}
 }
 
 // prove proves the guideline "SECTION/NAME".

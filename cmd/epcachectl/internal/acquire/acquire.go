@@ -268,7 +268,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	return result
 }
 
-// mayClaim tells whether the daemon proposes a claim instead, which this call can take: for one
+// mayClaim reports whether the daemon proposes a claim instead, which this call can take: for one
 // model, with --runtime. A daemon that can compile nothing for this user proposes one of the user's
 // own before that.
 func (g *Get) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
@@ -304,7 +304,7 @@ func (g *Get) claiming() (*claimant, error) {
 	return g.claimant, err
 }
 
-// withHint tells how to get what is missing with this program; the daemon's own hint is in the
+// withHint adds how to get what is missing with this program; the daemon's own hint is in the
 // protocol's words.
 func (g *Get) withHint(err error, paths []string) error {
 	e, is := errors.AsType[*unixsock.Error](err)
@@ -328,7 +328,7 @@ func (g *Get) withHint(err error, paths []string) error {
 	return exit.Hint(&plain, hint)
 }
 
-// isUnderWay tells whether there is no build yet because it is being compiled.
+// isUnderWay reports whether there is no build yet because it is being compiled.
 func isUnderWay(err error) bool { return factOf(err, "phase") != "" }
 
 // factOf returns a fact that the daemon's error has; "": it has none of that name.
@@ -436,8 +436,8 @@ func (g *Get) replaceProcess(results []modelResult) error {
 	}
 	argv := program.FillPlaceholders(g.Program, paths)
 	g.Print.Clear()
-	told, err := program.SetResultVariable(objects(results, false))
-	if err == nil && !told {
+	fits, err := program.SetResultVariable(objects(results, false))
+	if err == nil && !fits {
 		g.Print.Warning(fmt.Sprintf("run %q: %s is not set: it would take more than %d bytes; "+
 			"request fewer models", path, program.ResultVariable, program.MaxResultBytes))
 	}

@@ -62,7 +62,7 @@ func newClaimant(r *Request) (*claimant, error) {
 		placements: make(chan struct{}, runtime.NumCPU())}, nil
 }
 
-// showLibraries adds the libraries of --runtime to a request. A daemon of another user's tells by
+// showLibraries adds the libraries of --runtime to a request. A daemon of another user learns from
 // their content whether it has equal ones, and otherwise knows by it what is compiled under a
 // claim. The files are opened here and are the caller's to close, like those that it gave. Without
 // such libraries it is for the daemon to say what is wrong.
@@ -113,9 +113,9 @@ func alternatives(err error) []string {
 	return strings.Fields(factOf(err, "instead"))
 }
 
-// work compiles what the claim in r is for, and puts it. It tells the daemon of a failure, so that
-// the next waiter may try. Where the store has no space for a result, and copies of its files are
-// all that is wanted, the files stay in the directory r.own, and the reply in r describes them.
+// work compiles what the claim in r is for, and puts it. It reports a failure to the daemon, so
+// that the next waiter may try. Where the store has no space for a result, and copies of its files
+// are all that is wanted, the files stay in the directory r.own, and the reply in r describes them.
 func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get,
 	r *modelResult, progress func(*wire.Progress)) error {
 	claimed, claim := r.reply, r.reply.GetClaim()
@@ -259,16 +259,16 @@ func put(ctx context.Context, c *unixsock.Client, dir string, made compilers.Res
 	return c.Put(ctx, request, files, progress)
 }
 
-// giveUp passes on what the compiler said. It gives the error of telling the daemon, unless that
-// has gone: the claim went with it.
+// giveUp passes on what the compiler said. It returns the error of the report to the daemon, unless
+// that has gone: the claim went with it.
 func giveUp(ctx context.Context, c *unixsock.Client, claim *wire.Claim, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTimeout)
 	defer cancel()
-	told := &wire.GiveUp{Claim: claim.GetId(), Text: cause.Error()}
+	giveUp := &wire.GiveUp{Claim: claim.GetId(), Text: cause.Error()}
 	if refused, is := errors.AsType[*compilers.RefusedError](cause); is && refused.Code > 0 {
-		told.Code = int32(refused.Code)
+		giveUp.Code = int32(refused.Code)
 	}
-	_, err := unixsock.Ask[wire.GiveUpReply](ctx, c, told, nil)
+	_, err := unixsock.Ask[wire.GiveUpReply](ctx, c, giveUp, nil)
 	if errors.Is(err, unixsock.ErrNotFound) || errors.Is(err, unixsock.ErrConnectionLost) ||
 		errors.Is(err, context.DeadlineExceeded) {
 		return nil

@@ -39,10 +39,10 @@ func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 		plan = append(plan, files...)
 	}
 	for _, c := range plan {
-		did, told := "wrote", !g.JSON && len(g.Program) == 0
+		did, report := "wrote", !g.JSON && len(g.Program) == 0
 		switch {
 		case g.DryRun:
-			did, told = "would write", !g.JSON && !c.same
+			did, report = "would write", !g.JSON && !c.same
 		case c.same:
 			did = "exists already:"
 		default:
@@ -50,7 +50,7 @@ func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 				return exit.WithOperation("write", c.to, err)
 			}
 		}
-		if told {
+		if report {
 			g.Print.Line("%s %s", did, term.Printable(c.to))
 		}
 	}

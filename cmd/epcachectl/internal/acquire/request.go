@@ -189,7 +189,7 @@ func dimension(to *map[string]int64) func(string) error {
 	}
 }
 
-// Complete checks what only the whole call tells.
+// Complete checks what depends on the whole call.
 func (r *Request) Complete() error {
 	if len(r.EPs) == 0 {
 		return exit.Hint(exit.Usagef("no --ep: name the execution provider"), "list execution "+

@@ -222,7 +222,7 @@ func (r *modelResult) opener(name string) (func() (io.ReadCloser, error), error)
 	}, nil
 }
 
-// passedThrough tells whether the model is compiled already, and is loaded from its own files.
+// passedThrough reports whether the model is compiled already, and is loaded from its own files.
 func (r *modelResult) passedThrough() bool {
 	return r.reply.GetOutcome() == "passthrough" && r.view == nil
 }
@@ -236,7 +236,7 @@ func (r *modelResult) graphPath() (string, error) {
 }
 
 // eachOfGroup gives each model of a group its own result, in order. All hold the same view; an
-// error, and what else is told once of a group, stands with the first.
+// error, and all else that is reported once a group, is in the first.
 func eachOfGroup(all modelResult, models []string) []modelResult {
 	results := make([]modelResult, len(models))
 	for i, path := range models {
@@ -255,7 +255,7 @@ func eachOfGroup(all modelResult, models []string) []modelResult {
 	return results
 }
 
-// reportedElsewhere tells whether what there is to say of the result stands with another one.
+// reportedElsewhere reports whether what there is to say of the result stands with another one.
 func (r *modelResult) reportedElsewhere() bool { return r.member > 0 }
 
 func (r *modelResult) name() string {

@@ -71,7 +71,7 @@ func (g *Get) warming(args []string, file string) (*warmPlan, error) {
 		return nil, exit.Usagef("--option %s: there is no --ep; in %s each model names its own",
 			term.Brief(o[0].key), file)
 	}
-	_, err = w.requests() // so that what is wrong in the file is told before the daemon is asked
+	_, err = w.requests() // errors in the file are reported before the daemon is asked
 	return w, err
 }
 

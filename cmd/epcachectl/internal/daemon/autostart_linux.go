@@ -114,7 +114,7 @@ func (f *Finder) DaemonProgram() string {
 	return ""
 }
 
-// AutostartOff reports whether clients are told to start no daemon.
+// AutostartOff reports whether clients are configured to start no daemon.
 func AutostartOff() bool {
 	return slices.Contains([]string{"0", "no", "off", "false"},
 		strings.ToLower(os.Getenv(AutostartVariable)))

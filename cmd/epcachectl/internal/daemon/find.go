@@ -22,7 +22,7 @@ type Finder struct {
 	ownClient *unixsock.Client
 }
 
-// A client waits this long for a socket to appear that it was told about, or that was left by a
+// A client waits this long for a socket to appear that was named to it, or that was left by a
 // daemon which is just restarting; and for the answer of one that listens, which may be starting
 // under socket activation.
 const (
@@ -100,7 +100,7 @@ func (f *Finder) Reconnect(ctx context.Context) (*unixsock.Client, error) {
 	}
 }
 
-// IsConnectionLost tells the end of a daemon from a refusal.
+// IsConnectionLost distinguishes the end of a daemon from a refusal.
 func IsConnectionLost(err error) bool {
 	return errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrNoDaemon) ||
 		errors.Is(err, unixsock.ErrBusy)

@@ -20,8 +20,8 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// noDaemon tells a daemon that does not run from one that does not answer; other errors it leaves
-// alone.
+// noDaemon distinguishes a daemon that does not run from one that does not answer; other errors it
+// leaves alone.
 func noDaemon(paths []string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return exit.Hint(err, "for the reason: epcachectl doctor")
@@ -58,7 +58,7 @@ func (f *Finder) howToStart(err error) error {
 	return none
 }
 
-// silentDaemon tells of a daemon that has a socket and says nothing.
+// silentDaemon reports a daemon that has a socket and says nothing.
 func silentDaemon(paths []string, err error) error {
 	h, known := holderOf(paths)
 	where, log := strings.Join(paths, " or "), LogOf(paths)
@@ -102,8 +102,8 @@ func LogOf(paths []string) string {
 	return "its log: journalctl -u epcached"
 }
 
-// holder is the process that listens at a socket, as far as the kernel tells it: it does so of one
-// that is stopped as well.
+// holder is the process that listens at a socket, as far as the kernel reports it: it does so of
+// one that is stopped as well.
 type holder struct {
 	path    string
 	pid     int

@@ -51,7 +51,7 @@ func (x *Examination) runtime(ctx context.Context, dir string) {
 	x.CheckKnown(ctx, subject, r)
 }
 
-// CheckKnown tells whether the daemon has what the application loads: it serves builds only for
+// CheckKnown reports whether the daemon has what the application loads: it serves builds only for
 // runtimes that it can judge.
 func (x *Examination) CheckKnown(ctx context.Context, subject string, r compilers.Runtime) {
 	if x.Client == nil {

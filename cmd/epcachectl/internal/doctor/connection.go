@@ -198,7 +198,7 @@ func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
 	}
 	f.ok(subjectDaemon, "%s", how)
 	if status.GetStartedBy() == "client" {
-		return // it reads the user's own configuration, and tells what is wrong with it
+		return // it reads the user's own configuration, and reports what is wrong with it
 	}
 	if _, err := ownConfiguration(); err != nil {
 		f.problem("configuration", "the user's own daemon would not start: "+err.Error(),

@@ -127,7 +127,7 @@ func Code(err error) int {
 		return NoDaemon
 	case is:
 		return known.code
-	case errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could tell to be wrong
+	case errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could find wrong
 		return BadUsage
 	case corrupt:
 		return Damage
@@ -269,7 +269,7 @@ func (e lateError) Error() string { return fmt.Sprintf("no result within %v", ti
 func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 
 // TimeoutError says in this program's words that the time of --timeout is over, or that a signal
-// came, if the error comes from that. fate tells what becomes of what was asked for, and how to
+// came, if the error comes from that. fate says what becomes of what was asked for, and how to
 // have it otherwise; it may be nil.
 func TimeoutError(ctx context.Context, err error, timeout time.Duration,
 	fate func() (text, hint string)) error {
@@ -277,7 +277,7 @@ func TimeoutError(ctx context.Context, err error, timeout time.Duration,
 	over := error(nil)
 	hint := ""
 	switch {
-	case errors.As(err, &stopped): // told already
+	case errors.As(err, &stopped): // reported already
 		return err
 	// A frame that stops in its middle has a deadline of its own, which is not the caller's.
 	case timeout > 0 && (errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil &&

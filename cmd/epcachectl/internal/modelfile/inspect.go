@@ -86,7 +86,7 @@ func Inspect(ctx context.Context, path string) (*Inspected, error) {
 			out.Problem = err.Error()
 		}
 	}
-	// A digest needs every file that is referred to; what is missing is told among the sidecars.
+	// A digest needs every file that is referred to; missing files are reported among the sidecars.
 	if d, err := m.Digest(ctx); err == nil {
 		out.ModelDigest = d.String()
 	} else if ctx.Err() != nil {

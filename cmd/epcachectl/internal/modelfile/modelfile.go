@@ -62,7 +62,7 @@ func (m *Model) open(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Name returns the model's file name, as the daemon is told it.
+// Name returns the model's file name, as the daemon receives it.
 func (m *Model) Name() string { return strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD") }
 
 // Absolute returns where the model lies, "" where that is not known or too long to be sent.
@@ -246,7 +246,7 @@ func (m *Model) Linked(dir, output string) (string, error) {
 	return link, os.Symlink(model, link)
 }
 
-// Unchanged tells whether the model's files are still those that the daemon was shown: it can only
+// Unchanged reports whether the model's files are still those that the daemon has seen: it can only
 // take this program's word.
 func (m *Model) Unchanged() error {
 	for path, then := range m.openedStamps {

@@ -30,7 +30,7 @@ const (
 	svgNames   = 36 // characters of a name
 )
 
-// svgColours tell holders apart, also for who sees red and green alike; after them come all others.
+// svgColours distinguish holders, also for the colour-blind; svgOther is for all others.
 var svgColours = []string{"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
 	"#ee7733", "#0077bb", "#997700", "#44aa99", "#882255", "#88ccaa"}
 
@@ -137,7 +137,7 @@ func escaped(text string) string {
 	return b.String()
 }
 
-// shortened cuts a name in the middle: its end tells variants apart.
+// shortened cuts a name in the middle: its end distinguishes variants.
 func shortened(name string, most int) string {
 	r := []rune(term.TextOrDash(name))
 	if len(r) > most {
@@ -146,8 +146,8 @@ func shortened(name string, most int) string {
 	return string(r)
 }
 
-// variant says of which of a model's builds a file is: what tells it apart from the model's others
-// first, for the end may not fit.
+// variant says of which of a model's builds a file is: what distinguishes it from the model's
+// others first, for the end may not fit.
 func (p *picture) variant(f *wire.FileLayout) string {
 	apart := func(part string) bool {
 		return slices.ContainsFunc(p.files, func(other *wire.FileLayout) bool {

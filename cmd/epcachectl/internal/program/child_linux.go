@@ -36,7 +36,7 @@ func Run(cmd *exec.Cmd) (Status, error) {
 		select {
 		case s := <-caught:
 			if !reachedProgram(s) {
-				cmd.Process.Signal(s) // it may have ended this moment, which Wait tells
+				cmd.Process.Signal(s) // it may have ended this moment, which Wait reports
 			}
 		case err := <-ended:
 			if _, is := errors.AsType[*exec.ExitError](err); err != nil && !is {
@@ -50,7 +50,7 @@ func Run(cmd *exec.Cmd) (Status, error) {
 	}
 }
 
-// reachedProgram tells whether the program has had the signal already: a terminal sends those of
+// reachedProgram reports whether the program has had the signal already: a terminal sends those of
 // its keys to the whole foreground, and a second interrupt would be one too many.
 func reachedProgram(s os.Signal) bool {
 	if s != syscall.SIGINT && s != syscall.SIGQUIT && s != syscall.SIGWINCH {

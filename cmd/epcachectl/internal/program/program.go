@@ -40,13 +40,13 @@ const ResultVariable = "EPCACHE_GET"
 const MaxResultBytes = 128<<10 - len(ResultVariable) - len("=\x00")
 
 // SetResultVariable sets the variable, and reports whether all fits: a part would be misread.
-func SetResultVariable(results []any) (told bool, err error) {
+func SetResultVariable(results []any) (fits bool, err error) {
 	text, err := json.Marshal(results)
 	if err != nil {
 		return false, err
 	}
 	if len(text) > MaxResultBytes {
-		// what the caller's own caller was told is not about these models
+		// the results that the caller inherited are not about these models
 		return false, os.Unsetenv(ResultVariable)
 	}
 	return true, os.Setenv(ResultVariable, string(text))

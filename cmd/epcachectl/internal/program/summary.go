@@ -26,7 +26,7 @@ type Summary struct {
 
 var cachedOutcomes = []string{"hit", "compiled", "waited", "put", "adopted"}
 
-// isServed tells whether a session is as it should be: from the cache, or compiled already.
+// isServed reports whether a session is as it should be: from the cache, or compiled already.
 func (e *Event) isServed() bool {
 	return slices.Contains(cachedOutcomes, e.Outcome) || e.Outcome == "passthrough"
 }

@@ -87,13 +87,13 @@ func (p *Printer) JSONFailure(err error) {
 // Hint guesses what the user wants to do.
 func (p *Printer) Hint(text string) { p.message(cyan, "hint: ", text) }
 
-// Warning tells of something that is wrong, of a call that goes on.
+// Warning prints something that is wrong, in a call that continues.
 func (p *Printer) Warning(text string) {
 	p.Clear()
 	p.message(yellow, "warning: ", text)
 }
 
-// Note tells what a person may want to know, of a call that goes on.
+// Note prints what a person may want to know, in a call that continues.
 func (p *Printer) Note(text string) {
 	p.Clear()
 	p.message("", "", text)
@@ -151,7 +151,7 @@ func (p *Printer) More(n uint64) {
 	}
 }
 
-// progress replaces the lines that tell a person what is going on. Scripts see nothing.
+// progress replaces the lines that show a person what is happening. Scripts see nothing.
 func (p *Printer) progress(lines []string) {
 	if !p.Terminal {
 		return

@@ -61,7 +61,7 @@ func (s *Phases) renew() {
 	}
 }
 
-// Phase tells how far a model is.
+// Phase records how far a model is.
 func (s *Phases) Phase(name string, p *wire.Progress) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ func detail(p *wire.Progress) string {
 	return " (" + strings.Join(parts, ", ") + ")"
 }
 
-// Done tells that a model is done, or is queued.
+// Done records that a model is done, or is queued.
 func (s *Phases) Done(name string, queued bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +190,7 @@ const (
 	mostBars = 8
 )
 
-// bar tells in a line how far one model is, age after it was last reported: a bar where there is
+// bar shows in a line how far one model is, age after it was last reported: a bar where there is
 // something to measure by, which is bytes, builds or files, or how long such compiles took before.
 // Without a name it is of the call itself. A narrow terminal has first no details, then half of the
 // bar, and the name in short; the bar is never cut.

@@ -29,7 +29,7 @@ func NewColumns(p *Printer, optional ...string) *Columns {
 
 const (
 	betweenColumns = 2
-	readable       = 24 // cells that a name needs at least for people to tell it from others
+	readable       = 24 // cells that a name needs at least for people to distinguish it from others
 )
 
 // Print prints some rows.
@@ -133,7 +133,7 @@ func Middle(text string, width int) string {
 	if all <= width {
 		return text
 	}
-	const shortest = 5 // cells of a part that still tell it from others
+	const shortest = 5 // cells of a part that still distinguish it
 	parts := strings.Split(strings.TrimSuffix(text, ".onnx"), "/")
 	if left := width - len(parts) + 1; len(parts) > 1 && left/len(parts) >= shortest {
 		byWidth := make([]int, len(parts))

@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Ask passes on the requests that carry no descriptors, and tells how far they are.
+// Ask passes on the requests that carry no descriptors, and reports their progress.
 func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Message,
 	progress func(*wire.Progress)) (proto.Message, error) {
 	c, q := b.Cache, peer(p)

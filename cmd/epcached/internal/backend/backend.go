@@ -43,7 +43,7 @@ func New() *Backend {
 
 func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
 
-// Hello tells the client which user it is here.
+// Hello returns the user that the client is here.
 func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	reply := &wire.HelloReply{Scope: rights.OwnScope(peer(p))}
 	if b.Administrator(p) {
@@ -85,7 +85,7 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 }
 
 // readDescriptors returns the descriptors of a request with files that the daemon reads at once.
-// Libraries are told by their stamps, and few of a user's are read at a time.
+// Libraries are distinguished by their stamps, and few of a user's are read at a time.
 func readDescriptors(w *wire.Acquire) func(fd int) bool {
 	named := make(map[uint32]bool)
 	for _, m := range append([]*wire.Model{w.GetModel()}, w.GetGroup()...) {

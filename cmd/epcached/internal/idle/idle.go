@@ -20,9 +20,9 @@ const maxInterval = 5 * time.Second
 // so that an immediate removal is noticed too. idle reports that there is no job and no lease.
 func Watch(after time.Duration, places []RequiredFile, server *unixsock.Server,
 	idle func() bool) (left <-chan string, stop func()) {
-	told := make(chan string, 1)
+	reason := make(chan string, 1)
 	if after <= 0 {
-		return told, func() {}
+		return reason, func() {}
 	}
 	ended, done := make(chan struct{}), make(chan struct{})
 	i := &idler{after: after, server: server, idle: idle, files: places}
@@ -37,13 +37,13 @@ func Watch(after time.Duration, places []RequiredFile, server *unixsock.Server,
 				return
 			case now := <-tick.C:
 				if why := i.check(now); why != "" && server.StopIfUnused() {
-					told <- why
+					reason <- why
 					return
 				}
 			}
 		}
 	}()
-	return told, sync.OnceFunc(func() { close(ended); <-done })
+	return reason, sync.OnceFunc(func() { close(ended); <-done })
 }
 
 type idler struct {

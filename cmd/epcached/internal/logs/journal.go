@@ -64,5 +64,5 @@ func WriteFatal(w io.Writer, text string) {
 		text = priority(slog.LevelError) + strings.ReplaceAll(text, "\n",
 			"\n"+priority(slog.LevelError))
 	}
-	_, _ = io.WriteString(w, text+"\n") // it cannot be told elsewhere
+	_, _ = io.WriteString(w, text+"\n") // it cannot be reported elsewhere
 }

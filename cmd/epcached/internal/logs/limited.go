@@ -47,7 +47,7 @@ func (l limitHandler) Handle(ctx context.Context, r slog.Record) error {
 	if user && !l.counts.allow(of, func(more int) {
 		said := slog.NewRecord(time.Now(), r.Level, "log lines dropped", 0)
 		said.Add("uid", of.uid, "lines", more, "message", of.message)
-		_ = l.Handler.Handle(context.Background(), said) // there is nowhere else to tell it
+		_ = l.Handler.Handle(context.Background(), said) // there is nowhere else to report it
 	}) {
 		return nil
 	}

@@ -95,7 +95,7 @@ func (r *Reloader) rereadFiles() (*config.Settings, *rules.Set, error) {
 }
 
 // watchFiles has the files watched that the settings in force are from, and those of others, which
-// may have to be mended. It tells whether these are other files than before.
+// may have to be mended. It reports whether these are other files than before.
 func (r *Reloader) watchFiles(others *config.Settings) bool {
 	var paths []string
 	for _, s := range []*config.Settings{r.Active, others} {
@@ -116,9 +116,9 @@ func (r *Reloader) watchFiles(others *config.Settings) bool {
 	return true
 }
 
-// reload reads everything, and puts it into force or logs why not. With tell it notifies systemd.
-func (r *Reloader) reload(tell bool) {
-	if tell {
+// reload reads everything, and applies it or logs why not. With notify it reports to systemd.
+func (r *Reloader) reload(notify bool) {
+	if notify {
 		systemd.Notify(r.Log,
 			strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
 	}
@@ -136,7 +136,7 @@ func (r *Reloader) reload(tell bool) {
 		r.noteRefused(err)
 		status += "the configuration has mistakes, so the previous one stays in effect"
 	}
-	if tell {
+	if notify {
 		systemd.Notify(r.Log, daemon.SdNotifyReady+"\n"+status)
 	}
 }

@@ -1,4 +1,4 @@
-// Package systemd tells systemd the state of the daemon.
+// Package systemd reports to systemd the state of the daemon.
 package systemd
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// Notify tells a state, as sd_notify(3) has it.
+// Notify sends a state, as sd_notify(3) does.
 func Notify(log *slog.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		log.Warn("systemd not notified", "state", state, "error", err)
@@ -27,7 +27,7 @@ func StillOpening(what string) string {
 	return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d\nSTATUS=%s", openingLimit.Microseconds(), what)
 }
 
-// Watchdog tells systemd regularly that the daemon is alive, where it asked for that.
+// Watchdog reports to systemd regularly that the daemon is alive, where it asked for that.
 func Watchdog(ctx context.Context, log *slog.Logger) (stop func()) {
 	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || every == 0 {
