@@ -103,7 +103,8 @@ type Fetch struct {
 
 // Fetch writes the plain bytes of a build's files. A caller that has waited long enough ends its
 // context; the bytes that were written until then are good as a seed. The caller keeps all files
-// open until Fetch returns, and verifies them: the helper may still have them open for writing.
+// open until Fetch returns, and verifies them: a helper that lies may still have them open for
+// writing.
 func (c *Client) Fetch(ctx context.Context, remote string, f Fetch) (Progress, error) {
 	var last Progress
 	progress := func(p Progress) {

@@ -44,6 +44,10 @@ type Import struct {
 	Trust     []string
 	Threshold int
 	Name      string // of the model, as the request calls it
+	// Dir is a staging directory with Files that no process can write any more: they are not
+	// copied. Reservation has their space. "": they are copied, and their space is reserved.
+	Dir         string
+	Reservation *store.Reservation
 }
 
 // The outcomes of an import.
@@ -352,7 +356,7 @@ func (in *intake) present() bool {
 	return false
 }
 
-// storeFiles copies, checks, loads and stores the files.
+// storeFiles copies, checks, loads and stores the files. Those of im.Dir are not copied.
 func (in *intake) storeFiles(ctx context.Context, im *Import, phase func(string)) error {
 	cs, c := in.claims, in.card.Config
 	names, sizes, err := checkPutFiles(in.claim, im.Files)
@@ -364,29 +368,32 @@ func (in *intake) storeFiles(ctx context.Context, im *Import, phase func(string)
 			return apierr.New(apierr.BadRequest, nil, "import: the files are not those of the card")
 		}
 	}
-	reservation, err := cs.reservePut(ctx, in.claim, sizes)
-	if err != nil {
-		return err
+	dir, reservation := im.Dir, im.Reservation
+	if dir == "" {
+		if reservation, err = cs.reservePut(ctx, in.claim, sizes); err != nil {
+			return err
+		}
+		defer reservation.Release()
+		var remove func()
+		if dir, remove, err = cs.Store.Stage("import-"); err != nil {
+			return request.StoreError(err, in.Name)
+		}
+		defer remove()
 	}
-	defer reservation.Release()
-	dir, remove, err := cs.Store.Stage("import-")
-	if err != nil {
-		return request.StoreError(err, in.Name)
-	}
-	defer remove()
 	phase("reading")
 	hashed, blobs := make(map[string]cas.Hashed, len(names)), cs.Store.Blobs()
 	for i, f := range im.Files {
 		to := filepath.Join(dir, filepath.FromSlash(f.Name))
-		if hashed[f.Name], err = copyPut(ctx, blobs, f, sizes[i], to); ctx.Err() != nil {
+		if im.Dir == "" {
+			hashed[f.Name], err = copyPut(ctx, blobs, f, sizes[i], to)
+		}
+		if err == nil && hashed[f.Name] == (cas.Hashed{}) { // not copied, or with holes
+			hashed[f.Name], err = blobs.HashAhead(ctx, to)
+		}
+		if ctx.Err() != nil {
 			return ctx.Err()
 		} else if err != nil {
 			return putError(err, in.Name, f.Name)
-		}
-		if hashed[f.Name] == (cas.Hashed{}) { // it has holes
-			if hashed[f.Name], err = blobs.HashAhead(ctx, to); err != nil {
-				return request.StoreError(err, in.Name)
-			}
 		}
 		if hashed[f.Name].Digest() != cas.Digest(c.Files[i].Hash) {
 			return &portable.FormatError{File: f.Name, Offset: -1,
@@ -414,8 +421,7 @@ func (in *intake) storeFiles(ctx context.Context, im *Import, phase func(string)
 		what.Kind, what.Counter = event.Fetched, "fetches"
 	}
 	what.Text = request.PutBy(b)
-	err = cs.Store.Publish(ctx, what, hold)
-	if err != nil {
+	if err := cs.Store.Publish(ctx, what, hold); err != nil {
 		return request.StoreError(err, in.Name)
 	}
 	in.out.Stored, in.out.Build = true, b

@@ -188,10 +188,8 @@ func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	if err != nil {
 		return nil, err
 	}
-	reservation := cs.Store.Unreserved(cl.Peer.UID)
-	err = reservation.Resize(ctx, true, sizes...)
-	var e *apierr.Error
-	if errors.As(err, &e) {
+	reservation, err := cs.Store.Reserve(ctx, cl.Peer.UID, true, sizes...)
+	if e, is := errors.AsType[*apierr.Error](err); is {
 		said := apierr.New(e.Class, nil, "model %q: %s", cl.Name, e.Text).WithHint("%s", e.Hint)
 		said.Err = e.Err
 		return nil, said
@@ -224,10 +222,7 @@ func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string,
 			used += u.PutBytes
 		}
 	}
-	for _, size := range sizes {
-		total += size
-	}
-	if total > most-used {
+	if _, total = store.SpaceOf(sizes...); total > most-used {
 		return total, apierr.New(apierr.NoSpace, nil, "model %q: %s, and builds submitted by "+
 			"uid %d take %s of at most %s",
 			model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).

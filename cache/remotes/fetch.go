@@ -9,10 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/request"
@@ -20,6 +21,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/remote"
+	"github.com/epcached/epcached/store"
 )
 
 // Ask is a request that may be answered from a remote.
@@ -186,12 +188,19 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		return nil, err
 	}
 	defer reservation.Release()
+	now, err := rs.Store.Bounds()
+	if err == nil {
+		err = store.Fits("the build", c.Config.Size(), now.Free)
+	}
+	if err != nil {
+		return nil, err
+	}
 	dir, remove, err := rs.Store.Stage("fetch-")
 	if err != nil {
 		return nil, err
 	}
 	defer remove()
-	files, err := stageFiles(dir, len(sizes))
+	files, err := stageFiles(dir, c.Config.Files)
 	defer func() { remote.CloseAll(files) }()
 	if err != nil {
 		return nil, err
@@ -206,6 +215,15 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		}
 		defer file.Close()
 		im.Files = append(im.Files, claims.PutFile{Name: f.Name, File: file})
+	}
+	remote.CloseAll(files)
+	if isWritten(im.Files) {
+		disk, _ := store.SpaceOf(sizes...)
+		reservation.Written = disk - store.ManifestNeed
+		if err := reservation.Resize(ctx, true, sizes...); err != nil {
+			return nil, err
+		}
+		im.Dir, im.Reservation = dir, reservation
 	}
 	if out, err = rs.Import(ctx, peer, im, nil); err != nil {
 		return nil, err
@@ -224,16 +242,36 @@ func (rs *Remotes) refused(r *Remote, out *claims.Imported) error {
 	return fmt.Errorf("%s: %s", out.Outcome, out.Text)
 }
 
-func stageFiles(dir string, n int) (files []*os.File, err error) {
-	for i := range n {
-		f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(i)),
-			os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+func stageFiles(dir string, all []portable.File) (files []*os.File, err error) {
+	for i := range all {
+		path := filepath.Join(dir, filepath.FromSlash(all[i].Name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return files, err
+		}
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 		if err != nil {
 			return files, err
 		}
 		files = append(files, f)
 	}
 	return files, nil
+}
+
+// isWritten reports whether the helper is done with the files, so that they need not be copied: it
+// may lie, and write to what was checked. The kernel grants a read lease only while no descriptor
+// and no mapping could write, and the helper, as another user, can open none. It could also have
+// taken more of the disk than the files have bytes.
+func isWritten(files []claims.PutFile) bool {
+	return !slices.ContainsFunc(files, func(f claims.PutFile) bool {
+		var st unix.Stat_t
+		fd := f.File.Fd()
+		_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)
+		if err == nil { // closing gives it back too
+			_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
+			err = unix.Fstat(int(fd), &st)
+		}
+		return err != nil || st.Blocks*512 > st.Size+st.Size/16+1<<20
+	})
 }
 
 // transfer fetches the files of a build. It gives up when that no longer pays, see stopLoss.

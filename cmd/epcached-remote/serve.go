@@ -184,6 +184,7 @@ func (s *server) answer(ctx context.Context, conn *net.UnixConn) error {
 	}}
 	a := s.do(withCall(ctx, c), c)
 	a.Wire = c.wire()
+	remote.CloseAll(files) // the daemon copies what could still be written
 	if err := send(a); err != nil && ctx.Err() == nil {
 		return err
 	}
