@@ -18,7 +18,7 @@ type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCo
 
 // completesEntries are the verbs with arguments that name builds, by keys, models or files.
 var completesEntries = []string{"show", "why", "rm", "pin", "unpin", "invalidate", "du", "pack",
-	"unpack", "retry"}
+	"unpack", "retry", "export", "push"}
 
 // addCompletions gives shells what the arguments and flags of all verbs may be. Where no daemon
 // answers at once they know no builds, and none is started.
@@ -39,7 +39,7 @@ func addCompletions(a *cli.Call, cmd *cobra.Command) {
 		cmd.ValidArgsFunction = stored(false, cobra.ShellCompDirectiveDefault)
 	case name == "follow" || name == "cancel":
 		cmd.ValidArgsFunction = stored(true, noFiles)
-	case name == "get" || name == "warm" || name == "key":
+	case slices.Contains([]string{"get", "warm", "key", "pull", "inspect"}, name):
 		cmd.ValidArgsFunction = cobra.FixedCompletions([]string{"onnx"},
 			cobra.ShellCompDirectiveFilterFileExt)
 	}
@@ -50,7 +50,8 @@ func addCompletions(a *cli.Call, cmd *cobra.Command) {
 		"optimization-level": cobra.FixedCompletions([]string{"disable_all", "basic", "extended",
 			"layout", "all"}, noFiles),
 		"on-miss": cobra.FixedCompletions([]string{"wait", "background", "claim", "fail",
-			"refresh", "bypass"}, noFiles),
+			"fetch", "refresh", "bypass"}, noFiles),
+		"route": cobra.FixedCompletions([]string{"compile_api", "session_options"}, noFiles),
 	} {
 		// which fails where the verb has no such flag
 		_ = cmd.RegisterFlagCompletionFunc(flag, values)

@@ -103,7 +103,7 @@ func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {
 	}
 	a.Print.Line("%s of %s %s: %s removed, %d packed, %s dropped", term.Bytes(r.GetFreedBytes()),
 		term.Bytes(r.GetUsedBytes()), done, term.Count(r.GetRemoved(), "build"), r.GetPacked(),
-		term.Count(r.GetCopies(), "unpacked form"))
+		term.Count(r.GetCopies(), "unpacked copy"))
 	if n := r.GetShortBytes(); n > 0 {
 		a.Print.Line("still %s above %s: the remaining builds are pinned or in use", term.Bytes(n),
 			term.Bytes(r.GetBudgetBytes()))

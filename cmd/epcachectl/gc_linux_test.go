@@ -16,7 +16,7 @@ func TestGC(t *testing.T) {
 		`would free 4.0 KiB: why
 kept, pinned: 1 build, 4.0 KiB
 kept, needed by builds outside the plan: 1.0 KiB
-4.0 KiB of 8.0 KiB would be freed: 1 build removed, 0 packed, 0 unpacked forms dropped
+4.0 KiB of 8.0 KiB would be freed: 1 build removed, 0 packed, 0 unpacked copies dropped
 still 1.0 KiB above 3.0 KiB: the remaining builds are pinned or in use
 `, call(t, "gc", "--to", "3KiB", "-n").out)
 	require.Empty(t, b.changed())

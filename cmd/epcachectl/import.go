@@ -62,7 +62,7 @@ them. Importing again changes nothing.
 	}
 	f := cmd.Flags()
 	f.StringArrayVar(&im.trust, "trust", nil, "trust the public keys in `FILE` too; repeatable")
-	f.StringVar(&im.store, "store", "", "store for `WHOM`: user or shared")
+	f.StringVar(&im.store, "store", "", "store as `SCOPE`: user or shared")
 	f.BoolVar(&im.check, "check", false, "check and load the builds, store nothing")
 	f.BoolVar(&im.pin, "pin", false, "protect the builds from eviction")
 	f.BoolVarP(&im.dryRun, "dry-run", "n", false, "store nothing, print what would be")

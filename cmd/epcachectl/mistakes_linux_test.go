@@ -91,7 +91,8 @@ func TestShellsCompleteNamesAndValues(t *testing.T) {
 		"show O": "Org/Net", "rm cd": "cdcdcdcdcdcd", "jobs follow ": "abababababab",
 		"list --model O": "Org/Net", "get m --ep Open": "OpenVINOExecutionProvider",
 		"get m --on-miss b": "background", "warm m --store u": "user",
-		"why x --ep QNN": "QNNExecutionProvider",
+		"why x --ep QNN": "QNNExecutionProvider", "export O": "Org/Net", "push cd": "cdcdcdcdcdcd",
+		"key m --route c": "compile_api", "get m --on-miss f": "fetch",
 	} {
 		args := strings.Split(line, " ")
 		r := call(t, append([]string{"__complete"}, args...)...)

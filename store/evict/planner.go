@@ -476,7 +476,7 @@ func (pl *planner) dropSurvey() {
 	}
 }
 
-// whySpared says why a candidate may not go, and counts it.
+// whySpared returns why a candidate may not be evicted, and counts it.
 func (pl *planner) whySpared(one *candidate) string {
 	if !one.sparedKnown {
 		one.sparedKnown = true
@@ -513,11 +513,11 @@ func (pl *planner) uncountKept(one *candidate) {
 	}
 }
 
-// Why builds stay that nothing keeps.
+// Reasons why builds are kept.
 const (
 	keptPinned    = "pinned"
 	keptNewest    = "just stored"
-	keptValuable  = "more valuable"
+	keptValuable  = "not needed for the goal"
 	keptNeeded    = "other builds need its bytes"
 	keptNotStored = "needed by builds outside the plan"
 )

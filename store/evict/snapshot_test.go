@@ -441,7 +441,7 @@ func TestUnreachableQuotasAreReported(t *testing.T) {
 	plan := m.plan(t, true, Limits{Bytes: -1, User: 50})
 	require.Empty(t, plan.Steps)
 	require.Equal(t, "remaining: 1 build of 100 B: in use, though uid 7 has more than its quota "+
-		"of 50 B; 1 build of 100 B: more valuable; "+
+		"of 50 B; 1 build of 100 B: not needed for the goal; "+
 		"1 build of 100 B: pinned, though uid 7 has more than its quota of 50 B", plan.KeptText())
 	delete(m.spared, index.BuildID{1})
 	plan = m.plan(t, true, Limits{Bytes: -1, User: 60})

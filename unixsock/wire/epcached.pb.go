@@ -5837,7 +5837,7 @@ func (x *CollectStep) GetAction() string {
 // Kept counts the builds that remain for one reason.
 type Kept struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
-	Reason string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`  // "pinned", "in use", "given out by path lately", "more valuable"
+	Reason string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`  // "pinned", "in use", "not needed for the goal", ...
 	Builds uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"` // 0: the bytes are of builds that the caller may not collect
 	// on disk, with their bases; bytes that remain for several reasons count for the first
 	Bytes         int64    `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`

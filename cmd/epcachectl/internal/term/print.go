@@ -229,7 +229,7 @@ func Count[N int | uint32 | uint64](n N, thing string) string {
 	switch {
 	case strings.HasSuffix(thing, "s"):
 		thing += "e"
-	case strings.HasSuffix(thing, "ry"):
+	case strings.HasSuffix(thing, "ry"), strings.HasSuffix(thing, "py"):
 		thing = strings.TrimSuffix(thing, "y") + "ie"
 	}
 	return fmt.Sprintf("%d %ss", n, thing)
