@@ -149,7 +149,7 @@ func (s *StatedFacts) merge(ep string, graph *epmodel.Model, took bool, err erro
 }
 
 // ErrNoModelCompiled is returned where an EP takes none of the tiny models. It may take others.
-var ErrNoModelCompiled = errors.New("none of the tiny models is taken")
+var ErrNoModelCompiled = errors.New("none of the tiny test models compiles")
 
 // compileSmallest compiles with the EP the first of the tiny models that it takes a node of, and
 // where it takes none of them the model of own, if that is not nil, with the session's options that

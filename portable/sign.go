@@ -122,7 +122,7 @@ func (b *bundle) statement(c *Card) (*Predicate, error) {
 		return nil, wrong(file, "predicate.requests", "%d, not 1 to %d", len(p.Requests),
 			maxRequests)
 	case !bytes.Equal(p.Requests[0].Record, c.Config.Record):
-		return nil, wrong(file, "predicate.requests[0]", "it is not the request of the config")
+		return nil, wrong(file, "predicate.requests[0]", "differs from the request in the config")
 	case len(p.Files) != len(c.Config.Files):
 		return nil, wrong(file, "predicate.files", "%d, and the config has %d", len(p.Files),
 			len(c.Config.Files))

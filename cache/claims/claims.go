@@ -153,7 +153,7 @@ func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	if past, ok := cs.pastClaims.Load(id); ok && past.uid == p.UID {
 		why = past.why
 	}
-	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).
+	e := apierr.New(apierr.NotFound, nil, "this user has no claim %.80q", id).
 		WithHint("request the model again with on_miss claim: " +
 			"claims end with their connection, and with the daemon")
 	if why != "" {

@@ -86,7 +86,7 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt,
 				one.Judgement = at.Plan.OwnJudgement(b, at.RuntimeName)
 			case at.Plan.Outside:
 				one.Refused = "compiled with other libraries, another ONNX Runtime or on " +
-					"another machine: only running yours could show whether it fits"
+					"another machine: only a load with your libraries can show whether it fits"
 			default:
 				others = append(others, b)
 				continue

@@ -316,7 +316,7 @@ func whySourceless(b *index.Build, missing bool) string {
 
 // Further reasons, which are not recorded in the build.
 const (
-	WhyImported = "another machine compiled the model, and its source did not come along"
+	WhyImported = "another machine compiled the model, without sending the source"
 	WhyPut      = "an application submitted the compiled model without its source"
 	WhyMissing  = "the model was missing or changed when it was to be recompiled"
 	WhyUnknown  = "an earlier version kept no copy of the model"

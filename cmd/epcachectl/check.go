@@ -23,8 +23,8 @@ func newCheck(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [--quick|--deep|--space]",
 		Short: "check the store for damage",
-		Long: `check compares the store with what was stored, and changes nothing; repair does. The
-exit status says whether damage was found. Leftovers and stale views are reported and are no damage,
+		Long: `check verifies the files of the store, and changes nothing; see repair. The exit
+status says whether damage was found. Leftovers and stale views are reported, but are not damage,
 because the daemon removes them by itself.
 
 --quick, the default, checks that files exist, their sizes and times. --deep reads and hashes every

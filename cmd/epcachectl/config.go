@@ -30,8 +30,8 @@ func newConfig(a *cli.Call) *cobra.Command {
 		Long: `config reads a configuration file as epcached does, without a daemon.
 
 The default FILE is the user's: $XDG_CONFIG_HOME/epcached/epcached.toml, or
-~/.config/epcached/epcached.toml. If it does not exist, it is ` + config.DefaultFile + `. Flags of
-a running daemon are not known here; see epcached --check-config.` + exit.Help(configCodes...),
+~/.config/epcached/epcached.toml, or ` + config.DefaultFile + ` if that does not exist.
+Flags of a running daemon are not read; see epcached --check-config.` + exit.Help(configCodes...),
 		Example: `  epcachectl config check
   epcachectl config show ./epcached.toml`,
 		Args: cli.UsageArgs(0, 0),

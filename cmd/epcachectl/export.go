@@ -50,7 +50,7 @@ func newExport(a *cli.Call) *cobra.Command {
 		Short: "write builds for another machine",
 		Long: `export writes builds into a bundle, for epcachectl import on another machine. A
 bundle is an OCI image layout: a directory, a .tar file, or a tar on standard output (-). A
-directory that is a bundle already gets the builds in addition. ENTRY is as for show.
+directory that is a bundle already keeps its builds. ENTRY is as for show.
 
 A build for OpenVINO holds the model's weights, so a bundle is as private as the models. It contains
 no paths, users or source models, and the models' names only with --names.
@@ -59,15 +59,15 @@ no paths, users or source models, and the models' names only with --names.
 builds that are signed by a key that it trusts. Two exports of the same builds have the same bytes.
 
 --layer DIR makes a layer instead, or adds to one: a read-only store for an image, which the
-configuration of a device names in [[layer]]. Its files are served where they are.
+configuration of a device names in [[layer]]. The device serves its files in place.
 
 --model-package DIR makes a model package, which ONNX Runtime 1.31 and later opens without epcached,
-with one variant for each build of a model. ONNX Runtime takes the one that the execution provider
-rates best; of builds that are alike for it the newest is in the package.
+with one variant for each build of a model. ONNX Runtime loads the variant that the execution
+provider rates best. Of builds that it cannot distinguish, the package has the newest.
 
---for FACTS.json names a file that epcachectl facts printed on another machine. The builds then also
-answer the requests of that machine if its devices have other names, such as builds that are
-compiled ahead of time for an NPU.
+--for FACTS.json names the output of epcachectl facts on the target machine. Builds that were
+compiled ahead of time, say for an NPU, then answer the requests of that machine, although its
+devices differ from those here.
 
 Private builds of other users are left out, also for administrators.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,

@@ -27,9 +27,9 @@ program runs. The variable EPCACHE_GET has what --json prints, if it fits into 1
 graph with its provider_options and session_options.
 
 --on-miss says what to do on a miss: wait (compile and wait), background (compile, print the job,
-do not wait), claim (compile in this process's worker), fail, refresh (recompile even on a hit) or
-bypass (compile for this call, store nothing). A compile is cancelled when all callers have left,
-unless one of them gave --keep-going.
+do not wait), claim (compile in this process's worker), fail, fetch (from remotes, never compile),
+refresh (recompile even on a hit) or bypass (compile for this call, store nothing). A compile is
+cancelled when all its callers have left, unless one of them gave --keep-going.
 
 --share compiles two or more models as one weight-sharing group, in the given order. A single model
 of the group that is requested later with the same options is served from the group.

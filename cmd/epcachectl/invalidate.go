@@ -100,8 +100,8 @@ func newUnpin(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unpin ENTRY|MODEL...",
 		Short: "end the protection from eviction",
-		Long: `unpin ends what pin began. It succeeds for builds that are not pinned. ENTRY is as
-for show.
+		Long: `unpin lets the daemon evict pinned builds of the entries again. It succeeds for
+builds that are not pinned. ENTRY is as for show.
 
 With -n it prints what would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,

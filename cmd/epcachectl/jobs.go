@@ -156,9 +156,9 @@ func newJobsCancel(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel JOB... | cancel --all",
 		Short: "cancel compile jobs",
-		Long: `cancel takes the caller out of jobs: its requests are answered with "cancelled". A
-job without other callers ends. An administrator ends it for all. --all means all jobs that the
-caller requested, for an administrator all jobs.
+		Long: `cancel withdraws the caller's requests from jobs: they fail with "cancelled". A job
+that no other user wants is stopped; an administrator stops it for all users. --all means all jobs
+that the caller requested, for an administrator all jobs.
 
 With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl jobs cancel 6524d4

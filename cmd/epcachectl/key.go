@@ -20,7 +20,7 @@ func newKey(a *cli.Call) *cobra.Command {
 		Use:   "key MODEL --ep EP[:DEVICE]... [flags]",
 		Short: "print a request key and its record",
 		Long: `key prints the request key of MODEL, and the request record of which the key is the
-digest: the request as the daemon understood it, without defaults and with values in one spelling.
+digest: the request as the daemon understood it, with defaults left out and values normalised.
 Nothing is looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
 		Args:    cli.UsageArgs(1, 1),

@@ -105,8 +105,8 @@ func newRemote(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "remote status|check|revoke|gc",
 		Short: "show remotes, try and maintain them",
-		Long: `remote is about the stores that machines share, [remote.NAME] in the daemon's
-configuration.` + exit.Help(exit.Done, exit.BadUsage),
+		Long: `remote shows and maintains the stores that machines share: [remote.NAME] in the
+daemon's configuration.` + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl remote status\n  epcachectl remote check fleet",
 		Args:    cli.UsageArgs(0, 0),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

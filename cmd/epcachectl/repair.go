@@ -27,9 +27,9 @@ Damaged and unreadable files are moved into the quarantine, never deleted. Their
 and recompiled: at once if the daemon can open the source model, otherwise by the next request.
 Unreferenced blobs are removed. A lost journal is restored from memory.
 
---rebuild-index makes the index again from the manifests and the journal, which repair does by
-itself if they differ. The daemon opens the store again for that and ends the requests that it has.
-Counters and last uses are lost; builds are not.` +
+--rebuild-index rebuilds the index from the manifests and the journal, which repair does by itself
+if they differ. The daemon reopens the store for that, and cancels the running requests. Counters
+and times of last use are lost; builds are not.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon,
 				exit.NotAllowed),
 		Example: `  epcachectl repair -n

@@ -33,7 +33,8 @@ and builds in use stay valid. stop returns when the process has ended, so that t
 may be removed, and prints what would start a daemon again. It is for the daemon's user and
 administrators.
 
-stop starts no daemon. systemd does if the socket that stop connects to is a unit of systemd's.` +
+stop never starts a daemon. If the socket is a systemd unit, the connection may start one, which
+stop then ends.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl stop
   epcachectl stop --json --socket /run/epcached/epcached.sock`,

@@ -429,7 +429,7 @@ func (g *registry) check(ctx context.Context) (found findings, err error) {
 	if err != nil {
 		return found, nil
 	}
-	found.add("create-only", errors.New("registries replace tags"), "", "the last writer of a "+
+	found.add("create-only", errors.New("registries overwrite tags"), "", "the last writer of a "+
 		"card wins, and there are no leases: machines that need a build at once all compile")
 	blob := blobName(portable.DigestOf(text))
 	found.add("range", checkRange(ctx, g, blob, text), "parts of blobs can be read",

@@ -40,10 +40,10 @@ func NewRevoke(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revoke NAME --key ROOT.key [--signer KEY]... [--build BUILD]... [-n]",
 		Short: "sign and replace a remote's trust document",
-		Long: `revoke makes a new trust document of what the remote's document revokes and of what
-the flags name, signs it with the root key, and puts it at the remote. Without --signer and --build
-the document only counts for longer: make one at least every week. The machines of the remote read
-it within the hour, withhold what it revokes, and fetch only while it is in effect.` +
+		Long: `revoke adds revoked keys and builds to the remote's trust document, signs it with the
+root key, and uploads it. Without --signer and --build it only renews the document, which expires
+after --days: do that at least once a week. The machines of the remote read it within the hour and
+withhold what it revokes. They fetch builds only while a document is valid.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
 				exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl remote revoke fleet --key root.key
@@ -66,10 +66,10 @@ it within the hour, withhold what it revokes, and fetch only while it is in effe
 	f.StringArrayVar(&v.builds, "build", nil,
 		"revoke the `BUILD`, a whole build key or sha256:MANIFEST; repeatable")
 	f.StringVar(&v.reason, "reason", "by request", "say why, in at most 200 bytes of `TEXT`")
-	f.Uint32Var(&v.days, "days", portable.DocumentDays, "the document counts for `N` days")
-	f.BoolVar(&v.undo, "undo", false, "take what is named out of the document")
-	f.BoolVar(&v.replacing, "new", false, "begin without what another root key's document revokes")
-	f.BoolVarP(&v.dryRun, "dry-run", "n", false, "put no document, print what it would say")
+	f.Uint32Var(&v.days, "days", portable.DocumentDays, "the document expires after `N` days")
+	f.BoolVar(&v.undo, "undo", false, "remove the named keys and builds from the document")
+	f.BoolVar(&v.replacing, "new", false, "replace a document that another root key signed")
+	f.BoolVarP(&v.dryRun, "dry-run", "n", false, "upload nothing, print the document")
 	return cmd
 }
 
@@ -209,11 +209,11 @@ func NewGC(a *cli.Call) *cobra.Command {
 	dryRun := false
 	cmd := &cobra.Command{
 		Use:   "gc NAME [-n]",
-		Short: "remove what no look-up finds from a remote",
-		Long: `gc removes from a remote what its look-ups find no more: cards of earlier epochs (30
-days) than the previous one, blobs that no other card needs, and leases and checks that are over. It
-removes nothing that is younger than a day. Run it now and then where the store has no lifecycle
-rules, such as a directory: first with -n. It needs the rights to list and to delete.` +
+		Short: "remove obsolete objects from a remote",
+		Long: `gc removes objects that no machine finds any more: descriptions of builds that were
+not renewed for 30 to 60 days, files that no other build needs, expired leases, and objects of
+remote check. Nothing younger than a day is removed. Use it where the store has no lifecycle rules,
+such as a directory, first with -n. It needs the rights to list and to delete.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
 				exit.NotAllowed, exit.Interrupt),
 		Example: "  epcachectl remote gc fleet -n\n  epcachectl remote gc fleet",
