@@ -24,15 +24,15 @@ def runtime() -> Path:
 
 def models() -> dict[str, dict[str, Any]]:
     """The real models by name, with the absolute path of each graph in "file"."""
-    folder = Path(os.environ["EPCACHED_MODELS"])
-    listed = json.loads((folder / "models.json").read_text())["models"]
-    return {m["name"]: {**m, "file": str(folder / m["path"])} for m in listed}
+    directory = Path(os.environ["EPCACHED_MODELS"])
+    listed = json.loads((directory / "models.json").read_text())["models"]
+    return {m["name"]: {**m, "file": str(directory / m["path"])} for m in listed}
 
 
 @contextlib.contextmanager
 def daemon() -> Iterator[tuple[Path, Path, subprocess.Popen[bytes]]]:
-    """Runs epcached, which measures nothing by itself meanwhile; gives a scratch folder, the socket
-    and the process.
+    """Runs epcached, which measures nothing by itself meanwhile; gives a scratch directory, the
+    socket and the process.
     """
     scratch = Path(tempfile.mkdtemp(prefix="epcached-bench-"))
     socket = scratch / "s"

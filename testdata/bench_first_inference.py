@@ -67,7 +67,7 @@ def measure(how: str, model: dict[str, Any], graph: Path, socket: Path) -> float
 
 
 def compare(model: dict[str, Any], socket: Path, scratch: Path) -> None:
-    """Compiles through epcached, copies what it serves into a plain folder, and measures both in
+    """Compiles through epcached, copies what it serves into a plain directory, and measures both in
     turn.
     """
     control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
@@ -98,8 +98,10 @@ def compare(model: dict[str, Any], socket: Path, scratch: Path) -> None:
         times["plain"].append(measure("plain", model, graph, socket))
     through, alone = (statistics.median(times[how]) for how in ("epcached", "plain"))
     print(
-        f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  through epcached {through * 1e3:7.1f} ms  "
-        f"ORT alone {alone * 1e3:7.1f} ms  ratio {through / alone:.3f}  ({(through - alone) * 1e3:+.1f} ms)",
+        f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  through epcached "
+        f"{through * 1e3:7.1f} ms  "
+        f"ORT alone {alone * 1e3:7.1f} ms  ratio {through / alone:.3f}  "
+        f"({(through - alone) * 1e3:+.1f} ms)",
         flush=True,
     )
 

@@ -76,11 +76,11 @@ def compare(
     sizes: dict[str, int] = {}
     for run in range(runs):
         for how, seconds in times.items():
-            folder = scratch / f"{model['name']}-{how}-{run}"
-            shutil.copytree(Path(model["file"]).parent, folder)
-            graph = folder / Path(model["file"]).name
+            directory = scratch / f"{model['name']}-{how}-{run}"
+            shutil.copytree(Path(model["file"]).parent, directory)
+            graph = directory / Path(model["file"]).name
             answer = measured(
-                __file__, socket, how, json.dumps(model), str(graph), str(folder / "out")
+                __file__, socket, how, json.dumps(model), str(graph), str(directory / "out")
             )
             if answer["outcome"] != "compiled":
                 raise SystemExit(
@@ -88,7 +88,7 @@ def compare(
                 )
             seconds.append(answer["seconds"])
             sizes[how] = answer["size"]
-            shutil.rmtree(folder)
+            shutil.rmtree(directory)
         subprocess.run(
             [control, "rm", "--all", "-f", "--socket", socket],
             check=True,
@@ -96,14 +96,17 @@ def compare(
         )
     if abs(sizes["epcached"] - sizes["application"]) > NAMES:
         raise SystemExit(
-            f"{model['name']}: {sizes['epcached']} bytes through epcached, {sizes['application']} in the application: not the same compile"
+            f"{model['name']}: {sizes['epcached']} bytes through epcached, "
+            f"{sizes['application']} in the application: not the same compile"
         )
     if quiet:
         return
     through, alone = (statistics.median(times[how]) for how in ("epcached", "application"))
     print(
-        f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  miss {through:7.3f} s  in the application {alone:7.3f} s  "
-        f"ratio {through / alone:5.2f}  {through - (1.1 * alone + 0.3):+.3f} s from the goal of {1.1 * alone + 0.3:.3f} s",
+        f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  miss {through:7.3f} s  in the "
+        f"application {alone:7.3f} s  "
+        f"ratio {through / alone:5.2f}  {through - (1.1 * alone + 0.3):+.3f} s from the goal of "
+        f"{1.1 * alone + 0.3:.3f} s",
         flush=True,
     )
 

@@ -5,10 +5,10 @@ import.
 
 Every measurement is a process of its own; those that are compared take turns. The clock runs from
 after the imports until the first output is there, the registration of the execution provider
-included. On a hit the peer is ONNX Runtime that loads the same files from a plain folder; without a
-daemon it is ONNX Runtime that compiles the model itself, on the same execution provider. Prints
-medians, ratio, difference and the goal. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and
-EPCACHED_MODELS.
+included. On a hit the peer is ONNX Runtime that loads the same files from a plain directory;
+without a daemon it is ONNX Runtime that compiles the model itself, on the same execution provider.
+Prints medians, ratio, difference and the goal. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES
+and EPCACHED_MODELS.
 """
 
 from __future__ import annotations
@@ -97,14 +97,15 @@ def compare(what: str, through: Measure, alone: Measure, most: float, ratio: flo
     kept = ours - theirs <= most or ours <= ratio * theirs
     goal = f"goal +{most * 1e3:.0f} ms" + (f" or {ratio:.2f}" if ratio else "")
     print(
-        f"{what:<34} through epcached {ours * 1e3:7.1f} ms  ORT alone {theirs * 1e3:7.1f} ms  ratio {ours / theirs:.3f}  "
+        f"{what:<34} through epcached {ours * 1e3:7.1f} ms  ORT alone {theirs * 1e3:7.1f} ms  "
+        f"ratio {ours / theirs:.3f}  "
         f"({(ours - theirs) * 1e3:+.1f} ms)  {goal}{'' if kept else ': missed'}",
         flush=True,
     )
 
 
 def hit(model: dict[str, Any], socket: Path, scratch: Path) -> None:
-    """Compiles through epcached, copies what it serves into a plain folder, and compares."""
+    """Compiles through epcached, copies what it serves into a plain directory, and compares."""
     control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
     plain = scratch / model["name"]
     dimensions = [
@@ -168,7 +169,8 @@ def main(names: list[str]) -> None:
             without("stopped daemon", known[names[0]], socket, 0.060)
     ours = statistics.median(imports)
     print(
-        f"{'import, beyond onnxruntime':<34} {ours * 1e3:.1f} ms  goal 30 ms{'' if ours <= 0.030 else ': missed'}"
+        f"{'import, beyond onnxruntime':<34} {ours * 1e3:.1f} ms  goal 30 "
+        f"ms{'' if ours <= 0.030 else ': missed'}"
     )
 
 

@@ -22,7 +22,10 @@ from pathlib import Path
 RUNS = 21
 HOOK = Path(__file__).resolve().parents[1] / "clients" / "python" / "epcache" / "_run" / "hook"
 RUNTIME = "openvino-1.8.1"
-SESSION = "import onnxruntime; onnxruntime.InferenceSession({model!r}, providers=['CPUExecutionProvider'])"
+SESSION = (
+    "import onnxruntime; onnxruntime.InferenceSession({model!r}, "
+    "providers=['CPUExecutionProvider'])"
+)
 PROGRAMS = {
     "start": "pass",
     "import onnxruntime": "import onnxruntime",
@@ -40,8 +43,8 @@ def main(runs: int) -> None:
         "PYTHONPATH": str(runtime),
         "EPCACHE_AUTOSTART": "0",
     }
-    with tempfile.TemporaryDirectory(prefix="epcached-run-") as folder:
-        report = Path(folder) / "report"
+    with tempfile.TemporaryDirectory(prefix="epcached-run-") as directory:
+        report = Path(directory) / "report"
         report.touch()
         hooked = {
             **plain,
@@ -62,7 +65,8 @@ def main(runs: int) -> None:
                     times[way].append(seconds(command, environment))
             alone, hook, run = (statistics.median(times[way]) * 1e3 for way in ways)
             print(
-                f"{name:<24} alone {alone:7.1f} ms  with the hook {hook - alone:+6.1f} ms  under epcachectl run {run - alone:+6.1f} ms",
+                f"{name:<24} alone {alone:7.1f} ms  with the hook {hook - alone:+6.1f} ms  "
+                f"under epcachectl run {run - alone:+6.1f} ms",
                 flush=True,
             )
 

@@ -3,11 +3,11 @@ application.
 
     demo.py [MODEL...]
 
-Starts bin/epcached on a temporary state folder, and for each model compares an application without
-epcached with the same application with it, each time in fresh processes. Then it restarts the
-daemon, damages a stored byte, and shows that hits survive the one and are refused after the other.
-Leaves the table in report/demo.md; if anything is not as it should be, it leaves none, and the
-status is not 0.
+Starts bin/epcached on a temporary state directory, and for each model compares an application
+without epcached with the same application with it, each time in fresh processes. Then it restarts
+the daemon, damages a stored byte, and shows that hits survive the one and are refused after the
+other. Leaves the table in report/demo.md; if anything is not as it should be, it leaves none, and
+the status is not 0.
 
 DEMO_EP=openvino or qnn chooses the execution provider. Without it: OpenVINO where it lists a device
 of its own accord; else QNN, which compiles ahead of time on any x86-64, and then OpenVINO through
@@ -101,8 +101,8 @@ QNN = Provider(
     ),
     repeats=1,
     tolerance=5e-3,
-    note="The NPU is not in this machine: inference runs in QNN's simulator, and takes seconds whichever way the model was "
-    "loaded. Half precision, hence the wider tolerance.",
+    note="The NPU is not in this machine: inference runs in QNN's simulator, and takes seconds "
+    "whichever way the model was loaded. Half precision, hence the wider tolerance.",
 )
 
 
@@ -129,11 +129,15 @@ class Failures:
 
 
 class Daemon:
-    """bin/epcached on a state folder of its own."""
+    """bin/epcached on a state directory of its own."""
 
-    def __init__(self, folder: Path, runtime: Path) -> None:
-        self.folder, self.runtime = folder, runtime
-        self.state, self.socket, self.log = folder / "state", folder / "s", folder / "epcached.log"
+    def __init__(self, directory: Path, runtime: Path) -> None:
+        self.directory, self.runtime = directory, runtime
+        self.state, self.socket, self.log = (
+            directory / "state",
+            directory / "s",
+            directory / "epcached.log",
+        )
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -177,9 +181,9 @@ class Application:
     """Runs demo_process.py, each time in a fresh process, with one runtime and one model."""
 
     def __init__(
-        self, provider: Provider, folder: Path, socket: Path, model: dict[str, Any]
+        self, provider: Provider, directory: Path, socket: Path, model: dict[str, Any]
     ) -> None:
-        self.provider, self.folder, self.model = provider, folder, model
+        self.provider, self.directory, self.model = provider, directory, model
         self.job = {
             "ep": provider.name,
             "options": provider.options,
@@ -203,12 +207,13 @@ class Application:
         )
         if done.returncode != 0:
             raise RuntimeError(
-                f"{self.model.get('name', '')}: {what}: exit status {done.returncode}: {done.stderr[-2000:]}"
+                f"{self.model.get('name', '')}: {what}: exit status {done.returncode}: "
+                f"{done.stderr[-2000:]}"
             )
         return json.loads(done.stdout)
 
     def outputs_of(self, what: str) -> Path:
-        return self.folder / f"{self.model.get('name', 'none')}-{what}.npz"
+        return self.directory / f"{self.model.get('name', 'none')}-{what}.npz"
 
     def outputs(self, what: str) -> list[np.ndarray]:
         with np.load(self.outputs_of(what)) as file:
@@ -251,7 +256,10 @@ def compare(application: Application, provider: Provider, row: Row, failures: Fa
         f"{row.model}: what was served computes other bits than the artefact of plain ONNX Runtime",
     )
     row.difference = max(difference(a, b) for a, b in zip(served, uncompiled, strict=True))
-    text = f"{row.model}: differs by {row.difference:.1e} from the uncompiled session, more than {provider.tolerance:.0e}"
+    text = (
+        f"{row.model}: differs by {row.difference:.1e} from the uncompiled session, more than "
+        f"{provider.tolerance:.0e}"
+    )
     failures.unless(row.difference <= provider.tolerance, text)
 
 
@@ -285,7 +293,10 @@ def survive_a_restart(daemon: Daemon, applications: list[Application], failures:
         failures.unless(
             same(application.outputs("session"), before), f"{name}: other outputs after a restart"
         )
-    return f"After a restart of the daemon {len(applications)} of {len(applications)} models were hits, with the same outputs."
+    return (
+        f"After a restart of the daemon {len(applications)} of {len(applications)} models were "
+        "hits, with the same outputs."
+    )
 
 
 def refuse_damage(daemon: Daemon, application: Application, failures: Failures) -> str:
@@ -310,8 +321,10 @@ def refuse_damage(daemon: Daemon, application: Application, failures: Failures) 
         once_more["outcome"] == "hit", f"{name}: healed, and the answer is {once_more['outcome']}"
     )
     return (
-        f"One bit of {name}'s stored artefact was flipped, in the middle of {largest['size']:,} bytes. The next request did not get "
-        f"it: `{after['outcome']}`, “{shortened(after['why'])}”, with the right outputs; the one after that was a hit again."
+        f"One bit of {name}'s stored artefact was flipped, in the middle of {largest['size']:,} "
+        "bytes. The next request did not get "
+        f"it: `{after['outcome']}`, “{shortened(after['why'])}”, with the right outputs; the one "
+        "after that was a hit again."
     )
 
 
@@ -394,14 +407,14 @@ def show(provider: Provider, shimmed: bool, wanted: list[str], failures: Failure
         raise RuntimeError(f"{MODELS}/models.json has no {', '.join(sorted(unknown))}")
     title = provider.title + (" (through the tests' shim)" if shimmed else "")
     print(f"\n{title}\n\n{aligned(HEADS)}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="epcached-demo-"))
-    daemon = Daemon(folder, RUNTIMES / provider.runtime)
+    directory = Path(tempfile.mkdtemp(prefix="epcached-demo-"))
+    daemon = Daemon(directory, RUNTIMES / provider.runtime)
     rows, applications = [], []
     with running(daemon):
         # brings the libraries into the page cache
-        Application(provider, folder, daemon.socket, {}).run("devices")
+        Application(provider, directory, daemon.socket, {}).run("devices")
         for name in names:
-            application = Application(provider, folder, daemon.socket, listed[name])
+            application = Application(provider, directory, daemon.socket, listed[name])
             rows.append(measure(application, provider, failures))
             applications.append(application)
             print(aligned(cells(rows[-1])), flush=True)
@@ -414,7 +427,10 @@ def show(provider: Provider, shimmed: bool, wanted: list[str], failures: Failure
         failures.unless(daemon.stop() == 0, "the daemon did not stop as it should")
     note = provider.note
     if shimmed:
-        note += " OpenVINO's plugin lists no device on this processor; a shim of the tests makes it. What it shows is epcached, not OpenVINO."
+        note += (
+            " OpenVINO's plugin lists no device on this processor; a shim of the tests makes it. "
+            "What it shows is epcached, not OpenVINO."
+        )
     return "\n\n".join(
         [f"### {title}", markdown([list(COLUMNS), *map(cells, rows)]), note, *proofs]
     )
@@ -422,7 +438,7 @@ def show(provider: Provider, shimmed: bool, wanted: list[str], failures: Failure
 
 @contextlib.contextmanager
 def running(daemon: Daemon) -> Iterator[None]:
-    """Starts the daemon; whatever happens, stops it and removes its folder."""
+    """Starts the daemon; whatever happens, stops it and removes its directory."""
     daemon.start()
     try:
         yield
@@ -433,7 +449,7 @@ def running(daemon: Daemon) -> Iterator[None]:
                 daemon.process.wait(20)
             except subprocess.TimeoutExpired:
                 daemon.process.kill()
-        shutil.rmtree(daemon.folder)
+        shutil.rmtree(daemon.directory)
 
 
 def is_shimmed(provider: Provider) -> bool:
@@ -464,7 +480,10 @@ def choose() -> tuple[list[Provider], list[str]]:
 
 def unusable(provider: Provider) -> str:
     if not (RUNTIMES / provider.runtime).is_dir():
-        return f"no {RUNTIMES / provider.runtime}: testdata/fetch-runtimes {RUNTIMES} {provider.runtime}"
+        return (
+            f"no {RUNTIMES / provider.runtime}: testdata/fetch-runtimes {RUNTIMES} "
+            f"{provider.runtime}"
+        )
     try:
         found = Application(provider, Path(tempfile.gettempdir()), Path(), {}).run("devices")
     except (RuntimeError, subprocess.TimeoutExpired) as error:
@@ -479,7 +498,10 @@ def machine() -> str:
         if line.startswith("model name")
     ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{facts[0] if facts else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}"
+    return (
+        f"{facts[0] if facts else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
+        f"Linux {platform.release()}"
+    )
 
 
 def main(wanted: list[str]) -> int:
@@ -509,7 +531,10 @@ def main(wanted: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    made = f"Made by `make demo` on {time.strftime('%Y-%m-%d')}: {machine()}. Times are of this machine; every process was a fresh one."
+    made = (
+        f"Made by `make demo` on {time.strftime('%Y-%m-%d')}: {machine()}. Times are of this "
+        "machine; every process was a fresh one."
+    )
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text("\n\n".join([made, *parts]) + "\n")
     print(f"\n{os.path.relpath(REPORT)} has the table; {time.monotonic() - started:.0f} s.")

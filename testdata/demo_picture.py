@@ -14,7 +14,10 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 LEFT, WIDTH, BAR, GAP = 130, 640, 9, 8  # pixels: of the names, of all, of a bar, between models
 SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
-STYLE = "text{font:12px sans-serif;fill:#222}.t{font-size:10px}.h{font-weight:bold}.plain{fill:#9aa5b1}.hit{fill:#2f7d4f}"
+STYLE = (
+    "text{font:12px sans-serif;fill:#222}.t{font-size:10px}.h{font-weight:bold}"
+    ".plain{fill:#9aa5b1}.hit{fill:#2f7d4f}"
+)
 
 
 def seconds(text: str) -> float:
@@ -69,7 +72,10 @@ def draw(report: str) -> str:
     lines.append(f'<text class="t" x="8" y="{y + 16}">{escape(made)}</text>')
     y += 16
     size = f'width="{WIDTH}" height="{y + 12}" viewBox="0 0 {WIDTH} {y + 12}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style><rect '
+        'width="100%" height="100%" fill="#fff"/>'
+    )
     return "\n".join([head, *lines, "</svg>"]) + "\n"
 
 

@@ -78,8 +78,8 @@ def artefact(job: dict[str, Any]) -> dict[str, Any]:
     # epcached does.
     level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options = plain_options(job)
-    with tempfile.TemporaryDirectory() as folder:
-        graph = f"{folder}/0123456789abcdef_ctx.onnx"
+    with tempfile.TemporaryDirectory() as directory:
+        graph = f"{directory}/0123456789abcdef_ctx.onnx"
         started = time.perf_counter()
         ort.ModelCompiler(options, job["path"], graph_optimization_level=level).compile_to_file(
             graph

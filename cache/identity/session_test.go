@@ -199,8 +199,8 @@ func TestSessionTableIsWellFormed(t *testing.T) {
 // pythonTable is the table as the Python client has it.
 func pythonTable() []byte {
 	var out bytes.Buffer
-	out.WriteString("\"\"\"The classes of session config entries. Written by `make session-keys` " +
-		"from cache/identity/session.toml: change that one.\"\"\"\n\n" +
+	out.WriteString("\"\"\"The classes of session config entries.\n\n" +
+		"Written by `make session-keys` from cache/identity/session.toml.\n\"\"\"\n\n" +
 		"from __future__ import annotations\n\n")
 	set := func(name string, class sessionClass) {
 		fmt.Fprintf(&out, "%s = frozenset(\n    (\n", name)

@@ -28,8 +28,10 @@ SECTIONS = {
     "Without a session": "why warm Warmed compile Compiled",
     "The client": "Client default_sockets Artefact File Member Progress Claim",
     "Requests": "ExecutionProvider Device Output Runtime Library",
-    "Explanations, events and jobs": "Explanation Candidate Difference Neighbour Event Subscription Jobs Job Failure",
-    "Errors": "Error NotFound Stale CompileFailed Busy DeadlineExceeded BadModel BadRequest NotAllowed NoSpace VersionMismatch "
+    "Explanations, events and jobs": "Explanation Candidate Difference Neighbour Event "
+    "Subscription Jobs Job Failure",
+    "Errors": "Error NotFound Stale CompileFailed Busy DeadlineExceeded BadModel BadRequest "
+    "NotAllowed NoSpace VersionMismatch "
     "Unavailable Internal Cancelled NoDaemon ProtocolError EpcacheWarning",
 }
 # Methods by which the client itself encodes a request.
@@ -52,7 +54,8 @@ classes, `why`, `warm` and `compile` only.
 | parameter | accepts |
 |---|---|
 | `model`, `path_or_bytes` | a path, or bytes; for `Client` also an open binary file |
-| `ep`, `eps` | an execution provider (EP), `"Name"`, `"Name:DEVICE"`, `("Name", options)` or an `ExecutionProvider`, or a list of these in order of preference |
+| `ep`, `eps` | an execution provider (EP), or a list of them in order of preference |
+| an EP | `"Name"`, `"Name:DEVICE"`, `("Name", options)` or an `ExecutionProvider` |
 | `providers`, `provider_options` | ONNX Runtime's own |
 | `progress` | a function that takes a `Progress`; for sessions also `True`: print to stderr |
 """
@@ -121,7 +124,10 @@ class Page:
         """Adds the base class, and a row for each of the others."""
         self._add(names[0], where[names[0]])
         rows = [
-            f"| `{name}` | {' '.join(self._docstring(self._module(where[name]).find(name), name).split())} |"
+            (
+                f"| `{name}` | "
+                f"{' '.join(self._docstring(self._module(where[name]).find(name), name).split())} |"
+            )
             for name in names[1:]
         ]
         self.parts.append("\n".join(["| error | meaning |", "|---|---|", *rows]) + "\n")

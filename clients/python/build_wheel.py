@@ -3,7 +3,7 @@ epcached-remote for one kind of machine each.
 
     python build_wheel.py DIR [amd64] [arm64]
 
-The same commit makes the same bytes, in whatever folder: times are the commit's
+The same commit makes the same bytes, in whatever directory: times are the commit's
 (SOURCE_DATE_EPOCH), order and modes are fixed, and the programs hold no paths. epcached and
 epcachectl are static; epcached-ort needs the system's loader and libc, of which it names no
 version, so what the tag says, glibc 2.17, is the least there is a name for.
@@ -63,8 +63,8 @@ def go(*arguments: str, machine: str) -> str:
     return subprocess.check_output(["go", *arguments], cwd=PROJECT, env=environment, text=True)
 
 
-def programs(machine: str, folder: Path) -> None:
-    """Builds the programs. Neither the folder nor the state of the working copy is in them."""
+def programs(machine: str, directory: Path) -> None:
+    """Builds the programs. Neither the directory nor the state of the working copy is in them."""
     commands = [f"./cmd/{name}" for name in PROGRAMS]
     go(
         "build",
@@ -72,7 +72,7 @@ def programs(machine: str, folder: Path) -> None:
         "-buildvcs=false",
         f"-ldflags=-s -w -buildid= -X main.version={version()}",
         "-o",
-        f"{folder}/",
+        f"{directory}/",
         *commands,
         machine=machine,
     )
@@ -91,10 +91,10 @@ def notices(machine: str) -> bytes:
         )
     ]
     for module in modules:
-        name, _, folder = module.partition("|")
+        name, _, directory = module.partition("|")
         found = sorted(
             p
-            for p in Path(folder).iterdir()
+            for p in Path(directory).iterdir()
             if p.name.upper().startswith(("LICENSE", "LICENCE", "COPYING", "NOTICE"))
         )
         if not found:
@@ -106,8 +106,8 @@ def notices(machine: str) -> bytes:
 
 
 def metadata(work: Path) -> Path:
-    """Returns the folder of metadata, as setuptools makes it of pyproject.toml. A copy is read: it
-    leaves files beside its input.
+    """Returns the directory of metadata, as setuptools makes it of pyproject.toml. A copy is read:
+    it leaves files beside its input.
     """
     from setuptools import build_meta
 
@@ -152,8 +152,8 @@ def write(path: Path, files: dict[str, tuple[bytes, int]], info: str, when: int)
 
 def wheel(machine: str, out: Path, when: int) -> Path:
     """Builds the wheel for a machine, and returns its path."""
-    with tempfile.TemporaryDirectory(prefix="epcache-wheel-") as folder:
-        work = Path(folder)
+    with tempfile.TemporaryDirectory(prefix="epcache-wheel-") as directory:
+        work = Path(directory)
         made = metadata(work)
         name, version = made.name.removesuffix(".dist-info").rsplit("-", 1)
         built = work / "programs"

@@ -1,7 +1,7 @@
-"""Writes ONNX models of all kinds into a folder, and what the official onnx package reads in them
-as JSON on standard output.
+"""Writes ONNX models of all kinds into a directory, and what the official onnx package reads in
+them as JSON on standard output.
 
-usage: compare.py FOLDER [MODEL...]
+usage: compare.py DIRECTORY [MODEL...]
 
 Given models, those are described as well (graph only; their external data is not loaded). The test
 in compare_test.go reads the same files and compares. Needs onnx and numpy.
@@ -17,7 +17,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 
-FOLDER = sys.argv[1]
+DIRECTORY = sys.argv[1]
 RNG = np.random.default_rng(7)
 
 
@@ -34,7 +34,7 @@ def external(name, location, offset=None, length=None, shape=(2, 2), fill=True):
     t = weights(name, shape)
     raw = t.raw_data
     if fill:
-        path = os.path.join(FOLDER, location)
+        path = os.path.join(DIRECTORY, location)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "r+b" if os.path.exists(path) else "w+b") as f:
             f.seek(offset or 0)
@@ -618,7 +618,7 @@ def describe(path):
 
 
 def main():
-    os.makedirs(FOLDER, exist_ok=True)
+    os.makedirs(DIRECTORY, exist_ok=True)
     kinds = [
         plain,
         subgraphs,
@@ -637,10 +637,10 @@ def main():
     ]
     paths = []
     for kind in kinds:
-        paths.append(os.path.join(FOLDER, kind.__name__ + ".onnx"))
+        paths.append(os.path.join(DIRECTORY, kind.__name__ + ".onnx"))
         onnx.save(kind(), paths[-1])
     for seed in range(30):
-        paths.append(os.path.join(FOLDER, f"random{seed}.onnx"))
+        paths.append(os.path.join(DIRECTORY, f"random{seed}.onnx"))
         onnx.save(random_model(seed), paths[-1])
     json.dump({p: describe(p) for p in paths + sys.argv[2:]}, sys.stdout)
 

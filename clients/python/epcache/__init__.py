@@ -75,7 +75,8 @@ _FROM = {
     "_client": "Client",
     "_connections": "default_sockets",
     "_compiled_copy": "Compiled",
-    "_errors": "BadModel BadRequest Busy Cancelled CompileFailed DeadlineExceeded EpcacheWarning Error "
+    "_errors": "BadModel BadRequest Busy Cancelled CompileFailed DeadlineExceeded EpcacheWarning "
+    "Error "
     "Internal NoDaemon NoSpace NotAllowed NotFound ProtocolError Stale Unavailable VersionMismatch",
     "_events": "Event Subscription",
     "_explanation": "Candidate Difference Explanation Neighbour",

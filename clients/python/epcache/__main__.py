@@ -18,10 +18,12 @@ def main(arguments: list[str] | None = None) -> int:
     doctor = verbs.add_parser(
         "doctor",
         help="check what sessions in this Python would use, and find problems",
-        description="Runs epcachectl doctor for the daemon and the machine, if it is installed. Then it looks for ONNX Runtime and for "
-        "execution providers as a session would, starts each of them in a process of its own, and asks the daemon whether it would serve it. "
+        description="Runs epcachectl doctor for the daemon and the machine, if it is installed. "
+        "Then it looks for ONNX Runtime and for execution providers as a session would, starts "
+        "each of them in a process of its own, and asks the daemon whether it would serve it. "
         "Changes nothing, compiles nothing, starts no daemon.",
-        epilog="Exit status: 0 nothing is wrong, 1 there are problems, 2 wrong usage, 5 no daemon answers, and none would be started.",
+        epilog="Exit status: 0 nothing is wrong, 1 there are problems, 2 wrong usage, 5 no daemon "
+        "answers, and none would be started.",
     )
     doctor.add_argument("--socket", default="", help="use only the daemon at this socket")
     doctor.add_argument(

@@ -99,7 +99,7 @@ class Acquire(Call[Artefact]):
         return False
 
     def _located(self, connection: Connection) -> Artefact:
-        """Sends the request, and again with the external data that the daemon found to be missing."""
+        """Sends the request; sends it again with the external data that the daemon asks for."""
         locations = [self.connections.known_locations(model.stamp) for model in self.models]
         for _ in range(3):
             answer = self._ask(connection, locations)
@@ -190,8 +190,8 @@ class Acquire(Call[Artefact]):
         for location in locations:
             descriptor = model.open_external(location)
             stack.callback(os.close, descriptor)
-            if model.folder and model.external is None:
-                self.sources[os.path.join(model.folder, location)] = stamp_of(descriptor)
+            if model.directory and model.external is None:
+                self.sources[os.path.join(model.directory, location)] = stamp_of(descriptor)
             external.append({"location": location, "fd": send(descriptor)})
         return {
             "fd": number,
@@ -202,7 +202,7 @@ class Acquire(Call[Artefact]):
 
 
 def _sendable(path: str) -> str:
-    """Returns a path that a message can have; it is only for people. The limit is the protocol's."""
+    """Returns the path for display, cut to the protocol's limit."""
     try:
         return path if len(path.encode()) <= 4096 else ""
     except UnicodeEncodeError:
@@ -210,7 +210,7 @@ def _sendable(path: str) -> str:
 
 
 def _checked_locations(locations: list[str]) -> list[str]:
-    """A client opens only what lies below the model's folder, whatever the daemon, or the model,
+    """A client opens only what lies below the model's directory, whatever the daemon, or the model,
     asks for.
     """
     for location in locations:
@@ -224,7 +224,7 @@ def _checked_locations(locations: list[str]) -> list[str]:
 
 
 def _stays_below(location: str) -> bool:
-    """Whether external data lies below the model's folder by its spelling. ONNX Runtime opens
+    """Whether external data lies below the model's directory by its spelling. ONNX Runtime opens
     "./w", "s//w" and "s/../w".
     """
     depth = 0

@@ -128,11 +128,11 @@ class Artefact:
         a weightless one.
         """
         options = dict(self.session_options)
-        folder = os.path.dirname(self.graph)
+        directory = os.path.dirname(self.graph)
         sources = [
             f.name
             for f in self.files
-            if os.path.dirname(f.name) == folder
+            if os.path.dirname(f.name) == directory
             and f.name.endswith(".onnx")
             and f.name != self.graph
         ]
@@ -166,19 +166,19 @@ class Artefact:
         """
         import mmap
 
-        folder = os.path.dirname(self.graph) + "/"
+        directory = os.path.dirname(self.graph) + "/"
         with contextlib.ExitStack() as stack:
             mapped = {}
             for f in self.files:
                 if (
                     f.name == self.graph
                     or f.size == 0
-                    or not f.name.startswith(folder)
+                    or not f.name.startswith(directory)
                     or not clean(f.name)
                 ):
                     continue
                 with open(f"/proc/self/fd/{self.fd}/{f.name}", "rb") as opened:
-                    mapped[f.name.removeprefix(folder)] = stack.enter_context(
+                    mapped[f.name.removeprefix(directory)] = stack.enter_context(
                         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
                     )
             yield mapped
@@ -270,7 +270,7 @@ SERVED = ("hit", "compiled", "waited", "put", "adopted")  # outcomes that come w
 
 # Fields that an Artefact takes from the reply as they are.
 _PLAIN = (
-    "outcome request_key build model_digest ep sdk_version hardware_architecture compatibility compatibility_source "
-    "compatibility_reason why view graph session_options graph_optimization_level compile_seconds elapsed_seconds "
-    "record runtime warnings job"
+    "outcome request_key build model_digest ep sdk_version hardware_architecture compatibility "
+    "compatibility_source compatibility_reason why view graph session_options "
+    "graph_optimization_level compile_seconds elapsed_seconds record runtime warnings job"
 ).split()

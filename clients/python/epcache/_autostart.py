@@ -21,7 +21,7 @@ from ._connection import Connection, Lost
 VARIABLE = "EPCACHE_AUTOSTART"
 PROGRAM, CONTROL = "epcached", "epcachectl"
 PROGRAM_VARIABLE = "EPCACHE_DAEMON"
-FOLDERS = ("/usr/bin", *_programs.FOLDERS)
+DIRECTORIES = ("/usr/bin", *_programs.DIRECTORIES)
 
 PATIENCE = 10.0  # seconds that a request which waits for a compile waits for a daemon's start
 # seconds that a new daemon may be busy with its first requests: a hundred on a slow machine
@@ -35,19 +35,19 @@ Dial = Callable[[str], Connection]
 
 
 def user_sockets() -> list[str]:
-    """Returns where the user's own daemon may listen: in the runtime folder, then in the state
-    folder.
+    """Returns where the user's own daemon may listen: in the runtime directory, then in the state
+    directory.
     """
-    folders = []
+    directories = []
     runtime, state = os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(runtime):
-        folders.append(runtime)
+        directories.append(runtime)
     if not os.path.isabs(state):
         home = os.environ.get("HOME", "")  # and nothing else, as all clients and the daemon have it
         state = os.path.join(home, ".local", "state") if os.path.isabs(home) else ""
     if state:
-        folders.append(state)
-    return [os.path.join(folder, "epcached", "epcached.sock") for folder in folders]
+        directories.append(state)
+    return [os.path.join(directory, "epcached", "epcached.sock") for directory in directories]
 
 
 def foreign(path: str) -> bool:
@@ -77,7 +77,7 @@ def absent(path: str, error: BaseException, system: bool) -> bool:
 
 
 def youth(path: str) -> float:
-    """Returns how many seconds to wait for a new daemon, which may be busy with its first requests."""
+    """Returns the seconds to wait for a new daemon, which may be busy with its first requests."""
     if path not in user_sockets():
         return 0.0
     try:
@@ -94,7 +94,7 @@ def find() -> str:
     """Returns the daemon's program, "" where there is none: EPCACHE_DAEMON, else where this
     package's programs were put.
     """
-    return _programs.find(PROGRAM, PROGRAM_VARIABLE, FOLDERS)
+    return _programs.find(PROGRAM, PROGRAM_VARIABLE, DIRECTORIES)
 
 
 def control() -> str:
@@ -156,15 +156,16 @@ class _Failed(Exception):
 
 
 def _place() -> tuple[str, str]:
-    """Returns the socket in the first folder that can be this user's own, or why there is none."""
+    """Returns the socket in the first directory that only this user can write, or the reasons."""
     reasons = ["there is no home directory"]
     for path in user_sockets():
-        folder = os.path.dirname(path)
+        directory = os.path.dirname(path)
         try:
             if len(os.fsencode(path)) > MAX_SOCKET_PATH:
                 raise OSError(errno.ENAMETOOLONG, "the path is too long for a socket", path)
             _own(
-                folder, made_by_others=folder.startswith(os.environ.get("XDG_RUNTIME_DIR") or "\0")
+                directory,
+                made_by_others=directory.startswith(os.environ.get("XDG_RUNTIME_DIR") or "\0"),
             )
             return path, ""
         except OSError as error:
@@ -172,24 +173,24 @@ def _place() -> tuple[str, str]:
     return "", reasons[-1]
 
 
-def _own(folder: str, made_by_others: bool) -> None:
-    """Makes the folder for this user alone. Raises OSError for one that is another's, and where
+def _own(directory: str, made_by_others: bool) -> None:
+    """Makes the directory for this user alone. Raises OSError for one that is another's, and where
     only another's could hold it.
     """
-    if not os.path.isdir(folder):
-        above = os.path.dirname(folder)
+    if not os.path.isdir(directory):
+        above = os.path.dirname(directory)
         while not made_by_others and not os.path.exists(above):
             above = os.path.dirname(above)
         if os.stat(above).st_uid not in (0, os.geteuid()):
             raise PermissionError(
-                errno.EPERM, "the directory above is owned by another user", folder
+                errno.EPERM, "the directory above is owned by another user", directory
             )
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    info = os.stat(folder)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    info = os.stat(directory)
     if info.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "the directory is owned by another user", folder)
+        raise PermissionError(errno.EPERM, "the directory is owned by another user", directory)
     if info.st_mode & 0o022:
-        raise PermissionError(errno.EPERM, "other users may write to the directory", folder)
+        raise PermissionError(errno.EPERM, "other users may write to the directory", directory)
 
 
 def _locked(lock: int) -> bool:

@@ -64,7 +64,8 @@ class Call(Generic[T]):
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(2 * pause, 0.25)
         raise _errors.NoDaemon(
-            f"the connection to the daemon was lost during the request, and no daemon answers now: {lost.text}"
+            "the connection to the daemon was lost during the request, and no daemon answers "
+            f"now: {lost.text}"
         ) from lost
 
     def _dial(self) -> Connection:

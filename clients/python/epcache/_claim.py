@@ -13,6 +13,7 @@ from ._artefact import Artefact, Progress, artefact
 from ._call import Last
 from ._connection import Connection, close_all
 from ._connections import Connections
+from ._deprecated import renamed_parameter
 from ._model import open_regular
 
 MAX_FILES = 64  # of what is put
@@ -48,9 +49,10 @@ class Claim:
         self._connections = connections
         self._connection: Connection | None = connection
 
+    @renamed_parameter("folder", "directory")
     def put(
         self,
-        folder: str | os.PathLike[str],
+        directory: str | os.PathLike[str],
         *,
         ort_version: str = "",
         made_by: Sequence[tuple[str, str]] = (),
@@ -58,10 +60,10 @@ class Claim:
         timeout: float = 600.0,
         progress: Callable[[Progress], None] | None = None,
     ) -> Artefact:
-        """Stores the graph with all other files in `folder`, and returns the build that all
+        """Stores the graph with all other files in `directory`, and returns the build that all
         requests get.
 
-        The daemon copies and checks the files; `folder` may be removed afterwards. `made_by` has
+        The daemon copies and checks the files; `directory` may be removed afterwards. `made_by` has
         the version of each execution provider. Raises BadRequest or CompileFailed for a result that
         the daemon refuses, which ends the claim, and NoSpace if there is no space after an
         eviction.
@@ -69,8 +71,8 @@ class Claim:
         with contextlib.ExitStack() as stack:
             files: list[_wire.Message] = []
             descriptors: list[int] = []
-            for name in self._names(os.fspath(folder)):
-                descriptors.append(open_regular(os.path.join(folder, name)))
+            for name in self._names(os.fspath(directory)):
+                descriptors.append(open_regular(os.path.join(directory, name)))
                 stack.callback(os.close, descriptors[-1])
                 files.append({"name": name, "fd": len(files)})
             message = {
@@ -113,19 +115,19 @@ class Claim:
         ):  # the interpreter may be half gone, with the modules that this uses, or this half made
             pass
 
-    def _names(self, folder: str) -> list[str]:
-        """Returns the files below the folder, the graph first."""
+    def _names(self, directory: str) -> list[str]:
+        """Returns the files below the directory, the graph first."""
         found = []
-        for above, _, names in os.walk(folder):
-            found += [os.path.relpath(os.path.join(above, name), folder) for name in names]
+        for above, _, names in os.walk(directory):
+            found += [os.path.relpath(os.path.join(above, name), directory) for name in names]
         if self.output not in found:
             raise FileNotFoundError(
-                f"{folder}: there is no {self.output}, the required name of the graph"
+                f"{directory}: there is no {self.output}, the required name of the graph"
             )
         found.remove(self.output)
         if len(found) >= MAX_FILES:
             raise ValueError(
-                f"{folder}: {len(found)} files beside the graph; a claim is for one model"
+                f"{directory}: {len(found)} files beside the graph; a claim is for one model"
             )
         return [self.output, *sorted(found)]
 

@@ -122,7 +122,7 @@ class Client:
         """
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         entries = dict(session_options or {})
-        folder = entries.pop(DIRECTORY_ENTRY, None)
+        directory = entries.pop(DIRECTORY_ENTRY, None)
         request: _wire.Message = {
             "session_options": entries,
             "free_dimensions": dict(dims or {}),
@@ -145,9 +145,9 @@ class Client:
                 Runtime(directory=os.path.abspath(runtime)) if isinstance(runtime, str) else runtime
             )
             version = where.ort_version if where is not None else ""
-            sources = [stack.enter_context(open_model(model, external, folder, version))]
+            sources = [stack.enter_context(open_model(model, external, directory, version))]
             sources += [
-                stack.enter_context(open_model(one, None, folder, version)) for one in group
+                stack.enter_context(open_model(one, None, directory, version)) for one in group
             ]
             return Acquire(
                 self._connections,

@@ -18,7 +18,7 @@ from . import _errors, _worker
 from ._artefact import Artefact, Progress
 from ._claim import Claim
 from ._fields import dataclass
-from ._model import DIRECTORY_ENTRY, FOLDER_OF_PATHS, before, stamp_of
+from ._model import DIRECTORY_ENTRY, ENTRY_FOR_PATHS, before, stamp_of
 from ._onnxruntime import ort
 from ._plugins import Plugin
 from ._record import LEVELS_BY_NAME
@@ -34,7 +34,7 @@ class Job:
     ort_library: str
     dims: Mapping[str, int]
     dims_by_denotation: Mapping[str, int]
-    folder: str  # of external data, by the application's own options; "" where they name none
+    directory: str  # of external data, by the application's own options; "" where they name none
     embed: bool
     deadline: float  # of time.monotonic()
     progress: Callable[[Progress], None] | None
@@ -45,10 +45,10 @@ def run(job: Job, answer: Artefact) -> Artefact:
     claim = answer.claim
     assert claim is not None
     with claim, tempfile.TemporaryDirectory(prefix="epcache-claim-") as above:
-        folder = os.path.join(above, "out")
-        os.mkdir(folder)
+        directory = os.path.join(above, "out")
+        os.mkdir(directory)
         try:
-            made = _compile(job, answer, claim, above, os.path.join(folder, claim.output))
+            made = _compile(job, answer, claim, above, os.path.join(directory, claim.output))
             if changed := next(
                 (path for path, stamp in claim.sources.items() if stamp_of(path) != stamp), ""
             ):
@@ -60,7 +60,7 @@ def run(job: Job, answer: Artefact) -> Artefact:
         # What is refused has ended the claim.
         try:
             return claim.put(
-                folder,
+                directory,
                 ort_version=made.ort_version,
                 made_by=made.versions,
                 compile_seconds=made.seconds,
@@ -84,7 +84,7 @@ def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) 
             job.progress(Progress("compiling", time.monotonic() - started, phase))
 
     program = _worker.find()
-    if isinstance(job.source, bytes) and claim.sources and before(ort.__version__, FOLDER_OF_PATHS):
+    if isinstance(job.source, bytes) and claim.sources and before(ort.__version__, ENTRY_FOR_PATHS):
         program = ""  # it loads by path, and would look for the external data there
     if program and job.ort_library and all(plugin.library is not None for plugin in job.plugins):
         with contextlib.suppress(_worker.NoWorker):
@@ -105,8 +105,8 @@ def _entries(job: Job, answer: Artefact, claim: Claim) -> dict[str, str]:
     not beside the model.
     """
     entries = dict(answer.session_options)
-    if job.folder or isinstance(job.source, bytes) and claim.sources:
-        entries[DIRECTORY_ENTRY] = os.path.abspath(job.folder)
+    if job.directory or isinstance(job.source, bytes) and claim.sources:
+        entries[DIRECTORY_ENTRY] = os.path.abspath(job.directory)
     return entries
 
 

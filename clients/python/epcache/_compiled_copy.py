@@ -28,8 +28,8 @@ class Compiled:
     request_key: str  # 64 hex digits
 
 
-def copy_artefact(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:
-    """Writes the files of an open artefact into the folder, which is made where it is not there.
+def copy_artefact(artefact: Artefact, directory: str, overwrite: bool) -> Compiled:
+    """Writes the files of an open artefact into the directory, which is made where it is not there.
     The graph comes last.
 
     Each file appears whole or not at all. Raises FileExistsError, before anything is written, where
@@ -44,26 +44,26 @@ def copy_artefact(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:
     graph = os.path.relpath(artefact.graph, beside or ".")
     if graph not in sources:
         raise _errors.ProtocolError(f"the graph {artefact.graph!r} is not one of the files")
-    os.makedirs(folder, exist_ok=True)
-    there = {name for name in sources if os.path.exists(os.path.join(folder, name))}
+    os.makedirs(directory, exist_ok=True)
+    there = {name for name in sources if os.path.exists(os.path.join(directory, name))}
     same = {
         name
         for name in there
-        if filecmp.cmp(sources[name], os.path.join(folder, name), shallow=False)
+        if filecmp.cmp(sources[name], os.path.join(directory, name), shallow=False)
     }
     if different := sorted(there - same):
         if not overwrite:
             raise FileExistsError(
-                f"{os.path.join(folder, different[0])} exists, and is a different file"
+                f"{os.path.join(directory, different[0])} exists, and is a different file"
             )
     for name, source in sources.items():
         if name not in same:
-            _copy(source, os.path.join(folder, name))
+            _copy(source, os.path.join(directory, name))
     return Compiled(
-        path=os.path.join(folder, graph),
-        files=[os.path.join(folder, name) for name in sources],
+        path=os.path.join(directory, graph),
+        files=[os.path.join(directory, name) for name in sources],
         provider_options=artefact.provider_options,
-        session_options=_moved(artefact.load_options(), os.path.dirname(artefact.path), folder),
+        session_options=_moved(artefact.load_options(), os.path.dirname(artefact.path), directory),
         graph_optimization_level=artefact.graph_optimization_level,
         outcome=artefact.outcome,
         build=artefact.build,

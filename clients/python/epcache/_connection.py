@@ -177,7 +177,8 @@ class Connection:
             (length,) = struct.unpack("<I", header)
             if not 1 <= length <= MAX_FRAME:
                 raise _errors.ProtocolError(
-                    f"{self.path}: the daemon sent a frame of {length} bytes, outside 1 to {MAX_FRAME}"
+                    f"{self.path}: the daemon sent a frame of {length} bytes, outside 1 to "
+                    f"{MAX_FRAME}"
                 )
             data = self._exactly(length, deadline, limit)
             self.received_at = time.perf_counter()
@@ -204,7 +205,8 @@ class Connection:
         try:
             if flags & socket.MSG_CTRUNC:
                 raise _errors.ProtocolError(
-                    f"{self.path}: more descriptors than a frame may have, or the process has too many open files"
+                    f"{self.path}: more descriptors than a frame may have, or the process has "
+                    "too many open files"
                 )
             if not data:
                 raise Lost(f"{self.path}: the daemon closed the connection")

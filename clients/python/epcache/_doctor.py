@@ -154,11 +154,17 @@ def _daemon(found: list[Finding], named: str) -> str:
             "start epcached there, or unset EPCACHE_SOCKET, which prevents the use of other daemons"
         )
     elif not absent:
-        hint = "check its process, which may be suspended, and its log; sessions do not start a second daemon"
+        hint = (
+            "check its process, which may be suspended, and its log; sessions do not start a "
+            "second daemon"
+        )
     elif not _autostart.switched_on():
         hint = f"start epcached; sessions do not start one, for {_autostart.VARIABLE} says so"
     elif not program:
-        hint = "start epcached, or install the package with its programs, so that sessions can start one"
+        hint = (
+            "start epcached, or install the package with its programs, so that sessions can "
+            "start one"
+        )
     else:
         found.append(
             Finding(
@@ -208,9 +214,12 @@ def _onnxruntime(found: list[Finding]) -> list[str] | None:
     if error := told.get("error"):
         found.append(Finding(PROBLEM, "onnxruntime", error, "pip install onnxruntime"))
         return None
-    text = f"{told['version']} in {told['folder']}, with {', '.join(told['providers'])} built in"
+    text = f"{told['version']} in {told['directory']}, with {', '.join(told['providers'])} built in"
     if tuple(int(part) for part in told["version"].split(".")[:2]) < OLDEST or not told["plugins"]:
-        hint = f"version {'.'.join(map(str, OLDEST))} or later is needed for plugin execution providers"
+        hint = (
+            f"version {'.'.join(map(str, OLDEST))} or later is needed for plugin execution "
+            "providers"
+        )
         found.append(Finding(PROBLEM, "onnxruntime", text, hint))
         return None
     found.append(Finding(OK, "onnxruntime", text))
@@ -220,8 +229,14 @@ def _onnxruntime(found: list[Finding]) -> list[str] | None:
 def _execution_providers(found: list[Finding], socket: str, built_in: list[str]) -> None:
     usable = 0
     for name, package in _child("built in", *built_in).get("plugins", {}).items():
-        text = "part of this ONNX Runtime, so the daemon cannot compile for it: its sessions are plain ones, except with on_miss='claim'"
-        hint = f"uninstall this ONNX Runtime, and pip install onnxruntime {package}, which is the same execution provider as a plugin"
+        text = (
+            "part of this ONNX Runtime, so the daemon cannot compile for it: its sessions are "
+            "plain ones, except with on_miss='claim'"
+        )
+        hint = (
+            f"uninstall this ONNX Runtime, and pip install onnxruntime {package}, which is the "
+            "same execution provider as a plugin"
+        )
         found.append(Finding(WARNING, name, text, hint))
     for package in _child("packages").get("packages", []):
         told = _child("package", package, socket)
@@ -250,7 +265,10 @@ def _execution_provider(package: str, told: dict[str, Any]) -> Finding:
     if error := told.get("error"):
         severity = WARNING if "no device" in error else PROBLEM
         return Finding(severity, subject, f"{package}: {error}", told.get("hint", ""))
-    text = f"{told['library']}, version {told['version'] or 'unknown'}, on {', '.join(told['devices'])}"
+    text = (
+        f"{told['library']}, version {told['version'] or 'unknown'}, on "
+        f"{', '.join(told['devices'])}"
+    )
     if refusal := told.get("refusal"):
         return Finding(
             PROBLEM,

@@ -33,7 +33,7 @@ def _onnxruntime() -> dict[str, Any]:
 
     return {
         "version": ort.__version__,
-        "folder": os.path.dirname(os.path.abspath(ort.__file__)),
+        "directory": os.path.dirname(os.path.abspath(ort.__file__)),
         "providers": ort.get_available_providers(),
         "plugins": hasattr(ort, "register_execution_provider_library"),
     }

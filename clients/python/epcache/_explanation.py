@@ -80,8 +80,8 @@ def explanation(message: _wire.Message) -> Explanation:
 
 # Fields that a Candidate takes from its build as they are.
 _OF_BUILD = (
-    "build state ep_version sdk_version hardware_architecture ort_version compatibility compatibility_source "
-    "compatibility_reason"
+    "build state ep_version sdk_version hardware_architecture ort_version compatibility "
+    "compatibility_source compatibility_reason"
 ).split()
 
 

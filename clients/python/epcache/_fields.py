@@ -99,7 +99,8 @@ def _init(self: Any, *values: Any, **named: Any) -> None:
 
 
 def _repr(self: Any) -> str:
-    return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._shape.shown)})"
+    shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._shape.shown)
+    return f"{type(self).__qualname__}({shown})"
 
 
 def _values(one: Any) -> tuple[Any, ...]:

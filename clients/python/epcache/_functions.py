@@ -15,6 +15,7 @@ from . import _errors
 from ._artefact import Artefact
 from ._client import Client
 from ._compiled_copy import Compiled, copy_artefact
+from ._deprecated import renamed_parameter
 from ._explanation import Explanation
 from ._fields import dataclass
 from ._onnxruntime import ort
@@ -192,9 +193,10 @@ def _ended(
     return ended.state, str(ended.error or ended.state)
 
 
+@renamed_parameter("folder", "directory")
 def compile(
     model: Source,
-    folder: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     sess_options: ort.SessionOptions | None = None,
     providers: Names | None = None,
     provider_options: NameOptions | None = None,
@@ -235,6 +237,7 @@ def compile(
     with answer:
         if answer.fd is None:
             raise _errors.BadModel(
-                f"there is no compiled model to write, because the daemon answered {answer.outcome}: {answer.why}"
+                "there is no compiled model to write, because the daemon answered "
+                f"{answer.outcome}: {answer.why}"
             )
-        return copy_artefact(answer, os.fspath(folder), overwrite)
+        return copy_artefact(answer, os.fspath(directory), overwrite)

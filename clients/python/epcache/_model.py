@@ -23,7 +23,7 @@ class HasFileno(Protocol):
 (DIRECTORY_ENTRY,) = _session_keys.DIRECTORY
 # The first ONNX Runtime that goes by it for a model that is loaded by path. Those before do so for
 # bytes only.
-FOLDER_OF_PATHS = (1, 28)
+ENTRY_FOR_PATHS = (1, 28)
 
 ModelSource = Union[str, "os.PathLike[str]", bytes, HasFileno]
 
@@ -34,26 +34,26 @@ class Model:
 
     fd: int
     name: str  # for people
-    # changes when the file does; equal for two names of one file in one folder
+    # changes when the file does; equal for two names of one file in one directory
     stamp: tuple[int, ...]
     path: str  # of the graph; "" if that is not known
-    folder: str  # where external data lies; "" if that is not known
+    directory: str  # where external data lies; "" if that is not known
     external: Callable[[str], int] | None
 
     def open_external(self, location: str) -> int:
         """Returns a descriptor of the external data at `location`, which is the caller's to close.
 
-        The location is relative to the model's folder; that it does not leave it was checked.
+        The location is relative to the model's directory; that it does not leave it was checked.
         Symbolic links are followed, with this process's rights: caches of model hubs are made of
         them.
         """
         if self.external is not None:
             return self.external(location)
-        if not self.folder:
+        if not self.directory:
             raise _errors.BadModel(
                 f"model {self.name!r} refers to external data {location!r}, and has no directory"
             )
-        path = os.path.join(self.folder, location)
+        path = os.path.join(self.directory, location)
         try:
             return open_regular(path)
         except OSError as error:
@@ -67,13 +67,13 @@ class Model:
 def open_model(
     source: ModelSource,
     external: Callable[[str], int] | None,
-    folder: str | None = None,
+    directory: str | None = None,
     ort_version: str = "",
 ) -> Iterator[Model]:
     """Yields the model, open; what was opened here is closed afterwards. A path that cannot be
     opened is an OSError.
 
-    `folder` is the value of DIRECTORY_ENTRY, None without one: external data is looked for where
+    `directory` is the value of DIRECTORY_ENTRY, None without one: external data is looked for where
     this version of ONNX Runtime does.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -82,16 +82,16 @@ def open_model(
     elif isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.fspath(source))
         descriptor, opened = open_regular(path), True
-        # The folder as it is spelled: where the path is a link, the data lies beside the link, as
-        # ONNX Runtime has it.
+        # The directory as it is spelled: where the path is a link, the data lies beside the link,
+        # as ONNX Runtime has it.
         beside = os.path.dirname(path)
     else:
         descriptor, opened = source.fileno(), False
         path = getattr(source, "name", "")
         path = os.path.abspath(path) if isinstance(path, str) and path else ""
         beside = os.path.dirname(path)
-    if folder and not (path and before(ort_version, FOLDER_OF_PATHS)):
-        beside = os.path.abspath(folder)
+    if directory and not (path and before(ort_version, ENTRY_FOR_PATHS)):
+        beside = os.path.abspath(directory)
     try:
         stamp = (*stamp_of(descriptor), hash(beside))
         yield Model(

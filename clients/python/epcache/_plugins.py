@@ -102,10 +102,14 @@ class Plugin:
                 raise
             # By name nothing is listed that could be looked at before; and ONNX Runtime's error
             # names no device.
-            text = f"{self.ep.name}, which is part of this ONNX Runtime, does not accept device {device}: {error}"
+            text = (
+                f"{self.ep.name}, which is part of this ONNX Runtime, does not accept device "
+                f"{device}: {error}"
+            )
             raise _errors.Unavailable(
                 text,
-                "the device may be missing, or another provider option wrong; ONNX Runtime's log has the reason",
+                "the device may be missing, or another provider option wrong; ONNX Runtime's log "
+                "has the reason",
             ) from error
 
 
@@ -219,9 +223,9 @@ def packages() -> Iterator[str]:
 
     for module in pkgutil.iter_modules():
         if module.ispkg and module.name.startswith(_PACKAGE_PREFIX):
-            folder = os.path.join(getattr(module.module_finder, "path", ""), module.name)
+            directory = os.path.join(getattr(module.module_finder, "path", ""), module.name)
             if module.name.startswith(_PACKAGE_PREFIX + "ep_") or glob.glob(
-                os.path.join(glob.escape(folder), _LIBRARIES)
+                os.path.join(glob.escape(directory), _LIBRARIES)
             ):
                 yield module.name
 
@@ -270,7 +274,10 @@ def command_hint(name: str) -> str:
     if package := plugin_package(name):
         return f"pip install {package}, or name a directory that has it: --runtime DIR"
     known = ", ".join(sorted(known for known in _PACKAGES if plugin_package(known)))
-    return f"check its spelling: packages are known for {known}; for others name the directory: --runtime DIR"
+    return (
+        f"check its spelling: packages are known for {known}; for others name the directory: "
+        "--runtime DIR"
+    )
 
 
 def _choose(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:
@@ -341,15 +348,17 @@ def runtime(plugins: list[Plugin], beside: bool = False) -> Runtime:
     """Describes what this process will load the artefact with; with `beside` also to a daemon that
     does not have it.
 
-    The folder is left out on purpose: the libraries say the same, and are found also where the
-    daemon knows the folder by another name.
+    The directory is left out on purpose: the libraries say the same, and are found also where the
+    daemon knows the directory by another name.
     """
-    folder = os.path.join(os.path.dirname(os.path.abspath(ort.__file__)), "capi")
-    libraries = sorted(name for name in os.listdir(folder) if name.startswith("libonnxruntime.so."))
+    directory = os.path.join(os.path.dirname(os.path.abspath(ort.__file__)), "capi")
+    libraries = sorted(
+        name for name in os.listdir(directory) if name.startswith("libonnxruntime.so.")
+    )
     return Runtime(
         ort_version=ort.__version__,
         # A provider that is part of ONNX Runtime cannot be registered, so the daemon need not try.
-        ort_library=os.path.join(folder, libraries[0])
+        ort_library=os.path.join(directory, libraries[0])
         if libraries and all(p.library is not None for p in plugins)
         else "",
         libraries=tuple(_shown(p, beside) for p in plugins if beside or p.library is not None),

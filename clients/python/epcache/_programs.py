@@ -1,4 +1,4 @@
-"""The programs of epcached: where they are found, and the descriptors that they are started with."""
+"""Finds the programs of epcached, and starts them without inherited descriptors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-FOLDERS = (
+DIRECTORIES = (
     "/usr/libexec/epcached",
     "/usr/lib/epcached",
     "/usr/local/libexec/epcached",
@@ -15,7 +15,7 @@ FOLDERS = (
 )
 
 
-def find(program: str, variable: str, folders: Sequence[str]) -> str:
+def find(program: str, variable: str, directories: Sequence[str]) -> str:
     """Returns the program's path, "" where there is none: what the variable names, else where this
     package's programs were put.
     """
@@ -23,7 +23,7 @@ def find(program: str, variable: str, folders: Sequence[str]) -> str:
         return os.path.abspath(named)
     import shutil
 
-    paths = (os.path.join(folder, program) for folder in folders)
+    paths = (os.path.join(directory, program) for directory in directories)
     return (
         installed(program)
         or shutil.which(program)
@@ -35,9 +35,9 @@ def installed(program: str) -> str:
     """Returns the program that came with this package, "" for a package that came without."""
     packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     prefix = os.path.dirname(os.path.dirname(os.path.dirname(packages)))
-    # Beside the packages with pip --target; in the environment's folder of programs else.
-    for folder in (os.path.join(packages, "bin"), os.path.join(prefix, "bin")):
-        if os.access(path := os.path.join(folder, program), os.X_OK):
+    # Beside the packages with pip --target; in the environment's directory of programs else.
+    for directory in (os.path.join(packages, "bin"), os.path.join(prefix, "bin")):
+        if os.access(path := os.path.join(directory, program), os.X_OK):
             return path
     return ""
 
@@ -63,7 +63,7 @@ def high(descriptor: int) -> int:
 
 
 def _inheritable() -> list[int]:
-    """Returns the descriptors that a child would inherit, such as pipes that another process reads."""
+    """Returns the descriptors that a child would inherit, such as the pipes of a shell."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile

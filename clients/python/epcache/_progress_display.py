@@ -1,4 +1,4 @@
-"""Progress that people see: with progress=True, on standard error, by tqdm where it is installed."""
+"""Shows progress on standard error for progress=True, by tqdm if it is installed."""
 
 from __future__ import annotations
 

@@ -29,9 +29,10 @@ LEVELS_BY_NAME = {name: level for level, name in LEVELS.items()}
 # How a session runs, and not what is compiled: not sent to the daemon, and set again on the session
 # that loads.
 _RUN_PROPERTIES = frozenset(
-    "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode execution_order "
-    "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid profile_file_prefix "
-    "use_deterministic_compute use_per_session_threads".split()
+    "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode "
+    "execution_order inter_op_num_threads intra_op_num_threads log_severity_level "
+    "log_verbosity_level logid profile_file_prefix use_deterministic_compute "
+    "use_per_session_threads".split()
 )
 _RUN_ENTRIES = _session_keys.RUN | _session_keys.SERVE
 # The session that loads gets these calls again.

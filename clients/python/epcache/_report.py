@@ -77,7 +77,7 @@ class Report:
 
     @property
     def ready(self) -> bool:
-        """Whether a new session would come from the cache. With "background" this asks the daemon."""
+        """Whether a new session would be from the cache. With "background" this asks the daemon."""
         return self.cached if self._pending is None else self._pending.there()
 
     def wait(self, timeout: float = math.inf) -> bool:

@@ -91,11 +91,12 @@ def _is_pair(value: Any) -> bool:
 def _provider(specification: EPSpec) -> ExecutionProvider:
     if isinstance(specification, ExecutionProvider):
         return specification
-    name: Any
-    name, options = specification if _is_pair(specification) else (specification, {})  # type: ignore[misc]
+    pair: Any = specification if _is_pair(specification) else (specification, {})
+    name, options = pair
     if not isinstance(name, str) or not name:
         raise TypeError(
-            f"execution provider {specification!r}: it must be a name, (name, options) or ExecutionProvider"
+            f"execution provider {specification!r}: it must be a name, (name, options) or "
+            "ExecutionProvider"
         )
     name, _, device = name.partition(":")
     devices = (_device(device),) if device else ()
@@ -172,26 +173,26 @@ class Library:
     beside: bool = False
 
     def neighbours(self) -> dict[str, str] | None:
-        """Returns the other shared libraries in the folder, and in FOLDER.libs, where wheels keep
-        what they brought along.
+        """Returns the other shared libraries in the directory, and in DIRECTORY.libs, where wheels
+        keep what they brought along.
 
-        The keys are paths relative to the folder. None where there are too many: then it is known
-        by its path. The daemon and the clients in other languages take the same ones
+        The keys are paths relative to the directory. None where there are too many: then it is
+        known by its path. The daemon and the clients in other languages take the same ones
         (compilers.Beside).
         """
-        folder = os.path.dirname(self.path)
-        bundled = folder + ".libs"
+        directory = os.path.dirname(self.path)
+        bundled = directory + ".libs"
         found: dict[str, str] = {}
-        for place, prefix in ((folder, ""), (bundled, f"../{os.path.basename(bundled)}/")):
+        for place, prefix in ((directory, ""), (bundled, f"../{os.path.basename(bundled)}/")):
             for entry in sorted(_entries(place), key=lambda entry: entry.name):
                 if _is_library(entry.name) and entry.is_file() and entry.path != self.path:
                     found[prefix + entry.name] = entry.path
         return found if len(found) <= MAX_BESIDE else None
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _entries(directory: str) -> list[os.DirEntry[str]]:
     try:
-        return list(os.scandir(folder))
+        return list(os.scandir(directory))
     except OSError:
         return []
 

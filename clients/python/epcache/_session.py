@@ -93,7 +93,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             on_miss != "background" or meanwhile not in ort.get_available_providers()
         ):
             raise ValueError(
-                f"meanwhile={meanwhile!r}: it needs on_miss='background' and an execution provider built into ONNX Runtime"
+                f"meanwhile={meanwhile!r}: it needs on_miss='background' and an execution "
+                "provider built into ONNX Runtime"
             )
         if output is not None and on_miss == "claim":
             raise ValueError("output= cannot be used with on_miss='claim'")
@@ -210,7 +211,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             ort_library=_plugins.runtime(wanted.plugins).ort_library,
             dims=record.dims,
             dims_by_denotation=record.dims_by_denotation,
-            folder=record.entries.get(DIRECTORY_ENTRY, ""),
+            directory=record.entries.get(DIRECTORY_ENTRY, ""),
             embed=wishes["embed"],
             deadline=deadline,
             progress=wishes["progress"],
@@ -291,8 +292,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         try:
             self._load(path, self._options_for(artefact))
         except Exception as error:
-            # External initializers: ONNX Runtime resolves the folder's real path, and may not look
-            # there.
+            # External initializers: ONNX Runtime resolves the directory's real path, and may not
+            # look there.
             if path == artefact.view_path or "canonical path" not in str(error):
                 raise
             with artefact.mapped_files() as files:

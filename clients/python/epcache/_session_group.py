@@ -250,7 +250,8 @@ class _Group:
         """
         # The members' lease is one of a second descriptor: the daemon looks into what was refused
         # as long as the first is open.
-        held = replace(artefact, fd=os.dup(artefact.fd), _lock=_thread.allocate_lock())  # type: ignore[arg-type]
+        descriptor = os.dup(artefact.fd)  # type: ignore[arg-type]
+        held = replace(artefact, fd=descriptor, _lock=_thread.allocate_lock())
         parts, made = member_artefacts(held), self.begin()
         loaded: list[InferenceSession] = []
         refusal: Refusal | None = None

@@ -1,4 +1,7 @@
-"""The classes of session config entries. Written by `make session-keys` from cache/identity/session.toml: change that one."""
+"""The classes of session config entries.
+
+Written by `make session-keys` from cache/identity/session.toml.
+"""
 
 from __future__ import annotations
 

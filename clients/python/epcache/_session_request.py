@@ -123,7 +123,8 @@ def session_request(
     named = options is not None and options.has_providers() and before is None
     if ep is not None and (named or names):
         raise ValueError(
-            f"execution providers are named twice: by ep=, and {'in the session options' if named else 'by providers='}"
+            "execution providers are named twice: by ep=, and "
+            f"{'in the session options' if named else 'by providers='}"
         )
     if ep is not None:
         result.plugins = [_plugins.plugin(one) for one in providers(ep)]
@@ -144,7 +145,8 @@ def session_request(
         )
     if before not in (None, [p.ep for p in result.plugins]):
         raise ValueError(
-            "these session options were used for other execution providers before: use epcache.SessionOptions"
+            "these session options were used for other execution providers before: use "
+            "epcache.SessionOptions"
         )
     return result
 

@@ -59,7 +59,7 @@ def find() -> str:
     """Returns the worker's path, "" where there is none: EPCACHE_WORKER, else that of this package,
     beside other programs or of an installed epcached.
     """
-    return _programs.find(PROGRAM, PROGRAM_VARIABLE, _programs.FOLDERS)
+    return _programs.find(PROGRAM, PROGRAM_VARIABLE, _programs.DIRECTORIES)
 
 
 def compile(
@@ -81,14 +81,14 @@ def compile(
     cannot be asked for this model; and the errors of Client.acquire.
     """
     with tempfile.TemporaryDirectory(prefix="epcache-worker-") as above:
-        folder = os.path.join(above, "out", ".worker")
-        os.makedirs(folder)
+        directory = os.path.join(above, "out", ".worker")
+        os.makedirs(directory)
         if name:
             os.mkdir(os.path.join(above, "model"))
             os.symlink(request["Model"], os.path.join(above, "model", name))
             request = {**request, "Model": os.path.join("..", "..", "model", name)}
         line = json.dumps({"Version": VERSION, "Do": "compile", **request}).encode() + b"\n"
-        process = _Process(program, folder, line, deadline)
+        process = _Process(program, directory, line, deadline)
         try:
             last: dict[str, Any] = {}
             for event in process.events(deadline):
@@ -146,11 +146,11 @@ def signal_name(number: int) -> str:
 class _Process:
     """A worker that runs, with everything that it prints in a file."""
 
-    def __init__(self, program: str, folder: str, line: bytes, deadline: float) -> None:
-        self._folder = folder
+    def __init__(self, program: str, directory: str, line: bytes, deadline: float) -> None:
+        self._directory = directory
         self._status: int | None = None
         self._gone = False
-        request = os.path.join(folder, "request")
+        request = os.path.join(directory, "request")
         with open(request, "xb") as file:
             file.write(line)
         with contextlib.ExitStack() as stack:
@@ -171,12 +171,20 @@ class _Process:
             limits = json.dumps(
                 {"CPU": max(1, int(deadline - time.monotonic()) * (os.cpu_count() or 1))}
             )
-            command = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, program, "prepare", limits]
+            command = [
+                "/bin/sh",
+                "-c",
+                'cd "$0" && exec "$@"',
+                directory,
+                program,
+                "prepare",
+                limits,
+            ]
             try:
                 self._pid = os.posix_spawn(
                     command[0],
                     command,
-                    _environment(folder),
+                    _environment(directory),
                     file_actions=_programs.exactly(given),
                     setsid=True,
                 )
@@ -186,7 +194,7 @@ class _Process:
 
     @property
     def _said(self) -> str:
-        return os.path.join(self._folder, "said")
+        return os.path.join(self._directory, "said")
 
     def events(self, deadline: float) -> Iterator[dict[str, Any]]:
         """Yields what the worker tells, the last of it the result or refusal. Raises TimeoutError
@@ -261,12 +269,12 @@ def _shell_status(status: int) -> int:
     return SIGNAL - code if code < 0 else code
 
 
-def _environment(folder: str) -> dict[str, str]:
+def _environment(directory: str) -> dict[str, str]:
     """As the daemon's workers have it, and where this process finds libraries."""
     own = {
         name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if name in os.environ
     }
-    places = {"HOME": folder, "TMPDIR": folder, "XDG_CACHE_HOME": folder, "PWD": folder}
+    places = {"HOME": directory, "TMPDIR": directory, "XDG_CACHE_HOME": directory, "PWD": directory}
     return {
         "PATH": "/usr/bin:/bin",
         "LANG": "C.UTF-8",

@@ -1,9 +1,9 @@
 """Fixtures: descriptor accounting for every test, a model and a view, and the real daemon where it
 was built.
 
-EPCACHED_BIN       folder with epcached, epcachectl and epcached-ort
-EPCACHED_RUNTIMES  folder of runtimes as testdata/fetch-runtimes makes them
-EPCACHED_MODELS    folder of models as testdata/fetch-models makes it
+EPCACHED_BIN       directory with epcached, epcachectl and epcached-ort
+EPCACHED_RUNTIMES  directory of runtimes as testdata/fetch-runtimes makes them
+EPCACHED_MODELS    directory of models as testdata/fetch-models makes it
 
 `make test` sets them. Without one, the tests that need it are skipped and say so.
 """
@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(PROJECT / "testdata")]
 
 from runtimes import RUNTIMES  # noqa: E402
 
-# One ONNX Runtime a process; the provider packages are found beside it, or in the other folder.
+# One ONNX Runtime a process; the provider packages are found beside it, or in the other directory.
 sys.path[2:2] = [str(path) for path in RUNTIMES if path.name in ("openvino-1.8.1", "qnn-2.7.0")]
 
 from descriptors import open_descriptors  # noqa: E402
@@ -64,7 +64,7 @@ def model(tmp_path: Path) -> str:
 
 @pytest.fixture
 def view(tmp_path: Path) -> Path:
-    folder = tmp_path / "view"
-    (folder / "abc").mkdir(parents=True)
-    (folder / "abc" / "x_ctx.onnx").write_bytes(b"compiled")
-    return folder
+    directory = tmp_path / "view"
+    (directory / "abc").mkdir(parents=True)
+    (directory / "abc" / "x_ctx.onnx").write_bytes(b"compiled")
+    return directory

@@ -27,7 +27,7 @@ class Peer:
         self.received: list[int] = []
 
     def read(self) -> dict[str, Any]:
-        """Returns the next envelope; its descriptors go to `received`. Raises EOFError at the end."""
+        """Returns the next envelope; `received` gets its descriptors. Raises EOFError at end."""
         data, ancillary, _, _ = self.socket.recvmsg(4, socket.CMSG_SPACE(64 * 4))
         for _, _, numbers in ancillary:
             self.received.extend(array.array("i", numbers))
@@ -99,9 +99,9 @@ class FakeDaemon:
     """
 
     def __init__(self, *scripts: Script) -> None:
-        # Not pytest's folder: its names are too long for a socket.
-        self.folder = tempfile.mkdtemp(prefix="fake")
-        self.path = os.path.join(self.folder, "s")
+        # Not pytest's directory: its names are too long for a socket.
+        self.directory = tempfile.mkdtemp(prefix="fake")
+        self.path = os.path.join(self.directory, "s")
         self.scripts = scripts
         self.connections = 0
         self.failures: list[BaseException] = []
@@ -152,5 +152,5 @@ class FakeDaemon:
         for thread in self._threads:
             thread.join(max(0, deadline - time.monotonic()))
             assert not thread.is_alive(), "a script of the fake daemon hangs"
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.directory)
         assert not self.failures, self.failures

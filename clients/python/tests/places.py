@@ -1,4 +1,4 @@
-"""Where daemons of tests have their state folders."""
+"""Where daemons of tests have their state directories."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MEMORY = "/dev/shm"
 ENOUGH = 4 << 30
 
 
-def short_folder(prefix: str) -> Path:
-    """Makes a folder with a path that is short enough for a socket, in memory if there is enough of
-    it.
+def short_directory(prefix: str) -> Path:
+    """Makes a directory with a path that is short enough for a socket, in memory if there is enough
+    of it.
 
     So no test waits for a disk: daemons are killed in tests, but machines are not.
     """

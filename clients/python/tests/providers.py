@@ -39,7 +39,7 @@ class Provider(NamedTuple):
         try:
             importlib.import_module(self.package)
         except ImportError:
-            return f"{self.package} is in no folder of EPCACHED_RUNTIMES"
+            return f"{self.package} is in no directory of EPCACHED_RUNTIMES"
         try:
             _plugins.plugin(epcache.ExecutionProvider(self.name))
         except epcache.Unavailable as error:
@@ -68,7 +68,7 @@ PROVIDERS = [pytest.param(OPENVINO, id="openvino"), pytest.param(QNN, id="qnn")]
 
 
 def make_model(path: Path, seed: int = 0) -> str:
-    """Writes a small MLP. Every seed gives other weights, and so another output for the same input."""
+    """Writes a small MLP. Each seed gives other weights, so another output for the same input."""
     import generate
 
     generate.mlp(path, width=64, layers=2, seed=seed)
@@ -78,17 +78,17 @@ def make_model(path: Path, seed: int = 0) -> str:
 def compile_plain(
     provider: Provider,
     source: str,
-    folder: Path,
+    directory: Path,
     name: str = "0123456789abcdef_ctx.onnx",
     **more: Any,
 ) -> Path:
     """Compiles as an application does that has no epcached."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     compiler = ort.ModelCompiler(
         provider.plain_options(), source, graph_optimization_level=RUN_LEVEL, **more
     )
-    compiler.compile_to_file(str(folder / name))
-    return folder / name
+    compiler.compile_to_file(str(directory / name))
+    return directory / name
 
 
 def run_plain(

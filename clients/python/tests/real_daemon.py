@@ -1,4 +1,4 @@
-"""The real daemon, on a state folder of its own, which a test may kill and start again."""
+"""The real daemon, on a state directory of its own, which a test may kill and start again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import epcache
-from places import short_folder
+from places import short_directory
 from runtimes import RUNTIMES
 
 BIN = os.environ.get("EPCACHED_BIN", "")
@@ -22,12 +22,14 @@ PATIENCE = 120.0  # far more than a daemon takes to start or to stop, on a busy 
 def missing() -> str:
     """Returns why there is no real daemon to test with, "" if there is."""
     if not BIN:
-        return "EPCACHED_BIN is not set: the folder with epcached, see make build"
+        return "EPCACHED_BIN is not set: the directory with epcached, see make build"
     assert (Path(BIN) / "epcached").exists(), f"EPCACHED_BIN: no epcached in {BIN}"
     return (
         ""
         if RUNTIMES
-        else "EPCACHED_RUNTIMES is not set: the folder with runtimes, see testdata/fetch-runtimes"
+        else (
+            "EPCACHED_RUNTIMES is not set: the directory with runtimes, see testdata/fetch-runtimes"
+        )
     )
 
 
@@ -35,20 +37,20 @@ class Daemon:
     """epcached with all runtimes that there are, started and stopped at will."""
 
     def __init__(self) -> None:
-        self.folder = short_folder("epc")
-        self.state = self.folder / "state"
-        self.socket = str(self.folder / "s")
-        self.log = self.folder / "log"
+        self.directory = short_directory("epc")
+        self.state = self.directory / "state"
+        self.socket = str(self.directory / "s")
+        self.log = self.directory / "log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         runtimes = [argument for runtime in RUNTIMES for argument in ("--runtime", str(runtime))]
         # Else the daemon itself has a lease for a while, to measure what a build gained.
-        self.folder.joinpath("config").write_text("[policy]\nmeasure_gain = false\n")
+        self.directory.joinpath("config").write_text("[policy]\nmeasure_gain = false\n")
         command = [
             f"{BIN}/epcached",
             "--config",
-            str(self.folder / "config"),
+            str(self.directory / "config"),
             "--state",
             str(self.state),
             "--socket",
@@ -84,10 +86,10 @@ class Daemon:
 
     def remove(self) -> None:
         self.stop()
-        for folder in (self.state, *self.state.rglob("*")):
-            if folder.is_dir() and not folder.is_symlink():
-                folder.chmod(0o700)
-        shutil.rmtree(self.folder)
+        for directory in (self.state, *self.state.rglob("*")):
+            if directory.is_dir() and not directory.is_symlink():
+                directory.chmod(0o700)
+        shutil.rmtree(self.directory)
 
     def leases(self) -> int:
         """Returns how many builds are held by somebody."""

@@ -21,11 +21,11 @@ import pytest
 from descriptors import open_descriptors
 from epcache import _autostart, _connections
 from epcache._connection import Lost
-from places import short_folder
+from places import short_directory
 
 BIN = os.environ.get("EPCACHED_BIN", "")
 real = pytest.mark.skipif(
-    not BIN, reason="EPCACHED_BIN is not set: the folder with epcached, see make build"
+    not BIN, reason="EPCACHED_BIN is not set: the directory with epcached, see make build"
 )
 
 # that start at once; a hundred take ten seconds and more
@@ -50,8 +50,8 @@ print(kind, struct.unpack("3i", peer)[0])
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user who has nothing: neither daemon nor configuration nor runtime folder."""
-    folder = short_folder("epc-")
+    """A user who has nothing: neither daemon nor configuration nor runtime directory."""
+    directory = short_directory("epc-")
     for name in (
         "EPCACHE_SOCKET",
         "XDG_RUNTIME_DIR",
@@ -60,17 +60,17 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         _autostart.VARIABLE,
     ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("HOME", str(directory))
     monkeypatch.setenv(_autostart.PROGRAM_VARIABLE, f"{BIN}/epcached")
     monkeypatch.setattr("epcache._connections.SYSTEM_SOCKET", "/nowhere/epcached.sock")
-    yield folder
-    for pid in daemons(folder):
+    yield directory
+    for pid in daemons(directory):
         os.kill(pid, signal.SIGTERM)
         until(lambda pid=pid: not os.path.lexists(f"/proc/{pid}/exe"))
-    for path in (folder, *folder.rglob("*")):
+    for path in (directory, *directory.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o700)
-    shutil.rmtree(folder)
+    shutil.rmtree(directory)
 
 
 def configure(home: Path, text: str) -> None:
@@ -91,7 +91,7 @@ def state(home: Path) -> Path:
 
 
 def daemons(home: Path) -> list[int]:
-    """Returns the processes that have this user's state folder."""
+    """Returns the processes that have this user's state directory."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -163,7 +163,10 @@ def test_a_start_that_fails_is_told_to_those_who_wait_for_it(
     failed while it waited.
     """
     shutil.copy(f"{BIN}/epcachectl", home)
-    fails = f"until [ -e {home}/fail ]; do sleep 0.01; done; echo 'epcached: the disk is full' >&2; exit 1\n"
+    fails = (
+        f"until [ -e {home}/fail ]; do sleep 0.01; done; echo 'epcached: the disk is full' >&2; "
+        "exit 1\n"
+    )
     program(home, monkeypatch, f"echo x >> {home}/tried; {fails}")
     lock = state(home) / "epcached.sock.start"
     for attempt in (1, 2):
@@ -256,7 +259,10 @@ def test_both_doctors_find_the_same(home: Path) -> None:
 
 
 # doc/operations.md, "Stopping and removing it", has this list.
-STAYS = "CACHEDIR.TAG README epcached.log epcached.sock.lock epcached.sock.start index.db journal lock reserve".split()
+STAYS = (
+    "CACHEDIR.TAG README epcached.log epcached.sock.lock epcached.sock.start index.db journal "
+    "lock reserve"
+).split()
 
 
 @real
@@ -425,8 +431,8 @@ def test_where_nothing_can_be_kept(home: Path, monkeypatch: pytest.MonkeyPatch, 
     assert daemons(home) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_another_users_folder_is_refused(home: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_another_users_directory_is_refused(home: Path) -> None:
     """With sudo HOME is another user's: neither is asked who answers there, nor anything made."""
     state(home).mkdir(parents=True, mode=0o700)
     os.chown(state(home), 4711, 4711)

@@ -69,12 +69,12 @@ def refuses(peer: Peer, request: dict[str, Any]) -> None:
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """What a compile leaves."""
-    folder = tmp_path / "made"
-    (folder / "sub").mkdir(parents=True)
-    (folder / CLAIM["output"]).write_text("graph")
-    (folder / "a.bin").write_text("a")
-    (folder / "sub" / "b.bin").write_text("b")
-    return folder
+    directory = tmp_path / "made"
+    (directory / "sub").mkdir(parents=True)
+    (directory / CLAIM["output"]).write_text("graph")
+    (directory / "a.bin").write_text("a")
+    (directory / "sub" / "b.bin").write_text("b")
+    return directory
 
 
 def test_put_brings_all_files_the_graph_first(model: str, view: Path, made: Path) -> None:
@@ -104,6 +104,16 @@ def test_put_brings_all_files_the_graph_first(model: str, view: Path, made: Path
         1.5,
     )
     assert put["made_by"] == [{"ep": "E", "version": "2.0"}]
+
+
+def test_put_accepts_the_earlier_parameter_name(model: str, view: Path, made: Path) -> None:
+    daemon = Claiming(takes(view))
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        claim = client.acquire(model, "E", on_miss="claim").claim
+        assert claim is not None
+        with pytest.warns(DeprecationWarning, match="folder is now named directory"):
+            claim.put(folder=made).close()
+    assert len(daemon.said) == 1
 
 
 def test_claim_has_a_connection_of_its_own(model: str, view: Path, made: Path) -> None:
@@ -160,11 +170,11 @@ def test_put_that_is_refused_ends_the_claim(model: str, made: Path) -> None:
         assert daemon.ended.wait(10), "or the daemon would wait for another try"
 
 
-@pytest.mark.parametrize("damage", ["no graph", "a link to a folder", "too many files"])
-def test_folder_that_is_no_artefact(damage: str, model: str, view: Path, made: Path) -> None:
+@pytest.mark.parametrize("damage", ["no graph", "a link to a directory", "too many files"])
+def test_directory_that_is_no_artefact(damage: str, model: str, view: Path, made: Path) -> None:
     if damage == "no graph":
         (made / CLAIM["output"]).unlink()
-    elif damage == "a link to a folder":
+    elif damage == "a link to a directory":
         (made / "a.bin").unlink()
         os.mkfifo(made / "a.bin")
     else:
@@ -194,12 +204,12 @@ def test_claim_knows_what_it_was_given_for(model: str, tmp_path: Path) -> None:
 
 
 def test_libraries_beside_are_shown(tmp_path: Path, model: str, view: Path) -> None:
-    folder = tmp_path / "ep"
-    folder.mkdir()
+    directory = tmp_path / "ep"
+    directory.mkdir()
     for name in ("libep.so", "libsdk.so.2.1", "libother.so", "notes.txt", ".libhidden.so"):
-        (folder / name).write_text(name)
-    (folder / "liblink.so").symlink_to("libsdk.so.2.1")
-    (folder / "folder.so").mkdir()
+        (directory / name).write_text(name)
+    (directory / "liblink.so").symlink_to("libsdk.so.2.1")
+    (directory / "directory.so").mkdir()
     (tmp_path / "ep.libs").mkdir()
     (tmp_path / "ep.libs" / "libc++-71bc.so.1.0").write_text("brought along")
     seen: list[tuple[dict[str, Any], list[str]]] = []
@@ -215,9 +225,9 @@ def test_libraries_beside_are_shown(tmp_path: Path, model: str, view: Path) -> N
         )
         answer(peer, request, view)
 
-    library = os.open(folder / "libep.so", os.O_RDONLY)
+    library = os.open(directory / "libep.so", os.O_RDONLY)
     runtime = epcache.Runtime(
-        libraries=(epcache.Library("E", str(folder / "libep.so"), library, beside=True),)
+        libraries=(epcache.Library("E", str(directory / "libep.so"), library, beside=True),)
     )
     with FakeDaemon(script) as fake, connect(fake) as client:
         client.acquire(model, "E", runtime=runtime).close()

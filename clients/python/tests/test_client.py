@@ -415,10 +415,10 @@ def test_open_file_stays_open(model: str, view: Path) -> None:
         assert file.read(2) == b"no"
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "fifo"])
+@pytest.mark.parametrize("kind", ["missing", "directory", "fifo"])
 def test_path_that_is_no_model(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.onnx"
-    if kind == "folder":
+    if kind == "directory":
         path.mkdir()
     elif kind == "fifo":
         os.mkfifo(path)
@@ -453,11 +453,11 @@ class Need:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 300])
 def test_external_data_is_sent_by_location(model: str, view: Path, count: int) -> None:
-    folder = Path(model).parent / "weights"
-    folder.mkdir()
+    directory = Path(model).parent / "weights"
+    directory.mkdir()
     locations = [f"weights/{number}.bin" for number in range(count)]
     for location in locations:
-        (folder.parent / location).write_bytes(location.encode())
+        (directory.parent / location).write_bytes(location.encode())
     script = Need(locations, view)
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         client.acquire(model, "E").close()
@@ -501,7 +501,7 @@ def test_external_data_by_callback(view: Path, model: str) -> None:
 @pytest.mark.parametrize(
     "location", ["../w", "/etc/hostname", "a/../../w", "", ".", "a/..", "a\0b"]
 )
-def test_external_data_outside_the_folder_is_not_opened(
+def test_external_data_outside_the_directory_is_not_opened(
     model: str, view: Path, location: str
 ) -> None:
     script = Need([location], view)
@@ -511,13 +511,13 @@ def test_external_data_outside_the_folder_is_not_opened(
     assert script.got == [{}]
 
 
-@pytest.mark.parametrize("kind", ["missing", "fifo", "folder"])
+@pytest.mark.parametrize("kind", ["missing", "fifo", "directory"])
 def test_external_data_that_cannot_be_read(
     model: str, view: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "fifo":
         os.mkfifo(tmp_path / "w")
-    elif kind == "folder":
+    elif kind == "directory":
         (tmp_path / "w").mkdir()
     script = Need(["w"], view)
     with FakeDaemon(script) as daemon, connect(daemon) as client:
@@ -587,12 +587,12 @@ def _fork(action) -> int:
                 "/home/u/.local/state/epcached/epcached.sock",
                 "/run/epcached/epcached.sock",
             ],
-            id="runtime folder",
+            id="runtime directory",
         ),
         pytest.param(
             {"XDG_STATE_HOME": "/st"},
             ["/st/epcached/epcached.sock", "/run/epcached/epcached.sock"],
-            id="state folder",
+            id="state directory",
         ),
         pytest.param(
             {"HOME": "/home/u"},
@@ -602,7 +602,7 @@ def _fork(action) -> int:
         pytest.param(
             {"XDG_RUNTIME_DIR": "relative", "XDG_STATE_HOME": "/st"},
             ["/st/epcached/epcached.sock", "/run/epcached/epcached.sock"],
-            id="relative folders do not count",
+            id="relative directories do not count",
         ),
     ],
 )
@@ -653,7 +653,7 @@ def test_no_socket_is_inherited(model: str, view: Path) -> None:
         assert not connection._socket.get_inheritable()
 
 
-def test_folder_of_external_data_is_not_sent(model: str, view: Path, tmp_path: Path) -> None:
+def test_directory_of_external_data_is_not_sent(model: str, view: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "w.bin").write_bytes(b"weights")
     entries = {
@@ -668,7 +668,7 @@ def test_folder_of_external_data_is_not_sent(model: str, view: Path, tmp_path: P
         assert script.options == {"session.x64quantprecision": "1"}
 
 
-def test_folder_of_external_data_before_onnxruntime_went_by_it(
+def test_directory_of_external_data_before_onnxruntime_went_by_it(
     model: str, view: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "w.bin").write_bytes(b"beside")

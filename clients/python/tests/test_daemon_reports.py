@@ -148,7 +148,11 @@ def test_report_of_what_is_not_there(own: Daemon) -> None:  # noqa: F811
         client.report("0" * 64, 10, "INVALID_GRAPH")
 
 
-def test_explanations_and_events(provider: Provider, own: Daemon, tmp_path: Path) -> None:  # noqa: F811
+def test_explanations_and_events(
+    provider: Provider,  # noqa: F811
+    own: Daemon,
+    tmp_path: Path,
+) -> None:
     source = make_model(tmp_path / "model.onnx", seed=23)
     with own.client() as client:
         before = client.explain(source, provider.spec)

@@ -27,10 +27,10 @@ CLIENT = str(Path(__file__).parent.parent)
 def doctor(
     *arguments: str, path: list[str] | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    folders = [CLIENT, *sys.path] if path is None else path
+    directories = [CLIENT, *sys.path] if path is None else path
     given = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(folders),
+        "PYTHONPATH": os.pathsep.join(directories),
         "EPCACHE_SOCKET": "/nowhere",
         **environment,
     }
@@ -154,9 +154,9 @@ def test_packages_that_are_broken(tmp_path: Path, openvino: None) -> None:
         "crash": "import os; os.kill(os.getpid(), 11)",
         "raise": "raise RuntimeError('half installed')",
     }.items():
-        folder = tmp_path / f"onnxruntime_ep_{name}"
-        folder.mkdir()
-        (folder / "__init__.py").write_text(code)
+        directory = tmp_path / f"onnxruntime_ep_{name}"
+        directory.mkdir()
+        (directory / "__init__.py").write_text(code)
     found = findings(doctor("--json", path=[CLIENT, str(tmp_path), *sys.path]))
     crash, raised = found["onnxruntime_ep_crash"], found["onnxruntime_ep_raise"]
     assert (crash["severity"], raised["severity"]) == ("problem", "problem")

@@ -19,7 +19,7 @@ import pytest
 PROJECT = Path(__file__).parents[3]
 BIN = os.environ.get("EPCACHED_BIN", "")
 go = pytest.mark.skipif(
-    not BIN, reason="EPCACHED_BIN is not set: the folder with epcachectl, see make build"
+    not BIN, reason="EPCACHED_BIN is not set: the directory with epcachectl, see make build"
 )
 
 # Read by the standard libraries, for us: no name of theirs stands in our sources.
@@ -37,7 +37,7 @@ def in_table() -> set[str]:
 
 
 def sources() -> Iterator[Path]:
-    for folder in (
+    for directory in (
         "cmd",
         "unixsock",
         "cache",
@@ -48,9 +48,11 @@ def sources() -> Iterator[Path]:
         "index",
         "internal",
     ):
-        assert (PROJECT / folder).is_dir(), folder
+        assert (PROJECT / directory).is_dir(), directory
         yield from (
-            path for path in (PROJECT / folder).rglob("*.go") if not path.name.endswith("_test.go")
+            path
+            for path in (PROJECT / directory).rglob("*.go")
+            if not path.name.endswith("_test.go")
         )
     yield from (PROJECT / "clients" / "python" / "epcache").rglob("*.py")
 
@@ -58,7 +60,10 @@ def sources() -> Iterator[Path]:
 def in_sources() -> set[str]:
     ours = r'"((?:EPCACHE|EPCACHED|XDG)_[A-Z_]*)[="]'
     direct = r'(?:Getenv\(|LookupEnv\(|environ\.get\(|environ\[|getenv\()"([A-Z_]+)"'
-    lists = r'range \[\]string\{((?:"[A-Z_]+"(?:, )?)+)\}|for name in \(((?:"[A-Z_]+"(?:, )?)+)\) if name in os\.environ'
+    lists = (
+        r'range \[\]string\{((?:"[A-Z_]+"(?:, )?)+)\}|for name in \(((?:"[A-Z_]+"(?:, )?)+)\) if '
+        r'name in os\.environ'
+    )
     found: set[str] = set()
     for path in sources():
         text = path.read_text()
@@ -79,12 +84,14 @@ def test_table_has_what_the_sources_read() -> None:
 def environment() -> Iterator[dict[str, str]]:
     """A user who has nothing, with a daemon's program that notes that it was started, and fails."""
     # tmp_path may be too long for the path of a socket
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "daemon"
-        program.write_text(f"#!/bin/sh\ntouch {folder}/started\necho 'epcached: a test'\nexit 1\n")
+    with tempfile.TemporaryDirectory() as directory:
+        program = Path(directory) / "daemon"
+        program.write_text(
+            f"#!/bin/sh\ntouch {directory}/started\necho 'epcached: a test'\nexit 1\n"
+        )
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        (Path(folder) / "home").mkdir()
-        yield {"PATH": "/usr/bin:/bin", "HOME": f"{folder}/home", "EPCACHE_DAEMON": str(program)}
+        (Path(directory) / "home").mkdir()
+        yield {"PATH": "/usr/bin:/bin", "HOME": f"{directory}/home", "EPCACHE_DAEMON": str(program)}
 
 
 def started(environment: dict[str, str], client: str) -> bool:

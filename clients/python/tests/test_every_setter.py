@@ -35,9 +35,10 @@ REQUEST, RUNNING, BYPASSED = (
 )
 FATES = {
     **dict.fromkeys(
-        "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode execution_order "
-        "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid profile_file_prefix "
-        "use_deterministic_compute use_per_session_threads".split(),
+        "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode "
+        "execution_order inter_op_num_threads intra_op_num_threads log_severity_level "
+        "log_verbosity_level logid profile_file_prefix use_deterministic_compute "
+        "use_per_session_threads".split(),
         RUNNING,
     ),
     "graph_optimization_level": REQUEST,
@@ -122,7 +123,8 @@ def test_attribute(source: str, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(METHODS) - _session_options._READERS))
 def test_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name in ARGUMENTS, (
-        "a method that this test does not know: say here what it takes, and above what becomes of it"
+        "a method that this test does not know: say here what it takes, and above what becomes "
+        "of it"
     )
     options = epcache.SessionOptions()
     # there is none to give it: what ONNX Runtime refuses was not told

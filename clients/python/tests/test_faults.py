@@ -396,7 +396,7 @@ def reply_with(files: Sequence[Path], announced: int, **reply: object) -> Callab
         pytest.param(["view"], 2, {}, id="one, two announced"),
         pytest.param(["view"], 1, {"fd": 1}, id="index beyond them"),
         pytest.param([], 0, {}, id="an index and none"),
-        pytest.param(["file"], 1, {}, id="a file for a folder"),
+        pytest.param(["file"], 1, {}, id="a file for a directory"),
         pytest.param(["view"] * 200, 64, {}, id="more than a frame may have"),
         pytest.param(["view"], 1, {"graph": "../x_ctx.onnx"}, id="graph outside the view"),
         pytest.param(["view"], 1, {"graph": "/etc/passwd"}, id="graph with an absolute path"),

@@ -230,7 +230,9 @@ def test_compile_replaces_no_other_file_unasked(source: str, view: Path, tmp_pat
     assert not [name for name in os.listdir(out) if name.startswith(".")]
 
 
-def test_compile_writes_nothing_outside_the_folder(source: str, view: Path, tmp_path: Path) -> None:
+def test_compile_writes_nothing_outside_the_directory(
+    source: str, view: Path, tmp_path: Path
+) -> None:
     with FakeDaemon(
         serves(view, files=[{"name": "abc/x_ctx.onnx"}, {"name": "abc/../../escaped"}])
     ) as daemon:
@@ -265,7 +267,10 @@ def test_compile_of_what_has_no_files(source: str, tmp_path: Path) -> None:
 
 
 def test_import_alone_brings_no_onnxruntime() -> None:
-    code = "import sys, epcache; assert 'onnxruntime' not in sys.modules; assert {'why', 'warm', 'compile'} <= set(epcache.__all__)"
+    code = (
+        "import sys, epcache; assert 'onnxruntime' not in sys.modules; assert {'why', 'warm', "
+        "'compile'} <= set(epcache.__all__)"
+    )
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,

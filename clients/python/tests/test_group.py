@@ -22,7 +22,7 @@ MEMBERS = [
 
 @pytest.fixture
 def group(tmp_path: Path) -> list[str]:
-    """Two models in folders of their own, both with external data of the same name."""
+    """Two models in directories of their own, both with external data of the same name."""
     paths = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -36,7 +36,8 @@ def test_import_brings_nothing_heavy() -> None:
         "import sys; before = set(sys.modules); import epcache\n"
         "ours = {name for name in sys.modules if name.startswith('epcache')}\n"
         "assert ours == {'epcache', 'epcache._version'}, ours\n"
-        "heavy = {'dataclasses', 'inspect', 'pathlib', 'socket', 'threading', 'json', 'onnxruntime'} & (set(sys.modules) - before)\n"
+        "heavy = {'dataclasses', 'inspect', 'pathlib', 'socket', 'threading', 'json', "
+        "'onnxruntime'} & (set(sys.modules) - before)\n"
         "assert not heavy, heavy\n"
         "epcache.Client\n"
         "assert 'onnxruntime' not in sys.modules\n"
@@ -48,10 +49,14 @@ def test_import_brings_nothing_heavy() -> None:
 
 # What is slow to load, or starts something, and nobody needs who has a session from the cache.
 HEAVY = (
-    "asyncio concurrent.futures copy dataclasses glob importlib.metadata inspect json logging lzma mmap multiprocessing pathlib pkgutil "
+    "asyncio concurrent.futures copy dataclasses glob importlib.metadata inspect json logging "
+    "lzma mmap multiprocessing pathlib pkgutil "
     "random shutil signal subprocess tempfile threading urllib.parse"
 ).split()
-NOT_OURS = "_claim _compile _compiled_copy _doctor _events _explanation _functions _jobs _session_group _worker".split()
+NOT_OURS = (
+    "_claim _compile _compiled_copy _doctor _events _explanation _functions _jobs _session_group "
+    "_worker"
+).split()
 
 
 def test_sessions_bring_nothing_heavy() -> None:
@@ -63,7 +68,8 @@ def test_sessions_bring_nothing_heavy() -> None:
     code = (
         "import sys, onnxruntime; before = set(sys.modules); import epcache\n"
         "epcache.InferenceSession, epcache.SessionOptions, epcache.ExecutionProvider\n"
-        f"added = (set(sys.modules) - before) & (set({HEAVY}) | {{f'epcache.{{one}}' for one in {NOT_OURS}}})\n"
+        f"added = (set(sys.modules) - before) & (set({HEAVY}) | {{f'epcache.{{one}}' for one in "
+        f"{NOT_OURS}}})\n"
         "assert not added, added\n"
     )
     paths = os.pathsep.join(

@@ -30,13 +30,13 @@ def imports(modules: dict[str, Path], name: str) -> set[str]:
     return found & set(modules) - {name}
 
 
-def graph(folder: Path) -> dict[str, set[str]]:
+def graph(directory: Path) -> dict[str, set[str]]:
     modules = {}
-    for path in folder.rglob("*.py"):
-        parts = path.relative_to(folder.parent).with_suffix("").parts
+    for path in directory.rglob("*.py"):
+        parts = path.relative_to(directory.parent).with_suffix("").parts
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     # The package itself only forwards to its modules, which it loads when they are used.
-    return {name: imports(modules, name) for name in modules if name != folder.name}
+    return {name: imports(modules, name) for name in modules if name != directory.name}
 
 
 def test_no_circle_of_imports() -> None:

@@ -216,7 +216,8 @@ def test_packages_are_found_by_name_and_files(
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(
-            f"from pathlib import Path\ndef get_library_path(): return str(Path(__file__).with_name('lib.so'))\n"
+            "from pathlib import Path\n"
+            "def get_library_path(): return str(Path(__file__).with_name('lib.so'))\n"
             f"def get_ep_name(): return '{name}ExecutionProvider'\n"
         )
         if file:

@@ -231,7 +231,11 @@ def test_second_acquire_fails(provider: Provider, source: str, refused: Path) ->
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
 
-def test_time_for_both_tries_is_one(provider: Provider, source: str, refused: Path) -> None:  # noqa: F811
+def test_one_timeout_for_both_requests(
+    provider: Provider,  # noqa: F811
+    source: str,  # noqa: F811
+    refused: Path,
+) -> None:
     class Slow(Daemon):
         def __call__(self, peer: Peer) -> None:
             peer.hello()
@@ -294,7 +298,11 @@ def test_what_is_not_onnxruntimes_word_is_not_reported(
     assert script.reports == []
 
 
-def test_compatibility_is_shown(provider: Provider, source: str, compiled: Path) -> None:  # noqa: F811
+def test_compatibility_is_shown(
+    provider: Provider,  # noqa: F811
+    source: str,  # noqa: F811
+    compiled: Path,  # noqa: F811
+) -> None:
     more = {
         "compatibility": "prefer_recompilation",
         "compatibility_source": "rule qnn-newer-loads-older",

@@ -1,4 +1,4 @@
-"""Reports, explanations and events, against a daemon that does as it should, and one that does not."""
+"""Reports, explanations and events, against a daemon that works and one that misbehaves."""
 
 from __future__ import annotations
 

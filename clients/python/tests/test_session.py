@@ -59,7 +59,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def compiled(provider: Provider, source: str, tmp_path: Path) -> Path:
-    """A view as the daemon makes it: a folder with a folder with the artefact."""
+    """A view as the daemon makes it: a directory with a directory with the artefact."""
     compile_plain(provider, source, tmp_path / "view" / "abc", "x_ctx.onnx")
     return tmp_path / "view"
 
@@ -371,7 +371,7 @@ def test_provider_libraries_are_this_processs_own(source: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "damage", ["graph is no model", "sidecar is missing", "folder is empty", "unknown level"]
+    "damage", ["graph is no model", "sidecar is missing", "directory is empty", "unknown level"]
 )
 def test_artefact_that_does_not_load(
     provider: Provider, source: str, compiled: Path, damage: str, capsys: pytest.CaptureFixture[str]
@@ -382,7 +382,7 @@ def test_artefact_that_does_not_load(
             file.write_bytes(b"\x08no model at all")
         elif (
             damage == "sidecar is missing" and file.suffix == ".bin"
-        ) or damage == "folder is empty":
+        ) or damage == "directory is empty":
             file.unlink()
         elif damage == "unknown level":
             more = {"graph_optimization_level": "from a later version"}
@@ -493,8 +493,8 @@ def test_model_that_is_compiled_already(provider: Provider, compiled: Path) -> N
 def test_external_initializers_are_handed_over_where_they_cannot_be_reached(
     provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for a user who may not walk the daemon's folders: ONNX Runtime gets the files and opens
-    none by name.
+    """As for a user who may not walk the daemon's directories: ONNX Runtime gets the files and
+    opens none by name.
     """
     graph, rest = compiled / "abc" / "x_ctx.onnx", compiled / "abc" / "rest.bin"
     doubled(graph, rest)
@@ -553,8 +553,8 @@ def doubled(graph: Path, rest: Path) -> None:
 def test_external_initializers_are_loaded_by_the_views_path(
     provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ONNX Runtime says to a user who may not walk the daemon's folders: see test_daemon for
-    the real thing.
+    """What ONNX Runtime says to a user who may not walk the daemon's directories: see test_daemon
+    for the real thing.
     """
     load, tried = epcache.InferenceSession._load, []
 

@@ -99,7 +99,7 @@ def test_refused_entries_make_a_plain_session(options: epcache.SessionOptions, k
     assert options._record.replay(only_running=False).get_session_config_entry(key) == "x"
 
 
-def test_folder_of_external_data_is_not_that_of_the_artefact(
+def test_directory_of_external_data_is_not_that_of_the_artefact(
     options: epcache.SessionOptions,
 ) -> None:
     (key,) = _session_keys.DIRECTORY

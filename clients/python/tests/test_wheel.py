@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(PROJECT, tmp_path_factory.mktemp("wheel"))
 
 
-def test_same_bytes_from_another_folder(wheel: Path, tmp_path: Path) -> None:
+def test_same_bytes_from_another_directory(wheel: Path, tmp_path: Path) -> None:
     names = subprocess.check_output(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=PROJECT
     ).split(b"\0")

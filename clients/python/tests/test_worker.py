@@ -19,17 +19,17 @@ RESULT = json.dumps(
 )
 
 
-def program(folder: Path, script: str) -> str:
-    path = folder / "worker"
+def program(directory: Path, script: str) -> str:
+    path = directory / "worker"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return str(path)
 
 
-def run(folder: Path, script: str, limit: float = 300.0) -> tuple[_worker.Result, list[str]]:
+def run(directory: Path, script: str, limit: float = 300.0) -> tuple[_worker.Result, list[str]]:
     told: list[str] = []
     result = _worker.compile(
-        program(folder, script), {"Model": "/m.onnx"}, time.monotonic() + limit, told.append
+        program(directory, script), {"Model": "/m.onnx"}, time.monotonic() + limit, told.append
     )
     return result, [phase for phase in told if phase]
 
@@ -38,7 +38,7 @@ def test_request_phases_and_result(tmp_path: Path) -> None:
     script = f"""
         [ "$1" = prepare ] || exit 62
         cat <&3 >{tmp_path}/request
-        pwd >{tmp_path}/folder
+        pwd >{tmp_path}/directory
         ls -l /proc/self/fd >{tmp_path}/fds
         echo '{{"Phase":"registering"}}' >&4
         echo '{{"Phase":"compiling"}}' >&4
@@ -56,11 +56,11 @@ def test_request_phases_and_result(tmp_path: Path) -> None:
         "compile",
         "/m.onnx",
     )
-    folder = (tmp_path / "folder").read_text().strip()
-    assert not os.path.exists(folder), "its folder goes with it"
+    directory = (tmp_path / "directory").read_text().strip()
+    assert not os.path.exists(directory), "its directory goes with it"
     environment = (tmp_path / "environment").read_text()
     assert "SECRET" not in environment
-    assert f"TMPDIR={folder}" in environment
+    assert f"TMPDIR={directory}" in environment
 
 
 def test_process_inherits_nothing_else(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_process_inherits_nothing_else(tmp_path: Path) -> None:
     finally:
         os.close(mine)
     numbers = {int(number) for number in (tmp_path / "fds").read_text().split()}
-    assert numbers == {0, 1, 2, 3, 4, 5}, "5 is the folder that is listed"
+    assert numbers == {0, 1, 2, 3, 4, 5}, "5 is the directory that is listed"
 
 
 CASES: dict[str, tuple[str, type[Exception], dict[str, str], str]] = {
@@ -191,7 +191,7 @@ def test_application_that_ignores_its_children(tmp_path: Path) -> None:
 
 
 def test_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epcache._programs.FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr("epcache._programs.DIRECTORIES", (str(tmp_path),))
     monkeypatch.delenv("EPCACHE_WORKER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert _worker.find() == ""

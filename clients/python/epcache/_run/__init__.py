@@ -58,7 +58,10 @@ def _too_old(version: str) -> str:
         return f"the version of onnxruntime is {version!r}, which epcache does not understand"
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return f"onnxruntime {version} is older than {oldest}, the first with plugin execution providers"
+        return (
+            f"onnxruntime {version} is older than {oldest}, the first with plugin execution "
+            "providers"
+        )
     return ""
 
 

@@ -25,8 +25,8 @@ def run_settings() -> dict[str, Any]:
 
 
 def runtime() -> str:
-    """Returns the folder of --runtime, "" where there is none. What cannot be understood has none:
-    the first session finds out what is wrong.
+    """Returns the directory of --runtime, "" where there is none. What cannot be understood has
+    none: the first session finds out what is wrong.
     """
     if '"runtime"' not in os.environ.get(VARIABLE, ""):
         # without a look at the rest: this is asked in every program that imports onnxruntime

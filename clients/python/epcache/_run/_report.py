@@ -20,7 +20,7 @@ _CORE = r"/libonnxruntime(-[^/_]*)?\.so[^/]*$"
 # classes.
 _NATIVE = ("onnxruntime_genai", "onnxruntime.training")
 
-_watched = ""  # the folder of the onnxruntime that was taken over
+_watched = ""  # the directory of the onnxruntime that was taken over
 
 
 def add(kind: str, **facts: Any) -> None:
@@ -59,7 +59,7 @@ def _append(line: bytes) -> None:
 
 
 def watch(ort: ModuleType) -> None:
-    """Has the end of this process report what used ONNX Runtime in ways that cannot be taken over."""
+    """Makes this process report at its end which uses of ONNX Runtime bypassed epcache."""
     global _watched
     if not _watched:
         atexit.register(_report_others)
@@ -83,5 +83,6 @@ def _report_others() -> None:
             add(
                 "other",
                 what=path,
-                why="another library of ONNX Runtime, which does not belong to the package onnxruntime",
+                why="another library of ONNX Runtime, which does not belong to the package "
+                "onnxruntime",
             )

@@ -91,7 +91,7 @@ def _named(providers: Any, provider_options: Any) -> list[tuple[str, Mapping[str
 
 
 def _plugins_of(named: list[tuple[str, Mapping[str, Any]]]) -> tuple[list[ExecutionProvider], str]:
-    """Returns those of the providers that are plugins which can be had here, and why others cannot."""
+    """Returns the providers that are available here as plugins, and why others are not."""
     found, missing = [], ""
     for name, options in named:
         if name in _UNCOMPILED:

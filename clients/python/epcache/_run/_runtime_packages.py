@@ -1,8 +1,8 @@
-"""The packages of ONNX Runtime in the folder of `epcachectl run --runtime`, which come before the
-program's own.
+"""The packages of ONNX Runtime in the directory of `epcachectl run --runtime`, which come before
+the program's own.
 
-Only these: whatever else stands in that folder is not the program's. A folder with an onnxruntime
-for another Python lends its execution providers alone.
+Only these: whatever else stands in that directory is not the program's. A directory with an
+onnxruntime for another Python lends its execution providers alone.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _CORE = "onnxruntime"
 
 
 def runtime_spec(name: str) -> ModuleSpec | None:
-    """Returns where the folder has this module, a package of ONNX Runtime's; None where the
+    """Returns where the directory has this module, a package of ONNX Runtime's; None where the
     program's own is to be taken.
     """
-    folder = runtime()
-    if not folder or (name == _CORE and not _fits(folder)):
+    directory = runtime()
+    if not directory or (name == _CORE and not _fits(directory)):
         return None
     import importlib.machinery  # only here, as below: most programs are lent nothing
 
-    return importlib.machinery.PathFinder.find_spec(name, [folder])
+    return importlib.machinery.PathFinder.find_spec(name, [directory])
 
 
 def runtime_distributions(name: str) -> Iterable[importlib.metadata.Distribution]:
-    folder = runtime()
-    if not folder or (name == _CORE and not _fits(folder)):
+    directory = runtime()
+    if not directory or (name == _CORE and not _fits(directory)):
         return []
     import importlib.metadata
 
-    context = importlib.metadata.DistributionFinder.Context(name=name, path=[folder])
+    context = importlib.metadata.DistributionFinder.Context(name=name, path=[directory])
     return importlib.metadata.MetadataPathFinder.find_distributions(context)
 
 
-def _fits(folder: str) -> bool:
-    """Whether the folder's onnxruntime is for this Python."""
+def _fits(directory: str) -> bool:
+    """Whether the directory's onnxruntime is for this Python."""
     import glob
 
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-"
-    for wheel in glob.glob(os.path.join(glob.escape(folder), "onnxruntime*.dist-info", "WHEEL")):
+    for wheel in glob.glob(os.path.join(glob.escape(directory), "onnxruntime*.dist-info", "WHEEL")):
         with open(wheel, encoding="utf-8") as file:
             lines = [line for line in file if line.startswith("Tag:")]
         if any(f" {tag}" in line for line in lines):

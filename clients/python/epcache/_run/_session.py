@@ -182,7 +182,7 @@ class Served(_session.InferenceSession):
 
 
 def _name(source: Any) -> str:
-    """Returns what the model is called in a report: not everything that a program passes is a path."""
+    """Returns the model's name in a report: its path, or a description of bytes."""
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
     return (
@@ -220,7 +220,8 @@ def _understood(
         names = ", ".join(sorted(_plugins._registered))
         return RequestedSession(
             [],
-            why=f"the process was forked after it had loaded {names}, which does not work in a fork",
+            why=f"the process was forked after it had loaded {names}, which does not work in a "
+            "fork",
         )
     try:
         return requested_session(options, providers, provider_options)

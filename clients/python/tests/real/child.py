@@ -1,4 +1,4 @@
-"""Runs a piece of work in a process of its own, with the ONNX Runtime of a given folder.
+"""Runs a piece of work in a process of its own, with the ONNX Runtime of a given directory.
 
 A process has one ONNX Runtime, and what an execution provider remembers of one test would help the
 next one.
@@ -22,7 +22,7 @@ PROJECT = HERE.parents[3]
 class Child:
     """`run(**arguments)` of children/`work`.py, under way in another process.
 
-    `runtime` is the folder that `import onnxruntime` finds there. The process inherits
+    `runtime` is the directory that `import onnxruntime` finds there. The process inherits
     `descriptors`. It waits for a daemon's first word for `hello` seconds, and not only for as long
     as applications do: a busy machine takes longer for that. None: for as long as they do.
     """
@@ -39,8 +39,8 @@ class Child:
         **arguments: Any,
     ) -> None:
         self._name = f"{work} under {runtime.name}"
-        self._folder = tempfile.TemporaryDirectory(prefix="epcached-child-")
-        self._answer = Path(self._folder.name) / "answer.json"
+        self._directory = tempfile.TemporaryDirectory(prefix="epcached-child-")
+        self._answer = Path(self._directory.name) / "answer.json"
         paths = [runtime, HERE / "children", PROJECT / "clients" / "python", PROJECT / "testdata"]
         request = {
             "work": work,
@@ -55,7 +55,7 @@ class Child:
             if name not in ("PYTHONPATH", "EPCACHE_SOCKET")
         }
         # A file and no pipe, because no process reads while this one runs.
-        self._said = open(Path(self._folder.name) / "said", "w+")
+        self._said = open(Path(self._directory.name) / "said", "w+")
         self._process = subprocess.Popen(
             [os.environ.get("EPCACHED_PYTHON", sys.executable), HERE / "children" / "__main__.py"],
             env={**own, **(environment or {})},
@@ -86,7 +86,7 @@ class Child:
         self._process.kill()
         self._process.wait()
         self._said.close()
-        self._folder.cleanup()
+        self._directory.cleanup()
 
 
 def run(work: str, runtime: Path, /, *, timeout: float = 180.0, **arguments: Any) -> Any:

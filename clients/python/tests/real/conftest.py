@@ -32,27 +32,28 @@ from running import Run  # noqa: E402
 OPENVINO, QNN = "OpenVINOExecutionProvider", "QNNExecutionProvider"
 
 
-def folder_of(variable: str, what: str) -> Path:
+def directory_of(variable: str, what: str) -> Path:
     value = os.environ.get(variable)
     if not value:
         pytest.skip(f"{variable} is not set: {what}; `make test` sets it", allow_module_level=True)
-    folder = Path(value).resolve()
-    assert folder.is_dir(), f"{variable}: {folder} is no folder"
-    return folder
+    directory = Path(value).resolve()
+    assert directory.is_dir(), f"{variable}: {directory} is no directory"
+    return directory
 
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    return folder_of("EPCACHED_BIN", "the programs, as `make build` makes them")
+    return directory_of("EPCACHED_BIN", "the programs, as `make build` makes them")
 
 
 @pytest.fixture(scope="session")
 def runtime() -> Callable[[str], Path]:
-    """Returns the folder of a runtime by its name, as testdata/fetch-runtimes has them."""
+    """Returns the directory of a runtime by its name, as testdata/fetch-runtimes has them."""
 
     def find(name: str) -> Path:
         path = (
-            folder_of("EPCACHED_RUNTIMES", "runtimes, as testdata/fetch-runtimes makes them") / name
+            directory_of("EPCACHED_RUNTIMES", "runtimes, as testdata/fetch-runtimes makes them")
+            / name
         )
         assert (path / "onnxruntime").is_dir(), f"EPCACHED_RUNTIMES has no {name}"
         return path
@@ -63,11 +64,11 @@ def runtime() -> Callable[[str], Path]:
 class Models:
     """The models that testdata/fetch-models leaves."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._entries: dict[str, dict[str, Any]] = {
             entry["name"]: entry
-            for entry in json.loads((folder / "models.json").read_text())["models"]
+            for entry in json.loads((directory / "models.json").read_text())["models"]
         }
 
     def entry(self, name: str) -> dict[str, Any]:
@@ -75,17 +76,17 @@ class Models:
         return self._entries[name]
 
     def path(self, name: str) -> Path:
-        return self._folder / str(self.entry(name)["path"])
+        return self._directory / str(self.entry(name)["path"])
 
 
 @pytest.fixture(scope="session")
 def models() -> Models:
-    return Models(folder_of("EPCACHED_MODELS", "models, as testdata/fetch-models makes them"))
+    return Models(directory_of("EPCACHED_MODELS", "models, as testdata/fetch-models makes them"))
 
 
 @pytest.fixture(scope="module")
 def start(programs: Path) -> Iterator[Callable[..., Daemon]]:
-    """Starts daemons on stores of their own; each is checked and stopped after the module's tests."""
+    """Starts daemons with their own stores; each is checked and stopped after the tests."""
     started: list[Daemon] = []
 
     def begin(*runtimes: Path, configuration: str = "") -> Daemon:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from places import short_folder
+from places import short_directory
 
 START_LIMIT = 60.0
 STOP_LIMIT = 60.0
@@ -20,21 +20,21 @@ STOP_LIMIT = 60.0
 class Daemon:
     """epcached on a store of its own, which goes with it.
 
-    `state` is the state folder, `socket` the path to ask at. The folders have short names: a
+    `state` is the state directory, `socket` the path to ask at. The directories have short names: a
     socket's path may have no more than 107 bytes.
     """
 
     def __init__(self, programs: Path, runtimes: list[Path], configuration: str = "") -> None:
         self._programs = programs
-        self._folder = short_folder("epcached-real-")
-        self.state = self._folder / "state"
-        self.socket = str(self._folder / "s")
+        self._directory = short_directory("epcached-real-")
+        self.state = self._directory / "state"
+        self.socket = str(self._directory / "s")
         # As /var/lib has it: what is below has to be closed by itself.
-        self._folder.chmod(0o755)
-        self._log = open(self._folder / "log", "w+")
-        (self._folder / "epcached.toml").write_text(configuration)
+        self._directory.chmod(0o755)
+        self._log = open(self._directory / "log", "w+")
+        (self._directory / "epcached.toml").write_text(configuration)
         named = [argument for runtime in runtimes for argument in ("--runtime", str(runtime))]
-        configuration_file = self._folder / "epcached.toml"
+        configuration_file = self._directory / "epcached.toml"
         self._command = [
             programs / "epcached",
             "--state",
@@ -68,7 +68,7 @@ class Daemon:
 
     def log(self) -> str:
         """Returns what the daemon has written so far."""
-        return (self._folder / "log").read_text()
+        return (self._directory / "log").read_text()
 
     def control(self, *arguments: str) -> Any:
         """Returns what `epcachectl ARGUMENTS --json` prints. A status other than 0 is an error."""
@@ -144,4 +144,4 @@ class Daemon:
         finally:
             self.stop()
             self._log.close()
-            shutil.rmtree(self._folder)
+            shutil.rmtree(self._directory)

@@ -68,8 +68,8 @@ class Run:
         cwd: Path | None,
         environment: dict[str, str],
     ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-        with tempfile.TemporaryDirectory(prefix="epcached-run-") as folder:
-            report = Path(folder) / "report.json"
+        with tempfile.TemporaryDirectory(prefix="epcached-run-") as directory:
+            report = Path(directory) / "report.json"
             line = [
                 self._control,
                 "run",

@@ -142,13 +142,13 @@ def test_compiler_that_cannot_be_loaded_any_more(ask: Callable[..., Any], plain:
 
 @pytest.fixture(scope="module")
 def reachable(runtime: Callable[[str], Path], programs: Path) -> Iterator[Path]:
-    """A folder that every user may go to, with the runtime and the worker."""
+    """A directory that every user may go to, with the runtime and the worker."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        shutil.copytree(runtime("openvino-1.8.1"), folder / "runtime", symlinks=True)
-        shutil.copy(programs / "epcached-ort", folder)
-        yield folder
+        directory = Path(name)
+        directory.chmod(0o755)
+        shutil.copytree(runtime("openvino-1.8.1"), directory / "runtime", symlinks=True)
+        shutil.copy(programs / "epcached-ort", directory)
+        yield directory
 
 
 @pytest.mark.skipif(
@@ -193,8 +193,8 @@ def test_command_line_of_another_user(
     assert get(NOBODY - 1) == "compiled"
 
 
-def worker(folder: Path, script: str) -> str:
-    path = folder / "worker"
+def worker(directory: Path, script: str) -> str:
+    path = directory / "worker"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return str(path)

@@ -92,7 +92,7 @@ def test_a_wrapper_of_openvinos_own_format_is_compiled(
     assert ran == {"outcomes": ["compiled", "hit"], "warnings": [[]] * 2, "right": [True] * 2}
 
 
-def write_wrapper(folder: Path) -> str:
+def write_wrapper(directory: Path) -> str:
     """Writes y = Relu(x W) in OpenVINO's own format, and an ONNX model that names it, as Olive
     does.
     """
@@ -106,7 +106,10 @@ def write_wrapper(folder: Path) -> str:
         ends = (f"<input>{ins}</input>" if ins else "") + (
             f"<output>{outs}</output>" if outs else ""
         )
-        return f'<layer id="{number}" name="{kind}{number}" type="{kind}" version="opset1">{data}{ends}</layer>'
+        return (
+            f'<layer id="{number}" name="{kind}{number}" type="{kind}" '
+            f'version="opset1">{data}{ends}</layer>'
+        )
 
     layers = [
         layer(
@@ -133,9 +136,12 @@ def write_wrapper(folder: Path) -> str:
         f'<edge from-layer="{a}" from-port="{b}" to-layer="{c}" to-port="{d}"/>'
         for a, b, c, d in ((0, 0, 2, 0), (1, 0, 2, 1), (2, 2, 3, 0), (3, 1, 4, 0))
     )
-    xml = f'<?xml version="1.0"?><net name="model" version="11"><layers>{"".join(layers)}</layers><edges>{edges}</edges></net>'
-    (folder / "model.xml").write_text(xml)
-    (folder / "model.bin").write_bytes(
+    xml = (
+        '<?xml version="1.0"?><net name="model" '
+        f'version="11"><layers>{"".join(layers)}</layers><edges>{edges}</edges></net>'
+    )
+    (directory / "model.xml").write_text(xml)
+    (directory / "model.bin").write_bytes(
         b"".join(struct.pack("<f", (i * 37 % 101 - 50) / 50) for i in range(SIZE * SIZE))
     )
     node = helper.make_node(
@@ -154,7 +160,7 @@ def write_wrapper(folder: Path) -> str:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, SIZE]) for name in "xy"]
     graph = helper.make_graph([node], "graph", values[:1], values[1:])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    path = folder / "wrapper.onnx"
+    path = directory / "wrapper.onnx"
     path.write_bytes(
         helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
     )

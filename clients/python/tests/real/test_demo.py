@@ -26,15 +26,15 @@ def hidden(runtime: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     """The demo's runtimes, with an OpenVINO that finds no device because its plugin for CPUs is
     missing.
     """
-    folder = tmp_path_factory.mktemp("runtimes")
-    (folder / "qnn-2.7.0").symlink_to(runtime("qnn-2.7.0"))
+    directory = tmp_path_factory.mktemp("runtimes")
+    (directory / "qnn-2.7.0").symlink_to(runtime("qnn-2.7.0"))
     openvino = runtime("openvino-1.8.1").resolve()
     for file in openvino.rglob("*"):
         if file.is_file() and "cpu_plugin" not in file.name:
-            link = folder / "openvino-1.8.1" / file.relative_to(openvino)
+            link = directory / "openvino-1.8.1" / file.relative_to(openvino)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)
-    return folder
+    return directory
 
 
 def with_niceness(nice: int) -> None:

@@ -1,4 +1,4 @@
-"""External data is found where plain ONNX Runtime finds it, and the model is served from the cache."""
+"""External data is found where plain ONNX Runtime finds it, and the model comes from the cache."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def compilers_elsewhere(start: Callable[..., Daemon], runtime: Callable[[str], P
     return start(runtime("qnn-2.7.0"))
 
 
-def spelled(folder: Path, locations: list[str], seed: int = 5, batch: int = 1) -> Path:
+def spelled(directory: Path, locations: list[str], seed: int = 5, batch: int = 1) -> Path:
     """Writes a model whose tensors name their files so: in turn, each file with all the weights."""
-    generate.mlp(folder / "model.onnx", width=WIDTH, layers=2, seed=seed, batch=batch)
-    model = onnx.load(folder / "model.onnx")
+    generate.mlp(directory / "model.onnx", width=WIDTH, layers=2, seed=seed, batch=batch)
+    model = onnx.load(directory / "model.onnx")
     data = b""
     for number, tensor in enumerate(model.graph.initializer):
         keys = {
@@ -47,11 +47,11 @@ def spelled(folder: Path, locations: list[str], seed: int = 5, batch: int = 1) -
         tensor.data_location = onnx.TensorProto.EXTERNAL
         for key, value in keys.items():
             tensor.external_data.add(key=key, value=value)
-    (folder / "s").mkdir()
+    (directory / "s").mkdir()
     for name in ("a.bin", "s/a.bin"):
-        (folder / name).write_bytes(data)
-    onnx.save(model, folder / "model.onnx")
-    return folder / "model.onnx"
+        (directory / name).write_bytes(data)
+    onnx.save(model, directory / "model.onnx")
+    return directory / "model.onnx"
 
 
 def sessions(
@@ -80,14 +80,14 @@ def require_equal(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("version", [NEW, OLD])
-def test_model_in_memory_with_the_folder_of_its_data(
+def test_model_in_memory_with_the_directory_of_its_data(
     version: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The example of ONNX Runtime's page on EPContext models."""
     daemon.control("rm", "--all", "--yes")
     path = spelled(tmp_path, ["a.bin", "s/a.bin"])
-    one: dict[str, Any] = {"in_memory": True, "folder": str(tmp_path)}
-    relative = {**one, "folder": tmp_path.name, "working": str(tmp_path.parent)}
+    one: dict[str, Any] = {"in_memory": True, "directory": str(tmp_path)}
+    relative = {**one, "directory": tmp_path.name, "working": str(tmp_path.parent)}
     # ONNX Runtime's own default for bytes
     working: dict[str, Any] = {"in_memory": True, "working": str(tmp_path)}
     plain, first, *hits = ask(
@@ -109,17 +109,17 @@ def test_model_in_memory_with_the_folder_of_its_data(
 
 
 @pytest.mark.parametrize("version", [NEW, OLD])
-def test_folder_for_a_model_by_path_means_what_it_means_to_onnxruntime(
+def test_directory_for_a_model_by_path_means_what_it_means_to_onnxruntime(
     version: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """1.28 and later take the data from the folder, those before from beside the model. The weights
-    differ.
+    """1.28 and later take the data from the directory, those before from beside the model. The
+    weights differ.
     """
     (tmp_path / "model").mkdir()
     (tmp_path / "other").mkdir()
     path = spelled(tmp_path / "model", ["a.bin"], seed=6)
     spelled(tmp_path / "other", ["a.bin"], seed=7)
-    one: dict[str, Any] = {"folder": str(tmp_path / "other")}
+    one: dict[str, Any] = {"directory": str(tmp_path / "other")}
     plain, beside, cached = ask(
         runtime(version), daemon, path, {**one, "plain": True}, {"plain": True}, one
     )
@@ -137,7 +137,7 @@ def test_model_in_memory_under_a_claim(
     tmp_path: Path,
 ) -> None:
     path = spelled(tmp_path, ["a.bin", "s/../a.bin"], seed=[NEW, OLD].index(version) + 20)
-    one = {"in_memory": True, "folder": str(tmp_path), "on_miss": "claim"}
+    one = {"in_memory": True, "directory": str(tmp_path), "on_miss": "claim"}
     made, again, plain = ask(
         runtime(version),
         compilers_elsewhere,
@@ -149,7 +149,7 @@ def test_model_in_memory_under_a_claim(
     )
     assert (made["outcome"], again["outcome"]) == ("put", "hit"), made
     assert made["in process"] == (version == OLD), (
-        "a worker loads by path, and that version ignores the folder then"
+        "a worker loads by path, and that version ignores the directory then"
     )
     require_equal(made, plain)
     require_equal(again, plain)
@@ -174,10 +174,10 @@ def test_group_whose_models_share_a_file_under_an_odd_spelling(
 ) -> None:
     """OpenVINO leaves the weights in the models' file, and names it as the models do."""
     for batch in (1, 2):
-        folder = tmp_path / str(batch)
-        folder.mkdir()
-        spelled(folder, ["./a.bin"], seed=11, batch=batch).rename(tmp_path / f"rows{batch}.onnx")
-        (folder / "a.bin").replace(tmp_path / "a.bin")
+        directory = tmp_path / str(batch)
+        directory.mkdir()
+        spelled(directory, ["./a.bin"], seed=11, batch=batch).rename(tmp_path / f"rows{batch}.onnx")
+        (directory / "a.bin").replace(tmp_path / "a.bin")
     asks = [{"path": ["rows1.onnx", "rows2.onnx"], "dims": {}, "options": EXACT}] * 2
     environment = {"EPCACHE_SOCKET": daemon.socket}
     outcomes = child.run(
@@ -185,13 +185,13 @@ def test_group_whose_models_share_a_file_under_an_odd_spelling(
         runtime(NEW),
         environment=environment,
         ep=f"{EP}:CPU",
-        folder=str(tmp_path),
+        directory=str(tmp_path),
         asks=asks,
     )
     assert outcomes == ["compiled", "hit"]
 
 
-def test_data_outside_the_folder_is_refused_by_both(
+def test_data_outside_the_directory_is_refused_by_both(
     daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     (tmp_path / "model").mkdir()

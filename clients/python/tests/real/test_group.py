@@ -20,7 +20,7 @@ def run(
     where = runtime("openvino-1.8.1")
     daemon = start(where)
     return lambda what: child.run(
-        "grouping", where, socket=daemon.socket, folder=str(tmp_path), what=what
+        "grouping", where, socket=daemon.socket, directory=str(tmp_path), what=what
     )
 
 
@@ -28,7 +28,7 @@ def test_two_groups_of_equal_names_and_shapes_in_one_process(run: Callable[[str]
     assert run("together") == {
         "outcomes": [["compiled"] * 3] * 2,
         "builds": [1, 1],
-        "folders": [1, 1],
+        "directories": [1, 1],
         "right": [True] * 6,
         "after": [True] * 3,
         "again": ["hit"] * 3,

@@ -38,10 +38,10 @@ def client(daemon: Daemon) -> Any:
 
 @pytest.fixture
 def model(models: Any, tmp_path: Path) -> Path:
-    """Returns a copy of the model with two files of external data, and its folder."""
-    folder = tmp_path / "model"
-    shutil.copytree(models.path("tiny-external").parent, folder)
-    return folder / "model.onnx"
+    """Returns a copy of the model with two files of external data, and its directory."""
+    directory = tmp_path / "model"
+    shutil.copytree(models.path("tiny-external").parent, directory)
+    return directory / "model.onnx"
 
 
 def key(client: epcache.Client, model: Path, *eps: Any, **wishes: Any) -> str:
@@ -184,10 +184,10 @@ def test_one_build_for_several_onnx_runtimes(
     )
     daemon = start(newer, older, other)
 
-    def application(folder: Path, times: int) -> tuple[str, list[Any]]:
+    def application(directory: Path, times: int) -> tuple[str, list[Any]]:
         result = child.run(
             "sessions",
-            folder,
+            directory,
             environment={"EPCACHE_SOCKET": daemon.socket},
             times=times,
             model=models.entry("tiny-external"),
@@ -217,18 +217,18 @@ def test_library_replaced_and_put_back_under_a_running_daemon(
     """One more byte at its end changes nothing that the library says of itself: only its bytes
     tell. What there is is then judged for it, and is not taken for its own.
     """
-    folder = tmp_path / "runtime"
-    shutil.copytree(where, folder, symlinks=True, copy_function=link_or_copy)
-    library = folder / "onnxruntime_ep_openvino" / "libonnxruntime_providers_openvino_plugin.so"
+    directory = tmp_path / "runtime"
+    shutil.copytree(where, directory, symlinks=True, copy_function=link_or_copy)
+    library = directory / "onnxruntime_ep_openvino" / "libonnxruntime_providers_openvino_plugin.so"
     changed = tmp_path / "changed"
     changed.write_bytes(library.read_bytes() + b"\0")
     original = tmp_path / "original"
     link_or_copy(library, original)
-    daemon = start(folder)
+    daemon = start(directory)
     with epcache.Client(daemon.socket, hello_limit=10) as client:
 
         def acquire(on_miss: str = "wait") -> tuple[str, str, str]:
-            asked = {"runtime": str(folder), "on_miss": on_miss}
+            asked = {"runtime": str(directory), "on_miss": on_miss}
             with client.acquire(models.path("tiny-mlp"), f"{OPENVINO}:CPU", **asked) as artefact:
                 assert artefact.compatibility == "optimal", artefact
                 return artefact.outcome, artefact.build, artefact.compatibility_source

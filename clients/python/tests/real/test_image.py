@@ -37,9 +37,9 @@ def wish(options: dict[str, str]) -> list[str]:
 def image(
     start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any
 ) -> Iterator[Path]:
-    """A folder with the store, made readable for all, the models and epcachectl; for root mounted
-    read-only. The store has a model, another one with two options, one of which is packed ("packed"
-    has those options), and a group.
+    """A directory with the store, made readable for all, the models and epcachectl; for root
+    mounted read-only. The store has a model, another one with two options, one of which is packed
+    ("packed" has those options), and a group.
     """
     daemon = start(runtime("openvino-1.8.1"))
     daemon.control("get", str(models.path(MODEL)), *wish(OPTIONS))
@@ -53,26 +53,26 @@ def image(
     packed = list(options)[1]
     assert daemon.control("pack", packed)["changed"] == 1
     assert daemon.stop() == 0
-    folder = Path(tempfile.mkdtemp(prefix="epcached-image-"))
-    subprocess.run(["cp", "-a", daemon.state, folder / "store"], check=True)
-    (folder / "store" / "lock").unlink()
+    directory = Path(tempfile.mkdtemp(prefix="epcached-image-"))
+    subprocess.run(["cp", "-a", daemon.state, directory / "store"], check=True)
+    (directory / "store" / "lock").unlink()
     # left by the daemon for who still has it
-    for graph in (folder / "store" / "views").glob(f"*/*/*/{packed[:16]}_ctx.onnx"):
+    for graph in (directory / "store" / "views").glob(f"*/*/*/{packed[:16]}_ctx.onnx"):
         subprocess.run(["rm", "-r", graph.parents[1]], check=True)
     for name in (MODEL, PACKED, *GROUP):
-        shutil.copy(models.path(name), folder / f"{name}.onnx")
-    shutil.copy(Path(os.environ["EPCACHED_BIN"]) / "epcachectl", folder)
-    (folder / "packed").write_text(json.dumps(options[packed]))
-    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        shutil.copy(models.path(name), directory / f"{name}.onnx")
+    shutil.copy(Path(os.environ["EPCACHED_BIN"]) / "epcachectl", directory)
+    (directory / "packed").write_text(json.dumps(options[packed]))
+    subprocess.run(["chmod", "-R", "a+rX", directory], check=True)
     mounted = False
     if os.geteuid() == 0:
-        subprocess.run(["mount", "--bind", folder / "store", folder / "store"], check=True)
+        subprocess.run(["mount", "--bind", directory / "store", directory / "store"], check=True)
         mounted = True
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder / "store"], check=True)
-    yield folder
+        subprocess.run(["mount", "-o", "remount,bind,ro", directory / "store"], check=True)
+    yield directory
     if mounted:
-        subprocess.run(["umount", folder / "store"], check=True)
-    shutil.rmtree(folder)
+        subprocess.run(["umount", directory / "store"], check=True)
+    shutil.rmtree(directory)
 
 
 def get(
@@ -138,7 +138,7 @@ def test_read_in_place(image: Path, user: int, runtime: Callable[[str], Path], m
 
 
 @pytest.mark.parametrize("user", [0, NOBODY], ids=["this user", "another user"])
-def test_a_packed_build_is_unpacked_into_the_callers_folder(
+def test_a_packed_build_is_unpacked_into_the_callers_directory(
     image: Path, user: int, runtime: Callable[[str], Path], models: Any
 ) -> None:
     if user and os.geteuid():
@@ -173,7 +173,7 @@ def test_a_packed_build_is_unpacked_into_the_callers_folder(
         for file in answer["files"]:
             name = Path(file["name"]).name
             assert (out / name).read_bytes() == (view / file["name"]).read_bytes()
-        # No home that could be written: still a folder of this user's own.
+        # No home that could be written: still a directory of this user's own.
         done = get(
             image,
             *asked,

@@ -1,11 +1,12 @@
 """Many models of one shape in one process: each session computes with its own model's weights.
 
 OpenVINO keeps a context binary for each path string as long as a session that uses it lives, and
-descriptor numbers are given out again at once. Two things keep models apart: a view's inner folder
-has an id that is never used again, and the files are named after their build key. Seen with a
-daemon that was broken on purpose: with one id for all views the test "descriptor" fails, for a
-build that was damaged and healed computes with the damaged bytes; with one file name as well nearly
-every session computes with another model's weights; with one file name and unique ids all is well.
+descriptor numbers are given out again at once. Two things keep models apart: a view's inner
+directory has an id that is never used again, and the files are named after their build key. Seen
+with a daemon that was broken on purpose: with one id for all views the test "descriptor" fails, for
+a build that was damaged and healed computes with the damaged bytes; with one file name as well
+nearly every session computes with another model's weights; with one file name and unique ids all is
+well.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def test_every_output_is_its_own_models(
         timeout=400,
         socket=daemon.socket,
         state=str(daemon.state),
-        folder=str(tmp_path),
+        directory=str(tmp_path),
         how=how,
         seed=seed,
         cycles=CYCLES,

@@ -35,14 +35,14 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 @pytest.fixture(scope="module")
 def reachable(runtime: Callable[[str], Path]) -> Iterator[Callable[[str], Path]]:
-    """Copies runtimes to where every user may go: OpenVINO looks into its own folder at each load,
-    and the project's may be closed.
+    """Copies runtimes to where every user may go: OpenVINO looks into its own directory at each
+    load, and the project's may be closed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
 
         def copied(name: str) -> Path:
-            there = Path(folder) / name
+            there = Path(directory) / name
             if not there.exists():
                 shutil.copytree(runtime(name), there, symlinks=True)
             return there
@@ -58,7 +58,7 @@ def test_loads_by_descriptor_and_reaches_nothing_else(
     reachable: Callable[[str], Path],
     models: Any,
 ) -> None:
-    """The daemon's folders are closed to others, which is the default."""
+    """The daemon's directories are closed to others, which is the default."""
     name, ep, options = CASES[case]
     where = runtime(name)
     path = str(models.path("tiny-mlp"))
@@ -104,9 +104,9 @@ def test_loads_by_descriptor_and_reaches_nothing_else(
 
 def test_another_user_may_not_stop_the_daemon(start: Callable[..., Daemon], programs: Path) -> None:
     own = start()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        control = shutil.copy(programs / "epcachectl", folder)
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        control = shutil.copy(programs / "epcachectl", directory)
         command = [control, "stop", "--socket", own.socket]
         done = subprocess.run(
             command, user=65534, group=65534, capture_output=True, text=True, timeout=60

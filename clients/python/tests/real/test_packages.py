@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE, folder_of
+from conftest import HERE, directory_of
 from packages import MARK, TOLERANCE, differs
 from running import CPU, OPENVINO, Run, plain_environment
 
@@ -22,7 +22,9 @@ PROGRAM = HERE.parents[3] / "testdata" / "package_programs.py"
 
 @pytest.fixture(scope="module")
 def packages() -> Path:
-    return folder_of("EPCACHED_PACKAGES", "packages, as testdata/fetch-packages makes them") / "bin"
+    return (
+        directory_of("EPCACHED_PACKAGES", "packages, as testdata/fetch-packages makes them") / "bin"
+    )
 
 
 def result(ended: subprocess.CompletedProcess[str]) -> Any:

@@ -64,7 +64,7 @@ def test_warmed_pipeline_serves_its_application(
         where,
         environment={"EPCACHE_SOCKET": daemon.socket},
         ep=f"{EP}:CPU",
-        folder=str(tmp_path),
+        directory=str(tmp_path),
         asks=asks,
     )
     assert outcomes == ["hit"] * 4

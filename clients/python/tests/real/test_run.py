@@ -118,7 +118,8 @@ def test_a_sitecustomize_that_there_was_still_runs(run: Run, tmp_path: Path) -> 
 def test_nothing_beside_epcache_is_given_to_the_program(run: Run) -> None:
     ended, report = run.python(
         "-c",
-        "import onnxruntime, sys; print([p for p in sys.path if 'clients' in p or 'runtimes' in p])",
+        "import onnxruntime, sys; print([p for p in sys.path if 'clients' in p or 'runtimes' in "
+        "p])",
     )
     assert "clients/python'" not in ended.stdout and "runtimes" not in ended.stdout, ended.stdout
     assert report["notes"] == ["no session was made with onnxruntime"]
@@ -133,7 +134,10 @@ def test_python_that_ignores_its_environment_is_said_not_to_be_reached(run: Run)
 def test_signals_are_passed_on_and_so_is_death_by_one(
     programs: Path, number: signal.Signals
 ) -> None:
-    script = f"trap 'echo got; trap - {number.value}; kill -{number.value} $$' {number.value}; echo ready; while :; do sleep 0.02; done"
+    script = (
+        f"trap 'echo got; trap - {number.value}; kill -{number.value} $$' {number.value}; echo "
+        "ready; while :; do sleep 0.02; done"
+    )
     # A group of its own, as under a service manager: a terminal would send its signals to both.
     child = subprocess.Popen(
         # What runs the tests may ignore a signal, which is handed down, and which a shell then

@@ -83,7 +83,10 @@ def test_a_model_that_the_execution_provider_does_not_take(run: Run, tmp_path: P
         tmp_path / "labels.onnx",
     )
     model = str(tmp_path / "labels.onnx")
-    code = f"import numpy, onnxruntime; s = onnxruntime.InferenceSession({model!r}); print(list(s.run(None, {{'x': numpy.array([2, 1])}})[0]))"
+    code = (
+        f"import numpy, onnxruntime; s = onnxruntime.InferenceSession({model!r}); "
+        f"print(list(s.run(None, {{'x': numpy.array([2, 1])}})[0]))"
+    )
     for _ in range(2):
         ended, report = run.python("-c", code)
         assert ended.stdout == "['two', 'one']\n", ended.stderr

@@ -14,7 +14,10 @@ import pytest
 from running import CPU, OPENVINO, PROGRAMS, Run, python
 
 # What the common programs have imported anyway does not count.
-HEAVY = "{'dataclasses', 'inspect', 'json', 'pathlib', 'socket', 'tempfile', 'subprocess', 'importlib.metadata'}"
+HEAVY = (
+    "{'dataclasses', 'inspect', 'json', 'pathlib', 'socket', 'tempfile', 'subprocess', "
+    "'importlib.metadata'}"
+)
 
 
 @pytest.fixture
@@ -23,11 +26,12 @@ def model(models: Any, tmp_path: Path) -> str:
 
 
 def test_an_import_brings_next_to_nothing(run: Run, model: str) -> None:
-    """Counted in modules, for times are those of the machine; testdata/bench_run.py has the times."""
+    """Counts modules, because times depend on the machine; testdata/bench_run.py has the times."""
     code = f"""
 import sys
 began = set(sys.modules)
-assert not {{name for name in began if name.startswith("epcache") or name == "importlib.util"}} - set(sys.orig_argv), began
+early = {{name for name in began if name.startswith("epcache") or name == "importlib.util"}}
+assert not early - set(sys.orig_argv), began
 import numpy
 before = set(sys.modules)
 import onnxruntime
@@ -52,7 +56,7 @@ assert Own({model!r}, options).get_providers()[0] == "{OPENVINO}"
         "._session_options",
         "._version",
     ]
-    # A folder of --runtime is read out of the variable, which is JSON.
+    # A directory of --runtime is read out of the variable, which is JSON.
     assert ended.stdout == f"{[f'epcache{name}' for name in names]} ['json']\n"
     assert report["notes"] == []
 
@@ -67,15 +71,15 @@ def test_a_module_and_a_package_of_the_programs_own(run: Run, model: str, tmp_pa
     assert json.loads(ended.stdout)["providers"] == [OPENVINO, CPU] and report["notes"] == []
 
 
-def environment(folder: Path) -> Path:
+def environment(directory: Path) -> Path:
     """A virtual environment that has the test's packages, and a command as pip writes it; returns
     the command.
     """
-    subprocess.run([python(), "-m", "venv", "--without-pip", folder], check=True)
+    subprocess.run([python(), "-m", "venv", "--without-pip", directory], check=True)
     packages = subprocess.check_output(
         [python(), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
     ).strip()
-    own = next((folder / "lib").glob("python3*")) / "site-packages"
+    own = next((directory / "lib").glob("python3*")) / "site-packages"
     (own / "of-the-tests.pth").write_text(packages + "\n")
     module = (
         (PROGRAMS / "plain.py")
@@ -85,9 +89,10 @@ def environment(folder: Path) -> Path:
         )
     )
     (own / "mine.py").write_text(module)
-    command = folder / "bin" / "mine"
+    command = directory / "bin" / "mine"
     command.write_text(
-        f"#!{folder}/bin/python\nimport sys\nfrom mine import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+        f"#!{directory}/bin/python\nimport sys\nfrom mine import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
     )
     command.chmod(0o755)
     return command
@@ -157,9 +162,13 @@ def test_who_goes_past_the_python_class_is_told(run: Run, model: str) -> None:
 
 def test_what_cannot_be_understood_leaves_the_program_alone(run: Run, model: str) -> None:
     told = json.dumps({"runtime": run.runtime, "eps": [7]})
-    code = f"import os; os.environ['EPCACHE_RUN'] = {told!r}; import onnxruntime; print(onnxruntime.InferenceSession({model!r}).get_providers())"
+    code = (
+        f"import os; os.environ['EPCACHE_RUN'] = {told!r}; import onnxruntime; "
+        f"print(onnxruntime.InferenceSession({model!r}).get_providers())"
+    )
     ended, report = run.python("-c", code)
     assert ended.stdout == f"{[CPU]}\n", ended.stderr
     assert report["notes"] == [
-        "epcache cannot be used in this process: ValueError: EPCACHE_RUN: 7 is not an execution provider"
+        "epcache cannot be used in this process: ValueError: EPCACHE_RUN: 7 is not an execution "
+        "provider"
     ]

@@ -20,8 +20,8 @@ MODEL = "smart-turn"
 class Asker:
     """A process that is ready to ask."""
 
-    def __init__(self, name: str, folder: Path, runtime: Path, wish: dict[str, Any]) -> None:
-        self._said, self._go = folder / f"{name} said", folder / f"{name} go"
+    def __init__(self, name: str, directory: Path, runtime: Path, wish: dict[str, Any]) -> None:
+        self._said, self._go = directory / f"{name} said", directory / f"{name} go"
         self.process = Child("asking", runtime, said=str(self._said), go=str(self._go), **wish)
         self.wait_for("ready")
 

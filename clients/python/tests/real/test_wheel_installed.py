@@ -98,7 +98,7 @@ class User:
         for one in (python(), "/usr/bin/python3"):
             try:
                 ended = self(one, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
-            except PermissionError:  # it stands in a folder that is closed to others
+            except PermissionError:  # it stands in a directory that is closed to others
                 continue
             if ended.stdout == wanted % sys.version_info[:2]:
                 return one
@@ -120,8 +120,10 @@ class User:
 
     def kept(self) -> list[Path]:
         """Returns the files in the store."""
-        folders = [self.state / name for name in ("objects", "views", "staging", "manifests")]
-        return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        directories = [self.state / name for name in ("objects", "views", "staging", "manifests")]
+        return [
+            path for directory in directories for path in directory.rglob("*") if path.is_file()
+        ]
 
     def daemons(self) -> list[int]:
         return [
@@ -201,7 +203,10 @@ def test_two_commands_and_five_lines(
         f"--report={user.home}/report",
         "--json",
     )
-    code = "import os, onnxruntime; onnxruntime.InferenceSession('model.onnx'); print(os.environ['PYTHONPATH'].split(':')[0])"
+    code = (
+        "import os, onnxruntime; onnxruntime.InferenceSession('model.onnx'); "
+        "print(os.environ['PYTHONPATH'].split(':')[0])"
+    )
     assert f"{packages}/epcache/_run/hook\n" in user.says(
         "epcachectl", "run", *flags, "--", "python", "-c", code
     )

@@ -19,7 +19,7 @@ PATIENCE = 60.0
 
 
 def likeness(place: Path, real: Path, pause: float = 0) -> None:
-    """Makes `place` a folder of links to the files of `real`, each put there by one rename, and
+    """Makes `place` a directory of links to the files of `real`, each put there by one rename, and
     removes what else is there.
 
     So nothing of some hundred megabytes is copied. `pause` comes after each library.
@@ -46,11 +46,11 @@ def link(path: Path, target: Path) -> None:
 
 
 class Place:
-    """A folder in which now one and now another runtime is."""
+    """A directory in which now one and now another runtime is."""
 
-    def __init__(self, folder: Path, first: Path) -> None:
-        self.folder = folder
-        self.path = folder / "runtime"
+    def __init__(self, directory: Path, first: Path) -> None:
+        self.directory = directory
+        self.path = directory / "runtime"
         self.now = first
         self.changes: list[tuple[float, float]] = []  # when each began and ended
         self.begin(first)
@@ -89,7 +89,7 @@ class Place:
 
 
 class Link(Place):
-    """The folder is a symbolic link, which is switched."""
+    """The directory is a symbolic link, which is switched."""
 
     def begin(self, first: Path) -> None:
         self.path.symlink_to(first)
@@ -98,20 +98,20 @@ class Link(Place):
         link(self.path, to)
 
 
-class Folder(Place):
-    """The folder is renamed away, and another one into its place."""
+class Directory(Place):
+    """The directory is renamed away, and another one into its place."""
 
     def begin(self, first: Path) -> None:
         likeness(self.path, first)
 
     def prepare(self, to: Path) -> None:
-        if not (self.folder / to.name).exists():
-            likeness(self.folder / to.name, to)
+        if not (self.directory / to.name).exists():
+            likeness(self.directory / to.name, to)
 
     def change(self, to: Path) -> None:
-        self.path.rename(self.folder / self.now.name)
+        self.path.rename(self.directory / self.now.name)
         time.sleep(0.05)  # a moment without any
-        (self.folder / to.name).rename(self.path)
+        (self.directory / to.name).rename(self.path)
 
 
 class Files(Place):
@@ -150,7 +150,7 @@ class Written(Place):
 
 WAYS: dict[str, type[Place]] = {
     "link switched": Link,
-    "folder renamed": Folder,
+    "directory renamed": Directory,
     "file by file": Files,
     "written over": Written,
 }
@@ -173,7 +173,7 @@ void *ReleaseEpFactory(void) { return 0; }
 
 
 class Broken(Files):
-    """Files that stop half way in a state that works for nobody, until the runtime becomes another."""
+    """An upgrade that stops half way: no file works until the runtime is another one."""
 
     def _library(self, name: str) -> Path:
         (path,) = self.path.rglob(name)
@@ -190,10 +190,10 @@ class Broken(Files):
             part.write_bytes(whole[: len(whole) // 3])
             part.replace(path)
         else:
-            source = self.folder / "crashes.c"
+            source = self.directory / "crashes.c"
             source.write_text(CRASHES)
             path = self._library(PLUGIN[ep])
-            made = self.folder / path.name
+            made = self.directory / path.name
             subprocess.run(["cc", "-shared", "-fPIC", "-o", made, source], check=True)
             made.replace(path)
         self.changes.append((began, float("inf")))  # until it becomes another
@@ -216,10 +216,10 @@ class Applications:
     def __init__(
         self, daemon: Daemon, place: Place, ep: str, options: dict[str, str], model: Path
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="epcached-upgrade-")
-        self._stop = Path(self._folder.name) / "stop"
+        self._directory = tempfile.TemporaryDirectory(prefix="epcached-upgrade-")
+        self._stop = Path(self._directory.name) / "stop"
         self._said = [
-            Path(self._folder.name) / f"said{number}" for number in range(len(self.KINDS))
+            Path(self._directory.name) / f"said{number}" for number in range(len(self.KINDS))
         ]
         # when and how processes ended that did not end by themselves
         self.crashes: list[tuple[float, str]] = []
@@ -244,7 +244,7 @@ class Applications:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._folder.cleanup()
+        self._directory.cleanup()
 
     def stop(self) -> None:
         self._stop.touch()
@@ -293,11 +293,12 @@ class Applications:
                 return records
             time.sleep(0.02)
         raise AssertionError(
-            f"not within {PATIENCE:.0f} s: {what}; the last of {len(records)} records: {records[-3:]}; crashes: {self.crashes[-3:]}"
+            f"not within {PATIENCE:.0f} s: {what}; the last of {len(records)} records: "
+            f"{records[-3:]}; crashes: {self.crashes[-3:]}"
         )
 
     def loads_after(self, moment: float, count: int = 4) -> list[dict[str, Any]]:
-        """Waits for `count` loads by processes that were started after a moment, and returns them."""
+        """Waits for `count` loads by processes started after a point in time, and returns them."""
 
         def after(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return [r for r in records if r["started"] > moment and "loaded" in r]

@@ -1,5 +1,5 @@
-# Goes before every Python program that `epcachectl run` starts, and its children: this folder is on
-# their PYTHONPATH.
+# Goes before every Python program that `epcachectl run` starts, and its children: this directory is
+# on their PYTHONPATH.
 #
 # It does next to nothing until the program imports onnxruntime. Then epcache, which this file is a
 # part of, is loaded from beside it, and takes the place of ONNX Runtime's classes; see
@@ -42,7 +42,7 @@ def report(line):
 
 
 class Loader(object):
-    """Loads onnxruntime as its own loader does, and hands it to epcache before the program sees it."""
+    """Loads onnxruntime by its own loader; epcache changes it before the program gets it."""
 
     def __init__(self, finder, loader):
         self._finder = finder
@@ -61,8 +61,8 @@ class Loader(object):
 
 
 class Finder(object):
-    """Notices the import of onnxruntime, and finds it, and its execution providers, in the folder
-    of --runtime.
+    """Notices the import of onnxruntime, and finds it, and its execution providers, in the
+    directory of --runtime.
     """
 
     def __init__(self):
@@ -122,13 +122,13 @@ class Finder(object):
 
 
 def load():
-    """Loads epcache from the folder above, and from nowhere else: PYTHONPATH has this folder only,
-    so as to give the program nothing else that stands beside epcache.
+    """Loads epcache from the directory above, and from nowhere else: PYTHONPATH has this directory
+    only, so as to give the program nothing else that stands beside epcache.
     """
     if "epcache" not in sys.modules:
-        folder = os.path.dirname(os.path.dirname(HERE))
-        init = os.path.join(folder, "__init__.py")
-        spec = spec_from_file_location("epcache", init, submodule_search_locations=[folder])
+        directory = os.path.dirname(os.path.dirname(HERE))
+        init = os.path.join(directory, "__init__.py")
+        spec = spec_from_file_location("epcache", init, submodule_search_locations=[directory])
         module = module_from_spec(spec)
         sys.modules["epcache"] = module
         try:

@@ -35,14 +35,14 @@ NUMBERS = (900, 901, 902)
 def run(
     socket: str,
     state: str,
-    folder: str,
+    directory: str,
     how: str,
     seed: int,
     cycles: int,
     models: int,
     damages: int,
 ) -> dict[str, Any]:
-    return Cycles(socket, state, folder, how, seed, models).run(cycles, damages)
+    return Cycles(socket, state, directory, how, seed, models).run(cycles, damages)
 
 
 class Kept:
@@ -63,13 +63,13 @@ class Kept:
 
 class Cycles:
     def __init__(
-        self, socket: str, state: str, folder: str, how: str, seed: int, models: int
+        self, socket: str, state: str, directory: str, how: str, seed: int, models: int
     ) -> None:
         self.client = epcache.Client(socket)
         self.state, self.how = Path(state), how
         self.random = random.Random(seed)
         self.input = np.random.default_rng(seed).standard_normal((1, WIDTH), dtype=np.float32)
-        self.paths = [Path(folder) / f"{number}.onnx" for number in range(models)]
+        self.paths = [Path(directory) / f"{number}.onnx" for number in range(models)]
         for number, path in enumerate(self.paths):
             generate.mlp(path, WIDTH, LAYERS, seed=1000 + number)
         self.expected = [reference.mlp(path, self.input) for path in self.paths]
@@ -108,7 +108,8 @@ class Cycles:
         self.outcomes["healed" if damage and outcome == "compiled" else outcome] += 1
         if damage and outcome != "compiled":
             self.mistakes.append(
-                f"cycle {cycle}: model {model} was damaged in the store, and its request was a {outcome}"
+                f"cycle {cycle}: model {model} was damaged in the store, and its request was a "
+                f"{outcome}"
             )
         self.check(f"cycle {cycle}, {outcome}", model, session)
         one = Kept(model, session, lease)
@@ -145,7 +146,7 @@ class Cycles:
         self.files[model] = artefact.files
         path = artefact.view_path
         if self.how == "descriptor":
-            # The lock that is the lease belongs to the open folder: it holds until the last
+            # The lock that is the lease belongs to the open directory: it holds until the last
             # descriptor is closed.
             number = os.dup2(artefact.fd, self.number(model))
             path = f"/proc/self/fd/{number}/{artefact.graph}"

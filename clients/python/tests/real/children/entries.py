@@ -87,8 +87,8 @@ class Ways:
 
     def compile(self) -> dict[str, Any]:
         """A copy, loaded with plain ONNX Runtime as its answer says."""
-        with tempfile.TemporaryDirectory() as folder:
-            made = epcache.compile(self._path, folder, ep=self._spec)
+        with tempfile.TemporaryDirectory() as directory:
+            made = epcache.compile(self._path, directory, ep=self._spec)
             options = ort.SessionOptions()
             options.add_provider_for_devices(
                 [inference.device(self._ep)], made.provider_options[self._ep]

@@ -12,11 +12,11 @@ from typing import Any
 import epcache
 import numpy as np
 
-FOLDER = "session.model_external_initializers_file_folder_path"
+DIRECTORY = "session.model_external_initializers_file_folder_path"
 
 
 def run(ep: Any, path: str, width: int, asks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Makes a session for each of `asks`: `in_memory`, `folder` of the external data, `working`
+    """Makes a session for each of `asks`: `in_memory`, `directory` of the external data, `working`
     directory, `on_miss`, `plain`.
     """
     return [_one(tuple(ep), path, width, **ask) for ask in asks]
@@ -27,15 +27,15 @@ def _one(
     path: str,
     width: int,
     in_memory: bool = False,
-    folder: str = "",
+    directory: str = "",
     working: str = "/",
     on_miss: str = "wait",
     plain: bool = False,
 ) -> dict[str, Any]:
     os.chdir(working)
     options = epcache.SessionOptions()
-    if folder:
-        options.add_session_config_entry(FOLDER, folder)
+    if directory:
+        options.add_session_config_entry(DIRECTORY, directory)
     phases: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -19,17 +19,17 @@ EP = (
 WIDTH, BATCHES = 64, (1, 2, 4)
 
 
-def run(socket: str, folder: str, what: str) -> Any:
+def run(socket: str, directory: str, what: str) -> Any:
     warnings.simplefilter("error", epcache.EpcacheWarning)
-    made = [group(Path(folder) / str(seed), seed) for seed in (1, 2)]
+    made = [group(Path(directory) / str(seed), seed) for seed in (1, 2)]
     with epcache.Client(socket) as client:
         return {"together": together, "alone": alone, "refused": refused}[what](client, made)
 
 
-def group(folder: Path, seed: int) -> list[Path]:
+def group(directory: Path, seed: int) -> list[Path]:
     """Writes variants of one model; groups of other seeds have equal names and shapes."""
-    folder.mkdir()
-    paths = [folder / f"rows{batch}.onnx" for batch in BATCHES]
+    directory.mkdir()
+    paths = [directory / f"rows{batch}.onnx" for batch in BATCHES]
     for path, batch in zip(paths, BATCHES, strict=True):
         generate.mlp(path, WIDTH, 2, seed=seed, batch=batch)
     return paths
@@ -43,12 +43,12 @@ def right(session: Any, path: Path) -> bool:
 
 
 def together(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]:
-    """All groups live at the same time, and each is closed in reverse while the other computes on."""
+    """All groups are open at once; each is closed in reverse order while another one computes."""
     loaded = [epcache.SessionGroup(paths, ep=EP, client=client) for paths in groups]
     answer: dict[str, Any] = {
         "outcomes": [[s.epcache.outcome for s in one] for one in loaded],
         "builds": [len({s.epcache.build for s in one}) for one in loaded],
-        "folders": [len({os.path.dirname(s.epcache.path) for s in one}) for one in loaded],
+        "directories": [len({os.path.dirname(s.epcache.path) for s in one}) for one in loaded],
         "right": [
             right(s, p)
             for one, paths in zip(loaded, groups, strict=True)
@@ -103,7 +103,7 @@ class Spoiling(epcache.Client):
 
 
 def refused(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]:
-    """What does not load is reported, and the group that is made in its place is loaded as a whole."""
+    """A group that does not load is reported, and the one compiled instead is loaded as a whole."""
     assert client._connections.socket is not None
     spoiling = Spoiling(client._connections.socket)
     spoiling.state = Path(client._connections.socket).parent / "state"

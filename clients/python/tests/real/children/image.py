@@ -12,10 +12,10 @@ import onnxruntime as ort
 
 def run(model: dict[str, Any], graph: str, ep: str, options: dict[str, str]) -> dict[str, Any]:
     """Returns what it computes, and who executed the nodes."""
-    with tempfile.TemporaryDirectory(prefix="epcached-profile-") as folder:
+    with tempfile.TemporaryDirectory(prefix="epcached-profile-") as directory:
         settings = inference.session_options(ep, options, model["dimensions"])
         settings.enable_profiling = True
-        settings.profile_file_prefix = str(Path(folder) / "profile")
+        settings.profile_file_prefix = str(Path(directory) / "profile")
         session = ort.InferenceSession(graph, settings, enable_fallback=0)
         arrays = inference.outputs(session, model)
         return {

@@ -19,7 +19,8 @@ import onnxruntime as ort
 
 # What is written down of each answer.
 ANSWER = (
-    "outcome request_key build sdk_version why runtime compatibility compatibility_source compatibility_reason provider_options "
+    "outcome request_key build sdk_version why runtime compatibility compatibility_source "
+    "compatibility_reason provider_options "
     "session_options"
 ).split()
 
@@ -43,15 +44,15 @@ def run(
 
     It ends before when there is a file `stop`, when its libraries were replaced, or do not load.
     The process says which ONNX Runtime and which library of the provider it has loaded, as the
-    sessions of epcache do. Artefacts that are refused are copied to folders beside `said`.
+    sessions of epcache do. Artefacts that are refused are copied to directories beside `said`.
     """
     library = importlib.import_module(inference.PACKAGES[ep]).get_library_path()
     descriptor = os.open(library, os.O_RDONLY)
     device = inference.device(ep)
-    folder = os.path.join(os.path.dirname(ort.__file__), "capi")
+    directory = os.path.join(os.path.dirname(ort.__file__), "capi")
     runtime = epcache.Runtime(
         ort_version=ort.__version__,
-        ort_library=next(iter(glob.glob(f"{folder}/libonnxruntime.so.{ort.__version__}")), ""),
+        ort_library=next(iter(glob.glob(f"{directory}/libonnxruntime.so.{ort.__version__}")), ""),
         libraries=(epcache.Library(ep, library, descriptor),),
     )
     opened = os.readlink(f"/proc/self/fd/{descriptor}")

@@ -27,7 +27,7 @@ def run(
 ) -> dict[str, Any]:
     """Returns the outputs, and what came of each way to other views: as root, and as nobody.
 
-    `graph` is the view's, below `fd`. `sibling` says where another view is: its "scope" folder,
+    `graph` is the view's, below `fd`. `sibling` says where another view is: its "scope" directory,
     "view" and "graph".
     """
     warm_up(ep, options)
@@ -52,8 +52,8 @@ def warm_up(ep: str, options: dict[str, str]) -> None:
     """Loads all that the libraries load late, Python's modules too, because the user `nobody` may
     not read the directories where they were installed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        source, graph = Path(folder) / "warm.onnx", Path(folder) / "warm_ctx.onnx"
+    with tempfile.TemporaryDirectory() as directory:
+        source, graph = Path(directory) / "warm.onnx", Path(directory) / "warm_ctx.onnx"
         generate.mlp(source, width=64, layers=2)
         ort.ModelCompiler(inference.session_options(ep, options, {}), str(source)).compile_to_file(
             str(graph)
@@ -84,7 +84,7 @@ def attempts(fd: int, sibling: dict[str, str]) -> dict[str, str]:
             f"{view}/{graph}", keep(os.open("..", os.O_PATH, dir_fd=fd))
         ),
         "fchdir, then ../sibling": lambda: (os.fchdir(fd), read(f"../{view}/{graph}")),
-        "out of the inner folder": lambda: read(
+        "out of the inner directory": lambda: read(
             f"/proc/self/fd/{fd}/{os.listdir(fd)[0]}/../../{view}/{graph}"
         ),
         "stat ../sibling": lambda: os.stat(f"../{view}", dir_fd=fd),
@@ -100,7 +100,9 @@ def writes(fd: int, graph: str) -> dict[str, str]:
         "make a file": lambda: os.open(f"{inner}/new", os.O_CREAT | os.O_WRONLY, dir_fd=fd),
         "unlink the graph": lambda: os.unlink(graph, dir_fd=fd),
         "chmod the graph": lambda: os.chmod(f"/proc/self/fd/{fd}/{graph}", 0o666),
-        "rename the inner folder": lambda: os.rename(inner, "other", src_dir_fd=fd, dst_dir_fd=fd),
+        "rename the inner directory": lambda: os.rename(
+            inner, "other", src_dir_fd=fd, dst_dir_fd=fd
+        ),
     }
     return {name: outcome(way) for name, way in ways.items()}
 

@@ -8,7 +8,7 @@ from typing import Any
 import epcache
 
 
-def run(ep: str, folder: str, asks: list[dict[str, Any]]) -> list[str]:
+def run(ep: str, directory: str, asks: list[dict[str, Any]]) -> list[str]:
     """Returns the outcome of each session; several paths are a group."""
     outcomes = []
     for ask in asks:
@@ -19,12 +19,12 @@ def run(ep: str, folder: str, asks: list[dict[str, Any]]) -> list[str]:
         if isinstance(ask["path"], str):
             outcomes.append(
                 epcache.InferenceSession(
-                    os.path.join(folder, ask["path"]), options, **wishes
+                    os.path.join(directory, ask["path"]), options, **wishes
                 ).epcache.outcome
             )
             continue
         with epcache.SessionGroup(
-            [os.path.join(folder, path) for path in ask["path"]], options, **wishes
+            [os.path.join(directory, path) for path in ask["path"]], options, **wishes
         ) as sessions:
             (outcome,) = {session.epcache.outcome for session in sessions}
         outcomes.append(outcome)

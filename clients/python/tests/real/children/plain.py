@@ -1,4 +1,4 @@
-"""What an application does without epcached: compiles the model itself, and loads its own artefact."""
+"""An application without epcached: it compiles the model itself, and loads its own artefact."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def run(
     """Returns, for "sidecar" and "embedded", the files that there are then and the outputs."""
     result = {}
     for form in ("sidecar", "embedded"):
-        with tempfile.TemporaryDirectory(prefix="epcached-plain-") as folder:
-            graph = str(Path(folder) / "model_ctx.onnx")
+        with tempfile.TemporaryDirectory(prefix="epcached-plain-") as directory:
+            graph = str(Path(directory) / "model_ctx.onnx")
             settings = inference.session_options(ep, options, model["dimensions"])
             more = {"graph_optimization_level": inference.LEVELS[level]} if level else {}
             compiler = ort.ModelCompiler(
@@ -28,7 +28,7 @@ def run(
             # Without this an artefact that is refused would be run by the CPU execution provider.
             session = ort.InferenceSession(graph, settings, enable_fallback=0)
             result[form] = {
-                "files": len(list(Path(folder).iterdir())),
+                "files": len(list(Path(directory).iterdir())),
                 "providers": session.get_providers(),
                 "outputs": inference.exact(inference.outputs(session, model)),
             }

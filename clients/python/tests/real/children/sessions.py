@@ -24,18 +24,18 @@ def run(
     plain: bool = False,
 ) -> dict[str, Any]:
     """Makes `times` sessions on `ep`; `plain` ones ask no daemon. With `truncate_in`, the state
-    folder of a daemon, each finds its artefact cut in half.
+    directory of a daemon, each finds its artefact cut in half.
 
     Returns the version of ONNX Runtime, and for each session its report, providers, outputs, who
     executed the nodes, the warnings and the seconds it took; or "error" with the name of the
     exception's class.
     """
     ep = ep if isinstance(ep, str) else tuple(ep)
-    with tempfile.TemporaryDirectory(prefix="epcached-profile-") as folder:
+    with tempfile.TemporaryDirectory(prefix="epcached-profile-") as directory:
         return {
             "version": ort.__version__,
             "sessions": [
-                one(model, path, ep, folder, truncate_in, on_miss, plain) for _ in range(times)
+                one(model, path, ep, directory, truncate_in, on_miss, plain) for _ in range(times)
             ],
         }
 
@@ -44,14 +44,14 @@ def one(
     model: dict[str, Any],
     path: str,
     ep: Any,
-    folder: str,
+    directory: str,
     truncate_in: str,
     on_miss: str,
     plain: bool,
 ) -> dict[str, Any]:
     options = epcache.SessionOptions()
     options.enable_profiling = True
-    options.profile_file_prefix = str(Path(folder) / "profile")
+    options.profile_file_prefix = str(Path(directory) / "profile")
     for name, value in model["dimensions"].items():
         options.add_free_dimension_override_by_name(name, value)
     client = Truncating(truncate_in) if truncate_in else False if plain else None
