@@ -26,17 +26,17 @@ func TestBackgroundPackingReleasesTheLockForWaiters(t *testing.T) {
 		store.Packing{When: store.PackAlways}, func(ctx context.Context) error {
 			comes.Do(func() {
 				go func() {
-					leave, err := kept.LockForms(ctx)
+					leave, err := kept.LockForm(ctx)
 					if assert.NoError(t, err) {
 						close(had)
 						leave()
 					}
 				}()
-				for !kept.FormsWanted() {
+				for !kept.FormLockContended() {
 					time.Sleep(time.Millisecond)
 				}
 			})
-			return b.cache.Store.Packer().AwaitIdleTurn(ctx)
+			return b.cache.Store.Packer().AwaitIdleLocked(ctx)
 		})
 	require.NoError(t, err)
 	require.Zero(t, freed)

@@ -191,7 +191,7 @@ var Boot = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(b))
 })
 
-// isUnreadable: the disk cannot give the bytes, or a link (ELOOP) or a socket (ENXIO) stands there.
+// isUnreadable: the disk cannot give the bytes, or a link (ELOOP) or a socket (ENXIO) is there.
 func isUnreadable(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
 }
@@ -220,7 +220,7 @@ func Owner(info os.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }
 //
 // Paths are absolute or relative to the working directory; errors are those of package os.
 type FS interface {
-	// Mkdir makes a directory of mode 0700, or leaves the one that stands there.
+	// Mkdir makes a directory of mode 0700, or leaves an existing one.
 	Mkdir(path string) error
 	// ReadDir gives the sorted names in a directory.
 	ReadDir(path string) ([]string, error)

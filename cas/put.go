@@ -196,7 +196,7 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest,
 	return nil
 }
 
-// linkNew links path to the blob's name, unless a sound blob stands there already. A damaged one is
+// linkNew links path to the blob's name, unless a sound blob has it already. A damaged one is
 // set aside: its bytes are here again. The blob's lock is held.
 func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) (made bool,
 	err error) {

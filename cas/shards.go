@@ -9,7 +9,7 @@ import (
 )
 
 // Shards are the directories 00 to ff in a directory. Each is made with the first file that it
-// gets, durably, because a file is not durable before the directory that it stands in.
+// gets, durably, because a file is not durable before its directory.
 type Shards struct {
 	FS  FS
 	Dir string // their directory

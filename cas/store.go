@@ -3,7 +3,7 @@
 // A blob is a file of mode 0444 named by the BLAKE3 digest of its plain bytes. Put, PutFile and
 // AdoptHashed return only when the bytes and the name are durable: data synced, linked without
 // replacing, directory synced. A crash at any step leaves at most a temporary file, which the next
-// Open removes; a name in the store never stands over missing or partial bytes.
+// Open removes; a name in the store never refers to missing or partial bytes.
 //
 // A blob is hashed when it is stored. Afterwards its Stamp is believed: while device, inode, size
 // and times hold, a blob is served without being read; as soon as they differ it is hashed before

@@ -30,9 +30,9 @@ type PieceGate func(ctx context.Context) (leave func(), err error)
 
 type pieceGateKey struct{}
 
-// WithPieceGate returns a context under which [Sum] takes a turn for each piece.
-func WithPieceGate(ctx context.Context, turns PieceGate) context.Context {
-	return context.WithValue(ctx, pieceGateKey{}, turns)
+// WithPieceGate returns a context under which [Sum] passes the gate for each piece.
+func WithPieceGate(ctx context.Context, gate PieceGate) context.Context {
+	return context.WithValue(ctx, pieceGateKey{}, gate)
 }
 
 // pieces are shared by everything that hashes: a buffer a core is all that it needs.
@@ -63,10 +63,10 @@ func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 	nodes := make([][8]uint32, count) // chaining values of the pieces
 	var only guts.Node                // the piece, if there is one alone
 	var next atomic.Int64             // the piece that the next free worker takes
-	turns, _ := ctx.Value(pieceGateKey{}).(PieceGate)
+	gate, _ := ctx.Value(pieceGateKey{}).(PieceGate)
 	one := func(i int64) error {
-		if turns != nil && count > 1 {
-			leave, err := turns(ctx)
+		if gate != nil && count > 1 {
+			leave, err := gate(ctx)
 			if err != nil {
 				return err
 			}

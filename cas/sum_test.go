@@ -122,8 +122,8 @@ func BenchmarkSum(b *testing.B) {
 	})
 }
 
-// A turn is held while a piece is read and hashed, and no longer.
-func TestSumTakesATurnForEachPiece(t *testing.T) {
+// The gate is held while a piece is read and hashed, and no longer.
+func TestSumHoldsTheGateForEachPiece(t *testing.T) {
 	const count = 5
 	data := make([]byte, count*pieceSize-1)
 	var taken, held, most atomic.Int64
@@ -141,7 +141,7 @@ func TestSumTakesATurnForEachPiece(t *testing.T) {
 	require.Zero(t, held.Load())
 	require.LessOrEqual(t, most.Load(), int64(runtime.GOMAXPROCS(0)))
 
-	failed := errors.New("no turn")
+	failed := errors.New("no entry")
 	ctx = WithPieceGate(t.Context(), func(context.Context) (func(), error) { return nil, failed })
 	_, err = Sum(ctx, bytes.NewReader(data), 0, int64(len(data)))
 	require.ErrorIs(t, err, failed)

@@ -170,7 +170,7 @@ type EPUsed = workerproto.EPResult
 type CheckJob struct {
 	Runtime Runtime
 	EPs     []EP
-	Graph   string // absolute path; sidecars, or external data, stand beside it
+	Graph   string // absolute path; sidecars, or external data, are beside it
 	Zeros   int64  // size of free dimensions with which it is then run on zeros; 0: it is not run
 
 	// Against is the absolute path of the model that Graph was compiled from; "": none. It is
@@ -179,7 +179,7 @@ type CheckJob struct {
 	Against string
 
 	// Share are further graphs, loaded after Graph and in this order, in the same process and with
-	// the same options; they stand beside it. All are released in reverse. With ShareOptions among
+	// the same options; they are beside it. All are released in reverse. With ShareOptions among
 	// the SessionOptions it is how several members of a group are loaded.
 	Share []string
 
@@ -265,7 +265,7 @@ const (
 	Unsupported         Verdict = 3
 )
 
-// String gives the verdict's name as it stands in replies and listings.
+// String returns the verdict's name in replies and listings.
 func (v Verdict) String() string {
 	names := []string{"unknown", "optimal", "prefer_recompilation", "unsupported"}
 	if v < Unknown || v > Unsupported {

@@ -123,7 +123,7 @@ func (e *NoNodesError) Error() string {
 func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i, line := range lines {
-		// a signal that Go reports: the reason stands before it, or is the signal
+		// a signal that Go reports: the reason is before it, or is the signal
 		if strings.HasPrefix(line, "SIG") && strings.Contains(line, ": ") {
 			return strings.TrimSpace(lines[max(i-1, 0)])
 		}

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Find reads the runtime that stands in dir: a directory of `pip install --target`, a virtual
+// Find reads the runtime in dir: a directory of `pip install --target`, a virtual
 // environment, or a plain directory of libraries. It loads nothing and looks only at names and ELF
 // headers. Without a libonnxruntime, or without any library of a known EP, the error wraps
 // ErrNotFound and says what was looked for.

@@ -73,7 +73,7 @@ func sourceOf(graph string) (string, bool) {
 }
 
 // keepSources copies those files of the source beside the compiled graph that the artefact needs,
-// because it has to stand on its own: external data that the graph refers to, and with weightless
+// because it has to be complete: external data that the graph refers to, and with weightless
 // contexts, which only the EP can read, all external data and the source model itself. before are
 // the names in the directory that are not output; those that became part of it are taken out.
 func keepSources(ctx context.Context, job Job, before []string) ([]string, error) {

@@ -45,18 +45,18 @@ func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto
 	req.Model = filepath.Join(given, filepath.Base(req.Model))
 	if source, has := req.Options.SessionOptions[sourceOption]; has {
 		req.Options.SessionOptions = maps.Clone(req.Options.SessionOptions)
-		// it stands beside it, too
+		// it is beside it, too
 		req.Options.SessionOptions[sourceOption] = filepath.Join(given, filepath.Base(source))
 	}
 	req.Share = slices.Clone(req.Share)
-	for i, m := range req.Share { // they stand beside it
+	for i, m := range req.Share { // they are beside it
 		req.Share[i].Model = filepath.Join(given, filepath.Base(m.Model))
 	}
 	return req, func() {}, nil
 }
 
 // openModels lets the group reach a request's models in Scratch until undo is called. Those of a
-// group may stand in several directories.
+// group may be in several directories.
 func (o *ORT) openModels(req workerproto.Request) (undo func(), err error) {
 	var shared []string
 	undo = func() {

@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// Runtime is one ONNX Runtime with the EP libraries that stand beside it. All paths are absolute.
+// Runtime is one ONNX Runtime with the EP libraries beside it. All paths are absolute.
 type Runtime struct {
 	Directory  string // the directory that Find was given
 	ORTLibrary string // libonnxruntime.so.X.Y.Z

@@ -25,7 +25,7 @@ type Assembled struct {
 }
 
 // Assemble gives the blob of a valid recipe as a Source. open is called at most once for each
-// base, when its bytes are first needed, and must answer with a blob that stands whole: with
+// base, when its bytes are first needed, and must answer with a whole blob: with
 // cas.ErrNotFound for one that is packed. Close closes what was opened.
 func Assemble(r *Recipe, open func(cas.Digest) (Source, error)) (*Assembled, error) {
 	if err := r.Validate(); err != nil {

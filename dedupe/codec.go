@@ -39,7 +39,7 @@ import (
 //	              what the extent before took from that base (0 for the first); uv period, if
 //	              repeated
 //
-// In version 2 there stand behind the bases, and extents of base c take from the frames:
+// In version 2 the frames follow the bases; extents of base c take from them:
 //
 //	8     s, bytes that come out of all frames
 //	4     b, bytes that come out of each but the last: a power of two, from 64 KiB to 1 MiB
@@ -62,7 +62,7 @@ const (
 )
 
 // Encode returns the recipe as the bytes of a file, after Validate; of one with
-// frames what stands before these. One recipe has one encoding.
+// frames the bytes before them. One recipe has one encoding.
 func (r *Recipe) Encode() ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err

@@ -46,7 +46,7 @@ type framedFile struct {
 	fs   cas.FS
 	path string
 	head int64         // where the frames begin
-	sum  [sumSize]byte // what stands before: another sum says that it is another recipe by now
+	sum  [sumSize]byte // of the bytes before; another sum: the recipe was replaced
 }
 
 func (f *Frames) plain(i int) int64 { return min(f.Each, f.Size-int64(i)*f.Each) }

@@ -1,7 +1,7 @@
 // Package dedupe keeps the recipes of packed blobs, and applies them byte for
 // byte. Package match finds what blobs share.
 //
-// A Recipe rebuilds a packed blob from extents: ranges of other blobs, its bases, which stand
+// A Recipe rebuilds a packed blob from extents: ranges of other blobs, its bases, which are
 // whole in the store. The bytes that no other blob has are a base too, the recipe's own
 // literals, which later recipes may use directly. Recipes have depth one: a base is never
 // packed itself. A short run that is repeated, such as zeros, is one extent with a period. Or a
@@ -33,7 +33,7 @@ const (
 	MaxSize    = 1 << 56 // bytes of a blob
 )
 
-// Base is a blob that stands whole in the store and that recipes take
+// Base is a blob that is whole in the store and that recipes take
 // bytes from. It is never packed itself.
 type Base struct {
 	Digest cas.Digest
@@ -76,8 +76,8 @@ type Recipe struct {
 	Frames *Frames
 }
 
-// Validate returns a *FormatError unless the recipe is sound in itself: extents that cover the
-// blob, inside their bases, limits kept, no base that is the blob, stands twice, or is not needed.
+// Validate returns a *FormatError unless the recipe is consistent: its extents cover the blob and
+// are inside their bases; limits hold; no base is the blob, listed twice, or unused.
 func (r *Recipe) Validate() error {
 	if r.Size < 0 || r.Size > MaxSize {
 		return invalid("size", "%d bytes", r.Size)

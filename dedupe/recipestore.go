@@ -146,7 +146,7 @@ func (s *RecipeStore) openDir(dir string) error {
 		}
 		p := Problem{Path: filepath.Join(recipesName, path), Newer: errors.Is(err, ErrNewer),
 			Detail: err.Error()}
-		// An error of the system says nothing of what stands there: memory may have been short, and
+		// An error of the system says nothing of what is there: memory may have been short, and
 		// a disk may give later what it does not give now.
 		noGood := cas.IsUnsound(err) && !errors.Is(err, syscall.EIO)
 		p.Unread = !p.Newer && !noGood && !errors.As(err, new(*FormatError))

@@ -44,7 +44,7 @@ type DetachedContext struct {
 	Bytes *io.SectionReader
 }
 
-// Embed plans the embedded form of the artefact that m was read of: each context that stands in a
+// Embed plans the embedded form of the artefact that m was read of: each context in a
 // file beside the graph goes into the node that names the file. sidecars has the files of
 // [Model.ContextFiles]. Nodes with main_context 0, and whatever else is in the graph, stay as they
 // are, to the byte. No file is read but the graph's tables.

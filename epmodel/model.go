@@ -86,7 +86,7 @@ type Initializer struct {
 	Type      int32  // TensorProto.DataType
 	Shape     []int64
 	Sparse    bool
-	// the data stands in float_data, string_data, ...; Length is then 0 unless it is packed in one
+	// the data is in float_data, string_data, ...; Length is then 0 unless it is packed in one
 	// piece
 	Typed    bool
 	Location string // external data file; "" when the bytes are in the graph file
@@ -115,14 +115,14 @@ type Context struct {
 	DLCContext string
 	// the files that OpenVINO's attribute weights_metadata_map names, each once
 	WeightLocations []string
-	EmbedMode       int64 // 1: the context stands in the node; 0: in a sidecar
+	EmbedMode       int64 // 1: the context is in the node; 0: in a sidecar
 	MainContext     int64 // 0: the context is another node's
 	MaxSize         int64
 	// the embedded bytes in the graph file, when EmbedMode is not 0
 	Inline Range
 	// every other attribute that is a short text or a number, those outside the schema too
 	Attributes map[string]string
-	// every other attribute that is neither: where its value stands
+	// every other attribute that is neither: the range of its value
 	Long            map[string]Range
 	Inputs, Outputs int   // how many the node has
 	Offset          int64 // of the NodeProto in the graph file

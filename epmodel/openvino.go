@@ -96,7 +96,7 @@ type bson struct {
 	memoryUsed int
 	refs       []Reference
 
-	position Range   // where the document itself stands
+	position Range   // the range of the document itself
 	blobs    []Named // of blob_metadata_map
 }
 

@@ -78,7 +78,7 @@ type walker struct {
 	*reader
 	m       *Model
 	trained int            // training_info entries seen
-	files   map[string]int // where each external location stands in Model.External
+	files   map[string]int // the index of each external location in Model.External
 	each    func(*walker, *Initializer)
 	current Initializer // the tensor that is being read; valid until the next one
 }

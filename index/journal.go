@@ -384,7 +384,7 @@ func (j *Journal) sync(upTo uint64) error {
 }
 
 // rewrite makes a new journal of all states, pins and tombstones, and the latest events. The rename
-// is its commit point; before it the old file stands. On a full disk it takes of
+// is its commit point; before it the old file is valid. On a full disk it takes of
 // the reserve. appending is held.
 func (j *Journal) rewrite() error {
 	if j.file != nil {

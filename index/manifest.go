@@ -67,7 +67,7 @@ func decodeManifest(name string, file []byte) (Build, error) {
 	return b, nil
 }
 
-// openManifest checks what stands around the body. The version comes before
+// openManifest checks the bytes around the body. The version comes before
 // the checksum, which a newer format may have elsewhere.
 func openManifest(name string, file []byte) ([]byte, error) {
 	if len(file) < headerSize || string(file[:8]) != manifestMagic {

@@ -26,7 +26,7 @@ const (
 	nameModel
 )
 
-// nameBytes is how much of a digest, or of a model name's BLAKE3, stands in a
+// nameBytes is how much of a digest, or of a model name's BLAKE3, is in a
 // row: enough to distinguish nearly all. The record decides.
 const nameBytes = 8
 
@@ -108,7 +108,7 @@ func (x *Index) EachOfModel(ctx context.Context, d cas.Digest, name string,
 // rowPrefix is what the keys of some rows begin with; they end with a build id.
 type rowPrefix struct{ bucket, prefix []byte }
 
-// prefixesOf lists where builds of a name may stand.
+// prefixesOf lists where builds of a name may be.
 func (x *Index) prefixesOf(name string) []rowPrefix {
 	rows := []rowPrefix{{bucketNames, modelNameKey(name, nil)}}
 	digits := name[:len(name)&^1] // a half byte more: the record decides

@@ -66,7 +66,7 @@ func seal(bucket, key, value []byte) []byte {
 	return append(append(make([]byte, 0, sealSize+len(value)), sum[:sealSize]...), value...)
 }
 
-// unseal returns the value, which stands in sealed.
+// unseal returns the value, which is in sealed.
 func unseal(bucket, key, sealed []byte) ([]byte, error) {
 	var scratch []byte
 	return unsealIn(&scratch, bucket, key, sealed)

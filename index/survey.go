@@ -43,7 +43,7 @@ type Blob struct {
 type Survey struct {
 	Builds []Brief
 	Blobs  []Blob
-	// where in Blobs those stand that were asked for, as far as builds need them
+	// indices in Blobs of the requested ones, as far as builds need them
 	At map[cas.Digest]uint32
 }
 
@@ -62,7 +62,7 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{},
 	// at once, with some more that come meanwhile: growing, it would be copied again and again
 	n := space.Builds + space.Builds/64
 	s := &Survey{Builds: make([]Brief, 0, n), At: make(map[cas.Digest]uint32, len(at))}
-	of := make(map[BuildID]uint32, n) // where each stands
+	of := make(map[BuildID]uint32, n) // the index of each
 	texts := make(map[string]string)  // each is kept once
 	retracting := x.retracting()
 	err = x.db.rows(ctx, bucketBriefs, func(key, value []byte) error {

@@ -187,7 +187,7 @@ type State struct {
 }
 
 // Event is one line of history, of a request or of the machine. Samples of
-// earlier versions lack what stands after Text.
+// earlier versions lack the fields after Text.
 type Event struct {
 	At         time.Time
 	Kind       string     // "compiled", "failed", "retracted", ...

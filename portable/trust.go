@@ -15,7 +15,7 @@ import (
 // key that signs trust documents, and no builds.
 type Key struct {
 	ID   string
-	File string // that it stands in
+	File string // that contains it
 
 	EPs      []string // only builds of these execution providers; none: of all
 	Builders []string // only those that these builders made

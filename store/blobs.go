@@ -146,7 +146,7 @@ func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	if len(wrong) == 0 {
 		return nil
 	}
-	leave, err := st.forms.LockForms(ctx) // no blob is packed meanwhile
+	leave, err := st.forms.LockForm(ctx) // no blob is packed meanwhile
 	if err != nil {
 		return err
 	}

@@ -145,14 +145,14 @@ func (s *Packer) BeginRequest() (done func()) {
 
 // AwaitIdle blocks while a request or a compile is under way, and then lets background work run for
 // half of the time, because other programs need the processor as well. It returns at once while a
-// caller waits for the turn in which forms are changed, or a collection for a blob that is being
-// read: the work that is kept here may hold that, and requests may wait for the collector.
+// caller waits for the form lock, or a collection for a blob that is being read: the work that is
+// kept here may hold that, and requests may wait for the collector.
 func (s *Packer) AwaitIdle(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
 	pause := min(time.Since(s.last), maxPause)
 	for {
-		if s.st.forms.FormsWanted() || s.sweepAll.Load() > 0 {
+		if s.st.forms.FormLockContended() || s.sweepAll.Load() > 0 {
 			s.last = time.Now()
 			return ctx.Err()
 		}
@@ -189,15 +189,15 @@ func (s *Packer) interruptReads() (done func()) {
 	return func() { s.sweepAll.Add(-1) }
 }
 
-// AwaitIdleTurn is the gate of work that has the turn, and can be given up between two pieces. It
-// closes for good, with packing.ErrInUse, when a caller waits for the turn, or a collection for
-// what is read: the blob is packed another time. Compacting has the other gate, because half of it
-// leaves more on the disk than there was before.
-func (s *Packer) AwaitIdleTurn(ctx context.Context) error {
+// AwaitIdleLocked is the gate of work that holds the form lock, and can be given up between two
+// pieces. It closes for good, with packing.ErrInUse, when a caller waits for the lock, or a
+// collection for a blob that is read: the blob is packed another time. Compacting has
+// the other gate, because half of it leaves more on the disk than there was before.
+func (s *Packer) AwaitIdleLocked(ctx context.Context) error {
 	if err := s.AwaitIdleRead(ctx); err != nil {
 		return err
 	}
-	if s.st.forms.FormsWanted() {
+	if s.st.forms.FormLockContended() {
 		return fmt.Errorf("%w: waiting to pack or unpack", packing.ErrInUse)
 	}
 	return nil
@@ -364,7 +364,7 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 		if err := s.AwaitIdle(ctx); err != nil {
 			return err
 		}
-		_, err := s.st.packer.PackBuildWith(ctx, id, when, s.AwaitIdleTurn)
+		_, err := s.st.packer.PackBuildWith(ctx, id, when, s.AwaitIdleLocked)
 		if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
 			if ctx.Err() != nil {
 				return ctx.Err()

@@ -150,7 +150,7 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	if !packing.IsMissingOrDamaged(err) {
 		return false, err
 	}
-	leave, err := p.st.forms.LockForms(ctx)
+	leave, err := p.st.forms.LockForm(ctx)
 	if err != nil {
 		return false, err
 	}

@@ -52,10 +52,10 @@ type Client struct {
 // call is a request that waits for its answer. A slow progress callback loses reports, never the
 // answer.
 type call struct {
-	answer   chan reply // room for one
+	answer   chan reply // buffered for one
 	progress chan *wire.Progress
 	events   chan *wire.Event // of a subscription
-	missed   atomic.Bool      // an event made room for a later one
+	missed   atomic.Bool      // an event was dropped for a later one
 }
 
 type reply struct {

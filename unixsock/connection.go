@@ -26,7 +26,7 @@ type connection struct {
 	released bool         // it is not in Server.total any more; guarded by Server.mu
 	used     atomic.Int64 // when its last request came, or it was made; UnixNano
 
-	ended chan error // why there is no more to read; has room for it
+	ended chan error // why there is no more to read; buffered
 	reads heldSlot   // in which the next frame is read; of the goroutine that reads
 
 	ctx      context.Context // ends the requests
@@ -82,8 +82,8 @@ func (c *connection) closeSilently() {
 // serve reads until the connection ends, and returns after its last request.
 func (c *connection) serve() {
 	wake := context.AfterFunc(c.ctx, func() {
-		// Wakes the reader, and writers that wait for room; fails only if the connection is closed
-		// already.
+		// Wakes the reader, and writers that wait for buffer space; fails only if the connection is
+		// closed already.
 		_ = c.stream.conn.SetDeadline(time.Unix(1, 0))
 	})
 	defer wake()
@@ -172,12 +172,12 @@ func (c *connection) continueReading() {
 // because the Go scheduler is fair to goroutines and not to users.
 func (c *connection) takeReadSlot() {
 	if c.reads.requestSlot == nil {
-		c.reads = c.user.turns.take(c.ctx, nil)
+		c.reads = c.user.slots.take(c.ctx, nil)
 	}
 }
 
 func (c *connection) endReadSlot() {
-	c.user.turns.end(c.reads)
+	c.user.slots.end(c.reads)
 	c.reads = heldSlot{}
 }
 

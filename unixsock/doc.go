@@ -3,7 +3,7 @@
 // backend that answers them, and knows no storage.
 //
 // A frame is a 4-byte little-endian length, 1 to 1 MiB, and that many bytes of one wire.Envelope;
-// descriptors travel with its first byte. The rules stand in wire/epcached.proto beside the fields
+// descriptors travel with its first byte. wire/epcached.proto has the rules beside the fields
 // they belong to.
 //
 // Promises: no memory is taken on the word of a peer, only for bytes that arrived; every descriptor

@@ -37,7 +37,7 @@ type limits struct {
 	// of the frames of requests in flight, and requestBytes for each of them
 	RequestBytesPerUID  int
 	FrameBytesPerUID    int // of buffers for frames that are arriving
-	RunningPerUID       int // requests of one user that have just begun; see turns.go
+	RunningPerUID       int // requests of one user that have just begun; see requestslots.go
 	DescriptorsPerUID   int // received and held for requests
 	SlowPerUID          int // requests with files that may never answer
 	Slow                int // and of all users

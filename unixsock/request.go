@@ -148,7 +148,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 		inline = c
 	}
 	c.endReadSlot()
-	turn := c.user.turns.take(c.ctx, inline)
+	slot := c.user.slots.take(c.ctx, inline)
 	c.server.overseer.wakeUp()
 	err = c.overLimits(r)
 	if err == nil && message == nil {
@@ -166,11 +166,11 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 		// List and others may take their time, and a request that is here already must not wait
 		go func() {
 			c.handle(r, message)
-			c.user.turns.end(turn)
+			c.user.slots.end(slot)
 		}()
 		return true, nil
 	}
-	if c.user.turns.end(turn) || inline == nil {
+	if c.user.slots.end(slot) || inline == nil {
 		return true, err
 	}
 	return false, nil // another goroutine reads, and finds out why the connection has ended

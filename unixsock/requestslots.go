@@ -31,7 +31,7 @@ const crowdedFor = time.Second
 
 // requestSlots bounds the requests of one user that run, so that they do not take the processors
 // from those of others. A request that takes longer than the overseer's looks mostly waits for
-// something else: it goes on, and the next one has its turn.
+// something else: it continues, and the next one gets its slot.
 type requestSlots struct {
 	slots   []*requestSlot
 	free    chan *requestSlot
@@ -39,7 +39,7 @@ type requestSlots struct {
 	crowded *atomic.Bool // Server.crowded
 }
 
-// heldSlot is a request's right to run: the place, and the request's number in it.
+// heldSlot is a request's right to run: the slot, and the request's number in it.
 type heldSlot struct {
 	*requestSlot
 	number uint64
@@ -48,9 +48,9 @@ type heldSlot struct {
 // requestSlot is a slot in which requests run, one after the other.
 type requestSlot struct {
 	running  atomic.Uint64 // number of the request; 0: there is none
-	last     uint64        // number that was given out; of the request that takes the place
+	last     uint64        // number that was given out; of the request in the slot
 	lastSeen uint64        // running at the overseer's last look; of the overseer alone
-	began    time.Time     // when the request took the place
+	began    time.Time     // when the request took the slot
 	inline   *connection   // whose reader answers; nil: another goroutine does
 }
 
@@ -64,7 +64,7 @@ func newRequestSlots(n int, crowded *atomic.Bool) *requestSlots {
 	return t
 }
 
-// take waits for a turn. There is none if the context ends before.
+// take waits for a slot. The result is empty if the context ends before.
 func (t *requestSlots) take(ctx context.Context, inline *connection) heldSlot {
 	var p *requestSlot
 	select {
@@ -86,7 +86,7 @@ func (t *requestSlots) take(ctx context.Context, inline *connection) heldSlot {
 	return own
 }
 
-// end passes the turn on, and reports whether the request still had it.
+// end releases the slot, and reports whether the request still held it.
 func (t *requestSlots) end(own heldSlot) bool {
 	if own.requestSlot == nil {
 		return true
@@ -109,8 +109,8 @@ func (t *requestSlots) release(p *requestSlot) {
 	t.free <- p
 }
 
-// passOnSlow takes away the turns that requests had at the last look, and has another goroutine
-// read where the reader answers. It reports whether any request runs.
+// passOnSlow takes the slots from requests that held them at the last look, and has another
+// goroutine read where the reader answers. It reports whether any request runs.
 func (t *requestSlots) passOnSlow() (busy bool) {
 	for _, p := range t.slots {
 		number := p.running.Load()
@@ -177,7 +177,7 @@ func (s *Server) passOnSlowReaders() (busy bool) {
 	}
 	s.crowded.Store(served > 1)
 	for _, u := range s.users {
-		busy = u.turns.passOnSlow() || busy
+		busy = u.slots.passOnSlow() || busy
 	}
 	return busy
 }

@@ -66,7 +66,7 @@ type user struct {
 	requestBytes, frameBytes, descriptors, unread, subscriptions, slow atomic.Int64
 
 	used        atomic.Int64 // when its last request came; UnixNano
-	turns       *requestSlots
+	slots       *requestSlots
 	connections map[*connection]struct{} // guarded by Server.mu
 }
 
@@ -358,7 +358,7 @@ func (s *Server) register(c *connection) error {
 	}
 	u := s.users[c.account]
 	if u == nil {
-		u = &user{account: c.account, turns: newRequestSlots(s.limits.RunningPerUID, &s.crowded),
+		u = &user{account: c.account, slots: newRequestSlots(s.limits.RunningPerUID, &s.crowded),
 			connections: make(map[*connection]struct{})}
 	}
 	if err := s.checkUserConnections(u); err != nil {

@@ -32,7 +32,7 @@ type stream struct {
 	offset     int64
 	// at most two: of a frame that is not complete yet, and of the one behind it
 	batches []batch
-	// room for MaxDescriptors and no more: the kernel closes the rest, and says so
+	// space for MaxDescriptors and no more: the kernel closes the rest, and says so
 	oob       [272]byte
 	recv      func(fd uintptr) bool
 	readBytes int
@@ -53,7 +53,7 @@ type stream struct {
 	out     []byte
 	outOOB  []byte
 	outErr  error
-	once    bool // do not wait for room
+	once    bool // do not wait for buffer space
 }
 
 func newStream(conn *net.UnixConn) (*stream, error) {
@@ -304,8 +304,8 @@ func (s *stream) lock(ctx context.Context) error {
 func (s *stream) unlock() { <-s.writing }
 
 // write sends one frame, length included, and the descriptors with its first byte. The caller holds
-// the lock. One system call is all it takes while the peer reads; else it waits for room until the
-// timeout or the context ends.
+// the lock. One system call is all it takes while the peer reads; otherwise it waits for buffer
+// space until the timeout or the context ends.
 func (s *stream) write(ctx context.Context, frame []byte, fds []int, timeout time.Duration) error {
 	s.out, s.outOOB, s.once = frame, nil, true
 	if len(fds) > 0 {

@@ -13,7 +13,7 @@ import (
 // the events before.
 const EventMissed = "missed"
 
-// maxPendingEvents bounds what waits in a client for its subscriber; the oldest then make room.
+// maxPendingEvents bounds what waits in a client for its subscriber; the oldest are then dropped.
 const maxPendingEvents = 128
 
 // Subscribe calls fn with events as they happen, one at a time, on this goroutine. It returns nil
@@ -82,7 +82,7 @@ func endOf(r reply) error {
 	return unexpected(r.envelope)
 }
 
-// enqueueEvent keeps an event for the subscriber; the oldest makes room where there is none.
+// enqueueEvent keeps an event for the subscriber; if the buffer is full, the oldest is dropped.
 func (waiting *call) enqueueEvent(event *wire.Event) {
 	for waiting.events != nil {
 		select {

@@ -175,7 +175,7 @@ func TestFramesOfAUserTakeTurns(t *testing.T) {
 	var slots *requestSlots
 	s.mu.Lock()
 	for _, u := range s.users {
-		slots = u.turns
+		slots = u.slots
 	}
 	s.mu.Unlock()
 	slot := slots.take(background(t), nil)
@@ -279,11 +279,11 @@ func TestRequestSlots(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.Nil(t, all.take(ended, nil).requestSlot, "two run")
-	require.True(t, all.end(heldSlot{}), "what has no turn keeps its reader")
+	require.True(t, all.end(heldSlot{}), "a request without a slot keeps its reader")
 
 	require.True(t, all.end(second))
 	third := all.take(t.Context(), nil)
-	require.False(t, all.end(second), "an ended turn is another request's by now")
+	require.False(t, all.end(second), "a released slot is another request's by now")
 	require.True(t, all.passOnSlow(), "the first look")
 	require.True(t, all.end(third))
 	fourth := all.take(t.Context(), nil)

@@ -80,7 +80,7 @@ func (bd *Builder) IsWithheldCopy(at *request.Attempt, from *index.Build) bool {
 	return false
 }
 
-// OtherFormAttempt is the attempt for the same but for where the context stands.
+// OtherFormAttempt is the attempt for the same but for the place of the context.
 func (bd *Builder) OtherFormAttempt(at *request.Attempt) *request.Attempt {
 	r, out := *at.Request, *at.Plan
 	r.Embed = !at.Embed

@@ -293,7 +293,7 @@ func OfMachine(text string) *Failure {
 		Facts: map[string]string{"reason": string(Sandbox)}}
 }
 
-// ModelPlaceholder stands in a failure's text where a compiler named the model that it was given.
+// ModelPlaceholder replaces, in a failure's text, the path of the model that the compiler printed.
 // As replaces it by each user's own name.
 const ModelPlaceholder = "\uFFFC"
 

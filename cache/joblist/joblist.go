@@ -259,7 +259,7 @@ func jobReply(j *jobs.Info) *wire.Job {
 		out.Error = &wire.Error{Class: wire.ErrorClass(e.Class), Text: wire.Valid(e.Text),
 			Hint: wire.Valid(e.Hint), Facts: validFacts(e.Facts)}
 	} else if j.Err != nil {
-		// what it is stands in the log
+		// the log has the reason
 		out.Error = &wire.Error{Class: wire.ErrorClass_INTERNAL, Text: "internal error"}
 	}
 	return out

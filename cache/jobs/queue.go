@@ -80,7 +80,7 @@ func NewQueue(jobs int, memory int64, now func() time.Time) *Queue {
 	return &Queue{jobs: jobs, memory: memory, now: now}
 }
 
-// Enter puts a turn of the users into the queue.
+// Enter puts a ticket of the users into the queue.
 func (q *Queue) Enter(t *Ticket, rank Rank, users ...uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -89,7 +89,7 @@ func (q *Queue) Enter(t *Ticket, rank Rank, users ...uint32) {
 	q.startReady()
 }
 
-// Await blocks until the turn may run. After an error it is not in the queue.
+// Await blocks until the ticket may run. After an error it is not in the queue.
 func (q *Queue) Await(ctx context.Context, t *Ticket) error {
 	select {
 	case <-t.startedRunning:
@@ -108,7 +108,7 @@ func (q *Queue) AcquireSlot(ctx context.Context, users ...uint32) (leave func(),
 	return func() { q.Leave(t) }, q.Await(ctx, t)
 }
 
-// Leave removes a turn, running or waiting.
+// Leave removes a ticket, running or waiting.
 func (q *Queue) Leave(t *Ticket) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -121,7 +121,7 @@ func (q *Queue) Leave(t *Ticket) {
 	q.startReady()
 }
 
-// SetRank changes a turn's rank and users, and reports whether it runs. A running one can only
+// SetRank changes a ticket's rank and users, and reports whether it runs. A running one can only
 // rise, and counts for the same user.
 func (q *Queue) SetRank(t *Ticket, to Rank, users ...uint32) (running bool) {
 	q.mu.Lock()
@@ -149,7 +149,7 @@ func (q *Queue) noteActivity(users ...uint32) {
 	}
 }
 
-// startReady starts the turns that may run. The caller holds mu.
+// startReady starts the tickets that may run. The caller holds mu.
 func (q *Queue) startReady() {
 	q.sort()
 	for len(q.waiting) > 0 && q.fitsMemory(q.waiting[0]) {
@@ -168,7 +168,7 @@ func (q *Queue) startReady() {
 	}
 }
 
-// sort orders the waiting turns, and forgets users without a turn. The caller holds mu.
+// sort orders the waiting tickets, and forgets users without a ticket. The caller holds mu.
 func (q *Queue) sort() {
 	latest, ahead := make(map[uint32]uint64), make(map[uint32]int)
 	for _, t := range slices.Concat(q.running, q.waiting) {
@@ -204,9 +204,9 @@ func (q *Queue) sort() {
 	})
 }
 
-// turnsOnLoan returns the turns of up to a rank that run beyond the shares of their users, and how
-// many run of each user: all slots but one are a share. The caller holds mu.
-func (q *Queue) turnsOnLoan(rank Rank) (loans []*Ticket, held map[uint32]int) {
+// ticketsOnLoan returns the tickets of up to a rank that run beyond the shares of their users, and
+// how many run of each user: all slots but one are a share. The caller holds mu.
+func (q *Queue) ticketsOnLoan(rank Rank) (loans []*Ticket, held map[uint32]int) {
 	held = make(map[uint32]int)
 	for _, one := range q.running {
 		if one.rank > rank || len(one.users) == 0 {
@@ -223,13 +223,13 @@ func (q *Queue) turnsOnLoan(rank Rank) (loans []*Ticket, held map[uint32]int) {
 func (q *Queue) share() int { return max(1, q.jobs-1) }
 
 // stopForMemory stops jobs of lower ranks, and on loan to others, if that frees the memory which
-// the turn lacks. The caller holds mu.
+// the ticket lacks. The caller holds mu.
 func (q *Queue) stopForMemory(t *Ticket) {
 	if !q.hasSlot(t) {
 		return // it is not the memory that is missing
 	}
 	used, kept := t.Memory, 0
-	loans, _ := q.turnsOnLoan(RankWaited)
+	loans, _ := q.ticketsOnLoan(RankWaited)
 	loans = slices.DeleteFunc(loans, func(one *Ticket) bool {
 		return one.yielded || one.users[0] == t.user
 	})
@@ -259,7 +259,7 @@ func (q *Queue) stopForMemory(t *Ticket) {
 	}
 }
 
-// fitsMemory reports whether the turn may run beside those that do. The caller holds mu.
+// fitsMemory reports whether the ticket may run beside those that do. The caller holds mu.
 func (q *Queue) fitsMemory(t *Ticket) bool {
 	if len(q.running) == 0 {
 		return true
@@ -271,7 +271,7 @@ func (q *Queue) fitsMemory(t *Ticket) bool {
 	return (q.memory <= 0 || used <= q.memory) && q.hasSlot(t)
 }
 
-// hasSlot reports whether there is a slot for the turn. The caller holds mu.
+// hasSlot reports whether there is a slot for the ticket. The caller holds mu.
 func (q *Queue) hasSlot(t *Ticket) bool {
 	if t.rank == RankBackground {
 		return true
@@ -282,15 +282,15 @@ func (q *Queue) hasSlot(t *Ticket) bool {
 			taken++
 		}
 	}
-	loans, held := q.turnsOnLoan(t.rank)
+	loans, held := q.ticketsOnLoan(t.rank)
 	if len(t.users) > 0 && held[t.user] < q.share() {
 		taken -= len(loans)
 	}
 	return taken < q.jobs
 }
 
-// EstimateWait estimates how long it takes until the turn runs, from the lengths of the jobs before
-// it. It is too low if the length of some is unknown.
+// EstimateWait estimates how long it takes until the ticket runs, from the lengths of the jobs
+// before it. It is too low if the length of some is unknown.
 func (q *Queue) EstimateWait(t *Ticket) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -313,7 +313,7 @@ func (q *Queue) EstimateWait(t *Ticket) time.Duration {
 	return before / time.Duration(q.jobs)
 }
 
-// positions returns the queue positions of the waiting turns.
+// positions returns the queue positions of the waiting tickets.
 func (q *Queue) positions() map[*Ticket]int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

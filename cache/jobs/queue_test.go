@@ -32,14 +32,14 @@ func (l *lane) comes(r Rank, memory int64, users ...uint32) *Ticket {
 	return t
 }
 
-// order ends the one job that runs again and again, and lists which of the turns runs next.
-func (l *lane) order(turns ...*Ticket) (order []int) {
-	for range turns {
-		i := slices.IndexFunc(turns,
+// order ends the one job that runs again and again, and lists which of the tickets runs next.
+func (l *lane) order(tickets ...*Ticket) (order []int) {
+	for range tickets {
+		i := slices.IndexFunc(tickets,
 			func(t *Ticket) bool { return t.runs() && slices.Contains(l.running, t) })
 		require.NotEqual(l, -1, i, "nothing runs after %v", order)
 		order = append(order, i)
-		l.Leave(turns[i])
+		l.Leave(tickets[i])
 	}
 	return order
 }
@@ -52,14 +52,14 @@ func TestUsersTakeTurnsWithinARank(t *testing.T) {
 		l.comes(RankWaited, 0, ann)
 	asked := l.comes(RankRequested, 0, eve)
 	b0, b1 := l.comes(RankWaited, 0, bob), l.comes(RankWaited, 0, bob)
-	require.Equal(t, []int{1, 0, 2, 3, 4, 5}, l.placesOf(b0, a0, a1, b1, a2, asked),
+	require.Equal(t, []int{1, 0, 2, 3, 4, 5}, l.positionsOf(b0, a0, a1, b1, a2, asked),
 		"as they are listed")
 	require.Equal(t, []int{0, 4, 1, 5, 2, 3}, l.order(a0, a1, a2, asked, b0, b1))
 }
 
-// placesOf numbers turns in the order in which they run.
-func (l *lane) placesOf(turns ...*Ticket) (out []int) {
-	for _, t := range turns {
+// positionsOf numbers tickets in the order in which they run.
+func (l *lane) positionsOf(tickets ...*Ticket) (out []int) {
+	for _, t := range tickets {
 		out = append(out, l.position(t))
 	}
 	return out
@@ -107,7 +107,7 @@ func TestJobOnLoanIsStoppedForTheMemoryOfAnotherUser(t *testing.T) {
 	require.True(t, b0.runs())
 }
 
-// However others come and go, a job that needs much memory has its turn.
+// However others come and go, a job that needs much memory runs eventually.
 func TestLargeJobIsNotStarvedByOtherUsers(t *testing.T) {
 	l := newLane(t, 2, 100)
 	before := l.comes(RankWaited, 10, ann)
@@ -265,16 +265,16 @@ func TestGivingUpLeavesTheQueue(t *testing.T) {
 func TestEstimateCountsJobsAhead(t *testing.T) {
 	l := newLane(t, 2, 0)
 	lengths := []time.Duration{10 * time.Second, 6 * time.Second, 4 * time.Second, 0, time.Minute}
-	var turns []*Ticket
+	var tickets []*Ticket
 	for _, length := range lengths {
-		turns = append(turns, l.comes(RankWaited, 0))
-		turns[len(turns)-1].Length = length
+		tickets = append(tickets, l.comes(RankWaited, 0))
+		tickets[len(tickets)-1].Length = length
 	}
 	l.at = l.at.Add(8 * time.Second)
-	require.Zero(t, l.EstimateWait(turns[0]))
-	require.Equal(t, time.Second, l.EstimateWait(turns[2]),
+	require.Zero(t, l.EstimateWait(tickets[0]))
+	require.Equal(t, time.Second, l.EstimateWait(tickets[2]),
 		"2 s of the first are left, and nothing of the second, on two slots")
-	require.Equal(t, 3*time.Second, l.EstimateWait(turns[4]))
+	require.Equal(t, 3*time.Second, l.EstimateWait(tickets[4]))
 }
 
 // With any order of arrivals and departures the bounds hold and every job runs.
@@ -324,7 +324,7 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 	}
 }
 
-// position says where the turn stands in the order in which jobs run: those that run come first.
+// position returns the index of the ticket in the order in which jobs run, the running ones first.
 func (q *Queue) position(t *Ticket) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -213,7 +213,7 @@ func differenceText(n *wire.Neighbour) string {
 // MaxNeighbours is how many neighbours an explanation has at most.
 const MaxNeighbours = 5
 
-// Bounds of the search. A request waits for its turn within its searchTime.
+// Bounds of the search. A request waits for its slot within its searchTime.
 const (
 	searchTime  = 2 * time.Second
 	maxSearches = 2 // at the same time

@@ -19,7 +19,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Layout is what files of builds are made of, and where their bytes stand.
+// Layout is the content of files of builds, by where their bytes are stored.
 type Layout struct {
 	Files     []FileLayout
 	More      uint64 // files that are left out, since there are larger ones
@@ -39,7 +39,7 @@ type FileLayout struct {
 	Tensors []NamedRange     // the ranges with known names, in order; if they were requested
 }
 
-// Piece is a range of a file, and where the bytes stand whole.
+// Piece is a range of a file, and where its bytes are stored whole.
 type Piece struct {
 	At, Length int64
 	Holder     cas.Digest // the file itself, or another blob that has them

@@ -177,7 +177,7 @@ func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
 
 const maxShared = 256
 
-// compareEntries reads the files of two entries, because bytes count wherever they stand.
+// compareEntries reads the files of two entries, because equal bytes count at any offset.
 func (q *Queries) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string,
 	found []index.Build) error {
 	var files [2][]index.File

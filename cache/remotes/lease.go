@@ -44,7 +44,7 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 		if !r.Lease || !r.Ask || a.whyNot() != "" || !rs.knownMissing(r, a.Plan.BuildKey) {
 			continue // or it does not answer
 		}
-		b, ours := rs.takeTurn(ctx, r, a)
+		b, ours := rs.acquireLease(ctx, r, a)
 		if b != nil {
 			return b, nil
 		}
@@ -55,9 +55,9 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 	return nil, end
 }
 
-// turn is how long a machine waits for the holders of a lease: for each until its compile is
-// expected to end, and half of the own estimate more, in which one that died is noticed.
-type turn struct {
+// leaseWait is how long a machine waits for the holders of a lease: for each until its compile is
+// expected to end, and half of its own estimate more, in which one that died is noticed.
+type leaseWait struct {
 	own     time.Duration // the own estimate
 	until   time.Time
 	taken   time.Time // when the holder took the lease
@@ -65,7 +65,7 @@ type turn struct {
 }
 
 // held notes that a machine holds the lease now.
-func (t *turn) held(now time.Time, l *remote.Lease) {
+func (t *leaseWait) held(now time.Time, l *remote.Lease) {
 	if taken := now.Add(-l.Age); t.holders == 0 ||
 		t.holders < maxHolders && taken.Sub(t.taken) > shortestTTL {
 		t.holders, t.taken = t.holders+1, taken
@@ -74,11 +74,11 @@ func (t *turn) held(now time.Time, l *remote.Lease) {
 	}
 }
 
-// takeTurn takes the lease, or returns the build that its holder published meanwhile. Without
+// acquireLease takes the lease, or returns the build that its holder published meanwhile. Without
 // either the caller compiles without a lease. A machine that does not publish takes none, and only
 // waits for those that do.
-func (rs *Remotes) takeTurn(ctx context.Context, r *Remote, a *Ask) (*index.Build, func(bool)) {
-	t := &turn{own: cmp.Or(a.Estimate, unknownLength)}
+func (rs *Remotes) acquireLease(ctx context.Context, r *Remote, a *Ask) (*index.Build, func(bool)) {
+	t := &leaseWait{own: cmp.Or(a.Estimate, unknownLength)}
 	ask := remote.LeaseRequest{Key: portable.Hash(a.Plan.BuildKey), Holder: rand.Text(),
 		Look: !r.Publish, Estimate: a.Estimate,
 		// others take it over before they have waited long enough

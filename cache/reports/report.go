@@ -318,7 +318,7 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 	ds := rs.doubts
 	counts := x.Verdict == Unverified && b.Scope == "shared" // towards the quorum
 	why := "you reported that it does not load; " + x.Text
-	ds.add(b, from.uid, from.owner, why, counts) // it is there already, so there is room
+	ds.add(b, from.uid, from.owner, why, counts) // it is there already, so the limit holds
 	trusted := counts && slices.Contains(rs.o.Settings().Trusted, from.uid)
 	if n := ds.owners(b.ID); counts && (trusted || n >= rs.o.Settings().Quorum) {
 		reason := fmt.Sprintf("%d users reported that it does not load; %s", n, x.Text)

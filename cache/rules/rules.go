@@ -33,7 +33,7 @@ import (
 	"github.com/epcached/epcached/internal/tomlfile"
 )
 
-// anyEP is the name under which rules for all EPs stand. They come after those for the EP itself.
+// anyEP is the name of the rules for all EPs. They come after those for the EP itself.
 const anyEP = "*"
 
 // Set is a collection of rules for EPs.
@@ -80,7 +80,7 @@ type rule struct {
 type Judgement struct {
 	Verdict compilers.Verdict
 	Rule    string // its name; empty: no rule fits, and the verdict is compilers.Unknown
-	File    string // where the rule stands
+	File    string // that contains the rule
 	Reason  string // never empty
 }
 
@@ -243,7 +243,7 @@ type report struct {
 type Class struct {
 	Name     string // Stale, NotStale or Unclear
 	Rule     string // what decided; empty: nothing did, and the class is Unclear
-	File     string // where it stands
+	File     string // that contains it
 	Reason   string // for people; never empty
 	Hint     string // what they can do; may be empty
 	CodeName string // as CodeName gives it

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// Recompiler wishes for builds to be compiled again, and compiles them when it is their turn.
+// Recompiler queues builds for recompilation, and compiles them in order.
 type Recompiler struct {
 	*build.Builder
 	Queue *Rebuilds

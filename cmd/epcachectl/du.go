@@ -128,7 +128,7 @@ type usagePrinter struct {
 	entries   int // that were named
 	array     *term.Array
 	table     *term.Columns
-	restBytes *wire.UsageReply // the first page, which alone has what stands below the models
+	restBytes *wire.UsageReply // the first page, which alone has the lines below the models
 	current   []duModel        // that are not printed; the builds of the last one are coming
 	builds    uint64           // that came
 	started   bool

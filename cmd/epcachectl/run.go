@@ -64,7 +64,7 @@ If PROGRAM could not be started:` +
 		},
 	}
 	f := cmd.Flags()
-	f.SetInterspersed(false) // what stands behind the program is the program's
+	f.SetInterspersed(false) // the arguments behind the program are the program's
 	f.Var(cli.EachValue(r.request.AddEP, "EP[:DEVICE]"), "ep", "execution provider for sessions "+
 		"that request the CPU, such as OpenVINOExecutionProvider:CPU; repeatable, in order of "+
 		"preference")

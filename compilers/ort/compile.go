@@ -57,7 +57,7 @@ type Initializer struct {
 	Place *Place // where the source model has it, if that is a file beside it
 }
 
-// Place is where the data of an initializer stands: a file relative to its model's directory, and a
+// Place is where the data of an initializer is: a file relative to its model's directory, and a
 // range of bytes.
 type Place struct {
 	File         string
@@ -198,7 +198,7 @@ func (o *SessionOptions) AddExternalFiles(files map[string][]byte) (free func(),
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		data := files[name]
 		if len(data) == 0 {
-			continue // nothing can stand in it
+			continue // nothing can be in it
 		}
 		names, contents, sizes = append(names, name), append(contents, handle(pinned(pins, data))),
 			append(sizes, int64(len(data)))

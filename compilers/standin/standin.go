@@ -331,7 +331,7 @@ func sorted(m map[string]string) string {
 	return strings.Join(list, " ")
 }
 
-// names lists what stands in a directory before a job: the model's private copy may be among it.
+// names lists what is in a directory before a job: the model's private copy may be among it.
 func names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

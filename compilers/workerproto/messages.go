@@ -304,7 +304,7 @@ type DeviceSelector struct {
 	Type     string            // "CPU", "GPU" or "NPU", in any case
 	VendorID uint32            // PCI vendor, e.g. 0x8086
 	DeviceID uint32            // PCI device
-	Metadata map[string]string // each pair must stand in the EP's or the hardware device's metadata
+	Metadata map[string]string // each pair must be in the EP's or the hardware device's metadata
 }
 
 // IsVirtual is the metadata key of a device that is not in this machine, with the value "1": an EP

@@ -31,7 +31,7 @@ const (
 	factor    = 0x9E3779B97F4A7C15
 )
 
-// NewMatcher returns a Matcher for runs of run bytes or more, with room for
+// NewMatcher returns a Matcher for runs of run bytes or more, with space for
 // expect bytes that are new; it grows, but slowly.
 func NewMatcher(run int, expect int64) *Matcher {
 	m := &Matcher{run: run, power: 1}
@@ -49,8 +49,8 @@ func NewMatcher(run int, expect int64) *Matcher {
 // Range is a part of a file, in bytes.
 type Range struct{ At, Length int64 }
 
-// Add returns the ranges of b that are new, in order: the bytes that stand in no
-// run of the least length which also stands in a file added before, or in b at
+// Add returns the ranges of b that are new, in order: the bytes that are in no
+// run of the least length that is also in a file added before, or in b at
 // an earlier offset. b is kept and must not change.
 func (m *Matcher) Add(b []byte) []Range {
 	base := int64(0)
@@ -79,7 +79,7 @@ func (m *Matcher) Add(b []byte) []Range {
 		}
 		n := commonPrefix(m.from(place), b[at:])
 		done = at + n
-		// The windows within the run stand elsewhere, so none of them is looked up.
+		// The windows within the run are elsewhere, so none of them is looked up.
 		at = done - m.run + 1
 		hash = m.hash(b[at:])
 	}

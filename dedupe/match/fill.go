@@ -12,7 +12,7 @@ import (
 )
 
 // Two variants of a blob differ in headers and tables, most of which are equal too, in runs that
-// are too short for anchors. These runs stand between the same neighbours in both. Therefore the
+// are too short for anchors. These runs are between the same neighbours in both. Therefore the
 // bytes missing between two matches are compared, exactly and at every offset, with the bytes
 // between these matches in the candidate.
 const (

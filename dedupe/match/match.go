@@ -6,8 +6,8 @@
 //
 // Find finds the extents of a recipe. It reads the target once and lists its anchors, positions
 // that the bytes themselves choose, about one in a KiB; then it goes through each candidate, and
-// where an anchor stands in both, compares the bytes both ways as far as they are equal. Bytes that
-// the target has twice count too. Runs without anchors, such as zeros, are shared where they stand
+// where an anchor is in both, compares the bytes both ways as far as they are equal. Bytes that
+// the target has twice count too. Runs without anchors, such as zeros, are shared where they are
 // beside something that is.
 //
 // The caller ensures the scopes: a private blob may use bases of the shared scope or of the
@@ -61,7 +61,7 @@ type stats struct {
 
 // Find reads all of target, on all cores, calls near with its sketch, and finds what the target
 // shares with the candidates that near returns, which it takes in their order, and with itself. The
-// plan covers all of the target. Candidates stand whole, none is the target, no digest is there
+// plan covers all of the target. Candidates are whole, none is the target, no digest is there
 // twice, and there are fewer than MaxBases.
 //
 // Bytes are compared, whatever their hashes say. Work is linear in the sizes,
@@ -94,7 +94,7 @@ type matcher struct {
 	floor      int64
 	level      int
 	table      *table
-	selfCopies cover // of the target, by what stands earlier in it
+	selfCopies cover // of the target, by earlier bytes of it
 	covered    cover // by the candidates
 	stats      stats
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Plan says how a blob can be put together: from ranges of bases, and from
-// literals, ranges of its own that stand nowhere else.
+// literals, ranges of its own that are nowhere else.
 type Plan struct {
 	Size int64
 	// those of the candidates that are needed, then the literals if there are any
@@ -18,11 +18,11 @@ type Plan struct {
 	Sketch  Sketch          // of the blob
 
 	stats stats
-	// where each range of the literals stands in the target: At in the literals, From in the target
+	// where each range of the literals is in the target: At in the literals, From in the target
 	literals []dedupe.Extent
 }
 
-// LiteralSize returns how many bytes the plan needs that stand nowhere else.
+// LiteralSize returns how many bytes of the plan are nowhere else.
 func (p *Plan) LiteralSize() int64 {
 	if len(p.literals) == 0 {
 		return 0
@@ -132,7 +132,7 @@ func (m *matcher) named(b *builder) *Plan {
 // shortPeriod: up to it a repeated run stores one period; longer copies are laid piece by piece.
 const shortPeriod = 4096
 
-// builder lays extents from the target's beginning to its end. Copies of what stands earlier in the
+// builder lays extents from the target's beginning to its end. Copies of earlier bytes of the
 // target become what that was laid as, so that a recipe never refers to its own blob.
 type builder struct {
 	out      []dedupe.Extent
@@ -229,7 +229,7 @@ func (b *builder) push(e dedupe.Extent) {
 	b.out = append(b.out, e)
 }
 
-// match is a range of the target that also stands at from in a source, or earlier in itself.
+// match is a range of the target that is also at from in a source, or earlier in itself.
 type match struct {
 	at, from, length int64
 	source           int // index of the candidate

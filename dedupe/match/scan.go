@@ -197,7 +197,7 @@ func pairsPortable(at []int32, b []byte, base int32, words int) int {
 }
 
 // An anchor is a position that the bytes themselves choose, so that equal runs have the same
-// anchors at whatever offset they stand. Unlike a rolled hash this needs nothing of the position
+// anchors at any offset. Unlike a rolled hash this needs nothing of the position
 // before, so any part of a blob can be looked at alone. It takes two steps, for most positions have
 // to be passed in less than a processor's cycle each: a byte and the one behind it differ in
 // certain bits, as one in 64 pairs of random bytes do and no two equal ones, which is tried on 64

@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Where few different values stand, as in masks and in folded weights that are
+// Where there are few different values, as in masks and in folded weights that are
 // zeros of either sign, there are hardly any anchors, and yet much comes again.
 // These quiet ranges are searched exactly for runs of a window or more, at every
 // multiple of quietStep, each against those before it.
@@ -187,7 +187,7 @@ func extend(b []byte, at, period, least int) (from, to int) {
 	return at - back, at + ahead + period
 }
 
-// selfCopies fills the table from the target's segments, and finds what stands there twice.
+// selfCopies fills the table from the target's segments, and finds what is there twice.
 type selfCopies struct {
 	*matcher
 	comparer
@@ -271,7 +271,7 @@ func (o *selfCopies) run(r run) error {
 	return nil
 }
 
-// anchor looks whether what stands around an anchor of the target stands earlier in it.
+// anchor looks whether the bytes around an anchor of the target are earlier in it.
 func (o *selfCopies) anchor(a anchor) (bool, error) {
 	best := match{}
 	o.positions = o.table.lookup(a.key, o.positions[:0])

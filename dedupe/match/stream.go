@@ -24,7 +24,7 @@ const (
 // worthReading leaves out a candidate of which only this part could be used. Small ones pass.
 const worthReading = 4096
 
-// candidate goes through the i-th candidate, on all cores. Where an anchor of it stands in the
+// candidate goes through the i-th candidate, on all cores. Where an anchor of it is in the
 // target too, the bytes are compared both ways as far as they are equal, and it goes on behind
 // them: each byte of a candidate is scanned or compared, not both. Parts are cut at fixed offsets
 // and know nothing of each other, so the result is always the same.
@@ -102,7 +102,7 @@ func (p *part) run(from int64) ([]match, error) {
 }
 
 func (p *part) window(b []byte, pos, n int64) (int64, error) {
-	after := pos // what stands before is part of a match
+	after := pos // the bytes before are part of a match
 	for i := 0; ; {
 		found, next := p.step(b, i, p.least)
 		p.scanned += int64(next - i)

@@ -39,7 +39,7 @@ const (
 	maxSlots = 1 << maxBits
 )
 
-// newTable makes a table with room for n anchors, which grows with more.
+// newTable makes a table for n anchors, which grows with more.
 func newTable(n, size int64) *table {
 	t := &table{at: bits.Len64(uint64(size))}
 	slots := minSlots
@@ -90,7 +90,7 @@ func (t *table) touch(anchors []anchor) (sum uint64) {
 	return sum
 }
 
-// insert adds a position; where there is no room for it, it is left out.
+// insert adds a position; where the table is full, it is left out.
 func (t *table) insert(a anchor) {
 	if t.used >= len(t.slots)/3*2 && len(t.slots) < maxSlots {
 		t.grow()

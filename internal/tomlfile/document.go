@@ -191,7 +191,7 @@ func (e *Error) Error() string {
 	return where + ": " + text
 }
 
-// Errors are the mistakes in a file, in the order in which they stand there.
+// Errors are the mistakes in a file, in the order of the file.
 type Errors []*Error
 
 func (e Errors) Error() string {

@@ -319,7 +319,7 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64,
 		return nil
 	}
 	// It may have been taking another form just then, or have gone together with what needed it.
-	leave, err := a.forms.LockForms(ctx)
+	leave, err := a.forms.LockForm(ctx)
 	if err != nil {
 		return nil // the check ends with the context
 	}

@@ -371,7 +371,7 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 	for _, b := range list {
 		byName[nameOf(b)] = append(byName[nameOf(b)], b)
 	}
-	mark, turn := make([]uint32, len(a.need)), uint32(0)
+	mark, round := make([]uint32, len(a.need)), uint32(0)
 	seen := make([]uint32, len(a.need)) // builds of the present name that need the blob
 	var out []Sum
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
@@ -379,8 +379,8 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 		var touched []uint32
 		for _, b := range byName[name] {
 			sum.Logical += b.LogicalBytes
-			turn++
-			a.inv.eachPart(b, mark, turn, func(at uint32) {
+			round++
+			a.inv.eachPart(b, mark, round, func(at uint32) {
 				if seen[at]++; seen[at] == 1 {
 					sum.Disk += a.inv.bytes(at)
 					touched = append(touched, at)
@@ -400,11 +400,11 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 }
 
 // eachPart calls fn with what a build takes space with, each once: its blobs, and the bases
-// that they are packed with. mark has a place for each blob; turn is another number for each call.
-func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, turn uint32, fn func(at uint32)) {
+// that they are packed with. mark has an element for each blob; round differs for each call.
+func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, round uint32, fn func(at uint32)) {
 	inv.parts(b, func(at uint32, _ bool) {
-		if mark[at] != turn {
-			mark[at] = turn
+		if mark[at] != round {
+			mark[at] = round
 			fn(at)
 		}
 	})

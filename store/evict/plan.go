@@ -170,7 +170,7 @@ const (
 	causeSmaller // what it frees costs no compile
 )
 
-// causeOf says why it is this build's turn.
+// causeOf returns why this build is evicted next.
 func (pl *planner) causeOf(one *candidate, kind int8, limit string) cause {
 	w := cause{kind: kind, class: one.class, limit: limit, compileSeconds: one.CompileSeconds,
 		hits: one.Use.Hits}

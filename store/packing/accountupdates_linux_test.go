@@ -48,7 +48,7 @@ func TestLateHoldIsAccountedAtOnce(t *testing.T) {
 		_, _, err := hold.Put(context.Background(), bytes.NewReader(content))
 		stored <- err
 	}()
-	<-at.there // it has the blob's turn
+	<-at.there // it holds the lock of the blob
 	b.user.mu.Lock()
 	delete(b.needed, d)
 	b.user.mu.Unlock()

@@ -45,12 +45,12 @@ var errSavesTooLittle = errors.New("packing saves too little")
 // that serves it. The whole form is removed last, when the recipe's literals and the recipe
 // are durable and the recipe was proven to give the blob.
 //
-// Blobs that take from the whole form are packed again before, by matching: most of it stands
+// Blobs that take from the whole form are packed again before, by matching: most of it is
 // in the recipe's literals then. A crash on the way leaves a blob that is whole and has a
 // recipe, which is removed the next time, and blobs that take from either.
 func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64,
 	err error) {
-	leave, err := s.LockForms(ctx)
+	leave, err := s.LockForm(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -69,8 +69,8 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	return freed, err
 }
 
-// pack is Pack, and errSavesTooLittle if nothing came of it; the caller has the turn. The blobs of
-// also are compared with it besides those that it is probably like.
+// pack is Pack, and errSavesTooLittle if nothing came of it; the caller holds formLock. The blobs
+// of also are compared with it besides those that it is probably like.
 func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.Digest,
 	gate Gate) (freed int64, err error) {
 	if err := s.removeRecipeOfWhole(ctx, d); err != nil {
@@ -113,7 +113,7 @@ func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 
 // repack packs the blobs again, by matching, that take bytes from a base, and has them take nothing
 // from it: from what the base's own recipe takes from, from the blobs that the search names, or
-// from any other. A blob that would save too little becomes whole. The caller has the turn.
+// from any other. A blob that would save too little becomes whole. The caller holds formLock.
 func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	if p, packed := s.recipeStore.Has(base); packed {
 		how.include = append(how.include, digestsOf(p.Bases)...)
@@ -170,7 +170,7 @@ func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Pack
 
 // makeRecipe looks for what a blob shares with others, and puts a recipe of that in the place
 // of the one that the blob may have, durably, if it saves enough; else errSavesTooLittle. The
-// hold keeps what the recipe takes from. The caller has the turn.
+// hold keeps what the recipe takes from. The caller holds formLock.
 func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *cas.Hold) error {
 	found, err := s.Sharing.match(ctx, d, how)
 	if err != nil {
@@ -314,7 +314,7 @@ func digestsOf(all []dedupe.Base) (out []cas.Digest) {
 
 // Of blobs that are alike the first one that was stored is the base. Later it may be idle, while
 // one that is used every day is packed: that one has an unpacked form most of the time, so its
-// bytes stand there twice, and it is unpacked again and again. Or no build needs the base any
+// bytes are stored twice, and it is unpacked again and again. Or no build needs the base any
 // more. Then its family is compacted.
 
 // Family is a blob that is used, and what it is to take the place of.
@@ -344,7 +344,7 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 				best = i
 			}
 		}
-		if p.Size-own < Worth.minimum(p.Size) { // it would stand there twice
+		if p.Size-own < Worth.minimum(p.Size) { // it would be stored twice
 			if hot(d) && !s.whole.Has(d) {
 				found[Family{Hot: d}] = 0
 			}
@@ -397,7 +397,7 @@ func (s *Store) mayCompact(f Family) bool {
 // whole without need, and CompactableFamilies lists them. ErrInUse: one of them is in use, or there
 // is no free space for both just now.
 func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
-	leave, err := s.LockForms(ctx)
+	leave, err := s.LockForm(ctx)
 	if err != nil {
 		return err
 	}

@@ -89,7 +89,7 @@ func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 		if !s.whole.Has(d) {
 			return nil // mostly
 		}
-		leave, err := s.LockForms(ctx) // it may just be changing its form
+		leave, err := s.LockForm(ctx) // it may just be changing its form
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 }
 
 // removeRecipeOfWhole removes the recipe of a blob that is whole, if its whole form is sound, and
-// after that is durable: a crash may have come before it was. The caller has the turn.
+// after that is durable: a crash may have come before it was. The caller holds formLock.
 func (s *Store) removeRecipeOfWhole(ctx context.Context, d cas.Digest) error {
 	was, packed := s.recipeStore.Has(d)
 	if !packed || !s.whole.Has(d) {

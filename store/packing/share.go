@@ -353,7 +353,7 @@ func (s *Sharing) RefreshSketches(ctx context.Context, gate Gate) error {
 // Matched is what a blob shares with others, as a recipe of it would say. The files are open until
 // Close.
 type Matched struct {
-	Plan   *match.Plan // the base without a digest is what stands nowhere else
+	Plan   *match.Plan // the base without a digest has the bytes that are nowhere else
 	target Source
 	files  []*dedupe.File
 }

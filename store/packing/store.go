@@ -20,8 +20,8 @@
 // kept for: it asks its Owner before it removes anything, or has a blob take bytes of another one.
 // Its Memory has the facts known about blobs.
 //
-// A Store may be used by any number of goroutines. Operations that change the form of a blob take
-// the store's turn, one at a time; opening, verifying and copying blobs never blocks on it. Packed,
+// A Store may be used by any number of goroutines. Operations that change the form of a blob hold
+// the form lock, one at a time; opening, verifying and copying blobs never blocks on it. Packed,
 // whole and removed forms are reported when they are durable, except for copies.
 package packing
 
@@ -163,9 +163,9 @@ type Store struct {
 	log    *slog.Logger
 
 	formLock chan struct{} // one token: the form of one blob is changed at a time
-	// CountTransient's done, called as the turn ends; the holder of the turn owns it
+	// CountTransient's done, called on unlock; guarded by formLock
 	transients []func()
-	waiting    atomic.Int32 // for the turn
+	waiting    atomic.Int32 // callers that wait for formLock
 	account    account
 }
 
@@ -224,8 +224,8 @@ func (s *Store) ServingStore(d cas.Digest) (store *cas.Store, unpacked bool, err
 	return store, true, err
 }
 
-// LockForms takes the turn to change forms of blobs, until leave. The error is the context's.
-func (s *Store) LockForms(ctx context.Context) (leave func(), err error) {
+// LockForm acquires the lock for changes of forms; leave releases it. The error is the context's.
+func (s *Store) LockForm(ctx context.Context) (leave func(), err error) {
 	s.waiting.Add(1)
 	defer s.waiting.Add(-1)
 	select {
@@ -247,8 +247,8 @@ func (s *Store) countTransient(disk int64) {
 	s.transients = append(s.transients, s.owner.CountTransient(disk))
 }
 
-// FormsWanted reports whether a caller waits for the turn, which background work gives up then.
-func (s *Store) FormsWanted() bool { return s.waiting.Load() > 0 }
+// FormLockContended reports whether a caller waits for the lock: background work then releases it.
+func (s *Store) FormLockContended() bool { return s.waiting.Load() > 0 }
 
 // ignore returns nil for an error of the kind, and any other one as it is.
 func ignore(kind, err error) error {

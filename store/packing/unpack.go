@@ -174,7 +174,7 @@ func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven 
 // Blobs that took from its literals take from the blob. Errors are ErrNoSpace, those that
 // cas.IsDiskFull knows, those for which IsMissingOrDamaged is true, and the system's.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
-	leave, err := s.LockForms(ctx)
+	leave, err := s.LockForm(ctx)
 	if err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	return s.makeWhole(ctx, d, hold, nil)
 }
 
-// makeWhole is MakeWhole; the hold keeps the whole form. The caller has the turn.
+// makeWhole is MakeWhole; the hold keeps the whole form. The caller holds formLock.
 func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) error {
 	was, packed := s.recipeStore.Has(d)
 	there, err := hold.Keep(ctx, d)
@@ -360,7 +360,7 @@ func (c *Copies) Store() *cas.Store { return c.opened.Load() }
 // Directory is that of the unpacked forms, absolute. apart: on another file system than whole ones.
 func (c *Copies) Directory() (path string, apart bool) { return c.dir, c.otherFileSystem }
 
-// Each calls fn for every unpacked form that takes room on the store's own file system, with its
+// Each calls fn for every unpacked form that takes space on the store's own file system, with its
 // bytes on disk.
 func (c *Copies) Each(ctx context.Context, fn func(d cas.Digest, disk int64) error) error {
 	open := c.Store()

@@ -48,7 +48,7 @@ type extentStore struct {
 	outside map[cas.Digest]outside
 }
 
-// outside is where the bytes of a blob stand until its object is written.
+// outside is where the bytes of a blob are until its object is written.
 type outside struct {
 	path     string
 	literals *match.Plan // of the file at path; nil: all of it

@@ -1,4 +1,4 @@
-// Command space measures how much room context binaries of real compilers take,
+// Command space measures how much space context binaries of real compilers take,
 // and how fast they come and go, with epcached, its store as a whole and its
 // package dedupe by itself, and with its peers: whole files, restic, borg,
 // casync, and chunk stores with FastCDC and with gear chunks as Xet cuts them. All

@@ -18,7 +18,7 @@ type part struct {
 }
 
 // partsOf tells what a state directory consists of, each file once whatever names it has: what
-// blobs and recipes are by themselves, which is what stands beside the bound, and what comes on top
+// blobs and recipes are by themselves, which is printed beside the bound, and what comes on top
 // of it.
 func partsOf(dir string) ([]part, error) {
 	parts := []part{{name: "blobs"}, {name: "recipes"}, {name: "manifests"}, {name: "reserve"},

@@ -364,7 +364,7 @@ func (c *codec) child(n protowire.Number, m fieldCodec) {
 	var length [binary.MaxVarintLen64]byte
 	size := len(c.b) - begin
 	after := binary.PutUvarint(length[:], uint64(size))
-	c.b = append(c.b, length[1:after]...) // room for more than one byte
+	c.b = append(c.b, length[1:after]...) // space for more than one byte
 	copy(c.b[begin+after-1:], c.b[begin:begin+size])
 	copy(c.b[begin-1:], length[:after])
 }

@@ -255,7 +255,7 @@ func eachOfGroup(all modelResult, models []string) []modelResult {
 	return results
 }
 
-// reportedElsewhere reports whether what there is to say of the result stands with another one.
+// reportedElsewhere reports whether another result has the report of this one.
 func (r *modelResult) reportedElsewhere() bool { return r.member > 0 }
 
 func (r *modelResult) name() string {

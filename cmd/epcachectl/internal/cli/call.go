@@ -147,7 +147,7 @@ func UsageArgs(least, most int) cobra.PositionalArgs {
 // UsageError gives a mistake in a call its exit code and its hint.
 func UsageError(e *usage.Error) error { return exit.Usage(exit.Hint(e, e.Hint)) }
 
-// setter is a flag with values that are taken one by one, in the order in which they stand.
+// setter is a flag with values that are taken one by one, in their order.
 type setter struct {
 	set  func(string) error
 	kind string

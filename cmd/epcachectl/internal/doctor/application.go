@@ -254,7 +254,7 @@ type pythonFacts struct {
 	Cores      []string `json:"cores"` // packages that bring onnxruntime itself
 	Epcache    bool     `json:"epcache"`
 	ORTVersion string   `json:"ort_version"`
-	Site       string   `json:"site"` // the directory that onnxruntime stands in
+	Site       string   `json:"site"` // the directory that contains onnxruntime
 	Providers  []string `json:"providers"`
 	Plugins    bool     `json:"plugins"` // it can register plugins
 	Error      string   `json:"error"`

@@ -33,7 +33,7 @@ func Find(name string) (string, error) {
 }
 
 // ResultVariable has for the program what get --json prints: a graph is to be loaded with exactly
-// the options that stand there.
+// the options that it contains.
 const ResultVariable = "EPCACHE_GET"
 
 // MaxResultBytes bounds it: with a variable of 128 KiB (MAX_ARG_STRLEN) Linux starts no program.

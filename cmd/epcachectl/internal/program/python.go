@@ -86,7 +86,7 @@ type Event struct {
 	Why     string `json:"why,omitempty"`
 	Version string `json:"version,omitempty"` // of Python, or of onnxruntime
 	Old     bool   `json:"old,omitempty"`     // a Python that epcache is not for
-	File    string `json:"file,omitempty"`    // where onnxruntime stands
+	File    string `json:"file,omitempty"`    // where onnxruntime is
 	What    string `json:"what,omitempty"`    // of other: the package, or library
 
 	Model          string   `json:"model,omitempty"`

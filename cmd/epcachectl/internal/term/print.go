@@ -34,7 +34,7 @@ type Printer struct {
 	width         func() int // of the terminal of messages, in cells
 	Width         int        // of the terminal of results, in cells; 0: they go to none
 	coloured      bool       // terminals have colours
-	progressLines int        // progress lines that stand on the terminal
+	progressLines int        // progress lines on the terminal
 	printed       bool       // a part of a result
 	failed        error      // of a table
 }
@@ -170,7 +170,7 @@ func (p *Printer) progress(lines []string) {
 	fmt.Fprint(p.Err, text)
 }
 
-// eraseSequence is what takes the progress lines from the terminal. The cursor stands in the last
+// eraseSequence is what takes the progress lines from the terminal. The cursor is in the last
 // of them.
 func (p *Printer) eraseSequence() string {
 	if p.progressLines == 0 {
