@@ -69,7 +69,7 @@ func listOutput(dir string, graphs, inputs []string, limits Limits) (others []st
 			return fmt.Errorf("%w: %q has another hard link", ErrOutput, info.Name())
 		}
 		if total += info.Size(); limits.Output >= 0 && total > limits.Output {
-			return fmt.Errorf("%w: more than %s", ErrOutputLimit, bytesize.Text(limits.Output))
+			return overOutput(limits.Output)
 		}
 		if limits.Files >= 0 && len(others) >= limits.Files {
 			return fmt.Errorf("%w: more than %d files", ErrOutputLimit, limits.Files)
@@ -86,6 +86,10 @@ func listOutput(dir string, graphs, inputs []string, limits Limits) (others []st
 	}
 	slices.Sort(others)
 	return others, found, nil
+}
+
+func overOutput(limit int64) error {
+	return fmt.Errorf("%w: more than %s", ErrOutputLimit, bytesize.Text(limit))
 }
 
 // walkOutput calls each for everything below the directory but directories and the names in skip.

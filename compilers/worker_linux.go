@@ -327,7 +327,7 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 		w.ended.CPU >= limits.CPU:
 		return a, fmt.Errorf("%s: %w: %v", name, ErrCPU, limits.CPU)
 	case signal == syscall.SIGXFSZ:
-		return a, fmt.Errorf("%s: %w: a file grew beyond the limit", name, ErrOutputLimit)
+		return a, fmt.Errorf("%s: %w", name, overOutput(limits.Output))
 	}
 	e := &ExitError{Compiler: name, Code: code, Stderr: a.log}
 	switch {
@@ -360,9 +360,8 @@ func watchOutput(ctx context.Context, dir string, limit int64, cancel context.Ca
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			if size := dirSize(dir); size > limit {
-				cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, bytesize.Text(size),
-					bytesize.Text(limit)))
+			if dirSize(dir) > limit {
+				cancel(overOutput(limit))
 				return
 			}
 		}
