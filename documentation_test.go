@@ -97,8 +97,8 @@ func pages(t *testing.T) map[string]page {
 	return found
 }
 
-// broken says what is wrong with a link of a page, "" if it leads somewhere or out of the project,
-// and to which file it leads.
+// broken returns what is wrong with a link of a page, "" if it leads somewhere or out of the
+// project, and to which file it leads.
 func broken(all map[string]page, from, to string) (file, why string) {
 	if u, err := url.Parse(to); err != nil || u.Scheme != "" {
 		if err != nil {

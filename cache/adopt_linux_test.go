@@ -60,7 +60,7 @@ func (b *bench) adopts(s shipped, eps ...identity.EP) *request.Request {
 	return r
 }
 
-// elsewhereCompiled gives a bench that has not compiled what it is given: what another bench
+// elsewhereCompiled returns a bench that has not compiled what it is given: what another bench
 // compiled.
 func elsewhereCompiled(t *testing.T, embed bool) (*bench, shipped) {
 	other := newBench(t)

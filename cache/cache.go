@@ -228,7 +228,7 @@ func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, fr
 // runLater does something that Close waits for.
 func (c *Cache) runLater(do func(context.Context)) { c.work.Go(func() { do(c.ctx) }) }
 
-// SetConfigured has status and the doctor report what is not in force, until it is called again.
+// SetConfigured has status and the doctor report what is not in effect, until it is called again.
 func (c *Cache) SetConfigured(now query.Configured) { c.configured.Store(&now) }
 
 // RecordConfiguration records in the history, and notifies subscribers, that the configuration was

@@ -132,7 +132,7 @@ func ticked(t *testing.T, f *os.File) {
 	}, soon, time.Millisecond)
 }
 
-// alone gives what a private copy of the model at a path gives in another store.
+// alone returns what a private copy of the model at a path gives in another store.
 func (b *bench) alone(path string) map[string]string {
 	b.Helper()
 	content, err := os.ReadFile(path)

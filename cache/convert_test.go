@@ -29,7 +29,7 @@ func (b *bench) form(embed bool) *request.Request {
 	return r
 }
 
-// contexts gives the digests of the contexts of an answer, wherever they stand.
+// contexts returns the digests of the contexts of an answer, wherever they stand.
 func (b *bench) contexts(a *request.Answer) (out []cas.Digest) {
 	b.Helper()
 	dir := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), filepath.Dir(a.Graph))

@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// spaceAdvice gives what the doctor says of space with these words; the zero query.Advice where it
-// says nothing of the kind.
+// spaceAdvice returns what the doctor says of space with these words; the zero query.Advice where
+// it says nothing of the kind.
 func (b *bench) spaceAdvice(p request.Peer, words string) query.Advice {
 	b.Helper()
 	for _, a := range b.cache.Queries.Doctor().SpaceAdvice(p) {

@@ -38,7 +38,7 @@ func (b *bench) doctor(p request.Peer) (out []query.Advice) {
 	return out
 }
 
-// about gives the only advice on a subject.
+// about returns the only advice on a subject.
 func about(t testing.TB, list []query.Advice, subject string) query.Advice {
 	t.Helper()
 	var out []query.Advice

@@ -25,7 +25,7 @@ func (c *Cache) openRemotes() {
 	c.remotes.Configure()
 }
 
-// askOf is the attempt as the remotes are asked.
+// askOf returns the request to remotes for an attempt.
 func (c *Cache) askOf(at *request.Attempt,
 	progress func(done, total int64, left time.Duration)) *remotes.Ask {
 	var kind jobs.Kind

@@ -136,8 +136,8 @@ func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
 	}
 }
 
-// irModel gives a model in OpenVINO's own format, y = Relu(x W), with W of n rows and columns that
-// follow from the seed: what its .xml file holds, and what the .bin file beside it does.
+// irModel returns a model in OpenVINO's own format, y = Relu(x W), with W of n rows and columns
+// that follow from the seed: what its .xml file holds, and what the .bin file beside it does.
 func irModel(seed uint64, n int) (xml, bin []byte) {
 	tensor := func(id, rows int) string {
 		return fmt.Sprintf(`<port id="%d" precision="FP32"><dim>%d</dim><dim>%d</dim></port>`, id,

@@ -121,7 +121,7 @@ func newSettings(o *Options) (*settings, error) {
 	return s, err
 }
 
-// Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators,
+// Reload applies other options: Rules, Policies, Rebuild, AllowOptions, Administrators,
 // TrustedReporters, Publishers, Claims, Remotes, Layers, ReportQuorum, KeepSource, Failures, Space,
 // Pack, PackAfter, Verify, Drivers and Runtimes. The other options are for Open alone and are not
 // looked at. Builds with other verdicts now are judged again: on their next request, and all of

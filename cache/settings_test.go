@@ -24,7 +24,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// reload puts the bench's options into force, but for what is changed.
+// reload applies the bench's options with the changes.
 func (b *bench) reload(change func(*Options)) {
 	b.Helper()
 	o := b.options()

@@ -258,7 +258,7 @@ func (b *bench) list() (out []listed) {
 	return out
 }
 
-// read gives the digest of every file that an answer's view holds, through its descriptor alone.
+// read returns the digest of every file that an answer's view holds, through its descriptor alone.
 func (b *bench) read(a *request.Answer) map[string]string {
 	b.Helper()
 	out := make(map[string]string)

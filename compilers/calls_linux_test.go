@@ -20,7 +20,7 @@ import (
 // Workers of real EPs make the known system calls only. A job that fails because of another call is
 // given it, and a warning says so.
 func TestCallsThatAreNotKnown(t *testing.T) {
-	requireInForce(t, "privileges")
+	requireInEffect(t, "privileges")
 	compiler, err := exec.LookPath("cc")
 	if err != nil {
 		t.Skip("NOT TESTED: no C compiler to build a library with")

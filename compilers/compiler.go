@@ -220,7 +220,7 @@ type CheckResult struct {
 // Crashed reports whether the process of the check crashed.
 func (r CheckResult) Crashed() bool { return r.Outcome == Failed && r.Code == -1 }
 
-// Cause says why it failed: "11 EP_FAIL: " and ORT's words, of a crash how the process ended.
+// Cause returns why it failed: "11 EP_FAIL: " and ORT's words, of a crash how the process ended.
 func (r CheckResult) Cause() string { return (&RefusedError{Code: r.Code, Text: r.Text}).Cause() }
 
 // Fingerprint is what a one-node model says of itself after a compile with an EP.

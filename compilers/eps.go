@@ -161,7 +161,7 @@ func epOfLibrary(file string) (string, bool) {
 	return "", false
 }
 
-// Normalize gives the canonical form of an EP's options: values that mean the same become equal,
+// Normalize returns the canonical form of an EP's options: values that mean the same become equal,
 // and options that say what is the case anyway are left out. Options that may not be given are an
 // error that wraps ErrOption and names the option. Unknown options are such an error too, unless
 // allowUnknown; then they are kept as they are, and named in unknown.
@@ -205,7 +205,7 @@ func (o EPOption) normalize(value string) (string, error) {
 	return CanonicalValue(o.Kind, value)
 }
 
-// CanonicalValue gives equal texts for values that the EP reads as equal.
+// CanonicalValue returns equal texts for values that the EP reads as equal.
 func CanonicalValue(kind, value string) (string, error) {
 	switch kind {
 	case "bool":
@@ -249,9 +249,9 @@ func canonicalJSON(value string) (string, error) {
 	return strings.TrimSuffix(out.String(), "\n"), nil
 }
 
-// Resolve gives the options as the EP wants them: fills in what must be passed, and turns names of
-// libraries into absolute paths beside the EP library at lib. It is used just before a compile, and
-// for the options that an application gets with its lease.
+// Resolve returns the options as the EP wants them: fills in what must be passed, and turns names
+// of libraries into absolute paths beside the EP library at lib. It is used just before a compile,
+// and for the options that an application gets with its lease.
 func (i EPInfo) Resolve(lib string, options map[string]string) map[string]string {
 	full := map[string]string{}
 	maps.Copy(full, options)

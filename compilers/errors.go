@@ -118,8 +118,8 @@ func (e *NoNodesError) Error() string {
 	return text
 }
 
-// LastLine gives the line of text that says most: where Go's runtime gave up, its reason; else the
-// last line that is not blank, which is where crashing programs say why.
+// LastLine returns the line of text that says most: where Go's runtime gave up, its reason; else
+// the last line that is not blank, which is where crashing programs say why.
 func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i, line := range lines {
@@ -140,7 +140,7 @@ var CodeNames = []string{"OK", "FAIL", "INVALID_ARGUMENT", "NO_SUCHFILE", "NO_MO
 	"ENGINE_ERROR", "RUNTIME_EXCEPTION", "INVALID_PROTOBUF", "MODEL_LOADED", "NOT_IMPLEMENTED",
 	"INVALID_GRAPH", "EP_FAIL", "MODEL_LOAD_CANCELED", "MODEL_REQUIRES_COMPILATION", "NOT_FOUND"}
 
-// CodeName gives an error code with ONNX Runtime's name for it: "10 INVALID_GRAPH". Below 0 is a
+// CodeName returns an error code with ONNX Runtime's name for it: "10 INVALID_GRAPH". Below 0 is a
 // crash.
 func CodeName(code int) string {
 	switch {

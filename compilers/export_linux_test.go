@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// StampsThatTell gives the stamps of what is in a directory, once each change would show in them.
+// StampsThatTell returns the stamps of what is in a directory, once each change would show in them.
 func StampsThatTell(ctx context.Context, dir string) (stamps any, err error) {
 	then, err := stampsSettled(ctx, dir, nil)
 	if then == nil && err == nil {

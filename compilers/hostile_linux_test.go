@@ -88,9 +88,9 @@ func told(err error, log string) map[string]string {
 	return found
 }
 
-// requireInForce fails the test where a measure is not in force, and skips it loudly where this
+// requireInEffect fails the test where a measure is not in effect, and skips it loudly where this
 // system has no means for it.
-func requireInForce(t *testing.T, name string) {
+func requireInEffect(t *testing.T, name string) {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
 	require.NoError(t, err)
@@ -121,7 +121,7 @@ func namespaces() bool {
 // Every way out of the job's directory that a file system has is closed, and ordinary use of it is
 // not.
 func TestWorkerKeepsToItsDirectory(t *testing.T) {
-	requireInForce(t, "files")
+	requireInEffect(t, "files")
 	outside := t.TempDir()
 	secret := filepath.Join(outside, "secret")
 	require.NoError(t, os.WriteFile(secret, []byte("a model"), 0o666))
@@ -174,7 +174,7 @@ func TestWorkerKeepsToItsDirectory(t *testing.T) {
 // Of a model that is an open file the worker may read that file, and neither write it, however it
 // was opened, nor read what stands beside it.
 func TestWorkerKeepsToItsOpenModel(t *testing.T) {
-	requireInForce(t, "files")
+	requireInEffect(t, "files")
 	outside := t.TempDir()
 	for name, text := range map[string]string{"model.onnx": string(tinymodel.Relu()),
 		"beside": "another model"} {
@@ -217,7 +217,7 @@ func TestWorkerKeepsToItsOpenModel(t *testing.T) {
 // The daemon knows the files that it has verified by their times, and EPs load them from the store.
 // Neither times nor modes of them change, by whichever call.
 func TestWorkerChangesNoTimes(t *testing.T) {
-	requireInForce(t, "privileges")
+	requireInEffect(t, "privileges")
 	graph := filepath.Join(t.TempDir(), "graph.onnx")
 	require.NoError(t, os.WriteFile(graph, tinymodel.Relu(), 0o644))
 	long := time.Unix(1e9, 0)
@@ -266,7 +266,7 @@ func TestWorkerChangesNoTimes(t *testing.T) {
 
 // A worker may use what the configuration adds to its sandbox, and nothing beside it.
 func TestSandboxIsWidened(t *testing.T) {
-	requireInForce(t, "files")
+	requireInEffect(t, "files")
 	outside := t.TempDir()
 	for _, name := range []string{"licence", "secret"} {
 		require.NoError(t, os.WriteFile(filepath.Join(outside, name), nil, 0o600))
@@ -289,7 +289,7 @@ func TestSandboxIsWidened(t *testing.T) {
 }
 
 func TestWorkerHasNoNetwork(t *testing.T) {
-	requireInForce(t, "network")
+	requireInEffect(t, "network")
 	const body = `
 		tell("tcp", socket(AF_INET, SOCK_STREAM, 0));
 		tell("udp", socket(AF_INET, SOCK_DGRAM, 0));
@@ -310,7 +310,7 @@ func TestWorkerHasNoNetwork(t *testing.T) {
 }
 
 func TestWorkerReachesNoOtherProcess(t *testing.T) {
-	requireInForce(t, "privileges")
+	requireInEffect(t, "privileges")
 	me := strconv.Itoa(os.Getpid())
 	_, told, _ := attack(t, compilers.ORTOptions{}, `
 		struct rlimit core;

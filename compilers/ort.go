@@ -194,7 +194,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	return result, nil
 }
 
-// keepFiles copies source files beside the graphs. It returns names that are not output.
+// keepFiles copies source files beside the graphs, and returns their names, which are not output.
 func (o *ORT) keepFiles(ctx context.Context, job Job, before []string) ([]string, error) {
 	if job.Initializers.InSource || IsWeightless(job.SessionOptions) {
 		var err error

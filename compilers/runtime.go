@@ -137,9 +137,9 @@ func ProcessorClass() string {
 	return fmt.Sprintf("cpu:%x", sum[:8])
 }
 
-// InstructionLimits gives those variables of this process's environment, as "NAME=value", that keep
-// oneDNN from instruction sets which the processor has. Workers get them as well, and they are part
-// of the processor's class, because an EP then compiles for less.
+// InstructionLimits returns those variables of this process's environment, as "NAME=value", that
+// keep oneDNN from instruction sets which the processor has. Workers get them as well, and they are
+// part of the processor's class, because an EP then compiles for less.
 func InstructionLimits() (limits []string) {
 	for _, name := range []string{"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} {
 		if value, set := os.LookupEnv(name); set {

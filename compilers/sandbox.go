@@ -31,10 +31,10 @@ type Safeguard struct {
 	Name    string
 	InForce bool
 	Text    string // how it is done, or what is missing
-	Hint    string // what to do about it; empty when in force
+	Hint    string // what to do about it; empty when in effect
 }
 
-// String gives a line for people.
+// String returns a line for people.
 func (m Safeguard) String() string {
 	if m.InForce {
 		return m.Name + ": " + m.Text

@@ -15,12 +15,12 @@ import (
 // Job.Output, another name than those of the other members.
 type ShareMember = workerproto.Member
 
-// ShareOptions gives the session config entries with which members of a group are loaded when there
-// are several of them in one process. A member that is loaded alone has none of them.
+// ShareOptions returns the session config entries with which members of a group are loaded when
+// there are several of them in one process. A member that is loaded alone has none of them.
 func ShareOptions() map[string]string { return map[string]string{"ep.share_ep_contexts": "1"} }
 
-// ForSharing gives the options with what weight-sharing groups are compiled with, where the options
-// do not say otherwise.
+// ForSharing returns the options with what weight-sharing groups are compiled with, where the
+// options do not say otherwise.
 func (i EPInfo) ForSharing(options map[string]string) map[string]string {
 	full := map[string]string{}
 	for name, opt := range i.Options {
@@ -76,7 +76,7 @@ func shareRequest(job Job, req *workerproto.Request) error {
 	return nil
 }
 
-// noGraph says why a compile in a session wrote no graph, if that is what err is: where the EPs
+// noGraph returns why a compile in a session wrote no graph, if that is what err is: where the EPs
 // take no node ONNX Runtime writes none.
 func noGraph(ctx context.Context, job Job, err error) error {
 	var missing *missingGraphError

@@ -211,7 +211,7 @@ func TestTestEPComputes(t *testing.T) {
 	}
 }
 
-// workerInput gives the floats that a worker feeds from a seed: see cmd/epcached-ort.
+// workerInput returns the floats that a worker feeds from a seed: see cmd/epcached-ort.
 func workerInput(seed uint64, count int) []float32 {
 	random := rand.New(rand.NewPCG(seed, 2))
 	var values []float32

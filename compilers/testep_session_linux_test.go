@@ -122,7 +122,7 @@ func requireComputes(t *testing.T, s *ort.Session, source tinymodel.Model) {
 	}
 }
 
-// someInputs gives numbers for all inputs of a session.
+// someInputs returns numbers for all inputs of a session.
 func someInputs(t *testing.T, s *ort.Session) []ort.Tensor {
 	inputs, err := s.Inputs()
 	require.NoError(t, err)
@@ -278,7 +278,7 @@ func readTensors(t *testing.T, path string) (*epmodel.Model, []epmodel.Initializ
 	return m, all
 }
 
-// listing gives the names of the files in a directory, sorted.
+// listing returns the names of the files in a directory, sorted.
 func listing(t *testing.T, dir string) []string {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)

@@ -18,7 +18,8 @@ var (
 	last  = set{"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": "1"}
 )
 
-// member gives the i-th model of a group: the same weights, and one layer more than the one before.
+// member returns the i-th model of a group: the same weights, and one layer more than the one
+// before.
 func member(seed uint64, i int) tinymodel.Model { return layers(seed, i+1, false) }
 
 // compileGroup compiles models of a group into a directory, and gives their compiled forms.

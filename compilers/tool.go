@@ -56,7 +56,7 @@ var (
 	plural = []string{"options", "sessions", "dims"}
 )
 
-// Check says what is wrong with a tool's description.
+// Check returns what is wrong with a tool's description.
 func (t Tool) Check() error {
 	if t.EP == "" {
 		return errors.New("no execution provider named")
@@ -298,9 +298,9 @@ func (o *ORT) loadable(r Runtime, ep EP) bool {
 	return path != "" && path != t.Program
 }
 
-// unloadable says why builds for the EPs do not load on this machine, "" where they may: an EP of a
-// tool has no library here, or builds with one of the options crash the process where their device
-// is absent.
+// unloadable returns why builds for the EPs do not load on this machine, "" where they may: an EP
+// of a tool has no library here, or builds with one of the options crash the process where their
+// device is absent.
 func (o *ORT) unloadable(r Runtime, eps []EP) string {
 	for _, ep := range eps {
 		if !o.loadable(r, ep) {

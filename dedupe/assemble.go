@@ -24,7 +24,7 @@ type Assembled struct {
 	sources []Source
 }
 
-// Assemble gives the blob of a valid recipe as a Source. open is called at most once for each
+// Assemble returns the blob of a valid recipe as a Source. open is called at most once for each
 // base, when its bytes are first needed, and must answer with a whole blob: with
 // cas.ErrNotFound for one that is packed. Close closes what was opened.
 func Assemble(r *Recipe, open func(cas.Digest) (Source, error)) (*Assembled, error) {

@@ -250,7 +250,7 @@ var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
 	return d
 })
 
-// decodeFrame fills p from a frame of Zstandard of which just that comes out.
+// decodeFrame decompresses a Zstandard frame into p, whose length it must fill exactly.
 func decodeFrame(p, frame []byte) error {
 	out, err := frameDecoder().DecodeAll(frame, p[:0:len(p)])
 	if err == nil && len(out) != len(p) {

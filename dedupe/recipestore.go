@@ -199,7 +199,7 @@ func recipeDir(dir string, d cas.Digest) string {
 	return filepath.Join(dir, recipesName, d.String()[:2])
 }
 
-// noteRecipe notes a recipe. certain: no earlier one can come back, so its bases are given up.
+// noteRecipe records a recipe. certain: no earlier one can come back, so its bases are given up.
 func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

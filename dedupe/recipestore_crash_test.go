@@ -140,7 +140,7 @@ func startRecipeStore(t *testing.T) (fs *crashfs.FS, s *dedupe.RecipeStore) {
 	return fs, s
 }
 
-// requireRecipeStoreAfterCrash gives the recipes that crashes have left.
+// requireRecipeStoreAfterCrash returns the recipes that crashes have left.
 func requireRecipeStoreAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest,
 	may ...*dedupe.Recipe) (left []*dedupe.Recipe) {
 	t.Helper()

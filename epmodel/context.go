@@ -156,7 +156,7 @@ func (w *walker) attributeText(v attributeValue, limit int) string {
 	return w.exact(v.s, "attribute."+v.name, limit)
 }
 
-// Open gives the embedded context of a model whose file is graph. It is empty for a context in a
+// Open returns the embedded context of a model whose file is graph. It is empty for a context in a
 // sidecar. Nothing is read yet.
 func (c Context) Open(graph io.ReaderAt) *io.SectionReader {
 	return io.NewSectionReader(graph, c.Inline.Offset, c.Inline.Length)

@@ -105,7 +105,7 @@ func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum)
 	return out, files.list, err
 }
 
-// isExternal says whether the node holds a context, and in a file.
+// isExternal reports whether the node holds a context, and in a file.
 func (c Context) isExternal() bool {
 	return c.MainContext == 1 && c.EmbedMode == 0 && c.CacheContext != ""
 }
@@ -263,8 +263,8 @@ func (s *contextForm) node(f field, c change) *Splice {
 	return out
 }
 
-// attribute gives an AttributeProto whose field num has another value, at the place where it stood,
-// else at the end.
+// attribute returns an AttributeProto whose field num has another value, at the place where it
+// stood, else at the end.
 func (s *contextForm) attribute(f field, num protowire.Number, value *Splice) *Splice {
 	out, seen := new(Splice), false
 	s.message(f.span, "attribute", func(g field) {

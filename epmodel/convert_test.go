@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// embed gives the embedded form of an artefact.
+// embed returns the embedded form of an artefact.
 func embed(b msg, files map[string]string) ([]byte, error) {
 	m, err := read(b)
 	if err != nil {
@@ -33,7 +33,7 @@ func embed(b msg, files map[string]string) ([]byte, error) {
 	return written(s)
 }
 
-// detach gives the form with files beside the graph.
+// detach returns the form with files beside the graph.
 func detach(b msg, output string) ([]byte, map[string]string, error) {
 	m, err := read(b)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 // file, so no graph file's own digest can be that of a record.
 const digestMagic = "\x00epcached model 1\n"
 
-// Digest gives the identity of a model's content. m is what Read found in graph; open gives the
+// Digest returns the identity of a model's content. m is what Read found in graph; open gives the
 // file of each location, once for each; sum hashes. Nothing is closed.
 //
 // Without external data it is the BLAKE3 digest of the file, so b3sum agrees. With external data it

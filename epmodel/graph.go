@@ -216,7 +216,7 @@ func (w *walker) nestedGraph(f field, name, path string) {
 	w.memoryUsed -= held
 }
 
-// present says whether an optional field was seen.
+// present reports whether an optional field was seen.
 func (f field) present() bool { return f.num != 0 }
 
 // maxKeys bounds the entries of one tensor's external_data: four in the schema, and a handful of
@@ -286,7 +286,7 @@ func (w *walker) tensor(f field, name string, of Initializer) (called string) {
 	return t.Name
 }
 
-// inFile notes that a tensor is in a file of external data.
+// inFile records that a tensor is in a file of external data.
 func (w *walker) inFile(t *Initializer) {
 	i, known := w.files[t.Location]
 	if !known {

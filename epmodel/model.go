@@ -174,9 +174,9 @@ type Source interface {
 	Size() int64
 }
 
-// FileSource gives f with the size it has now. Reads go through the descriptor at explicit offsets:
-// its position is neither used nor moved. f stays the caller's to close. Only regular files are
-// taken: a FIFO or device has no size to trust and can block for ever.
+// FileSource returns f with the size it has now. Reads go through the descriptor at explicit
+// offsets: its position is neither used nor moved. f stays the caller's to close. Only regular
+// files are taken: a FIFO or device has no size to trust and can block for ever.
 func FileSource(f *os.File) (Source, error) {
 	fi, err := f.Stat()
 	if err != nil {
@@ -189,11 +189,11 @@ func FileSource(f *os.File) (Source, error) {
 	return io.NewSectionReader(f, 0, fi.Size()), nil
 }
 
-// Within gives a range of a source as a source of its own. A range that reaches beyond it ends with
-// it.
+// Within returns a range of a source as a source of its own. A range that reaches beyond it ends
+// with it.
 func Within(s Source, r Range) Source { return io.NewSectionReader(s, r.Offset, r.Length) }
 
-// NodeSummary says in one line what a model computes, for messages such as "no EPContext node:
+// NodeSummary returns a line on what a model computes, for messages such as "no EPContext node:
 // ...": the number of nodes and the most frequent operators, at most limit of them.
 func (m *Model) NodeSummary(limit int) string { return nodeSummary(m.Nodes, m.OpTypes, limit) }
 

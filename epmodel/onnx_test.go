@@ -96,7 +96,7 @@ func mustRead(t *testing.T, b msg) *epmodel.Model {
 	return m
 }
 
-// tensors gives every tensor of a model that takes little memory.
+// tensors returns every tensor of a model that takes little memory.
 func tensors(t *testing.T, b msg) (all []epmodel.Initializer) {
 	t.Helper()
 	_, err := epmodel.Tensors(context.Background(), "m.onnx", bytes.NewReader(b),

@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// container gives the start of a real sidecar, as if the rest were there.
+// container returns the start of a real sidecar, as if the rest were there.
 func container(t *testing.T, name string) []byte {
 	t.Helper()
 	head, err := os.ReadFile("testdata/artefacts/" + name)

@@ -264,7 +264,7 @@ func (c Context) sidecars() []Reference {
 	return refs
 }
 
-// CompatibilityInfo gives what each EP says of the artefact, for ORT to judge: EP name -> string.
+// CompatibilityInfo returns what each EP says of the artefact, for ORT to judge: EP name -> string.
 // Only EPs that are the source of one of the nodes count: metadata of a source model survives
 // compilation, so a string of another EP may be a left-over.
 func (m *Model) CompatibilityInfo() map[string]string {

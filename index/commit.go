@@ -93,7 +93,7 @@ func (x *Index) Commit(list []*Change) {
 	}
 }
 
-// fail notes why a change is not done; nil: nothing.
+// fail records the error of a change; nil has no effect.
 func (c *Change) fail(err error) {
 	if err != nil && c.publish {
 		c.Err = fmt.Errorf("publish build %s: %w", c.ID, err)
@@ -102,7 +102,7 @@ func (c *Change) fail(err error) {
 	}
 }
 
-// linkAndUnlink gives manifests their names, or takes these away, durably.
+// linkAndUnlink links or unlinks the names of manifests, durably.
 func (m *manifests) linkAndUnlink(list []*Change) {
 	touched := make(map[byte]bool)
 	for _, c := range list {

@@ -200,7 +200,7 @@ func (d *database) unusable() (why string, err error) {
 	return "", nil
 }
 
-// schemaProblem says why a database cannot be used though it opens.
+// schemaProblem returns why a database cannot be used though it opens.
 func schemaProblem(db *bbolt.DB) (why string, err error) {
 	return why, db.View(func(tx *bbolt.Tx) error {
 		for _, name := range buckets {

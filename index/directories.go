@@ -77,7 +77,7 @@ func (m *manifests) currentTimes(i byte) dirTimes {
 	return dirTimes{s.Mtime, s.Ctime, m.now().UnixNano()}
 }
 
-// recordTimes notes the times of changed directories again, once they are old
+// recordTimes records the times of changed directories again, once they are old
 // enough to be distinguished from those of the next change.
 func (m *manifests) recordTimes() {
 	m.changing.Lock()
@@ -108,7 +108,7 @@ func (m *manifests) noteChanged(i byte, t dirTimes) {
 	m.wake()
 }
 
-// putTimes notes that the database has all that the directory had at that time.
+// putTimes records that the database has all that the directory had at that time.
 func (m *manifests) putTimes(tx *bbolt.Tx, i byte, t dirTimes) error {
 	if m.dirs[i].unread.Load() || m.dirs[i].stale {
 		return drop(tx, bucketDirs, []byte{i})

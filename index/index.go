@@ -350,7 +350,7 @@ func (x *Index) isRetracting(id BuildID) bool {
 	return x.retracted[id]
 }
 
-// retracting gives what is being retracted: its rows may be there still.
+// retracting returns what is being retracted: its rows may be there still.
 func (x *Index) retracting() map[BuildID]bool {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()

@@ -249,7 +249,7 @@ func fixed(field string, to, from []byte) error {
 	return nil
 }
 
-// optional is fixed for a field that may be missing.
+// optional copies a field of fixed length, unless it is missing.
 func optional(field string, to, from []byte) error {
 	if len(from) == 0 {
 		return nil

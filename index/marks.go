@@ -37,7 +37,7 @@ func (m *Mark) fail(err error) {
 	}
 }
 
-// Mark notes marks, durably when it returns; they share one sync. Pinning a build again changes
+// Mark records marks, durably when it returns; they share one sync. Pinning a build again changes
 // only the user and the time, and it is no error if one that is unpinned was not pinned. If marks
 // cannot be written, pins are as they were, because the caller gets an error. States count in
 // memory even then, because a build that may be bad must not be served.

@@ -22,7 +22,7 @@ type Member struct {
 	Source         Source     // of all but the first, which has the build's source
 }
 
-// MemberOf gives the place of a model among the build's members; -1: it is
+// MemberOf returns the place of a model among the build's members; -1: it is
 // none of them, or the build is not a group's.
 func (b *Build) MemberOf(d cas.Digest) int {
 	return slices.IndexFunc(b.Members, func(m Member) bool { return m.ModelDigest == d })

@@ -185,7 +185,7 @@ func (c *Config) Size() (total int64) {
 	return total
 }
 
-// BadName says what is wrong with the name of a file of a build, "" if nothing is.
+// BadName returns what is wrong with the name of a file of a build, "" if nothing is.
 func BadName(name string) string {
 	switch {
 	case name == "" || len(name) > maxName:

@@ -89,7 +89,7 @@ func jsonError(file string, at int64, err error) error {
 	return out
 }
 
-// encode gives the one spelling of a document of ours.
+// encode returns the one spelling of a document of ours.
 func encode(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

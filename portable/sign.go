@@ -182,7 +182,7 @@ func (s *Signer) seal(kind string, payload []byte) []byte {
 	return encode(&b)
 }
 
-// Verify returns what the signer itself says in a card: see Trust.Verify.
+// Verify returns the signer's own statement in a card: see Trust.Verify.
 func (s *Signer) Verify(c *Card, now time.Time) (*Predicate, error) {
 	p, _, err := (&Trust{Keys: []*Key{s.key()}}).Verify(c, now)
 	return p, err

@@ -218,7 +218,7 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 	return p, k, nil
 }
 
-// refuses says why the key's signature does not count for the build, "" if it does.
+// refuses returns why the key's signature does not count for the build, "" if it does.
 func (k *Key) refuses(c *Card, p *Predicate, now time.Time) string {
 	outside := func(may []string, is string) bool {
 		return len(may) > 0 && !slices.Contains(may, is)

@@ -85,7 +85,7 @@ func BuildKey(h portable.Hash) Key { return Key{Hash: h} }
 // RequestKey asks for the cards of all builds that answer a request.
 func RequestKey(h portable.Hash) Key { return Key{Request: true, Hash: h} }
 
-// String says what is asked for, in messages.
+// String returns what is asked for, in messages.
 func (k Key) String() string {
 	if k.Request {
 		return "request key " + k.Hash.String()

@@ -53,7 +53,7 @@ func (a *buildGuard) BeginServing(id index.BuildID) (done func(), err error) {
 	}, nil
 }
 
-// noteStored notes a build that is about to be published.
+// noteStored records a build that is about to be published.
 func (a *buildGuard) noteStored(id index.BuildID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

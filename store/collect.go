@@ -27,7 +27,7 @@ type Collection struct {
 	urgent  bool           // a reservation waits: a use since the survey keeps no build
 }
 
-// WhyProtected says why a build may not be removed now, "" if it may. own are the files that the
+// WhyProtected returns why a build may not be removed now, "" if it may. own are the files that the
 // daemon itself has open.
 func (c *Collector) WhyProtected(id index.BuildID, own *views.OwnFiles) string {
 	if why := c.pinnedOrInUse(id); why != "" {
@@ -64,7 +64,7 @@ func (c *Collector) pinnedOrInUse(id index.BuildID) string {
 	return ""
 }
 
-// whyNoEviction says why no build at all may be evicted: some needs are unknown. "": some may.
+// whyNoEviction returns why no build at all may be evicted: some needs are unknown. "": some may.
 func (c *Collector) whyNoEviction() string {
 	if c.st.index.Complete() && c.st.forms.Recipes.Complete() {
 		return ""
@@ -257,8 +257,8 @@ func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	return whole + recipe + unpacked
 }
 
-// whyKept says why a build that was to be removed stays, "" if it is removed. freed is what earlier
-// steps of the batch free.
+// whyKept returns why a build that was to be removed stays, "" if it is removed. freed is what
+// earlier steps of the batch free.
 func (c *Collector) whyKept(plan *Collection, s *evict.Step, freed int64) (why string) {
 	if !s.Must && plan.Goal >= 0 && plan.GoalReached(freed) {
 		return keptEnough

@@ -122,7 +122,7 @@ func (c *committer) commitBatch(batch []*commitRequest) {
 	}
 }
 
-// mark notes states and pins of builds, durably when it returns.
+// mark records states and pins of builds, durably when it returns.
 func (c *committer) mark(ctx context.Context, marks ...*index.Mark) error {
 	err := c.commit(ctx, &commitRequest{marks: marks})
 	for _, m := range marks {

@@ -117,8 +117,8 @@ func (s *Ledger) reservationWaits() bool {
 	return s.waiting > 0
 }
 
-// noteFutileRound notes that this round leaves the store above its bounds, because nothing more may
-// be evicted: left says what and why.
+// noteFutileRound records that this round leaves the store above its bounds, because nothing more
+// may be evicted: left says what and why.
 func (s *Ledger) noteFutileRound(left string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -38,7 +38,7 @@ type faulty struct {
 	hits  int
 }
 
-// hit notes a call, and returns the error that it fails with.
+// hit records a call, and returns the error that it fails with.
 func (f *faulty) hit(op, path string) error {
 	rel, err := filepath.Rel(filepath.Join(f.root, "state"), path)
 	if err != nil {

@@ -410,7 +410,7 @@ func (h *history) crash(random *rand.Rand) error {
 	return errors.Join(err, st.Close())
 }
 
-// compare says what of a store is not as it was acknowledged.
+// compare returns what of a store is not as it was acknowledged.
 func (h *history) compare(st *store.Store) error {
 	there := make(map[index.BuildID]bool)
 	if problems := st.Index().Problems(); len(problems) > 0 {

@@ -34,7 +34,7 @@ type Amount struct {
 	Percent float64
 }
 
-// of gives the amount in bytes; 0: there is no bound.
+// of returns the amount in bytes; 0: there is no bound.
 func (a Amount) of(size int64) int64 {
 	if a.Percent > 0 {
 		return max(int64(float64(size)/100*a.Percent), 1)
@@ -64,7 +64,7 @@ func (b *Bounds) ShareOf(uid uint32, bytes int64) int64 {
 	return int64(float64(bytes) * min(float64(b.Share)/float64(b.Budget), 1))
 }
 
-// Bounds returns the bounds that are in force, and what is free now.
+// Bounds returns the bounds that are in effect, and what is free now.
 func (st *Store) Bounds() (Bounds, error) {
 	o := st.settings.Load().Space
 	s, err := diskOf(st.dir)
@@ -302,7 +302,7 @@ func (st *Store) usageNow(ctx context.Context) (now usageNow, err error) {
 	return now, err
 }
 
-// admit says why so much may not be set aside, and whether eviction cannot help. mu is held.
+// admit returns why the bytes may not be reserved, and whether eviction cannot help. mu is held.
 func (s *Ledger) admit(now *usageNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	b := &now.Bounds
 	others := s.reserved.Disk - r.disk + s.removing

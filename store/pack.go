@@ -90,7 +90,7 @@ func (p *Packer) DropCopies(id index.BuildID) (freed int64, err error) {
 	return freed, nil
 }
 
-// WhyInUse says why the view of a build may not be removed, "" if it may.
+// WhyInUse returns why the view of a build may not be removed, "" if it may.
 func (st *Store) WhyInUse(b *index.Build) string {
 	v, done := st.views.BorrowFor(b)
 	if v == nil {

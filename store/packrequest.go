@@ -142,8 +142,8 @@ func (p *Packer) ReadUnknown(ctx context.Context) error {
 	return nil
 }
 
-// rereadStale finds out what the build's blobs share where that was known once, and perhaps is gone
-// since: what they would have taken from may not be there any more.
+// rereadStale matches the build's blobs again if an earlier result may be stale, because
+// the blobs that they would take bytes from may have been removed.
 func (p *Packer) rereadStale(ctx context.Context, b *index.Build) error {
 	for d := range b.DistinctBlobs() {
 		if err := p.st.forms.Sharing.ReexamineStale(ctx, d, nil); err != nil {

@@ -66,7 +66,7 @@ func (st *Store) CheckStateDirectory() {
 	}
 }
 
-// MissingPart says what of the state directory is not as it was opened; "": nothing. A part that
+// MissingPart returns a part of the state directory that is missing or replaced; "": none. One that
 // cannot be looked at is not missing.
 func (st *Store) MissingPart() string {
 	if _, err := os.Stat(st.dir); errors.Is(err, fs.ErrNotExist) {

@@ -165,8 +165,8 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	return true, p.st.Repair(ctx, d, err.Error())
 }
 
-// isMissed reports whether a build that is not withheld for damage needs the blob. One that is
-// missing is needed only by builds that serve it.
+// isMissed reports whether a build that is not withheld for damage needs the blob. A missing
+// blob is needed only by builds that serve it.
 func (st *Store) isMissed(d cas.Digest, missing bool) bool {
 	all, err := st.Needs(d)
 	return err != nil || slices.ContainsFunc(all, func(n Need) bool {

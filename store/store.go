@@ -176,7 +176,7 @@ func (st *Store) Close() (err error) {
 	return errors.Join(err, st.lock.Close())
 }
 
-// SetSettings puts other settings into force.
+// SetSettings applies other settings.
 func (st *Store) SetSettings(s Settings) {
 	st.settings.Store(&s)
 	st.packer.RequestSweep()

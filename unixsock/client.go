@@ -261,7 +261,7 @@ func (c *Client) sendCancel(number uint64) {
 	_ = c.send(ctx, envelopeOf(number, &wire.Cancel{}), nil)
 }
 
-// wait gives the answer to a call. The files are the caller's.
+// wait returns the answer to a call. The files are the caller's.
 func (c *Client) wait(ctx context.Context, number uint64, waiting *call,
 	progress func(*wire.Progress)) (reply, error) {
 	c.readOwnAnswer()

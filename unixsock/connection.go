@@ -133,7 +133,7 @@ func (c *connection) idle(now time.Time) bool {
 	return c.inFlight.Load() == 0 && !c.released
 }
 
-// addClaim notes a claim that ends with the connection.
+// addClaim records a claim that ends with the connection.
 func (c *connection) addClaim(claim *wire.Claim) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

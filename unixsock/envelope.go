@@ -70,7 +70,7 @@ func decode(payload []byte) (*wire.Envelope, error) {
 	return e, nil
 }
 
-// envelope gives the next frame's envelope, its descriptors, which are the caller's, and its size.
+// envelope returns the next frame's envelope, size, and descriptors, which the caller owns.
 func (s *stream) envelope(timeout time.Duration) (e *wire.Envelope, fds []int, size int, _ error) {
 	payload, at, err := s.frame(timeout)
 	if err != nil {
@@ -118,7 +118,7 @@ func envelopeOf(number uint64, message proto.Message) *wire.Envelope {
 	return e
 }
 
-// bodyOf gives the message that an envelope carries, nil if there is none that is known here.
+// bodyOf returns the message that an envelope carries, nil if there is none that is known here.
 func bodyOf(e *wire.Envelope) proto.Message {
 	m := e.ProtoReflect()
 	field := m.WhichOneof(bodyOneof)

@@ -71,7 +71,7 @@ func (e *Error) Error() string {
 	return cmp.Or(e.Text, class(e.Class).Error())
 }
 
-// Unwrap gives the cause, on the end where the error was made.
+// Unwrap returns the cause, on the end where the error was made.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Is holds for the sentinel of the error's class, and for the context package's errors where they

@@ -274,8 +274,8 @@ func pauseUntil(ctx context.Context, pause time.Duration, end time.Time) error {
 	}
 }
 
-// noteRead gives back what the client was charged for unread answers, if it has read all. A
-// connection that is just being written to is left alone: it looks by itself.
+// noteRead returns the client's credit for unread answers, if it has read all. A
+// connection that is being written to is skipped, because the writer does the same.
 func (c *connection) noteRead() {
 	select {
 	case c.stream.writing <- struct{}{}:

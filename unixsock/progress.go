@@ -96,7 +96,7 @@ func (p *reporter) run() {
 	}
 }
 
-// next gives what is to be sent now, or else when something will be; nil is after the next report.
+// next returns what to send now, otherwise when to send; nil: after the next report.
 func (p *reporter) next() (m *wire.Progress, due <-chan time.Time, ended bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

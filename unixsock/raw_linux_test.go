@@ -69,7 +69,7 @@ func (c *rawClient) tryWrite(b []byte, fds ...int) error {
 	return err
 }
 
-// read gives the next frame; its descriptors are the caller's.
+// read returns the next frame; its descriptors are the caller's.
 func (c *rawClient) read() (*wire.Envelope, []int) {
 	c.t.Helper()
 	e, fds, err := c.tryRead(patience)

@@ -190,7 +190,7 @@ func (c *connection) requestContext(envelope *wire.Envelope) (context.Context, c
 	return context.WithTimeout(c.ctx, time.Duration(limit)*time.Millisecond)
 }
 
-// overLimits counts the request, and says if it is one too many.
+// overLimits counts the request, and returns an error if it exceeds a limit.
 func (c *connection) overLimits(r *request) error {
 	limits := &c.server.limits
 	flying := c.inFlight.Add(1)

@@ -68,9 +68,9 @@ func newStream(conn *net.UnixConn) (*stream, error) {
 	return s, nil
 }
 
-// frame gives the next frame's bytes, which are valid until the next call, and the offset of its
+// frame returns the next frame's bytes, which are valid until the next call, and the offset of its
 // first byte. Frames that have begun must end within the timeout; 0 leaves the connection's own
-// deadline in force.
+// deadline in effect.
 func (s *stream) frame(timeout time.Duration) ([]byte, int64, error) {
 	limited := false
 	for {

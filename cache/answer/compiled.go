@@ -89,7 +89,7 @@ func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*reque
 	return a, nil
 }
 
-// compiledBecause says what makes a model a compiled one.
+// compiledBecause returns why a model counts as compiled.
 func compiledBecause(nodes int, sources []string) string {
 	if nodes == 1 {
 		return "it has one EPContext node, made by " + sources[0]
@@ -97,8 +97,8 @@ func compiledBecause(nodes int, sources []string) string {
 	return fmt.Sprintf("it has %d EPContext nodes, made by %s", nodes, strings.Join(sources, ", "))
 }
 
-// WhyTooLarge says that a request brings more than may be put, "" if it does not. Its files are not
-// read then, because hashing them would delay the application, and its model is passed through.
+// WhyTooLarge returns which limit the files of a put exceed, "" if they exceed none. Its files are
+// not read then, because hashing them would delay the application, and its model is passed through.
 func WhyTooLarge(most int64, r *request.Request) (why string, err error) {
 	if !r.Adopt || len(r.Group) > 0 {
 		return "", nil

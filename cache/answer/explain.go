@@ -126,7 +126,7 @@ func (c *Answerer) candidateOrder(ctx context.Context,
 	return append(out, groups...), err
 }
 
-// orderGroups is order for the groups that have the request's model among their members.
+// orderGroups orders the groups that have the request's model as a member, as order does.
 func (c *Answerer) orderGroups(ctx context.Context, at *request.Attempt) (
 	[]lookup.Candidate, error) {
 	member, err := c.Lookup.GroupAttempt(ctx, at.WithPhase(func(string) {}))
@@ -145,7 +145,7 @@ func (c *Answerer) orderGroups(ctx context.Context, at *request.Attempt) (
 	})
 }
 
-// otherForm says how a miss would be answered by a conversion, "" if it would not.
+// otherForm returns how a miss would be answered by a conversion, "" if it would not.
 func (c *Answerer) otherForm(ctx context.Context, at *request.Attempt) (string, error) {
 	if len(at.Group) > 0 {
 		return "", nil

@@ -139,8 +139,8 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	return j.recordFailure(f.Reason, err)
 }
 
-// controlFailure says why not even the smallest model compiles and loads here, "" if it does. The
-// job has left the queue by now, so it waits for a slot as load checks do.
+// controlFailure returns why not even the smallest model compiles and loads here, "" if it does.
+// The job has left the queue by now, so it waits for a slot as load checks do.
 func (j *Job) controlFailure(ctx context.Context) (string, error) {
 	leave, err := j.bd.Workspaces.AcquireSlot(ctx, j.Request)
 	if err != nil {

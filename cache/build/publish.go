@@ -166,9 +166,9 @@ func CheckKeepSource(how string) (string, error) {
 		how, KeepReference, KeepCopy, KeepNone)
 }
 
-// keepSource says where one of the job's models will be found again. A source that cannot be kept
-// fails nothing: the build then waits for its next request when it has to be compiled again, and
-// says why. hold keeps the blobs of a copy until the build is published.
+// keepSource returns where one of the job's models will be found again. A source that cannot be
+// kept fails nothing: the build then waits for its next request when it has to be compiled again,
+// and says why. hold keeps the blobs of a copy until the build is published.
 func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
 	how := j.bd.Settings().KeepSource
 	var s index.Source

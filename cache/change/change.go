@@ -51,7 +51,7 @@ func (c *Changes) newChangeLog(p request.Peer) *changeLog {
 	return &changeLog{c.query, p, &wire.ChangeReply{}, wire.MaxReply}
 }
 
-// noteKept notes a build that is still stored, and gone one that was removed.
+// noteKept records a build that is still stored, and gone one that was removed.
 func (ch *changeLog) noteKept(b *index.Build) error {
 	return ch.add(func() (*wire.Build, error) { return ch.query.Listed(ch.peer, b) })
 }

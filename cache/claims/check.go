@@ -61,7 +61,7 @@ func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 	return s, err
 }
 
-// mismatch says in what an artefact is not of the model, nil if no mismatch is found.
+// mismatch returns how an artefact contradicts the model, nil if it does not.
 func (s signature) mismatch(m *epmodel.Model) error {
 	return cmp.Or(valuesMismatch("output", s.outputs, m.Outputs, nil),
 		valuesMismatch("input", s.inputs, m.Inputs, s.constant))
@@ -222,8 +222,8 @@ func (cl *claim) checkOptions(m *epmodel.Model) error {
 		build.SuitsOutput(cl.Plan.Canonical.Output, m))
 }
 
-// makerFacts says what made the artefact, as far as it states that itself. Where the libraries are
-// here as well, it must be made by their SDK for their hardware.
+// makerFacts returns what made the artefact, as far as it states that itself. Where the libraries
+// are here as well, it must be made by their SDK for their hardware.
 func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model,
 	put *Put) ([]index.EPFacts, error) {
 	facts := slices.Clone(cl.Plan.Facts)

@@ -48,7 +48,7 @@ func (o Limits) OrDefault() Limits {
 // Claims are those that are held, and the requests that want one.
 type Claims struct {
 	*build.Builder
-	limits  func() Limits // those in force
+	limits  func() Limits // those in effect
 	trust   *trust.Documents
 	Limiter rights.Limiter
 	// an owner puts one at a time, because files may block
@@ -74,7 +74,7 @@ const (
 	claimInterval = time.Second
 )
 
-// New returns Claims without any claim. It calls limits for those that are in force.
+// New returns Claims without any claim. It calls limits for those that are in effect.
 func New(bd *build.Builder, limits func() Limits, documents *trust.Documents) *Claims {
 	return &Claims{Builder: bd, limits: limits, trust: documents,
 		Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: bd.Now},

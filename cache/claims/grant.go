@@ -107,7 +107,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	return cs.AnswerWaiter(ctx, at, result)
 }
 
-// key says which job the claim is for. Artefacts of ordinary users are private to them, so that
+// key returns which job the claim is for. Artefacts of ordinary users are private to them, so that
 // their claims delay no other user; but if a shared compile is under way they wait for that.
 func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 	if at.Scope == "" {

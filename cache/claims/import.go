@@ -432,7 +432,7 @@ func (in *intake) storeFiles(ctx context.Context, im *Import, phase func(string)
 	return nil
 }
 
-// describeFit says how the build suits the runtime.
+// describeFit returns how the build suits the runtime.
 func (in *intake) describeFit(b *index.Build) string {
 	switch {
 	case in.Plan.MadeExactly(b) && b.LoadCheck == compilers.Passed:

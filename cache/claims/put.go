@@ -282,8 +282,8 @@ func checkPutFiles(cl *claim, files []PutFile) (names []string, sizes []int64, e
 	return names, sizes, nil
 }
 
-// copyPut copies what the file held when it was announced with so many bytes. A change of the file
-// meanwhile is io.ErrUnexpectedEOF.
+// copyPut copies the size bytes that the file had when it was announced. A change of the file
+// during the copy is io.ErrUnexpectedEOF.
 func copyPut(ctx context.Context, blobs *cas.Store, f PutFile, size int64, to string) (
 	cas.Hashed, error) {
 	before, err := stampWrittenBack(f.File)
@@ -421,7 +421,7 @@ func stampWrittenBack(f *os.File) (cas.Stamp, error) {
 	return cas.StampOf(f)
 }
 
-// stagePut copies so many bytes of what a client sent, through from, into a new file of ours.
+// stagePut copies a client's file, size bytes through from, into a new private file.
 // Without holes they are hashed on the way.
 func stagePut(ctx context.Context, blobs *cas.Store, from io.ReaderAt, file *os.File, path string,
 	size int64) (cas.Hashed, error) {

@@ -178,7 +178,7 @@ func lastPart(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// ToError says what became of a request, as formatted: text, class, facts and what to do.
+// ToError returns the error of a request, as formatted: text, class, facts and hint.
 func (f *Failure) ToError(cause error, format string, args ...any) *apierr.Error {
 	e := apierr.New(cmp.Or(meanings[f.Reason].class, apierr.CompileFailed), nil, format, args...)
 	e.Text += ": " + f.Text

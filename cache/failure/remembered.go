@@ -71,7 +71,7 @@ func (o Options) OrDefault() Options {
 	return o
 }
 
-// holdTime says how long the count-th failure in a row is answered from memory; 0: not at all.
+// holdTime returns how long the count-th failure in a row is answered from memory; 0: not at all.
 func (o Options) holdTime(f *Failure, count int) time.Duration {
 	reason := f.Reason
 	switch {
@@ -211,7 +211,7 @@ func (fs *Remembered) Forget(key Key) {
 	}
 }
 
-// Lookup gives the failure that answers the user's request for the key, nil if it may be tried.
+// Lookup returns the failure that answers the user's request for the key, nil if it may be tried.
 func (fs *Remembered) Lookup(key Key, uid uint32, name string) *Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

@@ -122,7 +122,7 @@ func (ms *Models) Identify(ctx context.Context, request *IdentifyRequest) (Model
 	return all, nil
 }
 
-// narrowerScope of two models' wishes about where to store: one member's holds for the group.
+// narrowerScope returns the narrower of two models' scopes: the narrowest one holds for the group.
 func narrowerScope(a, b string) string {
 	for _, wish := range []string{"none", "user"} {
 		if a == wish || b == wish {

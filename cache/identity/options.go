@@ -26,7 +26,7 @@ import (
 // "session/key".
 type Allowed []string
 
-// canonicalOptions gives options in one spelling, and leaves out what equals the default.
+// canonicalOptions returns options in one spelling, and leaves out what equals the default.
 func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep.Name)
 	info.Name = ep.Name
@@ -101,7 +101,7 @@ func unknownOption(ep, name string, info compilers.EPInfo) error {
 // ErrNoLibrary is why FillOptions refuses what names a library that is not there.
 var ErrNoLibrary = errors.New("a library is missing")
 
-// FillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths
+// FillOptions returns the options as the EP gets them: in the caller's spelling, libraries as paths
 // beside the EP's own, and what has to be there filled in.
 func FillOptions(ep string, options map[string]string,
 	lib compilers.EPLibrary) (map[string]string, error) {
@@ -130,7 +130,7 @@ func FillOptions(ep string, options map[string]string,
 	return out, nil
 }
 
-// canonicalLevel gives the graph optimisation level that the model is compiled at, the default
+// canonicalLevel returns the graph optimisation level that the model is compiled at, the default
 // spelled out. A session folds constants and shapes, "basic", before execution providers choose
 // their nodes, and so does a compile here unless an option says otherwise: the compile API's own
 // default, "disable_all", leaves nodes to the CPU that a session would not (QNN: whole models). The
@@ -172,7 +172,7 @@ func LibraryBaseNames(info compilers.EPInfo, options map[string]string) map[stri
 	return out
 }
 
-// Denotations gives denotations in small letters, for ONNX Runtime compares them so.
+// Denotations returns denotations in small letters, for ONNX Runtime compares them so.
 func Denotations(sizes map[string]int64) (map[string]int64, error) {
 	out := make(map[string]int64, len(sizes))
 	for name, size := range sizes {

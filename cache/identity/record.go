@@ -53,7 +53,7 @@ type RecordDevice struct {
 // reads.
 const recordVersion = 1
 
-// Encode gives the bytes that the request key is the digest of: the manifestpb.Request that means
+// Encode returns the bytes that the request key is the digest of: the manifestpb.Request that means
 // the same, as is said there. A field is never used again for something else; a new one is left out
 // at its default, so that old keys hold.
 func (r *Record) Encode() []byte {
@@ -93,7 +93,7 @@ func (ep *RecordEP) encode() []byte {
 	return appendStrings(b, 4, ep.Files)
 }
 
-// Key gives the request key, which is the digest of the record, and the record.
+// Key returns the request key, which is the digest of the record, and the record.
 func (r *Record) Key() (index.RequestKey, []byte) {
 	record := r.Encode()
 	return index.RequestKey(blake3.Sum256(record)), record
@@ -146,7 +146,7 @@ func appendInts(b []byte, field protowire.Number, m map[string]int64) []byte {
 	return b
 }
 
-// ModelOf gives the digest of one of the request's models.
+// ModelOf returns the digest of one of the request's models.
 func (r *Record) ModelOf(i int) cas.Digest {
 	if i == 0 {
 		return r.Model
@@ -251,7 +251,7 @@ func Decode(record []byte) (Record, error) {
 	return r, nil
 }
 
-// digestOf gives a digest, another one where that has another length: then the record is not
+// digestOf returns a digest, another one where that has another length: then the record is not
 // Encode's.
 func digestOf(b []byte) (d cas.Digest) {
 	copy(d[:], b)
@@ -265,7 +265,7 @@ func notNil[V any](m map[string]V) map[string]V {
 	return m
 }
 
-// Terms gives terms that mean the record. Of options that name a file only digests are kept, so
+// Terms returns terms that mean the record. Of options that name a file only digests are kept, so
 // that a request with such options cannot be made again.
 func (r *Record) Terms() (Terms, error) {
 	for _, ep := range r.EPs {

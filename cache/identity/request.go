@@ -46,7 +46,7 @@ type Terms struct {
 	CompileTerms
 }
 
-// CompileTerms is what a request says of how its models are compiled.
+// CompileTerms is the part of a request that decides how its models are compiled.
 type CompileTerms struct {
 	EPs []EP
 	compilers.Session
@@ -114,7 +114,7 @@ func (t *Terms) Record(ctx context.Context, allowed Allowed,
 	return out, nil
 }
 
-// Devices gives devices as they stand in a record.
+// Devices returns devices as they stand in a record.
 func Devices(devices []compilers.Device) []RecordDevice {
 	out := make([]RecordDevice, len(devices))
 	for i, d := range devices {
@@ -159,7 +159,7 @@ type RecordOutput struct {
 	InitializersInSource  bool   `json:"initializers_in_source,omitempty"`
 }
 
-// FoldIntoSession moves wishes that are session options there, so that each has one spelling.
+// FoldIntoSession moves output options that are session options to these, so that keys are unique.
 func (o Output) FoldIntoSession(session map[string]string) (map[string]string, Output, error) {
 	entries := make(map[string]string)
 	if o.NodeNamePrefix != "" {
@@ -195,7 +195,7 @@ func (o Output) asGiven() *RecordOutput {
 	return &RecordOutput{o.InitializersFile, o.InitializersThreshold, o.InitializersInSource}
 }
 
-// canonical gives the rest in its one spelling, nil for the default. It refuses what ONNX Runtime
+// canonical returns the rest in its one spelling, nil for the default. It refuses what ONNX Runtime
 // has no way to write.
 func (o Output) canonical(route string) (*RecordOutput, error) {
 	out := o.asGiven()
@@ -238,7 +238,7 @@ func isPlainName(name string) bool {
 		!strings.HasSuffix(name, ".onnx")
 }
 
-// encode gives the manifestpb.RequestedOutput.
+// encode returns the manifestpb.RequestedOutput.
 func (o *RecordOutput) encode() []byte {
 	b := appendBytes(nil, 1, []byte(o.InitializersFile))
 	b = appendNumber(b, 2, uint64(o.InitializersThreshold))
@@ -254,7 +254,7 @@ func (o *RecordOutput) output() Output {
 		InitializersInSource:  o.InitializersInSource}
 }
 
-// Initializers gives it as a compiler gets it.
+// Initializers returns it as a compiler gets it.
 func (o *RecordOutput) Initializers() compilers.Initializers {
 	if o == nil {
 		return compilers.Initializers{}

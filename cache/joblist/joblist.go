@@ -215,7 +215,7 @@ func (l *List) Remembered(p request.Peer) []failure.Failure {
 	return l.Failed.List(l.audience(p), nil)
 }
 
-// audience says of which failures the peer may hear.
+// audience returns which failures the peer may see.
 func (l *List) audience(p request.Peer) failure.Audience {
 	return failure.Audience{UID: p.UID, Scope: rights.OwnScope(p), All: l.Rights.IsAdministrator(p)}
 }

@@ -73,7 +73,7 @@ type Description struct {
 // Compiles reports whether something is compiled.
 func (a *Description) Compiles() bool { return !a.Inquiry && !a.Keeps }
 
-// Kind is for what Costs say of it.
+// Kind is the key under which Costs record the job.
 func (a *Description) Kind() Kind { return Kind{EPs: a.EPs, Size: a.Size} }
 
 // Job is one piece of work under way, and its waiters.
@@ -126,7 +126,7 @@ const maxUsers = 1024
 // ProgressEvery is how often waiters hear how many they are, though nothing else is new.
 const ProgressEvery = time.Second
 
-// Description says what the job is.
+// Description returns a description of the job.
 func (j *Job) Description() *Description { return &j.description }
 
 // Done is closed when the job has ended.
@@ -203,8 +203,8 @@ func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, report fu
 	return j.wait(ctx, w)
 }
 
-// AddFollowUp notes that the user, with so many files held open, gets a job of its own if this one
-// returns no build that the user may have. It returns false if that is noted already.
+// AddFollowUp records that the user, with so many files held open, gets a job of its own if this
+// one returns no build that the user may have. It returns false if that is noted already.
 func (j *Job) AddFollowUp(h FollowUp, files int) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -294,7 +294,7 @@ func (j *Job) wait(ctx context.Context, w *waiter) bool {
 	}
 }
 
-// addCaller notes the caller, and the waiter unless it is nil. The caller holds Jobs.mu.
+// addCaller records the caller, and the waiter unless it is nil. The caller holds Jobs.mu.
 func (j *Job) addCaller(caller *Caller, w *waiter) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -437,7 +437,7 @@ func (j *Job) MarkRunning(phase string) {
 	j.setPhaseLocked(phase)
 }
 
-// finish notes the end. The caller holds Jobs.mu.
+// finish records the end. The caller holds Jobs.mu.
 func (j *Job) finish(result *Result, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -140,7 +140,7 @@ func (js *Jobs) Start(key Key, caller Caller, prepare func() (Work, error)) (j *
 	return js.find(key, caller, nil, prepare)
 }
 
-// find gives the key's job with the caller noted, so that its work knows how urgent it is.
+// find returns the key's job with the caller noted, so that its work knows how urgent it is.
 func (js *Jobs) find(key Key, caller Caller, w *waiter, prepare func() (Work, error)) (j *Job,
 	first bool, err error) {
 	js.mu.Lock()

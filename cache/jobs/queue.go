@@ -141,7 +141,7 @@ func (q *Queue) SetRank(t *Ticket, to Rank, users ...uint32) (running bool) {
 	return t.running
 }
 
-// noteActivity notes that a job of the users began or ended. The caller holds mu.
+// noteActivity records that a job of the users began or ended. The caller holds mu.
 func (q *Queue) noteActivity(users ...uint32) {
 	q.lastActivity++
 	for _, u := range users {
@@ -398,7 +398,7 @@ func (cs *Costs) nearest(k Kind) (cost, bool) {
 	return cost{}, false
 }
 
-// Estimate says how much memory a job will need, and how long it will take; 0: that is not known.
+// Estimate returns how much memory a job will need, and how long it will take; 0: unknown.
 func (cs *Costs) Estimate(k Kind) (memory int64, length time.Duration) {
 	memory = MinMemory + memoryPerModel*min(k.Size, largestJob) // a sparse file may have any size
 	one, ok := cs.nearest(k)

@@ -148,8 +148,8 @@ func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 }
 
 // Verdicts remembers how other libraries' builds suit a runtime with certain contents. Verdicts by
-// other rules or policies than those in force do not count: each call names the generation that the
-// caller works with. The zero value is ready for use.
+// other rules or policies than those in effect do not count: each call names the generation that
+// the caller works with. The zero value is ready for use.
 type Verdicts struct {
 	known memo.Table[memo.GenerationKey[index.BuildID], Judgement]
 	lots  atomic.Pointer[judgedLots] // nil: none were set yet

@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// A judgement that was begun under earlier rules does not count under those in force.
+// A judgement that was begun under earlier rules does not count under those in effect.
 func TestJudgementsByEarlierRulesDoNotCount(t *testing.T) {
 	vs, optimal, id := &Verdicts{}, Judgement{Verdict: compilers.Optimal}, index.BuildID{1}
 	vs.save(id, optimal, 1)

@@ -4,7 +4,7 @@
 // The sources, from best to worst, are an equal library, the execution provider's own verdict, an
 // equal fingerprint, a load check, and the rules of package rules. Nothing here loads a build: the
 // caller does where that could change a judgement (see Check). Verdicts are remembered for exactly
-// the libraries that they were given for, under the rules in force.
+// the libraries that they were given for, under the rules in effect.
 //
 // Start reading at Judge.
 package judge
@@ -77,7 +77,7 @@ type Judge struct {
 	Log      *slog.Logger
 	Event    func(index.Event)
 
-	// Rules returns those in force, and their generation: what was judged under another one does
+	// Rules returns those in effect, and their generation: what was judged under another one does
 	// not count.
 	Rules func() (*rules.Set, uint64)
 	// Verdicts returns what is remembered for a runtime's contents.
@@ -98,7 +98,7 @@ func (x *Judge) generation() uint64 {
 type Check func(ctx context.Context, glance Judgement) (checked compilers.CheckResult,
 	tried bool, err error)
 
-// Build says how a build suits the target, from the best source that knows: its execution
+// Build returns how a build suits the target, from the best source that knows: its execution
 // provider's own library, the provider's verdict, the fingerprint, a load check, the rules. It is
 // worked out once for each build and runtime.
 func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,
@@ -265,7 +265,7 @@ func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgemen
 	return out, nil
 }
 
-// Part is what one execution provider made of a build.
+// Part is the part of a build that one execution provider made.
 type Part struct {
 	Made *index.EPFacts
 	ORT  string // under which version of ONNX Runtime
@@ -413,7 +413,7 @@ func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement,
 	return out
 }
 
-// MakerNames says what made a build, for people.
+// MakerNames names, for people, the libraries that made a build.
 func MakerNames(b *index.Build) string {
 	names := make([]string, len(b.EPs))
 	for i := range b.EPs {

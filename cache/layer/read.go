@@ -52,7 +52,7 @@ func (s Source) Same(other Source) bool {
 	return s.Path == other.Path && slices.Equal(s.Trust, other.Trust)
 }
 
-// Layer returns the layer as a store follows it.
+// Layer returns the layer in the terms of a store.
 func (s Source) Layer() layers.Source {
 	return layers.Source{Path: s.Path, List: listName, Read: s.read}
 }

@@ -50,7 +50,7 @@ func (ts *Checker) VerifyOutput(ctx context.Context, at *request.Attempt, a *req
 	return nil
 }
 
-// NotLoaded notes that an answer was not compared, because only applications load the libraries.
+// NotLoaded records that an answer was not compared, because only applications load the libraries.
 func NotLoaded(a *request.Answer, at *request.Attempt) {
 	if a != nil && a.View != nil && at.VerifyOutput > 0 {
 		notVerified(a, "the daemon does not load these libraries")

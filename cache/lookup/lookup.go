@@ -37,7 +37,7 @@ type Judge interface {
 	LoadsAlone(context.Context, *request.JudgeTarget, *index.Build) (compilers.CheckResult, error)
 }
 
-// Options say what a Lookup works with.
+// Options are the dependencies of a Lookup.
 type Options struct {
 	Store   *store.Store
 	Rights  *rights.Rights

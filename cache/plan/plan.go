@@ -110,8 +110,8 @@ func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.P
 	return p, nil
 }
 
-// noFingerprintError says why the request's execution providers have no fingerprint. Options that
-// were not given are not blamed.
+// noFingerprintError returns why the request's execution providers have no fingerprint. Options
+// that were not given are not blamed.
 func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 	names := request.EPNames(at.EPs)
 	switch {

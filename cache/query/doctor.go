@@ -22,7 +22,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Advice is one thing that was looked at, and what to do about it.
+// Advice is the result of one check, with its remedy.
 type Advice struct {
 	Severity string // "problem", "warning", "ok"
 	Subject  string // "disk", "runtime /opt/ort", ...
@@ -60,7 +60,7 @@ type Doctor struct{ q *Queries }
 // Doctor returns the doctor of this store.
 func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
 
-// Examine gives advice on all of it. It probes runtimes by workers, and changes nothing.
+// Examine returns advice on all of it. It probes runtimes by workers, and changes nothing.
 func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
 	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
 		d.StateAdvice(), d.adviseState(), d.adviseLayers(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
@@ -279,7 +279,7 @@ var causes = []cause{
 	{compilers.ErrTimeout, "", "", "it did not answer in time: a driver may be blocked"},
 }
 
-// withCause gives the hint of a known cause of the error, or else another one.
+// withCause returns the hint of a known cause of the error, or else another one.
 func (a Advice) withCause(err error, otherwise string) Advice {
 	a.Hint = otherwise
 	for _, c := range causes {

@@ -37,7 +37,7 @@ type Options struct {
 	Rights   *rights.Rights
 	Runtimes *runtimes.Set
 
-	// what of the configuration is not in force
+	// what of the configuration is not in effect
 	Configured func() *Configured
 	// what confines the workers
 	Sandbox func(context.Context) ([]compilers.Safeguard, error)
@@ -153,7 +153,7 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 	return s, nil
 }
 
-// layers says what is known of the layers.
+// layers returns the state of each layer.
 func (q *Queries) layers() (out []*wire.Layer) {
 	for _, l := range q.store.Layers.States() {
 		one := &wire.Layer{Path: wire.Valid(l.Path), Builds: l.Builds, Bytes: l.Bytes}
@@ -243,9 +243,9 @@ func (q *Queries) sandboxLines(ctx context.Context) (lines []string) {
 	return lines
 }
 
-// Configured lists the parts of the configuration that are not in force.
+// Configured lists the parts of the configuration that are not in effect.
 type Configured struct {
-	Refused []string // its mistakes: then the earlier configuration stays in force
+	Refused []string // its mistakes: then the earlier configuration stays in effect
 	Waiting []string // names of fields that take effect at the next start
 }
 
@@ -289,7 +289,7 @@ func (q *Queries) sourceless(ctx context.Context, p rights.Peer) (*wire.Sourcele
 	return out, err
 }
 
-// whySourceless says why a build cannot be compiled without a request, "" if it can.
+// whySourceless returns why a build cannot be compiled without a request, "" if it can.
 func whySourceless(b *index.Build, missing bool) string {
 	sources := []index.Source{b.Source}
 	for i := 1; i < len(b.Members); i++ {

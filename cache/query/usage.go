@@ -419,7 +419,7 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 	return sum
 }
 
-// FormText says how the large files of a build are kept on the disk.
+// FormText returns how the large files of a build are kept on the disk.
 func (q *Queries) FormText(b *index.Build) string {
 	if b.Layer != "" {
 		return "in layer " + b.Layer + ", read-only"
@@ -444,8 +444,8 @@ func (q *Queries) FormText(b *index.Build) string {
 	return strings.Join(texts, "; ")
 }
 
-// FormWord says in a word how a build is kept: whole, or packed if some of its files is. A copy is
-// the unpacked form beside it that requests are served from.
+// FormWord returns how a build is kept: whole, or packed if some of its files is. A copy
+// is the unpacked form beside it that requests are served from.
 func (q *Queries) FormWord(b *index.Build) string {
 	if b.Layer != "" {
 		return "layer"

@@ -332,7 +332,7 @@ func (f *search) matching(wanted *identity.Record) (fitting []*index.Build) {
 	return fitting
 }
 
-// whyOtherMachine says why a build may load here and fail when it is run: its execution provider
+// whyOtherMachine returns why a build may load here and fail when it is run: its execution provider
 // states no hardware, and the processor that it was made on is of another class, or not known.
 func whyOtherMachine(b *index.Build) string {
 	for i := range b.EPs {
@@ -383,14 +383,14 @@ func (f *search) ambiguousError(model string, builds []*index.Build) error {
 			"will load it")
 }
 
-// notePassed notes that a build that fits is not served.
+// notePassed records that a build that fits is not served.
 func (f *search) notePassed(b *index.Build, err error) {
 	f.passed = cmp.Or(f.passed, err)
 	f.notes = append(f.notes, fmt.Sprintf("the build of %s is skipped: %s",
 		b.Created.Format(time.RFC3339), err))
 }
 
-// notFoundError says why there is no answer.
+// notFoundError returns why there is no answer.
 func (f *search) notFoundError(r *request.Request) error {
 	hint := "a daemon compiles it: omit --state"
 	if f.build != "" {

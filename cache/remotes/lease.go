@@ -64,7 +64,7 @@ type leaseWait struct {
 	holders int
 }
 
-// held notes that a machine holds the lease now.
+// held records that a machine holds the lease now.
 func (t *leaseWait) held(now time.Time, l *remote.Lease) {
 	if taken := now.Add(-l.Age); t.holders == 0 ||
 		t.holders < maxHolders && taken.Sub(t.taken) > shortestTTL {

@@ -69,7 +69,7 @@ type Client interface {
 // Options say what Remotes work with.
 type Options struct {
 	Client  Client
-	Remotes func() []Remote // those in force, in the order in which they are asked
+	Remotes func() []Remote // those in effect, in the order in which they are asked
 	UID     uint32          // the daemon's
 	Store   *store.Store
 	Trust   *trust.Documents
@@ -133,7 +133,7 @@ func New(o Options) *Remotes {
 	return rs
 }
 
-// Configure puts the remotes in force that Options.Remotes returns now. It forgets earlier misses,
+// Configure applies the remotes that Options.Remotes returns now. It forgets earlier misses,
 // because other keys may be trusted.
 func (rs *Remotes) Configure() {
 	if rs.Client == nil {
@@ -152,7 +152,7 @@ func (rs *Remotes) Configure() {
 	}
 }
 
-// all returns the remotes in force.
+// all returns the remotes in effect.
 func (rs *Remotes) all() []Remote {
 	if rs.Client == nil {
 		return nil

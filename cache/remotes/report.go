@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// figures count what became of a remote's builds, since the daemon began.
+// figures count the outcomes of calls to a remote, since the daemon began.
 type figures struct {
 	hits, refused     atomic.Int64 // builds that were fetched; cards or builds that do not count
 	fetched, seeds    atomic.Int64 // bytes that came over the network, and from builds here
@@ -31,8 +31,8 @@ func (rs *Remotes) figuresOf(name string) *figures {
 	return rs.figures[name]
 }
 
-// Explain says of each remote whether it would be asked for the request, and what the last look-up
-// came to.
+// Explain returns for each remote whether it would be asked for the request, and what the last
+// look-up came to.
 func (rs *Remotes) Explain(a *Ask) (lines []string) {
 	for _, r := range rs.all() {
 		text := ""

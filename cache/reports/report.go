@@ -444,7 +444,7 @@ func (ds *userWithholds) delete(which func(withholdKey, userWithhold) bool) {
 	ds.total.Store(int64(len(ds.known)))
 }
 
-// reasonFor says why the build is withheld from the user, "" if it is not.
+// reasonFor returns why the build is withheld from the user, "" if it is not.
 func (ds *userWithholds) reasonFor(id index.BuildID, uid uint32) string {
 	if ds.total.Load() == 0 {
 		return ""

@@ -189,8 +189,8 @@ func (at *Attempt) FailureScope(scope string) string {
 	return scope
 }
 
-// JobKey says which job the request is for. Without a scope the build is not kept, and the job is
-// shared with no other request.
+// JobKey returns which job the request is for. Without a scope the build is not kept, and the job
+// is shared with no other request.
 func (at *Attempt) JobKey() jobs.Key {
 	if at.Scope == "" || at.OnMiss == Bypass {
 		return jobs.Key{Build: at.Plan.BuildKey, Alone: jobs.NewID()}

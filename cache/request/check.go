@@ -97,7 +97,7 @@ const (
 	maxModelName = modelname.MaxPath
 )
 
-// check refuses what no request may have.
+// check returns an error for values that no request may have.
 func (r *Request) check() error {
 	switch {
 	case r.Graph == nil:
@@ -144,7 +144,7 @@ func (r *Request) check() error {
 	return nil
 }
 
-// scopes gives the scope that a build of the request is stored in, "" for none, and those that it
+// scopes returns the scope that a build of the request is stored in, "" for none, and those that it
 // is looked for in. A model that every local user can read may be shared; what is private stays its
 // user's. So does a file without a name, such as a memfd, because no other user can open it,
 // whatever its mode. wish is the model's own.

@@ -244,7 +244,7 @@ func (p *Plan) ExpectedFacts(b *index.Build) []index.EPFacts {
 	return facts
 }
 
-// Origin says for people what a build was made from, "" if it was compiled.
+// Origin returns for people what a build was made from, "" if it was compiled.
 func Origin(b *index.Build) string {
 	if b.Converted.ID.IsZero() {
 		return ""
@@ -350,8 +350,8 @@ func (r *Request) OpenDimensions(m *epmodel.Model) []OpenDimension {
 // maxNamedDimensions bounds what a message says.
 const maxNamedDimensions = 8
 
-// DimensionsHint says which dimensions to fix, and how: execution providers that need to know every
-// shape take little or nothing else.
+// DimensionsHint returns which dimensions to fix, and how: execution providers that need to know
+// every shape take little or nothing else.
 func DimensionsHint(open []OpenDimension) string {
 	var what, how []string
 	for i, d := range open {
@@ -380,7 +380,7 @@ func DimensionsHint(open []OpenDimension) string {
 	return hint
 }
 
-// QuotedName gives a model's name as it can be typed: plain ones as they are, others in quotes.
+// QuotedName returns a model's name as it can be typed: plain ones as they are, others in quotes.
 func QuotedName(name string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||

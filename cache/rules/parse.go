@@ -321,7 +321,7 @@ func (c *codes) Decode(v tomlfile.Value) {
 	}
 }
 
-// several gives the elements of an array; a value that is none is an array of one.
+// several returns the elements of an array; a value that is none is an array of one.
 func several(v tomlfile.Value) []tomlfile.Value {
 	if _, ok := v.Raw.([]any); !ok && v.Raw != nil {
 		return []tomlfile.Value{v}

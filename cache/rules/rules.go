@@ -84,7 +84,7 @@ type Judgement struct {
 	Reason  string // never empty
 }
 
-// Overriding gives a set in which s counts before base: its rules come first, and where it says
+// Overriding returns a set in which s counts before base: its rules come first, and where it says
 // replace for an EP, base's rules for that EP are left out.
 func (s *Set) Overriding(base *Set) *Set {
 	merged, sum := map[string]provider{}, [sha256.Size]byte{}
@@ -198,7 +198,7 @@ func noRule(ep string, missed []string) string {
 //go:embed shipped/*.toml
 var shippedFiles embed.FS
 
-// Shipped gives the rules that are part of the program.
+// Shipped returns the rules that are part of the program.
 func Shipped() *Set { return shipped() }
 
 var shipped = sync.OnceValue(func() *Set {
@@ -239,7 +239,7 @@ type report struct {
 	hint   template
 }
 
-// Class is what an error of ONNX Runtime is taken for.
+// Class is the classification of an error of ONNX Runtime.
 type Class struct {
 	Name     string // Stale, NotStale or Unclear
 	Rule     string // what decided; empty: nothing did, and the class is Unclear

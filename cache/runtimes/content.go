@@ -391,7 +391,7 @@ func (x *digests) contents(ctx context.Context, uid uint32, ref *LibraryRef) (co
 	return out, nil
 }
 
-// like gives the contents as a runtime's are: the library by name, without what is no part of it.
+// like returns the contents as a runtime's are: the library by name, without what is no part of it.
 func (shown contents) like(ref *LibraryRef) contents {
 	out := make(contents, len(shown))
 	for name, d := range shown {

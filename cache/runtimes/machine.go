@@ -203,7 +203,7 @@ func (m *Machine) Files() []string {
 	return out
 }
 
-// String says where the version is read.
+// String returns the source of the version.
 func (s DriverSource) String() string {
 	switch {
 	case s.File != "":
@@ -231,7 +231,7 @@ const (
 	driverSeconds = 5
 )
 
-// read gives the first line of what the source holds. A driver that is not there has no version,
+// read returns the first line of what the source holds. A driver that is not there has no version,
 // and that is no error.
 func (s DriverSource) read(ctx context.Context) (string, error) {
 	if path := s.path(); path != "" {
@@ -306,8 +306,8 @@ func readMachine() [32]byte {
 	return blake3.Sum256(b.Bytes())
 }
 
-// processor gives the lines that name the first processor and what it can do: no frequencies, they
-// change.
+// processor returns the lines that name the first processor and what it can do: no frequencies,
+// they change.
 func processor() []byte {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

@@ -154,7 +154,7 @@ func (s *Set) SetDrivers(sources []DriverSource) {
 // Machine returns the machine that the runtimes are on.
 func (s *Set) Machine() *Machine { return s.machine }
 
-// Watched says how changes are noticed: "inotify", "polled: REASON", or "": they are not.
+// Watched returns how changes are noticed: "inotify", "polled: REASON", or "": they are not.
 func (s *Set) Watched(rt *Runtime) string { return s.watcher.Mode(rt.subject) }
 
 // Reassess has each runtime assessed again, because builds are judged otherwise now.

@@ -110,7 +110,7 @@ func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 	})
 }
 
-// find notes where the models of a request are found again.
+// find records where the models of a request are found again.
 func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	for i, model := range r.AllModels() {
 		s, err := l.Sources.References.RememberPaths(context.Background(), model,

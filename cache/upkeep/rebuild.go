@@ -50,7 +50,7 @@ type Outcome struct {
 
 // Options are what rebuilds need of the cache.
 type Options struct {
-	Limits  func() Limits                                // in force now
+	Limits  func() Limits                                // in effect now
 	LastUse func(index.BuildID) (at time.Time, n uint64) // of a build, with the number of its hits
 	// reports whether a request waits for a compile
 	Busy func() bool
@@ -348,8 +348,8 @@ func timeOfDay(text string) (time.Duration, error) {
 	return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute, nil
 }
 
-// untilOpen says how long it is until the window is open; 0: it is. Days that are longer or shorter
-// because the clocks were changed are taken as the clocks show them.
+// untilOpen returns how long it is until the window is open; 0: it is. Days that are longer or
+// shorter because the clocks were changed are taken as the clocks show them.
 func (w window) untilOpen(now time.Time) time.Duration {
 	if w.begin == w.end {
 		return 0

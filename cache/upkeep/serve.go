@@ -31,7 +31,7 @@ func (q *Rebuilds) Start(ctx context.Context, o Options) {
 	q.ApplyLimits()
 }
 
-// ApplyLimits follows the limits that are in force now. Running rebuilds continue. If rebuilds are
+// ApplyLimits follows the limits that are in effect now. Running rebuilds continue. If rebuilds are
 // switched off, the others are dropped.
 func (q *Rebuilds) ApplyLimits() {
 	q.mu.Lock()

@@ -43,7 +43,7 @@ type Maker struct {
 	slow       slowBytes
 }
 
-// AcquireSlot waits for one of Checks for the request, which may be nil: for none.
+// AcquireSlot waits for a slot for a load check; r may be nil if no request waits for it.
 func (in *Maker) AcquireSlot(ctx context.Context, r *request.Request) (leave func(), err error) {
 	if r == nil {
 		return in.Checks.AcquireSlot(ctx)
@@ -397,7 +397,7 @@ func (o *OpenFiles) Close() {
 	}
 }
 
-// addDimensions notes the dimensions of one model's inputs, those of several models once.
+// addDimensions records the dimensions of one model's inputs, those of several models once.
 func (w *Workspace) addDimensions(m *epmodel.Model) {
 	for _, d := range w.request.OpenDimensions(m) {
 		same := func(o request.OpenDimension) bool {

@@ -52,7 +52,7 @@ func contentOf(f *os.File) (c content, err error) {
 	return c, nil
 }
 
-// flat gives all bytes, those of the holes too.
+// flat returns all bytes, those of the holes too.
 func (c content) flat() []byte {
 	b := make([]byte, c.size)
 	for _, r := range c.runs {

@@ -320,7 +320,7 @@ func (s *step) paths(d *daemon) []string {
 	return out
 }
 
-// frame gives the bytes that a step sends of an envelope.
+// frame returns the bytes that a step sends of an envelope.
 func (s *step) frame(e *wire.Envelope) ([]byte, error) {
 	payload, err := proto.Marshal(e)
 	if err != nil {

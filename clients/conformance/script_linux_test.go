@@ -91,7 +91,7 @@ func readRows(t *testing.T) []row {
 	return rows
 }
 
-// cuts gives the row once for each byte at which the frame that it marks can be cut.
+// cuts returns the row once for each byte at which the frame that it marks can be cut.
 func (r row) cuts(t *testing.T, size func(step) int) []row {
 	t.Helper()
 	for i, steps := range r.Connections {

@@ -97,7 +97,7 @@ func (e *RefusedError) Error() string {
 	return text
 }
 
-// Unwrap gives the errors of the loads.
+// Unwrap returns the errors of the loads.
 func (e *RefusedError) Unwrap() []error { return e.Errs }
 
 // Request is the arguments of [unixsock.Client.Acquire].

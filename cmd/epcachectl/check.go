@@ -92,8 +92,7 @@ func needsRepair(f *wire.Finding) bool {
 // nothingLeft begins the action for damage that the daemon has dealt with; the reason follows.
 const nothingLeft = "none: "
 
-// printStoreFindings prints findings, and after the words of action what a repair does or has done
-// about each; "": without that.
+// printStoreFindings prints findings. Unless action is "", it adds what repair did or would do.
 func printStoreFindings(p *term.Printer, list []*wire.Finding, action string) {
 	for _, f := range list {
 		p.Line("%s %s: %s", term.Printable(f.GetKind()), term.Printable(f.GetObject()),

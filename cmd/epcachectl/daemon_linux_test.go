@@ -275,7 +275,7 @@ func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect,
 			{Reason: "needed by builds outside the plan", Bytes: 1024}}}, b.err
 }
 
-// Layout gives two files, of which the second takes half from the first.
+// Layout returns two files, of which the second takes half from the first.
 func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*wire.LayoutReply,
 	error) {
 	b.mu.Lock()
@@ -332,7 +332,7 @@ func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*w
 	return reply, b.err
 }
 
-// Usage gives two models of one name on two pages, and what two entries share.
+// Usage returns two models of one name on two pages, and what two entries share.
 func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage,
 	_ func(*wire.Progress)) (*wire.UsageReply, error) {
 	if err := b.page(r.GetAfter()); err != nil {

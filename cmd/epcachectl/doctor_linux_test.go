@@ -30,7 +30,7 @@ func doctored(t *testing.T, args ...string) (doctor.Result, int) {
 	return out, r.code
 }
 
-// find gives the one finding of a severity with these words in its text.
+// find returns the one finding of a severity with these words in its text.
 func find(t *testing.T, r doctor.Result, severity, words string) doctor.Finding {
 	t.Helper()
 	for _, f := range r.Findings {

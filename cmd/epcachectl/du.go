@@ -272,7 +272,7 @@ func printUsageSums(p *term.Printer, r *wire.UsageReply) {
 	}
 }
 
-// packableLine says what packing would free, as far as that is known.
+// packableLine returns what packing would free, as far as that is known.
 func packableLine(bytes int64, unknown uint64) string {
 	left := term.Count(unknown, "file") + " not yet compared with others"
 	if unknown == 1 {

@@ -208,7 +208,7 @@ func fingerprint(d *wire.DeviceFacts) string {
 	return ""
 }
 
-// sourcelessLine says how many builds only a request can have compiled again, and why; "" for none.
+// sourcelessLine returns how many builds only a request can recompile, and why; "" for none.
 func sourcelessLine(s *wire.Sourceless) string {
 	if s.GetBuilds() == 0 {
 		return ""

@@ -74,9 +74,8 @@ With -n it prints what would be removed, and how many bytes that frees.` +
 	return cmd
 }
 
-// confirm asks a person before more than one build is deleted; a script means what it says. The
-// name of a model means all builds of all models that are called so, which is more than many think
-// of.
+// confirm asks a person before more than one build is deleted, and never asks a script. The
+// name of a model means all builds of all models with that name, which may be more than expected.
 func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove,
 	args []string) error {
 	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // so there is no answer

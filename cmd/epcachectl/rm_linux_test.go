@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// terminal gives both ends of a pseudo terminal.
+// terminal returns both ends of a pseudo terminal.
 func terminal(t *testing.T) (person, program *os.File) {
 	t.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

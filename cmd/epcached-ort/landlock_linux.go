@@ -36,7 +36,7 @@ const (
 		unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR
 )
 
-// landlockABI gives the version of Landlock that the kernel offers; 0: none.
+// landlockABI returns the version of Landlock that the kernel offers; 0: none.
 func landlockABI() int {
 	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0,
 		unix.LANDLOCK_CREATE_RULESET_VERSION)
@@ -83,7 +83,7 @@ func landlock(c *workerproto.Confinement, model int) error {
 		return fmt.Errorf("landlock: %w", errno)
 	}
 	rules := ruleset{fd: int(fd), handled: attr.Handled_access_fs}
-	defer unix.Close(rules.fd) // it is in force or not by then
+	defer unix.Close(rules.fd) // it is in effect or not by then
 	for _, list := range []struct {
 		paths  []string
 		rights uint64

@@ -194,7 +194,7 @@ func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 	return inputs, nil
 }
 
-// compare says which value of the outputs is the first that differs from the wanted one by more
+// compare returns which value of the outputs is the first that differs from the wanted one by more
 // than most, both as it is and as a part of the wanted one; "" if none does. Not a number equals
 // itself. The error is for outputs that hold no numbers.
 func compare(got, want []ort.Tensor, most float64) (string, error) {

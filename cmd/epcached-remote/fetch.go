@@ -120,7 +120,7 @@ func (f *fetching) lists(ctx context.Context) error {
 	return nil
 }
 
-// seed takes the chunks that a file of this machine has.
+// seed copies the chunks that a local file has.
 func (f *fetching) seed(ctx context.Context, seed *os.File) error {
 	if len(f.wanted) == 0 {
 		return nil
@@ -234,7 +234,7 @@ func (f *fetching) chunksOf(ctx context.Context, p *part, u *portable.Unpacker) 
 	return nil
 }
 
-// early says that a body ended before its end.
+// early returns the error of a body that ends early.
 func early(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fail("unreachable", "the object ended early")

@@ -140,7 +140,7 @@ func (c *call) arguments(s *config.Settings) []string {
 	return args
 }
 
-// environment is the part of the application's that the process that stays keeps: no secrets, and
+// environment returns the variables that the background process inherits: no secrets, and
 // nothing that changes how programs are loaded.
 func environment() []string {
 	kept := []string{"PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "TMPDIR"}

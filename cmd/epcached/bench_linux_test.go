@@ -85,7 +85,7 @@ func timed(f func()) time.Duration {
 	return time.Since(start)
 }
 
-// microseconds gives a quantile, in per cent, of sorted times.
+// microseconds returns a quantile, in per cent, of sorted times.
 func microseconds(d []time.Duration, q int) float64 {
 	return float64(d[len(d)*q/100].Nanoseconds()) / 1000
 }

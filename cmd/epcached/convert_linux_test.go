@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// contextOf gives the context binary of an artefact of one, wherever it stands.
+// contextOf returns the context binary of an artefact of one, wherever it stands.
 func (a lease) contextOf(t *testing.T) []byte {
 	graph := a.graphOf(t)
 	m, err := epmodel.Read(limited(t), a.Graph, bytes.NewReader(graph))

@@ -198,7 +198,7 @@ func (p *patient) ask(t *testing.T, change ...func(*wire.Acquire)) lease {
 	return a
 }
 
-// damagedBuilds gives the build keys of what was found damaged since the last call.
+// damagedBuilds returns the build keys of what was found damaged since the last call.
 func (p *patient) damagedBuilds() []string {
 	reply, err := unixsock.Ask[wire.EventsReply](limited(p.TB), p.dial(), &wire.Events{}, nil)
 	require.NoError(p.TB, err)

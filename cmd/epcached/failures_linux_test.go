@@ -117,7 +117,8 @@ func TestRealCrashIsRemembered(t *testing.T) {
 	d.failsFromMemory(t, first, path, how...)
 }
 
-// realModel gives a model that make deps fetches, and skips the test loudly where it is not there.
+// realModel returns a model that make deps fetches, and skips the test loudly where it is not
+// there.
 func realModel(t *testing.T, name string) string {
 	t.Helper()
 	path := filepath.Join(os.Getenv("EPCACHED_MODELS"), name, "model.onnx")

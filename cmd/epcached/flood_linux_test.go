@@ -191,7 +191,7 @@ func fileID(t testing.TB, path string) uint64 {
 	return st.Ino
 }
 
-// memory gives a number of /proc/PID/status, kilobytes where it has a unit.
+// memory returns a number of /proc/PID/status, kilobytes where it has a unit.
 func (d *epcached) memory(field string) int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.pid()))
 	require.NoError(d, err)

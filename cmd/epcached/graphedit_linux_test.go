@@ -44,7 +44,7 @@ func rewrite(t testing.TB, message []byte, number protowire.Number,
 	return out
 }
 
-// fieldOf gives the bytes of the message's first field with this number.
+// fieldOf returns the bytes of the message's first field with this number.
 func fieldOf(t testing.TB, message []byte, number protowire.Number) (found []byte) {
 	t.Helper()
 	rewrite(t, message, number, func(value []byte) []byte {
@@ -56,7 +56,7 @@ func fieldOf(t testing.TB, message []byte, number protowire.Number) (found []byt
 	return found
 }
 
-// withAttribute gives the graph with another text in this attribute of each of its nodes.
+// withAttribute returns the graph with another text in this attribute of each of its nodes.
 func withAttribute(t testing.TB, model []byte, name string, change func(old string) string) []byte {
 	t.Helper()
 	changed := false
@@ -77,8 +77,8 @@ func withAttribute(t testing.TB, model []byte, name string, change func(old stri
 	return out
 }
 
-// withoutMetadata gives the model without the metadata with a key that begins so; it need not have
-// any.
+// withoutMetadata returns the model without the metadata with a key that begins so; it need not
+// have any.
 func withoutMetadata(t testing.TB, model []byte, prefix string) []byte {
 	t.Helper()
 	return rewrite(t, model, modelMetadata, func(entry []byte) []byte {
@@ -89,7 +89,7 @@ func withoutMetadata(t testing.TB, model []byte, prefix string) []byte {
 	})
 }
 
-// withMetadata gives the model with one more entry of metadata.
+// withMetadata returns the model with one more entry of metadata.
 func withMetadata(model []byte, key, value string) []byte {
 	entry := protowire.AppendString(protowire.AppendTag(nil, entryKey, protowire.BytesType), key)
 	entry = protowire.AppendString(protowire.AppendTag(entry, entryValue, protowire.BytesType),
@@ -98,7 +98,7 @@ func withMetadata(model []byte, key, value string) []byte {
 		protowire.BytesType), entry)
 }
 
-// metadataOf gives the value of an entry, "" where there is none.
+// metadataOf returns the value of an entry, "" where there is none.
 func metadataOf(t testing.TB, model []byte, key string) (found string) {
 	t.Helper()
 	rewrite(t, model, modelMetadata, func(entry []byte) []byte {

@@ -49,7 +49,7 @@ func (d *epcached) requireDescriptors(most int) {
 	}, patience, pollEvery, "the descriptors are given back")
 }
 
-// anonymous gives the daemon's own memory in kilobytes.
+// anonymous returns the daemon's own memory in kilobytes.
 func (d *epcached) anonymous() int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.pid()))
 	require.NoError(d, err)

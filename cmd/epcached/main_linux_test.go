@@ -77,7 +77,7 @@ const (
 	olderOpenVINO = "openvino-1.4.0"
 )
 
-// runtimeDir gives a real runtime, and skips the test loudly where it is not there.
+// runtimeDir returns a real runtime, and skips the test loudly where it is not there.
 func runtimeDir(t testing.TB, name string) string {
 	t.Helper()
 	root := os.Getenv("EPCACHED_RUNTIMES")

@@ -118,7 +118,7 @@ func (a lease) wrong() error {
 	return nil
 }
 
-// names gives the digests of the answer's files by their names below the view's id.
+// names returns the digests of the answer's files by their names below the view's id.
 func (a lease) names() map[string]string {
 	out := make(map[string]string, len(a.Files))
 	for _, f := range a.Files {

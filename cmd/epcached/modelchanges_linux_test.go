@@ -145,7 +145,7 @@ func readInto(v *victim, number uint64, flags int) {
 	require.Equal(v, size, n)
 }
 
-// ask gives the answer for the model as it lies there, and whether the daemon had to read it.
+// ask returns the answer for the model as it lies there, and whether the daemon had to read it.
 func (v *victim) ask(c *unixsock.Client) (answer lease, read bool) {
 	v.Helper()
 	return v.askFor(c, filepath.Join(v.dir, "model.onnx"), v.path)

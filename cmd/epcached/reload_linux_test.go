@@ -190,6 +190,6 @@ func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	replace(t, rules, ruleFile("good"))
 	d.told("it has mistakes", rules+":3:")
 	_, _, err = c.Acquire(limited(t), w, []*os.File{openFile(t, model)}, nil, nil)
-	require.ErrorContains(t, err, "we say so", "the earlier rules stay in force")
+	require.ErrorContains(t, err, "we say so", "the earlier rules stay in effect")
 	require.EqualValues(t, 1, d.status().Compiles)
 }

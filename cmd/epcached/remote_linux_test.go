@@ -66,7 +66,7 @@ type webServer struct {
 	heard            strings.Builder // all that requests say
 }
 
-// record notes a request. It does not keep its digests and keys: they are of no user.
+// record records a request. It does not keep its digests and keys: they are of no user.
 func (w *webServer) record(r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	w.mu.Lock()

@@ -24,7 +24,7 @@ func under(dir string) func(*wire.Acquire) {
 
 func embedded(r *wire.Acquire) { r.Embed = true }
 
-// graphOf gives the bytes of the answer's graph.
+// graphOf returns the bytes of the answer's graph.
 func (a lease) graphOf(t testing.TB) []byte { return contentOf(t, filepath.Join(a.View, a.Graph)) }
 
 // Compiled models that applications bring say of themselves what their metadata holds. Anybody can

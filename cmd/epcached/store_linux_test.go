@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// storeOf gives every file and directory below the state directory that is part of the store, with
-// its mode and the digest of its bytes. The database, the journal of events and the lock change
-// with each request, and are no part of it.
+// storeOf returns every file and directory below the state directory that is part of the store,
+// with its mode and the digest of its bytes. The database, the journal of events and the lock
+// change with each request, and are no part of it.
 func storeOf(t testing.TB, state string) map[string]string {
 	t.Helper()
 	out := make(map[string]string)

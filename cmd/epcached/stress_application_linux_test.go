@@ -29,7 +29,7 @@ type tally struct {
 	reasons map[string]int // of refusals, without numbers; guarded by mu
 }
 
-// refuse notes a refusal for want of room.
+// refuse records a refusal for want of room.
 func (n *tally) refuse(of *atomic.Int64, err error) {
 	of.Add(1)
 	n.mu.Lock()

@@ -35,7 +35,7 @@ systemctl --user is-active epcached.socket epcached.service
 systemctl --user show -P KillMode epcached.service
 `
 
-// ofTheSystem are the fields that a user's manager, without privileges, cannot put into force.
+// ofTheSystem are the fields that a user's manager, without privileges, cannot apply.
 var ofTheSystem = regexp.MustCompile(
 	`(?m)^(User|Group|StateDirectory\w*|Protect\w+|Private\w+|Restrict\w+|LockPersonality|` +
 		`CapabilityBoundingSet|NoNewPrivileges|SystemCall\w+|MemoryDenyWriteExecute|` +

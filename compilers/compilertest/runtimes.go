@@ -16,8 +16,8 @@ import (
 // testdata/fetch-runtimes makes it.
 const RuntimesVariable = "EPCACHED_RUNTIMES"
 
-// Runtime gives a real runtime by its name in that directory, e.g. "openvino-1.8.1" or "qnn-2.7.0".
-// The test is skipped, and says so, when it is not there.
+// Runtime returns a real runtime by its name in that directory, e.g. "openvino-1.8.1" or
+// "qnn-2.7.0". The test is skipped, and says so, when it is not there.
 func Runtime(t testing.TB, name string) compilers.Runtime {
 	t.Helper()
 	dir := os.Getenv(RuntimesVariable)
@@ -46,7 +46,7 @@ type program struct {
 
 var worker, runner program
 
-// built gives the program's path. It is built as `make build` does, without cgo and without the
+// built returns the program's path. It is built as `make build` does, without cgo and without the
 // race detector, whatever the test is built with: then most of it is in Go's cache already.
 func (p *program) built(t testing.TB, name string) string {
 	t.Helper()

@@ -175,7 +175,7 @@ func call(fn handle, args ...any) uintptr {
 	return result
 }
 
-// argumentWord gives the machine word for an argument. Only types whose layout C shares are
+// argumentWord returns the machine word for an argument. Only types whose layout C shares are
 // accepted: another one is a mistake in this package.
 func argumentWord(pins *runtime.Pinner, arg any) uintptr {
 	switch v := arg.(type) {

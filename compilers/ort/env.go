@@ -140,7 +140,7 @@ type SessionOptions struct {
 	ptr handle
 }
 
-// NewSessionOptions gives ORT's defaults.
+// NewSessionOptions returns ORT's defaults.
 func (e *Env) NewSessionOptions() (*SessionOptions, error) {
 	o := &SessionOptions{env: e}
 	if err := e.api.do(fnCreateSessionOptions, &o.ptr); err != nil {
@@ -187,7 +187,7 @@ func (o *SessionOptions) SetGraphOptimization(name string) error {
 // Release ends the options; sessions made with them go on.
 func (o *SessionOptions) Release() { o.env.api.raw(fnReleaseSessionOptions, o.ptr) }
 
-// Level gives GraphOptimizationLevel's number for a name: disable_all, basic, extended, layout,
+// Level returns GraphOptimizationLevel's number for a name: disable_all, basic, extended, layout,
 // all.
 func Level(name string) (int32, error) {
 	levels := map[string]int32{"disable_all": 0, "basic": 1, "extended": 2, "layout": 3, "all": 99}

@@ -66,7 +66,7 @@ type Tensor struct {
 	Offset, Length string // as written; empty: left out
 }
 
-// Encode gives the model's bytes. Equal models give equal bytes.
+// Encode returns the model's bytes. Equal models give equal bytes.
 func (m Model) Encode() []byte {
 	if m.IRVersion == 0 {
 		m.IRVersion = 8
@@ -228,7 +228,7 @@ func Count(dims []int64) int {
 	return count
 }
 
-// Floats gives count little-endian floats between -1 and 1, the same for the same seed.
+// Floats returns count little-endian floats between -1 and 1, the same for the same seed.
 func Floats(seed uint64, count int) []byte {
 	random := rand.New(rand.NewPCG(seed, 1))
 	raw := make([]byte, 0, 4*count)

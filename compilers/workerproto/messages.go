@@ -292,7 +292,7 @@ type Confined struct {
 	Writes     bool  // it made the file at Request.Output, which is outside
 	Connects   bool  // it made a socket
 	Landlock   int   // ABI that the kernel offers; 0: none
-	Seccomp    bool  // a filter is in force
+	Seccomp    bool  // a filter is in effect
 	Namespace  bool  // it has a pid namespace of its own
 	Memory     int64 // bytes, that its cgroup bounds; 0: it does not
 	Privileged bool  // it has a capability beyond reading and writing files

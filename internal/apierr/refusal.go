@@ -55,7 +55,7 @@ func New(class Class, cause error, format string, args ...any) *Error {
 	return e
 }
 
-// WithHint says what to do about it, and gives the error itself.
+// WithHint sets the remedy, and returns the error itself.
 func (e *Error) WithHint(format string, args ...any) *Error {
 	e.Hint = fmt.Sprintf(format, args...)
 	return e
@@ -70,7 +70,7 @@ func (e *Error) WithFact(key, value string) *Error {
 	return e
 }
 
-// ClassOf gives the class of an error, Internal for one that has none.
+// ClassOf returns the class of an error, Internal for one that has none.
 func ClassOf(err error) Class {
 	var e *Error
 	if errors.As(err, &e) {

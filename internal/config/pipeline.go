@@ -92,7 +92,7 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	return p, nil
 }
 
-// over gives what the top says for all, without options of execution providers that are replaced.
+// over returns the fields that the top sets for all, without options of EPs that are replaced.
 func (t sharedTerms) over(v tomlfile.Value) sharedTerms {
 	if v.Has("ep") {
 		t.Options = nil

@@ -23,7 +23,7 @@ var emptyDefaults = map[string]string{
 	"idle_exit":   "never, or 15m for a daemon started by a client",
 }
 
-// Print writes the settings in force as a file that would make them, with a comment behind each
+// Print writes the settings in effect as a file that would make them, with a comment behind each
 // value that says where it is from.
 func (s *Settings) Print(w io.Writer) error {
 	var text strings.Builder
@@ -137,7 +137,7 @@ func oneLine(text string) string {
 
 const fromDefault = "default"
 
-// Field is one value in force. In JSON it is a contract for scripts.
+// Field is one value in effect. In JSON it is a contract for scripts.
 type Field struct {
 	Name  string `json:"name"`  // "limits.wall_seconds", "runtime[1].directory"
 	Value any    `json:"value"` // string, bool, uint64, float64, []string, []uint32
@@ -155,7 +155,7 @@ type field struct {
 	show   func() any
 }
 
-// Fields lists every value in force, in the order in which doc/configuration.md describes them.
+// Fields lists every value in effect, in the order in which doc/configuration.md describes them.
 func (s *Settings) Fields() []Field {
 	out := make([]Field, len(s.fields))
 	for i, f := range s.fields {
@@ -164,7 +164,7 @@ func (s *Settings) Fields() []Field {
 	return out
 }
 
-// Flag notes that a field's value is from a flag, which goes before the file.
+// Flag records that a field's value is from a flag, which goes before the file.
 func (s *Settings) Flag(name, flag string) {
 	for i := range s.fields {
 		if tomlfile.Spell(s.fields[i].path) == name {

@@ -93,7 +93,7 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 	}
 }
 
-// Config gives where the remote is, in the terms of package remote.
+// Config returns where the remote is, in the terms of package remote.
 func (r Remote) Config(name string) remote.Config {
 	return remote.Config{Name: name, URL: r.URL, Region: r.Region, Endpoint: r.Endpoint,
 		Connect: duration(r.Connect), Rate: amount(r.Rate).Bytes}
@@ -138,13 +138,13 @@ func (c *Compiler) Check(v tomlfile.Value) {
 	}
 }
 
-// Tool gives the compiler in the terms of package compilers.
+// Tool returns the compiler in the terms of package compilers.
 func (c *Compiler) Tool() compilers.Tool {
 	return compilers.Tool{EP: c.EP, Program: c.Command[0], Args: c.Command[1:], Version: c.Version,
 		Files: c.Files, Read: c.Read, Device: c.Device, Alone: c.Alone}
 }
 
-// Check notes execution providers that have two compilers: neither would be the right one.
+// Check records execution providers that have two compilers: neither would be the right one.
 func (s *Settings) Check(v tomlfile.Value) {
 	seen := map[string]bool{}
 	for i, c := range s.Compilers {

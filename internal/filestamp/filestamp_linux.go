@@ -66,7 +66,7 @@ func (w *Watched) stamp() ([]cas.Stamp, error) {
 	return stamps, nil
 }
 
-// Unchanged says what moved since Watch, nil: nothing did.
+// Unchanged returns what moved since Watch, nil: nothing did.
 func (w *Watched) Unchanged() error {
 	now, err := w.stamp()
 	if err != nil {
@@ -109,7 +109,7 @@ var reliable = map[int64]bool{
 	0xf2f52010: true, // f2fs
 }
 
-// FileSystem gives the id of an open file's file system, and whether its times may be believed.
+// FileSystem returns the id of an open file's file system, and whether its times may be believed.
 func FileSystem(fd int) ([8]byte, bool) {
 	var id [8]byte
 	var st unix.Statfs_t

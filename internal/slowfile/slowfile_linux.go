@@ -38,7 +38,7 @@ func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
 // exitDiskFull is the status of a copy for which the disk has no space.
 const exitDiskFull = int(unix.ENOSPC)
 
-// Argument is the first one of the process that copies, which runs the same program as this one.
+// Argument is the first argument of the copying process, which runs this program again.
 const Argument = "copy-slow-file"
 
 // Main is that process: it copies its standard input to its standard output, and returns its exit

@@ -30,7 +30,7 @@ type Checker interface{ Check(Value) }
 // Root is the table at the top.
 func (d *Document) Root() Value { return Value{d, nil, d.values} }
 
-// In gives what a table or an array has under the names.
+// In returns the value at the path of names in a table or an array.
 func (v Value) In(names ...string) Value {
 	for _, name := range names {
 		var inner any
@@ -47,7 +47,7 @@ func (v Value) In(names ...string) Value {
 	return v
 }
 
-// Elements gives those of an array.
+// Elements returns those of an array.
 func (v Value) Elements() []Value {
 	list, _ := v.Raw.([]any)
 	all := make([]Value, len(list))
@@ -60,13 +60,13 @@ func (v Value) Elements() []Value {
 // Has reports whether a table has the key.
 func (v Value) Has(key string) bool { return v.In(key).Raw != nil }
 
-// Keys gives those of a table, sorted.
+// Keys returns those of a table, sorted.
 func (v Value) Keys() []string {
 	table, _ := v.Raw.(map[string]any)
 	return slices.Sorted(maps.Keys(table))
 }
 
-// Position gives the place of the value, the zero Position where the document does not have it.
+// Position returns the place of the value, the zero Position where the document does not have it.
 func (v Value) Position() Position { return v.positions[pathKey(v.Path)] }
 
 // AddError makes an Error with the place of the value.
@@ -74,7 +74,7 @@ func (v Value) AddError(text string) *Error {
 	return &Error{v.File, v.Position(), Spell(v.Path), text}
 }
 
-// Errorf notes a mistake in the value.
+// Errorf records a mistake in the value.
 func (v Value) Errorf(format string, args ...any) {
 	v.Add(v.AddError(fmt.Sprintf(format, args...)))
 }

@@ -103,7 +103,7 @@ func (d *Document) Absolute(path string) string {
 	return filepath.Join(d.dir, path)
 }
 
-// Add notes a mistake.
+// Add records a mistake.
 func (d *Document) Add(e *Error) {
 	if len(d.errs) == maxErrors {
 		d.omittedErrors++
@@ -112,7 +112,7 @@ func (d *Document) Add(e *Error) {
 	d.errs = append(d.errs, e)
 }
 
-// Err gives the mistakes that were noted, as an Errors, or nil.
+// Err returns the mistakes that were noted, as an Errors, or nil.
 func (d *Document) Err() error {
 	if len(d.errs) == 0 {
 		return nil

@@ -63,7 +63,7 @@ func (l *locator) keyValue(prefix []string, e *unstable.Node) *Error {
 	return l.value(path, e.Value())
 }
 
-// keys gives the path of an expression inside its table, and where its last key is, and notes its
+// keys returns the path of an expression inside its table, and where its last key is, and notes its
 // position. A name of an array of tables leads to its last table.
 func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Position,
 	wrong *Error) {
@@ -83,7 +83,7 @@ func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Pos
 	return path, at, nil
 }
 
-// value notes where the elements of arrays, and of tables in a line, are.
+// value records where the elements of arrays, and of tables in a line, are.
 func (l *locator) value(path []string, v *unstable.Node) *Error {
 	if v.Kind != unstable.Array && v.Kind != unstable.InlineTable {
 		return nil

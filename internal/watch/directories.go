@@ -32,7 +32,7 @@ type directories struct {
 	reader sync.WaitGroup
 }
 
-// Explain says which limit an error is about: the system's own words are about disks and files.
+// Explain returns which limit an error is about: the system's own words are about disks and files.
 func Explain(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):

@@ -104,7 +104,7 @@ func (k *walker) walk(path string) (at string, isDir bool) {
 	return at, true
 }
 
-// need notes that a snapshot needs a name in a directory.
+// need records that a snapshot needs a name in a directory.
 func (k *walker) need(path, name string) {
 	if k.needed[path] == nil {
 		k.needed[path] = make(names)

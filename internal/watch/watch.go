@@ -169,7 +169,7 @@ func (w *Watcher) subject(name string, wanted bool) *subject {
 // Close.
 func (w *Watcher) Events() <-chan Event { return w.events }
 
-// Mode says how a subject is watched: "inotify", or "polled: " and why; "" for a
+// Mode returns how a subject is watched: "inotify", or "polled: " and why; "" for a
 // subject that is not set.
 func (w *Watcher) Mode(name string) string {
 	w.mu.Lock()

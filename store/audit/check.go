@@ -147,7 +147,7 @@ func outcome(action string, err error) string {
 	return action
 }
 
-// remedy says what a repair does about a blob that is damaged or missing.
+// remedy returns what a repair does about a blob that is damaged or missing.
 func (a *auditor) remedy(d cas.Digest, kind string) string {
 	all, err := a.st.Needs(d)
 	if err != nil {
@@ -245,7 +245,7 @@ const (
 
 const remedyRemove = "remove it"
 
-// checkRecipes gives the bases that only recipes need, with their sizes.
+// checkRecipes returns the bases that only recipes need, with their sizes.
 func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
 	bases := make(map[cas.Digest]int64)
 	err := a.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
@@ -311,7 +311,7 @@ func checkError(ctx context.Context, err error) error {
 	return apierr.New(apierr.Internal, err, "check")
 }
 
-// checkBlob gives what is wrong with one blob, nil if nothing is.
+// checkBlob returns what is wrong with one blob, nil if nothing is.
 func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64,
 	deep bool) *wire.Finding {
 	f := a.checkBlobOnce(ctx, d, size, deep)
@@ -451,7 +451,7 @@ const (
 var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindQuarantine,
 	kindViews, kindUnkept, kindStaging, kindIndex, kindJournal, kindReserve, kindOthers, kindDirs}
 
-// kindOf says what a path below the state directory is.
+// kindOf returns what a path below the state directory is.
 func kindOf(rel string) string {
 	top, rest, _ := strings.Cut(rel, "/")
 	switch {

@@ -60,13 +60,13 @@ type Step struct {
 	blobs []uint32   // to change the form of, by place in the inventory; while it is planned
 }
 
-// Reason says why it is this build.
+// Reason returns why this build is evicted.
 func (s *Step) Reason() string { return s.why.text(s.Last) }
 
-// NoteKept notes that a step was not carried out.
+// NoteKept records that a step was not carried out.
 func (s *Step) NoteKept(why string) { s.Outcome = kept + why }
 
-// KeptReason says why a step was not carried out, "" if it was or is still planned.
+// KeptReason returns why a step was not carried out, "" if it was or is still planned.
 func (s *Step) KeptReason() string {
 	if why, found := strings.CutPrefix(s.Outcome, kept); found {
 		return why
@@ -74,13 +74,13 @@ func (s *Step) KeptReason() string {
 	return ""
 }
 
-// NoteDone notes that a step was carried out, and what that freed.
+// NoteDone records that a step was carried out, and what that freed.
 func (p *Plan) NoteDone(s *Step, freed int64) {
 	s.Outcome, s.Frees = s.Action.done(), freed
 	p.Freed += freed
 }
 
-// Finish notes by how much the goal was missed.
+// Finish records by how much the goal was missed.
 func (p *Plan) Finish() {
 	if p.Goal >= 0 {
 		p.Short = max(p.Used-p.Freed-p.Goal, 0)
@@ -115,7 +115,7 @@ type Kept struct {
 // maxNamed bounds the builds that a plan names as staying.
 const maxNamed = 1024
 
-// KeptText says in words what had to stay, "" if nothing had to.
+// KeptText lists, in words, which builds were kept and why; "" if none.
 func (p *Plan) KeptText() string {
 	stays := make(map[string]Kept)
 	add := func(why string, builds uint64, bytes int64) {

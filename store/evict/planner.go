@@ -271,7 +271,7 @@ func (pl *planner) evictAboveQuota() {
 // was in use when it was stored may go meanwhile.
 const newestGrace = time.Minute
 
-// newestOfUsers gives the build of each user that was just stored, last of all, and would
+// newestOfUsers returns the build of each user that was just stored, last of all, and would
 // be within the quota alone. Where something is being stored, that is the newest.
 func (pl *planner) newestOfUsers() map[uint32]*candidate {
 	all := make(map[uint32]*candidate)

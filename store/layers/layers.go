@@ -247,8 +247,8 @@ func asNotFound(err error) error {
 	return err
 }
 
-// WhyNot says why a build could not be served, and whether it is damaged: without its layer it is
-// only missing.
+// WhyNot returns why a build could not be served, and whether it is damaged: without its layer it
+// is only missing.
 func (s *Set) WhyNot(b *index.Build, cause error) (why string, damaged bool) {
 	s.Follow()
 	if now, there := s.Get(b.ID); !there || now.Layer != b.Layer {

@@ -227,7 +227,7 @@ func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven 
 	return r, stamp, ok && was.Holds(stamp), nil
 }
 
-// markVerified notes that the recipe in the file of the stamp gives its blob.
+// markVerified records that the recipe in the file of the stamp gives its blob.
 func (s *Store) markVerified(d cas.Digest, stamp cas.Stamp) {
 	_ = s.memory.RecipeStamps().SaveStamp(d, stamp) // what is forgotten is hashed again
 }

@@ -464,7 +464,7 @@ func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Dig
 	return all, nil
 }
 
-// gated gives a source that is read only when the gate opens.
+// gated returns a source that is read only when the gate opens.
 func gated(ctx context.Context, s dedupe.Source, gate Gate) dedupe.Source {
 	if gate == nil {
 		return s

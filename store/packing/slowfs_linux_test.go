@@ -80,7 +80,7 @@ func (t *trail) add(format string, args ...any) {
 	t.lines = append(t.lines, line)
 }
 
-// take gives what was done since it was called last.
+// take returns what was done since it was called last.
 func (t *trail) take() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -214,8 +214,8 @@ type Recipes interface {
 	Problems() []dedupe.Problem
 }
 
-// ServingStore gives the store that has the form of a blob that is served: the whole one, or a copy
-// where there is but a recipe.
+// ServingStore returns the store that has the form of a blob that is served: the whole one, or a
+// copy where there is but a recipe.
 func (s *Store) ServingStore(d cas.Digest) (store *cas.Store, unpacked bool, err error) {
 	if !s.OnlyPacked(d) {
 		return s.whole, false, nil
@@ -304,8 +304,8 @@ func (s *Store) holdAccounted() (hold *cas.Hold, done func()) {
 	}
 }
 
-// accountByForm has blobs accounted for by what they take until done, though a build may account
-// for another form, or no recipe may take from them any more.
+// accountByForm accounts for blobs by their form on disk until done, even if a build accounts
+// for another form, or no recipe takes from them any more.
 func (s *Store) accountByForm(all ...cas.Digest) (done func()) {
 	b := &s.account.movingBlobs
 	b.add(all, 1)
@@ -400,8 +400,8 @@ func (s *Store) Space(fresh bool) (Space, error) {
 	return now, err
 }
 
-// Bytes gives the bytes on disk of each form of a blob, 0 for one that it does not have: whole, the
-// recipe without its bases, unpacked.
+// Bytes returns the bytes on disk of each form of a blob, 0 for one that it does not have: whole,
+// the recipe without its bases, unpacked.
 func (s *Store) Bytes(d cas.Digest) (whole, recipe, unpacked int64) {
 	whole, _ = cas.DiskBytesIn(s.dir, d) // of one that is not there, none
 	if p, ok := s.recipeStore.Has(d); ok {

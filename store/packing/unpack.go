@@ -262,7 +262,7 @@ func (s *reader) OnlyPacked(d cas.Digest) bool {
 	return s.recipeStore.HasOrRead(d) && !s.whole.Has(d)
 }
 
-// Size gives the plain bytes of a blob, whole or packed. Errors are cas.ErrNotFound and the
+// Size returns the plain bytes of a blob, whole or packed. Errors are cas.ErrNotFound and the
 // system's.
 func (s *reader) Size(d cas.Digest) (int64, error) {
 	size, err := s.whole.Size(d)
@@ -298,7 +298,7 @@ func (s *reader) OpenUnverified(d cas.Digest) (Source, error) {
 	return s.assemble(r)
 }
 
-// assemble gives what a recipe makes of its bases, unverified.
+// assemble returns what a recipe makes of its bases, unverified.
 func (s *reader) assemble(r *dedupe.Recipe) (*dedupe.Assembled, error) {
 	return dedupe.Assemble(r, func(d cas.Digest) (dedupe.Source, error) {
 		f, _, err := s.unverified(d)

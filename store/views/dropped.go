@@ -109,7 +109,7 @@ func (vs *Store) onBlobFileSystem(path string) bool {
 // Unkept is the scope of views of results that are not kept.
 const Unkept = "unkept"
 
-// paths gives the paths of a doomed view's files.
+// paths returns the paths of a doomed view's files.
 func (d *dropped) paths() (paths []string) {
 	if d.inner != nil && len(d.files) > 0 {
 		for _, f := range d.files {

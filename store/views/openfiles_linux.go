@@ -116,7 +116,7 @@ type OwnFiles struct {
 	open map[inode]bool // nil: not looked up yet
 }
 
-// has reports whether the process has the file of a descriptor open besides.
+// has reports whether another descriptor of the process has the same file open.
 func (o *OwnFiles) has(fd int) bool {
 	if o.open == nil {
 		o.list(fd)

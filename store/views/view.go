@@ -209,7 +209,7 @@ func (v *View) Lease() (*os.File, error) {
 	return f, nil
 }
 
-// NotePathGiven notes that a client was given a view's path, which does not hold on to the
+// NotePathGiven records that a client was given a view's path, which does not hold on to the
 // descriptor: the view stays for a while.
 func (vs *Store) NotePathGiven(v *View) {
 	now := vs.o.Now()
@@ -304,7 +304,7 @@ type Options struct {
 	Log        *slog.Logger
 }
 
-// Open gives the store of views below a directory, which it makes.
+// Open returns the store of views below a directory, which it makes.
 func Open(o Options) (*Store, error) {
 	vs := &Store{o: o, live: make(map[index.BuildID]*View), createdNames: make(map[string]bool),
 		dropped: make(map[string]*dropped), making: make(keyed.Slots, 1)}
@@ -326,7 +326,7 @@ func (vs *Store) NeedsUnpacking(b *index.Build) bool {
 	})
 }
 
-// CurrentView gives the build's view that is in use in this run, nil if there is none.
+// CurrentView returns the build's view that is in use in this run, nil if there is none.
 func (vs *Store) CurrentView(id index.BuildID) *View {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
@@ -341,7 +341,7 @@ func (vs *Store) CurrentIntact(id index.BuildID) *View {
 	return nil
 }
 
-// ForBuild gives the build's view that is in use, or was in an earlier run; nil if there is none.
+// ForBuild returns the build's view that is in use, or was in an earlier run; nil if there is none.
 func (vs *Store) ForBuild(b *index.Build) *View {
 	if v := vs.CurrentView(b.ID); v != nil {
 		return v
@@ -349,7 +349,7 @@ func (vs *Store) ForBuild(b *index.Build) *View {
 	return vs.openEarlier(b)
 }
 
-// Borrow gives the build's view as of does. done ends the look at it.
+// Borrow returns the build's current view, nil if there is none. done ends the use of it.
 func (vs *Store) Borrow(id index.BuildID) (v *View, done func()) {
 	if v = vs.CurrentView(id); v != nil {
 		return v, func() {}
@@ -364,7 +364,7 @@ func (vs *Store) Borrow(id index.BuildID) (v *View, done func()) {
 	return vs.BorrowFor(&b)
 }
 
-// BorrowFor is Borrow for a caller that has the build. done may be called where there is no view.
+// BorrowFor is Borrow for a caller that has the build. done may be called without a view.
 func (vs *Store) BorrowFor(b *index.Build) (v *View, done func()) {
 	if v = vs.CurrentView(b.ID); v != nil {
 		return v, func() {}
@@ -561,7 +561,7 @@ func (vs *Store) moveFile(v *View, f *index.File, out string) error {
 	return errors.Join(os.Chmod(from, 0o444), os.Rename(from, to))
 }
 
-// NewID gives a name for a view, which was never used before and cannot be guessed.
+// NewID returns a name for a view, which was never used before and cannot be guessed.
 func NewID() string {
 	var b [12]byte
 	_, _ = rand.Read(b[:]) // it never fails

@@ -109,7 +109,7 @@ func (s *standing) prepare(i int, a artefact) error {
 	return nil
 }
 
-// signatureOnly gives a model with the inputs and outputs of another and no nodes.
+// signatureOnly returns a model with the inputs and outputs of another and no nodes.
 // name tells it from others that have the same: a fine-tune's, for one.
 func signatureOnly(model []byte, name string) ([]byte, error) {
 	const modelGraph, graphNode, graphName, graphInitializer = 7, 1, 2, 5
@@ -131,7 +131,7 @@ func signatureOnly(model []byte, name string) ([]byte, error) {
 		err
 }
 
-// fields gives those of a message that are wanted.
+// fields returns those of a message that are wanted.
 func fields(b []byte, want func(protowire.Number) bool) (out []byte, err error) {
 	for len(b) > 0 {
 		number, _, n := protowire.ConsumeField(b)

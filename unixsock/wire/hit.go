@@ -41,8 +41,8 @@ func ParseHit(b []byte) *Envelope {
 	return e
 }
 
-// fieldCodec is a message. pass passes its fields, in the order of their numbers, to be read or
-// written; several of one kind by the number of the first.
+// fieldCodec is a message. pass has c read or write each of its fields, in the order of their
+// numbers; several of one kind by the number of the first.
 type fieldCodec interface{ pass(c *codec) }
 
 type message[M any] interface {

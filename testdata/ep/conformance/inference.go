@@ -215,7 +215,7 @@ func (c *testCase) member(seed uint64, i int) tinymodel.Model {
 	return c.family.model(seed, i+1, false)
 }
 
-// group gives the paths of compiled models. All sessions live to the last, as OpenVINO wants it.
+// group returns the paths of compiled models. All sessions live to the last, as OpenVINO wants it.
 func (c *testCase) group(dir string, seed uint64, count int) (compiled []string) {
 	var sessions []*ort.Session
 	for i := range count {

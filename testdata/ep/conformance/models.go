@@ -113,7 +113,7 @@ func numbers(seed uint64, count int, element int32) []byte {
 	return out
 }
 
-// half gives the float16 next to zero from v, which is no subnormal, or 0.
+// half returns the float16 next to zero from v, which is no subnormal, or 0.
 func half(v float32) uint16 {
 	bits := math.Float32bits(v)
 	exponent := int(bits>>23&0xff) - 127 + 15

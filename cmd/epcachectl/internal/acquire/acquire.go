@@ -393,7 +393,7 @@ func checkReferences(ctx context.Context, path string) error {
 	return nil // of another mistake the daemon knows more, because it has read the graph
 }
 
-// fateText says what becomes of a compile when its request leaves. last is its latest progress.
+// fateText returns what becomes of a compile when its request leaves. last is its latest progress.
 func (g *Get) fateText(last *wire.Progress) (text, hint string) {
 	if last.GetPhase() == "" {
 		return "", ""

@@ -176,7 +176,7 @@ func JobError(job *wire.Job) error {
 	return fmt.Errorf("job %s is %s", term.Printable(job.GetId()), term.TextOrDash(job.GetState()))
 }
 
-// JobResultLine says what a job came to, and how long it took.
+// JobResultLine returns what a job came to, and how long it took.
 func JobResultLine(job *wire.Job) string {
 	return fmt.Sprintf("%s build %s in %s", term.TextOrDash(job.GetEp()),
 		term.TextOrDash(term.Short(job.GetBuild())),
@@ -194,7 +194,7 @@ func closeViews(results []modelResult) {
 	}
 }
 
-// filePath gives the path of a file of a view, for this process and those that inherit the
+// filePath returns the path of a file of a view, for this process and those that inherit the
 // descriptor.
 func (r *modelResult) filePath(name string) (string, error) {
 	switch {

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// checkStored says which flags mean nothing where no daemon is asked.
+// checkStored returns which flags mean nothing where no daemon is asked.
 func (g *Get) checkStored() error {
 	const none = " needs a daemon, which --state does not use"
 	with := g.state != ""

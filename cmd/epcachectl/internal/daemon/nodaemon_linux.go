@@ -79,8 +79,7 @@ func silentDaemon(paths []string, err error) error {
 	return &exit.NoDaemonError{Text: text + why, Hint: hint, Cause: err}
 }
 
-// LogOf says where the log is of the daemon that listens at the first of the paths where there is a
-// socket.
+// LogOf says where the log of the daemon is that serves the first socket among the paths.
 func LogOf(paths []string) string {
 	for _, path := range paths {
 		_, err := os.Lstat(path)

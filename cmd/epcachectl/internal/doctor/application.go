@@ -224,8 +224,8 @@ var incompatibleReleases = []struct {
 		"install 2.4.0 or later of it, or onnxruntime 1.24.4 beside it"},
 }
 
-// incompatibility says why an execution provider does not start with an ONNX Runtime, and what to
-// do; "" where nothing is known against the pair.
+// incompatibility returns why an execution provider does not start with an ONNX Runtime, and what
+// to do; "" where nothing is known against the pair.
 func incompatibility(ep, version, ort string) (text, hint string) {
 	var numbers [2]int
 	if _, err := fmt.Sscanf(ort, "%d.%d", &numbers[0], &numbers[1]); err != nil {

@@ -210,8 +210,8 @@ func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
 // and with much less it does not start.
 const minFreeSpace = 16 << 20
 
-// whyCannotStart says what would keep the program from starting the user's own daemon, and what to
-// do; "" where nothing is seen. It tries nothing that leaves a trace.
+// whyCannotStart returns what would keep the program from starting the user's own daemon, and what
+// to do; "" where nothing is seen. It tries nothing that leaves a trace.
 func whyCannotStart(ctx context.Context, program string) (text, hint string) {
 	// one that is beside this program is what it should be
 	if os.Getenv(daemon.ProgramVariable) != "" {

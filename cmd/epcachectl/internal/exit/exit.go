@@ -243,7 +243,7 @@ func (e interruption) Error() string {
 // Is reports that an interrupted call is a cancelled one.
 func (e interruption) Is(target error) bool { return target == context.Canceled }
 
-// Interruptible gives a context that ends with the first SIGINT or SIGTERM, which is then its
+// Interruptible returns a context that ends with the first SIGINT or SIGTERM, which is then its
 // cause.
 func Interruptible() (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -268,7 +268,7 @@ type lateError time.Duration
 func (e lateError) Error() string { return fmt.Sprintf("no result within %v", time.Duration(e)) }
 func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 
-// TimeoutError says in this program's words that the time of --timeout is over, or that a signal
+// TimeoutError returns the error that says that the time of --timeout is over, or that a signal
 // came, if the error comes from that. fate says what becomes of what was asked for, and how to
 // have it otherwise; it may be nil.
 func TimeoutError(ctx context.Context, err error, timeout time.Duration,

@@ -246,8 +246,8 @@ func (m *Model) Linked(dir, output string) (string, error) {
 	return link, os.Symlink(model, link)
 }
 
-// Unchanged reports whether the model's files are still those that the daemon has seen: it can only
-// take this program's word.
+// Unchanged reports whether the model's files are still those that the daemon has seen. The daemon
+// cannot check that itself.
 func (m *Model) Unchanged() error {
 	for path, then := range m.openedStamps {
 		now, err := os.Stat(path)

@@ -52,7 +52,7 @@ type picture struct {
 	out     bytes.Buffer
 }
 
-// Draw gives the picture as an SVG that needs nothing besides.
+// Draw returns the picture as an SVG that needs nothing besides.
 func Draw(l *wire.LayoutReply) []byte {
 	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{},
 		bytes: map[string]int64{}, taken: map[string][]*wire.Piece{},
@@ -146,7 +146,7 @@ func shortened(name string, most int) string {
 	return string(r)
 }
 
-// variant says of which of a model's builds a file is: what distinguishes it from the model's
+// variant returns a name for the build of a file: what distinguishes it from the model's
 // others first, for the end may not fit.
 func (p *picture) variant(f *wire.FileLayout) string {
 	apart := func(part string) bool {
@@ -352,7 +352,7 @@ func DigestAt(r *wire.LayoutReply, at uint32) string {
 	return ""
 }
 
-// CompressedText says how much of a packed file is kept compressed.
+// CompressedText returns how much of a packed file is kept compressed.
 func CompressedText(f *wire.FileLayout) string {
 	if f.GetCompressedBytes() == 0 {
 		return ""

@@ -178,7 +178,7 @@ func (g *sameSessions) line() string {
 	return text
 }
 
-// keyLine gives the line of a reason that says most. A compiler's words run over many lines, of
+// keyLine returns the line of a reason that says most. A compiler's words run over many lines, of
 // which the last sums them up; --json has all of them.
 func keyLine(why string) string {
 	const most = 300

@@ -1,4 +1,4 @@
-// Package reload puts a changed configuration into force while the daemon runs.
+// Package reload applies a changed configuration while the daemon runs.
 package reload
 
 import (
@@ -25,8 +25,8 @@ import (
 // settings without rules, the error is in the rules.
 type Reader func() (*config.Settings, *rules.Set, error)
 
-// Reloader puts a changed configuration into force while the daemon runs. An error in one file
-// keeps all of it out of force, so that no half of a change is in force.
+// Reloader applies a changed configuration while the daemon runs. An error in one file
+// keeps all of it from being applied, so that no half of a change is in effect.
 type Reloader struct {
 	Read        Reader
 	Options     func(*config.Settings, *rules.Set) cache.Options
@@ -94,7 +94,7 @@ func (r *Reloader) rereadFiles() (*config.Settings, *rules.Set, error) {
 	return r.Started, set, err
 }
 
-// watchFiles has the files watched that the settings in force are from, and those of others, which
+// watchFiles has the files watched that the settings in effect are from, and those of others, which
 // may have to be mended. It reports whether these are other files than before.
 func (r *Reloader) watchFiles(others *config.Settings) bool {
 	var paths []string
@@ -178,7 +178,7 @@ func acceptedText(changed, waiting []string) string {
 
 const maxRefused = 20
 
-// noteRefused logs what is wrong. The configuration in force stays so.
+// noteRefused logs what is wrong. The configuration in effect stays so.
 func (r *Reloader) noteRefused(err error) {
 	text := err.Error()
 	lines := strings.Split(text, "\n")
