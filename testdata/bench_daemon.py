@@ -1,6 +1,4 @@
-"""What the measurements with a daemon share: the daemon, the models, and processes that measure one
-thing and end.
-"""
+"""Shared by the benchmarks with a daemon: the daemon, the models, and processes that measure."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ def models() -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def daemon() -> Iterator[tuple[Path, Path, subprocess.Popen[bytes]]]:
-    """Runs epcached, which measures nothing by itself meanwhile; gives a scratch directory, the
-    socket and the process.
+    """Runs epcached without background measurements; yields a scratch directory, the socket and the
+    process.
     """
     scratch = Path(tempfile.mkdtemp(prefix="epcached-bench-"))
     socket = scratch / "s"

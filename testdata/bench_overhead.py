@@ -1,12 +1,12 @@
-"""What the Python client adds to a session: on a hit, without a daemon, with a stopped one, and at
-import.
+"""Measures the overhead of the Python client: on a hit, without a daemon, with a suspended one, and
+at import.
 
     bench_overhead.py [MODEL...]
 
-Every measurement is a process of its own; those that are compared take turns. The clock runs from
-after the imports until the first output is there, the registration of the execution provider
-included. On a hit the peer is ONNX Runtime that loads the same files from a plain directory;
-without a daemon it is ONNX Runtime that compiles the model itself, on the same execution provider.
+Every measurement is a process of its own; those that are compared alternate. Time is measured from
+the end of the imports to the first output, including the registration of the execution provider. A
+hit is compared with ONNX Runtime that loads the same files from a plain directory; a session
+without a daemon with ONNX Runtime that compiles the model itself on the same execution provider.
 Prints medians, ratio, difference and the goal. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES
 and EPCACHED_MODELS.
 """
@@ -91,7 +91,7 @@ def compare(what: str, through: Measure, alone: Measure, most: float, ratio: flo
     """Prints the medians of measurements in turn, and whether `most` seconds, or the ratio, are
     kept to.
     """
-    through(), alone()  # the first ones pay for files that nobody has read lately
+    through(), alone()  # to read the files into the page cache
     times = [(through(), alone()) for _ in range(RUNS)]
     ours, theirs = (statistics.median(side) for side in zip(*times, strict=True))
     kept = ours - theirs <= most or ours <= ratio * theirs

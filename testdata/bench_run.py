@@ -1,12 +1,12 @@
-"""What `epcachectl run` costs a Python program that gets nothing from it: at its start, at the
-import of onnxruntime, at a session that is left alone.
+"""Measures the cost of `epcachectl run` for a Python program that does not benefit: at its start,
+at the import of onnxruntime, and at a plain session.
 
     bench_run.py [RUNS]
 
-Each measurement is a process of its own, timed from outside. The three ways take turns: the program
-alone; with the hook that `run` puts before it; and under `epcachectl run`, which starts it and says
-at the end what came of it. Prints medians, and what each way adds to them. Needs no daemon. `make
-bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS.
+Each measurement is a process of its own, timed from outside. Three variants alternate: the program
+alone; with the hook of `run`; and under `epcachectl run`, which prints a summary at the end. Prints
+medians and differences. Needs no daemon. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and
+EPCACHED_MODELS.
 """
 
 from __future__ import annotations

@@ -40,13 +40,13 @@ BIN = Path(os.environ.get("EPCACHED_BIN") or PROJECT / "bin")
 RUNTIMES = Path(os.environ.get("EPCACHED_RUNTIMES") or PROJECT / ".deps" / "runtimes")
 MODELS = Path(os.environ.get("EPCACHED_MODELS") or PROJECT / ".deps" / "models")
 REPORT = Path(os.environ.get("DEMO_REPORT") or PROJECT / "report" / "demo.md")
-PROCESS_LIMIT = 300  # seconds, of what hangs
+PROCESS_LIMIT = 300  # seconds
 
 NEXT = """
 What to try next, with a model of your own:
   make wheel                           the Python package, in dist/: doc/quickstart-python.md
   bin/epcachectl get MODEL --ep EP     compile a model, or find it compiled: README.md
-  bin/epcachectl --help                what there is to list, explain and collect"""
+  bin/epcachectl --help                all commands"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ OPENVINO = Provider(
     title="OpenVINO on the CPU",
     name="OpenVINOExecutionProvider",
     runtime="openvino-1.8.1",
-    # Without it some processors compute in bf16, and the two forms differ by its rounding.
+    # Otherwise some processors compute in bf16, and the outputs differ by its rounding.
     options={"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32"}})},
     models=(
         *(
@@ -353,7 +353,7 @@ COLUMNS = (
 )
 
 
-# The same for the terminal, where there is less room.
+# The same for the terminal, which is narrower.
 HEADS = (
     "model",
     "size",
@@ -422,9 +422,9 @@ def show(provider: Provider, shimmed: bool, wanted: list[str], failures: Failure
             survive_a_restart(daemon, applications, failures),
             refuse_damage(daemon, applications[0], failures),
         ]
-        if not failures.texts:  # or they would say what is not so
+        if not failures.texts:  # after a failure these sentences would be wrong
             print("", *proofs, sep="\n  ", flush=True)
-        failures.unless(daemon.stop() == 0, "the daemon did not stop as it should")
+        failures.unless(daemon.stop() == 0, "the daemon stopped with an error")
     note = provider.note
     if shimmed:
         note += (
@@ -438,7 +438,7 @@ def show(provider: Provider, shimmed: bool, wanted: list[str], failures: Failure
 
 @contextlib.contextmanager
 def running(daemon: Daemon) -> Iterator[None]:
-    """Starts the daemon; whatever happens, stops it and removes its directory."""
+    """Starts the daemon; stops it and removes its directory at the end, also after an error."""
     daemon.start()
     try:
         yield
@@ -474,7 +474,7 @@ def choose() -> tuple[list[Provider], list[str]]:
         else:
             usable.append(provider)
     if not wanted and usable[:1] == [OPENVINO] and not is_shimmed(OPENVINO):
-        usable = [OPENVINO]  # the real thing: nothing else is needed
+        usable = [OPENVINO]  # a real device: QNN's simulator is not needed
     return usable, missing
 
 

@@ -51,7 +51,7 @@ def library(job: dict[str, Any]) -> str:
 
 
 def plain_options(job: dict[str, Any]) -> ort.SessionOptions:
-    """What an application writes today to run on the execution provider."""
+    """Makes a session on the execution provider without epcached."""
     ort.register_execution_provider_library(job["ep"], library(job))
     options = ort.SessionOptions()
     for name, size in job["model"]["dimensions"].items():
@@ -74,8 +74,8 @@ def plain(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def artefact(job: dict[str, Any]) -> dict[str, Any]:
-    # At the level at which a session optimises before execution providers choose their nodes, as
-    # epcached does.
+    # The level at which a session optimises before execution providers choose their nodes, and the
+    # level of epcached.
     level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options = plain_options(job)
     with tempfile.TemporaryDirectory() as directory:
@@ -93,7 +93,7 @@ def artefact(job: dict[str, Any]) -> dict[str, Any]:
 def session(job: dict[str, Any]) -> dict[str, Any]:
     import epcache
 
-    warnings.simplefilter("error")  # a session that is not made from the cache is no demo
+    warnings.simplefilter("error")  # so that a session that is not from the cache is an error
     started = time.perf_counter()
     options = epcache.SessionOptions()
     for name, size in job["model"]["dimensions"].items():

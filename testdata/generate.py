@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-# What ONNX Runtime 1.24, the oldest that is supported, knows.
+# The versions of ONNX Runtime 1.24, the oldest supported one.
 OPSET, IR_VERSION = 17, 9
 
 

@@ -50,7 +50,7 @@ def constant(dtype: str, value: int, *shape: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A model that stands in a wheel: pip requirement, member, and the SHA-256 of the member."""
+    """A model in a wheel: pip requirement, member, and the SHA-256 of the member."""
 
     requirement: str
     member: str
@@ -70,7 +70,7 @@ class Model:
 
 
 ORIGIN = ".origin"  # in a model's directory: where it came from
-GENERATION = 1  # counts up when generate.py makes other bytes
+GENERATION = 1  # is incremented when generate.py changes its output
 
 MODELS = [
     Model(
@@ -277,7 +277,7 @@ def fetch(root: Path, models: list[Model]) -> None:
 
 
 def is_there(directory: Path, model: Model) -> bool:
-    """Whether the directory holds the model, and from the source that is named here now."""
+    """Whether the directory has the model from the current source."""
     try:
         return (directory / ORIGIN).read_text() == origin(model)
     except FileNotFoundError:

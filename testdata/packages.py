@@ -97,7 +97,7 @@ def differs(one: Any, other: Any, scale: float = 0.0) -> float:
 
 
 def row(name: str, python: str, daemon: Daemon, directory: Path) -> tuple[list[str], list[str]]:
-    """Returns a line of the table, and what is not as it should be."""
+    """Returns a line of the table, and the faults found."""
     program = [python, str(HERE / "package_programs.py"), name]
     plain = started(program, {})
     first, _ = served(program, daemon, directory)
@@ -133,7 +133,7 @@ def row(name: str, python: str, daemon: Daemon, directory: Path) -> tuple[list[s
 
 
 def brief(why: str) -> str:
-    """The compiler's words run over many lines: those that name the operators."""
+    """Returns the lines of the compiler's message that name operators."""
     lines = [line.strip() for line in why.splitlines()]
     failed = [
         line.partition(" (")[0] for line in lines if line.startswith("-- Conversion is failed for")

@@ -1,8 +1,8 @@
 """Builds the corpus of `make bench-space` with real compilers: space_corpus.py DIR [NAME...].
 
 DIR gets a directory NAME for each artefact below, with the files that OpenVINO's or QNN's compiler
-made, and the list corpus.json. What is there is left alone, so that a second run takes no time. It
-takes 1.2 GB and some ten minutes. EPCACHED_RUNTIMES and EPCACHED_MODELS are set by make.
+made, and the list corpus.json. Existing artefacts are kept, so that a second run is fast. It needs
+1.2 GB and about ten minutes. EPCACHED_RUNTIMES and EPCACHED_MODELS are set by make.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def compile_group(ort, device, options: dict[str, str], graphs: list[Path], out:
         settings.add_provider_for_devices([device], options)
         sessions.append(ort.InferenceSession(str(graph), sess_options=settings))
     sys.stdout.flush()
-    # what is written is written; QNN's end of shared sessions is not what is tried here
+    # without destroying the sessions, because the files are written and QNN's cleanup is not needed
     os._exit(0)
 
 

@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from ._session_group import SessionGroup
     from ._session_options import SessionOptions
 
-# Where each name comes from. Nothing is imported before it is used: a program that only might use
-# the cache pays nothing for that.
+# The modules that define the public names. They are imported at first use, so that `import epcache`
+# is cheap.
 _FROM = {
     "_artefact": "Artefact File Member Progress",
     "_claim": "Claim",
@@ -76,8 +76,8 @@ _FROM = {
     "_connections": "default_sockets",
     "_compiled_copy": "Compiled",
     "_errors": "BadModel BadRequest Busy Cancelled CompileFailed DeadlineExceeded EpcacheWarning "
-    "Error "
-    "Internal NoDaemon NoSpace NotAllowed NotFound ProtocolError Stale Unavailable VersionMismatch",
+    "Error Internal NoDaemon NoSpace NotAllowed NotFound ProtocolError Stale Unavailable "
+    "VersionMismatch",
     "_events": "Event Subscription",
     "_explanation": "Candidate Difference Explanation Neighbour",
     "_functions": "Warmed compile warm why",

@@ -1,4 +1,4 @@
-"""python -m epcache: what an installed epcache tells of itself."""
+"""The command line: python -m epcache doctor."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ from ._request import ExecutionProvider, Runtime, Send
 _PATIENT = [ENUMS["OnMiss"][name] for name in ("WAIT", "REFRESH", "CLAIM", "KEY_ONLY", "EXPLAIN")]
 
 
-class _OwnDaemon(_errors.Unavailable):
-    """The daemon has no such libraries, and one of the user's own may run them."""
+class _NeedsUserDaemon(_errors.Unavailable):
+    """The daemon does not have the libraries, and proposes a daemon that this user runs."""
 
 
 class Acquire(Call[Artefact]):
     """One acquire, with the external data that the daemon asks for.
 
-    A daemon that does not have the libraries says what can be asked instead (the fact "instead"):
-    with all libraries shown, for a claim, if `claims` says that the caller can compile, or of a
-    daemon of the user's own.
+    A daemon that does not have the libraries proposes alternatives in the fact "instead": send the
+    neighbouring libraries ("show"), ask for a claim ("claim", only if `claims`: the caller can
+    compile), or ask a daemon that this user runs ("own").
     """
 
     def __init__(
@@ -48,41 +48,41 @@ class Acquire(Call[Artefact]):
         self.runtime = connections.shown(runtime)
         self.claims = claims
         self.request = request
-        # A request that waits for a compile waits for the daemon's start as well; others do not.
+        # Only a request that waits for a compile also waits until a daemon is started.
         self.patience = PATIENCE if request["on_miss"] in _PATIENT else 0.0
-        self.own = connections.may_start_own(self.patience)
-        self.sources: dict[str, tuple[int, ...]] = {}  # path -> stamp of what was sent last
+        self.own = connections.may_start_user_daemon(self.patience)
+        self.sources: dict[str, tuple[int, ...]] = {}  # path -> stamp of the file sent last
 
     def run(self) -> Artefact:
         try:
             return super().run()
-        except _OwnDaemon:
+        except _NeedsUserDaemon:
             self.own = False
-            connection = self.connections.start_own(self.deadline, self.patience or 0.0)
+            connection = self.connections.start_user_daemon(self.deadline, self.patience or 0.0)
             if connection is None:
                 return super().run()
-            # the user's own daemon is asked first from now on, by each new connection
+            # new connections try the user's own daemon first
             self.connections.close()
             return self._with(connection)
 
-    def _rounds(self, connection: Connection) -> Artefact:
-        """Asks, and asks for what the daemon can do instead if it does not have the libraries."""
+    def _exchange(self, connection: Connection) -> Artefact:
+        """Sends the request, and then the alternatives that the daemon proposes, if any."""
         while True:
             try:
-                return self._located(connection)
+                return self._send_with_external_data(connection)
             except _errors.Unavailable as error:
-                if not self._instead(error):
+                if not self._use_alternative(error):
                     raise
 
-    def _instead(self, error: _errors.Unavailable) -> bool:
-        """Turns the request into the first that the daemon proposes instead and that can be asked;
-        False where there is none.
+    def _use_alternative(self, error: _errors.Unavailable) -> bool:
+        """Changes the request to the first proposed alternative that is possible; returns False if
+        there is none.
         """
         for way in error.facts.get("instead", "").split():
             if (
                 way == "show"
                 and self.runtime is not None
-                and (shown := self.runtime.showing()) is not None
+                and (shown := self.runtime.with_neighbours()) is not None
             ):
                 self.runtime = shown
                 self.connections.show(shown)
@@ -95,14 +95,14 @@ class Acquire(Call[Artefact]):
                 self.request = {**self.request, "on_miss": ENUMS["OnMiss"]["CLAIM"]}
                 return True
             if way == "own" and self.own:
-                raise _OwnDaemon(error.text, error.hint, error.facts) from error
+                raise _NeedsUserDaemon(error.text, error.hint, error.facts) from error
         return False
 
-    def _located(self, connection: Connection) -> Artefact:
+    def _send_with_external_data(self, connection: Connection) -> Artefact:
         """Sends the request; sends it again with the external data that the daemon asks for."""
         locations = [self.connections.known_locations(model.stamp) for model in self.models]
         for _ in range(3):
-            answer = self._ask(connection, locations)
+            answer = self._send(connection, locations)
             if isinstance(answer, Artefact):
                 answer.connect_seconds = self.connect_seconds
                 answer.server = connection.server
@@ -110,31 +110,31 @@ class Acquire(Call[Artefact]):
             for number, more in answer.items():
                 locations[number] = more
                 self.connections.remember(self.models[number].stamp, more)
-        raise _errors.ProtocolError("the daemon requests external data again and again")
+        raise _errors.ProtocolError("the daemon asks for more external data in every answer")
 
-    def _done(self, connection: Connection, result: Artefact) -> None:
-        """A claim hangs on the connection that it was given on, which is no other request's from
-        then on.
+    def _finish(self, connection: Connection, result: Artefact) -> None:
+        """Keeps the connection for other requests, unless a claim was given on it: the claim ends
+        with its connection.
         """
         if result.claimed is None:
             self.connections.give_back(connection)
             return
-        from ._claim import Claim  # only few requests get one
+        from ._claim import Claim  # imported here because it is rarely needed
 
         result.claim = Claim(self.connections, connection, result.claimed, self.sources)
 
-    def _ask(
+    def _send(
         self, connection: Connection, locations: list[list[str]]
     ) -> Artefact | dict[int, list[str]]:
-        """Returns the answer, or the locations that the daemon asks for, by the number of the
-        model.
+        """Returns the answer, or the external data that the daemon asks for: model number to
+        locations.
         """
-        with self._opened(locations) as (body, descriptors):
+        with self._opened_request(locations) as (body, descriptors):
             connection.start({"acquire": body}, descriptors, self.deadline)
             envelope, received = self._answer(connection)
         try:
             if "need" in envelope:
-                return self._needed(envelope["need"])
+                return self._requested_locations(envelope["need"])
             reply = envelope.get("acquire_reply")
             if reply is None:
                 raise _errors.ProtocolError("unexpected answer of the daemon to Acquire")
@@ -144,7 +144,7 @@ class Acquire(Call[Artefact]):
         finally:
             close_all(received)
 
-    def _needed(self, need: _wire.Message) -> dict[int, list[str]]:
+    def _requested_locations(self, need: _wire.Message) -> dict[int, list[str]]:
         locations = _checked_locations(need["locations"])
         members = need["members"] or [0] * len(locations)
         if len(members) != len(locations) or any(member >= len(self.models) for member in members):
@@ -157,10 +157,10 @@ class Acquire(Call[Artefact]):
         return wanted
 
     @contextlib.contextmanager
-    def _opened(self, locations: list[list[str]]) -> Iterator[tuple[_wire.Message, list[int]]]:
-        """Yields the Acquire and its descriptors; those that were opened for it are closed
-        afterwards.
-        """
+    def _opened_request(
+        self, locations: list[list[str]]
+    ) -> Iterator[tuple[_wire.Message, list[int]]]:
+        """Yields the Acquire message and its descriptors, and closes those that it opened."""
         with contextlib.ExitStack() as stack:
             descriptors: list[int] = []
             self.sources = {}
@@ -197,11 +197,11 @@ class Acquire(Call[Artefact]):
             "fd": number,
             "name": model.name,
             "external": external,
-            "path": _sendable(model.path),
+            "path": _display_path(model.path),
         }
 
 
-def _sendable(path: str) -> str:
+def _display_path(path: str) -> str:
     """Returns the path for display, cut to the protocol's limit."""
     try:
         return path if len(path.encode()) <= 4096 else ""
@@ -210,22 +210,22 @@ def _sendable(path: str) -> str:
 
 
 def _checked_locations(locations: list[str]) -> list[str]:
-    """A client opens only what lies below the model's directory, whatever the daemon, or the model,
-    asks for.
+    """Returns the locations. Raises BadModel for one outside the model's directory, because neither
+    the daemon nor the model may make the client open other files.
     """
     for location in locations:
         if not _stays_below(location):
             raise _errors.BadModel(f"external data {location!r} is outside the model's directory")
     if len(locations) > 4096 - 64:
         raise _errors.BadModel(
-            f"the model refers to {len(locations)} files of external data: too many"
+            f"the model refers to {len(locations)} files of external data, more than {4096 - 64}"
         )
     return locations
 
 
 def _stays_below(location: str) -> bool:
-    """Whether external data lies below the model's directory by its spelling. ONNX Runtime opens
-    "./w", "s//w" and "s/../w".
+    """Whether a location is below the model's directory, as it is spelled. "./w", "s//w" and
+    "s/../w" are accepted, because ONNX Runtime accepts them.
     """
     depth = 0
     for part in location.split("/"):

@@ -1,4 +1,4 @@
-"""What an acquire gives: the artefact, the lease on it, and how far the daemon is meanwhile."""
+"""The result of an acquire: the artefact with its lease, and the progress until then."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Progress:
     """
 
     phase: str
-    elapsed_seconds: float  # since the request came
-    detail: str = ""  # more of the phase, such as the compiler's own; may be empty
+    elapsed_seconds: float  # since the daemon got the request
+    detail: str = ""  # of the phase, such as the compiler's own phase; may be empty
     done_bytes: int = 0  # of a phase that reads or writes
     total_bytes: int = 0  # 0: not known
-    # of the whole request, from earlier compiles of like size; 0: not known
+    # for the whole request, from earlier compiles of similar size; 0: not known
     estimate_seconds: float = 0.0
-    job: str = ""  # of the compile that the request waits for
+    job: str = ""  # id of the compile that the request waits for
     waiting: int = 0  # requests that wait for it
 
 
@@ -52,7 +52,7 @@ class Member:
     name: str  # of the source model
     model_digest: str  # 64 hex digits
     graph: str  # relative to the view
-    # besides the artefact's, when several members are loaded in one process
+    # in addition to the artefact's, if several members are loaded in one process
     session_options: dict[str, str]
 
 
@@ -60,19 +60,20 @@ class Member:
 class Artefact:
     """A compiled model, and the lease on it.
 
-    While it is open the daemon keeps the files as they are: keep it open as long as a session made
-    from it lives. Load `path` (or `view_path`) with exactly these provider and session options.
+    While it is open, the daemon neither changes nor removes its files: keep it open as long as a
+    session made from it exists. Load `path` (or `view_path`) with exactly these provider and
+    session options.
     """
 
-    # "hit", "compiled", "waited", "put", "adopted"; "passthrough", "background", "claim", "key",
-    # "explanation": without a view
+    # with a view: "hit", "compiled", "waited", "put", "adopted"; without: "passthrough",
+    # "background", "claim", "key", "explanation"
     outcome: str
-    request_key: str  # 64 hex digits: model, options and devices, and not the libraries
-    build: str  # build key, 64 hex digits; "" where none was made
+    request_key: str  # of model, options and devices, but not of libraries; 64 hex digits
+    build: str  # build key, 64 hex digits; "" without a build
     model_digest: str  # BLAKE3 over graph and external data, 64 hex digits
     ep: str  # name of the first execution provider
-    sdk_version: str  # of the vendor's SDK that made it; "" where it says none
-    # that it was made for; where the EP states none, the class of the machine
+    sdk_version: str  # of the vendor's SDK that compiled it; "" if not known
+    # that it was compiled for; if the EP states none, the class of the machine
     hardware_architecture: str
     compatibility: str  # "optimal", "prefer_recompilation", "unsupported", "unknown"
     # the source of that: "same library", "execution provider", "fingerprint", ...
@@ -81,27 +82,27 @@ class Artefact:
     why: str  # why it was a hit, or why it was compiled, in words
     view: str  # absolute path of the view's directory; "" without one
     graph: str  # relative to the view
-    files: list[File]  # all, the graph too
+    files: list[File]  # all, including the graph
     provider_options: dict[str, dict[str, str]]  # by execution provider
     session_options: dict[str, str]  # session config entries
-    graph_optimization_level: str  # "" where it does not matter
-    compile_seconds: float  # what the compile took, now or earlier
+    graph_optimization_level: str  # "" if any level works
+    compile_seconds: float  # duration of the compile, now or earlier
     elapsed_seconds: float  # in the daemon
     record: str  # the request as the daemon understood it, JSON
-    runtime: str  # directory or library of the daemon's runtime that was asked for, or made it
+    runtime: str  # directory or library of the daemon's runtime that was requested or compiled it
     warnings: list[str]  # about the build
     job: str = ""  # of "background": the compile, for Client.follow
-    # of a group: all, in the order in which to load several in one process
+    # of a group: all members, in the order in which one process has to load them
     members: list[Member] = field(default_factory=list)
-    member: int = 0  # the one that was requested; `graph` is its graph
+    member: int = 0  # index of the requested one; `graph` is its graph
     fd: int | None = None  # descriptor of the view's directory; None without a view, or when closed
-    # from the first byte of the last request frame to the last of its answer
+    # from the first byte of the last request frame to the last byte of its answer
     round_trip_seconds: float = 0.0
-    connect_seconds: float = 0.0  # of the connection that was used, when it was made
+    connect_seconds: float = 0.0  # duration of connecting; 0 if a connection was reused
     server: str = ""  # the daemon's name and version
     explanation: Explanation | None = None  # for on_miss="explain"
     claim: Claim | None = None  # of "claim": compile with these options, and put the result
-    # what the claim is made of
+    # the daemon's message about the claim
     claimed: _wire.Message | None = field(default=None, repr=False, compare=False)
     _lock: _thread.LockType = field(
         default_factory=_thread.allocate_lock, repr=False, compare=False
@@ -109,23 +110,23 @@ class Artefact:
 
     @property
     def path(self) -> str:
-        """The graph's path through the descriptor, valid while this is open. It needs no rights on
-        the daemon's directories, and is never used for another model.
+        """The graph's path through the descriptor, valid while this is open. It needs no access to
+        the daemon's directories, and never leads to another model. Raises ValueError without `fd`.
         """
         if self.fd is None:
-            raise ValueError("this artefact is closed, or was answered without a view")
+            raise ValueError(f"this artefact is closed, or has no view (outcome {self.outcome!r})")
         return f"/proc/self/fd/{self.fd}/{self.graph}"
 
     @property
     def view_path(self) -> str:
-        """The graph's path by name, for loaders that cannot use a descriptor. Not every user can
-        reach it.
+        """The graph's path by name, for loaders that cannot use a descriptor. Some users may not
+        have access to it. "" without a view.
         """
         return os.path.join(self.view, self.graph) if self.view else ""
 
     def load_options(self) -> dict[str, str]:
-        """Returns the session config entries to load it with: `session_options`, and the source of
-        a weightless one.
+        """Returns the session config entries to load it with: `session_options`, and for a
+        weightless artefact the path of its source model.
         """
         options = dict(self.session_options)
         directory = os.path.dirname(self.graph)
@@ -147,11 +148,11 @@ class Artefact:
         return options
 
     def bytes_options(self) -> dict[str, str]:
-        """Returns further session config entries for loading the graph from its bytes: where the
-        files beside it are.
+        """Returns further session config entries for loading the graph from its bytes: the location
+        of the files beside it.
 
-        ONNX Runtime reads initializers in files only if it can walk their real path. Otherwise pass
-        the files by SessionOptions.add_external_initializers_from_files_in_memory, as
+        ONNX Runtime reads initializers in files only if it has access to their real path. Otherwise
+        pass the files by SessionOptions.add_external_initializers_from_files_in_memory, as
         InferenceSession does.
         """
         return {
@@ -174,7 +175,7 @@ class Artefact:
                     f.name == self.graph
                     or f.size == 0
                     or not f.name.startswith(directory)
-                    or not clean(f.name)
+                    or not is_clean(f.name)
                 ):
                     continue
                 with open(f"/proc/self/fd/{self.fd}/{f.name}", "rb") as opened:
@@ -203,8 +204,8 @@ class Artefact:
 
     def __del__(self) -> None:
         try:
-            self._release()  # a claim may be in other hands
-        except Exception:  # the interpreter may be half gone: the modules that this uses, too
+            self._release()  # and not the claim, which the caller may still use
+        except Exception:  # at interpreter exit, modules may be unloaded already
             pass
 
 
@@ -221,26 +222,26 @@ def progress(message: _wire.Message) -> Progress:
     )
 
 
-def clean(path: str) -> bool:
-    """Whether a relative path stays below where it starts."""
+def is_clean(path: str) -> bool:
+    """Whether a relative path has no empty, "." or ".." parts, so that it cannot leave the view."""
     parts = path.split("/")
     return "\0" not in path and all(part not in ("", ".", "..") for part in parts)
 
 
 def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
-    """Turns a reply into an artefact, which takes its descriptor out of `received`; the others stay
-    there.
-    """
+    """Returns the artefact of a reply. It owns its descriptor, which is removed from `received`."""
     if "fd" in reply and reply["fd"] >= len(received):
-        raise _errors.ProtocolError(f"the view is descriptor {reply['fd']} of {len(received)}")
+        raise _errors.ProtocolError(
+            f"the view is descriptor {reply['fd']}, but only {len(received)} were received"
+        )
     if reply["outcome"] in SERVED and not reply["view"] and "fd" not in reply:
-        raise _errors.ProtocolError(f"the answer says {reply['outcome']!r}, and has no view")
-    if (reply["view"] or "fd" in reply) and not clean(reply["graph"]):
+        raise _errors.ProtocolError(f"the daemon answered {reply['outcome']!r} without a view")
+    if (reply["view"] or "fd" in reply) and not is_clean(reply["graph"]):
         raise _errors.ProtocolError(f"the graph {reply['graph']!r} is outside the view")
     members = [Member(**one) for one in reply["members"]]
-    if any(not clean(one.graph) for one in members) or reply["member"] >= max(1, len(members)):
+    if any(not is_clean(one.graph) for one in members) or reply["member"] >= max(1, len(members)):
         raise _errors.ProtocolError(
-            "a graph of the group is outside the view, or the group does not have the model"
+            "the answer has an invalid group: a graph outside the view, or none for this model"
         )
     fd = None
     if "fd" in reply:
@@ -266,9 +267,9 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
     )
 
 
-SERVED = ("hit", "compiled", "waited", "put", "adopted")  # outcomes that come with a build
+SERVED = ("hit", "compiled", "waited", "put", "adopted")  # outcomes with a view
 
-# Fields that an Artefact takes from the reply as they are.
+# Fields that are copied from the reply without a change.
 _PLAIN = (
     "outcome request_key build model_digest ep sdk_version hardware_architecture compatibility "
     "compatibility_source compatibility_reason why view graph session_options "

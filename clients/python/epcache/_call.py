@@ -1,4 +1,4 @@
-"""One request to the daemon, over as many connections and rounds as it takes."""
+"""One request to the daemon, which may take several round trips and connections."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ._connection import Connection, Lost, close_all
 from ._connections import Connections
 from ._version import __version__
 
-# after that long without a word it is asked on another connection whether it still lives
+# after this many seconds without a frame, a second connection checks that the daemon is alive
 SILENCE = 5.0
-SIGN_OF_LIFE = 2.0
+SIGN_OF_LIFE = 2.0  # seconds for that check
 
 T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """A request that may be sent again when the daemon goes away."""
+    """A request that is retried once if the daemon closes the connection."""
 
-    # for a daemon that has to be started, in seconds; None: it is not worth one
+    # seconds to wait for a daemon that has to be started; None: do not start one
     patience: float | None = None
 
     def __init__(
@@ -42,21 +42,20 @@ class Call(Generic[T]):
         if connection is not None:
             with contextlib.suppress(Lost):
                 return self._with(connection)
-            # An idle connection may have died with an earlier daemon: that says nothing of the one
-            # that is there now.
+            # The idle connection may be one to an earlier daemon process.
         connection = self._dial()
         try:
             return self._with(connection)
         except Lost as error:
-            # The daemon was there and went away: it may be restarting. Asking again does no harm,
-            # and only once: it may be this very request that it dies of.
+            # The daemon may be restarting. Requests are idempotent. One retry only, because this
+            # request may have crashed the daemon.
             return self._with(self._dial_again(error))
 
     def _dial_again(self, lost: Lost) -> Connection:
         until = min(self.deadline, time.monotonic() + self.connections.restart_limit)
         pause = 0.01
         tried = self.connections.restart_limit <= 0
-        # once in any case: this process itself may have been held up
+        # at least once, because this process itself may have been suspended
         while not tried or time.monotonic() < until:
             tried = True
             with contextlib.suppress(_errors.NoDaemon):
@@ -76,30 +75,30 @@ class Call(Generic[T]):
 
     def _with(self, connection: Connection) -> T:
         try:
-            result = self._rounds(connection)
+            result = self._exchange(connection)
         except (Lost, _errors.ProtocolError, _errors.DeadlineExceeded):
             connection.close()
             raise
         except _errors.Error:
-            # The daemon's own answer: the connection is as good as before.
+            # An Error answer leaves the connection usable.
             self.connections.give_back(connection)
             raise
         except BaseException:
-            # Of the caller's making, in the middle of a request: closing is what cancels it.
+            # An exception of the caller, such as KeyboardInterrupt: closing cancels the request.
             connection.close()
             raise
-        self._done(connection, result)
+        self._finish(connection, result)
         return result
 
-    def _done(self, connection: Connection, result: T) -> None:
+    def _finish(self, connection: Connection, result: T) -> None:
         self.connections.give_back(connection)
 
-    def _rounds(self, connection: Connection) -> T:
+    def _exchange(self, connection: Connection) -> T:
         raise NotImplementedError
 
     def _answer(self, connection: Connection) -> tuple[_wire.Message, list[int]]:
-        """Waits for what is not Progress. A daemon that is silent for long is asked whether it
-        still lives.
+        """Returns the next frame that is not Progress. If the daemon is silent for SILENCE seconds,
+        checks that it is alive.
         """
         while True:
             limit = min(self.deadline, time.monotonic() + SILENCE)
@@ -124,7 +123,7 @@ class Call(Generic[T]):
 
 
 class Question(Call[_wire.Message]):
-    """A request without descriptors, by the names of its body and of its answer's."""
+    """A request without descriptors. `body` and `reply` are the names of fields in Envelope."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class Question(Call[_wire.Message]):
         self.message = message
         self.reply = reply
 
-    def _rounds(self, connection: Connection) -> _wire.Message:
+    def _exchange(self, connection: Connection) -> _wire.Message:
         connection.start({self.body: self.message}, (), self.deadline)
         envelope, received = self._answer(connection)
         close_all(received)
@@ -151,7 +150,7 @@ class Question(Call[_wire.Message]):
 
 
 class Last(Call[T]):
-    """A request that can be made on one connection only, and not twice."""
+    """A request that belongs to one connection, and is not retried."""
 
     def on(self, connection: Connection) -> T:
         raise NotImplementedError

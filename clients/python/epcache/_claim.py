@@ -16,20 +16,20 @@ from ._connections import Connections
 from ._deprecated import renamed_parameter
 from ._model import open_regular
 
-MAX_FILES = 64  # of what is put
-GIVE_UP_LIMIT = 2.0
-MAX_TEXT = 4096  # bytes of what is said when a claim is given up
+MAX_FILES = 64  # of a put
+GIVE_UP_LIMIT = 2.0  # seconds
+MAX_TEXT = 4096  # bytes of the reason for giving up
 
 T = TypeVar("T")
 
 
 class Claim:
     """A claim: compile, then `put` the result, or `give_up`. Other requests for the model wait
-    meanwhile.
+    until then.
 
-    It has a connection of its own, and ends with it: with close(), with this process, and at
-    `deadline`, a time of time.monotonic(). The graph has to be named `output`. `route` is how to
-    compile it, "compile_api" or "session_options"; events and logs name the claim by `id`.
+    The claim ends with its own connection: at close(), when this process exits, and at `deadline`,
+    a time of time.monotonic(). The graph has to be named `output`. `route` is how to compile it,
+    "compile_api" or "session_options"; events and logs name the claim by `id`.
     """
 
     def __init__(
@@ -43,8 +43,7 @@ class Claim:
         self.output: str = message["output"]
         self.route: str = message["route"]  # "compile_api" or "session_options"
         self.deadline = time.monotonic() + message["deadline_ms"] / 1000
-        # The model's files and their stamps: what is compiled has to be what the claim was given
-        # for.
+        # The model's files and their stamps, to notice a file that changes before it is compiled.
         self.sources = sources
         self._connections = connections
         self._connection: Connection | None = connection
@@ -87,7 +86,8 @@ class Claim:
             return self._last(Put(self._connections, message, descriptors, deadline, progress))
 
     def give_up(self, text: str, code: int = 0) -> None:
-        """Ends the claim without a result, so that the next request may try. Does nothing if it has
+        """Ends the claim without a result, so that the next request may compile. `text` is the
+        reason, `code` ONNX Runtime's error code, 0 if there is none. Does nothing if the claim has
         ended.
         """
         said = text.encode(errors="replace")[:MAX_TEXT].decode(errors="ignore")
@@ -110,9 +110,7 @@ class Claim:
     def __del__(self) -> None:
         try:
             self.close()
-        except (
-            Exception
-        ):  # the interpreter may be half gone, with the modules that this uses, or this half made
+        except Exception:  # at interpreter exit, or after a failed __init__
             pass
 
     def _names(self, directory: str) -> list[str]:
@@ -122,18 +120,18 @@ class Claim:
             found += [os.path.relpath(os.path.join(above, name), directory) for name in names]
         if self.output not in found:
             raise FileNotFoundError(
-                f"{directory}: there is no {self.output}, the required name of the graph"
+                f"{directory}: no file {self.output}; the graph must have this name"
             )
         found.remove(self.output)
         if len(found) >= MAX_FILES:
             raise ValueError(
-                f"{directory}: {len(found)} files beside the graph; a claim is for one model"
+                f"{directory}: {len(found)} files beside the graph, at most {MAX_FILES - 1}"
             )
         return [self.output, *sorted(found)]
 
     def _last(self, call: Last[T]) -> T:
-        """Sends the claim's last request. After an error the connection is closed: the claim may
-        not have ended yet.
+        """Sends the claim's last request. After an error it closes the connection, which ends the
+        claim in any case.
         """
         connection, self._connection = self._connection, None
         if connection is None:

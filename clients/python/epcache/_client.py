@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from ._jobs import Failure, Job, Jobs
     from ._refusal import Decision
 
-HELLO_LIMIT = 0.05  # an application goes on without a daemon that does not answer by then
-# the daemon may look into the artefact; an application has something better to do
-REPORT_LIMIT = 5.0
+# Seconds.
+HELLO_LIMIT = 0.05  # to connect; after that the application falls back to a plain session
+REPORT_LIMIT = 5.0  # for a report; the daemon may verify the artefact
 QUESTION_LIMIT = 10.0
-MOST_PATIENCE = 10 * 365 * 86400.0  # deadlines travel as milliseconds, which infinity is not
+MOST_PATIENCE = 10 * 365 * 86400.0  # replaces infinity, which deadline_ms cannot express
 
 
 class Client:
     """Asks the daemon for compiled models. Safe for several threads, and after a fork.
 
     It connects with the first request. `socket` is a path; by default EPCACHE_SOCKET, else the
-    user's own daemon, then the system's. `timeout` limits one acquire. `hello_limit` is how long a
-    daemon may take to answer at all, `restart_limit` how long a daemon that stopped during a
-    request may take to come back.
+    user's own daemon, then the system's. `timeout` limits one acquire, `hello_limit` connecting to
+    a daemon, and `restart_limit` the wait for a daemon that stopped during a request; all in
+    seconds.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Client:
           are ignored; session.model_external_initializers_file_folder_path names the directory of
           external data.
         - `dims` fixes free dimensions by name, `dims_by_denotation` by denotation.
-        - `graph_optimization_level` to compile at: disable_all, basic, extended, layout, all; "" is
-          the daemon's default.
+        - `graph_optimization_level` of the compile: disable_all, basic, extended, layout, all; ""
+          is the daemon's default.
         - `embed` puts the context into the graph instead of a file beside it. `output` has more
           options.
         - `route` is compile_api or session_options; "" is the daemon's default.
@@ -94,16 +94,16 @@ class Client:
         - `on_miss` is wait, background, claim, fail, fetch, refresh, bypass, key_only or explain.
           background returns at once with the outcome "background" and the job. claim may return the
           right to compile (outcome "claim", see `claim`), or waits for another compile. refresh
-          recompiles; bypass compiles without storing; fetch asks remotes; it, key_only and explain
-          compile nothing.
+          recompiles; bypass compiles without storing; fetch asks remotes; fetch, key_only and
+          explain compile nothing.
         - `store` (shared, user, none) can narrow the scope of the result.
         - `strict_ort` accepts builds of the same ONNX Runtime version only.
         - `keep_going` finishes the compile even if all waiting requests have left.
         - `verify_output`, greater than 0, compares one run on zeros with the source model, and
           raises CompileFailed if a value differs by more, both absolutely and relatively.
-        - `adopt` stores a model that is compiled already, after a check, with the outcome
-          "adopted". A model that is no valid artefact for the request is passed through, and
-          `warnings` has the reason.
+        - `adopt` checks and stores a model that is already compiled; the outcome is "adopted". A
+          model that is not a valid artefact for the request is passed through, and `warnings` has
+          the reason.
         - `timeout` limits the whole call; by default the client's.
         - `progress` is called on this thread, at each new phase and once a second.
         - `external` opens external data: it gets the location and returns a descriptor, which is
@@ -134,7 +134,7 @@ class Client:
             "store": store,
             "strict_ort": strict_ort,
             "keep_going": keep_going,
-            "holds_view": True,  # an Artefact is open for as long as anything made from it lives
+            "holds_view": True,  # an Artefact stays open as long as a session made from it
             "verify_output": verify_output,
             "adopt": adopt,
         }
@@ -184,8 +184,8 @@ class Client:
         """Reports that ONNX Runtime refused an artefact, or a build by its key; returns the
         daemon's decision.
 
-        `code` and `text` are ONNX Runtime's; `runtime` is what it was loaded with. Report an
-        artefact before closing it, so that the daemon can check these very files.
+        `code` and `text` are those of ONNX Runtime's error; `runtime` has the libraries that tried
+        to load it. Report an artefact before closing it, because the daemon checks these files.
         """
         from ._refusal import decision, sendable
 
@@ -205,8 +205,8 @@ class Client:
     def events(
         self, since: float = 0.0, limit: int = 0, *, timeout: float = QUESTION_LIMIT
     ) -> list[Event]:
-        """Returns the newest `limit` events since `since`, oldest first: of the machine and this
-        user's models. 0 is the daemon's limit.
+        """Returns the newest `limit` events since `since` (Unix time), oldest first: those of the
+        machine and of this user's models. A `limit` of 0 is the daemon's limit.
         """
         from ._events import event
 
@@ -240,7 +240,7 @@ class Client:
             self._connections, "follow", {"job": job_id}, "jobs_reply", deadline, progress
         ).run()
         if len(reply["jobs"]) != 1:
-            raise _errors.ProtocolError(f"the daemon gave {len(reply['jobs'])} jobs for one")
+            raise _errors.ProtocolError(f"the daemon returned {len(reply['jobs'])} jobs, not one")
         return job(reply["jobs"][0])
 
     def cancel(self, *job_ids: str, timeout: float = QUESTION_LIMIT) -> list[Job]:
@@ -290,4 +290,4 @@ def _on_miss(name: str) -> int:
         return ENUMS["OnMiss"][name.upper()]
     except KeyError:
         known = ", ".join(choice.lower() for choice in ENUMS["OnMiss"])
-        raise ValueError(f"on_miss {name!r}: it is one of {known}") from None
+        raise ValueError(f"on_miss {name!r}: must be one of {known}") from None

@@ -1,8 +1,9 @@
 """Compiles for a claim with this process's own libraries, and puts the result.
 
-In a worker where there is one, so that a compiler that crashes takes nothing else; in this process
-for execution providers that are part of the application's ONNX Runtime, and where no worker is
-installed. Then a crash is what it would have been without a cache.
+The compile runs in a worker process if one is installed, so that a crash of the compiler does not
+affect the application. It runs in this process for execution providers that are part of the
+application's ONNX Runtime, and if there is no worker; then a crash ends the application, as it
+would without a cache.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ class Job:
     ort_library: str
     dims: Mapping[str, int]
     dims_by_denotation: Mapping[str, int]
-    directory: str  # of external data, by the application's own options; "" where they name none
+    directory: str  # of external data, if the session options name one; else ""
     embed: bool
     deadline: float  # of time.monotonic()
     progress: Callable[[Progress], None] | None
 
 
 def run(job: Job, answer: Artefact) -> Artefact:
-    """Does what the claim is for. Raises an epcache.Error, after giving the claim up."""
+    """Compiles for the claim, and returns the stored build. On an error it gives the claim up and
+    raises the error.
+    """
     claim = answer.claim
     assert claim is not None
     with claim, tempfile.TemporaryDirectory(prefix="epcache-claim-") as above:
@@ -57,7 +60,7 @@ def run(job: Job, answer: Artefact) -> Artefact:
             code = error.facts.get("code", "0") if isinstance(error, _errors.Error) else "0"
             claim.give_up(str(error) or type(error).__name__, int(code))
             raise
-        # What is refused has ended the claim.
+        # A put that the daemon refuses ends the claim.
         try:
             return claim.put(
                 directory,
@@ -70,8 +73,8 @@ def run(job: Job, answer: Artefact) -> Artefact:
         except _errors.BadRequest as error:
             if not made.logged:
                 raise
-            # An execution provider that lacks a library of its own takes no node, and only the log
-            # says why.
+            # An execution provider that lacks one of its libraries takes no node, and only ONNX
+            # Runtime's log has the reason.
             text = f"{error.text}; ONNX Runtime logged: {'; '.join(made.logged)}"
             raise _errors.BadRequest(text, error.hint, error.facts) from error
 
@@ -79,13 +82,13 @@ def run(job: Job, answer: Artefact) -> Artefact:
 def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) -> _worker.Result:
     started = time.monotonic()
 
-    def told(phase: str) -> None:
+    def report_phase(phase: str) -> None:
         if job.progress is not None and phase:
             job.progress(Progress("compiling", time.monotonic() - started, phase))
 
     program = _worker.find()
     if isinstance(job.source, bytes) and claim.sources and before(ort.__version__, ENTRY_FOR_PATHS):
-        program = ""  # it loads by path, and would look for the external data there
+        program = ""  # because the worker loads by path, and would look for external data there
     if program and job.ort_library and all(plugin.library is not None for plugin in job.plugins):
         with contextlib.suppress(_worker.NoWorker):
             model = _path(job, above)
@@ -95,14 +98,16 @@ def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) 
                 else claim.output.removesuffix("_ctx.onnx") + ".onnx"
             )
             request = _request(job, answer, claim, model, output)
-            return _worker.compile(program, request, min(job.deadline, claim.deadline), told, name)
-    told("in this process")
+            return _worker.compile(
+                program, request, min(job.deadline, claim.deadline), report_phase, name
+            )
+    report_phase("in this process")
     return _in_process(job, answer, claim, output)
 
 
 def _entries(job: Job, answer: Artefact, claim: Claim) -> dict[str, str]:
-    """Returns the session config entries to compile with, and where external data lies if that is
-    not beside the model.
+    """Returns the session config entries to compile with, including the directory of external data
+    if that is not the model's.
     """
     entries = dict(answer.session_options)
     if job.directory or isinstance(job.source, bytes) and claim.sources:
@@ -186,7 +191,7 @@ def _in_process(job: Job, answer: Artefact, claim: Claim, output: str) -> _worke
 
 
 def _in_session(job: Job, options: ort.SessionOptions, level: Any, output: str) -> None:
-    """The older way: a session that writes the compiled model while it is being made."""
+    """Compiles without the compile API: by a session with the option ep.context_enable."""
     for key, value in {
         "enable": "1",
         "file_path": output,

@@ -1,4 +1,4 @@
-"""A compiled model as a copy that stands on its own."""
+"""Copies a compiled model out of the cache, for use without a daemon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 
 from . import _errors
-from ._artefact import Artefact, clean
+from ._artefact import Artefact, is_clean
 from ._fields import dataclass
 
 
@@ -19,42 +19,43 @@ class Compiled:
     """A copy of a compiled model. Load `path` with exactly these options."""
 
     path: str  # of the graph
-    files: list[str]  # all paths, the graph's last
+    files: list[str]  # paths of all files; the last is the graph
     provider_options: dict[str, dict[str, str]]  # by execution provider
     session_options: dict[str, str]  # session config entries
-    graph_optimization_level: str  # "" where it does not matter
+    graph_optimization_level: str  # "" if any level works
     outcome: str  # "hit", "compiled" or "waited"
     build: str  # build key, 64 hex digits
     request_key: str  # 64 hex digits
 
 
 def copy_artefact(artefact: Artefact, directory: str, overwrite: bool) -> Compiled:
-    """Writes the files of an open artefact into the directory, which is made where it is not there.
-    The graph comes last.
+    """Writes the files of an open artefact into the directory, which is created if necessary. The
+    graph is written last.
 
-    Each file appears whole or not at all. Raises FileExistsError, before anything is written, where
-    one is there and is another.
+    Each file is written atomically. Raises FileExistsError, before anything is written, if a file
+    exists with other content and `overwrite` is false.
     """
     beside = os.path.dirname(artefact.graph)
     sources = {}
     for name in sorted((f.name for f in artefact.files), key=lambda name: name == artefact.graph):
-        if not clean(name) or os.path.commonpath([beside, name]) != beside:
-            raise _errors.ProtocolError(f"the file {name!r} is not beside the graph")
+        if not is_clean(name) or os.path.commonpath([beside, name]) != beside:
+            raise _errors.ProtocolError(f"the file {name!r} is outside the graph's directory")
         sources[os.path.relpath(name, beside or ".")] = f"/proc/self/fd/{artefact.fd}/{name}"
     graph = os.path.relpath(artefact.graph, beside or ".")
     if graph not in sources:
         raise _errors.ProtocolError(f"the graph {artefact.graph!r} is not one of the files")
     os.makedirs(directory, exist_ok=True)
-    there = {name for name in sources if os.path.exists(os.path.join(directory, name))}
+    existing = {name for name in sources if os.path.exists(os.path.join(directory, name))}
     same = {
         name
-        for name in there
+        for name in existing
         if filecmp.cmp(sources[name], os.path.join(directory, name), shallow=False)
     }
-    if different := sorted(there - same):
+    if different := sorted(existing - same):
         if not overwrite:
             raise FileExistsError(
-                f"{os.path.join(directory, different[0])} exists, and is a different file"
+                f"{os.path.join(directory, different[0])} exists with other content; "
+                "overwrite=True replaces it"
             )
     for name, source in sources.items():
         if name not in same:
@@ -63,7 +64,9 @@ def copy_artefact(artefact: Artefact, directory: str, overwrite: bool) -> Compil
         path=os.path.join(directory, graph),
         files=[os.path.join(directory, name) for name in sources],
         provider_options=artefact.provider_options,
-        session_options=_moved(artefact.load_options(), os.path.dirname(artefact.path), directory),
+        session_options=_with_new_paths(
+            artefact.load_options(), os.path.dirname(artefact.path), directory
+        ),
         graph_optimization_level=artefact.graph_optimization_level,
         outcome=artefact.outcome,
         build=artefact.build,
@@ -80,13 +83,13 @@ def _copy(source: str, path: str) -> None:
             os.fchmod(other.fileno(), 0o644)
         os.rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error counts
+        with contextlib.suppress(OSError):  # the first error is raised
             os.unlink(temporary)
         raise
 
 
-def _moved(options: Mapping[str, str], old: str, new: str) -> dict[str, str]:
-    """Returns the options with paths beside the graph as they are in the copy."""
+def _with_new_paths(options: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+    """Returns the options with paths below `old` changed to paths below `new`."""
     return {
         key: os.path.abspath(os.path.join(new, value.removeprefix(old + "/")))
         if value.startswith(old + "/")

@@ -1,8 +1,8 @@
-"""One connection to the daemon: frames, the descriptors that travel with them, and deadlines.
+"""One connection to the daemon: frames, their descriptors, and deadlines.
 
-A frame is read with its exact length, header first, so that no read ever reaches into the next
-frame and takes its descriptors for those of this one. Descriptors are taken only with the first
-byte, as the protocol has it: the kernel itself closes those that come with any other.
+A frame is read with its exact length, header first, so that no read gets bytes or descriptors of
+the next frame. Descriptors are accepted only with the first byte of a frame, as the protocol
+requires; the kernel closes those that come with any other byte.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ PROTOCOL_VERSION = 1
 MAX_FRAME = 1 << 20
 MAX_DESCRIPTORS = 64  # a frame
 MAX_POLL = 86_400.0  # seconds; poll() counts milliseconds in 31 bits
-# For the rest of a frame that has begun, either way: a daemon that gives or takes a byte now and
-# then is no daemon.
+# Seconds for the rest of a frame, after its first byte was sent or received.
 FRAME_LIMIT = 2.0
 STUCK = f"the daemon stopped in the middle of a frame, for more than {FRAME_LIMIT:g} s"
 
 
 class Lost(_errors.NoDaemon):
-    """The connection ended, or was silent for too long: another one may do better."""
+    """The connection ended, or timed out. A new connection may work."""
 
 
 class Connection:
-    """A connection that has said Hello. It carries one request at a time; after any exception it is
-    of no more use.
+    """A connection after its Hello. It carries one request at a time, and has to be closed after an
+    exception other than an Error answer.
 
     Deadlines are times of time.monotonic().
     """
@@ -58,7 +57,7 @@ class Connection:
             raise
 
     def _connect(self, deadline: float) -> None:
-        # A full backlog blocks connect() on a Unix socket: the time limit covers that as well.
+        # A timeout is needed, because a full backlog blocks connect() on a Unix socket.
         self._limit(deadline)
         try:
             self._socket.connect(self.path)
@@ -77,19 +76,20 @@ class Connection:
         if reply["version"] != PROTOCOL_VERSION:
             version = reply["version"]
             raise _errors.VersionMismatch(
-                f"{self.path}: protocol version {version}, this client has {PROTOCOL_VERSION}"
+                f"{self.path}: the daemon has protocol version {version}, this client has "
+                f"{PROTOCOL_VERSION}"
             )
         self.server: str = reply["server"]
         self.scope: str = reply["scope"]
 
     def start(self, body: dict[str, Any], descriptors: Sequence[int], deadline: float) -> None:
-        """Sends a request under a new number. Descriptors that do not fit into its frame go ahead
-        in Attach frames.
+        """Sends a request under a new number. Descriptors that do not fit into its frame are sent
+        before it in Attach frames.
         """
         self._request += 1
         body = {"deadline_ms": max(1, math.ceil((deadline - time.monotonic()) * 1000)), **body}
         excess = max(0, len(descriptors) - MAX_DESCRIPTORS)
-        # Made before anything is sent: a request that does not fit leaves the connection as it was.
+        # Encoded before anything is sent, so that a request that is too large changes nothing.
         frame = _frame(self._request, body, len(descriptors) - excess)
         self.sent_at = time.perf_counter()
         for at in range(0, excess, MAX_DESCRIPTORS):
@@ -98,8 +98,8 @@ class Connection:
         self._send(frame, descriptors[excess:], deadline)
 
     def readable(self, limit: float) -> bool:
-        """Waits until something arrives, or the connection ends; False if neither happened before
-        the limit, or in a day.
+        """Waits until data arrives or the connection ends. Returns False if neither happened before
+        `limit`, or within a day.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -107,38 +107,32 @@ class Connection:
         return bool(poll.poll(max(0, math.ceil(left * 1000))))
 
     def answer(self, deadline: float) -> tuple[_wire.Message, list[int]]:
-        """Returns the next frame for the request that was started last, and its descriptors, which
-        are the caller's.
-
-        An Error frame is raised as the error that it is.
+        """Returns the next frame of the current request and its descriptors, which the caller has
+        to close. Raises the error of an Error frame.
         """
         while True:
             envelope, descriptors = self._receive(deadline)
-            # Under number 0 comes the last word before the daemon closes; other numbers are of
-            # requests given up.
+            # A frame with number 0 has the reason why the daemon closes the connection; frames with
+            # other numbers answer cancelled requests.
             if envelope["request"] in (0, self._request):
                 break
             close_all(descriptors)
         try:
             _raise_error(envelope)
             if envelope["request"] == 0:
-                raise _errors.ProtocolError(f"{self.path}: a frame under request number 0")
+                raise _errors.ProtocolError(f"{self.path}: a frame has no request number")
         except BaseException:
             close_all(descriptors)
             raise
         return envelope, descriptors
 
     def shut_down(self) -> None:
-        """Ends the connection for its readers, and keeps the descriptor. Does nothing if it has
-        ended.
-        """
+        """Ends the connection, so that a blocked reader returns, but keeps the descriptor open."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection; what is under way for it at the daemon is cancelled. May be called
-        again.
-        """
+        """Closes the connection; the daemon cancels its request. May be called again."""
         self._socket.close()
 
     def _send(self, data: bytes, descriptors: Sequence[int], deadline: float) -> None:
@@ -161,8 +155,8 @@ class Connection:
             raise self._lost("send", error, deadline) from error
 
     def _raise_last_word(self) -> None:
-        """A daemon that refuses says why before it closes: that is still to be read when sending
-        fails.
+        """Raises the error that the daemon sent before it closed the connection, if it can still be
+        read.
         """
         with contextlib.suppress(Lost, _errors.DeadlineExceeded, _errors.ProtocolError):
             envelope, descriptors = self._receive(time.monotonic() + 0.1)
@@ -205,8 +199,8 @@ class Connection:
         try:
             if flags & socket.MSG_CTRUNC:
                 raise _errors.ProtocolError(
-                    f"{self.path}: more descriptors than a frame may have, or the process has "
-                    "too many open files"
+                    f"{self.path}: the daemon sent too many descriptors, or this process has too "
+                    "many open files"
                 )
             if not data:
                 raise Lost(f"{self.path}: the daemon closed the connection")
@@ -240,11 +234,11 @@ class Connection:
             raise _errors.DeadlineExceeded(f"{self.path}: no answer in time")
         if now >= frame_limit:
             raise Lost(f"{self.path}: {STUCK}")
-        # Python counts these in 31 bits of milliseconds, too.
+        # The limit is poll()'s: settimeout() uses it.
         self._socket.settimeout(min(deadline - now, frame_limit - now, MAX_POLL))
 
     def _lost(self, what: str, error: OSError, deadline: float) -> _errors.Error:
-        if time.monotonic() >= deadline - 0.001:  # the kernel counts whole milliseconds
+        if time.monotonic() >= deadline - 0.001:  # poll() rounds to milliseconds
             return _errors.DeadlineExceeded(f"{self.path}: no answer in time")
         if isinstance(error, TimeoutError):
             return Lost(f"{self.path}: {STUCK}")
@@ -255,14 +249,14 @@ def _frame(request: int, body: dict[str, Any], descriptors: int) -> bytes:
     envelope = _wire.encode("Envelope", {"request": request, "descriptors": descriptors, **body})
     if len(envelope) > MAX_FRAME:
         raise _errors.BadRequest(
-            f"a request of {len(envelope)} bytes is more than a frame may have"
+            f"the request has {len(envelope)} bytes, more than the limit of {MAX_FRAME}"
         )
     return struct.pack("<I", len(envelope)) + envelope
 
 
 def close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
-        # close() releases the number also when it reports an error of the file.
+        # close() releases the descriptor even if it reports an error.
         with contextlib.suppress(OSError):
             os.close(descriptor)
 

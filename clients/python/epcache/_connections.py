@@ -1,5 +1,5 @@
-"""The connections of a client: how a daemon is found, or started, and what is remembered from one
-request to the next.
+"""The connections of a client. Finds a daemon or starts one, keeps idle connections, and caches
+facts between requests.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ SYSTEM_SOCKET = "/run/epcached/epcached.sock"
 SOCKET_VARIABLE = "EPCACHE_SOCKET"
 
 MAX_IDLE = 4  # connections kept for the next request
-# For how long they are kept, seconds. A later request says Hello again, in a fraction of a
-# millisecond: so a daemon that was stopped since is found out within the limit for a Hello, and not
-# after the silence that a compile may take.
+# Seconds for which they are kept. A later request connects again, which takes less than a
+# millisecond, so that a suspended daemon is noticed within hello_limit and not after SILENCE.
 MAX_IDLE_AGE = 1.0
 
 
@@ -35,19 +34,19 @@ class Connections:
         self.restart_limit = restart_limit
         self._lock = _thread.allocate_lock()
         self._idle: list[Connection] = []  # guarded by _lock
-        # What external data a model refers to, by the graph file's stamp: saves asking twice.
-        # Guarded by _lock.
+        # The external data of a model, by the graph file's stamp, to send it with the first
+        # request. Guarded by _lock.
         self._locations: OrderedDict[tuple[int, ...], list[str]] = OrderedDict()
-        # Libraries of execution providers, by path, that a daemon wanted to see with those beside
-        # them: saves asking twice. Guarded by _lock.
+        # Paths of libraries whose neighbours the daemon asked for, to send them with the first
+        # request. Guarded by _lock.
         self._beside: set[str] = set()
 
     def connect(self, deadline: float, patience: float | None = None) -> Connection:
-        """Returns a connection to the first daemon that answers, all of them together within the
-        limit for a Hello.
+        """Returns a connection to the first daemon that answers within hello_limit, which is for
+        all sockets together.
 
-        Where there is none, one is started, unless `patience` is None: the seconds that it may
-        take, beyond that limit.
+        If there is no daemon, one is started, unless `patience` is None: the seconds that the start
+        may take beyond hello_limit. Raises NoDaemon with all reasons.
         """
         limit = min(deadline, time.monotonic() + self.hello_limit)
         tried, absent = [], True
@@ -58,8 +57,8 @@ class Connections:
                 return self._reach(path, limit, deadline, bool(patience and not named))
             except (Lost, _errors.DeadlineExceeded) as error:
                 tried.append(str(error))
-                absent = absent and _autostart.absent(path, error, system)
-        if patience is not None and absent and not named and _autostart.switched_on():
+                absent = absent and _autostart.is_absent(path, error, system)
+        if patience is not None and absent and not named and _autostart.enabled():
             until = min(deadline, limit + patience)
             try:
                 if connection := _autostart.connect(
@@ -68,44 +67,41 @@ class Connections:
                     return connection
             except _errors.NoDaemon as error:
                 tried.append(error.text)
-            # of what is loaded only now, by a process that gave up the rights to read it
+            # a process that dropped privileges may not be able to read a module imported this late
             except ImportError as error:
-                tried.append(f"no daemon can be started: {error}")
+                tried.append(f"cannot start a daemon: {error}")
         raise _errors.NoDaemon("no daemon: " + "; ".join(tried))
 
-    def may_start_own(self, patience: float | None) -> bool:
-        """Reports whether a daemon of the user's own may be started: no socket was named, and it is
-        not switched off.
+    def may_start_user_daemon(self, patience: float | None) -> bool:
+        """Whether the user's own daemon may be started: no socket was named, and autostart is not
+        disabled.
         """
-        return patience is not None and not self._named() and _autostart.switched_on()
+        return patience is not None and not self._named() and _autostart.enabled()
 
     def _named(self) -> str | None:
         return self.socket or os.environ.get(SOCKET_VARIABLE)
 
-    def start_own(self, deadline: float, patience: float) -> Connection | None:
-        """Returns a connection to the user's own daemon, for requests that another user's daemon
-        refuses; None if this machine can have none.
+    def start_user_daemon(self, deadline: float, patience: float) -> Connection | None:
+        """Returns a connection to the user's own daemon, for requests that the system daemon cannot
+        serve; None if it cannot be started.
         """
         until = min(deadline, time.monotonic() + self.hello_limit + patience)
         try:
             return _autostart.connect(lambda path: self._dial(path, until), until)
-        except (
-            _errors.NoDaemon,
-            ImportError,
-        ):  # an import fails in a process that gave up the rights to read the module
+        except (_errors.NoDaemon, ImportError):  # the latter after dropping privileges
             return None
 
     def _reach(self, path: str, limit: float, deadline: float, waits: bool) -> Connection:
-        """Returns a connection. A request that waits for a compile also waits for a new, busy
-        daemon.
+        """Returns a connection. A request that `waits` for a compile has a longer timeout for a new
+        daemon, which may be slow to answer.
         """
         while True:
-            young = _autostart.youth(path) if waits else 0.0
+            extra = _autostart.new_daemon_seconds(path) if waits else 0.0
             try:
-                return self._dial(path, max(limit, min(deadline, time.monotonic() + young)))
+                return self._dial(path, max(limit, min(deadline, time.monotonic() + extra)))
             except _errors.DeadlineExceeded:
-                # It may have come between the look and the connection.
-                if not waits or young or not _autostart.youth(path):
+                # The daemon may have been started after the check.
+                if not waits or extra or not _autostart.new_daemon_seconds(path):
                     raise
 
     def _dial(self, path: str, limit: float) -> Connection:
@@ -121,21 +117,18 @@ class Connections:
     def __del__(self) -> None:
         try:
             self.close()
-        except (
-            Exception
-        ):  # the interpreter may be half gone, with the modules that this uses, or this half made
+        except Exception:  # at interpreter exit, or after a failed __init__
             pass
 
     def take(self) -> Connection | None:
-        """Returns an idle connection, None where there is none."""
+        """Returns an idle connection, None if there is none."""
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
                 fresh = time.perf_counter() - connection.received_at < MAX_IDLE_AGE
                 if fresh and connection.pid == os.getpid():
                     return connection
-                # If the parent process uses it, two would read each other's answers. Closing ends
-                # it here only.
+                # After a fork the parent process uses it: close this process's descriptor only.
                 connection.close()
         return None
 
@@ -148,20 +141,20 @@ class Connections:
         connection.close()
 
     def shown(self, runtime: Runtime | None) -> Runtime | None:
-        """Returns the runtime with its libraries shown, where a daemon wanted that before."""
+        """Returns the runtime; with neighbouring libraries if the daemon asked for them before."""
         with self._lock:
             wanted = runtime is not None and any(
                 one.path in self._beside for one in runtime.libraries
             )
-        return (runtime.showing() or runtime) if runtime is not None and wanted else runtime
+        return (runtime.with_neighbours() or runtime) if runtime is not None and wanted else runtime
 
     def show(self, runtime: Runtime) -> None:
-        """Remembers that a daemon wants to see the files beside the runtime's libraries."""
+        """Remembers that the daemon asks for the neighbours of the runtime's libraries."""
         with self._lock:
             self._beside.update(one.path for one in runtime.libraries)
 
     def known_locations(self, stamp: tuple[int, ...]) -> list[str]:
-        """Returns the external data that the model with this stamp is known to refer to."""
+        """Returns the locations of the model's external data, if remembered."""
         with self._lock:
             return self._locations.get(stamp, [])
 
@@ -173,11 +166,11 @@ class Connections:
 
 
 def default_sockets() -> list[str]:
-    """Returns the sockets at which a daemon is looked for, in order. If EPCACHE_SOCKET is set, it
-    is the only one.
+    """Returns the sockets that a client tries, in order. If EPCACHE_SOCKET is set, it is the only
+    one.
     """
     if path := os.environ.get(SOCKET_VARIABLE):
         return [path]
-    return [own for own in _autostart.user_sockets() if not _autostart.foreign(own)] + [
+    return [own for own in _autostart.user_sockets() if not _autostart.is_foreign(own)] + [
         SYSTEM_SOCKET
     ]

@@ -1,9 +1,8 @@
-"""What this Python's sessions would use, and what keeps them from the cache: python -m epcache
-doctor.
+"""python -m epcache doctor: checks what this Python's sessions would use, and finds problems.
 
-epcachectl examines the daemon and the machine if it is installed; otherwise this module does. ONNX
-Runtime and each package of an execution provider are loaded in a process of their own, because they
-may crash.
+epcachectl checks the daemon and the machine if it is installed; otherwise this module checks the
+daemon. ONNX Runtime and each package of an execution provider are loaded in a child process,
+because they may crash.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from ._version import __version__
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 DONE, FAILED, NO_DAEMON = 0, 1, 5  # exit statuses, those of epcachectl
-REFUSALS = ("protocol", "rights")  # subjects about a daemon that is there
+REFUSALS = ("protocol", "rights")  # subjects about a daemon that answers
 
 OLDEST = (1, 24)  # of ONNX Runtime
-# longer than a session waits: what is slow is to be told from what is not there
+# seconds; longer than a session waits, to distinguish a slow daemon from a missing one
 CONNECT_LIMIT = 2.0
-CHILD_LIMIT = 60.0
-MARK = "epcache-doctor:"  # before the one line that counts: vendors' libraries print, too
+CHILD_LIMIT = 60.0  # seconds
+MARK = "epcache-doctor:"  # starts the result line, because vendors' libraries print lines too
 _CHILD = "import sys; from epcache import _doctor_child as d; d.tell(*sys.argv[1:])"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. The names are those of epcachectl doctor --json."""
+    """The result of one check. The names are those of epcachectl doctor --json."""
 
     severity: str  # "ok", "warning", "problem"
     subject: str
@@ -46,10 +45,10 @@ class Finding:
 
 
 def run(socket: str, as_json: bool, application: bool) -> int:
-    """Prints what is found, of this Python alone where it is an application, and returns the exit
-    status.
+    """Prints the findings and returns the exit status. With `application` only this Python is
+    checked.
     """
-    found, answering = look(socket, application)
+    found, answering = check(socket, application)
     counts = {
         severity: sum(one.severity == severity for one in found)
         for severity in (PROBLEM, WARNING, OK)
@@ -86,22 +85,22 @@ def run(socket: str, as_json: bool, application: bool) -> int:
     return FAILED if counts[PROBLEM] else DONE
 
 
-def look(socket: str = "", application: bool = False) -> tuple[list[Finding], str]:
-    """Returns what is found, and the socket of the daemon that answers, "" where none does."""
+def check(socket: str = "", application: bool = False) -> tuple[list[Finding], str]:
+    """Returns the findings, and the socket of the daemon that answers, "" if none does."""
     seen: list[Finding] = []
-    answering = _daemon(seen, socket)
-    found = [] if application else _machine(socket) or seen
-    found.append(_worker_here())
-    if (built_in := _onnxruntime(found)) is not None:
-        _execution_providers(found, answering, built_in)
+    answering = _check_daemon(seen, socket)
+    found = [] if application else _check_machine(socket) or seen
+    found.append(_check_worker())
+    if (built_in := _check_onnxruntime(found)) is not None:
+        _check_execution_providers(found, answering, built_in)
     return found, answering
 
 
-def _machine(socket: str) -> list[Finding]:
-    """Has epcachectl look at daemon, configuration and machine; nothing where there is no
-    epcachectl.
+def _check_machine(socket: str) -> list[Finding]:
+    """Returns the findings of epcachectl about daemon, configuration and machine; none if it is not
+    installed.
     """
-    program = _autostart.control()
+    program = _autostart.find_epcachectl()
     if not program:
         return []
     command = [program, "doctor", "--json", *(["--socket", socket] if socket else [])]
@@ -118,7 +117,7 @@ def _machine(socket: str) -> list[Finding]:
             Finding(
                 WARNING,
                 "epcachectl",
-                f"{program} gives no answer: {error}",
+                f"{program} doctor failed: {error}",
                 "install epcachectl and epcache of the same release",
                 "client",
             )
@@ -129,8 +128,8 @@ def _machine(socket: str) -> list[Finding]:
     ]
 
 
-def _daemon(found: list[Finding], named: str) -> str:
-    """Finds the daemon that a session would ask."""
+def _check_daemon(found: list[Finding], named: str) -> str:
+    """Checks the daemon that a session would use, and returns its socket; "" if none answers."""
     failed, absent = [], True
     for path in [named] if named else default_sockets():
         started = time.monotonic()
@@ -140,7 +139,7 @@ def _daemon(found: list[Finding], named: str) -> str:
             )
         except _errors.Error as error:
             failed.append(str(error))
-            absent = absent and _autostart.absent(path, error, path == SYSTEM_SOCKET)
+            absent = absent and _autostart.is_absent(path, error, path == SYSTEM_SOCKET)
             continue
         seconds = time.monotonic() - started
         connection.close()
@@ -158,11 +157,11 @@ def _daemon(found: list[Finding], named: str) -> str:
             "check its process, which may be suspended, and its log; sessions do not start a "
             "second daemon"
         )
-    elif not _autostart.switched_on():
-        hint = f"start epcached; sessions do not start one, for {_autostart.VARIABLE} says so"
+    elif not _autostart.enabled():
+        hint = f"start epcached; sessions do not start one because {_autostart.VARIABLE} is off"
     elif not program:
         hint = (
-            "start epcached, or install the package with its programs, so that sessions can "
+            "start epcached, or install a wheel that contains the programs, so that sessions can "
             "start one"
         )
     else:
@@ -170,7 +169,7 @@ def _daemon(found: list[Finding], named: str) -> str:
             Finding(
                 OK,
                 "daemon",
-                f"none runs; the first session starts {program}",
+                f"not running; the first session starts {program}",
                 f"looked for: {reason}",
                 "client",
             )
@@ -180,7 +179,7 @@ def _daemon(found: list[Finding], named: str) -> str:
         Finding(
             PROBLEM,
             "daemon",
-            f"none answers, so sessions compile by themselves: {reason}",
+            f"no daemon answers, so each session compiles its model itself: {reason}",
             hint,
             "client",
         )
@@ -188,19 +187,19 @@ def _daemon(found: list[Finding], named: str) -> str:
     return ""
 
 
-def _worker_here() -> Finding:
+def _check_worker() -> Finding:
     program = _worker.find()
     text = (
         f"on_miss='claim' compiles in {program}"
         if program
-        else "none found: on_miss='claim' compiles in the application's own process"
+        else "not found; on_miss='claim' compiles in the application's own process"
     )
     return Finding(OK, "worker", text)
 
 
-def _onnxruntime(found: list[Finding]) -> list[str] | None:
-    """Looks at ONNX Runtime itself. Returns the execution providers that are part of it; None where
-    no others can be looked for.
+def _check_onnxruntime(found: list[Finding]) -> list[str] | None:
+    """Checks ONNX Runtime. Returns the execution providers that are built into it; None if it is
+    missing or too old for others.
     """
     from importlib import metadata
 
@@ -210,12 +209,16 @@ def _onnxruntime(found: list[Finding]) -> list[str] | None:
         found.append(
             Finding(PROBLEM, "onnxruntime", text, "uninstall all of them, and install one")
         )
-    told = _child("onnxruntime")
-    if error := told.get("error"):
+    result = _run_child("onnxruntime")
+    if error := result.get("error"):
         found.append(Finding(PROBLEM, "onnxruntime", error, "pip install onnxruntime"))
         return None
-    text = f"{told['version']} in {told['directory']}, with {', '.join(told['providers'])} built in"
-    if tuple(int(part) for part in told["version"].split(".")[:2]) < OLDEST or not told["plugins"]:
+    providers = ", ".join(result["providers"])
+    text = f"{result['version']} in {result['directory']}, with {providers} built in"
+    if (
+        tuple(int(part) for part in result["version"].split(".")[:2]) < OLDEST
+        or not result["plugins"]
+    ):
         hint = (
             f"version {'.'.join(map(str, OLDEST))} or later is needed for plugin execution "
             "providers"
@@ -223,28 +226,28 @@ def _onnxruntime(found: list[Finding]) -> list[str] | None:
         found.append(Finding(PROBLEM, "onnxruntime", text, hint))
         return None
     found.append(Finding(OK, "onnxruntime", text))
-    return [str(name) for name in told["providers"]]
+    return [str(name) for name in result["providers"]]
 
 
-def _execution_providers(found: list[Finding], socket: str, built_in: list[str]) -> None:
+def _check_execution_providers(found: list[Finding], socket: str, built_in: list[str]) -> None:
     usable = 0
-    for name, package in _child("built in", *built_in).get("plugins", {}).items():
+    for name, package in _run_child("built in", *built_in).get("plugins", {}).items():
         text = (
-            "part of this ONNX Runtime, so the daemon cannot compile for it: its sessions are "
-            "plain ones, except with on_miss='claim'"
+            "built into this ONNX Runtime, so the daemon cannot compile for it: its sessions do "
+            "not use the cache, except with on_miss='claim'"
         )
         hint = (
-            f"uninstall this ONNX Runtime, and pip install onnxruntime {package}, which is the "
-            "same execution provider as a plugin"
+            f"uninstall this ONNX Runtime, then pip install onnxruntime {package}: the plugin of "
+            "the same execution provider"
         )
         found.append(Finding(WARNING, name, text, hint))
-    for package in _child("packages").get("packages", []):
-        told = _child("package", package, socket)
-        if error := told.get("error"):
+    for package in _run_child("packages").get("packages", []):
+        result = _run_child("package", package, socket)
+        if error := result.get("error"):
             found.append(
                 Finding(PROBLEM, package, error, "reinstall the package, or another version of it")
             )
-        for one in told.get("providers", []):
+        for one in result.get("providers", []):
             finding = _execution_provider(package, one)
             usable += finding.severity == OK
             found.append(finding)
@@ -260,28 +263,28 @@ def _execution_providers(found: list[Finding], socket: str, built_in: list[str])
         )
 
 
-def _execution_provider(package: str, told: dict[str, Any]) -> Finding:
-    subject = told["name"]
-    if error := told.get("error"):
+def _execution_provider(package: str, result: dict[str, Any]) -> Finding:
+    subject = result["name"]
+    if error := result.get("error"):
         severity = WARNING if "no device" in error else PROBLEM
-        return Finding(severity, subject, f"{package}: {error}", told.get("hint", ""))
+        return Finding(severity, subject, f"{package}: {error}", result.get("hint", ""))
     text = (
-        f"{told['library']}, version {told['version'] or 'unknown'}, on "
-        f"{', '.join(told['devices'])}"
+        f"{result['library']}, version {result['version'] or 'unknown'}, on "
+        f"{', '.join(result['devices'])}"
     )
-    if refusal := told.get("refusal"):
+    if refusal := result.get("refusal"):
         return Finding(
             PROBLEM,
             subject,
             f"{text}; the daemon does not serve it: {refusal}",
-            told.get("hint", ""),
+            result.get("hint", ""),
         )
-    return Finding(OK, subject, text + ("; the daemon serves it" if told.get("decision") else ""))
+    return Finding(OK, subject, text + ("; the daemon serves it" if result.get("decision") else ""))
 
 
-def _child(*arguments: str) -> dict[str, Any]:
-    """Has a process of its own look, and returns what it tells; an `error` where it does not get to
-    that.
+def _run_child(*arguments: str) -> dict[str, Any]:
+    """Runs a check in a child process and returns its result, which has an `error` if the process
+    failed.
     """
     environment = {
         **os.environ,
@@ -298,22 +301,22 @@ def _child(*arguments: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"loading it did not end within {CHILD_LIMIT:.0f} s"}
+        return {"error": f"loading it takes more than {CHILD_LIMIT:.0f} s"}
     except OSError as error:
         return {"error": f"{sys.executable}: {error.strerror}"}
     for line in done.stdout.decode(errors="replace").splitlines():
         if line.startswith(MARK):
-            told: dict[str, Any] = json.loads(line.removeprefix(MARK))
-            return told
+            result: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            return result
     words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     how = (
         _worker.signal_name(-done.returncode)
         if done.returncode < 0
         else f"status {done.returncode}"
     )
-    return {"error": f"it crashes the process that loads it, with {how}: {words}"}
+    return {"error": f"loading it crashes the process, with {how}: {words}"}
 
 
 def client(socket: str) -> Client:
-    """Returns whom the child asks: that daemon, which has answered before."""
+    """Returns the child's client, with the daemon that answered the parent."""
     return Client(socket, CHILD_LIMIT / 2, hello_limit=CONNECT_LIMIT)

@@ -1,5 +1,5 @@
-"""The doctor's other process: loads ONNX Runtime, or an execution provider, and tells what came of
-it in one line.
+"""The doctor's child process: loads ONNX Runtime or an execution provider, and prints the result as
+one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def tell(what: str, *arguments: str) -> None:
     }
     try:
         told = looks[what](*arguments)
-    except Exception as error:  # libraries and their packages raise what they like
+    except Exception as error:  # libraries and their packages may raise anything
         told = {"error": f"{type(error).__name__}: {error}"}
     print(f"\n{MARK}{json.dumps(told)}", flush=True)
-    os._exit(0)  # some libraries crash when they are unloaded, which is no news to anybody
+    os._exit(0)  # because some libraries crash when they are unloaded
 
 
 def _onnxruntime() -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _onnxruntime() -> dict[str, Any]:
 
 
 def _built_in(*names: str) -> dict[str, Any]:
-    """Tells by which packages those of the names come that there are as plugins as well."""
+    """Returns the packages that have the named execution providers as plugins."""
     from . import _plugins
 
     return {
@@ -57,7 +57,7 @@ def _packages() -> dict[str, Any]:
 def _package(package: str, socket: str) -> dict[str, Any]:
     from . import _plugins
 
-    names, _ = _plugins.carried(package)
+    names, _ = _plugins.provided_by(package)
     return {"providers": [{"name": name, **_provider(name, socket)} for name in names]}
 
 

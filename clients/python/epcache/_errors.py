@@ -1,5 +1,5 @@
-"""What can go wrong, as classes: one for each error class of the protocol, and two that never cross
-the socket.
+"""The errors: one class for each error class of the protocol, and two (NoDaemon, ProtocolError)
+that only clients raise.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Error(Exception):
 
 
 class NotFound(Error):
-    """There is no such build, and the request said not to compile."""
+    """There is no such build, and the request did not permit a compile."""
 
 
 class Stale(Error):
-    """There is a build, and it must not be loaded."""
+    """There is a build, but it must not be loaded."""
 
 
 class CompileFailed(Error):
@@ -34,7 +34,7 @@ class CompileFailed(Error):
 
 
 class Busy(Error):
-    """The daemon or this user's share of it is busy: retry later."""
+    """The daemon's queue or this user's part of it is full: retry later."""
 
 
 class DeadlineExceeded(Error):
@@ -50,7 +50,7 @@ class BadRequest(Error):
 
 
 class NotAllowed(Error):
-    """This user may not do that."""
+    """This user does not have the permission."""
 
 
 class NoSpace(Error):
@@ -58,7 +58,7 @@ class NoSpace(Error):
 
 
 class VersionMismatch(Error):
-    """Client and daemon do not speak the same version of the protocol."""
+    """Client and daemon have different versions of the protocol."""
 
 
 class Unavailable(Error):
@@ -82,7 +82,7 @@ class ProtocolError(Error):
 
 
 class EpcacheWarning(RuntimeWarning):
-    """A session that is not from the cache; the text says why."""
+    """A session is not from the cache; the text has the reason."""
 
 
 _CLASSES: dict[int, type[Error]] = {

@@ -1,4 +1,4 @@
-"""What happens to the caller's entries and to the machine: as it happens, or afterwards."""
+"""Events of the user's models and of the machine: past ones and a subscription to future ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import _errors, _wire
 from ._connection import Connection, Lost, close_all
 from ._fields import dataclass
 
-# For the rest of an event that has begun to arrive.
+# Seconds for the rest of a frame after its first byte.
 FRAME_LIMIT = 10.0
 
 
@@ -23,12 +23,12 @@ class Event:
     # "compiled", "failed", "withheld", "damaged", "judged", "rebuilt", "report", "probed",
     # "changed", ...
     kind: str
-    request_key: str  # "": of the machine, not of an entry
+    request_key: str  # "" for an event of the machine
     build: str  # build key, 64 hex digits
     model: str  # its name
     text: str  # in words
-    runtime: str  # directory or library that it is about
-    # grows, with gaps where something is not for this user; 0: from before the daemon's start
+    runtime: str  # directory or library that the event is about
+    # increases, with gaps for events of other users; 0: from before the daemon's start
     sequence: int
 
 
@@ -38,12 +38,11 @@ def event(message: _wire.Message) -> Event:
 
 
 class Subscription:
-    """Events as they happen: iterate over it. Made by Client.subscribe, with a connection of its
-    own.
+    """An iterator over future events, with its own connection. Made by Client.subscribe.
 
     The iteration ends at the timeout, or with close() from any thread; it raises NoDaemon if the
-    daemon ends, and Busy if it is stopped. A slow reader misses the oldest events and gets one of
-    kind "missed" instead; one that reads nothing for long is disconnected.
+    daemon crashes, and Busy if it shuts down. For a slow reader the oldest events are replaced by
+    one of kind "missed"; a reader that reads nothing for long is disconnected.
     """
 
     def __init__(self, connection: Connection, until: float) -> None:
@@ -51,7 +50,7 @@ class Subscription:
         self._until = until  # of time.monotonic(); may be infinite
         self._reading = threading.Lock()
         self._closed = False
-        # The time limit is kept here: it may be none, which the deadline of a request cannot be.
+        # No deadline in the request: it cannot express infinity, so the timeout is kept here.
         connection.start({"subscribe": {}, "deadline_ms": 0}, (), time.monotonic() + FRAME_LIMIT)
 
     def __iter__(self) -> Subscription:
@@ -87,9 +86,10 @@ class Subscription:
     def close(self) -> None:
         """Ends the subscription, and an iteration in another thread. May be called again."""
         self._closed = True
-        if self._connection.pid == os.getpid():  # in a forked child that would end the parent's
+        if self._connection.pid == os.getpid():  # a forked child would end the parent's
             self._connection.shut_down()
-        # The reader closes the descriptor, because its number must not be another file's meanwhile.
+        # A blocked reader closes the descriptor itself, because its number must not be reused while
+        # the reader uses it.
         if self._reading.acquire(blocking=False):
             self._connection.close()
             self._reading.release()
@@ -103,7 +103,5 @@ class Subscription:
     def __del__(self) -> None:
         try:
             self.close()
-        except (
-            Exception
-        ):  # the interpreter may be half gone, with the modules that this uses, or this half made
+        except Exception:  # at interpreter exit, or after a failed __init__
             pass

@@ -1,7 +1,6 @@
-"""Why the daemon decides as it does: the candidates, what differs, and the history."""
+"""Explanations of the daemon's decisions: candidates, differences and history."""
 
 from __future__ import annotations
-
 
 from . import _wire
 from ._events import Event, event
@@ -10,13 +9,11 @@ from ._fields import dataclass
 
 @dataclass(frozen=True)
 class Difference:
-    """A field in which two requests, or what compiled them, differ. An empty value is a missing
-    one.
-    """
+    """A field in which two requests, or two compiles, differ. "" is a missing value."""
 
-    field: str  # "execution_providers[0].options.precision"
-    asked: str  # in this request
-    found: str  # in the other
+    field: str  # such as "execution_providers[0].options.precision"
+    asked: str  # the value in this request
+    found: str  # the value in the other one
 
 
 @dataclass(frozen=True)
@@ -24,19 +21,19 @@ class Candidate:
     """A build of the entry, and why it is served or not."""
 
     build: str  # build key, 64 hex digits
-    served: bool  # whether this is what a request gets
+    served: bool  # whether the request gets this build
     reason: str  # why it is served or not, in words
     state: str  # "current", "withheld", "damaged"
-    ep_version: str  # as the execution provider's library says
-    sdk_version: str  # "" where it says none
-    hardware_architecture: str  # where the EP states none, the class of the machine
-    ort_version: str  # ONNX Runtime that compiled it
+    ep_version: str  # as the execution provider's library states it
+    sdk_version: str  # of the vendor's SDK; "" if not known
+    hardware_architecture: str  # if the EP states none, the class of the machine
+    ort_version: str  # of the ONNX Runtime that compiled it
     # with the runtime: "optimal", "prefer_recompilation", "unsupported", "unknown"
     compatibility: str
     compatibility_source: str  # the source of that: "same library", "execution provider", ...
     compatibility_reason: str  # in words
     created: float  # Unix time, seconds
-    differences: list[Difference]  # between what would be made now and what made it
+    differences: list[Difference]  # between a compile now and the one that made this build
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,9 @@ class Neighbour:
     """An entry that is similar to the request."""
 
     request_key: str  # 64 hex digits
-    model_name: str  # as it was last asked for
+    model_name: str  # of its last request
     builds: int  # how many it has
-    differences: list[Difference]  # from what was asked for
+    differences: list[Difference]  # from this request
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,8 @@ class Explanation:
     reason: str  # in words
     request_key: str  # 64 hex digits
     record: str  # the request as the daemon understood it, JSON
-    runtime: str  # what the decision is for
-    candidates: list[Candidate]  # the builds of the entry, in the order of a look-up
+    runtime: str  # directory or library of the runtime that the decision is for
+    candidates: list[Candidate]  # the builds of the entry, in the order of the lookup
     neighbours: list[Neighbour]  # the nearest first
     history: list[Event]  # of the entry, oldest first
 
@@ -78,7 +75,7 @@ def explanation(message: _wire.Message) -> Explanation:
     )
 
 
-# Fields that a Candidate takes from its build as they are.
+# Fields that are copied from the build without a change.
 _OF_BUILD = (
     "build state ep_version sdk_version hardware_architecture ort_version compatibility "
     "compatibility_source compatibility_reason"

@@ -1,10 +1,9 @@
-"""dataclass, field and replace as the dataclasses module has them, for next to nothing at import.
+"""dataclass, field and replace as in the dataclasses module, but cheap at import.
 
-That module writes and compiles the source of up to seven methods for each class, in every process
-that imports it: a millisecond a class on a slow machine, more in all than the daemon's part of a
-hit. These here share their methods. Type checkers see the module's own, and what asks a class for
-its fields (dataclasses.asdict, fields, replace, inspect.signature) gets what the module makes of
-it, made then.
+That module generates and compiles up to seven methods for each class at import: a millisecond a
+class on a slow machine, in total more than the daemon needs for a hit. The classes here share their
+methods. Type checkers see the dataclasses module; dataclasses.asdict, fields, replace and
+inspect.signature work, because a real dataclass is created when they are used.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ else:
             "__replace__": replace,
         }
         if frozen:
-            methods.update(__setattr__=_refuse, __delattr__=_refuse)
+            methods.update(__setattr__=_raise_frozen, __delattr__=_raise_frozen)
         for name, method in methods.items():
             if name not in cls.__dict__:
                 setattr(cls, name, method)
         cls.__match_args__ = shape.names
         cls._shape = shape
-        cls.__dataclass_fields__ = _Made(lambda twin: twin.__dataclass_fields__)
-        cls.__signature__ = _Made(_signature)
+        cls.__dataclass_fields__ = _Lazy(lambda cls: cls.__dataclass_fields__)
+        cls.__signature__ = _Lazy(_signature)
         return cls
 
     def field(
@@ -94,7 +93,7 @@ def _init(self: Any, *values: Any, **named: Any) -> None:
             fields[name] = one.factory()
     if wrong or len(fields) != len(shape.names):
         fields.clear()
-        type(self).__signature__.bind(*values, **named)  # says what is wrong
+        type(self).__signature__.bind(*values, **named)  # raises TypeError with the reason
         raise TypeError(f"{type(self).__name__}: the fields do not fit")
 
 
@@ -115,16 +114,14 @@ def _hash(self: Any) -> int:
     return hash(_values(self))
 
 
-def _refuse(self: Any, name: str, *_: Any) -> None:
+def _raise_frozen(self: Any, name: str, *_: Any) -> None:
     from dataclasses import FrozenInstanceError
 
     raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
-class _Made:
-    """A class attribute that is read lazily from what the dataclasses module makes of the same
-    fields.
-    """
+class _Lazy:
+    """A class attribute that is computed at first use from the equivalent dataclass."""
 
     __slots__ = ("_made", "_of")
 
@@ -133,11 +130,11 @@ class _Made:
 
     def __get__(self, _: Any, cls: Any) -> Any:
         if self._made is None:
-            self._made = self._of(_twin(cls))
+            self._made = self._of(_dataclass(cls))
         return self._made
 
 
-def _twin(cls: Any) -> Any:
+def _dataclass(cls: Any) -> Any:
     import dataclasses
 
     shape = cls._shape
@@ -155,7 +152,7 @@ def _twin(cls: Any) -> Any:
     return dataclasses.dataclass(frozen=shape.frozen)(type(cls.__name__, (), body))
 
 
-def _signature(twin: Any) -> Any:
+def _signature(cls: Any) -> Any:
     import inspect
 
-    return inspect.signature(twin)
+    return inspect.signature(cls)

@@ -1,7 +1,6 @@
-"""What an application asks of the cache without making a session: why, warm, compile.
+"""Uses of the cache without a session: why, warm, compile.
 
-Each takes what InferenceSession takes and asks for exactly what a session would ask for, with the
-same execution providers registered.
+Each has the parameters of InferenceSession, and sends the request that a session would send.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def why(
         print(epcache.why("model.onnx", ep="OpenVINOExecutionProvider:CPU").reason)
 
     If a session would not ask the daemon, the decision is "bypassed", with the reason. Raises an
-    epcache.Error: NoDaemon if none answers, Unavailable if the execution provider is missing.
+    epcache.Error: NoDaemon if no daemon answers, Unavailable if the execution provider is missing.
     """
     one = session_request(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not():
@@ -65,9 +64,9 @@ class Warmed:
     `outcome` is "hit", "background" (it is being compiled), "compiled", "bypassed" or "failed".
     """
 
-    model: str  # its path as it was given; "model" for bytes
+    model: str  # the path as passed; "model" for bytes
     outcome: str
-    why: str = ""  # where it came from, or what failed
+    why: str = ""  # the reason for the outcome
     job: str = ""  # of "background": the compile, for Client.follow
 
     @property
@@ -91,14 +90,14 @@ def warm(
     timeout: float | None = None,
     progress: Progressing = None,
 ) -> list[Warmed]:
-    """Compiles models in the background, so that later sessions are hits: for installers and idle
-    times.
+    """Compiles models in the background, so that later sessions are hits. Use it in installers or
+    when the application is idle.
 
         epcache.warm(["det.onnx", "rec.onnx"], options, ep="OpenVINOExecutionProvider:CPU")
 
-    The compiles continue when this process has ended. With `wait` this returns when they have
+    The compiles continue after this process has exited. With `wait` this returns when they have
     ended, or after `timeout` seconds, by default the client's. A failure of one model is in its
-    `why` and does not affect the others. Raises NoDaemon if none answers, Unavailable if the
+    `why` and does not affect the others. Raises NoDaemon if no daemon answers, Unavailable if the
     execution provider is missing.
     """
     asked = client or shared_client()
@@ -118,17 +117,17 @@ def warm(
         (source, session_request(source, sess_options, ep, providers, provider_options))
         for source in sources
     ]:
-        found.append((_warmed(asked, source, one, wishes, until, _jobs(found)), one))
+        found.append((_request_warm(asked, source, one, wishes, until, _jobs(found)), one))
     if not wait:
         return [warmed for warmed, _ in found]
-    return [_followed(asked, *pair, wishes, until, progress) for pair in found]
+    return [_wait_for_warmed(asked, *pair, wishes, until, progress) for pair in found]
 
 
 def _jobs(found: Sequence[tuple[Warmed, SessionRequest]]) -> Iterator[str]:
     return (warmed.job for warmed, _ in found if warmed.job)
 
 
-def _warmed(
+def _request_warm(
     client: Client,
     source: Source,
     one: SessionRequest,
@@ -136,8 +135,8 @@ def _warmed(
     until: float,
     before: Iterator[str],
 ) -> Warmed:
-    """Asks for one model. Where the daemon takes no more at once, the end of a compile of those
-    `before` makes room.
+    """Requests one model. If the daemon is busy, waits for one of the compiles `before` and
+    retries.
     """
     name = "model" if isinstance(source, bytes) else os.fspath(source)
     if reason := one.why_not("background"):
@@ -152,12 +151,12 @@ def _warmed(
             job = next(before, "")
             if not job or time.monotonic() >= until:
                 return Warmed(name, "failed", str(error))
-            _ended(client, job, until, None)
+            _wait_for_job(client, job, until, None)
         except (_errors.Error, OSError) as error:
             return Warmed(name, "failed", str(error))
 
 
-def _followed(
+def _wait_for_warmed(
     client: Client,
     warmed: Warmed,
     one: SessionRequest,
@@ -168,28 +167,30 @@ def _followed(
     if not warmed.job:
         return warmed
     with displayed(progress, model_name(warmed.model)) as step:
-        state, said = _ended(client, warmed.job, until, step)
-    if state == "gone":  # what has come of it, the daemon's store tells
-        return _warmed(client, one.source, one, {**wishes, "on_miss": "fail"}, until, iter(()))
+        state, text = _wait_for_job(client, warmed.job, until, step)
+    if state == "gone":  # the daemon no longer has the job: look the build up
+        return _request_warm(
+            client, one.source, one, {**wishes, "on_miss": "fail"}, until, iter(())
+        )
     if state == "done":
         return Warmed(warmed.model, "compiled", warmed.why)
     if state:
-        return Warmed(warmed.model, "failed", said)
-    return Warmed(warmed.model, warmed.outcome, said, warmed.job)
+        return Warmed(warmed.model, "failed", text)
+    return Warmed(warmed.model, warmed.outcome, text, warmed.job)
 
 
-def _ended(
+def _wait_for_job(
     client: Client, job: str, until: float, step: Callable[..., None] | None
 ) -> tuple[str, str]:
-    """Waits for the end of a compile; returns its state and what is to be said. The state is ""
-    where it is still under way.
+    """Waits for the end of a compile; returns its state, "" if it has not ended, and a text for the
+    user.
     """
     try:
         ended = client.follow(job, timeout=max(0.0, until - time.monotonic()), progress=step)
     except _errors.DeadlineExceeded as error:
         return "", str(error)
     except _errors.NotFound as error:
-        return "gone", str(error)  # it ended some time ago
+        return "gone", str(error)  # it ended so long ago that the daemon has forgotten it
     return ended.state, str(ended.error or ended.state)
 
 
@@ -211,20 +212,20 @@ def compile(
     timeout: float | None = None,
     progress: Progressing = None,
 ) -> Compiled:
-    """Writes a copy of a model's compiled form into a directory, from the cache or after a compile.
+    """Writes a copy of the compiled model into a directory, from the cache or after a compile.
 
         ep = "OpenVINOExecutionProvider:CPU"
         made = epcache.compile("model.onnx", "compiled/", options, ep=ep)
         made.path                       # compiled/0123456789abcdef_ctx.onnx
 
-    The copy needs no daemon and no lease. Load it with the options of the result; the application
-    is not told when it becomes stale. `on_miss` is wait, fail or refresh. Raises FileExistsError if
-    another file of that name exists, unless `overwrite`; Unavailable, with the reason, if the cache
-    cannot be asked for this model; and the errors of Client.acquire.
+    The copy needs no daemon and no lease. Load it with the options of the result; nothing reports
+    when it becomes stale. `on_miss` is wait, fail or refresh. Raises FileExistsError if a file
+    exists with other content, unless `overwrite`; Unavailable, with the reason, if the cache cannot
+    serve this request; and the errors of Client.acquire.
     """
     if on_miss not in ("wait", "fail", "refresh"):
         raise ValueError(
-            f"on_miss {on_miss!r}: to write a compiled model it is wait, fail or refresh"
+            f"on_miss {on_miss!r}: must be wait, fail or refresh to write a compiled model"
         )
     one = session_request(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not(on_miss):

@@ -1,7 +1,6 @@
-"""What is compiled at present, and what failed and is remembered."""
+"""Jobs: queued and running compiles, and remembered failures (the negative cache)."""
 
 from __future__ import annotations
-
 
 from . import _errors, _wire
 from ._fields import dataclass
@@ -14,20 +13,20 @@ class Job:
     id: str  # for Client.follow and Client.cancel
     state: str  # "queued", "running", "claimed"; after its end "done", "failed", "cancelled"
     phase: str  # as in Progress; "" before it runs
-    model_name: str  # as it was asked for
+    model_name: str  # as requested
     model_digest: str  # 64 hex digits
     request_key: str  # 64 hex digits
     build: str  # build key, 64 hex digits
     ep: str  # name of the first execution provider
     uid: int  # the first user who requested it
-    background: bool  # no request waits for it
-    waiting: int  # requests that wait for it
+    background: bool  # whether it was started without a request that waits
+    waiting: int  # number of requests that wait for it
     queued: float  # Unix time
     started: float  # Unix time; 0: not yet
     elapsed_seconds: float  # since it was queued
     estimate_seconds: float  # from queued to done; 0: not known
     why: str  # why it is compiled
-    models: int  # of a group: how many; else 0
+    models: int  # number of models of a group; else 0
     error: _errors.Error | None  # of "failed"
 
 
@@ -37,19 +36,19 @@ class Failure:
 
     request_key: str  # 64 hex digits
     build: str  # build key, 64 hex digits
-    model_name: str  # as it was first asked for
+    model_name: str  # as first requested
     model_digest: str  # 64 hex digits
     ep: str  # name of the first execution provider
     # "crash", "timeout", "memory", "refused", "no node taken", "invalid output", "load check
     # failed", ...
     reason: str
-    text: str  # with the compiler's own last words
+    text: str  # includes the end of the compiler's output
     facts: dict[str, str]  # "signal", "code", "exit", ...
-    count: int  # how often in a row
-    first: float  # Unix time of the first of them
-    last: float  # and of the last
+    count: int  # failures in a row
+    first: float  # Unix time of the first failure
+    last: float  # Unix time of the last failure
     retry: float
-    scope: str  # "shared", or the user that it counts for
+    scope: str  # "shared", or the user for whom it is remembered
 
 
 @dataclass(frozen=True)

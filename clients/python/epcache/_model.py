@@ -1,4 +1,4 @@
-"""The model as the daemon gets it: open files, never paths."""
+"""Models as open files. The daemon gets descriptors, never paths."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-# The session config entry that says where external data lies.
+# The session config entry with the directory of external data.
 (DIRECTORY_ENTRY,) = _session_keys.DIRECTORY
-# The first ONNX Runtime that goes by it for a model that is loaded by path. Those before do so for
-# bytes only.
+# The first ONNX Runtime that uses it for models loaded by path. Earlier ones use it for bytes only.
 ENTRY_FOR_PATHS = (1, 28)
 
 ModelSource = Union[str, "os.PathLike[str]", bytes, HasFileno]
@@ -30,28 +29,28 @@ ModelSource = Union[str, "os.PathLike[str]", bytes, HasFileno]
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is open for reading. The descriptor is this object's maker's to close."""
+    """A model that is open for reading. It does not own the descriptor."""
 
     fd: int
-    name: str  # for people
-    # changes when the file does; equal for two names of one file in one directory
+    name: str  # for messages
+    # changes when the file changes; equal for two names of one file in one directory
     stamp: tuple[int, ...]
-    path: str  # of the graph; "" if that is not known
-    directory: str  # where external data lies; "" if that is not known
+    path: str  # of the graph; "" if not known
+    directory: str  # of external data; "" if not known
     external: Callable[[str], int] | None
 
     def open_external(self, location: str) -> int:
-        """Returns a descriptor of the external data at `location`, which is the caller's to close.
+        """Returns a descriptor of the external data at `location`, which the caller has to close.
 
-        The location is relative to the model's directory; that it does not leave it was checked.
-        Symbolic links are followed, with this process's rights: caches of model hubs are made of
-        them.
+        The location is relative to the model's directory, and was checked to stay inside it.
+        Symbolic links are followed, because caches of model hubs consist of them.
         """
         if self.external is not None:
             return self.external(location)
         if not self.directory:
             raise _errors.BadModel(
-                f"model {self.name!r} refers to external data {location!r}, and has no directory"
+                f"model {self.name!r} refers to external data {location!r}, but its directory is "
+                "not known"
             )
         path = os.path.join(self.directory, location)
         try:
@@ -70,11 +69,11 @@ def open_model(
     directory: str | None = None,
     ort_version: str = "",
 ) -> Iterator[Model]:
-    """Yields the model, open; what was opened here is closed afterwards. A path that cannot be
-    opened is an OSError.
+    """Yields the open model, and closes the files that it opened. Raises OSError for a path that
+    cannot be opened.
 
-    `directory` is the value of DIRECTORY_ENTRY, None without one: external data is looked for where
-    this version of ONNX Runtime does.
+    `directory` is the value of DIRECTORY_ENTRY, None without it. External data is looked for in the
+    directory that this version of ONNX Runtime uses.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         descriptor, path, opened = _memory_file(bytes(source)), "", True
@@ -82,8 +81,7 @@ def open_model(
     elif isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.fspath(source))
         descriptor, opened = open_regular(path), True
-        # The directory as it is spelled: where the path is a link, the data lies beside the link,
-        # as ONNX Runtime has it.
+        # Without resolving links: ONNX Runtime looks for external data beside the link, too.
         beside = os.path.dirname(path)
     else:
         descriptor, opened = source.fileno(), False
@@ -103,9 +101,7 @@ def open_model(
 
 
 def before(version: str, first: tuple[int, int]) -> bool:
-    """Whether a version such as "1.24.4" comes before the first one; one that is not known does
-    not.
-    """
+    """Whether a version such as "1.24.4" is earlier than `first`. An unknown version is not."""
     parts = version.split(".")[:2]
     return (
         len(parts) == 2 and all(part.isdigit() for part in parts) and tuple(map(int, parts)) < first
@@ -113,8 +109,8 @@ def before(version: str, first: tuple[int, int]) -> bool:
 
 
 def open_regular(path: str) -> int:
-    """Opens a regular file for reading. Anything else is an error, at once: opening a FIFO would
-    wait for a writer.
+    """Opens a regular file for reading. Raises BadModel for anything else, without blocking on a
+    FIFO.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -127,8 +123,8 @@ def open_regular(path: str) -> int:
 
 
 def stamp_of(file: str | int) -> tuple[int, ...]:
-    """Returns what changes when a file does, of a path or a descriptor; nothing for one that is not
-    there.
+    """Returns a value that changes when the file changes, for a path or a descriptor; () if the
+    file does not exist.
     """
     try:
         info = os.stat(file)
@@ -138,7 +134,7 @@ def stamp_of(file: str | int) -> tuple[int, ...]:
 
 
 def _memory_file(data: bytes) -> int:
-    """Puts bytes into a sealed memory file, which no process can change while the daemon reads."""
+    """Returns a sealed memory file with the bytes, which cannot change while the daemon reads."""
     descriptor = os.memfd_create("model.onnx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(data)

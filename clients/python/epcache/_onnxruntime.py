@@ -1,7 +1,7 @@
-"""The application's ONNX Runtime, with the classes that it came with.
+"""The application's ONNX Runtime, with its original classes.
 
-No other module here imports onnxruntime: under `epcachectl run` that package has other classes (see
-_run), and what epcache makes for itself is not for the cache.
+Other modules import onnxruntime from here only, because under `epcachectl run` that package has
+replaced classes (see _run), which epcache itself must not use.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ import sys
 
 import onnxruntime
 
-_run = sys.modules.get(f"{__package__}._run")  # which has been loaded by now, if it ever is
+_run = sys.modules.get(f"{__package__}._run")  # under epcachectl run it is loaded by now
 
 ort = (_run.original if _run is not None else None) or onnxruntime

@@ -24,8 +24,7 @@ from ._model import open_regular
 from ._onnxruntime import ort
 from ._request import Device, ExecutionProvider, Library, Runtime
 
-# Python packages by the execution provider whose library they carry. Others are found by their
-# name's beginning.
+# The Python packages of known execution providers. Other packages are found by their name's prefix.
 _PACKAGES = {
     "OpenVINOExecutionProvider": "onnxruntime_ep_openvino",
     "QNNExecutionProvider": "onnxruntime_qnn",
@@ -39,12 +38,12 @@ class LibraryOption:
     """A provider option that names a library beside the provider's own."""
 
     name: str
-    default: str  # passed where the option is absent
-    unless: str  # another option, with which the default is not passed
+    default: str  # passed if the option is absent
+    unless: str  # another option that replaces the default
 
 
-# By which a provider that is built into ONNX Runtime takes its device, and which its plugin passes
-# over.
+# The option with which a provider that is built into ONNX Runtime chooses its device. The plugin
+# ignores it.
 _DEVICE_OPTIONS = {"OpenVINOExecutionProvider": "device_type"}
 _DEVICE = re.compile(r"(CPU|GPU|NPU)(\.\d+)?")
 
@@ -52,10 +51,10 @@ _LIBRARY_OPTIONS = {
     "QNNExecutionProvider": LibraryOption("backend_path", "libQnnHtp.so", "backend_type")
 }
 
-# What this process registered, by execution provider. The descriptor is of the file that was
-# loaded, and stays open: the path may lead to another one by the time that the daemon is asked.
+# The libraries that this process registered, by execution provider. The descriptor is that of the
+# loaded file and stays open, because the file at the path may be replaced before a request.
 _registered: dict[str, Library] = {}
-_lock = _thread.allocate_lock()  # guards _registered, and makes looking and registering one step
+_lock = _thread.allocate_lock()  # guards _registered, and makes check and registration atomic
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,12 @@ class Plugin:
     """An execution provider that is ready for use in this process."""
 
     ep: ExecutionProvider
-    # ONNX Runtime's OrtEpDevice; empty for one of ONNX Runtime's own that goes by name only
+    # ONNX Runtime's OrtEpDevice; empty for a built-in one that lists no devices
     devices: list[Any]
     library: Library | None  # None: part of ONNX Runtime itself
 
     def options(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Returns provider options as this process has to pass them: libraries are those beside its
+        """Returns the provider options for this process: libraries are replaced by those beside its
         own plugin.
         """
         result = dict(given)
@@ -87,7 +86,7 @@ class Plugin:
 
     @property
     def version(self) -> str:
-        """What the execution provider says of its version; "" for one that goes by name only."""
+        """The execution provider's version as it states it; "" for one without devices."""
         return str(self.devices[0].ep_metadata.get("version", "")) if self.devices else ""
 
     def add_to(self, options: ort.SessionOptions, given: Mapping[str, str]) -> None:
@@ -100,8 +99,7 @@ class Plugin:
             device = given.get(_DEVICE_OPTIONS.get(self.ep.name, ""))
             if device is None:
                 raise
-            # By name nothing is listed that could be looked at before; and ONNX Runtime's error
-            # names no device.
+            # Its devices are not listed, and ONNX Runtime's error does not name the device.
             text = (
                 f"{self.ep.name}, which is part of this ONNX Runtime, does not accept device "
                 f"{device}: {error}"
@@ -115,32 +113,32 @@ class Plugin:
 
 def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
     """Returns the execution provider with the devices that it names, or with `devices`. Registers
-    it if need be.
+    its library if necessary.
 
-    Raises Unavailable where the library or the device is missing.
+    Raises Unavailable if the library or the device is missing.
     """
     with _lock:
         if devices is None:
-            if _by_name_only(ep):
+            if _has_no_devices(ep):
                 return Plugin(_named_device(ep), [], None)
             ep = _device_of_option(ep)
-            devices = _choose(ep, _listed(ep))
+            devices = _matching_devices(ep, _devices(ep))
         return Plugin(ep, devices, _library_of(ep, devices[0]))
 
 
-def _by_name_only(ep: ExecutionProvider) -> bool:
-    """Whether it is a part of this ONNX Runtime that lists no devices, and that no plugin stands
-    for.
+def _has_no_devices(ep: ExecutionProvider) -> bool:
+    """Whether it is built into this ONNX Runtime without a list of devices, and no plugin for it is
+    installed.
     """
     if ep.library or ep.name not in ort.get_available_providers():
         return False
     if ep.name in _registered or any(device.ep_name == ep.name for device in ort.get_ep_devices()):
         return False
-    return _carrier(ep.name) is None
+    return _packaged_library(ep.name) is None
 
 
 def _named_device(ep: ExecutionProvider) -> ExecutionProvider:
-    """Puts the device into the option by which a part of ONNX Runtime takes it."""
+    """Moves the device into the option with which a built-in provider chooses it."""
     if not ep.devices:
         return ep
     option = _DEVICE_OPTIONS.get(ep.name)
@@ -151,8 +149,8 @@ def _named_device(ep: ExecutionProvider) -> ExecutionProvider:
 
 
 def _device_of_option(ep: ExecutionProvider) -> ExecutionProvider:
-    """The other way round: as a plugin it passes over that option, and would take whatever device
-    comes first.
+    """Moves the device out of that option, because a plugin ignores the option and would take the
+    first device.
     """
     option = _DEVICE_OPTIONS.get(ep.name, "")
     if ep.devices or option not in ep.options:
@@ -169,9 +167,9 @@ def _device_of_option(ep: ExecutionProvider) -> ExecutionProvider:
     return replace(ep, devices=(Device(wanted[1], metadata=metadata),), options=options)
 
 
-def _listed(ep: ExecutionProvider) -> list[Any]:
-    """Returns the devices that ONNX Runtime lists for the provider, after registering it if there
-    are none.
+def _devices(ep: ExecutionProvider) -> list[Any]:
+    """Returns the devices that ONNX Runtime lists for the provider, which is registered first if
+    there are none.
     """
     found = [device for device in ort.get_ep_devices() if device.ep_name == ep.name]
     if found:
@@ -200,14 +198,14 @@ def _register(name: str, path: str) -> None:
     except Exception as error:
         os.close(descriptor)
         raise _errors.Unavailable(
-            f"ONNX Runtime {ort.__version__} does not take {path}: {error}"
+            f"ONNX Runtime {ort.__version__} cannot load {path}: {error}"
         ) from error
     _registered[name] = Library(name, path, descriptor)
 
 
 def _candidates(name: str) -> Iterator[str]:
-    """Yields the packages that may carry the provider's library. To list what is installed takes
-    milliseconds, so only last.
+    """Yields the packages that may have the provider's library. The known one is first, because a
+    list of installed packages takes milliseconds.
     """
     if name in _PACKAGES:
         yield _PACKAGES[name]
@@ -215,8 +213,8 @@ def _candidates(name: str) -> Iterator[str]:
 
 
 def packages() -> Iterator[str]:
-    """Yields the installed packages that look as if they carried an execution provider, by their
-    names and files, without importing them.
+    """Yields the installed packages that seem to have an execution provider, by their names and
+    files, without importing them.
     """
     import glob
     import pkgutil
@@ -231,15 +229,13 @@ def packages() -> Iterator[str]:
 
 
 def plugin_package(name: str) -> str:
-    """Returns what pip calls the package that brings the provider as a plugin, "" where none is
-    known.
-    """
+    """Returns pip's name of the package with the provider's plugin; "" if none is known."""
     return _PACKAGES.get(name, "").replace("_", "-")
 
 
-def carried(package: str) -> tuple[list[str], str]:
-    """Returns the execution providers that a package names, and their library. Raises what the
-    package does.
+def provided_by(package: str) -> tuple[list[str], str]:
+    """Returns the execution providers of a package, and their library. The package's import may
+    raise anything.
     """
     imported = importlib.import_module(package)
     names = (
@@ -248,22 +244,22 @@ def carried(package: str) -> tuple[list[str], str]:
     return [str(name) for name in names], str(imported.get_library_path())
 
 
-def _carrier(name: str) -> str | None:
-    """Returns the library that an installed package carries for the provider."""
+def _packaged_library(name: str) -> str | None:
+    """Returns the provider's library in an installed package, None if there is none."""
     for candidate in _candidates(name):
-        # a package that is broken, or of another kind, is not the one
+        # a broken package, or one of another kind, is skipped
         with contextlib.suppress(Exception):
-            names, library = carried(candidate)
+            names, library = provided_by(candidate)
             if name in names:
                 return library
     return None
 
 
 def _find_library(name: str) -> str:
-    if library := _carrier(name):
+    if library := _packaged_library(name):
         return library
     package = plugin_package(name)
-    hint = f"pip install {package}" if package else "give ExecutionProvider(library=...)"
+    hint = f"pip install {package}" if package else "pass ExecutionProvider(library=...)"
     raise _errors.Unavailable(
         f"no installed package has the library of {name}", hint, {"missing_library": name}
     )
@@ -280,19 +276,21 @@ def command_hint(name: str) -> str:
     )
 
 
-def _choose(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:
-    """Returns for each selector the first device that it fits; the daemon does the same."""
+def _matching_devices(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:
+    """Returns the first matching device of each selector, as the daemon does."""
     chosen = []
     for selector in ep.devices or (Device(),):
-        fitting = [device for device in listed if _fits(selector, device)]
+        fitting = [device for device in listed if _matches(selector, device)]
         if not fitting:
-            have = "; ".join(_described(d, selector.metadata) for d in listed)
-            raise _errors.Unavailable(f"{ep.name} has no {_asked(selector)} here; it lists {have}")
+            have = "; ".join(_describe_device(d, selector.metadata) for d in listed)
+            raise _errors.Unavailable(
+                f"{ep.name} has no {_describe_selector(selector)} on this machine; it lists {have}"
+            )
         chosen.append(fitting[0])
     return chosen
 
 
-def _asked(selector: Device) -> str:
+def _describe_selector(selector: Device) -> str:
     ids = [
         f"{name} {value:#x}"
         for name, value in (("vendor", selector.vendor_id), ("device", selector.device_id))
@@ -304,8 +302,8 @@ def _asked(selector: Device) -> str:
     return (selector.type or "device") + (f" ({more})" if more else "")
 
 
-def _described(device: Any, keys: Iterable[str]) -> str:
-    """Describes a device by all that a selector with these metadata keys may tell it apart by."""
+def _describe_device(device: Any, keys: Iterable[str]) -> str:
+    """Describes a device by the fields that a selector with these metadata keys compares."""
     hardware, metadata = device.device, _metadata(device)
     pairs = (f"{key}={metadata[key]}" if key in metadata else f"no {key}" for key in sorted(keys))
     ids = (
@@ -319,7 +317,7 @@ def _metadata(device: Any) -> dict[str, str]:
     return {**device.device.metadata, **device.ep_metadata}
 
 
-def _fits(selector: Device, device: Any) -> bool:
+def _matches(selector: Device, device: Any) -> bool:
     hardware, metadata = device.device, _metadata(device)
     return (
         selector.type in ("", hardware.type.name)
@@ -337,7 +335,7 @@ def _library_of(ep: ExecutionProvider, device: Any) -> Library | None:
     path = device.ep_metadata.get("library_path", "")
     if not path:
         return None
-    # The application registered it.
+    # The application itself registered it.
     with contextlib.suppress(OSError, _errors.Error):
         _registered[family] = Library(family, path, open_regular(path))
         return Library(ep.name, path, _registered[family].fd)
@@ -345,11 +343,11 @@ def _library_of(ep: ExecutionProvider, device: Any) -> Library | None:
 
 
 def runtime(plugins: list[Plugin], beside: bool = False) -> Runtime:
-    """Describes what this process will load the artefact with; with `beside` also to a daemon that
-    does not have it.
+    """Returns the libraries with which this process will load the artefact; with `beside` including
+    all that a daemon needs that does not have them.
 
-    The directory is left out on purpose: the libraries say the same, and are found also where the
-    daemon knows the directory by another name.
+    The directory is empty on purpose, because the daemon may know it by another name, and the
+    libraries identify the runtime.
     """
     directory = os.path.join(os.path.dirname(os.path.abspath(ort.__file__)), "capi")
     libraries = sorted(
@@ -357,18 +355,18 @@ def runtime(plugins: list[Plugin], beside: bool = False) -> Runtime:
     )
     return Runtime(
         ort_version=ort.__version__,
-        # A provider that is part of ONNX Runtime cannot be registered, so the daemon need not try.
+        # The daemon cannot register a provider that is built into ONNX Runtime.
         ort_library=os.path.join(directory, libraries[0])
         if libraries and all(p.library is not None for p in plugins)
         else "",
-        libraries=tuple(_shown(p, beside) for p in plugins if beside or p.library is not None),
+        libraries=tuple(
+            _sent_library(p, beside) for p in plugins if beside or p.library is not None
+        ),
     )
 
 
-def _shown(plugin: Plugin, beside: bool) -> Library:
-    """Returns the library of a provider. One that is part of ONNX Runtime is in that one's, or in
-    one beside it.
-    """
+def _sent_library(plugin: Plugin, beside: bool) -> Library:
+    """Returns the library of a provider; of a built-in one, ONNX Runtime's Python module."""
     library = plugin.library
     if library is None:
         path = str(onnxruntime_pybind11_state.__file__)

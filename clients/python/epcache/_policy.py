@@ -1,6 +1,4 @@
-"""Device policies: which execution provider and which device ONNX Runtime chooses by one, asked of
-ONNX Runtime itself.
-"""
+"""Device policies: finds the execution provider and device that ONNX Runtime chooses."""
 
 from __future__ import annotations
 
@@ -19,13 +17,14 @@ _MODEL = (
 
 
 class Undecided(Exception):
-    """What a policy chooses is nothing that the daemon could be asked for. The text says why."""
+    """The policy's choice cannot be requested from the daemon. The text has the reason."""
 
 
 def chosen(policy: Any) -> Any:
     """Returns the device that a policy chooses in this process, as ONNX Runtime's OrtEpDevice.
 
-    A policy goes by the devices that there are and not by the model, so the smallest one shows it.
+    A policy depends on the devices and not on the model, so a session of a tiny model shows it.
+    Raises Undecided.
     """
     options = ort.SessionOptions()
     options.set_provider_selection_policy(policy)
@@ -33,14 +32,12 @@ def chosen(policy: Any) -> Any:
         session = ort.InferenceSession(_MODEL, options, enable_fallback=0)
         names = [name for name in session.get_providers() if name != CPU]
         devices = [device for device in session.get_input_epdevices() if device is not None]
-    except Exception as error:  # ONNX Runtime raises what it likes
+    except Exception as error:  # ONNX Runtime may raise anything
         raise Undecided(f"device policy {policy.name}: {error}") from error
     if len(names) > 1:
         raise Undecided(
             f"device policy {policy.name} chooses several execution providers: {', '.join(names)}"
         )
     if not names or not devices or devices[0].ep_name == CPU:
-        raise Undecided(
-            f"device policy {policy.name} chooses {CPU}, which is part of ONNX Runtime itself"
-        )
+        raise Undecided(f"device policy {policy.name} chooses {CPU}, which does not compile models")
     return devices[0]

@@ -16,8 +16,8 @@ DIRECTORIES = (
 
 
 def find(program: str, variable: str, directories: Sequence[str]) -> str:
-    """Returns the program's path, "" where there is none: what the variable names, else where this
-    package's programs were put.
+    """Returns the program's path: the variable's value, else beside this package, in PATH or in
+    `directories`; "" if it is not found.
     """
     if named := os.environ.get(variable):
         return os.path.abspath(named)
@@ -32,18 +32,18 @@ def find(program: str, variable: str, directories: Sequence[str]) -> str:
 
 
 def installed(program: str) -> str:
-    """Returns the program that came with this package, "" for a package that came without."""
+    """Returns the path of the program that was installed with this package, "" if there is none."""
     packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     prefix = os.path.dirname(os.path.dirname(os.path.dirname(packages)))
-    # Beside the packages with pip --target; in the environment's directory of programs else.
+    # The first is that of pip install --target, the second that of an environment.
     for directory in (os.path.join(packages, "bin"), os.path.join(prefix, "bin")):
         if os.access(path := os.path.join(directory, program), os.X_OK):
             return path
     return ""
 
 
-def exactly(given: Sequence[int]) -> list[tuple[int, ...]]:
-    """Returns the actions by which os.posix_spawn gives a child these descriptors, numbered from 0,
+def only_descriptors(given: Sequence[int]) -> list[tuple[int, ...]]:
+    """Returns file actions for os.posix_spawn: the child gets these descriptors, numbered from 0,
     and no others.
     """
     actions: list[tuple[int, ...]] = [
@@ -52,9 +52,9 @@ def exactly(given: Sequence[int]) -> list[tuple[int, ...]]:
     return actions + [(os.POSIX_SPAWN_CLOSE, one) for one in _inheritable() if one >= len(given)]
 
 
-def high(descriptor: int) -> int:
-    """Moves the descriptor to a number above those that the worker expects, because descriptors are
-    moved to those one after the other, and returns that number.
+def move_above_10(descriptor: int) -> int:
+    """Moves the descriptor to a number of 10 or above and returns that, so that dup2 in a child to
+    the numbers from 0 does not overwrite it.
     """
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
@@ -66,7 +66,7 @@ def _inheritable() -> list[int]:
     """Returns the descriptors that a child would inherit, such as the pipes of a shell."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed since it was listed
             if os.get_inheritable(int(name)):
                 found.append(int(name))
     return found

@@ -15,8 +15,8 @@ Progressing = Union[Callable[[Progress], None], bool, None]
 
 @contextlib.contextmanager
 def displayed(progress: Progressing, name: str) -> Iterator[Callable[[Progress], None] | None]:
-    """Yields what is to be called with each step: the application's own, or with True one that
-    shows it until the end.
+    """Yields the function to call with each step: the application's, or for True one that displays
+    it.
     """
     if progress is not True:
         yield progress or None
@@ -29,7 +29,9 @@ def displayed(progress: Progressing, name: str) -> Iterator[Callable[[Progress],
 
 
 class _View:
-    """Shows nothing before the first step: what is there at once needs no bar."""
+    """A progress bar, or lines without tqdm. Shows nothing before the first step, because a hit has
+    none.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -65,7 +67,7 @@ class _View:
         estimate = progress.estimate_seconds
         if estimate > 0 and bar.total is None:
             bar.bar_format = "{desc}: {bar} {n:.1f} s of about {total:.0f} s{postfix}"
-        # One that takes longer than was thought has a bar that is full, and none that runs over.
+        # If it takes longer than estimated, the bar stays full.
         bar.total = max(estimate, progress.elapsed_seconds) if estimate > 0 else None
         bar.set_postfix_str(progress.phase, refresh=False)
         bar.n = progress.elapsed_seconds
@@ -84,5 +86,5 @@ def _text(progress: Progress) -> str:
 
 
 def model_name(model: object) -> str:
-    """Returns what a model is called when people are told of it."""
+    """Returns the model's name for messages: its file name, or "model"."""
     return os.path.basename(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else "model"

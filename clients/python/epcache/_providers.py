@@ -1,9 +1,9 @@
-"""Execution providers as ONNX Runtime's own InferenceSession takes them: names in `providers`, with
+"""Execution providers in the form of ONNX Runtime's InferenceSession: names in `providers`, with
 `provider_options`.
 
-There a name counts that is part of ONNX Runtime itself, and of a plugin nothing is said and nothing
-runs on it. Here plugins count as well. As there, names of what is not on this machine are passed
-over with a warning as long as something of the list is left.
+ONNX Runtime itself accepts only built-in providers there, and ignores plugins silently; here
+plugins work, too. As in ONNX Runtime, providers that are missing on this machine are skipped with a
+warning, unless all are missing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CPU = "CPUExecutionProvider"
 def specified(
     names: Sequence[Any], options: Sequence[Mapping[Any, Any]] | None
 ) -> list[ExecutionProvider]:
-    """Returns what is asked for, in order, each name once as in ONNX Runtime. Raises ValueError
-    where the two lists do not fit.
+    """Returns the named execution providers in order, each once, as in ONNX Runtime. Raises
+    ValueError if the two lists have different lengths.
     """
     if isinstance(names, str):
         raise ValueError(f"providers must be a list of names, not the text {names!r}")
@@ -34,7 +34,7 @@ def specified(
             )
         if len(options) != len(names):
             raise ValueError(
-                f"providers has {len(names)} names, and provider_options {len(options)} entries"
+                f"providers has {len(names)} names, but provider_options {len(options)} entries"
             )
         if not any(pairs):
             names = list(zip(names, options, strict=True))
@@ -45,10 +45,10 @@ def specified(
 
 
 def available(specified: Sequence[ExecutionProvider]) -> tuple[list[Plugin], list[str]]:
-    """Returns the execution providers that are there, and what is to be said of those that are not.
+    """Returns the available execution providers, and a message for each missing one.
 
-    Raises Unavailable where none is there. The CPU at the end is what is left then, and is not
-    named else: ONNX Runtime has it in any case.
+    Raises Unavailable if all are missing. The CPU at the end of the list is ignored after another
+    provider, because ONNX Runtime always adds it.
     """
     found: list[Plugin] = []
     missing: list[str] = []

@@ -1,8 +1,6 @@
-"""What SessionOptions were told, and what that means: each call and assignment decides what is
-compiled, only how the model runs, or is something that epcache cannot account for. Then the session
-is made by plain ONNX Runtime, with the reason.
-
-What is not known here, from a later ONNX Runtime, counts as the last.
+"""Interprets the recorded calls of SessionOptions. Each call or assignment affects the compile,
+affects only how the model runs, or is not supported. With an unsupported one the session is a plain
+one, with the reason. Calls of a later ONNX Runtime count as unsupported.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ LEVELS = {
     ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED: "extended",
     ort.GraphOptimizationLevel.ORT_ENABLE_ALL: "all",
 }
-# Came with a later version than the oldest that is supported.
+# The oldest supported version does not have it.
 if hasattr(ort.GraphOptimizationLevel, "ORT_ENABLE_LAYOUT"):
     LEVELS[ort.GraphOptimizationLevel.ORT_ENABLE_LAYOUT] = "layout"
 LEVELS_BY_NAME = {name: level for level, name in LEVELS.items()}
 
-# How a session runs, and not what is compiled: not sent to the daemon, and set again on the session
-# that loads.
+# Properties that affect how a session runs and not the compile: they are not sent to the daemon,
+# but set on the session that loads the result.
 _RUN_PROPERTIES = frozenset(
     "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode "
     "execution_order inter_op_num_threads intra_op_num_threads log_severity_level "
@@ -35,15 +33,15 @@ _RUN_PROPERTIES = frozenset(
     "use_per_session_threads".split()
 )
 _RUN_ENTRIES = _session_keys.RUN | _session_keys.SERVE
-# The session that loads gets these calls again.
+# Calls that are repeated on the session that loads the result.
 _RUN_CALLS = frozenset(("set_load_cancellation_flag",))
 
 
 @dataclass
 class Record:
-    """What a SessionOptions was told."""
+    """The recorded calls of a SessionOptions, and their meaning."""
 
-    # as SessionOptions keeps them
+    # as SessionOptions records them
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     entries: dict[str, str] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
@@ -51,36 +49,36 @@ class Record:
     level: str = ""
     # with ONNX Runtime's own devices
     providers: list[tuple[ExecutionProvider, Any]] = field(default_factory=list)
-    policy: Any = None  # a device policy: it counts where no provider is added
-    reasons: list[str] = field(default_factory=list)  # why this cannot be answered from the cache
+    policy: Any = None  # a device policy; ignored if a provider is added
+    reasons: list[str] = field(default_factory=list)  # why the cache cannot be used
 
     def asked_entries(self) -> dict[str, str]:
-        """Returns the session config entries for Client.acquire: all but those that only say how a
-        session runs.
+        """Returns the session config entries for Client.acquire: without those that only affect how
+        a session runs.
         """
         return {key: value for key, value in self.entries.items() if key not in _session_keys.RUN}
 
     def compile_level(self) -> str:
-        """Returns the graph optimisation level to compile with, so that the result computes what a
-        plain session does.
+        """Returns the graph optimisation level to compile with, so that the result computes the
+        same as a plain session.
 
-        A session folds constants and shapes, "basic", before execution providers choose their
-        nodes; without that they may leave many to the CPU. What the levels above it do concerns
-        only nodes that were left: those are optimised when the compiled graph is loaded, at the
-        application's own level, as in a plain session.
+        At "basic" a session folds constants and shapes before execution providers choose their
+        nodes; otherwise they may leave many nodes to the CPU. Higher levels affect only the nodes
+        that are left to the CPU; those are optimised at the application's level when the compiled
+        graph is loaded.
         """
         return "disable_all" if self.level == "disable_all" else "basic"
 
     def replay(self, only_running: bool) -> ort.SessionOptions:
-        """Returns plain options that were told the same; with `only_running` no more than how the
-        model runs.
+        """Returns plain options with the same settings; with `only_running` only those that affect
+        how the model runs.
 
-        Fixed dimensions belong to both: nodes that the execution provider left keep their free ones
-        in a compiled graph.
+        Fixed dimensions are always included, because nodes that are left to the CPU still have free
+        dimensions in a compiled graph.
         """
         options = ort.SessionOptions()
         for name, arguments in self.calls:
-            if only_running and not _restored(name, arguments):
+            if only_running and not _affects_running(name, arguments):
                 continue
             if name.startswith("="):
                 setattr(options, name[1:], arguments[0])
@@ -89,7 +87,7 @@ class Record:
         return options
 
 
-def _restored(name: str, arguments: tuple[Any, ...]) -> bool:
+def _affects_running(name: str, arguments: tuple[Any, ...]) -> bool:
     if name.startswith("="):
         return name[1:] in _RUN_PROPERTIES or name == "=graph_optimization_level"
     if name == "add_session_config_entry":
@@ -98,13 +96,13 @@ def _restored(name: str, arguments: tuple[Any, ...]) -> bool:
 
 
 def record_of(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> Record:
-    """Returns what calls, and assignments as "=name", come to."""
+    """Returns the record of these calls. The name of an assignment is "=name"."""
     record = Record(list(calls))
     for name, arguments in calls:
         if name.startswith("="):
-            _assigned(record, name[1:], arguments[0])
-        elif note := _NOTED.get(name):
-            note(record, *arguments)
+            _record_assignment(record, name[1:], arguments[0])
+        elif recorder := _RECORDERS.get(name):
+            recorder(record, *arguments)
         elif name not in _RUN_CALLS:
             record.reasons.append(
                 f"SessionOptions.{name} was called, which epcache does not support"
@@ -112,7 +110,7 @@ def record_of(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> Record:
     return record
 
 
-def _assigned(record: Record, name: str, value: Any) -> None:
+def _record_assignment(record: Record, name: str, value: Any) -> None:
     if name == "graph_optimization_level":
         record.level = LEVELS.get(value, "")
         if not record.level:
@@ -136,8 +134,8 @@ def _add_dimension_by_denotation(record: Record, denotation: str, value: int) ->
 
 
 def resolve_policy(record: Record) -> None:
-    """Puts the provider and the device that the policy chooses in its place, or the reason why that
-    cannot be.
+    """Replaces the policy by the provider and device that it chooses, or adds the reason why that
+    is not possible.
     """
     if record.policy is None or record.providers or record.reasons:
         return
@@ -153,9 +151,7 @@ def _add_provider_for_devices(
     devices = list(devices)
     selectors = tuple(_selector(device) for device in devices)
     if len(set(map(str, selectors))) != len(selectors):
-        record.reasons.append(
-            "two of the devices cannot be told apart by type, vendor and device id"
-        )
+        record.reasons.append("two of the devices have the same type, vendor id and device id")
     settings = {str(key): option_text(value) for key, value in options.items()}
     record.providers.append((ExecutionProvider(devices[0].ep_name, selectors, settings), devices))
 
@@ -169,7 +165,7 @@ def _selector(device: Any) -> Device:
     return Device(hardware.type.name, hardware.vendor_id, hardware.device_id)
 
 
-_NOTED: dict[str, Callable[..., None]] = {
+_RECORDERS: dict[str, Callable[..., None]] = {
     "add_session_config_entry": _add_session_config_entry,
     "add_free_dimension_override_by_name": _add_dimension,
     "add_free_dimension_override_by_denotation": _add_dimension_by_denotation,

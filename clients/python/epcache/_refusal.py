@@ -1,4 +1,4 @@
-"""What ONNX Runtime has against an artefact, and what the daemon makes of that."""
+"""Refusals: ONNX Runtime's error for an artefact, and the daemon's decision on it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ._fields import dataclass
 # "[ONNXRuntimeError] : 10 : INVALID_GRAPH : Load model from ... failed: ..."
 _MESSAGE = re.compile(r"\[ONNXRuntimeError\] : (\d{1,9}) : ")
 
-# As ONNX Runtime's C interface calls a C++ exception that has no code of its own.
+# The code that ONNX Runtime's C API uses for a C++ exception without a code.
 _RUNTIME_EXCEPTION = 6
 
-MAX_TEXT = 4096  # bytes of a text that a report keeps
+MAX_TEXT = 4096  # bytes of a report's text
 
 
 class Refusal(NamedTuple):
-    """Why an artefact did not load. Without a code it is no word of ONNX Runtime's, and says
-    nothing of the artefact.
+    """Why an artefact did not load. Without a code the error is not ONNX Runtime's, and proves
+    nothing about the artefact.
     """
 
-    code: int | None  # OrtErrorCode; 0: it loaded, and does not run on its execution provider
+    code: int | None  # OrtErrorCode; 0: it loaded, but does not run on its execution provider
     text: str
 
 
@@ -37,7 +37,7 @@ class Decision:
     decision: str
     text: str = ""  # what was found
     hint: str = ""  # what to do
-    class_: str = ""  # what code and text are taken for: "stale", "not stale", "unclear"
+    class_: str = ""  # the daemon's interpretation of the error: "stale", "not stale", "unclear"
     state: str = ""  # of the build now: "current", "withheld", "damaged", "withheld from you"
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ def decision(message: _wire.Message) -> Decision:
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Returns what an error says of the artefact that was being loaded."""
+    """Returns the refusal for an error during the load of an artefact."""
     text = str(error)
     if found := _MESSAGE.search(text):
         return Refusal(int(found[1]), text)
@@ -66,5 +66,5 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 def sendable(text: str) -> str:
-    """Returns the beginning of a text as a report can carry it: whole characters, in UTF-8."""
+    """Returns the text, cut to the limit of a report: MAX_TEXT bytes, whole characters."""
     return text.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore")

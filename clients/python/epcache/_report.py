@@ -1,4 +1,4 @@
-"""Where a session came from, and what was tried before."""
+"""The report of a session: where it came from, and the attempts before."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ._refusal import Decision
 
 @dataclass(frozen=True)
 class Pending:
-    """What is being compiled for a session that did not wait."""
+    """A background compile for a session that did not wait."""
 
     client: Client
     job: str
-    acquire: Callable[..., Artefact]  # asks for it again, with timeout= and on_miss=
+    acquire: Callable[..., Artefact]  # repeats the request, with timeout= and on_miss=
 
-    def there(self) -> bool:
+    def is_stored(self) -> bool:
         try:
             self.acquire(on_miss="fail", timeout=QUESTION_LIMIT).close()
         except (_errors.Error, OSError):
@@ -33,7 +33,7 @@ class Pending:
         try:
             self.client.follow(self.job, timeout=until - time.monotonic())
         except _errors.Error:
-            # it ended before, or with the daemon: whether it is there tells the daemon's store
+            # the job or the daemon has ended: is_stored() looks the build up
             pass
 
 
@@ -41,11 +41,11 @@ class Pending:
 class Report:
     """Where a session came from.
 
-    `outcome` is "hit", "compiled", "waited", "put" (compiled here and stored) or "adopted" (a
-    compiled model that is stored now) for a session from the cache. It is "passthrough" (a model
-    that was compiled already), "background" (the daemon compiles, see `ready`), "bypassed" (the
-    cache was not asked), "no daemon" or "failed" for a plain session on the same execution
-    provider, or with "background" on `meanwhile`. `why` is the reason, for people.
+    `outcome` is "hit", "compiled", "waited", "put" (compiled here and stored) or "adopted" (an
+    already compiled model, now stored) for a session from the cache. It is "passthrough" (an
+    already compiled model, not stored), "background" (the daemon compiles, see `ready`), "bypassed"
+    (the cache was not asked), "no daemon" or "failed" for a plain session on the same execution
+    provider, or with "background" on `meanwhile`. `why` is the reason, in words.
 
     `compatibility` is how well the artefact fits this process's libraries: "optimal",
     "prefer_recompilation" (it works, and the daemon recompiles it) or "unknown". `decisions` has
@@ -58,13 +58,13 @@ class Report:
     # the source of that: "same library", "execution provider", "fingerprint", ...
     compatibility_source: str = ""
     compatibility_reason: str = ""  # in words
-    request_key: str = ""  # 64 hex digits; "" where the daemon was not asked
+    request_key: str = ""  # 64 hex digits; "" if the daemon was not asked
     build: str = ""  # build key, 64 hex digits, for epcachectl show; "" for a plain session
     model_digest: str = ""  # BLAKE3 over graph and external data, 64 hex digits
-    compile_seconds: float = 0.0  # what the compile took, now or earlier
-    acquire_seconds: float = 0.0  # asking the daemon, compile included
-    load_seconds: float = 0.0  # ONNX Runtime's part
-    path: str = ""  # what ONNX Runtime loaded
+    compile_seconds: float = 0.0  # duration of the compile, now or earlier
+    acquire_seconds: float = 0.0  # duration of all requests to the daemon, including a compile
+    load_seconds: float = 0.0  # duration of the load by ONNX Runtime
+    path: str = ""  # of the graph that ONNX Runtime loaded; "" for bytes
     warnings: list[str] = field(default_factory=list)  # about the build or the request
     decisions: list[Decision] = field(default_factory=list)
     job: str = ""  # of "background": the compile, for Client.follow and epcachectl jobs
@@ -78,7 +78,7 @@ class Report:
     @property
     def ready(self) -> bool:
         """Whether a new session would be from the cache. With "background" this asks the daemon."""
-        return self.cached if self._pending is None else self._pending.there()
+        return self.cached if self._pending is None else self._pending.is_stored()
 
     def wait(self, timeout: float = math.inf) -> bool:
         """Waits until the background compile has ended, and returns `ready`."""
@@ -89,29 +89,29 @@ class Report:
 
 @dataclass
 class Attempts:
-    """What was tried for a session, and what came of it."""
+    """The attempts to make a session from the cache, and their results."""
 
     outcome: str = "failed"
-    seconds: float = 0.0  # of asking the daemon, and of telling it
-    said: list[str] = field(default_factory=list)
+    seconds: float = 0.0  # duration of requests and reports
+    reasons: list[str] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def without(self) -> Report:
-        """The report of a session that is made from the source model after all."""
+    def fallback_report(self) -> Report:
+        """Returns the report of a session that falls back to the source model."""
         return Report(
             self.outcome,
-            "; ".join(self.said),
+            "; ".join(self.reasons),
             acquire_seconds=self.seconds,
             decisions=self.decisions,
             warnings=self.warnings,
         )
 
-    def with_(self, artefact: Artefact) -> Report:
-        """The report of a session that is made from this artefact."""
+    def report(self, artefact: Artefact) -> Report:
+        """Returns the report of a session made from this artefact."""
         return Report(
             outcome=artefact.outcome,
-            why="; ".join([artefact.why, *self.said]),
+            why="; ".join([artefact.why, *self.reasons]),
             compatibility=artefact.compatibility,
             compatibility_source=artefact.compatibility_source,
             compatibility_reason=artefact.compatibility_reason,

@@ -1,4 +1,4 @@
-"""What a request says of execution providers and of the runtime that will load the result."""
+"""The parts of a request: execution providers, output options, and the runtime's libraries."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Device:
     """
 
     type: str = ""  # "CPU", "GPU", "NPU"
-    vendor_id: int = 0  # of PCI, such as 0x8086; 0 accepts all
-    device_id: int = 0  # 0 accepts all
+    vendor_id: int = 0  # PCI vendor id, such as 0x8086; 0 matches all
+    device_id: int = 0  # 0 matches all
     # further keys as ONNX Runtime lists them for the device, such as {"ov_device": "GPU.1"}
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -36,13 +36,13 @@ class Device:
 class ExecutionProvider:
     """An execution provider of a request, by ONNX Runtime's name, with its provider options.
 
-    `files` has options whose value is a file that counts by its content: option to path. `library`
+    `files` has options whose value is a file, identified by its content: option to path. `library`
     is the plugin library, if epcache does not find it in a Python package; only sessions use it.
     """
 
-    name: str  # as ONNX Runtime has it, such as "QNNExecutionProvider"
-    devices: tuple[Device, ...] = ()  # those to compile for; none is the first that is listed
-    # the provider's own, texts as ONNX Runtime takes them
+    name: str  # as in ONNX Runtime, such as "QNNExecutionProvider"
+    devices: tuple[Device, ...] = ()  # to compile for; () is the first listed device
+    # provider options, as text
     options: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     library: str = ""
@@ -106,9 +106,7 @@ def _provider(specification: EPSpec) -> ExecutionProvider:
 
 
 def _device(text: str) -> Device:
-    """Returns the device that TYPE,vendor=N,device=N,KEY=VALUE names, as --ep of epcachectl spells
-    it.
-    """
+    """Parses TYPE,vendor=N,device=N,KEY=VALUE, which is also the form of epcachectl's --ep."""
     kind, *parts = text.split(",")
     if "=" in kind:
         kind, parts = "", [kind, *parts]
@@ -131,9 +129,7 @@ def _device(text: str) -> Device:
 
 
 def option_text(value: Any) -> str:
-    """Returns an option's value as ONNX Runtime wants it: texts as they are, True and False as 1
-    and 0.
-    """
+    """Returns an option's value as text; True and False are "1" and "0", as in ONNX Runtime."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -141,11 +137,11 @@ def option_text(value: Any) -> str:
 class Output:
     """How ONNX Runtime writes the compiled model. Every field is part of the request key.
 
-    Initializers of nodes that no execution provider took, and weights of weightless contexts, are
-    in the graph; or, from `external_initializers_threshold` bytes, in `external_initializers_file`,
-    a file of the artefact; or, with `keep_initializers_in_source`, in the model's external data,
-    which becomes part of the artefact. `complete` fails a compile that would leave a node to the
-    CPU.
+    Initializers of nodes that are left to the CPU, and weights of weightless contexts, are stored
+    in the graph by default. From `external_initializers_threshold` bytes on they are stored in
+    `external_initializers_file`, a file of the artefact. With `keep_initializers_in_source` they
+    stay in the model's external data, which becomes part of the artefact. `complete` fails a
+    compile that would leave a node to the CPU.
     """
 
     external_initializers_file: str = ""
@@ -160,11 +156,11 @@ class Output:
 
 @dataclass(frozen=True)
 class Library:
-    """A plugin library of this process. `fd`, if given, is a descriptor of the file, and stays
-    open.
+    """A plugin library of this process. `fd`, if given, is a descriptor of the file, which the
+    caller owns.
 
-    With `beside` the libraries beside it are shown as well, so that a daemon without this file
-    knows its SDK.
+    With `beside` the libraries beside it are sent as well, so that a daemon without this file can
+    identify the SDK.
     """
 
     ep: str  # the execution provider's name
@@ -174,11 +170,11 @@ class Library:
 
     def neighbours(self) -> dict[str, str] | None:
         """Returns the other shared libraries in the directory, and in DIRECTORY.libs, where wheels
-        keep what they brought along.
+        have bundled libraries.
 
-        The keys are paths relative to the directory. None where there are too many: then it is
-        known by its path. The daemon and the clients in other languages take the same ones
-        (compilers.Beside).
+        The keys are paths relative to the directory. None if there are more than MAX_BESIDE: then
+        the library is identified by its path. The daemon and clients in other languages choose the
+        same libraries (compilers.Beside).
         """
         directory = os.path.dirname(self.path)
         bundled = directory + ".libs"
@@ -203,18 +199,18 @@ def _is_library(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The libraries that an artefact will be loaded with. Every field may be empty; all empty is
-    the daemon's default runtime.
+    """The libraries that will load an artefact. Every field may be empty; if all are, it is the
+    daemon's default runtime.
     """
 
-    directory: str = ""  # as `pip install --target` leaves it
+    directory: str = ""  # as made by `pip install --target`
     ort_version: str = ""  # such as "1.24.4"
     ort_library: str = ""  # path of libonnxruntime
     libraries: tuple[Library, ...] = ()  # of the execution providers
 
     def message(self, send: Send, stack: contextlib.ExitStack) -> _wire.Message:
-        """Returns the message; the libraries' descriptors are sent with `send`, and those opened
-        here closed with `stack`.
+        """Returns the message. Descriptors are sent with `send`; `stack` closes those that are
+        opened here.
         """
         message = self.described()
         for library, described in zip(self.libraries, message["ep_libraries"], strict=True):
@@ -228,9 +224,9 @@ class Runtime:
                     described["beside"].append({"location": name, "fd": send(descriptor)})
         return message
 
-    def showing(self) -> Runtime | None:
-        """Returns the same with all libraries shown to a daemon that does not have them; None if
-        that changes nothing.
+    def with_neighbours(self) -> Runtime | None:
+        """Returns the runtime with the neighbours of all libraries; None if that changes nothing or
+        a library has no descriptor.
         """
         if (
             not self.libraries

@@ -22,8 +22,8 @@ from ._request import EPSpec, Output
 from ._progress_display import Progressing, model_name, displayed
 from ._session_request import Source, SessionRequest, session_request
 
-# How long a session waits for a daemon that went away during its request: longer than a restart,
-# shorter than a compile in this process is worth.
+# Seconds that a session waits for a daemon that stopped during its request: longer than a restart,
+# but shorter than most compiles in this process.
 RESTART_LIMIT = 2.0
 
 _PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers", "enable_fallback"))
@@ -34,7 +34,7 @@ _default_lock = _thread.allocate_lock()
 
 
 def shared_client() -> Client:
-    """One client for all sessions: it keeps its connection."""
+    """Returns the client of all sessions that have no other, so that they share its connections."""
     global _default_client
     with _default_lock:
         if _default_client is None:
@@ -46,8 +46,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     """ONNX Runtime's InferenceSession on the execution providers `ep`, from the cache if possible.
 
     `ep` may be omitted if `sess_options` names devices, or `providers` is given as for ONNX
-    Runtime. Only an epcache.SessionOptions uses the cache; another one makes a plain session.
-    `client` is the daemon to ask: by default the one that is found, with False none. `on_miss`
+    Runtime. `sess_options` has to be an epcache.SessionOptions; with ONNX Runtime's own the session
+    is a plain one. `client` is the client to use; False disables the cache. `on_miss`
     (wait, background, claim, fail, fetch, refresh or bypass), `embed`, `output`, `store`,
     `keep_going`, `adopt` and `timeout` are those of Client.acquire. Other arguments are ONNX
     Runtime's (`read_config_from_model`, `disabled_optimizers`, `enable_fallback`).
@@ -88,7 +88,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         if unknown := set(kwargs) - _PASSED_ON:
-            raise TypeError(f"InferenceSession does not take {', '.join(sorted(unknown))}")
+            raise TypeError(f"InferenceSession has no parameter {', '.join(sorted(unknown))}")
         if meanwhile and (
             on_miss != "background" or meanwhile not in ort.get_available_providers()
         ):
@@ -120,28 +120,30 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         if not (self._report.outcome == "background" and meanwhile):
             self._check_providers()
         self._report.warnings[:0] = self._wanted.missing
-        # while it runs, as the application wishes; what it is made of has been seen to
+        # For errors of run() only: the load itself never falls back to the CPU.
         if falls_back:
             self.enable_fallback()
         if text := self._warning(client):
             warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
 
     def _begin(self, wanted: SessionRequest) -> None:
-        """Takes up what is wanted; the session itself comes with _load."""
+        """Sets the request; _load makes the session itself."""
         self._wanted = wanted
         self._report = Report("failed")
 
     def _warning(self, client: Client | bool | None) -> str:
-        """Returns what the application is to be warned of, all of it in one."""
-        said = list(self._wanted.missing)
+        """Returns the text of the one warning for the application; "" if there is nothing to
+        report.
+        """
+        texts = list(self._wanted.missing)
         if self._report.outcome in ("bypassed", "no daemon", "failed") and client is not False:
             why = self._report.why.removeprefix(self._report.outcome + ": ")
-            said.insert(0, f"{self._report.outcome}: {why}; the model is compiled in this process")
-        return "; ".join(said)
+            texts.insert(0, f"{self._report.outcome}: {why}; the model is compiled in this process")
+        return "; ".join(texts)
 
     @property
     def epcache(self) -> Report:
-        """Where this session came from, and how long that took."""
+        """Where this session came from, why, and how long that took."""
         return self._report
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
@@ -153,8 +155,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         super().set_providers(providers, provider_options)
 
     def _load_cached(self, client: Client, timeout: float | None, **wishes: Any) -> None:
-        """Loads what the daemon gives, or what it gives instead; else the source model, on the same
-        execution provider.
+        """Loads the daemon's artefact; if that fails, requests another one once; then falls back to
+        the source model on the same execution provider.
         """
         deadline = time.monotonic() + (client._timeout if timeout is None else timeout)
         attempts = Attempts()
@@ -164,7 +166,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
                 artefact = self._compile(artefact, deadline, attempts, wishes)
             if artefact is None:
                 break
-            self._report = attempts.with_(artefact)
+            self._report = attempts.report(artefact)
             if artefact.outcome == "background":
                 self._load_meanwhile(client, artefact, wishes)
                 return
@@ -174,9 +176,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             refusal = self._load_artefact(artefact)
             if refusal is None:
                 return
-            if not self._tell(client, artefact, refusal, attempts):
+            if not self._report_refusal(client, artefact, refusal, attempts):
                 break
-        self._report = attempts.without()
+        self._report = attempts.fallback_report()
         self._load_plain()
 
     def _acquire(
@@ -187,23 +189,21 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
                 timeout=max(0.0, deadline - time.monotonic())
             )
 
-        return answered(ask, attempts)
+        return ask_or_fall_back(ask, attempts)
 
     def _compile(
         self, claimed: Artefact, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
     ) -> Artefact | None:
-        """Compiles under a claim, and returns what the daemon made of it; None if that brought
-        nothing.
-        """
+        """Compiles under a claim and returns the stored build; None if that failed."""
         wanted, record, started = self._wanted, self._wanted.record, time.perf_counter()
         assert record is not None
         try:
-            # what starts processes is not loaded where there is nothing to compile
+            # imported here, because it imports much that a hit does not need
             from . import _compile
-        except ImportError as error:  # a process that gave up the rights to read it
+        except ImportError as error:  # the process dropped the privileges to read it
             assert claimed.claim is not None
             claimed.claim.give_up(str(error))
-            attempts.said.append(f"cannot compile here: {error}")
+            attempts.reasons.append(f"cannot compile in this process: {error}")
             return None
         job = _compile.Job(
             source=wanted.source if isinstance(wanted.source, bytes) else os.fspath(wanted.source),
@@ -221,7 +221,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         except (_errors.Error, OSError, ValueError) as error:
             if _crashed(error):
                 raise
-            attempts.said.append(f"compiled here under a claim: {error}")
+            attempts.reasons.append(f"the compile under a claim failed: {error}")
             return None
         finally:
             attempts.seconds += time.perf_counter() - started
@@ -242,49 +242,50 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         )
 
     def _load_artefact(self, artefact: Artefact) -> Refusal | None:
-        """Returns what ONNX Runtime, or the execution provider, has against the artefact; None if
-        it is loaded.
+        """Loads the artefact. Returns None if that succeeded, else the error of ONNX Runtime or the
+        execution provider.
         """
         before = self.__dict__.copy()
         try:
             self._load_view(artefact)
             self._check_providers()
         except Exception as error:
-            # What was made, perhaps, and is not as it should be, must not outlive the lease. ONNX
-            # Runtime's parts hold it from many attributes, and the error from its traceback.
+            # A partly made session must not outlive the lease. Attributes refer to it, and so does
+            # the error's traceback.
             self.__dict__.clear()
             self.__dict__.update(before)
             return refusal_of(error)
-        # The pybind session, and not this object: an IOBinding keeps that one alive.
+        # The lease ends with the pybind session and not with this object, because an IOBinding
+        # keeps only the former alive.
         lease = weakref.finalize(self._sess, artefact.close)
-        # The end of the process closes the descriptor, and no earlier than the session needs it.
+        # At exit the kernel closes the descriptor; the session may still need it until then.
         lease.atexit = False  # type: ignore[misc]
         return None
 
-    def _tell(
+    def _report_refusal(
         self, client: Client, artefact: Artefact, refusal: Refusal, attempts: Attempts
     ) -> bool:
-        """Reports a refusal, in bounded time; returns whether the daemon has something else. The
-        lease ends here.
+        """Reports a refusal and releases the lease. Returns whether the daemon may have another
+        build.
         """
         started = time.perf_counter()
         attempts.warnings = list(artefact.warnings)
-        attempts.said.append(f"the compiled model does not load: {refusal.text}")
+        attempts.reasons.append(f"the compiled model does not load: {refusal.text}")
         try:
             if refusal.code is None or not artefact.build:
-                return False  # nothing that the daemon could look into
+                return False  # nothing that the daemon could verify
             decision = client.report(
                 artefact, refusal.code, refusal.text, runtime=_plugins.runtime(self._wanted.plugins)
             )
         except (_errors.Error, OSError) as error:
-            attempts.said.append(f"the daemon has not answered the report: {error}")
+            attempts.reasons.append(f"the daemon has not answered the report: {error}")
             return False
         finally:
-            # Only now: what the daemon looks into is what was loaded.
+            # Not earlier, because the daemon verifies the loaded files during the report.
             artefact.close()
             attempts.seconds += time.perf_counter() - started
         attempts.decisions.append(decision)
-        attempts.said.append(f"the daemon says {decision}")
+        attempts.reasons.append(f"the daemon says {decision}")
         return decision.decision == "retry"
 
     def _load_view(self, artefact: Artefact) -> None:
@@ -292,15 +293,15 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         try:
             self._load(path, self._options_for(artefact))
         except Exception as error:
-            # External initializers: ONNX Runtime resolves the directory's real path, and may not
-            # look there.
+            # For external initializers ONNX Runtime resolves the directory's real path, to which
+            # this user may not have access.
             if path == artefact.view_path or "canonical path" not in str(error):
                 raise
             with artefact.mapped_files() as files:
                 self._load_with_files(artefact, files)
 
     def _load_with_files(self, artefact: Artefact, files: Mapping[str, Any]) -> None:
-        """Hands ONNX Runtime what stands beside the graph, so that it opens none of it by name."""
+        """Passes the files beside the graph in memory, so that ONNX Runtime opens none by name."""
         options = self._options_for(artefact)
         options.add_external_initializers_from_files_in_memory(
             list(files), list(files.values()), [len(data) for data in files.values()]
@@ -313,8 +314,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             self._load(artefact.view_path, self._options_for(artefact))
 
     def _options_for(self, artefact: Artefact) -> ort.SessionOptions:
-        """Returns the options that the artefact has to be loaded with, and what the application
-        said of running.
+        """Returns the options to load the artefact with: the artefact's, and those of the
+        application that affect how a session runs.
         """
         assert self._wanted.record is not None
         options = self._wanted.record.replay(only_running=True)
@@ -327,14 +328,12 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         return options
 
     def _load_plain(self) -> None:
-        """Loads the source model as plain ONNX Runtime does, on the execution providers that were
-        asked for.
-        """
+        """Loads the source model with plain ONNX Runtime on the requested execution providers."""
         wanted = self._wanted
         options = (
             wanted.options if wanted.record is None else wanted.record.replay(only_running=False)
         )
-        assert options is not None  # without any there is a record, an empty one
+        assert options is not None  # because without options there is an empty record
         if wanted.given is not None:
             self._load(wanted.source, options, *wanted.given)
             return
@@ -349,14 +348,14 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         provider_options: Any = None,
     ) -> None:
         started = time.perf_counter()
-        # enable_fallback: or ONNX Runtime prints an "EP Error" and goes on with the CPU execution
+        # enable_fallback=0, otherwise ONNX Runtime prints "EP Error" and uses the CPU execution
         # provider.
         super().__init__(
             source, options, providers, provider_options, enable_fallback=0, **self._wanted.more
         )
         self._report.load_seconds = time.perf_counter() - started
         self._report.path = "" if isinstance(source, bytes) else os.fspath(source)
-        # What the application knows the model by, and what is loaded if it is ever loaded again.
+        # The source model, for ONNX Runtime's methods that load it again.
         self._model_path: str | None = None
         self._model_bytes: bytes | None = None
         if isinstance(self._wanted.source, bytes):
@@ -368,13 +367,14 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         missing = {p.ep.name for p in self._wanted.plugins} - set(self.get_providers())
         if missing:
             raise _errors.Unavailable(
-                f"the session has {', '.join(self.get_providers())}, and not {', '.join(missing)}"
+                f"the session runs on {', '.join(self.get_providers())}, not on "
+                f"{', '.join(missing)}"
             )
 
 
-def answered(ask: Callable[[], Artefact], attempts: Attempts) -> Artefact | None:
-    """What the daemon answers; None, and noted, where it answers with nothing that a session could
-    be made from.
+def ask_or_fall_back(ask: Callable[[], Artefact], attempts: Attempts) -> Artefact | None:
+    """Returns the daemon's answer; None, with the reason added to `attempts`, if the session has to
+    fall back. Raises the error if the model crashed the execution provider.
     """
     started = time.perf_counter()
     try:
@@ -382,16 +382,14 @@ def answered(ask: Callable[[], Artefact], attempts: Attempts) -> Artefact | None
     except (_errors.Error, OSError) as error:
         if _crashed(error):
             raise
-        if isinstance(error, _errors.NoDaemon) and not attempts.said:
+        if isinstance(error, _errors.NoDaemon) and not attempts.reasons:
             attempts.outcome = "no daemon"
-        attempts.said.append(str(error))
+        attempts.reasons.append(str(error))
         return None
     finally:
         attempts.seconds += time.perf_counter() - started
 
 
 def _crashed(error: BaseException) -> bool:
-    """Whether the model made the execution provider crash. Workers that were killed from outside do
-    not count.
-    """
+    """Whether the model crashed the execution provider; not if the worker was killed by others."""
     return isinstance(error, _errors.CompileFailed) and error.facts.get("reason") == "crash"

@@ -17,7 +17,7 @@ from ._onnxruntime import ort
 from ._refusal import Refusal
 from ._report import Attempts, Report
 from ._request import EPSpec
-from ._session import InferenceSession, answered, shared_client
+from ._session import InferenceSession, ask_or_fall_back, shared_client
 from ._progress_display import Progressing, displayed
 from ._session_request import Source, SessionRequest, session_request
 
@@ -54,10 +54,10 @@ class SessionGroup(Sequence[InferenceSession]):
     ) -> None:
         self._sessions: list[InferenceSession] = []
         if len(models) < 2:
-            raise ValueError(f"a group has two models or more, not {len(models)}")
+            raise ValueError(f"a group needs at least two models, not {len(models)}")
         if on_miss not in ("wait", "fail", "refresh", "bypass"):
             raise ValueError(
-                f"on_miss {on_miss!r}: for a group it is wait, fail, refresh or bypass"
+                f"on_miss {on_miss!r}: must be wait, fail, refresh or bypass for a group"
             )
         group = _Group(
             models, session_request(models[0], sess_options, ep, providers, provider_options)
@@ -91,8 +91,8 @@ class SessionGroup(Sequence[InferenceSession]):
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[InferenceSession]:
-        # Not iter(self._sessions): of a group that only this loop holds, the sessions would end
-        # before they are used.
+        # Not iter(self._sessions): the generator keeps the group alive during the loop, because its
+        # __del__ destroys the sessions.
         yield from self._sessions
 
     def close(self) -> None:
@@ -108,21 +108,19 @@ class SessionGroup(Sequence[InferenceSession]):
         self.close()
 
     def __del__(self) -> None:
-        # Sessions that the application holds live on; the others go in the order that is asked of
-        # them.
+        # In reverse order. Sessions to which the application has references continue to exist.
         while getattr(self, "_sessions", None):
             self._sessions.pop()
 
 
 def _destroy(loaded: list[InferenceSession]) -> None:
     while loaded:
-        # ONNX Runtime's parts hold its session from many attributes, and the application perhaps
-        # this object.
+        # Attributes refer to ONNX Runtime's session, and the application may refer to this object.
         loaded.pop().__dict__.clear()
 
 
 class _Lease:
-    """The lease on a group's view: it ends with the last of the sessions that were made from it."""
+    """The lease on a group's view. It ends when the last of the group's sessions is destroyed."""
 
     def __init__(self, artefact: Artefact, count: int) -> None:
         self._artefact = artefact
@@ -138,8 +136,8 @@ class _Lease:
 
 
 class _MemberArtefact(Artefact):
-    """One member of a group. All have one descriptor: an execution provider knows what it shares by
-    the path of the file.
+    """One member of a group. All members have the same descriptor, because execution providers
+    share weights by the path of the file.
     """
 
     _lease: _Lease | None = None
@@ -153,8 +151,8 @@ class _MemberArtefact(Artefact):
 
 
 def member_artefacts(artefact: Artefact) -> list[Artefact]:
-    """Splits a group's artefact into one for each member, as several of them are loaded in one
-    process. They take its lease.
+    """Returns an artefact for each member of a group, to load all of them in one process. They take
+    over the lease.
     """
     lease = _Lease(artefact, len(artefact.members))
     parts: list[Artefact] = []
@@ -177,7 +175,7 @@ def member_artefacts(artefact: Artefact) -> list[Artefact]:
 
 
 class _GroupSession(InferenceSession):
-    """A session of a group. What it is made from comes from the group."""
+    """A session of a group, which loads it later with _load_artefact or _load_plain."""
 
     def __init__(self, wanted: SessionRequest) -> None:
         self._meanwhile = ""
@@ -185,18 +183,18 @@ class _GroupSession(InferenceSession):
 
 
 class _Group:
-    """The models of a group and how they are to be loaded."""
+    """The models of a group, and the request of the first one."""
 
     def __init__(self, models: Sequence[Source], first: SessionRequest) -> None:
         self.models = list(models)
         self.first = first
 
     def begin(self) -> list[InferenceSession]:
-        """Returns a session object for each model, without ONNX Runtime's session yet."""
+        """Returns a session object for each model, which is not loaded yet."""
         return [_GroupSession(replace(self.first, source=model)) for model in self.models]
 
     def plain(self, report: Report) -> list[InferenceSession]:
-        """Loads the source models as plain ONNX Runtime does; they share nothing."""
+        """Loads the source models as plain ONNX Runtime does, without shared weights."""
         loaded: list[InferenceSession] = []
         try:
             for session in self.begin():
@@ -212,7 +210,9 @@ class _Group:
     def cached(
         self, client: Client, deadline: float, **wishes: Any
     ) -> tuple[list[InferenceSession], Report]:
-        """Loads what the daemon gives, or what it gives instead; else the source models."""
+        """Loads the daemon's artefact; if that fails, requests another one once; then falls back to
+        the source models.
+        """
         attempts = Attempts()
         for _ in range(2):
             artefact = self._acquire(client, deadline, attempts, wishes)
@@ -220,17 +220,18 @@ class _Group:
                 break
             if len(artefact.members) != len(self.models) or artefact.fd is None:
                 artefact.close()
-                attempts.said.append(
-                    f"the daemon gave {len(artefact.members)} graphs for {len(self.models)} models"
+                attempts.reasons.append(
+                    f"the daemon returned {len(artefact.members)} graphs for {len(self.models)} "
+                    "models"
                 )
                 break
-            report = attempts.with_(artefact)
+            report = attempts.report(artefact)
             loaded, refusal = self._load(artefact, attempts)
             if refusal is None:
                 return loaded, report
-            if not loaded[0]._tell(client, artefact, refusal, attempts):
+            if not loaded[0]._report_refusal(client, artefact, refusal, attempts):
                 break
-        report = attempts.without()
+        report = attempts.fallback_report()
         return self.plain(report), report
 
     def _acquire(
@@ -240,16 +241,16 @@ class _Group:
             question = self.first.question(client, {**wishes, "group": self.models[1:]})
             return question(timeout=max(0.0, deadline - time.monotonic()))
 
-        return answered(ask, attempts)
+        return ask_or_fall_back(ask, attempts)
 
     def _load(
         self, artefact: Artefact, attempts: Attempts
     ) -> tuple[list[InferenceSession], Refusal | None]:
-        """Loads the members in order. Where one does not load, those before it are destroyed, and
-        the lease stays the artefact's.
+        """Loads the members in order. If one does not load, the earlier ones are destroyed, and the
+        artefact keeps the lease.
         """
-        # The members' lease is one of a second descriptor: the daemon looks into what was refused
-        # as long as the first is open.
+        # The members use a duplicate descriptor, because the original has to stay open while the
+        # daemon verifies a refused artefact.
         descriptor = os.dup(artefact.fd)  # type: ignore[arg-type]
         held = replace(artefact, fd=descriptor, _lock=_thread.allocate_lock())
         parts, made = member_artefacts(held), self.begin()
@@ -257,7 +258,7 @@ class _Group:
         refusal: Refusal | None = None
         try:
             for part, session in zip(parts, made, strict=True):
-                session._report = replace(attempts.with_(artefact), model_digest=part.model_digest)
+                session._report = replace(attempts.report(artefact), model_digest=part.model_digest)
                 if refusal := session._load_artefact(part):
                     break
                 loaded.append(session)

@@ -1,10 +1,9 @@
-"""SessionOptions that remember what they are told.
+"""SessionOptions that record all calls.
 
-ONNX Runtime's own cannot be read back: it does not show which session config entries, fixed
-dimensions or execution providers it carries. A cache that guessed would serve the wrong artefact.
-So this subclass notes each call and each assignment, also those of a later ONNX Runtime. What they
-mean is found out where a session is made (_record.py): programs make options that they never use,
-and import this class long before.
+ONNX Runtime's class has no getters for session config entries, fixed dimensions and execution
+providers, and a cache that guessed them would serve the wrong artefact. So this subclass records
+each call and assignment, including those of a later ONNX Runtime. _record.py interprets them when a
+session is made, because programs import this class and make options without making a session.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ._onnxruntime import ort
 if TYPE_CHECKING:
     from ._record import Record
 
-# Reading them changes nothing.
+# Methods that are not recorded, because they change nothing.
 _READERS = frozenset(("get_session_config_entry", "has_providers"))
 
 
@@ -31,7 +30,7 @@ class SessionOptions(ort.SessionOptions):  # type: ignore[misc]
     in `session.epcache.why`.
     """
 
-    # No __dict__, as in the class above: a misspelled attribute is an error and not a new one.
+    # No __dict__, as in the base class, so that a misspelled attribute is an error.
     __slots__ = ("_calls",)
     _calls: list[tuple[str, tuple[Any, ...]]]  # every method call and, as "=name", assignment
 
@@ -45,35 +44,34 @@ class SessionOptions(ort.SessionOptions):  # type: ignore[misc]
 
     @property
     def _record(self) -> Record:
-        """What these options have been told so far."""
+        """The interpretation of all calls so far."""
         from ._record import record_of
 
         return record_of(self._calls)
 
 
-def _remembering(name: str) -> Callable[..., Any]:
+def _recording(name: str) -> Callable[..., Any]:
     plain = getattr(ort.SessionOptions, name)
 
     def method(self: SessionOptions, *arguments: Any, **named: Any) -> Any:
-        result = plain(self, *arguments, **named)  # first: what it refuses was not told
-        self._calls.append((name, tuple(_kept(one) for one in (*arguments, *named.values()))))
+        result = plain(self, *arguments, **named)  # first, because a refused call has no effect
+        self._calls.append((name, tuple(_copied(one) for one in (*arguments, *named.values()))))
         return result
 
     method.__name__, method.__doc__ = name, plain.__doc__
     return method
 
 
-def _kept(argument: Any) -> Any:
-    """The caller may change a list or a table afterwards, which tells the options nothing."""
+def _copied(argument: Any) -> Any:
+    """Returns a copy of a list or dict, because the caller may change it after the call."""
     return argument.copy() if type(argument) in (list, dict) else argument
 
 
-# Every method there is, also those of a later ONNX Runtime than this was written for: none goes
-# unnoticed.
+# Wraps every method, including those of a later ONNX Runtime.
 for _name in dir(ort.SessionOptions):
     if (
         not _name.startswith("_")
         and _name not in _READERS
         and callable(getattr(ort.SessionOptions, _name))
     ):
-        setattr(SessionOptions, _name, _remembering(_name))
+        setattr(SessionOptions, _name, _recording(_name))

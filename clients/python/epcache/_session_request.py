@@ -1,6 +1,4 @@
-"""What is wanted of the cache: a model with its options and execution providers, as a session has
-them.
-"""
+"""The request of a session: a model with its session options and execution providers."""
 
 from __future__ import annotations
 
@@ -24,49 +22,49 @@ Source = Union[str, bytes, "os.PathLike[str]"]
 
 @dataclass
 class SessionRequest:
-    """A model, and all that decides what it is compiled to in this process."""
+    """A model, and everything that determines its compile in this process."""
 
     source: Source
-    options: ort.SessionOptions | None  # the application's own
-    record: Record | None  # what is known of them; None: they cannot be read back
+    options: ort.SessionOptions | None  # the application's
+    record: Record | None  # their recorded calls; None for options that do not record
     plugins: list[Plugin]
-    more: Mapping[str, Any] = field(default_factory=dict)  # of ONNX Runtime's InferenceSession
-    # why it cannot be asked for, of what is said here
+    more: Mapping[str, Any] = field(default_factory=dict)  # other arguments, for ONNX Runtime
+    # why the cache cannot be used, in addition to the record's reasons
     reasons: list[str] = field(default_factory=list)
-    # execution providers that were asked for and are not there
+    # messages about requested execution providers that are missing
     missing: list[str] = field(default_factory=list)
-    # `providers` and `provider_options`, where ONNX Runtime is to have them as they are
+    # `providers` and `provider_options`, if ONNX Runtime has to get them unchanged
     given: tuple[Any, Any] | None = None
 
     def why_not(self, on_miss: str = "wait") -> str:
-        """Returns why the cache cannot be asked for it, "" if it can."""
+        """Returns why the cache cannot be used for this request, "" if it can."""
         if self.record is None:
             kind = type(self.options).__name__
-            return f"a plain onnxruntime.{kind} cannot be read: use epcache.SessionOptions"
+            return f"onnxruntime.{kind} cannot be read back: use epcache.SessionOptions"
         reasons = self.record.reasons + self.reasons
-        # the daemon has no such ONNX Runtime, but this process compiles for it
+        # the daemon does not have this ONNX Runtime, but this process can compile
         if on_miss != "claim":
             reasons += [_built_in(p) for p in self.plugins if p.library is None]
         if self.more.get("disabled_optimizers"):
-            reasons.append("disabled_optimizers is given")
+            reasons.append("the cache does not support disabled_optimizers")
         if int(
             self.more.get(
                 "read_config_from_model", os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1"
             )
         ):
-            reasons.append("session options are read from the model (read_config_from_model)")
+            reasons.append("the cache does not support read_config_from_model")
         return "; ".join(reasons)
 
     def question(self, client: Client, wishes: Mapping[str, Any]) -> Callable[..., Artefact]:
-        """Returns what asks for it; it takes, and prefers, what Client.acquire takes."""
+        """Returns Client.acquire with this request's arguments; further arguments override them."""
         record = self.record
-        assert record is not None  # or there is a reason not to ask
+        assert record is not None  # otherwise why_not has a reason
         asked: dict[str, Any] = {
             "session_options": record.asked_entries(),
             "dims": record.dims,
             "dims_by_denotation": record.dims_by_denotation,
             "graph_optimization_level": record.compile_level(),
-            # Answers that compile nothing are right for equal libraries only if these are shown.
+            # Without a compile the daemon can find a build for equal libraries only by their files.
             "runtime": _plugins.runtime(
                 self.plugins, beside=wishes.get("on_miss") in ("claim", "fail", "explain")
             ),
@@ -76,8 +74,8 @@ class SessionRequest:
         )
 
     def add_providers(self, options: ort.SessionOptions) -> None:
-        """Adds the execution providers, for the source model. Options of the application's own that
-        were given them before have them.
+        """Adds the execution providers to options for the source model, unless an earlier session
+        has added them.
         """
         if options.has_providers():
             return
@@ -88,18 +86,17 @@ class SessionRequest:
 
 
 def _built_in(plugin: Plugin) -> str:
-    """Says why the daemon cannot compile for it, and what it could."""
+    """Returns why the daemon cannot compile for it, and the alternative, if any."""
     package = _plugins.plugin_package(plugin.ep.name)
-    instead = (
-        f"; it is served as a plugin: onnxruntime and {package} in the place of this package"
-        if package
-        else ""
+    instead = f"; install onnxruntime and {package} instead of this package" if package else ""
+    return (
+        f"{plugin.ep.name} is built into this ONNX Runtime, and the daemon compiles only for "
+        f"plugins{instead}"
     )
-    return f"{plugin.ep.name} is part of ONNX Runtime itself{instead}"
 
 
-# Plain options cannot be copied, so execution providers are added to the application's own: the
-# next session made with them has to know that it was not the application that named them.
+# The execution providers that a session added to the application's plain options, which cannot be
+# copied. So the next session with them knows that the application did not add them.
 _added: weakref.WeakKeyDictionary[Any, list[ExecutionProvider]] = weakref.WeakKeyDictionary()
 
 
@@ -111,11 +108,11 @@ def session_request(
     name_options: Sequence[Mapping[Any, Any]] | None = None,
     **more: Any,
 ) -> SessionRequest:
-    """Returns what is wanted, with its execution providers registered: those of `ep`, of `names`,
-    or of the options.
+    """Returns the request, and registers its execution providers: those of `ep`, of `names`, or of
+    the options.
 
-    Raises Unavailable where one, or its device, is not there, and ValueError where none is named,
-    or two ways are used.
+    Raises Unavailable if one, or its device, is missing, and ValueError if none is named, or they
+    are named in two ways.
     """
     record = Record() if options is None else getattr(options, "_record", None)
     result = SessionRequest(source, options, record, [], more)
@@ -158,7 +155,7 @@ def _take_names(
     named: bool,
 ) -> None:
     specifications = _providers.specified(names, options)
-    if named:  # ONNX Runtime prefers the names, and says so
+    if named:  # ONNX Runtime uses the names, with a warning
         result.given = (names, options)
         result.reasons.append(
             "execution providers are named by providers=, and in the session options as well"

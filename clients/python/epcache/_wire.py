@@ -1,9 +1,8 @@
 """The encoding of the messages in _messages.py.
 
-A message is a dict from field name to value: fields that are not set are absent when encoding; when
-decoding, repeated and map fields are always there, the others have their default unless they are
-`optional` or messages. Unknown fields are skipped. Bytes that are no such message raise WireError,
-whatever they are.
+A message is a dict from field name to value. Encoding accepts absent fields. Decoding sets repeated
+and map fields always, and other fields to their default unless they are `optional` or messages; it
+skips unknown fields, and raises WireError for any invalid bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Message = dict[str, Any]
 
 
 class WireError(ValueError):
-    """Bytes that do not decode as the message they should be."""
+    """The bytes are not a valid message."""
 
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -37,8 +36,8 @@ _BY_NUMBER = {message: {f.number: f for f in fields} for message, fields in MESS
 
 
 def encode(message: str, values: Message) -> bytes:
-    """Returns the bytes of the message named `message`, fields in the order of their numbers, which
-    the daemon decodes fastest. An unknown field name or a wrong value is our bug: it raises.
+    """Returns the bytes of the message type `message`, with fields in the order of their numbers,
+    because the daemon decodes that fastest. Raises for an unknown field name or a wrong value.
     """
     out = bytearray()
     by_name = _BY_NAME[message]
@@ -66,7 +65,7 @@ def _put(out: bytearray, number: int, kind: str, value: Any) -> None:
         out += struct.pack("<d", value)
     elif kind in _DEFAULTS:
         _put_varint(out, number << 3 | _VARINT)
-        # Negative numbers take ten bytes, as two's complement in 64 bits.
+        # Negative numbers are encoded as two's complement in 64 bits, in ten bytes.
         _put_varint(out, int(value) & 0xFFFF_FFFF_FFFF_FFFF)
     else:
         _put_bytes(out, number, encode(kind, value))
@@ -86,7 +85,7 @@ def _put_varint(out: bytearray, value: int) -> None:
 
 
 def decode(message: str, data: bytes) -> Message:
-    """Returns the message named `message` that `data` holds. Raises WireError and nothing else."""
+    """Returns the message of type `message` in `data`. Raises only WireError."""
     values = _empty(message)
     _merge(message, data, values)
     return values
@@ -121,14 +120,14 @@ def _merge(message: str, data: bytes, values: Message) -> None:
         elif field.kind in _DEFAULTS:
             values[field.name] = _scalar(field, raw)
         else:
-            # A message field that comes twice is merged: a rule of protobuf.
+            # protobuf merges a message field that occurs twice.
             _merge(
                 field.kind, _as_bytes(field, raw), values.setdefault(field.name, _empty(field.kind))
             )
 
 
 def _append(field: Field, raw: int | bytes, into: list[Any]) -> None:
-    if field.kind in _NUMBERS and isinstance(raw, bytes):  # packed: protobuf's way to write them
+    if field.kind in _NUMBERS and isinstance(raw, bytes):  # a packed field
         at = 0
         while at < len(raw):
             number, at = _varint(raw, at)
@@ -188,7 +187,7 @@ def _as_bytes(field: Field, raw: int | bytes) -> bytes:
 
 
 def _raw(data: bytes, at: int, wire_type: int) -> tuple[int | bytes, int]:
-    """Returns a field's value as it stands on the wire, and where the next field starts."""
+    """Returns a field's encoded value, and the offset of the next field."""
     if wire_type == _VARINT:
         return _varint(data, at)
     if wire_type == _BYTES:

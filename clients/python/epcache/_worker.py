@@ -1,9 +1,8 @@
-"""Compiles in a process of its own: epcached's worker, started by the application, with the
-application's libraries.
+"""Compiles in a child process: epcached's worker, with the application's libraries.
 
-A vendor's compiler that crashes takes that process and nothing else. The dialogue is that of
+A crash of a vendor's compiler ends only that process. The protocol is that of
 compilers/workerproto: one line of JSON to descriptor 3, lines of JSON from descriptor 4, the last
-with a result or a refusal.
+one with a result or a refusal.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from ._fields import dataclass
 PROGRAM = "epcached-ort"
 PROGRAM_VARIABLE = "EPCACHE_WORKER"
 
-VERSION = 5  # of the dialogue
-MAX_SAID = 16 << 20  # bytes of the whole dialogue
+VERSION = 5  # of the protocol
+MAX_ANSWER = 16 << 20  # bytes of all answers
 DIALOGUE, SETUP, SIGNAL = 61, 62, 128  # exit statuses
-GRACE = 3.0  # for what was killed to go away
-LAST_WORDS = 2048  # bytes
+GRACE = 3.0  # seconds for a killed process to exit
+MAX_OUTPUT = 2048  # bytes of the end of its output that an error contains
 
-# Signals that a process is sent by others, and does not bring upon itself.
+# Signals that other processes send, and that are not caused by a crash.
 FROM_OUTSIDE = (
     signal.SIGKILL,
     signal.SIGTERM,
@@ -42,9 +41,7 @@ FROM_OUTSIDE = (
 
 
 class NoWorker(Exception):
-    """The worker cannot be started here, or is of another version: what was to be done has not
-    begun.
-    """
+    """The worker cannot be started, or has another version. The compile has not begun."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +53,7 @@ class Result:
 
 
 def find() -> str:
-    """Returns the worker's path, "" where there is none: EPCACHE_WORKER, else that of this package,
-    beside other programs or of an installed epcached.
-    """
+    """Returns the worker's path: EPCACHE_WORKER, else the installed one; "" if there is none."""
     return _programs.find(PROGRAM, PROGRAM_VARIABLE, _programs.DIRECTORIES)
 
 
@@ -66,19 +61,14 @@ def compile(
     program: str,
     request: dict[str, Any],
     deadline: float,
-    told: Callable[[str], None],
+    on_phase: Callable[[str], None],
     name: str = "",
 ) -> Result:
-    """Writes a copy of a model's compiled form into a directory, from the cache or after a compile.
+    """Runs the worker on a request and returns its result. `on_phase` gets each phase.
 
-        ep = "OpenVINOExecutionProvider:CPU"
-        made = epcache.compile("model.onnx", "compiled/", options, ep=ep)
-        made.path                       # compiled/0123456789abcdef_ctx.onnx
-
-    The copy needs no daemon and no lease. Load it with the options of the result; the application
-    is not told when it becomes stale. `on_miss` is wait, fail or refresh. Raises FileExistsError if
-    another file of that name exists, unless `overwrite`; Unavailable, with the reason, if the cache
-    cannot be asked for this model; and the errors of Client.acquire.
+    With `name` the worker gets the model under that file name, because compilers write the path
+    into their output, which must not depend on it. Raises CompileFailed, DeadlineExceeded at
+    `deadline` (of time.monotonic()), and NoWorker if the worker cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="epcache-worker-") as above:
         directory = os.path.join(above, "out", ".worker")
@@ -92,9 +82,9 @@ def compile(
         try:
             last: dict[str, Any] = {}
             for event in process.events(deadline):
-                told(event.get("Phase") or "")
+                on_phase(event.get("Phase") or "")
                 last = event
-            # It has said its last word, or closed its mouth.
+            # After the result or the end of the answers the worker exits.
             status = process.wait(min(deadline, time.monotonic() + GRACE))
         except TimeoutError:
             if time.monotonic() >= deadline:
@@ -102,7 +92,7 @@ def compile(
             status = None
         finally:
             process.end()
-        return _result(last, status, process.last_words())
+        return _result(last, status, process.output_end())
 
 
 def _result(last: dict[str, Any], status: int | None, words: str) -> Result:
@@ -119,8 +109,8 @@ def _result(last: dict[str, Any], status: int | None, words: str) -> Result:
         code = int(refusal.get("Code", -1))
         text = f"{refusal.get('Doing', 'compile')}: {refusal.get('Text', '')}"
         raise _errors.CompileFailed(text, facts={"reason": "refused", "code": str(code)})
-    if status in (DIALOGUE, SETUP, 126, 127):  # the last two are the shell's own
-        raise NoWorker(words or f"it ended with {status}")
+    if status in (DIALOGUE, SETUP, 126, 127):  # the last two are the shell's
+        raise NoWorker(words or f"the worker exited with status {status}")
     raise _crash(status, words)
 
 
@@ -133,23 +123,23 @@ def _crash(status: int | None, words: str) -> _errors.CompileFailed:
         how = f"the compiler {'was ended' if number in FROM_OUTSIDE else 'crashed'} ({name})"
     else:
         facts.update(exit=str(status), reason="crash")
-        how = f"the compiler ended without a result, with status {status}"
+        how = f"the compiler exited without a result, with status {status}"
     last = words.rstrip().rpartition("\n")[2]
     return _errors.CompileFailed(f"{how}: {last}" if last else how, facts=facts)
 
 
 def signal_name(number: int) -> str:
-    """Returns "SIGSEGV" and the like."""
+    """Returns the signal's name, such as "SIGSEGV"."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 class _Process:
-    """A worker that runs, with everything that it prints in a file."""
+    """A running worker. Its output is written to a file."""
 
     def __init__(self, program: str, directory: str, line: bytes, deadline: float) -> None:
         self._directory = directory
         self._status: int | None = None
-        self._gone = False
+        self._reaped = False
         request = os.path.join(directory, "request")
         with open(request, "xb") as file:
             file.write(line)
@@ -157,17 +147,17 @@ class _Process:
             opened = []
             for path, flags in (
                 (os.devnull, os.O_RDONLY),
-                (self._said, os.O_WRONLY | os.O_CREAT),
+                (self._output, os.O_WRONLY | os.O_CREAT),
                 (request, os.O_RDONLY),
             ):
-                opened.append(_programs.high(os.open(path, flags | os.O_CLOEXEC, 0o600)))
+                opened.append(_programs.move_above_10(os.open(path, flags | os.O_CLOEXEC, 0o600)))
                 stack.callback(os.close, opened[-1])
             self._answers, ours = os.pipe()
-            answers = _programs.high(ours)
+            answers = _programs.move_above_10(ours)
             stack.callback(os.close, answers)
-            # Not subprocess: that gives descriptors on, but not under other numbers.
-            nothing, said, request_fd = opened
-            given = (nothing, said, said, request_fd, answers)
+            # Not subprocess, because it cannot renumber descriptors.
+            devnull, output, request_fd = opened
+            descriptors = (devnull, output, output, request_fd, answers)
             limits = json.dumps(
                 {"CPU": max(1, int(deadline - time.monotonic()) * (os.cpu_count() or 1))}
             )
@@ -185,7 +175,7 @@ class _Process:
                     command[0],
                     command,
                     _environment(directory),
-                    file_actions=_programs.exactly(given),
+                    file_actions=_programs.only_descriptors(descriptors),
                     setsid=True,
                 )
             except OSError as error:
@@ -193,11 +183,11 @@ class _Process:
                 raise NoWorker(f"{program}: {error.strerror}") from error
 
     @property
-    def _said(self) -> str:
+    def _output(self) -> str:
         return os.path.join(self._directory, "said")
 
     def events(self, deadline: float) -> Iterator[dict[str, Any]]:
-        """Yields what the worker tells, the last of it the result or refusal. Raises TimeoutError
+        """Yields the worker's answers; the last one is the result or refusal. Raises TimeoutError
         at the deadline.
         """
         poll = select.poll()
@@ -211,11 +201,11 @@ class _Process:
                 continue
             part = os.read(self._answers, 1 << 16)
             total += len(part)
-            if not part or total > MAX_SAID:
+            if not part or total > MAX_ANSWER:
                 return
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
-                # what is no answer leaves the request without one
+                # a line that is not JSON is skipped
                 with contextlib.suppress(ValueError):
                     event = json.loads(line)
                     if isinstance(event, dict):
@@ -224,7 +214,7 @@ class _Process:
                             return
 
     def wait(self, deadline: float) -> int | None:
-        """Returns the exit status, None where another part of this process took it. Raises
+        """Returns the exit status, None if other code of this process reaped it. Raises
         TimeoutError at the deadline.
         """
         while not self._reap():
@@ -234,22 +224,22 @@ class _Process:
         return self._status
 
     def _reap(self) -> bool:
-        if not self._gone:
+        if not self._reaped:
             try:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
             except ChildProcessError:
                 pid, status = self._pid, -1
             if pid:
-                self._gone = True
+                self._reaped = True
                 self._status = None if status == -1 else _shell_status(status)
-        return self._gone
+        return self._reaped
 
     def end(self) -> None:
-        """Ends the worker and all that it started, if it has not ended."""
+        """Kills the worker and its children, if they are still running."""
         os.close(self._answers)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._reap():
-                os.kill(self._pid, signal.SIGTERM)  # it takes the rest with it
+                os.kill(self._pid, signal.SIGTERM)  # the worker then kills its children
                 with contextlib.suppress(TimeoutError):
                     self.wait(time.monotonic() + GRACE)
             if not self._reap():
@@ -257,10 +247,10 @@ class _Process:
                 with contextlib.suppress(TimeoutError):
                     self.wait(time.monotonic() + GRACE)
 
-    def last_words(self) -> str:
-        with contextlib.suppress(OSError), open(self._said, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS))
-            return file.read(LAST_WORDS).decode(errors="replace").strip()
+    def output_end(self) -> str:
+        with contextlib.suppress(OSError), open(self._output, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_OUTPUT))
+            return file.read(MAX_OUTPUT).decode(errors="replace").strip()
         return ""
 
 
@@ -270,7 +260,7 @@ def _shell_status(status: int) -> int:
 
 
 def _environment(directory: str) -> dict[str, str]:
-    """As the daemon's workers have it, and where this process finds libraries."""
+    """Returns the environment of the daemon's workers, with this process's library paths."""
     own = {
         name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if name in os.environ
     }

@@ -1,4 +1,4 @@
-"""What descriptors this process has open."""
+"""The open descriptors of this process."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Daemon:
         shutil.rmtree(self.directory)
 
     def leases(self) -> int:
-        """Returns how many builds are held by somebody."""
+        """Returns the number of leased builds."""
         command = [f"{BIN}/epcachectl", "--socket", self.socket, "--json", "list"]
         listed = json.loads(
             subprocess.run(command, check=True, capture_output=True, text=True).stdout

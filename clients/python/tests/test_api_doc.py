@@ -11,7 +11,7 @@ CLIENT = Path(__file__).parents[1]
 PAGE = CLIENT.parents[1] / "doc" / "python-api.md"
 
 
-def test_page_is_up_to_date() -> None:
+def test_api_page_is_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, CLIENT / "api_doc.py", "--check", PAGE],
         capture_output=True,
@@ -21,7 +21,7 @@ def test_page_is_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_public_name_is_on_it() -> None:
+def test_api_page_has_every_public_name() -> None:
     import epcache
 
     text = PAGE.read_text()

@@ -1,5 +1,5 @@
-"""Without a daemon the client starts the user's own: one for all, apart from the application, and
-gone when nobody needs it.
+"""Without a daemon the client starts the user's own: one for all clients, detached from the
+application, which exits when it is idle.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def answer(process: subprocess.Popen[str]) -> tuple[str, int]:
 
 
 @real
-def test_many_at_once_get_one_daemon(home: Path) -> None:
+def test_concurrent_clients_start_one_daemon(home: Path) -> None:
     answers = [answer(process) for process in [ask(home) for _ in range(PROCESSES)]]
     assert {kind for kind, _ in answers} <= {"Unavailable", "BadModel"}, "the daemon's own answers"
     assert len({pid for _, pid in answers}) == 1
@@ -134,7 +134,9 @@ def test_many_at_once_get_one_daemon(home: Path) -> None:
 
 
 @real
-def test_both_clients_take_one_lock(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_and_go_clients_use_the_same_lock(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted are the starters and not only the daemons: without the lock the store's own would
     decide, after all had tried.
     """
@@ -156,7 +158,7 @@ def test_both_clients_take_one_lock(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @real
-def test_a_start_that_fails_is_told_to_those_who_wait_for_it(
+def test_all_waiting_clients_get_the_reason_of_a_failed_start(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """epcachectl tries again what failed before, for a person may have mended it, but not what
@@ -186,7 +188,7 @@ def test_a_start_that_fails_is_told_to_those_who_wait_for_it(
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 5 and "none can be started: the disk is full" in errors
         assert (home / "tried").read_text() == "x\n" * attempt
-    with pytest.raises(epcache.NoDaemon, match="no daemon can be started: the disk is full"):
+    with pytest.raises(epcache.NoDaemon, match="cannot start a daemon: the disk is full"):
         epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
     assert (home / "tried").read_text() == "x\n" * 2, "this client heard of it from the lock"
 
@@ -198,7 +200,7 @@ def control(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @real
-def test_doctor_knows_a_daemon_that_a_client_started(home: Path) -> None:
+def test_doctor_reports_a_daemon_that_a_client_started(home: Path) -> None:
     found = control("doctor")
     assert found.returncode == 0 and f"starts one: {BIN}/epcached --autostart" in found.stdout
     assert daemons(home) == [], "who looks starts none"
@@ -212,7 +214,7 @@ def test_doctor_knows_a_daemon_that_a_client_started(home: Path) -> None:
 
 
 @real
-def test_both_doctors_find_the_same(home: Path) -> None:
+def test_python_and_go_doctors_have_the_same_findings(home: Path) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(
@@ -266,7 +268,7 @@ STAYS = (
 
 
 @real
-def test_rm_all_leaves_what_is_documented(home: Path) -> None:
+def test_rm_all_leaves_the_documented_files(home: Path) -> None:
     """With a model in the store, by the last who has anything there; the daemon is gone by itself
     then.
     """
@@ -287,7 +289,7 @@ def test_rm_all_leaves_what_is_documented(home: Path) -> None:
 
 
 @real
-def test_it_leaves_and_comes_back(home: Path) -> None:
+def test_idle_daemon_exits_and_is_started_again(home: Path) -> None:
     configure(home, 'idle_exit = "0.3s"\n')
     first = answer(ask(home))[1]
     until(lambda: not daemons(home))
@@ -296,7 +298,7 @@ def test_it_leaves_and_comes_back(home: Path) -> None:
 
 
 @real
-def test_it_is_no_part_of_the_application(home: Path, no_leak: None) -> None:
+def test_started_daemon_is_detached_from_the_application(home: Path, no_leak: None) -> None:
     """No child is left to wait for, nothing of the application's is kept open, and a signal to its
     group goes past the daemon.
     """
@@ -305,7 +307,7 @@ def test_it_is_no_part_of_the_application(home: Path, no_leak: None) -> None:
     with epcache.Client() as client, pytest.raises(epcache.Error):
         client.acquire(b"no model", "OpenVINOExecutionProvider")
     os.close(writing)
-    assert os.read(reading, 1) == b"", "else somebody has the other end"
+    assert os.read(reading, 1) == b"", "no other process has inherited the other end"
     os.close(reading)
     (pid,) = daemons(home)
     assert os.getsid(pid) != os.getsid(0)
@@ -321,7 +323,7 @@ def test_it_is_no_part_of_the_application(home: Path, no_leak: None) -> None:
 
 
 @pytest.mark.parametrize("how", ["environment", "a socket by name", "EPCACHE_SOCKET"])
-def test_what_is_not_wanted_is_not_started(
+def test_no_daemon_is_started_if_disabled(
     home: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     client = epcache.Client(str(home / "s") if how == "a socket by name" else None)
@@ -335,17 +337,17 @@ def test_what_is_not_wanted_is_not_started(
 
 
 @real
-def test_configuration_switches_it_off(home: Path) -> None:
+def test_configuration_disables_autostart(home: Path) -> None:
     configure(home, "autostart = false\n")
     with pytest.raises(epcache.NoDaemon, match="disabled in"):
         epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
     assert daemons(home) == []
 
 
-def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(
+def test_daemon_started_during_the_lookup_is_waited_for(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is busy with all those who wanted it, and nobody has seen yet that it is new."""
+    """A daemon with many first requests is slow, and was not noticed as new before connecting."""
     limits: list[float] = []
 
     def dial(self: _connections.Connections, path: str, limit: float) -> str:
@@ -372,7 +374,7 @@ def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(
 
 
 @pytest.mark.parametrize(("age", "wait"), [(0, 10), (15, 10), (25, 5), (31, 0)])
-def test_how_long_a_new_daemon_is_waited_for(home: Path, age: float, wait: float) -> None:
+def test_timeout_for_a_new_daemon(home: Path, age: float, wait: float) -> None:
     """The last of a hundred come when it is some time old, and the machine still busy with them
     all.
     """
@@ -381,9 +383,9 @@ def test_how_long_a_new_daemon_is_waited_for(home: Path, age: float, wait: float
     socket_path.touch()
     now = time.time()
     os.utime(socket_path, (now - age,) * 2)
-    youth = _autostart.youth(str(socket_path))
+    new_daemon_seconds = _autostart.new_daemon_seconds(str(socket_path))
     passed = time.time() - now  # as long as this machine likes
-    assert wait - passed - 0.1 <= youth <= wait + 0.1
+    assert wait - passed - 0.1 <= new_daemon_seconds <= wait + 0.1
 
 
 def program(home: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
@@ -394,7 +396,7 @@ def program(home: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
     return path
 
 
-def test_a_failure_is_told_and_not_tried_again_at_once(
+def test_failed_start_is_reported_and_not_retried_at_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, no_leak: None
 ) -> None:
     program(
@@ -403,12 +405,14 @@ def test_a_failure_is_told_and_not_tried_again_at_once(
         f"echo x >> {home}/tried; echo 'epcached: the disk is full' >&2; exit 1\n",
     )
     for _ in range(3):
-        with pytest.raises(epcache.NoDaemon, match="no daemon can be started: the disk is full"):
+        with pytest.raises(epcache.NoDaemon, match="cannot start a daemon: the disk is full"):
             epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
     assert (home / "tried").read_text() == "x\n"
 
 
-def test_who_does_not_wait_goes_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_without_patience_does_not_wait_for_the_start(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(home, monkeypatch, "exec sleep 10\n")
     with pytest.raises(epcache.NoDaemon, match="does not answer yet"):
         epcache.Client(hello_limit=0.01).acquire(
@@ -417,7 +421,9 @@ def test_who_does_not_wait_goes_on(home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("how", ["no home", "home is a file", "open to others"])
-def test_where_nothing_can_be_kept(home: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_no_daemon_without_a_writable_directory(
+    home: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     if how == "open to others":
         state(home).mkdir(parents=True)
         state(home).chmod(0o777)
@@ -425,7 +431,7 @@ def test_where_nothing_can_be_kept(home: Path, monkeypatch: pytest.MonkeyPatch, 
         (home / "file").touch()
         monkeypatch.setenv("HOME", str(home / "file") if how == "home is a file" else "relative")
     before = open_descriptors()
-    with pytest.raises(epcache.NoDaemon, match="no daemon can be started"):
+    with pytest.raises(epcache.NoDaemon, match="cannot start a daemon"):
         epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
     assert open_descriptors() == before
     assert daemons(home) == []
@@ -444,14 +450,16 @@ def test_another_users_directory_is_refused(home: Path) -> None:
             epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
 
 
-def test_parts_that_cannot_be_loaded_any_more(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What starts a daemon is loaded when it is needed: a process may have given up the right to
-    read it by then.
+def test_modules_that_can_no_longer_be_imported(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The modules that start a daemon are imported late, and a process may have dropped the
+    privileges to read them by then.
     """
     monkeypatch.delenv(_autostart.PROGRAM_VARIABLE)
     monkeypatch.setitem(sys.modules, "shutil", None)
     with (
-        pytest.raises(epcache.NoDaemon, match="no daemon can be started: import of shutil"),
+        pytest.raises(epcache.NoDaemon, match="cannot start a daemon: import of shutil"),
         epcache.Client() as client,
     ):
         client.acquire(b"no model", "OpenVINOExecutionProvider")

@@ -84,7 +84,9 @@ def compiling(source: str, tmp_path: Path) -> Iterator[tuple[Compiling, Callable
         yield state, session
 
 
-def test_plain_session_now_and_the_compiled_one_later(compiling: Any, source: str) -> None:
+def test_background_makes_a_plain_session_and_later_a_cached_one(
+    compiling: Any, source: str
+) -> None:
     state, session = compiling
     first = session()
     assert (first.epcache.outcome, first.epcache.cached, first.epcache.job) == (
@@ -116,14 +118,14 @@ def test_meanwhile_on_another_execution_provider(compiling: Any, source: str) ->
 @pytest.mark.parametrize(
     "more", [{"on_miss": "wait"}, {"on_miss": "background", "meanwhile": "NoSuchExecutionProvider"}]
 )
-def test_meanwhile_that_makes_no_sense(source: str, more: dict[str, str]) -> None:
+def test_invalid_meanwhile_is_an_error(source: str, more: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="meanwhile"):
         epcache.InferenceSession(
             source, ep=OPENVINO.spec, client=False, **{"meanwhile": "CPUExecutionProvider", **more}
         )
 
 
-def test_ready_without_a_daemon(compiling: Any) -> None:
+def test_ready_is_false_without_a_daemon(compiling: Any) -> None:
     state, session = compiling
     first = session()
     first.epcache._pending.client.close()

@@ -68,7 +68,7 @@ def refuses(peer: Peer, request: dict[str, Any]) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """What a compile leaves."""
+    """The output directory of a compile."""
     directory = tmp_path / "made"
     (directory / "sub").mkdir(parents=True)
     (directory / CLAIM["output"]).write_text("graph")
@@ -77,7 +77,7 @@ def made(tmp_path: Path) -> Path:
     return directory
 
 
-def test_put_brings_all_files_the_graph_first(model: str, view: Path, made: Path) -> None:
+def test_put_sends_all_files_with_the_graph_first(model: str, view: Path, made: Path) -> None:
     daemon = Claiming(takes(view))
     with FakeDaemon(daemon.script) as fake, connect(fake) as client:
         answered = client.acquire(model, "E", on_miss="claim")
@@ -147,7 +147,7 @@ def test_claim_ends_with_its_connection(how: str, model: str, view: Path) -> Non
     assert daemon.said == []
 
 
-def test_give_up_says_why(model: str, view: Path, made: Path) -> None:
+def test_give_up_sends_the_reason(model: str, view: Path, made: Path) -> None:
     daemon = Claiming(takes(view))
     with FakeDaemon(daemon.script) as fake, connect(fake) as client:
         claim = client.acquire(model, "E", on_miss="claim").claim
@@ -160,7 +160,7 @@ def test_give_up_says_why(model: str, view: Path, made: Path) -> None:
     assert (said["claim"], said["code"], said["text"]) == ("c1", 11, "ü" * 2048)
 
 
-def test_put_that_is_refused_ends_the_claim(model: str, made: Path) -> None:
+def test_refused_put_ends_the_claim(model: str, made: Path) -> None:
     daemon = Claiming(refuses)
     with FakeDaemon(daemon.script) as fake, connect(fake) as client:
         claim = client.acquire(model, "E", on_miss="claim").claim
@@ -171,7 +171,7 @@ def test_put_that_is_refused_ends_the_claim(model: str, made: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no graph", "a link to a directory", "too many files"])
-def test_directory_that_is_no_artefact(damage: str, model: str, view: Path, made: Path) -> None:
+def test_put_refuses_an_invalid_directory(damage: str, model: str, view: Path, made: Path) -> None:
     if damage == "no graph":
         (made / CLAIM["output"]).unlink()
     elif damage == "a link to a directory":
@@ -189,7 +189,7 @@ def test_directory_that_is_no_artefact(damage: str, model: str, view: Path, made
     assert daemon.said == []
 
 
-def test_claim_knows_what_it_was_given_for(model: str, tmp_path: Path) -> None:
+def test_claim_has_the_stamps_of_the_models_files(model: str, tmp_path: Path) -> None:
     daemon = Claiming(refuses)
     with FakeDaemon(daemon.script) as fake, connect(fake) as client:
         with client.acquire(model, "E", on_miss="claim") as answered:
@@ -203,7 +203,9 @@ def test_claim_knows_what_it_was_given_for(model: str, tmp_path: Path) -> None:
             assert answered.claim.sources == {}
 
 
-def test_libraries_beside_are_shown(tmp_path: Path, model: str, view: Path) -> None:
+def test_neighbouring_libraries_are_sent_with_beside(
+    tmp_path: Path, model: str, view: Path
+) -> None:
     directory = tmp_path / "ep"
     directory.mkdir()
     for name in ("libep.so", "libsdk.so.2.1", "libother.so", "notes.txt", ".libhidden.so"):
@@ -286,7 +288,7 @@ def other(tmp_path: Path) -> Iterator[epcache.Runtime]:
     os.close(library)
 
 
-def test_libraries_are_shown_when_the_daemon_asks_for_them(
+def test_neighbouring_libraries_are_sent_when_the_daemon_asks(
     model: str, other: epcache.Runtime
 ) -> None:
     daemon = Without("show claim own")
@@ -298,9 +300,7 @@ def test_libraries_are_shown_when_the_daemon_asks_for_them(
     )
 
 
-def test_a_claim_is_asked_for_where_the_caller_can_compile(
-    model: str, other: epcache.Runtime
-) -> None:
+def test_claim_is_requested_if_the_caller_can_compile(model: str, other: epcache.Runtime) -> None:
     daemon = Without("show claim own", "claim own")
     with FakeDaemon(daemon.script) as fake, connect(fake) as client:
         answered = client.acquire(model, "E", runtime=other, may_claim=True)
@@ -309,7 +309,7 @@ def test_a_claim_is_asked_for_where_the_caller_can_compile(
     assert daemon.asked == [(False, WAIT), (True, WAIT), (True, CLAIMING)]
 
 
-def test_the_users_own_daemon_is_asked_from_then_on(
+def test_users_own_daemon_is_used_after_the_system_daemon_refuses(
     model: str, other: epcache.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system, own = Without("own"), Without()
@@ -331,9 +331,7 @@ def test_the_users_own_daemon_is_asked_from_then_on(
     assert (len(system.asked), len(own.asked)) == (1, 2)
 
 
-def test_without_anything_to_do_instead_the_error_is_raised(
-    model: str, other: epcache.Runtime
-) -> None:
+def test_error_is_raised_without_a_possible_alternative(model: str, other: epcache.Runtime) -> None:
     daemon = Without("show claim own", "claim own")
     with (
         FakeDaemon(daemon.script) as fake,

@@ -1,4 +1,4 @@
-"""The client against a daemon that does as it should."""
+"""The client against a fake daemon without faults."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hits(view: Path, **more: object):
     return script
 
 
-def test_output_is_asked_for_only_where_it_is_said(model: str, view: Path) -> None:
+def test_output_is_sent_only_if_given(model: str, view: Path) -> None:
     asked = []
 
     def script(peer: Peer) -> None:
@@ -72,7 +72,7 @@ def test_output_is_asked_for_only_where_it_is_said(model: str, view: Path) -> No
     }
 
 
-def test_bytes_are_told_where_their_files_are(model: str, view: Path) -> None:
+def test_bytes_options_have_the_files_directory(model: str, view: Path) -> None:
     with (
         FakeDaemon(hits(view)) as daemon,
         connect(daemon) as client,
@@ -85,7 +85,7 @@ def test_bytes_are_told_where_their_files_are(model: str, view: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["ep.enable_weightless", "ep.enable_weightless_mode"])
-def test_weightless_artefacts_are_told_where_their_source_is(
+def test_weightless_artefacts_have_the_path_of_their_source(
     model: str, view: Path, option: str
 ) -> None:
     files = [
@@ -130,7 +130,7 @@ def test_files_beside_the_graph_are_mapped(model: str, view: Path) -> None:
         assert all(data.closed for data in mapped.values())
 
 
-def test_artefact_is_what_the_daemon_says(model: str, view: Path) -> None:
+def test_artefact_has_the_daemons_answer(model: str, view: Path) -> None:
     more = {
         "compatibility": "optimal",
         "files": [{"name": "abc/x_ctx.onnx", "size": 8, "digest": "d" * 64}],
@@ -164,7 +164,7 @@ def test_closed_artefact_has_no_path(model: str, view: Path) -> None:
             artefact.path  # noqa: B018
 
 
-def test_request_says_everything(model: str, view: Path) -> None:
+def test_request_has_all_arguments(model: str, view: Path) -> None:
     seen = []
 
     def script(peer: Peer) -> None:
@@ -279,12 +279,12 @@ def test_spellings_of_execution_providers(spelled: object, want: object) -> None
 @pytest.mark.parametrize(
     "wrong", [[], [""], ["E:CPU,x"], ["E:CPU,device=x"], [1], [("E", "options")], [("E", {}, 1)]]
 )
-def test_wrong_execution_providers(wrong: object, model: str) -> None:
+def test_invalid_execution_providers_are_errors(wrong: object, model: str) -> None:
     with pytest.raises((ValueError, TypeError)), epcache.Client("/nowhere") as client:
         client.acquire(model, wrong)
 
 
-def test_wrong_on_miss_names_the_choices(model: str) -> None:
+def test_invalid_on_miss_lists_the_choices(model: str) -> None:
     with pytest.raises(ValueError, match="wait, fail"):
         epcache.Client("/nowhere").acquire(model, "E", on_miss="perhaps")
 
@@ -333,7 +333,7 @@ def test_error_in_a_progress_callback_cancels(model: str, view: Path) -> None:
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         with pytest.raises(KeyError):
             client.acquire(model, "E", progress=stop)
-        assert gone.wait(2), "the daemon compiles on for nobody"
+        assert gone.wait(2), "the request is not cancelled"
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_open_file_stays_open(model: str, view: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "fifo"])
-def test_path_that_is_no_model(tmp_path: Path, kind: str) -> None:
+def test_path_that_cannot_be_opened_is_an_error(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.onnx"
     if kind == "directory":
         path.mkdir()
@@ -606,7 +606,7 @@ def _fork(action) -> int:
         ),
     ],
 )
-def test_where_a_daemon_is_looked_for(
+def test_default_sockets_by_environment(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], want: list[str]
 ) -> None:
     for name in ("EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
@@ -668,7 +668,7 @@ def test_directory_of_external_data_is_not_sent(model: str, view: Path, tmp_path
         assert script.options == {"session.x64quantprecision": "1"}
 
 
-def test_directory_of_external_data_before_onnxruntime_went_by_it(
+def test_directory_of_external_data_is_ignored_before_onnxruntime_1_28(
     model: str, view: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "w.bin").write_bytes(b"beside")

@@ -80,9 +80,7 @@ def test_compiled_once_then_hit(provider: Provider, shared: Daemon, tmp_path: Pa
     assert equal(first.run(None, INPUTS), second.run(None, INPUTS))
 
 
-def test_files_are_where_the_answer_says(
-    provider: Provider, shared: Daemon, tmp_path: Path
-) -> None:
+def test_files_match_the_answer(provider: Provider, shared: Daemon, tmp_path: Path) -> None:
     source = make_model(tmp_path / "model.onnx", seed=2)
     with (
         shared.client() as client,
@@ -114,7 +112,7 @@ def test_files_are_where_the_answer_says(
         pytest.param({"eps": ("{ep}:NPU", {})}, epcache.Unavailable, id="no such device"),
     ],
 )
-def test_refusals(
+def test_errors_of_the_real_daemon(
     provider: Provider, shared: Daemon, tmp_path: Path, ask: dict, kind: type[epcache.Error]
 ) -> None:
     arguments = {
@@ -133,7 +131,9 @@ def test_refusals(
         client.acquire(make_model(tmp_path / "model.onnx", seed=1), provider.spec).close()
 
 
-def test_damage_is_never_served_and_heals(provider: Provider, own: Daemon, tmp_path: Path) -> None:
+def test_damaged_build_is_not_served_and_is_recompiled(
+    provider: Provider, own: Daemon, tmp_path: Path
+) -> None:
     source = make_model(tmp_path / "model.onnx", seed=6)
     with own.client() as client:
         want = session(source, provider, client).run(None, INPUTS)

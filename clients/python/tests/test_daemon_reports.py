@@ -95,14 +95,14 @@ def halve(path: Path) -> None:
     path.chmod(0o444)
 
 
-def test_artefact_that_is_damaged_while_it_is_loaded(
+def test_artefact_damaged_during_the_load_is_recompiled(
     provider: Provider,
     own: Daemon,
     tmp_path: Path,
     before_load: Callable,
     listener: Listener,  # noqa: F811
 ) -> None:
-    """The daemon finds what is wrong, makes it anew, and the same session gets that."""
+    """The daemon finds the damage and recompiles, and the same session loads the new build."""
     source = make_model(tmp_path / "model.onnx", seed=21)
     before_load(lambda number: halve(own.blobs()[0]) if number == 1 else None)
     with own.client() as client:
@@ -115,7 +115,7 @@ def test_artefact_that_is_damaged_while_it_is_loaded(
     assert listener.wait_for("report", f"{tmp_path.name}/model.onnx").build == mended.epcache.build
 
 
-def test_sound_artefact_is_not_believed_to_be_bad(
+def test_report_of_a_valid_artefact_withholds_nothing(
     provider: Provider,
     own: Daemon,
     tmp_path: Path,
@@ -143,7 +143,7 @@ def test_sound_artefact_is_not_believed_to_be_bad(
         )
 
 
-def test_report_of_what_is_not_there(own: Daemon) -> None:  # noqa: F811
+def test_report_of_an_unknown_build_is_an_error(own: Daemon) -> None:  # noqa: F811
     with own.client() as client, pytest.raises(epcache.NotFound):
         client.report("0" * 64, 10, "INVALID_GRAPH")
 

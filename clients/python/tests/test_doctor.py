@@ -77,7 +77,7 @@ def openvino() -> None:
         pytest.skip(reason)
 
 
-def test_all_is_well(openvino: None) -> None:
+def test_doctor_finds_no_problems(openvino: None) -> None:
     with FakeDaemon(explains) as daemon:
         done = doctor("--json", EPCACHE_SOCKET=daemon.path)
     found = findings(done)
@@ -92,7 +92,7 @@ def test_all_is_well(openvino: None) -> None:
     assert (done.returncode == 0) == (told["problems"] == 0)
 
 
-def test_daemon_that_does_not_serve_it(openvino: None) -> None:
+def test_execution_provider_that_the_daemon_does_not_serve(openvino: None) -> None:
     with FakeDaemon(refuses) as daemon:
         done = doctor("--socket", daemon.path, "--json")
     one = findings(done)[OPENVINO.name]
@@ -101,10 +101,10 @@ def test_daemon_that_does_not_serve_it(openvino: None) -> None:
     assert done.returncode == 1
 
 
-def test_no_daemon_is_a_status_of_its_own(openvino: None) -> None:
+def test_doctor_without_a_daemon_has_its_own_exit_status(openvino: None) -> None:
     done = doctor()
     assert done.returncode == 5
-    assert "problem  daemon: none answers" in done.stdout
+    assert "problem  daemon: no daemon answers" in done.stdout
     assert "unset EPCACHE_SOCKET" in done.stdout
     assert f"ok       {OPENVINO.name}: " in done.stdout, "the rest is looked at all the same"
 
@@ -149,7 +149,7 @@ def test_without_onnxruntime(tmp_path: Path) -> None:
     assert "No module named 'onnxruntime'" in one["text"]
 
 
-def test_packages_that_are_broken(tmp_path: Path, openvino: None) -> None:
+def test_broken_packages_are_reported(tmp_path: Path, openvino: None) -> None:
     for name, code in {
         "crash": "import os; os.kill(os.getpid(), 11)",
         "raise": "raise RuntimeError('half installed')",

@@ -73,7 +73,7 @@ def in_sources() -> set[str]:
     return {name for name in found if not NOT_READ.match(name)}
 
 
-def test_table_has_what_the_sources_read() -> None:
+def test_documented_variables_are_those_in_the_sources() -> None:
     assert {"EPCACHE_SOCKET", "XDG_STATE_HOME", "VIRTUAL_ENV", "LD_PRELOAD"} <= in_sources(), (
         "the sources are not found, or not understood"
     )
@@ -133,7 +133,7 @@ def started(environment: dict[str, str], client: str) -> bool:
         ("FALSE", False),
     ],
 )
-def test_autostart_is_taken_alike(
+def test_all_clients_parse_autostart_alike(
     value: str | None, starts: bool, environment: dict[str, str]
 ) -> None:
     if value is not None:
@@ -142,7 +142,7 @@ def test_autostart_is_taken_alike(
 
 
 @go
-def test_a_named_socket_starts_nothing(environment: dict[str, str]) -> None:
+def test_no_daemon_is_started_for_a_named_socket(environment: dict[str, str]) -> None:
     environment["EPCACHE_SOCKET"] = "/nonexistent/s"
     assert (started(environment, "python"), started(environment, "go")) == (False, False)
     if not Path("/run/epcached/epcached.sock").exists():
@@ -169,7 +169,7 @@ def test_a_named_socket_starts_nothing(environment: dict[str, str]) -> None:
     ],
     ids=str,
 )
-def test_sockets_are_looked_for_alike(
+def test_all_clients_have_the_same_default_sockets(
     given: dict[str, str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"):

@@ -26,8 +26,8 @@ MEMBERS = [name for name in dir(ort.SessionOptions) if not name.startswith("_")]
 METHODS = [name for name in MEMBERS if callable(getattr(ort.SessionOptions, name))]
 PROPERTIES = [name for name in MEMBERS if name not in METHODS]
 
-# What becomes of each. One that is not here, of a later ONNX Runtime, has to keep the daemon from
-# being asked.
+# The effects of each. A method or property of a later ONNX Runtime that is not in the table must
+# make a plain session.
 REQUEST, RUNNING, BYPASSED = (
     "part of the request",
     "set on the session that loads",
@@ -103,7 +103,7 @@ def want(options: epcache.SessionOptions, source: str) -> SessionRequest:
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_attribute(source: str, name: str) -> None:
+def test_effect_of_every_attribute(source: str, name: str) -> None:
     options = epcache.SessionOptions()
     value = another(getattr(options, name))
     setattr(options, name, value)
@@ -121,7 +121,7 @@ def test_attribute(source: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - _session_options._READERS))
-def test_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effect_of_every_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name in ARGUMENTS, (
         "a method that this test does not know: say here what it takes, and above what becomes "
         "of it"
@@ -130,7 +130,7 @@ def test_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None
     # there is none to give it: what ONNX Runtime refuses was not told
     if name == "register_custom_ops_library":
         monkeypatch.setattr(ort.SessionOptions, name, lambda self, path: None)
-        _session_options._remembering(name)(options, *ARGUMENTS[name]())
+        _session_options._recording(name)(options, *ARGUMENTS[name]())
     else:
         getattr(options, name)(*ARGUMENTS[name]())
     assert [call for call, _ in options._record.calls] == [name]
@@ -149,11 +149,11 @@ def test_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None
         "add_free_dimension_override_by_name",
         "add_free_dimension_override_by_denotation",
     }
-    restored = _record._restored(name, ARGUMENTS[name]())
+    restored = _record._affects_running(name, ARGUMENTS[name]())
     assert restored == (name in again)
 
 
-def test_arguments_are_what_the_request_has(source: str) -> None:
+def test_request_has_the_recorded_arguments(source: str) -> None:
     options = epcache.SessionOptions()
     want(epcache.SessionOptions(), source)  # registers the library
     for name in (

@@ -84,7 +84,7 @@ def test_no_socket_file(model: str, tmp_path: Path) -> None:
         client.acquire(model, "E")
 
 
-def test_nobody_listens(model: str, tmp_path: Path) -> None:
+def test_socket_without_a_listener(model: str, tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as left_over:
         left_over.bind(str(path))
@@ -110,8 +110,8 @@ def test_path_too_long_for_a_socket(model: str) -> None:
         client.acquire(model, "E")
 
 
-def test_stopped_daemon(model: str, tmp_path: Path) -> None:
-    """Its kernel still takes connections; nobody reads them."""
+def test_suspended_daemon_is_a_timeout(model: str, tmp_path: Path) -> None:
+    """The kernel still accepts connections for a suspended daemon."""
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(tmp_path / "s"))
         stopped.listen(1)
@@ -164,7 +164,7 @@ def test_hello_limit_is_for_all_daemons_together(
         pytest.param({"request": 0}, epcache.ProtocolError, id="nothing"),
     ],
 )
-def test_wrong_hello(model: str, first: dict, kind: type[Exception]) -> None:
+def test_invalid_hello_is_an_error(model: str, first: dict, kind: type[Exception]) -> None:
     def script(peer: Peer) -> None:
         peer.read()
         peer.send(first)
@@ -187,7 +187,7 @@ def test_deadline_passes_while_the_daemon_works(model: str) -> None:
             client.acquire(model, "E", timeout=0.3)
 
 
-def test_silence_is_waited_out_while_the_daemon_lives(
+def test_silent_daemon_is_waited_for_while_it_is_alive(
     monkeypatch: pytest.MonkeyPatch, model: str, view: Path
 ) -> None:
     monkeypatch.setattr(_call, "SILENCE", 0.1)
@@ -237,7 +237,7 @@ def test_restart_during_a_request(model: str, view: Path) -> None:
         assert daemon.connections == 2
 
 
-def test_request_that_kills_the_daemon_is_not_sent_for_ever(model: str) -> None:
+def test_request_that_crashes_the_daemon_is_retried_once(model: str) -> None:
     def dies(peer: Peer) -> None:
         peer.hello()
         peer.acquire()
@@ -258,7 +258,7 @@ def test_restart_between_requests(model: str, view: Path) -> None:
             client.acquire(model, "E").close()
 
 
-def test_last_word_before_the_daemon_closes(model: str) -> None:
+def test_error_before_the_daemon_closes_is_raised(model: str) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
         peer.acquire()
@@ -296,7 +296,7 @@ def test_connection_ends_after_every_byte(model: str, view: Path) -> None:
                     client.acquire(model, "E")
 
 
-def test_silence_after_any_byte(model: str, view: Path) -> None:
+def test_timeout_after_every_byte(model: str, view: Path) -> None:
     data = everything(view)
     for length in [*range(1, len(data), 37), len(data) - 1]:
         with FakeDaemon(sends(data[:length], Peer.wait_for_end)) as daemon:
@@ -319,7 +319,7 @@ def test_silence_after_any_byte(model: str, view: Path) -> None:
         pytest.param(frame({"request": 1, "acquire": {}}), id="a request as answer"),
     ],
 )
-def test_garbage(model: str, garbage: bytes) -> None:
+def test_invalid_frames_are_protocol_errors(model: str, garbage: bytes) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
         peer.acquire()
@@ -331,7 +331,7 @@ def test_garbage(model: str, garbage: bytes) -> None:
             client.acquire(model, "E")
 
 
-def test_answers_to_other_requests_are_passed_over(model: str, view: Path) -> None:
+def test_answers_to_other_requests_are_skipped(model: str, view: Path) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
         request = peer.acquire()
@@ -404,7 +404,7 @@ def reply_with(files: Sequence[Path], announced: int, **reply: object) -> Callab
         pytest.param(["view"], 1, {"graph": "a\0b"}, id="graph with a zero byte"),
     ],
 )
-def test_wrong_descriptors(
+def test_invalid_descriptors_are_protocol_errors(
     model: str, view: Path, files: list[str], announced: int, reply: dict
 ) -> None:
     paths = [view if name == "view" else Path(model) for name in files]
@@ -426,7 +426,7 @@ def test_more_descriptors_than_needed_are_closed(model: str, view: Path) -> None
             assert Path(artefact.path).read_bytes() == b"compiled"
 
 
-def test_descriptors_with_a_later_byte_do_not_count(model: str, view: Path) -> None:
+def test_descriptors_with_a_later_byte_are_ignored(model: str, view: Path) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
         request = peer.acquire()
@@ -503,20 +503,20 @@ def test_daemon_that_asks_for_external_data_for_ever(model: str) -> None:
     with (
         FakeDaemon(script) as daemon,
         connect(daemon) as client,
-        pytest.raises(epcache.ProtocolError, match="again and again"),
+        pytest.raises(epcache.ProtocolError, match="more external data in every answer"),
     ):
         client.acquire(model, "E")
 
 
 def test_request_too_long_for_a_frame(model: str, view: Path) -> None:
     with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
-        with pytest.raises(epcache.BadRequest, match="more than a frame"):
+        with pytest.raises(epcache.BadRequest, match="more than the limit"):
             client.acquire(model, ("E", {"o": "x" * (1 << 20)}))
         client.acquire(model, "E").close()  # nothing was sent, so the connection is good
         assert daemon.connections == 1
 
 
-def test_no_room_for_a_descriptor(model: str, view: Path) -> None:
+def test_too_many_open_files_for_a_descriptor(model: str, view: Path) -> None:
     descriptor = os.open(view, os.O_RDONLY)
 
     def script(peer: Peer) -> None:

@@ -32,7 +32,7 @@ class Theirs:
     names: list[str] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
 
-def test_they_are_made_as_dataclasses_are() -> None:
+def test_constructors_are_those_of_dataclasses() -> None:
     assert (Point(1).x, Point(1).y, Point(1).names) == (1, 2, [])
     assert Point(1).names is not Point(1).names
     assert vars(Point(1, names=["a"], y=3)) == {"x": 1, "y": 3, "names": ["a"]}
@@ -50,7 +50,7 @@ def test_they_are_made_as_dataclasses_are() -> None:
     [((), {}), ((1, 2, [], 4), {}), ((1,), {"x": 1}), ((1,), {"z": 1}), ((), {"y": 1})],
     ids=str,
 )
-def test_what_does_not_fit_is_a_type_error(
+def test_invalid_arguments_are_a_type_error(
     arguments: tuple[tuple[Any, ...], dict[str, Any]],
 ) -> None:
     values, named = arguments
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_a_type_error(
         Point(*values, **named)
 
 
-def test_frozen_ones_stay_as_they_are() -> None:
+def test_frozen_instances_cannot_be_changed() -> None:
     point = Point(1)
     with pytest.raises(dataclasses.FrozenInstanceError, match="'x'"):
         point.x = 2  # type: ignore[misc]
@@ -72,7 +72,7 @@ def test_frozen_ones_stay_as_they_are() -> None:
     assert loose.x == 5
 
 
-def test_they_are_copied() -> None:
+def test_instances_can_be_copied() -> None:
     point = Point(1, names=["a"])
     assert (
         vars(replace(point, x=4))
@@ -84,7 +84,7 @@ def test_they_are_copied() -> None:
         replace(point, z=1)
 
 
-def test_the_dataclasses_module_knows_them() -> None:
+def test_functions_of_the_dataclasses_module_work() -> None:
     assert dataclasses.is_dataclass(Point) and dataclasses.is_dataclass(Point(1))
     assert dataclasses.asdict(Point(1, names=["a"])) == {"x": 1, "y": 2, "names": ["a"]}
     assert [one.name for one in dataclasses.fields(Point)] == ["x", "y", "names"]

@@ -30,7 +30,7 @@ ON_MISS = _messages.ENUMS["OnMiss"]
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("EPCACHE_SOCKET", "/nowhere")
     monkeypatch.setattr(_session, "_default_client", None)
     yield
@@ -80,7 +80,7 @@ MISSING = {"error": {"class": 1, "text": "there is none"}}
 # why
 
 
-def test_why_asks_what_a_session_asks(
+def test_why_sends_the_request_of_a_session(
     source: str, view: Path, options: epcache.SessionOptions
 ) -> None:
     explains = Scripted(
@@ -108,13 +108,13 @@ def test_why_asks_what_a_session_asks(
     assert ours == session
 
 
-def test_why_says_what_keeps_the_daemon_from_being_asked(source: str) -> None:
+def test_why_has_the_reason_for_bypassed(source: str) -> None:
     told = epcache.why(source, ort.SessionOptions(), ep=OPENVINO.spec)
     assert told.decision == "bypassed"
     assert "use epcache.SessionOptions" in told.reason
 
 
-def test_without_a_daemon_that_is_said(source: str, tmp_path: Path) -> None:
+def test_functions_without_a_daemon_raise_no_daemon(source: str, tmp_path: Path) -> None:
     for ask in (
         epcache.why,
         epcache.warm,
@@ -128,7 +128,9 @@ def test_without_a_daemon_that_is_said(source: str, tmp_path: Path) -> None:
 # warm
 
 
-def test_warm_does_not_wait_and_goes_on(source: str, options: epcache.SessionOptions) -> None:
+def test_warm_does_not_wait_and_continues_after_a_failure(
+    source: str, options: epcache.SessionOptions
+) -> None:
     daemon_says = Scripted(background("j1"))
     with FakeDaemon(daemon_says) as daemon:
         (warmed,) = epcache.warm(source, options, ep=OPENVINO.spec, client=client(daemon))
@@ -142,7 +144,7 @@ def test_warm_does_not_wait_and_goes_on(source: str, options: epcache.SessionOpt
     )
 
 
-def test_warm_waits_and_one_that_fails_keeps_none_of_the_others(source: str) -> None:
+def test_warm_with_wait_continues_after_a_failure(source: str) -> None:
     error = {"class": 3, "text": "the compiler crashed"}
     daemon_says = Scripted(
         background("j1"), background("j2"), ended("j1", "failed", error=error), ended("j2", "done")
@@ -155,7 +157,7 @@ def test_warm_waits_and_one_that_fails_keeps_none_of_the_others(source: str) -> 
     assert (second.outcome, second.ready) == ("compiled", True)
 
 
-def test_warm_makes_room_where_the_daemon_takes_no_more(source: str) -> None:
+def test_warm_waits_for_a_compile_if_the_daemon_is_busy(source: str) -> None:
     daemon_says = Scripted(background("j1"), BUSY, ended("j1", "done"), background("j2"))
     with FakeDaemon(daemon_says) as daemon:
         warmed = epcache.warm([source, source], ep=OPENVINO.spec, client=client(daemon))
@@ -163,14 +165,14 @@ def test_warm_makes_room_where_the_daemon_takes_no_more(source: str) -> None:
     assert daemon_says.seen[2]["follow"] == {"job": "j1"}
 
 
-def test_warm_ends_where_no_compile_of_its_own_takes_the_room(source: str) -> None:
+def test_warm_fails_if_the_daemon_is_busy_with_other_compiles(source: str) -> None:
     with FakeDaemon(Scripted(BUSY)) as daemon:
         (warmed,) = epcache.warm(source, ep=OPENVINO.spec, client=client(daemon))
     assert (warmed.outcome, warmed.why) == ("failed", "too much at once")
 
 
 @pytest.mark.parametrize("outcome", ["failed", "hit"])
-def test_warm_asks_the_store_for_what_ended_long_ago(source: str, view: Path, outcome: str) -> None:
+def test_warm_looks_up_the_build_of_a_forgotten_job(source: str, view: Path, outcome: str) -> None:
     daemon_says = Scripted(
         background("j1"), MISSING, {"view": view} if outcome == "hit" else MISSING
     )
@@ -180,7 +182,7 @@ def test_warm_asks_the_store_for_what_ended_long_ago(source: str, view: Path, ou
     assert daemon_says.seen[2]["acquire"]["on_miss"] == ON_MISS["FAIL"]
 
 
-def test_warm_of_what_cannot_be_asked_for(source: str) -> None:
+def test_warm_of_an_unsupported_request_is_bypassed(source: str) -> None:
     (warmed,) = epcache.warm(source, ort.SessionOptions(), ep=OPENVINO.spec)
     assert warmed.outcome == "bypassed"
     assert "use epcache.SessionOptions" in warmed.why
@@ -214,7 +216,9 @@ def test_compile_writes_a_copy_that_loads_without_the_daemon(
     assert equal(run_plain(OPENVINO, made.path), run_plain(OPENVINO, source, INPUTS))
 
 
-def test_compile_replaces_no_other_file_unasked(source: str, view: Path, tmp_path: Path) -> None:
+def test_compile_replaces_other_files_only_with_overwrite(
+    source: str, view: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     with FakeDaemon(serves(view, files=files(view))) as daemon:
         first = epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon))
@@ -241,7 +245,7 @@ def test_compile_writes_nothing_outside_the_directory(
     assert not (tmp_path / "out").exists()
 
 
-def test_compile_moves_the_source_of_a_weightless_one(
+def test_compile_copies_the_source_of_a_weightless_model(
     source: str, view: Path, tmp_path: Path
 ) -> None:
     (view / "abc" / "source.onnx").write_bytes(b"weights")
@@ -254,7 +258,7 @@ def test_compile_moves_the_source_of_a_weightless_one(
     )
 
 
-def test_compile_of_what_has_no_files(source: str, tmp_path: Path) -> None:
+def test_compile_without_an_artefact_is_an_error(source: str, tmp_path: Path) -> None:
     with FakeDaemon(
         Scripted({"acquire_reply": {"outcome": "passthrough", "why": "it is compiled already"}})
     ) as daemon:
@@ -266,7 +270,7 @@ def test_compile_of_what_has_no_files(source: str, tmp_path: Path) -> None:
         epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, on_miss="background")
 
 
-def test_import_alone_brings_no_onnxruntime() -> None:
+def test_import_of_epcache_does_not_import_onnxruntime() -> None:
     code = (
         "import sys, epcache; assert 'onnxruntime' not in sys.modules; assert {'why', 'warm', "
         "'compile'} <= set(epcache.__all__)"

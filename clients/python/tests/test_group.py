@@ -89,7 +89,7 @@ def test_all_models_are_sent_in_order_each_with_its_own_files(group: list[str], 
 
 
 @pytest.mark.parametrize("members", [[0], [0, 2]])
-def test_a_daemon_that_asks_for_what_there_is_not(
+def test_external_data_of_an_unknown_member_is_a_protocol_error(
     group: list[str], view: Path, members: list[int]
 ) -> None:
     script = Script(view, {"locations": ["w.bin", "w.bin"], "members": members})
@@ -102,7 +102,7 @@ def test_a_daemon_that_asks_for_what_there_is_not(
 
 
 @pytest.mark.parametrize("more", [{"member": 2}, {"graph": "../x"}])
-def test_a_daemon_that_names_what_is_not_in_the_view(
+def test_group_graph_outside_the_view_is_a_protocol_error(
     group: list[str], view: Path, more: dict[str, Any]
 ) -> None:
     with (
@@ -113,7 +113,7 @@ def test_a_daemon_that_names_what_is_not_in_the_view(
         client.acquire(group[0], "E", group=group[1:])
 
 
-def test_a_graph_of_a_member_outside_the_view(group: list[str], view: Path) -> None:
+def test_member_graph_outside_the_view_is_a_protocol_error(group: list[str], view: Path) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
         answer(
@@ -128,7 +128,7 @@ def test_a_graph_of_a_member_outside_the_view(group: list[str], view: Path) -> N
         client.acquire(group[0], "E", group=group[1:])
 
 
-def test_the_parts_of_a_group_have_one_descriptor_and_the_last_one_ends_the_lease(
+def test_members_share_a_descriptor_and_the_last_one_ends_the_lease(
     group: list[str], view: Path
 ) -> None:
     pytest.importorskip(
@@ -157,11 +157,11 @@ def test_the_parts_of_a_group_have_one_descriptor_and_the_last_one_ends_the_leas
 
 
 @pytest.mark.parametrize("wishes", [{"on_miss": "background"}, {"on_miss": "claim"}])
-def test_a_group_is_waited_for(group: list[str], wishes: dict[str, Any]) -> None:
+def test_invalid_group_arguments_are_errors(group: list[str], wishes: dict[str, Any]) -> None:
     pytest.importorskip(
         "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
     )
     with pytest.raises(ValueError, match="for a group"):
         epcache.SessionGroup(group, ep="OpenVINOExecutionProvider", **wishes)
-    with pytest.raises(ValueError, match="two models or more"):
+    with pytest.raises(ValueError, match="at least two models"):
         epcache.SessionGroup(group[:1], ep="OpenVINOExecutionProvider")

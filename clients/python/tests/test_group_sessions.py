@@ -20,7 +20,7 @@ def test_without_a_daemon_every_session_is_a_plain_one(tmp_path: Path) -> None:
     paths = [make_model(tmp_path / f"{seed}.onnx", seed) for seed in (1, 2)]
     with pytest.warns(epcache.EpcacheWarning, match="no daemon") as warned:
         loaded = epcache.SessionGroup(
-            paths, ep=(OPENVINO.name, OPENVINO.options), client=epcache.Client(tmp_path / "nobody")
+            paths, ep=(OPENVINO.name, OPENVINO.options), client=epcache.Client(tmp_path / "missing")
         )
     assert len(warned) == 1
     with loaded:
@@ -31,7 +31,7 @@ def test_without_a_daemon_every_session_is_a_plain_one(tmp_path: Path) -> None:
     loaded.close()
 
 
-def test_a_group_that_only_a_loop_holds_yields_its_sessions(tmp_path: Path) -> None:
+def test_loop_over_a_temporary_group(tmp_path: Path) -> None:
     if reason := OPENVINO.missing():
         pytest.skip(reason)
     paths = [make_model(tmp_path / f"{seed}.onnx", seed) for seed in (1, 2)]

@@ -16,7 +16,7 @@ from runtimes import RUNTIMES
 CLIENT = str(Path(__file__).parent.parent)
 
 
-def test_every_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     pytest.importorskip(
         "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
     )
@@ -28,10 +28,8 @@ def test_every_name_is_there() -> None:
         epcache.nothing  # noqa: B018
 
 
-def test_import_brings_nothing_heavy() -> None:
-    """Counted in modules, for times are those of the machine: onnxruntime brings the few that are
-    left.
-    """
+def test_import_of_epcache_is_cheap() -> None:
+    """Counts modules, because times depend on the machine."""
     code = (
         "import sys; before = set(sys.modules); import epcache\n"
         "ours = {name for name in sys.modules if name.startswith('epcache')}\n"
@@ -47,7 +45,7 @@ def test_import_brings_nothing_heavy() -> None:
     )
 
 
-# What is slow to load, or starts something, and nobody needs who has a session from the cache.
+# Modules that are slow to import, and that a session from the cache does not need.
 HEAVY = (
     "asyncio concurrent.futures copy dataclasses glob importlib.metadata inspect json logging "
     "lzma mmap multiprocessing pathlib pkgutil "
@@ -59,7 +57,7 @@ NOT_OURS = (
 ).split()
 
 
-def test_sessions_bring_nothing_heavy() -> None:
+def test_cached_sessions_import_no_heavy_modules() -> None:
     """The session classes, loaded: a first session is not to pay for compiling, starting daemons
     and other things that it does not do.
     """
@@ -80,7 +78,7 @@ def test_sessions_bring_nothing_heavy() -> None:
     )
 
 
-def test_nothing_is_said_at_the_end_of_the_interpreter() -> None:
+def test_interpreter_exit_prints_nothing() -> None:
     """Frozen applications lose the modules before the last objects; Python then prints what their
     ends raise.
     """

@@ -77,7 +77,7 @@ def test_jobs_and_failures() -> None:
     )
 
 
-def test_follow_tells_how_far_it_is_and_how_it_ended() -> None:
+def test_follow_reports_progress_and_the_result() -> None:
     seen: list[dict[str, Any]] = []
     progress = {
         "progress": {
@@ -102,7 +102,7 @@ def test_follow_tells_how_far_it_is_and_how_it_ended() -> None:
     assert job.error.facts == {"signal": "SIGSEGV"}
 
 
-def test_follow_takes_a_limit() -> None:
+def test_follow_has_a_timeout() -> None:
     with FakeDaemon(answers([])) as daemon, connect(daemon) as client:
         with Waits(AT_ONCE), pytest.raises(epcache.DeadlineExceeded):
             client.follow("j1", timeout=0.1)

@@ -39,7 +39,7 @@ def graph(directory: Path) -> dict[str, set[str]]:
     return {name: imports(modules, name) for name in modules if name != directory.name}
 
 
-def test_no_circle_of_imports() -> None:
+def test_imports_have_no_cycle() -> None:
     found = graph(PACKAGE)
     module, other = TYPES_ONLY
     found[module].remove(other)
@@ -55,7 +55,7 @@ def test_no_circle_of_imports() -> None:
         "if TYPE_CHECKING:\n    from . import one\n",
     ],
 )
-def test_a_circle_is_found(tmp_path: Path, back: str) -> None:
+def test_import_cycles_are_found(tmp_path: Path, back: str) -> None:
     package = tmp_path / "some"
     package.mkdir()
     (package / "__init__.py").write_text("from .one import x\n")

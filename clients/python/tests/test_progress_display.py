@@ -59,7 +59,7 @@ def no_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Bar:
-    """What stands in for tqdm's: it keeps what was shown at each step."""
+    """A fake tqdm, which records each step."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -111,7 +111,7 @@ def test_without_tqdm_each_phase_is_a_line(
     ]
 
 
-def test_with_tqdm_a_bar_that_never_runs_over(source: str, view: Path, bars: list[Bar]) -> None:
+def test_tqdm_bar_never_exceeds_its_total(source: str, view: Path, bars: list[Bar]) -> None:
     with FakeDaemon(compiling(view)) as daemon:
         epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=True)
     (bar,) = bars
@@ -125,7 +125,7 @@ def test_with_tqdm_a_bar_that_never_runs_over(source: str, view: Path, bars: lis
     assert bar.closed
 
 
-def test_what_is_there_shows_nothing(source: str, view: Path, bars: list[Bar]) -> None:
+def test_hit_shows_no_progress(source: str, view: Path, bars: list[Bar]) -> None:
     with FakeDaemon(serves(view)) as daemon:
         session = epcache.InferenceSession(
             source, ep=OPENVINO.spec, client=client(daemon), progress=True
@@ -142,7 +142,7 @@ def test_bar_ends_with_an_error(bars: list[Bar]) -> None:
     assert [bar.closed for bar in bars] == [True]
 
 
-def test_functions_of_the_application_and_none(source: str, view: Path, bars: list[Bar]) -> None:
+def test_progress_accepts_a_function_or_none(source: str, view: Path, bars: list[Bar]) -> None:
     said: list[epcache.Progress] = []
     with FakeDaemon(compiling(view)) as daemon:
         epcache.InferenceSession(
@@ -156,7 +156,7 @@ def test_functions_of_the_application_and_none(source: str, view: Path, bars: li
     assert bars == []
 
 
-def test_output_of_a_session_is_asked_for(source: str, view: Path) -> None:
+def test_session_sends_its_output(source: str, view: Path) -> None:
     seen: list = []
     with FakeDaemon(serves(view, seen)) as daemon:
         output = epcache.Output(
@@ -175,6 +175,6 @@ def test_output_of_a_session_is_asked_for(source: str, view: Path) -> None:
     }
 
 
-def test_output_is_not_for_what_this_process_compiles(source: str) -> None:
+def test_output_cannot_be_used_with_a_claim(source: str) -> None:
     with pytest.raises(ValueError, match="output= cannot be used"):
         epcache.InferenceSession(source, ep=OPENVINO.spec, output=epcache.Output(), on_miss="claim")

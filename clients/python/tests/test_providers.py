@@ -29,7 +29,7 @@ NOWHERE = "NoSuchExecutionProvider"
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("EPCACHE_SOCKET", "/nowhere")
     monkeypatch.setattr(_session, "_default_client", None)
     yield
@@ -55,7 +55,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize("named", NAMED)
-def test_names_are_what_ep_is(source: str, view: Path, named: dict[str, Any]) -> None:
+def test_providers_are_equivalent_to_ep(source: str, view: Path, named: dict[str, Any]) -> None:
     seen: list = []
     with FakeDaemon(serves(view, seen)) as daemon, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -72,7 +72,7 @@ def test_names_are_what_ep_is(source: str, view: Path, named: dict[str, Any]) ->
         assert asked["eps"][0]["devices"] == by_ep["eps"][0]["devices"]
 
 
-def test_positions_are_onnxruntimes(source: str) -> None:
+def test_positional_parameters_are_those_of_onnxruntime(source: str) -> None:
     session = epcache.InferenceSession(
         source, epcache.SessionOptions(), [OPENVINO.name], [OPENVINO.options], client=False
     )
@@ -80,7 +80,7 @@ def test_positions_are_onnxruntimes(source: str) -> None:
     assert equal(session.run(None, INPUTS), run_plain(OPENVINO, source))
 
 
-def test_name_that_is_not_there_is_passed_over_with_one_warning(source: str, view: Path) -> None:
+def test_missing_provider_is_skipped_with_one_warning(source: str, view: Path) -> None:
     with (
         FakeDaemon(serves(view)) as daemon,
         pytest.warns(epcache.EpcacheWarning, match=f"library of {NOWHERE}") as caught,
@@ -94,7 +94,7 @@ def test_name_that_is_not_there_is_passed_over_with_one_warning(source: str, vie
     assert NOWHERE in session.epcache.warnings[0]
 
 
-def test_cpu_is_what_is_left_only_where_it_is_named(source: str) -> None:
+def test_missing_provider_falls_back_to_cpu_only_if_named(source: str) -> None:
     with pytest.warns(epcache.EpcacheWarning, match=f"bypassed: .*library of {NOWHERE}") as caught:
         session = epcache.InferenceSession(source, providers=[NOWHERE, CPU])
     assert len(caught) == 1
@@ -103,21 +103,21 @@ def test_cpu_is_what_is_left_only_where_it_is_named(source: str) -> None:
         epcache.InferenceSession(source, providers=[NOWHERE])
 
 
-def test_cpu_in_front_is_what_was_asked_for(source: str) -> None:
+def test_cpu_as_first_provider_is_plain(source: str) -> None:
     with pytest.warns(
-        epcache.EpcacheWarning, match=f"bypassed: {CPU} is part of ONNX Runtime itself"
+        epcache.EpcacheWarning, match=f"bypassed: {CPU} is built into this ONNX Runtime"
     ):
         session = epcache.InferenceSession(source, providers=[CPU, OPENVINO.name])
     assert session.get_providers()[0] == CPU
 
 
-def test_part_of_onnxruntime_that_lists_no_devices(source: str) -> None:
+def test_built_in_provider_without_devices(source: str) -> None:
     """Such as CUDA's, which goes by its name; here is one that is always there."""
     if "AzureExecutionProvider" not in ort.get_available_providers():
         pytest.skip("this ONNX Runtime has no execution provider that lists no devices")
     with pytest.warns(
         epcache.EpcacheWarning,
-        match="bypassed: AzureExecutionProvider is part of ONNX Runtime itself",
+        match="bypassed: AzureExecutionProvider is built into this ONNX Runtime",
     ):
         session = epcache.InferenceSession(source, ep=[OPENVINO.spec, "AzureExecutionProvider"])
     assert session.get_providers() == [OPENVINO.name, "AzureExecutionProvider", CPU]
@@ -125,7 +125,7 @@ def test_part_of_onnxruntime_that_lists_no_devices(source: str) -> None:
         epcache.InferenceSession(source, ep="AzureExecutionProvider:GPU")
 
 
-def test_names_go_before_the_devices_of_the_options_as_in_onnxruntime(source: str) -> None:
+def test_names_override_the_devices_of_the_options(source: str) -> None:
     options = epcache.SessionOptions()
     options.add_provider_for_devices(
         [d for d in ort.get_ep_devices() if d.ep_name == OPENVINO.name][:1], {}
@@ -146,7 +146,7 @@ def test_names_go_before_the_devices_of_the_options_as_in_onnxruntime(source: st
         ({"providers": [CPU], "provider_options": []}, ""),
         (
             {"providers": [CPU], "provider_options": [{}, {}]},
-            "1 names, and provider_options 2 entries",
+            "1 names, but provider_options 2 entries",
         ),
         ({"providers": [(CPU, {"a": "1"})], "provider_options": [{"b": "1"}]}, "given twice"),
         ({"providers": CPU}, "a list of names"),
@@ -154,7 +154,7 @@ def test_names_go_before_the_devices_of_the_options_as_in_onnxruntime(source: st
         ({}, "no execution provider named"),
     ],
 )
-def test_what_makes_no_sense_is_said(source: str, named: dict[str, Any], why: str) -> None:
+def test_invalid_providers_are_errors(source: str, named: dict[str, Any], why: str) -> None:
     if not why:
         assert epcache.InferenceSession(source, client=False, **named).get_providers() == [CPU]
         return
@@ -180,7 +180,7 @@ def test_openvinos_device_type(value: str, device: epcache.Device) -> None:
     )
 
 
-def test_device_type_that_no_plugin_has(source: str) -> None:
+def test_unknown_device_type_is_an_error(source: str) -> None:
     with pytest.raises(epcache.Unavailable, match="has no device 'HETERO:GPU,CPU'.*AUTO"):
         epcache.InferenceSession(
             source, providers=[(OPENVINO.name, {"device_type": "HETERO:GPU,CPU"})]
@@ -199,7 +199,7 @@ def test_same_plain_options_twice(source: str) -> None:
         epcache.InferenceSession(source, options, ep=OPENVINO.name, client=False)
 
 
-def test_fallback_while_it_runs_is_the_applications_wish(source: str) -> None:
+def test_enable_fallback_applies_to_run_only(source: str) -> None:
     plain = epcache.InferenceSession(source, ep=OPENVINO.spec, client=False)
     asked = epcache.InferenceSession(source, ep=OPENVINO.spec, client=False, enable_fallback=1)
     assert (plain._enable_fallback, asked._enable_fallback) == (False, True)
@@ -225,10 +225,10 @@ def test_packages_are_found_by_name_and_files(
     monkeypatch.syspath_prepend(tmp_path)
     ours = [name for name in _plugins.packages() if (tmp_path / name).exists()]
     assert sorted(ours) == ["onnxruntime_ep_new", "onnxruntime_other"]
-    assert _plugins._carrier("onnxruntime_otherExecutionProvider") == str(
+    assert _plugins._packaged_library("onnxruntime_otherExecutionProvider") == str(
         tmp_path / "onnxruntime_other" / "lib.so"
     )
-    assert _plugins._carrier("unrelatedExecutionProvider") is None
+    assert _plugins._packaged_library("unrelatedExecutionProvider") is None
 
 
 def test_cpu_alone_is_kept() -> None:
@@ -236,7 +236,7 @@ def test_cpu_alone_is_kept() -> None:
     assert ([p.ep.name for p in plugins], missing) == ([CPU], [])
 
 
-def test_devices_that_epcachectl_run_hands_on() -> None:
+def test_devices_passed_by_epcachectl_run() -> None:
     told = {
         "name": "E",
         "devices": [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}],

@@ -22,11 +22,18 @@ from fake_daemon import FakeDaemon, Peer  # noqa: E402
 from providers import INPUTS, Provider, compile_plain, equal, run_plain  # noqa: E402
 from test_client import answer  # noqa: E402
 from test_faults import Waits  # noqa: E402
-from test_session import client, compiled, leases, nobody, provider, source  # noqa: E402, F401
+from test_session import (  # noqa: E402, F401
+    client,
+    compiled,
+    leases,
+    provider,
+    source,
+    without_daemon,
+)
 
-pytestmark = pytest.mark.usefixtures("nobody")
+pytestmark = pytest.mark.usefixtures("without_daemon")
 
-RETRY = {"decision": "retry", "text": "damaged, and made anew"}
+RETRY = {"decision": "retry", "text": "damaged, and recompiled"}
 SOUND = {"decision": "sound", "text": "it loads here", "hint": "use the provider options"}
 
 
@@ -87,7 +94,7 @@ def without_warning(*arguments: object) -> epcache.InferenceSession:
         return make(*arguments)
 
 
-def test_refusal_is_reported_and_asked_for_once_more(
+def test_refusal_is_reported_and_the_request_repeated_once(
     provider: Provider,
     source: str,
     refused: Path,
@@ -101,7 +108,7 @@ def test_refusal_is_reported_and_asked_for_once_more(
         assert session.epcache.decisions == [epcache.Decision(**RETRY)]
         assert (
             "does not load" in session.epcache.why
-            and "damaged, and made anew" in session.epcache.why
+            and "damaged, and recompiled" in session.epcache.why
         )
         assert equal(
             session.run(None, INPUTS), run_plain(provider, compiled / "abc" / "x_ctx.onnx")
@@ -208,7 +215,7 @@ def test_report_never_hangs_nor_fails_the_application(
     assert len(script.acquires) == 1
 
 
-def test_reports_are_short() -> None:
+def test_report_text_is_limited() -> None:
     assert _client.Client.report.__kwdefaults__["timeout"] <= 5
 
 
@@ -276,7 +283,7 @@ def test_session_on_another_execution_provider_is_a_refusal(
     script = Looking([compiled], SOUND)
     with FakeDaemon(script) as daemon:
         with pytest.warns(
-            epcache.EpcacheWarning, match="the session has CPUExecutionProvider, and not"
+            epcache.EpcacheWarning, match="the session runs on CPUExecutionProvider, not on"
         ):
             session = make(daemon, source, provider)
         gc.collect()
@@ -286,7 +293,7 @@ def test_session_on_another_execution_provider_is_a_refusal(
     assert report["code"] == 0
 
 
-def test_what_is_not_onnxruntimes_word_is_not_reported(
+def test_errors_of_other_origin_are_not_reported(
     provider: Provider,
     source: str,
     compiled: Path,  # noqa: F811

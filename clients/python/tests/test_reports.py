@@ -39,7 +39,7 @@ def answers(seen: list, **reply: object) -> Callable[[Peer], None]:
 # Reports.
 
 
-def test_report_says_everything() -> None:
+def test_report_has_all_arguments() -> None:
     seen: list = []
     reply = {
         "decision": "retry",
@@ -94,7 +94,7 @@ def test_report_of_an_artefact(model: str, view: Path) -> None:
         pytest.param("a\udcffb", "a?b", id="bytes that are no text"),
     ],
 )
-def test_report_carries_what_fits(text: str, want: str) -> None:
+def test_report_text_is_cut_to_its_limit(text: str, want: str) -> None:
     seen: list = []
     with (
         FakeDaemon(answers(seen, report_reply={"decision": "sound"})) as daemon,
@@ -104,7 +104,7 @@ def test_report_carries_what_fits(text: str, want: str) -> None:
     assert seen[0]["report"]["text"] == want
 
 
-def test_report_waits_no_longer_than_it_may() -> None:
+def test_report_has_a_timeout() -> None:
     def script(peer: Peer) -> None:
         peer.hello()
         peer.wait_for_end()
@@ -114,7 +114,7 @@ def test_report_waits_no_longer_than_it_may() -> None:
             client.report("b", 10, "t", timeout=0.1)
 
 
-def test_report_to_a_stopped_daemon(tmp_path: Path) -> None:
+def test_report_to_a_suspended_daemon_is_a_timeout(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(str(tmp_path / "s"))
         stopped.listen()
@@ -140,7 +140,7 @@ def test_report_to_a_daemon_that_restarts() -> None:
     assert len(seen) == 1
 
 
-def test_earlier_daemon_does_not_know_reports() -> None:
+def test_earlier_daemon_without_reports() -> None:
     error = {"class": 10, "text": "this daemon does not know the request"}
     with FakeDaemon(answers([], error=error)) as daemon, connect(daemon) as client:
         for _ in range(2):  # and the connection goes on
@@ -149,7 +149,7 @@ def test_earlier_daemon_does_not_know_reports() -> None:
         assert daemon.connections == 1
 
 
-def test_answer_that_is_none_to_a_report() -> None:
+def test_invalid_answer_to_a_report() -> None:
     with FakeDaemon(answers([], events_reply={})) as daemon, connect(daemon) as client:
         with pytest.raises(epcache.ProtocolError, match="answer to report"):
             client.report("b", 10, "t")
@@ -177,14 +177,14 @@ def test_answer_that_is_none_to_a_report() -> None:
         pytest.param(Exception("[ONNXRuntimeError] : x"), None, id="no number"),
     ],
 )
-def test_what_an_error_says_of_an_artefact(error: Exception, code: int | None) -> None:
+def test_refusal_of_an_error(error: Exception, code: int | None) -> None:
     assert _refusal.refusal_of(error) == (code, str(error))
 
 
 # Explanations.
 
 
-def test_explanation_is_what_the_daemon_says(model: str) -> None:
+def test_explanation_has_the_daemons_answer(model: str) -> None:
     seen: list = []
     difference = {"field": "execution_providers[0].options.precision", "asked": "f16", "found": ""}
     build = {
@@ -244,7 +244,7 @@ def test_explanation_is_what_the_daemon_says(model: str) -> None:
     assert told.history == [epcache.Event(1.5, "compiled", "", "", "m.onnx", "in 2 s", "", 7)]
 
 
-def test_explanation_that_is_missing(model: str, view: Path) -> None:
+def test_missing_explanation_is_a_protocol_error(model: str, view: Path) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
         answer(peer, peer.acquire(), view)
@@ -257,7 +257,7 @@ def test_explanation_that_is_missing(model: str, view: Path) -> None:
 # Events.
 
 
-def test_events_that_were() -> None:
+def test_past_events() -> None:
     seen: list = []
     with (
         FakeDaemon(answers(seen, events_reply={"events": [EVENT, EVENT]})) as daemon,
@@ -281,7 +281,7 @@ def publishes(count: int, then: Callable[[Peer], None]) -> Callable[[Peer], None
     return script
 
 
-def test_events_as_they_happen() -> None:
+def test_subscription_yields_events() -> None:
     with FakeDaemon(publishes(3, Peer.wait_for_end)) as daemon, connect(daemon) as client:
         with client.subscribe() as events:
             assert [next(events).sequence for _ in range(3)] == [1, 2, 3]
@@ -297,7 +297,7 @@ def test_subscription_has_a_connection_of_its_own() -> None:
             assert daemon.connections == 2
 
 
-def test_subscription_that_is_dropped_is_closed() -> None:
+def test_unreferenced_subscription_is_closed() -> None:
     with FakeDaemon(publishes(1, Peer.wait_for_end)) as daemon, connect(daemon) as client:
         assert next(client.subscribe()).sequence == 1
         gc.collect()
@@ -313,7 +313,7 @@ def test_subscription_ends_at_its_timeout() -> None:
         assert len(events) == 1
 
 
-def test_subscription_that_another_thread_closes() -> None:
+def test_subscription_closed_by_another_thread_ends() -> None:
     with FakeDaemon(publishes(1, Peer.wait_for_end)) as daemon, connect(daemon) as client:
         events = client.subscribe()
         next(events)
@@ -387,7 +387,7 @@ def test_subscription_without_a_daemon() -> None:
         epcache.Client("/nowhere").subscribe()
 
 
-def test_daemon_that_goes_away_before_the_subscription() -> None:
+def test_daemon_that_exits_before_the_subscription() -> None:
     def script(peer: Peer) -> None:
         peer.read()
         peer.send(HELLO)
@@ -396,7 +396,7 @@ def test_daemon_that_goes_away_before_the_subscription() -> None:
         next(client.subscribe())
 
 
-def test_half_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_event_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for an event has no limit; the wait for the rest of one has."""
     from epcache import _events
 

@@ -49,8 +49,8 @@ def source(tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without a daemon of its own a test must not reach one of the machine's."""
+def without_daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keeps tests without their own daemon from using one of the machine's."""
     monkeypatch.setenv("EPCACHE_SOCKET", "/nowhere")
     monkeypatch.setattr(_session, "_default_client", None)
     yield
@@ -102,7 +102,7 @@ def test_no_daemon_is_the_same_execution_provider_and_one_warning(
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
 
-def test_stopped_daemon_costs_no_more_than_the_limit(
+def test_suspended_daemon_delays_a_session_by_at_most_the_limit(
     provider: Provider, source: str, tmp_path: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX) as stopped:
@@ -117,13 +117,13 @@ def test_stopped_daemon_costs_no_more_than_the_limit(
     assert session.get_providers()[0] == provider.name
 
 
-def test_not_asked(provider: Provider, source: str) -> None:
+def test_client_false_does_not_ask_the_daemon(provider: Provider, source: str) -> None:
     session = epcache.InferenceSession(source, ep=provider.spec, client=False)
     assert session.epcache.outcome == "bypassed"
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
 
-def test_session_is_onnxruntimes(provider: Provider, source: str) -> None:
+def test_session_is_an_onnxruntime_session(provider: Provider, source: str) -> None:
     assert isinstance(
         epcache.InferenceSession(source, ep=provider.spec, client=False), ort.InferenceSession
     )
@@ -158,7 +158,7 @@ def test_plain_options_with_devices(provider: Provider, source: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ["ep.share_ep_contexts", "ep.context_enable"])
-def test_options_that_cannot_be_accounted_for(
+def test_unsupported_options_make_a_plain_session(
     provider: Provider, source: str, entry: str, tmp_path: Path
 ) -> None:
     options = epcache.SessionOptions()
@@ -168,34 +168,35 @@ def test_options_that_cannot_be_accounted_for(
 
 
 def test_cpu_execution_provider_has_nothing_to_cache(source: str) -> None:
-    with pytest.warns(epcache.EpcacheWarning, match="part of ONNX Runtime itself"):
+    with pytest.warns(epcache.EpcacheWarning, match="is built into this ONNX Runtime"):
         session = epcache.InferenceSession(source, ep="CPUExecutionProvider")
     assert session.run(None, INPUTS)[0].shape == (1, 64)
 
 
-# What is wrong is said, and never ends on the CPU.
+# An invalid request is an error, and never falls back to the CPU.
 
 
-def test_execution_provider_that_is_not_installed(source: str) -> None:
+def test_missing_execution_provider_is_an_error(source: str) -> None:
     with pytest.raises(
         epcache.Unavailable, match="no installed package has the library of NoSuchExecutionProvider"
     ):
         epcache.InferenceSession(source, ep="NoSuchExecutionProvider")
 
 
-def test_library_that_is_none(source: str) -> None:
-    with pytest.raises(epcache.Unavailable, match="does not take"):
+def test_invalid_library_is_an_error(source: str) -> None:
+    with pytest.raises(epcache.Unavailable, match="cannot load"):
         epcache.InferenceSession(
             source, ep=epcache.ExecutionProvider("NotALibrary", library=__file__)
         )
 
 
-def test_device_that_is_not_there(provider: Provider, source: str) -> None:
-    with pytest.raises(epcache.Unavailable, match=r"no NPU here; it lists CPU"):
+def test_missing_device_is_an_error(provider: Provider, source: str) -> None:
+    with pytest.raises(epcache.Unavailable, match=r"no NPU on this machine; it lists CPU"):
         epcache.InferenceSession(source, ep=f"{provider.name}:NPU")
     with pytest.raises(
         epcache.Unavailable,
-        match=r"no CPU \(device 0x1234, kind=x\) here; it lists CPU \(vendor .*, no kind\)",
+        match=r"no CPU \(device 0x1234, kind=x\) on this machine; "
+        r"it lists CPU \(vendor .*, no kind\)",
     ):
         epcache.InferenceSession(source, ep=f"{provider.name}:CPU,device=0x1234,kind=x")
 
@@ -223,7 +224,7 @@ def test_onnxruntimes_fallback_is_off(
     assert "Falling back" not in capsys.readouterr().out
 
 
-def test_model_that_is_none_is_onnxruntimes_error(provider: Provider, tmp_path: Path) -> None:
+def test_invalid_model_is_onnxruntimes_error(provider: Provider, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"\x08no model at all")
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         epcache.InferenceSession(tmp_path / "bad.onnx", ep=provider.spec, client=False)
@@ -234,17 +235,17 @@ def test_missing_model_is_onnxruntimes_error(provider: Provider, tmp_path: Path)
         epcache.InferenceSession(tmp_path / "missing.onnx", ep=provider.spec)
 
 
-def test_argument_that_is_not_known(source: str) -> None:
-    with pytest.raises(TypeError, match="InferenceSession does not take epp"):
+def test_unknown_argument_is_a_type_error(source: str) -> None:
+    with pytest.raises(TypeError, match="InferenceSession has no parameter epp"):
         epcache.InferenceSession(source, epp="X")
 
 
-def test_no_execution_provider(source: str) -> None:
+def test_no_execution_provider_is_an_error(source: str) -> None:
     with pytest.raises(ValueError, match="no execution provider named"):
         epcache.InferenceSession(source)
 
 
-def test_execution_providers_named_twice(provider: Provider, source: str) -> None:
+def test_execution_providers_named_twice_are_an_error(provider: Provider, source: str) -> None:
     options = epcache.SessionOptions()
     options.add_provider_for_devices(
         [d for d in ort.get_ep_devices() if d.ep_name == provider.name][:1], {}
@@ -297,7 +298,9 @@ def test_lease_lives_as_long_as_the_session(
         assert leases(compiled) == 0
 
 
-def test_view_by_path_alone(provider: Provider, source: str, compiled: Path) -> None:
+def test_view_without_a_descriptor_is_loaded_by_path(
+    provider: Provider, source: str, compiled: Path
+) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
         reply = {"outcome": "hit", "view": str(compiled), "graph": "abc/x_ctx.onnx"}
@@ -347,7 +350,9 @@ def test_devices_named_by_the_options(provider: Provider, source: str, compiled:
     assert seen[0][0]["eps"][0]["devices"][0]["type"] == "CPU"
 
 
-def test_answers_options_are_the_sessions(provider: Provider, source: str, compiled: Path) -> None:
+def test_session_gets_the_options_of_the_answer(
+    provider: Provider, source: str, compiled: Path
+) -> None:
     more = {
         "session_options": {"session.disable_prepacking": "1"},
         "graph_optimization_level": "disable_all",
@@ -359,7 +364,7 @@ def test_answers_options_are_the_sessions(provider: Provider, source: str, compi
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 
-def test_provider_libraries_are_this_processs_own(source: str, tmp_path: Path) -> None:
+def test_library_options_name_this_processes_libraries(source: str, tmp_path: Path) -> None:
     if reason := QNN.missing():
         pytest.skip(reason)
     compile_plain(QNN, source, tmp_path / "view" / "abc", "x_ctx.onnx")
@@ -373,7 +378,7 @@ def test_provider_libraries_are_this_processs_own(source: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     "damage", ["graph is no model", "sidecar is missing", "directory is empty", "unknown level"]
 )
-def test_artefact_that_does_not_load(
+def test_artefact_that_does_not_load_makes_a_plain_session(
     provider: Provider, source: str, compiled: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = {}
@@ -408,14 +413,14 @@ def fails_with(**error: object) -> Callable[[Peer], None]:
 
 
 @pytest.mark.parametrize("number", [1, 3, 4, 7, 9, 11, 12])
-def test_any_error_leads_to_a_plain_session(provider: Provider, source: str, number: int) -> None:
+def test_any_error_makes_a_plain_session(provider: Provider, source: str, number: int) -> None:
     with FakeDaemon(fails_with(**{"class": number, "text": "sorry", "hint": "h"})) as daemon:
         with pytest.warns(epcache.EpcacheWarning, match=r"failed: sorry \(h\)"):
             session = epcache.InferenceSession(source, ep=provider.spec, client=client(daemon))
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
 
-def test_a_daemon_that_makes_its_index_leads_to_a_plain_session(
+def test_daemon_that_rebuilds_its_index_makes_a_plain_session(
     provider: Provider, source: str
 ) -> None:
     def starting(peer: Peer) -> None:
@@ -461,7 +466,9 @@ def test_model_that_crashes_the_compiler_does_not_crash_the_application(
             )
 
 
-def test_daemon_that_goes_away_during_the_request(provider: Provider, source: str) -> None:
+def test_daemon_that_exits_during_the_request_makes_a_plain_session(
+    provider: Provider, source: str
+) -> None:
     def dies(peer: Peer) -> None:
         peer.hello()
         peer.acquire()
@@ -472,7 +479,7 @@ def test_daemon_that_goes_away_during_the_request(provider: Provider, source: st
     assert session.get_providers()[0] == provider.name
 
 
-def test_model_that_is_compiled_already(provider: Provider, compiled: Path) -> None:
+def test_compiled_model_is_passed_through(provider: Provider, compiled: Path) -> None:
     graph = str(compiled / "abc" / "x_ctx.onnx")
 
     def script(peer: Peer) -> None:
@@ -490,7 +497,7 @@ def test_model_that_is_compiled_already(provider: Provider, compiled: Path) -> N
     assert equal(session.run(None, INPUTS), run_plain(provider, graph))
 
 
-def test_external_initializers_are_handed_over_where_they_cannot_be_reached(
+def test_external_initializers_are_passed_in_memory_without_path_access(
     provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a user who may not walk the daemon's directories: ONNX Runtime gets the files and
@@ -553,8 +560,8 @@ def doubled(graph: Path, rest: Path) -> None:
 def test_external_initializers_are_loaded_by_the_views_path(
     provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ONNX Runtime says to a user who may not walk the daemon's directories: see test_daemon
-    for the real thing.
+    """Imitates ONNX Runtime's error for a user without access to the daemon's directories; see
+    test_daemon for the real one.
     """
     load, tried = epcache.InferenceSession._load, []
 
@@ -574,7 +581,7 @@ def test_external_initializers_are_loaded_by_the_views_path(
     assert len(tried) == 3, "by descriptor, then with the files besides, then by name"
 
 
-def test_set_providers_goes_back_to_the_source(
+def test_set_providers_loads_the_source_model(
     provider: Provider, source: str, compiled: Path
 ) -> None:
     with FakeDaemon(serves(compiled)) as daemon:

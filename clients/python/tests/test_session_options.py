@@ -22,7 +22,7 @@ def options() -> epcache.SessionOptions:
     return epcache.SessionOptions()
 
 
-def test_every_method_of_onnxruntime_is_noticed() -> None:
+def test_every_method_of_onnxruntime_is_recorded() -> None:
     methods = {
         n
         for n in dir(ort.SessionOptions)
@@ -31,19 +31,19 @@ def test_every_method_of_onnxruntime_is_noticed() -> None:
     assert methods - set(vars(epcache.SessionOptions)) == set(_session_options._READERS)
 
 
-def test_method_that_is_not_known_is_a_reason(
+def test_unknown_method_is_a_reason(
     options: epcache.SessionOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         ort.SessionOptions, "from_a_later_version", lambda self, value: None, raising=False
     )
-    _session_options._remembering("from_a_later_version")(options, 1)
+    _session_options._recording("from_a_later_version")(options, 1)
     assert options._record.reasons == [
         "SessionOptions.from_a_later_version was called, which epcache does not support"
     ]
 
 
-def test_what_decides_the_compile(options: epcache.SessionOptions) -> None:
+def test_settings_that_affect_the_compile_are_sent(options: epcache.SessionOptions) -> None:
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.add_free_dimension_override_by_name("batch", 4)
     options.add_free_dimension_override_by_denotation("DATA_CHANNEL", 3)
@@ -69,7 +69,7 @@ RUNNING = {
 
 
 @pytest.mark.parametrize("name", RUNNING)
-def test_how_it_runs_is_not_sent_and_is_restored(
+def test_settings_that_affect_running_are_restored_and_not_sent(
     options: epcache.SessionOptions, name: str
 ) -> None:
     setattr(options, name, RUNNING[name])
@@ -79,7 +79,7 @@ def test_how_it_runs_is_not_sent_and_is_restored(
 
 
 @pytest.mark.parametrize("key", sorted(_session_keys.RUN | _session_keys.SERVE))
-def test_entries_that_say_how_it_runs_are_restored(
+def test_entries_that_affect_running_are_restored(
     options: epcache.SessionOptions, key: str
 ) -> None:
     options.add_session_config_entry(key, "1")
@@ -140,7 +140,7 @@ def test_level_to_compile_with(options: epcache.SessionOptions, level: object, w
 
 
 @pytest.mark.parametrize("name", ["graph_optimization_level", "intra_op_num_threads"])
-def test_value_that_onnxruntime_refuses_was_not_told(
+def test_value_that_onnxruntime_refuses_is_not_recorded(
     options: epcache.SessionOptions, name: str
 ) -> None:
     with pytest.raises(TypeError):
@@ -180,14 +180,14 @@ def initializer(options: epcache.SessionOptions) -> None:
         ),
     ],
 )
-def test_what_cannot_be_accounted_for_is_a_reason(
-    options: epcache.SessionOptions, tell: object
-) -> None:
+def test_unsupported_settings_are_reasons(options: epcache.SessionOptions, tell: object) -> None:
     tell(options)
     assert len(options._record.reasons) == 1
 
 
-def test_plain_onnxruntime_takes_them(options: epcache.SessionOptions, tmp_path: object) -> None:
+def test_plain_onnxruntime_accepts_these_options(
+    options: epcache.SessionOptions, tmp_path: object
+) -> None:
     from providers import INPUTS, make_model
 
     options.intra_op_num_threads = 1

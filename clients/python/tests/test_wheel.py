@@ -51,7 +51,7 @@ def test_same_bytes_from_another_directory(wheel: Path, tmp_path: Path) -> None:
     assert build(tmp_path / "copy", tmp_path / "out").read_bytes() == wheel.read_bytes()
 
 
-def test_what_is_in_it(wheel: Path) -> None:
+def test_wheel_contents(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
         info = next(name for name in entries if name.endswith("/WHEEL"))

@@ -166,8 +166,7 @@ def test_codec_agrees_with_protobuf(classes: dict[str, type], name: str) -> None
     for _ in range(100):
         values = some_message(numbers, name)
         theirs = classes[name].FromString(_wire.encode(name, values))
-        # What protobuf does not know as a field of the right type is kept apart: then it would come
-        # back all the same.
+        # protobuf keeps unknown fields, and would write them back although the number is wrong.
         theirs.DiscardUnknownFields()
         assert _wire.decode(name, theirs.SerializeToString(deterministic=True)) == filled(
             name, values

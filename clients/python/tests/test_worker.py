@@ -122,7 +122,7 @@ CASES: dict[str, tuple[str, type[Exception], dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_how_it_can_end(name: str, tmp_path: Path) -> None:
+def test_ends_of_the_worker(name: str, tmp_path: Path) -> None:
     script, kind, facts, text = CASES[name]
     with pytest.raises(kind, match=text) as caught:
         run(tmp_path, script)
@@ -130,13 +130,13 @@ def test_how_it_can_end(name: str, tmp_path: Path) -> None:
         assert facts.items() <= caught.value.facts.items()
 
 
-def test_no_program(tmp_path: Path) -> None:
+def test_missing_program_is_no_worker(tmp_path: Path) -> None:
     with pytest.raises(_worker.NoWorker):
         _worker.compile(str(tmp_path / "none"), {}, time.monotonic() + 10, lambda _: None)
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_one_that_hangs_is_ended_with_what_it_started(silent: bool, tmp_path: Path) -> None:
+def test_hanging_worker_and_its_children_are_killed(silent: bool, tmp_path: Path) -> None:
     script = f"""
         trap '' TERM
         sleep 1000 & echo $! >{tmp_path}/child
@@ -162,10 +162,10 @@ def _lives(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z"  # which nobody may be there to reap
+    return state != "Z"  # a zombie counts as ended, because its parent may not reap it
 
 
-def test_interrupt_ends_it(tmp_path: Path) -> None:
+def test_interrupt_kills_the_worker(tmp_path: Path) -> None:
     def interrupted(phase: str) -> None:
         raise KeyboardInterrupt
 
@@ -176,12 +176,12 @@ def test_interrupt_ends_it(tmp_path: Path) -> None:
 
 
 def test_endless_answer_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_worker, "MAX_SAID", 1 << 20)
+    monkeypatch.setattr(_worker, "MAX_ANSWER", 1 << 20)
     with pytest.raises(epcache.CompileFailed):
         run(tmp_path, "exec yes >&4")
 
 
-def test_application_that_ignores_its_children(tmp_path: Path) -> None:
+def test_application_that_ignores_sigchld(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         result, _ = run(tmp_path, f"echo '{RESULT}' >&4")
@@ -190,7 +190,7 @@ def test_application_that_ignores_its_children(tmp_path: Path) -> None:
     assert result.ort_version == "1.31.1"
 
 
-def test_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_of_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epcache._programs.DIRECTORIES", (str(tmp_path),))
     monkeypatch.delenv("EPCACHE_WORKER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "python"))
 
 import epcache  # noqa: E402
 
-# The protocol's classes by this client's errors. What has no class of its own is named by its type,
-# which no row wants.
+# The protocol's classes by this client's errors. Other errors are named by their type, which
+# matches no row.
 CLASSES = {
     epcache.NotFound: "NOT_FOUND",
     epcache.Stale: "STALE",

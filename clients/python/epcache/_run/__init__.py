@@ -1,15 +1,13 @@
-"""What `epcachectl run` puts into Python programs: ONNX Runtime's classes are replaced by
-epcache's, the programs unchanged.
+"""`epcachectl run` for Python programs: replaces ONNX Runtime's classes by epcache's, without a
+change of the program.
 
-hook/sitecustomize.py notices the import of onnxruntime, and calls `take_over` before the program
-sees the package. From then on onnxruntime.InferenceSession and SessionOptions are those of
-_classes.py, wherever ONNX Runtime itself has these names. epcache keeps the original ones. Whatever
-happens is appended to a report (_report.py), which epcachectl reads at the end of the program.
+hook/sitecustomize.py intercepts the import of onnxruntime, and calls `take_over` before the program
+gets the package. From then on onnxruntime.InferenceSession and SessionOptions are those of
+_classes.py, everywhere ONNX Runtime itself has these names. epcache keeps the original ones. Events
+are appended to a report (_report.py), which epcachectl reads at the end of the program.
 
-Many programs import onnxruntime and make no session, so all that makes sessions is imported with
-the first one; until then as little as can be is.
-
-Nothing here may stop a program that would run without it.
+Many programs import onnxruntime without making a session, so the code for sessions is imported with
+the first one. Nothing here may stop a program that would run without epcache.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from ._runtime_packages import runtime_distributions, runtime_spec
 
 __all__ = ["runtime_distributions", "runtime_spec", "original", "take_over"]
 
-OLDEST = (1, 24)  # with compiled execution providers as plugins
+OLDEST = (1, 24)  # the first version with plugin execution providers
 
-# Where ONNX Runtime has the classes.
+# The modules in which ONNX Runtime has the classes.
 _PLACES = {
     "InferenceSession": ("onnxruntime", "onnxruntime.capi.onnxruntime_inference_collection"),
     "SessionOptions": (
@@ -34,12 +32,12 @@ _PLACES = {
     ),
 }
 
-original: ModuleType | None = None  # onnxruntime with its own classes, once it has been taken over
+original: ModuleType | None = None  # onnxruntime with its original classes, after take_over
 
 
 def take_over(ort: ModuleType) -> None:
-    """Replaces the classes in onnxruntime, which has just been imported. Reports why not, where
-    that cannot be.
+    """Replaces the classes in onnxruntime, which has just been imported. If that is not possible,
+    the reason is reported.
     """
     try:
         _report.watch(ort)
@@ -47,7 +45,7 @@ def take_over(ort: ModuleType) -> None:
         if not why:
             _replace(ort)
     except Exception as error:
-        why = f"epcache cannot replace its sessions: {type(error).__name__}: {error}"
+        why = f"epcache cannot replace its session classes: {type(error).__name__}: {error}"
     _report.imported(why)
 
 
@@ -55,7 +53,7 @@ def _too_old(version: str) -> str:
     try:
         numbers = tuple(int(part) for part in version.split(".")[:2])
     except ValueError:
-        return f"the version of onnxruntime is {version!r}, which epcache does not understand"
+        return f"onnxruntime has the version {version!r}, which epcache cannot parse"
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return (
@@ -67,7 +65,7 @@ def _too_old(version: str) -> str:
 
 def _replace(ort: ModuleType) -> None:
     global original
-    if original is None:  # else it is a reload
+    if original is None:  # otherwise onnxruntime is reloaded
         original = ModuleType(ort.__name__, ort.__doc__)
         original.__dict__.update(ort.__dict__)
     from . import _classes

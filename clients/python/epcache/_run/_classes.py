@@ -1,8 +1,7 @@
-"""The classes that stand where ONNX Runtime's stood. They are called as those are; with the first
-session comes what makes them of the cache.
+"""The classes that replace ONNX Runtime's, with the same names and parameters.
 
-A program may import, subclass and annotate with them, and make options, long before it makes a
-session, if it ever does. So next to nothing is imported here.
+A program may import them, subclass them and make options without ever making a session. So this
+module imports little; the code for sessions from the cache is imported with the first session.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _plain_options = ort.SessionOptions
 
 
 class _AnyOptions(type(ort.SessionOptions)):  # type: ignore[misc]
-    """Lets isinstance say of ONNX Runtime's own options what it said before:
-    InferenceSession.get_session_options gives such.
+    """Makes ONNX Runtime's original options instances of SessionOptions, because
+    InferenceSession.get_session_options returns them.
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -63,11 +62,11 @@ _completed = False
 
 
 def _complete() -> None:
-    """Puts the class that makes sessions of the cache between this one and ONNX Runtime's, for the
-    program's subclasses too.
+    """Makes Served, whose sessions are from the cache, the base class of InferenceSession and so of
+    the program's subclasses.
 
-    Where that cannot be, sessions are ONNX Runtime's own. Two threads may do this at once: the
-    second does what has been done.
+    If that fails, sessions are ONNX Runtime's. Two threads may do this at once, because a second
+    call has the same result.
     """
     global _completed
     if _completed:
@@ -76,7 +75,7 @@ def _complete() -> None:
         from ._session import Served
         from ._settings import settings
 
-        settings()  # what is wrong there is found before anything is replaced
+        settings()  # raises ValueError before anything is replaced
         InferenceSession.__bases__ = (Served,)
     except Exception as error:
         _report.add(
@@ -86,8 +85,8 @@ def _complete() -> None:
 
 
 class _Library(ModuleType):
-    """ONNX Runtime's C module as its own Python classes have it; those of the program find in it
-    what reports.
+    """ONNX Runtime's C module for its own Python classes, with the original InferenceSession. The
+    program gets the C module with the class that reports.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -95,9 +94,7 @@ class _Library(ModuleType):
 
 
 def watch_library() -> None:
-    """Has sessions reported that the program makes with ONNX Runtime's C module itself, past the
-    classes above.
-    """
+    """Makes sessions be reported that the program creates with ONNX Runtime's C module directly."""
     collection = sys.modules[_COLLECTION]
     if isinstance(collection.__dict__["C"], _Library):
         return
@@ -114,7 +111,7 @@ def watch_library() -> None:
             _report.add(
                 "other",
                 what=f"{_LIBRARY}.InferenceSession",
-                why="it is a part of ONNX Runtime's C module, which run cannot change",
+                why="it belongs to ONNX Runtime's C module, which epcachectl run cannot replace",
             )
             super().__init__(*arguments, **named)
 

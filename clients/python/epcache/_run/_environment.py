@@ -1,6 +1,4 @@
-"""What `epcachectl run` was told, as it comes in the environment variable EPCACHE_RUN: a JSON
-object.
-"""
+"""The options of `epcachectl run`: a JSON object in the environment variable EPCACHE_RUN."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ VARIABLE = "EPCACHE_RUN"
 
 @functools.cache
 def run_settings() -> dict[str, Any]:
-    """Returns what was said when this process began. Raises ValueError for what cannot be
-    understood.
-    """
+    """Returns the options as they were at the first call. Raises ValueError if invalid."""
     import json
 
     value = json.loads(os.environ.get(VARIABLE) or "{}")
@@ -25,11 +21,11 @@ def run_settings() -> dict[str, Any]:
 
 
 def runtime() -> str:
-    """Returns the directory of --runtime, "" where there is none. What cannot be understood has
-    none: the first session finds out what is wrong.
+    """Returns the directory of --runtime, "" without it or if the options are invalid, which the
+    first session reports.
     """
     if '"runtime"' not in os.environ.get(VARIABLE, ""):
-        # without a look at the rest: this is asked in every program that imports onnxruntime
+        # without parsing, because every program that imports onnxruntime calls this
         return ""
     try:
         return str(run_settings().get("runtime", ""))

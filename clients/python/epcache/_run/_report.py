@@ -1,6 +1,6 @@
-"""What happened in this process, for the summary that epcachectl prints at the end of the program.
+"""The report of this process, for the summary that epcachectl prints at the end of the program.
 
-A line of JSON for each thing, appended at once: a process that is killed takes nothing along.
+Each event is a line of JSON, which is appended at once, so that a killed process loses none.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import Any
 
 VARIABLE = "EPCACHE_RUN_REPORT"
 
-# ONNX Runtime's own library, under whichever name a package gave it; not those of execution
-# providers.
+# ONNX Runtime's own library, under any package's name for it; not those of execution providers.
 _CORE = r"/libonnxruntime(-[^/_]*)?\.so[^/]*$"
-# Packages that make sessions in C++, with ONNX Runtime's library and not through its Python
-# classes.
+# Packages that make sessions in C++ and not through ONNX Runtime's Python classes.
 _NATIVE = ("onnxruntime_genai", "onnxruntime.training")
 
-_watched = ""  # the directory of the onnxruntime that was taken over
+_watched = ""  # the directory of the onnxruntime package whose classes were replaced
 
 
 def add(kind: str, **facts: Any) -> None:
-    """Appends a line. A report that cannot be written is dropped: the program does not notice."""
+    """Appends a line. Best effort: an error does not affect the program."""
     import json
 
     line = json.dumps({"kind": kind, "pid": os.getpid(), **facts}, default=str)
@@ -32,8 +30,8 @@ def add(kind: str, **facts: Any) -> None:
 
 
 def imported(why: str) -> None:
-    """Says that onnxruntime was imported, and why it could not be taken over, if so. The common
-    case needs no JSON.
+    """Reports the import of onnxruntime, and why its classes could not be replaced, if so. The
+    common case does not import json.
     """
     if why:
         add("onnxruntime", why=why)
@@ -50,7 +48,7 @@ def _append(line: bytes) -> None:
     except OSError:
         return
     try:
-        # One write: lines of several processes do not mix.
+        # A single write, so that lines of several processes do not mix.
         os.write(descriptor, line + b"\n")
     except OSError:
         pass
@@ -69,7 +67,7 @@ def watch(ort: ModuleType) -> None:
 def _report_others() -> None:
     for name in _NATIVE:
         if name in sys.modules:
-            add("other", what=name, why="it makes its sessions in C++")
+            add("other", what=name, why="it creates its sessions in C++")
     try:
         with open("/proc/self/maps") as maps:
             paths = {line.rstrip("\n").partition("/")[2] for line in maps}
@@ -83,6 +81,5 @@ def _report_others() -> None:
             add(
                 "other",
                 what=path,
-                why="another library of ONNX Runtime, which does not belong to the package "
-                "onnxruntime",
+                why="another ONNX Runtime library, which is not that of the package onnxruntime",
             )

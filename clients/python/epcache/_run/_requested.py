@@ -1,4 +1,4 @@
-"""Which execution providers a program asks for, and what that comes to under `epcachectl run`."""
+"""The execution providers that a program requests, and those that it gets from `epcachectl run`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from ._settings import settings
 
 CPU = "CPUExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"
-# What every onnxruntime has, and no compiler: a program that names no other asks for the CPU.
+# Providers in every onnxruntime that do not compile. A program that names no other one requests the
+# CPU.
 _UNCOMPILED = frozenset((CPU, "AzureExecutionProvider"))
-# What OpenVINO's older form takes as an option is a device of the plugin.
+# The option of the built-in OpenVINO provider that is a device of the plugin.
 _DEVICE_OPTION = "device_type"
 
 
 @dataclass(frozen=True)
 class RequestedSession:
-    """What a session is to be made on.
+    """The execution providers for a session.
 
-    `eps` are compiled execution providers; none where the session options name devices themselves.
-    `sent`: the program asked for the CPU, and is sent there. `why` says why epcache has no part in
-    the session; "" if it has.
+    `names` are those that the program requests. `eps` are those to use; none if the session options
+    name devices. `sent` is whether the program requests the CPU, and `eps` are those of --ep. `why`
+    is the reason why the session is not made by epcache, or "".
     """
 
     names: list[str]
@@ -36,13 +37,13 @@ class RequestedSession:
 
 
 def requested_session(options: Any, providers: Any, provider_options: Any) -> RequestedSession:
-    """Understands the arguments of ONNX Runtime's InferenceSession. What it does not understand is
-    left to ONNX Runtime.
+    """Interprets the arguments of ONNX Runtime's InferenceSession. With arguments that it cannot
+    interpret, the session is made by ONNX Runtime.
     """
     named = _named(providers, provider_options)
     if named is None:
         return RequestedSession(
-            [], why="the providers have a form that ONNX Runtime does not accept"
+            [], why="the argument providers has a form that ONNX Runtime does not accept"
         )
     names = [name for name, _ in named]
     if options is not None and options.has_providers():
@@ -55,7 +56,7 @@ def requested_session(options: Any, providers: Any, provider_options: Any) -> Re
     if options is not None and getattr(options, "_record", None) is None:
         return RequestedSession(
             names or [CPU],
-            why="the session options were made by ONNX Runtime itself, and cannot be read",
+            why="the session options were made by ONNX Runtime itself, and cannot be read back",
         )
     built_in = [
         name for name in names if name in ort.get_available_providers() and name not in _UNCOMPILED
@@ -71,11 +72,13 @@ def requested_session(options: Any, providers: Any, provider_options: Any) -> Re
         return RequestedSession(
             names or [CPU], why=missing or f"it asks for {CPU}, and no --ep was given"
         )
-    return RequestedSession(names or [CPU], [_as_on_cpu(ep) for ep in settings().eps], sent=True)
+    return RequestedSession(
+        names or [CPU], [_in_single_precision(ep) for ep in settings().eps], sent=True
+    )
 
 
 def _named(providers: Any, provider_options: Any) -> list[tuple[str, Mapping[str, Any]]] | None:
-    """Returns names with options, in order; None for what ONNX Runtime would refuse."""
+    """Returns names with options, in order; None for arguments that ONNX Runtime would refuse."""
     if providers is None:
         return []
     try:
@@ -109,9 +112,7 @@ def _plugins_of(named: list[tuple[str, Mapping[str, Any]]]) -> tuple[list[Execut
 
 
 def _is_plugin(name: str) -> bool:
-    """Whether the name may be a plugin's: one that has a package, or that the program registered.
-    Most names never are.
-    """
+    """Whether the name may be a plugin's: its package is known, or the program registered it."""
     family = name.partition(".")[0]
     return family in _plugins._PACKAGES or any(
         device.ep_name == name for device in ort.get_ep_devices()
@@ -126,19 +127,18 @@ def _with_device(ep: ExecutionProvider) -> ExecutionProvider:
     return replace(ep, devices=(Device(type=device),), options=options)
 
 
-def _as_on_cpu(ep: ExecutionProvider) -> ExecutionProvider:
-    """Returns the execution provider so that it computes as the CPU's does, where the caller did
-    not choose.
+def _in_single_precision(ep: ExecutionProvider) -> ExecutionProvider:
+    """Returns the execution provider with single precision, unless the user chose a precision.
 
-    OpenVINO takes half precision where the hardware prefers that; a program that asked for the CPU
-    has results in single precision. NPUs have no other than their own.
+    A program that requests the CPU expects results in single precision, but OpenVINO uses half
+    precision if the hardware prefers it. NPUs cannot choose.
     """
     if ep.name != OPENVINO or "load_config" in ep.options:
         return ep
     try:
         device = _plugins.plugin(ep).devices[0].device.type.name
     except _errors.Unavailable:
-        return ep  # which the session finds as well, and reports
+        return ep  # the session raises the same error and reports it
     if device not in ("CPU", "GPU"):
         return ep
     config = json.dumps({device: {"INFERENCE_PRECISION_HINT": "f32"}})

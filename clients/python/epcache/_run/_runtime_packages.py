@@ -1,8 +1,8 @@
-"""The packages of ONNX Runtime in the directory of `epcachectl run --runtime`, which come before
-the program's own.
+"""The packages of ONNX Runtime in the directory of `epcachectl run --runtime`, which replace the
+program's own.
 
-Only these: whatever else stands in that directory is not the program's. A directory with an
-onnxruntime for another Python lends its execution providers alone.
+Other packages in that directory are ignored. If its onnxruntime is for another Python, only its
+execution providers are used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _CORE = "onnxruntime"
 
 
 def runtime_spec(name: str) -> ModuleSpec | None:
-    """Returns where the directory has this module, a package of ONNX Runtime's; None where the
-    program's own is to be taken.
+    """Returns the spec of a module of ONNX Runtime in the directory; None if the program's own is
+    to be used.
     """
     directory = runtime()
     if not directory or (name == _CORE and not _fits(directory)):
         return None
-    import importlib.machinery  # only here, as below: most programs are lent nothing
+    import importlib.machinery  # only here, because most programs have no --runtime
 
     return importlib.machinery.PathFinder.find_spec(name, [directory])
 

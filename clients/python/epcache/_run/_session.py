@@ -1,6 +1,4 @@
-"""Sessions that are asked for as ONNX Runtime's are, and made from the cache where that is
-possible.
-"""
+"""Sessions with ONNX Runtime's parameters, which are made from the cache if possible."""
 
 from __future__ import annotations
 
@@ -21,23 +19,21 @@ from ._settings import settings
 
 _KNOWN = frozenset(("enable_fallback", "read_config_from_model", "disabled_optimizers"))
 
-# Whether this process was forked from one that had execution providers loaded. Their threads did
-# not come along: OpenVINO waits for them for ever.
-_beyond_fork = False
+# Whether this process was forked from one with loaded execution providers. A fork has none of their
+# threads, and OpenVINO would wait for those forever.
+_after_fork = False
 
 
 def _forked() -> None:
-    global _beyond_fork
-    _beyond_fork = _beyond_fork or bool(_plugins._registered)
+    global _after_fork
+    _after_fork = _after_fork or bool(_plugins._registered)
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
 class Served(_session.InferenceSession):
-    """The way of a session from what the program asks for to the cache, or to what it would have
-    been without.
-    """
+    """A session from the cache, with a fallback to the session that the program requested."""
 
     def __init__(
         self,
@@ -49,8 +45,8 @@ class Served(_session.InferenceSession):
     ) -> None:
         self._arguments = (path_or_bytes, sess_options, providers, provider_options, kwargs)
         self._as_asked = False  # made as the program asked for it, by ONNX Runtime alone
-        self._changing = threading.Lock()
-        self._requested = _understood(*self._arguments)
+        self._replacing = threading.Lock()
+        self._requested = _interpreted(*self._arguments)
         try:
             if self._requested.why:
                 self._make_as_asked(Report("bypassed", self._requested.why))
@@ -61,12 +57,10 @@ class Served(_session.InferenceSession):
                 "raised", model=_name(path_or_bytes), why=f"{type(error).__name__}: {error}"
             )
             raise
-        self._report_it()
+        self._add_to_report()
 
     def _make(self) -> None:
-        """Makes the session from the cache, or as epcache does without it; as asked, where even
-        that fails.
-        """
+        """Makes the session with epcache; if that fails, as the program requested it."""
         path_or_bytes, options, _, _, kwargs = self._arguments
         passed = {name: value for name, value in kwargs.items() if name != "enable_fallback"}
         before = self.__dict__.copy()
@@ -80,10 +74,10 @@ class Served(_session.InferenceSession):
             )
         except Exception as error:
             if self._as_asked:
-                raise  # ONNX Runtime's answer to what the program asked for
+                raise  # ONNX Runtime's error for the program's own request
             self.__dict__.clear()
             self.__dict__.update(before)
-            self._make_as_asked(Report("failed", _said(error)))
+            self._make_as_asked(Report("failed", _error_text(error)))
 
     def _make_as_asked(self, report: Report) -> None:
         path_or_bytes, options, providers, provider_options, kwargs = self._arguments
@@ -95,8 +89,8 @@ class Served(_session.InferenceSession):
     def _acquire(
         self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
     ) -> Artefact | None:
-        """As epcache does; a model that the program wanted on the CPU has to compute the same on
-        the execution provider.
+        """Like the base class, but with verify_output for a model that the program requested on the
+        CPU.
         """
         if not self._requested.sent or not settings().verify_output:
             return super()._acquire(client, deadline, attempts, wishes)
@@ -110,17 +104,17 @@ class Served(_session.InferenceSession):
             except _errors.CompileFailed as error:
                 if error.facts.get("outputs") != "0":
                     raise
-            # It does not run on the sizes that the daemon made up for open dimensions, so nothing
-            # was compared.
+            # The model does not run with the sizes that the daemon chose for free dimensions, so
+            # the outputs cannot be compared.
             return self._wanted.question(client, wishes)(
                 timeout=max(0.0, deadline - time.monotonic())
             )
 
-        return _session.answered(ask, attempts)
+        return _session.ask_or_fall_back(ask, attempts)
 
     def _load_plain(self) -> None:
-        # A program that asked for the CPU is not to compile in its own process each time: that
-        # would be worse than without.
+        # A program that requested the CPU must not compile in its own process each time, because
+        # that is slower than without epcache.
         if self._requested.sent:
             self._make_as_asked(self._report)
         else:
@@ -131,7 +125,7 @@ class Served(_session.InferenceSession):
             super()._check_providers()
 
     def _warning(self, client: Client | bool | None) -> str:
-        return ""  # it is in the report; a program may have warnings made errors
+        return ""  # it is in the report, because a program may turn warnings into errors
 
     def run(self, *arguments: Any, **named: Any) -> Any:
         try:
@@ -140,30 +134,31 @@ class Served(_session.InferenceSession):
             if not self._requested.sent or self._as_asked:
                 raise
             failed = error
-        # Outside of the handler: what ONNX Runtime raises there is the program's, and comes from
-        # nothing else.
+        # Outside of the handler, so that an error of ONNX Runtime there has no other error as its
+        # context.
         return self._run_as_asked(failed, arguments, named)
 
     def _run_as_asked(
         self, error: Exception, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Does what the program asked for, after the execution provider that it was sent to failed.
+        """Runs a plain session after the execution provider of --ep failed.
 
-        If that fails as well it was not the execution provider, and the session stays as it is.
+        If it succeeds, it replaces this session. If it fails as well, the execution provider is not
+        the cause, and its error is raised.
         """
         path_or_bytes, options, providers, provider_options, kwargs = self._arguments
         plain = ort.InferenceSession(path_or_bytes, options, providers, provider_options, **kwargs)
         result = plain.run(*arguments, **named)
-        with self._changing:
+        with self._replacing:
             if not self._as_asked:
                 self.__dict__.update(plain.__dict__)
                 self._as_asked = True
                 names = ", ".join(ep.name for ep in self._requested.eps)
                 self._report = Report("failed", f"{names} failed at run: {error}")
-                self._report_it()
+                self._add_to_report()
         return result
 
-    def _report_it(self) -> None:
+    def _add_to_report(self) -> None:
         report = self._report
         _report.add(
             "session",
@@ -192,10 +187,8 @@ def _name(source: Any) -> str:
     )
 
 
-def _said(error: Exception) -> str:
-    """Returns what there is to say to who called epcachectl: he has a command line, and no Python
-    to write.
-    """
+def _error_text(error: Exception) -> str:
+    """Returns the error's text with a hint for the command line of epcachectl."""
     if not isinstance(error, _errors.Error):
         return f"{type(error).__name__}: {error}"
     if name := error.facts.get("missing_library"):
@@ -203,7 +196,7 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def _understood(
+def _interpreted(
     path_or_bytes: Any, options: Any, providers: Any, provider_options: Any, kwargs: dict[str, Any]
 ) -> RequestedSession:
     if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
@@ -213,10 +206,9 @@ def _understood(
         )
     if unknown := set(kwargs) - _KNOWN:
         return RequestedSession(
-            [],
-            why=f"InferenceSession has arguments unknown to epcache: {', '.join(sorted(unknown))}",
+            [], why=f"epcache does not know these arguments: {', '.join(sorted(unknown))}"
         )
-    if _beyond_fork:
+    if _after_fork:
         names = ", ".join(sorted(_plugins._registered))
         return RequestedSession(
             [],
@@ -227,5 +219,5 @@ def _understood(
         return requested_session(options, providers, provider_options)
     except Exception as error:
         return RequestedSession(
-            [], why=f"epcache does not understand the request: {type(error).__name__}: {error}"
+            [], why=f"epcache cannot read the arguments: {type(error).__name__}: {error}"
         )

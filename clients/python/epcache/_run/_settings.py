@@ -1,4 +1,4 @@
-"""What `epcachectl run` was told, as sessions need it."""
+"""The options of `epcachectl run` for sessions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ._environment import VARIABLE, run_settings
 
 @dataclass(frozen=True)
 class Settings:
-    """Every field may be missing in the variable.
+    """The options; each may be missing in the variable.
 
-    `eps` is what a program that asks for the CPU is sent to; none: it is left on the CPU. `on_miss`
-    is InferenceSession's. `verify_output` is Client.acquire's, for sessions that are sent.
+    `eps` replace the CPU in programs that request it; without them it stays. `on_miss` is
+    InferenceSession's. `verify_output` is Client.acquire's, for sessions with `eps`.
     """
 
     eps: list[ExecutionProvider] = field(default_factory=list)
@@ -24,9 +24,7 @@ class Settings:
 
 @functools.cache
 def settings() -> Settings:
-    """Returns what was said when this process began. Raises ValueError for what cannot be
-    understood.
-    """
+    """Returns the options as they were at the first call. Raises ValueError if invalid."""
     eps = [_provider(one) for one in run_settings().get("eps", [])]
     return Settings(
         eps,
@@ -36,8 +34,8 @@ def settings() -> Settings:
 
 
 def _provider(one: object) -> ExecutionProvider:
-    """Returns the execution provider of {"name", "devices": [{"type", "vendor_id", "device_id",
-    "metadata"}], "options", "library"}; all but the name may be missing.
+    """Returns the execution provider of a JSON object {"name", "devices": [{"type", "vendor_id",
+    "device_id", "metadata"}], "options", "library"}; all but the name may be missing.
     """
     if not isinstance(one, dict):
         raise ValueError(f"{VARIABLE}: {one!r} is not an execution provider")

@@ -22,7 +22,7 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
     return start(runtime("openvino-1.8.1"))
 
 
-def test_session_goes_on_and_the_next_is_compiled(
+def test_background_session_is_plain_and_the_next_is_compiled(
     daemon: Daemon, runtime: Callable[[str], Path], models: Any
 ) -> None:
     ran = child.run(
@@ -44,7 +44,7 @@ def test_session_goes_on_and_the_next_is_compiled(
     assert daemon.compiles() == 1
 
 
-def test_get_in_the_background_is_one_job(daemon: Daemon, models: Any) -> None:
+def test_get_background_starts_one_job(daemon: Daemon, models: Any) -> None:
     model = str(models.path("silero-vad"))
     (queued,) = daemon.control("get", model, "--ep", EP, "--on-miss", "background")
     assert queued["outcome"] == "queued"
@@ -56,7 +56,7 @@ def test_get_in_the_background_is_one_job(daemon: Daemon, models: Any) -> None:
     assert daemon.compiles() == 1
 
 
-def test_warm_waits_for_all_if_it_is_told_to(daemon: Daemon, models: Any) -> None:
+def test_warm_with_wait_returns_when_all_are_compiled(daemon: Daemon, models: Any) -> None:
     paths = [str(models.path(name)) for name in ("tiny-mlp", "tiny-convolution")]
     warmed = daemon.control("warm", *paths, "--ep", EP, "--follow")
     assert all(one["outcome"] in ("compiled", "hit") for one in warmed), warmed
@@ -66,7 +66,7 @@ def test_warm_waits_for_all_if_it_is_told_to(daemon: Daemon, models: Any) -> Non
     assert daemon.compiles() == 2
 
 
-def test_cancelled_job_is_no_build(daemon: Daemon, models: Any) -> None:
+def test_cancelled_job_leaves_no_build(daemon: Daemon, models: Any) -> None:
     model = str(models.path("mlp-128mib"))
     (queued,) = daemon.control("get", model, "--ep", EP, "--on-miss", "background")
     would = daemon.control("jobs", "cancel", "--all", "-n")
@@ -78,7 +78,7 @@ def test_cancelled_job_is_no_build(daemon: Daemon, models: Any) -> None:
     assert compiled["outcome"] == "compiled", "that it was cancelled is no failure of the model"
 
 
-def test_failure_is_remembered_listed_and_forgotten(daemon: Daemon, models: Any) -> None:
+def test_failure_is_remembered_listed_and_removed_by_retry(daemon: Daemon, models: Any) -> None:
     wish = (EP, {"load_config": json.dumps({"CPU": {"NO_SUCH_PROPERTY": "1"}})})
     with epcache.Client(daemon.socket, hello_limit=10) as client:
         queued = client.acquire(models.path("tiny-mlp"), wish, on_miss="background")

@@ -53,17 +53,17 @@ def ask(daemon: Daemon, where: Path, models: Any) -> Callable[..., Any]:
     return run
 
 
-def test_sessions_are_plain_ones(ask: Callable[..., Any], daemon: Daemon) -> None:
+def test_built_in_provider_makes_plain_sessions(ask: Callable[..., Any], daemon: Daemon) -> None:
     ran = ask(on_miss="wait")
     (made,) = ran["sessions"]
     assert (made["outcome"], made["providers"][0]) == ("bypassed", EP)
     (warning,) = ran["warnings"]
-    assert "part of ONNX Runtime itself" in warning
+    assert "is built into this ONNX Runtime" in warning
     assert "onnxruntime-ep-openvino" in warning, "what would be served"
     assert daemon.compiles() == 0
 
 
-def test_what_does_not_load_is_compiled_twice_at_most(
+def test_artefact_that_does_not_load_is_compiled_at_most_twice(
     ask: Callable[..., Any], daemon: Daemon
 ) -> None:
     plain = ask(on_miss="wait")["sessions"][0]["outputs"]
@@ -85,14 +85,14 @@ def claimed(daemon: Daemon) -> list[Any]:
     return [event for event in daemon.events() if event["kind"] == "claimed"]
 
 
-def test_device_that_is_not_there(ask: Callable[..., Any]) -> None:
+def test_missing_device_is_an_error(ask: Callable[..., Any]) -> None:
     """As with a plugin; ONNX Runtime's own error names neither."""
     (made,) = ask(ep=[f"{EP}:NPU", {}])["sessions"]
     assert made["error"] == "Unavailable"
     assert "does not accept device NPU" in made["text"]
 
 
-def test_doctor_says_what_it_is(where: Path, daemon: Daemon) -> None:
+def test_doctor_reports_the_built_in_provider(where: Path, daemon: Daemon) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": f"{CLIENT}{os.pathsep}{where}",
@@ -107,6 +107,6 @@ def test_doctor_says_what_it_is(where: Path, daemon: Daemon) -> None:
     )
     found = {one["subject"]: one for one in json.loads(done.stdout)["findings"]}
     assert found[EP]["severity"] == "warning"
-    assert "part of this ONNX Runtime" in found[EP]["text"]
+    assert "built into this ONNX Runtime" in found[EP]["text"]
     assert "pip install onnxruntime onnxruntime-ep-openvino" in found[EP]["hint"]
     assert done.returncode == 1, "nothing could be served"

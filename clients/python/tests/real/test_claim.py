@@ -55,7 +55,7 @@ def ask(
 
 @pytest.fixture(scope="module")
 def plain(runtime: Callable[[str], Path], models: Any) -> Any:
-    """What plain ONNX Runtime computes with what it compiled itself."""
+    """The output of plain ONNX Runtime with its own compiled model."""
     wishes = {
         "model": models.entry(MODEL),
         "path": str(models.path(MODEL)),
@@ -67,7 +67,7 @@ def plain(runtime: Callable[[str], Path], models: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", ["worker", "in process", "model in memory"])
-def test_compiled_here_once_and_served_from_then_on(
+def test_claim_is_compiled_once_and_then_served(
     how: str, ask: Callable[..., Any], daemon: Daemon, plain: Any
 ) -> None:
     compiles = daemon.compiles()
@@ -89,7 +89,7 @@ def test_compiled_here_once_and_served_from_then_on(
     assert daemon.compiles() == compiles, "the daemon compiled nothing"
 
 
-def test_two_applications_one_compile(ask: Callable[..., Any]) -> None:
+def test_two_applications_share_one_compile(ask: Callable[..., Any]) -> None:
     (first,) = ask()["sessions"]
     (second,) = ask()["sessions"]
     assert (first["outcome"], second["outcome"]) == ("put", "hit")
@@ -99,7 +99,7 @@ def test_two_applications_one_compile(ask: Callable[..., Any]) -> None:
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can become another user: run `make test` as root"
 )
-def test_another_user_than_the_daemons(
+def test_claim_of_another_user_than_the_daemons(
     ask: Callable[..., Any],
     daemon: Daemon,
     programs: Path,
@@ -126,7 +126,9 @@ def test_another_user_than_the_daemons(
     assert sum(event["kind"] == "probed" for event in daemon.events()) == probes
 
 
-def test_compiler_that_cannot_be_loaded_any_more(ask: Callable[..., Any], plain: Any) -> None:
+def test_plain_session_if_the_compile_module_cannot_be_imported(
+    ask: Callable[..., Any], plain: Any
+) -> None:
     """A process that gave up the right to read its own packages: it runs as without a cache, and
     the next one has the claim.
     """
@@ -136,7 +138,7 @@ def test_compiler_that_cannot_be_loaded_any_more(ask: Callable[..., Any], plain:
         EP,
         plain,
     )
-    assert "cannot compile here" in session["why"] and len(ran["warnings"]) == 1
+    assert "cannot compile in this process" in session["why"] and len(ran["warnings"]) == 1
     assert ask()["sessions"][0]["outcome"] == "put"
 
 
@@ -154,10 +156,10 @@ def reachable(runtime: Callable[[str], Path], programs: Path) -> Iterator[Path]:
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can become another user: run `make test` as root"
 )
-def test_command_line_of_another_user(
+def test_epcachectl_claims_for_another_user(
     daemon: Daemon, programs: Path, reachable: Path, models: Any
 ) -> None:
-    """What it put an application of the same user is served, and no other's."""
+    """Only applications of the same user are served the build that it put."""
     model = reachable / "other.onnx"
     shutil.copy(models.path("tiny-mlp"), model)
     model.chmod(0o644)
@@ -200,7 +202,7 @@ def worker(directory: Path, script: str) -> str:
     return str(path)
 
 
-def test_compiler_that_crashes_does_not_take_the_application(
+def test_compiler_crash_does_not_end_the_application(
     ask: Callable[..., Any], daemon: Daemon, tmp_path: Path
 ) -> None:
     (crashed,) = ask(worker=worker(tmp_path, "echo last words >&2; kill -SEGV $$"))["sessions"]
@@ -211,7 +213,7 @@ def test_compiler_that_crashes_does_not_take_the_application(
     assert ask()["sessions"][0]["outcome"] == "put", "the next one may try"
 
 
-def test_compiler_that_refuses_leaves_a_plain_session(
+def test_compiler_error_makes_a_plain_session(
     ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, plain: Any
 ) -> None:
     refuses = (
@@ -226,7 +228,7 @@ def test_compiler_that_refuses_leaves_a_plain_session(
     assert "out of luck (code 11)" in ended[-1]
 
 
-def test_execution_provider_that_is_part_of_onnxruntime(
+def test_built_in_execution_provider_compiles_under_a_claim(
     ask: Callable[..., Any], daemon: Daemon
 ) -> None:
     """It is compiled for in this process, and the daemon looks at what comes. ONNX Runtime's CPU
@@ -244,7 +246,7 @@ def test_execution_provider_that_is_part_of_onnxruntime(
     ("ep", "options", "version"),
     [(EP, {}, "openvino-1.8.1"), ("QNNExecutionProvider", {"soc_model": "60"}, "qnn-2.7.0")],
 )
-def test_artefact_does_not_depend_on_who_compiles_or_on_where_the_model_lies(
+def test_artefact_does_not_depend_on_the_user_or_the_models_path(
     ep: str,
     options: dict[str, str],
     version: str,
@@ -311,7 +313,7 @@ def test_missing_library_of_an_execution_provider_is_named(
     assert "libc++-71bc274c.so.1.0: cannot open shared object file" in made["why"]
 
 
-def test_model_that_changes_while_it_is_compiled(
+def test_model_that_changes_during_the_compile_is_not_stored(
     ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, programs: Path, models: Any
 ) -> None:
     path = tmp_path / "model.onnx"

@@ -45,7 +45,7 @@ def test_a_shipped_model_is_adopted(
     }
 
 
-def test_a_model_that_is_not_sound_is_not_adopted(
+def test_an_invalid_model_is_not_adopted(
     start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path
 ) -> None:
     """The application runs all the same: its own file is loaded as without a cache."""

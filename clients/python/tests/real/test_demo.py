@@ -78,7 +78,7 @@ def test_the_demo_shows_qnn_where_openvino_has_no_device(
     assert "2 of 2 models were hits" in table
 
 
-def test_what_qualcomms_library_prints_reaches_no_standard_output(
+def test_output_of_qualcomms_library_is_not_on_stdout(
     runtime: Callable[[str], Path], programs: Path, models: Models, tmp_path: Path
 ) -> None:
     qnn, socket, config = runtime("qnn-2.7.0"), str(tmp_path / "s"), tmp_path / "epcached.toml"

@@ -1,6 +1,4 @@
-"""What epcached serves computes what the same artefact does that plain ONNX Runtime made and
-loaded: every bit.
-"""
+"""An artefact of epcached has bit for bit the output of one that plain ONNX Runtime compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from daemon import Daemon
 OPENVINO, QNN = "OpenVINOExecutionProvider", "QNNExecutionProvider"
 TARGET = {"soc_model": "60", "enable_htp_fp16_precision": "1"}
 
-# What epcache.InferenceSession compiles with: so it hits what was acquired before.
+# The level with which epcache.InferenceSession compiles, so that it hits the acquired build.
 SESSION_LEVEL = "basic"
 OPENVINO_MODELS = [
     "silero-vad",

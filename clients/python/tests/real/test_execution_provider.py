@@ -72,7 +72,7 @@ def test_from_the_cache(daemon: Daemon, ask: Callable[..., Any], models: Any) ->
 
 
 def test_without_a_daemon(ask: Callable[..., Any], models: Any, tmp_path: Path) -> None:
-    (session,) = ask(str(tmp_path / "nobody"))
+    (session,) = ask(str(tmp_path / "missing"))
     assert session["outcome"] == "no daemon"
     require_on_the_provider(session, models)
     assert len(session["warnings"]) == 1
@@ -100,7 +100,7 @@ def test_with_a_daemon_that_does_not_answer(
     require_on_the_provider(session, models)
 
 
-def test_with_an_artefact_that_does_not_load(
+def test_artefact_that_does_not_load_is_recompiled_for_the_next_session(
     daemon: Daemon, ask: Callable[..., Any], models: Any
 ) -> None:
     """The session is made from the source model, on the same provider; the daemon heals what it
@@ -124,11 +124,11 @@ def test_with_an_artefact_that_does_not_load(
 def test_missing_provider_or_device_is_an_error(
     there: bool, ep: str, daemon: Daemon, ask: Callable[..., Any], tmp_path: Path
 ) -> None:
-    (session,) = ask(daemon.socket if there else str(tmp_path / "nobody"), ep=ep)
+    (session,) = ask(daemon.socket if there else str(tmp_path / "missing"), ep=ep)
     assert session.get("error") == "Unavailable", session
 
 
-def test_model_that_the_provider_takes_nothing_of(
+def test_model_of_which_the_provider_takes_no_node(
     daemon: Daemon, where: Path, tmp_path: Path
 ) -> None:
     """Such a model runs on the CPU in plain ONNX Runtime as well; what epcache adds is that it says
@@ -161,8 +161,8 @@ def test_model_that_the_provider_takes_nothing_of(
 def test_device_policies_are_resolved_by_the_client(
     daemon: Daemon, where: Path, models: Any
 ) -> None:
-    """What ONNX Runtime chooses by a policy here is asked for; what only it can choose makes a
-    plain session, which says why.
+    """The provider that ONNX Runtime chooses by a policy is requested; if that is not possible, the
+    session is a plain one with the reason.
     """
     result = child.run(
         "policy",
@@ -191,7 +191,7 @@ def test_device_policies_are_resolved_by_the_client(
 
 
 @pytest.mark.parametrize("version", ["openvino-1.4.0", "openvino-1.8.1"])
-def test_language_model_that_keeps_its_state(
+def test_stateful_language_model(
     version: str, start: Callable[..., Daemon], runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """OpenVINO keeps keys and values inside with enable_causallm, which no administrator has to

@@ -109,7 +109,7 @@ def test_model_in_memory_with_the_directory_of_its_data(
 
 
 @pytest.mark.parametrize("version", [NEW, OLD])
-def test_directory_for_a_model_by_path_means_what_it_means_to_onnxruntime(
+def test_external_data_directory_of_a_model_by_path_is_as_in_onnxruntime(
     version: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """1.28 and later take the data from the directory, those before from beside the model. The
@@ -129,7 +129,7 @@ def test_directory_for_a_model_by_path_means_what_it_means_to_onnxruntime(
 
 
 @pytest.mark.parametrize("version", [NEW, OLD])
-def test_model_in_memory_under_a_claim(
+def test_model_in_memory_is_compiled_under_a_claim(
     version: str,
     compilers_elsewhere: Daemon,
     programs: Path,
@@ -155,7 +155,7 @@ def test_model_in_memory_under_a_claim(
     require_equal(again, plain)
 
 
-def test_file_under_several_spellings(
+def test_external_data_with_several_spellings_of_one_path(
     daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = spelled(tmp_path, ["a.bin", "./a.bin", "s//a.bin", "s/../a.bin"], seed=9)
@@ -169,7 +169,7 @@ def test_file_under_several_spellings(
     assert (answer["outcome"], answer["request_key"]) == ("hit", first["request_key"])
 
 
-def test_group_whose_models_share_a_file_under_an_odd_spelling(
+def test_group_shares_a_file_with_several_spellings(
     daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """OpenVINO leaves the weights in the models' file, and names it as the models do."""
@@ -191,7 +191,7 @@ def test_group_whose_models_share_a_file_under_an_odd_spelling(
     assert outcomes == ["compiled", "hit"]
 
 
-def test_data_outside_the_directory_is_refused_by_both(
+def test_data_outside_the_directory_is_refused_by_client_and_onnxruntime(
     daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     (tmp_path / "model").mkdir()

@@ -1,6 +1,4 @@
-"""What makes two requests the same, and what does not: on real models, real libraries and several
-ONNX Runtimes.
-"""
+"""Identity of requests: with real models, real libraries and several versions of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ def test_one_changed_weight_byte_in_external_data_is_another_model(
         assert (artefact.outcome, artefact.request_key) == ("hit", before)
 
 
-def test_weights_changed_behind_the_times_of_the_file(
+def test_changed_weights_with_unchanged_file_times(
     client: epcache.Client, model: Path, where: Path
 ) -> None:
     """A build system sets times back: the change itself is in ctime, which no program can set."""
@@ -214,8 +212,8 @@ def test_one_build_for_several_onnx_runtimes(
 def test_library_replaced_and_put_back_under_a_running_daemon(
     start: Callable[..., Daemon], where: Path, models: Any, tmp_path: Path
 ) -> None:
-    """One more byte at its end changes nothing that the library says of itself: only its bytes
-    tell. What there is is then judged for it, and is not taken for its own.
+    """Another byte at the library's end changes its digest, but not its version. Existing builds
+    are judged for the new library, and not served as its own.
     """
     directory = tmp_path / "runtime"
     shutil.copytree(where, directory, symlinks=True, copy_function=link_or_copy)
@@ -252,7 +250,7 @@ def link_or_copy(source: Any, target: Any) -> None:
         shutil.copy2(source, target)
 
 
-def test_another_model_is_seen_in_what_it_computes(
+def test_changed_weight_changes_the_next_sessions_output(
     daemon: Daemon, where: Path, model: Path, models: Any
 ) -> None:
     """The whole way: an application changes a weight in place, and the next session computes with

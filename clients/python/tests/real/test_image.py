@@ -112,7 +112,9 @@ def computed(
 
 
 @pytest.mark.parametrize("user", [0, NOBODY], ids=["this user", "another user"])
-def test_read_in_place(image: Path, user: int, runtime: Callable[[str], Path], models: Any) -> None:
+def test_builds_of_an_image_are_served_in_place(
+    image: Path, user: int, runtime: Callable[[str], Path], models: Any
+) -> None:
     if user and os.geteuid():
         pytest.skip("only root can be another user")
     if not os.geteuid():
@@ -220,12 +222,12 @@ def test_a_group_and_its_models_in_place(
     ), "another order is another group"
 
 
-def test_what_is_not_in_the_image(image: Path) -> None:
+def test_request_that_is_not_in_the_image_is_a_miss(image: Path) -> None:
     done = get(image, "--ep", f"{EP}:CPU")
     assert done.returncode == 3 and "compiled for other requests only" in done.stderr
 
 
-def test_another_users_store(image: Path) -> None:
+def test_unreadable_store_of_another_user_has_a_hint(image: Path) -> None:
     """As it was before others were let in, whatever the reader may do about it: told, with what its
     owner has to do.
     """
@@ -247,7 +249,7 @@ def test_another_users_store(image: Path) -> None:
     assert done.returncode == 7 and "chmod -R a+rX" in done.stderr
 
 
-def test_the_daemons_own_verbs_do_not_mix(image: Path) -> None:
+def test_state_refuses_flags_of_the_daemon(image: Path) -> None:
     for flags in (
         ["--on-miss", "refresh"],
         ["--socket", "s"],

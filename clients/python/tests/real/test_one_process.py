@@ -29,7 +29,7 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 
 @pytest.mark.parametrize("how", ["descriptor", "path", "session"])
-def test_every_output_is_its_own_models(
+def test_every_session_returns_its_own_models_output(
     how: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("EPCACHED_SEED") or time.time_ns())

@@ -51,7 +51,7 @@ def reachable(runtime: Callable[[str], Path]) -> Iterator[Callable[[str], Path]]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_loads_by_descriptor_and_reaches_nothing_else(
+def test_another_user_loads_by_descriptor_and_reads_no_other_file(
     case: str,
     daemon: Daemon,
     runtime: Callable[[str], Path],
@@ -124,8 +124,8 @@ def test_path_access_opens_the_shared_scope_and_no_more(
     models: Any,
     tmp_path: Path,
 ) -> None:
-    """Whoever is told a shared view's name may load by path; names cannot be listed, and private
-    views stay closed.
+    """Another user who knows a shared view's name may load by path, but cannot list names or open
+    private views.
     """
     where = runtime("openvino-1.8.1")
     daemon = start(where, configuration="path_access = true")

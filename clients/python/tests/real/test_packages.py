@@ -28,7 +28,7 @@ def packages() -> Path:
 
 
 def result(ended: subprocess.CompletedProcess[str]) -> Any:
-    """What one of the programs printed."""
+    """The output of one of the programs."""
     assert ended.returncode == 0, ended.stderr
     [line] = [line for line in ended.stdout.splitlines() if line.startswith(MARK)]
     return json.loads(line[len(MARK) :])["output"]
@@ -62,7 +62,7 @@ def test_a_package_is_served_at_its_second_start(run: Run, packages: Path) -> No
     assert report["notes"] == [] and report["saved_seconds"] > 0
 
 
-def test_a_package_that_cannot_be_served_is_left_alone_with_the_compilers_reason(
+def test_unserved_package_is_unchanged_and_reports_the_compilers_reason(
     run: Run, packages: Path
 ) -> None:
     """Its model has an operator that OpenVINO does not convert. The second start does not compile
@@ -79,7 +79,7 @@ def test_a_package_that_cannot_be_served_is_left_alone_with_the_compilers_reason
     assert failures(run) == before + 1, "the failure is remembered"
 
 
-def test_reasons_are_said_without_being_asked_for(run: Run, packages: Path, programs: Path) -> None:
+def test_reasons_are_printed_by_default(run: Run, packages: Path, programs: Path) -> None:
     command = [
         programs / "epcachectl",
         "run",
@@ -108,7 +108,7 @@ def test_reasons_are_said_without_being_asked_for(run: Run, packages: Path, prog
     ), ended.stderr
 
 
-def test_a_packages_command_in_another_language_is_said_not_to_be_reached(
+def test_command_in_another_language_is_reported_as_not_reached(
     run: Run, packages: Path, tmp_path: Path
 ) -> None:
     """The command of magika is a program in Rust, with ONNX Runtime linked into it."""

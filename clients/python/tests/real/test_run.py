@@ -23,7 +23,7 @@ def model(models: Any, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def plainly(run: Run, models: Any) -> list[float]:
-    """What the program computes without epcached."""
+    """The program's output without epcached."""
     model = str(models.path("tiny-mlp"))
     ended = subprocess.run(
         [python(), PROGRAM, model, "names"],
@@ -40,7 +40,7 @@ def plainly(run: Run, models: Any) -> list[float]:
 @pytest.mark.parametrize(
     "way", ["names", "positional", "pairs", "named", "bytes", "subclass", "child"]
 )
-def test_sessions_come_from_the_cache_however_they_are_made(
+def test_sessions_of_every_form_come_from_the_cache(
     run: Run, plainly: list[float], model: str, way: str
 ) -> None:
     ended, report = run.python(PROGRAM, model, way)
@@ -55,7 +55,7 @@ def test_sessions_come_from_the_cache_however_they_are_made(
         assert again.stdout == ended.stdout and report["outcomes"] == {"hit": 1}
 
 
-def test_a_program_of_which_nobody_asks_anything_stays_where_it_was(
+def test_without_ep_a_cpu_program_stays_on_the_cpu(
     run: Run, plainly: list[float], model: str
 ) -> None:
     ended, report = run.python(PROGRAM, model, "names", flags=())
@@ -64,7 +64,7 @@ def test_a_program_of_which_nobody_asks_anything_stays_where_it_was(
     assert session["outcome"] == "bypassed" and "no --ep" in session["why"]
 
 
-def test_without_a_daemon_it_is_what_it_was_and_that_is_told(
+def test_without_a_daemon_the_program_is_unchanged_and_the_report_says_so(
     run: Run, plainly: list[float], model: str
 ) -> None:
     ended, report = run.python(PROGRAM, model, "names", socket="/nowhere")
@@ -73,7 +73,7 @@ def test_without_a_daemon_it_is_what_it_was_and_that_is_told(
     assert report["outcomes"] == {"no daemon": 1}
 
 
-def test_what_the_cache_cannot_account_for_is_left_alone_and_told(
+def test_unsupported_sessions_are_unchanged_and_reported(
     run: Run, plainly: list[float], model: str
 ) -> None:
     ended, report = run.python(PROGRAM, model, "writes")
@@ -82,18 +82,14 @@ def test_what_the_cache_cannot_account_for_is_left_alone_and_told(
     assert session["outcome"] == "bypassed" and "optimized_model_filepath" in session["why"]
 
 
-def test_errors_are_onnx_runtimes_own_and_the_exit_status_is_the_programs(
-    run: Run, model: str
-) -> None:
+def test_errors_and_exit_status_are_the_programs_own(run: Run, model: str) -> None:
     ended, report = run.python(PROGRAM, model, "missing")
     assert json.loads(ended.stdout) == "NoSuchFile" and ended.returncode == 7
     [note] = report["notes"]
     assert "could not be loaded, with or without epcached: NoSuchFile" in note
 
 
-def test_an_execution_provider_that_nothing_carries_is_told_in_the_command_lines_words(
-    run: Run, model: str
-) -> None:
+def test_missing_execution_provider_has_a_hint_for_the_command_line(run: Run, model: str) -> None:
     _, report = run.python(PROGRAM, model, "names", flags=("--ep", "NobodysExecutionProvider"))
     [session] = report["sessions"]
     assert (
@@ -103,7 +99,7 @@ def test_an_execution_provider_that_nothing_carries_is_told_in_the_command_lines
     )
 
 
-def test_a_sitecustomize_that_there_was_still_runs(run: Run, tmp_path: Path) -> None:
+def test_the_programs_own_sitecustomize_still_runs(run: Run, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins; builtins.mine = __file__")
     ended, report = run.python(
@@ -115,7 +111,7 @@ def test_a_sitecustomize_that_there_was_still_runs(run: Run, tmp_path: Path) -> 
     assert report["pythons"] == 1
 
 
-def test_nothing_beside_epcache_is_given_to_the_program(run: Run) -> None:
+def test_packages_beside_epcache_are_not_importable(run: Run) -> None:
     ended, report = run.python(
         "-c",
         "import onnxruntime, sys; print([p for p in sys.path if 'clients' in p or 'runtimes' in "
@@ -125,13 +121,13 @@ def test_nothing_beside_epcache_is_given_to_the_program(run: Run) -> None:
     assert report["notes"] == ["no session was made with onnxruntime"]
 
 
-def test_python_that_ignores_its_environment_is_said_not_to_be_reached(run: Run) -> None:
+def test_python_that_ignores_its_environment_is_reported_as_not_reached(run: Run) -> None:
     _, report = run.python("-I", "-c", "pass")
     assert report["pythons"] == 0 and "no Python was reached" in report["notes"][0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
-def test_signals_are_passed_on_and_so_is_death_by_one(
+def test_signals_are_forwarded_and_death_by_signal_is_passed_on(
     programs: Path, number: signal.Signals
 ) -> None:
     script = (
@@ -140,8 +136,8 @@ def test_signals_are_passed_on_and_so_is_death_by_one(
     )
     # A group of its own, as under a service manager: a terminal would send its signals to both.
     child = subprocess.Popen(
-        # What runs the tests may ignore a signal, which is handed down, and which a shell then
-        # cannot trap.
+        # The parent of the tests may ignore a signal. Children inherit that, and a shell then
+        # cannot trap it.
         [
             "env",
             f"--default-signal={number.value}",

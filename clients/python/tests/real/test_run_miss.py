@@ -35,7 +35,7 @@ def program(run: Run, model: str, *flags: str) -> tuple[dict[str, Any], dict[str
     return json.loads(ended.stdout), session
 
 
-def test_in_the_background_the_program_goes_on_with_what_it_has(run: Run, model: str) -> None:
+def test_background_compile_does_not_delay_the_program(run: Run, model: str) -> None:
     said, session = program(run, model, "--on-miss", "background")
     assert (said["providers"], session["outcome"]) == ([CPU], "background"), (
         "nothing is compiled in the program, on whichever execution provider"
@@ -47,19 +47,19 @@ def test_in_the_background_the_program_goes_on_with_what_it_has(run: Run, model:
     assert (said["providers"][0], session["outcome"]) == (OPENVINO, "hit")
 
 
-def test_a_claim_is_compiled_for_all(run: Run, model: str) -> None:
+def test_a_claim_is_compiled_once_for_all_processes(run: Run, model: str) -> None:
     said, session = program(run, model, "--on-miss", "claim")
     assert (said["providers"][0], session["outcome"]) == (OPENVINO, "put")
     said, session = program(run, model)
     assert (said["providers"][0], session["outcome"]) == (OPENVINO, "hit")
 
 
-def test_who_compiles_nothing_is_left_alone_and_told(run: Run, model: str) -> None:
+def test_on_miss_fail_leaves_the_program_unchanged_and_reports_it(run: Run, model: str) -> None:
     said, session = program(run, model, "--on-miss", "fail")
     assert said["providers"] == [CPU] and session["outcome"] == "failed" and session["why"]
 
 
-def test_a_model_that_the_execution_provider_does_not_take(run: Run, tmp_path: Path) -> None:
+def test_a_model_that_the_execution_provider_cannot_compile(run: Run, tmp_path: Path) -> None:
     """Its one operator is from a domain that OpenVINO has nothing of; the program computes as
     without. test_packages.py has one that it fails on.
     """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from running import CPU, OPENVINO, PROGRAMS, Run, python
 
-# What the common programs have imported anyway does not count.
+# Slow modules. Those that most programs import anyway are not in the list.
 HEAVY = (
     "{'dataclasses', 'inspect', 'json', 'pathlib', 'socket', 'tempfile', 'subprocess', "
     "'importlib.metadata'}"
@@ -25,7 +25,7 @@ def model(models: Any, tmp_path: Path) -> str:
     return str(shutil.copy(models.path("tiny-mlp"), tmp_path / "model.onnx"))
 
 
-def test_an_import_brings_next_to_nothing(run: Run, model: str) -> None:
+def test_import_of_onnxruntime_imports_few_modules(run: Run, model: str) -> None:
     """Counts modules, because times depend on the machine; testdata/bench_run.py has the times."""
     code = f"""
 import sys
@@ -61,7 +61,9 @@ assert Own({model!r}, options).get_providers()[0] == "{OPENVINO}"
     assert report["notes"] == []
 
 
-def test_a_module_and_a_package_of_the_programs_own(run: Run, model: str, tmp_path: Path) -> None:
+def test_the_programs_own_modules_and_packages_are_imported(
+    run: Run, model: str, tmp_path: Path
+) -> None:
     package = tmp_path / "app" / "mine"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -99,7 +101,7 @@ def environment(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["by its path", "by its name", "from a shell script"])
-def test_a_command_that_pip_installed_in_an_environment(
+def test_a_command_installed_by_pip_in_an_environment(
     run: Run, model: str, tmp_path: Path, how: str
 ) -> None:
     command = environment(tmp_path / "venv")
@@ -119,7 +121,7 @@ def test_a_command_that_pip_installed_in_an_environment(
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
-def test_python_that_is_not_reached_is_said_not_to_be(run: Run, model: str, flag: str) -> None:
+def test_python_that_is_not_reached_is_reported(run: Run, model: str, flag: str) -> None:
     ended, report = run.python(flag, "-c", "pass")
     assert ended.returncode == 0
     assert report["pythons"] == 0
@@ -137,7 +139,7 @@ def test_processes_of_a_program(run: Run, model: str) -> None:
         assert len(report["sessions"]) == 2 and report["notes"] == [], way
 
 
-def test_a_fork_beyond_a_session_is_left_alone_and_told(run: Run, model: str) -> None:
+def test_a_fork_after_a_session_is_unchanged_and_reported(run: Run, model: str) -> None:
     """OpenVINO's threads do not survive a fork: to make a session waits for them for ever, where
     the CPU's is made.
     """
@@ -152,7 +154,7 @@ def test_a_fork_beyond_a_session_is_left_alone_and_told(run: Run, model: str) ->
     assert all("fork" in session["why"] for session in report["sessions"][1:])
 
 
-def test_who_goes_past_the_python_class_is_told(run: Run, model: str) -> None:
+def test_sessions_of_the_c_module_are_reported(run: Run, model: str) -> None:
     ended, report = run.python(PROGRAMS / "direct.py", model)
     assert ended.returncode == 0, ended.stderr
     assert len(report["sessions"]) == 1, "the one that was made with the Python class"
@@ -160,7 +162,7 @@ def test_who_goes_past_the_python_class_is_told(run: Run, model: str) -> None:
     assert "onnxruntime_pybind11_state.InferenceSession was used" in note
 
 
-def test_what_cannot_be_understood_leaves_the_program_alone(run: Run, model: str) -> None:
+def test_invalid_options_leave_the_program_unchanged(run: Run, model: str) -> None:
     told = json.dumps({"runtime": run.runtime, "eps": [7]})
     code = (
         f"import os; os.environ['EPCACHE_RUN'] = {told!r}; import onnxruntime; "

@@ -31,7 +31,7 @@ Ask = Callable[..., dict[str, Any]]
 
 
 class Place:
-    """What a situation has to work with."""
+    """The daemon, model and directories of a situation."""
 
     def __init__(
         self, start: Callable[..., Daemon], first: Path, other: Path, ask: Ask, scratch: Path
@@ -85,12 +85,12 @@ def background(place: Place) -> dict[str, Any]:
     return place.ask(on_miss="background")
 
 
-def nobody(place: Place) -> dict[str, Any]:
-    return place.ask(socket=str(place.scratch / "nobody"))
+def missing_socket(place: Place) -> dict[str, Any]:
+    return place.ask(socket=str(place.scratch / "missing"))
 
 
 def no_socket(place: Place) -> dict[str, Any]:
-    """What stands at the path may not be connected to, by whoever it is."""
+    """The file at the path is not a socket."""
     path = place.scratch / "file"
     path.write_bytes(b"")
     path.chmod(0)
@@ -175,7 +175,7 @@ SITUATIONS: list[tuple[Callable[[Place], dict[str, Any]], set[str], int]] = [
     (miss, {"compiled"}, 0),
     (hit, {"hit"}, 0),
     (background, {"background"}, 0),
-    (nobody, {"no daemon"}, 1),
+    (missing_socket, {"no daemon"}, 1),
     (no_socket, {"no daemon"}, 1),
     (stopped, {"no daemon"}, 1),
     (stopped_while_it_compiles, {"no daemon", "failed"}, 1),
@@ -208,7 +208,7 @@ def ask(models: Any) -> Ask:
 @pytest.mark.parametrize(
     ("situation", "outcomes", "warnings"), SITUATIONS, ids=[one[0].__name__ for one in SITUATIONS]
 )
-def test_right_result_on_the_same_execution_provider(
+def test_every_situation_has_the_right_result_on_the_same_provider(
     situation: Callable[[Place], dict[str, Any]],
     outcomes: set[str],
     warnings: int,

@@ -1,4 +1,4 @@
-"""Many processes ask at once for a model that nobody has compiled."""
+"""Many processes request a model at once that is not compiled yet: single-flight."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Asker:
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["all stay", "the first is killed"])
-def test_one_compile_for_eight(
+def test_eight_processes_share_one_compile(
     killed: bool,
     start: Callable[..., Daemon],
     runtime: Callable[[str], Path],

@@ -1,10 +1,10 @@
-"""Real upgrades: the vendors' packages come into each other's place under the running daemon, with
-applications at work.
+"""Real upgrades: versions of the vendors' packages replace each other while the daemon and
+applications run.
 
-Each application is a process that has loaded one version's libraries. It asks for a model again and
-again and loads what it is served with plain ONNX Runtime, then it ends, and the next one is started
-with the libraries that are there then. So at every moment of a change somebody asks, and every
-answer is loaded.
+Each application is a process that has loaded one version's libraries. It requests a model
+repeatedly and loads each artefact with plain ONNX Runtime; then it exits, and the next one starts
+with the current libraries. So there are requests at every moment of a change, and every answer is
+loaded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHAINS = {
 }
 SDKS = {"openvino-1.4": "2026.1", "openvino-1.8": "2026.4", "qnn-2.5": "v2.49", "qnn-2.7": "v2.51"}
 
-# What the event of a change says of the runtime that came, by chain.
+# Texts of the events about the new runtime, by chain.
 CAME = {
     "OpenVINO": ["version: 1.8.1", "version: 1.4.0", "version: 1.8.0", "version: 1.8.1"],
     "QNN": ["SDK: v2.51", "SDK: v2.49"],
@@ -153,8 +153,7 @@ def test_upgrade_while_the_daemon_is_stopped(
         require_right(applications, place, [first, second], ("NoDaemon",))
 
 
-# What the answer says of a runtime in which a library is missing, crashes as soon as it is used, or
-# is there in part.
+# Texts of the answer for a runtime with a library that is missing, crashes or is incomplete.
 TROUBLES = {
     "missing": "EP library: not found",
     "crashing": "segmentation fault",
@@ -164,7 +163,7 @@ TROUBLES = {
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("ep", PAIRS)
-def test_upgrade_with_trouble_between(
+def test_upgrade_with_a_broken_version_between(
     ep: str, trouble: str, begin: Begin, runtime: Callable[[str], Path], models: Any, tmp_path: Path
 ) -> None:
     first, second = (runtime(name).resolve() for name in PAIRS[ep])

@@ -59,7 +59,7 @@ class Place:
         raise NotImplementedError
 
     def prepare(self, to: Path) -> None:
-        """Does what nobody sees yet."""
+        """Prepares the change, which is not visible yet."""
 
     def change(self, to: Path) -> None:
         raise NotImplementedError
@@ -325,9 +325,9 @@ class Applications:
         """Requires that no artefact was served that the libraries of the process which asked do not
         load.
 
-        Nobody can help a process that was started in the middle of a change and has libraries of
-        both versions, or one whose libraries are taken away between question and load. What it was
-        served is loaded once more, with the runtime that it had begun with.
+        Exempt is a process that was started in the middle of a change and has libraries of both
+        versions, or whose libraries were removed between request and load. Its artefact is loaded
+        again, with the runtime with which it had begun.
         """
         for record in self.records():
             if "refused" not in record:

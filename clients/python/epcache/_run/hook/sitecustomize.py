@@ -1,23 +1,21 @@
-# Goes before every Python program that `epcachectl run` starts, and its children: this directory is
-# on their PYTHONPATH.
+# Runs at the start of every Python program that `epcachectl run` starts, and of its children,
+# because this directory is on their PYTHONPATH.
 #
-# It does next to nothing until the program imports onnxruntime. Then epcache, which this file is a
-# part of, is loaded from beside it, and takes the place of ONNX Runtime's classes; see
-# ../__init__.py. Whatever fails here, the program runs on as if nothing had been there, and the
-# report says so. Written for any Python, because it is not known which one it will be.
+# When the program imports onnxruntime, it loads epcache, which replaces ONNX Runtime's classes; see
+# ../__init__.py. If anything fails here, the program runs as without it, and the report has the
+# reason. The syntax is that of all Python versions, because the program's is not known.
 #
-# EPCACHE_RUN         what is wanted, JSON; see ../_settings.py
-# EPCACHE_RUN_REPORT  the file that what happens is appended to, a line of JSON each; may be missing
+# EPCACHE_RUN         the options, JSON; see ../_settings.py
+# EPCACHE_RUN_REPORT  the file to which events are appended as lines of JSON; optional
 
 import os
 import sys
 
-# What importlib gives out, without importlib and all that it imports: every Python program pays for
-# what stands here.
+# The same as in importlib, whose import would slow down the start of every Python program.
 try:
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import PathFinder, spec_from_file_location
-except ImportError:  # of another kind of Python, or before 3.5
+except ImportError:  # another implementation of Python, or before 3.5
     if sys.version_info >= (3, 4):
         from importlib.machinery import PathFinder
         from importlib.util import module_from_spec, spec_from_file_location
@@ -27,7 +25,7 @@ NAME = "onnxruntime"
 
 
 def report(line):
-    # One write to a file that is open for appending: lines of several processes do not mix.
+    # A single write in append mode, so that lines of several processes do not mix.
     path = os.environ.get("EPCACHE_RUN_REPORT")
     if not path:
         return
@@ -38,7 +36,7 @@ def report(line):
         finally:
             os.close(fd)
     except OSError:
-        pass  # no process listens any more, or the process has become another user's
+        pass  # epcachectl has ended, or this process has changed its user
 
 
 class Loader(object):
@@ -61,12 +59,12 @@ class Loader(object):
 
 
 class Finder(object):
-    """Notices the import of onnxruntime, and finds it, and its execution providers, in the
+    """Intercepts the import of onnxruntime and its execution providers, and finds them in the
     directory of --runtime.
     """
 
     def __init__(self):
-        self._run = None  # epcache._run, once it is needed
+        self._run = None  # epcache._run, after its import
         self._broken = False
 
     def find_spec(self, name, path=None, target=None):
@@ -83,7 +81,7 @@ class Finder(object):
         return spec
 
     def find_distributions(self, context=None):
-        # So that importlib.metadata gives the version of what is imported.
+        # So that importlib.metadata has the version of the imported package.
         name = getattr(context, "name", None) or ""
         run = self._loaded_run() if name.replace("-", "_").startswith(NAME) else None
         return run.runtime_distributions(name) if run is not None else []
@@ -122,8 +120,8 @@ class Finder(object):
 
 
 def load():
-    """Loads epcache from the directory above, and from nowhere else: PYTHONPATH has this directory
-    only, so as to give the program nothing else that stands beside epcache.
+    """Loads epcache from the directory above this one. That is not on PYTHONPATH, because the
+    program must not find the other packages beside epcache.
     """
     if "epcache" not in sys.modules:
         directory = os.path.dirname(os.path.dirname(HERE))

@@ -1,6 +1,4 @@
-"""What all the children share: the plain way to a session on a plugin execution provider, inputs,
-and outputs.
-"""
+"""Shared by the children: a plain session on a plugin execution provider, inputs and outputs."""
 
 from __future__ import annotations
 

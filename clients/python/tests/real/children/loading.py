@@ -17,14 +17,14 @@ import epcache
 import inference
 import onnxruntime as ort
 
-# What is written down of each answer.
+# The fields of each answer that are recorded.
 ANSWER = (
     "outcome request_key build sdk_version why runtime compatibility compatibility_source "
     "compatibility_reason provider_options "
     "session_options"
 ).split()
 
-# What the daemon says when the library was replaced: then an application has to be restarted.
+# Part of the daemon's message if the library was replaced, and the application must be restarted.
 REPLACED = "another file now"
 
 

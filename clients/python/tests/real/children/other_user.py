@@ -49,8 +49,8 @@ def run(
 
 
 def warm_up(ep: str, options: dict[str, str]) -> None:
-    """Loads all that the libraries load late, Python's modules too, because the user `nobody` may
-    not read the directories where they were installed.
+    """Loads all modules and libraries that are loaded late, because the user `nobody` may not read
+    their directories.
     """
     with tempfile.TemporaryDirectory() as directory:
         source, graph = Path(directory) / "warm.onnx", Path(directory) / "warm_ctx.onnx"

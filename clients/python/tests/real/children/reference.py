@@ -1,4 +1,4 @@
-"""What the models of testdata/generate.py compute, by numpy alone."""
+"""The outputs of the models of testdata/generate.py, computed by numpy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What an application does with epcached: asks for the artefact, and loads it by descriptor and by
-path; or a session at once.
+"""An application with epcached: it loads an artefact by descriptor and by path, or makes a
+session.
 """
 
 from __future__ import annotations

@@ -12,5 +12,5 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 session = InferenceSession(get_default_session_options(), sys.argv[1], True, False)
 session.initialize_session([], [], set())
 assert type(session.inputs_meta) is list and isinstance(session, _pybind_state.InferenceSession)
-# What the Python class has inside is still of the C module's class, for who looks.
+# The Python class's _sess is still an instance of the C module's class.
 assert isinstance(ort.InferenceSession(sys.argv[1])._sess, InferenceSession)
