@@ -62,7 +62,12 @@ func TestMatchIsCloseToAnExactMatcher(t *testing.T) {
 	t.Run("a stored run that begins elsewhere in the period", func(t *testing.T) {
 		p := check(t, []piece{{periodic, 0, 16641}},
 			append(join(piece{periodic, 857, 16427}), 'x'))
-		require.EqualValues(t, 257+1, p.LiteralSize())
+		require.EqualValues(t, 1, p.LiteralSize())
+	})
+	t.Run("a stored run that is found where it stands for the second time", func(t *testing.T) {
+		p := check(t, []piece{{0, 69, sure}, {0, 0, sure}},
+			join(piece{0, 0, sure + 69}))
+		require.EqualValues(t, 1, p.LiteralSize())
 	})
 	t.Run("random", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {

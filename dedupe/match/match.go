@@ -141,6 +141,7 @@ func (m *matcher) match(ctx context.Context, near Near) (*Plan, error) {
 			return nil, &dedupe.BaseError{Digest: c.Digest, Err: err}
 		}
 	}
+	m.covered = m.covered.add(m.sourcesOfCopies(), minPiece)
 	if err := m.fill(ctx); err != nil {
 		return nil, err
 	}

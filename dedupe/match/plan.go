@@ -150,6 +150,25 @@ func (b *builder) build(found, own cover, size int64) {
 	b.gap(size, own)
 }
 
+// sourcesOfCopies returns what the candidates have of those sources of self-copies that would be
+// literals: a candidate is compared with one of two equal ranges of the target only, which may be
+// the later one.
+func (m *matcher) sourcesOfCopies() (found []match) {
+	for _, own := range m.selfCopies {
+		if m.selfCopies.has(own.from) {
+			continue // no literals
+		}
+		i := sort.Search(len(m.covered), func(i int) bool { return m.covered[i].end() > own.at })
+		for ; i < len(m.covered) && m.covered[i].at < own.end(); i++ {
+			c := m.covered[i]
+			c = c.cut(max(c.at, own.at), min(c.end(), own.end()))
+			c.at += own.from - own.at
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
 func (b *builder) gap(end int64, own cover) {
 	i := sort.Search(len(own), func(i int) bool { return own[i].end() > b.at })
 	for ; i < len(own) && own[i].at < end; i++ {
