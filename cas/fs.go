@@ -267,8 +267,7 @@ var _ FS = OS{}
 func (OS) Mkdir(path string) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, os.ErrExist) {
-		info, statErr := os.Stat(path)
-		if statErr == nil && info.IsDir() {
+		if info, statErr := os.Stat(path); statErr == nil && info.IsDir() {
 			return nil
 		}
 	}

@@ -241,8 +241,7 @@ func stampsSettled(ctx context.Context, dir string, skip []string) (map[string]f
 		if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
 			return nil, err
 		}
-		found, last, err := stamps(dir, skip)
-		if err != nil || now.Nano() > last {
+		if found, last, err := stamps(dir, skip); err != nil || now.Nano() > last {
 			return found, err
 		}
 		select {

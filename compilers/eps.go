@@ -257,8 +257,7 @@ func (i EPInfo) Resolve(lib string, options map[string]string) map[string]string
 	maps.Copy(full, options)
 	for name, opt := range i.Options {
 		_, given := full[name]
-		_, excluded := options[opt.Unless]
-		if opt.Fill != "" && !given && !excluded {
+		if _, excluded := options[opt.Unless]; opt.Fill != "" && !given && !excluded {
 			full[name] = opt.Fill
 		}
 		if value, ok := full[name]; ok && opt.Policy == LibraryName && !filepath.IsAbs(value) {

@@ -73,8 +73,7 @@ func memoryOf(pid string) (bytes int64) {
 	status, _ := os.ReadFile("/proc/" + pid + "/status")
 	for line := range strings.Lines(string(status)) {
 		var kilobytes int64
-		name, value, _ := strings.Cut(line, ":")
-		if name == "RssAnon" || name == "RssShmem" {
+		if name, value, _ := strings.Cut(line, ":"); name == "RssAnon" || name == "RssShmem" {
 			_, _ = fmt.Sscan(value, &kilobytes) // the kernel wrote it
 			bytes += kilobytes << 10
 		}

@@ -218,8 +218,7 @@ func (s *framedSource) decode(p []byte, i int) error {
 }
 
 func (s *framedSource) read(b []byte, i int) error {
-	n, err := s.frames.file.fs.ReadAt(s.in, b, s.starts[i])
-	if n < len(b) {
+	if n, err := s.frames.file.fs.ReadAt(s.in, b, s.starts[i]); n < len(b) {
 		if err == nil || err == io.EOF {
 			return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i),
 				fmt.Sprintf("the file ends after %d of %d bytes", n, len(b))}

@@ -143,8 +143,7 @@ func compiledRanges(ctx context.Context, name string, bin Source, blob Range) ([
 	part := func(i int, field string) (Range, error) {
 		off, n := binary.LittleEndian.Uint64(places[16*i:]),
 			binary.LittleEndian.Uint64(places[16*i+8:])
-		left := uint64(blob.Offset + blob.Length - at)
-		if off > left || n > left-off {
+		if left := uint64(blob.Offset + blob.Length - at); off > left || n > left-off {
 			return Range{}, &FormatError{name, at + int64(16*i), field,
 				fmt.Sprintf("%d bytes from %d reach beyond the %d of the blob", n, off, left)}
 		}

@@ -194,8 +194,7 @@ func (b *bson) text(path []string) error {
 	if n == 0 {
 		return errors.New("a string of length 0")
 	}
-	last := len(path) - 1
-	if path[0] != "weights_metadata_map" || path[last] != "location" {
+	if last := len(path) - 1; path[0] != "weights_metadata_map" || path[last] != "location" {
 		_, err := b.r.Discard(int(min(n, math.MaxInt32)))
 		return err
 	}

@@ -84,8 +84,7 @@ func openManifest(name string, file []byte) ([]byte, error) {
 			len(file), headerSize+n+manifestSumSize)}
 
 	}
-	sum := cas.SumBytes(file[:headerSize+n])
-	if !bytes.Equal(sum[:], file[headerSize+n:]) {
+	if sum := cas.SumBytes(file[:headerSize+n]); !bytes.Equal(sum[:], file[headerSize+n:]) {
 		return nil, &DamageError{File: name, Reason: "wrong checksum"}
 	}
 	return file[headerSize : headerSize+n], nil

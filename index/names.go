@@ -83,8 +83,7 @@ func (b *Build) nameRows() [][]byte {
 // then those of layers, and stops at fn's first error, which it returns. No transaction is open
 // during fn.
 func (x *Index) EachNamed(ctx context.Context, name string, fn func(Build) error) error {
-	err := x.eachNamed(ctx, name, x.prefixesOf(name), fn)
-	if err != nil || x.Lower == nil {
+	if err := x.eachNamed(ctx, name, x.prefixesOf(name), fn); err != nil || x.Lower == nil {
 		return err
 	}
 	return x.Lower.Each(func(b Build) error {

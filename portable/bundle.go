@@ -77,8 +77,7 @@ func (b *Bundle) Close() error { return b.from.Close() }
 
 func read(ctx context.Context, from source) (*Bundle, error) {
 	b := &Bundle{from: from}
-	err := b.readCards(ctx)
-	if err != nil {
+	if err := b.readCards(ctx); err != nil {
 		return nil, errors.Join(err, from.Close())
 	}
 	return b, nil

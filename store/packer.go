@@ -419,8 +419,7 @@ func (p *Packer) allCold(d cas.Digest, when Packing) (bool, error) {
 		return false, err
 	}
 	for _, id := range ids {
-		b, err := p.st.index.Get(id)
-		if err == nil && !p.isCold(&b, when) {
+		if b, err := p.st.index.Get(id); err == nil && !p.isCold(&b, when) {
 			return false, nil
 		}
 	}

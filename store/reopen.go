@@ -57,8 +57,7 @@ func (st *Store) CheckStateDirectory() {
 		return
 	}
 	// A journal that alone was deleted is written again, because all of it is in memory as well.
-	restored, err := st.index.Journal.RewriteIfDeleted(false)
-	if err != nil {
+	if restored, err := st.index.Journal.RewriteIfDeleted(false); err != nil {
 		st.log.Error("the journal was deleted, and cannot be restored", "error", err)
 	} else if restored {
 		st.log.Warn("the journal was deleted while the daemon ran; it is "+
@@ -81,8 +80,7 @@ func (st *Store) MissingPart() string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "lock no longer exists"
 	}
-	ours, failed := st.lock.Stat()
-	if err == nil && failed == nil && !os.SameFile(now, ours) {
+	if ours, failed := st.lock.Stat(); err == nil && failed == nil && !os.SameFile(now, ours) {
 		return "another directory has replaced it, or another process uses it"
 	}
 	return ""

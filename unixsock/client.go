@@ -306,8 +306,7 @@ func (waiting *call) reportProgress(progress func(*wire.Progress)) {
 // how long to look again. A daemon that was stopped holds its connections open: they are given up
 // here.
 func (c *Client) checkAlive(ctx context.Context) time.Duration {
-	quiet := time.Since(c.waiterCount) - time.Duration(c.heard.Load())
-	if quiet < silenceLimit {
+	if quiet := time.Since(c.waiterCount) - time.Duration(c.heard.Load()); quiet < silenceLimit {
 		return silenceLimit - quiet
 	}
 	limited, stop := context.WithTimeout(ctx, aliveInterval)

@@ -274,8 +274,7 @@ func parseSession(data []byte) (map[string]sessionRule, error) {
 func SplitSession(entries map[string]string) (compile map[string]string, optimal bool) {
 	compile = entries
 	for key, value := range entries {
-		class := sessionKeys[key].Class
-		if class != classRun && class != classServe {
+		if class := sessionKeys[key].Class; class != classRun && class != classServe {
 			continue
 		}
 		if len(compile) == len(entries) {

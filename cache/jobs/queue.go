@@ -282,8 +282,7 @@ func (q *Queue) hasSlot(t *Ticket) bool {
 			taken++
 		}
 	}
-	loans, held := q.ticketsOnLoan(t.rank)
-	if len(t.users) > 0 && held[t.user] < q.share() {
+	if loans, held := q.ticketsOnLoan(t.rank); len(t.users) > 0 && held[t.user] < q.share() {
 		taken -= len(loans)
 	}
 	return taken < q.jobs

@@ -166,8 +166,7 @@ func (s Source) signed(id index.BuildID, trust *portable.Trust, now time.Time) (
 		return b, err
 	}
 	for _, r := range says.Requests {
-		one, _, err := buildOf(card, says, r, key)
-		if err == nil && one.ID == id {
+		if one, _, err := buildOf(card, says, r, key); err == nil && one.ID == id {
 			return *one, nil
 		}
 	}

@@ -494,8 +494,7 @@ func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byte
 		slices.SortFunc(all, func(a, b byteRange) int { return cmp.Compare(a.From, b.From) })
 		apart := all[:1]
 		for _, r := range all[1:] {
-			last := &apart[len(apart)-1]
-			if r.From > last.From+last.Length {
+			if last := &apart[len(apart)-1]; r.From > last.From+last.Length {
 				apart = append(apart, r)
 			} else {
 				last.Length = max(last.Length, r.From+r.Length-last.From)

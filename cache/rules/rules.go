@@ -134,8 +134,7 @@ func (s *Set) Judge(build, runtime Facts) Judgement {
 	for _, part := range s.sections(build.EP) {
 		b, r := part.facts(build), part.facts(runtime)
 		for _, rule := range part.rules {
-			whyNot := rule.misses(b, r)
-			if whyNot != "" {
+			if whyNot := rule.misses(b, r); whyNot != "" {
 				missed = append(missed, rule.name+": "+whyNot)
 				continue
 			}

@@ -341,8 +341,7 @@ func (rc *Content) carries(w *Wanted, own bool) bool {
 		if !needs(w.EPs, ref.EP) {
 			continue
 		}
-		lib, ok := rc.Library(ref.EP)
-		if !ok || !ref.matches(lib.Path, rc.files, own) {
+		if lib, ok := rc.Library(ref.EP); !ok || !ref.matches(lib.Path, rc.files, own) {
 			return false
 		}
 	}

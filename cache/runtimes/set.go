@@ -233,8 +233,7 @@ func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []stri
 		if slices.ContainsFunc(s.list, same) {
 			continue
 		}
-		i := slices.IndexFunc(before, same)
-		if i >= 0 {
+		if i := slices.IndexFunc(before, same); i >= 0 {
 			s.list = append(s.list, before[i])
 			continue
 		}

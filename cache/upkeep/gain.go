@@ -211,8 +211,7 @@ func fitsAboveFloor(st *store.Store, files []*os.File) error {
 		need += info.Size()
 	}
 	reserved := st.Ledger().Reserved()
-	free := b.Free - (reserved.Disk - reserved.Written)
-	if b.Floor > 0 && free-need < b.Floor {
+	if free := b.Free - (reserved.Disk - reserved.Written); b.Floor > 0 && free-need < b.Floor {
 		return store.NoSpace("a copy of the model takes %s; %s are free, of which %s must stay "+
 			"free",
 			bytesize.Text(need), bytesize.Text(free), bytesize.Text(b.Floor))

@@ -330,8 +330,7 @@ func parseWindow(text string) (window, error) {
 		return window{}, nil
 	}
 	from, to, ok := strings.Cut(text, "-")
-	begin, err := timeOfDay(from)
-	if err == nil && ok {
+	if begin, err := timeOfDay(from); err == nil && ok {
 		var end time.Duration
 		if end, err = timeOfDay(to); err == nil {
 			return window{begin, end}, nil

@@ -131,8 +131,7 @@ var ErrOriginalUnusable = errors.New("the model's file changed, or cannot be com
 // memo's digest was taken after the file was written back, so every store since has moved its
 // times.
 func (o *Original) Verify() error {
-	stamp, err := cas.StampOf(o.File)
-	if err != nil || stamp != o.Stamp {
+	if stamp, err := cas.StampOf(o.File); err != nil || stamp != o.Stamp {
 		return ErrOriginalUnusable
 	}
 	return nil

@@ -47,8 +47,7 @@ func (r *Reserve) UseSome(fn func() error) error { return r.use(Piece, fn) }
 
 func (r *Reserve) use(least int64, fn func() error) error {
 	for {
-		err := fn()
-		if !cas.IsDiskFull(err) || !r.freeBlocks(least) {
+		if err := fn(); !cas.IsDiskFull(err) || !r.freeBlocks(least) {
 			return err
 		}
 	}
@@ -88,8 +87,7 @@ func (r *Reserve) DropHollow() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	size := r.Size()
-	disk, err := cas.DiskBytes(r.path)
-	if size == 0 || err != nil || disk >= size {
+	if disk, err := cas.DiskBytes(r.path); size == 0 || err != nil || disk >= size {
 		return nil
 	}
 	return r.fs.Remove(r.path)

@@ -258,8 +258,7 @@ func (v Value) text(to reflect.Value, tag reflect.StructTag) {
 		switch v.Raw.(type) {
 		case int64, float64, bool:
 			meant := fmt.Sprint(v.Raw)
-			_, isFloat := v.Raw.(float64)
-			if tag.Get("loose") != "" && !isFloat {
+			if _, isFloat := v.Raw.(float64); tag.Get("loose") != "" && !isFloat {
 				to.SetString(meant)
 				return
 			}

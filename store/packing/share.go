@@ -318,8 +318,7 @@ func (s *Sharing) requeueSmaller(p *match.Plan) {
 
 // ReexamineStale is Examine if the share is stale: what it would take from may have been removed.
 func (s *Sharing) ReexamineStale(ctx context.Context, d cas.Digest, gate Gate) error {
-	found, known := s.knownShare(d)
-	if !known || !s.whole.Has(d) || !s.stale(found) {
+	if found, known := s.knownShare(d); !known || !s.whole.Has(d) || !s.stale(found) {
 		return nil
 	}
 	_, err := s.Examine(ctx, d, gate)

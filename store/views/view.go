@@ -216,8 +216,7 @@ func (vs *Store) NotePathGiven(v *View) {
 	v.lastGiven.Store(&now)
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	d := vs.dropped[v.scope+"/"+v.name]
-	if d != nil && v.scope == Unkept {
+	if d := vs.dropped[v.scope+"/"+v.name]; d != nil && v.scope == Unkept {
 		// it is kept only for its present clients, as it is in no account
 		d.removableAt = now.Add(HandOver)
 	} else if d != nil {

@@ -62,8 +62,7 @@ func (i *idler) check(now time.Time) string {
 		return ""
 	}
 	for _, p := range i.files {
-		info, err := os.Stat(p.path)
-		if (err != nil || !os.SameFile(info, p.info)) && i.idle() {
+		if info, err := os.Stat(p.path); (err != nil || !os.SameFile(info, p.info)) && i.idle() {
 			return p.path + " no longer exists"
 		}
 	}
