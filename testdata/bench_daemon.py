@@ -59,7 +59,7 @@ def daemon() -> Iterator[tuple[Path, Path, subprocess.Popen[bytes]]]:
 
 
 def measured(script: str, socket: Path, *arguments: str) -> dict[str, Any]:
-    """One measurement in a process of its own: what `script --child ...` tells with `results`."""
+    """Returns one measurement of a child process: the result of `script --child ...`."""
     out = subprocess.run(
         [sys.executable, script, "--child", *arguments],
         env={**os.environ, "EPCACHE_SOCKET": str(socket)},

@@ -3,10 +3,10 @@ itself.
 
     bench_first_inference.py [MODEL...]
 
-Every measurement is a process of its own. The clock runs from after the imports, the registration
-of the execution provider included, until the first output is there. Both sides take turns, so that
-both see the same machine. Prints medians and their ratio, one line a model. `make bench` sets
-EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS.
+Every measurement is a process of its own. Time is measured from the end of the imports to the first
+output, including the registration of the execution provider. Both alternate, so that both see the
+same machine. Prints medians and their ratio, one line a model. `make bench` sets EPCACHED_BIN,
+EPCACHED_RUNTIMES and EPCACHED_MODELS.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def child(how: str, model: str, graph: str) -> dict[str, Any]:
     import onnxruntime as ort
     import onnxruntime_ep_openvino
 
-    # loads the package, which is not what is measured here
+    # imports the package, which is not measured here
     epcache.InferenceSession, epcache.SessionOptions  # noqa: B018
     description = json.loads(model)
     feed = inputs.make(description)
@@ -67,8 +67,8 @@ def measure(how: str, model: dict[str, Any], graph: Path, socket: Path) -> float
 
 
 def compare(model: dict[str, Any], socket: Path, scratch: Path) -> None:
-    """Compiles through epcached, copies what it serves into a plain directory, and measures both in
-    turn.
+    """Compiles through epcached, copies the artefact into a plain directory, and measures both
+    alternately.
     """
     control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
     plain = scratch / model["name"]

@@ -1,13 +1,12 @@
-"""A miss through epcached, next to the same compile in the application's own process.
+"""Measures a miss through epcached, and the same compile in the application's own process.
 
     bench_miss.py [MODEL...]
 
 Every measurement is a process of its own, that has imported ONNX Runtime and registered the
-execution provider, as any application does. The clock runs from there until there is a compiled
-model that it may load: with epcached that is hashed, compiled in a worker, load checked, stored and
-synced. Each time the model is a fresh file, so that nothing is known of it. Both sides take turns.
-Prints medians, their ratio, and the goal of 1.1 x + 0.3 s. `make bench` sets EPCACHED_BIN,
-EPCACHED_RUNTIMES and EPCACHED_MODELS.
+execution provider, as any application does. Time is measured until the compiled model can be
+loaded: epcached hashes, compiles in a worker, checks the load, stores and syncs. Each time the
+model is a new file, so that nothing is cached. Both alternate. Prints medians, their ratio, and the
+goal of 1.1 x + 0.3 s. `make bench` sets EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS.
 
 Both compile at the level "basic", which is epcached's and a session's: ModelCompiler's own default
 folds nothing before the execution provider sees the model, which is another compile with another
@@ -30,7 +29,7 @@ import results
 from bench_daemon import EP, daemon, importable, measured, models
 
 RUNS = 5
-NAMES = 256  # bytes by which two results of the same compile differ, for they contain names
+NAMES = 256  # bytes by which two results of the same compile may differ, because they contain names
 DEFAULT = ["tiny-mlp", "magika", "rapidocr-det", "smart-turn", "minilm-fp32", "mlp-128mib"]
 
 
@@ -114,7 +113,7 @@ def compare(
 def main(names: list[str]) -> None:
     known = models()
     with daemon() as (scratch, socket, _):
-        # the runtime is looked at and probed
+        # the daemon probes the runtime
         compare(known[names[0]], scratch, socket, runs=1, quiet=True)
         for name in names:
             compare(known[name], scratch, socket)

@@ -45,7 +45,7 @@ def child(how: str, model: str, graph: str) -> dict[str, Any]:
     if how == "client":
         import epcache
 
-        # The package loads its parts when they are first used: that belongs to its import.
+        # The package imports its modules at first use, which counts as import time.
         epcache.InferenceSession, epcache.SessionOptions  # noqa: B018
     imported = time.perf_counter() - start
     feed = inputs.make(description)
@@ -88,8 +88,8 @@ imports: list[float] = []  # of all measurements with the client
 
 
 def compare(what: str, through: Measure, alone: Measure, most: float, ratio: float = 0.0) -> None:
-    """Prints the medians of measurements in turn, and whether `most` seconds, or the ratio, are
-    kept to.
+    """Prints the medians of alternating measurements, and whether they keep to `most` seconds or
+    the ratio.
     """
     through(), alone()  # to read the files into the page cache
     times = [(through(), alone()) for _ in range(RUNS)]
@@ -105,7 +105,7 @@ def compare(what: str, through: Measure, alone: Measure, most: float, ratio: flo
 
 
 def hit(model: dict[str, Any], socket: Path, scratch: Path) -> None:
-    """Compiles through epcached, copies what it serves into a plain directory, and compares."""
+    """Compiles through epcached, copies the artefact into a plain directory, and compares."""
     control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
     plain = scratch / model["name"]
     dimensions = [
@@ -160,7 +160,7 @@ def main(names: list[str]) -> None:
     os.environ["PYTHONWARNINGS"] = "ignore"
     known = models()
     with daemon() as (scratch, socket, process):
-        # Bytecode, as pip leaves it for what it installs.
+        # Byte code, as after an installation by pip.
         os.environ.update(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(scratch / "bytecode"))
         for name in names:
             hit(known[name], socket, scratch)

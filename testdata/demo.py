@@ -5,13 +5,13 @@ application.
 
 Starts bin/epcached on a temporary state directory, and for each model compares an application
 without epcached with the same application with it, each time in fresh processes. Then it restarts
-the daemon, damages a stored byte, and shows that hits survive the one and are refused after the
-other. Leaves the table in report/demo.md; if anything is not as it should be, it leaves none, and
-the status is not 0.
+the daemon and damages a stored byte, and shows that hits survive the restart and the damaged build
+is not served. Leaves the table in report/demo.md; if there is a fault, it leaves none, and the exit
+status is not 0.
 
-DEMO_EP=openvino or qnn chooses the execution provider. Without it: OpenVINO where it lists a device
-of its own accord; else QNN, which compiles ahead of time on any x86-64, and then OpenVINO through
-the tests' shim, so labelled. DEMO_REPORT names another file for the table.
+DEMO_EP=openvino or qnn chooses the execution provider. Without it: OpenVINO if it lists a device;
+else QNN, which compiles ahead of time on any x86-64, and then OpenVINO through the tests' shim, so
+labelled. DEMO_REPORT names another file for the table.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Provider:
     runtime: str
     options: dict[str, str]
     models: tuple[str, ...]
-    repeats: int  # fresh processes behind each time to first inference
-    # between the compiled form and the uncompiled session, relative to the largest output
+    repeats: int  # fresh processes for each measurement of the time to first inference
+    # largest difference to the uncompiled session, relative to the largest output
     tolerance: float
     note: str
 
@@ -300,8 +300,8 @@ def survive_a_restart(daemon: Daemon, applications: list[Application], failures:
 
 
 def refuse_damage(daemon: Daemon, application: Application, failures: Failures) -> str:
-    """Flips one bit in the middle of the largest file of a stored artefact, behind the daemon's
-    back.
+    """Flips one bit in the middle of the largest file of a stored artefact, unnoticed by the
+    daemon.
     """
     name = application.model["name"]
     largest = max(application.run("hits")["files"], key=lambda file: file["size"])

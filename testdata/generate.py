@@ -1,4 +1,4 @@
-"""Small models made from nothing, the same bytes every time: what the real ones do not show."""
+"""Small generated models, the same bytes every time, for cases that the real models do not have."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def external(directory: Path) -> None:
     ):
         location = ["first.bin", "weights/second.bin"][number]
         data = tensor.raw_data
-        # Not at offset 0, so that a reader that ignores the offset is seen.
+        # Not at offset 0, so that a reader that ignores the offset is noticed.
         (directory / location).write_bytes(bytes(64) + data)
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL
@@ -72,8 +72,8 @@ def external(directory: Path) -> None:
 
 
 def causal(path: Path) -> None:
-    """Writes one layer of attention with its keys and values as inputs and outputs: what language
-    models are made of.
+    """Writes one layer of attention with its keys and values as inputs and outputs, as in language
+    models.
     """
     width, heads, head, vocabulary = 16, 2, 8, 32
     random = np.random.default_rng(4)

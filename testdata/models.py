@@ -8,7 +8,7 @@ DIR/models.json then lists, for each model that is there:
     size        bytes of the graph and its external data
     dimensions  free dimensions to fix, by name
     inputs      by name: dtype, shape and how to fill it (see inputs.py)
-    source      the wheel it stands in, or "generated"
+    source      the wheel that contains it, or "generated"
     licence     SPDX
     openvino    true, or why OpenVINO on the CPU is of no use for it
     qnn         true, or why QNN ahead of time, with graph optimisation level "basic", is no use
@@ -258,8 +258,8 @@ def main(arguments: list[str]) -> int:
 
 
 def fetch(root: Path, models: list[Model]) -> None:
-    """Makes a directory for each model that is missing, under a temporary name first: what has its
-    name is complete.
+    """Makes a directory for each missing model, under a temporary name first, so that a named one
+    is complete.
     """
     missing = [model for model in models if not is_there(root / model.name, model)]
     for requirement in dict.fromkeys(

@@ -1,10 +1,10 @@
-"""Small programs on packages that use ONNX Runtime, none of which knows of epcache: one a package,
-as their documentation has them.
+"""Small programs with packages that use ONNX Runtime, without epcache: one for each package, as in
+its documentation.
 
     package_programs.py NAME
 
-Prints one line of JSON: what came of it, and the seconds from making the package's object to its
-first result.
+Prints one line of JSON: the result, and the seconds from making the package's object to its first
+result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 
 def picture() -> Any:
-    """A page with text, as OpenCV has pictures."""
+    """A page with text, as a picture of OpenCV."""
     import cv2
 
     page = np.full((240, 640, 3), 255, np.uint8)
@@ -36,7 +36,7 @@ def png() -> bytes:
 
 
 def sound() -> Any:
-    """Three seconds at 16 kHz: a tone between two silences, which swells as vowels do."""
+    """Three seconds at 16 kHz: a tone between two silences, whose volume changes as in vowels."""
     t = np.arange(48000) / 16000
     voice = sum(np.sin(2 * np.pi * 140 * k * t) / k for k in range(1, 20)) * np.abs(
         np.sin(2 * np.pi * 3 * t)

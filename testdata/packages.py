@@ -3,10 +3,10 @@ results, and a hit at the second start.
 
     packages.py VENV [NAME...]
 
-VENV is what testdata/fetch-packages makes; the programs are those of package_programs.py. Each runs
-without epcached first, then twice with it, in fresh processes and with a fresh store. Leaves the
-table in report/packages.md; where a result differs, or a session was not served and no reason
-given, the status is not 0.
+VENV is the environment of testdata/fetch-packages; the programs are those of package_programs.py.
+Each runs without epcached first, then twice with it, in fresh processes and with a new store.
+Leaves the table in report/packages.md. The exit status is not 0 if a result differs, or a session
+was not served without a reason.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ RUNTIME = (
 EP = "OpenVINOExecutionProvider:CPU"
 MARK = "RESULT "
 LIMIT = 300  # seconds for one program
-# Of single precision, relative to the largest number beside it; positions in pictures are whole
-# numbers, which may round the other way.
+# Tolerance for single precision, relative to the largest number; positions in pictures are rounded
+# to integers.
 TOLERANCE = 1e-3
 CACHED = ("hit", "compiled", "waited")
 
@@ -78,13 +78,13 @@ def served(
 
 
 def differs(one: Any, other: Any, scale: float = 0.0) -> float:
-    """Returns by how much two results differ; infinity where it is more than numbers."""
+    """Returns the difference of two results; infinity if not only numbers differ."""
     if (
         isinstance(one, (int, float))
         and isinstance(other, (int, float))
         and not isinstance(one, bool)
     ):
-        # scores and probabilities are parts of 1
+        # scores and probabilities are relative to 1
         return abs(one - other) / max(abs(one), abs(other), scale, 1.0)
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         numbers = [abs(x) for x in (*one, *other) if isinstance(x, (int, float))]

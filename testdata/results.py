@@ -1,4 +1,4 @@
-"""Results of child processes, on a descriptor that the libraries of vendors do not know."""
+"""Results of child processes, on a descriptor to which vendors' libraries do not write."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 
 def tell(measure: Callable[..., dict[str, Any]], *arguments: Any) -> None:
-    """Prints what measure returns as JSON, and nothing else, to standard output.
-
-    Execution providers print to descriptor 1, also from buffers that the C library flushes when the
-    process ends. So descriptor 1 leads to standard error from here on, and the result has a
-    descriptor of its own.
+    """Prints the result of measure as JSON, and nothing else, to standard output. Execution
+    providers print to descriptor 1, even when the C library flushes buffers at exit. So descriptor
+    1 becomes standard error, and the result has its own descriptor.
     """
     with os.fdopen(os.dup(1), "w") as results:
         os.dup2(2, 1)

@@ -19,7 +19,7 @@ from pathlib import Path
 QNN = {"qnn": "qnn-2.7.0", "older qnn": "qnn-2.5.0"}
 OPENVINO = {"openvino": "openvino-1.8.1", "older openvino": "openvino-1.8.0-ort-1.28.0"}
 RUNTIMES = QNN | OPENVINO
-GENERATION = 2  # counts up when the generated models get other bytes
+GENERATION = 2  # is incremented when the generated models get other bytes
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ def small(tokens: int, past: int) -> Decoder:
 TEXT = {"batch_size": 1, "sequence_length": 128}
 PICTURE = {"DynamicDimension.0": 1, "DynamicDimension.1": 320, "DynamicDimension.2": 320}
 
-# In the order in which they are taken in: as a user's week brings them, bases before what derives
-# from them.
+# In the order in which they are stored: as in a user's week, bases before derived models.
 ARTEFACTS = [
     one("openvino-decoder-prefill64", "openvino", Decoder(64, 0), "base"),
     one("openvino-decoder-decode", "openvino", Decoder(1, 127), "prefill and decode"),
@@ -203,7 +202,7 @@ def make(root: Path, artefact: Artefact) -> bool:
 
 
 def prepare(work: Path, artefact: Artefact) -> dict[str, object]:
-    """Writes the models, and returns what the compiler is to be told."""
+    """Writes the models, and returns the compiler's arguments."""
     import generate
     import transformer
 
@@ -239,7 +238,7 @@ def prepare(work: Path, artefact: Artefact) -> dict[str, object]:
 
 
 def compile_in(work: Path, job: dict) -> None:
-    """Runs in a process of its own, with one runtime first in its path."""
+    """Runs in a child process with one runtime first in its path."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(4)

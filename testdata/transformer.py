@@ -19,7 +19,7 @@ class Decoder:
     at either end.
 
     Weights depend on `seed`, and for the layers in `tuned` on `tune` as well: a fine-tune changes
-    these layers and nothing else. Shapes are fixed, as NPUs want them.
+    these layers and nothing else. Shapes are fixed, because NPUs need that.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Decoder:
         self.tuned, self.tune = tuned, tune
 
     def write(self, path: Path, tokens: int, past: int, batch: int = 1) -> None:
-        """Writes the form that takes `tokens` new ones after `past` others, whose keys and values
+        """Writes the form for `tokens` new tokens after `past` earlier ones, whose keys and values
         are inputs.
         """
         self.nodes: list = []
@@ -167,7 +167,7 @@ class Decoder:
 
     def weight(self, name: str, layer: int, *shape: int) -> str:
         tune = self.tune if layer in self.tuned else 0
-        # By name and shape, so that no weight depends on which were made before it.
+        # By name and shape, so that no weight depends on the order of creation.
         random = np.random.default_rng([self.seed, tune, *shape, *name.encode()])
         data = random.standard_normal(shape, dtype=np.float32) * np.float32(shape[0] ** -0.5)
         self.weights.append(numpy_helper.from_array(data, name))

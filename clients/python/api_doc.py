@@ -21,7 +21,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent / "epcache"
 
-# The sections of the page. A public name that is in none of them fails the check.
+# The sections of the page. The check fails for a public name that is in none of them.
 SECTIONS = {
     "Sessions": "InferenceSession SessionOptions SessionGroup",
     "Reports of sessions": "Report Decision",
@@ -68,7 +68,7 @@ class Module:
         text = path.read_text()
         self.tree = ast.parse(text)
         self.comments: dict[int, str] = {}
-        above: list[str] = []  # comments that take lines of their own, before what they are about
+        above: list[str] = []  # comments on their own lines, before the commented line
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type != tokenize.COMMENT:
                 if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT):
@@ -101,7 +101,7 @@ def public() -> dict[str, str]:
 
 
 class Page:
-    """The page as it grows, and what is wrong with it."""
+    """The page under construction, and its faults."""
 
     def __init__(self) -> None:
         self.parts = [HEAD]
@@ -195,7 +195,7 @@ class Page:
             ):
                 continue
             if "_wire." in ast.unparse(one.annotation):
-                continue  # the client's own
+                continue  # private fields
             name, said = one.target.id, module.comments.get(one.end_lineno or 0, "")
             if said:
                 items.append(_item(f"`{name}: {ast.unparse(one.annotation)}`: {said}"))
@@ -214,7 +214,7 @@ class Page:
 
 
 def _call(node: ast.FunctionDef, name: str) -> str:
-    """Returns the call as Python has it, without types."""
+    """Returns the call in Python's syntax, without types."""
     arguments = node.args
     shown = [one.arg for one in arguments.args if one.arg != "self"]
     for i, value in enumerate(reversed(arguments.defaults)):
@@ -231,7 +231,7 @@ def _call(node: ast.FunctionDef, name: str) -> str:
 
 
 def _value(value: ast.expr) -> str:
-    """Returns a default, a named number by its value."""
+    """Returns a default value; for a named number its value."""
     text = ast.unparse(value)
     return NUMBERS.get(text, "inf" if text == "math.inf" else text)
 

@@ -1,12 +1,12 @@
-"""Writes the wheels of epcache, with the programs epcached, epcachectl, epcached-ort and
-epcached-remote for one kind of machine each.
+"""Writes the wheels of epcache, each with the programs epcached, epcachectl, epcached-ort and
+epcached-remote for one architecture.
 
     python build_wheel.py DIR [amd64] [arm64]
 
 The same commit makes the same bytes, in whatever directory: times are the commit's
 (SOURCE_DATE_EPOCH), order and modes are fixed, and the programs hold no paths. epcached and
-epcachectl are static; epcached-ort needs the system's loader and libc, of which it names no
-version, so what the tag says, glibc 2.17, is the least there is a name for.
+epcachectl are static; epcached-ort needs the system's loader and libc, but no symbol versions, so
+the wheel has the oldest tag, glibc 2.17.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAMS = ("epcached", "epcachectl", "epcached-ort", "epcached-remote")
 
 
 def commit_time() -> int:
-    """Returns the time that everything in the wheel has: SOURCE_DATE_EPOCH, else the commit's."""
+    """Returns the time of all files in the wheel: SOURCE_DATE_EPOCH, else the commit's."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(given)
     return int(
@@ -64,7 +64,7 @@ def go(*arguments: str, machine: str) -> str:
 
 
 def programs(machine: str, directory: Path) -> None:
-    """Builds the programs. Neither the directory nor the state of the working copy is in them."""
+    """Builds the programs. They contain neither the directory nor the state of the working copy."""
     commands = [f"./cmd/{name}" for name in PROGRAMS]
     go(
         "build",
@@ -79,7 +79,7 @@ def programs(machine: str, directory: Path) -> None:
 
 
 def notices(machine: str) -> bytes:
-    """Returns the licences of what is linked into the programs: they ask for it."""
+    """Returns the licences of the modules linked into the programs, which require it."""
     template = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}|{{.Dir}}{{end}}{{end}}"
     modules = sorted(
         set(go("list", "-deps", "-f", template, "./cmd/...", machine=machine).split("\n")) - {""}
@@ -130,7 +130,7 @@ def metadata(work: Path) -> Path:
 def write(path: Path, files: dict[str, tuple[bytes, int]], info: str, when: int) -> None:
     """Writes the archive: the files in the order of their names, with their record at the end."""
     record = []
-    stamp = time.gmtime(max(when, 315532800))[:6]  # 1980, before which an archive knows no time
+    stamp = time.gmtime(max(when, 315532800))[:6]  # 1980, the earliest time in an archive
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
 
         def add(name: str, data: bytes, mode: int) -> None:

@@ -30,7 +30,7 @@ def weights(name, shape=(2, 2), dtype=np.float32):
 
 
 def external(name, location, offset=None, length=None, shape=(2, 2), fill=True):
-    """A tensor whose data stands in another file; the bytes are written there."""
+    """A tensor whose data is in another file, which is written."""
     t = weights(name, shape)
     raw = t.raw_data
     if fill:

@@ -1,5 +1,5 @@
-"""Opens a model package as an application does that knows no epcached: by OrtModelPackageApi of
-ONNX Runtime's C API.
+"""Opens a model package as an application without epcached: by OrtModelPackageApi of ONNX Runtime's
+C API.
 
     load_package.py LIBONNXRUNTIME PACKAGE EP EP_LIBRARY
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-os.environ["EPCACHE_AUTOSTART"] = "0"  # a test that wants a daemon started says so
-# its thread opens sockets whenever it likes, and tests count descriptors
+os.environ["EPCACHE_AUTOSTART"] = "0"  # tests that start a daemon set it
+# because its thread opens sockets at any time, and tests count descriptors
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 HERE = Path(__file__).parent
@@ -36,9 +36,7 @@ from descriptors import open_descriptors  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine two requests of a test may be further apart than a client keeps a
-    connection for.
-    """
+    """Keeps idle connections longer, because a busy machine may delay the next request."""
     from epcache import _connections
 
     monkeypatch.setattr(_connections, "MAX_IDLE_AGE", 3600.0)

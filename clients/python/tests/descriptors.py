@@ -8,27 +8,26 @@ import time
 
 
 def open_descriptors() -> dict[int, str]:
-    """Returns them by number, with what each leads to."""
+    """Returns the open descriptors: number to target."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # the one of listdir itself
+            continue  # the descriptor of listdir
     return found
 
 
 def is_socket(name: str) -> bool:
-    """Tells whether a descriptor that leads there is a socket."""
+    """Whether the target of a descriptor is a socket."""
     return name.startswith("socket:")
 
 
 def opened_since(before: dict[int, str], within: float = 5.0) -> dict[int, str]:
-    """Returns what is open that was not open before, or leads to something else now.
-
-    What is closed a moment late, by another thread or the collector, is waited for; what was open
-    before may be closed. A socket in the place of one that was closed is a new connection,
-    after an answer that did not come in time: sockets count where there are more than before.
+    """Returns the descriptors that were opened since `before`, or that have another target now.
+    Waits a moment for those that another thread or the garbage collector closes. A socket that
+    replaced another one is a new connection after a timeout, so sockets count only if there are
+    more than before.
     """
     sockets = sum(map(is_socket, before.values()))
     until = time.monotonic() + within

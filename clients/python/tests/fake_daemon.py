@@ -1,4 +1,4 @@
-"""A daemon that does what a test tells it: any frame, half a frame, or nothing."""
+"""A fake daemon that a test scripts: it sends any frame, half a frame, or nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELLO = {"request": 0, "hello_reply": {"version": 1, "server": "fake", "uid": 0,
 
 
 class Peer:
-    """The daemon's end of one connection. Descriptors that were received are closed with it."""
+    """The daemon's end of one connection. It closes received descriptors at its end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -41,7 +41,7 @@ class Peer:
         self.send(HELLO)
 
     def acquire(self) -> dict[str, Any]:
-        """Returns the next Acquire's envelope; Attach frames before it leave their descriptors in
+        """Returns the next Acquire's envelope. Descriptors of Attach frames before it are in
         `received`.
         """
         while True:
@@ -61,7 +61,7 @@ class Peer:
             else []
         )
         rest = data[self.socket.sendmsg([data], ancillary) :]
-        if rest:  # sending nothing is an error where the client has closed
+        if rest:  # to send nothing is an error if the client has closed the connection
             self.socket.sendall(rest)
 
     def wait_for_end(self) -> None:
@@ -94,12 +94,12 @@ Script = Callable[[Peer], None]
 
 
 class FakeDaemon:
-    """Listens on `path` and runs a script for each connection: the n-th script for the n-th, the
-    last for all others.
+    """Listens on `path` and runs a script for each connection: the n-th one for the n-th
+    connection, the last one for all later ones.
     """
 
     def __init__(self, *scripts: Script) -> None:
-        # Not pytest's directory: its names are too long for a socket.
+        # Not pytest's directory, because its path is too long for a socket.
         self.directory = tempfile.mkdtemp(prefix="fake")
         self.path = os.path.join(self.directory, "s")
         self.scripts = scripts
@@ -133,7 +133,7 @@ class FakeDaemon:
         try:
             script(peer)
         except (EOFError, OSError):
-            pass  # the client went away: the test sees what it made of that
+            pass  # the client has closed the connection: the test checks its error
         except BaseException as error:
             self.failures.append(error)
         finally:

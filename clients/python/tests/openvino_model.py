@@ -1,5 +1,5 @@
-"""Fixtures: a model, and the view of what OpenVINO's execution provider made of it. A test imports
-those that it uses.
+"""Fixtures: a model, and a view of it compiled by OpenVINO's execution provider. Tests import those
+that they use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where daemons of tests have their state directories."""
+"""State directories for daemons of tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ ENOUGH = 4 << 30
 
 
 def short_directory(prefix: str) -> Path:
-    """Makes a directory with a path that is short enough for a socket, in memory if there is enough
-    of it.
-
-    So no test waits for a disk: daemons are killed in tests, but machines are not.
+    """Makes a directory whose path is short enough for a socket. It is in memory if there is
+    enough, so that tests do not wait for a disk.
     """
     try:
         free = os.statvfs(MEMORY)

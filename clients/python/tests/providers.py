@@ -19,8 +19,7 @@ import epcache  # noqa: E402
 import numpy as np  # noqa: E402
 from epcache import _plugins  # noqa: E402
 
-# OpenVINO computes in bf16 on some processors: with this it agrees with other ways to load the same
-# model.
+# On some processors OpenVINO computes in bf16 by default, and outputs would differ.
 F32 = json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32"}})
 RUN_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
 
@@ -35,7 +34,7 @@ class Provider(NamedTuple):
         return (f"{self.name}:CPU", self.options)
 
     def missing(self) -> str:
-        """Returns why it cannot be used here, "" if it can."""
+        """Returns why it cannot be used on this machine, "" if it can."""
         try:
             importlib.import_module(self.package)
         except ImportError:
@@ -82,7 +81,7 @@ def compile_plain(
     name: str = "0123456789abcdef_ctx.onnx",
     **more: Any,
 ) -> Path:
-    """Compiles as an application does that has no epcached."""
+    """Compiles as an application without epcached."""
     directory.mkdir(parents=True, exist_ok=True)
     compiler = ort.ModelCompiler(
         provider.plain_options(), source, graph_optimization_level=RUN_LEVEL, **more

@@ -1,4 +1,4 @@
-"""The real daemon, on a state directory of its own, which a test may kill and start again."""
+"""The real daemon with its own state directory, which a test may kill and restart."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from places import short_directory
 from runtimes import RUNTIMES
 
 BIN = os.environ.get("EPCACHED_BIN", "")
-PATIENCE = 120.0  # far more than a daemon takes to start or to stop, on a busy machine too
+PATIENCE = (
+    120.0  # seconds; far more than the start or stop of a daemon takes, even on a busy machine
+)
 
 
 def missing() -> str:
-    """Returns why there is no real daemon to test with, "" if there is."""
+    """Returns why no real daemon can be used, "" if it can."""
     if not BIN:
         return "EPCACHED_BIN is not set: the directory with epcached, see make build"
     assert (Path(BIN) / "epcached").exists(), f"EPCACHED_BIN: no epcached in {BIN}"
@@ -34,7 +36,7 @@ def missing() -> str:
 
 
 class Daemon:
-    """epcached with all runtimes that there are, started and stopped at will."""
+    """epcached with all runtimes of the tests."""
 
     def __init__(self) -> None:
         self.directory = short_directory("epc")
@@ -45,7 +47,7 @@ class Daemon:
 
     def start(self) -> None:
         runtimes = [argument for runtime in RUNTIMES for argument in ("--runtime", str(runtime))]
-        # Else the daemon itself has a lease for a while, to measure what a build gained.
+        # Otherwise the daemon itself has a lease for a while, to measure a build's gain.
         self.directory.joinpath("config").write_text("[policy]\nmeasure_gain = false\n")
         command = [
             f"{BIN}/epcached",
@@ -106,7 +108,7 @@ class Daemon:
 
 
 def flip_a_bit(path: Path) -> None:
-    """Damages a file in the middle, behind the daemon's back."""
+    """Damages a file in the middle, unnoticed by the daemon."""
     path.chmod(0o644)
     with open(path, "r+b") as file:
         file.seek(path.stat().st_size // 2)

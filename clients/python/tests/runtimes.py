@@ -10,5 +10,5 @@ from pathlib import Path
 DIRECTORY = os.environ.get("EPCACHED_RUNTIMES", "")
 RUNTIMES = sorted(Path(DIRECTORY).glob("*-*")) if DIRECTORY else []
 
-# Where it is set, it is meant: tests that are skipped in CI test nothing.
+# If the variable is set, missing runtimes are an error, so that CI does not skip tests.
 assert RUNTIMES or not DIRECTORY, f"EPCACHED_RUNTIMES: no runtimes in {DIRECTORY}"

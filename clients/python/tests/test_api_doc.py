@@ -1,4 +1,4 @@
-"""doc/python-api.md is what the source says, and says something of every public name and field."""
+"""doc/python-api.md is up to date, and describes every public name and field."""
 
 from __future__ import annotations
 

@@ -28,11 +28,10 @@ real = pytest.mark.skipif(
     not BIN, reason="EPCACHED_BIN is not set: the directory with epcached, see make build"
 )
 
-# that start at once; a hundred take ten seconds and more
+# processes that start at once; a hundred take more than ten seconds
 PROCESSES = int(os.environ.get("EPCACHE_TEST_PROCESSES", "40"))
 
-# Asks for what the daemon cannot give, having no runtime, and prints which process it was that said
-# so.
+# Sends a request that fails, because the daemon has no runtime, and prints the daemon's pid.
 ASK = """
 import os, socket, struct, sys, epcache
 client = epcache.Client()
@@ -50,7 +49,7 @@ print(kind, struct.unpack("3i", peer)[0])
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user who has nothing: neither daemon nor configuration nor runtime directory."""
+    """A new user's home: no daemon, no configuration, no runtime directory."""
     directory = short_directory("epc-")
     for name in (
         "EPCACHE_SOCKET",
@@ -91,7 +90,7 @@ def state(home: Path) -> Path:
 
 
 def daemons(home: Path) -> list[int]:
-    """Returns the processes that have this user's state directory."""
+    """Returns the pids of the daemons with this user's state directory."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -99,7 +98,7 @@ def daemons(home: Path) -> list[int]:
                 if f"--state\0{state(home)}\0".encode() in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
             except OSError:
-                pass  # it has just ended
+                pass  # it has ended since it was listed
     return found
 
 
@@ -137,11 +136,11 @@ def test_concurrent_clients_start_one_daemon(home: Path) -> None:
 def test_python_and_go_clients_use_the_same_lock(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted are the starters and not only the daemons: without the lock the store's own would
-    decide, after all had tried.
+    """Counts the starters and not only the daemons, because without this lock the store's lock
+    would decide after all have tried.
     """
     shutil.copy(f"{BIN}/epcachectl", home)
-    # epcachectl takes what is beside it
+    # epcachectl uses the daemon beside it
     program(home, monkeypatch, f'echo x >> {home}/tried; exec {BIN}/epcached "$@"\n')
     command = [str(home / "epcachectl"), "list", "--json"]
     controls, pythons = [], []
@@ -161,8 +160,8 @@ def test_python_and_go_clients_use_the_same_lock(
 def test_all_waiting_clients_get_the_reason_of_a_failed_start(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """epcachectl tries again what failed before, for a person may have mended it, but not what
-    failed while it waited.
+    """epcachectl retries an earlier failure, because its user may have fixed the cause, but not one
+    that happened while it waited.
     """
     shutil.copy(f"{BIN}/epcachectl", home)
     fails = (
@@ -227,7 +226,7 @@ def test_python_and_go_doctors_have_the_same_findings(home: Path) -> None:
             [*command, "--json"], env=environment, capture_output=True, text=True, timeout=300
         )
         told = json.loads(done.stdout)["findings"]
-        slow = re.compile("it(s status)? took ")  # is said on a busy machine
+        slow = re.compile("it(s status)? took ")  # a warning on a busy machine
         return done.returncode, sorted(
             (one["severity"], one["subject"], one["hint"])
             for one in told
@@ -260,7 +259,7 @@ def test_python_and_go_doctors_have_the_same_findings(home: Path) -> None:
     ]
 
 
-# doc/operations.md, "Stopping and removing it", has this list.
+# This list is also in doc/operations.md, "Stopping and removing it".
 STAYS = (
     "CACHEDIR.TAG README epcached.log epcached.sock.lock epcached.sock.start index.db journal "
     "lock reserve"
@@ -269,9 +268,7 @@ STAYS = (
 
 @real
 def test_rm_all_leaves_the_documented_files(home: Path) -> None:
-    """With a model in the store, by the last who has anything there; the daemon is gone by itself
-    then.
-    """
+    """The store has a model of its only user; the daemon has exited by itself."""
     configure(home, 'idle_exit = "0.3s"\n')
     answer(ask(home))
     (state(home) / "quarantine" / "left").write_text("by a check")
@@ -299,8 +296,8 @@ def test_idle_daemon_exits_and_is_started_again(home: Path) -> None:
 
 @real
 def test_started_daemon_is_detached_from_the_application(home: Path, no_leak: None) -> None:
-    """No child is left to wait for, nothing of the application's is kept open, and a signal to its
-    group goes past the daemon.
+    """The daemon is not a child, inherits no descriptor, and gets no signal to the application's
+    process group.
     """
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
@@ -313,7 +310,7 @@ def test_started_daemon_is_detached_from_the_application(home: Path, no_leak: No
     assert os.getsid(pid) != os.getsid(0)
     assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
     assert "EPCACHE_DAEMON" not in Path(f"/proc/{pid}/environ").read_text()
-    # once the program that started it is reaped, there is none
+    # no child is left after the starter is reaped
     with pytest.raises(ChildProcessError):
         limit = time.monotonic() + 60
         while time.monotonic() < limit:
@@ -368,15 +365,15 @@ def test_daemon_started_during_the_lookup_is_waited_for(
     assert len(limits) == 2
     limits.clear()
     Path(epcache.default_sockets()[0]).unlink()
-    with pytest.raises(epcache.NoDaemon):  # who does not wait for a compile
+    with pytest.raises(epcache.NoDaemon):  # a request that does not wait for a compile
         epcache.Client()._connections.connect(time.monotonic() + 60)
     assert max(limits) < 1
 
 
 @pytest.mark.parametrize(("age", "wait"), [(0, 10), (15, 10), (25, 5), (31, 0)])
 def test_timeout_for_a_new_daemon(home: Path, age: float, wait: float) -> None:
-    """The last of a hundred come when it is some time old, and the machine still busy with them
-    all.
+    """The last of a hundred clients may connect when the daemon is not quite new, but the machine
+    is still busy.
     """
     socket_path = Path(epcache.default_sockets()[0])
     socket_path.parent.mkdir(parents=True)
@@ -384,7 +381,7 @@ def test_timeout_for_a_new_daemon(home: Path, age: float, wait: float) -> None:
     now = time.time()
     os.utime(socket_path, (now - age,) * 2)
     new_daemon_seconds = _autostart.new_daemon_seconds(str(socket_path))
-    passed = time.time() - now  # as long as this machine likes
+    passed = time.time() - now  # the test's own delay
     assert wait - passed - 0.1 <= new_daemon_seconds <= wait + 0.1
 
 
@@ -439,7 +436,7 @@ def test_no_daemon_without_a_writable_directory(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_another_users_directory_is_refused(home: Path) -> None:
-    """With sudo HOME is another user's: neither is asked who answers there, nor anything made."""
+    """With sudo, HOME is another user's: no daemon there is used, and nothing is created."""
     state(home).mkdir(parents=True, mode=0o700)
     os.chown(state(home), 4711, 4711)
     with socket.socket(socket.AF_UNIX) as other:

@@ -25,7 +25,7 @@ def available() -> Iterator[None]:
     if reason := OPENVINO.missing():
         pytest.skip(reason)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # that a session did not wait is what was asked for
+        warnings.simplefilter("error")  # a background session is no reason for a warning
         yield
     gc.collect()
 

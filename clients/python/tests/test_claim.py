@@ -1,4 +1,4 @@
-"""Claims: on a connection of their own, with what was compiled as descriptors."""
+"""Claims: their own connection, and put with the compiled files as descriptors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPLY: dict[str, Any] = {"outcome": "claim", "claim": CLAIM, "graph_optimization
 
 
 class Claiming:
-    """A daemon that gives a claim to each who asks, and notes what becomes of it."""
+    """A fake daemon that gives a claim to each request, and records how it ends."""
 
     def __init__(self, put: Callable[[Peer, dict[str, Any]], None]) -> None:
         self.put = put
@@ -252,8 +252,8 @@ def unavailable(peer: Peer, request: dict[str, Any], instead: str) -> None:
 
 
 class Without:
-    """A daemon that does not have the client's libraries, and what it was asked: whether they were
-    shown, and on_miss.
+    """A fake daemon that does not have the client's libraries. It records for each request whether
+    neighbouring libraries were sent, and on_miss.
     """
 
     def __init__(self, *instead: str) -> None:
@@ -277,7 +277,7 @@ WAIT, CLAIMING = 0, 6
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[epcache.Runtime]:
-    """Libraries that the daemon does not have."""
+    """A runtime with libraries that the daemon does not have."""
     path = tmp_path / "other" / "libep.so"
     path.parent.mkdir()
     path.write_text("library")
@@ -338,6 +338,6 @@ def test_error_is_raised_without_a_possible_alternative(model: str, other: epcac
         connect(fake) as client,
         pytest.raises(epcache.Unavailable, match="not registered"),
     ):
-        # which cannot compile; and this socket was named, so no other daemon is started
+        # the caller cannot compile, and no daemon is started for a named socket
         client.acquire(model, "E", runtime=other)
     assert daemon.asked == [(False, WAIT), (True, WAIT)]

@@ -35,7 +35,7 @@ def answer(peer: Peer, request: dict, view: Path, **more: object) -> None:
 
 
 def connect(daemon: FakeDaemon, **more: object) -> epcache.Client:
-    # The machine of the tests may be busy: what is tested here is not how fast the fake daemon is.
+    # Long timeouts, because the machine of the tests may be busy.
     return epcache.Client(daemon.path, hello_limit=10, **more)
 
 
@@ -371,7 +371,7 @@ def test_error_classes(model: str, view: Path, number: int, kind: type[epcache.E
             "h",
             {"field": "f"},
         )
-        # The daemon, or another try, may do better at once.
+        # The next request may succeed.
         for _ in range(1 if kind is not epcache.DeadlineExceeded else 0):
             client.acquire(model, "E").close()
 
@@ -427,7 +427,7 @@ def test_path_that_cannot_be_opened_is_an_error(tmp_path: Path, kind: str) -> No
 
 
 class Need:
-    """A daemon that wants external data, and notes what it got."""
+    """A fake daemon that asks for external data, and records it."""
 
     def __init__(self, locations: list[str], view: Path) -> None:
         self.locations, self.view = locations, view
@@ -563,7 +563,7 @@ def _fork(action) -> int:
     import warnings
 
     with warnings.catch_warnings():
-        # threads of the fake daemon: the child uses none of them
+        # a warning about threads of the fake daemon, which the child does not use
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:

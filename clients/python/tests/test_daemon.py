@@ -1,7 +1,5 @@
-"""The real daemon stopped, killed, restarted, damaged and asked for nonsense under sessions that
-are in use.
-
-That what it serves computes right is tested in real/.
+"""Sessions while the real daemon is stopped, killed, restarted, damaged or gets invalid requests.
+Outputs are tested in real/.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ def provider(request: pytest.FixtureRequest) -> Provider:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
-    """A daemon for the tests that do not mind what others have stored."""
+    """A daemon that tests share, with the builds of all."""
     daemon = Daemon()
     daemon.start()
     yield daemon
@@ -55,7 +53,7 @@ def own() -> Iterator[Daemon]:
 
 @pytest.fixture(autouse=True)
 def every_warning_is_an_error() -> Iterator[None]:
-    """A session that quietly was not made from the cache would pass most of these tests."""
+    """Because a plain session would pass most of these tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -147,7 +145,7 @@ def test_damaged_build_is_not_served_and_is_recompiled(
 
 
 def test_kill_and_restart(provider: Provider, own: Daemon, tmp_path: Path) -> None:
-    """A session goes on without the daemon, and what was answered is there after it."""
+    """A session continues to work without the daemon, and its build is a hit after the restart."""
     source = make_model(tmp_path / "model.onnx", seed=7)
     with own.client() as client:
         held = session(source, provider, client)

@@ -26,16 +26,14 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine of the tests may be busy: what is tested here is not how fast the daemon looks
-    into a report.
-    """
+    """A long timeout for reports, because the machine of the tests may be busy."""
     defaults = {**epcache.Client.report.__kwdefaults__, "timeout": 60.0}
     monkeypatch.setattr(epcache.Client.report, "__kwdefaults__", defaults)
 
 
 @pytest.fixture
 def before_load(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], None]:
-    """Has a function called before each load of an artefact, with the number of the load."""
+    """Calls a function before each load of an artefact, with the number of the load."""
 
     def install(action: Callable[[int], None]) -> None:
         load, count = epcache.InferenceSession._load, iter(range(1, 100))
@@ -51,7 +49,7 @@ def before_load(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], No
 
 
 class Listener:
-    """Hears what happens while it is open."""
+    """Collects the daemon's events while it is open."""
 
     def __init__(self, client: epcache.Client) -> None:
         self.subscription = client.subscribe()

@@ -1,5 +1,5 @@
-"""python -m epcache doctor: run as people run it, against a scripted daemon, a real execution
-provider, and what is broken.
+"""python -m epcache doctor as a command: with a fake daemon, a real execution provider, and broken
+packages.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def test_daemon_that_a_session_would_start(tmp_path: Path) -> None:
 
 
 def test_daemon_that_does_not_answer(tmp_path: Path) -> None:
-    """Where one is there, and says nothing, no session starts another."""
+    """If a daemon exists but does not answer, no session starts another one."""
     place = tmp_path / "epcached" / "epcached.sock"
     place.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as silent:

@@ -1,5 +1,5 @@
 """Environment variables: the table in doc/operations.md has those that the sources read, and Python
-and Go take them alike.
+and Go interpret them alike.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ go = pytest.mark.skipif(
     not BIN, reason="EPCACHED_BIN is not set: the directory with epcachectl, see make build"
 )
 
-# Read by the standard libraries, for us: no name of theirs stands in our sources.
+# Read by the standard libraries: our sources do not contain these names.
 BY_LIBRARIES = {"PATH", "XDG_CONFIG_HOME", "LISTEN_FDS", "JOURNAL_STREAM"}
 # Conventions of terminals, which doc/operations.md does not repeat.
 OF_TERMINALS = {"NO_COLOR", "TERM"}
-# Set for others, or of the tests: none that a client reads.
+# Set for child processes or by tests: clients do not read them.
 NOT_READ = re.compile(r"EPCACHED_|XDG_CACHE_HOME$|CC$|XDG_$|EPCACHE_$")
 
 
@@ -82,8 +82,8 @@ def test_documented_variables_are_those_in_the_sources() -> None:
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """A user who has nothing, with a daemon's program that notes that it was started, and fails."""
-    # tmp_path may be too long for the path of a socket
+    """A new user with a daemon's program that records its start, and fails."""
+    # because tmp_path may be too long for a socket's path
     with tempfile.TemporaryDirectory() as directory:
         program = Path(directory) / "daemon"
         program.write_text(
@@ -95,7 +95,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def started(environment: dict[str, str], client: str) -> bool:
-    """Tells whether a client in this environment tries to start the daemon."""
+    """Whether a client in this environment tries to start the daemon."""
     ask = "import epcache\ntry: epcache.Client().acquire(b'', 'X')\nexcept epcache.NoDaemon: pass"
     command = (
         [sys.executable, "-c", ask]
@@ -105,7 +105,7 @@ def started(environment: dict[str, str], client: str) -> bool:
     mark = Path(environment["EPCACHE_DAEMON"]).parent / "started"
     mark.unlink(missing_ok=True)
     for notes in Path(environment["HOME"]).rglob("*.start"):
-        notes.unlink()  # of the failure before: it would not be tried again for a while
+        notes.unlink()  # the recorded failure, which would prevent a retry
     where = {"PYTHONPATH": str(PROJECT / "clients" / "python")}
     subprocess.run(
         command, env={**environment, **where}, capture_output=True, timeout=60, check=False
@@ -176,7 +176,7 @@ def test_all_clients_have_the_same_default_sockets(
         monkeypatch.delenv(name, raising=False)
     for name, value in (environment := {**environment, **given}).items():
         monkeypatch.setenv(name, value)
-    # doctor looks, and starts nothing.
+    # doctor only checks, and starts nothing.
     done = subprocess.run(
         [f"{BIN}/epcachectl", "status", "--wait", "0s"],
         env=environment,

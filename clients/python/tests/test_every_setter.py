@@ -1,5 +1,5 @@
-"""Every attribute and method of this ONNX Runtime's SessionOptions, found by looking: each counts,
-or is a reason not to ask. None is passed over.
+"""The effect of every attribute and method of this ONNX Runtime's SessionOptions: each is part of
+the request, restored on the session, or a reason for a plain session.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def collected() -> Iterator[None]:
 
 
 def another(value: Any) -> Any:
-    """Returns a value of the same type that is not this one."""
+    """Returns another value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -127,7 +127,7 @@ def test_effect_of_every_method(source: str, name: str, monkeypatch: pytest.Monk
         "of it"
     )
     options = epcache.SessionOptions()
-    # there is none to give it: what ONNX Runtime refuses was not told
+    # replaced, because there is no library to register, and refused calls are not recorded
     if name == "register_custom_ops_library":
         monkeypatch.setattr(ort.SessionOptions, name, lambda self, path: None)
         _session_options._recording(name)(options, *ARGUMENTS[name]())
@@ -135,7 +135,7 @@ def test_effect_of_every_method(source: str, name: str, monkeypatch: pytest.Monk
         getattr(options, name)(*ARGUMENTS[name]())
     assert [call for call, _ in options._record.calls] == [name]
     one = want(options, source)
-    # what it chooses is asked of ONNX Runtime: one device, or a reason
+    # the policy is resolved to one device, or is a reason
     if name == "set_provider_selection_policy":
         assert bool(one.plugins) != bool(one.why_not())
         return

@@ -1,6 +1,5 @@
-"""The client against a daemon that is slow, stopped, gone, or sends what is not the protocol.
-
-Each case has an error of this package, in bounded time, and no descriptor left open.
+"""The client against a daemon that is slow, suspended, stopped, or violates the protocol. Each case
+raises an error of this package in bounded time, and leaves no descriptor open.
 """
 
 from __future__ import annotations
@@ -28,10 +27,8 @@ pytestmark = pytest.mark.usefixtures("no_leak")
 
 
 class Waits:
-    """Fails when the client waits in vain for longer than it may.
-
-    What counts is the time limit of each such wait, as the client set it, and each pause: how long
-    all of it took is the machine's affair.
+    """Fails if the client's timeouts and pauses add up to more than the limit. Measured are the
+    timeouts that the client sets, because elapsed time depends on the machine.
     """
 
     def __init__(self, at_most: float) -> None:
@@ -70,8 +67,8 @@ class Waits:
         assert kind is not None or self.waited <= self.at_most
 
 
-# No daemon, or one that does not answer: an application goes on after 50 ms. The margin is for what
-# is asked twice.
+# Without a daemon, or with one that does not answer, an application continues after 50 ms. The
+# margin is for a repeated request.
 AT_ONCE = 1.0
 
 
@@ -116,7 +113,7 @@ def test_suspended_daemon_is_a_timeout(model: str, tmp_path: Path) -> None:
         stopped.bind(str(tmp_path / "s"))
         stopped.listen(1)
         with epcache.Client(tmp_path / "s") as client:
-            for _ in range(4):  # the backlog is full after the second
+            for _ in range(4):  # the second connection fills the backlog
                 with Waits(AT_ONCE), pytest.raises(epcache.NoDaemon, match="no answer in time"):
                     client.acquire(model, "E")
 
@@ -196,7 +193,7 @@ def test_silent_daemon_is_waited_for_while_it_is_alive(
     def slow(peer: Peer) -> None:
         peer.hello()
         request = peer.acquire()
-        while daemon.connections < 2:  # it is asked on another one whether it lives
+        while daemon.connections < 2:  # the client checks on a second connection that it is alive
             time.sleep(0.01)
         answer(peer, request, view)
 
@@ -215,7 +212,7 @@ def test_daemon_that_is_stopped_during_a_request(
     monkeypatch.setattr(_call, "SIGN_OF_LIFE", 0.1)
 
     def accepts(peer: Peer) -> None:
-        client._connections.hello_limit = 0.05  # from here on: this daemon may take its time
+        client._connections.hello_limit = 0.05  # only from here on, because this daemon may be slow
         peer.hello()
         peer.wait_for_end()
 
@@ -270,7 +267,7 @@ def test_error_before_the_daemon_closes_is_raised(model: str) -> None:
 
 
 def everything(view: Path) -> bytes:
-    """All that a daemon sends for one hit, without its descriptor."""
+    """All bytes that a daemon sends for one hit, without the descriptor."""
     reply = {"request": 1, "acquire_reply": {**REPLY, "view": str(view)}, "descriptors": 1}
     return frame(HELLO) + frame({"request": 1, "progress": {"phase": "probing"}}) + frame(reply)
 
@@ -512,7 +509,7 @@ def test_request_too_long_for_a_frame(model: str, view: Path) -> None:
     with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
         with pytest.raises(epcache.BadRequest, match="more than the limit"):
             client.acquire(model, ("E", {"o": "x" * (1 << 20)}))
-        client.acquire(model, "E").close()  # nothing was sent, so the connection is good
+        client.acquire(model, "E").close()  # nothing was sent, so the connection can be used
         assert daemon.connections == 1
 
 
@@ -527,11 +524,11 @@ def test_too_many_open_files_for_a_descriptor(model: str, view: Path) -> None:
                 {"request": request["request"], "acquire_reply": {**REPLY, "view": str(view)}},
                 [descriptor],
             )
-        peer.wait_for_end()  # closing here would make room
+        peer.wait_for_end()  # closing here would free a descriptor
 
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         client.acquire(model, "E").close()
-        # Two are left: for the model here, and for the model at the fake daemon, which is the same
+        # Two descriptors are left: for the model of the client, and of the fake daemon in this
         # process.
         with (
             only_free_descriptors(2),

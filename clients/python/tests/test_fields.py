@@ -1,4 +1,4 @@
-"""Records with fields, made without the dataclasses module and seen by it as its own."""
+"""Classes with fields that are made without the dataclasses module, but work with it."""
 
 from __future__ import annotations
 

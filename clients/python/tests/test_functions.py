@@ -1,4 +1,4 @@
-"""why, warm and compile: they ask for what a session asks for. A scripted daemon, a real execution
+"""why, warm and compile send the request of a session. With a fake daemon and a real execution
 provider.
 """
 
@@ -101,7 +101,7 @@ def test_why_sends_the_request_of_a_session(
     ours = explains.seen[0]["acquire"]
     assert ours.pop("on_miss") == ON_MISS["EXPLAIN"]
     session.pop("on_miss")
-    # which are shown, or what is said of equal libraries is wrong
+    # neighbouring libraries are sent, otherwise the answer about equal libraries is wrong
     for library in ours["runtime"]["ep_libraries"]:
         assert library["beside"] and library["complete"]
         library.update(beside=[], complete=False)

@@ -1,4 +1,4 @@
-"""Weight-sharing groups: what is asked, what is answered, and sessions when there is no daemon."""
+"""Weight-sharing groups: requests and answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def group(tmp_path: Path) -> list[str]:
 
 
 class Script:
-    """A daemon that wants the external data of both models, and notes what it got."""
+    """A fake daemon that asks for the external data of both models, and records it."""
 
     def __init__(self, view: Path, need: dict[str, Any] | None, **more: Any) -> None:
         self.view, self.need, self.more = view, need, more

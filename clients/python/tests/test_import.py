@@ -1,6 +1,4 @@
-"""The package as it is imported: every public name is there, and none costs anything before it is
-used.
-"""
+"""The import of the package: every public name exists, and its module is imported at first use."""
 
 from __future__ import annotations
 
@@ -58,8 +56,8 @@ NOT_OURS = (
 
 
 def test_cached_sessions_import_no_heavy_modules() -> None:
-    """The session classes, loaded: a first session is not to pay for compiling, starting daemons
-    and other things that it does not do.
+    """A first session from the cache does not import the modules for compiles, autostart and
+    others.
     """
     if not RUNTIMES:
         pytest.skip("needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
@@ -79,8 +77,8 @@ def test_cached_sessions_import_no_heavy_modules() -> None:
 
 
 def test_interpreter_exit_prints_nothing() -> None:
-    """Frozen applications lose the modules before the last objects; Python then prints what their
-    ends raise.
+    """Frozen applications unload modules before the last objects, and Python prints errors of
+    __del__.
     """
     code = """
 import gc, sys

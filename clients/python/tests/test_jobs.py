@@ -1,4 +1,4 @@
-"""Compiles as jobs: listed, followed, ended, forgotten."""
+"""Jobs: list, follow, cancel and retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules of the package need each other in one direction."""
+"""The imports of the package's modules have no cycle."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "epcache"
-# For type checkers alone: an artefact has a claim, and putting the result of a claim gives an
-# artefact.
+# A cycle for type checkers only: an artefact has a claim, and Claim.put returns an artefact.
 TYPES_ONLY = ("epcache._artefact", "epcache._claim")
 
 
@@ -35,7 +34,7 @@ def graph(directory: Path) -> dict[str, set[str]]:
     for path in directory.rglob("*.py"):
         parts = path.relative_to(directory.parent).with_suffix("").parts
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    # The package itself only forwards to its modules, which it loads when they are used.
+    # Without the package itself, which imports its modules at first use.
     return {name: imports(modules, name) for name in modules if name != directory.name}
 
 

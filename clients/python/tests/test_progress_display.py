@@ -1,4 +1,4 @@
-"""Progress that people see, and how a session passes on what it is told of the output."""
+"""The progress display, and the parameter output of sessions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STEPS = [
 
 
 def compiling(view: Path) -> Any:
-    """A daemon that tells some steps, and then gives what it has."""
+    """A fake daemon that sends some steps of progress, and then a hit."""
 
     def script(peer: Peer) -> None:
         peer.hello()

@@ -1,5 +1,5 @@
-"""Execution providers by ONNX Runtime's own arguments: names in `providers`, and what is part of
-ONNX Runtime itself.
+"""Execution providers by ONNX Runtime's own arguments `providers` and `provider_options`, and
+built-in ones.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_cpu_as_first_provider_is_plain(source: str) -> None:
 
 
 def test_built_in_provider_without_devices(source: str) -> None:
-    """Such as CUDA's, which goes by its name; here is one that is always there."""
+    """Like CUDA's; the CPU's is on every machine."""
     if "AzureExecutionProvider" not in ort.get_available_providers():
         pytest.skip("this ONNX Runtime has no execution provider that lists no devices")
     with pytest.warns(
@@ -171,7 +171,7 @@ def test_invalid_providers_are_errors(source: str, named: dict[str, Any], why: s
     ],
 )
 def test_openvinos_device_type(value: str, device: epcache.Device) -> None:
-    """As a plugin it passes over that option, and would run on whatever device comes first."""
+    """As a plugin it ignores that option, and would run on the first device."""
     asked = epcache.ExecutionProvider(
         OPENVINO.name, options={"device_type": value, "precision": "FP32"}
     )
@@ -188,8 +188,8 @@ def test_unknown_device_type_is_an_error(source: str) -> None:
 
 
 def test_same_plain_options_twice(source: str) -> None:
-    """They cannot be copied, so the first session adds the execution provider to them: the second
-    knows that it was not the application.
+    """They cannot be copied, so the first session adds the execution provider to them; the second
+    one knows that the application did not.
     """
     options = ort.SessionOptions()
     for _ in range(2):

@@ -1,5 +1,5 @@
-"""Artefacts that ONNX Runtime refuses: reported, asked for once more, and never worse than no
-daemon.
+"""Artefacts that ONNX Runtime refuses are reported and requested again, or the session falls
+back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SOUND = {"decision": "sound", "text": "it loads here", "hint": "use the provider
 
 @pytest.fixture
 def refused(provider: Provider, source: str, tmp_path: Path) -> Path:  # noqa: F811
-    """A view whose artefact no execution provider takes: half of its sidecar is missing."""
+    """A view whose artefact does not load: half of its sidecar is missing."""
     compile_plain(provider, source, tmp_path / "refused" / "def", "x_ctx.onnx")
     for file in (tmp_path / "refused" / "def").glob("*.bin"):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -47,8 +47,8 @@ def refused(provider: Provider, source: str, tmp_path: Path) -> Path:  # noqa: F
 
 
 class Daemon:
-    """Gives the views in turn, the last again and again, and answers reports with the replies in
-    turn.
+    """A fake daemon that serves the views in order, the last one repeatedly, and answers reports
+    with the replies in order.
     """
 
     def __init__(self, views: list[Path], *replies: dict, **more: object) -> None:
@@ -251,7 +251,7 @@ def test_one_timeout_for_both_requests(
             self.acquires.append(peer.acquire())
             peer.wait_for_end()
 
-    for timeout in (3, 60):  # on a busy machine the first try may take all of it
+    for timeout in (3, 60):  # on a busy machine the first attempt may take all of the time
         script = Slow([refused], RETRY)
         with FakeDaemon(script) as daemon, Waits(timeout):
             with pytest.warns(epcache.EpcacheWarning, match="no answer in time"):
@@ -267,7 +267,7 @@ def test_session_on_another_execution_provider_is_a_refusal(
     compiled: Path,
     monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
-    """As if ONNX Runtime had fallen back, and said nothing."""
+    """As if ONNX Runtime had silently fallen back to another provider."""
     real, made = epcache.InferenceSession.get_providers, []
 
     def cpu_first(self: epcache.InferenceSession) -> list[str]:

@@ -23,7 +23,7 @@ EVENT = {"at_ms": 1_500, "kind": "compiled", "model": "m.onnx", "text": "in 2 s"
 
 
 def answers(seen: list, **reply: object) -> Callable[[Peer], None]:
-    """Answers every request with the one reply, and notes what was asked."""
+    """Answers every request with one reply, and records the requests."""
 
     def script(peer: Peer) -> None:
         peer.hello()
@@ -143,7 +143,7 @@ def test_report_to_a_daemon_that_restarts() -> None:
 def test_earlier_daemon_without_reports() -> None:
     error = {"class": 10, "text": "this daemon does not know the request"}
     with FakeDaemon(answers([], error=error)) as daemon, connect(daemon) as client:
-        for _ in range(2):  # and the connection goes on
+        for _ in range(2):  # the connection can be used again
             with pytest.raises(epcache.VersionMismatch):
                 client.report("b", 10, "t")
         assert daemon.connections == 1
@@ -320,7 +320,7 @@ def test_subscription_closed_by_another_thread_ends() -> None:
         got: list = []
         thread = threading.Thread(target=lambda: got.append(list(events)))
         thread.start()
-        time.sleep(0.05)  # so that it waits: closing earlier or later does the same
+        time.sleep(0.05)  # so that the reader blocks; the result does not depend on it
         events.close()
         thread.join(5)
         assert got == [[]]
@@ -397,7 +397,7 @@ def test_daemon_that_exits_before_the_subscription() -> None:
 
 
 def test_incomplete_event_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wait for an event has no limit; the wait for the rest of one has."""
+    """The wait for an event has no timeout, but the wait for the rest of one has."""
     from epcache import _events
 
     monkeypatch.setattr(_events, "FRAME_LIMIT", 0.2)

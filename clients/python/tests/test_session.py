@@ -1,4 +1,4 @@
-"""Sessions on real execution providers: with a scripted daemon, or none."""
+"""Sessions on real execution providers, with a fake daemon or none."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def without_daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def compiled(provider: Provider, source: str, tmp_path: Path) -> Path:
-    """A view as the daemon makes it: a directory with a directory with the artefact."""
+    """A view with the daemon's layout: the artefact is in an inner directory."""
     compile_plain(provider, source, tmp_path / "view" / "abc", "x_ctx.onnx")
     return tmp_path / "view"
 
@@ -112,7 +112,7 @@ def test_suspended_daemon_delays_a_session_by_at_most_the_limit(
             session = epcache.InferenceSession(
                 source, ep=provider.spec, client=epcache.Client(tmp_path / "s")
             )
-    # 50 ms, and what a busy machine takes; a request waits for minutes
+    # 50 ms and a margin for a busy machine; a request would wait for minutes
     assert session.epcache.acquire_seconds < 10
     assert session.get_providers()[0] == provider.name
 
@@ -135,7 +135,7 @@ def test_model_in_memory(provider: Provider, source: str) -> None:
 
 
 def test_same_options_twice(provider: Provider, source: str) -> None:
-    """The application's own object does not get execution providers that it did not name."""
+    """A session does not add execution providers to the application's object."""
     options = epcache.SessionOptions()
     for _ in range(2):
         epcache.InferenceSession(source, options, ep=provider.spec, client=False)
@@ -207,9 +207,7 @@ def test_onnxruntimes_fallback_is_off(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its constructor answers a failing execution provider by a line on standard output and the
-    CPU.
-    """
+    """By default its constructor prints a line and uses the CPU if an execution provider fails."""
     tried = []
 
     def fails(self: object, *arguments: object) -> None:
@@ -500,9 +498,7 @@ def test_compiled_model_is_passed_through(provider: Provider, compiled: Path) ->
 def test_external_initializers_are_passed_in_memory_without_path_access(
     provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for a user who may not walk the daemon's directories: ONNX Runtime gets the files and
-    opens none by name.
-    """
+    """Without access to the daemon's directories ONNX Runtime gets the files in memory."""
     graph, rest = compiled / "abc" / "x_ctx.onnx", compiled / "abc" / "rest.bin"
     doubled(graph, rest)
     load, tried = epcache.InferenceSession._load, []
@@ -537,7 +533,7 @@ def doubled(graph: Path, rest: Path) -> None:
     """
     model = onnx.load(graph)
     output = model.graph.output[0]
-    name = output.name  # which OpenVINO looks for
+    name = output.name  # because OpenVINO looks for this name
     model.graph.value_info.add(name=name, type=output.type)
     output.name = "doubled"
     rest.write_bytes(np.full(4096, 2, np.float32).tobytes())

@@ -1,6 +1,4 @@
-"""SessionOptions that remember: nothing goes unnoticed, and what is not understood is never
-guessed.
-"""
+"""SessionOptions record every call, and an unknown one is never ignored."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The wheel: the same bytes each time, with programs that find each other. `make wheel-proof` runs
-a model with it as a new user.
+"""The wheel: its build is reproducible, and its programs find each other. `make wheel-proof` runs a
+model with it as a new user.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ def test_programs_state_the_commit(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_installed_programs_find_each_other(wheel: Path, tmp_path: Path) -> None:
-    """One with pip --target, for which the programs are beside the package, and one in an
-    environment.
-    """
+    """With pip --target, where the programs are beside the package, and in an environment."""
     for where in ([f"--prefix={tmp_path / 'prefix'}"], ["--target", str(tmp_path / "target")]):
         command = [
             sys.executable,

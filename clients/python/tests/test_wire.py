@@ -1,4 +1,4 @@
-"""The table of messages is the .proto's, and the codec agrees with the real one."""
+"""The table of messages equals the .proto, and the codec agrees with protobuf's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpc_tools import protoc  # noqa: E402
 PROTO = Path(__file__).parents[3] / "unixsock" / "wire" / "epcached.proto"
 PACKAGE = "epcached.v1"
 
-# The bodies of an Envelope for which this client has no use.
+# The bodies of an Envelope that this client does not use.
 UNUSED_BODIES = {
     f"{verb}{suffix}"
     for verb in (
@@ -142,7 +142,7 @@ def some_message(random: random.Random, name: str) -> dict[str, object]:
 
 
 def filled(name: str, values: dict[str, object]) -> dict[str, object]:
-    """The values as decode() gives them: with the defaults of what was not set."""
+    """The values as decode() returns them: with the defaults of fields that were not set."""
     result = _wire._empty(name)
     for field in _messages.MESSAGES[name]:
         if field.name not in values:

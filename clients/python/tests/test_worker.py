@@ -1,4 +1,4 @@
-"""The worker as a child of the application: what it says, and how it can end."""
+"""The worker as a child of the application: its answers, and the ways in which it ends."""
 
 from __future__ import annotations
 

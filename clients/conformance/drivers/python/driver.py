@@ -34,7 +34,7 @@ CLASSES = {
 
 
 class Driver:
-    """Answers questions, those for one socket with one client."""
+    """Answers questions; questions about one socket use the same client."""
 
     def __init__(self) -> None:
         self.socket = ""

@@ -1,7 +1,5 @@
-"""Runs a piece of work in a process of its own, with the ONNX Runtime of a given directory.
-
-A process has one ONNX Runtime, and what an execution provider remembers of one test would help the
-next one.
+"""Runs a function in a child process with the ONNX Runtime of a given directory. A process can have
+only one ONNX Runtime, and execution providers keep state that would affect the next test.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ class Child:
     """`run(**arguments)` of children/`work`.py, under way in another process.
 
     `runtime` is the directory that `import onnxruntime` finds there. The process inherits
-    `descriptors`. It waits for a daemon's first word for `hello` seconds, and not only for as long
-    as applications do: a busy machine takes longer for that. None: for as long as they do.
+    `descriptors`. It waits `hello` seconds to connect to a daemon, longer than applications do,
+    because the machine may be busy. None: as long as applications do.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Child:
             for name, value in os.environ.items()
             if name not in ("PYTHONPATH", "EPCACHE_SOCKET")
         }
-        # A file and no pipe, because no process reads while this one runs.
+        # A file and not a pipe, because no process reads while this one runs.
         self._said = open(Path(self._directory.name) / "said", "w+")
         self._process = subprocess.Popen(
             [os.environ.get("EPCACHED_PYTHON", sys.executable), HERE / "children" / "__main__.py"],
@@ -70,7 +68,7 @@ class Child:
             json.dump(request, stdin)
 
     def result(self, timeout: float = 180.0) -> Any:
-        """Returns what the work returned, all of it JSON. The process is ended after `timeout`
+        """Returns the function's result, which is JSON. The process is killed after `timeout`
         seconds.
         """
         try:
@@ -82,7 +80,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the process at once, and forgets what it said."""
+        """Kills the process and discards its output."""
         self._process.kill()
         self._process.wait()
         self._said.close()

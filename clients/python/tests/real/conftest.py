@@ -1,10 +1,10 @@
-"""Fixtures of the tests that compute: the real daemon, real execution providers, real models.
+"""Fixtures of the tests with inference: the real daemon, real execution providers, real models.
 
 EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS say where they are (see ../conftest.py),
-EPCACHED_PYTHON which Python the children run under. `make test` sets them all. One that is not set
-skips the tests that need it, and says so; one that is set and leads nowhere is a failure.
+EPCACHED_PYTHON which Python the children run under. `make test` sets them all. If one is not set,
+the tests that need it are skipped; if it is invalid, they fail.
 
-Nothing of ONNX Runtime is loaded into the process of pytest: see child.py.
+pytest's process does not import ONNX Runtime: see child.py.
 """
 
 from __future__ import annotations
@@ -100,6 +100,6 @@ def start(programs: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture(scope="module")
 def run(programs: Path, runtime: Callable[[str], Path], start: Callable[..., Daemon]) -> Run:
-    """Starts programs under epcachectl run, with a daemon of the module's own."""
+    """Starts programs under epcachectl run, with a daemon for the test module."""
     where = runtime("openvino-1.8.1")
     return Run(programs, where, start(where).socket)

@@ -1,4 +1,4 @@
-"""The real daemon, for as long as a test needs it."""
+"""The real daemon, for the duration of a test."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ STOP_LIMIT = 60.0
 
 
 class Daemon:
-    """epcached on a store of its own, which goes with it.
-
-    `state` is the state directory, `socket` the path to ask at. The directories have short names: a
-    socket's path may have no more than 107 bytes.
+    """epcached with its own store, which is removed with it. `state` is the state directory,
+    `socket` the socket's path. The directories have short names: a socket's path may have no more
+    than 107 bytes.
     """
 
     def __init__(self, programs: Path, runtimes: list[Path], configuration: str = "") -> None:
@@ -29,7 +28,7 @@ class Daemon:
         self._directory = short_directory("epcached-real-")
         self.state = self._directory / "state"
         self.socket = str(self._directory / "s")
-        # As /var/lib has it: what is below has to be closed by itself.
+        # Readable by all, like /var/lib, so that directories below have to protect themselves.
         self._directory.chmod(0o755)
         self._log = open(self._directory / "log", "w+")
         (self._directory / "epcached.toml").write_text(configuration)
@@ -48,7 +47,7 @@ class Daemon:
         self.start()
 
     def start(self) -> None:
-        """Starts the daemon, the first time or on the store of the last time."""
+        """Starts the daemon, with the existing store if there is one."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
         )
@@ -76,11 +75,11 @@ class Daemon:
         return json.loads(said) if said.strip() else None
 
     def events(self) -> list[dict[str, Any]]:
-        """Returns what happened since the store was made, oldest first."""
+        """Returns all events of the store, oldest first."""
         return [json.loads(line) for line in self._control("events").splitlines()]
 
     def refused(self, *arguments: str) -> str:
-        """Returns what `epcachectl ARGUMENTS` says of why it failed."""
+        """Returns the error message of `epcachectl ARGUMENTS`, which has to fail."""
         done = self._run(*arguments)
         assert done.returncode != 0, f"epcachectl {arguments}: {done.stdout}"
         return done.stderr
@@ -111,20 +110,20 @@ class Daemon:
         return self.state / "objects" / digest[:2] / digest
 
     def freeze(self) -> None:
-        """Stops the daemon from answering, its socket stays."""
+        """Suspends the daemon; its socket stays."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Lets a frozen daemon go on."""
+        """Resumes a suspended daemon."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends the daemon without a word; the store and the socket stay."""
+        """Kills the daemon with SIGKILL; the store and the socket stay."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> int:
-        """Ends the daemon and returns its exit status; the store stays."""
+        """Stops the daemon and returns its exit status; the store stays."""
         if self._process.poll() is None:
             self._process.terminate()
             try:

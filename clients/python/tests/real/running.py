@@ -20,7 +20,7 @@ def python() -> str:
 
 
 def plain_environment(**more: str) -> dict[str, str]:
-    """The environment of the tests, but for what leads to an epcache."""
+    """The environment of the tests without variables that make epcache importable."""
     return {
         **{
             key: value
@@ -32,7 +32,7 @@ def plain_environment(**more: str) -> dict[str, str]:
 
 
 class Run:
-    """Starts programs under epcachectl run, with sessions sent to OpenVINO."""
+    """Starts programs under epcachectl run --ep OpenVINO."""
 
     def __init__(self, programs: Path, runtime: Path, socket: str) -> None:
         self._control, self.socket = f"{programs}/epcachectl", socket
@@ -46,11 +46,9 @@ class Run:
         cwd: Path | None = None,
         **environment: str,
     ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-        """Returns how the command ended, and the report.
-
-        A session waits 50 ms for the daemon's first word and then goes on without it, which happens
-        on a busy machine: the program is started once more, for the tests are about what the daemon
-        answers.
+        """Returns the ended command and the report. On a busy machine a session may fall back
+        because the daemon does not answer within 50 ms: then the program is started again,
+        because the tests are about the daemon's answers.
         """
         for _ in range(4):
             ended, report = self._once(command, flags, socket, cwd, environment)

@@ -2,8 +2,8 @@
 Linux on x86-64 whose provider makes compiled models.
 
 It cannot load those that it makes for the CPU, with plain ONNX Runtime either, because its wheel
-lacks OpenVINO's reader of them. So these tests show that an application is never worse off: it gets
-the same provider and the same results, and failing compiles are not retried for ever.
+lacks OpenVINO's reader of them. So these tests show that an application is not worse than without
+epcached: it has the same provider and results, and failing compiles are not retried forever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def where(runtime: Callable[[str], Path]) -> Path:
 
 @pytest.fixture
 def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daemon:
-    """It has OpenVINO too, as a plugin, which says nothing of this one."""
+    """A daemon with OpenVINO as a plugin, which is another library than the built-in one."""
     return start(runtime("openvino-1.8.1"))
 
 
@@ -86,7 +86,7 @@ def claimed(daemon: Daemon) -> list[Any]:
 
 
 def test_missing_device_is_an_error(ask: Callable[..., Any]) -> None:
-    """As with a plugin; ONNX Runtime's own error names neither."""
+    """The error names provider and device, as with a plugin; ONNX Runtime's own names neither."""
     (made,) = ask(ep=[f"{EP}:NPU", {}])["sessions"]
     assert made["error"] == "Unavailable"
     assert "does not accept device NPU" in made["text"]

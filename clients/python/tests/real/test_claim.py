@@ -1,5 +1,5 @@
-"""Applications whose libraries the daemon does not have: they compile, and everybody with the same
-libraries gains.
+"""Applications whose libraries the daemon does not have compile under a claim; others with the same
+libraries get the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL = "silero-vad"
 
 @pytest.fixture(scope="module")
 def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daemon:
-    """It knows another execution provider only."""
+    """A daemon that has only another execution provider."""
     return start(runtime("qnn-2.7.0"))
 
 
@@ -33,7 +33,7 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 def ask(
     daemon: Daemon, runtime: Callable[[str], Path], programs: Path, models: Any
 ) -> Callable[..., Any]:
-    """Runs an application; each test has a store of its own for all it can tell."""
+    """Runs an application; models differ by test, so that tests share no builds."""
     daemon.control("rm", "--all", "--yes")
 
     def run(
@@ -107,7 +107,7 @@ def test_claim_of_another_user_than_the_daemons(
     reachable: Path,
     models: Any,
 ) -> None:
-    """The daemon runs nothing of what that user brought, and knows it by its bytes."""
+    """The daemon does not run that user's libraries, and identifies them by their bytes."""
     path = reachable / "model.onnx"
     shutil.copy(models.path(MODEL), path)
     path.chmod(0o644)
@@ -129,8 +129,8 @@ def test_claim_of_another_user_than_the_daemons(
 def test_plain_session_if_the_compile_module_cannot_be_imported(
     ask: Callable[..., Any], plain: Any
 ) -> None:
-    """A process that gave up the right to read its own packages: it runs as without a cache, and
-    the next one has the claim.
+    """A process that dropped the privileges to read its packages makes a plain session, and the
+    next process gets the claim.
     """
     (session,) = (ran := ask(hidden="epcache._compile"))["sessions"]
     assert (session["outcome"], session["providers"][0], session["outputs"]) == (
@@ -144,7 +144,7 @@ def test_plain_session_if_the_compile_module_cannot_be_imported(
 
 @pytest.fixture(scope="module")
 def reachable(runtime: Callable[[str], Path], programs: Path) -> Iterator[Path]:
-    """A directory that every user may go to, with the runtime and the worker."""
+    """A directory with the runtime and the worker that every user may read."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -231,8 +231,8 @@ def test_compiler_error_makes_a_plain_session(
 def test_built_in_execution_provider_compiles_under_a_claim(
     ask: Callable[..., Any], daemon: Daemon
 ) -> None:
-    """It is compiled for in this process, and the daemon looks at what comes. ONNX Runtime's CPU
-    makes no EPContext nodes.
+    """This process compiles, and the daemon checks the result. ONNX Runtime's CPU provider makes no
+    EPContext nodes.
     """
     ran = ask(ep=["CPUExecutionProvider", {}])
     (made,) = ran["sessions"]
@@ -300,12 +300,12 @@ def test_artefact_does_not_depend_on_the_user_or_the_models_path(
 def test_missing_library_of_an_execution_provider_is_named(
     ask: Callable[..., Any], runtime: Callable[[str], Path], models: Any, tmp_path: Path
 ) -> None:
-    """The provider takes no node then, and only ONNX Runtime's log says why."""
+    """The provider then takes no node, and only ONNX Runtime's log has the reason."""
     whole = runtime("qnn-2.7.0")
     for package in ("onnxruntime", "onnxruntime_qnn"):  # and not onnxruntime_qnn.libs
         shutil.copytree(whole / package, tmp_path / package, copy_function=os.symlink)
     tiny = {"model": models.entry("tiny-mlp"), "path": str(models.path("tiny-mlp"))}
-    # For a target that the daemon has no build for, because it has these libraries whole.
+    # For another target, because the daemon has builds of these libraries for the first one.
     (made,) = ask(where=tmp_path, ep=["QNNExecutionProvider", {"soc_model": "43"}], **tiny)[
         "sessions"
     ]

@@ -48,7 +48,7 @@ def test_a_shipped_model_is_adopted(
 def test_an_invalid_model_is_not_adopted(
     start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path
 ) -> None:
-    """The application runs all the same: its own file is loaded as without a cache."""
+    """The application's own file is loaded as without a cache."""
     where = runtime("openvino-1.8.1")
     daemon = start(where)
     model = {
@@ -93,7 +93,7 @@ def test_a_wrapper_of_openvinos_own_format_is_compiled(
 
 
 def write_wrapper(directory: Path) -> str:
-    """Writes y = Relu(x W) in OpenVINO's own format, and an ONNX model that names it, as Olive
+    """Writes y = Relu(x W) in OpenVINO's own format, and an ONNX model that refers to it, as Olive
     does.
     """
     row, square = f"<dim>1</dim><dim>{SIZE}</dim>", f"<dim>{SIZE}</dim><dim>{SIZE}</dim>"

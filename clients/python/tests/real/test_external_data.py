@@ -27,12 +27,12 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 @pytest.fixture(scope="module")
 def compilers_elsewhere(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daemon:
-    """A daemon without the runtimes of the applications, which compile under claims."""
+    """A daemon without the applications' runtimes, so that they compile under claims."""
     return start(runtime("qnn-2.7.0"))
 
 
 def spelled(directory: Path, locations: list[str], seed: int = 5, batch: int = 1) -> Path:
-    """Writes a model whose tensors name their files so: in turn, each file with all the weights."""
+    """Writes a model whose tensors use these spellings of file names in rotation."""
     generate.mlp(directory / "model.onnx", width=WIDTH, layers=2, seed=seed, batch=batch)
     model = onnx.load(directory / "model.onnx")
     data = b""
@@ -112,9 +112,7 @@ def test_model_in_memory_with_the_directory_of_its_data(
 def test_external_data_directory_of_a_model_by_path_is_as_in_onnxruntime(
     version: str, daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """1.28 and later take the data from the directory, those before from beside the model. The
-    weights differ.
-    """
+    """1.28 and later use the directory, earlier versions the model's; the weights there differ."""
     (tmp_path / "model").mkdir()
     (tmp_path / "other").mkdir()
     path = spelled(tmp_path / "model", ["a.bin"], seed=6)
@@ -172,7 +170,7 @@ def test_external_data_with_several_spellings_of_one_path(
 def test_group_shares_a_file_with_several_spellings(
     daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """OpenVINO leaves the weights in the models' file, and names it as the models do."""
+    """OpenVINO keeps the weights in the models' file, and spells its path as the models do."""
     for batch in (1, 2):
         directory = tmp_path / str(batch)
         directory.mkdir()

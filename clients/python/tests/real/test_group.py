@@ -1,5 +1,5 @@
-"""Weight-sharing groups on a real execution provider: loaded in order in one process, right, and
-one unit when damaged.
+"""Weight-sharing groups on a real execution provider: loaded in order in one process, with the
+right outputs, and replaced as a whole when damaged.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_only_the_content_of_a_model_counts(
         if os.geteuid() == 0:
             os.chown(file, 12345, 12345)
     assert acquire(other / "another name") == ("hit", request_key, build)
-    # As caches of model hubs have it: everything is a link.
+    # All files are links, as in caches of model hubs.
     links = tmp_path / "links"
     (links / "weights").mkdir(parents=True)
     for name, target in {
@@ -91,7 +91,7 @@ def test_one_changed_weight_byte_in_external_data_is_another_model(
     path.write_bytes(data)
     with client.acquire(model, f"{OPENVINO}:CPU", runtime=str(where)) as artefact:
         assert (artefact.outcome, artefact.request_key != before) == ("compiled", True)
-    # Bytes that no tensor refers to are not the model: the files begin with 64 of them.
+    # Bytes that no tensor refers to do not count: the files begin with 64 of them.
     data[0] ^= 1
     data[-1] ^= 1
     path.write_bytes(data)
@@ -102,7 +102,7 @@ def test_one_changed_weight_byte_in_external_data_is_another_model(
 def test_changed_weights_with_unchanged_file_times(
     client: epcache.Client, model: Path, where: Path
 ) -> None:
-    """A build system sets times back: the change itself is in ctime, which no program can set."""
+    """A build system may set mtime back, but no program can set ctime."""
     before = key(client, model, runtime=str(where))
     path = model.parent / "first.bin"
     info = path.stat()
@@ -147,7 +147,7 @@ def test_spellings_of_one_request_have_one_key(
         "soc_model": "060",
         "backend_path": "libQnnHtp.so",
     }
-    spelled |= {"vtcm_mb": 0, "enable_htp_weight_sharing": "False"}  # as they are anyway
+    spelled |= {"vtcm_mb": 0, "enable_htp_weight_sharing": "False"}  # the default values
     assert target == key(client, model, (QNN, spelled), runtime=there)
     assert target == key(client, model, (f"{QNN}:CPU", spelled), runtime=there)
 
@@ -174,8 +174,8 @@ def test_every_option_is_part_of_the_key(client: epcache.Client, model: Path, wh
 def test_one_build_for_several_onnx_runtimes(
     start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any
 ) -> None:
-    """With one library of the provider ONNX Runtime's version does not matter; and 1.8.0 reads what
-    1.8.1 made, and says so itself.
+    """With the same provider library ONNX Runtime's version does not matter; and provider 1.8.0
+    states that it loads builds of 1.8.1.
     """
     newer, older, other = (
         runtime(f"openvino-{name}") for name in ("1.8.1", "1.8.1-ort-1.28.0", "1.8.0-ort-1.28.0")
@@ -253,9 +253,7 @@ def link_or_copy(source: Any, target: Any) -> None:
 def test_changed_weight_changes_the_next_sessions_output(
     daemon: Daemon, where: Path, model: Path, models: Any
 ) -> None:
-    """The whole way: an application changes a weight in place, and the next session computes with
-    the new one.
-    """
+    """An application changes a weight in place, and the next session uses the new one."""
 
     def session() -> Any:
         arguments = {

@@ -1,6 +1,4 @@
-"""A factory image: a store that is read in place, without a daemon, by programs that know nothing
-of epcached.
-"""
+"""A factory image: a store that programs without epcached read in place, without a daemon."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def image(
     directory = Path(tempfile.mkdtemp(prefix="epcached-image-"))
     subprocess.run(["cp", "-a", daemon.state, directory / "store"], check=True)
     (directory / "store" / "lock").unlink()
-    # left by the daemon for who still has it
+    # kept by the daemon for clients that may still use it
     for graph in (directory / "store" / "views").glob(f"*/*/*/{packed[:16]}_ctx.onnx"):
         subprocess.run(["rm", "-r", graph.parents[1]], check=True)
     for name in (MODEL, PACKED, *GROUP):
@@ -100,8 +98,8 @@ def get(
 def computed(
     graph: Path, name: str, runtime: Path, models: Any, options: dict[str, str] = OPTIONS
 ) -> tuple[Any, Any]:
-    """Returns what a program without epcached computes with the compiled graph, and what plain ONNX
-    Runtime does.
+    """Returns the output of the compiled graph in a program without epcached, and of plain ONNX
+    Runtime.
     """
     wishes = {"model": models.entry(name), "ep": EP, "options": options}
     ran = child.run("image", runtime, graph=str(graph), **wishes)
@@ -175,7 +173,7 @@ def test_a_packed_build_is_unpacked_into_the_callers_directory(
         for file in answer["files"]:
             name = Path(file["name"]).name
             assert (out / name).read_bytes() == (view / file["name"]).read_bytes()
-        # No home that could be written: still a directory of this user's own.
+        # Without a writable home there is still a directory for this user.
         done = get(
             image,
             *asked,
@@ -228,9 +226,7 @@ def test_request_that_is_not_in_the_image_is_a_miss(image: Path) -> None:
 
 
 def test_unreadable_store_of_another_user_has_a_hint(image: Path) -> None:
-    """As it was before others were let in, whatever the reader may do about it: told, with what its
-    owner has to do.
-    """
+    """A store that was not made readable for others: the error tells what its owner has to do."""
     if os.geteuid():
         pytest.skip("only root can be another user")
     closed = image / "closed"

@@ -1,11 +1,10 @@
 """Versions of OpenVINO's provider and of ONNX Runtime in all pairs, as package managers put them
 together one by one.
 
-The pairs come into each other's place in random order under one running daemon. Where a plain
-session works, the same session with epcache computes the same numbers from an artefact, at its
-first start and at its second; where a plain session fails, a client is told the same reason. `make
-test` takes the versions that other tests need as well; `make matrix` fetches and takes all of
-MATRIX.
+The pairs replace each other in random order while one daemon runs. If a plain session works, the
+same session with epcache has the same outputs, compiled and as a hit; if a plain session fails, the
+client gets the same reason. `make test` takes the versions that other tests need as well; `make
+matrix` fetches and takes all of MATRIX.
 """
 
 from __future__ import annotations
@@ -91,20 +90,20 @@ def test_every_pair_that_works_without_epcached_works_with_it(
                 np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5, err_msg=str(pair))
         assert second["outcome"] == "hit", (pair, first, second)
         served.append(pair)
-    # The newest and the oldest work together with something, or nothing was tried.
+    # The newest and the oldest versions must work in some pair, otherwise the test proves nothing.
     assert {provider for provider, _ in served} == set(providers)
     assert {onnxruntime for _, onnxruntime in served} == set(onnxruntimes)
 
 
 def put(place: Path, package: str, of: Path) -> None:
-    """Makes a package of the runtime in `place` that of another runtime."""
+    """Replaces a package of the runtime in `place` by that of another runtime."""
     place.mkdir(exist_ok=True)
     if not (place / package).exists() or (place / package).resolve() != of / package:
         link(place / package, of / package)
 
 
 def require_reason(daemon: Daemon, place: Path, model: Path, plain: str) -> None:
-    """Requires that a client is told what a plain session is told of the runtime in `place`."""
+    """Requires that a client gets the reason of a plain session with the runtime in `place`."""
     with (
         epcache.Client(daemon.socket, hello_limit=10) as client,
         pytest.raises(epcache.Error) as told,

@@ -1,12 +1,11 @@
 """Many models of one shape in one process: each session computes with its own model's weights.
 
-OpenVINO keeps a context binary for each path string as long as a session that uses it lives, and
-descriptor numbers are given out again at once. Two things keep models apart: a view's inner
-directory has an id that is never used again, and the files are named after their build key. Seen
-with a daemon that was broken on purpose: with one id for all views the test "descriptor" fails, for
-a build that was damaged and healed computes with the damaged bytes; with one file name as well
-nearly every session computes with another model's weights; with one file name and unique ids all is
-well.
+OpenVINO caches a context binary by its path as long as a session uses it, and descriptor numbers
+are reused at once. Two things distinguish models: a view's inner directory has an id that is never
+reused, and files are named after their build key. With a daemon that was broken on purpose: with
+one id for all views the test "descriptor" fails, because a recompiled build computes with the
+damaged bytes; with one file name as well nearly every session computes with another model's
+weights; with one file name and unique ids the tests pass.
 """
 
 from __future__ import annotations
@@ -51,6 +50,6 @@ def test_every_session_returns_its_own_models_output(
     assert result["mistakes"] == []
     assert result["outcomes"]["healed"] == DAMAGES
     assert result["outcomes"]["hit"] > CYCLES / 2
-    # Or nothing was tried: one number has to have led to many models.
+    # Otherwise the test proves nothing: each number must have been used for many models.
     if how != "path":
         assert max(result["numbers"].values()) >= 5

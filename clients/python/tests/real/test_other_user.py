@@ -1,5 +1,5 @@
-"""Another user than the daemon's loads what the descriptor of a view leads to, and gets nowhere
-else with it.
+"""Another user than the daemon's loads a view by its descriptor, but cannot open other views with
+it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 @pytest.fixture(scope="module")
 def reachable(runtime: Callable[[str], Path]) -> Iterator[Callable[[str], Path]]:
-    """Copies runtimes to where every user may go: OpenVINO looks into its own directory at each
-    load, and the project's may be closed.
+    """Copies runtimes to a directory that every user may read, because OpenVINO reads its own
+    directory at each load, and the project's may be closed.
     """
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
@@ -58,7 +58,7 @@ def test_another_user_loads_by_descriptor_and_reads_no_other_file(
     reachable: Callable[[str], Path],
     models: Any,
 ) -> None:
-    """The daemon's directories are closed to others, which is the default."""
+    """The daemon's directories are closed to other users, which is the default."""
     name, ep, options = CASES[case]
     where = runtime(name)
     path = str(models.path("tiny-mlp"))
@@ -96,7 +96,7 @@ def test_another_user_loads_by_descriptor_and_reads_no_other_file(
     assert result["providers"][0] == ep
     assert result["outputs"] == plain["sidecar"]["outputs"]
     assert result["listed"] == [os.path.dirname(held.graph)]
-    # The ways are real: root gets through each of them.
+    # The attempts are valid, because root succeeds with each of them.
     assert set(result["as root"].values()) == {"reached"}, result["as root"]
     assert set(result["as nobody"].values()) == {"EACCES"}, result["as nobody"]
     assert set(result["writes"].values()) <= {"EACCES", "EPERM"}, result["writes"]

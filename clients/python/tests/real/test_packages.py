@@ -1,5 +1,5 @@
-"""Real packages that know of no cache, unchanged, under epcachectl run: two small ones, so that
-each change is tried. `make packages` has eight.
+"""Real packages without epcache under epcachectl run: two small ones, for every test run. `make
+packages` has eight.
 
 EPCACHED_PACKAGES is the environment that testdata/fetch-packages makes.
 """
@@ -35,7 +35,7 @@ def result(ended: subprocess.CompletedProcess[str]) -> Any:
 
 
 def failures(run: Run) -> int:
-    """How many compiles have failed."""
+    """Returns the number of failed compiles."""
     status = run.control("status", "--json")
     return int(json.loads(status)["failures"])
 
@@ -66,7 +66,7 @@ def test_unserved_package_is_unchanged_and_reports_the_compilers_reason(
     run: Run, packages: Path
 ) -> None:
     """Its model has an operator that OpenVINO does not convert. The second start does not compile
-    in vain.
+    again, because the failure is remembered.
     """
     plain = alone(packages, "silero")
     before = failures(run)

@@ -1,6 +1,4 @@
-"""Packed builds through the real daemon: unpacked when they are asked for, and what they are made
-of.
-"""
+"""Packed builds with the real daemon: unpacked when requested, and their layout."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def test_a_packed_build_is_unpacked_loads_and_computes(
     assert [one["shapes"] for model in told["models"] for one in model["builds"]] == [
         "unk__214=1"
     ] * 2
-    # the first is what it takes from, and stays whole
+    # the first one is the base, and stays whole
     assert daemon.control("pack", list(made)[1])["changed"] == 1
     (packed,) = [one for one in daemon.control("du", "--svg")["files"] if one["packed"]]
 
@@ -88,7 +86,7 @@ def test_a_packed_build_is_unpacked_loads_and_computes(
             if one["name"] in ("objects", "recipes", "unpacked", "manifests")
         }.items()
     )
-    # what the first has twice within itself
+    # bytes that occur twice in the base
     assert daemon.control("du")["packable_bytes"] < 1 << 20
     assert daemon.control("unpack", packed["build"])["changed"] == 1
     assert daemon.compiles() == 2

@@ -1,4 +1,4 @@
-"""Models of a pipeline, each with options of its own, warmed by one call: the application's
+"""Models of a pipeline, each with its own options, are warmed by one call; the application's
 sessions are hits.
 """
 

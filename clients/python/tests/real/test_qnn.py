@@ -1,6 +1,4 @@
-"""QNN ahead of time: compiled for a phone's processor here, kept, served, and run once in the
-simulator.
-"""
+"""QNN ahead of time: compiled for a phone's processor, served, and run once in the simulator."""
 
 from __future__ import annotations
 
@@ -81,8 +79,8 @@ def test_another_target_is_another_request(
 
 
 def test_another_library_is_another_build(application: Callable[..., list[dict[str, Any]]]) -> None:
-    """QNN's device metadata says version 0.1.0 in every release: the library and the SDK tell them
-    apart.
+    """QNN's device metadata has version 0.1.0 in every release; the library and the SDK distinguish
+    them.
     """
     (newer,) = application("qnn-2.7.0", "tiny-convolution")
     older, again = application("qnn-2.5.0", "tiny-convolution", times=2)

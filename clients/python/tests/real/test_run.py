@@ -1,4 +1,4 @@
-"""epcachectl run: programs that know of no cache, with their sessions from it."""
+"""epcachectl run: sessions of programs without epcache come from the cache."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ def test_signals_are_forwarded_and_death_by_signal_is_passed_on(
         f"trap 'echo got; trap - {number.value}; kill -{number.value} $$' {number.value}; echo "
         "ready; while :; do sleep 0.02; done"
     )
-    # A group of its own, as under a service manager: a terminal would send its signals to both.
+    # In its own process group, as under a service manager, because a terminal sends signals to
+    # both.
     child = subprocess.Popen(
         # The parent of the tests may ignore a signal. Children inherit that, and a shell then
         # cannot trap it.

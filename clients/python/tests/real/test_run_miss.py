@@ -1,5 +1,5 @@
-"""epcachectl run with a model that the cache does not have: what each --on-miss comes to, and what
-becomes of a model that does not compile.
+"""epcachectl run with a model that is not in the cache: the effect of each --on-miss, and of a
+model that does not compile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EP = ("--ep", f"{OPENVINO}:CPU")
 
 @pytest.fixture
 def model(models: Any, tmp_path: Path) -> str:
-    """A model that no other test has had compiled: a name of its own in it makes it another."""
+    """A model that no other test has compiled, because it contains a unique name."""
     graph = onnx.load(models.path("tiny-mlp"))
     graph.producer_name = tmp_path.name
     graph.graph.name = tmp_path.name
@@ -60,8 +60,8 @@ def test_on_miss_fail_leaves_the_program_unchanged_and_reports_it(run: Run, mode
 
 
 def test_a_model_that_the_execution_provider_cannot_compile(run: Run, tmp_path: Path) -> None:
-    """Its one operator is from a domain that OpenVINO has nothing of; the program computes as
-    without. test_packages.py has one that it fails on.
+    """Its only operator is from a domain unknown to OpenVINO; the program computes as without
+    epcache. test_packages.py has a model on which OpenVINO fails.
     """
     node = helper.make_node(
         "LabelEncoder",

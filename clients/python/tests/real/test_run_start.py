@@ -1,5 +1,5 @@
-"""epcachectl run: in whichever way a program is started, its sessions come from the cache, or run
-says that they do not.
+"""epcachectl run: however a program is started, its sessions come from the cache, or run reports
+why not.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ assert Own({model!r}, options).get_providers()[0] == "{OPENVINO}"
         "._session_options",
         "._version",
     ]
-    # A directory of --runtime is read out of the variable, which is JSON.
+    # --runtime is in the variable, whose JSON needs the module json.
     assert ended.stdout == f"{[f'epcache{name}' for name in names]} ['json']\n"
     assert report["notes"] == []
 
@@ -74,7 +74,7 @@ def test_the_programs_own_modules_and_packages_are_imported(
 
 
 def environment(directory: Path) -> Path:
-    """A virtual environment that has the test's packages, and a command as pip writes it; returns
+    """Makes a virtual environment with the test's packages and a command as pip writes it; returns
     the command.
     """
     subprocess.run([python(), "-m", "venv", "--without-pip", directory], check=True)
@@ -114,7 +114,7 @@ def test_a_command_installed_by_pip_in_an_environment(
         script.write_text(f'#!/bin/sh\ncd / && exec {command} "$@"\n')
         script.chmod(0o755)
         line[0] = script
-    # LookPath is epcachectl's own, so PATH has to be in its environment.
+    # epcachectl looks the command up, so PATH has to be in its environment.
     ended, report = run(*line, PATH=path)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["providers"] == [OPENVINO, CPU] and report["notes"] == []
@@ -140,8 +140,8 @@ def test_processes_of_a_program(run: Run, model: str) -> None:
 
 
 def test_a_fork_after_a_session_is_unchanged_and_reported(run: Run, model: str) -> None:
-    """OpenVINO's threads do not survive a fork: to make a session waits for them for ever, where
-    the CPU's is made.
+    """OpenVINO's threads do not survive a fork, and a session would wait for them forever; the
+    program's CPU session works.
     """
     ended, report = run.python(PROGRAMS / "working.py", model, "fork", "before")
     assert ended.returncode == 0, ended.stderr

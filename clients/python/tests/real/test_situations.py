@@ -1,5 +1,5 @@
-"""The same program in every situation that a daemon can be in: the right result, on the same
-execution provider, and soon.
+"""The same program in every situation of a daemon: the right result on the same execution provider,
+in bounded time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from daemon import Daemon
 EP = "OpenVINOExecutionProvider"
 EXACT = {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'}
 MODEL = "tiny-mlp"
-# seconds for one session, on a busy machine; who waits for a daemon that does not answer takes
+# seconds for one session on a busy machine; waiting for a daemon that does not answer would take
 # minutes
 LIMIT = 100.0
 
@@ -36,7 +36,7 @@ class Place:
     def __init__(
         self, start: Callable[..., Daemon], first: Path, other: Path, ask: Ask, scratch: Path
     ) -> None:
-        # The runtime by a link, as a system's SDK is that can be switched.
+        # The runtime is a link, like a system's SDK that can be switched.
         self.runtime, self.other, self.scratch = scratch / "runtime", other, scratch
         self.runtime.symlink_to(first)
         self.daemon = start(self.runtime)
@@ -47,7 +47,7 @@ class Place:
 
     @contextlib.contextmanager
     def when_compiling(self, do: Callable[[], None]) -> Iterator[None]:
-        """Does something as soon as the daemon compiles."""
+        """Calls a function as soon as the daemon compiles."""
 
         def watch() -> None:
             until = time.monotonic() + 30
@@ -106,7 +106,7 @@ def stopped(place: Place) -> dict[str, Any]:
 
 
 def stopped_while_it_compiles(place: Place) -> dict[str, Any]:
-    """It is asked whether it still lives after 5 s of silence, and given 2."""
+    """The client checks after 5 s of silence that the daemon is alive, with a timeout of 2 s."""
     try:
         with place.when_compiling(place.daemon.freeze):
             return place.ask(hello=None)
@@ -147,7 +147,7 @@ def full_store(place: Place) -> dict[str, Any]:
 
 
 def read_only_store(place: Place) -> dict[str, Any]:
-    """A daemon does not start on it; what it has is read with epcachectl get --state, see
+    """A daemon does not start with it; its builds can be read with epcachectl get --state, see
     test_image.py.
     """
     place.ask()
@@ -183,7 +183,11 @@ SITUATIONS: list[tuple[Callable[[Place], dict[str, Any]], set[str], int]] = [
     (restarted_while_it_compiles, ANY, 1),
     (full_store, {"failed"}, 1),
     (read_only_store, {"no daemon"}, 1),
-    (sdk_switched, {"hit", "compiled", "waited"}, 0),  # waited: the change has it compiled already
+    (
+        sdk_switched,
+        {"hit", "compiled", "waited"},
+        0,
+    ),  # waited: the change of the runtime has started the compile
 ]
 
 

@@ -13,12 +13,12 @@ from child import Child
 from daemon import Daemon
 
 EP = "OpenVINOExecutionProvider:CPU"
-# Takes long enough to compile for all to come while it is under way.
+# Its compile is long enough for all requests to arrive before its end.
 MODEL = "smart-turn"
 
 
 class Asker:
-    """A process that is ready to ask."""
+    """A process that is ready to send a request."""
 
     def __init__(self, name: str, directory: Path, runtime: Path, wish: dict[str, Any]) -> None:
         self._said, self._go = directory / f"{name} said", directory / f"{name} go"
@@ -29,7 +29,7 @@ class Asker:
         self._go.touch()
 
     def wait_for(self, *words: str) -> None:
-        """Returns when the process has said one of the words."""
+        """Returns when the process has written one of the words."""
         deadline = time.monotonic() + 60
         while not (self._said.exists() and set(words) & set(self._said.read_text().split())):
             assert time.monotonic() < deadline, f"no word of {words}"

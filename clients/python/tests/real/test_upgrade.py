@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     QNN: {"soc_model": "60", "enable_htp_fp16_precision": "1"},
 }
 
-# Runtimes that follow each other. Those that are named again are gone back to.
+# Sequences of runtimes. One that is named twice is a downgrade.
 CHAINS = {
     "OpenVINO": (
         OPENVINO,
@@ -78,8 +78,8 @@ def begin(programs: Path) -> Iterator[Begin]:
     daemons: list[Daemon] = []
 
     def start(runtime: Path) -> Daemon:
-        # Shorter than a package manager needs, and longer than the pauses between the files of
-        # these tests, on a busy machine too.
+        # Shorter than a package manager's upgrade, but longer than the pauses between files in
+        # these tests.
         daemons.append(Daemon(programs, [runtime], "quiet_seconds = 0.5\n"))
         return daemons[-1]
 
@@ -97,7 +97,7 @@ def test_upgrade_and_back(
     runtimes = [runtime(name).resolve() for name in names]
     place = WAYS[way](tmp_path, runtimes[0])
     daemon = begin(place.path)
-    # by the runtime's name, the one that its applications are served in the end
+    # by the runtime's name, the build that its applications get in the end
     builds: dict[str, str] = {}
     with Applications(daemon, place, ep, OPTIONS[ep], models.path("tiny-mlp")) as applications:
         until = 0.0
@@ -105,8 +105,8 @@ def test_upgrade_and_back(
             compiles = daemon.compiles()
             if number > 0:
                 until = place.become(now)
-                # Applications are served before the daemon has told of the change, and what changes
-                # back meanwhile is not told.
+                # Applications may be served before the event of the change, and a change that is
+                # reverted before has no event.
                 require_told(daemon, place, CAME[chain][:number])
             if now.name in builds:
                 for load in applications.loads_after(until):
@@ -192,8 +192,8 @@ def test_upgrade_with_a_broken_version_between(
 def test_versions_that_read_each_others_builds(
     start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path
 ) -> None:
-    """OpenVINO 1.8.0 and 1.8.1 say the same SDK version and read each other's builds, 1.4.0 and
-    they do not.
+    """OpenVINO 1.8.0 and 1.8.1 state the same SDK version and load each other's builds, but not
+    those of 1.4.0.
     """
     old, older, newer = (
         runtime(f"openvino-{name}") for name in ("1.4.0", "1.8.0-ort-1.28.0", "1.8.1")
@@ -231,7 +231,7 @@ def test_versions_that_read_each_others_builds(
             "execution provider",
         )
         assert sdk_of(older) == sdk_of(newer) == other["sdk_version"]
-        for version in ("1.8.0", "1.8.1"):  # who made it, and who was asked
+        for version in ("1.8.0", "1.8.1"):  # of the build, and of the request
             assert version in other["compatibility_reason"]
         apart = ask(old, model)
         assert (apart["outcome"], apart["compatibility"]) == ("compiled", "optimal")
@@ -240,7 +240,7 @@ def test_versions_that_read_each_others_builds(
 
 
 def require_told(daemon: Daemon, place: Place, came: list[str]) -> None:
-    """Waits until the daemon's events tell of these changes, in this order."""
+    """Waits for the daemon's events about these changes, in this order."""
     until = time.monotonic() + PATIENCE
     while True:
         events = daemon.events()
@@ -258,7 +258,7 @@ def require_told(daemon: Daemon, place: Place, came: list[str]) -> None:
 def require_right(
     applications: Applications, place: Place, runtimes: list[Path], more: tuple[str, ...] = ()
 ) -> None:
-    """Looks over everything that was asked: what was refused, and what an error was given for."""
+    """Checks all requests: no refused artefacts, and only expected errors."""
     records = applications.records()
     applications.require_no_refusal(runtimes)
     for record in records:

@@ -1,5 +1,5 @@
-"""The wheel as a user has it: installed into an environment of its own, with no service, no Go and
-an empty home, as an ordinary user where the tests run as root.
+"""The wheel of a new user: installed into its own environment, without a service or Go, with an
+empty home, as an ordinary user if the tests run as root.
 
 `make wheel-proof` does the same with pip's own commands, both wheels from the index, and a second
 build.
@@ -26,7 +26,7 @@ from running import PROGRAMS, python
 
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 NOBODY = 65534
-QNN = "QNNExecutionProvider"  # which compiles on any x86-64
+QNN = "QNNExecutionProvider"  # because it compiles on any x86-64
 PROGRAM = f"""
 import epcache
 options = epcache.SessionOptions()
@@ -43,7 +43,7 @@ pytestmark = [
 
 
 class User:
-    """A user with the wheel and nothing else, for as long as a test needs one."""
+    """A user with only the wheel, for the duration of a test."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -91,22 +91,22 @@ class User:
         return ended.stdout
 
     def interpreter(self) -> str:
-        """Returns a Python that this user may run, of the tests' own version, for which their
-        packages are; "" for none.
+        """Returns a Python of the tests' version that this user may run, because their packages are
+        for that version; "" if there is none.
         """
         wanted = "%d.%d\n"
         for one in (python(), "/usr/bin/python3"):
             try:
                 ended = self(one, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
-            except PermissionError:  # it stands in a directory that is closed to others
+            except PermissionError:  # it is in a directory that is closed to others
                 continue
             if ended.stdout == wanted % sys.version_info[:2]:
                 return one
         return ""
 
     def pip(self, *arguments: str | Path) -> str:
-        # The tests' pip, for the environment's Python: to put a pip into it would take longer than
-        # all else.
+        # The tests' pip, because installing pip into the environment would take longer than
+        # everything else.
         return self.says(
             self.interpreter(),
             "-m",
@@ -195,7 +195,7 @@ def test_quickstart_with_an_installed_wheel(
         "epcachectl", "get", "model.onnx", "--ep", f"{QNN}:CPU", "--option", "soc_model=60"
     ).startswith("hit ")
 
-    # run finds its hook in the environment, and the program has epcache from there.
+    # epcachectl run finds its hook in the environment, and the program imports epcache from there.
     flags = (
         "--ep",
         f"{QNN}:CPU",
@@ -224,5 +224,5 @@ def test_quickstart_with_an_installed_wheel(
     }
     limit = time.monotonic() + 120
     while (kept := user.kept()) and time.monotonic() < limit:
-        time.sleep(0.1)  # what a compile gained may just be measured, in staging
+        time.sleep(0.1)  # the daemon may still be measuring the build's gain, in staging
     assert not kept

@@ -1,4 +1,4 @@
-"""A runtime that is replaced by another under the daemon and under applications at work."""
+"""A runtime that is replaced by another one while the daemon and applications run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ PATIENCE = 60.0
 
 
 def likeness(place: Path, real: Path, pause: float = 0) -> None:
-    """Makes `place` a directory of links to the files of `real`, each put there by one rename, and
-    removes what else is there.
-
-    So nothing of some hundred megabytes is copied. `pause` comes after each library.
+    """Fills `place` with links to the files of `real`, each by one rename, and removes other files.
+    Links avoid copies of hundreds of megabytes. Waits `pause` seconds after each library.
     """
     wanted = {
         path.relative_to(real)
@@ -46,13 +44,13 @@ def link(path: Path, target: Path) -> None:
 
 
 class Place:
-    """A directory in which now one and now another runtime is."""
+    """A directory whose runtime changes."""
 
     def __init__(self, directory: Path, first: Path) -> None:
         self.directory = directory
         self.path = directory / "runtime"
         self.now = first
-        self.changes: list[tuple[float, float]] = []  # when each began and ended
+        self.changes: list[tuple[float, float]] = []  # begin and end of each change
         self.begin(first)
 
     def begin(self, first: Path) -> None:
@@ -65,8 +63,8 @@ class Place:
         raise NotImplementedError
 
     def become(self, to: Path, between: tuple[Callable[[], Any], ...] = ()) -> float:
-        """Replaces the runtime, and returns when that was done. With `between` it does so after the
-        one and before the other.
+        """Replaces the runtime, and returns the time of its end. The first function in `between` is
+        called just before the change, the others just after it.
         """
         self.prepare(to)
         began = time.monotonic()
@@ -80,11 +78,11 @@ class Place:
         return self.changes[-1][1]
 
     def changing(self, since: float, until: float) -> bool:
-        """Tells whether a change was under way at any time between two moments."""
+        """Whether a change was in progress at any time between two points in time."""
         return any(began < until and since < ended for began, ended in self.changes)
 
     def mixed(self, record: dict[str, Any]) -> bool:
-        """Tells whether the record's process may have loaded libraries of two versions."""
+        """Whether the record's process may have loaded libraries of two versions."""
         return self.changing(record["started"], record["ready"])
 
 
@@ -99,7 +97,7 @@ class Link(Place):
 
 
 class Directory(Place):
-    """The directory is renamed away, and another one into its place."""
+    """The directory is renamed, and another one gets its name."""
 
     def begin(self, first: Path) -> None:
         likeness(self.path, first)
@@ -110,13 +108,13 @@ class Directory(Place):
 
     def change(self, to: Path) -> None:
         self.path.rename(self.directory / self.now.name)
-        time.sleep(0.05)  # a moment without any
+        time.sleep(0.05)  # a moment without a directory
         (self.directory / to.name).rename(self.path)
 
 
 class Files(Place):
-    """Each file is replaced by a rename, one after the other, and at last the ones of the old
-    version are removed.
+    """The files are replaced by renames in sequence; then the remaining ones of the old version are
+    removed.
     """
 
     def begin(self, first: Path) -> None:
@@ -127,7 +125,7 @@ class Files(Place):
 
 
 class Written(Place):
-    """The libraries are written over in place: their files stay, with other bytes."""
+    """The libraries are overwritten in place: same files, other bytes."""
 
     def begin(self, first: Path) -> None:
         likeness(self.path, first)
@@ -205,10 +203,9 @@ class Broken(Files):
 
 
 class Applications:
-    """Processes that ask and load all the time, each followed by a new one.
-
-    Some ask at once and live long, some are started, register the provider's library, and ask later
-    and not often.
+    """Processes that send requests and load artefacts all the time; each is followed by a new one.
+    Some send requests at once and for long; others register the provider's library first, and send
+    few requests later.
     """
 
     KINDS = ({"pause": 0.0, "requests": 100}, {"pause": 0.4, "requests": 3})
@@ -221,7 +218,7 @@ class Applications:
         self._said = [
             Path(self._directory.name) / f"said{number}" for number in range(len(self.KINDS))
         ]
-        # when and how processes ended that did not end by themselves
+        # time and cause of each crash
         self.crashes: list[tuple[float, str]] = []
         self._arguments = {
             "socket": daemon.socket,
@@ -252,7 +249,7 @@ class Applications:
             thread.join()
 
     def _follow(self, said: Path, kind: dict[str, Any]) -> None:
-        # Their byte code stays in memory: it would be written between the libraries.
+        # No byte code is written, because it would be among the libraries.
         environment = {"PYTHONDONTWRITEBYTECODE": "1"}
         while not self._stop.exists():
             try:
@@ -265,14 +262,12 @@ class Applications:
                 child.Child(
                     "loading", self._place.path, environment=environment, **arguments
                 ).result()
-            except (
-                Exception
-            ) as error:  # it was started, or was at work, while its libraries were replaced
+            except Exception as error:  # its libraries were replaced while it was running
                 self.crashes.append((time.monotonic(), str(error)))
                 time.sleep(0.05)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns what became of each request so far, in the order of the answers."""
+        """Returns the results of all requests so far, in the order of the answers."""
         lines = [
             line
             for said in self._said
@@ -306,8 +301,8 @@ class Applications:
         return after(self.wait(f"{count} loads", lambda records: len(after(records)) >= count))
 
     def settle(self, moment: float, count: int = 4) -> dict[str, Any]:
-        """Waits until `count` loads in a row, by processes that were started after a moment, are of
-        one optimal build. Returns the last.
+        """Waits until `count` loads in a row, by processes that were started after a point in time,
+        are of one optimal build. Returns the last one.
         """
 
         def one_build(records: list[dict[str, Any]]) -> bool:
@@ -335,7 +330,7 @@ class Applications:
             own = [
                 runtime for runtime in runtimes if Path(record["library"]).is_relative_to(runtime)
             ]
-            for runtime in own[:1]:  # none where the library itself was written over
+            for runtime in own[:1]:  # none if the library itself was overwritten
                 options, session_options = (
                     record["provider_options"][self._ep],
                     record["session_options"],

@@ -1,4 +1,4 @@
-"""Looks at one Python the way an application does, for epcachectl doctor --python.
+"""Checks one Python as an application would use it, for epcachectl doctor --python.
 
     python -c SCRIPT                     what ONNX Runtime there is
     python -c SCRIPT NAME LIBRARY MODEL OPTIONS
@@ -68,8 +68,8 @@ def start(name, library, model, options):
     settings = onnxruntime.SessionOptions()
     try:
         settings.add_provider_for_devices(devices[:1], json.loads(options))
-        # Some providers register, and fail only here; and by itself ONNX Runtime would go on with
-        # the CPU.
+        # Some providers can be registered and fail only here; by default ONNX Runtime would fall
+        # back to the CPU.
         session = onnxruntime.InferenceSession(bytes.fromhex(model), settings, enable_fallback=0)
     except Exception as e:
         return {"error": f"{type(e).__name__}: {e}"}
@@ -80,4 +80,4 @@ def start(name, library, model, options):
 
 result = start(*sys.argv[1:5]) if len(sys.argv) > 1 else look()
 print(MARK + json.dumps(result), flush=True)
-os._exit(0)  # some libraries crash when they are unloaded, which is no news to anybody
+os._exit(0)  # because some libraries crash when they are unloaded

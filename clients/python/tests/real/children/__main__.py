@@ -11,7 +11,7 @@ import sys
 if __name__ == "__main__":
     request = json.load(sys.stdin)
     sys.path[:0] = request["paths"]
-    # Opened now: the work may give up the rights that this takes.
+    # Opened now, because the function may drop the privileges for it.
     with open(request["answer"], "w") as answer:
         work = importlib.import_module(request["work"])
         if request["hello"] is not None and "epcache" in sys.modules:

@@ -1,4 +1,4 @@
-"""Asks for a model without loading it."""
+"""Requests a model without loading it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import epcache
 def run(
     socket: str, path: str, ep: str, runtime: str, dims: dict[str, int], said: str, go: str
 ) -> dict[str, Any]:
-    """Returns the outcome, the build and its files.
-
-    Asks when there is a file `go`. "ready" and, as soon as it is told, each phase are added to the
-    file `said`.
+    """Returns the outcome, the build and its files. Sends the request when the file `go` exists.
+    Appends "ready" and each phase of progress to the file `said`.
     """
 
     def say(word: str) -> None:

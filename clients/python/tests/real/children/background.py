@@ -10,8 +10,8 @@ import inference
 
 
 def run(model: dict[str, Any], path: str, ep: Any, meanwhile: str) -> dict[str, Any]:
-    """Makes a session at once, and another one when the compiled form is there; returns what each
-    was and computed.
+    """Makes a session at once, and another one after the compile; returns the report and output of
+    each.
     """
     warnings.simplefilter("error")
     options = epcache.SessionOptions()

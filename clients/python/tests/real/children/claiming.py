@@ -1,4 +1,4 @@
-"""An application that compiles under a claim, with libraries of its own."""
+"""An application that compiles under a claim, with its own libraries."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def run(
     on_miss: str = "claim",
     hidden: str = "",
 ) -> dict[str, Any]:
-    """Makes `times` sessions one after the other; returns what each was and computed, and the
-    warnings. The module `hidden` cannot be loaded.
+    """Makes `times` sessions in sequence; returns the report and output of each, and the warnings.
+    The module `hidden` cannot be imported.
     """
     if hidden:
         sys.modules[hidden] = None  # type: ignore[assignment]
     if user:
-        # All that Python loads late: that user may not look where it was installed.
+        # Imported now, because the other user may not read their directory.
         warm = (
             epcache.InferenceSession,
             epcache.SessionOptions,

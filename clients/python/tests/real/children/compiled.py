@@ -1,5 +1,5 @@
-"""An application whose models have the form of compiled ones: shipped artefacts, and wrappers of
-OpenVINO's own format.
+"""An application whose models have EPContext nodes: shipped artefacts, and wrappers of OpenVINO's
+own format.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def run(
     asked: list[dict[str, Any]],
     source: str = "",
 ) -> dict[str, Any]:
-    """Makes a session of the model at `path` for each of `asked`, and compares it with plain ONNX
-    Runtime's, which compiles `source` to it before.
+    """Compiles `source` to `path` with plain ONNX Runtime. Makes a session of `path` for each of
+    `asked`, and compares it with plain ONNX Runtime's.
     """
     if source:
         made = inference.session_options(ep, options, model["dimensions"])

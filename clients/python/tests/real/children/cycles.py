@@ -1,8 +1,6 @@
-"""One process that acquires, loads and closes many models of one shape, again and again.
-
-OpenVINO holds every context binary open for as long as any of its sessions lives, which uses
-numbers up: so that they repeat, views are moved to a few numbers, and now and then all sessions are
-dropped.
+"""One process that repeatedly acquires, loads and closes many models of one shape. OpenVINO keeps a
+context binary open as long as any of its sessions exists. So that descriptor numbers repeat, views
+are moved to a few numbers, and all sessions are dropped from time to time.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ import reference
 from onnx import numpy_helper
 
 EP = "OpenVINOExecutionProvider"
-# So that numpy and the provider differ by rounding only.
+# So that numpy and the provider differ only by rounding.
 EXACT = {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'}
 WIDTH, LAYERS = 64, 2
 KEPT_AT_MOST = 12
-# Far above what the process gets by itself; three, so that a number is used again soon but not
+# Far above the numbers that the kernel assigns. Three, so that a number is reused soon, but not
 # always at once.
 NUMBERS = (900, 901, 902)
 
@@ -46,13 +44,13 @@ def run(
 
 
 class Kept:
-    """A session that lives on, with its lease or without."""
+    """A session that is kept, with or without its lease."""
 
     def __init__(
         self, model: int, session: ort.InferenceSession, lease: epcache.Artefact | None
     ) -> None:
         self.model, self.session, self.lease = model, session, lease
-        # its model's stored bytes were changed under it: its outputs are not defined
+        # its model's stored bytes were changed while it was open, so its outputs are undefined
         self.damaged = False
 
     def drop(self) -> None:
@@ -74,21 +72,20 @@ class Cycles:
             generate.mlp(path, WIDTH, LAYERS, seed=1000 + number)
         self.expected = [reference.mlp(path, self.input) for path in self.paths]
         self.files: dict[int, list[epcache.File]] = {}  # of the latest build, by model
-        self.last: dict[int, int] = {}  # by model, the number that it was loaded through
+        self.last: dict[int, int] = {}  # by model, the descriptor number with which it was loaded
         self.kept: list[Kept] = []
         self.mistakes: list[str] = []
         self.outcomes: Counter[str] = Counter()
-        # which models a descriptor number led to
+        # the models of each descriptor number
         self.numbers: defaultdict[int, set[int]] = defaultdict(set)
 
     def run(self, cycles: int, damages: int) -> dict[str, Any]:
-        # Not at the beginning: there has to be something to damage, and sessions that live on
-        # through it.
+        # Not at the beginning, because there must be builds to damage, and open sessions.
         when = set(self.random.sample(range(cycles // 4, cycles), damages))
         for cycle in range(cycles):
             if cycle in when:
-                # Best one with a session that lives: what the provider keeps for it must not come
-                # back after healing.
+                # Preferably one with an open session, because the provider's copy of it must not be
+                # used after the recompile.
                 alive = [one.model for one in self.kept]
                 self.cycle(cycle, self.random.choice(alive or sorted(self.files)), damage=True)
             else:
@@ -115,8 +112,8 @@ class Cycles:
         one = Kept(model, session, lease)
         if self.random.random() < 0.5:
             self.kept.append(one)
-            # An application should not give up the lease of a session that lives; one that does
-            # gets no wrong model either.
+            # An application should keep the lease of an open session, but one that releases it must
+            # not get a wrong model either.
             if lease is not None and self.random.random() < 0.5:
                 lease.close()
         else:
@@ -146,8 +143,7 @@ class Cycles:
         self.files[model] = artefact.files
         path = artefact.view_path
         if self.how == "descriptor":
-            # The lock that is the lease belongs to the open directory: it holds until the last
-            # descriptor is closed.
+            # The lease is a lock of the open directory: it ends when the last descriptor is closed.
             number = os.dup2(artefact.fd, self.number(model))
             path = f"/proc/self/fd/{number}/{artefact.graph}"
             self.numbers[number].add(model)
@@ -155,16 +151,16 @@ class Cycles:
         return artefact.outcome, ort.InferenceSession(path, settings, enable_fallback=0), artefact
 
     def number(self, model: int) -> int:
-        """Returns the number to load through: half of the time the one that the model's last
-        session was loaded through.
+        """Returns the descriptor number for a load: half of the time that of the model's last
+        session.
         """
         if model not in self.last or self.random.random() < 0.5:
             self.last[model] = self.random.choice(NUMBERS)
         return self.last[model]
 
     def damage(self, model: int) -> None:
-        """Changes one byte of a weight in the stored binary, in place: the sign and exponent, so
-        that it shows.
+        """Changes one byte of a weight in the stored binary, in place: sign and exponent, so that
+        the output differs.
         """
         digest = next(file.digest for file in self.files[model] if file.name.endswith(".bin"))
         weights = numpy_helper.to_array(onnx.load(self.paths[model]).graph.initializer[0]).tobytes()

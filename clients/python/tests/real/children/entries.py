@@ -1,6 +1,4 @@
-"""An application that takes every way to a session on a plugin execution provider, one after the
-other.
-"""
+"""An application that makes sessions on a plugin execution provider by every API, in sequence."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ import onnxruntime as ort
 
 
 def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str]) -> dict[str, Any]:
-    """Returns for each way what came of it, and for those that lead to a session what it computed;
-    and the warnings.
-    """
+    """Returns the result of each API, with the output if it made a session; and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ways = Ways(model, path, ep, options)
@@ -86,7 +82,7 @@ class Ways:
         )
 
     def compile(self) -> dict[str, Any]:
-        """A copy, loaded with plain ONNX Runtime as its answer says."""
+        """Loads a copy with plain ONNX Runtime and the options of the answer."""
         with tempfile.TemporaryDirectory() as directory:
             made = epcache.compile(self._path, directory, ep=self._spec)
             options = ort.SessionOptions()

@@ -1,6 +1,4 @@
-"""Sessions for a model whose weights lie in other files, given by path or in memory, with what each
-computes.
-"""
+"""Sessions of a model with external data, given by path or in memory, and their outputs."""
 
 from __future__ import annotations
 

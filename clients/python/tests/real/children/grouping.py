@@ -1,4 +1,4 @@
-"""Weight-sharing groups as an application has them: several in one process, together and alone."""
+"""Weight-sharing groups in an application: several in one process, and their models alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(socket: str, directory: str, what: str) -> Any:
 
 
 def group(directory: Path, seed: int) -> list[Path]:
-    """Writes variants of one model; groups of other seeds have equal names and shapes."""
+    """Writes variants of one model; groups with other seeds have the same names and shapes."""
     directory.mkdir()
     paths = [directory / f"rows{batch}.onnx" for batch in BATCHES]
     for path, batch in zip(paths, BATCHES, strict=True):
@@ -73,7 +73,7 @@ def _read(link: Path) -> str:
 
 
 def alone(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]:
-    """A model that was compiled as one of a group is there for who asks for it alone."""
+    """A model that was compiled in a group is served to a request for it alone."""
     with epcache.SessionGroup(groups[0], ep=EP, client=client) as loaded:
         build = loaded[0].epcache.build
     sessions = [epcache.InferenceSession(path, ep=EP, client=client) for path in groups[0]]
@@ -85,7 +85,7 @@ def alone(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]:
 
 
 class Spoiling(epcache.Client):
-    """Cuts the first answer's shared binary in half before it is loaded."""
+    """Truncates the first answer's shared binary before it is loaded."""
 
     state = Path()
     done = False

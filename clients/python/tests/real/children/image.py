@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 
 def run(model: dict[str, Any], graph: str, ep: str, options: dict[str, str]) -> dict[str, Any]:
-    """Returns what it computes, and who executed the nodes."""
+    """Returns the outputs, and the execution providers that ran the nodes."""
     with tempfile.TemporaryDirectory(prefix="epcached-profile-") as directory:
         settings = inference.session_options(ep, options, model["dimensions"])
         settings.enable_profiling = True

@@ -26,8 +26,8 @@ LEVELS = {
 
 
 def device(ep: str) -> Any:
-    """Registers the provider's library and returns its CPU device, as ONNX Runtime's own
-    documentation has it.
+    """Registers the provider's library and returns its CPU device, as in ONNX Runtime's
+    documentation.
     """
     if not any(found.ep_name == ep for found in ort.get_ep_devices()):
         ort.register_execution_provider_library(
@@ -41,8 +41,8 @@ def device(ep: str) -> Any:
 
 
 def provider_options(ep: str, options: dict[str, str]) -> dict[str, str]:
-    """Returns the options as the provider wants them. QNN's backend is found beside its library,
-    not by its name.
+    """Returns the provider options. QNN's backend is the one beside its library, because its name
+    alone is not found.
     """
     if ep != "QNNExecutionProvider":
         return options
@@ -65,10 +65,8 @@ def outputs(session: ort.InferenceSession, model: dict[str, Any]) -> list[np.nda
 
 
 def exact(arrays: list[np.ndarray]) -> list[dict[str, Any]]:
-    """Returns the arrays as something that is equal where every bit is, and survives JSON.
-
-    A blank output, without a finite number other than 0, would be equal for the wrong reasons: that
-    is said too.
+    """Returns the arrays in a JSON form that is equal only if every bit is equal. Marks an output
+    without a finite number other than 0, because its equality proves nothing.
     """
     return [
         {
@@ -88,7 +86,7 @@ def blank(array: np.ndarray) -> bool:
 
 
 def executed_by(profile: str) -> list[str]:
-    """Returns the execution providers that a profile of ONNX Runtime says ran the nodes, sorted."""
+    """Returns the execution providers that ran the nodes, sorted, from ONNX Runtime's profile."""
     events = json.loads(Path(profile).read_text())
     Path(profile).unlink()
     return sorted(

@@ -1,4 +1,4 @@
-"""An application that asks for models all the time, and loads whatever it is served with plain ONNX
+"""An application that requests models all the time, and loads each artefact with plain ONNX
 Runtime.
 """
 
@@ -42,9 +42,9 @@ def run(
     """Appends a line of JSON to the file `said` for each of so many requests, the first of them a
     `pause` after the start.
 
-    It ends before when there is a file `stop`, when its libraries were replaced, or do not load.
-    The process says which ONNX Runtime and which library of the provider it has loaded, as the
-    sessions of epcache do. Artefacts that are refused are copied to directories beside `said`.
+    It ends earlier if the file `stop` exists, or its libraries were replaced or do not load.
+    Requests describe the loaded ONNX Runtime and the provider's library, as those of epcache's
+    sessions do. Artefacts that are refused are copied to directories beside `said`.
     """
     library = importlib.import_module(inference.PACKAGES[ep]).get_library_path()
     descriptor = os.open(library, os.O_RDONLY)
@@ -74,7 +74,7 @@ def run(
             log.write(json.dumps({**about, **record}) + "\n")
             log.flush()
             if REPLACED in record.get("error", "") or "refused" in record:
-                break  # an application would be restarted
+                break  # as an application that is restarted
             time.sleep(0.02)
 
 
@@ -116,7 +116,7 @@ def load(
     path: str, ep: str, device: Any, options: dict[str, str], session_options: dict[str, str]
 ) -> None:
     settings = ort.SessionOptions()
-    settings.log_severity_level = 4  # the exception says it all
+    settings.log_severity_level = 4  # because the exception has the same text
     settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     for key, value in session_options.items():
         settings.add_session_config_entry(key, value)

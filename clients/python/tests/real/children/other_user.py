@@ -25,9 +25,8 @@ def run(
     provider_options: dict[str, str],
     sibling: dict[str, str],
 ) -> dict[str, Any]:
-    """Returns the outputs, and what came of each way to other views: as root, and as nobody.
-
-    `graph` is the view's, below `fd`. `sibling` says where another view is: its "scope" directory,
+    """Returns the outputs, and the result of each attempt to open another view: as root, and as
+    `nobody`. `graph` is the view's, below `fd`. `sibling` is another view: its "scope" directory,
     "view" and "graph".
     """
     warm_up(ep, options)
@@ -66,8 +65,8 @@ def warm_up(ep: str, options: dict[str, str]) -> None:
 
 
 def attempts(fd: int, sibling: dict[str, str]) -> dict[str, str]:
-    """Tries to reach a sibling of the view behind `fd`. Returns what came of each way: "reached" or
-    the error's name.
+    """Tries to open a sibling of the view `fd` in several ways. Returns "reached" or the error's
+    name for each.
     """
     view, graph = os.path.basename(sibling["view"]), sibling["graph"]
     ways: dict[str, Callable[[], Any]] = {
@@ -93,7 +92,7 @@ def attempts(fd: int, sibling: dict[str, str]) -> dict[str, str]:
 
 
 def writes(fd: int, graph: str) -> dict[str, str]:
-    """Tries to change the view that is held."""
+    """Tries to change the open view."""
     inner = os.path.dirname(graph)
     ways: dict[str, Callable[[], Any]] = {
         "open the graph for writing": lambda: os.open(graph, os.O_WRONLY, dir_fd=fd),
@@ -121,5 +120,5 @@ def read(path: str, dir_fd: int | None = None) -> bytes:
 
 
 def keep(descriptor: int) -> int:
-    """The process is short: its end closes what was opened."""
+    """Keeps the descriptor open until the process exits."""
     return descriptor

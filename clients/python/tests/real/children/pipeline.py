@@ -1,4 +1,4 @@
-"""The sessions of an application that has several models, with options of its own for each."""
+"""The sessions of an application with several models, each with its own options."""
 
 from __future__ import annotations
 

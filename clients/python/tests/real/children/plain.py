@@ -13,7 +13,7 @@ import onnxruntime as ort
 def run(
     model: dict[str, Any], path: str, ep: str, options: dict[str, str], level: str
 ) -> dict[str, Any]:
-    """Returns, for "sidecar" and "embedded", the files that there are then and the outputs."""
+    """Returns the files and the outputs for "sidecar" and "embedded"."""
     result = {}
     for form in ("sidecar", "embedded"):
         with tempfile.TemporaryDirectory(prefix="epcached-plain-") as directory:
@@ -25,7 +25,7 @@ def run(
             )
             compiler.compile_to_file(graph)
             settings = inference.session_options(ep, options, model["dimensions"])
-            # Without this an artefact that is refused would be run by the CPU execution provider.
+            # Otherwise a refused artefact would run on the CPU execution provider.
             session = ort.InferenceSession(graph, settings, enable_fallback=0)
             result[form] = {
                 "files": len(list(Path(directory).iterdir())),

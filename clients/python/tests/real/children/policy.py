@@ -1,5 +1,5 @@
-"""An application that names no execution provider, but a device policy or a delegate, as ONNX
-Runtime lets it.
+"""An application that names no execution provider, but sets ONNX Runtime's device policy or a
+delegate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 
 def run(model: dict[str, Any], path: str, ep: str) -> dict[str, Any]:
-    """Returns what came of each policy, of a delegate, and of a policy before a library was
+    """Returns the result of each policy, of a delegate, and of a policy before a library was
     registered.
     """
     result = {

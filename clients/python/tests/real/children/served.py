@@ -20,8 +20,8 @@ def run(
     socket: str,
     runtime: str,
 ) -> dict[str, Any]:
-    """Returns, for "sidecar" and "embedded": outcomes of three requests, files, and outputs by the
-    way they came.
+    """Returns for "sidecar" and "embedded" the outcomes of three requests, the files, and the
+    outputs by loader.
     """
     result = {}
     with epcache.Client(socket) as client:

@@ -1,4 +1,4 @@
-"""Sessions as an application makes them, one after the other, with what became of each."""
+"""Sessions of an application, made in sequence, and their results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def run(
     on_miss: str = "wait",
     plain: bool = False,
 ) -> dict[str, Any]:
-    """Makes `times` sessions on `ep`; `plain` ones ask no daemon. With `truncate_in`, the state
-    directory of a daemon, each finds its artefact cut in half.
+    """Makes `times` sessions on `ep`; `plain` ones use no daemon. With `truncate_in`, a daemon's
+    state directory, each artefact is truncated before its load.
 
-    Returns the version of ONNX Runtime, and for each session its report, providers, outputs, who
-    executed the nodes, the warnings and the seconds it took; or "error" with the name of the
-    exception's class.
+    Returns the version of ONNX Runtime, and for each session its report, providers, outputs, the
+    providers that ran the nodes, the warnings and the seconds it took; or "error" with the name of
+    the exception's class.
     """
     ep = ep if isinstance(ep, str) else tuple(ep)
     with tempfile.TemporaryDirectory(prefix="epcached-profile-") as directory:
@@ -87,8 +87,8 @@ def one(
 
 
 class Truncating(epcache.Client):
-    """Cuts the context binary in half between the daemon's answer and the load: a disk that loses
-    data at that moment.
+    """Truncates the context binary between the daemon's answer and the load, like a disk that loses
+    data.
     """
 
     def __init__(self, state: str) -> None:

@@ -1,4 +1,4 @@
-"""A program that makes its session with ONNX Runtime's C module, past the Python class."""
+"""A program that makes its session with ONNX Runtime's C module, and not with the Python class."""
 
 import sys
 

@@ -1,5 +1,5 @@
-"""A program that knows of no cache: loads a model in the way that is named, runs it on ones, and
-prints what came of it as JSON.
+"""A program without epcache: it loads a model in the named way, runs it on ones, and prints the
+result as JSON.
 """
 
 import json
@@ -16,7 +16,7 @@ EXACT = {"device_type": "CPU", "load_config": '{"CPU": {"INFERENCE_PRECISION_HIN
 
 
 class Own(InferenceSession):
-    """As programs have them that want a method more."""
+    """A subclass, as in programs that add a method."""
 
     def __init__(self, path):
         self.name = "own"
@@ -24,7 +24,7 @@ class Own(InferenceSession):
 
 
 def odd():
-    """Options that few programs set."""
+    """Options that the cache does not support."""
     options = SessionOptions()
     options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

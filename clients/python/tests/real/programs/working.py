@@ -1,5 +1,5 @@
-"""A program that makes its session in processes of multiprocessing, in the way that is named, and
-prints what they computed on as JSON.
+"""A program that makes its sessions in processes of multiprocessing, started in the named way, and
+prints their providers as JSON.
 """
 
 import json
@@ -21,6 +21,6 @@ if __name__ == "__main__":
     model, way, *before = sys.argv[1:]
     first = work(model) if before else None
     with multiprocessing.get_context(way).Pool(2) as pool:
-        # In bounded time: a process that hangs is what this program is for.
+        # With a timeout, because a forked process may hang.
         results = pool.map_async(work, [model, model]).get(60)
     print(json.dumps({"before": first, "results": results}))
