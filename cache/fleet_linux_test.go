@@ -138,6 +138,8 @@ func fleetRemote(t testing.TB, n int) remote.Config {
 
 const fetchedServers = "../.deps/remote/"
 
+var serverKeys = credentials.NewStaticV4("user", "secret-secret", "")
+
 // remoteOn is a remote on an engine: a directory, a registry or an S3 server.
 func remoteOn(t testing.TB, engine string) remote.Config {
 	config := remote.Config{Name: "fleet", URL: "file://" + memoryDir(t), Connect: 2 * time.Second}
@@ -173,8 +175,7 @@ func remoteOn(t testing.TB, engine string) remote.Config {
 		}, 30*time.Second, 20*time.Millisecond)
 		return config
 	}
-	admin, err := minio.New(address, &minio.Options{
-		Creds: credentials.NewStaticV4("user", "secret-secret", ""), Region: "us-east-1"})
+	admin, err := minio.New(address, &minio.Options{Creds: serverKeys, Region: "us-east-1"})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		return admin.MakeBucket(t.Context(), "bucket", minio.MakeBucketOptions{}) == nil
@@ -224,22 +225,26 @@ func newFleet(t testing.TB, know bool) *fleet {
 		f.machines, f.clients = append(f.machines, b), append(f.clients, m)
 	}
 	for _, b := range f.machines {
-		if !know {
-			continue
+		if know {
+			b.expects(b.request(b.model(7)), compile)
+			require.Equal(t, compile, b.cache.askOf(b.planned(b.request(b.model(7))), nil).Estimate)
 		}
-		at, kind := b.planned(b.request(b.model(7))), jobs.Kind{}
-		for _, file := range at.Descriptors() {
-			info, err := file.Stat()
-			require.NoError(t, err)
-			kind.Size += info.Size()
-		}
-		for _, ep := range at.Plan.EPs {
-			kind.EPs = append(kind.EPs, ep.Name)
-		}
-		b.cache.jobs.Costs.Learn(kind, compile, 0, 0, false)
-		require.Equal(t, compile, b.cache.askOf(at, nil).Estimate)
 	}
 	return f
+}
+
+// expects has the machine believe that a compile for the request takes so long.
+func (b *bench) expects(r *request.Request, compile time.Duration) {
+	at, kind := b.planned(r), jobs.Kind{}
+	for _, file := range at.Descriptors() {
+		info, err := file.Stat()
+		require.NoError(b, err)
+		kind.Size += info.Size()
+	}
+	for _, ep := range at.Plan.EPs {
+		kind.EPs = append(kind.EPs, ep.Name)
+	}
+	b.cache.jobs.Costs.Learn(kind, compile, 0, 0, false)
 }
 
 // ask has all machines ask for one model at the same time. It returns how long the slowest of those
