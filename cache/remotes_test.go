@@ -279,12 +279,12 @@ func machine(t testing.TB, b *bucket, r remotes.Remote, change ...func(*Options)
 	if r.LoseAtMost == 0 {
 		r.LoseAtMost = 10 * time.Second
 	}
-	client := remotes.Client(b)
-	if b.helper != nil {
-		r.Config, client = b.engine, newHelper(t)
-	}
 	return newBenchWith(t, func(o *Options) {
-		o.RemoteClient, o.Remotes = client, []remotes.Remote{r}
+		o.RemoteClient = b
+		if b.helper != nil {
+			r.Config, o.RemoteClient = b.engine, newHelper(t)
+		}
+		o.Remotes = []remotes.Remote{r}
 		for _, do := range change {
 			do(o)
 		}
