@@ -291,7 +291,7 @@ func TestReportOfAPutIsNotTriedWithOtherLibraries(t *testing.T) {
 	require.Equal(t, request.Hit, app.bench.acquire(app.ask(b.model(1))).Outcome)
 }
 
-// The next claimant gets the claim when it ends without a result, and is told why it ended.
+// The next claimant gets the claim when it ends without a result, with the reason of that end.
 func TestHandOver(t *testing.T) {
 	ends := map[string]struct {
 		end  func(b *bench, first *application, claim *request.Claim)
@@ -346,7 +346,8 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-// A request that only waits is told why there is no build, if the daemon cannot compile it either.
+// A request that only waits gets the reason why there is no build, if the daemon cannot compile it
+// either.
 func TestClaimWithoutClaimantsTellsWaitersTheReason(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")

@@ -122,13 +122,13 @@ func TestPutBegunInTime(t *testing.T) {
 	require.NoError(t, err)
 	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
-		tell := func(request.Progress) {
+		progress := func(request.Progress) {
 			select {
 			case queued <- struct{}{}:
 			default:
 			}
 		}
-		a, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, tell)
+		a, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, progress)
 		if err == nil {
 			err = a.View.Close()
 		}

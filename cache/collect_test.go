@@ -67,8 +67,7 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	require.Contains(t, why.Reason, "evicted on ")
 }
 
-// Two collect at the same time, and have chosen the same builds: they go once, and what was told of
-// it stays.
+// Two collections choose the same builds at the same time: these are removed and recorded once.
 func TestConcurrentCollectionsOfTheSameBuilds(t *testing.T) {
 	b, builds := stored(t, 2)
 	plan, other := b.plan(0), b.plan(0)
@@ -182,7 +181,7 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 }
 
 // To a user's quota count the shared builds, too, that came of the user's requests. The user may
-// not collect those, and is told so.
+// not collect those, and the caller gets an error.
 func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	b, _ := stored(t, 1)
 	other := request.Peer{UID: b.cache.uid + 1}
@@ -236,12 +235,12 @@ func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 // syncing is a file system that says which directory or file it is about to sync.
 type syncing struct {
 	cas.OS
-	told func(path string)
+	synced func(path string)
 }
 
-func (s *syncing) Sync(f *os.File) error { s.told(f.Name()); return s.OS.Sync(f) }
+func (s *syncing) Sync(f *os.File) error { s.synced(f.Name()); return s.OS.Sync(f) }
 
-func (s *syncing) SyncDir(path string) error { s.told(path); return s.OS.SyncDir(path) }
+func (s *syncing) SyncDir(path string) error { s.synced(path); return s.OS.SyncDir(path) }
 
 // Builds are evicted together: their tombstones are synced before the first manifest is removed. A
 // client that asks for one of them from then on is refused, and begins again.
@@ -249,7 +248,7 @@ func TestAnEvictionIsDecidedBeforeItsTombstones(t *testing.T) {
 	b, _ := stored(t, 3)
 	var wanted atomic.Pointer[index.BuildID] // as soon as the journal is about to be synced
 	b.change = func(o *Options) {
-		o.fs = &syncing{told: func(path string) {
+		o.fs = &syncing{synced: func(path string) {
 			if filepath.Base(path) != "journal" {
 				return
 			}

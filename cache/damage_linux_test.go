@@ -51,7 +51,7 @@ func TestNonRegularBlobIsDamage(t *testing.T) {
 			require.Contains(t, again.Why, "damaged")
 			require.Contains(t, kinds(b.events(b.self())), event.Damaged)
 			require.Contains(t, kinds(b.events(b.self())), event.Healed)
-			require.Equal(t, index.Current, b.list()[0].told.State)
+			require.Equal(t, index.Current, b.list()[0].row.State)
 		})
 	}
 }

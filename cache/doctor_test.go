@@ -193,10 +193,10 @@ func TestCancelledCompileIsNoFailure(t *testing.T) {
 	require.Contains(t, a.Text, "0 failed")
 }
 
-// Counts of all users would tell one user when others compile, and how large their builds are.
+// Counts of all users would show one user when others compile, and how large their builds are.
 func TestDoctorTellsUsersNothingOfOthers(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 30}}))
-	told := func(uid uint32) (out []query.Advice) {
+	advice := func(uid uint32) (out []query.Advice) {
 		for _, a := range b.doctor(request.Peer{UID: uid}) {
 			if slices.Contains([]string{"space", "builds", "compiles", "damage"}, a.Subject) {
 				out = append(out, a)
@@ -204,13 +204,13 @@ func TestDoctorTellsUsersNothingOfOthers(t *testing.T) {
 		}
 		return out
 	}
-	before, all := told(2001), told(b.cache.uid)
+	before, all := advice(2001), advice(b.cache.uid)
 	private := b.others(2002, 1)
 	private.Store = "user"
 	b.acquire(private)
-	require.Equal(t, before, told(2001))
-	require.NotEqual(t, all, told(b.cache.uid))
-	require.NotEqual(t, before, told(2002), "that user is told of the own compile")
+	require.Equal(t, before, advice(2001))
+	require.NotEqual(t, all, advice(b.cache.uid))
+	require.NotEqual(t, before, advice(2002), "that user sees its own compile")
 }
 
 func TestAbandonedCompileIsNoFailure(t *testing.T) {

@@ -119,7 +119,7 @@ func TestAnotherDriverDuringACompile(t *testing.T) {
 	require.Len(t, b.list(), 1)
 }
 
-// A command that fails now and then does not make the driver another one, and the doctor tells of
+// A command that fails now and then does not make the driver another one, and the doctor reports
 // it.
 func TestUnreadableDriverVersionKeepsTheLastOne(t *testing.T) {
 	b, _ := driven(t, "unsupported")

@@ -18,7 +18,7 @@ import (
 type outlasting struct {
 	*standin.Compiler
 	t       *testing.T
-	size    int64 // bytes that it tells of
+	size    int64 // bytes that it reports
 	settled bool
 	loads   bool
 	dies    bool                    // the first worker, after that
@@ -145,5 +145,5 @@ func TestNotLoadedBeforeTheSourceIsThere(t *testing.T) {
 	r := b.request(b.model(1))
 	r.Output.InitializersInSource = true
 	b.acquire(r)
-	require.Len(t, o.checked, 1, "nothing was told, and no compile waited for it")
+	require.Len(t, o.checked, 1, "nothing was reported, and no compile waited for it")
 }

@@ -316,7 +316,7 @@ func TestWhyAnEntryWasRemoved(t *testing.T) {
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
-// A removed build was not "never compiled": a client with the model is told the reason of the
+// A removed build was not "never compiled": a client with the model gets the reason of the
 // removal, by why and with the next answer.
 func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 	b := newBench(t)

@@ -128,7 +128,7 @@ func TestCrashesAreTriedLaterAndLater(t *testing.T) {
 	require.Equal(t, 3, b.failures(b.self())[0].Count)
 }
 
-// All waiters of a compile are told the same after its worker died twice.
+// All waiters of a compile get the same error after its worker died twice.
 func TestAllWaitersGetTheFailure(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Delay = 200 * time.Millisecond

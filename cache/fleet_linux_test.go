@@ -77,11 +77,11 @@ func (m *mortal) Look(ctx context.Context, r string, k remote.Key,
 }
 
 func (m *mortal) PutBlobs(ctx context.Context, r string, b []remote.Blob,
-	told func(remote.Progress)) (remote.Sent, error) {
+	progress func(remote.Progress)) (remote.Sent, error) {
 	if err := m.die(beginsPut); err != nil {
 		return remote.Sent{}, err
 	}
-	sent, err := m.Client.PutBlobs(ctx, r, b, told)
+	sent, err := m.Client.PutBlobs(ctx, r, b, progress)
 	if why := m.die(putBlobs); why != nil {
 		err = why
 	}

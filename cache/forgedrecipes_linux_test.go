@@ -137,15 +137,15 @@ func (b *bench) requireFound(d cas.Digest, whose ...*index.Build) {
 	b.Helper()
 	result, err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: true}, nil)
 	require.NoError(b, err)
-	var told []string
+	var damaged []string
 	found := false
 	for _, f := range result.Findings {
 		found = found || strings.Contains(f.Object, d.String()) && f.Detail != ""
-		told = append(told, f.Builds...)
+		damaged = append(damaged, f.Builds...)
 	}
 	require.True(b, found, "%v", result.Findings)
 	for _, build := range whose {
-		require.Contains(b, told, build.BuildKey.String())
+		require.Contains(b, damaged, build.BuildKey.String())
 	}
 }
 

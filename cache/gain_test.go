@@ -79,7 +79,7 @@ func TestGainIsNotMeasuredWhereItIsSwitchedOff(t *testing.T) {
 	require.Empty(t, b.staged())
 }
 
-// slowComparison is a compiler that compares loads only when it is told to.
+// slowComparison is a compiler that compares loads only when the test asks for it.
 type slowComparison struct {
 	compilers.Compiler
 	begun chan struct{}
@@ -119,7 +119,7 @@ func TestCompileEndsAMeasurement(t *testing.T) {
 	close(s.fast)
 	b.cache.gains.Wait()
 	for _, l := range b.list() {
-		require.Equal(t, l.Build.ID == first.Build.ID, l.told.SourceLoadSeconds == 0)
+		require.Equal(t, l.Build.ID == first.Build.ID, l.row.SourceLoadSeconds == 0)
 	}
 	require.EqualValues(t, 1, b.compiler.LoadComparisons.Load())
 	require.Empty(t, b.staged())

@@ -252,7 +252,7 @@ func TestAGroupIsWithheldAndRemovedByEachOfItsNames(t *testing.T) {
 	_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model2.onnx"}, "test",
 		false)
 	require.NoError(t, err)
-	require.Equal(t, index.Withheld, b.list()[0].told.State)
+	require.Equal(t, index.Withheld, b.list()[0].row.State)
 	for _, r := range []*request.Request{b.group(1, 2), b.request(b.model(1)),
 		b.request(b.model(2))} {
 		r.OnMiss = request.Fail
@@ -311,7 +311,7 @@ func TestMembersThatDoNotLoadAlone(t *testing.T) {
 	require.Equal(t, request.Hit, b.acquire(b.group(1, 2)).Outcome)
 }
 
-// groupsOnDevices has load checks of groups answer by device: one that is absent cannot tell, one
+// groupsOnDevices has load checks of groups answer by device: one that is absent has no answer, one
 // that is present loads.
 func (b *bench) groupsOnDevices(present, alone *bool) {
 	b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {

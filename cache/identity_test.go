@@ -95,7 +95,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// ONNX Runtime does not tell small letters of a denotation from large ones.
+// ONNX Runtime compares denotations without case.
 func TestDenotationsInOtherLetters(t *testing.T) {
 	b := newBench(t)
 	key := func(sizes map[string]int64) index.RequestKey {

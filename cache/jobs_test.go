@@ -152,7 +152,7 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.EqualValues(t, 1, b.compiler.Idle.Load(), "at the lowest priority")
 	require.Empty(t, b.jobs(somebody))
 	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State,
-		"that of a job that ended is told at once")
+		"that of a job that ended is sent at once")
 }
 
 func TestWaitingJobsGoBeforeBackgroundJobs(t *testing.T) {
@@ -358,23 +358,23 @@ func TestABackgroundJobMakesRoomAndBeginsAgain(t *testing.T) {
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
-// heard notes what is told, in order.
+// heard records progress, in order.
 type heard struct {
-	mu   sync.Mutex
-	told []request.Progress
+	mu      sync.Mutex
+	reports []request.Progress
 }
 
-func (h *heard) tell(p request.Progress) {
+func (h *heard) record(p request.Progress) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.told = append(h.told, p)
+	h.reports = append(h.reports, p)
 }
 
 func (h *heard) phases() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var out []string
-	for _, p := range h.told {
+	for _, p := range h.reports {
 		out = append(out, p.Phase)
 	}
 	return slices.Compact(out)
@@ -388,7 +388,7 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	followed := make(chan jobs.Info, 1)
 	go func() {
 		j, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job,
-			h.tell)
+			h.record)
 		if err == nil {
 			followed <- j
 		}
@@ -402,7 +402,7 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	phases := h.phases()
 	require.Equal(t, []string{"compiling", "checking", "storing"},
 		phases[slices.Index(phases, "compiling"):])
-	require.Equal(t, a.Job, h.told[0].Job)
+	require.Equal(t, a.Job, h.reports[0].Job)
 }
 
 func TestFollowingKeepsNoJobAlive(t *testing.T) {
@@ -443,7 +443,7 @@ func TestWaitersHearOfTheJobAndHowLongItMayTake(t *testing.T) {
 	r := b.request(b.model(1))
 	done := make(chan got, 1)
 	go func() {
-		a, err := b.cache.Acquire(context.Background(), r, h.tell)
+		a, err := b.cache.Acquire(context.Background(), r, h.record)
 		done <- got{a, err}
 	}()
 	b.begins(g, 1)
@@ -453,8 +453,8 @@ func TestWaitersHearOfTheJobAndHowLongItMayTake(t *testing.T) {
 	b.served(done)
 	require.Equal(t, []string{"queued", "reading", "compiling", "checking", "storing"},
 		h.phases()[slices.Index(h.phases(), "queued"):][:5])
-	last := h.told[len(h.told)-1]
-	for _, p := range h.told {
+	last := h.reports[len(h.reports)-1]
+	for _, p := range h.reports {
 		if p.Job != "" {
 			last = p
 		}

@@ -26,7 +26,7 @@ import (
 )
 
 // opinion is a compiler with execution providers that have a verdict, and with load checks that end
-// as told.
+// as configured.
 type opinion struct {
 	*standin.Compiler
 	verdict compilers.Verdict
@@ -365,9 +365,9 @@ func TestChangedLibrariesAreNamed(t *testing.T) {
 			require.False(t, f.Previous.IsZero())
 			require.Eventually(t,
 				func() bool {
-					return b.list()[0].told.Compatibility == compilers.Unsupported.String()
+					return b.list()[0].row.Compatibility == compilers.Unsupported.String()
 				}, soon, time.Millisecond)
-			require.Equal(t, judge.SourceEP, b.list()[0].told.CompatibilitySource)
+			require.Equal(t, judge.SourceEP, b.list()[0].row.CompatibilitySource)
 		})
 	}
 }
@@ -394,7 +394,7 @@ func TestChangesAreNoticedWithoutARequest(t *testing.T) {
 	b.assessed(func(runtimes.Facts) bool { return true })
 	b.library("2.0")
 	require.Eventually(t,
-		func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() },
+		func() bool { return b.list()[0].row.Compatibility == compilers.Unsupported.String() },
 		soon, time.Millisecond)
 	require.Contains(t, kinds(b.events(b.self())), event.Changed)
 }
@@ -407,9 +407,9 @@ func TestJudgedWithItsOwnOptions(t *testing.T) {
 	a := b.acquire(r)
 	b.library("1.1")
 	require.Eventually(t,
-		func() bool { return b.list()[0].told.CompatibilitySource == judge.SourceEP }, soon,
+		func() bool { return b.list()[0].row.CompatibilitySource == judge.SourceEP }, soon,
 		time.Millisecond)
-	require.Equal(t, compilers.PreferRecompilation.String(), b.list()[0].told.Compatibility)
+	require.Equal(t, compilers.PreferRecompilation.String(), b.list()[0].row.Compatibility)
 	require.Equal(t, a.Build.ID, b.list()[0].Build.ID)
 }
 
@@ -437,10 +437,10 @@ func TestLibrariesThatCannotCompileCauseNoEvents(t *testing.T) {
 	f.ill.Store(true)
 	b.library("1.1")
 	require.Eventually(t, func() bool {
-		return strings.Contains(b.list()[0].told.CompatibilityReason,
+		return strings.Contains(b.list()[0].row.CompatibilityReason,
 			"experimental function missing")
 	}, soon, time.Millisecond)
-	require.Equal(t, compilers.Unknown.String(), b.list()[0].told.Compatibility)
+	require.Equal(t, compilers.Unknown.String(), b.list()[0].row.Compatibility)
 	b.refused(b.request(b.model(1)))
 }
 

@@ -29,7 +29,7 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	check := func() {
 		t.Helper()
 		l := b.layout(b.self(), 0, false)
-		require.Len(t, l.Files, 3, "graphs are too small to be told")
+		require.Len(t, l.Files, 3, "graphs are too small to be listed")
 		for i := range l.Files {
 			f := &l.Files[i]
 			at, others := int64(0), int64(0)
@@ -58,7 +58,7 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.EqualValues(t, 2, l.More)
 	require.Positive(t, l.MoreBytes)
 	require.Empty(t, b.layout(request.Peer{UID: b.cache.uid + 1}, 0, false).Files,
-		"others' are not told")
+		"others' are not listed")
 	_, err := b.cache.Queries.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 

@@ -24,7 +24,7 @@ func TestListHasPages(t *testing.T) {
 		page, err := b.cache.Queries.List(ctx, b.self(), &wire.List{After: next, Limit: 2}, nil)
 		require.NoError(t, err)
 		require.Len(t, page.Builds, want)
-		require.Equal(t, i == 2, page.Next == "", "only the last page is told to be that")
+		require.Equal(t, i == 2, page.Next == "", "only the last page is marked as such")
 		for _, one := range page.Builds {
 			keys = append(keys, one.Build)
 		}

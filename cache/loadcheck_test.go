@@ -49,7 +49,7 @@ func TestLoadCheckUsesTheAnswersOptions(t *testing.T) {
 			}
 			require.True(t, got.Beside, "the stand-in lists a processor")
 			require.Empty(t, got.FreeDimensions,
-				"no client is told of dimensions: they are fixed in the graph")
+				"no client gets dimensions: they are fixed in the graph")
 		})
 	}
 }

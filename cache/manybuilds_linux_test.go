@@ -197,7 +197,7 @@ func heap() float64 {
 	return float64(m.HeapInuse) / (1 << 20)
 }
 
-// peak runs fn and tells the most that the heap had meanwhile, in MiB, and how long it took.
+// peak runs fn and returns the peak of the heap, in MiB, and how long it took.
 func peak(fn func()) (most float64, took time.Duration) {
 	stop, done := make(chan struct{}), make(chan float64)
 	go func() {

@@ -10,8 +10,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Where a model lies is told to the user that sent it and to administrators, and not to other users
-// of the shared build.
+// Where a model lies is shown to the user that sent it and to administrators, and not to other
+// users of the shared build.
 func TestPathsOfModelsStayWithTheirUsers(t *testing.T) {
 	b := newBench(t)
 	alice, bob := b.others(2001, 1), b.others(2002, 1)

@@ -78,7 +78,7 @@ func BenchmarkUnpack(b *testing.B) {
 			require.NoError(b, os.Remove(to))
 		}
 	}
-	var median [3]float64 // seconds: one turn that waits for the disk tells nothing of the others
+	var median [3]float64 // seconds: one round that waits for the disk says nothing of the others
 	for i, name := range []string{"cp-MB/s", "unpack-MB/s", "hashed-MB/s"} {
 		slices.Sort(took[i])
 		median[i] = took[i][len(took[i])/2].Seconds()

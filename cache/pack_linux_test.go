@@ -456,7 +456,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "it was only asked")
 	promised := results.Builds[0].FreesBytes
 	require.Zero(t, results.Builds[0].LaterBytes)
-	require.Equal(t, promised, later, "it was told while it might not be packed yet")
+	require.Equal(t, promised, later, "it was reported while it might not be packed yet")
 	results, err = b.cache.Pack(ctx, self, nil, true, false, nil)
 	require.NoError(t, err)
 	outcomes := map[string]int64{}

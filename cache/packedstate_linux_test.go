@@ -28,7 +28,7 @@ func (b *bench) kept(name string) string {
 	return shown.Builds[0].KeptText
 }
 
-// A build is packed if some file of it is, and of several that are kept differently each is told,
+// A build is packed if some file of it is, and of several that are kept differently each is listed,
 // with its bytes, the most first.
 func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	b := newBench(t)
@@ -38,7 +38,7 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Positive(t, b.pack(builds[2]))
 	words := make(map[index.BuildKey]string)
 	for _, l := range b.list() {
-		words[l.Build.BuildKey] = l.told.KeptAs
+		words[l.Build.BuildKey] = l.row.KeptAs
 	}
 	require.Equal(t, []string{"whole", "packed", "packed"},
 		[]string{words[builds[0].BuildKey], words[builds[1].BuildKey], words[builds[2].BuildKey]})
@@ -78,6 +78,6 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 		slices.ContainsFunc(b.list(),
 			func(l listed) bool {
 				return l.Build.BuildKey == small.Build.BuildKey &&
-					l.told.KeptAs == "whole"
+					l.row.KeptAs == "whole"
 			}))
 }

@@ -20,7 +20,7 @@ func TestPins(t *testing.T) {
 	ctx := context.Background()
 	pinned := func() (n int) {
 		for _, l := range b.list() {
-			if l.told.Pinned {
+			if l.row.Pinned {
 				n++
 			}
 		}
@@ -64,5 +64,5 @@ func TestPinMovesToTheRecompiledBuild(t *testing.T) {
 	require.NotEqual(t, first.Build.ID, second.Build.ID)
 	list := b.list()
 	require.Len(t, list, 1)
-	require.True(t, list[0].told.Pinned)
+	require.True(t, list[0].row.Pinned)
 }

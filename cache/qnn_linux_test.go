@@ -144,7 +144,7 @@ func islands(count int) tinymodel.Model {
 }
 
 // A model in many parts, with the CPU's nodes between them, is one build; a request that wants all
-// of it compiled is told that it is not.
+// of it compiled gets that error.
 func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 	b, _, _ := newQNNBench(t)
 	const parts = 16

@@ -67,7 +67,7 @@ func TestRebuildJobCanBeFollowedFromTheQueueOn(t *testing.T) {
 	followed := make(chan jobs.Info, 1)
 	go func() {
 		j, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, job.ID,
-			h.tell)
+			h.record)
 		if err == nil {
 			followed <- j
 		}

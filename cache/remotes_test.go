@@ -329,7 +329,7 @@ func TestABuildIsFetchedInsteadOfCompiled(t *testing.T) {
 	require.Equal(t, a.read(made), b.read(got))
 	require.Contains(t, phases, "fetching")
 	require.Contains(t, got.Why, "fetched from remote fleet, signed by ")
-	require.Equal(t, "fleet", b.list()[0].told.Imported.Remote)
+	require.Equal(t, "fleet", b.list()[0].row.Imported.Remote)
 	require.EqualValues(t, 1, b.cache.RemoteStatus()[0].Fetched)
 
 	again := b.acquire(b.request(b.model(1)))
@@ -359,7 +359,7 @@ func TestBuildsStayOnTheMachineUnlessPublishingIsConfigured(t *testing.T) {
 	require.Equal(t, before, store.looks.Load())
 	require.Zero(t, store.puts.Load())
 	_, err := b.cache.Push(t.Context(), b.self(),
-		&wire.Push{Entries: []string{b.list()[0].told.Build}}, nil)
+		&wire.Push{Entries: []string{b.list()[0].row.Build}}, nil)
 	require.NoError(t, err)
 	require.Zero(t, store.puts.Load(), "a private build was pushed")
 	for _, on := range []request.OnMiss{request.Refresh, request.Bypass} {
@@ -740,7 +740,7 @@ func TestPublishingFailsWithoutHarm(t *testing.T) {
 	b := machine(t, store, remotes.Remote{Publish: true, Trust: []string{public}})
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	reply, err := b.cache.Push(t.Context(), b.self(),
-		&wire.Push{Entries: []string{b.list()[0].told.Build}}, nil)
+		&wire.Push{Entries: []string{b.list()[0].row.Build}}, nil)
 	require.NoError(t, err)
 	require.False(t, reply.Builds[0].Done)
 	require.Contains(t, reply.Builds[0].Text, "signing_key")

@@ -33,7 +33,7 @@ func TestRemoveAllLeavesNothing(t *testing.T) {
 	require.Len(t, b.list(), 1, "a dry run")
 	freed, err := b.cache.Remove(context.Background(), me, nil, true, false)
 	require.NoError(t, err)
-	require.Equal(t, would.FreedBytes, freed.FreedBytes, "a dry run tells it")
+	require.Equal(t, would.FreedBytes, freed.FreedBytes, "a dry run reports it")
 	for _, dir := range []string{"objects", "manifests", "views", "staging", "quarantine"} {
 		err := filepath.WalkDir(b.cache.path(dir),
 			func(path string, d fs.DirEntry, err error) error {

@@ -41,7 +41,7 @@ func TestMissingDirectoriesAreNoticed(t *testing.T) {
 			b := newBench(t)
 			tc.remove(b)
 			b.cache.Store.CheckStateDirectory()
-			b.cache.Store.CheckStateDirectory() // told once
+			b.cache.Store.CheckStateDirectory() // reported once
 			if tc.says == "" {
 				require.Empty(t, b.cache.Store.ReopenNeeded())
 				return

@@ -191,7 +191,7 @@ func TestTextThatIsNone(t *testing.T) {
 
 func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 	b := newBench(t)
-	// told twice, which is too often
+	// sent twice, which is too often
 	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"}
 	b.cache.Queries.AddHistory(b.self(), index.RequestKey{1}, out)
 	answer := (&request.Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()

@@ -121,14 +121,14 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 		require.Equal(t, request.Hit, again.Outcome)
 		require.Equal(t, a.Graph, again.Graph)
 	}
-	var told []*wire.Event
+	var events []*wire.Event
 	for _, e := range b.events(b.self()) {
 		if e.Kind == event.Report {
-			told = append(told, e)
+			events = append(events, e)
 			require.NotContains(t, e.Text, "/home", "a client's words are for the log")
 		}
 	}
-	require.Len(t, told, 1)
+	require.Len(t, events, 1)
 	require.Zero(t, b.counter("reports_confirmed"))
 	require.EqualValues(t, 1000-busy, b.counter("reports"))
 
@@ -210,7 +210,7 @@ func TestAReportThatIsConfirmed(t *testing.T) {
 		[]string{event.Withheld, event.Report})
 }
 
-// The control tells a sandbox in which nothing loads from a build that does not.
+// The control distinguishes a sandbox in which nothing loads from a build that does not.
 func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 	b := newReporting(t)
 	a := b.served(1, bob, alice)
@@ -286,7 +286,7 @@ func TestReportsWithoutTheDevice(t *testing.T) {
 		require.Equal(t, reports.WithheldFromYou, b.report(uid, stale(a)).State)
 	}
 	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name,
-		"nobody here can tell")
+		"it cannot be checked here")
 }
 
 // deviceless is a machine that lost its device.

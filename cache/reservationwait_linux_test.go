@@ -51,7 +51,7 @@ func TestPackingYieldsToReservations(t *testing.T) {
 	require.NoError(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx))
 }
 
-// A reservation that fails because no build may be evicted is told which builds are protected, with
+// A reservation that fails because no build may be evicted reports which builds are protected, with
 // numbers.
 func TestRefusedReservationNamesProtectedBuilds(t *testing.T) {
 	b := newBench(t)

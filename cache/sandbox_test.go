@@ -10,7 +10,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// confined is a compiler that tells of its sandbox.
+// confined is a compiler that reports its sandbox.
 type confined struct {
 	compilers.Compiler
 	measures []compilers.Safeguard

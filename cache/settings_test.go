@@ -54,7 +54,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 	require.Equal(t, compilers.Optimal, loaded.Compatibility.Verdict)
 	require.Contains(t, loaded.Compatibility.Reason, "we say so")
 	require.Eventually(t,
-		func() bool { return b.list()[0].told.Compatibility == compilers.Optimal.String() }, soon,
+		func() bool { return b.list()[0].row.Compatibility == compilers.Optimal.String() }, soon,
 		time.Millisecond)
 
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
@@ -74,9 +74,9 @@ func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 	b.assessed(func(f runtimes.Facts) bool { return len(f.Changes) > 0 })
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
 	require.Eventually(t,
-		func() bool { return b.list()[0].told.CompatibilitySource == judge.SourceRule+"own" }, soon,
+		func() bool { return b.list()[0].row.CompatibilitySource == judge.SourceRule+"own" }, soon,
 		time.Millisecond)
-	require.Equal(t, compilers.Unsupported.String(), b.list()[0].told.Compatibility)
+	require.Equal(t, compilers.Unsupported.String(), b.list()[0].row.Compatibility)
 	require.Eventually(t, func() bool {
 		return slices.ContainsFunc(b.events(b.self()), func(e *wire.Event) bool {
 			return e.Kind == event.Judged && strings.Contains(e.Text, "we say so")

@@ -270,7 +270,7 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 		did, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
 			[]string{id}, false, false)
 		require.NoError(t, err)
-		require.Equal(t, would.FreedBytes, did.FreedBytes, "as told before")
+		require.Equal(t, would.FreedBytes, did.FreedBytes, "as reported before")
 		require.Equal(t, before-stored(), did.FreedBytes)
 		require.Equal(t, freed, !b.cache.cas.Has(copied))
 	}
@@ -344,7 +344,7 @@ func TestFoundDamageHeals(t *testing.T) {
 	_, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
 		&wire.Check{Deep: true, Repair: true}, nil)
 	require.NoError(t, err)
-	require.Equal(t, index.Damaged, b.list()[0].told.State)
+	require.Equal(t, index.Damaged, b.list()[0].row.State)
 	b.reopen() // the queue is forgotten, the damage is not
 	require.Eventually(t, func() bool { return len(b.cache.rebuilds.List()) == 1 }, soon,
 		time.Millisecond)

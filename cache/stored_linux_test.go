@@ -181,7 +181,7 @@ func TestSeveralStoredBuildsAreNamed(t *testing.T) {
 	}
 	b.library("1.0")
 	r.Runtime.Directory = b.runtime
-	require.Equal(t, had, b.read(b.find(r)), "the libraries tell which")
+	require.Equal(t, had, b.read(b.find(r)), "the libraries decide which")
 }
 
 func TestAStoreThatADaemonHasIsRefused(t *testing.T) {

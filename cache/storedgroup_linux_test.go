@@ -18,29 +18,29 @@ import (
 )
 
 // leftGroup is a store that its daemon has left, with a group of three, and what its files are.
-func leftGroup(t *testing.T) (b *bench, told *request.Answer, had map[string]string) {
+func leftGroup(t *testing.T) (b *bench, stored *request.Answer, had map[string]string) {
 	b = newBench(t)
-	told = b.acquire(b.group(1, 2, 3))
-	had = b.read(told)
-	require.NoError(t, told.View.Close())
+	stored = b.acquire(b.group(1, 2, 3))
+	had = b.read(stored)
+	require.NoError(t, stored.View.Close())
 	b.close()
-	return b, told, had
+	return b, stored, had
 }
 
 func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
-	b, told, had := leftGroup(t)
+	b, stored, had := leftGroup(t)
 	before := everything(t, b.state)
 	a := b.find(b.group(1, 2, 3))
 	require.Equal(t, request.Hit, a.Outcome)
 	require.Equal(t, had, b.read(a))
-	require.Equal(t, told.RequestKey, a.RequestKey)
-	require.Equal(t, told.Record, a.Record)
-	require.Equal(t, told.SessionOptions, a.SessionOptions)
+	require.Equal(t, stored.RequestKey, a.RequestKey)
+	require.Equal(t, stored.Record, a.Record)
+	require.Equal(t, stored.SessionOptions, a.SessionOptions)
 	require.Len(t, a.Members, 3)
 	for i, m := range a.Members {
-		require.Equal(t, told.Members[i].SessionOptions, m.SessionOptions)
-		require.Equal(t, told.Members[i].ModelDigest, m.ModelDigest)
-		require.Equal(t, path.Base(told.Members[i].Graph), path.Base(m.Graph))
+		require.Equal(t, stored.Members[i].SessionOptions, m.SessionOptions)
+		require.Equal(t, stored.Members[i].ModelDigest, m.ModelDigest)
+		require.Equal(t, path.Base(stored.Members[i].Graph), path.Base(m.Graph))
 		require.FileExists(t, filepath.Join(a.Path, m.Graph))
 	}
 	require.Equal(t, before, everything(t, b.state))
@@ -53,14 +53,14 @@ func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
 func TestAStoredMemberIsFoundAsADaemonFindsIt(t *testing.T) {
 	b, _, had := leftGroup(t)
 	b.reopen()
-	var told []*request.Answer
+	var stored []*request.Answer
 	for seed := range uint64(3) {
 		a := b.acquire(b.request(b.model(seed + 1)))
 		require.NoError(t, a.View.Close())
-		told = append(told, a)
+		stored = append(stored, a)
 	}
 	b.close()
-	for i, want := range told {
+	for i, want := range stored {
 		r := b.request(b.model(uint64(i + 1)))
 		r.Runtime.Directory = b.runtime
 		a := b.find(r)
@@ -125,8 +125,8 @@ func TestStoredMemberThatDoesNotLoadAloneIsNotServed(t *testing.T) {
 }
 
 func TestStoredGroupWithAMissingFileIsNotServed(t *testing.T) {
-	b, told, _ := leftGroup(t)
-	for _, f := range told.Build.Files {
+	b, stored, _ := leftGroup(t)
+	for _, f := range stored.Build.Files {
 		name := f.Digest.String()
 		blob := filepath.Join(b.state, "objects", name[:2], name)
 		found, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*", "*"))

@@ -146,8 +146,8 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 	require.Empty(t, control())
 }
 
-// A selector that fits nothing is told with all that it says, beside the devices as far as it may
-// tell them apart.
+// A selector that fits nothing is reported with all that it says, beside the devices as far as it
+// may distinguish them.
 func TestUnmatchedDeviceSelectorNamesTheDevices(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	for said, d := range map[string]compilers.Device{

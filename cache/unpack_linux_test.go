@@ -153,18 +153,18 @@ func TestUnusedUnpackedCopiesAreRemovedForSpace(t *testing.T) {
 	b.close()
 }
 
-// Concurrent requests for a packed build wait for one copy, and are told its progress.
+// Concurrent requests for a packed build wait for one copy, and get its progress.
 func TestUnpackedOnceForAll(t *testing.T) {
 	b, _, files := packedPair(t)
 	var wg sync.WaitGroup
 	answers := make([]*request.Answer, 8)
-	told := make([]request.Progress, len(answers))
+	reports := make([]request.Progress, len(answers))
 	for i := range answers {
 		r := b.variant(2)
 		wg.Go(func() {
 			a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) {
 				if p.Phase == lookup.Unpacking && p.Total > 0 {
-					told[i] = p
+					reports[i] = p
 				}
 			})
 			if err == nil {
@@ -179,9 +179,9 @@ func TestUnpackedOnceForAll(t *testing.T) {
 		defer a.View.Close()
 		require.Equal(t, answers[0].Graph, a.Graph)
 		require.Equal(t, files[1], b.read(a))
-		if told[i].Total > 0 {
+		if reports[i].Total > 0 {
 			counted++
-			require.Equal(t, told[i].Total, told[i].Done)
+			require.Equal(t, reports[i].Total, reports[i].Done)
 		}
 	}
 	require.Equal(t, 1, counted, "one writes, the others wait")
@@ -235,7 +235,7 @@ func requireInUse(t *testing.T, err error) {
 }
 
 // A copy is reserved within the budget while it is written. If space is short unused copies are
-// removed first. If all are in use, the request is refused, and told which are in use.
+// removed first. If all are in use, the request is refused, and the error names those in use.
 func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(3)

@@ -132,7 +132,7 @@ func TestUsageReportsOwnAndSharedBytes(t *testing.T) {
 		SharedBytes, all, "another model is another")
 
 	u = b.usage(r.Peer)
-	require.Len(t, u.Builds, 1, "others' are not told")
+	require.Len(t, u.Builds, 1, "others' are not listed")
 	require.EqualValues(t, 2*cas.Block, u.Builds[0].OwnBytes, "nor what they share")
 	_, err := b.cache.Queries.Usage(context.Background(), r.Peer, &wire.Usage{After: "x-1"}, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))

@@ -99,7 +99,7 @@ func TestHowABuildIsKeptIsListed(t *testing.T) {
 		said := ""
 		for _, l := range b.list() {
 			if l.Build.BuildKey == builds[1].BuildKey {
-				said = l.told.KeptAs
+				said = l.row.KeptAs
 			}
 		}
 		for _, u := range b.usage(b.self(), key).Builds {

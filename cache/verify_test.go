@@ -94,12 +94,12 @@ func TestDifferentOutputIsRefusedToTheRequester(t *testing.T) {
 }
 
 func TestVerificationReportsTheDifference(t *testing.T) {
-	for outputs, told := range map[int]string{0: "0", 2: "2"} { // 0: it did not run
+	for outputs, fact := range map[int]string{0: "0", 2: "2"} { // 0: it did not run
 		b := newBench(t)
 		b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
 			return compilers.VerifyResult{Outcome: compilers.Failed, Text: "so", Outputs: outputs}
 		}
-		require.Equal(t, told, b.refused(b.verifying(0.01)).Facts["outputs"])
+		require.Equal(t, fact, b.refused(b.verifying(0.01)).Facts["outputs"])
 	}
 }
 

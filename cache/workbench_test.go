@@ -165,8 +165,8 @@ func (b *bench) requireSound() {
 	for _, f := range result.Findings {
 		for _, key := range f.Builds {
 			for _, l := range b.list() {
-				if l.told.Build == key {
-					require.NotEqual(b, index.Current, l.told.State,
+				if l.row.Build == key {
+					require.NotEqual(b, index.Current, l.row.State,
 						"finding %v of a build that would be served", f)
 				}
 			}
@@ -235,10 +235,10 @@ func (b *bench) refused(r *request.Request) *apierr.Error {
 	return e
 }
 
-// listed is a build as List tells of it, and as it is stored.
+// listed is a build as List reports it, and as it is stored.
 type listed struct {
 	Build index.Build
-	told  *wire.Build
+	row   *wire.Build
 }
 
 func (b *bench) list() (out []listed) {
@@ -246,13 +246,13 @@ func (b *bench) list() (out []listed) {
 		&wire.List{}, nil)
 	require.NoError(b, err)
 	require.Empty(b, page.Next)
-	for _, told := range page.Builds {
-		found, _ := b.cache.Queries.Find(context.Background(), b.self(), []string{told.Build})
+	for _, row := range page.Builds {
+		found, _ := b.cache.Queries.Find(context.Background(), b.self(), []string{row.Build})
 		i := slices.IndexFunc(found, func(one index.Build) bool {
-			return one.Scope == told.Scope && wire.Milliseconds(one.Created) == told.CreatedMs
+			return one.Scope == row.Scope && wire.Milliseconds(one.Created) == row.CreatedMs
 		})
 		if i >= 0 { // else it has gone meanwhile
-			out = append(out, listed{found[i], told})
+			out = append(out, listed{found[i], row})
 		}
 	}
 	return out

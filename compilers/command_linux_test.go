@@ -221,7 +221,7 @@ func TestToolsAreCheckedBeforeTheyAreUsed(t *testing.T) {
 	}
 }
 
-// the tool's file and what it is told are a part of the library's identity
+// the tool's file and its arguments are a part of the library's identity
 func TestEquipMakesToolsPartOfTheIdentity(t *testing.T) {
 	tool := script(t, "exit 0")
 	r := compilers.Runtime{EPs: []compilers.EPLibrary{{EP: qnn, Path: "/qnn.so",

@@ -82,7 +82,8 @@ var noOptions = map[string]map[string]string{
 	},
 }
 
-// optionLike is how options are spelled. Those of one word cannot be told from other words.
+// optionLike is how options are spelled. Those of one word cannot be distinguished from other
+// words.
 var optionLike = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)+$`)
 
 // optionsLike returns the words in a library's constants that may be options.

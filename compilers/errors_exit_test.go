@@ -8,7 +8,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// A library that crashes before it has told its name leaves none to begin the message with.
+// A library that crashes before it has reported its name leaves none to begin the message with.
 func TestExitErrorsBeginWithTheCause(t *testing.T) {
 	e := &compilers.ExitError{Signal: "segmentation fault", Name: "SIGSEGV", Code: -1}
 	require.EqualError(t, e, "compiler crashed (SIGSEGV): segmentation fault")

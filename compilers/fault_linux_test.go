@@ -80,7 +80,7 @@ func TestWorkerFaults(t *testing.T) {
 	}
 }
 
-// Whether code brought its end upon itself is told from the signal.
+// Whether code brought its end upon itself follows from the signal.
 func TestWorkerEndNamesItsCause(t *testing.T) {
 	for signal, outside := range map[string]bool{"KILL": true, "TERM": true, "INT": true,
 		"SEGV": false, "BUS": false, "FPE": false, "ILL": false, "ABRT": false} {
@@ -264,7 +264,7 @@ func TestWorkerThatIsMissing(t *testing.T) {
 	require.ErrorContains(t, err, "/nowhere/epcached-ort")
 }
 
-// A load that fails as asked, and passes without optimisation, is told with the level that it
+// A load that fails as asked, and passes without optimisation, is reported with the level that it
 // needs.
 func TestCheckTriesWithoutOptimisation(t *testing.T) {
 	script := `read request <&3; case "$request" in *disable_all*) ` + success + ` exit 0;; esac

@@ -42,7 +42,7 @@ func hostileRuntime(t *testing.T, body string) compilers.Runtime {
 	return r
 }
 
-// hostileHead has what hostile code needs; tell prints what came of an attempt.
+// hostileHead has what hostile code needs; tell prints the result of an attempt.
 const hostileHead = `#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -68,7 +68,7 @@ static void tell(const char *what, long result) {
 }
 `
 
-// attack compiles with hostile code, and gives the error and what it told.
+// attack compiles with hostile code, and returns the error and what it printed.
 func attack(t *testing.T, o compilers.ORTOptions, body string) (compilers.Job, map[string]string,
 	error) {
 	t.Helper()

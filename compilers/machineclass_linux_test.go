@@ -22,7 +22,7 @@ func TestMachineClass(t *testing.T) {
 	require.Equal(t, "npu:8086:7d1d,"+processor, class(openVINO, npu, cpu))
 	require.Equal(t, "npu:8086:7d1d", class(qnn, npu))
 	require.Empty(t, class(qnn, cpu), "what is compiled ahead of time is for a device elsewhere")
-	require.Empty(t, class(openVINO), "no device tells anything")
+	require.Empty(t, class(openVINO), "no device states anything")
 	asked := compilers.Device{Type: "NPU", Metadata: map[string]string{compilers.IsVirtual: "1"}}
 	virtual := compilers.EP{Name: openVINO, Devices: []compilers.Device{asked}}
 	require.Empty(t, compilers.MachineClass(virtual, []compilers.DeviceFacts{npu}))

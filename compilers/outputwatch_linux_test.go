@@ -54,7 +54,7 @@ func TestSettled(t *testing.T) {
 	write := "echo context > " + binary + "; cat GRAPH > " + graph + "; "
 	for name, c := range map[string]struct {
 		before string // "": write
-		after  string // what the worker does once it was told
+		after  string // what the worker does once the file exists
 		want   bool
 	}{
 		"nothing more": {after: "true", want: true},
@@ -131,7 +131,7 @@ func TestStampsShowEachChange(t *testing.T) {
 func TestCompileThatWritesNothingFails(t *testing.T) {
 	job := writeJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu())
 	o := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, "echo x > ../other; "+success)})
-	job.Written = func(int64) { t.Error("told of no graph") }
+	job.Written = func(int64) { t.Error("called without a graph") }
 	result, err := o.Compile(t.Context(), job, nil)
 	require.ErrorContains(t, err, "is missing")
 	require.False(t, result.Settled)

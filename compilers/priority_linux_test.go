@@ -158,10 +158,10 @@ func TestIdleWorkerRises(t *testing.T) {
 	close(urgent)
 	got := <-done
 	require.ErrorIs(t, got.err, compilers.ErrOutput, "it ended by itself, and left no graph")
-	require.Positive(t, got.result.CPUSeconds, "what it took is told though it failed")
+	require.Positive(t, got.result.CPUSeconds, "the time is reported though it failed")
 }
 
-// A source model loads as a compiled one does, and how long that takes is told.
+// A source model loads as a compiled one does, and how long that takes is reported.
 func TestSourceLoads(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	c := newORT(t, compilers.ORTOptions{})

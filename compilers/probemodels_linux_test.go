@@ -83,7 +83,7 @@ func TestFingerprintWithTheRequestsOwnModel(t *testing.T) {
 	require.Equal(t, compilers.Passed, control.Outcome)
 }
 
-// moody compiles the tiny models that it is told to, and none else.
+// moody compiles the tiny models of its list, and no others.
 type moody struct {
 	compilers.Compiler
 	takes  func(model []byte) error

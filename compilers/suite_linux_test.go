@@ -37,7 +37,7 @@ type subject struct {
 // suite runs every promise of compilers.Compiler against one implementation.
 func suite(t *testing.T, s subject) {
 	t.Run("probe lists a device", s.testProbe)
-	t.Run("fingerprint is told and stays", s.testFingerprint)
+	t.Run("fingerprint is reported and stays", s.testFingerprint)
 	t.Run("own compatibility string is judged", s.testCompatibility)
 	t.Run("compile with a sidecar", s.testSidecar)
 	t.Run("compile embedded", s.testEmbedded)
@@ -306,7 +306,7 @@ func (s subject) testUnknownEP(t *testing.T) {
 	_, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.ErrorIs(t, err, compilers.ErrNotFound)
 	require.ErrorContains(t, err, "NobodysExecutionProvider")
-	require.ErrorContains(t, err, s.EP.Name, "it should tell what there is")
+	require.ErrorContains(t, err, s.EP.Name, "it should name what there is")
 }
 
 func (s subject) testCancelled(t *testing.T) {

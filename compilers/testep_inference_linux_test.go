@@ -200,6 +200,6 @@ var inference = []guideline{
 			Contexts[0].HardwareArchitecture)
 		virtual.refuses(t, epFail, filepath.Join(dir, "m_ctx.onnx"), nil, nil)
 		require.Contains(t, h.refuses(t, plainFail, filepath.Join(dir, "m_ctx.onnx"), nil, nil),
-			"not supported", "so ONNX Runtime was told by the EP")
+			"not supported", "so the EP reported it to ONNX Runtime")
 	}},
 }

@@ -110,12 +110,12 @@ func TestTestEPReportsCompatibility(t *testing.T) {
 	})
 	for i, name := range []string{"not_applicable", "optimal", "prefer_recompilation",
 		"unsupported"} {
-		t.Run("told by the release: "+name, func(t *testing.T) {
+		t.Run("set by the release: "+name, func(t *testing.T) {
 			require.Equal(t, four[i:i+1],
 				judge(t, newestORT, compilertest.Release{Verdict: name}, nil, own))
 		})
 	}
-	t.Run("told by the environment", func(t *testing.T) {
+	t.Run("set by the environment", func(t *testing.T) {
 		require.Equal(t, four[2:3],
 			judge(t, newestORT, compilertest.Release{},
 				[]string{"EPCACHED_TEST_EP_VERDICT=prefer_recompilation"}, own))

@@ -159,7 +159,7 @@ var weightSharing = []guideline{
 }
 
 // spoil changes a byte in the middle of a binary, where its weights are, and gives the file its old
-// time again: nothing but the content tells.
+// time again: only the content differs.
 func spoil(t *testing.T, path string) {
 	info, err := os.Stat(path)
 	require.NoError(t, err)

@@ -46,7 +46,7 @@ func extentsOfAllKinds() (r *Recipe, base, plain []byte) {
 }
 
 // To a file or to anything else, from files or from anything else, hashed or not: the same bytes
-// come out, and what is told of it adds up.
+// come out, and the progress adds up.
 func TestApplyGivesExtentsOfAllKinds(t *testing.T) {
 	r, base, plain := extentsOfAllKinds()
 	dir := t.TempDir()
@@ -153,7 +153,7 @@ type closing struct {
 func (c *closing) Close() error { *c.open--; return c.err }
 
 // Every base that was opened is closed, also one that is not what the recipe says of it, and
-// what closing says is told.
+// the error of closing is returned.
 func TestApplyClosesItsSources(t *testing.T) {
 	r, base, _ := extentsOfAllKinds()
 	bad := errors.New("bad close")

@@ -80,7 +80,7 @@ type (
 	}
 )
 
-// The onnx package and Read must tell the same of the same files: generated models of all kinds,
+// The onnx package and Read must report the same of the same files: generated models of all kinds,
 // those in testdata, and the ones under EPCACHED_MODELS, if that is set.
 func TestReadAgreesWithTheOnnxPackage(t *testing.T) {
 	python := os.Getenv("EPCACHED_PYTHON")

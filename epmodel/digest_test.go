@@ -146,7 +146,7 @@ func TestDigestCoversTheUsedExternalData(t *testing.T) {
 	}
 }
 
-// equal bytes, other ranges: the graph tells them apart
+// equal bytes, other ranges: the graph distinguishes them
 func TestDigestTellsRangesApart(t *testing.T) {
 	seen := map[[32]byte]string{}
 	for _, off := range []string{"0", "4", "8"} {

@@ -46,7 +46,7 @@ func bigLength(n protowire.Number, length int64) msg {
 	return protowire.AppendVarint(protowire.AppendTag(nil, n, protowire.BytesType), uint64(length))
 }
 
-// allocated tells how much fn takes, in all.
+// allocated returns how much fn takes, in all.
 func allocated(fn func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -158,7 +158,7 @@ func TestReadAndDigestOfALargeModel(t *testing.T) {
 // repeated is a graph of so many equal fields.
 func repeated(n int, field msg) msg { return bytes.Repeat(field, n) }
 
-// kept tells how much memory what fn returns takes for as long as it is used.
+// kept returns how much memory what fn returns takes for as long as it is used.
 func kept(fn func() any) int64 {
 	live := func() int64 {
 		runtime.GC()

@@ -345,7 +345,7 @@ func TestReadRefusesDamage(t *testing.T) {
 	}
 }
 
-// the offset and field tell where to look
+// the offset and field say where to look
 func TestReadErrorTellsWhere(t *testing.T) {
 	bad := external("w", 3, "location", "../w.bin")
 	b := model(msg{}.str(2, "g").

@@ -90,7 +90,7 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 	}
 }
 
-// what is written is what every event tells, and Retract tells of itself.
+// what is written is what every event reports, and Retract reports itself.
 func TestEventsReachSubscribersAndTheJournal(t *testing.T) {
 	dir := memoryDir(t)
 	var heard []Event

@@ -149,7 +149,7 @@ func TestBadReserveIsReplaced(t *testing.T) {
 	require.NoError(t, os.Mkdir(path, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(path, "mine"), nil, 0o600))
 	require.Error(t, x.Reserve.Replenish(2*reserve.Bytes))
-	require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes), "it is told once")
+	require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes), "it is reported once")
 	require.False(t, x.Reserve.Use(func() error { return syscall.ENOSPC }) == nil)
 	closeSound(t, x)
 }

@@ -655,7 +655,7 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 	return nil
 }
 
-// told adds to the last operation what became of it.
+// told adds its outcome to the last operation.
 func (h *history) told(what string) { h.ops[len(h.ops)-1] += ": " + what }
 
 // write makes a file that a power cut may take the bytes of, as those of a compiler are.

@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// surveys counts the surveys that a log tells of.
+// surveys counts the surveys in a log.
 type surveys struct {
 	slog.Handler
 	n atomic.Int64

@@ -174,7 +174,7 @@ func TestFirstFrame(t *testing.T) {
 			require.Equal(t, tc.class, c.readEnd().GetClass())
 		})
 	}
-	t.Run("a newer client is told our version", func(t *testing.T) {
+	t.Run("a newer client gets our version", func(t *testing.T) {
 		c := rawDial(t, serve(t, &standIn{}, limits{}))
 		c.write(
 			hello(

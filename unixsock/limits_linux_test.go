@@ -137,7 +137,7 @@ func TestUnreadAnswersOfOneUser(t *testing.T) {
 
 	c := dial(t, s)
 	_, _, err := c.Acquire(background(t), acquireModel(), []*os.File{f}, nil, nil)
-	require.ErrorIs(t, err, ErrBusy, "told, not dropped: it is others who do not read")
+	require.ErrorIs(t, err, ErrBusy, "refused, not dropped: it is others who do not read")
 	for range 2 {
 		_, fds := lazy[0].read()
 		closeAll(fds)

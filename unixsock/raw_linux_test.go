@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// rawClient writes what it is told, right or wrong.
+// rawClient writes any frame, right or wrong.
 type rawClient struct {
 	t      testing.TB
 	conn   *net.UnixConn

@@ -163,7 +163,7 @@ func TestRequestsContinueBesideASubscription(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// A callback that lags behind loses the oldest events, and is told.
+// A callback that lags behind loses the oldest events, and is notified.
 func TestSlowSubscribersReceiveMissed(t *testing.T) {
 	var b broadcaster
 	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
@@ -388,7 +388,7 @@ func TestBackendThatCannotSubscribe(t *testing.T) {
 		&standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return nil }},
 		limits{})
 	err = dial(t, s).Subscribe(background(t), func(*wire.Event) error { return nil })
-	require.ErrorIs(t, err, ErrCancelled, "an end that nobody asked for is told")
+	require.ErrorIs(t, err, ErrCancelled, "an end without a cancel is reported")
 }
 
 // An event that the backend sends after its Subscribe has returned must not reach a later request

@@ -32,7 +32,7 @@ func serveUsers(t *testing.T, backend *standIn, own limits, owner func(uint32) u
 	return s
 }
 
-// dialAs connects as a user: the kernel tells the daemon the uid of the connecting thread.
+// dialAs connects as a user: the kernel reports to the daemon the uid of the connecting thread.
 func dialAs(t *testing.T, s *served, uid int) (c *Client, err error) {
 	done := make(chan struct{})
 	go func() {
@@ -189,7 +189,7 @@ func TestFramesOfAUserTakeTurns(t *testing.T) {
 	require.Contains(t, answer.GetError().GetText(), "request number 0")
 }
 
-// A client that has too many connections is told so late, and holds up no one meanwhile.
+// A client that has too many connections is refused late, and delays no other.
 func TestRefusalsWait(t *testing.T) {
 	s := serveUsers(t, &standIn{}, limits{ConnectionsPerUID: 1, RefusalDelay: time.Hour}, nil)
 	_, err := dialAs(t, s, 5001)

@@ -28,7 +28,7 @@ func mapped(lib string) (*os.File, []byte, error) {
 }
 
 // TestKeptFilesNoticeEveryChange has the request itself notice what happens to a library that is
-// kept open. The stamps were compared a moment ago, so that only the kernel's reports tell of what
+// kept open. The stamps were compared a moment ago, so that only the kernel reports what
 // moves no time of the directory.
 func TestKeptFilesNoticeEveryChange(t *testing.T) {
 	write := func(path, text string) error { return os.WriteFile(path, []byte(text), 0o644) }

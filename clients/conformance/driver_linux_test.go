@@ -158,7 +158,7 @@ func (d *driver) ask(q question) answer {
 	return answer{}
 }
 
-// descriptors tells what the driver has open.
+// descriptors returns what the driver has open.
 func (d *driver) descriptors() map[string]string {
 	dir := fmt.Sprintf("/proc/%d/fd", d.process.Process.Pid)
 	entries, err := os.ReadDir(dir)

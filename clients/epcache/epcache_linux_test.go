@@ -28,8 +28,8 @@ const patience = time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// refusing is a backend that answers with a build, notes reports and decides as told. It has no
-// answer to other requests.
+// refusing is a backend that answers with a build, records reports and decides as its fields say.
+// It has no answer to other requests.
 type refusing struct {
 	unixsock.Backend
 	acquire  func() (unixsock.Answer, error) // nil: hit

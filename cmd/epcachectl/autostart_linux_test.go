@@ -29,8 +29,8 @@ func emptyHome(t *testing.T, program string) (dir string) {
 
 // Verbs that need a daemon start one; status and doctor do not.
 func TestDaemonIsStartedForVerbsThatNeedOne(t *testing.T) {
-	const tells = `echo "$@" >> "$HOME/told"; echo "epcached: the disk is full" >&2; exit 1` + "\n"
-	dir := emptyHome(t, tells)
+	const logs = `echo "$@" >> "$HOME/told"; echo "epcached: the disk is full" >&2; exit 1` + "\n"
+	dir := emptyHome(t, logs)
 	for verb, code := range map[string]int{"status": exit.NoDaemon, "doctor": exit.Done} {
 		got := call(t, verb)
 		require.Equal(t, code, got.code, verb)

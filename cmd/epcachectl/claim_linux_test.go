@@ -95,7 +95,7 @@ func TestClaimWithCrashingCompiler(t *testing.T) {
 	require.Contains(t, r.err, "last words")
 	require.Len(t, b.changed(), 1)
 	require.Contains(t, b.changed()[0], "give up c1: ")
-	require.Contains(t, b.changed()[0], "last words", "whoever waits is told why")
+	require.Contains(t, b.changed()[0], "last words", "waiters get the reason")
 }
 
 func TestClaimWithoutARuntime(t *testing.T) {

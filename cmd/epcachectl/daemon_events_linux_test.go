@@ -51,17 +51,17 @@ func (b *standIn) Doctor(context.Context, unixsock.Peer, *wire.Doctor) (*wire.Do
 
 func (b *standIn) Subscribe(ctx context.Context, _ unixsock.Peer, _ *wire.Subscribe,
 	send func(*wire.Event) error) error {
-	tell := make(chan *wire.Event, 64)
+	events := make(chan *wire.Event, 64)
 	b.set(func() {
-		if b.tell == nil {
-			b.tell = make(map[chan *wire.Event]bool)
+		if b.subscribers == nil {
+			b.subscribers = make(map[chan *wire.Event]bool)
 		}
-		b.tell[tell] = true
+		b.subscribers[events] = true
 	})
-	defer b.set(func() { delete(b.tell, tell) })
+	defer b.set(func() { delete(b.subscribers, events) })
 	for {
 		select {
-		case e := <-tell:
+		case e := <-events:
 			send(e)
 		case <-ctx.Done():
 			return nil
@@ -73,9 +73,9 @@ func (b *standIn) Subscribe(ctx context.Context, _ unixsock.Peer, _ *wire.Subscr
 func (b *standIn) happen(e *wire.Event) {
 	b.set(func() {
 		b.past = append(b.past, e)
-		for tell := range b.tell {
+		for events := range b.subscribers {
 			if !b.lossy {
-				tell <- e
+				events <- e
 			}
 		}
 	})
@@ -86,6 +86,6 @@ func (b *standIn) listened(asks int) {
 	require.Eventually(b.t, func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return len(b.tell) == 1 && b.asks >= asks
+		return len(b.subscribers) == 1 && b.asks >= asks
 	}, 2*time.Minute, time.Millisecond)
 }

@@ -46,29 +46,29 @@ func TestMain(m *testing.M) {
 type standIn struct {
 	t *testing.T
 
-	mu       sync.Mutex // a socket orders nothing for the race detector; guards the rest
-	dir      string     // of the view
-	id       string
-	files    []*wire.File
-	asked    []*wire.Acquire
-	external map[string]string
-	acquire  func(a *wire.Acquire) (unixsock.Answer, error)
-	put      func(p *wire.Put) (unixsock.Answer, error)
-	err      error          // of every other request
-	hold     chan struct{}  // closed when models may be answered; nil: at once
-	progress *wire.Progress // told before; nil: of a compile
-	changes  []string
-	findings []*wire.Finding
-	explain  *wire.Explanation
-	advice   []*wire.Advice
-	runtimes []*wire.RuntimeFacts // nil: one
-	builds   []*wire.Build        // nil: one
-	past     []*wire.Event
-	lossy    bool // subscribers are not told
-	tell     map[chan *wire.Event]bool
-	jobs     []*wire.Job
-	failures []*wire.Failure
-	asks     int // for what has happened
+	mu          sync.Mutex // a socket orders nothing for the race detector; guards the rest
+	dir         string     // of the view
+	id          string
+	files       []*wire.File
+	asked       []*wire.Acquire
+	external    map[string]string
+	acquire     func(a *wire.Acquire) (unixsock.Answer, error)
+	put         func(p *wire.Put) (unixsock.Answer, error)
+	err         error          // of every other request
+	hold        chan struct{}  // closed when models may be answered; nil: at once
+	progress    *wire.Progress // sent before; nil: of a compile
+	changes     []string
+	findings    []*wire.Finding
+	explain     *wire.Explanation
+	advice      []*wire.Advice
+	runtimes    []*wire.RuntimeFacts // nil: one
+	builds      []*wire.Build        // nil: one
+	past        []*wire.Event
+	lossy       bool // subscribers get no event
+	subscribers map[chan *wire.Event]bool
+	jobs        []*wire.Job
+	failures    []*wire.Failure
+	asks        int // for what has happened
 
 	ordinary  bool                     // the caller is no administrator
 	startedBy string                   // for the status

@@ -47,7 +47,7 @@ func TestDu(t *testing.T) {
 	require.Contains(t, call(t, "status").out, "3 blobs not yet compared with others")
 }
 
-// Nothing to free and nothing known yet are told apart.
+// Nothing to free and nothing known yet are distinguished.
 func TestDuReportsUncomparedBlobs(t *testing.T) {
 	for want, line := range map[string]string{
 		"packing would free no space": packableLine(0, 0),

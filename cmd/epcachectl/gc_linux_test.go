@@ -23,7 +23,7 @@ still 1.0 KiB above 3.0 KiB: the remaining builds are pinned or in use
 	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n").code,
 		"less may go than should")
 	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n", "--json").code,
-		"a script is told so too")
+		"a script gets it too")
 	out := said(t, call(t, "gc", "-n", "--json"))
 	require.Equal(t,
 		[]any{jsonout.Object{"reason": "pinned", "builds": 1.0, "bytes": 4096.0,

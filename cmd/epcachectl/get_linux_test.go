@@ -35,7 +35,7 @@ func TestGetPrintsOneLine(t *testing.T) {
 		`^hit `+model+
 			`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, `+
 			`12 B in \S+ \(compiled in 2s\)\n$`, r.out)
-	require.Empty(t, r.err, "nothing to tell, and no terminal")
+	require.Empty(t, r.err, "nothing to report, and no terminal")
 }
 
 func TestGetJSON(t *testing.T) {
@@ -91,7 +91,7 @@ func TestGetSendsTheFlags(t *testing.T) {
 	require.Equal(t, exit.Done, r.code, r.err)
 	a := b.first()
 	require.Equal(t, "tiny.onnx", a.GetModel().GetName())
-	require.True(t, filepath.IsAbs(a.GetModel().GetPath()), "the daemon decides who is told")
+	require.True(t, filepath.IsAbs(a.GetModel().GetPath()), "the daemon decides who sees it")
 	require.Len(t, a.GetEps(), 2)
 	require.Equal(t, "A", a.GetEps()[0].GetName())
 	require.Equal(t, "NPU", a.GetEps()[0].GetDevices()[0].GetType())
@@ -142,7 +142,7 @@ func TestGetOptionBeforeTheOnlyEP(t *testing.T) {
 	require.Equal(t, map[string]string{"one": "1"}, b.first().GetEps()[0].GetOptions())
 }
 
-// Mistakes in the call are told before a daemon is looked for.
+// Mistakes in the call are reported before a daemon is looked for.
 func TestGetUsage(t *testing.T) {
 	t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
 	cases := map[string]struct {
@@ -227,7 +227,7 @@ func TestGetExitCodes(t *testing.T) {
 		require.Empty(t, r.out)
 
 		list := said(t, call(t, "get", model, ep, "--on-miss=fail", "--json"))
-		require.Equal(t, hint, at(t, list, 0, "hint"), "a script is told what a person is")
+		require.Equal(t, hint, at(t, list, 0, "hint"), "a script gets what a person gets")
 	}
 	t.Run("no daemon", func(t *testing.T) {
 		t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
@@ -493,7 +493,7 @@ func compiledModel(t *testing.T, dir string) string {
 	return path
 }
 
-// A model that is compiled already is adopted where it is asked for, and told of as any build.
+// A model that is compiled already is adopted where it is asked for, and reported as any build.
 func TestGetAdopt(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
@@ -678,7 +678,7 @@ func TestGetProgram(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "graphgraphgraph3\n", string(out))
 	})
-	t.Run("is told what to load it with", func(t *testing.T) {
+	t.Run("gets what to load it with", func(t *testing.T) {
 		out, err := program(one, two, "--", "sh", "-c", `printf %s "$EPCACHE_GET"`, "sh", "{}").
 			Output()
 		require.NoError(t, err)

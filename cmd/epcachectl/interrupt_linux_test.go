@@ -66,7 +66,7 @@ func TestInterruptedGetReportsTheJob(t *testing.T) {
 			var rest bytes.Buffer
 			_, err = rest.ReadFrom(said)
 			require.NoError(t, err)
-			_ = cmd.Wait() // the status tells
+			_ = cmd.Wait() // the status says it
 			require.Equal(t, c.status, cmd.ProcessState.ExitCode())
 			require.Contains(t, rest.String(), `get "`+model+`": `+c.says[0])
 			for _, says := range c.says {

@@ -26,7 +26,7 @@ func TestJobs(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	require.Equal(t, result{exit.Done, "", "epcachectl: no jobs, and no failures are remembered\n"},
-		call(t, "jobs"), "nothing to tell")
+		call(t, "jobs"), "nothing to report")
 	require.Equal(t, result{exit.Done, "{\n  \"failures\": [],\n  \"jobs\": []\n}\n", ""},
 		call(t, "jobs", "--json"))
 	b.set(func() {

@@ -59,7 +59,7 @@ func TestDeletingAllWithoutATerminalNeedsYes(t *testing.T) {
 	require.Equal(t, []string{"remove "}, b.changed())
 }
 
-// A user that has nothing to delete is told why the builds that list shows stay.
+// A user that has nothing to delete gets the reason why the builds that list shows stay.
 func TestUsersDeleteNoSharedBuilds(t *testing.T) {
 	b := newStandIn(t)
 	b.ordinary, b.builds = true, []*wire.Build{}

@@ -57,7 +57,7 @@ func hubModels() (names []string, builds []*wire.Build) {
 	return names, builds
 }
 
-// No verb prints a line that is wider than the terminal, and list tells ten models apart.
+// No verb prints a line that is wider than the terminal, and list distinguishes ten models.
 func TestResultsFitTheTerminal(t *testing.T) {
 	b := newStandIn(t)
 	names, builds := hubModels()

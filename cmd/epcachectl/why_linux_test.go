@@ -207,7 +207,7 @@ func TestJudgement(t *testing.T) {
 		gainColumn(&wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}))
 }
 
-// Two builds that only the SDK tells apart are not one line twice.
+// Two builds that only the SDK distinguishes are not one line twice.
 func TestListTellsSDKsApart(t *testing.T) {
 	b := newStandIn(t)
 	one, two := b.build(), b.build()

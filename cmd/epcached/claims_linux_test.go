@@ -64,8 +64,8 @@ func (o *owner) connect() *unixsock.Client {
 	return c
 }
 
-// tryConnect dials as the application's user: the kernel tells the daemon the uid of the connecting
-// thread.
+// tryConnect dials as the application's user: the kernel reports to the daemon the uid of the
+// connecting thread.
 func (o *owner) tryConnect() (c *unixsock.Client, err error) {
 	if err := os.Chmod(filepath.Dir(o.socket), 0o711); err != nil {
 		return nil, err

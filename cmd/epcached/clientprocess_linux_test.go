@@ -29,7 +29,7 @@ type order struct {
 	Unread        bool // the files that it gets are not read
 }
 
-// told is what an asker got.
+// told is the answer that an asker got.
 type told struct {
 	Outcome, Build, RequestKey, Error string
 	// their digests, by name, which are those of the bytes in the view where these are read

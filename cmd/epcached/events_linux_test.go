@@ -16,7 +16,7 @@ import (
 
 func explain(r *wire.Acquire) { r.OnMiss = wire.OnMiss_EXPLAIN }
 
-// follow subscribes. Nothing tells when the daemon has begun with that, but events.
+// follow subscribes. Nothing reports when the daemon has begun with that, but events.
 func (d *epcached) follow(t *testing.T) (events <-chan *wire.Event, ended <-chan error) {
 	c := d.dial()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -121,8 +121,8 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 	return nil
 }
 
-// requireKept requires that nothing went but what was collected, and that this was told; and that
-// no byte is left over.
+// requireKept requires that only collected builds were removed, and that this was reported; and
+// that no byte is left over.
 func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecting bool) {
 	t.Helper()
 	d := s.start(t)

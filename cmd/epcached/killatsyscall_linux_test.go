@@ -18,8 +18,8 @@ import (
 )
 
 // A stopper kills the daemon as it begins its N-th decisive system call, counted over all of its
-// threads. The kernel holds each such call and tells the test, which lets it go on (seccomp, user
-// notification): no debugger is needed, and none would count over threads. This test binary
+// threads. The kernel holds each such call and notifies the test, which lets it continue (seccomp,
+// user notification): no debugger is needed, and none would count over threads. This test binary
 // installs the filter, in a process that then becomes the daemon.
 const stopperEnvironment = "EPCACHED_TEST_STOPPER"
 

@@ -303,8 +303,8 @@ func TestStopWithIdleClients(t *testing.T) {
 	require.ErrorIs(t, err, unixsock.ErrConnectionLost)
 }
 
-// A daemon under systemd gets its socket, tells when it is ready and when it stops, and that it is
-// alive.
+// A daemon under systemd gets its socket, reports when it is ready and when it stops, and that it
+// is alive.
 func TestUnderSystemd(t *testing.T) {
 	s := newSite(t)
 	dir := filepath.Dir(s.socket)

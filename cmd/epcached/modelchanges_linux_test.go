@@ -31,7 +31,7 @@ type victim struct {
 	info       os.FileInfo
 }
 
-// contents are of equal length, so that not even the size tells.
+// contents are of equal length, so that not even the size differs.
 func (v *victim) content(number uint64) []byte {
 	if v.external {
 		return tinymodel.Floats(number, 16*16)

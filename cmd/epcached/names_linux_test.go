@@ -15,7 +15,7 @@ import (
 )
 
 // A build has the name that people know its model by, in every list and as an argument; where it
-// lies is told to the user that asked for it and to administrators, and to no other.
+// lies is shown to the user that asked for it and to administrators, and to no other.
 func TestBuildsAreKnownByHubIDOrDirectory(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, runtimeDir(t, openVINO))

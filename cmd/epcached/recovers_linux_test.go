@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process that has no descriptors left tells its clients, and serves and stores again as soon as
-// it has some.
+// A process that has no descriptors left reports it to its clients, and serves and stores again as
+// soon as it has some.
 func TestDaemonRecoversFromHavingNoDescriptors(t *testing.T) {
 	t.Parallel()
 	d := newSite(t, runtimeDir(t, openVINO)).start(t)

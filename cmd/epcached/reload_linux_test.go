@@ -43,8 +43,8 @@ func replace(t *testing.T, path, text string) {
 	require.NoError(t, os.Rename(path+".new", path))
 }
 
-// told waits for an event about the configuration that says all of this.
-func (d *epcached) told(words ...string) {
+// requireEvent waits for an event about the configuration that says all of this.
+func (d *epcached) requireEvent(words ...string) {
 	d.Helper()
 	client := d.dial()
 	defer client.Close()
@@ -67,7 +67,7 @@ func (d *epcached) told(words ...string) {
 func TestWrongRulesLeaveTheEarlierOnesInForce(t *testing.T) {
 	d, _, rules := configuredWith(t, "")
 	replace(t, rules, ruleFile("good"))
-	d.told("it has mistakes", rules+":3:", `"good"`)
+	d.requireEvent("it has mistakes", rules+":3:", `"good"`)
 	require.Contains(t, strings.Join(d.status().Warnings, "\n"), rules+":3:")
 	client := d.dial()
 	reply, err := unixsock.Ask[wire.DoctorReply](limited(t), client, &wire.Doctor{}, nil)
@@ -77,7 +77,7 @@ func TestWrongRulesLeaveTheEarlierOnesInForce(t *testing.T) {
 	require.Contains(t, d.log.String(), rules+":3:")
 
 	replace(t, rules, ruleFile("unsupported"))
-	d.told("in effect: rules")
+	d.requireEvent("in effect: rules")
 	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), rules)
 }
 
@@ -86,16 +86,16 @@ func TestWrongConfigurationLeavesTheEarlierOneInForce(t *testing.T) {
 	earlier, err := os.ReadFile(path)
 	require.NoError(t, err)
 	replace(t, path, string(earlier)+"administrators = [2001]\njob = 3\n")
-	d.told("it has mistakes", path+":5:1:", `"job"`)
+	d.requireEvent("it has mistakes", path+":5:1:", `"job"`)
 	require.Contains(t, strings.Join(d.status().Warnings, "\n"), path+":5:1:")
 
 	require.NoError(t, os.Remove(path))
-	d.told("it has mistakes", "no such file")
+	d.requireEvent("it has mistakes", "no such file")
 	require.NoError(t, syscall.Mkfifo(path, 0o600))
-	d.told("it has mistakes", "not a regular file")
+	d.requireEvent("it has mistakes", "not a regular file")
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, earlier, 0o644))
-	d.told("no value in effect has changed")
+	d.requireEvent("no value in effect has changed")
 	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), path)
 }
 
@@ -107,27 +107,27 @@ func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 	const rules = "rules = [\"rules.toml\"]\n"
 	require.NoError(t,
 		os.WriteFile(path, []byte(noticing+rules+"administrators = [2001]\n"), 0o644))
-	d.told("in effect: administrators")
+	d.requireEvent("in effect: administrators")
 
 	directory := filepath.Join(dir, "rules.d")
 	require.NoError(t, os.Mkdir(directory, 0o755))
 	replace(t, path,
 		noticing+"rules = [\"rules.d\"]\nlog_level = \"debug\"\n[policy]\nunknown = \"refuse\"\n")
-	d.told("log_level", "administrators", "rules", "policy.unknown")
+	d.requireEvent("log_level", "administrators", "rules", "policy.unknown")
 	require.NoError(t,
 		os.WriteFile(filepath.Join(directory, "10.toml"), []byte(ruleFile("optimal")), 0o644))
-	d.told("changed and in effect: rules")
+	d.requireEvent("changed and in effect: rules")
 
 	replace(t, path, noticing+"jobs = 3\nreport_quorum = 5\n[limits]\nwall_seconds = "+
 		"7.0\n[[runtime]]\ndirectory = \"rt\"\n")
-	d.told("report_quorum", "runtime", "after a restart: jobs, limits.wall_seconds")
+	d.requireEvent("report_quorum", "runtime", "after a restart: jobs, limits.wall_seconds")
 	require.Contains(t, strings.Join(d.status().Warnings, "\n"),
 		"after a restart: jobs, limits.wall_seconds")
 	require.Len(t, d.status().Runtimes, 1)
 	require.Equal(t, filepath.Join(dir, "rt"), d.status().Runtimes[0].Directory)
 }
 
-// Where nothing tells of a change there is SIGHUP; systemd is told when it is done.
+// Where no change is noticed there is SIGHUP; systemd is notified when it is done.
 func TestHangup(t *testing.T) {
 	s := newSite(t)
 	dir := filepath.Dir(s.socket)
@@ -151,13 +151,13 @@ func TestHangup(t *testing.T) {
 	require.NoError(t, syscall.Kill(d.pid(), syscall.SIGHUP))
 	require.Regexp(t, `^RELOADING=1\nMONOTONIC_USEC=[0-9]+$`, says())
 	require.Equal(t, "READY=1\nSTATUS=", says())
-	d.told("in effect: administrators")
+	d.requireEvent("in effect: administrators")
 
 	require.NoError(t, os.WriteFile(path, []byte("administrators = 5\n"), 0o644))
 	require.NoError(t, syscall.Kill(d.pid(), syscall.SIGHUP))
 	require.Contains(t, says(), "RELOADING=1")
 	require.Contains(t, says(), "READY=1\nSTATUS=the configuration has mistakes")
-	d.told("it has mistakes", path+":1:")
+	d.requireEvent("it has mistakes", path+":1:")
 	require.True(t, d.running())
 }
 
@@ -173,7 +173,7 @@ func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	require.Equal(t, "compiled", first.Outcome)
 
 	replace(t, path, noticing+"rules = [\"rules.toml\"]\n"+runtime(newer))
-	d.told("in effect: runtime")
+	d.requireEvent("in effect: runtime")
 	again := get(t, c, model, with(qnnProvider()), onMissFail)
 	require.Equal(t, first.Build, again.Build)
 	require.Equal(t, newer, again.Runtime)
@@ -181,14 +181,14 @@ func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	require.Contains(t, again.CompatibilityReason, "we say so")
 
 	replace(t, rules, ruleFile("unsupported"))
-	d.told("in effect: rules")
+	d.requireEvent("in effect: rules")
 	w := forModel(model, qnnProvider())
 	onMissFail(w)
 	_, _, err := c.Acquire(limited(t), w, []*os.File{openFile(t, model)}, nil, nil)
 	require.ErrorContains(t, err, "we say so")
 
 	replace(t, rules, ruleFile("good"))
-	d.told("it has mistakes", rules+":3:")
+	d.requireEvent("it has mistakes", rules+":3:")
 	_, _, err = c.Acquire(limited(t), w, []*os.File{openFile(t, model)}, nil, nil)
 	require.ErrorContains(t, err, "we say so", "the earlier rules stay in effect")
 	require.EqualValues(t, 1, d.status().Compiles)

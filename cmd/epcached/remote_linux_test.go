@@ -200,7 +200,7 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 }
 
 // The daemon itself opens no network connection. A machine that publishes nothing writes nothing to
-// servers, and tells them neither names nor paths nor users.
+// servers, and sends them neither names nor paths nor users.
 func TestTheDaemonHasNoNetworkAndSaysNothing(t *testing.T) {
 	hasHelper(t)
 	if _, err := exec.LookPath("strace"); err != nil {

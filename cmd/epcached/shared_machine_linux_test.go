@@ -205,7 +205,7 @@ func (m *machine) serveWorkers() {
 	}()
 }
 
-// told is what an application says of its session.
+// toldSession is what an application says of its session.
 type toldSession struct {
 	Outcome  string
 	Why      string

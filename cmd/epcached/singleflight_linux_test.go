@@ -25,7 +25,7 @@ func together(d *epcached, model string) []*asker {
 	return askers
 }
 
-// requireEqual requires that every process got the same build with the same bytes, and was told
+// requireEqual requires that every process got the same build with the same bytes, and was sent
 // how.
 func requireEqual(t *testing.T, askers []*asker) map[string]int {
 	t.Helper()

@@ -73,7 +73,7 @@ func inMemory(t testing.TB) string {
 	return dir
 }
 
-// short tells of files of a view that are not there, or not as long as was promised.
+// short returns the files of a view that are not there, or not as long as was promised.
 func (a lease) short() (err error) {
 	for _, f := range a.Files {
 		path := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.view.Fd()), f.Name)

@@ -19,7 +19,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// dialAs connects as another user: the kernel tells the daemon the uid of the connecting thread.
+// dialAs connects as another user: the kernel reports to the daemon the uid of the connecting
+// thread.
 func (in *inside) dialAs(t *testing.T,
 	uid int) *unixsock.Client {
 	return dialAs(t, in.socket, uid)

@@ -29,7 +29,7 @@ func (a lease) graphOf(t testing.TB) []byte { return contentOf(t, filepath.Join(
 
 // Compiled models that applications bring say of themselves what their metadata holds. Anybody can
 // write that, and no execution provider compares it with the bytes: whether it loads decides, and
-// how well the string fits is told apart.
+// the degrees of fit are distinguished.
 func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
 	t.Parallel()
 	now, old := runtimeDir(t, openVINO), runtimeDir(t, olderOpenVINO)

@@ -202,7 +202,7 @@ func (s *stress) administrator(ctx context.Context, random *rand.Rand, packs boo
 // onDisk is what lies below the state directory at one moment, but for the database, the journal,
 // the reserve and the quarantine, each file once whatever names it has: of what was found, that
 // which is still there when all has been found, and so was then. It counts with the smaller of two
-// sizes. where tells in which directories.
+// sizes. where says in which directories.
 func (s *stress) onDisk() (sum int64, where string) {
 	type file struct {
 		dev, ino uint64

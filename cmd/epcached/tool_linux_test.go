@@ -60,7 +60,7 @@ func TestVendorsOwnCompiler(t *testing.T) {
 			r *wire.Acquire) {
 			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"}
 		})
-	require.ErrorIs(t, err, unixsock.ErrBadRequest, "what the tool cannot be told")
+	require.ErrorIs(t, err, unixsock.ErrBadRequest, "what cannot be passed to the tool")
 	require.ErrorContains(t, err, "disable_quant_qdq")
 
 	require.NoError(t, os.WriteFile(tool, append(script, "# another version\n"...), 0o755))

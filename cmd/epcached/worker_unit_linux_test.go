@@ -56,7 +56,7 @@ ExecStart=/bin/sh -c 'id -u epcached > /test/uid; id -u epcached-worker > /test/
 `
 )
 
-// lookingWorker is in the place of the worker in its unit, and tells what it may do there.
+// lookingWorker is in the place of the worker in its unit, and reports what it may do there.
 const lookingWorker = `
 [Unit]
 DefaultDependencies=no

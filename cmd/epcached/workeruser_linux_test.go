@@ -58,8 +58,8 @@ func TestWorkerUserThatCannotWork(t *testing.T) {
 	require.EqualValues(t, 65534, user.UID)
 }
 
-// A daemon of root compiles as another user, serves what came of it, and tells what keeps that user
-// from doing harm.
+// A daemon of root compiles as another user, serves what came of it, and reports what keeps that
+// user from doing harm.
 func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// marked tells of each byte of the target which source it is taken from, and
+// marked returns for each byte of the target which source it is taken from, and
 // from how far behind; it fails where two matches have the same byte, or they are
 // out of order.
 func marked(t *testing.T, c cover, size int64) []match {

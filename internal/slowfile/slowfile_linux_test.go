@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files of local file systems are told as such. cmd/epcached tests files of FUSE.
+// Files of local file systems are recognised as such. cmd/epcached tests files of FUSE.
 func TestLocalFilesAreNotSlow(t *testing.T) {
 	check := func(dir string) {
 		t.Helper()

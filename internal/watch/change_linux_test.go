@@ -207,7 +207,7 @@ func TestEveryWayToChangeIsNoticed(t *testing.T) {
 	}
 }
 
-// Where the kernel tells nothing, stamps find the same changes, but for those that were undone
+// Where the kernel reports nothing, stamps find the same changes, but for those that were undone
 // before anybody looked.
 func TestEveryWayToChangeIsNoticedByPolling(t *testing.T) {
 	for _, way := range ways {

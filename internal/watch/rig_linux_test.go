@@ -34,7 +34,7 @@ type rig struct {
 	passing bool
 }
 
-// newRig never polls but where watching fails, so that what a test sees was told by the kernel.
+// newRig never polls but where watching fails, so that a test sees only what the kernel reports.
 func newRig(t *testing.T, adjust ...func(*Options)) *rig {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
@@ -114,8 +114,8 @@ func (r *rig) lastWrite() (newest int64) {
 	return newest
 }
 
-// calm sees that the subjects have nothing to say: whatever the kernel told before the change of
-// another subject is heard before that, and other takes a few quiet periods.
+// calm sees that the subjects have nothing to say: whatever the kernel reported before the change
+// of another subject is heard before that, and other takes a few quiet periods.
 func (r *rig) calm() {
 	r.t.Helper()
 	r.set("other", "other-of-the-rig")

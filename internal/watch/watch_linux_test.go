@@ -100,7 +100,7 @@ func TestSettingTheSameListAgainLooksAtNothing(t *testing.T) {
 	require.Equal(t, before, r.looks("ep"))
 }
 
-// looks tells when a subject was last looked at.
+// looks returns when a subject was last looked at.
 func (r *rig) looks(subject string) time.Time {
 	s := r.w.subject(subject, true)
 	s.mu.Lock()
@@ -175,7 +175,7 @@ func TestAHundredSubjects(t *testing.T) {
 	}
 	require.Len(t, seen, 100)
 	for name, n := range seen {
-		require.Less(t, n, 20, "%s was told of again and again", name)
+		require.Less(t, n, 20, "%s was reported again and again", name)
 	}
 }
 

@@ -145,7 +145,7 @@ func (m *model) inventory() *Inventory {
 			index.Blob{Size: m.blobs[i].whole, Disk: m.blobs[i].whole, Needs: needs(i)})
 		s.At[blobDigest(i)] = uint32(i)
 	}
-	inv := NewInventory(s, func(d cas.Digest) int64 { panic(fmt.Sprint("not told of ", d)) })
+	inv := NewInventory(s, func(d cas.Digest) int64 { panic(fmt.Sprint("unknown blob ", d)) })
 	digests := func(places []int) (out []cas.Digest) {
 		for _, i := range places {
 			out = append(out, blobDigest(i))

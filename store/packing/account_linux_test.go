@@ -80,7 +80,7 @@ func (b *bench) onDisk() (sum int64) {
 	return sum
 }
 
-// warnings is what status tells of them.
+// warnings is what status reports of them.
 func (b *bench) warnings() (sum int64) {
 	space, err := b.Space(true)
 	require.NoError(b, err)

@@ -128,7 +128,7 @@ func (c *crowd) evictAll(all []cas.Digest) {
 	c.expect(err)
 }
 
-// expect tells of an error that is none of those that are to be expected.
+// expect reports an error that is not expected.
 func (c *crowd) expect(err error, expected ...error) {
 	if err != nil && !slices.ContainsFunc(expected, func(one error) bool {
 		return errors.Is(err, one)
@@ -320,7 +320,7 @@ func (c *crowd) requireNothingElse(when string) {
 	}))
 	for _, d := range c.recipeStore.Bases() {
 		if !used[d] || !c.whole.Has(d) {
-			say("%s is told to be a base of %v", d, c.Recipes.Users(d))
+			say("%s is recorded as a base of %v", d, c.Recipes.Users(d))
 		}
 	}
 	require.NoError(c, c.Copies.Each(ctx, func(d cas.Digest, _ int64) error {

@@ -58,7 +58,7 @@ func TestBaseIsRemovedDuringAComparison(t *testing.T) {
 	require.Equal(t, contents[1], b.read(all[1]))
 }
 
-// opening is a file system that tells of each file that is about to be opened for reading.
+// opening is a file system that reports each file that is about to be opened for reading.
 type opening struct {
 	cas.OS
 	tell func(path string)

@@ -122,7 +122,7 @@ type user struct {
 	reserveCalls   int           // calls of Reserve; guarded by mu
 	reservations   []reservation // guarded by mu
 	fitsError      error         // of everything
-	replacedBytes  []int64       // what Fits was told that goes instead; guarded by mu
+	replacedBytes  []int64       // bytes that Fits was told are replaced; guarded by mu
 	evictingBytes  int64         // bytes on disk of what is being evicted; guarded by mu
 
 	onDropViews func() // DropViews calls it; may be nil

@@ -99,7 +99,7 @@ func TestConformanceOfRealEPs(t *testing.T) {
 	}
 }
 
-// Each guideline that an EP breaks is told with the call, what was expected and what happened.
+// Each guideline that an EP breaks is reported with the call, what was expected and what happened.
 func TestConformanceFindsBrokenGuidelines(t *testing.T) {
 	for name, row := range map[string]struct {
 		release  compilertest.Release

@@ -19,7 +19,7 @@ func TestColumnsOfSeveralPages(t *testing.T) {
 	require.Equal(t, "A    B  C\näöü  1  \nlonger  2  x\na       3  yy\n", out.String())
 }
 
-// A part of a result never stands behind what tells of progress.
+// A part of a result never stands behind a line of progress.
 func TestProgressPrecedesEachPage(t *testing.T) {
 	var screen bytes.Buffer
 	p := &Printer{Out: &screen, Err: &screen, Terminal: true, width: func() int { return 80 }}
