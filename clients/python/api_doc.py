@@ -43,7 +43,7 @@ NUMBERS = {
     for path in PACKAGE.glob("*.py")
     for name, number in re.findall(r"(?m)^([A-Z_]+) = ([0-9.]+)\b", path.read_text())
 }
-NOT_FOR_CALLERS = frozenset(("message", "described", "neighbours"))
+NOT_FOR_CALLERS = frozenset(("message", "described", "neighbours", "with_neighbours"))
 HEAD = """# Python API
 
 Generated from docstrings by `make api-doc`. [quickstart-python.md](quickstart-python.md) and [the

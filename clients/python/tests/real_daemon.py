@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import epcache
-from places import short_directory
+from directories import short_directory
 from runtimes import RUNTIMES
 
 BIN = os.environ.get("EPCACHED_BIN", "")

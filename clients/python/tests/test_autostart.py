@@ -21,7 +21,7 @@ import pytest
 from descriptors import open_descriptors
 from epcache import _autostart, _connections
 from epcache._connection import Lost
-from places import short_directory
+from directories import short_directory
 
 BIN = os.environ.get("EPCACHED_BIN", "")
 real = pytest.mark.skipif(

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from places import short_directory
+from directories import short_directory
 
 START_LIMIT = 60.0
 STOP_LIMIT = 60.0

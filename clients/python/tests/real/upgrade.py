@@ -336,7 +336,7 @@ class Applications:
                     record["session_options"],
                 )
                 opinion = child.run(
-                    "opinion",
+                    "loadable",
                     runtime,
                     path=record["kept"],
                     ep=self._ep,

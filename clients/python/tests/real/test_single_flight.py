@@ -22,7 +22,7 @@ class Asker:
 
     def __init__(self, name: str, directory: Path, runtime: Path, wish: dict[str, Any]) -> None:
         self._said, self._go = directory / f"{name} said", directory / f"{name} go"
-        self.process = Child("asking", runtime, said=str(self._said), go=str(self._go), **wish)
+        self.process = Child("acquiring", runtime, said=str(self._said), go=str(self._go), **wish)
         self.wait_for("ready")
 
     def go(self) -> None:
