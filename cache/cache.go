@@ -265,9 +265,6 @@ func (c *Cache) open() error {
 	return nil
 }
 
-// compiling reports whether a job waits or runs.
-func (c *Cache) compiling() bool { return c.jobs.Count() > 0 }
-
 // revoked returns why a build of a layer does not count, "" if it does. The documents are opened
 // after the store, and are applied to it then.
 func (c *Cache) revoked(keys []*portable.Key, keyIDs string, m portable.Digest,
@@ -293,7 +290,7 @@ func (c *Cache) openStore() (err error) {
 	c.Store, err = store.Open(c.dir, store.Options{FS: o.fs, Layers: c.layersOf(o.Layers),
 		Log: c.log, Now: c.now,
 		PathAccess: o.PathAccess, UnpackedDir: o.UnpackedDir, Settings: c.settings.Load().store,
-		Heard: c.events.Add, Compiling: c.compiling,
+		Heard: c.events.Add, Compiling: func() bool { return c.jobs.Count() > 0 },
 		Making: func(builds uint64, percent int) {
 			if o.OnOpening != nil {
 				o.OnOpening(fmt.Sprintf("the index is being rebuilt from the manifests: %d "+

@@ -152,10 +152,6 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 	}
 }
 
-func evicted(at time.Time, r *evict.Step) string {
-	return fmt.Sprintf("evicted on %s to free space: %s", at.Format(time.RFC3339), r.Reason())
-}
-
 // EvictAll removes the builds of some steps, except those that must stay by now. Their tombstones
 // are made durable first.
 func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evict.Step) error {
@@ -169,7 +165,8 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 			s.NoteKept(KeptRemoved)
 			continue
 		}
-		why := evicted(c.st.now(), s)
+		why := fmt.Sprintf("evicted on %s to free space: %s", c.st.now().Format(time.RFC3339),
+			s.Reason())
 		list = append(list, Removal{Build: &b, Why: why, grace: views.PathGrace, step: s,
 			parts: c.st.PartsOf(&b),
 			tombstone: &index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey,

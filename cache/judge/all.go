@@ -53,7 +53,8 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 		}
 		l.builds++
 		if l.judgement.Verdict != compilers.Optimal &&
-			(isNew && madeBy(&b, previous) || l.worse()) {
+			(isNew && madeBy(&b, previous) || l.before != nil &&
+				Rank(l.judgement.Verdict) > Rank(l.before.Verdict)) {
 			affected = append(affected, b.ID)
 		}
 		return nil
@@ -206,12 +207,8 @@ type lot struct {
 	builds    int
 }
 
-// changed reports whether it was judged otherwise before, and worse whether it was judged better.
+// changed reports whether it was judged otherwise before.
 func (l *lot) changed() bool {
 	return l.before != nil &&
 		(l.before.Verdict != l.judgement.Verdict || l.before.Source != l.judgement.Source)
-}
-
-func (l *lot) worse() bool {
-	return l.before != nil && Rank(l.judgement.Verdict) > Rank(l.before.Verdict)
 }

@@ -309,7 +309,9 @@ func adviseWatch(runtime, how string) Advice {
 	}
 	return warning("watching", "the files of %s are polled and not watched: %s; answers are "+
 		"right all the same, but recompiling begins later", runtime, why).
-		hint("a network file system cannot be watched; otherwise raise %s", watchLimits())
+		hint("a network file system cannot be watched; otherwise raise "+
+			"fs.inotify.max_user_watches, which is %s, or max_user_instances, which is %s",
+			sysctl("fs/inotify/max_user_watches"), sysctl("fs/inotify/max_user_instances"))
 }
 
 func (d *Doctor) adviseIndex() []Advice {

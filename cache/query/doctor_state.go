@@ -221,11 +221,6 @@ func fileSystemOf(path string) (fileSystem, error) {
 	return s, nil
 }
 
-func watchLimits() string {
-	return "fs.inotify.max_user_watches, which is " + sysctl("fs/inotify/max_user_watches") +
-		", or max_user_instances, which is " + sysctl("fs/inotify/max_user_instances")
-}
-
 func sysctl(name string) string {
 	text, err := os.ReadFile("/proc/sys/" + name)
 	if err != nil {

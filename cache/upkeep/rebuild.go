@@ -100,8 +100,6 @@ type task struct {
 	nextRequest *RebuildRequest // arrived while the task was running
 }
 
-func (t *task) key() taskKey { return taskKey{t.RequestKey, t.Scope, t.Runtime} }
-
 // The states of a Rebuild.
 const (
 	Queued  = "queued"

@@ -218,7 +218,7 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 		return out.CPU
 	case err == nil || errors.Is(err, ErrNotNeeded):
 		q.closeFiles(t)
-		delete(q.tasks, t.key())
+		delete(q.tasks, taskKey{t.RequestKey, t.Scope, t.Runtime})
 	case errors.Is(err, workspace.ErrNoSource):
 		q.closeFiles(t)
 		t.State, t.Text, t.After = Waiting, err.Error(), now.Add(retryInterval)
