@@ -114,9 +114,17 @@ test-go: build deps ## run the Go tests, on the real execution providers too
 # What is concurrent in the large packages; all of the small ones.
 CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|SameTime|Race|Reload|Watch|Close|Stop|Subscri|Probe
 
-.PHONY: race
-race: build deps ## run the tests of what is concurrent under the race detector
+.PHONY: race race-build race-small race-large
+race: race-small race-large ## run the tests of what is concurrent under the race detector
+
+# Before the two, which would both compile what they have in common.
+race-build: build deps
+	$(GO) build $(subst -vet=off,,$(RACE)) ./cache ./cmd/epcachectl/...
+
+race-small: race-build
 	$(GO) test $(RACE) -timeout 25m ./unixsock ./internal/... ./store/views ./cache/jobs ./cache/failure ./cmd/epcachectl/... ./cmd/epcached/internal/...
+
+race-large: race-build
 	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
 
 .PHONY: test-long
