@@ -94,7 +94,7 @@ demo-picture: ## draw doc/demo.svg from report/demo.md, which make demo leaves
 TOOLS = ./testdata/ep/conformance ./testdata/typecheck
 
 .PHONY: test
-test: test-python test-go ## run all tests, on the real execution providers too
+test: test-python test-go race ## run all tests, on the real execution providers too
 
 # Three at a time on two processors, because many tests wait for a child process or for a clock.
 .PHONY: test-python
@@ -104,28 +104,30 @@ test-python: build deps ## run the tests of the Python client, and of programs u
 # The packages whose tests take longest start first. compilers is tested by itself, because beside the
 # others two tests of the workers' unit sometimes wait for a worker in vain, which is not explained.
 SLOWEST = ./cmd/epcached ./cache ./store
-OTHERS = $$($(GO) list ./... | grep -v "/epcached/compilers$$")
+OTHERS = $$($(GO) list ./... | grep -v "/epcached/compilers$$" | grep -vxF "$$($(GO) list $(RACED))")
 
 .PHONY: test-go
-test-go: build deps ## run the Go tests, on the real execution providers too
+test-go: build deps ## run the Go tests that race does not run, on the real execution providers too
 	$(call timed,$(PLAIN) $(GO) test -p 3 -vet=off -timeout 25m $(SLOWEST) $(OTHERS) $(TOOLS))
 	$(call timed,$(PLAIN) $(GO) test -vet=off -timeout 25m ./compilers)
 
-# What is concurrent in the large packages; all of the small ones.
+# The packages with the most concurrency are tested under the race detector alone; of the large ones,
+# what CONCURRENT matches is tested again.
+RACED      = ./unixsock ./internal/... ./store/views ./cache/jobs ./cache/failure ./cmd/epcachectl/... ./cmd/epcached/internal/...
 CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|SameTime|Race|Reload|Watch|Close|Stop|Subscri|Probe
 
-.PHONY: race race-build race-small race-large
-race: race-small race-large ## run the tests of what is concurrent under the race detector
-
-# Before the two, which would both compile what they have in common.
-race-build: build deps
+# Two test processes at a time, because a package's tests run one after the other for the most part;
+# before them is built what they have in common.
+.PHONY: race race-large race-raced
+race: build deps ## run the tests of what is concurrent under the race detector
 	$(GO) build $(subst -vet=off,,$(RACE)) ./cache ./cmd/epcachectl/...
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target race-large race-raced
 
-race-small: race-build
-	$(GO) test $(RACE) -timeout 25m ./unixsock ./internal/... ./store/views ./cache/jobs ./cache/failure ./cmd/epcachectl/... ./cmd/epcached/internal/...
+race-large:
+	$(call timed,$(GO) test $(RACE) -timeout 25m -run "$(CONCURRENT)" ./cache ./index ./compilers)
 
-race-large: race-build
-	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
+race-raced:
+	$(call timed,$(GO) test $(RACE) -timeout 25m $(RACED))
 
 .PHONY: test-long
 test-long: test remotes matrix stress flood kills faults explore ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
