@@ -53,13 +53,13 @@ deps: ## fetch ONNX Runtime, execution providers, models and test tools into .de
 
 .PHONY: deps-remote
 deps-remote: ## fetch S3 servers, registries, and tools for registries into .deps/remote/; minutes
-	@testdata/fetch-remote $(DEPS)/remote
+	@timeout 30m testdata/fetch-remote $(DEPS)/remote
 
 .PHONY: remotes
 remotes: build deps deps-remote ## move builds through real S3 servers and registries, and have 50 machines share them; five minutes
 	$(PLAIN) $(GO) test ./cmd/epcached-remote -run 'RealServers|RealRegistries' -v -timeout 10m
 	$(PLAIN) $(GO) test ./cmd/epcached -run 'OtherTools' -v -timeout 10m
-	EPCACHED_FLEET=50 $(PLAIN) $(GO) test ./cache -run 'TestMachinesWithTheirOwnHelpers|TestTheHolderOfALease|TrustDocumentStops|TwoBuilders|RevokedKey' -v -timeout 20m
+	EPCACHED_FLEET=50 $(PLAIN) $(GO) test ./cache -run 'TestMachinesWithTheirOwnHelpers|TestTheHolderOfALease|TrustDocument|TwoBuilders|RevokedKey|AnotherRootKey|FetchedFiles' -v -timeout 20m
 
 .PHONY: wheel
 wheel: ## build the Python package with the programs in it, for x86-64 and arm64, into dist/: the same bytes each time
