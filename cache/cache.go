@@ -216,9 +216,7 @@ func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyLeased()
 // Report decides on a client's report of a build, which it loaded with the runtime from.
 func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, from runtimes.Ref) (
 	*wire.ReportReply, error) {
-	if from.ORTVersion == "" {
-		from.ORTVersion = r.ORTVersion
-	}
+	from.ORTVersion = cmp.Or(from.ORTVersion, r.ORTVersion)
 	examine := func(ctx context.Context, b *index.Build) (reports.Examined, error) {
 		return c.loadChecker.Examine(ctx, p, from, b)
 	}

@@ -71,9 +71,7 @@ func NewORT(o ORTOptions) *ORT {
 			o.Worker = filepath.Join(filepath.Dir(self), "epcached-ort")
 		}
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	var stacks int64
 	if o.Limits.Memory == 0 {
 		stacks = 4 * int64(runtime.NumCPU()) * cmp.Or(o.Limits.Stack, DefaultLimits.Stack)

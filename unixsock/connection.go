@@ -224,10 +224,7 @@ func (c *connection) hello() error {
 }
 
 func (c *connection) helloReply(hello *wire.Hello) *wire.HelloReply {
-	reply := c.server.Backend.Hello(c.peer, hello)
-	if reply == nil {
-		reply = &wire.HelloReply{}
-	}
+	reply := cmp.Or(c.server.Backend.Hello(c.peer, hello), &wire.HelloReply{})
 	reply.Version, reply.Server = cmp.Or(reply.Version, Version),
 		cmp.Or(reply.Server, c.server.Name)
 	reply.Uid, reply.DaemonUid = c.peer.UID, uint32(max(0, os.Geteuid()))

@@ -188,9 +188,7 @@ func (q *Queries) compareEntries(ctx context.Context, u *wire.UsageReply, entrie
 				continue
 			}
 			for _, f := range found[j].Blobs() {
-				if f.Name == "" {
-					f.Name = "source model"
-				}
+				f.Name = cmp.Or(f.Name, "source model")
 				if !seen[f.Digest] {
 					seen[f.Digest] = true
 					files[i] = append(files[i], f)

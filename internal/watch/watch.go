@@ -90,9 +90,7 @@ func New(o Options) *Watcher {
 		events:   make(chan Event),
 		subjects: make(map[string]*subject),
 	}
-	if w.log == nil {
-		w.log = slog.New(slog.DiscardHandler)
-	}
+	w.log = cmp.Or(w.log, slog.New(slog.DiscardHandler))
 	w.directories = directories{log: w.log, open: o.open,
 		users: make(map[string]map[*subject]names)}
 	if o.open == nil {
@@ -310,9 +308,7 @@ func (w *Watcher) look(s *subject, common bool) {
 	s.last = w.directories.snapshot(s, s.paths)
 	s.ended = time.Now()
 	s.duration = s.ended.Sub(began)
-	if before == nil {
-		before = &snapshot{stamps: s.last.stamps}
-	}
+	before = cmp.Or(before, &snapshot{stamps: s.last.stamps})
 	if common && s.last.differs(before) || !common && !maps.Equal(s.last.stamps, before.stamps) {
 		s.changed = s.ended
 	}

@@ -70,9 +70,7 @@ func CheckPlaceholders(program []string, models int) error {
 		for i := range models {
 			found = found || strings.Contains(arg, placeholderOf(i))
 		}
-		if other == "" {
-			other = numbered.FindString(arg)
-		}
+		other = cmp.Or(other, numbered.FindString(arg))
 	}
 	if !found && other != "" {
 		return exit.Usagef("%s: there are only models 1 to %d", other, models)
