@@ -210,7 +210,8 @@ func (r *Request) Complete() error {
 			return ep.Name == o.ep
 		})
 		if i < 0 {
-			return exit.Usage(errNoEP(o))
+			return exit.Usagef("--option %s/%s: there is no --ep %s", term.Brief(o.ep),
+				term.Brief(o.key), term.Brief(o.ep))
 		}
 		if err := setOption(r.EPs[i], o.key, o.value); err != nil {
 			return exit.Usage(err)
@@ -246,11 +247,6 @@ func (r *Request) checkValues() error {
 		oneOf("--route", r.route, "compile_api", "session_options"),
 		tolerance,
 		oneOf("--store", r.store, "shared", "user", "none"))
-}
-
-func errNoEP(o optionFlag) error {
-	return fmt.Errorf("--option %s/%s: there is no --ep %s", term.Brief(o.ep), term.Brief(o.key),
-		term.Brief(o.ep))
 }
 
 // message makes the request for one model. Options that name a file go as descriptors of what this
