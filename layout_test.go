@@ -117,7 +117,7 @@ var allowed = map[string][]string{
 		"internal/suggest", "internal/filestamp"},
 	"cache/runtimes": {"cache/event", "cache/failure", "cache/identity",
 		"cas", "compilers", "index", "internal/apierr", "internal/memo", "internal/watch",
-		"internal/filestamp"},
+		"internal/filestamp", "internal/suggest"},
 	"store": {"cas", "dedupe", "index", "internal/apierr",
 		"internal/bytesize", "internal/flock", "store/evict", "store/layers", "store/packing",
 		"store/views", "internal/keyed"},

@@ -344,7 +344,7 @@ func (s *RecipeStore) Get(d cas.Digest) (*Recipe, error) {
 }
 
 // GetStamped is Get, and also returns the stamp of the file that was read, so that a caller that
-// has verified the recipe can tell whether the file is still the same.
+// has verified the recipe can check whether the file is still the same.
 func (s *RecipeStore) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
 	r, stamp, err := readRecipe(s.fs, s.path(d), d)
 	if err != nil {

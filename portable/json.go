@@ -60,7 +60,7 @@ func decode(file string, raw []byte, most int, out any) error {
 	for at < min(len(raw), len(again)) && raw[at] == again[at] {
 		at++
 	}
-	return &FormatError{file, "", int64(at), "another spelling than the one that epcached writes"}
+	return &FormatError{file, "", int64(at), "not in the canonical form that epcached writes"}
 }
 
 // bounded refuses documents that are too large, or would be in memory.

@@ -200,7 +200,7 @@ func TestEachFlippedByteOfACardIsRefused(t *testing.T) {
 		require.Error(t, err)
 	}
 	_, err = ParseCard("card", append(bytes.Clone(raw), ' '))
-	require.ErrorContains(t, err, "another spelling")
+	require.ErrorContains(t, err, "canonical form")
 }
 
 // A flipped byte of the padding, of times or of modes changes nothing; any other is noticed.

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/suggest"
 )
 
 // Wanted is the runtime that a request asks for.
@@ -113,7 +114,11 @@ func NoRuntimeError(eps []identity.EP, have []string) error {
 			"DIR), or start epcached with --runtime DIR, a directory made by: pip install " +
 			"--no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
 	}
-	return e.WithHint("the registered runtimes have %s; epcachectl probe shows them",
+	meant := ""
+	if near := suggest.Closest(names[0], slices.Values(have)); near != "" {
+		meant = "did you mean " + near + "? "
+	}
+	return e.WithHint("%sthe registered runtimes have %s; epcachectl probe shows them", meant,
 		strings.Join(have, ", "))
 }
 

@@ -257,8 +257,7 @@ func ResolveDevices(facts compilers.Facts, ep identity.EP) ([]compilers.Device, 
 	out := make([]compilers.Device, 0, len(selectors))
 	for _, sel := range selectors {
 		if sel.Virtual() {
-			// No probe lists what is not there. Whether the execution provider knows such a device
-			// the fingerprint tells.
+			// No probe lists a virtual device. The fingerprint shows whether the EP knows it.
 			out = append(out, compilers.Device{Type: strings.ToUpper(sel.Type),
 				VendorID: sel.VendorID, DeviceID: sel.DeviceID, Metadata: sel.Metadata})
 			continue

@@ -120,8 +120,8 @@ func AutostartOff() bool {
 		strings.ToLower(os.Getenv(AutostartVariable)))
 }
 
-// startDaemon returns when the daemon answers, or with the reason why there is none. `there` tells
-// whether there is one by now.
+// startDaemon returns when the daemon answers, or with the reason why there is none. there reports
+// whether a daemon answers by now.
 func startDaemon(ctx context.Context, program string, there func() bool) error {
 	failed := errors.New("there is no home directory")
 	for _, socket := range unixsock.UserSockets() {

@@ -132,7 +132,7 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 				"set it to a directory of this user, or name a socket with --socket or " +
 				unixsock.SocketVariable
 		}
-		may := "a directory above it may not be passed"
+		may := "a directory above it may not be entered"
 		if info, err := os.Stat(path); err == nil {
 			may = "its mode is " + info.Mode().Perm().String()
 		}

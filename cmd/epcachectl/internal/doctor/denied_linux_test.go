@@ -36,7 +36,7 @@ func TestDoctorNamesASocketThatIsDenied(t *testing.T) {
 	f.notConnected(t.Context(), &cli.Call{}, nil, fs.ErrPermission)
 	require.Len(t, f.List, 1)
 	require.Equal(t, "this user may not connect to "+socket+": a directory above it may not be "+
-		"passed",
+		"entered",
 		f.List[0].Text)
 	require.Contains(t, f.List[0].Hint, "another user's, as under sudo")
 	_, err := (&daemon.Finder{Socket: socket}).Connect(t.Context())
