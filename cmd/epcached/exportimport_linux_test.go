@@ -17,6 +17,7 @@ import (
 
 const (
 	silentOpenVINO = "openvino-1.6.1" // states no hardware
+	oldOpenVINO    = "openvino-1.4.0" // likewise, and it judges no build
 	otherUID       = "2991"
 )
 
@@ -142,13 +143,15 @@ func modelOf(t testing.TB, name string) string {
 // another state directory and no build.
 func TestBuildsTravelBetweenMachines(t *testing.T) {
 	t.Parallel()
-	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn)}
+	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn),
+		runtimeDir(t, oldOpenVINO)}
 	a, b := newSite(t, runtimes...), ofAnotherUser(t, runtimes...)
 	a.start(t)
 	conv, ep := modelOf(t, "tiny-convolution"), "OpenVINOExecutionProvider:CPU"
 	asked := map[string][]string{
 		"OpenVINO": {conv, "--ep", ep},
 		"embedded": {conv, "--ep", ep, "--embed"},
+		"older":    {conv, "--ep", ep, "--runtime", runtimes[3]},
 		"silent":   {conv, "--ep", ep, "--runtime", runtimes[1]},
 		"initializers": {modelOf(t, "tiny-mlp"), "--ep", ep, "--initializers-file",
 			"rest.bin"},

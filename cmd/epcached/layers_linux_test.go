@@ -128,13 +128,16 @@ func flipIn(t testing.TB, image, file string) {
 // and no build: in place, without a compile and without a copy, also after a restart.
 func TestLayersAreServedInPlace(t *testing.T) {
 	t.Parallel()
-	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn)}
+	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn),
+		runtimeDir(t, oldOpenVINO)}
 	a := newSite(t, runtimes...)
 	a.start(t)
 	asked := map[string][]string{
 		"OpenVINO":     onOpenVINO(t, "tiny-convolution"),
 		"embedded":     onOpenVINO(t, "tiny-convolution", "--embed"),
+		"older":        onOpenVINO(t, "tiny-convolution", "--runtime", runtimes[3]),
 		"silent":       onOpenVINO(t, "tiny-convolution", "--runtime", runtimes[1]),
+		"external":     onOpenVINO(t, "tiny-external"),
 		"initializers": onOpenVINO(t, "tiny-mlp", "--initializers-file", "rest.bin"),
 		"QNN ahead of time": {modelOf(t, "tiny-mlp"), "--ep", "QNNExecutionProvider", "--option",
 			"soc_model=60", "--runtime", runtimes[2]},
@@ -189,7 +192,7 @@ func TestLayersAreServedInPlace(t *testing.T) {
 			listed, _ := b.ctl(t, "list")
 			require.Contains(t, listed, "layer")
 			told, _ := b.ctl(t, "status")
-			require.Contains(t, told, on+": 6 builds")
+			require.Contains(t, told, on+": 8 builds")
 		})
 	}
 }

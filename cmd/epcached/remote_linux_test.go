@@ -90,23 +90,28 @@ func newWebServer(t testing.TB, dir string) *webServer {
 	return w
 }
 
-// newRegistry starts a registry, and returns the URL of a repository and its endpoint; "": there is
-// none.
-func newRegistry(t testing.TB) (url, endpoint string) {
-	program, err := filepath.Abs("../../.deps/remote/olareg")
+// newServer starts a registry or an S3 server, and returns the URL of a remote there and the lines
+// that its table needs; "": there is none.
+func newServer(t testing.TB, name string) (url, more string) {
+	program, err := filepath.Abs("../../.deps/remote/" + name)
 	require.NoError(t, err)
 	if !exists(program) {
-		t.Log("NOT TESTED with a registry: testdata/fetch-remote fetches olareg")
+		t.Logf("NOT TESTED with %s: testdata/fetch-remote fetches it", name)
 		return "", ""
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	address := l.Addr().String()
+	address, dir := l.Addr().String(), t.TempDir()
 	require.NoError(t, l.Close())
 	_, port, err := net.SplitHostPort(address)
 	require.NoError(t, err)
-	cmd := exec.Command(program, "serve", "--addr", "127.0.0.1", "--port", port, "--dir",
-		t.TempDir())
+	args := []string{"serve", "--addr", "127.0.0.1", "--port", port, "--dir", dir}
+	if url = "oci://" + address + "/team/builds"; name == "versitygw" {
+		url, args = "s3://bucket/p", []string{"--access", "key", "--secret", "secret-secret",
+			"--port", address, "posix", dir}
+		require.NoError(t, os.Mkdir(filepath.Join(dir, "bucket"), 0o755))
+	}
+	cmd := exec.Command(program, args...)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
@@ -116,31 +121,37 @@ func newRegistry(t testing.TB) (url, endpoint string) {
 		c, err := net.Dial("tcp", address)
 		return err == nil && c.Close() == nil
 	}, 30*time.Second, 20*time.Millisecond)
-	return "oci://" + address + "/team/builds",
-		fmt.Sprintf("endpoint = \"http://%s\"\n", address)
+	return url, fmt.Sprintf("endpoint = \"http://%s\"\n", address)
 }
 
 // Builds that one machine published are hits on others, whose daemons have other users, other state
-// directories and no builds, through a directory, a web server that is only read, and a registry.
+// directories and no builds, through a directory, a web server that is only read, a registry and a
+// bucket.
 func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	t.Parallel()
 	hasHelper(t)
-	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn)}
+	runtimes := []string{runtimeDir(t, openVINO), runtimeDir(t, silentOpenVINO), runtimeDir(t, qnn),
+		runtimeDir(t, oldOpenVINO)}
 	a := newSite(t, runtimes...)
 	keys, shared := openTo(t, ""), openTo(t, "")
 	private, public := newKey(t, a, keys, "ci")
 	a.config = fmt.Sprintf("signing_key = %q\n", private) + sharing("file://"+shared, public,
 		"publish = \"shared\"\n")
-	registry, endpoint := newRegistry(t)
-	if registry != "" {
-		a.config += fmt.Sprintf("[remote.registry]\nurl = %q\npublish = \"shared\"\n"+
-			"ask = \"never\"\n", registry) + endpoint
+	servers := make(map[string]string) // the lines of their tables, by URL
+	for _, name := range []string{"olareg", "versitygw"} {
+		if url, more := newServer(t, name); url != "" {
+			servers[url] = more
+			a.config += fmt.Sprintf("[remote.%s]\nurl = %q\npublish = \"shared\"\n"+
+				"ask = \"never\"\n", name, url) + more
+		}
 	}
+	a.environment = []string{"AWS_ACCESS_KEY_ID=key", "AWS_SECRET_ACCESS_KEY=secret-secret"}
 	a.start(t)
 	conv, ep := modelOf(t, "tiny-convolution"), "OpenVINOExecutionProvider:CPU"
 	asked := map[string][]string{
 		"OpenVINO": {conv, "--ep", ep},
 		"embedded": {modelOf(t, "tiny-mlp"), "--ep", ep, "--embed"},
+		"older":    {conv, "--ep", ep, "--runtime", runtimes[3]},
 		"silent":   {conv, "--ep", ep, "--runtime", runtimes[1]},
 		"initializers": {modelOf(t, "tiny-mlp"), "--ep", ep, "--initializers-file",
 			"rest.bin"},
@@ -161,14 +172,11 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 	require.NoError(t, exec.Command("chmod", "-R", "a+rX", shared).Run())
 
 	web := newWebServer(t, shared)
-	for url, more := range map[string]string{"file://" + shared: "", web.url: "",
-		registry: endpoint} {
-		if url == "" {
-			continue
-		}
+	servers["file://"+shared], servers[web.url] = "", ""
+	for url, more := range servers {
 		b := ofAnotherUser(t, runtimes...)
-		b.config, b.environment = sharing(url, public, more),
-			[]string{"SSL_CERT_FILE=" + web.certificate}
+		b.config = sharing(url, public, more)
+		b.environment = append(a.environment, "SSL_CERT_FILE="+web.certificate)
 		b.under = append(passable(t,
 			append([]string{keys, shared, filepath.Dir(web.certificate), programs,
 				filepath.Dir(b.socket)}, runtimes...)), "setpriv", "--reuid", otherUID, "--regid",
@@ -186,7 +194,7 @@ func TestMachinesShareBuildsThroughARemote(t *testing.T) {
 		require.Empty(t, verified["warnings"])
 		out, status := b.ctl(t, "remote", "status")
 		require.Zero(t, status, out)
-		require.Contains(t, out, "7 builds, ")
+		require.Contains(t, out, "8 builds, ")
 		require.Equal(t, before, filesBelow(t, shared), "a reader wrote")
 		out, status = b.ctl(t, "show", made["silent"]["build"].(string))
 		require.Zero(t, status)

@@ -48,7 +48,7 @@ func TestOtherToolsReadABundle(t *testing.T) {
 		out, status := a.ctl(t, "export", modelOf(t, "tiny-mlp"), "--to", to, "--key", private)
 		require.Zero(t, status, out)
 	}
-	url, _ := newRegistry(t)
+	url, _ := newServer(t, "olareg")
 	if url == "" {
 		t.Skip("NOT TESTED: testdata/fetch-remote fetches olareg")
 	}
