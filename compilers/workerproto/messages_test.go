@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -28,8 +30,9 @@ func TestRequestArrives(t *testing.T) {
 func TestPythonSpeaksThisVersion(t *testing.T) {
 	source, err := os.ReadFile("../../clients/python/epcache/_worker.py")
 	require.NoError(t, err)
-	require.Contains(t, string(source),
-		fmt.Sprintf("\nVERSION = %d  # of the dialogue\n", workerproto.Version))
+	version := regexp.MustCompile(`(?m)^VERSION = (\d+)`).FindSubmatch(source)
+	require.NotNil(t, version)
+	require.Equal(t, strconv.Itoa(workerproto.Version), string(version[1]))
 }
 
 func TestRequestIsRefused(t *testing.T) {
