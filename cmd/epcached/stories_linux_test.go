@@ -5,7 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -19,6 +21,8 @@ import (
 //
 //	model FILE [SEED]       write a small ONNX model; other seeds have other weights
 //	exits STATUS PROGRAM..  run a program that must exit with STATUS
+//	block FILE N HEADING [OLD=NEW]..  write the Nth block of code below a heading of
+//	                        doc/sharing.md to FILE, with other words for some
 func TestStories(t *testing.T) {
 	runtime := runtimeDir(t, openVINO)
 	stories, err := filepath.Glob("../../testdata/stories/*.txtar")
@@ -36,7 +40,7 @@ func TestStories(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"model": storyModel, "exits": exitsWith,
+			"model": storyModel, "exits": exitsWith, "block": documentedBlock,
 		},
 	})
 }
@@ -75,4 +79,32 @@ func exitsWith(ts *testscript.TestScript, neg bool, args []string) {
 	if status != want {
 		ts.Fatalf("exit status %d, want %d", status, want)
 	}
+}
+
+func documentedBlock(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: block FILE N HEADING [OLD=NEW]...")
+	}
+	n, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	document, err := os.ReadFile("../../doc/sharing.md")
+	ts.Check(err)
+	_, section, found := strings.Cut(string(document), "\n## "+args[2]+"\n")
+	if !found {
+		ts.Fatalf("doc/sharing.md has no heading %q", args[2])
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	blocks := regexp.MustCompile(`(?m)(^    .*\n)+`).FindAllString(section, -1)
+	if n > len(blocks) {
+		ts.Fatalf("%q has %d blocks of code", args[2], len(blocks))
+	}
+	text := blocks[n-1]
+	for _, replace := range args[3:] {
+		from, to, _ := strings.Cut(replace, "=")
+		if !strings.Contains(text, from) {
+			ts.Fatalf("the block has no %q:\n%s", from, text)
+		}
+		text = strings.ReplaceAll(text, from, to)
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o644))
 }
