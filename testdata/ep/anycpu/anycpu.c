@@ -94,9 +94,9 @@ static OrtStatus *load_vendor(void) {
   if (!dladdr((void *)&load_vendor, &self))
     return fail("anycpu: cannot tell where this library is");
   const char *slash = strrchr(self.dli_fname, '/');
-  int folder = slash ? (int)(slash - self.dli_fname) + 1 : 0;
+  int directory = slash ? (int)(slash - self.dli_fname) + 1 : 0;
   char path[PATH_MAX];
-  int n = snprintf(path, sizeof path, "%.*s%s", folder, self.dli_fname, VENDOR_LIBRARY);
+  int n = snprintf(path, sizeof path, "%.*s%s", directory, self.dli_fname, VENDOR_LIBRARY);
   if (n < 0 || (size_t)n >= sizeof path) return fail("anycpu: path is too long");
   vendor = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   return vendor ? NULL : fail(dlerror());

@@ -109,18 +109,18 @@ static OrtStatus *read_weight(struct weight *w, const char *path) {
   return NULL;
 }
 
-OrtStatus *read_weights(struct context *c, const char *folder) {
+OrtStatus *read_weights(struct context *c, const char *directory) {
   for (size_t i = 0; i < c->weights; i++) {
     struct weight *w = c->weight[i];
     if (!w->file || w->data) continue;
     if (!is_below(w->file))
       return fail(ORT_INVALID_GRAPH,
-          "weights \"%.100s\": not the name of a file in the source model's folder or below",
+          "weights \"%.100s\": not the name of a file in the source model's directory or below",
           w->file);
-    if (!folder)
+    if (!directory)
       return fail(
           ORT_INVALID_ARGUMENT, "ep.context_source_model_path has to say where \"%s\" is", w->file);
-    char *path = format_text("%s%s", folder, w->file);
+    char *path = format_text("%s%s", directory, w->file);
     OrtStatus *failed = read_weight(w, path);
     free(path);
     TRY(failed);

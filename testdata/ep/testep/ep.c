@@ -111,7 +111,7 @@ void warn(const struct ep *ep, const char *text) {
   if (failed) ort->ReleaseStatus(failed); // a message that is not written is no reason to stop
 }
 
-char *folder_of(const char *path) {
+char *directory_of(const char *path) {
   const char *slash = strrchr(path, '/');
   return format_text("%.*s", slash ? (int)(slash - path) + 1 : 0, path);
 }

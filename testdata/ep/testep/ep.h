@@ -30,7 +30,7 @@ OrtStatus *load_partitions(struct ep *ep, const OrtGraph *const *graphs,
 // warn writes to the session's log.
 void warn(const struct ep *ep, const char *text);
 
-// folder_of gives the part of a path up to and with the last slash; "" where there is none.
-char *folder_of(const char *path);
+// directory_of gives the part of a path up to and with the last slash; "" where there is none.
+char *directory_of(const char *path);
 
 #endif

@@ -20,7 +20,7 @@ struct opened {
 // loading is one session's load.
 struct loading {
   struct ep *ep;
-  char *folder; // that file names are relative to
+  char *directory; // that file names are relative to
   struct opened *opened;
   size_t opened_count;
   struct context_node *node;
@@ -29,13 +29,13 @@ struct loading {
   size_t count;
 };
 
-// find_folder: beside the model, or, for a model from memory, where ep.context_file_path says that
-// it stands.
-static OrtStatus *find_folder(struct loading *l, const OrtGraph *graph) {
+// find_directory: beside the model, or, for a model from memory, where ep.context_file_path says
+// that it stands.
+static OrtStatus *find_directory(struct loading *l, const OrtGraph *graph) {
   const char *model = NULL;
   TRY(ort->Graph_GetModelPath(graph, &model));
   const char *path = model && *model ? model : l->ep->options.context_path;
-  l->folder = path ? folder_of(path) : NULL;
+  l->directory = path ? directory_of(path) : NULL;
   return NULL;
 }
 
@@ -43,12 +43,13 @@ static OrtStatus *binary_file(const struct loading *l, const struct context_node
   const char *name = n->cache.data ? (const char *)n->cache.data : "";
   if (strlen(name) != n->cache.size || !is_below(name)) {
     return fail(ORT_INVALID_GRAPH,
-        "ep_cache_context \"%.100s\": not the name of a file in the model's folder or below", name);
+        "ep_cache_context \"%.100s\": not the name of a file in the model's directory or below",
+        name);
   }
-  if (!l->folder)
+  if (!l->directory)
     return fail(ORT_INVALID_ARGUMENT,
         "the model came from memory: ep.context_file_path has to say where \"%s\" is", name);
-  *path = format_text("%s%s", l->folder, name);
+  *path = format_text("%s%s", l->directory, name);
   return NULL;
 }
 
@@ -74,9 +75,9 @@ static OrtStatus *check_target(const struct ep *ep, const struct context *c, con
 // ep.context_source_model_path says that this model is, else beside this one.
 static OrtStatus *read_sources(const struct loading *l, struct context *c) {
   const char *source = l->ep->options.source_path;
-  char *folder = source ? folder_of(source) : NULL;
-  OrtStatus *failed = read_weights(c, folder ? folder : l->folder);
-  free(folder);
+  char *directory = source ? directory_of(source) : NULL;
+  OrtStatus *failed = read_weights(c, directory ? directory : l->directory);
+  free(directory);
   return failed;
 }
 
@@ -261,7 +262,7 @@ OrtStatus *load_partitions(struct ep *ep, const OrtGraph *const *graphs,
   l.context = allocate(count, sizeof *l.context);
   l.program = allocate(count, sizeof *l.program);
   OrtStatus *failed = only_nodes(graphs, count, nodes);
-  if (!failed) failed = find_folder(&l, graphs[0]);
+  if (!failed) failed = find_directory(&l, graphs[0]);
   if (!failed) failed = load_all(&l, nodes, fused, infos);
   for (size_t i = 0; i < count; i++) {
     free_context_node(&l.node[i]);
@@ -272,7 +273,7 @@ OrtStatus *load_partitions(struct ep *ep, const OrtGraph *const *graphs,
     drop_context(l.opened[i].context);
   }
   free(l.opened);
-  free(l.folder);
+  free(l.directory);
   free(l.node);
   free(l.context);
   free(l.program);

@@ -42,7 +42,7 @@ void *grow(void *array, size_t count, size_t size);
 char *copy_text(const char *text);
 char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// is_below tells whether a name stays in a folder, or below it: anything else could name any file
+// is_below tells whether a name stays in a directory, or below: anything else could name any file
 // of the machine.
 bool is_below(const char *name);
 
