@@ -59,6 +59,9 @@ func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
 	return known, nil
 }
 
+// MakeReadOnly is the first part of HashAhead: it reports whether no process can write f any more.
+func (s *Store) MakeReadOnly(f *os.File) (bool, error) { return makeOwnReadOnly(s.fs, f) }
+
 // hash hashes a read-only file. The stamp is taken before, so that a change during hashing shows.
 func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
 	if err := checkRegular(f); err != nil {

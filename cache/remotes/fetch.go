@@ -217,7 +217,7 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		im.Files = append(im.Files, claims.PutFile{Name: f.Name, File: file})
 	}
 	remote.CloseAll(files)
-	if isWritten(im.Files) {
+	if rs.isWritten(im.Files) {
 		disk, _ := store.SpaceOf(sizes...)
 		reservation.Written = disk - store.ManifestNeed
 		if err := reservation.Resize(ctx, true, sizes...); err != nil {
@@ -258,19 +258,16 @@ func stageFiles(dir string, all []portable.File) (files []*os.File, err error) {
 }
 
 // isWritten reports whether the helper is done with the files, so that they need not be copied: it
-// may lie, and write to what was checked. The kernel grants a read lease only while no descriptor
-// and no mapping could write, and the helper, as another user, can open none. It could also have
-// taken more of the disk than the files have bytes.
-func isWritten(files []claims.PutFile) bool {
+// may lie, and write to what was checked, or have taken more of the disk than the files have bytes.
+// As another user it can open none of them again.
+func (rs *Remotes) isWritten(files []claims.PutFile) bool {
 	return !slices.ContainsFunc(files, func(f claims.PutFile) bool {
 		var st unix.Stat_t
-		fd := f.File.Fd()
-		_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)
-		if err == nil { // closing gives it back too
-			_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
-			err = unix.Fstat(int(fd), &st)
+		alone, err := rs.Store.Blobs().MakeReadOnly(f.File)
+		if err == nil {
+			err = unix.Fstat(int(f.File.Fd()), &st)
 		}
-		return err != nil || st.Blocks*512 > st.Size+st.Size/16+1<<20
+		return err != nil || !alone || st.Blocks*512 > st.Size+st.Size/16+1<<20
 	})
 }
 
