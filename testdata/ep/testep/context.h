@@ -30,8 +30,8 @@ uint32_t add_weight(struct context *c, const float *data, uint64_t count);
 uint32_t refer_weight(
     struct context *c, const float *data, uint64_t count, const char *file, uint64_t offset);
 
-// read_weights reads those that stand in files, which are relative to directory. NULL: nobody knows
-// where they are.
+// read_weights reads weights that are in files, whose names are relative to directory. NULL: it is
+// unknown, and such weights cannot be read.
 OrtStatus *read_weights(struct context *c, const char *directory);
 
 // add_program hands a program over to the context. A name that is taken is refused, and the program
