@@ -16,9 +16,9 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// ReadOutput reads the compiled graph, or those of a group in order, and checks that every file
-// which the graphs, or one of their context binaries, refer to is among the result's, because EPs
-// check nothing of that when they load. used are the files that are referred to.
+// ReadOutput reads the compiled graph, or those of a group in order, and checks that the result has
+// every file that the graphs and context binaries refer to, because EPs do not check that when they
+// load. used has the names of the referenced files.
 func ReadOutput(ctx context.Context, out string, result compilers.Result) (
 	models []*epmodel.Model, used map[string]bool, err error) {
 	sizes := make(map[string]int64, len(result.Files))
@@ -87,8 +87,8 @@ func ReadOutput(ctx context.Context, out string, result compilers.Result) (
 	return models, used, nil
 }
 
-// SuitsOutput compares the files of initializers that a graph refers to with those that were asked
-// for. The error says what differs.
+// SuitsOutput compares the files of initializers that a graph refers to with the requested ones.
+// The error says what differs.
 func SuitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 	for _, location := range m.Locations() {
 		switch {
@@ -103,7 +103,7 @@ func SuitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 	return nil
 }
 
-// CheckComplete fails for a graph that leaves nodes to the CPU, where the request wants none left.
+// CheckComplete fails for a graph that leaves nodes to the CPU if the request forbids that.
 func CheckComplete(c *identity.Record, m *epmodel.Model) error {
 	if rest := m.Nodes - len(m.Contexts); rest > 0 &&
 		c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
@@ -113,7 +113,7 @@ func CheckComplete(c *identity.Record, m *epmodel.Model) error {
 	return nil
 }
 
-// members lists what a group consists of, nil for a single model.
+// members lists the members of a group, nil for a single model.
 func members(at *request.Attempt, result compilers.Result) []index.Member {
 	if at.Models() == 1 {
 		return nil
@@ -127,12 +127,12 @@ func members(at *request.Attempt, result compilers.Result) []index.Member {
 	return out
 }
 
-// groupWarnings warns of a group that shares nothing.
+// groupWarnings warns if the members of a group share no file.
 func groupWarnings(models []*epmodel.Model) []string {
 	if len(models) < 2 {
 		return nil
 	}
-	users := make(map[string]int) // of each file, graphs that refer to it
+	users := make(map[string]int) // for each file, how many graphs refer to it
 	for _, m := range models {
 		seen := make(map[string]bool)
 		for _, ref := range m.Sidecars() {
@@ -151,8 +151,8 @@ func groupWarnings(models []*epmodel.Model) []string {
 		"provider compiled them separately"}
 }
 
-// NewBuild is the build's record but for its files' digests. open are dimensions of the models'
-// inputs.
+// NewBuild returns the build's record without the digests of its files. open has the free
+// dimensions of the models' inputs.
 func NewBuild(at *request.Attempt, scope string, models []*epmodel.Model, result compilers.Result,
 	open []request.OpenDimension, created time.Time) *index.Build {
 	r, p, m := at.Request, at.Plan, models[0]

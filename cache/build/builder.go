@@ -1,5 +1,6 @@
 // Package build makes builds: from a plan, through a worker's compile in a private directory, to
-// files that are checked, loaded once and published; and from a build to its other form.
+// files that are checked, loaded once and published; and converts builds between embedded and
+// sidecar.
 package build
 
 import (
@@ -27,13 +28,13 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Settings may change while a Builder works.
+// Settings are the part of the configuration that may change while a Builder works.
 type Settings struct {
 	KeepSource string          // how source models are kept: KeepReference, KeepCopy or KeepNone
 	Failures   failure.Options // how long failures are remembered
 }
 
-// Options say what a Builder works with.
+// Options are the parts and limits that a Builder works with.
 type Options struct {
 	Store       *store.Store
 	Jobs        *jobs.Jobs
@@ -51,35 +52,36 @@ type Options struct {
 
 	Settings func() Settings
 	Policy   func([]compilers.EP) request.Policy
-	// Owner returns the user that a user of a container belongs to.
+	// Owner returns the user of the host who owns a container's user.
 	Owner func(uid uint32) uint32
-	// RunLater runs a function that the daemon waits for when it ends.
+	// RunLater runs a function in the background; the daemon waits for it when it ends.
 	RunLater func(func(context.Context))
-	// MayPut says why a user may not keep files of these sizes, of builds that applications put.
+	// MayPut returns an error if files of these sizes exceed the user's quota for builds that
+	// applications put.
 	MayPut func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error)
-	// OnQueued is called for a job that outlives its request.
+	// OnQueued is called when a job is queued that outlives its request.
 	OnQueued func(*jobs.Job, *request.Attempt)
-	// Begin is called before a job of a request compiles for all users. It returns a build that
-	// another machine has made, or what is to be called with whether the job stored one; may be
-	// nil.
+	// Begin is called before a job of a request compiles for all users. It returns a build that was
+	// fetched from another machine, otherwise a function, or nil, that the job calls at its end.
 	Begin func(context.Context, *request.Attempt, *jobs.Job) (b *index.Build, end func(stored bool))
 	// OnStored is called when a job has stored its build. The job's files are open until then.
 	OnStored func(at *request.Attempt, b *index.Build, ended <-chan struct{})
 }
 
-// Builder makes builds: it compiles models in jobs, and converts builds into their other form.
+// Builder makes builds: it compiles models in jobs, and converts builds between embedded and
+// sidecar.
 type Builder struct {
 	Options
 
-	conversions keyed.Group[*jobs.Result] // by build key, scope and what is converted
+	conversions keyed.Group[*jobs.Result] // by build key, scope and source build
 	closing     atomic.Bool
 }
 
 // New returns a Builder.
 func New(o Options) *Builder { return &Builder{Options: o} }
 
-// PrepareClose says that the daemon is about to end: a worker that dies is not replaced, and its
-// death counts against no model.
+// PrepareClose announces that the daemon is about to end. From then on a worker that dies is not
+// replaced, and its death is not recorded as a failure of the model.
 func (bd *Builder) PrepareClose() { bd.closing.Store(true) }
 
 // Compile compiles the model, or waits for a job that does, and answers with a lease on the result.
@@ -92,18 +94,18 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 		key := at.JobKey()
 		own := jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)}
 		if at.OnMiss == request.Wait && key.Scope != "" && bd.Jobs.Joinable(own) != nil {
-			key = own // an application of the same user's holds the claim
+			key = own // an application of the same user holds the claim
 		}
 		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner),
 			bd.prepareJob(at, key.Scope))
 		if err == nil && !first && at.NeedsOtherORT(result.Build.ORTVersion) {
-			bd.Store.TakerDone(result.Build.ID) // or rather, not taken
+			bd.Store.TakerDone(result.Build.ID) // not taken, so that the collector may remove it
 			err = request.OtherORTError(at, result.Build)
 			continue
 		}
 		var end *request.ClaimEnd
 		if !errors.As(err, &end) {
-			break // else what was claimed is compiled here after all
+			break // not found: the claim is over, so the model is compiled here
 		}
 		why = end.Error()
 	}
@@ -127,7 +129,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	a.Outcome, a.Why = request.Waited, "compiled by another request for the same build"
 	if first && !result.Found {
 		a.Outcome, a.Why = request.Compiled, why
-		a.Compared, _ = result.Fact.(*compilers.VerifyResult) // nil: it was not compared
+		a.Compared, _ = result.Fact.(*compilers.VerifyResult) // nil if it was not compared
 	}
 	if result.Why != "" {
 		a.Why = result.Why
@@ -147,9 +149,9 @@ func (bd *Builder) serveCompiled(ctx context.Context, result *jobs.Result, phase
 	return a, err
 }
 
-// WorkIfMade looks again for the build that a job in this scope would make, and returns work
-// that returns it, or nil if the build is still to be made. A job stores its build before it can no
-// longer be joined, so under the lock of Jobs no build is overlooked.
+// WorkIfMade looks again for the build that a job in this scope would make, and returns work that
+// returns it, or nil if the build is still to be made. A job can be joined until its build is
+// stored, so a caller that holds the lock of Jobs either joins the job or finds its build here.
 func (bd *Builder) WorkIfMade(at *request.Attempt, scope string) jobs.Work {
 	if at.OnMiss == request.Refresh || at.OnMiss == request.Bypass || scope == "" {
 		return nil
@@ -169,12 +171,12 @@ func (bd *Builder) WorkIfMade(at *request.Attempt, scope string) jobs.Work {
 	return nil
 }
 
-// AnswerWaiter answers with the result of another request's job, or of an application.
+// AnswerWaiter answers with the result of a job that another request or an application began.
 func (bd *Builder) AnswerWaiter(ctx context.Context, at *request.Attempt, result *jobs.Result) (
 	*request.Answer, error) {
 	defer bd.Store.TakerDone(result.Build.ID)
 	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.OtherMachine(result.Build) {
-		// The request begins again: it brings the model with which the build is judged.
+		// The request begins again, because it has the model that judging the build needs.
 		return nil, store.ErrRemoved
 	}
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
@@ -191,7 +193,7 @@ func (bd *Builder) AnswerWaiter(ctx context.Context, at *request.Attempt, result
 	return a, nil
 }
 
-// CompileLater has the model compiled, and answers at once with the job.
+// CompileLater starts a job that compiles the model, and answers at once with the job.
 func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why string) (
 	*request.Answer, error) {
 	key := at.JobKey()
@@ -217,9 +219,9 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 	return a, nil
 }
 
-// addFollowUp compiles after the job if its result may not do: that of an application, which may
-// put nothing, or for a request that is strict about ONNX Runtime that of another one. It keeps one
-// request of each user until then.
+// addFollowUp has the model compiled after the job f if the result of f does not suit the request.
+// That happens if f waits for an application that puts nothing, or if the request is strict about
+// ONNX Runtime and f uses another version. One request of each user is kept until then.
 func (bd *Builder) addFollowUp(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
 	user := jobs.FollowUp{UID: at.Peer.UID, Strict: at.StrictORT}
 	if !f.Description().Claim && !at.StrictORT || !f.AddFollowUp(user, len(at.Descriptors())) {
@@ -246,7 +248,7 @@ func (bd *Builder) addFollowUp(f *jobs.Job, key jobs.Key, at *request.Attempt) e
 		switch {
 		case err == nil:
 			bd.OnQueued(next, own)
-		case ctx.Err() == nil: // else the daemon ends, and nothing failed
+		case ctx.Err() == nil: // otherwise the daemon is ending, which is no failure
 			bd.Log.Info("no compile after a claim that ended without a result",
 				"model", own.Name, "error", err)
 			about := event.About{Peer: own.Peer, Key: f.Description().RequestKey, Model: own.Name}

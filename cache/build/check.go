@@ -12,9 +12,9 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// compareOutputs returns the tolerance at which the build computes the same as its model, 0 where
-// it does not or the request sets none. Such a build is kept all the same, because the tolerance is
-// one request's: [loadcheck.Checker.VerifyOutput] refuses it to that.
+// compareOutputs returns the tolerance within which the build's outputs equal those of its model, 0
+// if they differ or if the request sets no tolerance. A build that differs is stored all the same,
+// because other requests may set none; [loadcheck.Checker.VerifyOutput] refuses it to this one.
 func (j *Job) compareOutputs(ctx context.Context, out string, b *index.Build) float64 {
 	v, ok := j.bd.Compiler.(compilers.OutputVerifier)
 	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {
@@ -53,8 +53,8 @@ func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 	return checked, err
 }
 
-// checkAlone finds out whether the members of a group also load without sharing, as one that is
-// asked for alone is loaded. Where they do not, none is served alone.
+// checkAlone checks whether each member of a group also loads without the others, as a request for
+// a single member does. If one does not, no member is served alone.
 func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Result,
 	b *index.Build) error {
 	if len(b.Members) == 0 || b.LoadCheck != compilers.Passed {
@@ -112,8 +112,8 @@ func (j *Job) check(ctx context.Context, out string, result compilers.Result,
 	return b, j.checkAlone(ctx, out, result, b)
 }
 
-// checkTwice loads the compiled model, and retries once if the process died, because the machine
-// may have been the cause.
+// checkTwice loads the compiled model, and retries once if the process died, because the cause may
+// be the machine.
 func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (
 	compilers.CheckResult, error) {
 	checked, err := j.bd.Compiler.Check(ctx, spec)
@@ -126,7 +126,7 @@ func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (
 	return checked, err
 }
 
-// loadsClean reports whether a load check found nothing wrong at all.
+// loadsClean reports whether a load check passed without any reservation.
 func (j *Job) loadsClean(checked compilers.CheckResult) bool {
 	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == j.loadLevel()
 }

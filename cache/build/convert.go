@@ -24,12 +24,13 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Convert answers a miss with the other form of what was asked for, where there is one: the context
-// binary is moved into the graph, or out of it, at the speed of a copy, and nothing is compiled.
-// The answer is nil where that cannot be done.
+// Convert answers a miss from a build of the same model whose context binary is embedded where the
+// request wants a sidecar file, or the reverse. It moves the context into or out of the graph, at
+// the speed of a copy, and compiles nothing. It returns nil if there is no such build or it cannot
+// be converted.
 func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	if len(at.Group) > 0 || at.AsMember {
-		return nil, nil // a group's context is all its members'
+		return nil, nil // the members of a group share one context
 	}
 	found, err := bd.Lookup.Find(ctx, bd.OtherFormAttempt(at))
 	if err != nil || found.Answer == nil {
@@ -64,9 +65,8 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	return a, nil
 }
 
-// IsWithheldCopy reports whether a build in the form that is asked for is withheld, and is of the
-// same compile as the one in the other form: a conversion would bring back the very context that is
-// withheld.
+// IsWithheldCopy reports whether a requested build is withheld that came from the same compile as
+// from. Converting from would then serve the withheld context again.
 func (bd *Builder) IsWithheldCopy(at *request.Attempt, from *index.Build) bool {
 	for b, err := range bd.Lookup.StoredBuilds(at.Plan, at.Scopes) {
 		if err != nil { // the compile fails with it
@@ -80,7 +80,8 @@ func (bd *Builder) IsWithheldCopy(at *request.Attempt, from *index.Build) bool {
 	return false
 }
 
-// OtherFormAttempt is the attempt for the same but for the place of the context.
+// OtherFormAttempt returns the attempt for the same build with the context embedded instead of in a
+// sidecar file, or the reverse.
 func (bd *Builder) OtherFormAttempt(at *request.Attempt) *request.Attempt {
 	r, out := *at.Request, *at.Plan
 	r.Embed = !at.Embed
@@ -91,21 +92,21 @@ func (bd *Builder) OtherFormAttempt(at *request.Attempt) *request.Attempt {
 	return at.WithRequest(&r).WithPlan(&out)
 }
 
-// conversion makes the other form of a build.
+// conversion converts one build from embedded to sidecar, or back.
 type conversion struct {
 	bd               *Builder
-	*request.Attempt // of the first request; its files are not touched
+	*request.Attempt // of the first request; its files are not used
 	from             *index.Build
 	scope            string // "" to keep nothing
 	dir              string
 }
 
-// ConvertOnce converts the build into the attempt's form, once for all requests for it.
+// ConvertOnce converts the build from to what the attempt wants, once for all requests for it.
 func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *index.Build) (
 	*jobs.Result, error) {
 	scope := at.Scope
 	if scope != "" && from.Scope != "shared" {
-		scope = from.Scope // a build of one user's does not come to all in another form
+		scope = from.Scope // a private build stays private when it is converted
 	}
 	key := at.Plan.BuildKey.String() + scope + from.ID.String()
 	if scope == "" {
@@ -124,7 +125,7 @@ func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *i
 
 func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	if b, err := v.earlierResult(); b != nil || err != nil {
-		return &jobs.Result{Build: b}, err // between the caller's look-up and here
+		return &jobs.Result{Build: b}, err // converted between the caller's look-up and here
 	}
 	// A lease of its own, because the request may end.
 	source, err := lookup.Lease(ctx, v.bd.Store, v.from, func(string) {})
@@ -160,7 +161,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		return v.bd.serveUnkept(b, v.dir, noRoom)
 	}
 	hold := v.bd.Store.Blobs().Hold()
-	defer v.bd.Store.Forms().Release(hold) // after what is served all the same has its links
+	defer v.bd.Store.Forms().Release(hold) // after a view of an unkept build has its links
 	if b.Source.Kind == index.SourceCopy && !allKept(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
@@ -227,12 +228,13 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 	return b, nil
 }
 
-// record is the build's record without digests of files: that of its source, with this form's keys.
+// record returns the record of the converted build, without digests of files: its source's record
+// with the keys that the attempt has.
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.Plan.RequestKey, v.Plan.BuildKey
 	if v.bd.OtherFormAttempt(v.Attempt).Plan.BuildKey != v.from.BuildKey {
-		// Other libraries made it, or another machine.
+		// Other libraries or another machine made it.
 		b.BuildKey = identity.BuildKey(v.Plan.RequestKey, v.from.EPs, v.from.Route)
 	}
 	b.Record, b.RecordJSON, b.Embed = v.Plan.Record, v.Plan.RecordJSON, v.Plan.Canonical.Embed
@@ -253,16 +255,17 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	return &b
 }
 
-// Form is the other form of a build: its context is in the graph, or beside it.
+// Form says how to write a build with its context in the graph, or in a file beside it.
 type Form struct {
 	Of       *index.Build
 	Embed    bool
-	Graph    string // its name
-	MaxGraph int64  // bytes of a graph with its context
-	Dir      string // to write to
+	Graph    string // name of the graph to write
+	MaxGraph int64  // limit in bytes of a graph with its context
+	Dir      string // directory to write to
 }
 
-// Write makes the files from those in the directory, and returns their names, the graph first.
+// Write converts the files in the directory from, and returns the names of those that it wrote, the
+// graph first.
 func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 	in := openFiles{dir: from}
 	defer in.Close()
@@ -368,7 +371,7 @@ func (o *openFiles) source(name string) (epmodel.Source, error) {
 	return o.OpenFiles.Source(filepath.Join(o.dir, filepath.FromSlash(name)))
 }
 
-// copyAll copies in large pieces, and ends with its context.
+// copyAll copies in large pieces, and stops when its context ends.
 func copyAll(ctx context.Context, w io.Writer, r io.Reader) error {
 	from := struct{ io.Reader }{contextReader{ctx, r}}
 	_, err := io.CopyBuffer(struct{ io.Writer }{w}, from, make([]byte, 1<<20))

@@ -10,23 +10,23 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// earlyWorkers are the workers of a job, started before there is anything for them to do: one
-// starts while the model is copied, the other while it is compiled, after a short delay. A group
-// has none, because its files are not known before.
+// earlyWorkers are the workers of a job, started ahead of time to save their start-up: the compiler
+// while the model is copied, the loader while it is compiled, after a short delay. A group has
+// none, because its files are not known in advance.
 type earlyWorkers struct {
 	j            *Job
 	cancel       context.CancelFunc
-	copied       chan struct{} // closed when the model is there
-	compileBegun chan struct{} // closed when it is being compiled
-	compiled     chan struct{} // closed when the graph is there
-	reportPhase  func()        // closes made
-	loadsAhead   atomic.Bool   // that was before the compile had ended
+	copied       chan struct{} // closed when the model is copied
+	compileBegun chan struct{} // closed when the compile begins
+	compiled     chan struct{} // closed when the graph is written
+	reportPhase  func()        // closes compiled
+	loadsAhead   atomic.Bool   // the load began before the compile had ended
 	compiling    func() (compilers.Result, error)
 	loading      func() (compilers.CheckResult, error) // nil: no worker waits for the graph
 }
 
-// earlyLoadDelay is how long a compile has to go on before a worker is started that will load what
-// it makes: many that fail do so at once.
+// earlyLoadDelay is how long a compile runs before the worker is started that will load its result,
+// because many failing compiles fail within that time.
 const earlyLoadDelay = 20 * time.Millisecond
 
 func (j *Job) startEarlyWorkers(ctx context.Context, spec compilers.Job,
@@ -41,7 +41,8 @@ func (j *Job) startEarlyWorkers(ctx context.Context, spec compilers.Job,
 	if o == nil {
 		spec.Ready = e.copied
 	}
-	// A weightless graph says what the worker that loads it is given.
+	// The loader of a weightless graph needs the files that the graph names, which are not known
+	// yet.
 	weightless := compilers.IsWeightless(spec.SessionOptions)
 	if !weightless && j.Plan.OnlyProcessors && !spec.Initializers.InSource {
 		spec.Written = e.loadWritten
@@ -69,7 +70,7 @@ func (j *Job) startEarlyWorkers(ctx context.Context, spec compilers.Job,
 	return e
 }
 
-// awaitCompileOrEnd returns when the compile has gone on for a moment, or is done with.
+// awaitCompileOrEnd returns when the compile has run for earlyLoadDelay, or when the job ends.
 func (e *earlyWorkers) awaitCompileOrEnd(ctx context.Context) {
 	select {
 	case <-e.compileBegun:
@@ -85,7 +86,7 @@ func (e *earlyWorkers) awaitCompileOrEnd(ctx context.Context) {
 	}
 }
 
-// compile continues when the models are copied.
+// compile hands the copied models to the waiting worker, or starts one.
 func (e *earlyWorkers) compile(ctx context.Context, spec compilers.Job) (compilers.Result, error) {
 	if e.compiling == nil {
 		return e.j.compileTwice(ctx, spec, func(string) {})
@@ -94,7 +95,7 @@ func (e *earlyWorkers) compile(ctx context.Context, spec compilers.Job) (compile
 	return e.compiling()
 }
 
-// load continues when the graphs are there.
+// load has the waiting worker load the graphs, or starts one.
 func (e *earlyWorkers) load(ctx context.Context, dir string, result compilers.Result,
 	options map[string]string) (compilers.CheckResult, error) {
 	if e.loading == nil {
@@ -110,12 +111,12 @@ func (e *earlyWorkers) load(ctx context.Context, dir string, result compilers.Re
 	return e.j.loadGraphs(ctx, dir, result, options, nil)
 }
 
-// maxLoadAhead is the size of an artefact, in bytes, that is loaded while the worker that compiled
-// it is still there, with all that it has in memory. A larger one has to wait: what would be saved
-// is some milliseconds.
+// maxLoadAhead is the largest artefact, in bytes, that is loaded before the worker that compiled it
+// has exited and freed its memory. A larger one is loaded after that, because loading early saves
+// only milliseconds.
 const maxLoadAhead = 128 << 20
 
-// loadWritten has the graph loaded while the worker that wrote it frees its memory.
+// loadWritten starts loading the graph while the worker that wrote it still frees its memory.
 func (e *earlyWorkers) loadWritten(size int64) {
 	if size > maxLoadAhead || isOpen(e.j.urgent) {
 		return
@@ -124,8 +125,9 @@ func (e *earlyWorkers) loadWritten(size int64) {
 	e.reportPhase()
 }
 
-// peakMemory is what the workers took at most, in bytes: the one that loads waits beside the one
-// that compiles, and takes the most after it.
+// peakMemory returns the most memory, in bytes, that the job's workers took at one time. If the
+// load began before the compile had ended, both peaks count together; otherwise the loader counts
+// beside the compiler only with what it took while it waited.
 func (e *earlyWorkers) peakMemory(compiled int64, checked compilers.CheckResult) int64 {
 	if e.loadsAhead.Load() {
 		return compiled + checked.MaxRSS
@@ -133,11 +135,11 @@ func (e *earlyWorkers) peakMemory(compiled int64, checked compilers.CheckResult)
 	return max(compiled+checked.ReadyRSS, checked.MaxRSS)
 }
 
-// end waits for the workers that are not needed any more.
+// end cancels workers that were not needed, and waits for them.
 func (e *earlyWorkers) end() {
 	e.cancel()
 	if e.compiling != nil {
-		_, _ = e.compiling() // of no interest any more
+		_, _ = e.compiling() // cancelled, so its result is ignored
 	}
 	if e.loading != nil {
 		_, _ = e.loading()

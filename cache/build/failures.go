@@ -20,8 +20,9 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// FailedBefore returns the failure that the request is answered with instead of compiling, nil if
-// it may be compiled. Other users' failures count only for builds that all users share.
+// FailedBefore returns the remembered failure (the negative cache's) that answers the request
+// instead of a compile, nil if there is none. Other users' failures count only for builds that all
+// users share.
 func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 	if at.OnMiss == request.Bypass || bd.Settings().Failures.Off {
 		return nil
@@ -41,7 +42,8 @@ func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 	return nil
 }
 
-// prepareJob returns a function that makes the request's job, unless it is answered from memory.
+// prepareJob returns a function that makes the request's job, unless a stored build or a remembered
+// failure answers it.
 func (bd *Builder) prepareJob(at *request.Attempt, scope string) func() (jobs.Work, error) {
 	return func() (jobs.Work, error) {
 		if m := bd.WorkIfMade(at, scope); m != nil {
@@ -66,18 +68,18 @@ func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	j.bd.Log.Warn("a worker died; its compile is retried once",
 		"model", j.Request.Name, "error", err)
 	if j.workerDied = true; spec.ModelFile != nil {
-		return result, err // that is tried with a copy
+		return result, err // the caller retries with a copy of the model
 	}
 	if err := emptyDir(spec.Dir); err != nil {
 		return result, err
 	}
-	spec.Written = nil // a load may have begun with what the first one wrote
+	spec.Written = nil // an early load may have begun on the first worker's output
 	result, err = j.bd.Compiler.Compile(ctx, spec, phase)
 	j.addCPU(result.CPUSeconds)
 	return result, err
 }
 
-// mayRetry reports whether the death of a worker may have been the machine's doing.
+// mayRetry reports whether the machine may have caused the death of a worker.
 func (j *Job) mayRetry(ctx context.Context) bool {
 	return ctx.Err() == nil && j.Content.IsCurrent() && !j.bd.closing.Load()
 }
@@ -90,25 +92,25 @@ func emptyDir(dir string) error {
 	return err
 }
 
-// failed decides the cause of a job's failure. It counts against the model, and is remembered, only
-// if the control (the smallest model) compiles and loads in the same kind of process. The failure
-// of a machine that loads nothing is not.
+// failed decides the cause of a job's failure. It is remembered as the model's failure only if the
+// control, the smallest possible model, compiles and loads in the same kind of process; otherwise
+// the machine is the cause.
 func (j *Job) failed(ctx context.Context, err error) error {
 	var e *apierr.Error
 	switch {
 	case ctx.Err() != nil:
-		return err // cancelling it is an event of its own
+		return err // cancellation has an event of its own
 	case errors.Is(err, runtimes.ErrFilesChanging):
 		j.bd.Log.Info("a compile was ended because the runtime's libraries changed",
 			"model", j.Request.Name)
-		return err // that is no failure: it is asked for again
+		return err // no failure: the request repeats it
 	case !errors.As(err, &e) || failure.FromError(e) == nil:
 		return j.recordFailure("", err)
 	}
 	j.nameModel(e)
 	f := failure.FromError(e)
 	if j.bd.closing.Load() && f.Reason == failure.WorkerDied {
-		// systemd may end all processes of the service at once
+		// systemd may end the worker at the same time as the daemon.
 		return apierr.New(apierr.Busy, err,
 			"model %q: the daemon is stopping and has ended its compile", j.Request.Name)
 	}
@@ -121,7 +123,8 @@ func (j *Job) failed(ctx context.Context, err error) error {
 			return j.librariesReplaced()
 		case err2 != nil:
 			j.bd.Log.Warn("cannot test whether this runtime compiles at all", "error", err2)
-			return j.recordFailure(f.Reason, err) // then nothing is remembered either
+			// the control failed too, so nothing is remembered
+			return j.recordFailure(f.Reason, err)
 		case broken != "":
 			text := f.Text + "; but even the smallest model fails: " + broken
 			here := failure.OfMachine(text).
@@ -139,8 +142,8 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	return j.recordFailure(f.Reason, err)
 }
 
-// controlFailure returns why not even the smallest model compiles and loads here, "" if it does.
-// The job has left the queue by now, so it waits for a slot as load checks do.
+// controlFailure compiles and loads the smallest model. It returns why that fails, "" if it
+// succeeds. It waits for a slot as load checks do, because the job has left the queue already.
 func (j *Job) controlFailure(ctx context.Context) (string, error) {
 	leave, err := j.bd.Workspaces.AcquireSlot(ctx, j.Request)
 	if err != nil {
@@ -150,8 +153,8 @@ func (j *Job) controlFailure(ctx context.Context) (string, error) {
 	return j.bd.LoadChecker.Control(ctx, j.Plan.JudgeTarget("", j.Content))
 }
 
-// recordFailure counts a failure and writes it into the history, unless the recompiler, or the user
-// that cancelled the job, does that.
+// recordFailure counts a failure and writes it into the history. It does nothing for a background
+// rebuild or a cancelled job, which are recorded elsewhere.
 func (j *Job) recordFailure(reason failure.Reason, err error) error {
 	if j.recompile.Why != "" || reason == failure.Cancelled {
 		return err
@@ -165,14 +168,15 @@ func (j *Job) recordFailure(reason failure.Reason, err error) error {
 	return err
 }
 
-// forgetFailure forgets that the job's compile ever failed.
+// forgetFailure removes remembered failures of the job's compile.
 func (j *Job) forgetFailure() {
 	for _, scope := range []string{j.scope, j.FailureScope(j.scope)} {
 		j.bd.Failures.Forget(j.Plan.FailureKey(j.Content, scope))
 	}
 }
 
-// removeOwnNames removes the names of the job's private copy and directory from a failure.
+// removeOwnNames replaces the paths of the job's private copy and directory in a failure by the
+// user's.
 func (j *Job) removeOwnNames(f *failure.Failure) {
 	var pairs []string
 	out := filepath.Join(j.Dir, outDir)
@@ -193,7 +197,7 @@ func (j *Job) removeOwnNames(f *failure.Failure) {
 	for _, dir := range []string{out, models, compilers.Spelling(out, models), j.Dir} {
 		pairs = append(pairs, dir+"/", "")
 	}
-	plain := strings.NewReplacer(pairs...) // where several fit, the first of them does
+	plain := strings.NewReplacer(pairs...) // the first pair that matches is used
 	f.Text = plain.Replace(f.Text)
 	for _, fact := range failure.CompilerWordFacts {
 		if words, ok := f.Facts[fact]; ok {
@@ -202,7 +206,7 @@ func (j *Job) removeOwnNames(f *failure.Failure) {
 	}
 }
 
-// nameModel has a failure of the job call the model as the request that began the job does.
+// nameModel puts the model's name, as in the request that began the job, into the failure.
 func (j *Job) nameModel(e *apierr.Error) {
 	f := failure.FromError(e)
 	head, _ := strings.CutSuffix(e.Text, f.Text)
@@ -213,7 +217,7 @@ func (j *Job) nameModel(e *apierr.Error) {
 	maps.Copy(e.Facts, named.Facts)
 }
 
-// withAdvice adds to a failure what the request could change.
+// withAdvice adds hints to a failure: what to change in the request.
 func (j *Job) withAdvice(err error) error {
 	var e *apierr.Error
 	if !errors.As(err, &e) || failure.FromError(e) == nil {
@@ -232,7 +236,8 @@ func (j *Job) withAdvice(err error) error {
 // ortFallbackText is ONNX Runtime's error for a session that must leave no node to the CPU.
 const ortFallbackText = "fallback to CPU EP has been explicitly disabled"
 
-// addFallbackHint adds to a failure that the request itself ruled out what the model needs.
+// addFallbackHint adds the hint that the request forbids the CPU, which some nodes of the model
+// need.
 func addFallbackHint(f *failure.Failure, c *identity.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" &&
 		strings.Contains(f.Text, ortFallbackText) {
@@ -241,8 +246,8 @@ func addFallbackHint(f *failure.Failure, c *identity.Record) {
 	}
 }
 
-// addDimensionsHint adds the hint to a failure that open dimensions may be the cause of: the
-// execution provider refused the model, or took nothing of it.
+// addDimensionsHint adds a hint if open dimensions may be the cause, because the execution provider
+// refused the model or took none of its nodes.
 func (j *Job) addDimensionsHint(f *failure.Failure) {
 	if f.Reason != failure.NoNode && f.Reason != failure.Refused {
 		return

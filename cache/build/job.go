@@ -26,7 +26,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Job is one compile in a worker. It has descriptors of its own, because the caller may leave.
+// Job is one compile in a worker. It has duplicates of the request's descriptors, because the
+// caller may disconnect before the job ends.
 type Job struct {
 	bd *Builder
 	*request.Attempt
@@ -34,31 +35,33 @@ type Job struct {
 	scope     string // "" to keep nothing
 	recompile Recompile
 
-	running        *jobs.Job
-	urgent         <-chan struct{}    // closed as soon as a request waits for this job
-	modelCopied    bool               // the model is copied, because compiling the original failed
-	workerDied     bool               // a worker did, and its compile is retried
-	cpu            atomic.Int64       // nanoseconds that workers took of all processors
-	memory         int64              // bytes that its workers took at most; 0: not measured
-	reservation    *store.Reservation // for what is compiled; nil: it is not kept
-	outputEstimate int64              // bytes of what was compiled; 0: that is not known
+	running *jobs.Job
+	urgent  <-chan struct{} // closed as soon as a request waits for this job
+	// compiling the original in place failed, so the model is copied
+	modelCopied    bool
+	workerDied     bool               // a worker died, and its compile is retried
+	cpu            atomic.Int64       // processor time of the workers in nanoseconds
+	memory         int64              // peak memory of its workers in bytes; 0: not measured
+	reservation    *store.Reservation // for the result; nil: it is not stored
+	outputEstimate int64              // expected bytes of the result; 0: unknown
 
-	compared *compilers.VerifyResult // with the source model; nil: it was not
+	compared *compilers.VerifyResult // outputs compared with the source model's; nil: not compared
 
-	keptSources map[string]index.File // while the models' copies are stored: which are, by path
+	keptSources map[string]index.File // copies of models that are stored so far, by path
 }
 
-// Recompile says why and from what a job compiles a build again. The zero value: for a request.
+// Recompile says why a job compiles a build again, and from which sources. It is zero for a
+// request.
 type Recompile struct {
-	ID       string         // that users know the job by already; "": they do not
-	Why      string         // the daemon itself compiles it
-	Replaces index.BuildID  // the build that it was wished for
-	Sources  []index.Source // of its models; none: from a request
+	ID       string         // the job's id from before a restart; "": a new one
+	Why      string         // reason of a background rebuild
+	Replaces index.BuildID  // the build that the new one replaces
+	Sources  []index.Source // where its models are; none: in the request
 	Foreign  bool           // the models came from another user than the build's
 }
 
-// NewJob returns a job that compiles the attempt's model for the scope, "" to keep nothing. It has
-// descriptors of its own, and closes them at its end.
+// NewJob returns a job that compiles the attempt's model for the scope; with scope "" the result is
+// not stored. The job duplicates the descriptors, and closes them at its end.
 func (bd *Builder) NewJob(at *request.Attempt, scope string, why Recompile) (*Job, error) {
 	own, err := at.WithOwnFiles()
 	if err != nil {
@@ -93,14 +96,16 @@ func (j *Job) Run(ctx context.Context, f *jobs.Job) (result *jobs.Result, err er
 		result.Fact = j.compared
 	}
 	if !isOpen(j.urgent) && result.Alone == nil {
-		// Once for all requests that wait, which find themselves what is wrong with it.
+		// Makes the view once for all waiting requests. The error is ignored because each of them
+		// gets it again.
 		_, _ = lookup.View(ctx, j.bd.Store, result.Build, f.SetPhase)
 	}
 	j.bd.Store.Index().Counters.Add("compiles", 1)
 	return result, nil
 }
 
-// runInQueue compiles when the queue lets the job run. jobs.ErrYielded: it has to wait again.
+// runInQueue waits for a slot and compiles. It fails with jobs.ErrYielded if the job has to wait
+// again because more urgent work needs the slot.
 func (j *Job) runInQueue(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	p, err := f.AcquireSlot(ctx)
 	if err != nil {
@@ -133,7 +138,7 @@ func isOpen(urgent <-chan struct{}) bool {
 	}
 }
 
-// compileStaged compiles the model where it is, if it can, or else a private copy.
+// compileStaged compiles the model in place if possible, otherwise a private copy of it.
 func (j *Job) compileStaged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	result, err := j.compileStagedOnce(ctx, phase)
 	if errors.Is(err, workspace.ErrOriginalUnusable) && ctx.Err() == nil {
@@ -161,10 +166,9 @@ func (j *Job) compileStagedOnce(ctx context.Context, phase func(string)) (*jobs.
 	return j.compile(ctx, phase)
 }
 
-// outDir is the directory of a job that has what is compiled.
+// outDir is the directory with the worker's output, in the staging directory of a job.
 const outDir = "out"
 
-// Description describes the job.
 func (j *Job) Description() jobs.Description {
 	files := j.Descriptors()
 	a := j.JobAbout(j.scope, "requested")
@@ -179,14 +183,14 @@ func (j *Job) Description() jobs.Description {
 		a.Models = n
 	}
 	for _, f := range files {
-		if info, err := f.Stat(); err == nil { // otherwise copying it fails
+		if info, err := f.Stat(); err == nil { // otherwise copying it fails later
 			a.Size += info.Size()
 		}
 	}
 	return a
 }
 
-// CPU is the processor time that the workers took until now.
+// CPU returns the processor time of the job's workers so far.
 func (j *Job) CPU() time.Duration { return time.Duration(j.cpu.Load()) }
 
 func (j *Job) addCPU(seconds float64) {
@@ -261,7 +265,8 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 }
 
 // fullDisk returns the refusal of a compile that failed on a disk without space for an artefact of
-// the model's size, otherwise nil. That is no failure of the model's, and not all EPs say so.
+// the model's size, otherwise nil. It looks at the free space because not all EPs report a full
+// disk, and because a full disk must not be remembered as the model's failure.
 func (j *Job) fullDisk(out string, err error) error {
 	free, unknown := cas.FreeBytes(out)
 	if unknown != nil || workspace.CheckSpace(out, j.AllFiles()) == nil {
@@ -271,9 +276,9 @@ func (j *Job) fullDisk(out string, err error) error {
 		j.Request.Name, bytesize.Text(free), j.bd.Store.Directory())
 }
 
-// provideModel has the model ready for the worker. It returns a function that waits for the proof
-// that the worker read the bytes that were keyed: for an original, call it only after the compile.
-// Where it fails the output must not be used.
+// provideModel copies the model, or hashes the original, for the worker. The returned function
+// waits until the worker is known to have read the bytes that the key was made from. For an
+// original it must be called after the compile. If it fails, the output must not be used.
 func (j *Job) provideModel(ctx context.Context, o *workspace.Original, workers *earlyWorkers) (
 	proven func() error, err error) {
 	if o != nil {
@@ -292,17 +297,18 @@ func (j *Job) provideModel(ctx context.Context, o *workspace.Original, workers *
 	}), nil
 }
 
-// startAsync starts do, and returns a function that waits for it and returns its result.
+// startAsync runs do in a goroutine, and returns a function that waits for its result.
 func startAsync[T any](do func() T) (wait func() T) {
 	wait = sync.OnceValue(do)
 	go wait()
 	return wait
 }
 
-// minHashAhead is the least size, in bytes, of a file that is hashed ahead.
+// minHashAhead is the smallest file, in bytes, that is hashed ahead.
 const minHashAhead = 1 << 20
 
-// hashAhead hashes large files of the output while that is checked. hashed waits for the results.
+// hashAhead hashes large files of the output while the output is checked. hashed waits for the
+// results.
 func (j *Job) hashAhead(ctx context.Context, out string, files []string) (
 	hashed func() map[string]cas.Hashed) {
 	if j.scope == "" {
@@ -313,25 +319,26 @@ func (j *Job) hashAhead(ctx context.Context, out string, files []string) (
 		for _, name := range files {
 			path := filepath.Join(out, filepath.FromSlash(name))
 			if info, err := os.Lstat(path); err != nil || info.Size() < minHashAhead {
-				continue // CheckOutput reports what is wrong
+				continue // CheckOutput reports the error
 			}
 			if h, err := j.bd.Store.Blobs().HashAhead(ctx, path); err == nil {
-				found[name] = h // otherwise it is hashed, or fails, when it is stored
+				found[name] = h // on an error it is hashed when it is stored
 			}
 		}
 		return found
 	})
 }
 
-// librariesReplaced is the end of a compile during which the runtime's libraries changed: what came
-// of it, a crash as well, may be of neither version, and belongs to no build key.
+// librariesReplaced returns the error of a compile during which the runtime's libraries changed.
+// Its result, or its crash, may come from a mixture of both versions, so it belongs to no build
+// key.
 func (j *Job) librariesReplaced() error {
 	return apierr.New(apierr.Busy, runtimes.ErrFilesChanging,
 		"model %q: the runtime's libraries changed during the compile", j.Request.Name).
 		WithHint("ask again")
 }
 
-// groupMembers lists the further models of a group as the compiler gets them.
+// groupMembers lists the models of a group after the first one, for the compiler.
 func (j *Job) groupMembers() []compilers.ShareMember {
 	var out []compilers.ShareMember
 	for i := 1; i < len(j.Copies); i++ {
@@ -348,9 +355,9 @@ func (j *Job) replaceName(err error) string {
 	return j.Request.Name
 }
 
-// modelInPlace returns the job's model in its owner's file. It returns nil where a private copy has
-// to be made, because no stamp vouches for the file or the compiler needs a copy. Models of several
-// files are copied, because execution providers refuse files that do not lie in one directory.
+// modelInPlace opens the job's model in place, without a copy. It returns nil if a private copy is
+// needed: no stamp shows that the file is unchanged, the compiler needs a copy, or the model has
+// several files (execution providers refuse files that do not lie in one directory).
 func (j *Job) modelInPlace(ctx context.Context, spec compilers.Job) *workspace.Original {
 	opener, ok := j.bd.Compiler.(compilers.OpenModelCompiler)
 	if !ok || j.modelCopied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
@@ -363,7 +370,7 @@ func (j *Job) modelInPlace(ctx context.Context, spec compilers.Job) *workspace.O
 	}
 	file, err := workspace.Reopen(j.Graph)
 	if err != nil {
-		return nil // others may not read it; its user sent it open
+		return nil // the worker may not open it by path; the user sent a descriptor
 	}
 	o := &workspace.Original{File: file, Stamp: stamp}
 	spec.ModelFile = o.File

@@ -22,14 +22,14 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// store puts the files and then the manifest: from there on the build is acknowledged.
+// store puts the files and then the manifest, which makes the build durable.
 func (j *Job) store(ctx context.Context, b *index.Build, out string,
 	hashed map[string]cas.Hashed) (*jobs.Result, error) {
 	if why := j.resizeReservation(ctx, b, out); why != nil {
 		return j.bd.serveUnkept(b, out, why)
 	}
 	hold := j.bd.Store.Blobs().Hold()
-	j.keptSources = make(map[string]index.File) // by this hold
+	j.keptSources = make(map[string]index.File) // those that this hold keeps
 	b.Source = j.keepSource(ctx, 0, hold)
 	for i := 1; i < len(b.Members); i++ {
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
@@ -40,7 +40,7 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
 	if j.recompile.Why != "" {
 		m.Kind, m.Counter, m.Text = event.Rebuilt, "rebuilds", m.Text+": "+j.recompile.Why
-		m.Replaces = j.recompile.Replaces // of other libraries, perhaps
+		m.Replaces = j.recompile.Replaces // it may have been made by other libraries
 	}
 	err := j.bd.Store.Publish(ctx, m, hold)
 	if err != nil && ctx.Err() != nil {
@@ -54,9 +54,9 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 }
 
 // reserveEstimate reserves space for the job's result, as far as that can be guessed, so that the
-// collector can make it while the compile runs. A failure says nothing, because settle reserves
-// what counts. A guess does not count to the user's quota: otherwise the user's other builds might
-// be evicted for a result that is not kept.
+// collector can evict while the compile runs. A failure is ignored, because resizeReservation
+// reserves the exact size later. The estimate does not count towards the user's quota, because
+// otherwise the user's other builds might be evicted for a result that is not stored.
 func (j *Job) reserveEstimate(ctx context.Context, about *jobs.Description) {
 	if j.scope == "" {
 		return
@@ -80,7 +80,7 @@ func (j *Job) resizeReservation(ctx context.Context, b *index.Build, out string)
 	}
 	if j.bd.Settings().KeepSource == KeepCopy {
 		for _, f := range j.Descriptors() {
-			if info, err := f.Stat(); err == nil { // otherwise the copy fails
+			if info, err := f.Stat(); err == nil { // otherwise the copy fails later
 				sizes = append(sizes, info.Size())
 			}
 		}
@@ -89,8 +89,8 @@ func (j *Job) resizeReservation(ctx context.Context, b *index.Build, out string)
 	return j.reservation.Resize(ctx, true, sizes...)
 }
 
-// writtenBytes is what of a compile's result is on the disk already: sizes are those of its files,
-// and then of what is copied.
+// writtenBytes returns how many bytes of a compile's result are on the disk already. sizes has the
+// sizes of the build's files, and after them those of copies that are still to be made.
 func writtenBytes(b *index.Build, sizes []int64) (disk int64) {
 	for _, size := range sizes[:min(len(b.Files), len(sizes))] {
 		disk += cas.RoundUpToBlock(size)
@@ -98,7 +98,7 @@ func writtenBytes(b *index.Build, sizes []int64) (disk int64) {
 	return disk
 }
 
-// serveUnkept serves a build that cannot be stored, because the application waits for it.
+// serveUnkept serves a build that cannot be stored to the waiting requests.
 func (bd *Builder) serveUnkept(b *index.Build, out string, why error) (*jobs.Result, error) {
 	text := "not stored: " + textOf(why)
 	hint := ""
@@ -120,9 +120,9 @@ func (bd *Builder) serveUnkept(b *index.Build, out string, why error) (*jobs.Res
 		bd.Store.CheckStateDirectory()
 	}
 	happened := event.Of(b, event.Unkept, "%s", textOf(why))
-	happened.Scope = happened.By // only the user that asked for it hears of it
+	happened.Scope = happened.By // only the requesting user sees the event
 	if err := memo.Save(&bd.Store.Index().Memos, event.UnkeptKey(&happened), hint); err != nil {
-		// The doctor has a general one.
+		// Without it, doctor gives a general hint.
 		bd.Log.Warn("execution provider's hint not recorded", "model", b.ModelName, "error", err)
 	}
 	bd.Store.RecordEvent(happened)
@@ -137,7 +137,7 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// createUnkeptView makes a view for the requests that wait now. Nothing is stored.
+// createUnkeptView makes a view, without storing the build, for the requests that wait now.
 func (bd *Builder) createUnkeptView(b *index.Build, out string) (*jobs.Result, error) {
 	v, err := bd.Store.Views().CreateUnkept(b, out)
 	if err != nil {
@@ -146,7 +146,7 @@ func (bd *Builder) createUnkeptView(b *index.Build, out string) (*jobs.Result, e
 	return &jobs.Result{Build: b, Alone: v}, nil
 }
 
-// How source models are kept: Options.KeepSource.
+// Values of Settings.KeepSource: how source models are kept for a later rebuild.
 const (
 	// remember the paths of files of the daemon's own user, and of files that all may read
 	KeepReference = "reference"
@@ -166,9 +166,9 @@ func CheckKeepSource(how string) (string, error) {
 		how, KeepReference, KeepCopy, KeepNone)
 }
 
-// keepSource returns where one of the job's models will be found again. A source that cannot be
-// kept fails nothing: the build then waits for its next request when it has to be compiled again,
-// and says why. hold keeps the blobs of a copy until the build is published.
+// keepSource records where one of the job's models can be found for a rebuild. If it cannot be
+// kept, the compile goes on, the source says why, and a rebuild waits for the next request, which
+// has the model. hold keeps the blobs of a copy until the build is published.
 func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
 	how := j.bd.Settings().KeepSource
 	var s index.Source
@@ -176,7 +176,7 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 		s = j.recompile.Sources[member]
 	}
 	if how != KeepNone && s.Kind == index.SourceCopy && allKept(ctx, hold, s.Files) {
-		return s // compiled from there just now; a path of it would be one in the store
+		return s // it was just compiled from the store's copy, whose path must not be recorded
 	}
 	var err error
 	switch how {
@@ -203,7 +203,7 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 
 func whyNotKept(err error) string {
 	switch {
-	case errors.Is(err, fs.ErrPermission): // also of a directory above it
+	case errors.Is(err, fs.ErrPermission): // also if a parent directory may not be searched
 		return index.WhyClosed
 	case errors.Is(err, identity.ErrNoPath):
 		return index.WhyNoPath
@@ -231,7 +231,7 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		if !utf8.ValidString(location) {
 			return fmt.Errorf("external data %q: not UTF-8", location)
 		}
-		// for another of the group; no space is reserved for two
+		// Members of a group may share a file: it is stored, and its space reserved, once.
 		if there, ok := j.keptSources[path]; ok {
 			there.Name = location
 			s.Files = append(s.Files, there)
@@ -256,7 +256,7 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 	}
 	if model.Original != nil {
 		if err := model.Original.Verify(); err != nil {
-			return index.Source{}, err // what was copied may be something else
+			return index.Source{}, err // the file may have changed while it was copied
 		}
 	}
 	for _, location := range model.Locations {

@@ -20,13 +20,13 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// signature is what a model takes and gives: compiling changes none of it.
+// signature is a model's inputs and outputs, which a compiled form of it must have as well.
 type signature struct {
 	inputs, outputs []epmodel.Value
 	constant        map[string]bool // inputs that have an initializer, and may be missing
 }
 
-// A claim keeps its signature in memory: this bounds it.
+// Bounds of a signature, because a claim keeps it in memory.
 const (
 	maxSignature = 2 << 20
 	valueBytes   = 64
@@ -41,7 +41,7 @@ func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 	size := 0
 	for _, values := range [][]epmodel.Value{s.inputs, s.outputs} {
 		for i := range values {
-			values[i].Shape = nil // is not compared
+			values[i].Shape = nil // dropped, because shapes are not compared
 			size += valueBytes + len(values[i].Name)
 		}
 	}
@@ -139,8 +139,8 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, dir strin
 	return b, nil
 }
 
-// unchanged refuses the copy of an adopted artefact that has other bytes than its user's files had
-// when the request was identified, because it would be served for those.
+// unchanged refuses the copy of an adopted artefact if its bytes differ from those that the request
+// was identified by, because the copy would be served under their digest.
 func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (err error) {
 	m.External = nil
 	if m.Whole, err = m.ArtefactFiles(); err != nil {
@@ -156,10 +156,11 @@ func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (e
 	return nil
 }
 
-// ortVersion is the ONNX Runtime that made the artefact; part of the key where it is not here.
+// ortVersion returns the version of ONNX Runtime that made the artefact. It is part of the build
+// key if the daemon does not have the libraries.
 func (cl *claim) ortVersion(put *Put) (string, error) {
 	if cl.adopts {
-		return "", nil // it does not say
+		return "", nil // a compiled model does not state it
 	}
 	stated := cl.Runtime.ORTVersion
 	if cl.Content != nil {
@@ -222,8 +223,8 @@ func (cl *claim) checkOptions(m *epmodel.Model) error {
 		build.SuitsOutput(cl.Plan.Canonical.Output, m))
 }
 
-// makerFacts returns what made the artefact, as far as it states that itself. Where the libraries
-// are here as well, it must be made by their SDK for their hardware.
+// makerFacts returns the facts about SDK and hardware that the artefact states itself. If the
+// daemon has the libraries as well, both must match theirs.
 func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model,
 	put *Put) ([]index.EPFacts, error) {
 	facts := slices.Clone(cl.Plan.Facts)
@@ -257,8 +258,8 @@ func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model,
 }
 
 // checkStatedFacts compares what an execution provider states in the artefact with the libraries
-// that the claim is for. Options and the model may change its compatibility string, so another
-// string is judged.
+// that the claim is for. A compatibility string also depends on options and the model, so a
+// different one is not refused but judged by the execution provider.
 func (cl *claim) checkStatedFacts(ctx context.Context, facts []index.EPFacts, i int) error {
 	f, mark := &facts[i], &cl.Plan.Marks[i]
 	j := judge.Judgement{Verdict: compilers.Unsupported}
@@ -286,7 +287,8 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	return cs.loadStaged(ctx, cl, b, job)
 }
 
-// loadStaged loads an artefact that is not stored yet, and runs it if it may be of another machine.
+// loadStaged loads an artefact that is not stored yet, and also runs it if it may come from another
+// machine.
 func (cs *Claims) loadStaged(ctx context.Context, cl *claim, b *index.Build,
 	job compilers.CheckJob) error {
 	leave, err := cs.Workspaces.AcquireSlot(ctx, cl.Request)
@@ -300,8 +302,8 @@ func (cs *Claims) loadStaged(ctx context.Context, cl *claim, b *index.Build,
 	}
 	checked, err := cs.LoadChecker.Check(ctx, a, job)
 	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {
-		// Without the model nothing reports whether zeros are to blame: it is tried again before it
-		// is served.
+		// Without the model a failure on zero inputs cannot be told from a broken artefact, so it
+		// is loaded here without running, and run again before it is served.
 		job.Zeros = 0
 		checked, err = cs.LoadChecker.Check(ctx, a, job)
 	}

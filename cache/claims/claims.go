@@ -1,9 +1,9 @@
 // Package claims lets an application compile a missing build for all waiting requests, with
 // libraries of its own, and stores the result.
 //
-// A request for a claim waits for a job that works outside of the daemon. The job grants the claim
-// to one request after the other, in order of arrival, until an artefact is put. The artefact is
-// copied, checked as untrusted, and published. An adoption stores a model that a user compiled
+// A request for a claim waits for a job whose work is done outside the daemon. The job grants the
+// claim to one request after the other, in order of arrival, until an artefact is put. The artefact
+// is copied, checked as untrusted, and published. An adoption stores a model that a user compiled
 // earlier, in the same way and without a grant. Start reading at Claims.ClaimOrWait and Claims.Put.
 package claims
 
@@ -26,17 +26,17 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// Limits bound what applications compile themselves, with libraries of their own.
+// Limits bound the artefacts that applications compile themselves.
 type Limits struct {
-	Deadline  time.Duration // how long a claim may take; 0: 30 min
-	Bytes     int64         // of one artefact that is put; 0: 64 GiB
-	UserBytes int64         // of all that a user has put, and is kept; 0: 256 GiB
+	Deadline  time.Duration // how long a claim lasts at most; 0: 30 min
+	Bytes     int64         // of one submitted artefact; 0: 64 GiB
+	UserBytes int64         // of all stored builds that a user submitted; 0: 256 GiB
 	Trust     []string      // files with the public keys that sign trusted imports
 	Threshold int           // different keys that have to have signed an import; 0: one
 	Open      int           // claims of one user at the same time; 0: 16
 }
 
-// OrDefault returns the limits with the defaults for those that are 0.
+// OrDefault replaces limits that are 0 by the defaults.
 func (o Limits) OrDefault() Limits {
 	o.Deadline = cmp.Or(o.Deadline, 30*time.Minute)
 	o.Bytes = cmp.Or(o.Bytes, 64<<30)
@@ -45,22 +45,22 @@ func (o Limits) OrDefault() Limits {
 	return o
 }
 
-// Claims are those that are held, and the requests that want one.
+// Claims has the open claims, and the requests that wait for one.
 type Claims struct {
 	*build.Builder
-	limits  func() Limits // those in effect
+	limits  func() Limits // returns the limits in effect
 	trust   *trust.Documents
 	Limiter rights.Limiter
-	// an owner puts one at a time, because files may block
+	// Puts lets each user put one artefact at a time, because reading its files may block.
 	Puts       keyed.Locks[uint32]
-	pastClaims memo.Table[string, endedClaim] // that ended, by id
+	pastClaims memo.Table[string, endedClaim] // recently ended claims, by id
 
 	mu       sync.Mutex
 	open     map[string]*claim       // by id; guarded by mu
-	claimers map[jobs.Key][]*claimer // in order; guarded by mu
+	claimers map[jobs.Key][]*claimer // in order of arrival; guarded by mu
 }
 
-// endedClaim has the reason for refusing a put that comes too late.
+// endedClaim has the reason with which a put is refused that comes after the claim's end.
 type endedClaim struct {
 	why string
 	uid uint32
@@ -68,20 +68,20 @@ type endedClaim struct {
 
 const (
 	maxEndedClaims = 1024
-	// A user may be given so many claims at once, and then one in each interval, because an
-	// application may load many models.
+	// The rate limit of a user: a burst, because an application may load many models at its start,
+	// and then one claim in each interval.
 	claimBurst    = 64
 	claimInterval = time.Second
 )
 
-// New returns Claims without any claim. It calls limits for those that are in effect.
+// New returns Claims without any claim. limits returns the limits in effect.
 func New(bd *build.Builder, limits func() Limits, documents *trust.Documents) *Claims {
 	return &Claims{Builder: bd, limits: limits, trust: documents,
 		Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: bd.Now},
 		open:    make(map[string]*claim), claimers: make(map[jobs.Key][]*claimer)}
 }
 
-// addClaimer puts a request among those that want the claim, unless its user has too many.
+// addClaimer queues a request for the claim, unless its user has too many.
 func (cs *Claims) addClaimer(key jobs.Key, a *claimer) error {
 	if wait, ok := cs.Limiter.Allow(a.owner); !ok {
 		return apierr.New(apierr.Busy, nil, "too many claims").
@@ -103,7 +103,8 @@ func (cs *Claims) addClaimer(key jobs.Key, a *claimer) error {
 	return nil
 }
 
-// removeClaimer takes a request out again, and returns the claim that it was given.
+// removeClaimer removes a request from the queue, and returns the claim that it was granted, nil if
+// it was not.
 func (cs *Claims) removeClaimer(key jobs.Key, a *claimer) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -111,7 +112,7 @@ func (cs *Claims) removeClaimer(key jobs.Key, a *claimer) *claim {
 	return a.granted
 }
 
-// removeClaimerLocked is withdraw for a caller that holds mu.
+// removeClaimerLocked removes a request from the queue. The caller holds mu.
 func (cs *Claims) removeClaimerLocked(key jobs.Key, a *claimer) {
 	cs.claimers[key] = slices.DeleteFunc(cs.claimers[key], func(other *claimer) bool {
 		return other == a
@@ -121,7 +122,7 @@ func (cs *Claims) removeClaimerLocked(key jobs.Key, a *claimer) {
 	}
 }
 
-// forgetClaim forgets a claim that is over, but for the reason.
+// forgetClaim removes a claim that is over, and remembers only the reason.
 func (cs *Claims) forgetClaim(cl *claim) {
 	why := cl.endReason()
 	cs.mu.Lock()
@@ -130,7 +131,7 @@ func (cs *Claims) forgetClaim(cl *claim) {
 	cs.pastClaims.Save(cl.ID, endedClaim{why, cl.Peer.UID}, maxEndedClaims)
 }
 
-// Counts returns how many claims are held, and how many requests want one.
+// Counts returns how many claims are held, and how many requests wait for one.
 func (cs *Claims) Counts() (held, wanted int) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -162,8 +163,8 @@ func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	return nil, e
 }
 
-// GiveUp ends a claim without a result. Waiting requests get text and code; the next one
-// that asked for a claim gets it.
+// GiveUp ends a claim without a result. Waiting requests get text and code; the next one that waits
+// for the claim gets it.
 func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	cl, err := cs.find(p, id)
 	if err != nil {
@@ -175,10 +176,10 @@ func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	return nil
 }
 
-// maxClaimText bounds a client's text that is passed on.
+// maxClaimText bounds the text of a client that other clients are shown.
 const maxClaimText = 4096
 
-// shownText makes what a client said fit to be shown.
+// shownText shortens and cleans a client's text, so that it can be shown on terminals.
 func shownText(text string) string { return cleanText(text[:min(len(text), maxClaimText)]) }
 
 // cleanText drops control characters, and replaces invalid UTF-8.
@@ -192,43 +193,44 @@ func cleanText(text string) string {
 	}, text))
 }
 
-// claim is a Claim as long as it lasts. It ends when its artefact is put, when it is given up, with
-// the connection that it was given on, or at its deadline, whichever is first. A put that is begun
-// in time may be finished.
+// claim is the state of an open request.Claim. It ends when its artefact is put, when the claimant
+// gives it up, when the connection it was granted on closes, or at its deadline, whichever is
+// first. A put that began before the deadline may finish.
 type claim struct {
 	request.Claim
-	claims           *Claims
-	scope            string // of what is put
-	job              *jobs.Job
-	*request.Attempt // of the claimant; its files are those of libraries only, and the claim's own
-	owner            uint32
-	began            time.Time
-	acceptsPut       signature
-	adopts           bool // what is put is the request's own model
+	claims *Claims
+	scope  string // of the submitted build
+	job    *jobs.Job
+	// of the claimant; has duplicates of the libraries' descriptors, which the claim closes
+	*request.Attempt
+	owner      uint32
+	began      time.Time
+	acceptsPut signature
+	adopts     bool // the request's own model is stored as the build
 
-	duration context.Context    // ends when it is over
-	deadline context.CancelFunc // ends lasts
+	duration context.Context    // is done when the claim is over
+	deadline context.CancelFunc // cancels duration
 	timer    *time.Timer
-	release  func() bool // stops the wait for the connection's end
+	release  func() bool // stops watching for the end of the connection
 
-	mu     sync.Mutex // guards the rest
+	mu     sync.Mutex // guards the fields below
 	state  claimState
-	result *jobs.Result      // of a claim with an artefact
-	end    *request.ClaimEnd // of any other that is over
-	due    *request.ClaimEnd // ends it if its artefact, which is being stored, cannot be
+	result *jobs.Result      // of a claim that ended with a build
+	end    *request.ClaimEnd // why the claim ended without a build
+	due    *request.ClaimEnd // becomes end if storing the artefact, which is under way, fails
 }
 
-// claimState is how far a claim has come.
+// claimState is the progress of a claim.
 type claimState int
 
 const (
 	claimGranted claimState = iota
-	claimPutting            // its artefact is being copied and checked
+	claimPutting            // the artefact is being copied and checked
 	claimStoring            // the artefact is sound, and is being stored
 	claimEnded
 )
 
-// putTime is how long a put may take that was begun in time.
+// putTime is how long a put may last that began before the deadline.
 const putTime = 10 * time.Minute
 
 // endWithoutResult ends the claim, unless it is over or being stored, and reports whether it did.
@@ -236,7 +238,8 @@ func (cl *claim) endWithoutResult(text string, code int32) bool {
 	return cl.endIfStateAtMost(claimPutting, text, code)
 }
 
-// endIfStateAtMost is finish for a claim that has come so far at most.
+// endIfStateAtMost ends the claim without a result if it has not passed the state latest, and
+// reports whether it did.
 func (cl *claim) endIfStateAtMost(latest claimState, text string, code int32) bool {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
@@ -260,7 +263,7 @@ func (cl *claim) deliver(result *jobs.Result) {
 	cl.endLocked()
 }
 
-// endReason returns why the claim is over; "": it is not.
+// endReason returns why the claim is over, "" if it is not.
 func (cl *claim) endReason() string {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
@@ -283,7 +286,7 @@ func (cl *claim) endLocked() {
 	cl.deadline()
 }
 
-// changeState takes the claim from one state to another, and reports whether it was in the first.
+// changeState moves the claim to the state to, and reports false if its state is no longer from.
 func (cl *claim) changeState(from, to claimState) bool {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
@@ -305,7 +308,7 @@ func (cl *claim) changeState(from, to claimState) bool {
 	return true
 }
 
-// contextOf returns the context of work that ends with the claim.
+// contextOf returns a context that is cancelled when the claim ends.
 func (cl *claim) contextOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(cl.duration, cancel)

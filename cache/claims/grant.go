@@ -25,13 +25,14 @@ type claimer struct {
 	*request.Attempt
 	owner         uint32
 	acceptsResult signature
-	why           string // what the look-up found
+	why           string // why the look-up found no build
 	granted       *claim // guarded by Claims.mu
 	wake          context.CancelFunc
 }
 
-// newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to
-// see that they stay what they are; the model's own are read now.
+// newClaimer returns a claimer with the parts of the request that its claim needs later. It reads
+// the model's files now, and duplicates the descriptors of the libraries, so that a later change of
+// them is noticed.
 func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (
 	a *claimer, err error) {
 	a = &claimer{owner: cs.Owner(at.Peer.UID), why: why}
@@ -51,7 +52,7 @@ func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why strin
 	return a, nil
 }
 
-// ClaimOrWait gives the caller the claim, or has it wait for the job that compiles already.
+// ClaimOrWait grants the caller the claim, or waits for the job that is compiling already.
 func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why string) (
 	*request.Answer, error) {
 	if compilers.IsWeightless(at.SessionOptions) {
@@ -60,7 +61,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 				"not contain", at.Name).
 			WithHint("omit ep.enable_weightless, or let the daemon compile it")
 	}
-	if at.Content != nil { // else what is known of failures is of other libraries
+	if at.Content != nil { // otherwise the remembered failures are those of other libraries
 		if f := cs.FailedBefore(at); f != nil && f.Reason.BlamesProvider() {
 			return nil, f.RememberedError(at.Name)
 		}
@@ -89,12 +90,12 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 			return cs.externalWork(key, a), nil
 		})
 		if err == nil && at.Content != nil && at.NeedsOtherORT(result.Build.ORTVersion) {
-			cs.Store.TakerDone(result.Build.ID) // or rather, not taken
+			cs.Store.TakerDone(result.Build.ID) // not taken, so that the collector may remove it
 			err = request.OtherORTError(at, result.Build)
-			continue // for the next claim, which may be its own
+			continue // waits for the next claim, which this request may be granted
 		}
 		if !errors.As(err, new(*request.ClaimEnd)) {
-			break // else the last claim ended while this one was about to wait for it
+			break // not found if the last claim ended just before this request joined its job
 		}
 	}
 	if cl := cs.removeClaimer(key, a); cl != nil {
@@ -107,8 +108,8 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	return cs.AnswerWaiter(ctx, at, result)
 }
 
-// key returns which job the claim is for. Artefacts of ordinary users are private to them, so that
-// their claims delay no other user; but if a shared compile is under way they wait for that.
+// key returns the key of the claim's job. Artefacts of ordinary users are private, so their claims
+// delay no other user. If a shared compile is under way, the claim waits for that instead.
 func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 	if at.Scope == "" {
 		return jobs.Key{}, apierr.New(apierr.NotAllowed, nil,
@@ -122,8 +123,8 @@ func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 	return key, nil
 }
 
-// externalWork is the work that applications do which hold the claim, one after the other. Requests
-// wait for it as for any job.
+// externalWork returns the work of a job in which the claimants compile, one after the other.
+// Requests wait for it as for any job.
 func (cs *Claims) externalWork(key jobs.Key, first *claimer) jobs.Work {
 	about := first.JobAbout(key.Scope, "claimed by an application that compiles it")
 	about.Claim = true
@@ -132,8 +133,8 @@ func (cs *Claims) externalWork(key jobs.Key, first *claimer) jobs.Work {
 	}}
 }
 
-// grantInTurn gives the claim to one request after the other, until one of them puts a result or
-// none wants it any more.
+// grantInTurn grants the claim to one request after the other, until one of them puts a result or
+// no request waits for the claim.
 func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job,
 	key jobs.Key) (*jobs.Result, error) {
 	about := j.Description()
@@ -169,12 +170,12 @@ func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job,
 	}
 }
 
-// jobCancelled is why a claim ended that was part of a job which a user cancelled.
+// jobCancelled is the end reason of a claim whose job a user cancelled.
 const jobCancelled = "its job was cancelled"
 
-// grant gives the claim to the request that has wanted it for longest. It returns nil where there
-// is none, or where the job is cancelled: then the request goes on waiting, for another job. last
-// is how the claim before it ended.
+// grant grants the claim to the first request in the queue. It returns nil if the queue is empty,
+// or if the job is cancelled; the request then waits for another job. last is the end of the
+// previous claim.
 func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -214,7 +215,7 @@ func (cs *Claims) awaitClaimEnd(ctx context.Context, cl *claim) (*jobs.Result, *
 	case <-cl.duration.Done():
 	case <-ctx.Done():
 		cl.endWithoutResult(jobCancelled, 0)
-		<-cl.duration.Done() // what is being stored is stored first
+		<-cl.duration.Done() // an artefact that is being stored is not interrupted
 	}
 	closeLibraries(&cl.Runtime)
 	cs.forgetClaim(cl)
@@ -223,9 +224,8 @@ func (cs *Claims) awaitClaimEnd(ctx context.Context, cl *claim) (*jobs.Result, *
 	return cl.result, cl.end
 }
 
-// answerGranted answers a request that was given the claim. err is how its wait ended: a user that
-// gave the job up at that moment has given the claim up as well, and the next request that asked
-// for it gets it.
+// answerGranted answers a request that was granted the claim. err is the error of its wait: if the
+// user cancelled at that moment, the claim is given up and granted to the next request.
 func (a *claimer) answerGranted(ctx context.Context, cl *claim,
 	err error) (*request.Answer, error) {
 	switch {
@@ -244,7 +244,7 @@ func (a *claimer) answerGranted(ctx context.Context, cl *claim,
 	return &request.Answer{Outcome: request.Claimed, Claim: &given, Why: a.why}, nil
 }
 
-// Await waits for the request that holds the claim. Without a claim it fails with missing.
+// Await waits for the request that holds the claim. It fails with missing if no request holds one.
 func (cs *Claims) Await(ctx context.Context, at *request.Attempt, missing error) (
 	*request.Answer, error) {
 	key, err := cs.key(at)
@@ -259,8 +259,9 @@ func (cs *Claims) Await(ctx context.Context, at *request.Attempt, missing error)
 	return cs.AnswerWaiter(ctx, at, result)
 }
 
-// keepLibraries returns the reference with descriptors of its own: of each execution provider's
-// library, and of no file beside them, because a claim may last.
+// keepLibraries returns the reference with duplicates of the descriptors of the execution
+// providers' libraries only, because a claim may last long and would keep every other file open
+// too.
 func keepLibraries(ref *runtimes.Ref, open bool) (runtimes.Ref, error) {
 	out := *ref
 	out.EPLibraries = nil
@@ -282,12 +283,12 @@ func keepLibraries(ref *runtimes.Ref, open bool) (runtimes.Ref, error) {
 func closeLibraries(ref *runtimes.Ref) {
 	for _, l := range ref.EPLibraries {
 		if l.File != nil {
-			_ = l.File.Close() // opened for reading only: nothing can be lost
+			_ = l.File.Close() // opened for reading, so no write can fail here
 		}
 	}
 }
 
-// checkLibrariesUnchanged fails if the libraries that the claim was given for were replaced.
+// checkLibrariesUnchanged fails if the libraries that the claim was granted for were replaced.
 func (cl *claim) checkLibrariesUnchanged() error {
 	for _, l := range cl.Runtime.EPLibraries {
 		if l.File == nil {

@@ -30,22 +30,24 @@ import (
 
 // Import is a build of another machine. The files stay the caller's to close.
 type Import struct {
-	Card  []byte
-	Files []PutFile // in the order of the card; none: only what would become of the build is wanted
-	Keys  []string  // PEM texts of keys that the caller trusts
-	Store string    // "", "shared" or "user"
-	Check bool      // check and load the files, and store nothing
+	Card []byte
+	// in the order of the card; none: the caller only asks what the outcome would be
+	Files []PutFile
+	Keys  []string // PEM texts of keys that the caller trusts
+	Store string   // "", "shared" or "user"
+	Check bool     // check and load the files, but store nothing
 	// Documents are trust documents that came with the build.
 	Documents [][]byte
 
-	// Of a build that the daemon itself fetches for all users: where from, and the files with the
-	// keys that count for that, instead of those of the configuration.
+	// Set for a build that the daemon itself fetches for all users: the remote, and the files with
+	// the keys that are trusted for it, instead of those of the configuration.
 	Remote    string
 	Trust     []string
 	Threshold int
-	Name      string // of the model, as the request calls it
-	// Dir is a staging directory with Files that no process can write any more: they are not
-	// copied. Reservation has their space. "": they are copied, and their space is reserved.
+	Name      string // the model's name in the request
+	// Dir is a staging directory with Files that no process can write any more. They are not
+	// copied, and Reservation covers their space. If Dir is "", Import copies the files and
+	// reserves their space.
 	Dir         string
 	Reservation *store.Reservation
 }
@@ -58,17 +60,17 @@ const (
 	Refused        = "refused"
 )
 
-// Imported is what became of a build, or would.
+// Imported is the outcome of an import, or the one that it would have.
 type Imported struct {
 	Outcome, Text string
 	Wanted        bool         // the files are needed
 	Stored        bool         // now
-	Damaged       bool         // of Refused: what came is not what was signed
-	Hint          string       // of Refused: what remedies it
+	Damaged       bool         // of Refused: the files are not those that were signed
+	Hint          string       // of Refused: the remedy
 	Build         *index.Build // of Stored
 
-	Card       *portable.Card // nil: it cannot be read
-	Key        string         // id of the key that counts
+	Card       *portable.Card // nil if it cannot be read
+	Key        string         // id of the trusted key that signed it
 	RequestKey index.RequestKey
 	Scope      string
 }
@@ -86,8 +88,8 @@ func (out *Imported) Reply() *wire.ImportReply {
 	return r
 }
 
-// intake is an import under way. It is a claim as an adoption's is, so that what is brought is
-// copied, checked and loaded as any artefact that is put.
+// intake is an import under way. It has a claim, as an adoption does, so that the files are copied,
+// checked and loaded by the same code as any artefact that is put.
 type intake struct {
 	*claim
 	card  *portable.Card
@@ -96,12 +98,12 @@ type intake struct {
 	key   index.BuildKey  // of the build here
 	keys  []*portable.Key // of the configuration
 	out   *Imported
-	name  string // of the model, where the card has none
+	name  string // of the model, if the card has none
 }
 
-// Import checks a build of another machine and stores it, unless the caller only asks. A build that
-// does not suit this machine is no error; the answer says why not. All of the build is stored, or
-// nothing.
+// Import checks a build of another machine and stores it, unless the caller only asks. For a build
+// that does not suit this machine it returns no error but an outcome with the reason. Either all of
+// the build is stored or nothing.
 func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 	progress func(request.Progress)) (*Imported, error) {
 	t := jobs.NewProgressReporter(progress, cs.Now())
@@ -129,7 +131,8 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 		return out.refuse(err)
 	}
 	in := &intake{keys: keys, card: out.Card, says: says, out: out, name: im.Name}
-	// The build's own request comes last: what was added to it is for machines such as this one.
+	// Backwards, because the first request is the one that made the build, and those that were
+	// added later are for machines such as this one.
 	for _, r := range slices.Backward(says.Requests) {
 		if err = in.plan(ctx, cs, p, scope, r); err == nil {
 			break
@@ -152,8 +155,8 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 	return out, nil
 }
 
-// importScope is the scope of what is imported: shared builds are for administrators and
-// publishers.
+// importScope returns the scope of the imported build. Only administrators and publishers may
+// import shared ones.
 func (cs *Claims) importScope(p request.Peer, wish string) (string, error) {
 	switch {
 	case wish == "user" || wish == "" && !cs.Rights.IsPublisher(p):
@@ -170,7 +173,7 @@ func (cs *Claims) importScope(p request.Peer, wish string) (string, error) {
 	return rights.Shared, nil
 }
 
-// notHere is why a build is not stored, with the outcome.
+// notHere is the error of a build that does not suit this machine, with the outcome of its import.
 type notHere struct {
 	outcome string
 	err     error
@@ -179,7 +182,8 @@ type notHere struct {
 func (e *notHere) Error() string { return e.err.Error() }
 func (e *notHere) Unwrap() error { return e.err }
 
-// refuse makes an answer of what speaks against the build. Other errors are those of the call.
+// refuse turns a *notHere, or a refusal of the files, into an outcome. It returns other errors
+// unchanged.
 func (out *Imported) refuse(err error) (*Imported, error) {
 	var no *notHere
 	var format *portable.FormatError
@@ -202,8 +206,9 @@ func (out *Imported) refuse(err error) (*Imported, error) {
 	return out, nil
 }
 
-// verify reads the card, and believes it where enough keys signed it that the configuration or the
-// caller trusts. The caller's keys are as good as his own word: what he imports he might have put.
+// verify reads the card, and accepts it if enough keys signed it that the configuration or the
+// caller trusts. Keys of the caller are accepted because the caller could submit the same build
+// under a claim.
 func (cs *Claims) verify(ctx context.Context, im *Import, configured *portable.Trust,
 	out *Imported) (says *portable.Predicate, err error) {
 	if out.Card, err = portable.ParseCard("card", im.Card); err != nil {
@@ -214,7 +219,8 @@ func (cs *Claims) verify(ctx context.Context, im *Import, configured *portable.T
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err != nil { // an earlier one than was seen, or of a root key that is not trusted
+		// older than a document that was seen before, or its root key is not trusted
+		if err != nil {
 			cs.Log.Debug("a trust document of a bundle is not used", "error", err)
 		}
 	}
@@ -241,7 +247,8 @@ func (cs *Claims) verify(ctx context.Context, im *Import, configured *portable.T
 	return says, err
 }
 
-// plan finds the runtime for the build, and what a request here would be called that it answers.
+// plan finds the runtime for the build, and makes the keys of the request that it answers on this
+// machine.
 func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope string,
 	r portable.Request) error {
 	c := in.card.Config
@@ -287,8 +294,8 @@ func (in *intake) plan(ctx context.Context, cs *Claims, p request.Peer, scope st
 	return in.refuseEarly(ctx)
 }
 
-// runtime is the one with the libraries that made the build, else the first that has its execution
-// providers.
+// runtime returns the runtime with the libraries that made the build, otherwise the first one that
+// has its execution providers.
 func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime,
 	rc *runtimes.Content, err error) {
 	made := &index.Build{EPs: in.facts}
@@ -314,7 +321,7 @@ func (in *intake) runtime(ctx context.Context, cs *Claims) (rt *runtimes.Runtime
 	return rt, rc, nil
 }
 
-// refuseEarly refuses what is known not to suit, before its files are read.
+// refuseEarly refuses a build that cannot suit this machine, before its files are read.
 func (in *intake) refuseEarly(ctx context.Context) error {
 	b := &index.Build{EPs: in.facts, ORTVersion: in.card.Config.ORTVersion, BuildKey: in.key}
 	if len(b.EPs) != len(in.Plan.EPs) {
@@ -340,8 +347,7 @@ func (in *intake) refuseEarly(ctx context.Context) error {
 	return &notHere{outcome, errors.New(j.Reason)}
 }
 
-// present reports whether a build with the key is stored in the scope already, or one that all
-// users get.
+// present reports whether a build with the key is already stored, in the scope or as a shared one.
 func (in *intake) present() bool {
 	x := in.claims.Store.Index()
 	for _, scope := range []string{in.scope, rights.Shared} {
@@ -387,7 +393,8 @@ func (in *intake) storeFiles(ctx context.Context, im *Import, phase func(string)
 		if im.Dir == "" {
 			hashed[f.Name], err = copyPut(ctx, blobs, f, sizes[i], to)
 		}
-		if err == nil && hashed[f.Name] == (cas.Hashed{}) { // not copied, or with holes
+		// not copied, or copied with holes, which is not hashed
+		if err == nil && hashed[f.Name] == (cas.Hashed{}) {
 			hashed[f.Name], err = blobs.HashAhead(ctx, to)
 		}
 		if ctx.Err() != nil {
@@ -425,14 +432,15 @@ func (in *intake) storeFiles(ctx context.Context, im *Import, phase func(string)
 		return request.StoreError(err, in.Name)
 	}
 	in.out.Stored, in.out.Build = true, b
-	if why := cs.trust.WhyNot(in.keys, b); why != "" { // revoked meanwhile
-		_ = cs.Store.Withhold(b.ID, index.Withheld, why) // it counts in memory, and is logged
+	if why := cs.trust.WhyNot(in.keys, b); why != "" { // revoked since the check
+		// best effort: it is withheld in memory, and the failure is logged
+		_ = cs.Store.Withhold(b.ID, index.Withheld, why)
 		return &portable.TrustError{Text: why}
 	}
 	return nil
 }
 
-// describeFit returns how the build suits the runtime.
+// describeFit says in words how the build suits the runtime.
 func (in *intake) describeFit(b *index.Build) string {
 	switch {
 	case in.Plan.MadeExactly(b) && b.LoadCheck == compilers.Passed:
@@ -505,7 +513,8 @@ func (in *intake) examine(ctx context.Context, dir string, names []string) (
 	return b, graphs, nil
 }
 
-// maxImportSeconds bounds what a compile is believed to have taken: the collector counts with it.
+// maxImportSeconds bounds the compile time that a card may state, because the collector ranks
+// builds by it.
 const maxImportSeconds = 24 * 3600
 
 func refuseImport(err error) error {
@@ -513,8 +522,8 @@ func refuseImport(err error) error {
 		"the files are not a build for the request in its record")
 }
 
-// statesTheSame compares what an execution provider states in the graphs with the config, by which
-// the build is found.
+// statesTheSame compares what an execution provider states in the graphs with the config, because
+// look-ups find the build by the config.
 func (in *intake) statesTheSame(i int, models []*epmodel.Model) error {
 	f := in.facts[i]
 	stated, took, err := compilers.ReadStated(f.Name, f.CompatibilityString != "", models...)
@@ -537,7 +546,7 @@ func (in *intake) statesTheSame(i int, models []*epmodel.Model) error {
 	return nil
 }
 
-// load loads the build as applications will, and runs it if it may be of another machine.
+// load loads the build as applications will, and also runs it if it may come from another machine.
 func (in *intake) load(ctx context.Context, b *index.Build, dir string, graphs []string) error {
 	a := in.Plan.JudgeTarget("", in.Content)
 	job := a.CheckJobOf(b, &request.Answer{Path: dir, Graph: graphs[0]})

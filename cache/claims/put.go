@@ -30,7 +30,7 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Put is what the holder of a claim compiled. The files stay the caller's to close.
+// Put is the artefact that a claimant submits. The caller closes the files.
 type Put struct {
 	Claim          string
 	Files          []PutFile // the graph first
@@ -40,7 +40,7 @@ type Put struct {
 	MadeBy         []MadeBy // in the order of the request's execution providers
 }
 
-// PutFile is one file, opened for reading only, under the name that it has in the artefact.
+// PutFile is one file, opened for reading only, and its name in the artefact.
 type PutFile struct {
 	Name string
 	File *os.File
@@ -51,9 +51,9 @@ type MadeBy struct {
 	EP, Version string
 }
 
-// Put stores the artefact that was compiled under a claim: it is copied, checked as untrusted, and
-// stored. When it returns the build is durable, and all requests that waited for the claim have it.
-// A refusal of the artefact ends the claim.
+// Put stores the artefact that was compiled under a claim: it copies, checks and publishes the
+// files, which it does not trust. When it returns, the build is durable, and all requests that
+// waited for the claim have it. A refused artefact ends the claim.
 func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	progress func(request.Progress)) (*request.Answer, error) {
 	t := jobs.NewProgressReporter(progress, cs.Now())
@@ -64,7 +64,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	}
 	if !cl.changeState(claimGranted, claimPutting) {
 		if _, err := cs.find(p, put.Claim); err != nil {
-			return nil, err // it ended just now
+			return nil, err // the claim ended just now
 		}
 		return nil, apierr.New(apierr.Busy, nil, "claim %.80q: its build is being submitted "+
 			"already", put.Claim)
@@ -79,16 +79,16 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 		return nil, request.UnservableError(err, cl.Name, "put")
 	}
 	defer done()
-	// Before the others are notified, because one that may not take this build compiles one in its
-	// place.
+	// Take the lease before the others are notified, because one of them that may not use this
+	// build compiles one that replaces it.
 	a, err := lookup.Lease(context.WithoutCancel(ctx), cs.Store, result.Build, t.Phase)
 	cl.deliver(result)
-	// Requests that come after this find the build: none joins a job that has ended.
+	// After this no request can join the ended job; new requests find the build.
 	<-cl.job.Done()
 	if err != nil {
 		return nil, request.UnservableError(err, cl.Name, "put")
 	}
-	if !cl.KeepsView { // said of the answer to the claim's request, which this is
+	if !cl.KeepsView { // KeepsView was set in the claim's request, which this answers
 		cs.Store.Views().NotePathGiven(a.LeasedView)
 	}
 	a.Outcome, a.Why = request.Taken, "submitted by you"
@@ -97,7 +97,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	return cs.Lookup.FillAnswer(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
 }
 
-// putFailed ends the claim, unless another try may succeed.
+// putFailed ends the claim, unless a retry may succeed.
 func (cl *claim) putFailed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		err = request.ContextError(ctx, cl.Name)
@@ -110,7 +110,7 @@ func (cl *claim) putFailed(ctx context.Context, err error) error {
 	} else {
 		cl.endIfStateAtMost(claimStoring, "the submitted build is refused: "+err.Error(), 0)
 	}
-	// it ended meanwhile
+	// The claim may have ended in the meantime.
 	if why := cl.endReason(); why != "" && !strings.Contains(why, err.Error()) {
 		return apierr.New(class, err, "claim %s: %s", cl.ID, why)
 	}
@@ -144,7 +144,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 		return nil, request.StoreError(err, cl.Name)
 	}
 	defer remove()
-	// As stated, and no more than the claim has lasted: what is saved by hits is counted with it.
+	// At most as long as the claim has lasted, because the time that hits save is computed from it.
 	seconds := time.Since(cl.began).Seconds()
 	if stated := put.CompileSeconds; stated >= 0 && stated < seconds {
 		seconds = stated
@@ -180,8 +180,8 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	return &jobs.Result{Build: b}, nil
 }
 
-// reservePut bounds what one user brings, and says with numbers why it would not fit. It reserves
-// the space until the reservation is released.
+// reservePut checks the user's quota and reserves space for the artefact. The error says with
+// numbers why it does not fit. The caller releases the reservation.
 func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	*store.Reservation, error) {
 	total, err := cs.CheckPutQuota(ctx, cl.owner, cl.Name, sizes)
@@ -208,7 +208,8 @@ func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	return reservation, nil
 }
 
-// CheckPutQuota bounds what is kept of a user's puts and conversions, and returns the sum of sizes.
+// CheckPutQuota fails if files of these sizes would exceed the user's quota for puts and
+// conversions. It returns the sum of sizes.
 func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string, sizes []int64) (
 	total int64, err error) {
 	most := cs.limits().UserBytes
@@ -231,7 +232,7 @@ func (cs *Claims) CheckPutQuota(ctx context.Context, owner uint32, model string,
 	return total, nil
 }
 
-// checkPut looks at what is announced, before a byte is read.
+// checkPut checks the announced names and sizes before a byte is read.
 func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 	switch {
 	case put.Graphs > 1:
@@ -248,7 +249,7 @@ func badPut(cl *claim, format string, args ...any) error {
 		fmt.Sprintf(format, args...))
 }
 
-// checkPutFiles looks at the names, the descriptors and the sizes of files.
+// checkPutFiles checks the names, descriptors and sizes of the files.
 func checkPutFiles(cl *claim, files []PutFile) (names []string, sizes []int64, err error) {
 	var total int64
 	bad := func(format string, args ...any) error { return badPut(cl, format, args...) }
@@ -282,15 +283,15 @@ func checkPutFiles(cl *claim, files []PutFile) (names []string, sizes []int64, e
 	return names, sizes, nil
 }
 
-// copyPut copies the size bytes that the file had when it was announced. A change of the file
-// during the copy is io.ErrUnexpectedEOF.
+// copyPut copies size bytes, which the file had when it was announced. It fails with
+// io.ErrUnexpectedEOF if the file changes during the copy.
 func copyPut(ctx context.Context, blobs *cas.Store, f PutFile, size int64, to string) (
 	cas.Hashed, error) {
 	before, err := stampWrittenBack(f.File)
 	if err != nil {
 		return cas.Hashed{}, err
 	}
-	if before.Size != size { // its space is reserved for so many
+	if before.Size != size { // the reservation is for size bytes
 		return cas.Hashed{}, io.ErrUnexpectedEOF
 	}
 	hashed, err := stagePut(ctx, blobs, &contextReader{ctx, f.File}, f.File, to, size)
@@ -304,7 +305,7 @@ func copyPut(ctx context.Context, blobs *cas.Store, f PutFile, size int64, to st
 	return hashed, err
 }
 
-// putError refuses a file that could not be copied.
+// putError returns the error for a file that could not be copied.
 func putError(err error, model, file string) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return apierr.New(apierr.BadRequest, nil,
@@ -320,7 +321,6 @@ type contextReader struct {
 	file *os.File
 }
 
-// ReadAt implements io.ReaderAt.
 func (r *contextReader) ReadAt(p []byte, off int64) (int, error) {
 	if err := r.ctx.Err(); err != nil {
 		return 0, err
@@ -328,9 +328,9 @@ func (r *contextReader) ReadAt(p []byte, off int64) (int, error) {
 	return r.file.ReadAt(p, off)
 }
 
-// Adopt makes a build of the request's own compiled model, in one job for all requests at the same
-// time. The caller calls done when it has the build. Where done is nil there is none, and err or
-// why says why not.
+// Adopt stores the request's own compiled model as a build, in one job for all requests at the same
+// time. The caller calls done when it has leased the build. If done is nil there is no build, and
+// err or why has the reason.
 func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (
 	done func(), why string, err error) {
 	key, err := cs.key(at)
@@ -348,7 +348,8 @@ func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (
 	return func() { cs.Store.TakerDone(result.Build.ID) }, "", nil
 }
 
-// newAdoption is the work that makes a build of a user's compiled model: a claim with its put.
+// newAdoption returns the work that stores a user's compiled model as a build: a claim with its
+// put.
 func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error) {
 	files, err := at.WithOwnFiles()
 	if err != nil {
@@ -379,15 +380,15 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 	return jobs.Func{Work: about, Do: do}, nil
 }
 
-// clearUnstatedFacts leaves of the facts what the graph of an adopted model states itself.
+// clearUnstatedFacts clears the facts that the graph of an adopted model does not state itself.
 func clearUnstatedFacts(f *index.EPFacts) {
 	*f = index.EPFacts{Name: f.Name, Devices: f.Devices, SDKVersion: f.SDKVersion,
 		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString,
 		TookNone: f.TookNone}
 }
 
-// refuseWritable refuses a file that its sender could write through the very descriptor: it has to
-// be opened for reading only, or be a memory file that is sealed.
+// refuseWritable refuses a descriptor through which its sender could still write. It must be opened
+// for reading only, or be a sealed memory file.
 func refuseWritable(f *os.File) error {
 	fd := f.Fd()
 	flags, err := unix.FcntlInt(fd, unix.F_GETFL, 0)
@@ -413,7 +414,8 @@ func refuseWritable(f *os.File) error {
 	return nil
 }
 
-// stampWrittenBack is the file's stamp after stores through mappings have been written back.
+// stampWrittenBack writes back stores through mappings, which change the stamp, and returns the
+// file's stamp.
 func stampWrittenBack(f *os.File) (cas.Stamp, error) {
 	if err := filestamp.WriteBack(f); err != nil {
 		return cas.Stamp{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
@@ -421,8 +423,8 @@ func stampWrittenBack(f *os.File) (cas.Stamp, error) {
 	return cas.StampOf(f)
 }
 
-// stagePut copies a client's file, size bytes through from, into a new private file.
-// Without holes they are hashed on the way.
+// stagePut copies a client's file, size bytes read through from, into a new private file. It hashes
+// the bytes on the way, unless the file has holes.
 func stagePut(ctx context.Context, blobs *cas.Store, from io.ReaderAt, file *os.File, path string,
 	size int64) (cas.Hashed, error) {
 	if !sparse.Dense(file, size) {
