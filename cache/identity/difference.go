@@ -12,7 +12,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Difference is one field in which two records differ. An empty value is one that is not there.
+// Difference is one field in which two records differ. An empty value means that the field is
+// missing.
 type Difference struct {
 	Field, Asked, Found string
 }
@@ -57,12 +58,12 @@ func (f Fields) add(path string, value any) {
 	case string:
 		f[path] = v
 	case nil: // an empty list
-	default: // numbers and truth values
+	default: // numbers and booleans
 		f[path] = fmt.Sprint(v)
 	}
 }
 
-// CountDifferences is the number of fields in which two records differ.
+// CountDifferences counts the fields in which two records differ.
 func (f Fields) CountDifferences(found Fields) int {
 	n := 0
 	for name, value := range f {
@@ -94,7 +95,7 @@ func (f Fields) Differences(found Fields) []Difference {
 	return out
 }
 
-// differ adds a field if its values differ, as long as the list is not too long.
+// differ appends a field if its values differ, up to maxDifferences.
 func differ(list []Difference, field, asked, found string) []Difference {
 	switch {
 	case asked == found:
@@ -108,7 +109,7 @@ func differ(list []Difference, field, asked, found string) []Difference {
 		Found: Truncated(found)})
 }
 
-// Truncated shortens text that others chose, so that it can be reported.
+// Truncated shortens text of clients to maxValue bytes for a report.
 func Truncated(s string) string {
 	if len(s) <= maxValue {
 		return s
@@ -116,9 +117,9 @@ func Truncated(s string) string {
 	return strings.ToValidUTF8(s[:maxValue], "") + "..."
 }
 
-// MakerDifferences compares what would make a build now with what made one: for each execution
-// provider what the build key is made of, and what is judged besides. now is nil where nothing can
-// be made.
+// MakerDifferences compares the libraries that would make a build now with those that made b: for
+// each execution provider the facts in the build key, and those that are judged besides. now is nil
+// if no build can be made.
 func MakerDifferences(now []index.EPFacts, ort string, b *index.Build) []Difference {
 	if now == nil {
 		return nil

@@ -20,17 +20,17 @@ import (
 
 // Files are the files of one model.
 type Files struct {
-	Name     string // for people; never part of identity
+	Name     string // for messages; not part of the identity
 	Path     string // where the client found it, never part of identity; "": not known
 	Graph    *os.File
 	External map[string]*os.File // by location
 }
 
-// NeedFilesError answers a request with a model that refers to external data that was not
-// presented.
+// NeedFilesError is the error of a request whose model refers to external data that the client has
+// not sent.
 type NeedFilesError struct {
 	Locations []string
-	Members   []int // of a group: the model of each location, from 0; nil: all of the first
+	Members   []int // of a group: index of the model of each location; nil: all of the first
 }
 
 func (e *NeedFilesError) Error() string {
@@ -49,7 +49,7 @@ func AllFiles(models ...Files) (files []*os.File) {
 	return files
 }
 
-// DistinctFiles lists the files of the models, each once: a descriptor may stand for several.
+// DistinctFiles lists the files of the models, each once: several names may share a descriptor.
 func DistinctFiles(models ...Files) (files []*os.File) {
 	seen := make(map[*os.File]bool)
 	for _, f := range AllFiles(models...) {
@@ -61,9 +61,9 @@ func DistinctFiles(models ...Files) (files []*os.File) {
 	return files
 }
 
-// DuplicateAll returns the models with descriptors of their own, which the caller closes. A
-// descriptor that stands for several files is duplicated once: a request may name each as often as
-// it likes.
+// DuplicateAll returns the models with duplicates of their descriptors, which the caller closes. A
+// descriptor that several names share is duplicated once, because a request may repeat one as often
+// as it likes.
 func DuplicateAll(models ...Files) (own []Files, err error) {
 	made := make(map[*os.File]*os.File)
 	again := func(f *os.File) *os.File {
@@ -87,7 +87,8 @@ func DuplicateAll(models ...Files) (own []Files, err error) {
 	return own, nil
 }
 
-// CloseAll closes the files of the models, which were opened for reading only: nothing can be lost.
+// CloseAll closes the files of the models, . Errors are ignored, because files opened for reading
+// lose no data.
 func CloseAll(models ...Files) {
 	for _, f := range AllFiles(models...) {
 		if f != nil {
@@ -101,7 +102,8 @@ func (f Files) Read(ctx context.Context) (*epmodel.Model, error) {
 	return f.Tensors(ctx, func(*epmodel.Initializer) {})
 }
 
-// Tensors is Read that also calls each with every tensor, some perhaps twice.
+// Tensors reads the model's graph as Read does, and calls each with every tensor, with some of them
+// perhaps twice.
 func (f Files) Tensors(ctx context.Context,
 	each func(*epmodel.Initializer)) (*epmodel.Model, error) {
 	src, err := epmodel.FileSource(f.Graph)
@@ -115,7 +117,7 @@ func (f Files) Tensors(ctx context.Context,
 	return m, nil
 }
 
-// ChangedError is the error for a model that has other bytes than those that were hashed.
+// ChangedError returns the error for a model whose bytes have changed since they were hashed.
 func (f Files) ChangedError(err error) error {
 	return apierr.New(apierr.BadModel, err, "model %q changed while being read", f.Name).
 		WithHint("retry when the file is complete")
@@ -128,7 +130,7 @@ func (f Files) ModelError(err error) error {
 	case errors.As(err, &format):
 		said := *format
 		if said.File == f.Name {
-			said.File = "" // which the error begins with
+			said.File = "" // the error begins with the name already
 		}
 		e := apierr.New(apierr.BadModel, &said, "model %q", f.Name).WithFact("file", format.File).
 			WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
@@ -161,7 +163,7 @@ func (f Files) open(sums *Sums) func(location string) (epmodel.Source, error) {
 	}
 }
 
-// FreeDimensions names the dimensions of the inputs that the model leaves open.
+// FreeDimensions returns the names of the open dimensions of the model's inputs.
 func FreeDimensions(m *epmodel.Model) []string {
 	seen := make(map[string]bool)
 	for _, in := range m.Inputs {
@@ -174,11 +176,12 @@ func FreeDimensions(m *epmodel.Model) []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// Sums hashes ranges of files of several models, each once: the members of a group often have their
-// weights in one file. The zero value and nil remember nothing, and believe the stamps of files
-// that no client can write. One goroutine uses it.
+// Sums hashes ranges of files of several models, each range once, because the members of a group
+// often have their weights in one file. The zero value and nil remember no sums, and trust the
+// stamps of files, so use them only for files that no client can write. Sums is not safe for
+// concurrent use.
 type Sums struct {
-	now   func() time.Time // nil: every file's stamp is believed
+	now   func() time.Time // nil: the stamp of every file is trusted
 	known map[fileRange][32]byte
 }
 
@@ -197,7 +200,7 @@ func (s *Sums) DigestAt(ctx context.Context, m *epmodel.Model, graph string) (ca
 	var open []*os.File
 	defer func() {
 		for _, f := range open {
-			_ = f.Close() // opened for reading only: nothing can be lost
+			_ = f.Close() // opened for reading, so no data can be lost
 		}
 	}()
 	source := func(path string) (epmodel.Source, error) {
@@ -218,7 +221,8 @@ func (s *Sums) DigestAt(ctx context.Context, m *epmodel.Model, graph string) (ca
 	return cas.Digest(d), err
 }
 
-// source opens a file for of. Sums of one that was changed a moment ago are not remembered.
+// source returns f as a source for hashing. Sums of a file that was changed a moment ago are not
+// remembered, because its stamp may not show a further change.
 func (s *Sums) source(f *os.File) (epmodel.Source, error) {
 	src, err := epmodel.FileSource(f)
 	if err != nil || s == nil {
@@ -234,7 +238,7 @@ func (s *Sums) source(f *os.File) (epmodel.Source, error) {
 	return stamped{src, stamp}, nil
 }
 
-// sumRange is an epmodel.Sum.
+// sumRange is an epmodel.Sum that remembers its results.
 func (s *Sums) sumRange(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
 	file, ok := r.(stamped)
 	if s == nil || !ok {

@@ -6,9 +6,9 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// BuildKey is the digest of the request key and of what makes the build besides: for each execution
-// provider its library's digest, SDK version, hardware architecture and compatibility string, and
-// the route.
+// BuildKey returns the digest of the request key and of what else determines the build: for each
+// execution provider its library's digest, SDK version, hardware architecture and compatibility
+// string, and the route.
 func BuildKey(key index.RequestKey, eps []index.EPFacts, route string) index.BuildKey {
 	b := appendBytes(nil, 1, key[:])
 	for _, ep := range eps {
@@ -21,8 +21,8 @@ func BuildKey(key index.RequestKey, eps []index.EPFacts, route string) index.Bui
 	return index.BuildKey(blake3.Sum256(appendBytes(b, 3, []byte(route))))
 }
 
-// ForeignBuildKey is the build key for libraries that are not run here. It has fields that
-// BuildKey's record has not, so that the two are never equal.
+// ForeignBuildKey returns the build key for libraries that the daemon does not run. It has fields
+// that BuildKey's record has not, so that the two are never equal.
 func ForeignBuildKey(key index.RequestKey, eps []index.EPFacts, route, ort string,
 	here [32]byte) index.BuildKey {
 	b := appendBytes(nil, 1, key[:])

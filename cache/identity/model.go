@@ -16,34 +16,38 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// Model is what the content of a model says; it holds for as long as the files' stamps do.
+// Model has the facts that were read from a model's files. They are valid while the files' stamps
+// are unchanged.
 type Model struct {
 	Digest    cas.Digest
 	Locations []string // external data, sorted
-	Compiled  bool     // the model has EPContext nodes already, and they are no source
-	Reader    int      // readerVersion where Compiled; it is not believed where another said so
+	Compiled  bool     // the model has EPContext nodes, so it is an artefact
+	Reader    int      // readerVersion if Compiled; with another version the files are read again
 	Store     string   // metadata "epcache.store"
 	FreeDims  []string // names of free dimensions of the inputs
 
-	Group []cas.Digest `json:"-"` // of the further models of a group
+	Group []cas.Digest `json:"-"` // of the models of a group after the first one
 }
 
-// readerVersion is that of isArtefact. Identities of earlier versions lack what those did not see.
+// readerVersion is the version of isArtefact. Identities from an earlier version are not used,
+// because that missed some artefacts.
 const readerVersion = 2
 
 // isArtefact reports whether the model is an artefact. EPContext nodes that only wrap
 // a model in OpenVINO's own format are a source, because each load has to compile that.
 func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsIR() }
 
-// Models identifies models, and remembers them by the stamps of their files: in memory, and in a
-// book that outlives the process. It is safe for concurrent use.
+// Models identifies models, and remembers them by the stamps of their files, in memory and in a
+// persistent memo.Book. It is safe for concurrent use.
 type Models struct {
 	book  memo.Book
 	now   func() time.Time
 	known memo.Table[memoEntry, Model]
-	bulky memo.Table[memoEntry, Model] // those with many names, which are few and take more memory
+	// models with many names, of which fewer are kept because they take more memory
+	bulky memo.Table[memoEntry, Model]
 
-	// graphs: applications are started by the dozen, and one reading does for all
+	// reading lets one request read a graph while others wait for its result, because many
+	// applications may start at the same time.
 	reading keyed.Locks[memo.ID]
 }
 
@@ -60,7 +64,7 @@ const (
 	manyNames    = 1 << 18
 )
 
-// NewModels returns Models that remember in the book.
+// NewModels returns Models that store their memos in the book.
 func NewModels(book memo.Book, now func() time.Time) *Models {
 	return &Models{book: book, now: now}
 }
@@ -69,19 +73,19 @@ func NewModels(book memo.Book, now func() time.Time) *Models {
 type IdentifyRequest struct {
 	UID    uint32 // the user that owns the files
 	Models []Files
-	// a model that is compiled already is to be kept: more is part of its identity
+	// Adopt: an artefact will be stored, so its sidecar files are part of its identity.
 	Adopt bool
-	Phase func(string) // is called before files are read
+	Phase func(string) // called before files are read
 }
 
 type identification struct {
 	Files
 	request *IdentifyRequest
-	sums    *Sums // nil: nothing is remembered of external data
+	sums    *Sums // nil: sums of external data are not remembered
 }
 
-// Identify returns the identity of the models, from the memo where every file is unchanged, else by
-// reading and hashing every byte. A *NeedFilesError says which external data is missing.
+// Identify returns the identity of the models, from the memo if every file is unchanged, otherwise
+// by reading and hashing every byte. A *NeedFilesError says which external data is missing.
 func (ms *Models) Identify(ctx context.Context, request *IdentifyRequest) (Model, error) {
 	if len(request.Models) == 1 {
 		return ms.identify(ctx, &identification{Files: request.Models[0], request: request})
@@ -113,7 +117,7 @@ func (ms *Models) Identify(ctx context.Context, request *IdentifyRequest) (Model
 		}
 		all.Group = append(all.Group, m.Digest)
 		all.Store = narrowerScope(all.Store, m.Store)
-		// what the memo remembers is others' too
+		// copied, because the memo shares its slices
 		all.FreeDims = slices.Concat(all.FreeDims, m.FreeDims)
 	}
 	if len(need.Locations) > 0 {
@@ -138,7 +142,7 @@ func (ms *Models) StampIfKnown(uid uint32, f Files, digest cas.Digest) (cas.Stam
 	if err != nil {
 		return cas.Stamp{}, false
 	}
-	// takes a stamp of its own: the first one is compared from here on
+	// A second stamp: from here on the first one is compared.
 	key, ok := memo.FileKey(uid, f.Graph)
 	if !ok {
 		return cas.Stamp{}, false
@@ -189,14 +193,14 @@ func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
 	if err != nil {
 		return Model{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
-	if before.Reliable() { // else nothing will be remembered
+	if before.Reliable() { // otherwise the result is not remembered
 		end, err := ms.reading.Lock(ctx, graphKey)
 		if err != nil {
 			return Model{}, r.ModelError(err)
 		}
 		defer end()
 		if m, ok, err := ms.remembered(r, graphKey); ok || err != nil {
-			return m, err // by the request that held the lock before
+			return m, err // read by the request that held the lock before
 		}
 	}
 	read, err := epmodel.Read(ctx, r.Name, src)
@@ -207,7 +211,7 @@ func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
 		Store: read.Metadata["epcache.store"], FreeDims: FreeDimensions(read)}
 	if m.Compiled {
 		m.Reader = readerVersion
-		// Passed through: its sidecars do not matter here, unless they are to be kept.
+		// An artefact is passed through: its sidecar files are read only if it is adopted.
 		read.External, m.Locations = nil, nil
 		// A model with a bad name cannot be adopted; the adoption reports it.
 		if files, err := read.ArtefactFiles(); r.request.Adopt && err == nil {
@@ -220,10 +224,11 @@ func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
 		}
 		return Model{}, &NeedFilesError{Locations: missing}
 	}
-	// Hashing may take long, and needs no more of it.
+	// Drops the rest of the graph, because hashing may take long and does not need it.
 	read = &epmodel.Model{Name: read.Name, Size: read.Size, External: read.External,
 		Whole: read.Whole}
-	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
+	// The stamps in the key are taken before the bytes are hashed, because later ones might belong
+	// to other bytes.
 	modelKey, keyed := r.modelKey(graphKey, m.Locations)
 	sum, err := epmodel.Digest(ctx, read, src, r.open(r.sums), r.sums.sumRange)
 	if err != nil {
@@ -259,12 +264,14 @@ func (ms *Models) load(key memo.ID, kind string) (Model, bool) {
 	return m, m.complete(kind)
 }
 
-// complete: a "graph" record without digest precedes its external data: for locations only.
+// complete reports whether a memo has what its kind promises. A "graph" memo of a model with
+// external data has only the locations, and no digest.
 func (m *Model) complete(kind string) bool {
 	return !m.Digest.IsZero() || kind == "graph" && len(m.Locations) > 0
 }
 
-// remember remembers a model in memory, unless its file says too much: that is read each time.
+// remember remembers a model in memory, unless its names take too much memory; such a model is read
+// each time.
 func (ms *Models) remember(e memoEntry, m Model) {
 	size := len(m.Store)
 	for _, name := range slices.Concat(m.Locations, m.FreeDims) {
@@ -280,12 +287,12 @@ func (ms *Models) remember(e memoEntry, m Model) {
 
 func (ms *Models) save(key memo.ID, kind string, m Model) {
 	ms.remember(memoEntry{key, kind}, m)
-	// A memo that cannot be saved costs another hashing later, nothing else.
+	// Best effort: without the memo the model is hashed again.
 	_ = memo.Save(ms.book, kind+":"+string(key[:]), m)
 }
 
-// modelKey is the key of a graph with its external data: false when one of the files cannot be
-// believed.
+// modelKey returns the memo's key for a graph with its external data, and false if the stamp of one
+// of the files cannot be trusted.
 func (r *identification) modelKey(graph memo.ID, locations []string) (memo.ID, bool) {
 	b := append(make([]byte, 0, 64+64*len(locations)), graph[:]...)
 	for _, l := range locations {

@@ -18,19 +18,20 @@ import (
 	"github.com/epcached/epcached/internal/suggest"
 )
 
-// An option decides what is compiled, and some make the EP load a library or write a file. So each
-// is known, and has a policy, or it is refused: compilers/eps.toml for provider options,
-// session.toml for session config entries.
+// Options change the result of a compile, and some make the EP load a library or write a file.
+// Therefore each has a policy, in compilers/eps.toml for provider options and session.toml for
+// session config entries, and unknown options are refused.
 
-// Allowed are options that are taken though nothing is known of them: "EP/option" and
-// "session/key".
+// Allowed are unknown options that the administrator permits: "EP/option" and "session/key".
 type Allowed []string
 
-// canonicalOptions returns options in one spelling, and leaves out what equals the default.
+// canonicalOptions returns options in their canonical spelling, without those that equal the
+// default.
 func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep.Name)
 	info.Name = ep.Name
-	// A library is found beside the EP's own, wherever the client has its copy.
+	// Only the base name: the daemon looks for the library beside the EP's own, whatever the
+	// client's path is.
 	out, unknown, err := info.Normalize(LibraryBaseNames(info, ep.Options), true)
 	if err != nil {
 		return nil, apierr.New(apierr.BadRequest, err, "execution provider %s", ep.Name)
@@ -53,7 +54,7 @@ func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	return out, fileOptions(ep, info)
 }
 
-// fileOptions checks that options which name a file came as descriptors, and only those.
+// fileOptions checks that exactly those options came with descriptors that name a file.
 func fileOptions(ep EP, info compilers.EPInfo) error {
 	for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
 		if info.Options[name].Policy == compilers.FileName {
@@ -98,11 +99,11 @@ func unknownOption(ep, name string, info compilers.EPInfo) error {
 		"allow_options = [%q]", ep+"/"+name)
 }
 
-// ErrNoLibrary is why FillOptions refuses what names a library that is not there.
+// ErrNoLibrary is the cause when an option for FillOptions names a library that does not exist.
 var ErrNoLibrary = errors.New("a library is missing")
 
 // FillOptions returns the options as the EP gets them: in the caller's spelling, libraries as paths
-// beside the EP's own, and what has to be there filled in.
+// beside the EP's own, and missing mandatory options added.
 func FillOptions(ep string, options map[string]string,
 	lib compilers.EPLibrary) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep)
@@ -112,7 +113,7 @@ func FillOptions(ep string, options map[string]string,
 			!slices.Contains(lib.Files, value) {
 			_, asked := options[name]
 			if lib.Absent && !asked {
-				delete(out, name) // the tool has libraries of its own
+				delete(out, name) // the vendor's tool uses its own libraries
 				continue
 			}
 			e := apierr.New(apierr.BadRequest, nil,
@@ -130,11 +131,11 @@ func FillOptions(ep string, options map[string]string,
 	return out, nil
 }
 
-// canonicalLevel returns the graph optimisation level that the model is compiled at, the default
-// spelled out. A session folds constants and shapes, "basic", before execution providers choose
-// their nodes, and so does a compile here unless an option says otherwise: the compile API's own
-// default, "disable_all", leaves nodes to the CPU that a session would not (QNN: whole models). The
-// levels above "basic" only concern nodes that no provider took.
+// canonicalLevel returns the graph optimisation level of a compile, with the default for "". A
+// session folds constants and shapes, "basic", before execution providers choose their nodes, and
+// so does a compile here unless an option says otherwise: the compile API's own default,
+// "disable_all", leaves nodes to the CPU that a session would not (QNN: whole models). The levels
+// above "basic" only concern nodes that no provider took.
 func canonicalLevel(level, route string) (string, error) {
 	switch level {
 	case "":
@@ -160,7 +161,7 @@ func canonicalRoute(route string) (string, error) {
 		"%s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
 }
 
-// LibraryBaseNames takes the directories off options that name libraries.
+// LibraryBaseNames reduces options that name libraries to the base names.
 func LibraryBaseNames(info compilers.EPInfo, options map[string]string) map[string]string {
 	out := make(map[string]string, len(options))
 	for name, value := range options {
@@ -172,7 +173,7 @@ func LibraryBaseNames(info compilers.EPInfo, options map[string]string) map[stri
 	return out
 }
 
-// Denotations returns denotations in small letters, for ONNX Runtime compares them so.
+// Denotations returns denotations in lower case, because ONNX Runtime ignores their case.
 func Denotations(sizes map[string]int64) (map[string]int64, error) {
 	out := make(map[string]int64, len(sizes))
 	for name, size := range sizes {
@@ -186,11 +187,11 @@ func Denotations(sizes map[string]int64) (map[string]int64, error) {
 	return out, nil
 }
 
-// UnresolvedDevices takes the devices as they are spelled, where no list of devices exists.
+// UnresolvedDevices returns the requested devices unchanged, for when no list of devices exists.
 func UnresolvedDevices(ep EP) ([]compilers.Device, error) {
 	out := slices.Clone(ep.Devices)
 	if len(out) == 0 {
-		out = []compilers.Device{{}} // the provider's first: the machine is part of the key
+		out = []compilers.Device{{}} // the provider's first device; the machine is part of the key
 	}
 	for i := range out {
 		out[i].Type = strings.ToUpper(out[i].Type)
@@ -201,7 +202,7 @@ func UnresolvedDevices(ep EP) ([]compilers.Device, error) {
 //go:embed session.toml
 var sessionData []byte
 
-// sessionClass says what a session config entry means, in the words of session.toml.
+// sessionClass is the class of a session config entry, as in session.toml.
 type sessionClass string
 
 const (
@@ -212,14 +213,15 @@ const (
 	classRefused sessionClass = "refused"
 )
 
-// onlyOptimal, set to "1", has ONNX Runtime fail on a model that the EP would rather recompile.
+// onlyOptimal, set to "1", makes ONNX Runtime fail on a compiled model for which the EP recommends
+// a recompile.
 const onlyOptimal = "session.fail_on_suboptimal_compiled_model"
 
 type sessionRule struct {
 	Class   sessionClass `toml:"-"`
 	Kind    string       `toml:"kind"`
 	Default string       `toml:"default"`
-	Because string       `toml:"-"` // of those that are refused
+	Because string       `toml:"-"` // why it is refused
 }
 
 var sessionKeys = mustParseSession(sessionData)
@@ -269,8 +271,9 @@ func parseSession(data []byte) (map[string]sessionRule, error) {
 	return table, twice
 }
 
-// SplitSession returns those session config entries that a compile is given, and whether the
-// request takes optimal builds only, without those of running. Record says what is wrong with one.
+// SplitSession returns the session config entries that matter to a compile, without those that only
+// matter when the model runs, and whether the request accepts optimal builds only. It does not
+// validate entries; Record does.
 func SplitSession(entries map[string]string) (compile map[string]string, optimal bool) {
 	compile = entries
 	for key, value := range entries {
@@ -286,8 +289,8 @@ func SplitSession(entries map[string]string) (compile map[string]string, optimal
 	return compile, optimal
 }
 
-// ExternalDir returns the entries that a client sends, and the directory that the others name for
-// external data, "" for none: the client opens the files there.
+// ExternalDir returns the entries that a client sends, and the directory for external data that the
+// removed entry names, "" if there is none. The client opens the files there.
 func ExternalDir(entries map[string]string) (sent map[string]string, dir string) {
 	sent = maps.Clone(entries)
 	maps.DeleteFunc(sent, func(key, value string) bool {

@@ -6,7 +6,7 @@ import (
 	"github.com/epcached/epcached/portable"
 )
 
-// FactsOf returns what a portable build says of the execution providers that made it.
+// FactsOf returns the facts that a portable build states about its execution providers.
 func FactsOf(c *portable.Config) (out []index.EPFacts) {
 	for _, ep := range c.EPs {
 		out = append(out, index.EPFacts{Name: ep.Name, Version: ep.Version,

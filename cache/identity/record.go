@@ -19,7 +19,7 @@ import (
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
-// Record is a request in its one spelling: equal requests give equal records.
+// Record is a request in its canonical spelling: equal requests have equal records.
 type Record struct {
 	Version int        `json:"version"`
 	Model   cas.Digest `json:"model"`
@@ -28,8 +28,8 @@ type Record struct {
 	Embed  bool          `json:"embed"`
 	Route  string        `json:"route"`
 	Output *RecordOutput `json:"output,omitempty"`
-	Group  []cas.Digest  `json:"-"` // further models of a group, in order
-	// a key by which a group is found for one of its models
+	Group  []cas.Digest  `json:"-"` // models of a group after the first one, in order
+	// the key is for finding a group by one of its models
 	Member bool `json:"member,omitempty"`
 }
 
@@ -53,9 +53,9 @@ type RecordDevice struct {
 // reads.
 const recordVersion = 1
 
-// Encode returns the bytes that the request key is the digest of: the manifestpb.Request that means
-// the same, as is said there. A field is never used again for something else; a new one is left out
-// at its default, so that old keys hold.
+// Encode returns the bytes whose digest is the request key: a manifestpb.Request in its canonical
+// encoding. The number of a field is never reused, and a new field is omitted at its default, so
+// that existing keys stay valid.
 func (r *Record) Encode() []byte {
 	b := make([]byte, 0, 512)
 	b = appendNumber(b, 1, uint64(r.Version))
@@ -99,20 +99,20 @@ func (r *Record) Key() (index.RequestKey, []byte) {
 	return index.RequestKey(blake3.Sum256(record)), record
 }
 
-// JSON is the record for people and for epcachectl key.
+// JSON returns the record as JSON, for messages and for epcachectl key.
 func (r *Record) JSON() string {
-	type plain Record // without this method
+	type plain Record // without the method MarshalJSON
 	var group []string
 	for i := range r.Group {
 		group = append(group, r.Group[i].String())
 	}
 	b, err := json.Marshal(struct {
 		*plain
-		Model string   `json:"model"` // hides the digest's bytes
+		Model string   `json:"model"` // overrides the digest, which would be an array of bytes
 		Group []string `json:"group,omitempty"`
 	}{(*plain)(r), r.Model.String(), group})
 	if err != nil {
-		return "{}" // cannot happen: strings, numbers and maps of them only
+		return "{}" // cannot happen: there are only strings, numbers and maps of them
 	}
 	return string(b)
 }
@@ -128,7 +128,7 @@ func appendNumber(b []byte, field protowire.Number, v uint64) []byte {
 
 func appendStrings(b []byte, field protowire.Number, m map[string]string) []byte {
 	if len(m) == 0 {
-		return b // as nearly always, at each hit
+		return b // the usual case, at each hit
 	}
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		b = appendBytes(b, field, appendBytes(appendBytes(nil, 1, []byte(k)), 2, []byte(m[k])))
@@ -154,7 +154,8 @@ func (r *Record) ModelOf(i int) cas.Digest {
 	return r.Group[i-1]
 }
 
-// MemberKey is the key that finds a group by a request for one of its models with the same options.
+// MemberKey returns the key by which a request for one model finds a group that contains it and has
+// the same options.
 func (r *Record) MemberKey(member int) index.RequestKey {
 	one := *r
 	one.Model, one.Group, one.Member = r.ModelOf(member), nil, true
@@ -162,9 +163,10 @@ func (r *Record) MemberKey(member int) index.RequestKey {
 	return key
 }
 
-// OnDevicesOf returns the request with the devices that a build was made for, where its execution
-// providers are the build's and its devices may be those, and whether it finds the build then: by
-// the build's key, or for a member of a group that loads alone by the member's.
+// OnDevicesOf returns the request with the devices that the build was made for. found reports
+// whether that request finds the build, by the build's key or, for a member of a group that loads
+// alone, by the member's. It is false if the execution providers differ, or the request's devices
+// exclude those.
 func (r *Record) OnDevicesOf(b *index.Build) (on Record, found bool) {
 	made, err := Decode(b.Record)
 	if err != nil || len(made.EPs) != len(r.EPs) {
@@ -194,14 +196,14 @@ func deviceCovers(asked, made RecordDevice) bool {
 }
 
 // DimensionsText returns what the free dimensions of a build's model were fixed at, such as
-// "batch=1, sequence=128": it distinguishes variants of a model. "" where there are none.
+// "batch=1, sequence=128": it distinguishes variants of a model. It returns "" if there are none.
 func DimensionsText(b *index.Build) string {
 	var record struct {
 		Named       map[string]int64 `json:"free_dimensions"`
 		Denotations map[string]int64 `json:"free_dimensions_by_denotation"`
 	}
 	if json.Unmarshal([]byte(b.RecordJSON), &record) != nil {
-		return "" // of a build that a later epcached made, perhaps
+		return "" // perhaps from a later version of epcached
 	}
 	var out []string
 	for _, all := range []map[string]int64{record.Named, record.Denotations} {
@@ -212,8 +214,8 @@ func DimensionsText(b *index.Build) string {
 	return strings.Join(out, ", ")
 }
 
-// Decode reads what Encode wrote, and nothing else: what it gives encodes to the same bytes. A
-// record of a later version, or with fields that this one does not know, is an error.
+// Decode reads the bytes that Encode wrote, and accepts no others: its result encodes to the same
+// bytes. A record of a later version, or with fields that this one does not know, is an error.
 func Decode(record []byte) (Record, error) {
 	var m manifestpb.Request
 	if err := proto.Unmarshal(record, &m); err != nil {
@@ -251,8 +253,8 @@ func Decode(record []byte) (Record, error) {
 	return r, nil
 }
 
-// digestOf returns a digest, another one where that has another length: then the record is not
-// Encode's.
+// digestOf returns b as a digest. If b has another length, the result differs from it, so that
+// Decode finds that the record does not encode to the same bytes.
 func digestOf(b []byte) (d cas.Digest) {
 	copy(d[:], b)
 	return d
@@ -265,8 +267,8 @@ func notNil[V any](m map[string]V) map[string]V {
 	return m
 }
 
-// Terms returns terms that mean the record. Of options that name a file only digests are kept, so
-// that a request with such options cannot be made again.
+// Terms returns terms that lead to this record. It fails if options name files, because records
+// have only digests of these.
 func (r *Record) Terms() (Terms, error) {
 	for _, ep := range r.EPs {
 		if len(ep.Files) > 0 {

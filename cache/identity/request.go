@@ -1,11 +1,11 @@
-// Package identity says what makes two requests equal, and what makes two builds of one request
-// different.
+// Package identity decides when two requests are equal, and when two builds of one request are not.
 //
-// Terms are the part of a request that decides what is compiled, as an application spelled it. A
-// Record is the canonical spelling of all equal terms: every option is known and normalised,
-// defaults are left out, devices are resolved, files are named by their content. Its digest is the
-// request key; that and the execution provider's fingerprint make the build key. Manifests contain
-// records, so another encoding makes builds unreachable; tests pin it.
+// Terms are the part of a request that the result of a compile depends on, as an application
+// spelled it. A Record is the canonical spelling of all equal terms: every option is known and
+// normalised, defaults are left out, devices are resolved, files are named by their content. Its
+// digest is the request key; that and the execution provider's fingerprint make the build key.
+// Manifests contain records, so a change of the encoding would make stored builds unreachable;
+// tests pin the encoding.
 //
 // Options that are unknown, or that clients may not set, are refused with an *apierr.Error. Terms
 // and records only open files of options.
@@ -13,7 +13,7 @@
 // Models finds a model's digest, from a memo under its files' stamps or by hashing them. Sources
 // remembers where the files are, and opens them again.
 //
-// Any number of goroutines may use all of it. Start reading at Terms.Record and Models.Identify.
+// The package is safe for concurrent use. Start reading at Terms.Record and Models.Identify.
 package identity
 
 import (
@@ -38,15 +38,16 @@ type EP struct {
 	Files   map[string]*os.File // options that name a file, by option
 }
 
-// Terms are the part of a request that decides what is compiled, as the client spelled it.
+// Terms are the part of a request that the result of a compile depends on, as the client spelled
+// it.
 type Terms struct {
 	Model  cas.Digest
-	Group  []cas.Digest // of further models that are compiled with it, in order
-	Member bool         // it is for a group that has the model among its members
+	Group  []cas.Digest // models that are compiled in one group with it, in order
+	Member bool         // the request is for a group that contains the model
 	CompileTerms
 }
 
-// CompileTerms is the part of a request that decides how its models are compiled.
+// CompileTerms are the Terms without the models.
 type CompileTerms struct {
 	EPs []EP
 	compilers.Session
@@ -55,7 +56,8 @@ type CompileTerms struct {
 	Output Output
 }
 
-// Spelling digests the terms as they came. Those with files are not remembered.
+// Spelling returns a digest of the terms as the client spelled them, a key for remembering their
+// Record. It returns false for terms with files, because descriptors are no key.
 func (t *Terms) Spelling() ([32]byte, bool) {
 	raw := Record{Version: recordVersion, Model: t.Model, Session: t.Session, Embed: t.Embed,
 		Route: t.Route, Output: t.Output.asGiven(), Group: t.Group, Member: t.Member}
@@ -69,9 +71,9 @@ func (t *Terms) Spelling() ([32]byte, bool) {
 	return blake3.Sum256(raw.Encode()), true
 }
 
-// Record brings the terms into their one spelling, or says with an *Error what is wrong with them.
-// allowed are options that an administrator lets pass; devicesOf finds the devices that are meant,
-// and its errors are given as they are.
+// Record returns the terms in their canonical spelling, or an *apierr.Error that says what is wrong
+// with them. allowed are unknown options that the administrator permits. devicesOf finds the
+// devices that an EP's terms select; its errors are returned unchanged.
 func (t *Terms) Record(ctx context.Context, allowed Allowed,
 	devicesOf func(EP) ([]compilers.Device, error)) (Record, error) {
 	out := Record{Version: recordVersion, Model: t.Model, Embed: t.Embed, Group: t.Group,
@@ -114,7 +116,7 @@ func (t *Terms) Record(ctx context.Context, allowed Allowed,
 	return out, nil
 }
 
-// Devices returns devices as they stand in a record.
+// Devices converts devices to those of a record.
 func Devices(devices []compilers.Device) []RecordDevice {
 	out := make([]RecordDevice, len(devices))
 	for i, d := range devices {
@@ -123,7 +125,8 @@ func Devices(devices []compilers.Device) []RecordDevice {
 	return out
 }
 
-// fileDigests stands for the options that name a file: what counts is its content.
+// fileDigests returns the digests of the options' files, because only the content of a file
+// matters.
 func fileDigests(ctx context.Context, ep EP) (map[string]string, error) {
 	out := make(map[string]string, len(ep.Files))
 	for name, f := range ep.Files {
@@ -141,25 +144,26 @@ func fileDigests(ctx context.Context, ep EP) (map[string]string, error) {
 }
 
 type Output struct {
-	// base name of a file for the initializers that stay outside of contexts; empty: they are in
-	// the graph
+	// InitializersFile is the base name of a file for initializers that are not in contexts; "":
+	// they are in the graph.
 	InitializersFile      string
-	InitializersThreshold int64 // bytes; smaller ones stay in the graph
-	// those that the source has in external data stay there, and those files become part of the
-	// build
+	InitializersThreshold int64 // in bytes; smaller initializers stay in the graph
+	// InitializersInSource leaves initializers in the source's external data, and these files
+	// become part of the build.
 	InitializersInSource bool
 	NodeNamePrefix       string // ep.context_node_name_prefix
 	Complete             bool   // no node may be left to the CPU: session.disable_cpu_ep_fallback
 }
 
-// RecordOutput is what of an Output is not a session option.
+// RecordOutput is the part of an Output that is not a session option.
 type RecordOutput struct {
 	InitializersFile      string `json:"initializers_file,omitempty"`
 	InitializersThreshold int64  `json:"initializers_threshold,omitempty"`
 	InitializersInSource  bool   `json:"initializers_in_source,omitempty"`
 }
 
-// FoldIntoSession moves output options that are session options to these, so that keys are unique.
+// FoldIntoSession moves those output options that are also session options into session, so that
+// equal requests have equal keys.
 func (o Output) FoldIntoSession(session map[string]string) (map[string]string, Output, error) {
 	entries := make(map[string]string)
 	if o.NodeNamePrefix != "" {
@@ -187,7 +191,7 @@ func (o Output) FoldIntoSession(session map[string]string) (map[string]string, O
 	return entries, o, nil
 }
 
-// asGiven is the rest as it came, nil for the default.
+// asGiven returns the rest as the client spelled it, nil for the default.
 func (o Output) asGiven() *RecordOutput {
 	if o == (Output{}) {
 		return nil
@@ -195,8 +199,8 @@ func (o Output) asGiven() *RecordOutput {
 	return &RecordOutput{o.InitializersFile, o.InitializersThreshold, o.InitializersInSource}
 }
 
-// canonical returns the rest in its one spelling, nil for the default. It refuses what ONNX Runtime
-// has no way to write.
+// canonical returns the rest in its canonical spelling, nil for the default. It refuses
+// combinations that ONNX Runtime cannot write.
 func (o Output) canonical(route string) (*RecordOutput, error) {
 	out := o.asGiven()
 	if out == nil {
@@ -228,8 +232,8 @@ func (o Output) canonical(route string) (*RecordOutput, error) {
 	return out, nil
 }
 
-// isPlainName reports whether a client may choose this name for a file. Names of graphs and
-// binaries begin with the build key, and have these endings.
+// isPlainName reports whether a client may choose this name for a file. It refuses names that end
+// in .onnx, because graphs have such names.
 func isPlainName(name string) bool {
 	return len(name) <= 100 && name == filepath.Base(name) && name[0] != '.' &&
 		!strings.ContainsFunc(name, func(r rune) bool {
@@ -254,7 +258,7 @@ func (o *RecordOutput) output() Output {
 		InitializersInSource:  o.InitializersInSource}
 }
 
-// Initializers returns it as a compiler gets it.
+// Initializers converts the output options for a compiler.
 func (o *RecordOutput) Initializers() compilers.Initializers {
 	if o == nil {
 		return compilers.Initializers{}

@@ -35,10 +35,10 @@ var (
 	ErrUnanswered = errors.New("a file system that may never answer")
 )
 
-// RememberPaths remembers the paths of a model's files. They come from the descriptors: a path that
-// a client states is not used. own: the request is of the daemon's own user. Of other users'
-// requests only files that all may read are remembered, because the daemon may be able to open
-// others, and the client may not.
+// RememberPaths remembers the paths of a model's files. It reads the paths from the descriptors,
+// and uses no path that a client states. own says that the request comes from the daemon's own
+// user. For other users it remembers only files that all may read, because the daemon may be able
+// to open files that the client may not.
 func (s *Sources) RememberPaths(ctx context.Context, f Files, own bool) (index.Source, error) {
 	out := index.Source{Kind: index.SourceReference}
 	var err error
@@ -100,7 +100,7 @@ func (s *Sources) path(ctx context.Context, f *os.File, own bool) (string, error
 // Bounds of opens by remembered paths, which may lead to a file system that never answers.
 const (
 	openTime    = 5 * time.Second
-	maxBlocking = 8 // that did not return in that time
+	maxBlocking = 8 // opens that have not returned within openTime
 )
 
 func (s *Sources) open(ctx context.Context, open func() (*os.File, error)) (*os.File, error) {
@@ -124,7 +124,7 @@ func (s *Sources) open(ctx context.Context, open func() (*os.File, error)) (*os.
 		case done <- opened{f, err}:
 		case <-ctx.Done():
 			if f != nil {
-				_ = f.Close() // opened for reading only: nothing can be lost
+				_ = f.Close() // opened for reading, so no data can be lost
 			}
 		}
 	}()
@@ -136,8 +136,8 @@ func (s *Sources) open(ctx context.Context, open func() (*os.File, error)) (*os.
 	}
 }
 
-// requireAt refuses a path that is not absolute, or where the open file was unlinked, renamed, or
-// another file is. The caller may have closed the file meanwhile: that is refused, too.
+// requireAt fails if the path is not absolute, or is not the open file's any more, because it was
+// unlinked, renamed or replaced. It also fails if the caller has closed the file in the meantime.
 func requireAt(path string, f *os.File) error {
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("%q is not a path", path)
@@ -153,10 +153,10 @@ func requireAt(path string, f *os.File) error {
 	return err
 }
 
-// reopenPath opens a file by a remembered path. Anything may be there by now: a link, which is not
-// followed, or a pipe, which must not block. own: the path was remembered for a request of this
-// user, the daemon's; then the file has to be this user's or root's, or one that all may read.
-// Otherwise it has to be one that all may read, and not on a file system that another user serves.
+// reopenPath opens a file by a remembered path. Another file may have replaced it: a link is not
+// followed, and a pipe does not block. If the path was remembered for a request of the daemon's own
+// user (own), the file must belong to that user or root, or be readable by all. Otherwise it must
+// be readable by all, and not lie on a file system that another user serves.
 func reopenPath(path string, uid uint32, own bool) (*os.File, error) {
 	fd, err := unix.Open(path,
 		unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
@@ -165,7 +165,7 @@ func reopenPath(path string, uid uint32, own bool) (*os.File, error) {
 	}
 	var st unix.Stat_t
 	var on unix.Statfs_t
-	if err = unix.SetNonblock(fd, false); err == nil { // or Go's runtime tries to poll it
+	if err = unix.SetNonblock(fd, false); err == nil { // otherwise Go's runtime tries to poll it
 		err = unix.Fstat(fd, &st)
 	}
 	if err == nil {
@@ -184,7 +184,7 @@ func reopenPath(path string, uid uint32, own bool) (*os.File, error) {
 	default:
 		return os.NewFile(uintptr(fd), path), nil
 	}
-	_ = unix.Close(fd) // opened for reading only: nothing can be lost
+	_ = unix.Close(fd) // opened for reading, so no data can be lost
 	return nil, &os.PathError{Op: "open", Path: path, Err: err}
 }
 

@@ -1,5 +1,5 @@
-// Package joblist has the jobs as users see them: those of the queue and the rebuilds that the
-// daemon has yet to begin. A user lists, follows and cancels its own jobs, an administrator all.
+// Package joblist shows users their jobs: those in the queue, and rebuilds that the daemon has not
+// begun. Users list, follow and cancel their own jobs, and administrators all jobs.
 package joblist
 
 import (
@@ -33,22 +33,24 @@ type List struct {
 	Now      func() time.Time
 }
 
-// mayFollow reports whether the peer asked for a job, or has the build that the job is to replace.
+// mayFollow reports whether the peer requested the job, or may see the build that it replaces.
 // Administrators may follow all.
 func (l *List) mayFollow(p request.Peer, j *jobs.Job) bool {
 	a := j.Description()
 	return j.IsRequestedBy(p.UID) || l.Rights.IsAdministrator(p) ||
-		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope) // else another user asked
+		// otherwise only another user requested it
+		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope)
 }
 
-// infoFor is what the peer may hear of a job.
+// infoFor returns the part of a job's info that the peer may see.
 func (l *List) infoFor(p request.Peer, i jobs.Info) jobs.Info {
 	return i.AsSeenBy(p.UID, l.Rights.IsAdministrator(p))
 }
 
-// Visible returns the jobs that the peer may see, in the order in which they run: its own, rebuilds
-// of builds that it had, and for administrators all. Of the rebuilds that have not begun it returns
-// those that have waited longest; the most used of all of them is the next.
+// Visible returns the jobs that the peer may see, in the order in which they run: its own and
+// rebuilds of builds that it had, or all for administrators. The number of listed rebuilds is
+// bounded; those that have waited longest are listed, although the one of the most used build
+// begins next.
 func (l *List) Visible(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
 	all := l.Jobs.InOrder(func(j *jobs.Job) bool { return l.mayFollow(p, j) })
 	if ctx.Err() != nil {
@@ -62,11 +64,12 @@ func (l *List) Visible(ctx context.Context, p request.Peer) ([]jobs.Info, error)
 
 // JobOf returns the job that the request would wait for, nil if there is none.
 func (l *List) JobOf(at *request.Attempt) *jobs.Job {
-	claim := jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)} // of the user's
+	// of a claim of this user
+	claim := jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)}
 	return l.Jobs.Joinable(at.JobKey(), claim)
 }
 
-// NotDoneError is the error of a request that does not wait for the compile that is under way.
+// NotDoneError returns the error of a request that does not wait for the compile under way.
 func (l *List) NotDoneError(at *request.Attempt, f *jobs.Job) *apierr.Error {
 	j := f.Info()
 	phase, of := cmp.Or(j.Phase, j.State), ""
@@ -86,9 +89,9 @@ func (l *List) NotDoneError(at *request.Attempt, f *jobs.Job) *apierr.Error {
 		WithHint("wait for it: request it with on_miss wait, or epcachectl jobs follow %s", j.ID)
 }
 
-// Follow waits until the job ends, and returns its end; that of a job which ended lately at once.
-// progress is called at each change of phase, and not after Follow returned. Following a job does
-// not keep it going.
+// Follow waits until the job ends, and returns its final state; for a job that ended recently it
+// returns at once. It calls progress at each change of phase, but not after it has returned.
+// Following does not keep the job alive.
 func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 	progress func(request.Progress)) (jobs.Info, error) {
 	f, rebuild, err := l.Find(p, id)
@@ -110,9 +113,9 @@ func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 	return l.infoFor(p, f.Info()), nil
 }
 
-// Cancel ends jobs, or all that the peer asked for, for administrators all there are, and returns
-// them as they are then. A user that is no administrator gives up its own part: the job continues
-// for other waiters.
+// Cancel cancels the named jobs, or with all those that the peer requested (for administrators
+// every job), and returns their new states. For a user that is no administrator it only withdraws
+// the user's own requests, and the job continues for other waiters.
 func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all bool) (
 	[]jobs.Info, error) {
 	if all == (len(ids) > 0) {
@@ -125,7 +128,7 @@ func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all boo
 	for _, f := range named {
 		ends, held := f.GiveUp(p.UID, l.Rights.IsAdministrator(p))
 		if held != nil {
-			held() // for the next request that wants the claim
+			held() // the next waiting request is granted the claim
 		}
 		if about := f.Description(); ends && about.Compiles() {
 			l.Store.RecordEvent(event.For(event.About{Peer: request.Peer{UID: about.UID},
@@ -146,7 +149,8 @@ func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all boo
 	return past, nil
 }
 
-// jobsNamed returns the jobs that are meant. past are those that have ended, and rebuilds.
+// jobsNamed returns the jobs that the ids name. past has those that have ended, and rebuilds that
+// have not begun.
 func (l *List) jobsNamed(p request.Peer, ids []string, all bool) (
 	named []*jobs.Job, past []jobs.Info, err error) {
 	if all {
@@ -179,7 +183,7 @@ func (l *List) jobsNamed(p request.Peer, ids []string, all bool) (
 	return named, past, nil
 }
 
-// Failures lists the remembered failures that the peer may know of, the newest first.
+// Failures lists the remembered failures that the peer may see, the newest first.
 func (l *List) Failures(ctx context.Context, p request.Peer) ([]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "failures")
@@ -187,9 +191,9 @@ func (l *List) Failures(ctx context.Context, p request.Peer) ([]failure.Failure,
 	return l.Remembered(p), nil
 }
 
-// Retry forgets failures, so that the next request compiles again: those that the names mean, or
-// all of the peer's; for administrators all there are. It returns the forgotten ones. A name that
-// means none is an error.
+// Retry removes remembered failures, so that the next request compiles again. It removes those that
+// entries name, or with all those of the peer (for administrators every one), and returns them. It
+// fails if an entry matches no failure.
 func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all bool) (
 	[]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
@@ -210,7 +214,7 @@ func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all 
 	}), nil
 }
 
-// Remembered is Failures without a context.
+// Remembered lists the remembered failures that the peer may see.
 func (l *List) Remembered(p request.Peer) []failure.Failure {
 	return l.Failed.List(l.audience(p), nil)
 }
@@ -220,8 +224,8 @@ func (l *List) audience(p request.Peer) failure.Audience {
 	return failure.Audience{UID: p.UID, Scope: rights.OwnScope(p), All: l.Rights.IsAdministrator(p)}
 }
 
-// Reply fills the message that clients receive with the first jobs and failures, as many as fit.
-// The compiler's words are left out of the older failures.
+// Reply fills the message that clients receive with the first jobs and failures, as many as fit. It
+// omits the compiler's output from older failures.
 func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 	reply, left := &wire.JobsReply{}, wire.SpaceLeft(wire.MaxReply/2) // the rest is for failures
 	for i := range listed {

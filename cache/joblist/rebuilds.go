@@ -13,10 +13,10 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// maxRebuilds bounds the listed rebuilds, because after an update there may be one of every build.
+// maxRebuilds bounds the listed rebuilds, because after an update every build may have one.
 const maxRebuilds = 256
 
-// rebuildsFor returns the rebuilds that have not begun, as far as the peer may see the builds.
+// rebuildsFor returns the rebuilds that have not begun, of builds that the peer may see.
 func (l *List) rebuildsFor(p request.Peer) []jobs.Info {
 	var out []jobs.Info
 	for _, r := range l.Rebuilds.List() {
@@ -30,7 +30,8 @@ func (l *List) rebuildsFor(p request.Peer) []jobs.Info {
 	return out
 }
 
-// rebuildInfo returns a rebuild as a queued job; nil: it waits, or the peer may not see it.
+// rebuildInfo returns a rebuild as a queued job. It returns nil if it waits for its source, or if
+// the peer may not see the build.
 func (l *List) rebuildInfo(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	if r.State != upkeep.Queued && r.State != upkeep.Running {
 		return nil
@@ -48,8 +49,8 @@ func (l *List) rebuildInfo(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	return j
 }
 
-// AwaitBegin waits until a rebuild of the daemon's has begun, and returns its job. A rebuild that
-// turns out not to be needed is returned as done.
+// AwaitBegin waits until a rebuild has begun, and returns its job. A rebuild that turns out not to
+// be needed is returned as done.
 func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (
 	*jobs.Job, *jobs.Info, error) {
 	tick := time.NewTicker(jobs.ProgressEvery)
@@ -57,7 +58,7 @@ func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (
 	for {
 		select {
 		case <-l.Rebuilds.Changes():
-		case <-tick.C: // not all that happens to one changes what there is to do
+		case <-tick.C: // poll as well, because not every change of a rebuild sends a notification
 		case <-ctx.Done():
 			return nil, nil, request.ContextError(ctx, j.ModelName)
 		}
@@ -71,7 +72,8 @@ func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (
 	}
 }
 
-// cancelRebuilds takes all rebuilds out of an administrator's queue, and returns the first ones.
+// cancelRebuilds cancels all rebuilds if the peer is an administrator, and returns up to
+// maxRebuilds of them.
 func (l *List) cancelRebuilds(p request.Peer) []jobs.Info {
 	if !l.Rights.IsAdministrator(p) {
 		return nil
@@ -84,8 +86,9 @@ func (l *List) cancelRebuilds(p request.Peer) []jobs.Info {
 	return out
 }
 
-// Find returns the job that an id, or the beginning of one, names, if the peer may follow it. f may
-// have ended lately; the second result is a rebuild that the daemon has not begun.
+// Find returns the job with the id, or with the only id that begins with name, if the peer may
+// follow it. f may have ended recently. rebuild is set instead if it is a rebuild that has not
+// begun.
 func (l *List) Find(p request.Peer, name string) (f *jobs.Job, rebuild *jobs.Info, err error) {
 	found := make(map[string]bool)
 	for _, one := range l.Jobs.ListWithEnded() {
@@ -109,10 +112,11 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, rebuild *jobs.Inf
 		id = slices.Collect(maps.Keys(found))[0]
 	}
 	if r := l.Rebuilds.ByID(id); r != nil {
-		rebuild = l.rebuildInfo(p, r) // before the jobs, because a rebuild may become one meanwhile
+		// before the jobs, because the rebuild may become a job in the meantime
+		rebuild = l.rebuildInfo(p, r)
 	}
 	for _, one := range l.Jobs.ListWithEnded() {
-		if one.ID == id { // one that failed may have been begun again
+		if one.ID == id { // a failed rebuild may have been begun again with the same id
 			f = one
 		}
 	}

@@ -21,28 +21,28 @@ const (
 	Cancelled = "cancelled"
 )
 
-// Info describes a job that waits, runs, or ended lately.
+// Info describes a job that is queued, runs, or ended recently.
 type Info struct {
 	ID          string
-	State       string // one of those above
-	Phase       string // as in Progress
+	State       string // one of the states above
+	Phase       string // as Progress.Phase
 	ModelName   string
 	ModelDigest cas.Digest
 	RequestKey  index.RequestKey
 	Build       index.BuildKey
 	EP          string
-	UID         uint32 // the user of the first request; For replaces it for other users
+	UID         uint32 // the user of the first request; AsSeenBy replaces it for other users
 	Background  bool   // no caller waits for it
 	Waiting     int    // requests that wait for it
 	Queued      time.Time
 	Started     time.Time     // zero: not yet
-	Elapsed     time.Duration // since it was queued, or until it ended
+	Elapsed     time.Duration // from when it was queued until now or its end
 	Estimate    time.Duration // from queued to done; 0: not known
 	Why         string        // "requested", or why it is compiled again
-	Err         error         // of one that failed
-	Models      int           // of a group: how many; else 0
+	Err         error         // why it failed
+	Models      int           // number of models of a group; 0: no group
 
-	users map[uint32]string // by uid, the users' names for the model; its own
+	users map[uint32]string // by uid: the name that each user gave the model; not shared
 }
 
 // AsSeenBy returns the info with the user's name for the model and, for ordinary users, their uid.
@@ -56,18 +56,18 @@ func (i Info) AsSeenBy(uid uint32, administrator bool) Info {
 	return i
 }
 
-// Description is what does not change of a job.
+// Description is the part of a job's Info that does not change, and what the daemon needs besides.
 type Description struct {
 	Info
 	EPs      []string
 	Size     int64         // bytes of the model
-	Files    int           // that it is in
+	Files    int           // number of the model's files
 	Scope    string        // of the build; "" for one that is not kept
-	Replaces index.BuildID // the build that it replaces; zero: a user asked for it
-	Claim    bool          // applications compile it, and may put nothing
+	Replaces index.BuildID // the build that a rebuild replaces; zero for a user's request
+	Claim    bool          // applications compile it, which may end without a result
 
-	Keeps   bool // nothing is compiled: it stores what was answered already
-	Inquiry bool // nothing is compiled: it finds out what compiles need
+	Keeps   bool // compiles nothing: stores a build that was already answered
+	Inquiry bool // compiles nothing: finds out facts that compiles need
 }
 
 // Compiles reports whether something is compiled.
@@ -78,8 +78,8 @@ func (a *Description) Kind() Kind { return Kind{EPs: a.EPs, Size: a.Size} }
 
 // Job is one piece of work under way, and its waiters.
 type Job struct {
-	ID    string    // by which users know it
-	Since time.Time // it was queued
+	ID    string    // as users see it
+	Since time.Time // when it was queued
 
 	jobs        *Jobs
 	description Description
@@ -89,27 +89,28 @@ type Job struct {
 	result      *Result
 	err         error
 
-	mu           sync.Mutex // guards the rest
+	mu           sync.Mutex // guards the fields below
 	state        string
 	phase        string
-	moved, whole int64                // bytes of the phase, where they are known
-	left         time.Duration        // of the phase; 0: not known
+	moved, whole int64                // bytes bytes of the phase; 0: not known
+	left         time.Duration        // time left of the phase; 0: not known
 	waiters      map[*waiter]struct{} // each receives the phases
-	kept         map[uint32]uint32    // users that do not wait for it but want it -> owner
+	kept         map[uint32]uint32    // users that requested it without waiting -> owner
 	users        map[uint32]string    // users that may see it -> their names for the model
-	followUps    map[FollowUp]int     // users for a job of their own -> files held open
+	followUps    map[FollowUp]int     // users that may need a job of their own -> files held open
 	endHeld      func()               // ends an application's claim; nil: no claim
 	holder       uint32               // the user of that application
-	ticket       *Ticket              // nil: it has no place in the queue
+	ticket       *Ticket              // its place in the queue; nil: none
 	urgent       chan struct{}        // closed as soon as a request waits
 	started      time.Time            // zero: not yet
 	ended        time.Time
 	stopped      bool                 // cancelled
-	followed     map[*waiter]struct{} // callers that only follow it
+	followed     map[*waiter]struct{} // callers that show its progress, and do not keep it alive
 }
 
 // FollowUp is a user that gets a job of its own if this one returns no build that the user may
-// have. Strict requests (about ONNX Runtime) may need that where the user's others do not.
+// have. A request that is strict about the version of ONNX Runtime may need one when the user's
+// other requests do not.
 type FollowUp struct {
 	UID    uint32
 	Strict bool
@@ -117,16 +118,17 @@ type FollowUp struct {
 
 type waiter struct {
 	Caller
-	giveUp  context.CancelFunc // ends the wait; nil for a caller that only looks on
-	counted bool               // protects the build until it has it; guarded by Job.mu
+	giveUp context.CancelFunc // ends the wait; nil for a caller that only follows
+	// the build is protected until this waiter has leased it; guarded by Job.mu
+	counted bool
 }
 
 const maxUsers = 1024
 
-// ProgressEvery is how often waiters hear how many they are, though nothing else is new.
+// ProgressEvery is how often waiters are told the number of waiters, even if nothing else has
+// changed.
 const ProgressEvery = time.Second
 
-// Description returns a description of the job.
 func (j *Job) Description() *Description { return &j.description }
 
 // Done is closed when the job has ended.
@@ -142,17 +144,18 @@ func (j *Job) HasEnded() bool {
 	}
 }
 
-// Outcome returns what the job brought, after Done is closed.
+// Outcome returns the job's result. Call it only after Done is closed.
 func (j *Job) Outcome() (*Result, error) { return j.result, j.err }
 
-// IsCancelled reports whether the job was cancelled. It may go on until its worker is killed.
+// IsCancelled reports whether the job was cancelled. A cancelled job runs until its worker is
+// killed.
 func (j *Job) IsCancelled() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.stopped
 }
 
-// IsRequestedBy reports whether the user asked for the job.
+// IsRequestedBy reports whether a request of the user waits for the job or keeps it.
 func (j *Job) IsRequestedBy(uid uint32) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -187,8 +190,8 @@ func (j *Job) Info() Info {
 	return i
 }
 
-// Follow waits until the job ends, and reports whether that came before the end of the context.
-// report is called at each change of phase. A caller that only follows does not keep it alive.
+// Follow waits until the job or the context ends, and reports whether the job ended. It calls
+// report at each change of phase. Following does not keep the job alive.
 func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, report func(Progress)) bool {
 	w := &waiter{Caller: Caller{UID: uid, Since: since, Progress: report}}
 	j.mu.Lock()
@@ -204,7 +207,7 @@ func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, report fu
 }
 
 // AddFollowUp records that the user, with so many files held open, gets a job of its own if this
-// one returns no build that the user may have. It returns false if that is noted already.
+// one returns no build that the user may have. It returns false if that is recorded already.
 func (j *Job) AddFollowUp(h FollowUp, files int) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -228,7 +231,7 @@ func (j *Job) KeepFor(uid, owner uint32, end func()) bool {
 	return true
 }
 
-// Release ends the hold of the user's application.
+// Release undoes the user's KeepFor.
 func (j *Job) Release(uid uint32) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -236,8 +239,9 @@ func (j *Job) Release(uid uint32) {
 	delete(j.kept, uid)
 }
 
-// GiveUp removes the user's requests from the job, or all users', and reports whether that ends it.
-// held, which the caller calls unless it is nil, ends the claim that is given up with it.
+// GiveUp removes the user's requests from the job, or with everybody those of all users, and
+// reports whether that ends the job. If held is not nil, the caller must call it to end the
+// application's claim.
 func (j *Job) GiveUp(uid uint32, everybody bool) (ends bool, held func()) {
 	js := j.jobs
 	js.mu.Lock()
@@ -276,7 +280,7 @@ func (j *Job) cancelIfUnwanted(left int) (ends bool) {
 	return false
 }
 
-// wait waits for the job's end, and reports whether it came before that of the context.
+// wait waits until the job or the context ends, and reports whether the job ended.
 func (j *Job) wait(ctx context.Context, w *waiter) bool {
 	tick := time.NewTicker(ProgressEvery)
 	defer tick.Stop()
@@ -311,7 +315,8 @@ func (j *Job) addCaller(caller *Caller, w *waiter) {
 	j.rerank()
 }
 
-// leaveUntaken is leave for a waiter that does not take the result, if it has come meanwhile.
+// leaveUntaken removes a waiter that does not use the result, and releases the result if there is
+// one.
 func (j *Job) leaveUntaken(w *waiter) {
 	j.leave(w)
 	j.mu.Lock()
@@ -343,14 +348,15 @@ func (j *Job) isHidden() bool {
 	return j.description.Inquiry && len(j.users) == 0
 }
 
-// isWanted reports whether a user wants a compile. An inquiry takes no slot from a compile.
+// isWanted reports whether a user requested this compile. An inquiry does not count, because it
+// takes no slot from a compile.
 func (j *Job) isWanted() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return !j.stopped && !j.description.Inquiry && j.rank() != RankBackground
 }
 
-// rank is how much the job matters now. The caller holds j.mu.
+// rank returns the job's current rank in the queue. The caller holds j.mu.
 func (j *Job) rank() Rank {
 	for w := range j.waiters {
 		if !w.Idle {
@@ -379,14 +385,16 @@ func (j *Job) owners(rank Rank) (users []uint32) {
 	return slices.Compact(users)
 }
 
-// rerank moves the job in the queue, and hurries what runs already. The caller holds j.mu.
+// rerank updates the job's rank in the queue, and raises the priority of a running one. The caller
+// holds j.mu.
 func (j *Job) rerank() {
 	now := j.rank()
 	running := j.ticket != nil && j.jobs.queue.SetRank(j.ticket, now, j.owners(now)...)
 	select {
 	case <-j.urgent:
 		if now != RankWaited && !running {
-			j.urgent = make(chan struct{}) // no request waits any more, and the job has not begun
+			// reset: no request waits any more, and the job has not begun
+			j.urgent = make(chan struct{})
 		}
 	default:
 		if now == RankWaited {
@@ -395,16 +403,17 @@ func (j *Job) rerank() {
 	}
 }
 
-// Slot is the right to run a process of the daemon's.
+// Slot is the right to run a worker.
 type Slot struct {
-	// of the process: it ends with the job's, or with ErrYielded as its cause
+	// Context is the worker's. It ends with the job's, or with the cause ErrYielded.
 	Context context.Context
-	// closed as soon as a request waits for the job; before that it runs at the lowest priority
+	// Idle is closed as soon as a request waits for the job. Until then the worker runs at the
+	// lowest priority.
 	Idle <-chan struct{}
-	End  func() // gives the place back, after the process has ended
+	End  func() // returns the slot; call it after the process has ended
 }
 
-// AcquireSlot waits until the job may run. Work that yielded its place may begin again.
+// AcquireSlot waits until the job may run. Work that yielded its slot may call it again.
 func (j *Job) AcquireSlot(ctx context.Context) (Slot, error) {
 	q := j.jobs.queue
 	memory, length := j.jobs.Costs.Estimate(j.description.Kind())
@@ -429,7 +438,7 @@ func (j *Job) AcquireSlot(ctx context.Context) (Slot, error) {
 	return Slot{Context: run, Idle: j.urgent, End: func() { stop(nil); q.Leave(t) }}, nil
 }
 
-// MarkRunning marks a job that needs no place in the queue as running.
+// MarkRunning marks a job as running that needs no slot.
 func (j *Job) MarkRunning(phase string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -473,7 +482,8 @@ func (j *Job) setPhaseLocked(phase string) {
 	j.reportAll()
 }
 
-// SetTransfer passes on how far the phase is, in bytes, and how long the rest takes; 0: not known.
+// SetTransfer reports the progress of the phase in bytes, and the time left, to all waiters; 0: not
+// known.
 func (j *Job) SetTransfer(done, total int64, left time.Duration) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -516,7 +526,8 @@ func (j *Job) waiting() int {
 	return n
 }
 
-// estimate is how long it may take from queued to done; 0: not known. The caller holds j.mu.
+// estimate returns how long the job may take from queued to done, 0 if unknown. The caller holds
+// j.mu.
 func (j *Job) estimate() time.Duration {
 	switch {
 	case j.ticket == nil || j.ticket.Length == 0 || j.hasEndedLocked() && j.started.IsZero():

@@ -1,13 +1,15 @@
 // Package jobs is the single-flight of the daemon: it runs each piece of work once for all callers:
 // a compile, a claim, the adoption of an artefact, an inquiry about a runtime.
 //
-// A piece of work is a Work. Jobs finds the Job that does it or starts one; callers wait for it, or
-// have it finished without waiting. A job is cancelled when its last waiter has left and no user
-// keeps it. Work that runs in a worker calls AcquireSlot first: a Queue admits jobs by rank, and
-// within a rank in turn by user, within bounds on their number and on their memory. Costs remember
-// how long jobs of one kind took, and how much memory, so that a job can say what it will need.
+// A piece of work is a Work. Jobs finds the Job that does it or starts one. A caller waits for the
+// job (Join), or leaves it running (Start). A job is cancelled when its last waiter has left and no
+// user keeps it. Work that runs in a worker calls AcquireSlot first: a Queue admits jobs by rank,
+// and within a rank in turn by user, within bounds on their number and on their memory. Costs
+// remember how long jobs of one kind took, and how much memory, so that a job can say what it will
+// need.
 //
-// All of it is safe for concurrent use. Only Costs are kept on disk. Start reading at Jobs.Join.
+// The package is safe for concurrent use. Only Costs are stored on disk. Start reading at
+// Jobs.Join.
 package jobs
 
 import (
@@ -26,17 +28,18 @@ import (
 
 // Options are what Jobs need to run.
 type Options struct {
-	Slots  int   // jobs that requests wait for and that run at the same time
-	Memory int64 // bytes that all that run take together; 0: no bound
+	Slots  int   // how many jobs with waiting requests run at the same time
+	Memory int64 // bytes that all running jobs may take together; 0: no bound
 	Costs  Costs
 	Now    func() time.Time
 
-	OnGivenUp error // ends the wait of a caller after its job was cancelled
+	OnGivenUp error // the error of a caller whose job was cancelled
 
-	Expect  func(id index.BuildID, takers int) // the waiters, which have yet to take the build
-	OnTaken func(id index.BuildID)             // one of them has it, or will not take it
+	// takers is the number of waiters, which have yet to lease the build
+	Expect  func(id index.BuildID, takers int)
+	OnTaken func(id index.BuildID) // one waiter has leased it, or does not use it
 
-	OnBegan, OnEnded func() // a compile begins, with a lock held, and has ended
+	OnBegan, OnEnded func() // a compile begins (called with a lock held), has ended
 }
 
 // Jobs are the jobs under way: one for each build key and scope, however many callers wait for it.
@@ -45,12 +48,12 @@ type Jobs struct {
 	Options
 	queue *Queue
 
-	mu     sync.Mutex   // taken before Job.mu, and that before the queue's
-	number uint64       // of the latest; guarded by mu
-	open   map[Key]*Job // that can be joined; guarded by mu
-	// by id: also those that are cancelled and have not ended yet; guarded by mu
+	mu     sync.Mutex   // locked before Job.mu, and that before Queue.mu
+	number uint64       // of the newest job; guarded by mu
+	open   map[Key]*Job // jobs that can be joined; guarded by mu
+	// by id, with cancelled jobs that have not ended yet; guarded by mu
 	all    map[string]*Job
-	ended  []*Job // that ended lately, oldest first; guarded by mu
+	ended  []*Job // ended recently, oldest first; guarded by mu
 	closed bool   // guarded by mu
 	work   sync.WaitGroup
 }
@@ -61,61 +64,58 @@ func New(o Options) *Jobs {
 		all: make(map[string]*Job)}
 }
 
-// Key says which callers share a job.
+// Key identifies the work of a job. Callers with equal keys share one job.
 type Key struct {
 	Build index.BuildKey
 	Scope string
-	Alone string // not empty: shared with no other caller
+	Alone string // not empty: a unique text, so that no other caller shares the job
 }
 
 // Work is what a job does.
 type Work interface {
-	// Description says what the job is. Its progress is in the Job.
+	// Description describes the job. Its progress is in the Job.
 	Description() Description
 
-	// Run brings the result. Work that runs in a process of the daemon's calls j.AcquireSlot first.
+	// Run does the work. It calls j.AcquireSlot before it starts a worker.
 	Run(ctx context.Context, j *Job) (*Result, error)
 }
 
-// Func is Work that a function does.
+// Func is Work with a function as its Run.
 type Func struct {
 	Work Description
 	Do   func(ctx context.Context, j *Job) (*Result, error)
 }
 
-// Description implements Work.
 func (f Func) Description() Description { return f.Work }
 
-// Run implements Work.
 func (f Func) Run(ctx context.Context, j *Job) (*Result, error) { return f.Do(ctx, j) }
 
-// Result is what a job brings: a build in the store, or, where nothing is to be kept, a view of its
-// own.
+// Result is the result of a job: a stored build, or a view of a build that is not stored.
 type Result struct {
 	Build *index.Build
-	Alone *views.View // nil when the build is in the store
-	Why   string      // it is not, where that is not what was asked for
-	Found bool        // it was there already
-	// Fetched: another machine compiled it, so that each request judges it before it is served.
+	Alone *views.View // view of a build that is not stored, otherwise nil
+	Why   string      // why it is not stored, unless the request asked for that
+	Found bool        // the build existed already
+	// Fetched: another machine compiled the build, so each request has it judged first.
 	Fetched bool
-	Fact    any // what was found out; all that an inquiry brings
+	Fact    any // what an inquiry found out; its only result
 }
 
-// Caller is how a request takes part in a job.
+// Caller describes the request that joins a job.
 type Caller struct {
 	UID      uint32
-	Owner    uint32 // the user that the uid belongs to
+	Owner    uint32 // for a user of a container, the owner of the container
 	Name     string // of the model
-	Idle     bool   // the daemon's own: no request waits
-	Keep     bool   // to be finished even if no caller waits
-	Continue bool   // as Keep, and exempt from the bound on a user's kept jobs
+	Idle     bool   // the daemon itself: no request waits
+	Keep     bool   // the job runs to its end even if no caller waits
+	Continue bool   // as Keep, without the bound on a user's kept jobs
 	Since    time.Time
 	Progress func(Progress)
 }
 
-// Join enters the job for the key, starting it with the work that prepare returns if there is none,
-// and waits for its result. When the last caller leaves the job is cancelled, unless a user keeps
-// it. first says whether this call started it.
+// Join waits for the result of the key's job. If there is none, it starts one with the work that
+// prepare returns, and first is true. When the last caller leaves, the job is cancelled, unless a
+// user keeps it.
 func (js *Jobs) Join(ctx context.Context, key Key, caller Caller,
 	prepare func() (Work, error)) (result *Result, first bool, err error) {
 	waiting, giveUp := context.WithCancel(ctx)
@@ -133,14 +133,16 @@ func (js *Jobs) Join(ctx context.Context, key Key, caller Caller,
 	return j.result, first, j.err
 }
 
-// Start has the job for the key finished, starting it if there is none, without waiting.
+// Start has the key's job run to its end without waiting for it. It starts the job if there is
+// none.
 func (js *Jobs) Start(key Key, caller Caller, prepare func() (Work, error)) (j *Job, first bool,
 	err error) {
 	caller.Keep = true
 	return js.find(key, caller, nil, prepare)
 }
 
-// find returns the key's job with the caller noted, so that its work knows how urgent it is.
+// find returns the key's job, and records the caller, because the job's rank depends on its
+// callers.
 func (js *Jobs) find(key Key, caller Caller, w *waiter, prepare func() (Work, error)) (j *Job,
 	first bool, err error) {
 	js.mu.Lock()
@@ -166,14 +168,15 @@ func (js *Jobs) find(key Key, caller Caller, w *waiter, prepare func() (Work, er
 	return j, true, nil
 }
 
-// MaxKept and maxKeptFiles bound a user's jobs that no request waits for, and the files held open
-// for them: each holds the files of its model until it runs.
+// MaxKept and maxKeptFiles bound a user's jobs without waiting requests, because each of them holds
+// the files of its model open until it runs.
 const (
 	MaxKept      = 64
 	maxKeptFiles = 1024
 )
 
-// mayKeep bounds a user's jobs that no request waits for. j is nil for a new one. js.mu is held.
+// mayKeep fails if the caller would exceed MaxKept or maxKeptFiles with the job. j is nil for a new
+// one. The caller holds js.mu.
 func (js *Jobs) mayKeep(j *Job, caller *Caller) error {
 	if !caller.Keep {
 		return nil
@@ -185,7 +188,8 @@ func (js *Jobs) mayKeep(j *Job, caller *Caller) error {
 		for _, owner := range one.kept {
 			mine = mine || owner == caller.Owner && !one.description.Inquiry
 		}
-		for h, n := range one.followUps { // until it is known whether follow-up jobs are needed
+		// their files stay open until it is known whether they need a job
+		for h, n := range one.followUps {
 			if owner, keeps := one.kept[h.UID]; keeps && owner == caller.Owner {
 				files += n
 			}
@@ -253,7 +257,7 @@ const (
 	EndedFor = 10 * time.Minute
 )
 
-// forget drops what ended long ago. The caller holds js.mu.
+// forget drops jobs that ended more than EndedFor ago. The caller holds js.mu.
 func (js *Jobs) forget() {
 	old := js.Now().Add(-EndedFor)
 	first := max(0, len(js.ended)-maxEnded)
@@ -265,7 +269,7 @@ func (js *Jobs) forget() {
 	}
 }
 
-// stop cancels the job; a later caller starts another. The caller holds js.mu and j.mu.
+// stop cancels the job, so that a later caller starts a new one. The caller holds js.mu and j.mu.
 func (js *Jobs) stop(j *Job) {
 	j.stopped = true
 	j.cancel()
@@ -296,7 +300,8 @@ func (js *Jobs) List() []*Job {
 	return slices.Collect(maps.Values(js.all))
 }
 
-// ListWithEnded returns jobs that ended lately, the oldest first, and then those that have not.
+// ListWithEnded returns jobs that ended recently, the oldest first, and then those that have not
+// ended.
 func (js *Jobs) ListWithEnded() []*Job {
 	js.mu.Lock()
 	defer js.mu.Unlock()
@@ -304,8 +309,8 @@ func (js *Jobs) ListWithEnded() []*Job {
 	return slices.AppendSeq(slices.Clone(js.ended), maps.Values(js.all))
 }
 
-// InOrder returns what can be said of the jobs that have not ended and that a user asked for, in
-// the order in which they run. only says which of them.
+// InOrder describes the requested jobs that have not ended and for which only returns true, in the
+// order in which they will run.
 func (js *Jobs) InOrder(only func(*Job) bool) []Info {
 	type placed struct {
 		info   Info
@@ -352,10 +357,10 @@ func (js *Jobs) Count() (n int) {
 	return n
 }
 
-// Busy reports whether a user wants a compile.
+// Busy reports whether a compile is under way that a user requested.
 func (js *Jobs) Busy() bool { return slices.ContainsFunc(js.List(), (*Job).isWanted) }
 
-// Close cancels what is under way and waits for it to end.
+// Close cancels all jobs and waits until they have ended.
 func (js *Jobs) Close() {
 	js.mu.Lock()
 	js.closed = true
@@ -371,10 +376,10 @@ func (js *Jobs) Close() {
 // NewID returns an id that was never used before and cannot be guessed.
 func NewID() string { return views.NewID() }
 
-// RunInquiry runs find for the key, once for all concurrent callers, for facts that plans need:
-// which devices execution providers list, or what they make of one node. The first time may take
-// long, so users see it among the jobs, and may cancel it. It continues after its callers have
-// left, because the result serves the next caller. ep is the execution provider that it is about.
+// RunInquiry runs find for the key, once for all concurrent callers, to find out facts that plans
+// need, for example the devices of an execution provider. An inquiry may take long, so users see it
+// among the jobs and may cancel it. It continues after its callers have left, because the next
+// caller can use the result. ep is the execution provider.
 func (js *Jobs) RunInquiry(ctx context.Context, key string, caller Caller, ep string,
 	find func(context.Context) (any, error)) (any, error) {
 	caller.Continue, caller.Since = true, js.Now()
@@ -400,15 +405,15 @@ type Progress struct {
 	Phase       string
 	Detail      string
 	Done, Total int64 // bytes, where they are known
-	// of the whole request, from earlier compiles of like size; 0: not known
+	// Estimate is for the whole request, from earlier compiles of similar size; 0: not known.
 	Estimate time.Duration
-	Job      string // that the request waits for; "": none
+	Job      string // id of the job that the request waits for; "": none
 	Waiting  int    // requests that wait for this job
 }
 
-// ProgressReporter reports new progress to one caller until its end. A nil one reports nothing.
+// ProgressReporter passes changes of progress to one caller, until End. A nil one reports nothing.
 type ProgressReporter struct {
-	Since    time.Time // when the caller asked
+	Since    time.Time // when the request arrived
 	progress func(Progress)
 
 	mu   sync.Mutex
@@ -416,7 +421,8 @@ type ProgressReporter struct {
 	over bool     // guarded by mu
 }
 
-// NewProgressReporter returns nil for nil: a hit costs nothing. since is when the caller asked.
+// NewProgressReporter returns nil if progress is nil, so that a hit allocates nothing. since is
+// when the request arrived.
 func NewProgressReporter(progress func(Progress), since time.Time) *ProgressReporter {
 	if progress == nil {
 		return nil
@@ -441,7 +447,7 @@ func (t *ProgressReporter) Report(p Progress) {
 // Phase reports a change of phase.
 func (t *ProgressReporter) Phase(name string) { t.Report(Progress{Phase: name}) }
 
-// End returns after the last report.
+// End waits for a report under way. No report follows it.
 func (t *ProgressReporter) End() {
 	if t == nil {
 		return
@@ -451,7 +457,7 @@ func (t *ProgressReporter) End() {
 	t.over = true
 }
 
-// Reply is the progress as clients receive it; the socket adds since when.
+// Reply returns the message that clients receive; the server adds the elapsed time.
 func (p *Progress) Reply() *wire.Progress {
 	return &wire.Progress{Phase: p.Phase, Detail: wire.Valid(p.Detail), DoneBytes: p.Done,
 		TotalBytes: p.Total,

@@ -15,63 +15,64 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// Rank is how much a job matters: the lower, the sooner it runs.
+// Rank is the priority of a job. A lower one runs sooner.
 type Rank int
 
-// The ranks.
 const (
 	RankWaited     Rank = iota // a request waits for it
-	RankRequested              // a user wants it without waiting
-	RankBackground             // no user asked: the daemon recompiles a build
+	RankRequested              // a user requested it without waiting
+	RankBackground             // the daemon itself recompiles a build
 )
 
-// Queue decides which jobs run: the higher rank before the lower. Within a rank the users take
-// turns: the next job is of the user with the fewest jobs running, and among these of the one for
-// which a job last began or ended longest ago. Each user's jobs run in the order in which they
-// came. A job of several users counts for the first of them. No job overtakes the next one, so that
-// one that needs much memory gets it.
+// Queue decides which jobs run: the higher rank before the lower. Within a rank the scheduling is
+// fair between users: the next job belongs to the user with the fewest running jobs, and among
+// these to the user whose last start or end of a job is longest ago. The jobs of one user run in
+// the order of arrival. A job of several users counts for the first of them. No job overtakes the
+// next one, because otherwise a job that needs much memory might never run.
 //
-// Jobs that requests wait for take a slot each. Jobs without a waiting request use the slots that
-// these leave, but never make a request wait for one; the daemon's own take none. Of several slots
-// one user may have all but one. The last one is on loan if no other user needs it: it counts as
-// free for others, so that one more job than slots may run for a while.
+// Each job with a waiting request takes a slot. Jobs without a waiting request use free slots, but
+// never make a request wait for one; the daemon's own jobs take none. One user may have all slots
+// but one. If no other user needs the last slot, it is lent to the user as well, and still counts
+// as free for others, so that one more job than slots may run for a while.
 //
 // The estimates of all running jobs together stay within the memory. A job that needs more runs
-// alone. If jobs of lower ranks, or on loan to another user, block a request, the ones that began
-// last are stopped and queued again.
+// alone. If jobs of lower ranks, or in a lent slot, block a request, the ones that began last are
+// stopped and queued again.
 type Queue struct {
 	jobs   int
 	memory int64 // bytes; 0: no bound
 	now    func() time.Time
 
 	mu           sync.Mutex
-	waiting      []*Ticket // sorted; guarded by mu
+	waiting      []*Ticket // in the order in which they will run; guarded by mu
 	running      []*Ticket // in the order in which they began; guarded by mu
-	lastActivity uint64    // that were given out for latest; guarded by mu
-	// when a job of each user came first, began or ended; guarded by mu
+	lastActivity uint64    // counter of beginnings and ends of jobs; guarded by mu
+	// activityCount has the value of lastActivity when a job of the user last began or ended;
+	// guarded by mu.
 	activityCount map[uint32]uint64
 }
 
-// Ticket is a job's place in a queue. Its exported fields are set before it enters one, and stay.
+// Ticket is a job's place in a queue. Its exported fields are set before Enter and do not change.
 type Ticket struct {
-	Number uint64        // of two of one user with the same rank the lower is the first
-	Memory int64         // bytes that the job is thought to need
-	Length time.Duration // that it is thought to take; 0: not known
-	// stops what runs, and does not wait for that; it leaves the queue when it has ended
+	Number uint64        // order of arrival: within user and rank the lower one runs first
+	Memory int64         // estimated need of the job in bytes
+	Length time.Duration // estimated time of the job; 0: not known
+	// Yield tells the running job to stop, and does not block. The job leaves the queue when it has
+	// ended.
 	Yield func()
 
-	startedRunning chan struct{} // closed when it may run
-	rank           Rank          // guarded by Queue.mu, as those below
-	// that give it its rank; of a running one, the user that it counts for
+	startedRunning chan struct{} // closed when the job may run
+	rank           Rank          // guarded by Queue.mu, like the fields below
+	// users have the users from whom the rank comes; of a running job, the user that it counts for.
 	users   []uint32
-	user    uint32    // the first of users; sort sets it, and round
-	round   int       // how many jobs of that user run or come before
+	user    uint32    // one of users, chosen by sort
+	round   int       // how many jobs of that user run or are queued before
 	since   time.Time // when it began to run
 	running bool
 	yielded bool // Yield was called
 }
 
-// ErrYielded says that a job was stopped for one that a request waits for.
+// ErrYielded is the error of a job that was stopped because a request needs its slot or memory.
 var ErrYielded = errors.New("stopped because a request needs the processor")
 
 // NewQueue makes a queue with so many slots for jobs that requests wait for, at least one, and so
@@ -100,8 +101,8 @@ func (q *Queue) Await(ctx context.Context, t *Ticket) error {
 	}
 }
 
-// AcquireSlot waits for a slot for work that is no job of Jobs, and that a request of the users
-// waits for. leave gives the slot back.
+// AcquireSlot waits for a slot for work outside of a Job that a request of the users waits for.
+// leave returns the slot.
 func (q *Queue) AcquireSlot(ctx context.Context, users ...uint32) (leave func(), err error) {
 	t := &Ticket{}
 	q.Enter(t, RankWaited, users...)
@@ -121,8 +122,8 @@ func (q *Queue) Leave(t *Ticket) {
 	q.startReady()
 }
 
-// SetRank changes a ticket's rank and users, and reports whether it runs. A running one can only
-// rise, and counts for the same user.
+// SetRank changes a ticket's rank and users, and reports whether it runs. The rank of a running
+// ticket can only rise, and its user stays.
 func (q *Queue) SetRank(t *Ticket, to Rank, users ...uint32) (running bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -141,7 +142,8 @@ func (q *Queue) SetRank(t *Ticket, to Rank, users ...uint32) (running bool) {
 	return t.running
 }
 
-// noteActivity records that a job of the users began or ended. The caller holds mu.
+// noteActivity records, for fair scheduling, that a job of the users began or ended. The caller
+// holds mu.
 func (q *Queue) noteActivity(users ...uint32) {
 	q.lastActivity++
 	for _, u := range users {
@@ -168,7 +170,8 @@ func (q *Queue) startReady() {
 	}
 }
 
-// sort orders the waiting tickets, and forgets users without a ticket. The caller holds mu.
+// sort orders the waiting tickets, and drops the counters of users without a ticket. The caller
+// holds mu.
 func (q *Queue) sort() {
 	latest, ahead := make(map[uint32]uint64), make(map[uint32]int)
 	for _, t := range slices.Concat(q.running, q.waiting) {
@@ -204,8 +207,8 @@ func (q *Queue) sort() {
 	})
 }
 
-// ticketsOnLoan returns the tickets of up to a rank that run beyond the shares of their users, and
-// how many run of each user: all slots but one are a share. The caller holds mu.
+// ticketsOnLoan returns the running tickets, of ranks up to rank, in lent slots, and how many
+// tickets of each user run. A user's own share is all slots but one. The caller holds mu.
 func (q *Queue) ticketsOnLoan(rank Rank) (loans []*Ticket, held map[uint32]int) {
 	held = make(map[uint32]int)
 	for _, one := range q.running {
@@ -222,11 +225,11 @@ func (q *Queue) ticketsOnLoan(rank Rank) (loans []*Ticket, held map[uint32]int) 
 
 func (q *Queue) share() int { return max(1, q.jobs-1) }
 
-// stopForMemory stops jobs of lower ranks, and on loan to others, if that frees the memory which
-// the ticket lacks. The caller holds mu.
+// stopForMemory stops jobs of lower ranks, and those in slots lent to other users, if that frees
+// the memory that the ticket needs. The caller holds mu.
 func (q *Queue) stopForMemory(t *Ticket) {
 	if !q.hasSlot(t) {
-		return // it is not the memory that is missing
+		return // it lacks a slot, not memory
 	}
 	used, kept := t.Memory, 0
 	loans, _ := q.ticketsOnLoan(RankWaited)
@@ -251,7 +254,7 @@ func (q *Queue) stopForMemory(t *Ticket) {
 		lower, stop, used = lower[:len(lower)-1], append(stop, last), used-last.Memory
 	}
 	if used > q.memory && kept > 0 {
-		return // it has to wait for a job of another request anyway
+		return // stopping jobs would not free enough
 	}
 	for _, one := range stop {
 		one.yielded = true
@@ -259,7 +262,8 @@ func (q *Queue) stopForMemory(t *Ticket) {
 	}
 }
 
-// fitsMemory reports whether the ticket may run beside those that do. The caller holds mu.
+// fitsMemory reports whether the ticket fits into the memory beside the running ones. The caller
+// holds mu.
 func (q *Queue) fitsMemory(t *Ticket) bool {
 	if len(q.running) == 0 {
 		return true
@@ -288,8 +292,8 @@ func (q *Queue) hasSlot(t *Ticket) bool {
 	return taken < q.jobs
 }
 
-// EstimateWait estimates how long it takes until the ticket runs, from the lengths of the jobs
-// before it. It is too low if the length of some is unknown.
+// EstimateWait estimates how long the ticket has to wait, from the lengths of the jobs before it.
+// Jobs of unknown length count as 0.
 func (q *Queue) EstimateWait(t *Ticket) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -323,11 +327,11 @@ func (q *Queue) positions() map[*Ticket]int {
 	return places
 }
 
-// Costs remember what compiles took, to say how long the next one will take and how much memory it
-// needs. There is one record for each list of execution providers and each power of two of the
-// model's size, beside the index; it may be lost. Times are a moving average in which a new one
-// counts for three tenths, so that it follows the machine but not a single outlier. Of memory the
-// maximum counts, and decays by a tenth with each job that needs less.
+// Costs record the time and memory of compiles, to estimate those of the next one. There is one
+// record for each list of execution providers and each power of two of the model's size. The
+// records are stored beside the index and may be lost. The time is a moving average in which the
+// newest job has the weight 0.3, so that one outlier changes little. The memory is a maximum that
+// decays by a tenth with each job that needs less.
 //
 // An unknown size is estimated from the nearest known one, at most four powers of two away.
 type Costs struct {
@@ -335,30 +339,31 @@ type Costs struct {
 	log   *slog.Logger
 }
 
-// NewCosts returns the costs in the memos.
+// NewCosts returns the costs that are stored in the memos.
 func NewCosts(memos memo.Book, log *slog.Logger) Costs { return Costs{memos, log} }
 
-// Kind is a class of jobs with costs in common.
+// Kind identifies jobs with similar costs.
 type Kind struct {
 	EPs  []string // execution providers, in order
 	Size int64    // bytes of the model
 }
 
 type cost struct {
-	Seconds float64 // from when a job runs to when it has ended
-	Memory  int64   // bytes, of the workers at their most
-	Output  int64   // bytes of what was compiled, for each KiB of the model
-	Count   int     // of jobs that these are from
+	Seconds float64 // from the start of the job to its end
+	Memory  int64   // peak of the workers in bytes
+	Output  int64   // bytes of output per KiB of the model
+	Count   int     // number of jobs measured
 }
 
-// MinMemory is the least that the workers of an unknown job take, in bytes: the libraries alone do.
+// MinMemory is the least memory, in bytes, that an unknown job is expected to take, because the
+// libraries alone need that much.
 const MinMemory = 256 << 20
 
 const (
 	newTimeCounts    = 0.3
 	memoryFades      = 0.1
 	maxClassDistance = 4
-	// copies of the model that the workers of a job hold of which nothing is known
+	// assumed copies of the model in memory if the kind is unknown
 	memoryPerModel = 4
 
 	// Larger values are not measurements. Sums of values within these bounds do not overflow.
@@ -379,7 +384,7 @@ func (cs *Costs) load(k Kind, class int) (cost, bool) {
 	return one, ok
 }
 
-// nearest returns the cost of the nearest known size, in proportion.
+// nearest returns the cost of the nearest known size, scaled to this one.
 func (cs *Costs) nearest(k Kind) (cost, bool) {
 	class := sizeClass(k.Size)
 	for away := range maxClassDistance + 1 {
@@ -388,7 +393,7 @@ func (cs *Costs) nearest(k Kind) (cost, bool) {
 			one.Memory <<= away
 			return one, true
 		}
-		// larger ones: with less memory than they need it may not do
+		// Larger sizes: only the time is scaled down, because memory does not shrink in proportion.
 		if one, ok := cs.load(k, class+away); ok {
 			one.Seconds /= float64(int64(1) << away)
 			return one, true
@@ -399,7 +404,8 @@ func (cs *Costs) nearest(k Kind) (cost, bool) {
 
 // Estimate returns how much memory a job will need, and how long it will take; 0: unknown.
 func (cs *Costs) Estimate(k Kind) (memory int64, length time.Duration) {
-	memory = MinMemory + memoryPerModel*min(k.Size, largestJob) // a sparse file may have any size
+	// bounded, because a sparse file may have any size
+	memory = MinMemory + memoryPerModel*min(k.Size, largestJob)
 	one, ok := cs.nearest(k)
 	if !ok {
 		return memory, 0
@@ -418,8 +424,8 @@ func (cs *Costs) Output(k Kind) int64 {
 	return min(one.Output, largestJob/max(k.Size>>10, 1)) * max(k.Size>>10, 1)
 }
 
-// Learn records what a job took. memory is 0 if it was not measured. The time of a job at the
-// lowest priority depends on how busy the machine was, so it counts only if there is no other.
+// Learn records what a job took. memory is 0 if it was not measured. The time of an idle job
+// depends on how busy the machine was, so it is recorded only if there is no other.
 func (cs *Costs) Learn(k Kind, took time.Duration, memory, output int64, idle bool) {
 	class := sizeClass(k.Size)
 	one, known := cs.load(k, class)
@@ -436,6 +442,6 @@ func (cs *Costs) Learn(k Kind, took time.Duration, memory, output int64, idle bo
 	one.Count++
 	if err := memo.Save(cs.memos, costKey(k, class), one); err != nil {
 		cs.log.Warn("cannot record the cost of a "+
-			"compile", "error", err) // the next one says the same
+			"compile", "error", err) // the next job of this kind measures again
 	}
 }
