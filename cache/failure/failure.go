@@ -1,7 +1,7 @@
-// Package failure classifies and words failed compiles, and is the negative cache of them.
+// Package failure classifies failed compiles, words their messages, and is their negative cache.
 //
-// A Failure is made of what a worker or a compiler left (Of, OfLoad, OfOutput): its Reason decides
-// the advice to users, whether the model may be the cause, and when a request may retry.
+// A Failure is made from the error and output of a worker (Of, OfLoad, OfOutput). Its Reason
+// decides the advice to users, whether the model may be the cause, and when a request may retry.
 // Only failures that the model may cause are remembered. Remembered is safe for concurrent use.
 // Start reading at Of.
 package failure
@@ -24,28 +24,28 @@ import (
 	"github.com/epcached/epcached/internal/modelname"
 )
 
-// Reason is the class of a compile's failure. Its words are the protocol's.
+// Reason is the class of a compile's failure. The protocol has the same words.
 type Reason string
 
-// The reasons.
 const (
-	// a signal that the compiler brought upon itself, or an end without a result
+	// Crash: the compiler died from a signal of its own, or ended without a result.
 	Crash       Reason = "crash"
 	Timeout     Reason = "timeout"
 	CPU         Reason = "processor time"
 	Memory      Reason = "memory"
 	OutputLimit Reason = "output limit"
-	Refused     Reason = "refused" // by ONNX Runtime or the execution provider, with a code
+	Refused     Reason = "refused" // ONNX Runtime or the execution provider returned an error
 	NoNode      Reason = "no node taken"
 	Invalid     Reason = "invalid output"
 	LoadCheck   Reason = "load check failed"
 	Cancelled   Reason = "cancelled"
 	WorkerDied  Reason = "worker died" // killed from outside, twice
 	NoWorker    Reason = "worker not started"
-	Sandbox     Reason = "sandbox" // not even the smallest model compiles and loads in a worker
+	Sandbox     Reason = "sandbox" // even the smallest model does not compile and load in a worker
 )
 
-// Failure is a compile that failed. Every user of the model may see it: it names no file or user.
+// Failure describes a failed compile. Every user of the model may see it, so its text names no file
+// or user.
 type Failure struct {
 	RequestKey  index.RequestKey
 	BuildKey    index.BuildKey
@@ -56,22 +56,22 @@ type Failure struct {
 	UID         uint32 // the user of the first request
 
 	Reason Reason
-	Text   string // ends with the compiler's own last words
-	// "reason", and as the case may be "signal", "code", "exit", "stderr", "logged",
-	// "free_dimensions"
+	Text   string // ends with the end of the compiler's output
+	// Facts always has "reason", and where they apply "signal", "code", "exit", "stderr", "logged"
+	// and "free_dimensions".
 	Facts map[string]string
-	Hint  string // what to do, if more is known than by the reason
+	Hint  string // advice beyond that of the reason
 
-	Count       int // how often in a row
+	Count       int // number of failures in a row
 	First, Last time.Time
-	Retry       time.Time // when a request may try again
+	Retry       time.Time // when a request may retry
 }
 
 // maxLastWords bounds a compiler's standard error, and a failure's text, because many are kept.
 const maxLastWords = 4 << 10
 
-// Of gives a compile's error its reason; nil says that it is no failure of a compile's. log is what
-// the worker printed.
+// Of classifies the error of a compile. It returns nil if the error is no failure of the compile
+// itself. log is the worker's output.
 func Of(err error, log string) *Failure {
 	f := &Failure{Text: err.Error(), Facts: make(map[string]string)}
 	var refused *compilers.RefusedError
@@ -90,7 +90,7 @@ func Of(err error, log string) *Failure {
 	case errors.As(err, &refused):
 		f.Reason, f.Facts["code"] = cmp.Or(limitInOutput(refused.Text), Refused),
 			fmt.Sprint(refused.Code)
-		if refused.Doing == "compile" { // as every failure of a compile says
+		if refused.Doing == "compile" { // omitted, because the text says that already
 			f.Text = strings.Replace(f.Text, refused.Error(), refused.Cause(), 1)
 		}
 	case errors.As(err, &exit):
@@ -121,11 +121,12 @@ func (f *Failure) setExit(exit *compilers.ExitError) {
 		f.Reason = WorkerDied
 		return
 	}
-	// The kernel gives a process no more than its limit, and that gives up.
+	// A process whose allocation fails at its limit often aborts, so look for messages about
+	// limits.
 	f.Reason = cmp.Or(limitInOutput(compilers.LastLine(exit.Stderr)), Crash)
 }
 
-// limitReason is for what the worker did not say itself: limits, and output that is none.
+// limitReason classifies errors that the worker did not report itself: limits, and invalid output.
 func limitReason(err error) Reason {
 	for _, one := range []struct {
 		is     error
@@ -145,7 +146,7 @@ func limitReason(err error) Reason {
 	return ""
 }
 
-// limitMessages are messages of C, C++, Python and the system when memory or space is refused.
+// limitMessages are messages of C, C++, Python and the system when there is no memory or space.
 var limitMessages = []struct {
 	reason Reason
 	words  []string
@@ -156,7 +157,7 @@ var limitMessages = []struct {
 		"disk quota exceeded", "EMFILE", "too many open files"}},
 }
 
-// limitInOutput returns the limit of the worker that a program's message reports; "": none.
+// limitInOutput returns the limit that a program's message reports as reached, "" if none.
 func limitInOutput(words string) Reason {
 	words = strings.ToLower(words)
 	for _, one := range limitMessages {
@@ -169,7 +170,7 @@ func limitInOutput(words string) Reason {
 	return ""
 }
 
-// lastPart is the end of a text, which is where its point is, as valid UTF-8.
+// lastPart returns the end of a text as valid UTF-8, because the cause is usually at the end.
 func lastPart(text string) string {
 	text = strings.TrimSpace(text)
 	if len(text) > maxLastWords {
@@ -190,7 +191,7 @@ func (f *Failure) ToError(cause error, format string, args ...any) *apierr.Error
 	return e
 }
 
-// failed is the cause of a refusal that is a compile's failure.
+// failed wraps a Failure as the cause of an apierr.Error.
 type failed struct {
 	*Failure       // shared: read only
 	cause    error // may be nil
@@ -206,7 +207,8 @@ func FromError(err error) *Failure {
 	if !errors.As(err, &e) {
 		return nil
 	}
-	// and not further down: an error wrapped deeper is not the reported one
+	// Only the direct cause counts, because an error that is wrapped deeper is not the reported
+	// one.
 	if f, ok := e.Err.(*failed); ok {
 		return f.Failure
 	}
@@ -221,7 +223,7 @@ func (f *Failure) AddHint(hint string) {
 	f.Hint += hint
 }
 
-// Advice is everything that can be done about it.
+// Advice returns all hints: those of the failure, and that of its reason.
 func (f *Failure) Advice() string {
 	usual := meanings[f.Reason].hint
 	if f.Hint == "" || usual == "" {
@@ -230,7 +232,7 @@ func (f *Failure) Advice() string {
 	return f.Hint + "; or " + usual
 }
 
-// meanings are what the reasons mean where that is not the usual.
+// meanings has the properties of reasons that differ from the defaults.
 var meanings = map[Reason]struct {
 	hint       string
 	class      apierr.Class // 0: CompileFailed
@@ -265,11 +267,11 @@ const (
 // BlamesModel reports whether the model may be the cause, and not the machine or the request.
 func (r Reason) BlamesModel() bool { return !meanings[r].notOfModel }
 
-// BlamesProvider reports whether the execution provider fails so wherever it runs: an application
-// that has the same one fares no better by compiling itself. Limits are the daemon's own.
+// BlamesProvider reports whether the execution provider would fail in any process, so that an
+// application need not try to compile itself. Limits do not count, because they are the daemon's.
 func (r Reason) BlamesProvider() bool { return meanings[r].ofProvider }
 
-// OfLoad is for what compiles and then does not load.
+// OfLoad returns the failure of a model that compiles but does not load.
 func OfLoad(checked compilers.CheckResult) *Failure {
 	f := &Failure{Reason: LoadCheck, Text: lastPart("the compiled model does not load: " +
 		"" + checked.Cause()),
@@ -280,27 +282,27 @@ func OfLoad(checked compilers.CheckResult) *Failure {
 	return f
 }
 
-// OfOutput is for output that is no artefact.
+// OfOutput returns the failure of a compile whose output is no valid artefact.
 func OfOutput(err error) *Failure {
 	return &Failure{Reason: Invalid, Text: lastPart("the execution provider's output is not a " +
 		"valid compiled model: " + err.Error()),
 		Facts: map[string]string{"reason": string(Invalid)}}
 }
 
-// OfMachine replaces a failure that is not the model's.
+// OfMachine returns a failure that the machine causes and not the model.
 func OfMachine(text string) *Failure {
 	return &Failure{Reason: Sandbox, Text: lastPart(text),
 		Facts: map[string]string{"reason": string(Sandbox)}}
 }
 
 // ModelPlaceholder replaces, in a failure's text, the path of the model that the compiler printed.
-// As replaces it by each user's own name.
+// ForName replaces it by each user's own name.
 const ModelPlaceholder = "\uFFFC"
 
-// CompilerWordFacts are the facts that are a compiler's own words, and may name the model.
+// CompilerWordFacts are the facts with the compiler's output, which may name the model.
 var CompilerWordFacts = []string{"stderr", "logged"}
 
-// ForName returns the failure for a user that gives the model this name.
+// ForName returns the failure in the words for a user that gives the model this name.
 func (f *Failure) ForName(name string) *Failure {
 	out := *f
 	out.ModelName = name
@@ -314,8 +316,8 @@ func (f *Failure) ForName(name string) *Failure {
 	return &out
 }
 
-// RenamedError is the error that a user gets for a failed job, which may have been begun by another
-// with another name for the model.
+// RenamedError returns the error of a failed job with the name that this user gives the model,
+// because another user may have begun the job.
 func RenamedError(e *apierr.Error, name string) *apierr.Error {
 	f, ok := e.Err.(*failed)
 	if !ok || name == f.ModelName {
@@ -334,7 +336,8 @@ func RenamedError(e *apierr.Error, name string) *apierr.Error {
 	return &own
 }
 
-// MissError is the error of a request that wants no compile, and would not get one either.
+// MissError returns the error of a request that wants no compile, for a model with a remembered
+// failure.
 func (f *Failure) MissError(model string) *apierr.Error {
 	e := f.RememberedError(model)
 	e.Class, e.Text = apierr.NotFound,
@@ -343,7 +346,7 @@ func (f *Failure) MissError(model string) *apierr.Error {
 	return e
 }
 
-// RememberedError is the error of a request that is answered from memory.
+// RememberedError returns the error of a request that the negative cache answers.
 func (f *Failure) RememberedError(model string) *apierr.Error {
 	e := f.ToError(nil, "model %q does not compile (%s)", model, f.history())
 	e.WithFact("request_key", f.RequestKey.String()).WithFact("failed", fmt.Sprint(f.Count)).
@@ -365,7 +368,7 @@ func (f *Failure) history() string {
 		"%s", times, f.Last.UTC().Format(time.RFC3339), f.Retry.UTC().Format(time.RFC3339))
 }
 
-// Means reports whether a name means the failure, as one means a build.
+// Means reports whether a user's name for a model or a key selects the failure.
 func (f *Failure) Means(name string) bool {
 	if modelname.Matches(f.ModelName, name) {
 		return true
@@ -382,7 +385,7 @@ func (f *Failure) Means(name string) bool {
 	return false
 }
 
-// Line is the failure in one line.
+// Line describes the failure in one line.
 func (f *Failure) Line() string {
 	return fmt.Sprintf("it does not compile (%s): %s", f.history(), f.Text)
 }

@@ -13,30 +13,30 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Remembered is the negative cache of compiles: failures that are answered without a retry. An
-// entry holds for a build key and a scope, the ONNX Runtime, the drivers and the configuration. A
-// refusal lasts until the EP changes, a crash for a minute at first.
+// Remembered is the negative cache: it answers requests with remembered failures instead of
+// retrying the compile. An entry is valid for a build key, a scope, the ONNX Runtime, the drivers
+// and the configuration. It expires after a time that depends on the reason (see Options).
 type Remembered struct {
 	now   func() time.Time
 	index *index.Index
-	under [32]byte // of the configuration that compiles depend on
+	under [32]byte // digest of the configuration that compiles depend on
 	log   *slog.Logger
 
 	mu       sync.Mutex
 	known    map[Key]*entry                // guarded by mu
-	reported map[reportedFailure]time.Time // events of late; guarded by mu
+	reported map[reportedFailure]time.Time // recent events; guarded by mu
 }
 
-// Key is what a failure is remembered for.
+// Key identifies a remembered failure.
 type Key struct {
 	Build index.BuildKey
 	Scope string
-	With  [16]byte // ONNX Runtime, drivers and devices: finished builds do not depend on them
+	With  [16]byte // digest of ONNX Runtime, drivers and devices, which build keys do not cover
 }
 
 type entry struct {
 	Failure
-	users map[uint32]string // by uid, what that user calls the model
+	users map[uint32]string // by uid: the user's name for the model
 }
 
 type reportedFailure struct {
@@ -46,21 +46,24 @@ type reportedFailure struct {
 }
 
 const (
-	maxFailures         = 2048
-	failuresPerUser     = 256            // counted for the user of the first request
-	usersPerFailure     = 64             // users with known names for the model
-	keptUnused          = 24 * time.Hour // from the retry: a failure within it is one in a row
+	maxFailures = 2048
+	// entries for each user, counted for that of the first request
+	failuresPerUser = 256
+	usersPerFailure = 64 // users with known names for the model
+	// after Retry; a failure within this time counts as one in a row
+	keptUnused          = 24 * time.Hour
 	reportInterval      = 10 * time.Minute
 	maxReportedFailures = 1 << 12
 )
 
-// Options say how long failures of each kind are answered from memory.
+// Options say how long failures of each kind are remembered.
 type Options struct {
 	Off     bool
-	Crash   time.Duration // after the first crash; doubled with each further one. 0: a minute
-	Limit   time.Duration // after a limit was reached first; doubled too. 0: ten minutes
-	Longest time.Duration // of what doubles. 0: a day
-	// a refusal, no node taken, output that is none or does not load. 0: a day
+	Crash   time.Duration // after the first crash; doubled by each further one; 0: a minute
+	Limit   time.Duration // after a limit was reached; doubled too; 0: ten minutes
+	Longest time.Duration // bound of the doubling; 0: a day
+	// Refused is for a refusal, no node taken, and output that is invalid or does not load; 0: a
+	// day.
 	Refused time.Duration
 }
 
@@ -71,7 +74,7 @@ func (o Options) OrDefault() Options {
 	return o
 }
 
-// holdTime returns how long the count-th failure in a row is answered from memory; 0: not at all.
+// holdTime returns how long the count-th failure in a row is remembered; 0: not at all.
 func (o Options) holdTime(f *Failure, count int) time.Duration {
 	reason := f.Reason
 	switch {
@@ -92,15 +95,16 @@ func doubled(first time.Duration, times int, longest time.Duration) time.Duratio
 	return min(first, longest)
 }
 
-// NewRemembered reads what the index has of earlier failures. It drops those under other
-// conditions: the configuration that compiles depend on.
+// NewRemembered reads the failures that the index has. It drops those that were remembered under
+// other conditions, the configuration that compiles depend on.
 func NewRemembered(now func() time.Time, x *index.Index, conditions string,
 	log *slog.Logger) *Remembered {
 	fs := &Remembered{now: now, index: x, under: blake3.Sum256([]byte(conditions)), log: log,
 		known: make(map[Key]*entry), reported: make(map[reportedFailure]time.Time)}
 	rows, err := x.Failures.All()
 	if err != nil {
-		log.Warn("cannot read remembered failures", "error", err) // they are retried
+		// best effort: the models are compiled again
+		log.Warn("cannot read remembered failures", "error", err)
 	}
 	for row, raw := range rows {
 		key, f, ok := fs.decode(row, raw)
@@ -115,7 +119,7 @@ func NewRemembered(now func() time.Time, x *index.Index, conditions string,
 }
 
 type keptFailure struct {
-	Under   [32]byte // the configuration's digest: failures under another one do not count
+	Under   [32]byte // digest of the configuration; failures under another one do not count
 	Build   index.BuildKey
 	Scope   string
 	With    [16]byte
@@ -142,11 +146,11 @@ func (fs *Remembered) save(key Key, f *Failure) {
 	}
 	if err != nil {
 		fs.log.Warn("cannot record a "+
-			"failure", "model", f.ModelName, "error", err) // lost by a restart
+			"failure", "model", f.ModelName, "error", err) // best effort: a restart loses it
 	}
 }
 
-// Remember takes in a failure, and fills in how often it came and when it may be tried again.
+// Remember stores a failure, and sets its Count and Retry.
 func (fs *Remembered) Remember(key Key, f *Failure, o Options) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -174,7 +178,8 @@ func (fs *Remembered) Remember(key Key, f *Failure, o Options) {
 	fs.save(key, f)
 }
 
-// dropOldest forgets a user's oldest failure above its bound, else the oldest. The caller holds mu.
+// dropOldest makes space: it removes the user's oldest failure if the user has too many, otherwise
+// the oldest of all. The caller holds mu.
 func (fs *Remembered) dropOldest(uid uint32) {
 	var own, any []Key
 	for key, f := range fs.known {
@@ -196,7 +201,7 @@ func (fs *Remembered) dropOldest(uid uint32) {
 	}
 }
 
-// drop forgets one. The caller holds mu.
+// drop removes an entry. The caller holds mu.
 func (fs *Remembered) drop(key Key) {
 	delete(fs.known, key)
 	fs.index.Failures.Drop(key.row())
@@ -211,12 +216,13 @@ func (fs *Remembered) Forget(key Key) {
 	}
 }
 
-// Lookup returns the failure that answers the user's request for the key, nil if it may be tried.
+// Lookup returns the failure that answers the user's request for the key, nil if the request may
+// compile.
 func (fs *Remembered) Lookup(key Key, uid uint32, name string) *Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f, now := fs.known[key], fs.now()
-	// the clock was set back
+	// The last condition: the clock was set back, so the times say nothing.
 	if f == nil || !now.Before(f.Retry) || now.Before(f.Last.Add(-time.Minute)) {
 		return nil
 	}
@@ -229,7 +235,7 @@ func (fs *Remembered) Lookup(key Key, uid uint32, name string) *Failure {
 	return f.ForName(name)
 }
 
-// Sweep forgets failures of libraries or models that have not been used for long.
+// Sweep removes failures whose Retry passed more than keptUnused ago.
 func (fs *Remembered) Sweep() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -246,8 +252,8 @@ func (fs *Remembered) Sweep() {
 	}
 }
 
-// IsNew reports whether the history is to have this failure: one that comes over and over must not
-// wash away what else is known.
+// IsNew reports whether the history should record this failure. A repeated one is not recorded,
+// because it would displace other events.
 func (fs *Remembered) IsNew(request index.RequestKey, uid uint32, reason Reason) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

@@ -19,9 +19,9 @@ import (
 )
 
 // JudgeAll judges every stored build that a runtime could load, once for each distinct maker. It
-// runs only the execution providers' own verdicts. Builds that the runtime's earlier libraries
-// made, and that are not optimal now, are compiled again; so are builds that other rules judge
-// worse than before.
+// loads no build, and only asks the execution providers for verdicts. It queues rebuilds of builds
+// that the runtime's previous libraries made and that are not optimal now, and of builds that
+// changed rules judge worse than before.
 func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
 	previous map[string]string, isNew bool) (done bool) {
 	under, verdicts := x.generation(), x.Verdicts(rc)
@@ -31,7 +31,8 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 		before = last.lots
 	}
 	lots := make(map[maker]*lot)
-	// a change of libraries may affect all: records would not fit into memory
+	// only ids, because a change of libraries may affect all builds, and all records might not fit
+	// into memory
 	var affected []index.BuildID
 	half := store.Pace{Last: time.Now()}
 	err := x.Index.Each(ctx, func(b index.Build) error {
@@ -79,7 +80,7 @@ func (x *Judge) JudgeAll(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 	return true
 }
 
-// rebuildWorsened reports builds that a change made worse, and recompiles them.
+// rebuildWorsened reports builds that a change made worse, and queues rebuilds of them.
 func (x *Judge) rebuildWorsened(ctx context.Context, rt *runtimes.Runtime, why string,
 	lots map[maker]*lot, affected []index.BuildID) {
 	for i, id := range affected {
@@ -102,7 +103,8 @@ func (x *Judge) rebuildWorsened(ctx context.Context, rt *runtimes.Runtime, why s
 	}
 }
 
-// hasOptimal reports whether one that is served in the build's place is the best there can be.
+// hasOptimal reports whether another build of the same request is optimal, so that it is served
+// instead.
 func (x *Judge) hasOptimal(b *index.Build, lots map[maker]*lot) bool {
 	builds, err := x.Index.Lookup(b.RequestKey, b.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(one index.Build) bool {
@@ -133,8 +135,9 @@ func madeBy(b *index.Build, libraries map[string]string) bool {
 	})
 }
 
-// judgeLot judges one build for all of its maker, with the fingerprint that its own request would
-// give now. Where nothing can be compiled nothing can be loaded either, and so nothing is said.
+// judgeLot judges one build on behalf of all builds of its maker, with the fingerprint that its own
+// request would have now. If its request cannot be planned, the judgement is empty, because the
+// build cannot be loaded either.
 func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
 	b *index.Build) (Judgement, error) {
 	t, err := x.Target(ctx, rt, rc, b)
@@ -148,15 +151,15 @@ func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 		Reason: "these execution providers cannot compile on this machine: " + err.Error()}, nil
 }
 
-// Verdicts remembers how other libraries' builds suit a runtime with certain contents. Verdicts by
-// other rules or policies than those in effect do not count: each call names the generation that
-// the caller works with. The zero value is ready for use.
+// Verdicts remembers how builds of other libraries suit a runtime with certain contents. Each call
+// names the generation of rules and policies that the caller uses, and verdicts of other
+// generations do not count. The zero value is ready for use.
 type Verdicts struct {
 	known memo.Table[memo.GenerationKey[index.BuildID], Judgement]
-	lots  atomic.Pointer[judgedLots] // nil: none were set yet
+	lots  atomic.Pointer[judgedLots] // nil until JudgeAll has set them
 }
 
-// judgedLots are builds by their maker, judged at a glance.
+// judgedLots has the judgements of JudgeAll by maker.
 type judgedLots struct {
 	lots  map[maker]*lot
 	under uint64
@@ -173,7 +176,7 @@ func (vs *Verdicts) save(id index.BuildID, j Judgement, generation uint64) {
 	vs.known.Save(memo.GenerationKey[index.BuildID]{Generation: generation, Key: id}, j, maxJudged)
 }
 
-// glance returns what is known of the build, at a glance at least.
+// glance returns the remembered judgement of the build, otherwise that of its maker.
 func (vs *Verdicts) glance(b *index.Build, generation uint64) (Judgement, bool) {
 	if j, ok := vs.load(b.ID, generation); ok {
 		return j, true
@@ -186,7 +189,8 @@ func (vs *Verdicts) glance(b *index.Build, generation uint64) (Judgement, bool) 
 	return Judgement{}, false
 }
 
-// maker is what a glance at a build depends on: all builds with one maker are judged alike.
+// maker encodes the facts that a judgement without loading depends on. All builds with one maker
+// get the same judgement.
 type maker string
 
 func makerOf(b *index.Build) maker {
@@ -202,12 +206,12 @@ func makerOf(b *index.Build) maker {
 // lot is the builds of one maker.
 type lot struct {
 	judgement Judgement
-	before    *Judgement // as it was judged before, nil if it was not
+	before    *Judgement // the previous judgement, nil if there is none
 	example   index.Build
 	builds    int
 }
 
-// changed reports whether it was judged otherwise before.
+// changed reports whether the previous judgement was different.
 func (l *lot) changed() bool {
 	return l.before != nil &&
 		(l.before.Verdict != l.judgement.Verdict || l.before.Source != l.judgement.Source)

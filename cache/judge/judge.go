@@ -1,10 +1,10 @@
-// Package judge says how a build suits a runtime: whether it is optimal, works, or does not load
-// there, and how that is known.
+// Package judge decides how a build suits a runtime: whether it is optimal, works, or does not load
+// there, and from which source that is known.
 //
 // The sources, from best to worst, are an equal library, the execution provider's own verdict, an
-// equal fingerprint, a load check, and the rules of package rules. Nothing here loads a build: the
-// caller does where that could change a judgement (see Check). Verdicts are remembered for exactly
-// the libraries that they were given for, under the rules in effect.
+// equal fingerprint, a load check, and the rules of package rules. The package loads no build
+// itself: the caller does, through a Check, if that could change a judgement. Verdicts are
+// remembered for exactly the libraries and rules under which they were made.
 //
 // Start reading at Judge.
 package judge
@@ -30,7 +30,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Judgement says how a build suits a runtime, and how that is known.
+// Judgement says how a build suits a runtime, and from which source that is known.
 type Judgement struct {
 	Verdict compilers.Verdict
 	Source  string // one of those below; "": no source knows
@@ -39,8 +39,8 @@ type Judgement struct {
 	Runtime string // the runtime's name
 
 	Level string `json:"-"` // the only graph optimisation level at which it loads, "" if any
-	// Firm: said by the execution provider, or of its own library. Nothing that we try could know
-	// better.
+	// Firm: the verdict is the execution provider's own, or about its own library, so loading the
+	// build could not improve on it.
 	Firm bool `json:"-"`
 }
 
@@ -77,12 +77,12 @@ type Judge struct {
 	Log      *slog.Logger
 	Event    func(index.Event)
 
-	// Rules returns those in effect, and their generation: what was judged under another one does
+	// Rules returns the rules in effect, and their generation. Judgements of other generations do
 	// not count.
 	Rules func() (*rules.Set, uint64)
-	// Verdicts returns what is remembered for a runtime's contents.
+	// Verdicts returns the remembered verdicts for a runtime's contents.
 	Verdicts func(*runtimes.Content) *Verdicts
-	// Target returns what a build of a request like the build's would be compiled for.
+	// Target returns the target for which the build's request would be compiled now.
 	Target func(context.Context, *runtimes.Runtime, *runtimes.Content,
 		*index.Build) (*Target, error)
 	// Rebuild has a build compiled again in the background, for the runtime of that name.
@@ -94,16 +94,16 @@ func (x *Judge) generation() uint64 {
 	return generation
 }
 
-// Check loads a build where that could change the judgement. tried is false where it could not.
+// Check loads a build if the result could change the judgement. tried reports whether it did.
 type Check func(ctx context.Context, glance Judgement) (checked compilers.CheckResult,
 	tried bool, err error)
 
-// Build returns how a build suits the target, from the best source that knows: its execution
-// provider's own library, the provider's verdict, the fingerprint, a load check, the rules. It is
-// worked out once for each build and runtime.
+// Build returns how a build suits the target, from the best source that has an answer: an equal
+// library, the provider's verdict, the fingerprint, a load check, the rules. The result is
+// remembered for the build and the runtime.
 func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,
 	check Check) (Judgement, error) {
-	under := x.generation() // before anything that depends on it is read
+	under := x.generation() // read first, so that a change during the call is noticed
 	verdicts := x.Verdicts(t.Content)
 	if j, ok := verdicts.load(b.ID, under); ok {
 		return j, nil
@@ -117,7 +117,7 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,
 		return j, err
 	}
 	if b.Put {
-		// what it says of itself is what its maker wrote: it is loaded before it is believed
+		// the string was written by the build's maker, so the build is loaded before it is trusted
 		j.Firm = false
 	}
 	checked, tried, err := check(ctx, j)
@@ -131,20 +131,20 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,
 	return j, nil
 }
 
-// IsKnown reports whether Build need not work anything out.
+// IsKnown reports whether Build would return a remembered judgement.
 func (x *Judge) IsKnown(t *Target, b *index.Build) bool {
 	_, known := x.Verdicts(t.Content).load(b.ID, x.generation())
 	return known
 }
 
-// RecordNotLoading remembers that a build of another library does not load with the runtime,
-// whatever judgements said. It returns the judgement.
+// RecordNotLoading remembers that a build of another library does not load with the runtime, which
+// overrides earlier judgements. It returns the new judgement.
 func (x *Judge) RecordNotLoading(t *Target, b *index.Build, text string) Judgement {
 	j := Judgement{Verdict: compilers.Unsupported, Source: SourceLoadCheck, Reason: text,
 		At: x.Now(), Runtime: t.Runtime, Firm: true}
 	x.Verdicts(t.Content).save(b.ID, j, x.generation())
 	if err := memo.Save(&x.Index.Memos, x.notLoadingKey(t, b), j); err != nil {
-		// It is reported again after a restart.
+		// Best effort: without the record, it is judged and reported again after a restart.
 		x.Log.Warn("cannot record a judgement", "build", b.BuildKey.String(), "error", err)
 	}
 	return j
@@ -160,19 +160,20 @@ func (x *Judge) notLoadingKey(t *Target, b *index.Build) string {
 	return "disproved:" + x.Runtimes.Key("report", t.Content, b.ID[:])
 }
 
-// Target is what a build is judged for: a runtime, with the execution providers and options of a
-// request.
+// Target is a runtime with the execution providers and options of a request. Builds are judged for
+// it.
 type Target struct {
 	Runtime  string // its name
 	Content  *runtimes.Content
 	EPs      []compilers.EP
 	Marks    Marks
-	Facts    []index.EPFacts // of a build that would be compiled for it, by the EPs' order
+	Facts    []index.EPFacts // of a build compiled for it, in the order of the EPs
 	BuildKey index.BuildKey  // of such a build
 	Noticed  [32]byte        // Marks.Digest
 }
 
-// Key is a memo's key of a judgement. It covers all that a probe can notice, such as another SDK.
+// Key returns the memo key of a judgement. It covers all facts that a probe reads, such as the
+// version of the SDK.
 func (x *Judge) Key(t *Target, kind string, more []byte) string {
 	return x.Runtimes.Key(kind, t.Content, append(t.Noticed[:], more...))
 }
@@ -180,7 +181,8 @@ func (x *Judge) Key(t *Target, kind string, more []byte) string {
 // Marks are the fingerprints of a request's execution providers, in their order.
 type Marks []compilers.Fingerprint
 
-// Digest covers what a probe can notice of execution providers: SDK, devices and metadata, drivers.
+// Digest returns a digest of the facts that a probe reads about execution providers: SDK, devices
+// and metadata, drivers.
 func (f Marks) Digest(facts []index.EPFacts) [32]byte {
 	all := slices.Clone(f)
 	for i := range all {
@@ -188,14 +190,14 @@ func (f Marks) Digest(facts []index.EPFacts) [32]byte {
 	}
 	raw, err := json.Marshal(all)
 	if err != nil {
-		return [32]byte{} // texts and numbers can always be marshalled
+		return [32]byte{} // cannot happen: strings and numbers can always be marshalled
 	}
 	return blake3.Sum256(raw)
 }
 
 // OtherMachine reports whether one of the execution providers may have made its part of the build
-// on a machine of another class, and does not state the hardware: then the build may load here and
-// fail when it is run.
+// on a machine of another class without stating the hardware. Such a build may load here and then
+// fail when it runs.
 func (f Marks) OtherMachine(b *index.Build) bool {
 	for i := range b.EPs {
 		if f.otherMachine(i, &b.EPs[i]) {
@@ -213,16 +215,16 @@ func (f Marks) otherMachine(i int, made *index.EPFacts) bool {
 	return hardware == "" || compilers.IsMachineClass(hardware) || f[i].HardwareArchitecture == ""
 }
 
-// FillBuild says in the message that clients receive how the build suits the runtime.
+// FillBuild sets the fields of the client's message that say how the build suits the runtime.
 func (j Judgement) FillBuild(out *wire.Build) {
-	if j.Source != "" || j.Reason != "" { // else it was not judged
+	if j.Source != "" || j.Reason != "" { // otherwise it was not judged
 		out.Compatibility, out.CompatibilitySource = j.Verdict.String(), j.Source
 		out.CompatibilityReason = wire.Valid(j.Reason)
 		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, wire.Milliseconds(j.At)
 	}
 }
 
-// BestKnown returns how a build suits the registered runtimes: the best of what is known.
+// BestKnown returns the best remembered judgement of a build among the registered runtimes.
 func (x *Judge) BestKnown(b *index.Build) Judgement {
 	var best Judgement
 	for _, rt := range x.Runtimes.All() {
@@ -242,7 +244,8 @@ func (x *Judge) BestKnown(b *index.Build) Judgement {
 	return best
 }
 
-// Glance judges without loading the build. With several execution providers the worst counts.
+// Glance judges a build without loading it. With several execution providers it returns the worst
+// judgement.
 func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgement, error) {
 	var out Judgement
 	if len(b.EPs) != len(t.EPs) || len(t.EPs) == 0 {
@@ -268,11 +271,11 @@ func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgemen
 // Part is the part of a build that one execution provider made.
 type Part struct {
 	Made *index.EPFacts
-	ORT  string // under which version of ONNX Runtime
-	Own  bool   // the build has the very key that it is judged for
+	ORT  string // the version of ONNX Runtime that made it
+	Own  bool   // the build has the target's build key
 }
 
-// GlancePart judges what the target's execution provider i would load.
+// GlancePart judges the part that the target's execution provider i would load.
 func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judgement, error) {
 	made, now := b.Made, &t.Facts[i]
 	if made.TookNone {
@@ -293,7 +296,7 @@ func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judge
 		if runtimes.IsTransient(ctx, err) {
 			return Judgement{}, err
 		}
-		verdict = compilers.Unknown // an execution provider that cannot say is no reason to give up
+		verdict = compilers.Unknown // without a verdict, other sources are tried
 	}
 	j := byRule
 	switch {
@@ -309,7 +312,7 @@ func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judge
 				made.Name, ShortCompatibility(made.CompatibilityString))}
 	}
 	if equal && rule.Rule != "" && Rank(rule.Verdict) > Rank(j.Verdict) {
-		return byRule, nil // such as one about drivers
+		return byRule, nil // a rule overrides, for example one about drivers
 	}
 	return j, nil
 }
@@ -325,9 +328,9 @@ func judgeUnused(made, now *index.EPFacts) Judgement {
 	return j
 }
 
-// sameLibrary judges what an equal library made, and reports whether one did. It is firm where
-// nothing else changed: the driver and, for execution providers that state no hardware, the
-// machine.
+// sameLibrary judges the part if an equal library made it, and reports whether one did. The
+// judgement is firm unless the driver changed or, for execution providers that state no hardware,
+// the machine.
 func (t *Target) sameLibrary(i int, b Part) (j Judgement, equal bool) {
 	made, now := b.Made, &t.Facts[i]
 	elsewhere := t.Marks.otherMachine(i, made)
@@ -362,7 +365,7 @@ func makerName(f *index.EPFacts) string {
 		cmp.Or(f.SDKVersion, "unknown"), f.LibraryDigest)
 }
 
-// ShortCompatibility shortens a compatibility string for people.
+// ShortCompatibility shortens a compatibility string for messages.
 func ShortCompatibility(s string) string {
 	const most = 160
 	if len(s) > most {
@@ -371,9 +374,9 @@ func ShortCompatibility(s string) string {
 	return s
 }
 
-// judgeLoaded judges a build that was loaded in a process of its own, and was run where it may be
-// of another machine. Where the target device is here, that proves whether it loads; that it loads
-// does not prove that it is the best there could be.
+// judgeLoaded judges a build by the result of a load check, which also ran the build if it may come
+// from another machine. If this machine has the target device, the check proves whether the build
+// loads. It never proves that the build is optimal.
 func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement,
 	checked compilers.CheckResult) Judgement {
 	out := Judgement{At: x.Now(), Runtime: t.Runtime, Source: SourceLoadCheck}
@@ -413,7 +416,7 @@ func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement,
 	return out
 }
 
-// MakerNames names, for people, the libraries that made a build.
+// MakerNames returns the names of the libraries that made a build, for messages.
 func MakerNames(b *index.Build) string {
 	names := make([]string, len(b.EPs))
 	for i := range b.EPs {
@@ -435,7 +438,8 @@ func (x *Judge) Verdict(ctx context.Context, t *Target, i int,
 			verdicts, err := x.Compiler.Compatibility(ctx, rc.Spec, ep, []string{info})
 			switch {
 			case errors.As(err, new(*compilers.RefusedError)), err == nil && len(verdicts) != 1:
-				return compilers.Unknown, nil // it has no word for this: that will not change
+				// remembered, because the provider will never have a verdict
+				return compilers.Unknown, nil
 			case err != nil:
 				return compilers.Unknown, err
 			}

@@ -1,5 +1,5 @@
-// Package loadcheck loads builds in workers, to find out whether they suit the libraries that are
-// here, and whether they compute the same as their source models.
+// Package loadcheck loads builds in workers, to find out whether they work with this machine's
+// libraries, and whether their outputs equal those of their source models.
 package loadcheck
 
 import (
@@ -36,7 +36,7 @@ type Checker struct {
 	Planner    *plan.Planner
 }
 
-// Judge judges a build. It loads the build where that could change what becomes of it.
+// Judge judges a build. It loads the build if the result could change whether it is served.
 func (ts *Checker) Judge(ctx context.Context, a *request.JudgeTarget,
 	b *index.Build) (judge.Judgement, error) {
 	return ts.Judges.Build(ctx, a.Target(), b,
@@ -49,19 +49,20 @@ func (ts *Checker) Judge(ctx context.Context, a *request.JudgeTarget,
 		})
 }
 
-// IsKnown reports whether Judge need not work anything out.
+// IsKnown reports whether Judge would return a remembered judgement.
 func (ts *Checker) IsKnown(a *request.JudgeTarget, b *index.Build) bool {
 	return ts.Judges.IsKnown(a.Target(), b)
 }
 
-// LoadsAlone loads the models of a group without sharing.
+// LoadsAlone loads each model of a group without the others.
 func (ts *Checker) LoadsAlone(ctx context.Context, a *request.JudgeTarget,
 	b *index.Build) (compilers.CheckResult, error) {
 	return ts.loadAs(ctx, a, b, "load alone", a.CheckJobAlone)
 }
 
-// worthLoading reports whether a load check could change what becomes of the build. A policy that
-// refuses what is unknown does so whatever loads. A build of another machine is always tried.
+// worthLoading reports whether a load check could change whether the build is served. It could not
+// if the policy refuses builds that are not known to suit. A build of another machine is always
+// loaded.
 func (ts *Checker) worthLoading(a *request.JudgeTarget, b *index.Build, j judge.Judgement) bool {
 	policy := ts.Policy(a.EPs).Unknown
 	if j.Verdict == compilers.Unsupported || policy == request.PolicyRefuse &&
@@ -71,8 +72,8 @@ func (ts *Checker) worthLoading(a *request.JudgeTarget, b *index.Build, j judge.
 	return a.Marks.OtherMachine(b) || !j.Firm && policy != request.PolicyServe
 }
 
-// load loads the build's graph with the libraries that it is judged for, once for each pair. A
-// build that may be of another machine is run as well.
+// load loads the build's graph with the libraries that it is judged for, once for each pair of
+// build and libraries. If the build may come from another machine, it is run as well.
 func (ts *Checker) load(ctx context.Context, a *request.JudgeTarget,
 	b *index.Build) (compilers.CheckResult, error) {
 	if a.Marks.OtherMachine(b) {
@@ -81,13 +82,14 @@ func (ts *Checker) load(ctx context.Context, a *request.JudgeTarget,
 	return ts.loadAs(ctx, a, b, "load", a.CheckJobOf)
 }
 
-// loadAs is load in one of the ways in which a build is loaded.
+// loadAs loads the build with the check that job returns. kind names the check in the key of the
+// remembered result.
 func (ts *Checker) loadAs(ctx context.Context, a *request.JudgeTarget, b *index.Build, kind string,
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	key := ts.Judges.Key(a.Target(), kind, b.ID[:])
 	return runtimes.Remember(ctx, ts.Runtimes, runtimes.Inquiry{Key: key}, IsFinal,
 		func(ctx context.Context) (compilers.CheckResult, error) {
-			// after an update many may be asked for at a time
+			// after an update many builds may be loaded at the same time
 			leave, err := ts.Workspaces.AcquireSlot(ctx, a.Model)
 			if err != nil {
 				return compilers.CheckResult{}, err
@@ -108,13 +110,13 @@ func (ts *Checker) loadView(ctx context.Context, a *request.JudgeTarget, b *inde
 	return ts.Check(ctx, a, job(b, answer))
 }
 
-// IsFinal reports whether the result of a load check is for good. A worker that crashed may have
-// lacked memory for a moment.
+// IsFinal reports whether the result of a load check can be remembered. A crash cannot, because the
+// worker may have lacked memory for a moment.
 func IsFinal(r compilers.CheckResult) bool { return !r.Crashed() }
 
-// runOnce loads a build that may be of another machine, and runs it once on zeros: an execution
-// provider may load code for instruction sets that this processor lacks, and fail only when that is
-// run. The result is remembered, once for each pair.
+// runOnce loads a build that may come from another machine, and runs it once on zeros, because its
+// code may need instructions that this processor lacks and then fails only when it runs. The result
+// is remembered for each pair of build and libraries.
 func (ts *Checker) runOnce(ctx context.Context, a *request.JudgeTarget,
 	b *index.Build) (compilers.CheckResult, error) {
 	if a.Model == nil {
@@ -146,17 +148,17 @@ func (ts *Checker) runOnce(ctx context.Context, a *request.JudgeTarget,
 }
 
 // FreeSizes are the sizes of free dimensions with which a build is run. The second is for models
-// that do not run with the first: images of one pixel are none to many a detector.
+// that do not run with the first; many detectors, for example, accept no image of one pixel.
 var FreeSizes = [...]int64{1, 64}
 
-// notRun is the result for a build that could not be tried.
+// notRun returns the result for a build that could not be run.
 func notRun(why string) compilers.CheckResult {
 	return compilers.CheckResult{Outcome: compilers.NotCheckable, Text: why}
 }
 
-// checkSource has the execution providers load the source model here, and run it on the same zeros.
-// Where that fails as well, these are no input for the model, and the failure says nothing of the
-// build.
+// checkSource loads the source model with the same execution providers, and runs it on the same
+// zeros. If that fails as well, zeros are no valid input for the model, and the failure is not the
+// build's.
 func (ts *Checker) checkSource(ctx context.Context, a *request.JudgeTarget, b *index.Build,
 	failed compilers.CheckResult,
 	free int64) (compilers.CheckResult, error) {
@@ -187,15 +189,15 @@ func (ts *Checker) checkSource(ctx context.Context, a *request.JudgeTarget, b *i
 	return notRun(fmt.Sprintf(why, failed.Text, ran.Text)), nil
 }
 
-// Result is the result of loading a build, and of the control where it failed.
+// Result is the result of loading a build and, if that failed, of the control.
 type Result struct {
 	compilers.CheckResult
 	Control string // why a failure is not to be believed; "" if it is
 }
 
-// loadReported loads the build in a process of its own, twice if it fails, because a worker may
-// lack memory for a moment. A failure is believed only where the smallest artefact that these
-// libraries make loads.
+// loadReported loads the build in a process of its own, and retries once if it fails, because a
+// worker may lack memory for a moment. A failure counts only if the control loads: the smallest
+// artefact that these libraries make.
 func (ts *Checker) loadReported(ctx context.Context, a *request.JudgeTarget,
 	b *index.Build) (Result, error) {
 	key := ts.Runtimes.Key("report", a.Content, b.ID[:])
@@ -218,7 +220,7 @@ func (ts *Checker) loadReported(ctx context.Context, a *request.JudgeTarget,
 	})
 }
 
-// loadUnreplaced loads a graph, with libraries that are not replaced meanwhile.
+// loadUnreplaced loads a graph, and fails if the libraries were replaced in the meantime.
 func (ts *Checker) loadUnreplaced(ctx context.Context, a *request.JudgeTarget,
 	job compilers.CheckJob) (compilers.CheckResult, error) {
 	return runtimes.RunUnreplaced(a.Content, func() (compilers.CheckResult, error) {
@@ -226,16 +228,16 @@ func (ts *Checker) loadUnreplaced(ctx context.Context, a *request.JudgeTarget,
 	})
 }
 
-// Check loads a graph, and believes its failure only where the smallest artefact that these
-// libraries make loads: otherwise the failure says something of this machine, and nothing of the
-// graph.
+// Check loads a graph. A failure counts only if the control loads, the smallest artefact that these
+// libraries make; otherwise the cause is this machine and not the graph.
 func (ts *Checker) Check(ctx context.Context, a *request.JudgeTarget,
 	job compilers.CheckJob) (compilers.CheckResult, error) {
 	checked, err := ts.loadUnreplaced(ctx, a, job)
 	if err != nil || checked.Outcome != compilers.Failed {
 		return checked, err
 	}
-	// After an update many fail one after the other, so that a control's success is remembered.
+	// The success of a control is remembered, because after an update many graphs may fail one
+	// after the other.
 	key := ts.Runtimes.Key("control", a.Content, a.Encoded())
 	_, err = ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (bool, error) {
 		broken, err := ts.Control(ctx, a)
@@ -250,8 +252,8 @@ func (ts *Checker) Check(ctx context.Context, a *request.JudgeTarget,
 	return checked, nil
 }
 
-// Control returns why what these libraries make does not load here, "" if it does or if nothing can
-// be made to try that with.
+// Control returns why an artefact that these libraries make does not load here, "" if it does or if
+// none can be made.
 func (ts *Checker) Control(ctx context.Context, a *request.JudgeTarget) (string, error) {
 	broken, err := ts.control(ctx, a)
 	return runtimes.ErrorText(broken), err
@@ -261,7 +263,7 @@ func (ts *Checker) control(ctx context.Context, a *request.JudgeTarget) (broken,
 	var own *compilers.Job
 	if a.OnOwnModel {
 		if a.Model == nil {
-			return nil, nil // there is nothing to try it with, so what happened is believed
+			return nil, nil // no control can be made, so the failure counts
 		}
 		j, remove, err := ts.Workspaces.CopyModels(ctx, a.Model, a.Canonical)
 		defer remove()
@@ -284,10 +286,11 @@ func (ts *Checker) control(ctx context.Context, a *request.JudgeTarget) (broken,
 	case err == nil && result.Outcome == compilers.Failed:
 		return errors.New(cmp.Or(result.Text, result.Outcome)), nil
 	}
-	return err, nil // where the device is elsewhere, a failed load proves nothing
+	return err, nil // without the device a failed load proves nothing
 }
 
-// TryEP compiles one node, and loads it, unless that was tried lately. It returns what is wrong.
+// TryEP compiles one node and loads the result, unless that was tried recently. It returns the
+// error.
 func (ts *Checker) TryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts,
 	name string) error {
 	rc, err := ts.Runtimes.Content(ctx, rt, func(string) {})
@@ -307,8 +310,8 @@ func (ts *Checker) TryEP(ctx context.Context, rt *runtimes.Runtime, facts *runti
 	return cmp.Or(err, found.broken)
 }
 
-// Sandbox returns what confines the execution providers' code, found out once by trying. It is
-// empty for a compiler that has no such code.
+// Sandbox returns the safeguards that confine the execution providers' code, which are tested once.
+// It returns none for a compiler that runs no such code.
 func (ts *Checker) Sandbox(ctx context.Context) ([]compilers.Safeguard, error) {
 	s, ok := ts.Compiler.(compilers.SandboxReporter)
 	if !ok {

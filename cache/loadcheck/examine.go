@@ -19,8 +19,8 @@ import (
 	"github.com/epcached/epcached/internal/ttlcache"
 )
 
-// Examine finds out whether a reported build is sound: by its bytes, then by loading it with the
-// runtime that the reporter used, where that may be loaded here.
+// Examine finds out whether a reported build is sound: it verifies the bytes, and then loads the
+// build with the reporter's runtime if the daemon may load that.
 func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Ref, b *index.Build) (
 	reports.Examined, error) {
 	err := ts.verifyBytes(ctx, b)
@@ -67,7 +67,7 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 	return out, nil
 }
 
-// verifyBytes hashes the build's files, whatever their stamps say.
+// verifyBytes hashes the build's files even if their stamps are unchanged.
 func (ts *Checker) verifyBytes(ctx context.Context, b *index.Build) error {
 	_, err := ttlcache.Do(ctx, ts.Results, "bytes-"+b.ID.String(),
 		func(ctx context.Context) (bool, error) {
@@ -116,9 +116,10 @@ func (ts *Checker) planReported(ctx context.Context, p request.Peer, from runtim
 	return ts.Planner.WithPlan(ctx, again.WithRuntime(rt.Name, rc))
 }
 
-// runtimeReported is the runtime that the reporter named, if the daemon knows it. Reports name
-// libraries by path, paths of other users are not looked up, and reports do not name what is part
-// of ONNX Runtime itself. So without a name it is a runtime with the libraries that made the build.
+// runtimeReported returns the runtime that the report names, if the daemon knows it. Reports name
+// libraries by path; paths of other users are not looked up, and execution providers inside ONNX
+// Runtime are not named. Without a name it returns a runtime with the libraries that made the
+// build.
 func (ts *Checker) runtimeReported(ctx context.Context, b *index.Build, req *request.Request) (
 	*runtimes.Runtime, *runtimes.Content, error) {
 	named := req.Runtime.Directory != "" || len(req.Runtime.EPLibraries) > 0
@@ -134,23 +135,23 @@ func (ts *Checker) runtimeReported(ctx context.Context, b *index.Build, req *req
 			return rt, rc, nil
 		}
 	}
-	if named || b.Put { // a build that was put is of libraries that only its application has
+	if named || b.Put { // the libraries of a build that an application put may not exist here
 		return nil, nil, errors.New("it is unknown here, and the build is its own")
 	}
 	return ts.Runtimes.Resolve(ctx, req.RuntimeWanted(), func(string) {})
 }
 
-// recordNotLoading remembers that a build of another library does not load with the runtime,
-// whatever judgements said.
+// recordNotLoading remembers that a build of another library does not load with the runtime, which
+// overrides earlier judgements.
 func (ts *Checker) recordNotLoading(a *request.JudgeTarget, b *index.Build, text string) {
 	j := ts.Judges.RecordNotLoading(a.Target(), b, text)
 	ts.Store.RecordEvent(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.Runtime, text))
 }
 
 // JudgeCompiled judges a compiled model that an application brings. The model's own metadata is not
-// enough, because the string may have been edited, or copied from the source model, and no
-// execution provider compares it with its bytes. A complete model is loaded in a worker, and the
-// result of that counts.
+// enough, because its compatibility string may have been edited, or copied from the source model,
+// and no execution provider compares it with the bytes. Therefore a complete model is loaded in a
+// worker, and that result counts.
 func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *epmodel.Model) (
 	judge.Judgement, error) {
 	a := at.Plan.JudgeTarget(at.RuntimeName, at.Content)
@@ -161,7 +162,7 @@ func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *ep
 		if !slices.ContainsFunc(m.Contexts, func(n epmodel.Context) bool {
 			return n.Source == ep.Name
 		}) {
-			// a string about an execution provider that made no node is about something else
+			// a string of an execution provider without a node in this model does not concern it
 			continue
 		}
 		made = true
@@ -170,7 +171,7 @@ func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *ep
 			return said, err
 		}
 		if err != nil {
-			verdict = compilers.Unknown // it has no word for this
+			verdict = compilers.Unknown // the provider has no verdict
 		}
 		if judge.Rank(verdict) > judge.Rank(said.Verdict) {
 			said.Verdict = verdict
@@ -212,7 +213,8 @@ func (ts *Checker) JudgeCompiled(ctx context.Context, at *request.Attempt, m *ep
 	return said, nil
 }
 
-// compatibilityVerdict is the execution provider's verdict on a model's own compatibility string.
+// compatibilityVerdict returns the execution provider's verdict on the model's compatibility string
+// as text.
 func compatibilityVerdict(j judge.Judgement) string {
 	if j.Verdict == compilers.Unknown {
 		return "its execution provider gives no verdict on its compatibility string"
@@ -220,7 +222,8 @@ func compatibilityVerdict(j judge.Judgement) string {
 	return "its compatibility string is " + j.Verdict.String() + " for this runtime"
 }
 
-// loadPrivateCopy loads a private copy of a compiled model, once for its bytes and the runtime.
+// loadPrivateCopy loads a private copy of a compiled model, and remembers the result for its bytes
+// and the runtime.
 func (ts *Checker) loadPrivateCopy(ctx context.Context, r *request.Request,
 	a *request.JudgeTarget) (
 	compilers.CheckResult, error) {

@@ -15,10 +15,10 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// VerifyOutput compares what the answer's build computes with what the request's model does, where
-// the request asks for it. It is no part of the identity: a build is compared once for each
-// tolerance, for the first request with it, and stays what it is for others. An error leaves the
-// answer to its caller.
+// VerifyOutput compares the outputs of the answer's build with those of the request's model, if the
+// request sets a tolerance. The tolerance is not part of the identity: a build is compared once for
+// each tolerance, and a difference does not concern other requests. On an error the caller still
+// owns the answer.
 func (ts *Checker) VerifyOutput(ctx context.Context, at *request.Attempt, a *request.Answer) error {
 	b := a.Build
 	switch {
@@ -50,7 +50,8 @@ func (ts *Checker) VerifyOutput(ctx context.Context, at *request.Attempt, a *req
 	return nil
 }
 
-// NotLoaded records that an answer was not compared, because only applications load the libraries.
+// NotLoaded records that an answer was not compared, because only the application can load the
+// libraries.
 func NotLoaded(a *request.Answer, at *request.Attempt) {
 	if a != nil && a.View != nil && at.VerifyOutput > 0 {
 		notVerified(a, "the daemon does not load these libraries")
@@ -65,7 +66,7 @@ func outputDiffers(at *request.Attempt, result compilers.VerifyResult) error {
 	return apierr.New(apierr.CompileFailed, nil, "model %q: the compiled model's output differs "+
 		"from the source's: %s", at.Name, result.Text).
 		WithFact("reason", "output differs").
-		// 0: it did not run on what the comparison made up
+		// 0 if it did not run on the generated inputs
 		WithFact("outputs", strconv.Itoa(result.Outputs)).
 		WithHint("use a larger tolerance, or load the model without epcached; execution " +
 			"providers may compute with lower precision by default")
@@ -85,7 +86,7 @@ func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt,
 	}
 	what := fmt.Appendf(nil, "%x %s %x", a.Build.ID, a.Graph, math.Float64bits(at.VerifyOutput))
 	if !a.Build.ID.IsZero() {
-		// whichever view it is
+		// independent of the view
 		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(at.VerifyOutput))
 	}
 	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
@@ -95,13 +96,13 @@ func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt,
 		}
 		return ts.compare(ctx, v, at.WithRequest(own), a.Build, graph)
 	}
-	// An output that could not be compared may be comparable later.
+	// Not remembered if the outputs could not be compared, because they may be comparable later.
 	lasts := func(r compilers.VerifyResult) bool { return r.Outcome != compilers.NotCheckable }
 	return workspace.Remember(ctx, ts.Workspaces, at.Request,
 		ts.Runtimes.Key("output", at.Content, what), lasts, compare)
 }
 
-// compare runs private copies of both, because workers of another user reach no views.
+// compare runs private copies of both models, because workers with another uid cannot open views.
 func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt,
 	b *index.Build,
 	graph string) (compilers.VerifyResult, error) {

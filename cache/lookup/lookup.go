@@ -1,4 +1,4 @@
-// Package lookup finds the build that a request is answered with, and takes the lease on its view.
+// Package lookup finds the build that answers a request, and takes the lease on its view.
 package lookup
 
 import (
@@ -27,13 +27,13 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Judge says how builds suit a runtime.
+// Judge decides how builds suit a runtime.
 type Judge interface {
-	// Judge judges a build. It loads it where that could change what becomes of it.
+	// Judge judges a build. It loads the build if the result could change whether it is served.
 	Judge(context.Context, *request.JudgeTarget, *index.Build) (judge.Judgement, error)
-	// IsKnown reports whether Judge need not work anything out.
+	// IsKnown reports whether Judge would return a remembered judgement.
 	IsKnown(*request.JudgeTarget, *index.Build) bool
-	// LoadsAlone loads the models of a group without sharing.
+	// LoadsAlone loads each model of a group without the others.
 	LoadsAlone(context.Context, *request.JudgeTarget, *index.Build) (compilers.CheckResult, error)
 }
 
@@ -46,15 +46,15 @@ type Options struct {
 	Policy  func([]compilers.EP) request.Policy
 	Now     func() time.Time
 
-	// WhyNone returns what became of the last build of a request, "" if that is not known; may be
-	// nil.
+	// WhyNone returns why the last build of a request does not exist any more, "" if unknown; may
+	// be nil.
 	WhyNone func(rights.Peer, index.RequestKey) string
 	// Planned returns the attempt with its plan.
 	Planned func(context.Context, *request.Attempt) (*request.Attempt, error)
 	// Lease takes the lease on a build's view; nil: [Lease].
 	Lease func(context.Context, *store.Store, *index.Build,
 		func(phase string)) (*request.Answer, error)
-	// Pass is called for a build that fits and cannot be served; nil: one that is damaged is
+	// Pass is called for a build that fits but cannot be served. If it is nil, damaged builds are
 	// withheld.
 	Pass func(*index.Build, error)
 	// Served is called for each build that is served; may be nil.
@@ -76,10 +76,11 @@ func New(o Options) *Lookup {
 
 // Found is the result of a look-up.
 type Found struct {
-	Answer   *request.Answer // nil: there is no build to serve
-	Why      string          // there is none
-	Stale    bool            // there are builds, and they must not be loaded with this runtime
-	Withheld int             // builds that would be served if the caller had not reported them
+	Answer *request.Answer // nil if there is no build to serve
+	Why    string          // why there is none
+	Stale  bool            // there are builds, but none may be loaded with this runtime
+	// number of builds that are not served only because the caller reported them
+	Withheld int
 }
 
 // Find finds the best build for the caller's runtime, and leases its view, or returns why not.
@@ -97,7 +98,7 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 		some = true
 		b := one.Build
 		switch {
-		case at.Plan.Outside && !at.Plan.MadeExactly(b): // nothing is known of it
+		case at.Plan.Outside && !at.Plan.MadeExactly(b): // cannot be judged without the libraries
 		case one.withheld:
 			found.Why = one.Refused
 			l.countWithheld(at, b, &found)
@@ -127,14 +128,14 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 func (l *Lookup) countWithheld(at *request.Attempt, b *index.Build, found *Found) {
 	switch {
 	case !at.Plan.MadeExactly(b) || l.o.Reports.WhyWithheld(b.ID, at.Peer.UID) == "":
-	case at.Plan.Outside: // an earlier one is superseded, and removed
+	case at.Plan.Outside: // the new build replaces it
 		found.Withheld = l.o.Reports.CountWithheld(at.Plan.RequestKey, at.Peer.UID)
 	default:
 		found.Withheld++
 	}
 }
 
-// serve serves the build, or notes in found why it cannot be.
+// serve serves the build, or stores in found why it cannot be served.
 func (l *Lookup) serve(ctx context.Context, at *request.Attempt, b *index.Build, j judge.Judgement,
 	found *Found) error {
 	a, err := l.o.Lease(ctx, l.o.Store, b, at.Phase)
@@ -162,12 +163,12 @@ func (l *Lookup) serve(ctx context.Context, at *request.Attempt, b *index.Build,
 	default:
 		found.Why = l.o.Store.WithholdDamaged(ctx, b, err)
 	}
-	// Until it is removed, it is not to be found again instead of being compiled.
+	// Skip it in later look-ups of this request, so that the model is compiled instead.
 	*at.SkipServing = append(*at.SkipServing, b.ID)
 	return nil
 }
 
-// countHit counts a hit, in memory: the index writes it down within seconds.
+// countHit counts a hit in memory. The index stores it within seconds.
 func (l *Lookup) countHit(b *index.Build) {
 	l.o.Store.Index().Uses.Add(b.ID, l.o.Now(), 1, b.CompileSeconds)
 	l.o.Store.Index().Counters.Add("hits", 1)
@@ -177,13 +178,14 @@ func (l *Lookup) countHit(b *index.Build) {
 	l.o.Store.Index().Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }
 
-// noUnpackSpace is the error for no space to unpack a build: a compile would have none either.
+// noUnpackSpace returns the error of a request for a build that cannot be unpacked for lack of
+// space. The model is not compiled instead, because the result would not fit either.
 func noUnpackSpace(b *index.Build, err error) error {
 	err = fmt.Errorf("it is stored packed, and there is no space to unpack it: %w", err)
 	return request.StoreError(err, b.ModelName)
 }
 
-// FillAnswer fills in what every answer with a build says. It returns nil for no answer.
+// FillAnswer sets the fields that every answer with a build has. It returns nil for no answer.
 func (l *Lookup) FillAnswer(a *request.Answer, at *request.Attempt) *request.Answer {
 	if a == nil {
 		return nil
@@ -191,7 +193,7 @@ func (l *Lookup) FillAnswer(a *request.Answer, at *request.Attempt) *request.Ans
 	a.RequestKey, a.ModelDigest, a.Record = at.Plan.RequestKey, at.Plan.Canonical.Model,
 		at.Plan.RecordJSON
 	a.Runtime, a.SessionOptions = at.RuntimeName, at.SessionOptions
-	// of a claim: to compile with
+	// An application that was granted a claim compiles at this level.
 	a.GraphOptimizationLevel = at.Plan.Canonical.GraphOptimizationLevel
 	if a.Build != nil {
 		a.SessionOptions = a.Build.SessionOptions
@@ -217,7 +219,7 @@ func (l *Lookup) FillAnswer(a *request.Answer, at *request.Attempt) *request.Ans
 	return a
 }
 
-// namedDimensions lists the free dimensions of a model's inputs, for people.
+// namedDimensions returns the free dimensions of a model's inputs as text for messages.
 func namedDimensions(names []string) string {
 	if len(names) == 0 {
 		return "none of them is free"
@@ -229,9 +231,9 @@ func namedDimensions(names []string) string {
 	return "they have " + strings.Join(quoted, ", ")
 }
 
-// FindMember finds a group that has the request's model among its members and was asked for with
-// the same options; nil: there is none. A user gets a group only after having had all of it,
-// because a request with one model does not show the others.
+// FindMember finds a group that contains the request's model and was requested with the same
+// options, nil if there is none. A user gets a group only after an earlier request with all of its
+// models, because a request with one model does not prove that the user has the others.
 func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	member, err := l.GroupAttempt(ctx, at)
 	if member == nil || err != nil {
@@ -247,8 +249,8 @@ func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.
 	return a, nil
 }
 
-// GroupAttempt plans the request as one for a group that has its model among its members. It
-// returns nil where there is no such group.
+// GroupAttempt plans the request as one for a group that contains its model. It returns nil if
+// there is no such group.
 func (l *Lookup) GroupAttempt(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
 	if len(at.Identity.Group) > 0 || at.Embed {
 		return nil, nil
@@ -262,8 +264,9 @@ func (l *Lookup) GroupAttempt(ctx context.Context, at *request.Attempt) (*reques
 	return member, err
 }
 
-// whyNotAlone returns why a group's build is not served for one of its models, "" if it is: the
-// models were loaded without sharing when an equal library compiled them, or they load so now.
+// whyNotAlone returns why a group's build is not served for one of its models alone, "" if it is.
+// It is served if each model loaded without the others, either when an equal library compiled the
+// group or now.
 func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt,
 	one *Candidate) (string, error) {
 	const notKnownAlone = "whether a single model of this group loads is unknown: "
@@ -290,11 +293,11 @@ func (l *Lookup) whyNotAlone(ctx context.Context, at *request.Attempt,
 	return "", nil
 }
 
-// Unpacking is the phase of a request that waits for the unpacked form of a packed build.
+// Unpacking is the phase of a request that waits while a packed build is unpacked.
 const Unpacking = "unpacking"
 
-// Lease takes a lease on the build's view, after every file of it was compared with what was
-// verified.
+// Lease takes a lease on the build's view, after comparing the stamp of each file with that of the
+// verified bytes.
 func Lease(ctx context.Context, st *store.Store, b *index.Build,
 	phase func(string)) (*request.Answer, error) {
 	done, err := st.BeginServing(b.ID)
@@ -309,7 +312,7 @@ func Lease(ctx context.Context, st *store.Store, b *index.Build,
 		}
 		a, err := Leased(b, v)
 		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {
-			// Removed, or being removed, between the check and the lease.
+			// The build was removed between the check and the lease.
 			st.Views().Drop(b.ID, v, 0)
 			continue
 		}
@@ -335,7 +338,7 @@ func View(ctx context.Context, st *store.Store, b *index.Build,
 
 type progressKey struct{}
 
-// WithProgress returns a context that reports how far the unpacking for a request is.
+// WithProgress returns a context with which unpacking reports its progress to the request.
 func WithProgress(ctx context.Context, t *jobs.ProgressReporter) context.Context {
 	if t == nil {
 		return ctx
@@ -343,7 +346,7 @@ func WithProgress(ctx context.Context, t *jobs.ProgressReporter) context.Context
 	return context.WithValue(ctx, progressKey{}, t)
 }
 
-// unpackProgress returns what is called with the bytes that are unpacked; nil: no request waits.
+// unpackProgress returns the function that reports unpacked bytes, nil if no request waits.
 func unpackProgress(ctx context.Context) func(done, total int64) {
 	t, _ := ctx.Value(progressKey{}).(*jobs.ProgressReporter)
 	if t == nil {

@@ -18,21 +18,22 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// Candidate is a build in the order in which builds are considered for a request.
+// Candidate is a build that a look-up considers, with its judgement.
 type Candidate struct {
 	Build     *index.Build
 	Judgement judge.Judgement // how it suits the runtime
-	// it is a group's, and refused only for the request of one model alone
+	// a group's build that is refused only because the request is for one of its models
 	Together bool
 	Refused  string // why it is not served, "" if it may be
-	withheld bool   // whatever the runtime: it was not judged
-	notTried error  // why it could not be judged; nil: it was
+	withheld bool   // withheld for every runtime, so it was not judged
+	notTried error  // why it could not be judged, nil if it was
 }
 
-// Builds are builds in the order in which they are read.
+// Builds iterates over builds in the order of reading.
 type Builds = iter.Seq2[*index.Build, error]
 
-// StoredBuilds goes through the builds of the plan's entry, scope by scope, the newest first.
+// StoredBuilds iterates over the stored builds of the plan's request, scope by scope, in each the
+// newest first.
 func (l *Lookup) StoredBuilds(p *request.Plan, scopes []string) Builds {
 	return func(yield func(*index.Build, error) bool) {
 		for _, b := range p.Fitting {
@@ -55,10 +56,10 @@ func (l *Lookup) StoredBuilds(p *request.Plan, scopes []string) Builds {
 	}
 }
 
-// inOrder is the one order in which builds are considered, both by a look-up and by its
-// explanation: those of the plan's own build key as they come, with those that are barred among
-// them, then the others by how they suit the runtime. These are judged last, so that a hit does not
-// wait for that.
+// inOrder iterates over the builds in the order in which both a look-up and its explanation
+// consider them. First come builds with the plan's own build key, and withheld ones, in the order
+// of reading; then the others, best first. The others are judged only then, so that a hit does not
+// wait for judgements.
 func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt,
 	builds Builds) iter.Seq2[Candidate, error] {
 	return func(yield func(Candidate, error) bool) {
@@ -124,8 +125,8 @@ func (l *Lookup) Ranked(ctx context.Context, at *request.Attempt, builds Builds)
 	return out, nil
 }
 
-// rank judges builds, and puts the best first, and the newest of equals. A build that cannot be
-// judged, because its files are damaged or its load check does not end, is unknown.
+// rank judges builds and sorts them, best first, and newest first among equals. A build that cannot
+// be judged, because its files are damaged or its load check does not end, is unknown.
 func (l *Lookup) rank(ctx context.Context, a *request.JudgeTarget, builds []*index.Build,
 	phase func(string)) (out []Candidate, err error) {
 	for _, b := range builds {
@@ -170,7 +171,7 @@ func (l *Lookup) whyRefused(at *request.Attempt, j judge.Judgement) string {
 	return ""
 }
 
-// WhyWithheld returns why a build is not served to this caller, whatever its runtime; "" if it is.
+// WhyWithheld returns why a build is not served to this caller with any runtime, "" if it is.
 func (l *Lookup) WhyWithheld(at *request.Attempt, b *index.Build) string {
 	state, doubt := l.o.Store.Index().Journal.StateOf(b.ID),
 		l.o.Reports.WhyWithheld(b.ID, at.Peer.UID)

@@ -1,9 +1,9 @@
-// Package reports decides on what clients report of builds that did not load: whether a build is
-// withheld from the reporting user or from all, and whether the client retries or loads the model
-// itself.
+// Package reports handles clients' reports of builds that did not load. It decides whether a build
+// is withheld from the reporting user or from all users, and whether the client should retry or
+// load the model itself.
 //
-// Start with Reports.Handle. The package stores nothing and loads nothing: the cache examines a
-// build, and Options say how a build is withheld, judged and compiled again.
+// Start with Reports.Handle. The package neither stores nor loads builds: the caller examines a
+// build, and functions in Options withhold, judge and rebuild it.
 package reports
 
 import (
@@ -32,11 +32,11 @@ import (
 
 // Report says that ONNX Runtime refused a build.
 type Report struct {
-	Build      string // build key, as the answer gave it
+	Build      string // build key, from the answer
 	Code       int32  // ONNX Runtime's error code
 	Text       string
 	ORTVersion string
-	Graph      string // as in the answer: names the copy that was loaded
+	Graph      string // from the answer; identifies the copy that was loaded
 }
 
 // The decisions on reports.
@@ -46,19 +46,19 @@ const (
 	DecidedSound           = "sound"
 )
 
-// WithheldFromYou is the state of a build that others still get.
+// WithheldFromYou is the state of a build that is withheld from this user only.
 const WithheldFromYou = "withheld from you"
 
-// Options are what reports need of the cache.
+// Options are the dependencies of Reports.
 type Options struct {
 	Store    *store.Store
 	Rules    func() *rules.Set
 	Settings func() Settings
-	// the user of a uid
+	// Owner returns the user of the host who owns a container's user.
 	Owner func(uid uint32) uint32
-	// builds that the peer may see
+	// Find returns the builds that the names select and the peer may see.
 	Find func(context.Context, rights.Peer, []string) ([]index.Build, error)
-	// wants it to be compiled again
+	// Rebuild queues a rebuild of the build.
 	Rebuild func(b *index.Build, runtime, why string)
 	Now     func() time.Time
 	Log     *slog.Logger
@@ -66,14 +66,14 @@ type Options struct {
 
 // Settings may change while the daemon runs.
 type Settings struct {
-	Trusted []uint32 // users that need no others to confirm their reports
-	// distinct users that must report before the daemon withholds a build from all, where it cannot
-	// be checked
+	Trusted []uint32 // users whose reports count without confirmation by other users
+	// Quorum is how many different users must report a build that cannot be checked before the
+	// daemon withholds it from all.
 	Quorum int
 }
 
-// Reports take the reports of clients, and remember which builds are withheld from which user. All
-// methods may be called at the same time.
+// Reports handles the reports of clients, and remembers which builds are withheld from which user.
+// It is safe for concurrent use.
 type Reports struct {
 	o        Options
 	doubts   *userWithholds
@@ -86,16 +86,15 @@ type reportKey struct {
 	build index.BuildID
 }
 
-// A user may report so many builds at once, and then one in each interval: an update of an SDK may
-// make many of an application's models stale at a time.
+// The rate limit of a user: a burst, because an update of an SDK may make many of an application's
+// models stale at the same time, and then one report in each interval.
 const (
 	reportBurst    = 60
 	reportInterval = 2 * time.Second
 	maxReportText  = 4096
-	maxReported    = 1 << 12 // whose last reported state is known
+	maxReported    = 1 << 12 // users and builds whose last decision is remembered
 )
 
-// New returns reports without any.
 func New(o Options) *Reports {
 	return &Reports{o: o, doubts: newUserWithholds(o.Now),
 		limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: o.Now}}
@@ -117,32 +116,32 @@ func (rs *Reports) TotalWithheld() int64 { return rs.doubts.total.Load() }
 // Verdict is the result of an examination.
 type Verdict int
 
-// The verdicts.
 const (
-	Unverified Verdict = iota // nothing could be found out
+	Unverified Verdict = iota // the examination had no result
 	Loads
-	DoesNotLoad  // it does not load, and others do
+	DoesNotLoad  // it does not load, but other builds do
 	DeviceAbsent // its device is not in this machine
-	Unverifiable // it does not load here, which proves nothing of other devices
-	Damaged      // its bytes are not what they were
+	Unverifiable // it does not load here, but may on another device
+	Damaged      // its bytes have changed
 )
 
-// Examined is what was found out about a reported build.
+// Examined is the result of examining a reported build.
 type Examined struct {
 	Verdict   Verdict
 	Text      string
 	Level     string            // the only optimisation level at which it loads
-	Runtime   string            // that it was loaded with
-	MadeForIt bool              // the compiler would produce this very build now
-	Record    func(text string) // remembers that a refuted build does not load with Runtime
+	Runtime   string            // name of the runtime it was loaded with
+	MadeForIt bool              // a compile now would have the same build key
+	Record    func(text string) // records that the build does not load with Runtime
 }
 
-// Examine finds out whether a build is sound.
+// Examine finds out whether a build is intact and loads.
 type Examine func(context.Context, *index.Build) (Examined, error)
 
-// Handle decides on a report. The client is not simply believed: one user must not be able to empty
-// what all share. The build is examined. Meanwhile, and if nothing can be found out, it is withheld
-// from that user alone, and from all only when enough other users report the same.
+// Handle decides on a report. It does not trust the client, because one user must not be able to
+// withhold shared builds from all. It examines the build. Until that has a result, and if it has
+// none, the build is withheld from that user only, and from all only when enough users report the
+// same.
 func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report,
 	examine Examine) (*wire.ReportReply, error) {
 	if len(r.Text) > maxReportText {
@@ -174,7 +173,7 @@ func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report,
 	return d, nil
 }
 
-// find returns the build among those that the peer was given.
+// find returns the reported build, if it was served to the peer.
 func (rs *Reports) find(ctx context.Context, p rights.Peer, r *Report) (*index.Build, error) {
 	none := apierr.New(apierr.NotFound, nil, "build %.80q was never served to this "+
 		"user", r.Build).WithHint("use the build's name from the answer to the request")
@@ -194,14 +193,15 @@ func (rs *Reports) find(ctx context.Context, p rights.Peer, r *Report) (*index.B
 	return &b, nil
 }
 
-// isCopy reports whether the graph, if the report names one, is in the build's present view.
+// isCopy reports whether the graph, if the report names one, is in the build's current view.
 func (rs *Reports) isCopy(b *index.Build, graph string) bool {
 	id, _, _ := strings.Cut(graph, "/")
 	where, ok := rs.o.Store.Index().Views.Get(b.ID[:])
 	return graph == "" || ok && strings.HasSuffix(string(where), "/"+id)
 }
 
-// classify takes the first of the build's execution providers of which the rules know something.
+// classify returns the error's class from the rules for the first of the build's execution
+// providers that has one.
 func (rs *Reports) classify(b *index.Build, r *Report) rules.Class {
 	var class rules.Class
 	for i := range b.EPs {
@@ -213,18 +213,18 @@ func (rs *Reports) classify(b *index.Build, r *Report) rules.Class {
 	return class
 }
 
-// reporter is the user of a report.
+// reporter is the user who sent a report.
 type reporter struct {
 	uid, owner uint32
 }
 
-// reportedBuild is a reported build, and how it is examined.
+// reportedBuild is a reported build with the function that examines it.
 type reportedBuild struct {
 	*index.Build
 	examine Examine
 }
 
-// decide takes all steps of a report. An error is the context's, or the store's.
+// decide takes all steps of a report. It fails only if the context ends or the store fails.
 func (rs *Reports) decide(ctx context.Context, from reporter, graph string, class rules.Class,
 	x reportedBuild) (*wire.ReportReply, error) {
 	b := x.Build
@@ -263,14 +263,14 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 	return rs.applyDecision(from, b, class, found), nil
 }
 
-// applyDecision does what follows from an examination.
+// applyDecision acts on the result of an examination.
 func (rs *Reports) applyDecision(from reporter, b *index.Build, class rules.Class,
 	x Examined) *wire.ReportReply {
 	ds := rs.doubts
 	switch x.Verdict {
 	case Damaged:
 		ds.endForAll(b.ID)
-		// Otherwise the disk could not be read, which may pass.
+		// Otherwise reading the disk failed, which may be temporary.
 		if rs.o.Store.Index().Journal.StateOf(b.ID).Name == index.Damaged {
 			rs.o.Store.Index().Counters.Add("reports_confirmed", 1)
 			rs.o.Rebuild(b, "", x.Text)
@@ -300,8 +300,8 @@ func (rs *Reports) applyDecision(from reporter, b *index.Build, class rules.Clas
 	return rs.withholdFrom(from, b, x)
 }
 
-// withdraw takes a build that does not load out of service: for all if it was made for just these
-// libraries, else for them alone.
+// withdraw withholds a build that does not load: from all users if it was made for exactly these
+// libraries, otherwise only with these libraries.
 func (rs *Reports) withdraw(b *index.Build, x Examined) {
 	if x.MadeForIt {
 		rs.doubts.endForAll(b.ID)
@@ -312,13 +312,13 @@ func (rs *Reports) withdraw(b *index.Build, x Examined) {
 	rs.o.Rebuild(b, x.Runtime, "reported, and "+x.Text)
 }
 
-// withholdFrom withholds from the reporter what could not be verified, and from all if enough say
-// the same.
+// withholdFrom withholds a build that could not be checked from the reporter, and from all users if
+// enough of them have reported it.
 func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire.ReportReply {
 	ds := rs.doubts
 	counts := x.Verdict == Unverified && b.Scope == "shared" // towards the quorum
 	why := "you reported that it does not load; " + x.Text
-	ds.add(b, from.uid, from.owner, why, counts) // it is there already, so the limit holds
+	ds.add(b, from.uid, from.owner, why, counts) // the entry exists already, so the limit is kept
 	trusted := counts && slices.Contains(rs.o.Settings().Trusted, from.uid)
 	if n := ds.owners(b.ID); counts && (trusted || n >= rs.o.Settings().Quorum) {
 		reason := fmt.Sprintf("%d users reported that it does not load; %s", n, x.Text)
@@ -338,7 +338,7 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 		d.Hint = fmt.Sprintf("two builds did not load for this user: load the model without "+
 			"epcached, which serves a build again after %s", WithholdTime)
 	case b.Put && b.UID == from.uid:
-		// there is no other to be had from here, and the same compile a moment later makes the same
+		// The daemon has no other build, and compiling again would make the same one.
 		d.Decision = DecidedCompileYourself
 		d.Hint = "your own libraries compiled it: load the model without epcached; the next " +
 			"session may recompile it"
@@ -346,8 +346,8 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 	return d
 }
 
-// MaxRounds is how often a user's report that cannot be verified brings that user another build for
-// the same request.
+// MaxRounds is how often a user gets another build for the same request after a report that cannot
+// be checked.
 const MaxRounds = 2
 
 func retryReply(format string, args ...any) *wire.ReportReply {
@@ -362,8 +362,8 @@ func soundReply(text, hint string) *wire.ReportReply {
 }
 
 // record writes the decision to the log and the history, unless it repeats the last one for this
-// user: a flood of reports must not push other events out. The client's own words are for the log,
-// because they may contain paths.
+// user: because many reports must not displace other events. The client's text is only logged,
+// because it may contain paths.
 func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.ReportReply) {
 	outcome := d.Decision + ": " + d.Text
 	key := reportKey{from.owner, b.ID}
@@ -377,12 +377,12 @@ func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.Repo
 		d.Decision, d.Text))
 }
 
-// userWithholds are the builds that are withheld from single users, because they reported that they
-// do not load. They are kept in memory only: after a restart such a build is served, and reported,
-// again.
+// userWithholds has the builds that are withheld from single users who reported that they do not
+// load. It is in memory only: after a restart such a build is served again, and the user may report
+// it again.
 type userWithholds struct {
 	now   func() time.Time
-	total atomic.Int64 // how many there are: a hit looks no further when there are none
+	total atomic.Int64 // number of entries; while it is 0, a hit takes no lock
 	mu    sync.Mutex
 	known map[withholdKey]userWithhold // guarded by mu
 }
@@ -396,7 +396,7 @@ type userWithhold struct {
 	owner   uint32
 	request index.RequestKey
 	why     string
-	counts  bool // towards the quorum
+	counts  bool // counts towards the quorum
 	until   time.Time
 }
 
@@ -410,7 +410,7 @@ func newUserWithholds(now func() time.Time) *userWithholds {
 	return &userWithholds{now: now, known: make(map[withholdKey]userWithhold)}
 }
 
-// add withholds a build from a user; false: there are too many doubts already.
+// add withholds a build from a user. It reports false if the user has too many entries.
 func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string, counts bool) bool {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -427,7 +427,8 @@ func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string, coun
 	return true
 }
 
-// atLimit reports whether there may be no other of an owner's. The caller holds mu.
+// atLimit reports whether the owner or the table has no space for another entry. The caller holds
+// mu.
 func (ds *userWithholds) atLimit(owner uint32) bool {
 	own := 0
 	for _, d := range ds.known {
@@ -438,7 +439,7 @@ func (ds *userWithholds) atLimit(owner uint32) bool {
 	return own >= withholdsPerUser || len(ds.known) >= maxWithholds
 }
 
-// delete is called with mu held.
+// delete removes the entries that which selects. The caller holds mu.
 func (ds *userWithholds) delete(which func(withholdKey, userWithhold) bool) {
 	maps.DeleteFunc(ds.known, which)
 	ds.total.Store(int64(len(ds.known)))
@@ -464,8 +465,9 @@ func (ds *userWithholds) drop(id index.BuildID, uid uint32) {
 	ds.delete(func(k withholdKey, _ userWithhold) bool { return k == withholdKey{id, uid} })
 }
 
-// endForUser ends the doubt of a user after the build was tried with that user's runtime. Others
-// keep theirs, because they may have another runtime, but they no longer count towards the quorum.
+// endForUser removes a user's entry after the build was checked with that user's runtime. Entries
+// of other users remain, because these may have another runtime, but no longer count towards the
+// quorum.
 func (ds *userWithholds) endForUser(id index.BuildID, uid uint32) {
 	ds.drop(id, uid)
 	ds.mu.Lock()
@@ -478,14 +480,14 @@ func (ds *userWithholds) endForUser(id index.BuildID, uid uint32) {
 	}
 }
 
-// endForAll ends all doubts about a build after a trial.
+// endForAll removes all entries of a build after it was checked.
 func (ds *userWithholds) endForAll(id index.BuildID) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	ds.delete(func(k withholdKey, _ userWithhold) bool { return k.build == id })
 }
 
-// owners counts the distinct owners of doubts about the build that count.
+// owners counts the different users whose reports of the build count towards the quorum.
 func (ds *userWithholds) owners(id index.BuildID) int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -511,7 +513,8 @@ func (ds *userWithholds) countOfRequest(request index.RequestKey, uid uint32) in
 	return n
 }
 
-// ErrWithheld refuses to compile again for a user that reported its builds MaxRounds times.
+// ErrWithheld returns the error that refuses another compile to a user that has reported MaxRounds
+// builds of the request.
 func ErrWithheld(model string, key index.RequestKey) error {
 	return apierr.New(apierr.Stale, nil, "model %q: you reported that its builds do not load, "+
 		"which could not be verified", model).
