@@ -1,13 +1,16 @@
 // Package layer makes and reads layers: read-only stores below the daemon's own, in an image or on
 // another disk. A layer is a directory with
 //
-//	layer                                  names the manifests; written last
+// layer list of the manifests; written last
+//
 //	manifests/<2 digits>/<build id>        as in a store
-//	cards/<build id>                       the portable card, signed or not
+//
+// cards/<build id> the portable card, signed or unsigned
+//
 //	views/shared/<build id>/<build id>/... the files, to be served in place
 //
-// A build's id follows from its manifest, and the manifest from the card: two exports of the same
-// builds are the same files. Start reading at Source and Writer.
+// A build's id is derived from its manifest, and the manifest from the card, so two exports of the
+// same builds write equal files. Start reading at Source and Writer.
 package layer
 
 import (
@@ -41,23 +44,24 @@ const (
 // Source is a layer of the configuration.
 type Source struct {
 	Path string
-	// files of public keys, one of which has to have signed a build; none: the owner is trusted
+	// Trust has files of public keys. One of the keys must have signed a build. If there are none,
+	// the layer's owner is trusted.
 	Trust []string
-	// Revoked returns why a build does not count, "" if it does; nil: nothing is revoked.
+	// Revoked returns why a build is not served, "" if it is. If it is nil, no build is revoked.
 	Revoked func(keys []*portable.Key, keyIDs string, m portable.Digest, b portable.Hash) string
 }
 
-// Same reports whether both are configured alike.
+// Same reports whether both are configured equally.
 func (s Source) Same(other Source) bool {
 	return s.Path == other.Path && slices.Equal(s.Trust, other.Trust)
 }
 
-// Layer returns the layer in the terms of a store.
+// Layer converts the source to the store's type.
 func (s Source) Layer() layers.Source {
 	return layers.Source{Path: s.Path, List: listName, Read: s.read}
 }
 
-// read returns the builds of the layer, and what of it is not used.
+// read returns the builds of the layer, and for each build that is not used the reason.
 func (s Source) read() (builds []index.Build, refused []string, err error) {
 	ids, err := readList(s.Path)
 	var trust *portable.Trust
@@ -150,7 +154,7 @@ func (s Source) keys() (*portable.Trust, error) {
 	return trust, nil
 }
 
-// signed returns the build as a trusted key states it, whatever the manifest says.
+// signed returns the build as a trusted key's signature states it, without using the manifest.
 func (s Source) signed(id index.BuildID, trust *portable.Trust, now time.Time) (b index.Build,
 	err error) {
 	raw, err := readFile(filepath.Join(s.Path, "cards", id.String()), maxCard)
@@ -173,7 +177,7 @@ func (s Source) signed(id index.BuildID, trust *portable.Trust, now time.Time) (
 	return b, errors.New("its manifest is not the one that was signed")
 }
 
-// buildOf returns the build that answers the request, and its manifest, by what the card says.
+// buildOf returns the build that answers the request, and its manifest, both derived from the card.
 func buildOf(card *portable.Card, says *portable.Predicate, r portable.Request, keyID string) (
 	*index.Build, []byte, error) {
 	c := card.Config
@@ -222,15 +226,15 @@ func buildOf(card *portable.Card, says *portable.Predicate, r portable.Request, 
 	return b, manifest, err
 }
 
-// inImage reports whether a path is in an image that cannot be written to, whatever the owners are.
+// inImage reports whether a path is in an image that no user can write to.
 func inImage(path string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil &&
 		(st.Type == unix.SQUASHFS_MAGIC || st.Type == unix.EROFS_SUPER_MAGIC_V1)
 }
 
-// checkOwners refuses a layer that another user than root and the daemon's own may change, or
-// replace: its files run as code in every application.
+// checkOwners refuses a layer that a user other than root and the daemon's own could change or
+// replace, because its files run as code in every application.
 func checkOwners(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {

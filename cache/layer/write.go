@@ -25,7 +25,7 @@ type Writer struct {
 }
 
 // Create opens a directory for writing: a layer, or an empty or missing directory. All users may
-// read what is made, whatever the umask was.
+// read the files that are made, because Create clears those bits of the process's umask.
 func Create(dir string) (*Writer, error) {
 	unix.Umask(0o022)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -46,8 +46,8 @@ func Create(dir string) (*Writer, error) {
 	return w, nil
 }
 
-// Add writes a build of a bundle, once for each request that it answers. keyID is of the key that
-// signed it, "" for none.
+// Add writes a build of a bundle, once for each request that it answers. keyID is the id of the key
+// that signed it, "" if unsigned.
 func (w *Writer) Add(ctx context.Context, from *portable.Bundle, card *portable.Card,
 	says portable.Predicate,
 	keyID string) error {
@@ -88,8 +88,9 @@ func (w *Writer) Add(ctx context.Context, from *portable.Bundle, card *portable.
 	return nil
 }
 
-// makeFile makes a file that all may read and its directories, all at once, unless it is there: by
-// its name it has one content. It is a link to the file like it, where that is there.
+// makeFile makes a file that all may read, and its directories. The file appears complete or not at
+// all. If it exists, nothing is done, because its name determines its content. If the file like
+// exists, the new one is a link to that.
 func makeFile(path string, write func(*os.File) error, like string) (err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
@@ -114,7 +115,7 @@ func makeFile(path string, write func(*os.File) error, like string) (err error) 
 	return err
 }
 
-// Close writes the list, which names the builds.
+// Close writes the list of the builds.
 func (w *Writer) Close() error {
 	slices.Sort(w.ids)
 	w.ids = slices.Compact(w.ids)

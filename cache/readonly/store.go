@@ -1,4 +1,4 @@
-// Package readonly answers requests from a store that no daemon has, and writes nothing.
+// Package readonly answers requests from a store that no daemon has open, and never writes to it.
 package readonly
 
 import (
@@ -32,11 +32,11 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// Store is a store that no daemon has, opened read-only: that of a factory image, say. It answers
-// by the ordinary look-up, but it keeps no lock, writes nothing, starts no worker and compiles
-// nothing, and it hashes files whenever it serves them.
+// Store is a store that no daemon has open, for example in a factory image, opened read-only. It
+// answers with the daemon's look-up, but takes no lock, writes nothing, starts no worker and
+// compiles nothing, and it hashes the files each time it serves them.
 type Store struct {
-	Builds []index.Build // that it has
+	Builds []index.Build // all builds of the store
 
 	dir     string
 	uid     uint32 // of the caller
@@ -44,14 +44,15 @@ type Store struct {
 	store   *store.Store
 	models  *identity.Models
 	rights  *rights.Rights
-	reports *reports.Reports // none
+	reports *reports.Reports // an empty value, which look-ups need
 }
 
 // readableHint ends hints about files that the caller may not read.
 const readableHint = "can let others read it: chmod -R a+rX %s"
 
-// Open opens the store in the state directory dir read-only for the user uid. It fails where a
-// daemon has the store: ask that one. Problems returns what could not be read.
+// Open opens the store in the state directory dir read-only for the user uid. It fails if a daemon
+// has the store open, because the caller can ask that daemon. Problems lists what could not be
+// read.
 func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -85,7 +86,7 @@ func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
 	return s, nil
 }
 
-// Problems returns what of the store could not be read, a line each.
+// Problems lists the parts of the store that could not be read, one line each.
 func (s *Store) Problems() (lines []string) {
 	for _, p := range s.store.Index().Problems() {
 		lines = append(lines, fmt.Sprintf("%s: %s: %s", p.Kind, p.Object, p.Detail))
@@ -94,20 +95,20 @@ func (s *Store) Problems() (lines []string) {
 }
 
 // Find answers a request with the build that the store has for it, after hashing its files; its
-// outcome is Hit, or PassThrough for a model that is compiled already. Runtime.Directory may say
-// what the model will be loaded with: builds that these libraries made are optimal, all others
-// unknown, because nothing is run to find out. build narrows to builds with a key that begins so. A
-// *identity.NeedFilesError says which external data the request lacks.
+// outcome is Hit, or PassThrough for a model that is compiled already. Runtime.Directory may name
+// the libraries that the model will be loaded with. Builds of these libraries are optimal, and all
+// others unknown, because no library is run to judge them. build, unless empty, is the beginning of
+// the build key. A *identity.NeedFilesError says which external data the request lacks.
 //
-// The device that a request means, and so its key, is not known unless its execution provider is
-// asked. So a build fits that was made for the same request and for a device such as the request
-// names. Where several different ones do, the error is NotFound and lists them. A build with damage
-// is passed over with a warning, and its damage is the error where there is no other. Reading a
-// group's files suffices for one of its models: only a daemon knows more.
+// Without running an execution provider, the devices of a request and so its key are unknown.
+// Therefore a build fits if it was made for an equal request and for devices that the request may
+// mean. If different builds fit, Find fails with NotFound and lists them. It skips a damaged build
+// with a warning, and returns its damage as the error if no other build fits. A request for one
+// model of a group is answered if the caller may read the group's files.
 //
-// The answer's View is the caller's to close: it keeps a daemon that starts meanwhile from removing
-// the files. It is nil where the store has no sound view of the build, because a file of it is
-// packed or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
+// The caller closes the answer's View, which prevents a daemon that starts in the meantime from
+// removing the files. It is nil if the store has no intact view of the build, because a file is
+// packed or the image has no views. Then Open reads the files, and Unpack makes a view elsewhere.
 func (s *Store) Find(ctx context.Context, r *request.Request,
 	build string) (*request.Answer, error) {
 	at, err := request.NewAttempt(r, jobs.NewProgressReporter(nil, time.Now()))
@@ -161,8 +162,8 @@ func (s *Store) Find(ctx context.Context, r *request.Request,
 	return a, nil
 }
 
-// Open opens a file of the answer's build, whole or packed, for reading it once. Find has hashed
-// it; a caller that reads it later hashes it again.
+// Open opens a file of the answer's build, whole or packed, for reading it once. Find has verified
+// it; a caller that reads it later should verify it again.
 func (s *Store) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
 	from, err := s.store.Forms().OpenUnverified(f.Digest)
 	if err != nil {
@@ -174,19 +175,19 @@ func (s *Store) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
 	}{io.NewSectionReader(from, 0, from.Size()), from}, nil
 }
 
-// manifestJudge judges by what the builds' manifests say.
+// manifestJudge judges builds by their manifests only.
 type manifestJudge struct{}
 
-// IsKnown reports false: there is nothing to remember.
+// IsKnown reports false, because manifestJudge remembers no judgement.
 func (manifestJudge) IsKnown(*request.JudgeTarget, *index.Build) bool { return false }
 
-// LoadsAlone lets each group pass, because nothing is loaded here.
+// LoadsAlone accepts each group, because no worker loads it here.
 func (manifestJudge) LoadsAlone(context.Context, *request.JudgeTarget,
 	*index.Build) (compilers.CheckResult, error) {
 	return compilers.CheckResult{Outcome: compilers.Passed}, nil
 }
 
-// Judge judges a build by what its manifest says.
+// Judge judges a build by its manifest.
 func (manifestJudge) Judge(_ context.Context, a *request.JudgeTarget,
 	b *index.Build) (judge.Judgement, error) {
 	j := judge.Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.Runtime,
@@ -202,7 +203,7 @@ func (manifestJudge) Judge(_ context.Context, a *request.JudgeTarget,
 	return j, nil
 }
 
-// cannotServe returns the error for a build of which one file cannot be served.
+// cannotServe returns the error for a build with a file that cannot be served.
 func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 	name := fmt.Sprintf("build %.12s", b.BuildKey)
 	unit := name
@@ -228,19 +229,19 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 	return apierr.New(apierr.Internal, err, "%s: %s", name, f.Name)
 }
 
-// search is one look-up in a store that is only read, and why it found nothing so far.
+// search is one look-up, with the reasons why it has found nothing so far.
 type search struct {
 	*Store
-	build string // how the build's key begins
+	build string // beginning of the wanted build key
 
-	why     string   // no build fits
-	passed  error    // why the first that fits is not served; nil: none was passed over
-	several error    // different builds fit; nil: at most one does
-	notes   []string // one for each that was passed over
+	why     string   // why no build fits
+	passed  error    // why the first build that fits is not served; nil if none was skipped
+	several error    // the error if different builds fit
+	notes   []string // a warning for each skipped build
 }
 
 // libraries hashes the libraries of the runtime that the request names, without loading them. It
-// returns contents without a directory where the request names none.
+// returns empty contents if the request names no directory.
 func libraries(ctx context.Context, r *request.Request) (*runtimes.Content, error) {
 	rc := &runtimes.Content{Digests: make(map[string]cas.Digest)}
 	if r.Runtime.Directory == "" {
@@ -258,7 +259,8 @@ func libraries(ctx context.Context, r *request.Request) (*runtimes.Content, erro
 	return rc, nil
 }
 
-// withPlan is the attempt with a plan made without an execution provider, and the builds that fit.
+// withPlan returns the attempt with a plan that is made without running an execution provider, and
+// has the builds that fit.
 func (f *search) withPlan(ctx context.Context, at *request.Attempt) (_ *request.Attempt,
 	err error) {
 	p := &request.Plan{}
@@ -286,7 +288,7 @@ func (f *search) withPlan(ctx context.Context, at *request.Attempt) (_ *request.
 	return at.WithPlan(p), nil
 }
 
-// allOptions allows every option of the request: what an administrator once allowed is in the
+// allOptions allows every option of the request: options that an administrator permitted are in the
 // builds' records, and nothing is compiled here.
 func allOptions(r *request.Request) (all identity.Allowed) {
 	for _, ep := range r.EPs {
@@ -300,9 +302,9 @@ func allOptions(r *request.Request) (all identity.Allowed) {
 	return all
 }
 
-// matching lists the builds that were made for the request and may be served. Builds for all users,
-// the caller's own, and those of the store's owner are considered: what another user put is served
-// to no one else, even where file rights would let one read it.
+// matching lists the builds that were made for the request and may be served. It considers shared
+// builds, the caller's own, and those of the store's owner. Builds of other users are not served,
+// even if the file permissions let the caller read them.
 func (f *search) matching(wanted *identity.Record) (fitting []*index.Build) {
 	scopes := []string{rights.Shared, rights.OwnScope(rights.Peer{UID: f.uid}),
 		rights.OwnScope(rights.Peer{UID: f.owner})}
@@ -332,8 +334,9 @@ func (f *search) matching(wanted *identity.Record) (fitting []*index.Build) {
 	return fitting
 }
 
-// whyOtherMachine returns why a build may load here and fail when it is run: its execution provider
-// states no hardware, and the processor that it was made on is of another class, or not known.
+// whyOtherMachine returns why a build may load here but fail when it runs, "" if it should not: its
+// execution provider states no hardware, and the processor it was made on is unknown or of another
+// class.
 func whyOtherMachine(b *index.Build) string {
 	for i := range b.EPs {
 		ep := &b.EPs[i]
@@ -355,15 +358,15 @@ func whyOtherMachine(b *index.Build) string {
 	return ""
 }
 
-// areDifferent reports whether the builds are not all equal: which is meant is not known unless an
-// execution provider is run.
+// areDifferent reports whether the builds are not all equal, so that without running an execution
+// provider the wanted one is unknown.
 func areDifferent(builds []*index.Build) bool {
 	return slices.ContainsFunc(builds, func(b *index.Build) bool {
 		return b.BuildKey != builds[0].BuildKey
 	})
 }
 
-// ambiguousError names the builds that fit.
+// ambiguousError returns the error that lists several builds that fit.
 func (f *search) ambiguousError(model string, builds []*index.Build) error {
 	var lines []string
 	for _, b := range builds {
@@ -390,7 +393,7 @@ func (f *search) notePassed(b *index.Build, err error) {
 		b.Created.Format(time.RFC3339), err))
 }
 
-// notFoundError returns why there is no answer.
+// notFoundError returns the error of a search without an answer.
 func (f *search) notFoundError(r *request.Request) error {
 	hint := "a daemon compiles it: omit --state"
 	if f.build != "" {

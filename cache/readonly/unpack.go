@@ -21,17 +21,17 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// lease hashes the build's files: those of a view of the store, or where that has no sound one the
-// blobs, whole or packed, and then the answer has no view. Which view is a build's only the
-// database knows, so views are found by the graph's name, which is made of the build key. Where
-// this user may not list the views there are none.
+// lease verifies the build's files: those of a view if the store has an intact one, otherwise the
+// blobs, whole or packed. In the second case the answer has no view. Only the database knows which
+// view belongs to a build, so views are found by the graph's name, which contains the build key. If
+// this user may not list the views, none is found.
 func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build,
 	_ func(string)) (*request.Answer, error) {
 	a := &request.Answer{Build: b, Graph: b.Graph}
 	graph := "/" + filepath.FromSlash(b.Graph)
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 	dir := filepath.Join(s.dir, "views", views.ScopeDir(b.Scope))
-	// the pattern is sound
+	// the pattern is always valid
 	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph))
 	unsound := func([]index.File) error { return cas.ErrNotFound }
 	for _, path := range found {
@@ -47,15 +47,16 @@ func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build,
 	return a, nil
 }
 
-// lockView puts the view with the files in directory into the answer, and holds it against its
-// removal. fill is called with the files that are missing or damaged.
+// lockView puts the view with the files in directory into the answer, and takes a lease, so that it
+// is not removed. It calls fill with the files that are missing or damaged.
 func lockView(ctx context.Context, a *request.Answer, dir string,
 	fill func(lacking []index.File) error) error {
 	view, err := os.Open(filepath.Dir(dir))
 	if err != nil {
 		return err
 	}
-	_ = flock.Lease(view) // a file system without locks: nothing would be removed there
+	// fails on a file system without locks, where no daemon removes files either
+	_ = flock.Lease(view)
 	lacking := slices.DeleteFunc(slices.Clone(a.Build.Files), func(f index.File) bool {
 		path := filepath.Join(dir, filepath.FromSlash(f.Name))
 		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() ||
@@ -79,12 +80,12 @@ func lockView(ctx context.Context, a *request.Answer, dir string,
 	return nil
 }
 
-// Unpack gives an answer that has no view one below the directory dir, outside the store, which is
-// made for this user alone. A view's path is made of its files' digests, so what an earlier call
-// has left there is hashed and taken. Nothing there is synced, and all of it may be deleted at any
-// time: the view holds its directory against other calls, which remove what is not held when it was
-// not used for a month, or when space is needed. progress, which may be nil, receives bytes; its
-// calls do not overlap. Of errors NotAllowed and NoSpace are the directory's: another may do.
+// Unpack makes a view for an answer that has none. The view is below dir, a directory outside the
+// store that only this user may access. Its path contains the digests of the files, so the files of
+// an earlier call are verified and reused. They are not synced, and may be deleted at any time. A
+// lease keeps the view from being removed by other calls, which remove views that were not used for
+// a month, or to make space. progress, which may be nil, is told bytes; its calls do not overlap.
+// The errors NotAllowed and NoSpace concern dir, so the caller may try another directory.
 func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string,
 	progress func(done, total int64)) error {
 	if a.View != nil || a.Build == nil {
@@ -112,10 +113,11 @@ func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string,
 	return err
 }
 
-// idleUnpacked is how long what was unpacked is kept for the next call.
+// idleUnpacked is how long unused views are kept for a later call.
 const idleUnpacked = 30 * 24 * time.Hour
 
-// makePrivateDir makes the directory. One that others may write is refused: its files run as code.
+// makePrivateDir makes the directory. It refuses one that other users may write to, because its
+// files run as code.
 func makePrivateDir(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
@@ -131,9 +133,9 @@ func makePrivateDir(dir string) error {
 	return err
 }
 
-// sweepUnpacked removes what no process holds and was not used for so long.
+// sweepUnpacked removes views without a lease that were not used for the time idle.
 func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
-	all, _ := os.ReadDir(dir) // of what cannot be read nothing is removed
+	all, _ := os.ReadDir(dir) // unreadable entries are not removed
 	for _, e := range all {
 		path := filepath.Join(dir, e.Name())
 		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < idle {
@@ -147,8 +149,8 @@ func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
 	return removed
 }
 
-// unpack writes those of the build's files that the view lacks, each under another name until it is
-// verified. Calls for the same build at the same time write the same.
+// unpack writes the build's files that the view lacks, each under a temporary name until it is
+// verified. Concurrent calls for the same build write equal files.
 func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string,
 	progress func(done, total int64)) error {
 	var content []byte
@@ -161,7 +163,7 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string,
 		return err
 	}
 	now := time.Now()
-	// otherwise it is removed earlier than it has to be
+	// best effort: without it, the view is removed early
 	_ = os.Chtimes(filepath.Dir(directory), now, now)
 	return lockView(ctx, a, directory, func(lacking []index.File) error {
 		var done, total int64
@@ -189,7 +191,7 @@ func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string,
 	})
 }
 
-// copyTo writes a file of the build under its name, when it is verified.
+// copyTo writes a file of the build, and renames it to its name when it is verified.
 func (s *Store) copyTo(ctx context.Context, b *index.Build, f index.File, path string,
 	progress func(done, total int64)) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

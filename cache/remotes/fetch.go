@@ -24,20 +24,20 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Ask is a request that may be answered from a remote.
+// Ask is a request for which the remotes may be queried.
 type Ask struct {
 	*request.Attempt
-	Estimate time.Duration // of its compile; 0: not known
-	Least    time.Duration // compiles that take less are not worth a look-up
-	// Progress is called with how far a fetch is, and the time left, 0 where it is not known.
+	Estimate time.Duration // expected time of the compile; 0: unknown
+	Least    time.Duration // no look-up for compiles that take less
+	// Progress is called with the progress of a fetch, and the time left, 0 if unknown.
 	Progress func(done, total int64, left time.Duration)
-	Refresh  bool // look although a remote did not have the build lately
-	Patient  bool // no compile waits for this: it may take as long as bytes arrive
+	Refresh  bool // ignore the negative cache
+	Patient  bool // no compile waits, so a fetch may go on while bytes arrive
 
 	began time.Time
 }
 
-// whyNot returns why no remote is asked, "" if they are.
+// whyNot returns why no remote is queried, "" if they are.
 func (a *Ask) whyNot() string {
 	switch {
 	case a.Scope != rights.Shared:
@@ -50,13 +50,13 @@ func (a *Ask) whyNot() string {
 	return ""
 }
 
-// The rules that end a transfer: no byte for so long, and how often they are looked at.
+// A transfer ends if no byte arrives for stalledAfter. The rules are checked at an interval.
 const (
 	stalledAfter = 5 * time.Second
 	watchEvery   = 100 * time.Millisecond
 )
 
-// mayLose is the time that a request may lose to a remote.
+// mayLose returns how much time a fetch that fails may cost the request.
 func (a *Ask) mayLose(r *Remote) time.Duration {
 	switch {
 	case a.Patient:
@@ -67,8 +67,8 @@ func (a *Ask) mayLose(r *Remote) time.Duration {
 	return r.LoseAtMost
 }
 
-// Fetch looks for the build at the remotes, and stores the first one that suits; nil: there is
-// none. Errors are noted for Explain, and end nothing.
+// Fetch queries the remotes for the build, and stores the first one that suits. It returns nil if
+// there is none. Errors are recorded for Explain, and the next remote is queried.
 func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
 	all := rs.all()
 	if !rs.Asks(a) {
@@ -95,7 +95,7 @@ func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
 	return nil
 }
 
-// Asks reports whether any remote would be asked.
+// Asks reports whether any remote would be queried.
 func (rs *Remotes) Asks(a *Ask) bool {
 	return a.whyNot() == "" && slices.ContainsFunc(rs.all(), func(r Remote) bool {
 		return r.Ask && (a.Refresh || !rs.knownMissing(&r, a.Plan.BuildKey))
@@ -109,13 +109,13 @@ func (rs *Remotes) Concerns(a *Ask) bool {
 	})
 }
 
-// knownMissing reports whether the remote said lately that it does not have the build.
+// knownMissing reports whether the negative cache has the build for this remote.
 func (rs *Remotes) knownMissing(r *Remote, build index.BuildKey) bool {
 	o, _ := rs.looked.Load().Load(looked{r.Name, build})
 	return rs.Now().Before(o.until)
 }
 
-// fetchFrom asks one remote.
+// fetchFrom queries one remote, and stores the build if it suits.
 func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Build {
 	budget := min(cmp.Or(r.Connect, remote.DefaultConnect), a.mayLose(r))
 	var both sync.WaitGroup
@@ -143,7 +143,7 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 	return nil
 }
 
-// lookUp returns the card of the build, or those of builds that answer the same request.
+// lookUp returns the card of the build, or the cards of builds that answer the same request.
 func (rs *Remotes) lookUp(ctx context.Context, r *Remote, a *Ask,
 	budget time.Duration) ([][]byte, error) {
 	began := rs.Now()
@@ -155,14 +155,15 @@ func (rs *Remotes) lookUp(ctx context.Context, r *Remote, a *Ask,
 		if why == nil {
 			return other, nil
 		}
-		if !errors.Is(why, remote.ErrUnsupported) { // to list is not
+		if !errors.Is(why, remote.ErrUnsupported) { // remotes that cannot list are not an error
 			err = why
 		}
 	}
 	return cards, err
 }
 
-// take fetches and stores the build of a card, if it suits. No build and no error: it is here.
+// take fetches and stores the build of a card, if it suits. It returns neither build nor error if
+// the build is stored already.
 func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*index.Build, error) {
 	im := &claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust,
 		Threshold: r.Threshold, Name: a.Name}
@@ -209,7 +210,7 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		return nil, err
 	}
 	for i, f := range c.Config.Files {
-		file, err := os.Open(files[i].Name()) // for reading, as files that are put
+		file, err := os.Open(files[i].Name()) // reopened for reading only, as a put requires
 		if err != nil {
 			return nil, err
 		}
@@ -234,7 +235,7 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 	return out.Build, nil
 }
 
-// refused counts a card or a build that may not be used, and says why.
+// refused counts a refused card or build, and returns the reason as an error.
 func (rs *Remotes) refused(r *Remote, out *claims.Imported) error {
 	if out.Outcome == claims.Refused {
 		rs.figuresOf(r.Name).refused.Add(1)
@@ -257,9 +258,9 @@ func stageFiles(dir string, all []portable.File) (files []*os.File, err error) {
 	return files, nil
 }
 
-// isWritten reports whether the helper is done with the files, so that they need not be copied: it
-// may lie, and write to what was checked, or have taken more of the disk than the files have bytes.
-// As another user it can open none of them again.
+// isWritten reports whether the helper cannot write to the files any more, so that they need not be
+// copied. The daemon does not trust the helper: it might change files after the check, or allocate
+// more of the disk than their sizes say. It runs as another user, so it cannot open them again.
 func (rs *Remotes) isWritten(files []claims.PutFile) bool {
 	return !slices.ContainsFunc(files, func(f claims.PutFile) bool {
 		var st unix.Stat_t
@@ -271,7 +272,8 @@ func (rs *Remotes) isWritten(files []claims.PutFile) bool {
 	})
 }
 
-// transfer fetches the files of a build. It gives up when that no longer pays, see stopLoss.
+// transfer fetches the files of a build. It stops when the transfer no longer saves time, see
+// stopLoss.
 func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.Card,
 	files []*os.File) error {
 	ctx, stop := context.WithCancelCause(ctx)
@@ -316,13 +318,14 @@ func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.
 	return err
 }
 
-// Seeds of each file, and of a build: the helper reads them all.
+// Bounds of the seeds of each file and of a build, because the helper reads them all.
 const (
 	seedsOfFile = 2
 	maxSeeds    = 16
 )
 
-// seeds opens what this machine has of the bytes of a build.
+// seeds opens files of this machine that share bytes with the build, so that these need not be
+// transferred.
 func (rs *Remotes) seeds(ctx context.Context, c *portable.Card) (files []*os.File) {
 	for _, sketch := range c.Config.Sketches {
 		if n := min(seedsOfFile, maxSeeds-len(files)); n > 0 && len(sketch) > 0 {
@@ -332,12 +335,12 @@ func (rs *Remotes) seeds(ctx context.Context, c *portable.Card) (files []*os.Fil
 	return files
 }
 
-// stopLoss decides when a transfer no longer pays.
+// stopLoss decides when a transfer no longer saves time.
 type stopLoss struct {
 	began time.Time
 	ask   *Ask
-	may   time.Duration           // that the request may lose
-	last  atomic.Pointer[arrival] // of bytes
+	may   time.Duration           // the time that the request may lose
+	last  atomic.Pointer[arrival] // the last arrival of bytes
 }
 
 type arrival struct {
@@ -355,7 +358,7 @@ func (s *stopLoss) arrived(at time.Time, p remote.Progress) {
 	}
 }
 
-// left is the time that the rest takes at the rate until now, 0 where that is not known.
+// left returns the time that the rest takes at the average rate so far, 0 if unknown.
 func (s *stopLoss) left(now time.Time) time.Duration {
 	p := s.last.Load()
 	if p.Done <= 0 {
@@ -364,7 +367,7 @@ func (s *stopLoss) left(now time.Time) time.Duration {
 	return time.Duration(float64(now.Sub(s.began)) * float64(p.Total-p.Done) / float64(p.Done))
 }
 
-// whyStop returns why the transfer is given up, "" if it goes on. A transfer that is on course to
+// whyStop returns why the transfer is stopped, "" if it continues. A transfer that is expected to
 // take less than a quarter of the compile may take longer than lose_at_most.
 func (s *stopLoss) whyStop(now time.Time) string {
 	spent, p := now.Sub(s.ask.began), s.last.Load()
@@ -386,7 +389,7 @@ func (s *stopLoss) whyStop(now time.Time) string {
 	return ""
 }
 
-// textOf is an error's text without the remote's name, which is reported with it.
+// textOf returns an error's text without the remote's name, which is shown beside it.
 func textOf(err error) string {
 	if e, is := errors.AsType[*remote.Error](err); is {
 		return e.Text

@@ -12,27 +12,27 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// Leases of a fleet. A machine that waits for another one looks for its card in growing intervals,
-// which add a fifth to the wait at most.
+// Leases of a fleet. A machine that waits for another one polls for its card. The intervals grow
+// with the wait, so that polling adds at most a fifth to it.
 const (
-	shortestTTL   = time.Second // of a lease that is not renewed
+	shortestTTL   = time.Second // lease time to live, unless renewed
 	longestTTL    = 15 * time.Second
 	firstPoll     = 250 * time.Millisecond
 	longestPoll   = 5 * time.Second
-	unknownLength = 20 * time.Second // of a compile, where this machine has no estimate
-	maxHolders    = 3                // of a lease, one after the other, that are waited for
-	leaseBudget   = 2 * time.Second  // of one call, in the background
+	unknownLength = 20 * time.Second // assumed time of a compile without an estimate
+	maxHolders    = 3                // successive holders of a lease that a request waits for
+	leaseBudget   = 2 * time.Second  // time of one call in the background
 	publishBudget = 30 * time.Second
-	// after that others may compile what this machine did not publish
+	// A lease ends this long after the compile even if the build was not published.
 	publishWithin = 5 * time.Minute
 )
 
-// heldLease is that of a build that this machine compiles for the fleet.
-type heldLease struct{ stop func() } // ends the renewal, and gives it back
+// heldLease is the lease of a build that this machine compiles for the fleet.
+type heldLease struct{ stop func() } // stops the renewal and releases the lease
 
-// Begin fetches the build, or waits for another machine of the fleet that compiles it. Without a
-// build the caller compiles, and then calls end, with whether the build is stored, because other
-// machines wait for that.
+// Begin fetches the build, or waits for another machine of the fleet that compiles it. If it
+// returns no build, the caller compiles and then calls end, unless it is nil, because other
+// machines wait for that. stored says whether there is a build.
 func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(stored bool)) {
 	if b = rs.Fetch(ctx, a); b != nil {
 		return b, nil
@@ -42,7 +42,7 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 	for i := range all {
 		r := &all[i]
 		if !r.Lease || !r.Ask || a.whyNot() != "" || !rs.knownMissing(r, a.Plan.BuildKey) {
-			continue // or it does not answer
+			continue // no lease, or the remote does not answer
 		}
 		b, ours := rs.acquireLease(ctx, r, a)
 		if b != nil {
@@ -55,16 +55,17 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 	return nil, end
 }
 
-// leaseWait is how long a machine waits for the holders of a lease: for each until its compile is
-// expected to end, and half of its own estimate more, in which one that died is noticed.
+// leaseWait decides how long a machine waits for the holders of a lease: for each until its compile
+// is expected to end, and half of this machine's own estimate longer, because a holder may have
+// died.
 type leaseWait struct {
-	own     time.Duration // the own estimate
+	own     time.Duration // this machine's own estimate
 	until   time.Time
-	taken   time.Time // when the holder took the lease
+	taken   time.Time // when the current holder took the lease
 	holders int
 }
 
-// held records that a machine holds the lease now.
+// held records the current holder of the lease.
 func (t *leaseWait) held(now time.Time, l *remote.Lease) {
 	if taken := now.Add(-l.Age); t.holders == 0 ||
 		t.holders < maxHolders && taken.Sub(t.taken) > shortestTTL {
@@ -74,14 +75,14 @@ func (t *leaseWait) held(now time.Time, l *remote.Lease) {
 	}
 }
 
-// acquireLease takes the lease, or returns the build that its holder published meanwhile. Without
-// either the caller compiles without a lease. A machine that does not publish takes none, and only
-// waits for those that do.
+// acquireLease takes the lease, or waits and returns the build that its holder published. If it
+// returns neither, the caller compiles without a lease. A machine that does not publish takes no
+// lease, and only waits for those that do.
 func (rs *Remotes) acquireLease(ctx context.Context, r *Remote, a *Ask) (*index.Build, func(bool)) {
 	t := &leaseWait{own: cmp.Or(a.Estimate, unknownLength)}
 	ask := remote.LeaseRequest{Key: portable.Hash(a.Plan.BuildKey), Holder: rand.Text(),
 		Look: !r.Publish, Estimate: a.Estimate,
-		// others take it over before they have waited long enough
+		// short enough that a dead holder's lease expires before the others stop waiting
 		TTL: min(max(t.own/8, shortestTTL), longestTTL)}
 	for wait := firstPoll; ; wait = min(wait*6/5, longestPoll) {
 		l, err := rs.lease(ctx, r, ask)
@@ -90,7 +91,7 @@ func (rs *Remotes) acquireLease(ctx context.Context, r *Remote, a *Ask) (*index.
 			return nil, nil
 		case l.State == remote.Granted:
 			end := rs.renewLease(r, ask, a.Plan.BuildKey)
-			// Its last holder may have published between the look-up and the lease.
+			// The previous holder may have published between the look-up and the lease.
 			if b := rs.lookUpAgain(ctx, r, a); b != nil {
 				end(false)
 				return b, nil
@@ -101,7 +102,7 @@ func (rs *Remotes) acquireLease(ctx context.Context, r *Remote, a *Ask) (*index.
 		if t.holders == 0 {
 			rs.figuresOf(r.Name).waited.Add(1)
 		}
-		if err == nil { // else it holds as before
+		if err == nil { // on an error the wait continues as before
 			t.held(rs.Now(), &l)
 		}
 		left := t.until.Sub(rs.Now())
@@ -127,7 +128,7 @@ func (rs *Remotes) lease(ctx context.Context, r *Remote,
 	return rs.Client.Lease(ctx, r.Name, l)
 }
 
-// lookUpAgain looks for the build again. Bytes of a new card do not count to what the request lost.
+// lookUpAgain repeats the look-up. The time of a transfer that follows is bounded anew by mayLose.
 func (rs *Remotes) lookUpAgain(ctx context.Context, r *Remote, a *Ask) *index.Build {
 	unlock, err := rs.fetching.Lock(ctx, a.Plan.BuildKey)
 	if err != nil {
@@ -139,7 +140,7 @@ func (rs *Remotes) lookUpAgain(ctx context.Context, r *Remote, a *Ask) *index.Bu
 	return rs.fetchFrom(ctx, r, &once)
 }
 
-// renewLease renews the lease until the build is published, or will not be.
+// renewLease renews the lease until the build is published or known not to be.
 func (rs *Remotes) renewLease(r *Remote, ask remote.LeaseRequest,
 	build index.BuildKey) (end func(stored bool)) {
 	ctx, stop := context.WithCancel(context.Background())
@@ -159,7 +160,8 @@ func (rs *Remotes) renewLease(r *Remote, ask remote.LeaseRequest,
 				}
 				return
 			case <-tick.C:
-				_, _ = rs.lease(ctx, &to, ask) // otherwise others compile too
+				// best effort: if it fails, other machines compile too
+				_, _ = rs.lease(ctx, &to, ask)
 			}
 		}
 	})
@@ -172,8 +174,8 @@ func (rs *Remotes) renewLease(r *Remote, ask remote.LeaseRequest,
 	}
 }
 
-// endLease lets other machines compile the build. only: unless it is another lease by now; may be
-// nil.
+// endLease releases the lease on the build, so that other machines may compile it. With only it
+// does so only if that is the current lease.
 func (rs *Remotes) endLease(build index.BuildKey, only *heldLease) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -187,7 +189,7 @@ func (rs *Remotes) endLease(build index.BuildKey, only *heldLease) {
 
 const private = "it is private"
 
-// mayLeave returns why a build is not published, "" if it is.
+// mayLeave returns why a build must not leave the machine, "" if it may.
 func (rs *Remotes) mayLeave(b *index.Build) string {
 	switch {
 	case b.Scope != rights.Shared:

@@ -20,22 +20,23 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// The queue of builds to be published, and how often one is tried.
+// Bounds of the queue of builds to publish, and of retries.
 const (
 	maxQueued    = 256
 	publishTries = 3
 	firstBackoff = 2 * time.Second
 	busyPause    = 250 * time.Millisecond
-	queueKey     = "publish:queue" // of the memo that outlives the daemon
-	epochKey     = "publish:epoch" // of a memo too: the last epoch whose cards were renewed
-	renewEvery   = time.Hour       // how often a new epoch is noticed
+	queueKey     = "publish:queue" // key of the memo that persists the queue
+	epochKey     = "publish:epoch" // key of the memo with the last epoch whose cards were renewed
+	renewEvery   = time.Hour       // interval of checks for a new epoch
 
-	// validFor is how long a card counts: see the lifecycle rules in doc/sharing.md.
+	// validFor is how long a card is valid after signing: see the lifecycle rules in
+	// doc/sharing.md.
 	validFor = 60 * 24 * time.Hour
 )
 
-// NotePublished has a build that was stored copied to the remotes that are configured for it. One
-// that was fetched from them is renewed there.
+// NotePublished queues a stored build for the remotes that are configured for publishing. If it was
+// fetched from a remote, its card is renewed there.
 func (rs *Remotes) NotePublished(b *index.Build) {
 	fetched := b.Scope == rights.Shared && b.Imported.Remote != ""
 	if !rs.publishes() || rs.mayLeave(b) != "" && !fetched {
@@ -53,14 +54,14 @@ func (rs *Remotes) NotePublished(b *index.Build) {
 	}
 }
 
-// saveQueue writes the queue down, where it may be lost. The caller holds mu.
+// saveQueue persists the queue, best effort. The caller holds mu.
 func (rs *Remotes) saveQueue() {
 	if err := memo.Save(&rs.Store.Index().Memos, queueKey, rs.queue); err != nil {
 		rs.Log.Warn("the queue of builds to publish is not kept over a restart", "error", err)
 	}
 }
 
-// Run publishes what is queued, and renews what is used, until the context ends.
+// Run publishes queued builds, and renews the cards of builds in use, until the context ends.
 func (rs *Remotes) Run(ctx context.Context) {
 	if rs.Client == nil {
 		return
@@ -95,14 +96,15 @@ func (rs *Remotes) Run(ctx context.Context) {
 	}
 }
 
-// publishQueued publishes one build to all remotes, and takes it out of the queue.
+// publishQueued publishes one build to all remotes, and removes it from the queue.
 func (rs *Remotes) publishQueued(ctx context.Context, id index.BuildID) {
 	b, err := rs.Store.Index().Get(id)
 	for _, r := range rs.all() {
-		if err != nil || !r.Publish { // an error: it was removed meanwhile
+		if err != nil || !r.Publish { // on an error the build was removed in the meantime
 			continue
 		}
-		for rs.Busy() && !rs.holdsLease(b.BuildKey) { // of the fleet, others wait for it
+		// other machines of the fleet wait for a leased build
+		for rs.Busy() && !rs.holdsLease(b.BuildKey) {
 			if sleep(ctx, busyPause) != nil {
 				return
 			}
@@ -159,7 +161,7 @@ func (rs *Remotes) notPublished(r *Remote, b *index.Build, why error) {
 	rs.figuresOf(r.Name).failure.Store(&reason)
 }
 
-// Published says what became of a build that was to be published.
+// Published is the outcome of publishing a build.
 type Published string
 
 // Exists: the remote has a card of the build already.
@@ -179,7 +181,7 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 	switch there, err := rs.renew(ctx, r, b); {
 	case err != nil:
 		return "", err
-	case there && !last.bad: // otherwise blobs may be missing
+	case there && !last.bad: // a bad card may lack blobs, so they are put again
 		rs.figuresOf(r.Name).failure.Store(nil)
 		return Exists, nil
 	case why != "":
@@ -221,12 +223,12 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 	return Created, nil
 }
 
-// putCard puts a card. One of the same manifest that is there gets the signature in addition. One
-// of another manifest stays, unless it is revoked.
+// putCard puts a card. If the remote has a card with the same manifest, this signature is added to
+// it. A card with another manifest is kept, unless it is revoked.
 func (rs *Remotes) putCard(ctx context.Context, r *Remote, b *index.Build,
 	card *portable.Card) (put remote.Put, err error) {
 	keys := keysOf(b)
-	for range 3 { // another publisher may do the same
+	for range 3 { // retry, because another publisher may replace the card at the same time
 		raw := card.Raw
 		cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(keys.Build), publishBudget)
 		if err == nil {
@@ -245,7 +247,7 @@ func (rs *Remotes) putCard(ctx context.Context, r *Remote, b *index.Build,
 	return remote.Exists, nil
 }
 
-// combined returns the card that takes the place of one that is there, nil: that stays.
+// combined returns the card that replaces the one at the remote, nil if that is kept.
 func (rs *Remotes) combined(r *Remote, there []byte, card *portable.Card) []byte {
 	old, err := portable.ParseCard("card", there)
 	if err != nil {
@@ -261,8 +263,8 @@ func (rs *Remotes) combined(r *Remote, there []byte, card *portable.Card) []byte
 	return card.Raw
 }
 
-// renew has the current epoch keep the card of a build that is used, signed again by this daemon if
-// it signed the card before. It reports whether the remote has a card of the build that counts.
+// renew puts the card of a build in use into the current epoch, and signs it again if this daemon
+// had signed it. It reports whether the remote has a valid card of the build.
 func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, error) {
 	keys := keysOf(b)
 	cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(keys.Build), publishBudget)
@@ -275,7 +277,7 @@ func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, 
 	raw, now := cards[0], rs.Now()
 	card, err := portable.ParseCard("card", raw)
 	if err != nil {
-		return false, nil // another one takes its place, in the next epoch
+		return false, nil // revoked or invalid; publishing replaces it
 	}
 	if signer, err := r.signer(); err != nil {
 		return true, nil
@@ -294,12 +296,12 @@ func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, 
 	}
 	_, err = rs.Client.Renew(ctx, r.Name, keys, raw)
 	if errors.Is(err, remote.ErrMissing) {
-		return false, nil // a blob
+		return false, nil // a blob is missing
 	}
 	return err == nil, err
 }
 
-// renewUsed renews the builds that are used here, once in each epoch.
+// renewUsed renews the cards of builds that this machine uses, once in each epoch.
 func (rs *Remotes) renewUsed(ctx context.Context) {
 	now, memos := rs.Now(), &rs.Store.Index().Memos
 	if done, _ := memo.Recall[int64](memos, epochKey); done == remote.Epoch(now) ||
@@ -321,7 +323,8 @@ func (rs *Remotes) renewUsed(ctx context.Context) {
 			}
 		}
 	}
-	if ctx.Err() == nil && !errors.Is(err, remote.ErrUnreachable) { // else all of them later
+	// otherwise all are renewed later
+	if ctx.Err() == nil && !errors.Is(err, remote.ErrUnreachable) {
 		err = memo.Save(memos, epochKey, remote.Epoch(now))
 	}
 	if ctx.Err() == nil && err != nil {
@@ -338,10 +341,10 @@ func keysOf(b *index.Build) remote.CardKeys {
 		Requests: []portable.Hash{portable.Hash(b.RequestKey)}}
 }
 
-// expiry is until when a card counts that is signed now.
+// expiry returns the expiry date of a card that is signed now.
 func expiry(now time.Time) time.Time { return now.Add(validFor).UTC().Truncate(time.Second) }
 
-// signer reads the key that signs what is published.
+// signer reads the key that signs published cards.
 func (r *Remote) signer() (*portable.Signer, error) {
 	if r.SigningKey == "" {
 		return nil,
@@ -412,7 +415,7 @@ func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, dir string,
 	var blobs []remote.Blob
 	defer func() {
 		for _, b := range blobs {
-			_ = b.File.Close() // opened for reading only
+			_ = b.File.Close() // opened for reading, so no data can be lost
 		}
 	}()
 	for _, path := range paths {

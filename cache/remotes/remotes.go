@@ -1,11 +1,11 @@
-// Package remotes is the daemon's half of stores that machines share: it asks them for a build
-// before that is compiled, copies builds of its own to them, and has one machine of a fleet compile
-// for all.
+// Package remotes is the daemon's side of stores that machines share. It queries them for a build
+// before that is compiled, publishes the daemon's builds to them, and lets one machine of a fleet
+// compile for all.
 //
-// The bytes are moved by package remote, whose helper process is not trusted. This package decides
-// whether a remote is asked, for how long a request waits, and which signatures count; what was
-// fetched passes the intake of an import. It never makes a request fail: without a remote the
-// request compiles. Start reading at Remotes.Begin and Remotes.NotePublished.
+// Package remote transfers the bytes, in a helper process that is not trusted. This package decides
+// whether a remote is queried, how long a request waits, and which signatures count. Fetched builds
+// are checked like imports. A remote never makes a request fail, because without it the request
+// compiles. Start reading at Remotes.Begin and Remotes.NotePublished.
 package remotes
 
 import (
@@ -32,16 +32,16 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Remote is one remote as it is configured.
+// Remote is the configuration of one remote.
 type Remote struct {
 	remote.Config
-	Trust      []string // files with the keys whose signatures count
-	Threshold  int      // different keys that have to have signed a build; 0: one
-	Ask        bool     // before a compile
-	Publish    bool     // shared builds
-	Lease      bool     // one machine compiles for all
+	Trust      []string // files with the trusted keys
+	Threshold  int      // how many different keys must have signed a build; 0: one
+	Ask        bool     // query it before a compile
+	Publish    bool     // publish shared builds to it
+	Lease      bool     // use leases, so that one machine compiles for all
 	LoseAtMost time.Duration
-	SigningKey string // file with the key that signs what is published
+	SigningKey string // file with the key that signs published cards
 }
 
 // Client makes calls to remotes. *remote.Client is one.
@@ -66,43 +66,43 @@ type Client interface {
 	Close() error
 }
 
-// Options say what Remotes work with.
+// Options are the dependencies of Remotes.
 type Options struct {
 	Client  Client
-	Remotes func() []Remote // those in effect, in the order in which they are asked
-	UID     uint32          // the daemon's
+	Remotes func() []Remote // the remotes in effect, in the order of queries
+	UID     uint32          // the daemon's user
 	Store   *store.Store
 	Trust   *trust.Documents
 	Now     func() time.Time
 	Log     *slog.Logger
 
-	// Import stores what was fetched, or says without files what would become of it.
+	// Import stores a fetched build. Without files it returns the outcome that it would have.
 	Import func(context.Context, request.Peer, *claims.Import,
 		func(request.Progress)) (*claims.Imported, error)
-	// Export returns what is known of a shared build, and a lease on its view.
+	// Export returns the description of a shared build, and a lease on its view.
 	Export func(context.Context, *index.Build) (*wire.ExportReply, *os.File, error)
-	// MayPublish reports whether what the user put for all users may leave the machine.
+	// MayPublish reports whether shared builds that this user put may leave the machine.
 	MayPublish func(uid uint32) bool
 	// Busy reports whether a request waits for a compile.
 	Busy func() bool
 }
 
-// Remotes are all remotes. The zero Client means that there are none, ever.
+// Remotes has all remotes. If Client is nil there are never any.
 type Remotes struct {
 	Options
 
 	fetching keyed.Locks[index.BuildKey]   // one fetch of a build at a time
-	reading  keyed.Locks[string]           // of trust documents, by remote
-	looked   atomic.Pointer[outcomes]      // what look-ups came to
+	reading  keyed.Locks[string]           // one read of trust documents at a time, by remote
+	looked   atomic.Pointer[outcomes]      // outcomes of look-ups
 	mu       sync.Mutex                    // guards the fields below
 	figures  map[string]*figures           // by remote
-	leases   map[index.BuildKey]*heldLease // that this machine holds
-	renewing sync.WaitGroup                // of leases
-	queue    []index.BuildID               // to be published, the oldest first
+	leases   map[index.BuildKey]*heldLease // leases that this machine holds
+	renewing sync.WaitGroup                // goroutines that renew leases
+	queue    []index.BuildID               // builds to publish, the oldest first
 	wake     chan struct{}
 }
 
-// looked names a look-up.
+// looked identifies a look-up.
 type looked struct {
 	remote string
 	build  index.BuildKey
@@ -110,22 +110,22 @@ type looked struct {
 
 type outcomes = memo.Table[looked, outcome]
 
-// outcome is what a look-up came to, and until when it is not repeated.
+// outcome is the result of a look-up, and until when it is not repeated.
 type outcome struct {
 	text  string
 	at    time.Time
-	until time.Time // the negative cache; zero: it may be repeated at once
-	bad   bool      // the remote has the build, and it could not be used
+	until time.Time // the negative cache: no repetition before; zero: no wait
+	bad   bool      // the remote has the build, but it cannot be used
 }
 
-// The negative cache: how long a remote is not asked again for a build that it does not have, give
-// or take a quarter, and for how many builds.
+// The negative cache: how long a remote is not queried again for a build that it does not have,
+// plus or minus a quarter, and for how many builds.
 const (
 	missingFor  = time.Minute
 	maxOutcomes = 1 << 14
 )
 
-// New returns Remotes, which do nothing in the background before Run.
+// New returns Remotes. Nothing runs in the background before Run.
 func New(o Options) *Remotes {
 	rs := &Remotes{Options: o, figures: make(map[string]*figures),
 		leases: make(map[index.BuildKey]*heldLease), wake: make(chan struct{}, 1)}
@@ -133,7 +133,7 @@ func New(o Options) *Remotes {
 	return rs
 }
 
-// Configure applies the remotes that Options.Remotes returns now. It forgets earlier misses,
+// Configure applies the remotes that Options.Remotes returns now. It empties the negative cache,
 // because other keys may be trusted.
 func (rs *Remotes) Configure() {
 	if rs.Client == nil {
@@ -147,7 +147,8 @@ func (rs *Remotes) Configure() {
 	rs.looked.Store(new(outcomes))
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	for _, f := range rs.figures { // other keys need other documents
+	// read trust documents again, because other keys need other documents
+	for _, f := range rs.figures {
 		f.trustNext.Store(0)
 	}
 }
@@ -160,14 +161,14 @@ func (rs *Remotes) all() []Remote {
 	return rs.Options.Remotes()
 }
 
-// Forget empties the negative cache for a build.
+// Forget removes a build from the negative cache.
 func (rs *Remotes) Forget(build index.BuildKey) {
 	for _, r := range rs.all() {
 		rs.looked.Load().Save(looked{r.Name, build}, outcome{}, maxOutcomes)
 	}
 }
 
-// note remembers what a look-up came to. negative: it is not repeated for some time.
+// note records the outcome of a look-up. With negative it goes into the negative cache.
 func (rs *Remotes) note(r *Remote, build index.BuildKey, o outcome, negative bool) {
 	if o.at = rs.Now(); negative {
 		jitter := time.Duration(rand.Int64N(int64(missingFor / 2)))
@@ -192,7 +193,8 @@ func (rs *Remotes) byName(name string) (Remote, error) {
 	return Remote{}, e.WithHint("add a table [remote.NAME] to the daemon's configuration")
 }
 
-// ToPublish returns the remotes that builds are copied to, or the one of that name.
+// ToPublish returns the remotes that builds are copied to, or only the one of that name unless it
+// is "".
 func (rs *Remotes) ToPublish(name string) (out []Remote, err error) {
 	all := rs.all()
 	if name != "" {
@@ -217,7 +219,7 @@ func (rs *Remotes) ToPublish(name string) (out []Remote, err error) {
 	return out, nil
 }
 
-// Check tries on a remote what is needed of it.
+// Check tries each operation that the daemon needs on a remote.
 func (rs *Remotes) Check(ctx context.Context, name string) (*wire.CheckRemoteReply, error) {
 	if _, err := rs.byName(name); err != nil {
 		return nil, err
@@ -234,7 +236,7 @@ func (rs *Remotes) Check(ctx context.Context, name string) (*wire.CheckRemoteRep
 	return reply, nil
 }
 
-// Collect removes from a remote what no look-up finds any more.
+// Collect removes builds from a remote that no look-up can find any more.
 func (rs *Remotes) Collect(ctx context.Context, name string, dryRun bool,
 	progress func(request.Progress)) (*wire.CollectRemoteReply, error) {
 	if _, err := rs.byName(name); err != nil {
@@ -256,7 +258,7 @@ func (rs *Remotes) Collect(ctx context.Context, name string, dryRun bool,
 	return reply, nil
 }
 
-// Close gives all leases back, and ends the helper process. Jobs and Run have ended.
+// Close releases all leases, and ends the helper process. Jobs and Run must have ended.
 func (rs *Remotes) Close() error {
 	if rs.Client == nil {
 		return nil

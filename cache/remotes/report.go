@@ -9,17 +9,18 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// figures count the outcomes of calls to a remote, since the daemon began.
+// figures count the outcomes of calls to a remote, since the daemon's start.
 type figures struct {
-	hits, refused     atomic.Int64 // builds that were fetched; cards or builds that do not count
-	fetched, seeds    atomic.Int64 // bytes that came over the network, and from builds here
-	lost              atomic.Int64 // nanoseconds of transfers that failed
+	hits, refused     atomic.Int64 // fetched builds; refused cards or builds
+	fetched, seeds    atomic.Int64 // bytes from the network, and from local builds
+	lost              atomic.Int64 // nanoseconds spent on failed transfers
 	published, failed atomic.Int64 // builds
-	sent              atomic.Int64 // bytes
+	sent              atomic.Int64 // bytes uploaded
 	won, waited       atomic.Int64 // leases
 	failure           atomic.Pointer[string]
-	trustNext         atomic.Int64           // Unix nanoseconds: the trust document is read again
-	trustError        atomic.Pointer[string] // why it was refused
+	// Unix nanoseconds when the trust document is read next
+	trustNext  atomic.Int64
+	trustError atomic.Pointer[string] // why the trust document was refused
 }
 
 func (rs *Remotes) figuresOf(name string) *figures {
@@ -31,8 +32,8 @@ func (rs *Remotes) figuresOf(name string) *figures {
 	return rs.figures[name]
 }
 
-// Explain returns for each remote whether it would be asked for the request, and what the last
-// look-up came to.
+// Explain returns for each remote whether the request would query it, and the outcome of the last
+// look-up.
 func (rs *Remotes) Explain(a *Ask) (lines []string) {
 	for _, r := range rs.all() {
 		text := ""
@@ -56,7 +57,7 @@ func (rs *Remotes) Explain(a *Ask) (lines []string) {
 	return lines
 }
 
-// Status returns what is known of each remote.
+// Status returns the state of each remote.
 func (rs *Remotes) Status() (out []*wire.Remote) {
 	all := rs.all()
 	if len(all) == 0 {

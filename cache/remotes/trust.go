@@ -15,11 +15,12 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// How often the trust document of a remote is read, and how soon again if none is in effect.
+// Intervals at which the trust document of a remote is read, while one is in effect and while none
+// is.
 const (
 	trustEvery  = time.Hour
 	trustRetry  = time.Minute
-	trustBudget = 5 * time.Second // in the background
+	trustBudget = 5 * time.Second // time of one read in the background
 )
 
 // applyTrust reads the trust documents of all remotes, and withholds the builds that they revoke.
@@ -39,7 +40,7 @@ func (rs *Remotes) applyTrust(ctx context.Context) {
 }
 
 // readTrust reads the trust document of a remote, unless it was read lately or no root key is
-// trusted. A document that is refused changes nothing: the one before counts until it expires.
+// trusted. If a document is refused, the previous one stays in effect until it expires.
 func (rs *Remotes) readTrust(ctx context.Context, r *Remote, budget time.Duration) {
 	within, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -55,7 +56,7 @@ func (rs *Remotes) readTrust(ctx context.Context, r *Remote, budget time.Duratio
 	f.trustNext.Store(rs.Now().Add(trustEvery).UnixNano())
 	keys, err := trust.ReadKeys(r.Trust)
 	if err != nil || len(rs.Trust.Roots(keys)) == 0 {
-		return // a look-up has the error
+		return // the next look-up reports the error
 	}
 	raw, err := rs.Client.Trust(within, r.Name)
 	if err == nil {
@@ -78,7 +79,7 @@ func (rs *Remotes) readTrust(ctx context.Context, r *Remote, budget time.Duratio
 	}
 }
 
-// trustStatus fills in what is known of a remote's trust document.
+// trustStatus sets the status fields of a remote's trust document.
 func (rs *Remotes) trustStatus(r *Remote, out *wire.Remote) {
 	keys, err := trust.ReadKeys(r.Trust)
 	if err != nil {
@@ -95,7 +96,7 @@ func (rs *Remotes) trustStatus(r *Remote, out *wire.Remote) {
 	}
 }
 
-// revoked returns why what a key signs does not count at a remote, "" if it does.
+// revoked returns why a key's signature of a build does not count at a remote, "" if it does.
 func (rs *Remotes) revoked(r *Remote, keyID string, build portable.Hash) string {
 	keys, err := trust.ReadKeys(r.Trust)
 	if err != nil {
@@ -104,7 +105,7 @@ func (rs *Remotes) revoked(r *Remote, keyID string, build portable.Hash) string 
 	return rs.Trust.Why(keys, keyID, portable.Digest{}, build)
 }
 
-// ReadDocument returns the trust document of a remote; none: there is none.
+// ReadDocument returns the trust document of a remote, or an empty list if there is none.
 func (rs *Remotes) ReadDocument(ctx context.Context, name string) ([][]byte, error) {
 	if _, err := rs.byName(name); err != nil {
 		return nil, err
@@ -119,8 +120,8 @@ func (rs *Remotes) ReadDocument(ctx context.Context, name string) ([][]byte, err
 	return [][]byte{raw}, nil
 }
 
-// PutDocument puts a trust document at a remote, in the place of the one with the digest over. It
-// takes effect here at once, if its root key is trusted for the remote.
+// PutDocument uploads a trust document to a remote, where it replaces the one with the digest over.
+// It takes effect on this machine at once if its root key is trusted for the remote.
 func (rs *Remotes) PutDocument(ctx context.Context, name string, raw []byte,
 	over portable.Digest) error {
 	r, err := rs.byName(name)
@@ -149,8 +150,8 @@ func (rs *Remotes) PutDocument(ctx context.Context, name string, raw []byte,
 	return nil
 }
 
-// Documents returns the trust documents that are known of the root keys of these files and of all
-// remotes, as they travel.
+// Documents returns the known trust documents, encoded, of the root keys in these files and of all
+// remotes.
 func (rs *Remotes) Documents(files []string) ([][]byte, error) {
 	files = slices.Clone(files)
 	for _, r := range rs.all() {

@@ -18,7 +18,7 @@ type condition struct {
 // check compares a fact's two values, where "" is unknown. It returns why it fails, or "".
 type check func(build, runtime string) (whyNot string)
 
-// sides of a comparison.
+// The sides of a comparison.
 const (
 	buildSide   = "build"
 	runtimeSide = "runtime"
@@ -176,7 +176,7 @@ func equivalent(groups [][]string) check {
 	})
 }
 
-// covers: { covers = { "80+" = ["80", "86"] } }: what the build is for covers what the runtime has.
+// covers: { covers = { "80+" = ["80", "86"] } }: the build's value covers the runtime's.
 func covers(sets map[string]texts) check {
 	return ofBoth(func(build, runtime string) string {
 		if slices.Contains(sets[build], runtime) {
@@ -198,11 +198,11 @@ func matches(side string, re *regexp.Regexp) check {
 
 const maxParts = 32 // bounds the numbers of a version; vendors use up to four
 
-// version is the numbers of a version, from the most significant on, without leading zeros: numbers
-// may be dates and times, and longer than any integer. A "v" in front and what follows a "+" do not
-// count, and a missing number is a zero: "v1.8" and "1.8.0+95d534b" are equal. Everything else that
-// is not a number ("1.8.1-rc1", "latest", "") is no version: which of the vendors' suffixes are
-// later is not to be guessed.
+// version has the numbers of a version, the most significant first, as text without leading zeros,
+// because dates and times may be longer than any integer. A leading "v" and everything after a "+"
+// are ignored, and a missing number is zero: "v1.8" and "1.8.0+95d534b" are equal. Texts with other
+// characters ("1.8.1-rc1", "latest", "") are no versions, because the order of vendors' suffixes is
+// unknown.
 type version []string
 
 func parseVersion(text string) (version, bool) {
@@ -239,21 +239,22 @@ func (v version) part(i int) string {
 	if i < len(v) {
 		return v[i]
 	}
-	return "" // zero, without its leading zero
+	return "" // the number 0, because leading zeros are removed
 }
 
 // operators of comparisons; those of two characters come first, because the first match is taken.
 var operators = []string{"<=", ">=", "==", "!=", "<", ">"}
 
-// accepted are the results of version.compare for which an operator holds.
+// accepted lists for each operator the results of version.compare for which it holds.
 var accepted = map[string][]int{
 	"<=": {-1, 0}, ">=": {0, 1}, "==": {0}, "!=": {-1, 1}, "<": {-1}, ">": {1},
 }
 
-// How deep "same" looks.
+// How many numbers of a version "same" compares.
 var partNames = map[string]int{"major": 1, "major.minor": 2, "major.minor.patch": 3}
 
-// conditions are what a rule asks of one fact: an expression, a table of sets, or several of them.
+// conditions are a rule's conditions on one fact: an expression, a table of sets, or several of
+// them.
 type conditions []check
 
 func (c *conditions) Decode(v tomlfile.Value) {
@@ -347,7 +348,7 @@ type sets struct {
 	Covers         map[string]texts `toml:"covers"`
 }
 
-// Check refuses a table that asks for nothing.
+// Check refuses an empty table.
 func (s *sets) Check(v tomlfile.Value) {
 	if len(v.Keys()) == 0 {
 		v.Errorf("empty")

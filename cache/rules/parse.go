@@ -22,7 +22,8 @@ const maxRules = 1000
 
 const maxFiles = 100
 
-// Parse reads one file of rules. Its name is for errors. Bad content is a tomlfile.Errors.
+// Parse reads one file of rules. The name is for error messages. Invalid content is a
+// tomlfile.Errors.
 func Parse(name string, text []byte) (*Set, error) {
 	d, err := tomlfile.Parse(name, text)
 	if err != nil {
@@ -53,8 +54,8 @@ func Parse(name string, text []byte) (*Set, error) {
 	return set, nil
 }
 
-// Load reads files, and *.toml of directories by name; earlier rules win. The error has all bad
-// files.
+// Load reads files, and the *.toml files of directories in the order of their names. Earlier rules
+// take precedence. The error lists all invalid files.
 func Load(paths ...string) (*Set, error) {
 	files, err := listFiles(paths)
 	if err != nil {
@@ -99,7 +100,8 @@ func listFiles(paths []string) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("rules: %w", err)
 		}
-		for _, e := range entries { // editors leave hidden files beside those they change
+		// skip hidden files, which editors leave beside files they change
+		for _, e := range entries {
 			if name := e.Name(); filepath.Ext(name) == ".toml" && !strings.HasPrefix(name, ".") {
 				files = append(files, filepath.Join(path, name))
 			}
@@ -112,14 +114,15 @@ func listFiles(paths []string) ([]string, error) {
 }
 
 func readFile(path string) (*Set, error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // a pipe would block
+	// opening a pipe would block
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("rules: %q is not a regular file", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("rules: %w", err)
 	}
-	defer f.Close() // read only: nothing can be lost
+	defer f.Close() // opened for reading, so no data can be lost
 	text, err := io.ReadAll(io.LimitReader(f, tomlfile.MaxSize+1))
 	if err != nil {
 		return nil, fmt.Errorf("rules: %w", err)
@@ -127,7 +130,8 @@ func readFile(path string) (*Set, error) {
 	return Parse(path, text)
 }
 
-// append puts another file's sections behind those that are there. The set is not yet anybody's.
+// append adds another file's sections after the existing ones. It changes s, so call it only before
+// the set is shared.
 func (s *Set) append(next *Set) {
 	s.sum = joined(s.sum, next.sum, "append")
 	for ep, p := range next.eps {
@@ -260,7 +264,7 @@ func factName(name string) bool {
 	})
 }
 
-// checkName looks at the name of a rule; people read it in judgements, so it names one.
+// checkName checks that a rule's name is unique and readable, because judgements show it.
 func checkName(rule tomlfile.Value, name string, taken map[string]bool) {
 	switch {
 	case name == "": // already reported
@@ -321,7 +325,7 @@ func (c *codes) Decode(v tomlfile.Value) {
 	}
 }
 
-// several returns the elements of an array; a value that is none is an array of one.
+// several returns the elements of an array, or the value itself if it is not an array.
 func several(v tomlfile.Value) []tomlfile.Value {
 	if _, ok := v.Raw.([]any); !ok && v.Raw != nil {
 		return []tomlfile.Value{v}

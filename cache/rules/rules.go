@@ -1,5 +1,5 @@
-// Package rules holds judgements as data: which builds suit which runtimes if nothing else decides
-// it, and what ONNX Runtime's error codes mean for each execution provider (EP).
+// Package rules holds judgements as data: which builds suit which runtimes if no better source
+// decides it, and what ONNX Runtime's error codes mean for each execution provider (EP).
 //
 // [Shipped] has epcached's own rules for the vendors' EPs; [Load] reads an administrator's TOML
 // files, and [Set.Overriding] puts them in front. [Set.Judge] compares the facts of a build with
@@ -33,17 +33,17 @@ import (
 	"github.com/epcached/epcached/internal/tomlfile"
 )
 
-// anyEP is the name of the rules for all EPs. They come after those for the EP itself.
+// anyEP is the name of the rules for all EPs. They apply after the rules for the EP itself.
 const anyEP = "*"
 
 // Set is a collection of rules for EPs.
 type Set struct {
 	eps map[string]provider
-	sum [sha256.Size]byte // of the files that it is from, in order
+	sum [sha256.Size]byte // of its files, in order
 }
 
-// Equal reports whether the sets are from files of the same names and texts, put together in the
-// same way.
+// Equal reports whether the sets were combined from files of the same names and texts in the same
+// way.
 func (s *Set) Equal(o *Set) bool {
 	if s == nil || o == nil {
 		return s == o
@@ -56,12 +56,12 @@ func joined(a, b [sha256.Size]byte, how string) [sha256.Size]byte {
 }
 
 type provider struct {
-	replace bool      // other rules for this EP do not count
-	parts   []section // those that come first count first
+	replace bool      // rules of other sets for this EP are dropped
+	parts   []section // earlier ones take precedence
 }
 
-// section is what one file says of one EP. Its extracts are for its own rules only: files do not
-// depend on each other.
+// section has the rules of one file for one EP. Its extracts apply to its own rules only, so that
+// files do not depend on each other.
 type section struct {
 	file     string
 	extracts []extract
@@ -76,16 +76,16 @@ type rule struct {
 	reason     template
 }
 
-// Judgement is what a rule says of a build and a runtime.
+// Judgement is the verdict of a rule on a build and a runtime.
 type Judgement struct {
 	Verdict compilers.Verdict
-	Rule    string // its name; empty: no rule fits, and the verdict is compilers.Unknown
+	Rule    string // its name; empty if no rule fits, with the verdict compilers.Unknown
 	File    string // that contains the rule
 	Reason  string // never empty
 }
 
-// Overriding returns a set in which s counts before base: its rules come first, and where it says
-// replace for an EP, base's rules for that EP are left out.
+// Overriding returns a set in which s takes precedence over base: its rules come first, and if it
+// has replace set for an EP, it drops base's rules for that EP.
 func (s *Set) Overriding(base *Set) *Set {
 	merged, sum := map[string]provider{}, [sha256.Size]byte{}
 	if base != nil {
@@ -145,7 +145,7 @@ func (s *Set) Judge(build, runtime Facts) Judgement {
 	return Judgement{Reason: noRule(build.EP, missed)}
 }
 
-// facts adds the facts that the extracts find; nil without rules, because none are needed.
+// facts returns f with the facts that the extracts find, nil if the section has no rules.
 func (p section) facts(f Facts) map[string]string {
 	if len(p.rules) == 0 {
 		return nil
@@ -203,7 +203,7 @@ func Shipped() *Set { return shipped() }
 var shipped = sync.OnceValue(func() *Set {
 	set, err := readShipped()
 	if err != nil {
-		panic(err) // a mistake of ours, which no test run survives
+		panic(err) // our own mistake, which tests find
 	}
 	return set
 })
@@ -224,7 +224,8 @@ func readShipped() (*Set, error) {
 
 // The classes of reports.
 const (
-	Stale    = "stale"     // it does not suit the runtime, or is damaged: check and recompile
+	// the build does not suit the runtime, or is damaged: check and recompile
+	Stale    = "stale"
 	NotStale = "not stale" // the cause is elsewhere: the application's options, files or session
 	Unclear  = "unclear"   // only a check can decide
 )
@@ -241,19 +242,19 @@ type report struct {
 // Class is the classification of an error of ONNX Runtime.
 type Class struct {
 	Name     string // Stale, NotStale or Unclear
-	Rule     string // what decided; empty: nothing did, and the class is Unclear
+	Rule     string // the rule that decided; empty if none did, with the class Unclear
 	File     string // that contains it
-	Reason   string // for people; never empty
-	Hint     string // what they can do; may be empty
+	Reason   string // shown to users; never empty
+	Hint     string // shown to users; may be empty
 	CodeName string // as CodeName gives it
 }
 
-// maxText bounds the part of a message that is looked at. The vendors' messages are shorter; a
-// client may send anything.
+// maxText bounds the part of a message that is searched. Vendors' messages are shorter, but a
+// client may send any text.
 const maxText = 64 << 10
 
 // Classify returns what an error code and its text mean when a session with a build of the EP could
-// not be made. A code below zero is no code of ONNX Runtime: a crash.
+// not be made. A negative code means a crash.
 func (s *Set) Classify(ep string, code int, text string) Class {
 	name := compilers.CodeName(code)
 	if len(text) > maxText {
@@ -288,12 +289,12 @@ func codeByName(text string) (int, bool) {
 	return 0, false
 }
 
-// Facts is what is known of one side: of a build, or of a runtime on this machine. Empty fields are
+// Facts are the known facts about a build, or about a runtime on this machine. Empty fields are
 // unknown.
 type Facts struct {
-	// canonical name, e.g. "QNNExecutionProvider"; the same on both sides
+	// EP is the canonical name, for example "QNNExecutionProvider"; the same on both sides.
 	EP                   string
-	EPVersion            string // the EP's own metadata; not always informative
+	EPVersion            string // from the EP's metadata; not always informative
 	LibraryDigest        string
 	SDKVersion           string // attribute ep_sdk_version
 	HardwareArchitecture string
@@ -306,7 +307,7 @@ type Facts struct {
 // maxFact bounds facts: longer ones are unknown. Compatibility strings have a few hundred bytes.
 const maxFact = 64 << 10
 
-const compatibilityString = "compatibility_string" // the fact that most others are taken out of
+const compatibilityString = "compatibility_string" // the fact that most others are extracted from
 
 func (f Facts) given() map[string]string {
 	m := map[string]string{
@@ -328,10 +329,11 @@ func (f Facts) given() map[string]string {
 var givenNames = slices.Sorted(maps.Keys(Facts{}.given()))
 
 type extract struct {
-	From   string  `toml:"from" is:"text"`
-	JSON   string  `toml:"json" is:"text"` // keys from the outside in; "": the fact is no JSON
-	Regexp pattern `toml:"regexp"`         // its named groups are the facts; nil: the whole is one
-	As     string  `toml:"as" is:"text"`   // its name, without regexp
+	From string `toml:"from" is:"text"`
+	JSON string `toml:"json" is:"text"` // keys from the outside in; "": the fact is no JSON
+	// its named groups are the facts; nil: the whole text is one
+	Regexp pattern `toml:"regexp"`
+	As     string  `toml:"as" is:"text"` // name of the fact if there is no regexp
 }
 
 func (e extract) names() []string {
@@ -343,8 +345,8 @@ func (e extract) names() []string {
 	})
 }
 
-// add puts into facts what is there and not known yet: of several extracts for one fact, the first
-// that finds it counts.
+// add adds the extracted facts that are not in facts yet, so that the first of several extracts for
+// one fact takes precedence.
 func (e extract) add(facts map[string]string) {
 	text := facts[e.From]
 	if text == "" {
@@ -379,7 +381,7 @@ func jsonValue(text string, keys []string) string {
 	for _, key := range keys {
 		var object map[string]json.RawMessage
 		if json.Unmarshal(raw, &object) != nil {
-			return "" // other versions of an EP write other strings
+			return "" // no error: other versions of an EP write other strings
 		}
 		raw = object[key]
 	}
@@ -418,13 +420,13 @@ func abbreviated(value string) string {
 }
 
 type template struct {
-	pieces []string // text and placeholder in turns, text first and last
+	pieces []string // text and placeholder alternately, text first and last
 }
 
 var placeholder = regexp.MustCompile(`\{[a-z][a-z0-9_.]*\}`)
 
-// parseTemplate refuses placeholders that are not allowed, and braces that are none: a misspelled
-// one would be shown to people.
+// parseTemplate parses a text with placeholders. It refuses unknown placeholders and single braces,
+// because a misspelled one would be shown to users.
 func parseTemplate(text string, allowed []string) (template, error) {
 	var t template
 	last := 0
@@ -457,14 +459,14 @@ func (t template) fill(value func(name string) string) string {
 	return b.String()
 }
 
-// Bounds of a regular expression. RE2 takes time and memory in proportion to the program; a short
-// expression can make a large one ("(a{1000}){1000}").
+// Bounds of a regular expression. RE2 takes time and memory in proportion to the compiled program,
+// and a short expression such as "(a{1000}){1000}" may compile to a large one.
 const (
 	maxPattern     = 500
 	maxPatternSize = 10000
 )
 
-// pattern is a regular expression; absent, or wrong, it is nil.
+// pattern is a regular expression; it is nil if absent or invalid.
 type pattern struct{ *regexp.Regexp }
 
 func (p *pattern) Decode(v tomlfile.Value) {

@@ -19,7 +19,7 @@ func (s *Set) noteChanged(rt *Runtime) {
 	rt.pending.Store(true)
 	select {
 	case s.wake <- struct{}{}:
-	default: // it is woken already
+	default: // a wake-up is pending already
 	}
 }
 
@@ -38,10 +38,11 @@ func (s *Set) assessChanges(ctx context.Context) {
 	}
 }
 
-// MachineEvery is how often the machine is looked at where no event reports a change.
+// MachineEvery is the interval of checks of the machine, for changes that no event reports.
 const MachineEvery = time.Minute
 
-// WatchMachine, every MachineEvery, reads drivers again, and looks at runtimes if they changed.
+// WatchMachine reads the drivers again, and assesses the runtimes if they changed. It is called
+// every MachineEvery.
 func (s *Set) WatchMachine(ctx context.Context) {
 	lines := s.machine.Refresh(ctx)
 	for _, line := range lines {
@@ -60,10 +61,11 @@ func (s *Set) WatchMachine(ctx context.Context) {
 
 const watchedDrivers = "drivers"
 
-// watch has the runtime's files watched. That is the fast path: each answer compares them anyway.
+// watch has the runtime's files watched, so that changes are noticed soon. Each answer compares the
+// files as well.
 func (s *Set) watch(rt *Runtime, rc *Content) {
 	if !s.IsCurrent(rt) {
-		return // taken out while it was looked at
+		return // removed from the set in the meantime
 	}
 	var paths []string
 	if rc == nil {
@@ -73,7 +75,7 @@ func (s *Set) watch(rt *Runtime, rc *Content) {
 			paths = append(paths, f.path)
 		}
 		for _, f := range rc.dirs.list {
-			paths = append(paths, f.path) // a library that is added counts
+			paths = append(paths, f.path) // the directory, because an added library counts
 		}
 	}
 	s.watcher.Set(rt.subject, paths)
@@ -82,7 +84,7 @@ func (s *Set) watch(rt *Runtime, rc *Content) {
 func (s *Set) watchChanges(ctx context.Context) {
 	for e := range s.watcher.Events() {
 		if e.Subject == watchedDrivers {
-			// it may wait for runtimes, and others change too
+			// asynchronously, because it may wait for runtimes while others change
 			s.work.Go(func() { s.WatchMachine(ctx) })
 			continue
 		}
@@ -97,7 +99,7 @@ func (s *Set) watchChanges(ctx context.Context) {
 func (s *Set) handleChange(ctx context.Context, rt *Runtime, kind watch.Kind) {
 	rc := rt.LastContent()
 	if rc != nil && s.isCurrent(rc, 0) {
-		rt.state.CompareAndSwap(&stateChanging, &stateReady) // it was touched, and is as it was
+		rt.state.CompareAndSwap(&stateChanging, &stateReady) // touched, but unchanged
 		return
 	}
 	if kind == watch.Changing {
@@ -107,19 +109,19 @@ func (s *Set) handleChange(ctx context.Context, rt *Runtime, kind watch.Kind) {
 		return
 	}
 	s.work.Go(func() {
-		// Content has logged an error, and added an event.
+		// The error is ignored because Content has logged it and added an event.
 		_, _ = s.Content(ctx, rt, func(string) {})
 	})
 }
 
-// probeRecord is what a runtime was when it was last assessed. It is remembered over restarts, so
-// that a change while the daemon was away is noticed.
+// probeRecord has the state of a runtime at its last assessment. It survives restarts, so that a
+// change while the daemon was not running is noticed.
 type probeRecord struct {
 	At         time.Time
 	ORTVersion string
 	EPs        map[string]probeRecordEP
-	Changes    []string  // against the assessment before
-	Previous   time.Time // when that was; zero: never
+	Changes    []string  // since the previous assessment
+	Previous   time.Time // time of the previous assessment; zero: none
 }
 
 type probeRecordEP struct {
@@ -131,8 +133,9 @@ func (s *Set) lastProbe(rt *Runtime) (last probeRecord, ok bool) {
 	return memo.Recall[probeRecord](s.options.Book, "probed:"+rt.subject)
 }
 
-// assess probes a runtime that is new or changed, says what is different, and judges what is stored
-// for it. Where its files moved meanwhile nothing is said; it stays due, until it is found at rest.
+// assess probes a runtime that is new or changed, reports the differences, and has the stored
+// builds judged for it. If its files change in the meantime it reports nothing, and the runtime
+// stays due until its files have not changed for a while.
 func (s *Set) assess(ctx context.Context, rt *Runtime) {
 	rt.due.Store(true)
 	facts := s.Probe(ctx, rt)
@@ -140,7 +143,7 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 		return
 	}
 	if facts.Err != nil {
-		if rt.state.Load() == &stateReady { // else Content has logged why it cannot be used
+		if rt.state.Load() == &stateReady { // otherwise Content has logged why it cannot be used
 			s.log.Warn("runtime cannot be probed", "runtime", rt.Name, "error", facts.Err)
 			s.options.Event(index.Event{Kind: event.Unusable, Runtime: rt.Name,
 				Text: facts.Err.Error()})
@@ -153,7 +156,7 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 		now.Previous, now.Changes = before.At, before.differences(&now)
 	}
 	if known && len(now.Changes) == 0 {
-		// what changed last stays to be seen
+		// keep the latest change, so that users still see it
 		now.Previous, now.Changes = before.Previous, before.Changes
 	} else {
 		s.recordProbe(rt, &now, known)
@@ -161,10 +164,10 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 	rc := rt.LastContent()
 	if rc == nil || !s.options.Assessed(ctx, rt, rc, before.libraries(), !known ||
 		!now.Previous.Equal(before.Previous)) {
-		return // the next assessment compares with the same one as this
+		return // so the next assessment compares with the same record
 	}
 	rt.due.Store(false)
-	// Not saved costs the comparison at the next start, nothing else.
+	// Best effort: without the record, a change is not noticed at the next start.
 	_ = memo.Save(s.options.Book, "probed:"+rt.subject, now)
 }
 

@@ -26,25 +26,27 @@ import (
 	"github.com/epcached/epcached/internal/watch"
 )
 
-// Content is what a runtime's files were when they were last looked at. It does not change.
-// Libraries that are not looked at have one with Spec and Digests alone, as far as these are known.
+// Content describes a runtime's files as they were at the last check. It is immutable. For
+// libraries that the daemon does not run, only Spec and Digests are set, as far as they are known.
 type Content struct {
 	Spec    compilers.Runtime
-	Machine MachineID // that it was looked at on
-	// of libonnxruntime; in no build key, because builds do not depend on it
+	Machine MachineID // the machine at that time
+	// ORT is the digest of libonnxruntime. It is not in build keys, because builds do not depend on
+	// it.
 	ORT     cas.Digest
-	Digests map[string]cas.Digest // by EP: over all files that its library's identity covers
+	Digests map[string]cas.Digest // by EP: digest of all files that identify its library
 
-	// Attached is what Options.Attach made, and what is remembered of exactly these libraries.
+	// Attached is the value from Options.Attach. It remembers facts about exactly these libraries.
 	Attached any
 
 	find  func() (compilers.Runtime, error)
 	now   func() MachineID
 	files []stampedFile
-	dirs  *dirs // the same files, for looking often
-	// by EP: what an application shows that has a library of this content
+	dirs  *dirs // the same files, kept open for frequent checks
+	// clientDigests has by EP the digests that an application shows if it has equal libraries.
 	clientDigests map[string]contents
-	// other files are in its place: nothing can be run with it any more
+	// removedLibraries is set when other files have replaced these, so that no worker can load them
+	// any more.
 	removedLibraries atomic.Bool
 }
 
@@ -57,7 +59,8 @@ type stampedFile struct {
 	digest cas.Digest
 }
 
-// onlyNewName: all but the ctime is the same, as with a new name. The bytes are hashed, though.
+// onlyNewName reports whether only the ctime differs, as after a new link. The caller still hashes
+// the bytes.
 func (f *stampedFile) onlyNewName(now cas.Stamp) bool {
 	if now.Ctime = f.stamp.Ctime; now != f.stamp {
 		return false
@@ -66,7 +69,7 @@ func (f *stampedFile) onlyNewName(now cas.Stamp) bool {
 	if err != nil {
 		return false
 	}
-	defer open.Close() // read only
+	defer open.Close() // opened for reading, so no data can be lost
 	if err := filestamp.WriteBack(open); err != nil {
 		return false
 	}
@@ -74,11 +77,11 @@ func (f *stampedFile) onlyNewName(now cas.Stamp) bool {
 	return err == nil && d == f.digest
 }
 
-// filesUnchanged is unchanged for work with the libraries that has ended. Other times of a
-// directory do not matter if every library is there as it was, and no other: Python writes its own
-// files beside them when it first imports a package. Nor does it matter that a package manager
-// links a library into another environment, if the times of the directories show that no other file
-// was in a library's place meanwhile.
+// filesUnchanged reports whether the files are unchanged after work with the libraries has ended.
+// It ignores two harmless changes. The times of a directory may change if all libraries are the
+// same, because Python writes files beside them when it first imports a package. A library may get
+// another link, from a package manager, if the times of the directories show that no other file was
+// in its place in the meantime.
 func (rc *Content) filesUnchanged() bool {
 	if rc.dirs.unchanged(0) {
 		return true
@@ -97,8 +100,8 @@ func (rc *Content) filesUnchanged() bool {
 	return err == nil && reflect.DeepEqual(spec, rc.Spec)
 }
 
-// IsCurrent reports whether work with the libraries until now was with these alone, and on this
-// machine. A driver that is another one by now may have been another one before.
+// IsCurrent reports whether all work with the libraries so far used exactly these, on this machine.
+// It is false after a change of a driver, because the time of the change is unknown.
 func (rc *Content) IsCurrent() bool { return rc.now() == rc.Machine && rc.filesUnchanged() }
 
 func (rc *Content) newest() time.Time {
@@ -112,7 +115,7 @@ func (rc *Content) newest() time.Time {
 	return time.Unix(0, last)
 }
 
-// SameLibraries reports whether the libraries are, in content, what they were, on the same machine.
+// SameLibraries reports whether both have libraries with equal bytes on the same machine.
 func (rc *Content) SameLibraries(other *Content) bool {
 	return rc.Spec.ORTVersion == other.Spec.ORTVersion && rc.ORT == other.ORT &&
 		maps.Equal(rc.Digests, other.Digests) && rc.Machine == other.Machine
@@ -171,7 +174,7 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 			"reason", watch.Explain(rc.dirs.watchErr))
 	}
 	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
-		// something came or went before its directory was stamped
+		// a file was added or removed before its directory was stamped
 		return nil, cmp.Or(err, ErrFilesChanging)
 	}
 	read := make(map[string]cas.Digest, len(rc.files))
@@ -196,7 +199,8 @@ func (s *Set) readContent(ctx context.Context, rt *Runtime) (_ *Content, err err
 			return nil, fmt.Errorf("execution provider %s: %w", l.EP, err)
 		}
 		rc.Digests[l.EP] = d
-		if l.Tool == "" && !l.Elsewhere { // else more counts than an application shows
+		// otherwise the digest covers more files than an application shows
+		if l.Tool == "" && !l.Elsewhere {
 			rc.clientDigests[l.EP] = shown
 		}
 	}
@@ -255,7 +259,7 @@ func (rc *Content) MadeBuild(b *index.Build) bool {
 	})
 }
 
-// Bounds of what is shown of one execution provider.
+// Bounds of the libraries that a client shows for one execution provider.
 const (
 	maxBeside      = 512
 	maxLibraryName = 4096
@@ -269,15 +273,15 @@ type digests struct {
 	mayRead func(ctx context.Context, uid uint32) (leave func(), err error) // Options.ReadShown
 }
 
-// LibraryDigest hashes an EP library and the libraries beside it that carry its SDK. Libraries of
-// equal digests are the same, wherever they are.
+// LibraryDigest hashes an EP library and the libraries beside it that carry its SDK. Libraries with
+// equal digests are equal, at any path.
 func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
 	return libraryDigest(l, func(path string) (cas.Digest, error) { return cas.SumFile(ctx, path) })
 }
 
-// libraryDigest covers the EP library and the libraries beside it that carry its SDK: names
-// relative to the library's directory and contents, in the order of the names. fileDigest gives a
-// file's.
+// libraryDigest hashes the EP library and the libraries beside it that carry its SDK: names
+// relative to the library's directory, and contents, sorted by name. fileDigest returns the digest
+// of one file.
 func libraryDigest(l compilers.EPLibrary,
 	fileDigest func(path string) (cas.Digest, error)) (cas.Digest, error) {
 	var b []byte
@@ -325,7 +329,7 @@ func (x *digests) open(ctx context.Context, uid uint32, f *os.File) (cas.Digest,
 	}
 	d, err := cas.Sum(ctx, f, 0, info.Size())
 	if err == nil && before.Reliable() && before.Unchanged() == nil {
-		// Not saved costs another hashing at the next start, nothing else.
+		// Best effort: without it the file is hashed again after the next start.
 		_ = x.book.Save(append([]byte("file:"), key[:]...), d[:])
 	}
 	return d, err
@@ -343,10 +347,10 @@ func (x *digests) remembered(uid uint32, f *os.File) (cas.Digest, bool) {
 	return cas.Digest(raw), true
 }
 
-// OwnDigest returns the digest that stands for an execution provider's library and what the client
-// shows of those beside it. A library that nothing is shown beside is known by the very file and
-// its path as well, because another place may have another SDK around an equal library. The digest
-// never equals one of libraries that are run here.
+// OwnDigest returns a digest of the client's library of an execution provider and of the libraries
+// that the client shows beside it. If it shows none, the digest also covers the library's path and
+// stamp, because an equal library elsewhere may have another SDK beside it. The digest never equals
+// that of libraries that the daemon runs.
 func (s *Set) OwnDigest(ctx context.Context, uid uint32, ref *LibraryRef) (digest cas.Digest,
 	library cas.Stamp, err error) {
 	all, err := s.digests.contents(ctx, uid, ref)
@@ -391,7 +395,8 @@ func (x *digests) contents(ctx context.Context, uid uint32, ref *LibraryRef) (co
 	return out, nil
 }
 
-// like returns the contents as a runtime's are: the library by name, without what is no part of it.
+// like returns the digests in the layout of clientDigests: with the library under its name, and
+// without files that do not identify it.
 func (shown contents) like(ref *LibraryRef) contents {
 	out := make(contents, len(shown))
 	for name, d := range shown {
@@ -405,9 +410,9 @@ func (shown contents) like(ref *LibraryRef) contents {
 
 var errReplacedOpen = errors.New("it was replaced after it was opened")
 
-// clientLibrary hashes a library that a client has open, or remembers it. A package manager may
-// link or unlink another name of the file meanwhile: its stamp changes and its bytes do not, so it
-// is hashed again.
+// clientLibrary returns the digest of a library that a client has open, from the memo or by
+// hashing. It retries if the stamp changes in the meantime, because a package manager may add or
+// remove a link without changing the bytes.
 func (x *digests) clientLibrary(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
 	for range 2 {
 		before, err := cas.StampOf(f)
@@ -436,8 +441,8 @@ func (x *digests) clientLibrary(ctx context.Context, uid uint32, f *os.File) (ca
 	return cas.Digest{}, errReplacedOpen
 }
 
-// read hashes a library or remembers it. The library may lie on a file system that never
-// answers, so one of an owner's is read at a time, on a goroutine of its own.
+// read returns the digest of a library, from the memo or by hashing. The file system may never
+// answer, so one library of each user is read at a time, in a goroutine of its own.
 func (x *digests) read(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
 	if d, ok := x.remembered(uid, f); ok {
 		return d, nil
@@ -475,9 +480,9 @@ func clientLibraryError(ctx context.Context, err error, ref *LibraryRef, name st
 	return apierr.New(apierr.BadRequest, err, "library %q of %s", path, ref.EP)
 }
 
-// Unlinked reports whether the name that a file was opened by is removed, or leads to another file
-// now. Other names of the file say nothing: package managers link their files into many places, and
-// an update takes one of them away.
+// Unlinked reports whether the name that a file was opened by is removed, or now names another
+// file. The link count does not show that, because package managers link their files into many
+// places, and an update removes one of the links.
 func Unlinked(f *os.File) (bool, error) {
 	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
 	if err != nil {

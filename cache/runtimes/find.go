@@ -15,18 +15,19 @@ import (
 	"github.com/epcached/epcached/internal/suggest"
 )
 
-// Wanted is the runtime that a request asks for.
+// Wanted describes the runtime that a request needs.
 type Wanted struct {
 	Ref
 	EPs       []identity.EP // which the runtime must have
 	UID       uint32        // of the client
-	StrictORT bool          // no other version of ONNX Runtime than ORTVersion will do
+	StrictORT bool          // ONNX Runtime must have the version ORTVersion
 	MayClaim  bool          // the client may compile with its own libraries instead
 
-	carried *Content // it has the client's very libraries, which are open
+	carried *Content // contents with exactly the files that the client has open
 }
 
-// Ref says what the caller will load the model with. The zero value means the default runtime.
+// Ref names the libraries that the caller will load the model with. The zero value means the
+// default runtime.
 type Ref struct {
 	Directory   string
 	ORTVersion  string
@@ -38,12 +39,12 @@ type Ref struct {
 type LibraryRef struct {
 	EP, Path string
 	File     *os.File
-	// other libraries that carry its SDK, by their paths from its directory
+	// Beside has other libraries that carry its SDK, by path relative to its directory.
 	Beside   map[string]*os.File
-	Complete bool // Beside is all that compilers.LibrariesBeside lists
+	Complete bool // Beside has all files that compilers.LibrariesBeside lists
 }
 
-// Library returns what the reference says of an execution provider's library, nil if nothing.
+// Library returns the reference to an execution provider's library, nil if there is none.
 func (ref *Ref) Library(ep string) *LibraryRef {
 	for i := range ref.EPLibraries {
 		if ref.EPLibraries[i].EP == ep {
@@ -53,9 +54,9 @@ func (ref *Ref) Library(ep string) *LibraryRef {
 	return nil
 }
 
-// Resolve finds the runtime that the request means, and looks at its files. A client of the
-// daemon's own user may bring a runtime that was not known before. The error has class Unavailable
-// where there is none.
+// Resolve finds the runtime that the request means, and checks its files. A client of the daemon's
+// own user may name a runtime that the set does not have yet. It fails with class Unavailable if
+// there is none.
 func (s *Set) Resolve(ctx context.Context, w *Wanted, progress func(string)) (*Runtime,
 	*Content, error) {
 	switch {
@@ -92,7 +93,8 @@ func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(strin
 	return nil, nil, NoRuntimeError(w.EPs, have)
 }
 
-// NoRuntimeError is the error for EPs that no runtime has all of. have lists those of runtimes.
+// NoRuntimeError is the error for EPs that no runtime has all of. have lists the EPs of all
+// runtimes.
 func NoRuntimeError(eps []identity.EP, have []string) error {
 	var all, names []string
 	for _, ep := range eps {
@@ -101,7 +103,7 @@ func NoRuntimeError(eps []identity.EP, have []string) error {
 			names = append(names, ep.Name)
 		}
 	}
-	if len(names) == 0 { // each is somewhere, and nowhere all of them
+	if len(names) == 0 { // each EP is in some runtime, but no runtime has all
 		return apierr.New(apierr.Unavailable, nil, "no registered runtime has all of %s",
 			strings.Join(all, ", "))
 	}
@@ -174,16 +176,19 @@ func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(str
 	return found, rc, nil
 }
 
-// mayName: only the daemon's own user may bring libraries, because they are executed as that user.
+// mayName reports whether the client may name libraries: only the daemon's own user may, because
+// they run as that user.
 func (s *Set) mayName(w *Wanted) bool { return w.UID == s.options.UID }
 
-// FactAlternatives of an error lists what the client can do instead, the best first, after spaces.
+// FactAlternatives is the fact of an error that lists what the client can do instead, separated by
+// spaces, the best first.
 const (
 	FactAlternatives = "instead"
-	AlternativeShow  = "show" // ask again, and show all libraries beside those of the EPs
-	// ask again with on_miss claim, and compile with the client's own libraries
+	AlternativeShow  = "show" // repeat the request with all libraries beside those of the EPs
+	// AlternativeClaim: repeat the request with on_miss claim, and compile with the client's own
+	// libraries.
 	AlternativeClaim = "claim"
-	AlternativeOwn   = "own" // ask a daemon of the user's own, which may run the user's libraries
+	AlternativeOwn   = "own" // ask the user's own daemon, which may run the user's libraries
 )
 
 func (s *Set) notOwnError(w *Wanted, what string) error {
@@ -196,7 +201,7 @@ func (s *Set) notOwnError(w *Wanted, what string) error {
 	}
 	at := len(instead)
 	if !slices.ContainsFunc(s.All(), func(rt *Runtime) bool { return rt.Registered }) {
-		at = 0 // a daemon that can compile nothing for this user steps aside
+		at = 0 // the user's own daemon first, because this one cannot compile for the user
 	}
 	instead = slices.Insert(instead, at, AlternativeOwn)
 	return apierr.New(apierr.Unavailable, nil,
@@ -206,7 +211,8 @@ func (s *Set) notOwnError(w *Wanted, what string) error {
 			"DIR, or [[runtime]] in its configuration")
 }
 
-// ShowsLibraries reports whether the caller shows whole libraries of all EPs, and not only paths.
+// ShowsLibraries reports whether the caller sent descriptors of all libraries of all EPs, and not
+// only paths.
 func (w *Wanted) ShowsLibraries() bool {
 	for _, ep := range w.EPs {
 		if ref := w.Library(ep.Name); ref == nil || ref.File == nil || !ref.Complete {
@@ -229,7 +235,7 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 	}
 	for _, rt := range unknown {
 		if rc := rt.LastContent(); rc != nil && s.isCurrent(rc, 0) {
-			continue // it is as it was, and it was not the caller's
+			continue // unchanged, and without the caller's libraries
 		}
 		if rc := s.contentIfCarrying(ctx, rt, w, progress); rc != nil {
 			return rt, rc, nil
@@ -254,8 +260,8 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 	return s.nameLibraries(ctx, w, progress)
 }
 
-// equalRuntime finds a runtime with libraries of the content that the caller shows, one with the
-// caller's ONNX Runtime first; nil if there is none. A client of the daemon's own user names its
+// equalRuntime finds a runtime with libraries equal to those that the caller shows, preferring one
+// with the caller's ONNX Runtime, nil if there is none. A client of the daemon's own user names its
 // libraries by path instead.
 func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 	progress func(string)) (*Runtime, *Content, error) {
@@ -276,7 +282,7 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 	for _, rt := range s.All() {
 		rc, err := s.Content(ctx, rt, progress)
 		if err != nil || !rc.equals(shown) {
-			continue // probe shows the error of a runtime, and another one may do
+			continue // try the next runtime; probe reports the error of this one
 		}
 		if rc.Spec.ORTVersion == w.ORTVersion {
 			return rt, rc, nil
@@ -288,8 +294,7 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 	return found, content, nil
 }
 
-// equals reports whether an application that shows these libraries, by EP, has what this runtime
-// has.
+// equals reports whether the shown libraries, by EP, equal this runtime's.
 func (rc *Content) equals(shown map[string]contents) bool {
 	for ep, have := range shown {
 		if want := rc.clientDigests[ep]; want == nil || !maps.Equal(want, have) {
@@ -299,17 +304,19 @@ func (rc *Content) equals(shown map[string]contents) bool {
 	return true
 }
 
-// contentIfCarrying returns the contents if they have the caller's libraries and all it needs.
+// contentIfCarrying returns the runtime's contents if they include the caller's libraries and all
+// EPs it needs, otherwise nil.
 func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted,
 	progress func(string)) *Content {
 	rc := rt.LastContent()
 	if rc == nil || !s.isCurrent(rc, recently) {
 		if rc != nil && rc.replacedLibrary(w) {
-			return nil // no waiting for the new libraries: the caller has one from before
+			// do not wait for the update to end, because the caller has a library from before it
+			return nil
 		}
 		var err error
 		if rc, err = s.Content(ctx, rt, progress); err != nil {
-			// a runtime that is gone or broken: probe shows its error, and another one may do
+			// the runtime is gone or broken: try the next one; probe reports the error
 			return nil
 		}
 	}
@@ -320,8 +327,8 @@ func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted,
 }
 
 // candidates lists the runtimes that had the caller's EP libraries when last looked at, those with
-// the caller's own ONNX Runtime first, and the others: these may have them by now. It looks at no
-// file, because a hit needs only the first.
+// the caller's own ONNX Runtime first, and the other runtimes, which may have got them since. It
+// checks no file, because a hit needs only the first candidate.
 func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
 	var own, other []*Runtime
 	for _, rt := range s.All() {
@@ -358,7 +365,8 @@ func needs(eps []identity.EP, name string) bool {
 	return slices.ContainsFunc(eps, func(ep identity.EP) bool { return ep.Name == name })
 }
 
-// matches compares the open file, else the path. Another user's path may never answer: no look-up.
+// matches compares the open file, or without one the path. It does not look up paths of other
+// users, because their file systems may never answer.
 func (ref LibraryRef) matches(path string, files []stampedFile, own bool) bool {
 	if ref.File == nil {
 		return ref.Path == path || own && sameFile(path, ref.Path)
@@ -372,10 +380,11 @@ func (ref LibraryRef) matches(path string, files []stampedFile, own bool) bool {
 	})
 }
 
-// isAt: the path leads to the file that the caller opened, and no update has replaced it.
+// isAt reports whether the path still names the file that the caller opened, so that no update has
+// replaced it.
 func (ref LibraryRef) isAt(path string) bool {
 	if ref.File == nil {
-		return true // the caller knows no more than the path
+		return true // the caller sent only the path
 	}
 	theirs, err := cas.StampOf(ref.File)
 	if err != nil {
@@ -392,11 +401,11 @@ func (rc *Content) replacedLibrary(w *Wanted) bool {
 	})
 }
 
-// ReplacedPath finds a library of a known runtime that the caller has open as it was before it was
-// replaced. Builds compiled for it are not served either, because execution providers open most of
-// their SDK only when a session is made, and by path, so the caller would load the new one's (seen
-// with QNN and OpenVINO: the load is refused). A caller can name a place where it has the earlier
-// ones.
+// ReplacedPath returns the path of a library that the caller opened before an update replaced it,
+// "" if there is none. Builds for the old library are not served either, because execution
+// providers open most of their SDK by path when a session is made. The caller would load the new
+// SDK with the old library, which QNN and OpenVINO refuse. The caller can name a directory that
+// still has the old files.
 func (s *Set) ReplacedPath(w *Wanted) string {
 	for _, ref := range w.EPLibraries {
 		if !needs(w.EPs, ref.EP) || ref.File == nil {
