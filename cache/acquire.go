@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Acquire answers one request: with the build that there is, or with one that is compiled now.
-// progress is called at each change of phase, from any goroutine, and not after Acquire returned.
+// Acquire answers one request: with a stored build, or with one that it compiles. progress is
+// called at each change of phase, from any goroutine, but not after Acquire has returned.
 func (c *Cache) Acquire(ctx context.Context, r *request.Request,
 	progress func(request.Progress)) (*request.Answer, error) {
 	return c.acquireResumed(ctx, r, request.ResumedJob{}, progress)
@@ -54,10 +54,10 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	}
 }
 
-// How often a request is tried.
+// How many times Acquire tries a request.
 const (
-	acquireAttempts = 3  // while its runtime is being replaced
-	removedAttempts = 10 // while its build is removed, or replaced, each time before the lease
+	acquireAttempts = 3  // if its runtime is being replaced
+	removedAttempts = 10 // if its build is removed or replaced each time before the lease is taken
 )
 
 func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
@@ -77,7 +77,7 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	var slow atomic.Bool
 	phase := at.Phase
 	at = at.WithRuntime(rt.Name, rc)
-	at.Phase = func(name string) { // the copy is this function's own
+	at.Phase = func(name string) { // at is a copy, so the caller's Phase stays as it was
 		slow.Store(true)
 		phase(name)
 	}
@@ -96,8 +96,9 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	return a, nil
 }
 
-// checkNotReplaced refuses an answer for libraries that were replaced while something was verified,
-// loaded or compiled for it. Other answers were compared with the libraries' files just before.
+// checkNotReplaced returns an error if the libraries were replaced while the daemon verified,
+// loaded or compiled something for the answer. Other answers need no check, because the look-up has
+// just compared the stamps of the libraries' files.
 func checkNotReplaced(a *request.Answer, at *request.Attempt) error {
 	if a.View == nil || at.Content.IsCurrent() {
 		return nil
@@ -140,7 +141,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if at.OnMiss == request.Refresh {
 		c.remotes.Forget(at.Plan.BuildKey)
 	}
-	// other requests fetch in their jobs
+	// The jobs of other requests fetch before they compile.
 	if at.OnMiss == request.ForClaim || at.OnMiss == request.Fetch {
 		if c.fetch(ctx, at, true) {
 			if found, err = c.find(ctx, at); found.Answer != nil || err != nil {
@@ -186,16 +187,17 @@ func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Fou
 	return found, err
 }
 
-// countMiss counts a request that has no build, unless it only asks whether there is one.
+// countMiss counts a request that has no build, unless the request only asks whether there is one
+// (OnMiss is Fail).
 func (c *Cache) countMiss(at *request.Attempt) {
 	if at.OnMiss != request.Fail {
 		c.index.Counters.Add("misses", 1)
 	}
 }
 
-// whyNotCompile returns why a miss is not compiled; nil: it is.
+// whyNotCompile returns why a miss is not compiled; nil if it is.
 func (c *Cache) whyNotCompile(at *request.Attempt, found *lookup.Found) error {
-	var running *jobs.Job // compiles it at this moment
+	var running *jobs.Job // the job that compiles it now, nil if none does
 	if at.OnMiss == request.Fail {
 		running = c.JobList.JobOf(at)
 		if found.Stale && running != nil {
@@ -227,8 +229,8 @@ func (c *Cache) whyNotCompile(at *request.Attempt, found *lookup.Found) error {
 	return nil
 }
 
-// whyNotReplace returns why a refresh may not replace the build that there is: a shared build is
-// replaced for administrators only, unless it is damaged.
+// whyNotReplace returns why a refresh may not replace the stored build: only administrators may
+// replace a shared build that is not damaged.
 func (c *Cache) whyNotReplace(at *request.Attempt) error {
 	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.Rights.IsAdministrator(at.Peer) {
 		return nil
@@ -248,13 +250,14 @@ func (c *Cache) whyNotReplace(at *request.Attempt) error {
 }
 
 // An application may load with libraries that this daemon does not have, or may not run because
-// another user chose them. It can still have what it compiled itself, under a claim, kept and
-// served to it again. Such a build is known by what the application shows of its libraries, because
-// they are not run here: their bytes, the version of ONNX Runtime that it states, and this machine.
-// All of it is in the build key, and only an equal key is a hit, because without the libraries it
-// cannot be judged whether another build suits them.
+// another user chose them. Such an application can compile a model itself under a claim, and the
+// daemon stores the build and serves it to that user again. The daemon does not run these
+// libraries, so the build key consists of their bytes, the version of ONNX Runtime that the
+// application states, and this machine. Only an equal key is a hit, because without running the
+// libraries the daemon cannot judge whether another build suits them.
 
-// hasOwnLibraries reports whether the request can be answered though no runtime here is for it.
+// hasOwnLibraries reports whether the request shows libraries of the caller's own, so that it can
+// be answered although no runtime of the daemon suits it. err is the error of the search for one.
 func (c *Cache) hasOwnLibraries(r *request.Request, err error) bool {
 	if apierr.ClassOf(err) != apierr.Unavailable || r.Runtime.ORTVersion == "" ||
 		len(r.EPs) == 0 || len(r.Group) > 0 {
@@ -269,12 +272,13 @@ func (c *Cache) hasOwnLibraries(r *request.Request, err error) bool {
 			return false
 		}
 	}
-	// else what the caller has open is no whole runtime
+	// If a path was replaced, the libraries that the caller has open are from a runtime of the
+	// daemon's that was updated since.
 	return c.runtimes.ReplacedPath(r.RuntimeWanted()) == ""
 }
 
-// answerForOwnLibraries answers a request for libraries that are the caller's own. missing says why
-// no runtime here will do.
+// answerForOwnLibraries answers a request for the caller's own libraries. missing is the error that
+// says why no runtime of the daemon suits it.
 func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, missing error) (
 	*request.Answer, error) {
 	if at.Identity.Compiled {
@@ -297,7 +301,8 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 	}
 	if at.RuntimeWanted().ShowsLibraries() || at.OnMiss != request.Wait &&
 		at.OnMiss != request.Background {
-		c.countMiss(at) // else the client asks again, and shows its libraries
+		// otherwise the client repeats the request with its libraries, and that is counted
+		c.countMiss(at)
 	}
 	switch {
 	case found.Withheld >= reports.MaxRounds:
@@ -308,7 +313,7 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 			WithFact("request_key", p.RequestKey.String()).
 			WithHint("compile it: repeat the request with on_miss claim")
 	case at.OnMiss == request.Background:
-		return nil, missing // no job of the daemon's can compile it
+		return nil, missing // the daemon has no libraries to compile it with
 	case at.OnMiss == request.ForClaim:
 		a, err := c.Claims.ClaimOrWait(ctx, at, found.Why)
 		return c.lookup.FillAnswer(a, at), err

@@ -1,13 +1,14 @@
 // Package cache answers requests for compiled models: it wires the parts together, and Acquire is
-// the whole flow of a request (acquire.go). It knows no bytes or frames.
+// the whole flow of a request (acquire.go). It handles neither the bytes of files nor the
+// protocol's frames.
 //
-// Acquire promises: an answer was compiled from exactly the bytes, and for exactly the request,
-// that the client presented, and its digests hold. An answered build survives a power cut. A build
-// is compiled once, however many clients request it at the same time. A view keeps its files as
-// long as a client has the descriptor that came with it.
+// Acquire promises: an answered build was compiled from exactly the bytes, and for exactly the
+// request, that the client presented. Its files have the digests that were recorded. The build
+// survives a power cut. A build is compiled once, however many clients request it at the same time.
+// A view keeps its files as long as a client has the descriptor that came with it.
 //
-// Errors that a user is to read are *apierr.Error; a *identity.NeedFilesError lists files that a
-// request lacks. A Cache may be used by any number of goroutines.
+// Errors that users read are *apierr.Error; a *identity.NeedFilesError lists files that a request
+// lacks. A Cache may be used by any number of goroutines.
 package cache
 
 import (
@@ -67,7 +68,7 @@ type Cache struct {
 	// Invalidate, Remove, Pin, Unpin, Pack, Unpack, PlanCollection, CollectReply, Check
 	*change.Changes
 
-	// The parts that others may use. Open sets them.
+	// The parts that other packages may use. Open sets them.
 	Store   *store.Store // what is on the disk; cas, index, forms and views are its parts
 	Rights  *rights.Rights
 	Queries *query.Queries
@@ -81,8 +82,8 @@ type Cache struct {
 	started time.Time
 	now     func() time.Time
 
-	settings   atomic.Pointer[settings] // what may change; options has what they were at the start
-	reloading  sync.Mutex               // held while settings are replaced
+	settings   atomic.Pointer[settings] // the current settings; options has those of the start
+	reloading  sync.Mutex               // held while Reload replaces settings
 	configured atomic.Pointer[query.Configured]
 
 	cas         *cas.Store
@@ -111,18 +112,18 @@ type Cache struct {
 	reports    *reports.Reports
 	remotes    *remotes.Remotes
 	trust      *trust.Documents
-	facts      *ttlcache.Cache // found out for reports, judgements and the doctor
+	facts      *ttlcache.Cache // facts about EPs that reports, judgements and the doctor share
 	gains      upkeep.Gains
 	failures   *failure.Remembered
-	// Libraries that clients show are read for one client of each owner at a time, because reading
-	// a file may take for ever.
+	// readGate has the libraries that clients send read for one client of each user at a time,
+	// because reading a file on a slow file system may block for ever.
 	readGate keyed.Locks[uint32]
 
-	sweptUnpacked chan struct{} // closed when what is done once after a start is done
+	sweptUnpacked chan struct{} // closed when the clean-up after the start is done
 
-	ctx  context.Context    // of the background work
-	stop context.CancelFunc // ends it
-	work sync.WaitGroup     // which Close waits for
+	ctx  context.Context    // the context of background work
+	stop context.CancelFunc // cancels ctx
+	work sync.WaitGroup     // the background work that Close waits for
 }
 
 // Open opens the cache in dir, or makes one. One process has a cache open at a time.
@@ -154,11 +155,11 @@ func Open(dir string, o Options) (*Cache, error) {
 	return c, nil
 }
 
-// runBackground does what no request waits for: it looks at the runtimes so that the first request
-// need not, queues again what was queued before, removes what crashes left behind, and then looks
-// around from time to time.
+// runBackground does the work that no request waits for. It probes the runtimes so that the first
+// request need not, queues the jobs of the previous daemon again, removes files that crashes left
+// behind, and then runs the periodic checks.
 func (c *Cache) runBackground(ctx context.Context, before map[string][]byte) {
-	// Soon, because views that clients of an earlier run have open count from then on.
+	// Early, because only then are views that clients have had open since the previous run counted.
 	strangers := sync.OnceValue(func() error { return c.views.DropUnknown(ctx) })
 	go strangers()
 	c.runtimes.RefreshAll(ctx)
@@ -205,15 +206,15 @@ func (c *Cache) Close() error {
 	return errors.Join(err, c.remotes.Close(), c.Store.Close())
 }
 
-// PrepareClose says that the cache will be closed as soon as the requests under way are answered: a
-// worker that dies is not replaced, and its death counts against no model.
+// PrepareClose announces that Close follows when the requests under way are answered. From then on
+// a worker that dies is not replaced, and its death is not recorded as a failure of the model.
 func (c *Cache) PrepareClose() { c.builder.PrepareClose() }
 
 // Idle reports whether nothing is compiled and no client holds a view that was served since the
 // start. It looks into the directory of every view that is in use, so it is not for each request.
 func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyLeased() }
 
-// Report decides on a client's report of a build, which it loaded with the runtime from.
+// Report handles a client's report on a build that the client loaded with the runtime from.
 func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, from runtimes.Ref) (
 	*wire.ReportReply, error) {
 	from.ORTVersion = cmp.Or(from.ORTVersion, r.ORTVersion)
@@ -223,10 +224,11 @@ func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, fr
 	return c.reports.Handle(ctx, p, r, examine)
 }
 
-// runLater does something that Close waits for.
+// runLater runs do in the background, and Close waits for it.
 func (c *Cache) runLater(do func(context.Context)) { c.work.Go(func() { do(c.ctx) }) }
 
-// SetConfigured has status and the doctor report what is not in effect, until it is called again.
+// SetConfigured sets the configuration of the file, so that status and the doctor report which keys
+// of it are not in effect.
 func (c *Cache) SetConfigured(now query.Configured) { c.configured.Store(&now) }
 
 // RecordConfiguration records in the history, and notifies subscribers, that the configuration was
@@ -236,7 +238,8 @@ func (c *Cache) RecordConfiguration(text string) {
 	c.Store.RecordEvent(index.Event{Kind: event.Configuration, Text: text})
 }
 
-// maxConfigurationText bounds what a file with many mistakes says in one event.
+// maxConfigurationText bounds the text of one event, because a file with many mistakes has a long
+// one.
 const maxConfigurationText = 2000
 
 // open opens the store, and makes and starts the parts in the order in which they need each other.
@@ -244,7 +247,7 @@ func (c *Cache) open() error {
 	if err := c.openStore(); err != nil {
 		return err
 	}
-	// Nothing fails from here on: what is begun is ended by Close.
+	// Nothing fails from here on, so everything that is started is ended by Close.
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.openPlanning()
 	c.openJudging()
@@ -253,7 +256,7 @@ func (c *Cache) open() error {
 	c.gains.Start(c.ctx, c.builder)
 	c.rebuilds.Start(c.ctx, upkeep.Options{LastUse: c.index.Uses.LastUse, Busy: c.jobs.Busy,
 		Now: c.now, Log: c.log,
-		// before anything is wished for
+		// before any rebuild can be queued
 		Limits: func() upkeep.Limits { return c.settings.Load().rebuild }})
 	c.runtimes.Start(c.ctx)
 	before := c.backlog.UnfinishedJobs()
@@ -263,8 +266,8 @@ func (c *Cache) open() error {
 	return nil
 }
 
-// revoked returns why a build of a layer does not count, "" if it does. The documents are opened
-// after the store, and are applied to it then.
+// revoked returns why a build of a layer is not served, "" if it is. While the store opens there
+// are no trust documents yet; they are applied to it afterwards.
 func (c *Cache) revoked(keys []*portable.Key, keyIDs string, m portable.Digest,
 	b portable.Hash) string {
 	if c.trust == nil {
@@ -273,7 +276,7 @@ func (c *Cache) revoked(keys []*portable.Key, keyIDs string, m portable.Digest,
 	return c.trust.Why(keys, keyIDs, m, b)
 }
 
-// layersOf returns layers as a store follows them.
+// layersOf converts the layers of the options to those of the store.
 func (c *Cache) layersOf(all []layer.Source) []layers.Source {
 	below := make([]layers.Source, len(all))
 	for i, one := range all {
@@ -317,7 +320,7 @@ func (c *Cache) openStore() (err error) {
 	return nil
 }
 
-// openPlanning makes what a plan needs: rights, models, jobs and runtimes.
+// openPlanning makes the parts that a plan needs: rights, models, jobs and runtimes.
 func (c *Cache) openPlanning() {
 	o := &c.options
 	c.Rights = rights.New(c.uid, c.index, func() rights.Privileged {
@@ -357,7 +360,7 @@ func (c *Cache) openPlanning() {
 		}}
 }
 
-// openJudging makes what decides whether a build is served.
+// openJudging makes the parts that decide whether a build is served.
 func (c *Cache) openJudging() {
 	rebuild := func(b *index.Build, runtime, why string) {
 		c.recompiler.Refresh(b, runtime, why, nil)
@@ -398,7 +401,7 @@ func (c *Cache) openJudging() {
 		}})
 }
 
-// openAnswering makes what finds builds, makes them, and reports on them.
+// openAnswering makes the parts that find, make and report on builds.
 func (c *Cache) openAnswering() {
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.JobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures,

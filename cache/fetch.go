@@ -25,12 +25,12 @@ func (c *Cache) openRemotes() {
 	c.remotes.Configure()
 }
 
-// askOf returns the request to remotes for an attempt.
+// askOf returns the query that the remotes get for an attempt.
 func (c *Cache) askOf(at *request.Attempt,
 	progress func(done, total int64, left time.Duration)) *remotes.Ask {
 	var kind jobs.Kind
 	for _, f := range at.Descriptors() {
-		if info, err := f.Stat(); err == nil { // else it is small
+		if info, err := f.Stat(); err == nil { // if it fails, the file counts as small
 			kind.Size += info.Size()
 		}
 	}
@@ -43,7 +43,7 @@ func (c *Cache) askOf(at *request.Attempt,
 	return a
 }
 
-// beginJob is what a compile of a shared build begins with: see build.Options.
+// beginJob is called at the start of each compile of a shared build: see build.Options.Begin.
 func (c *Cache) beginJob(ctx context.Context, at *request.Attempt, j *jobs.Job) (*index.Build,
 	func(bool)) {
 	a := c.askOf(at, j.SetTransfer)
@@ -54,8 +54,8 @@ func (c *Cache) beginJob(ctx context.Context, at *request.Attempt, j *jobs.Job) 
 	return c.remotes.Begin(ctx, a)
 }
 
-// fetch has the remotes asked without a compile, in one job for all callers. It reports whether the
-// request is to be looked up again. Without wait it goes on in the background.
+// fetch queries the remotes in one job for all callers, without a compile. It reports whether the
+// request should be looked up again. Without wait the job runs in the background.
 func (c *Cache) fetch(ctx context.Context, at *request.Attempt, wait bool) bool {
 	ask := c.askOf(at, nil)
 	if ask.Patient = at.OnMiss != request.ForClaim; !c.remotes.Asks(ask) {
@@ -77,7 +77,8 @@ func (c *Cache) fetch(ctx context.Context, at *request.Attempt, wait bool) bool 
 	caller := at.Caller(c.owners.OwnerOf)
 	if !wait {
 		caller.Progress = nil
-		_, _, _ = c.jobs.Start(key, caller, prepare) // otherwise the next request asks
+		// if it cannot start, the next request tries again
+		_, _, _ = c.jobs.Start(key, caller, prepare)
 		return false
 	}
 	result, _, err := c.jobs.Join(ctx, key, caller, prepare)
@@ -88,7 +89,7 @@ func (c *Cache) fetch(ctx context.Context, at *request.Attempt, wait bool) bool 
 	return true
 }
 
-// notFetched is the error of a request that compiles nothing, with what the remotes said.
+// notFetched returns the error of a request that compiles nothing, with the answers of the remotes.
 func (c *Cache) notFetched(at *request.Attempt) error {
 	why := c.remotes.Explain(c.askOf(at, nil))
 	if len(why) == 0 {
@@ -100,7 +101,7 @@ func (c *Cache) notFetched(at *request.Attempt) error {
 		WithHint("compile it: repeat the request with on_miss wait")
 }
 
-// RemoteStatus returns what is known of the remotes.
+// RemoteStatus returns the state of each remote.
 func (c *Cache) RemoteStatus() []*wire.Remote { return c.remotes.Status() }
 
 // Push copies shared builds to remotes now, for administrators and publishers.
@@ -165,7 +166,7 @@ func (c *Cache) RemoteTrust(ctx context.Context, p request.Peer,
 	return reply, err
 }
 
-// CollectRemote removes what no look-up finds any more from a remote.
+// CollectRemote removes builds from a remote that no look-up can find any more.
 func (c *Cache) CollectRemote(ctx context.Context, p request.Peer, w *wire.CollectRemote,
 	progress func(request.Progress)) (*wire.CollectRemoteReply, error) {
 	if !c.Rights.IsAdministrator(p) {
@@ -175,7 +176,7 @@ func (c *Cache) CollectRemote(ctx context.Context, p request.Peer, w *wire.Colle
 	return c.remotes.Collect(ctx, w.Remote, w.DryRun, progress)
 }
 
-// CheckRemote tries on a remote what is needed of it.
+// CheckRemote tries each operation that the daemon needs on a remote.
 func (c *Cache) CheckRemote(ctx context.Context, p request.Peer,
 	name string) (*wire.CheckRemoteReply, error) {
 	if !c.Rights.IsAdministrator(p) {

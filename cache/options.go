@@ -22,17 +22,17 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Options say how a cache is kept. The zero value of each field is a sensible default.
+// Options configure a Cache. The zero value of each field is a sensible default.
 type Options struct {
 	Compiler compilers.Compiler
-	// Runtimes are registered by the administrator, in order of preference. In one with only
-	// Directory set, libraries are found.
+	// Runtimes are registered by the administrator, in order of preference. In a runtime with only
+	// Directory set, the daemon searches for the libraries.
 	Runtimes []compilers.Runtime
 	// AllowOptions are "EP/option" and "session/key": unknown options that are passed on.
 	AllowOptions []string
 	Jobs         int // compiles at the same time; 0: one per processor
-	// JobsMemory is how many bytes compiles may take together, as far as it is known. 0: half of
-	// the machine's memory; negative: no bound.
+	// JobsMemory is how many bytes of memory all compiles may take together; a compile whose need
+	// is unknown is not counted. 0: half of the machine's memory; negative: no bound.
 	JobsMemory int64
 	// every local user may reach shared views by path, not only by descriptor
 	PathAccess     bool
@@ -40,45 +40,49 @@ type Options struct {
 
 	Rules   *rules.Set // how builds of other libraries suit a runtime; nil: the shipped ones
 	Drivers []runtimes.DriverSource
-	Quiet   time.Duration // a runtime's files must rest so long after a change; 0: 1 s
-	// how often files that cannot be watched are looked at; 0: 2 s
+	// after a change a runtime is probed when its files have not changed for so long; 0: 1 s
+	Quiet time.Duration
+	// interval between checks of files that cannot be watched; 0: 2 s
 	Poll     time.Duration
-	Policies map[string]request.Policy // by execution provider; "" for all without their own
+	Policies map[string]request.Policy // by execution provider; "" is for those without an entry
 	Rebuild  upkeep.RebuildOptions
 
 	KeepSource       string   // how source models are kept: "reference" (default), "copy", "none"
-	TrustedReporters []uint32 // users that need no others to confirm their reports
+	TrustedReporters []uint32 // users whose reports count without confirmation by other users
 	Publishers       []uint32 // users that may put shared builds, besides administrators
-	// users with reports that withhold a build that cannot be checked; 0: 3
+	// how many users have to report a build that cannot be checked before it is withheld; 0: 3
 	ReportQuorum int
 	Claims       claims.Limits
-	Remotes      []remotes.Remote // in the order in which they are asked
-	// WarnExpired: builds of other machines are taken without a trust document that is in effect.
+	Remotes      []remotes.Remote // queried in this order
+	// WarnExpired logs a warning instead of refusing builds of other machines when no trust
+	// document is in effect.
 	WarnExpired bool
 	Failures    failure.Options
 
-	Space     store.SpaceOptions
-	Pack      string        // store.PackCold (default), store.PackAlways or store.PackOff
-	PackAfter time.Duration // without use, also until an unpacked copy is dropped; 0: two hours
-	Verify    time.Duration // in which all stored bytes are read and compared once; 0: never
-	// for copies of packed builds, perhaps in memory; "": the state directory
+	Space store.SpaceOptions
+	Pack  string // store.PackCold (default), store.PackAlways or store.PackOff
+	// a build that was not used for so long is packed, and its unpacked copy dropped; 0: two hours
+	PackAfter time.Duration
+	Verify    time.Duration // the period in which all stored bytes are verified once; 0: never
+	// UnpackedDir is where packed builds are unpacked, for example a tmpfs; "": the state
+	// directory.
 	UnpackedDir string
 	Layers      []layer.Source
 	Rebuilt     string // why this process opens the state directory again; "": it does not
-	// Conditions are the configuration that compiles depend on, in any words: a model that failed
-	// to compile under others is tried again.
+	// Conditions is a text of the configuration that compiles depend on. A failure that was
+	// remembered under another text does not count, so the model is compiled again.
 	Conditions string
 
 	// OnOpening is called every few seconds with the progress while Open makes the index from all
-	// manifests, which takes long. It must not wait. It may be nil.
+	// manifests, which takes long. It must not block. It may be nil.
 	OnOpening func(what string)
 
 	// OnBroken is called once if the index turns out to be damaged after Open: no request can be
 	// answered from then on, and Close may block. The process should end, because its next start
-	// makes the index again. OnBroken must not wait. It may be nil.
+	// makes the index again. OnBroken must not block. It may be nil.
 	OnBroken func(error)
 
-	// which makes the calls to remotes; nil: there are none. Close closes it
+	// RemoteClient makes the calls to remotes; nil if there are none. Close closes it.
 	RemoteClient remotes.Client
 
 	Log *slog.Logger
@@ -87,18 +91,19 @@ type Options struct {
 	fs cas.FS // nil: the operating system's
 }
 
-// settings are the options that may change while the cache is open. They are replaced as a whole,
-// and never changed: code that needs several that belong together loads them once.
+// settings are the options that may change while the cache is open. Reload replaces the whole value
+// and never changes one, so code that needs several settings that belong together loads the pointer
+// once.
 type settings struct {
 	Options // with the defaults filled in
 	rebuild upkeep.Limits
 	builder build.Settings
 	store   store.Settings
 
-	// Remembered results are remembered with the generation that they were found out under, and do
-	// not count for a later one.
-	judging  uint64 // counts changes of what builds are judged by
-	planning uint64 // counts changes of what plans depend on
+	// Generations: a remembered result carries the generation it was computed under, and is ignored
+	// when the generation has changed.
+	judging  uint64 // incremented when the settings that judgements depend on change
+	planning uint64 // incremented when the settings that plans depend on change
 }
 
 // newSettings checks the options. The caller fills in the generations.
@@ -123,9 +128,9 @@ func newSettings(o *Options) (*settings, error) {
 
 // Reload applies other options: Rules, Policies, Rebuild, AllowOptions, Administrators,
 // TrustedReporters, Publishers, Claims, Remotes, Layers, ReportQuorum, KeepSource, Failures, Space,
-// Pack, PackAfter, Verify, Drivers and Runtimes. The other options are for Open alone and are not
-// looked at. Builds with other verdicts now are judged again: on their next request, and all of
-// them in the background. An error leaves everything as it was.
+// Pack, PackAfter, Verify, Drivers and Runtimes. Reload ignores the others, which only Open
+// applies. Builds are judged again with the new settings, on their next request or in the
+// background, whichever is first. On an error nothing is changed.
 func (c *Cache) Reload(o Options) error {
 	next, err := newSettings(&o)
 	if err != nil {
@@ -168,7 +173,7 @@ func (o *Options) packWhen() (p store.Packing, err error) {
 	return p, err
 }
 
-// policyOf is the strictest of the policies for the execution providers of a request.
+// policyOf returns the strictest of the policies for the execution providers of a request.
 func (c *Cache) policyOf(eps []compilers.EP) (out request.Policy) {
 	policies := c.settings.Load().Policies
 	for i, ep := range eps {

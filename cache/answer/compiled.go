@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// AnswerCompiled answers for a model that has EPContext nodes already.
+// AnswerCompiled answers a request whose model has EPContext nodes already.
 func (c *Answerer) AnswerCompiled(ctx context.Context,
 	at *request.Attempt) (*request.Answer, error) {
 	why := at.TooLarge
@@ -44,7 +44,7 @@ func (c *Answerer) AnswerCompiled(ctx context.Context,
 	return a, nil
 }
 
-// explainPassThrough explains the answer to a model that is compiled already.
+// explainPassThrough turns the answer for a compiled model into an explanation.
 func explainPassThrough(a *request.Answer) *request.Answer {
 	reason := strings.TrimPrefix(a.Why, compiledPrefix)
 	e := &wire.Explanation{Decision: request.PassThrough, Reason: reason, Runtime: a.Runtime}
@@ -59,7 +59,7 @@ func explainPassThrough(a *request.Answer) *request.Answer {
 // compiledPrefix begins the reason why a model is passed through.
 const compiledPrefix = "the model is compiled already: "
 
-// passThrough judges the model for the caller's runtime. The application loads its own file.
+// passThrough judges the model for the caller's runtime. The application then loads its own file.
 func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	m, err := at.Request.ModelFiles(0).Read(ctx)
 	if err != nil {
@@ -97,8 +97,9 @@ func compiledBecause(nodes int, sources []string) string {
 	return fmt.Sprintf("it has %d EPContext nodes, made by %s", nodes, strings.Join(sources, ", "))
 }
 
-// WhyTooLarge returns which limit the files of a put exceed, "" if they exceed none. Its files are
-// not read then, because hashing them would delay the application, and its model is passed through.
+// WhyTooLarge returns which limit the files of a put exceed, "" if they exceed none. If they exceed
+// one, the model is passed through and its files are not read, because hashing them would delay the
+// application.
 func WhyTooLarge(most int64, r *request.Request) (why string, err error) {
 	if !r.Adopt || len(r.Group) > 0 {
 		return "", nil
@@ -118,10 +119,10 @@ func WhyTooLarge(most int64, r *request.Request) (why string, err error) {
 	return why, nil
 }
 
-// adopt answers for a compiled model that its user wants kept: with the build that there is of it,
-// or with one that is made of the user's own files. These are taken in as a put's are, so a
-// stranger's bytes are never served unchecked. Without an answer the model is passed through, and
-// why says what kept it from being adopted. why is empty where the request adopts nothing.
+// adopt answers a request to adopt a compiled model: with the stored build of it, or with one that
+// is made from the user's files. These are checked like the files of a put, because they are not
+// trusted. If a is nil, the model is passed through, and why says why it was not adopted. why is ""
+// if the request adopts nothing.
 func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 	a *request.Answer, why string, err error) {
 	m, err := at.Request.ModelFiles(0).Read(ctx)
@@ -135,7 +136,7 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 	own := *at.Request
 	own.Embed, own.External = isEmbedded(m), make(map[string]*os.File, len(names))
 	for _, name := range names {
-		own.External[name] = at.External[name] // and nothing else that its user sent
+		own.External[name] = at.External[name] // but no other file that the user sent
 	}
 	if at, err = c.Planner.WithPlan(ctx, at.AsAdoption(&own)); err != nil {
 		return nil, "", err
@@ -170,7 +171,7 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 		return nil, why, err
 	}
 	defer done()
-	found, err := c.Lookup.Find(ctx, at) // as the next request will
+	found, err := c.Lookup.Find(ctx, at) // so that this answer is the next request's too
 	if err != nil {
 		return nil, "", err
 	}
@@ -182,7 +183,7 @@ func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
 	return a, "", nil
 }
 
-// isEmbedded reports which form an artefact has.
+// isEmbedded reports whether an artefact has its context inside the graph.
 func isEmbedded(m *epmodel.Model) bool {
 	for i := range m.Contexts {
 		if n := &m.Contexts[i]; n.MainContext == 1 {

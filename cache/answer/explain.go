@@ -1,6 +1,6 @@
 // Package answer answers requests that compile nothing. It explains how a request would be
-// answered, by a look-up's steps without compiling, serving or counting. Models that have EPContext
-// nodes already are judged and passed through, or adopted if their user wants that.
+// answered: it runs the steps of a look-up, but compiles, serves and counts nothing. Models that
+// have EPContext nodes already are judged and passed through, or adopted if their user wants that.
 package answer
 
 import (
@@ -27,11 +27,11 @@ type Answerer struct {
 	*build.Builder
 	Query  *query.Queries
 	Claims *claims.Claims
-	// Remotes says of each remote whether it would be asked.
+	// Remotes returns for each remote a text that says whether it would be queried.
 	Remotes func(*request.Attempt) []string
 }
 
-// Explain decides as any request does, but compiles, withholds, counts and leases nothing.
+// Explain decides as Acquire does, but compiles, withholds, counts and leases nothing.
 func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	out, err := c.Query.Explain(ctx, &query.ExplainRequest{Peer: at.Peer, Name: at.Name,
 		Key: at.Plan.RequestKey, Model: at.Plan.Canonical.Model, Record: at.Plan.RecordJSON,
@@ -51,13 +51,13 @@ func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.A
 	return a, nil
 }
 
-// candidates are the builds as an explanation lists them.
+// candidates converts candidates to those of an explanation.
 func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate {
 	out := make([]query.Candidate, len(order))
 	for i, o := range order {
 		differences := identity.MakerDifferences(at.Plan.ExpectedFacts(o.Build),
 			at.ORTVersion(), o.Build)
-		if at.Plan.Outside { // of libraries that are not run here little is known
+		if at.Plan.Outside { // without running the libraries there are few facts
 			differences = slices.DeleteFunc(differences,
 				func(d identity.Difference) bool { return d.Asked == "" })
 		}
@@ -104,7 +104,7 @@ func (c *Answerer) replan(ctx context.Context, b *index.Build) (*request.Attempt
 	for _, rt := range c.Planner.Runtimes.All() {
 		rc, err := c.Planner.Runtimes.Content(ctx, rt, func(string) {})
 		if err != nil || !rc.HasAll(at.EPs) {
-			continue // another one may do
+			continue // try the next runtime
 		}
 		var planned *request.Attempt
 		if planned, last = c.Planner.WithPlan(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
@@ -126,7 +126,7 @@ func (c *Answerer) candidateOrder(ctx context.Context,
 	return append(out, groups...), err
 }
 
-// orderGroups orders the groups that have the request's model as a member, as order does.
+// orderGroups orders the groups that have the request's model as a member, as candidateOrder does.
 func (c *Answerer) orderGroups(ctx context.Context, at *request.Attempt) (
 	[]lookup.Candidate, error) {
 	member, err := c.Lookup.GroupAttempt(ctx, at.WithPhase(func(string) {}))
@@ -136,7 +136,7 @@ func (c *Answerer) orderGroups(ctx context.Context, at *request.Attempt) (
 	return c.Lookup.Ranked(ctx, member, func(yield func(*index.Build, error) bool) {
 		for b, err := range c.Lookup.StoredBuilds(member.Plan, at.Scopes) {
 			if err == nil && !c.Rights.MaySee(at.Peer, b.ID, b.Scope) {
-				continue // the peer does not hear of it
+				continue // the peer may not see it
 			}
 			if !yield(b, err) {
 				return
@@ -145,7 +145,7 @@ func (c *Answerer) orderGroups(ctx context.Context, at *request.Attempt) (
 	})
 }
 
-// otherForm returns how a miss would be answered by a conversion, "" if it would not.
+// otherForm returns the text that a conversion would answer the miss, "" if none would.
 func (c *Answerer) otherForm(ctx context.Context, at *request.Attempt) (string, error) {
 	if len(at.Group) > 0 {
 		return "", nil

@@ -1,6 +1,5 @@
-// Package change carries out what users and administrators ask to have done with stored builds:
-// withhold, remove, pin, pack, unpack, evict and check. A user changes its own builds, an
-// administrator all.
+// Package change carries out the verbs that change stored builds: withhold, remove, pin, pack,
+// unpack, evict and check. Users may change their own builds, administrators all.
 package change
 
 import (
@@ -31,12 +30,11 @@ type Changes struct {
 	now    func() time.Time
 }
 
-// New returns the changes of a store.
 func New(s *store.Store, q *query.Queries, r *rights.Rights, now func() time.Time) *Changes {
 	return &Changes{store: s, index: s.Index(), query: q, rights: r, now: now}
 }
 
-// changeLog reports the builds that were changed, or would be, as many as fit into an answer.
+// changeLog reports the builds that were changed, or would be, up to maxChanged.
 type changeLog struct {
 	query *query.Queries
 	peer  request.Peer
@@ -44,20 +42,21 @@ type changeLog struct {
 	space wire.SpaceLeft
 }
 
-// maxChanged is how many of the builds that were changed an answer lists.
+// maxChanged is how many changed builds an answer lists.
 const maxChanged = 256
 
 func (c *Changes) newChangeLog(p request.Peer) *changeLog {
 	return &changeLog{c.query, p, &wire.ChangeReply{}, wire.MaxReply}
 }
 
-// noteKept records a build that is still stored, and gone one that was removed.
+// noteKept records a changed build that is still stored.
 func (ch *changeLog) noteKept(b *index.Build) error {
 	return ch.add(func() (*wire.Build, error) { return ch.query.Listed(ch.peer, b) })
 }
 
 func (ch *changeLog) noteRemoved(b *index.Build) {
-	_ = ch.add(func() (*wire.Build, error) { return ch.query.Listing(b), nil }) // cannot fail
+	// the function returns no error
+	_ = ch.add(func() (*wire.Build, error) { return ch.query.Listing(b), nil })
 }
 
 func (ch *changeLog) add(list func() (*wire.Build, error)) error {
@@ -75,7 +74,7 @@ func (ch *changeLog) add(list func() (*wire.Build, error)) error {
 	return nil
 }
 
-// eachStored calls fn with the builds that are still there, one after the other.
+// eachStored calls fn with each build that is still stored.
 func (c *Changes) eachStored(ctx context.Context, ids []index.BuildID,
 	fn func(*index.Build) error) error {
 	for _, id := range ids {
@@ -84,7 +83,7 @@ func (c *Changes) eachStored(ctx context.Context, ids []index.BuildID,
 		}
 		b, err := c.index.Get(id)
 		if errors.Is(err, index.ErrNotFound) {
-			continue // it has just gone
+			continue // it was just removed
 		}
 		if err != nil {
 			return apierr.New(apierr.Internal, err, "change builds")
@@ -134,7 +133,7 @@ func (c *Changes) Pin(ctx context.Context, p request.Peer, names []string, dryRu
 	})
 }
 
-// Unpin takes that back. It is no error if a build was not pinned.
+// Unpin undoes Pin. It is no error if a build was not pinned.
 func (c *Changes) Unpin(ctx context.Context, p request.Peer, names []string, dryRun bool) (
 	*wire.ChangeReply, error) {
 	return c.change(ctx, p, names, dryRun, false, func(b *index.Build) error {
@@ -143,8 +142,8 @@ func (c *Changes) Unpin(ctx context.Context, p request.Peer, names []string, dry
 }
 
 // Remove deletes the builds that the names mean, or all that the peer may change. Files that an
-// application has loaded stay until it releases them. Freed are the bytes on disk that no other
-// build needs, in the account of what each build has of its own.
+// application has loaded stay until it releases them. The reply's freed bytes are those that no
+// other build needs.
 func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, all,
 	dryRun bool) (*wire.ChangeReply, error) {
 	everything := all && c.rights.IsAdministrator(p)
@@ -167,7 +166,7 @@ func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, al
 		left := int64(0)
 		err = c.store.RemoveUnneeded(ctx)
 		if err == nil {
-			left, err = c.store.RemovableBytes(ctx) // what is stored meanwhile
+			left, err = c.store.RemovableBytes(ctx) // what is still stored
 		}
 		if err != nil {
 			err = apierr.New(apierr.Internal, err, "remove all")
@@ -178,7 +177,7 @@ func (c *Changes) Remove(ctx context.Context, p request.Peer, names []string, al
 	return removed.reply, err
 }
 
-// removeInBatches removes builds in batches, and notes them; with dryRun it only notes them.
+// removeInBatches removes builds in batches, and records them; with dryRun it only records them.
 func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryRun bool,
 	removed *changeLog) error {
 	var some []store.Removal
@@ -189,7 +188,7 @@ func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryR
 			if d.Removed {
 				removed.noteRemoved(d.Build)
 			}
-			if !errors.Is(d.Err, index.ErrNotFound) { // else it was just removed
+			if !errors.Is(d.Err, index.ErrNotFound) { // otherwise it was just removed
 				err = cmp.Or(err, d.Err)
 			}
 		}
@@ -234,7 +233,8 @@ func (c *Changes) buildsToRemove(ctx context.Context, p request.Peer, names []st
 }
 
 // changeable lists the builds that the names mean. It fails if the peer may not change one of them.
-// Without layers, those of layers are left out, and names of nothing else are a mistake.
+// Without layers, builds of layers are left out, and a name that matches only such builds is an
+// error.
 func (c *Changes) changeable(ctx context.Context, p request.Peer, names []string, layers bool) (
 	ids []index.BuildID, err error) {
 	var below *index.Build
@@ -261,9 +261,9 @@ func (c *Changes) changeable(ctx context.Context, p request.Peer, names []string
 	return ids, nil
 }
 
-// Pack packs the builds that the names mean, or all that the peer may change, where that saves
-// bytes and no client uses them. With dryRun it looks for what they share, and reports what packing
-// would free. progress, which may be nil, counts builds.
+// Pack packs the builds that the names mean, or all that the peer may change, if that saves bytes
+// and no client uses them. With dryRun it finds shared bytes, and reports how many packing would
+// free. progress, which may be nil, counts builds.
 func (c *Changes) Pack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
 	ids, err := c.buildsToPack(ctx, p, names, all)
@@ -273,8 +273,8 @@ func (c *Changes) Pack(ctx context.Context, p request.Peer, names []string, all,
 	return c.packEach(ctx, ids, true, progress, c.store.Packer().PackOnRequest(ctx, dryRun))
 }
 
-// packableBytes returns what packing would free of a build that stays whole because a client uses
-// it, or may use it; else 0.
+// packableBytes returns the bytes that packing would free of a build that stays unpacked because a
+// client uses it, otherwise 0.
 func (c *Changes) packableBytes(b *index.Build, outcome string) int64 {
 	if !strings.HasPrefix(outcome, "kept: ") || c.store.WhyInUse(b) == "" {
 		return 0
@@ -282,8 +282,8 @@ func (c *Changes) packableBytes(b *index.Build, outcome string) int64 {
 	return c.store.Packer().PackSaving(b.ID)
 }
 
-// Unpack makes such builds whole again, durably, and removes their recipes. They may be packed
-// again when they are cold.
+// Unpack replaces the recipes of such builds by whole files, durably. They may be packed again when
+// they are cold.
 func (c *Changes) Unpack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
 	ids, err := c.buildsToPack(ctx, p, names, all)
@@ -293,7 +293,7 @@ func (c *Changes) Unpack(ctx context.Context, p request.Peer, names []string, al
 	return c.packEach(ctx, ids, false, progress, c.store.Packer().UnpackOnRequest(ctx, dryRun))
 }
 
-// packEach calls do with each build, and reports what became of it.
+// packEach calls do with each build, and reports the outcome.
 func (c *Changes) packEach(ctx context.Context, ids []index.BuildID, packs bool, progress func(done,
 	total int64), do func(*index.Build) (string, int64, error)) (*wire.PackReply, error) {
 	out, done := &wire.PackReply{}, int64(0)
@@ -306,7 +306,7 @@ func (c *Changes) packEach(ctx context.Context, ids []index.BuildID, packs bool,
 		switch {
 		case ctx.Err() != nil:
 			return apierr.New(apierr.Cancelled, ctx.Err(), "pack")
-		case err != nil && c.isRemoved(b.ID): // collected or removed meanwhile
+		case err != nil && c.isRemoved(b.ID): // evicted or removed in the meantime
 			outcome, frees = "kept: "+store.KeptRemoved, 0
 		case packing.IsMissingOrDamaged(err):
 			outcome = "kept: " + c.store.WithholdDamaged(ctx, b, err)
@@ -334,7 +334,7 @@ func (c *Changes) packEach(ctx context.Context, ids []index.BuildID, packs bool,
 	return out, err
 }
 
-// buildsToPack lists the builds that Pack or Unpack is for.
+// buildsToPack lists the builds for Pack or Unpack.
 func (c *Changes) buildsToPack(ctx context.Context, p request.Peer, names []string, all bool) (
 	[]index.BuildID, error) {
 	switch {
@@ -351,9 +351,9 @@ func (c *Changes) isRemoved(id index.BuildID) bool {
 	return errors.Is(err, index.ErrNotFound)
 }
 
-// PlanCollection plans to bring the builds that the peer may collect within the configured bounds,
-// or within the goal: all builds for administrators, else the peer's own. progress, which may be
-// nil, receives how far the survey of the store is.
+// PlanCollection plans which builds to evict to reach the configured bounds, or the goal. It
+// considers all builds for administrators, and otherwise the peer's own. progress, which may be
+// nil, is told the progress of the survey.
 func (c *Changes) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal,
 	progress func(*wire.Progress)) (*store.Collection, error) {
 	goal.Progress = wire.StoreProgress(progress, "reading")
@@ -361,7 +361,7 @@ func (c *Changes) PlanCollection(ctx context.Context, p request.Peer, goal store
 		Plan(ctx, store.Owner{UID: p.UID, All: c.rights.IsAdministrator(p)}, goal)
 }
 
-// CollectReply reports what a plan does, or what became of it.
+// CollectReply reports what a plan would do, or what it has done.
 func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used,
 		BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
@@ -388,8 +388,8 @@ func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 	return reply
 }
 
-// Check compares the store with what it should be: its files, or with w.Space the account of the
-// disk. progress may be nil.
+// Check checks the store's files, or with w.Space compares its account of bytes with the disk.
+// progress may be nil.
 func (c *Changes) Check(ctx context.Context, p request.Peer, w *wire.Check,
 	progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	if !c.rights.IsAdministrator(p) {

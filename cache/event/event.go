@@ -1,4 +1,4 @@
-// Package event names the kinds of events that the history of a store consists of, and makes them.
+// Package event has the kinds of events in a store's history, and makes events.
 package event
 
 import (
@@ -9,33 +9,33 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// The kinds of events. A hit is none: hits are counted.
+// The kinds of events. A hit is no event: hits are only counted.
 const (
 	Compiled = "compiled" // a build was made and stored
-	// a build was made from its other form: with the context inside the graph, or beside it
+	// a build was converted from embedded to sidecar, or back
 	Converted = "converted"
-	// a compiled model was given to its waiters, and could not be kept
+	// a compiled model was served to its waiters but not stored
 	Unkept       = "not kept"
-	Failed       = "failed"        // a compile brought no result
+	Failed       = "failed"        // a compile failed
 	Cancelled    = "cancelled"     // a compile was cancelled by its waiters
 	Claimed      = "claimed"       // an application compiles a model itself
-	ClaimEnded   = "claim ended"   // without a result
+	ClaimEnded   = "claim ended"   // a claim ended without a result
 	Imported     = "imported"      // a build of another machine was stored
-	Fetched      = "fetched"       // a build was stored that a remote had
+	Fetched      = "fetched"       // a build was fetched from a remote and stored
 	Published    = "published"     // a build was copied to a remote
-	NotPublished = "not published" // it could not be
-	Trust        = "trust"         // a trust document was taken, or refused
+	NotPublished = "not published" // a build could not be copied to a remote
+	Trust        = "trust"         // a trust document was accepted or refused
 	Put          = "put"           // a model that an application compiled was stored as a build
-	// a build was removed, evicted or superseded; written by the index itself
+	// a build was removed, evicted or superseded; the index writes this event itself
 	Retracted  = "retracted"
-	Withheld   = "withheld"    // a build is not served any more, until it is judged otherwise
+	Withheld   = "withheld"    // a build is no longer served, until it is judged good again
 	Damaged    = "damaged"     // bytes of a build have changed
 	Healed     = "healed"      // a build replaced one that was damaged
 	Judged     = "judged"      // the verdict on a build for a runtime changed
-	Rebuild    = "rebuild"     // a build is to be compiled again, and queued
-	Rebuilt    = "rebuilt"     // it was compiled again
-	NotRebuilt = "not rebuilt" // it was not: no source at hand, or the compile failed
-	// a client reported that a build does not load, and what followed
+	Rebuild    = "rebuild"     // a rebuild was queued
+	Rebuilt    = "rebuilt"     // a build was compiled again
+	NotRebuilt = "not rebuilt" // a rebuild failed, or had no source
+	// a client reported that a build does not load; the text has the decision
 	Report        = "report"
 	Probed        = "probed"        // a runtime was probed and can be used
 	Unusable      = "unusable"      // a runtime cannot be used
@@ -45,24 +45,24 @@ const (
 	Missed        = "missed"        // a subscriber fell behind; sent to that subscriber alone
 )
 
-// Of returns an event of a build.
+// Of returns an event about a build.
 func Of(b *index.Build, kind, format string, args ...any) index.Event {
 	return index.Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey,
 		ModelName: b.ModelName, Text: fmt.Sprintf(format, args...), BuildID: b.ID, Scope: b.Scope,
 		By: rights.OwnScope(rights.Peer{UID: b.UID})}
 }
 
-// UnkeptKey is the memo with the hint of an event that a result was not kept: its text has none.
+// UnkeptKey returns the key of the memo that has the hint for an Unkept event, whose text has none.
 func UnkeptKey(e *index.Event) string { return "unkept:" + e.Scope + ":" + e.RequestKey.String() }
 
-// About is the request that an event without a build is about.
+// About is the request of an event without a build.
 type About struct {
 	Peer  rights.Peer
 	Key   index.RequestKey
 	Model string // its name
 }
 
-// For returns an event of a request that has no build. Only the peer and administrators see it.
+// For returns an event about a request that has no build. Only the peer and administrators see it.
 func For(a About, kind, format string, args ...any) index.Event {
 	return index.Event{Kind: kind, RequestKey: a.Key, ModelName: a.Model,
 		Text: fmt.Sprintf(format, args...), Scope: rights.OwnScope(a.Peer)}

@@ -1,4 +1,4 @@
-// Package plan plans requests: the model, the request key, what compiles it, and the build key.
+// Package plan makes the plans of requests: model digest, request key, runtime and build key.
 package plan
 
 import (
@@ -20,27 +20,27 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither
-// parses options nor asks what devices there are.
+// plans remembers the plans of one runtime by the spelling of the request, so that a hit needs
+// neither to parse options nor to list devices.
 type plans = memo.Table[memo.GenerationKey[[32]byte], *request.Plan]
 
-// maxPlans bounds the memory that remembered plans take.
+// maxPlans bounds the memory of remembered plans.
 const maxPlans = 1 << 12
 
-// Planner makes plans of requests: their keys, and what would compile them.
+// Planner makes plans of requests.
 type Planner struct {
 	Runtimes   *runtimes.Set
 	Models     *identity.Models
 	Workspaces *workspace.Maker
 
-	// Allowed returns the options that are passed on though nothing is known of them. Plans of
-	// another generation do not count.
+	// Allowed returns the unknown options that the administrator permits. Plans of another
+	// generation do not count.
 	Allowed func() (names identity.Allowed, generation uint64)
-	// TooLarge says why the request's files are not adopted, "" if they may be.
+	// TooLarge returns why the request's files are too large to be adopted, "" if they are not.
 	TooLarge func(*request.Request) (why string, err error)
 }
 
-// WithPlan is the attempt with its plan.
+// WithPlan returns the attempt with its plan.
 func (pl *Planner) WithPlan(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
 	p, err := pl.plan(ctx, at)
 	if err != nil {
@@ -55,7 +55,7 @@ func (pl *Planner) plan(ctx context.Context, at *request.Attempt) (*request.Plan
 	_, generation := pl.Allowed()
 	key := memo.GenerationKey[[32]byte]{Generation: generation, Key: spelled}
 	if keep {
-		// A plan that was only made for its key lacks the rest, and is not kept.
+		// Plans that were made only for their key are not stored here, because they lack the rest.
 		if p, ok := NotesOn(at.Content).plans.Load(key); ok {
 			return p, nil
 		}
@@ -98,7 +98,8 @@ func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.P
 	}
 	p.OnlyProcessors = runtimes.OnlyProcessors(facts, p.EPs)
 	if at.OnMiss == request.KeyOnly {
-		return p, nil // the key needs no fingerprint, so it is known even where nothing compiles
+		// the request key needs no fingerprint, so it is known even if the EP cannot compile
+		return p, nil
 	}
 	if err := pl.marks(ctx, at, p); err != nil {
 		if left := givenUpError(ctx, at.Name, err); left != nil {
@@ -110,8 +111,8 @@ func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.P
 	return p, nil
 }
 
-// noFingerprintError returns why the request's execution providers have no fingerprint. Options
-// that were not given are not blamed.
+// noFingerprintError returns the error of a request whose execution providers have no fingerprint.
+// It names options as a cause only if the request gave some.
 func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 	names := request.EPNames(at.EPs)
 	switch {
@@ -139,7 +140,7 @@ func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 	return err
 }
 
-// Name fills in what a build would be called, and what is known of what would make it.
+// Name sets the plan's facts about the libraries that would make a build, and the build key.
 func (pl *Planner) Name(p *request.Plan, rc *runtimes.Content) {
 	p.Facts = rc.EPFacts(p.EPs, p.Marks)
 	for i := range p.Facts {
@@ -149,8 +150,8 @@ func (pl *Planner) Name(p *request.Plan, rc *runtimes.Content) {
 	p.MarksDigest = p.Marks.Digest(p.Facts)
 }
 
-// marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models
-// they are made with the request's own.
+// marks sets the fingerprints of the plan's execution providers. If an EP takes none of the tiny
+// models, its fingerprint is made with the request's own model.
 func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Plan) error {
 	var err error
 	p.Marks, err = pl.Runtimes.Fingerprints(ctx, asker(at.Request), at.Content, p.EPs, false)
@@ -169,26 +170,29 @@ func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Pl
 	return err
 }
 
-// FingerprintJob is a job with a request's model, for compilers.Fingerprint and compilers.Control.
+// FingerprintJob returns a job with a request's model, for compilers.Fingerprint and
+// compilers.Control.
 func FingerprintJob(r identity.Record, model string) *compilers.Job {
 	return &compilers.Job{Model: model, Session: r.Session}
 }
 
-// Notes are what is remembered of one runtime for as long as its libraries are what they are.
+// Notes are the remembered plans and verdicts of one runtime. They are dropped when its libraries
+// change.
 type Notes struct {
 	plans    plans
-	Verdicts judge.Verdicts // of builds that others made
+	Verdicts judge.Verdicts // on builds that other libraries made
 }
 
-// NotesOn returns the notes of the runtime.
+// NotesOn returns the notes of a runtime's contents.
 func NotesOn(rc *runtimes.Content) *Notes { return rc.Attached.(*Notes) }
 
-// asker is the request as it asks about a runtime.
+// asker describes the request to the runtimes, for errors and the list of jobs.
 func asker(r *request.Request) runtimes.Asker {
 	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
 }
 
-// givenUpError is the error of a request that left or was cancelled; nil for other errors.
+// givenUpError returns the error of a request that disconnected or was cancelled, nil if err is
+// another error.
 func givenUpError(ctx context.Context, model string, err error) error {
 	if err != nil && (ctx.Err() != nil || errors.Is(err, runtimes.ErrGivenUp)) {
 		return request.JobError(ctx, model, err)
@@ -196,7 +200,7 @@ func givenUpError(ctx context.Context, model string, err error) error {
 	return nil
 }
 
-// WithIdentity is the attempt with the identity of every model of the request.
+// WithIdentity returns the attempt with the identity of every model of the request.
 func (pl *Planner) WithIdentity(ctx context.Context,
 	at *request.Attempt) (*request.Attempt, error) {
 	why, err := pl.TooLarge(at.Request)
@@ -210,7 +214,7 @@ func (pl *Planner) WithIdentity(ctx context.Context,
 	return at.WithIdentity(ctx, pl.Models)
 }
 
-// PlanForeign thinks a request through for libraries that are not run here.
+// PlanForeign plans a request for libraries that the daemon does not run.
 func (pl *Planner) PlanForeign(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	if len(at.Runtime.ORTVersion) > request.MaxVersion {
 		return nil, apierr.New(apierr.BadRequest, nil,

@@ -49,10 +49,10 @@ func (a *Answer) Reply() *wire.AcquireReply {
 		id, _, inView := strings.Cut(a.Graph, "/")
 		for _, f := range b.Files {
 			one := &wire.File{Name: f.Name, Size: f.Size}
-			if inView { // else the files are read from a store that has no view of them
+			if inView { // otherwise the client reads the files from the store itself
 				one.Name = id + "/" + f.Name
 			}
-			if !f.Digest.IsZero() { // else there is none
+			if !f.Digest.IsZero() { // unset in an unkept build
 				one.Digest = f.Digest.String()
 			}
 			reply.Files = append(reply.Files, one)
@@ -66,11 +66,11 @@ type Member struct {
 	Name        string
 	ModelDigest cas.Digest
 	Graph       string // relative to the view: "<id>/<graph>"
-	// besides the answer's, when several members are loaded in one process
+	// SessionOptions are needed in addition to the answer's when one process loads several members.
 	SessionOptions map[string]string
 }
 
-// FillMembers says what a group consists of, and which of its models was asked for.
+// FillMembers sets the answer's members, and which of them the request is for.
 func (a *Answer) FillMembers(r *Request, model cas.Digest) {
 	b := a.Build
 	if len(b.Members) == 0 {
@@ -89,11 +89,11 @@ func (a *Answer) FillMembers(r *Request, model cas.Digest) {
 	a.Graph = a.Members[a.Member].Graph
 }
 
-// Claim is the right, and the promise, to compile what others may be waiting for.
+// Claim lets a client compile a model itself. Other requests wait for its result.
 type Claim struct {
 	ID       string
-	Output   string // name of the graph that is to be put
-	Route    string // by which it is to be compiled
+	Output   string // name of the graph to put
+	Route    string // the route to compile by
 	Deadline time.Time
 }
 
@@ -101,43 +101,43 @@ type Claim struct {
 const (
 	Hit         = "hit"
 	Compiled    = "compiled"    // by this request
-	Waited      = "waited"      // by another request for the same, which this one waited for
-	PassThrough = "passthrough" // the model is compiled already: load it as it is
-	Key         = "key"         // only the key was asked for
-	Explained   = "explanation" // only the decision was asked for, and its reasons
-	Later       = "background"  // it is being compiled: Answer.Job is the job
-	Claimed     = "claim"       // the caller is to compile it: Answer.Claim says how
-	Taken       = "put"         // what the caller compiled is kept: the answer to a Put
-	Adopted     = "adopted"     // the caller's compiled model is kept now
+	Waited      = "waited"      // compiled by another request, for which this one waited
+	PassThrough = "passthrough" // the model is compiled already: load it unchanged
+	Key         = "key"         // the request was only for the key
+	Explained   = "explanation" // the request was only for the decision and its reasons
+	Later       = "background"  // it is being compiled, by Answer.Job
+	Claimed     = "claim"       // the caller has to compile it, as Answer.Claim says
+	Taken       = "put"         // the caller's artefact is stored: the answer to a Put
+	Adopted     = "adopted"     // the caller's compiled model is now stored
 )
 
-// Answer is what a request got. View, where there is one, is the caller's to close: it is the
-// lease.
+// Answer is the answer to a request. View is the lease; the caller closes it unless it is nil.
 type Answer struct {
 	Outcome     string
 	RequestKey  index.RequestKey
 	ModelDigest cas.Digest
 	Record      string       // the request record as JSON
 	Build       *index.Build // nil for PassThrough and Key; shared: read only
-	// Build is not kept: its files are removed with View, and have no digests
+	// Unkept: the build is not stored. Its files are removed with View, and have no digests.
 	Unkept        bool
 	Compatibility judge.Judgement
-	// of the build's job, with the request's tolerance; nil: of none
+	// Compared is the comparison of outputs, if the build's job made one with the request's
+	// tolerance.
 	Compared    *compilers.VerifyResult
 	Why         string
 	Explanation *wire.Explanation // for Explain
-	Runtime     string            // what the answer is for
-	Job         string            // of Later: what Follow and CancelJobs name
+	Runtime     string            // name of the runtime
+	Job         string            // of Later: id of the job
 	Claim       *Claim            // of Claimed
 
-	LeasedView *views.View // that View is of
+	LeasedView *views.View // the view that View keeps
 	View       *os.File
 	Path       string // of the view
 	Graph      string // relative to the view: "<id>/<graph>"
 
-	// of a group: all of them, in the order to load several in one process; else none
+	// Members of a group, in the order in which one process has to load them.
 	Members []Member
-	Member  int // which of them was asked for
+	Member  int // index of the requested one
 
 	ProviderOptions        map[string]map[string]string // by EP: load the graph with exactly these
 	SessionOptions         map[string]string

@@ -10,35 +10,36 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Attempt is one try to answer a request, with what is known so far: the model, the runtime, the
-// plan, and the scopes that the caller's builds are in. It is never changed after it is made: a
-// step that knows more makes a copy.
+// Attempt is one try to answer a request, with the results so far: the model, the runtime, the
+// plan, and the scopes of the caller's builds. It is immutable: each step returns a copy with its
+// result.
 type Attempt struct {
-	*Request // the attempt's own; each wish in its one spelling
+	*Request // a copy, with canonical values
 
-	OnlyOptimal bool   // a build that the execution provider would rather compile again will not do
-	TooLarge    string // why nothing is adopted: the files are larger than what may be put
-	Adopting    bool   // for a build of a model that is compiled already
-	AsMember    bool   // for a group that has the model among its members
+	OnlyOptimal bool   // refuse builds for which the EP recommends a recompile
+	TooLarge    string // why the model is not adopted: its files exceed the limit
+	Adopting    bool   // to adopt a compiled model
+	AsMember    bool   // for a group that contains the model
 
 	Identity    identity.Model
 	Scope       string            // the scope that a build is stored in; "": none
-	Scopes      []string          // the scopes that builds are looked for in
-	RuntimeName string            // its name
-	Content     *runtimes.Content // nil: of libraries that are not run here
+	Scopes      []string          // the scopes to look up
+	RuntimeName string            // name of the runtime
+	Content     *runtimes.Content // nil if the daemon does not run the libraries
 	Plan        *Plan
 
 	Resumed ResumedJob
-	// found by any attempt, and not served: they are to be compiled again, not found again
+	// SkipServing has builds that could not be served. The look-ups of later attempts skip them, so
+	// that they are compiled again.
 	SkipServing *[]index.BuildID
-	Progress    *jobs.ProgressReporter // nil: the caller hears nothing of a job
+	Progress    *jobs.ProgressReporter // nil: no progress is reported
 	Phase       func(string)
 }
 
 // ResumedJob is a job that an earlier daemon did not finish. The zero value is none.
 type ResumedJob struct {
-	ID     string // that users know it by
-	Starts int    // daemons that took it up
+	ID     string // id that users see
+	Starts int    // number of daemons that resumed it
 }
 
 // NewAttempt checks the request. The attempt has a copy of it.
@@ -54,8 +55,8 @@ func NewAttempt(r *Request, t *jobs.ProgressReporter) (*Attempt, error) {
 	return at, err
 }
 
-// WithIdentity is the attempt with the identity of every model of the request. That for a group
-// asks for what makes execution providers share.
+// WithIdentity returns the attempt with the identity of every model. For a group, it adds the
+// options that make execution providers share.
 func (at *Attempt) WithIdentity(ctx context.Context, models *identity.Models) (*Attempt, error) {
 	r := at.Request
 	id, err := models.Identify(ctx,
@@ -70,7 +71,7 @@ func (at *Attempt) WithIdentity(ctx context.Context, models *identity.Models) (*
 	return at.WithModel(id, r), nil
 }
 
-// WithModel is the attempt for a model, of which the request is as its group is asked for.
+// WithModel returns the attempt with this identity and request.
 func (at *Attempt) WithModel(id identity.Model, r *Request) *Attempt {
 	out := *at
 	out.Request, out.Identity = r, id
@@ -78,14 +79,15 @@ func (at *Attempt) WithModel(id identity.Model, r *Request) *Attempt {
 	return &out
 }
 
-// WithRequest is the attempt for an equal request, with other files or of another user.
+// WithRequest returns the attempt for an equal request with other files or of another user.
 func (at *Attempt) WithRequest(r *Request) *Attempt {
 	out := *at
 	out.Request = r
 	return &out
 }
 
-// WithRuntime is the attempt for a runtime. rc is nil where its libraries are not run here.
+// WithRuntime returns the attempt for a runtime. rc is nil if the daemon does not run its
+// libraries.
 func (at *Attempt) WithRuntime(name string, rc *runtimes.Content) *Attempt {
 	out := *at
 	out.RuntimeName, out.Content = name, rc
@@ -99,22 +101,22 @@ func (at *Attempt) WithPlan(p *Plan) *Attempt {
 	return &out
 }
 
-// WithPhase is the attempt with another function that hears the phases.
+// WithPhase returns the attempt with another function that is called with the phases.
 func (at *Attempt) WithPhase(phase func(string)) *Attempt {
 	out := *at
 	out.Phase = phase
 	return &out
 }
 
-// WithoutProgress is the attempt of a caller that does not wait for the job.
+// WithoutProgress returns the attempt for a caller that does not wait for the job.
 func (at *Attempt) WithoutProgress() *Attempt {
 	out := *at
 	out.Progress = nil
 	return &out
 }
 
-// WithOwnScope is the attempt of a user that reported that the shared build does not load: a new
-// build is private to that user, and the others keep the shared one.
+// WithOwnScope returns the attempt of a user who reported that the shared build does not load. The
+// new build is private to that user, and others keep the shared one.
 func (at *Attempt) WithOwnScope() *Attempt {
 	own := *at.Request
 	if own.Store != "none" {
@@ -123,14 +125,15 @@ func (at *Attempt) WithOwnScope() *Attempt {
 	return at.WithModel(at.Identity, &own)
 }
 
-// AsAdoption is the attempt to keep the request's own compiled model.
+// AsAdoption returns the attempt to store the request's own compiled model.
 func (at *Attempt) AsAdoption(r *Request) *Attempt {
 	out := at.WithModel(at.Identity, r)
 	out.Adopting = true
 	return out
 }
 
-// JudgeTarget is what builds are judged against, with the request's models for controls.
+// JudgeTarget returns the target that builds are judged for, with the request's models for
+// controls.
 func (at *Attempt) JudgeTarget() *JudgeTarget {
 	a := at.Plan.JudgeTarget(at.RuntimeName, at.Content)
 	a.Model, a.Adopting = at.Request, at.Adopting
@@ -145,10 +148,10 @@ func (at *Attempt) ORTVersion() string {
 	return at.Content.Spec.ORTVersion
 }
 
-// Adopts reports whether a model that is compiled already is to be kept.
+// Adopts reports whether the request's compiled model should be stored.
 func (at *Attempt) Adopts() bool { return at.Adopt && at.TooLarge == "" }
 
-// Terms are what decides what is compiled.
+// Terms returns the part of the request that the result of a compile depends on.
 func (at *Attempt) Terms() *identity.Terms {
 	return &identity.Terms{Model: at.Identity.Digest, Group: at.Identity.Group, Member: at.AsMember,
 		CompileTerms: at.CompileTerms}
@@ -160,8 +163,8 @@ func (at *Attempt) Answer(outcome string) *Answer {
 		ModelDigest: at.Identity.Digest, Record: at.Plan.RecordJSON, Runtime: at.RuntimeName}
 }
 
-// NeedsOtherORT reports whether the version of ONNX Runtime that made a build keeps it from the
-// request. Build keys do not cover that version where the libraries are the daemon's.
+// NeedsOtherORT reports whether a strict request must not get a build that this version of ONNX
+// Runtime made. Build keys do not cover the version if the daemon runs the libraries.
 func (at *Attempt) NeedsOtherORT(made string) bool {
 	return at.StrictORT && made != at.ORTVersion()
 }
@@ -178,7 +181,7 @@ func (at *Attempt) JobAbout(scope, why string) jobs.Description {
 	return a
 }
 
-// FailureScope is the scope in which a failure of the request is remembered; "": in none.
+// FailureScope returns the scope in which a failure of the request is remembered, "" for none.
 func (at *Attempt) FailureScope(scope string) string {
 	switch {
 	case at.OnMiss == Bypass:
@@ -189,8 +192,8 @@ func (at *Attempt) FailureScope(scope string) string {
 	return scope
 }
 
-// JobKey returns which job the request is for. Without a scope the build is not kept, and the job
-// is shared with no other request.
+// JobKey returns the key of the request's job. If the build will not be stored, no other request
+// shares the job.
 func (at *Attempt) JobKey() jobs.Key {
 	if at.Scope == "" || at.OnMiss == Bypass {
 		return jobs.Key{Build: at.Plan.BuildKey, Alone: jobs.NewID()}
@@ -198,9 +201,10 @@ func (at *Attempt) JobKey() jobs.Key {
 	return jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}
 }
 
-// Caller is how the request takes part in a job. owner returns the user of a uid.
+// Caller describes the request to the job that it joins. owner returns the owner of a container's
+// user.
 func (at *Attempt) Caller(owner func(uid uint32) uint32) jobs.Caller {
-	// else the build is for this caller alone
+	// not for a build that only this caller gets
 	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none"
 	who := jobs.Caller{UID: at.Peer.UID, Owner: owner(at.Peer.UID), Name: at.Name, Keep: keep}
 	if at.Progress != nil {

@@ -72,8 +72,8 @@ func (r *Request) Sharing() *Request {
 	return &out
 }
 
-// NamedMembers returns a group's members with the names that the request has for them, or none: not
-// those that other users gave them.
+// NamedMembers returns a group's members with the names that this request gives them, because names
+// that other users gave are not shown.
 func (r *Request) NamedMembers(members []index.Member) []index.Member {
 	out := slices.Clone(members)
 	for i := range out {
@@ -144,10 +144,10 @@ func (r *Request) check() error {
 	return nil
 }
 
-// scopes returns the scope that a build of the request is stored in, "" for none, and those that it
-// is looked for in. A model that every local user can read may be shared; what is private stays its
-// user's. So does a file without a name, such as a memfd, because no other user can open it,
-// whatever its mode. wish is the model's own.
+// scopes returns the scope to store a build of the request in, "" for none, and the scopes to look
+// up. Builds of models that every local user can read may be shared. All others are private, also
+// those of a file without a name, such as a memfd, because no other user can open it. wish is the
+// model's own scope.
 func (r *Request) scopes(wish string) (store string, look []string) {
 	own := rights.OwnScope(r.Peer)
 	store = "shared"
@@ -244,7 +244,7 @@ func modelFiles(group []*wire.Model, fds []*os.File) []identity.Files {
 	return out
 }
 
-// RuntimeOf translates what a client says of the runtime that it loads with.
+// RuntimeOf translates the runtime that a client states.
 func RuntimeOf(w *wire.Runtime, fds []*os.File) runtimes.Ref {
 	if w == nil {
 		return runtimes.Ref{}

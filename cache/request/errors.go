@@ -13,12 +13,13 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// WorkerError is the error of a request for a worker's failure, with the compiler's last words.
+// WorkerError returns the error of a request for a worker's failure, with the end of the compiler's
+// output.
 func WorkerError(err error, format string, args ...any) error {
 	return CompileError(err, "", format, args...)
 }
 
-// CompileError is WorkerError with what the worker printed.
+// CompileError is WorkerError with the worker's output.
 func CompileError(err error, log string, format string, args ...any) error {
 	switch {
 	case errors.As(err, new(*apierr.Error)):
@@ -51,7 +52,7 @@ func StoreError(err error, model string) error {
 	return e
 }
 
-// UnservableError is for a build that was made, as the word says, and then no view of it.
+// UnservableError returns the error for a build without a view. made says how it was made.
 func UnservableError(err error, model, made string) error {
 	return apierr.New(StoreClass(err), err, "model %q: %s, but cannot be served", model, made)
 }
@@ -72,15 +73,15 @@ func ContextError(ctx context.Context, model string) error {
 	return apierr.FromContext(ctx, "model %q", model)
 }
 
-// OtherORTError refuses a request that waited for builds again and again, and may not have them
-// because another ONNX Runtime made them.
+// OtherORTError returns the error of a strict request that waited repeatedly for builds which
+// another ONNX Runtime made.
 func OtherORTError(at *Attempt, b *index.Build) error {
 	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled with ONNX "+
 		"Runtime %s",
 		at.Name, b.ORTVersion).WithHint("ask again")
 }
 
-// JobError is the error of a request that waited for a job which brought nothing.
+// JobError returns the error of a request that waited for a job which failed.
 func JobError(ctx context.Context, model string, err error) error {
 	var known *apierr.Error
 	var end *ClaimEnd
@@ -97,8 +98,8 @@ func JobError(ctx context.Context, model string, err error) error {
 	return apierr.New(apierr.Cancelled, err, "model %q", model)
 }
 
-// ClaimFailed is the error of requests that waited for a claim which brought nothing, and cannot
-// have the claim themselves.
+// ClaimFailed returns the error of requests that waited for a claim which ended without a result,
+// and that cannot get the claim themselves.
 func ClaimFailed(model string, end *ClaimEnd) *apierr.Error {
 	e := apierr.New(apierr.CompileFailed, end, "model %q", model).WithFact("reason", "claim ended").
 		WithHint("request it with on_miss claim to compile it yourself, or load the model " +
@@ -109,14 +110,14 @@ func ClaimFailed(model string, end *ClaimEnd) *apierr.Error {
 	return e
 }
 
-// MaxHandOvers bounds how often a request waits for yet another claim.
+// MaxHandOvers bounds how many claims a request waits for, one after the other.
 const MaxHandOvers = 16
 
-// ClaimEnd is how a claim ended that brought nothing.
+// ClaimEnd is why a claim ended without a result.
 type ClaimEnd struct {
 	UID  uint32
 	Text string
-	Code int32 // ONNX Runtime's, of one that was given up; 0: none
+	Code int32 // ONNX Runtime's error code, if the claimant gave up; 0: none
 }
 
 func (e *ClaimEnd) Error() string {

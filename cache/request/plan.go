@@ -24,15 +24,15 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// WithDimensions adds the sizes that the source model is run with; in the compiled one they are
-// fixed.
+// WithDimensions adds the sizes of free dimensions for running the source model; in the compiled
+// model they are fixed.
 func (p *Plan) WithDimensions(check compilers.CheckJob) compilers.CheckJob {
 	check.FreeDimensions, check.FreeDimensionsByDenotation = p.Canonical.FreeDimensions,
 		p.Canonical.FreeDimensionsByDenotation
 	return check
 }
 
-// PutDescription describes how a build was put.
+// PutDescription says in words how an application's build came into the store.
 func PutDescription(b *index.Build) string {
 	if IsAdopted(b) {
 		return PutBy(b)
@@ -40,7 +40,7 @@ func PutDescription(b *index.Build) string {
 	return fmt.Sprintf("%s, with %s, in %.2f s", PutBy(b), Makers(b), b.CompileSeconds)
 }
 
-// PutBy describes the maker of a build that the daemon did not make.
+// PutBy says in words who made a build that the daemon did not make.
 func PutBy(b *index.Build) string {
 	if from := b.Imported; from.Key != "" {
 		by := fmt.Sprintf("imported by uid %d", b.UID)
@@ -59,7 +59,7 @@ func PutBy(b *index.Build) string {
 	return fmt.Sprintf("compiled by uid %d with its own libraries", b.UID)
 }
 
-// Makers lists what made a build, for people.
+// Makers lists the libraries that made a build, for messages.
 func Makers(b *index.Build) string {
 	names := make([]string, len(b.EPs))
 	for i, ep := range b.EPs {
@@ -80,37 +80,36 @@ func EPNames(eps []identity.EP) string {
 	return strings.Join(names, ", ")
 }
 
-// Plan is a request thought through for one runtime: what it is called, and how it would be
-// compiled.
+// Plan has the keys of a request for one runtime, and how it would be compiled.
 type Plan struct {
 	Canonical   identity.Record
 	Record      []byte
 	RecordJSON  string
 	RequestKey  index.RequestKey
-	EPs         []compilers.EP // resolved: library, devices, options as the EP gets them
+	EPs         []compilers.EP // with library, devices and options as the EP gets them
 	Marks       judge.Marks
 	MarksDigest [32]byte // digest of the marks and drivers
 	Facts       []index.EPFacts
 	BuildKey    index.BuildKey
-	// an EP takes none of the tiny models: its mark was made with the request's own
+	// OnOwnModel: an EP takes none of the tiny models, so its mark was made with the request's own.
 	OnOwnModel bool
-	// the execution providers have no device to keep for themselves
+	// OnlyProcessors: no execution provider uses a device that only one process can use.
 	OnlyProcessors bool
-	Outside        bool                 // for libraries that are not run here
-	Libraries      map[string]cas.Stamp // then: those that were hashed, by EP
-	Fitting        []*index.Build       // in a store that is only read: the builds; no key is known
+	Outside        bool                 // the daemon does not run the libraries
+	Libraries      map[string]cas.Stamp // if Outside: stamps of the hashed libraries, by EP
+	Fitting        []*index.Build       // in a read-only store, where no key is known: the builds
 }
 
-// MadeExactly reports whether the build is what the plan would make. The driver is no part of the
-// key, so a build of the very same key may have been made with another one, and is judged. So is
-// one that was put and could not be run then. For libraries that are not run here the whole machine
-// is part of it.
+// MadeExactly reports whether the plan would make an equal build, so that it need not be judged. An
+// equal key does not suffice: the build must be judged if it was made with another driver, which is
+// not part of the key, or if it was put from another machine. For libraries that the daemon does
+// not run, the key covers the machine.
 func (p *Plan) MadeExactly(b *index.Build) bool {
 	here := p.Outside || store.SameDrivers(b.EPs, p.Facts) && !(b.Put && p.Marks.OtherMachine(b))
 	return b.BuildKey == p.BuildKey && here
 }
 
-// OwnJudgement is the judgement of what the plan would make.
+// OwnJudgement returns the judgement of a build that MadeExactly accepts.
 func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 	reason, source := "compiled by these or equal libraries, for this hardware", judge.SourceLibrary
 	if b.Put {
@@ -126,43 +125,44 @@ func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 		At: b.Created, Runtime: runtime}
 }
 
-// JudgeTarget is what a build is judged against: a runtime, and a request's execution providers.
+// JudgeTarget is the target that a build is judged for: a runtime and a request's execution
+// providers.
 type JudgeTarget struct {
 	*Plan
 	Runtime string
 	Content *runtimes.Content
 
-	Model    *Request // a request that has its models with it, for controls; nil: there is none
-	Adopting bool     // that is of an artefact
+	Model    *Request // a request with its models, for controls; may be nil
+	Adopting bool     // Model is an artefact
 }
 
-// JudgeTarget is what builds are judged against for the plan.
+// JudgeTarget returns the target that the plan's builds are judged for.
 func (p *Plan) JudgeTarget(rt string, rc *runtimes.Content) *JudgeTarget {
 	return &JudgeTarget{Plan: p, Runtime: rt, Content: rc}
 }
 
-// Target is what the builds are judged for.
+// Target converts the target for package judge.
 func (a *JudgeTarget) Target() *judge.Target {
 	return &judge.Target{Runtime: a.Runtime, Content: a.Content, EPs: a.EPs, Marks: a.Marks,
 		Facts: a.Facts, BuildKey: a.BuildKey, Noticed: a.MarksDigest}
 }
 
-// CheckJob loads a graph as an application would that asked for what is judged.
+// CheckJob returns a job that loads a graph as the requesting application would.
 func (a *JudgeTarget) CheckJob(graph, level string) compilers.CheckJob {
 	return compilers.CheckJob{Runtime: a.Content.Spec, EPs: a.EPs, Graph: graph,
 		Session: compilers.Session{SessionOptions: a.Canonical.SessionOptions,
 			GraphOptimizationLevel: level}}
 }
 
-// Encoded is the request but for its model.
+// Encoded returns the encoded request without its model.
 func (a *JudgeTarget) Encoded() []byte {
 	r := a.Canonical
 	r.Model = cas.Digest{}
 	return r.Encode()
 }
 
-// LoadLevel is the level at which applications load the graph unless they set another: a
-// session's default, except for those that asked to have nothing optimised.
+// LoadLevel returns the optimisation level at which applications load the graph unless they set
+// another: a session's default, or none if the graph was compiled without optimisation.
 func LoadLevel(compiledAt string) string {
 	if compiledAt == "disable_all" {
 		return compiledAt
@@ -170,12 +170,12 @@ func LoadLevel(compiledAt string) string {
 	return "all"
 }
 
-// StatedFacts is what the execution providers state in the graphs, with the libraries that the plan
-// is for. The class of this machine is the hardware where they state none.
+// StatedFacts returns the plan's facts, updated with those that the execution providers state in
+// the graphs. If they state no hardware, it is the class of this machine.
 func (p *Plan) StatedFacts(models []*epmodel.Model) []index.EPFacts {
 	facts := slices.Clone(p.Facts)
 	for i := range facts {
-		// Of a contradiction the first part counts.
+		// If parts contradict each other, the first one counts.
 		says, took, _ := compilers.ReadStated(facts[i].Name, p.WritesCompatibility(i), models...)
 		SetStatedFacts(&facts[i], says, took)
 		if took && !p.Outside {
@@ -191,14 +191,14 @@ func (p *Plan) WritesCompatibility(i int) bool {
 	return p.Outside || p.Marks[i].CompatibilityString != ""
 }
 
-// SetStatedFacts replaces what a one-node compile said by what the graphs of a build do.
+// SetStatedFacts replaces the facts from a one-node compile by those that the graphs state.
 func SetStatedFacts(f *index.EPFacts, says compilers.StatedFacts, took bool) {
 	f.SDKVersion, f.HardwareArchitecture = says.SDKVersion, says.HardwareArchitecture
 	f.CompatibilityString = says.CompatibilityString
 	f.TookNone = !took
 }
 
-// UncompiledWarnings lists what the execution providers left of a model.
+// UncompiledWarnings returns warnings about nodes that the execution providers did not compile.
 func (p *Plan) UncompiledWarnings(m *epmodel.Model, open []OpenDimension) (warnings []string) {
 	made := make(map[string]bool)
 	for _, n := range m.Contexts {
@@ -219,7 +219,7 @@ func (p *Plan) UncompiledWarnings(m *epmodel.Model, open []OpenDimension) (warni
 	return warnings
 }
 
-// FailureKey names what is known of compiles of the plan that failed.
+// FailureKey returns the key of the plan's remembered failures.
 func (p *Plan) FailureKey(rc *runtimes.Content, scope string) failure.Key {
 	b := append(append([]byte(nil), rc.Machine[:]...), rc.ORT[:]...)
 	for i := range p.Facts {
@@ -229,8 +229,9 @@ func (p *Plan) FailureKey(rc *runtimes.Content, scope string) failure.Key {
 	return failure.Key{Build: p.BuildKey, Scope: scope, With: [16]byte(sum[:16])}
 }
 
-// ExpectedFacts is what would make the build, for comparing it with what made the build. Of the
-// plan's own builds, the graphs may state more than a one-node compile does.
+// ExpectedFacts returns the facts of a build that would be made now, to compare them with b's. If b
+// has the plan's key, these are b's own, because graphs may state more than a one-node compile
+// does.
 func (p *Plan) ExpectedFacts(b *index.Build) []index.EPFacts {
 	if b.BuildKey != p.BuildKey || len(b.EPs) != len(p.Facts) {
 		return p.Facts
@@ -244,7 +245,7 @@ func (p *Plan) ExpectedFacts(b *index.Build) []index.EPFacts {
 	return facts
 }
 
-// Origin returns for people what a build was made from, "" if it was compiled.
+// Origin says in words what a build was converted from, "" if it was compiled.
 func Origin(b *index.Build) string {
 	if b.Converted.ID.IsZero() {
 		return ""
@@ -253,20 +254,22 @@ func Origin(b *index.Build) string {
 		FormName(!b.Embed), b.Converted.BuildKey, b.Converted.Created.Format(time.RFC3339))
 }
 
-// ShortKey is what the names of a build's files begin with. It is made from the key, because names
-// are part of what is compiled.
+// ShortKey is the prefix of the names of a build's files. It is made from the key, so that equal
+// compiles write equal graphs, which contain these names.
 func (p *Plan) ShortKey() string { return hex.EncodeToString(p.BuildKey[:8]) }
 
 // OutputName is the name of a build's graph.
 func (p *Plan) OutputName() string { return p.ShortKey() + "_ctx.onnx" }
 
-// CheckGraph loads a graph of the build at the level at which applications load it.
+// CheckGraph returns a job that loads a graph of the build at the level at which applications load
+// it.
 func (a *JudgeTarget) CheckGraph(b *index.Build, graph string) compilers.CheckJob {
 	return a.CheckJob(graph,
 		cmp.Or(b.GraphOptimizationLevel, LoadLevel(a.Canonical.GraphOptimizationLevel)))
 }
 
-// CheckJobOf loads a build from its view: a group's graphs together, in order.
+// CheckJobOf returns a job that loads a build from its view. It loads a group's graphs in one
+// process, in order.
 func (a *JudgeTarget) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 	graph := filepath.Join(view.Path, filepath.FromSlash(view.Graph))
 	job := a.CheckGraph(b, graph)
@@ -280,7 +283,7 @@ func (a *JudgeTarget) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJo
 	return job
 }
 
-// CheckJobAlone loads a group's graphs as CheckJobOf does, but without sharing.
+// CheckJobAlone is CheckJobOf without the options that make a group's members share.
 func (a *JudgeTarget) CheckJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
 	job := a.CheckJobOf(b, view)
 	job.SessionOptions = a.Canonical.SessionOptions
@@ -297,7 +300,7 @@ func SharingOptions(options map[string]string) map[string]string {
 // DigestOf is the BLAKE3 digest of the bytes.
 func DigestOf(b []byte) [32]byte { return blake3.Sum256(b) }
 
-// FormName is the name of the form that a build is stored in, for people.
+// FormName returns "embedded" or "sidecar", for messages.
 func FormName(embed bool) string {
 	if embed {
 		return "embedded"
@@ -305,25 +308,25 @@ func FormName(embed bool) string {
 	return "sidecar"
 }
 
-// IsAdopted reports whether a build was made of a user's compiled model, so that nothing is known
-// of the libraries that made it.
+// IsAdopted reports whether a build was made from a user's compiled model, so that the libraries
+// that made it are unknown.
 func IsAdopted(b *index.Build) bool {
 	return b.Put && len(b.EPs) > 0 && b.EPs[0].LibraryDigest.IsZero()
 }
 
-// OpenDimension is a dimension of a model's inputs that neither the model nor the request gives a
-// size.
+// OpenDimension is a dimension of a model's inputs whose size neither the model nor the request
+// fixes.
 type OpenDimension struct {
-	Name, Denotation string   // by which a request could; both may be empty
-	inputs           []string // that have it
+	Name, Denotation string   // by which a request could fix it; both may be empty
+	inputs           []string // the inputs with this dimension
 }
 
-// OpenDimensions lists them in the order of the inputs, those of one name once.
+// OpenDimensions lists the open dimensions in the order of the inputs, each name once.
 func (r *Request) OpenDimensions(m *epmodel.Model) []OpenDimension {
 	var out []OpenDimension
 	fixed, err := identity.Denotations(r.FreeDimensionsByDenotation)
 	if err != nil {
-		fixed = nil // such a request is refused, and never gets here
+		fixed = nil // cannot happen: such a request was refused before
 	}
 	for _, in := range m.Inputs {
 		for _, d := range in.Shape {
@@ -347,11 +350,11 @@ func (r *Request) OpenDimensions(m *epmodel.Model) []OpenDimension {
 	return out
 }
 
-// maxNamedDimensions bounds what a message says.
+// maxNamedDimensions bounds the dimensions in one message.
 const maxNamedDimensions = 8
 
-// DimensionsHint returns which dimensions to fix, and how: execution providers that need to know
-// every shape take little or nothing else.
+// DimensionsHint returns which dimensions to fix, and how, because execution providers that need to
+// know every shape take few nodes otherwise.
 func DimensionsHint(open []OpenDimension) string {
 	var what, how []string
 	for i, d := range open {
@@ -380,7 +383,7 @@ func DimensionsHint(open []OpenDimension) string {
 	return hint
 }
 
-// QuotedName returns a model's name as it can be typed: plain ones as they are, others in quotes.
+// QuotedName returns a model's name as it can be typed: plain names unchanged, others in quotes.
 func QuotedName(name string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||

@@ -1,6 +1,6 @@
-// Package request has what a request is while it is answered: what an application asks for, one
-// attempt at it, the plan for a runtime, and the answer. It reads no files of the store and starts
-// nothing.
+// Package request has the values of a request while it is answered: the Request of an application,
+// an Attempt to answer it, its Plan for a runtime, and the Answer. It reads no files of the store
+// and starts no work.
 package request
 
 import (
@@ -25,33 +25,32 @@ type Progress = jobs.Progress
 // OnMiss says what to do when there is no build.
 type OnMiss int
 
-// The wishes of a request.
 const (
 	Wait    OnMiss = iota // compile unless it is being compiled, and wait
 	Fail                  // answer NotFound
 	Refresh               // compile again even if there is a build
-	Bypass                // neither look up nor keep: compile for this caller only
+	Bypass                // neither look up nor store: compile for this caller only
 	KeyOnly               // answer with the key and the record
 	// decide, compile nothing, and answer with the decision and its reasons
 	Explain
 	Background // compile unless it is being compiled, and answer at once with the job
-	Fetch      // ask the remotes, compile nothing
+	Fetch      // query the remotes, compile nothing
 	ForClaim   // let the caller compile it, unless it is being compiled: then wait
 )
 
-// MaxVersion bounds what a client says that a version is, in bytes.
+// MaxVersion bounds the text of a version that a client states, in bytes.
 const MaxVersion = 100
 
-// Request is what an application asks for. The files stay the caller's to close.
+// Request is a request of an application. The caller closes the files.
 type Request struct {
 	Peer     Peer
-	Name     string // of the model, for people; never part of identity
+	Name     string // of the model, for messages; not part of the identity
 	Path     string // where the client found it, never part of identity; "": not known
 	Graph    *os.File
 	External map[string]*os.File // by location
 
-	// Group are further models, compiled together with the one above, after it and in this order,
-	// so that all share context binaries.
+	// Group has more models, which are compiled after the first one in this order, so that all
+	// share context binaries.
 	Group []identity.Files
 
 	identity.CompileTerms
@@ -61,28 +60,29 @@ type Request struct {
 	OnMiss    OnMiss
 	Store     string // "", "shared", "user", "none"
 
-	// VerifyOutput, where it is not 0, has the build run once on zeros beside the model: a value
-	// may differ by so much, as it is or as a part of the model's. No part of the identity.
+	// VerifyOutput, unless 0, is a tolerance: the build and the source model are run once on zeros,
+	// and each output may differ by so much, absolutely or relatively. It is not part of the
+	// identity.
 	VerifyOutput float64
-	KeepGoing    bool // finish the compile even if no request waits any more
-	// the caller keeps Answer.View for as long as it uses the files; else the path lasts for some
-	// time
+	KeepGoing    bool // do not cancel the compile when no request waits any more
+	// KeepsView: the caller keeps Answer.View while it uses the files. Otherwise the path is valid
+	// for a limited time.
 	KeepsView bool
 
-	// Adopt has a compiled model kept, with the files that it refers to, which are External then.
+	// Adopt stores a compiled model as a build. External then has the files that it refers to.
 	Adopt bool
 
-	// Connection ends with the client's connection, and ends its claims; nil: the client has none.
+	// Connection is done when the client disconnects, which ends its claims; nil: no connection.
 	Connection context.Context
 }
 
-// RuntimeWanted is the runtime that the request asks for.
+// RuntimeWanted describes the runtime that the request needs.
 func (r *Request) RuntimeWanted() *runtimes.Wanted {
 	return &runtimes.Wanted{Ref: r.Runtime, EPs: r.EPs, UID: r.Peer.UID, StrictORT: r.StrictORT,
 		MayClaim: r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none"}
 }
 
-// Models counts the models that are asked for.
+// Models returns the number of models.
 func (r *Request) Models() int { return 1 + len(r.Group) }
 
 // ModelFiles returns the files of one of the models. 0 is the first.
@@ -104,14 +104,15 @@ func (r *Request) AllFiles() []*os.File { return identity.AllFiles(r.AllModels()
 // Descriptors lists the files of the models, each once.
 func (r *Request) Descriptors() []*os.File { return identity.DistinctFiles(r.AllModels()...) }
 
-// WithModels is the request with other files of its models.
+// WithModels returns the request with other files of its models.
 func (r *Request) WithModels(files []identity.Files) *Request {
 	out := *r
 	out.Graph, out.External, out.Group = files[0].Graph, files[0].External, files[1:]
 	return &out
 }
 
-// WithOwnFiles is the request with descriptors of its own, because the caller may leave.
+// WithOwnFiles returns the request with duplicates of its descriptors, because the caller may close
+// its own.
 func (r *Request) WithOwnFiles() (*Request, error) {
 	files, err := identity.DuplicateAll(r.AllModels()...)
 	if err != nil {
@@ -120,22 +121,22 @@ func (r *Request) WithOwnFiles() (*Request, error) {
 	return r.WithModels(files), nil
 }
 
-// Close closes the files of a request that is the cache's own.
+// Close closes the files of a request from WithOwnFiles.
 func (r *Request) Close() { identity.CloseAll(r.AllModels()...) }
 
-// Policy says what to do with builds that are not the best for a runtime. The zero value is the
+// Policy decides which builds are served that are not optimal for a runtime. The zero value is the
 // default.
 type Policy struct {
-	Unknown             string // "load_check" (default): serve what loads; "serve"; "refuse"
+	Unknown             string // "load_check" (default): serve builds that load; "serve"; "refuse"
 	PreferRecompilation string // "serve_and_refresh" (default), "serve", "refuse"
 	Unsupported         string // "recompile" (default), "fail"
-	// builds older than this are served, and compiled again in the background; 0: any age
+	// MaxAge: older builds are served, and compiled again in the background; 0: no limit.
 	MaxAge            time.Duration
-	MinCompileSeconds float64 // what compiles faster is answered but not kept
+	MinCompileSeconds float64 // a build that compiles faster is not stored
 	MeasureGain       *bool   // measure how long the source model takes to load; nil: yes
 }
 
-// The words of policies.
+// Values of policies.
 const (
 	PolicyLoadCheck       = "load_check"
 	PolicyServe           = "serve"
@@ -161,7 +162,7 @@ func (p Policy) Stricter(q Policy) Policy {
 	return p
 }
 
-// stricter returns the one of a and b that comes later in order; what is empty counts as usual.
+// stricter returns the one of a and b that comes later in order. "" counts as usual.
 func stricter(a, b, usual string, order ...string) string {
 	if slices.Index(order, cmp.Or(b, usual)) > slices.Index(order, cmp.Or(a, usual)) {
 		return b

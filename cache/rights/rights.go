@@ -26,8 +26,8 @@ type Peer struct {
 	PID      int32
 }
 
-// Shared is the scope of builds that are served to all users. Whether a user sees one of them in
-// a list is another question: see MaySee.
+// Shared is the scope of builds that are served to all users. Lists show a user only some of them:
+// see MaySee.
 const Shared = "shared"
 
 // OwnScope returns the scope of the builds that only this user gets.
@@ -39,7 +39,7 @@ type Privileged struct {
 	Publishers     []uint32 // may publish builds for all users, besides administrators
 }
 
-// Rights decides by the builds of an index. Its methods may be called by several goroutines.
+// Rights decides which user may see, change and publish builds. It is safe for concurrent use.
 type Rights struct {
 	uid        uint32
 	index      *index.Index
@@ -69,7 +69,7 @@ func (r *Rights) MayChange(p Peer, scope string) bool {
 }
 
 // MaySee reports whether the peer may see the build that has this id and scope: one of its own, or
-// a shared one that it was served before, because it has the model then.
+// a shared one that it was served before, because that proves that it has the model.
 func (r *Rights) MaySee(p Peer, id index.BuildID, scope string) bool {
 	if r.MayChange(p, scope) {
 		return true
@@ -123,20 +123,22 @@ func seenKey(p Peer, id index.BuildID) []byte {
 	return fmt.Appendf(nil, "seen:%d:%s", p.UID, id)
 }
 
-// Limiter bounds each user's requests for something: Burst at once, then one in each Interval.
+// Limiter is a rate limit for each user: Burst requests at once, then one in each Interval.
 type Limiter struct {
 	Burst    int
 	Interval time.Duration
 	Now      func() time.Time
 
-	mu     sync.Mutex
-	tokens map[uint32]*rate.Limiter // by user; guarded by mu; others have the whole burst
+	mu sync.Mutex
+	// by user; guarded by mu; a user without an entry has the whole burst
+	tokens map[uint32]*rate.Limiter
 }
 
-// maxLimited bounds the users that are remembered at one time.
+// maxLimited bounds the entries in tokens.
 const maxLimited = 1 << 12
 
-// Allow uses up one request of a user, or returns after which time there is one again.
+// Allow takes one request from the user's limit, or returns how long the user has to wait for the
+// next one.
 func (l *Limiter) Allow(user uint32) (wait time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,15 +174,14 @@ func (l *Limiter) forget(now time.Time) {
 	}
 }
 
-// Owners finds the user behind a uid. The uids that /etc/subuid gives to a user, for containers,
-// are that user's: otherwise one person could speak as sixty thousand. Uids that the daemon's user
-// namespace does not map all arrive as the kernel's overflow uid, and so count as one by
-// themselves.
+// Owners finds the user behind a uid. The uids that /etc/subuid gives to a user for containers
+// count as that user, because otherwise one user could act as 65,536. Uids that the daemon's user
+// namespace does not map arrive as the kernel's overflow uid, so they count as one user together.
 type Owners struct {
-	Path string // "": SubUIDs
+	Path string // of the file; "": SubUIDs
 
 	mu     sync.Mutex
-	at     time.Time // the file's, when it was read; guarded by mu
+	at     time.Time // mtime of the file when it was read; guarded by mu
 	ranges []uidRange
 }
 
@@ -189,10 +190,10 @@ type uidRange struct {
 	start, count uint64
 }
 
-// SubUIDs is where the system has these ranges.
+// SubUIDs is the system's file of these ranges.
 const SubUIDs = "/etc/subuid"
 
-// maxSubuid bounds what is read of the file.
+// maxSubuid bounds the bytes that are read of the file.
 const maxSubuid = 1 << 20
 
 // OwnerOf returns the owner of a uid: the uid itself, unless it lies in the range of another user.

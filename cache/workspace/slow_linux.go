@@ -33,7 +33,7 @@ func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File
 	owner := in.Owner(uid)
 	remove = func() {
 		for _, f := range copies {
-			_ = f.Close() // opened for reading only: nothing can be lost
+			_ = f.Close() // opened for reading, so no data can be lost
 		}
 		removeDir()
 		in.slow.add(owner, -taken)

@@ -140,7 +140,7 @@ func (o *Original) Verify() error {
 // Close closes the file. It does nothing for nil.
 func (o *Original) Close() {
 	if o != nil {
-		_ = o.File.Close() // opened for reading only: nothing can be lost
+		_ = o.File.Close() // opened for reading, so no data can be lost
 	}
 }
 
@@ -392,7 +392,7 @@ func (o *OpenFiles) Source(path string) (epmodel.Source, error) {
 // Close closes all that Source opened.
 func (o *OpenFiles) Close() {
 	for _, f := range o.Open {
-		_ = f.Close() // opened for reading only: nothing can be lost
+		_ = f.Close() // opened for reading, so no data can be lost
 	}
 }
 
