@@ -54,13 +54,14 @@ func (a Advice) hint(format string, args ...any) Advice {
 	return a
 }
 
-// Doctor looks for problems of runtimes, disk, clock, rights, watching, index, and lately failures.
+// Doctor looks for problems of runtimes, disk, clock, permissions, watching, index, and for recent
+// failures.
 type Doctor struct{ q *Queries }
 
 // Doctor returns the doctor of this store.
 func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
 
-// Examine returns advice on all of it. It probes runtimes by workers, and changes nothing.
+// Examine returns the advice of all checks. It probes runtimes in workers, and changes nothing.
 func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
 	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
 		d.StateAdvice(), d.adviseState(), d.adviseLayers(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
@@ -154,7 +155,7 @@ func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advi
 	for _, ep := range facts.Facts.EPs {
 		wrong := facts.MarkErrors[ep.Name]
 		if wrong == nil && len(ep.Devices) > 0 {
-			// an earlier result may not hold in this process
+			// try again, because an earlier result may not be valid in this process
 			wrong = d.q.options.Try(ctx, rt, &facts, ep.Name)
 		}
 		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, wrong,
@@ -214,7 +215,7 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error,
 		"needs is missing; epcachectl probe --refresh tries again")
 }
 
-// whyNoDevice returns why an execution provider lists no device, and "" where that is not known.
+// whyNoDevice returns why an execution provider lists no device, "" if unknown.
 func whyNoDevice(ep, vendor string) string {
 	if strings.HasPrefix(ep, "OpenVINO") && vendor != "GenuineIntel" {
 		return ": OpenVINO's plugin supports Intel devices only, and the processor is made by " +
@@ -223,12 +224,12 @@ func whyNoDevice(ep, vendor string) string {
 	return ""
 }
 
-// cause is an error that means something definite, or the text of one that others only print: the
-// worker, which has it from ONNX Runtime, the loader or the kernel.
+// cause is an error with a known remedy, recognised by its value, or by its text if only a worker's
+// output has it.
 type cause struct {
-	err  error  // nil: there is none but the text
+	err  error  // nil: recognised only by text
 	text string // part of the message
-	of   string // the program that prints it, and a version that was seen to
+	of   string // the program that prints it, and a version that does
 	hint string
 }
 
@@ -244,7 +245,7 @@ const (
 	loader = "the loader of glibc 2.36"
 )
 
-// causes are looked for in this order.
+// causes are tried in this order.
 var causes = []cause{
 	{syscall.ENOSPC, syscall.ENOSPC.Error(), inGo, fullDisk},
 	{nil, "No space left on device", inC, fullDisk},
@@ -279,7 +280,7 @@ var causes = []cause{
 	{compilers.ErrTimeout, "", "", "it did not answer in time: a driver may be blocked"},
 }
 
-// withCause returns the hint of a known cause of the error, or else another one.
+// withCause sets the hint of the error's known cause, or otherwise.
 func (a Advice) withCause(err error, otherwise string) Advice {
 	a.Hint = otherwise
 	for _, c := range causes {
@@ -299,7 +300,7 @@ func (d *Doctor) adviseWatching() []Advice {
 			out = append(out, adviseWatch(rt.Name, how))
 		}
 	}
-	return slices.Compact(out) // the advice that all is well is the same for each runtime
+	return slices.Compact(out) // because each runtime without problems has the same advice
 }
 
 func adviseWatch(runtime, how string) Advice {
@@ -365,7 +366,7 @@ func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
 	}
 	states := make(map[string]int)
 	served := int(space.Builds)
-	// few: a record of each build would take seconds to read
+	// the withheld builds only, because reading all records would take seconds
 	for _, id := range d.q.index.Journal.NotServed() {
 		if _, err := d.q.index.Get(id); err == nil && ctx.Err() == nil {
 			states[d.q.index.Journal.StateOf(id).Name]++

@@ -24,14 +24,14 @@ import (
 	"github.com/epcached/epcached/store/evict"
 )
 
-// fileSystem is what the doctor wants to know of where something lies.
+// fileSystem has the facts about a directory's file system that the doctor checks.
 type fileSystem struct {
 	kind              string // "ext4"
 	free, size        int64  // bytes, for an ordinary user
 	freeInodes        uint64
-	inodes            uint64 // 0: it makes them as it needs them
+	inodes            uint64 // 0: it has no fixed number
 	readOnly          bool
-	timesHold         bool // unchanged times mean unchanged content
+	timesHold         bool // its times are reliable: unchanged times mean unchanged content
 	network, volatile bool
 }
 
@@ -57,7 +57,8 @@ func (d *Doctor) adviseState() []Advice {
 	return out
 }
 
-// Below these the disk is nearly full: a compile writes a copy of the model and the artefact.
+// Below these the disk counts as nearly full, because a compile writes a copy of the model and the
+// artefact.
 const (
 	lowBytes  = 1 << 30
 	lowInodes = 10_000
@@ -136,7 +137,8 @@ func adviseRights(dir string, o owner, uid uint32) []Advice {
 	return out
 }
 
-// clockTolerance is how far in the future a time of writing may be before the clock is to blame.
+// clockTolerance is how far in the future a file's mtime may be before the doctor warns of a wrong
+// clock.
 const clockTolerance = time.Minute
 
 func (d *Doctor) adviseClock() Advice {
@@ -152,7 +154,7 @@ func (d *Doctor) adviseClock() Advice {
 			continue // only for a malformed pattern
 		}
 		for _, path := range found {
-			if info, err := os.Stat(path); err == nil { // else removed meanwhile
+			if info, err := os.Stat(path); err == nil { // otherwise removed in the meantime
 				note(info.ModTime(), path)
 			}
 		}
@@ -180,7 +182,7 @@ func adviseTime(now, latest time.Time, what string) Advice {
 
 // StateAdvice reports that the state directory was removed or made again.
 func (d *Doctor) StateAdvice() []Advice {
-	d.q.store.CheckStateDirectory() // and not only at the next regular look
+	d.q.store.CheckStateDirectory() // now, and not only at the next regular check
 	if why := d.q.store.MissingPart(); why != "" {
 		return []Advice{problem("state", "%s: %s; new builds are not stored", d.q.options.Dir, why).
 			hint("the daemon restores it within seconds, or logs why it cannot")}
@@ -231,8 +233,9 @@ func sysctl(name string) string {
 
 const thrashSpan = 7 * 24 * time.Hour
 
-// Thrashing counts the builds that were evicted for the budget lately and compiled again. Builds
-// that were removed by request, or for another bound, would not be kept by a larger budget.
+// Thrashing counts the builds that were recently evicted for the budget and then compiled again. It
+// does not count builds that were removed by request or for another bound, because a larger budget
+// would not have kept them.
 func (d *Doctor) Thrashing() evict.Thrashing {
 	since := d.q.options.Now().Add(-thrashSpan)
 	return evict.FindThrashing(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool {
@@ -287,7 +290,7 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	return out
 }
 
-// adviseUnkept names models with builds that were not stored, those compiled most often first.
+// adviseUnkept lists models whose builds were not stored, those compiled most often first.
 func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	type lost struct {
 		last  *index.Event
@@ -351,7 +354,7 @@ func (d *Doctor) unkeptHint(e *index.Event) string {
 		"in [space] of the daemon's configuration"
 }
 
-// adviseLayers reports layers, and builds of layers, that are not used.
+// adviseLayers reports layers, and builds of layers, that were refused.
 func (d *Doctor) adviseLayers() (out []Advice) {
 	for _, l := range d.q.store.Layers.States() {
 		const subject = "layer"
@@ -394,7 +397,7 @@ func (d *Doctor) adviseConfiguration() []Advice {
 	return out
 }
 
-// adviseSandbox warns of what cannot be kept to here.
+// adviseSandbox warns of safeguards for workers that this machine does not support.
 func (d *Doctor) adviseSandbox(ctx context.Context) []Advice {
 	const subject = "sandbox"
 	measures, err := d.q.options.Sandbox(ctx)

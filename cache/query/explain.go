@@ -26,22 +26,23 @@ import (
 const (
 	Hit     = "hit"
 	Miss    = "miss"
-	Stale   = "stale"  // there are builds, and none of them may be loaded
-	Removed = "gone"   // the entry had builds
-	Failed  = "failed" // its compile, and there is no build
+	Stale   = "stale"  // there are builds, but none may be loaded
+	Removed = "gone"   // all builds of the entry were removed
+	Failed  = "failed" // its compile failed, and there is no build
 )
 
 const maxCandidates = 32
 
-// explainSlots bounds explanations at a time: each hashes its builds' files, and may load them.
+// explainSlots bounds the concurrent explanations, because each verifies its builds' files and may
+// load them.
 type explainSlots struct {
-	users keyed.Locks[uint32] // one of each user's
-	slots keyed.Slots         // and so many in all
+	users keyed.Locks[uint32] // one for each user
+	slots keyed.Slots         // a fixed number in all
 }
 
 const maxExplaining = 4
 
-// enter waits until the owner may have another explanation made. leave ends it.
+// enter waits for a slot for an explanation of the owner. leave releases it.
 func (e *explainSlots) enter(ctx context.Context, owner uint32, name string) (leave func(),
 	err error) {
 	unlock, err := e.users.Lock(ctx, owner)
@@ -56,21 +57,21 @@ func (e *explainSlots) enter(ctx context.Context, owner uint32, name string) (le
 	return func() { done(); unlock() }, nil
 }
 
-// ExplainRequest is a planned request that is to be explained, with the steps of its look-up.
+// ExplainRequest is a planned request to explain, with functions for the steps of its look-up.
 type ExplainRequest struct {
 	Peer    rights.Peer
-	Name    string // of the model, as the peer calls it
+	Name    string // the peer's name for the model
 	Key     index.RequestKey
 	Model   cas.Digest
 	Record  string // the canonical record of the request
 	Runtime string // its name
-	Outside bool   // it is for libraries that are not run here: nothing is compiled or converted
+	Outside bool   // the daemon does not run the libraries, so it neither compiles nor converts
 
-	// the builds that the look-up considers, in order
+	// Order returns the builds that the look-up considers, in order.
 	Order func(context.Context) ([]Candidate, error)
-	// the remembered failure of its compile; nil: none
+	// Failed returns the remembered failure of its compile, nil if none.
 	Failed func() *failure.Failure
-	// how a build of the other form would be used; "": there is none
+	// OtherForm says how a conversion would answer the request, "" if none would.
 	OtherForm func(context.Context) (string, error)
 }
 
@@ -78,14 +79,14 @@ type ExplainRequest struct {
 type Candidate struct {
 	Build       *index.Build
 	Refused     string // why it is not served; "": it may be
-	Together    bool   // it is a group's, and refused only for the request of one model alone
-	Fits        string // how it suits the runtime
+	Together    bool   // a group's build, refused only because the request is for one model
+	Fits        string // text of how it suits the runtime
 	Members     []index.Member
 	Differences []identity.Difference
-	Judge       func(*wire.Build) // fills in the verdict for the runtime; nil: it was not judged
+	Judge       func(*wire.Build) // sets the verdict for the runtime; nil: not judged
 }
 
-// Explain decides as the request does, but compiles, withholds, counts and leases nothing.
+// Explain decides as Acquire would, but compiles, withholds, counts and leases nothing.
 func (q *Queries) Explain(ctx context.Context, of *ExplainRequest) (*wire.Explanation, error) {
 	leave, err := q.explaining.enter(ctx, q.options.Owner(of.Peer.UID), of.Name)
 	if err != nil {
@@ -138,7 +139,8 @@ func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *Expla
 		}
 		one.Differences = differencesReply(c.Differences)
 		if !q.rights.MaySee(of.Peer, c.Build.ID, c.Build.Scope) {
-			// The peer has the model and so may know of the build, but not what others call it.
+			// The peer has the model so it may see the build, but not other users' names for the
+			// model.
 			one.Build.ModelName, one.Build.Members = of.Name, MembersReply(c.Members)
 		}
 		if c.Judge != nil {
@@ -221,7 +223,7 @@ const (
 
 type neighbour struct {
 	build    *index.Build
-	distance int // fields that differ, and farther than any of the model for another one
+	distance int // number of different fields; entries of other models are always farther
 }
 
 func (n *neighbour) compare(other *neighbour) int {
@@ -230,9 +232,9 @@ func (n *neighbour) compare(other *neighbour) int {
 		strings.Compare(n.build.ID.String(), other.build.ID.String()))
 }
 
-// addNeighbours adds the entries nearest to the request among those that the peer may see: of the
-// same model the ones with the fewest fields of the request different, then those of another model
-// with the same name, because the application's file may have been changed.
+// addNeighbours adds the entries nearest to the request among those that the peer may see: first
+// entries of the same model, with the fewest different fields first, then entries of other models
+// with the same name, because the application's file may have changed.
 func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation,
 	of *ExplainRequest) error {
 	asked, err := identity.ParseFields(of.Record)
@@ -246,11 +248,11 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation,
 		defer func() { <-q.searches }()
 	case <-limited.Done():
 		if ctx.Err() == nil {
-			return nil // an explanation without neighbours is still one
+			return nil // best effort: explain without neighbours
 		}
 		return Error(ctx, ctx.Err())
 	}
-	builds := make(map[index.RequestKey]uint32) // of each entry that came up
+	builds := make(map[index.RequestKey]uint32) // number of builds by entry
 	var best []*neighbour                       // nearest first
 	err = q.index.EachOfModel(limited, of.Model, of.Name, func(b index.Build) error {
 		other := b.ModelDigest != of.Model
@@ -260,11 +262,11 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation,
 		}
 		builds[b.RequestKey]++
 		if builds[b.RequestKey] > 1 {
-			return nil // its record is that of the first
+			return nil // it has the same record as the first one
 		}
 		record, err := identity.ParseFields(b.RecordJSON)
 		if err != nil {
-			// of a build that a later epcached made, perhaps: no neighbour that could be explained
+			// perhaps a build of a later version of epcached, whose record is unreadable
 			return nil
 		}
 		n := &neighbour{build: &b, distance: asked.CountDifferences(record)}
@@ -299,9 +301,9 @@ func insertNearest(best []*neighbour, n *neighbour) []*neighbour {
 	return best[:min(len(best), MaxNeighbours)]
 }
 
-// Why explains the state of an entry, and how it came to be so. The entry is named as in Show; one
-// without builds is named by its request key, a build key, or its model's name, as long as its
-// history is kept.
+// Why explains the state and the history of an entry. The entry is named as for Show. While its
+// history is kept, an entry without builds is named by its request key, a build key, or its model's
+// name.
 func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.Explanation, error) {
 	leave, err := q.explaining.enter(ctx, q.options.Owner(p.UID), entry)
 	if err != nil {
@@ -311,7 +313,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 	builds, err := q.Find(ctx, p, []string{entry})
 	if apierr.ClassOf(err) == apierr.NotFound {
 		for _, f := range q.options.Failures(p) {
-			if f.Means(entry) { // it has no builds, because its compile failed
+			if f.Means(entry) { // the entry has no builds because its compile failed
 				out := &wire.Explanation{Decision: Failed, RequestKey: f.RequestKey.String(),
 					Reason: f.Line()}
 				return q.AddHistory(p, f.RequestKey, out), nil
@@ -384,7 +386,7 @@ func (q *Queries) entryBuilds(p rights.Peer, found []index.Build) ([]index.Build
 	return out, nil
 }
 
-// stateOf is what became of an entry that was asked for by name.
+// stateOf returns the state of a named entry.
 func stateOf(e *wire.Explanation) string {
 	if e.Decision == Hit {
 		return index.Current
@@ -418,10 +420,10 @@ func oneEntry(name string, builds []index.Build) error {
 
 func (q *Queries) whyRemoved(p rights.Peer, name string,
 	notFound error) (*wire.Explanation, error) {
-	// A crash may come between a tombstone and the event of the removal, and events are dropped
-	// earlier.
+	// Use the tombstone too, because after a crash the event of the removal may be missing, and
+	// events are dropped earlier.
 	stone := q.tombstoneOf(p, name)
-	// a model's digest, which events do not have
+	// name may be a model's digest, which events do not have
 	if stone != nil && !meansEvent(name, eventOf(stone)) {
 		name = stone.RequestKey.String()
 	}
@@ -450,7 +452,8 @@ func (q *Queries) whyRemoved(p rights.Peer, name string,
 	return q.AddHistory(p, stone.RequestKey, out), nil
 }
 
-// WhyNone returns what became of a request's last build, as the peer may know, or "".
+// WhyNone returns why a request's last build does not exist any more, as far as the peer may know,
+// or "".
 func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	all := q.index.Journal.History(key)
 	var last *index.Event
@@ -461,8 +464,8 @@ func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 			last, seen[e.BuildID] = e, true
 		}
 	}
-	// A tombstone says when and why its build was evicted. A crash may come between the tombstone
-	// and the event, and events are dropped earlier.
+	// A tombstone says when and why its build was evicted. After a crash the event may be missing,
+	// and events are dropped earlier.
 	stones := q.index.Journal.Tombstones(func(t *index.Tombstone) bool {
 		return t.RequestKey == key && (!seen[t.BuildID] || t.BuildID == last.BuildID) &&
 			q.rights.MaySeeEvent(p, eventOf(t))

@@ -16,8 +16,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Export returns what is known of one build, as far as it travels, and a lease on its view. A
-// private build leaves the machine only by its owner's wish: not by an administrator's.
+// Export returns the exported description of one build, and a lease on its view. Only the owner may
+// export a private build, not an administrator.
 func (q *Queries) Export(ctx context.Context, p rights.Peer, name string) (*wire.ExportReply,
 	*os.File, error) {
 	builds, err := q.Find(ctx, p, []string{name})
@@ -36,7 +36,7 @@ func (q *Queries) Export(ctx context.Context, p rights.Peer, name string) (*wire
 	return nil, nil, why
 }
 
-// ExportShared is Export of a build for all users.
+// ExportShared is Export for a shared build.
 func (q *Queries) ExportShared(ctx context.Context, b *index.Build) (*wire.ExportReply,
 	*os.File, error) {
 	if err := q.mayExport(rights.Peer{UID: q.options.UID}, b); err != nil {
@@ -97,7 +97,7 @@ func (q *Queries) export(ctx context.Context, b *index.Build) (*wire.ExportReply
 	return reply, a.View, nil
 }
 
-// portableConfig is what of a build's manifest travels.
+// portableConfig returns the part of a build's manifest that is exported.
 func portableConfig(b *index.Build) *portable.Config {
 	c := &portable.Config{BuildKey: portable.Hash(b.BuildKey),
 		ModelDigest: portable.Hash(b.ModelDigest),

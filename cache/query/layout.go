@@ -19,14 +19,14 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Layout is the content of files of builds, by where their bytes are stored.
+// Layout describes where the bytes of builds' files are stored.
 type Layout struct {
 	Files     []FileLayout
-	More      uint64 // files that are left out, since there are larger ones
+	More      uint64 // number of files left out, because others are larger
 	MoreBytes int64
 
-	// with tensors: a build for each holder that has it as a file; not there for one that only
-	// recipes need
+	// Holders has, if tensors were requested, a build for each holder that is a file of a build. It
+	// has none for blobs that only recipes need.
 	Holders map[cas.Digest]*wire.Sharer
 }
 
@@ -34,22 +34,22 @@ type Layout struct {
 type FileLayout struct {
 	index.File
 	Build   index.Build
-	Text    *wire.FileLayout // as clients receive it, without pieces and tensors
-	Pieces  []Piece          // all of it, in order
-	Tensors []NamedRange     // the ranges with known names, in order; if they were requested
+	Text    *wire.FileLayout // for clients, without pieces and tensors
+	Pieces  []Piece          // the whole file, in order
+	Tensors []NamedRange     // the named ranges in order, if they were requested
 }
 
-// Piece is a range of a file, and where its bytes are stored whole.
+// Piece is a range of a file, with the blob that stores its bytes.
 type Piece struct {
 	At, Length int64
-	Holder     cas.Digest // the file itself, or another blob that has them
-	From       int64      // in the holder
+	Holder     cas.Digest // the file itself, or another blob
+	From       int64      // offset in the holder
 }
 
 // NamedRange is a named range of a file.
 type NamedRange struct {
-	Text   *wire.NamedRange // as clients receive it, without the holder
-	Holder cas.Digest       // of its first byte
+	Text   *wire.NamedRange // for clients, without the holder
+	Holder cas.Digest       // blob with its first byte
 }
 
 const (
@@ -60,13 +60,13 @@ const (
 	maxNamedRanges = 4096     // named ranges of one file: the largest
 	allNamedRanges = 1 << 15  // of all files; more do not fit into an answer
 	maxFamily      = 64       // blobs that one is compared with
-	minFileSize    = 64 << 10 // smaller files, graphs mostly, are no part of a picture
+	minFileSize    = 64 << 10 // smaller files, mostly graphs, are left out
 )
 
-// Layout lays out the files of the builds that the names mean, or without names of all that the
-// peer may see: the largest, most of them at most. With tensors it also names the tensors in them,
-// and the files that share these. A file that shares bytes and is not packed is compared, which
-// takes as long as reading it.
+// Layout lays out the files of the builds that the names mean, or without names of all builds that
+// the peer may see. It returns the largest files, at most most of them. With tensors it also
+// returns the tensors in them, and files that share these. An unpacked file that shares bytes is
+// compared with others, which takes as long as reading it.
 func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, most int,
 	tensors bool) (*Layout, error) {
 	if most <= 0 || most > maxFiles {
@@ -79,7 +79,7 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 				out.Files = append(out.Files, FileLayout{File: f, Build: *b})
 			}
 		}
-		if len(out.Files) >= 4*most { // only now and then, because there may be millions
+		if len(out.Files) >= 4*most { // occasionally, because there may be millions of files
 			out.largest(most)
 		}
 		return nil
@@ -97,7 +97,8 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 		f.Text = q.fileReply(f)
 		var err error
 		if f.Pieces, err = kin.piecesOf(ctx, f.Digest, f.Size); err != nil {
-			f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}} // check reports what is missing
+			// on an error, which check reports
+			f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}}
 		}
 		if err == nil && tensors {
 			err = kin.nameRanges(ctx, p, f)
@@ -118,7 +119,7 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 	return out, nil
 }
 
-// fileReply fills in what is known without looking for shared bytes.
+// fileReply returns the description of a file without its shared bytes.
 func (q *Queries) fileReply(f *FileLayout) *wire.FileLayout {
 	out := &wire.FileLayout{Build: f.Build.BuildKey.String(),
 		ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(),
@@ -147,7 +148,7 @@ func (q *Queries) nameHolders(p rights.Peer, l *Layout) error {
 			for _, id := range ids {
 				b, err := q.index.Get(id)
 				if err != nil || !q.rights.MaySee(p, b.ID, b.Scope) {
-					continue // removed meanwhile, or not visible to the peer
+					continue // removed in the meantime, or not visible to the peer
 				}
 				if at := slices.IndexFunc(b.Files, func(f index.File) bool {
 					return f.Digest == t.Holder
@@ -166,7 +167,7 @@ func sharer(b *index.Build, file int) *wire.Sharer {
 		Ep: wire.Clip(FirstEP(b)), File: wire.Clip(b.Files[file].Name)}
 }
 
-// largest leaves out all files but so many.
+// largest keeps only the largest files, at most most of them.
 func (l *Layout) largest(most int) {
 	slices.SortStableFunc(l.Files, func(a, b FileLayout) int { return cmp.Compare(b.Size, a.Size) })
 	for _, f := range l.Files[min(most, len(l.Files)):] {
@@ -198,7 +199,7 @@ func (l *Layout) countShared() {
 		}
 		shared := taken[f.Digest]
 		for _, p := range f.Pieces {
-			// which others may take from this one as well, and it counts once
+			// counted once, although others may take these bytes from this file too
 			if p.Holder != f.Digest {
 				shared = append(shared, Piece{Length: p.Length, Holder: f.Digest, From: p.At})
 			}
@@ -215,7 +216,7 @@ func (q *Queries) eachForLayout(ctx context.Context, p rights.Peer, names []stri
 	if len(names) > 0 {
 		return q.EachNamed(ctx, p, names, func(b *index.Build) error {
 			if b.Layer != "" {
-				return nil // it takes nothing of this store
+				return nil // a layer's build takes no space in this store
 			}
 			return fn(b)
 		})
@@ -240,16 +241,16 @@ func FirstEP(b *index.Build) string {
 	return b.EPs[0].Name
 }
 
-// sharedBytes finds out which blobs have bytes of which others, each once.
+// sharedBytes finds the bytes that blobs share, and remembers the result for each blob.
 type sharedBytes struct {
 	q *Queries
-	// the blobs that are packed, or could be, by the blobs that they take from
+	// dependents has the blobs that are, or could be, packed, by the blobs that are their bases.
 	dependents map[cas.Digest][]cas.Digest
-	// of literals that are blobs of their own: the packed blob that they were left of
+	// buildsOf has, for blobs that contain literals, the packed blob that the literals belong to.
 	buildsOf map[cas.Digest]cas.Digest
 	wholeAt  map[cas.Digest][]dedupe.Extent
 	pieces   map[cas.Digest][]Piece
-	cached   int // pieces in all of them
+	cached   int // number of pieces in total
 	named    int // named ranges
 }
 
@@ -293,7 +294,7 @@ func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([
 	case extents != nil:
 		pieces = make([]Piece, 0, len(extents))
 		for _, e := range extents {
-			// in no other blob, or a run such as zeros, which is not worth reporting
+			// its own bytes, or a run such as zeros, which is not reported
 			if e.Base == own || e.Period > 0 {
 				pieces = append(pieces, Piece{At: e.At, Length: e.Length, Holder: d, From: e.At})
 				continue
@@ -305,14 +306,14 @@ func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([
 	pieces = mergePieces(pieces, finePieces)
 	if k.cached += len(pieces); k.cached > keptPieces {
 		k.cached = len(pieces)
-		clear(k.pieces) // they are found again
+		clear(k.pieces) // bounds the memory; they are computed again when needed
 	}
 	k.pieces[d] = pieces
 	return pieces, nil
 }
 
-// appendPiece appends a piece. A piece in the literals of another blob is given by its place in
-// that blob, because the digest of literals means nothing to users.
+// appendPiece appends a piece. A piece in the literals of another blob is reported at its offset in
+// that blob, because users do not know the digest of literals.
 func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
 	d, ok := k.buildsOf[p.Holder]
 	if !ok {
@@ -320,7 +321,7 @@ func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
 	}
 	stands, known := k.wholeAt[d]
 	if !known {
-		// else it was removed meanwhile, or check reports it
+		// on an error it was removed in the meantime, or check reports it
 		if r, err := k.q.forms.Recipes.Get(d); err == nil {
 			stands = literalsOf(r)
 		}
@@ -328,7 +329,7 @@ func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
 	}
 	for _, e := range stands {
 		if p.From < e.From {
-			break // nothing of the blob: reported as it is
+			break // not in the blob: append it unchanged
 		}
 		if n := min(p.Length, e.From+e.Length-p.From); n > 0 {
 			pieces = append(pieces, Piece{At: p.At, Length: n, Holder: d,
@@ -352,7 +353,8 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 	return out
 }
 
-// extentsOf returns none for a blob that shares nothing. own is the base that only it has.
+// extentsOf returns the extents of a blob, none if it shares no bytes. own is the index of the base
+// with its own literals.
 func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (bases []dedupe.Base,
 	extents []dedupe.Extent, own int, err error) {
 	q := k.q
@@ -361,7 +363,7 @@ func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (bases []dedu
 		if err != nil {
 			return nil, nil, 0, err
 		}
-		if r.Frames != nil { // its own literals are behind the bases
+		if r.Frames != nil { // its own literals follow the bases
 			return append(slices.Clone(r.Bases), dedupe.Base{}), r.Extents,
 				len(r.Bases), nil
 		}
@@ -381,7 +383,8 @@ func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (bases []dedu
 	return m.Plan.Bases, m.Plan.Extents, own, nil
 }
 
-// mergePieces joins pieces until there are few enough: small ones become part of those before them.
+// mergePieces joins pieces until there are at most most: small ones are merged into their
+// predecessors.
 func mergePieces(all []Piece, most int) []Piece {
 	for least := int64(4096); len(all) > most; least *= 2 {
 		var out []Piece
@@ -465,8 +468,8 @@ func firstAt(all []Piece, off int64) int {
 type byteRange struct{ From, Length int64 }
 
 type relatedFile struct {
-	same   bool                       // it is the same blob
-	ranges map[cas.Digest][]byteRange // by holder, in order and apart from each other
+	same   bool                       // both are the same blob
+	ranges map[cas.Digest][]byteRange // by holder, sorted and not overlapping
 }
 
 func (r *relatedFile) overlap(parts []Piece) (sum int64) {
@@ -505,7 +508,8 @@ func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byte
 	return out
 }
 
-// wholeRangesIn is rangesIn for a whole blob, which also has what it could take from others.
+// wholeRangesIn is rangesIn for a whole blob, which also stores bytes that it could share with
+// others.
 func wholeRangesIn(d cas.Digest, size int64, pieces []Piece,
 	holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
 	has := rangesIn(pieces, holders)
@@ -563,7 +567,7 @@ func (k *sharedBytes) relatives(ctx context.Context, p rights.Peer,
 	return out, nil
 }
 
-// Reply is the layout as clients receive it, as far as it fits.
+// Reply returns the message for clients, with as many files as fit.
 func (l *Layout) Reply() *wire.LayoutReply {
 	r := &layoutReply{reply: wire.LayoutReply{More: l.More, MoreBytes: l.MoreBytes},
 		holders: make(map[cas.Digest]uint32), files: l.Holders}
@@ -576,7 +580,7 @@ func (l *Layout) Reply() *wire.LayoutReply {
 type layoutReply struct {
 	reply   wire.LayoutReply
 	holders map[cas.Digest]uint32
-	files   map[cas.Digest]*wire.Sharer // of holders: a file that each is; nil: not asked for
+	files   map[cas.Digest]*wire.Sharer // by holder: a file that it is; nil: not requested
 	size    int
 }
 
@@ -599,7 +603,7 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 	return at
 }
 
-// add appends a file as far as it fits: names are left out first, then the file.
+// add appends a file. If there is too little space it leaves out names, and then the file.
 func (r *layoutReply) add(f *FileLayout) {
 	out := f.Text
 	for _, p := range f.Pieces {
@@ -626,16 +630,16 @@ func (r *layoutReply) add(f *FileLayout) {
 	r.reply.Files = append(r.reply.Files, out)
 }
 
-// Names of tensors are found when they are requested, and are not stored: so stored files do not
-// depend on them, the newest reader finds them, and other requests do not pay for them. A file that
-// names its tensors is believed.
+// Names of tensors are found when they are requested, and are not stored: therefore the format of
+// the store does not depend on them, and other requests do not pay for them. The names that a file
+// itself has are trusted.
 
 func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Named, error) {
 	source, err := q.forms.OpenUnverified(f.Digest)
 	if err != nil {
 		return nil, err
 	}
-	defer source.Close() // read-only: nothing can be lost
+	defer source.Close() // opened for reading, so no data can be lost
 	if f.Name != f.Build.Graph && !slices.ContainsFunc(f.Build.Members, func(m index.Member) bool {
 		return m.Graph == f.Name
 	}) {
@@ -664,7 +668,8 @@ func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Name
 
 const maxNames = 1 << 16
 
-// nameBinary names the ranges of a context binary. Names that do not fit are ignored.
+// nameBinary names the ranges of a context binary. It ignores names that contradict the file's
+// size.
 func (q *Queries) nameBinary(ctx context.Context, f *FileLayout, source epmodel.Source,
 	within epmodel.Range) ([]epmodel.Named, error) {
 	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))

@@ -75,7 +75,7 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 	return reply, nil
 }
 
-// estimateBefore is about how many of so many builds come before this one: ids are random.
+// estimateBefore estimates how many of all builds come before this one, because ids are random.
 func estimateBefore(id index.BuildID, all uint64) uint64 {
 	return uint64(float64(binary.BigEndian.Uint32(id[:])) / (1 << 32) * float64(all))
 }
@@ -91,7 +91,7 @@ func isListed(w *wire.List, b *index.Build) bool {
 		func(e index.EPFacts) bool { return e.Name == w.Ep })
 }
 
-// Listing returns what is known of a build. Listed adds how it is kept, and what it takes.
+// Listing returns the description of a build without the space it takes, which Listed adds.
 func (q *Queries) Listing(b *index.Build) *wire.Build {
 	state := q.index.Journal.StateOf(b.ID)
 	lastUsed, hits := q.index.Uses.LastUse(b.ID)
@@ -121,7 +121,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 		out.ConvertedFrom = b.Converted.BuildKey.String()
 	}
 	if v := q.store.Views().CurrentView(b.ID); v != nil {
-		if held, _ := v.Leased(); held { // a directory that cannot be opened is not held
+		if held, _ := v.Leased(); held { // a directory that cannot be opened has no lease
 			out.Leases = 1
 		}
 	}
@@ -138,7 +138,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	return out
 }
 
-// MembersReply fills in the models of a group.
+// MembersReply converts the members of a group for clients.
 func MembersReply(members []index.Member) (out []*wire.Member) {
 	for _, m := range members {
 		out = append(out, &wire.Member{Name: wire.Clip(m.ModelName),
@@ -161,7 +161,7 @@ func (q *Queries) Listed(p rights.Peer, b *index.Build) (*wire.Build, error) {
 	return out, nil
 }
 
-// Show returns all that is known of the builds of a name, with records and latest history.
+// Show returns all details of the builds of a name, with records and latest history.
 func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.ShowReply, error) {
 	builds, err := q.Find(ctx, p, []string{name})
 	if err != nil {
@@ -263,7 +263,7 @@ func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out 
 const eventsLimit = 10_000
 
 // Events returns the events since a time that the peer may see, oldest first, as far as they are
-// kept: at most the newest limit of them. A limit of 0 is the largest there is.
+// kept: at most the newest limit of them. A limit of 0 means the largest allowed.
 func (q *Queries) Events(ctx context.Context, p rights.Peer, since time.Time, limit int) (
 	*wire.EventsReply, error) {
 	if limit <= 0 || limit > eventsLimit {
@@ -287,7 +287,7 @@ func (q *Queries) Events(ctx context.Context, p rights.Peer, since time.Time, li
 	return out, nil
 }
 
-// completeEvent adds what an earlier epcached did not write down.
+// completeEvent adds fields that earlier versions of epcached did not store.
 func (q *Queries) completeEvent(e *index.Event) *index.Event {
 	if e.Scope == "" && !e.BuildID.IsZero() {
 		if b, err := q.index.Get(e.BuildID); err == nil {
@@ -297,10 +297,10 @@ func (q *Queries) completeEvent(e *index.Event) *index.Event {
 	return e
 }
 
-// Subscribe calls fn with each event that the peer may see, one at a time, from the one with the
-// sequence next on (0: those to come), until the context ends, which is no error, or fn fails. A
-// subscriber that falls far behind misses events: it receives an event of the kind "missed" then,
-// without a sequence.
+// Subscribe calls fn with each event that the peer may see, one at a time, starting with the
+// sequence number next (0: only new events), until the context ends, which is no error, or fn
+// fails. A subscriber that falls far behind misses events. It then receives an event of the kind
+// "missed", without a sequence number.
 func (q *Queries) Subscribe(ctx context.Context, p rights.Peer, next uint64,
 	fn func(*wire.Event) error) error {
 	if next == 0 {
@@ -336,7 +336,7 @@ func (q *Queries) Subscribe(ctx context.Context, p rights.Peer, next uint64,
 	}
 }
 
-// Stream holds the latest events for subscribers. Their sequences have no gap.
+// Stream holds the latest events for subscribers. Their sequence numbers have no gap.
 type Stream struct {
 	mu     sync.Mutex
 	latest []index.Event // oldest first; guarded by mu
@@ -346,12 +346,12 @@ type Stream struct {
 // MaxBehind is how many events a subscriber may fall behind.
 const MaxBehind = 1024
 
-// Add takes an event; the index calls it, in order.
+// Add appends an event. The index calls it in order.
 func (s *Stream) Add(e index.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.latest) >= 2*MaxBehind {
-		s.latest = slices.Clone(s.latest[MaxBehind:]) // now and then, not for each event
+		s.latest = slices.Clone(s.latest[MaxBehind:]) // occasionally, instead of for each event
 	}
 	s.latest = append(s.latest, e)
 	if s.more != nil {
@@ -360,7 +360,7 @@ func (s *Stream) Add(e index.Event) {
 	}
 }
 
-// End returns the sequence of the next event.
+// End returns the sequence number of the next event.
 func (s *Stream) End() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -370,7 +370,8 @@ func (s *Stream) End() uint64 {
 	return s.latest[len(s.latest)-1].Sequence + 1
 }
 
-// since returns the events from next on, how many were dropped, and what is closed with a new one.
+// since returns the events from next on, how many were dropped, and a channel that is closed with
+// the next event.
 func (s *Stream) since(next uint64) (events []index.Event, missed uint64, more <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -389,7 +390,7 @@ func (s *Stream) since(next uint64) (events []index.Event, missed uint64, more <
 
 const maxHistory = 200
 
-// AddHistory adds what the peer may see of the entry's events and fits, and returns the answer.
+// AddHistory adds the entry's events that the peer may see, as many as fit, and returns the answer.
 func (q *Queries) AddHistory(p rights.Peer, key index.RequestKey,
 	out *wire.Explanation) *wire.Explanation {
 	all := q.index.Journal.History(key)
@@ -400,12 +401,12 @@ func (q *Queries) AddHistory(p rights.Peer, key index.RequestKey,
 		}
 	}
 	slices.Reverse(out.History)
-	// the answer repeats these
+	// the answer has these fields twice
 	shortenExplanation(out, wire.MaxReply-len(out.Record)-len(out.Reason))
 	return out
 }
 
-// shortenExplanation drops what is farthest from the decision: old history, then far neighbours.
+// shortenExplanation drops the least relevant parts: old events first, then far neighbours.
 func shortenExplanation(e *wire.Explanation, limit int) {
 	for proto.Size(e) > limit {
 		switch {

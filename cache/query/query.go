@@ -1,5 +1,6 @@
-// Package query answers the questions that change nothing: which builds there are, how they are
-// kept, what they take and share, and what happened. It fills the messages that clients receive.
+// Package query answers the requests that change nothing: which builds are stored, in which
+// representation, how much space they take and share, and their history. It fills the messages that
+// clients receive.
 package query
 
 import (
@@ -25,7 +26,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Options are what queries read.
+// Options are the dependencies of Queries.
 type Options struct {
 	Dir      string // the state directory
 	UID      uint32 // of the daemon
@@ -37,28 +38,28 @@ type Options struct {
 	Rights   *rights.Rights
 	Runtimes *runtimes.Set
 
-	// what of the configuration is not in effect
+	// Configured returns the parts of the configuration that are not in effect.
 	Configured func() *Configured
-	// what confines the workers
+	// Sandbox returns the safeguards that confine workers.
 	Sandbox func(context.Context) ([]compilers.Safeguard, error)
-	// that wait or run
+	// Jobs counts the jobs that wait or run.
 	Jobs func() int
-	// builds to be compiled again that wait for their source
+	// Rebuilds returns the builds whose rebuilds wait for their source.
 	Rebuilds func() map[index.BuildID]bool
-	// compiles and loads a tiny model with an EP; returns what is wrong
+	// Try compiles and loads a tiny model with an EP, and returns the error.
 	Try func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error
-	// the user that a uid of a container belongs to
+	// Owner returns the user of the host who owns a container's user.
 	Owner    func(uid uint32) uint32
 	Failures func(rights.Peer) []failure.Failure
-	// the request that an entry's builds answer
+	// ExplainEntry returns the request that an entry's builds answer.
 	ExplainEntry func(context.Context, rights.Peer, []index.Build) (*ExplainRequest, error)
-	// Remotes returns what is known of remotes.
+	// Remotes returns the state of the remotes.
 	Remotes func() []*wire.Remote
 
-	Judge func(*wire.Build, *index.Build) // fills in what the build is good for, and what it gains
+	Judge func(*wire.Build, *index.Build) // sets a build's verdict and its measured gain
 }
 
-// Queries answers by the records of one store. Its methods may be called by several goroutines.
+// Queries answers from the records of one store. It is safe for concurrent use.
 type Queries struct {
 	options Options
 	rights  *rights.Rights
@@ -72,7 +73,6 @@ type Queries struct {
 	searches   chan struct{} // one token for each search for neighbours
 }
 
-// New returns queries of what the options name.
 func New(o Options) *Queries {
 	return &Queries{options: o, rights: o.Rights, store: o.Store, index: o.Store.Index(),
 		blobs: o.Store.Blobs(), forms: o.Store.Forms(), searches: make(chan struct{}, maxSearches),
@@ -87,7 +87,7 @@ func Error(ctx context.Context, err error) error {
 	return apierr.New(apierr.Internal, err, "search")
 }
 
-var errStop = errors.New("enough") // ends a walk through the index early
+var errStop = errors.New("enough") // stops an iteration over the index early
 
 // Status returns counts, and the runtimes as they were last probed, without devices. Counts over
 // all users are for administrators. The caller fills in the fields of the process and the socket,
@@ -171,7 +171,7 @@ func (q *Queries) layers() (out []*wire.Layer) {
 // maxRefused bounds the refused builds of a layer that are listed.
 const maxRefused = 16
 
-// Probe looks at one runtime, or with an empty reference at all of them.
+// Probe probes one runtime, or with an empty reference all of them.
 func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 	fresh bool) (*wire.ProbeReply, error) {
 	list := q.options.Runtimes.All()
@@ -220,7 +220,7 @@ func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 		for i, d := range ep.Devices {
 			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor,
 				DeviceId: d.DeviceID, EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
-			if i == 0 { // which the fingerprint is of
+			if i == 0 { // the device that the fingerprint belongs to
 				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
 				dev.CompatibilityString, dev.Error = mark.CompatibilityString,
 					wire.Valid(runtimes.ErrorText(f.MarkErrors[ep.Name]))
@@ -245,19 +245,19 @@ func (q *Queries) sandboxLines(ctx context.Context) (lines []string) {
 
 // Configured lists the parts of the configuration that are not in effect.
 type Configured struct {
-	Refused []string // its mistakes: then the earlier configuration stays in effect
+	Refused []string // mistakes; if there are any, the previous configuration stays in effect
 	Waiting []string // names of fields that take effect at the next start
 }
 
-// Bounds of the look at the builds. Of a store with more of them the count is of a part, in order
-// of ids, which are random. The time is looked at once for so many builds, so that the count of a
-// small store is always of all.
+// Bounds of counting builds without source. In a larger store only a random part is counted, in
+// order of ids. The time is checked once for a number of builds, so that a small store is always
+// counted completely.
 const (
 	sourcelessTime  = 25 * time.Millisecond
 	sourcelessBatch = 256
 )
 
-// sourceless counts the builds that the peer may see and that have no source model here.
+// sourceless counts the builds that the peer may see and that have no source model on this machine.
 func (q *Queries) sourceless(ctx context.Context, p rights.Peer) (*wire.Sourceless, error) {
 	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
 	missing := q.options.Rebuilds()
@@ -314,7 +314,7 @@ func whySourceless(b *index.Build, missing bool) string {
 	return ""
 }
 
-// Further reasons, which are not recorded in the build.
+// Reasons that are not recorded in the build.
 const (
 	WhyImported = "another machine compiled the model, without sending the source"
 	WhyPut      = "an application submitted the compiled model without its source"

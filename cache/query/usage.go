@@ -28,8 +28,8 @@ import (
 
 const usagePage = 256
 
-// Usage returns what the builds that the peer may see take, or those of the entries; of two entries
-// also what they share. Progress may be nil.
+// Usage returns the space that the builds take which the peer may see, or those of the entries; for
+// two entries also the bytes that they share. Progress may be nil.
 func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	progress func(*wire.Progress)) (*wire.UsageReply, error) {
 	if w.After != "" {
@@ -40,7 +40,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 		return nil, Error(ctx, err)
 	}
 	u := &wire.UsageReply{}
-	// the first page says it for all, because it takes longer than a page
+	// only in the first page, because it takes longer than a page
 	if u.Space, err = q.spaceFor(ctx, p); err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	for i := range survey.Builds {
 		b := &survey.Builds[i]
 		if !everything && !q.rights.MaySee(p, b.ID, b.Scope) {
-			continue // the peer may not know what others share with its builds
+			continue // the peer may not see what builds of other users share with its own
 		}
 		seen = append(seen, b)
 		if wanted == nil || wanted[b.ID] {
@@ -79,7 +79,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	}
 	accounts := inv.NewAccounts(seen)
 	if wanted == nil {
-		bounds, _ := q.store.Bounds() // without a quota where none is known
+		bounds, _ := q.store.Bounds() // on an error without a quota
 		u.Users = usageSums(accounts.SumsBy(list,
 			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), bounds.User)
 		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
@@ -119,7 +119,7 @@ type usageList struct {
 	rows []evict.Row
 }
 
-const maxLists = 4 // bounds them: a list takes some 40 bytes for each build
+const maxLists = 4 // bounds their memory: a list takes about 40 bytes for each build
 
 func (us *usageLists) add(rows []evict.Row) usageList {
 	l := usageList{rand.Text(), rows}
@@ -149,13 +149,13 @@ func (q *Queries) usageFrom(ctx context.Context, after string) (*wire.UsageReply
 
 const maxUsageMembers = 64
 
-// usagePage adds the builds of a page: of each as much as lets a page fit into a frame.
+// usagePage adds the builds of one page, with shortened fields so that it fits into a frame.
 func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
 	to := min(from+usagePage, len(l.rows))
 	for _, r := range l.rows[from:to] {
 		b, err := q.index.Get(r.ID)
 		if err != nil {
-			continue // removed meanwhile
+			continue // removed in the meantime
 		}
 		of := q.Listing(&b)
 		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey,
@@ -177,7 +177,8 @@ func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
 
 const maxShared = 256
 
-// compareEntries reads the files of two entries, because equal bytes count at any offset.
+// compareEntries compares the files of two entries by reading them, because equal bytes count at
+// any offset.
 func (q *Queries) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string,
 	found []index.Build) error {
 	var files [2][]index.File
@@ -253,8 +254,8 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 	return nil
 }
 
-// RemovalBytes returns what removing a build would free on the disk now. Bytes shared with builds
-// that the peer may not see count as freed, so that the sum does not disclose them.
+// RemovalBytes returns how many bytes removing a build would free on the disk now. Bytes shared
+// with builds that the peer may not see count as freed, so that the sum does not disclose them.
 func (q *Queries) RemovalBytes(p rights.Peer, b *index.Build) (sum int64, err error) {
 	if b.Layer != "" {
 		return 0, nil
@@ -271,8 +272,8 @@ func (q *Queries) RemovalBytes(p rights.Peer, b *index.Build) (sum int64, err er
 	return sum, nil
 }
 
-// FreedByRemoval is RemovalBytes of removing several builds together. It is more than the sum of
-// RemovalBytes where they share bytes, or one is packed with the bytes of another.
+// FreedByRemoval is RemovalBytes of removing several builds together. It exceeds the sum of
+// RemovalBytes if they share bytes, or if one is a base of another.
 func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer,
 	ids []index.BuildID) (sum int64, err error) {
 	going := make(map[index.BuildID]bool, len(ids))
@@ -286,7 +287,7 @@ func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer,
 		case ctx.Err() != nil:
 			return 0, ctx.Err()
 		case errors.Is(err, index.ErrNotFound):
-			continue // removed meanwhile
+			continue // removed in the meantime
 		case err != nil:
 			return 0, err
 		}
@@ -310,7 +311,7 @@ func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer,
 }
 
 func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool, error) {
-	// no recipe takes from it
+	// not a base of any recipe
 	if q.rights.IsAdministrator(p) && len(q.forms.Recipes.Users(d)) == 0 {
 		ids, err := q.index.Needs(d)
 		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
@@ -321,8 +322,8 @@ func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool,
 	}), err
 }
 
-// spaceFor returns the account of the whole store to administrators. Other users learn of the
-// bounds, and of the builds that they asked for.
+// spaceFor returns the account of the whole store to administrators. For other users it covers the
+// bounds, and the builds that they requested.
 func (q *Queries) spaceFor(ctx context.Context, p rights.Peer) (*wire.Space, error) {
 	if q.rights.IsAdministrator(p) {
 		return q.Space()
@@ -362,12 +363,12 @@ func (q *Queries) Space() (*wire.Space, error) {
 		Unkept: counters["unkept"], ToLookAt: uint64(q.store.Packer().Remaining())}, nil
 }
 
-// consistentSpace reads three accounts as of one moment, as far as possible: a build that is
-// removed meanwhile would be counted twice, as stored, and as open or needed by others. A blob that
-// is being packed counts as what it takes now.
+// consistentSpace reads three accounts as of the same moment as far as possible, because a build
+// that is removed between two reads would be counted twice. A blob that is being packed counts with
+// its current bytes.
 func (q *Queries) consistentSpace() (s index.Space, held int64, packed packing.Space, err error) {
 	var before, after spaceFigures
-	for range 10 { // always something going: as near as it gets
+	for range 10 { // if builds are removed all the time, the last result is used
 		if before, err = q.spaceFigures(); err != nil {
 			return s, 0, packed, err
 		}
@@ -385,7 +386,7 @@ func (q *Queries) consistentSpace() (s index.Space, held int64, packed packing.S
 	return after.space, after.unlinkedOpen, packed, nil
 }
 
-// spaceFigures are the figures that change whenever bytes move from one account to another.
+// spaceFigures are figures that change whenever bytes move from one account to another.
 type spaceFigures struct {
 	space                index.Space
 	unlinkedOpen, excess int64
@@ -405,24 +406,24 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 	for _, id := range ids {
 		b, err := q.index.Get(id)
 		if err != nil {
-			continue // removed meanwhile
+			continue // removed in the meantime
 		}
 		for d := range q.store.PartsOf(&b) {
 			if !counted[d] {
 				counted[d] = true
-				sum += q.store.DiskBytesOf(d) // of one that is missing, none
+				sum += q.store.DiskBytesOf(d) // 0 for a missing blob
 			}
 		}
 	}
 	return sum
 }
 
-// FormText returns how the large files of a build are kept on the disk.
+// FormText describes the representation of a build's large files.
 func (q *Queries) FormText(b *index.Build) string {
 	if b.Layer != "" {
 		return "in layer " + b.Layer + ", read-only"
 	}
-	said := make(map[string]int64) // text -> bytes of the files that it describes
+	said := make(map[string]int64) // text -> bytes of the files with this representation
 	for d, size := range b.DistinctBlobs() {
 		if size >= packing.MinBlobSize {
 			said[q.blobFormText(d)] += size
@@ -442,8 +443,8 @@ func (q *Queries) FormText(b *index.Build) string {
 	return strings.Join(texts, "; ")
 }
 
-// FormWord returns how a build is kept: whole, or packed if some of its files is. A copy
-// is the unpacked form beside it that requests are served from.
+// FormWord returns the representation of a build: whole, or packed if one of its files is, perhaps
+// with an unpacked copy that requests are served from.
 func (q *Queries) FormWord(b *index.Build) string {
 	if b.Layer != "" {
 		return "layer"

@@ -128,7 +128,8 @@ func (rs *Remotes) lease(ctx context.Context, r *Remote,
 	return rs.Client.Lease(ctx, r.Name, l)
 }
 
-// lookUpAgain repeats the look-up. The time of a transfer that follows is bounded anew by mayLose.
+// lookUpAgain repeats the look-up. For a transfer that follows, mayLose is counted from its own
+// start.
 func (rs *Remotes) lookUpAgain(ctx context.Context, r *Remote, a *Ask) *index.Build {
 	unlock, err := rs.fetching.Lock(ctx, a.Plan.BuildKey)
 	if err != nil {

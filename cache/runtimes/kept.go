@@ -13,47 +13,48 @@ import (
 	"github.com/epcached/epcached/internal/filestamp"
 )
 
-// directories are the directories with the files of a runtime as they were stamped, kept open
-// because each hit compares them. The set of runtimes closes them when it has forgotten what is in
-// them, or found something else there. The descriptors are closed when no comparison uses them, and
-// the comparisons that follow, of requests that began before, look up each path.
+// dirs has the directories with a runtime's files and their stamps. They are kept open because each
+// hit compares the stamps. The Set calls close when it drops the runtime or finds other contents.
+// The descriptors are closed when no comparison uses them any more; later comparisons, of requests
+// that began before, look up each path.
 type dirs struct {
 	list   []stampedDir
-	users  atomic.Int64 // of the descriptors: the owner, until it closes them, and comparisons
-	closed atomic.Bool  // by the owner
+	users  atomic.Int64 // users of the descriptors: comparisons, and the owner until it calls close
+	closed atomic.Bool  // the owner has called close
 
 	mounts   int   // descriptor of the mount table; -1: it cannot be read
-	inotify  int   // reports changes of what is watched; -1: nothing is
-	watchErr error // why something is not watched
-	// from inotify: a path may have come to lead to the directory in another way
+	inotify  int   // inotify descriptor; -1: nothing is watched
+	watchErr error // why a directory is not watched
+	// eventsSeen: inotify has reported an event, so paths may resolve differently now.
 	eventsSeen atomic.Bool
 	asking     atomic.Int64  // calls of reports that have not returned
-	changes    atomic.Uint64 // that the kernel reported
-	named      atomic.Uint64 // reports when all stamps were compared; 0: one was not equal
-	compared   atomic.Int64  // when that was, after clock
+	changes    atomic.Uint64 // number of changes that the kernel has reported
+	// value of reports at the last comparison of all stamps; 0: one differed
+	named    atomic.Uint64
+	compared atomic.Int64 // time of that comparison, since clock
 }
 
-// recently is how long a hit believes that the kernel reports each change of what is watched. The
-// kernel does not report stores through a mapping before the file is unmapped and closed, nor
-// writes through an overlay above the file system. So a library that a program has mapped for
-// writing may pass for the earlier one for so long, as if it were written a moment later. A request
-// that comes after the program has ended never gets a build for the earlier one. Work with the
-// libraries that has ended compares all stamps.
+// recently is how long after a comparison of all stamps a hit relies on the kernel's reports of
+// changes. The kernel does not report stores through a mapping before the file is unmapped and
+// closed, nor writes through an overlay above the file system. So while a program has a library
+// mapped for writing, its changes may be noticed this much later. A request that arrives after that
+// program has ended never gets a build for the old library. After work with the libraries, all
+// stamps are compared.
 const recently = time.Second
 
 // maxWatched bounds the runtimes with an inotify instance each, of which a user has 128 by default.
 const maxWatched = 16
 
-// clock is what compared counts from, because the time of day may be set back.
+// clock is the start of the monotonic times in compared, because the time of day may be set back.
 var clock = time.Now()
 
-// stampedDir is a directory with files of a runtime. Its own times count too: a library that is
-// added beside the others may be one that the EP loads.
+// stampedDir is a directory with files of a runtime. Its own times are compared too, because the EP
+// may load a library that is added beside the others.
 type stampedDir struct {
 	path     string // ends in a slash
 	open     int
 	ownStamp cas.Stamp
-	watched  bool // with all directories above
+	watched  bool // and all its parent directories
 	files    []dirFile
 }
 
@@ -67,7 +68,7 @@ type dirFile struct {
 func openDirs(files []stampedFile, watch bool) (*dirs, error) {
 	at, began := make(map[string]int), time.Now()
 	fs := &dirs{inotify: -1}
-	// no os.File, because Go's poller would take the kernel's reports; an error makes it -1
+	// Not an os.File, because Go's poller would consume the kernel's reports. It is -1 on an error.
 	fs.mounts, _ = unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if watch {
 		fs.inotify, fs.watchErr = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -99,10 +100,11 @@ func openDirs(files []stampedFile, watch bool) (*dirs, error) {
 	return fs, nil
 }
 
-// watchDir has the kernel report changes of a directory that was stamped at that time or later, and
-// of its files, so that a hit needs no system call for each. File systems without believable times
-// are not watched, because network file systems among them report nothing. Nor is a directory that
-// was not left alone, because two changes within one tick look like one. Links are looked up.
+// watchDir has inotify watch a directory and its files, which were stamped at the time at or later,
+// so that a hit needs no system call for each file. Three kinds are not watched: file systems
+// without reliable times, because network file systems among them report no changes; directories
+// that changed just now, because two changes within one tick of the clock look like one; and links,
+// which are looked up each time.
 func (fs *dirs) watchDir(f *stampedDir, at time.Time) {
 	_, believable := filestamp.FileSystem(f.open)
 	if fs.inotify < 0 || !believable || !filestamp.LeftAlone(at, f.ownStamp) {
@@ -111,7 +113,7 @@ func (fs *dirs) watchDir(f *stampedDir, at time.Time) {
 	open := "/proc/self/fd/" + strconv.Itoa(f.open) + "/"
 	for i := range f.files {
 		one := &f.files[i]
-		// Before the stamp is compared, because no change may be in between.
+		// Watch first and compare the stamp then, so that no change in between is missed.
 		if fs.watch(open+one.name, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_CLOSE_WRITE) {
 			s, err := cas.StampAt(f.open, one.name)
 			one.watched = err == nil && s == one.stamp && s.Dev == f.ownStamp.Dev
@@ -123,7 +125,7 @@ func (fs *dirs) watchDir(f *stampedDir, at time.Time) {
 			break
 		}
 	}
-	real, err := filepath.EvalSymlinks(f.path) // a link on the way is not watched
+	real, err := filepath.EvalSymlinks(f.path) // links in the path are not watched
 	f.watched = f.watched && err == nil && real == filepath.Clean(f.path)
 }
 
@@ -133,7 +135,7 @@ func (fs *dirs) watch(path string, events uint32) bool {
 	return err == nil
 }
 
-// close has the descriptors closed as soon as no comparison uses them. The owner may call it again.
+// close closes the descriptors as soon as no comparison uses them. Further calls do nothing.
 func (fs *dirs) close() {
 	if !fs.closed.Swap(true) {
 		fs.release()
@@ -153,7 +155,7 @@ func (fs *dirs) release() {
 	if fs.users.Add(-1) > 0 {
 		return
 	}
-	// They were only looked at.
+	// Opened for reading, so no data can be lost.
 	_ = unix.Close(fs.mounts)
 	_ = unix.Close(fs.inotify)
 	for _, f := range fs.list {
@@ -161,10 +163,10 @@ func (fs *dirs) release() {
 	}
 }
 
-// unchanged compares the stamp of every file of the runtime. Where they were compared within that
-// time, it believes the kernel, which has reported no change since then. It is on the path of each
-// hit, so directories are kept open. They are looked up by path themselves, because one may have
-// been put in another's place.
+// unchanged reports whether the stamps of all files of the runtime are unchanged. If they were
+// compared within that time and the kernel has reported no change since, it compares nothing. It is
+// on the path of each hit, so the directories are kept open. Their own paths are looked up, because
+// another directory may have replaced one.
 func (fs *dirs) unchanged(within time.Duration) bool {
 	open, quick, began, reports := fs.retain(), false, time.Since(clock), uint64(0)
 	if open {
@@ -209,18 +211,19 @@ func (fs *dirs) dirUnchanged(f *stampedDir, open, quick bool) bool {
 	return true
 }
 
-// reports returns another number after each change of the mounts that this process sees, and of
-// what is watched. The kernel reports a change to one of the calls, which may not have counted it
-// yet when another call looks. So a call that is not alone returns a number of its own.
+// reports returns a number that differs after each change of this process's mounts or of watched
+// files. The kernel reports a change to only one of several concurrent calls, and the others may
+// return before that call has counted it. Therefore concurrent calls return unique numbers.
 func (fs *dirs) reports() uint64 {
 	fs.asking.Add(1)
 	poll := [2]unix.PollFd{{Fd: int32(fs.mounts), Events: unix.POLLPRI},
 		{Fd: int32(fs.inotify), Events: unix.POLLIN}}
 	n, err := unix.Poll(poll[:], 0)
-	if n != 0 || err != nil || fs.mounts < 0 { // an interrupted call may have taken a report
+	if n != 0 || err != nil || fs.mounts < 0 { // an interrupted call may have consumed a report
 		var events [4096]byte
 		if poll[1].Revents != 0 {
-			// The events are not looked at, because each stamp is compared now. Others stay queued.
+			// The events are discarded, because each stamp is compared now. Further events stay
+			// queued.
 			_, _ = unix.Read(fs.inotify, events[:])
 			fs.eventsSeen.Store(true)
 		}

@@ -21,45 +21,45 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// MachineID stands for what a device list and a fingerprint depend on besides the libraries:
-// processor, devices and drivers.
+// MachineID is a digest of the facts that device lists and fingerprints depend on besides the
+// libraries: processor, devices and drivers.
 type MachineID [32]byte
 
-// Machine is the processor with its devices and drivers, as they were last looked at.
+// Machine has the processor, devices and drivers as of the last Refresh.
 type Machine struct {
-	current atomic.Pointer[MachineID] // nil before the first look
-	looked  chan struct{}             // closed by the first look
+	current atomic.Pointer[MachineID] // nil before the first Refresh
+	looked  chan struct{}             // closed by the first Refresh
 
-	looking sync.Mutex // held for a whole look; taken before mu
+	looking sync.Mutex // held during Refresh; locked before mu
 
 	mu      sync.Mutex
 	drivers []driver // replaced as a whole; guarded by mu
 }
 
-// DriverSource says where the version of an execution provider's driver can be read when its
-// devices do not say it. One of File, Module and Command is set.
+// DriverSource says where to read the version of an execution provider's driver if its devices do
+// not state it. One of File, Module and Command is set.
 type DriverSource struct {
 	EP      string   // "" for all
 	File    string   // its first line is the version
 	Module  string   // a kernel module: /sys/module/MODULE/version
-	Command []string // what it prints on its first line is the version
+	Command []string // the first line of its output is the version
 }
 
-// driver is a source of a driver's version as it was last read.
+// driver is a source with the version that was last read.
 type driver struct {
 	DriverSource
 	version string // "" where there is none
-	err     error  // why it could not be read at the last look
+	err     error  // why the last Refresh could not read it
 }
 
-// NewMachine returns a machine that was not looked at. ID and Driver block until Refresh returns.
+// NewMachine returns a machine without facts. ID and Driver block until Refresh returns.
 func NewMachine(sources []DriverSource) *Machine {
 	m := &Machine{looked: make(chan struct{})}
 	m.SetSources(sources)
 	return m
 }
 
-// AwaitFirst blocks until the first look ends: a command that prints a version may be slow.
+// AwaitFirst blocks until the first Refresh ends, which may run slow commands.
 func (m *Machine) AwaitFirst(ctx context.Context) error {
 	select {
 	case <-m.looked:
@@ -69,7 +69,7 @@ func (m *Machine) AwaitFirst(ctx context.Context) error {
 	}
 }
 
-// ID returns the identity that the last look found, and blocks until the first one ends.
+// ID returns the identity from the last Refresh. It blocks until the first one ends.
 func (m *Machine) ID() MachineID {
 	if known := m.current.Load(); known != nil {
 		return *known
@@ -78,7 +78,7 @@ func (m *Machine) ID() MachineID {
 	return *m.current.Load()
 }
 
-// SetSources has drivers read elsewhere from the next look on, and reports whether it is new.
+// SetSources replaces the sources from the next Refresh on, and reports whether they differ.
 func (m *Machine) SetSources(sources []DriverSource) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -107,11 +107,11 @@ func (m *Machine) knownDrivers() []driver {
 	return m.drivers
 }
 
-// Refresh reads the drivers' versions and the machine's stamp, and returns what is different from
-// the last time, a line each. A source that cannot be read keeps its last version, because a
-// command that fails does not make the driver another one.
+// Refresh reads the drivers' versions and the machine's stamp, and returns the changes since the
+// last call, one line each. A source that cannot be read keeps its last version, because a failing
+// command does not mean that the driver changed.
 func (m *Machine) Refresh(ctx context.Context) (changes []string) {
-	m.looking.Lock() // so that the later reading is kept
+	m.looking.Lock() // so that the result of the later call is kept
 	defer m.looking.Unlock()
 	drivers := slices.Clone(m.knownDrivers())
 	for i := range drivers {
@@ -125,7 +125,7 @@ func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 		return d.isOf(now.DriverSource)
 	}) {
 		if before == nil {
-			// ID must not block until the next look, which SetSources' caller begins
+			// ID must not block until the Refresh that SetSources' caller begins
 			m.noteFirst(m.stamp())
 		}
 		return nil
@@ -168,7 +168,7 @@ func (m *Machine) noteFirst(now MachineID) {
 	close(m.looked)
 }
 
-// UnreadableSources lists the sources that the last look could not read.
+// UnreadableSources lists the sources that the last Refresh could not read.
 func (m *Machine) UnreadableSources() (errs []error) {
 	for _, d := range m.knownDrivers() {
 		if d.err != nil {
@@ -178,7 +178,8 @@ func (m *Machine) UnreadableSources() (errs []error) {
 	return errs
 }
 
-// Driver returns the version of an EP's driver and its origin: first the device's metadata.
+// Driver returns the version of an EP's driver and its origin: the device's metadata if they have
+// it, otherwise a source.
 func (m *Machine) Driver(ep string, mark compilers.Fingerprint) (version, source string) {
 	if mark.DriverVersion != "" {
 		return mark.DriverVersion, "device metadata"
@@ -192,7 +193,7 @@ func (m *Machine) Driver(ep string, mark compilers.Fingerprint) (version, source
 	return "", ""
 }
 
-// Files lists what can be watched for a change of a driver.
+// Files lists the files to watch for changes of drivers.
 func (m *Machine) Files() []string {
 	var out []string
 	for _, s := range m.knownDrivers() {
@@ -224,15 +225,14 @@ func (s DriverSource) path() string {
 	return ""
 }
 
-// Bounds of what a source may say and take.
+// Bounds of a source's output and time.
 const (
 	driverLine    = 200
 	driverBytes   = 64 << 10
 	driverSeconds = 5
 )
 
-// read returns the first line of what the source holds. A driver that is not there has no version,
-// and that is no error.
+// read returns the first line of the source. A missing driver is no error and has the version "".
 func (s DriverSource) read(ctx context.Context) (string, error) {
 	if path := s.path(); path != "" {
 		f, err := os.Open(path)
@@ -252,7 +252,7 @@ func (s DriverSource) read(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, driverSeconds*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, s.Command[0], s.Command[1:]...)
-	cmd.WaitDelay = time.Second // what it started may hold its output open
+	cmd.WaitDelay = time.Second // its children may keep its output open
 	out := &bounded{limit: driverBytes}
 	cmd.Stdout = out
 	if err := cmd.Run(); err != nil {
@@ -277,9 +277,9 @@ func (w *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// readMachine digests what a device list and a fingerprint depend on besides the libraries: the
-// processor with the limits of its instruction sets, the accelerators on the bus, the versions of
-// kernel modules that say theirs, and the kernel.
+// readMachine hashes the facts that device lists and fingerprints depend on besides the libraries:
+// the processor with its instruction sets, the accelerators on the bus, the versions of kernel
+// modules that state one, and the kernel.
 func readMachine() [32]byte {
 	var b bytes.Buffer
 	b.Write(processor())
@@ -293,7 +293,7 @@ func readMachine() [32]byte {
 		for _, p := range paths {
 			text, err := os.ReadFile(p)
 			if err != nil {
-				continue // a device that went away meanwhile
+				continue // a device that was removed in the meantime
 			}
 			b.WriteString(p)
 			b.Write(text)
@@ -306,12 +306,12 @@ func readMachine() [32]byte {
 	return blake3.Sum256(b.Bytes())
 }
 
-// processor returns the lines that name the first processor and what it can do: no frequencies,
-// they change.
+// processor returns the lines with the model and features of the first processor. Frequencies are
+// left out, because they change.
 func processor() []byte {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
-		return nil // without /proc the probe's own result has to do
+		return nil // without /proc only the probe's result counts
 	}
 	first, _, _ := bytes.Cut(text, []byte("\n\n"))
 	var out []byte
@@ -326,7 +326,7 @@ func processor() []byte {
 	return out
 }
 
-// ProcessorVendor returns "GenuineIntel", "AuthenticAMD", or "" where the processor does not say.
+// ProcessorVendor returns "GenuineIntel", "AuthenticAMD", or "" if the processor does not state it.
 func ProcessorVendor() string {
 	for _, line := range bytes.Split(processor(), []byte("\n")) {
 		if key, value, ok := strings.Cut(string(line), ":"); ok &&

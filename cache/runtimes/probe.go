@@ -20,32 +20,33 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// FailureLifetime is how long what went wrong with an EP is answered without trying again: long
-// enough that a library which crashes does not do so for each request, and short, because a missing
-// file may have come, and nothing that we look at need show it.
+// FailureLifetime is how long an EP's failure is remembered. It is long enough that a crashing
+// library does not crash for each request, and short because a missing file may have been added,
+// which no check need notice.
 const FailureLifetime = 30 * time.Second
 
-// maxFacts bounds memory, because clients choose options. Permanent facts are in the book too.
+// maxFacts bounds the facts in memory, because clients choose options. Permanent facts are also in
+// the book.
 const maxFacts = 1 << 14
 
-// Inquiry is a fact to find out about a runtime, once for all callers.
+// Inquiry describes a fact to find out about a runtime, once for all callers.
 type Inquiry struct {
-	Key   string // from Set.Key: it says what kind of fact it is
-	EP    string // that is asked about, for people
+	Key   string // from Set.Key, with the kind of fact
+	EP    string // the execution provider, for messages
 	Asker Asker
-	Fresh bool // what is remembered does not count
+	Fresh bool // ignore a remembered result
 }
 
-// Asker is the request that needs a fact. The zero value: no request waits.
+// Asker is the request that needs a fact. It is zero if no request waits.
 type Asker struct {
 	Request bool
 	UID     uint32
 	Model   string // its name
 }
 
-// Remember runs find, once for all callers of the key, and keeps the result: for good, or for
-// FailureLifetime if lasts reports false. A result holds for the libraries' digests and the
-// machine, which are in the key. It outlives the daemon.
+// Remember returns the remembered fact of the key, or runs find, once for all callers. It remembers
+// the result permanently, also over restarts, or for FailureLifetime if lasts reports false. The
+// key contains the libraries' digests and the machine.
 func Remember[T any](ctx context.Context, s *Set, q Inquiry, lasts func(T) bool,
 	find func(context.Context) (T, error)) (T, error) {
 	var out T
@@ -56,15 +57,15 @@ func Remember[T any](ctx context.Context, s *Set, q Inquiry, lasts func(T) bool,
 	}
 	fact, err := s.options.Inquire(ctx, q, func(ctx context.Context) (any, error) {
 		if v, ok := s.load(q.Key).(T); ok && !q.Fresh {
-			return v, nil // found between the look above and here
+			return v, nil // found since the check above
 		}
 		v, err := find(ctx)
 		if err != nil {
 			return nil, err
 		}
 		if lasts(v) {
-			// Before others see it, because a build that is published for it needs it after a
-			// crash. Not saved costs a probe at the next start, nothing else.
+			// Saved before other callers see it, because a build that is published with this fact
+			// needs it after a crash. Best effort: without it the next start probes again.
 			_ = memo.Save(durableBook{s.options.Book}, "probe:"+q.Key, v)
 		}
 		s.save(q.Key, v, lasts(v))
@@ -73,7 +74,7 @@ func Remember[T any](ctx context.Context, s *Set, q Inquiry, lasts func(T) bool,
 	if err != nil {
 		return out, err
 	}
-	return fact.(T), nil // the key says what kind of fact it is
+	return fact.(T), nil // the kind in the key implies the type
 }
 
 // Book is a memo.Book. SaveNow is durable: a crash does not undo it.
@@ -82,14 +83,14 @@ type Book interface {
 	SaveNow(key, value []byte) error
 }
 
-// durableBook saves durably, because a build that was published for what was found out would need a
-// worker after a crash, for which a full disk has no space.
+// durableBook saves durably. Otherwise, after a crash, a published build would need a worker to
+// find the fact again, for which a full disk has no space.
 type durableBook struct{ Book }
 
 // Save implements memo.Book.
 func (b durableBook) Save(key, value []byte) error { return b.SaveNow(key, value) }
 
-// Recall returns what Remember keeps under the key.
+// Recall returns the fact that Remember has stored under the key.
 func Recall[T any](s *Set, key string) (out T, ok bool) {
 	if out, ok = s.load(key).(T); ok {
 		return out, true
@@ -113,8 +114,8 @@ func (s *Set) save(key string, v any, lasts bool) {
 	s.facts.Save(key, f, maxFacts)
 }
 
-// Key covers what a probe's result depends on: the machine, ONNX Runtime's version and bytes, and
-// every EP's bytes.
+// Key returns a key that covers everything a probe's result depends on: the machine, ONNX Runtime's
+// version and bytes, and every EP's bytes.
 func (s *Set) Key(kind string, rc *Content, more []byte) string {
 	b := append([]byte(kind), rc.Machine[:]...)
 	b = append(append(b, rc.Spec.ORTVersion...), rc.ORT[:]...)
@@ -126,7 +127,7 @@ func (s *Set) Key(kind string, rc *Content, more []byte) string {
 	return fmt.Sprintf("%s-%x", kind, sum[:16])
 }
 
-// Devices lists the devices of the runtime's EPs. fresh: they are probed, whatever is remembered.
+// Devices lists the devices of the runtime's EPs. With fresh it ignores remembered results.
 func (s *Set) Devices(ctx context.Context, who Asker, rc *Content,
 	fresh bool) (compilers.Facts, error) {
 	// A library may fail because of the ONNX Runtime beside it, and the error names both.
@@ -139,8 +140,8 @@ func (s *Set) Devices(ctx context.Context, who Asker, rc *Content,
 	})
 }
 
-// RunUnreplaced runs what loads the runtime's libraries, and takes the result only if they are the
-// same afterwards: what two versions did together is said of neither.
+// RunUnreplaced calls run, which loads the runtime's libraries. It fails if they changed in the
+// meantime, because a result of two versions together is valid for neither.
 func RunUnreplaced[T any](rc *Content, run func() (T, error)) (T, error) {
 	var none T
 	if rc.removedLibraries.Load() {
@@ -153,14 +154,15 @@ func RunUnreplaced[T any](rc *Content, run func() (T, error)) (T, error) {
 	return v, err
 }
 
-// ErrReplaced says that nothing can be run with the libraries that the caller has open: others are
-// in their place.
+// ErrReplaced says that other files have replaced the libraries that the caller has open, so that
+// no worker can load them.
 var ErrReplaced = errors.New("the libraries were replaced, perhaps by an update")
 
 // ErrGivenUp ends a request, or an inquiry, that its user cancelled.
 var ErrGivenUp = errors.New("the job was cancelled")
 
-// IsTransient reports whether an error is no answer, because the caller left or files moved.
+// IsTransient reports whether an error must not be remembered, because the caller disconnected or
+// files changed.
 func IsTransient(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrFilesChanging) ||
 		errors.Is(err, ErrReplaced) ||
@@ -173,7 +175,8 @@ func allUsable(f compilers.Facts) bool {
 	})
 }
 
-// Fingerprints compiles a tiny model with each EP, as a request would have it.
+// Fingerprints returns the fingerprints of the EPs with their options, from memory or by compiling
+// a tiny model with each.
 func (s *Set) Fingerprints(ctx context.Context, who Asker, rc *Content, eps []compilers.EP,
 	fresh bool) ([]compilers.Fingerprint, error) {
 	more, err := json.Marshal(fingerprintFacts(eps))
@@ -188,7 +191,7 @@ func (s *Set) Fingerprints(ctx context.Context, who Asker, rc *Content, eps []co
 	return made.For(eps, err)
 }
 
-// MakeFingerprints makes the fingerprints, with own's model where an EP takes no tiny one.
+// MakeFingerprints makes the fingerprints. It uses own's model if an EP takes no tiny one.
 func (s *Set) MakeFingerprints(ctx context.Context, rc *Content, eps []compilers.EP,
 	own *compilers.Job) (FingerprintResult, error) {
 	marks, err := RunUnreplaced(rc, func() ([]compilers.Fingerprint, error) {
@@ -202,17 +205,17 @@ func (s *Set) MakeFingerprints(ctx context.Context, rc *Content, eps []compilers
 	return FingerprintResult{Marks: marks}, err
 }
 
-// FingerprintResult are fingerprints, or why there are none: an option over which the execution
-// provider crashes must not make it do so with each request.
+// FingerprintResult has fingerprints, or the error that is remembered instead, so that an option
+// which crashes the execution provider does not crash it for each request.
 type FingerprintResult struct {
 	Marks []compilers.Fingerprint
 	err   error
 }
 
-// IsFinal reports whether they are remembered for good: an EP that compiles one node is known.
+// IsFinal reports whether the result is remembered permanently.
 func (p FingerprintResult) IsFinal() bool { return p.err == nil }
 
-// For returns the fingerprints of the EPs. err is from what made them.
+// For returns the fingerprints of the EPs. err is the error of making them.
 func (p FingerprintResult) For(eps []compilers.EP, err error) ([]compilers.Fingerprint, error) {
 	if err = cmp.Or(err, p.err); err == nil && len(p.Marks) != len(eps) {
 		err = errors.New("the worker answered for another number of execution providers")
@@ -221,7 +224,8 @@ func (p FingerprintResult) For(eps []compilers.EP, err error) ([]compilers.Finge
 		return nil, err
 	}
 	marks := slices.Clone(p.Marks)
-	for i := range marks { // not remembered, because every earlier fingerprint lacks it
+	// set here and not remembered, because older remembered fingerprints lack it
+	for i := range marks {
 		marks[i].MachineClass = compilers.MachineClass(eps[i], marks[i].Devices)
 	}
 	return marks, nil
@@ -275,8 +279,8 @@ func ResolveDevices(facts compilers.Facts, ep identity.EP) ([]compilers.Device, 
 	return out, nil
 }
 
-// OnlyProcessors reports whether the execution providers have nothing in this machine but the
-// processor: then none of them has a device to keep for itself.
+// OnlyProcessors reports whether the execution providers can use only the processor in this
+// machine, so that no device is busy while one process uses it.
 func OnlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
 	for _, ep := range eps {
 		i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool {
@@ -340,7 +344,7 @@ func SingleEP(rc *Content, facts compilers.Facts, name string) ([]compilers.EP, 
 		[]identity.RecordEP{{Name: name, Devices: identity.Devices(devices)}}, rc)
 }
 
-// Facts is what is known of one runtime.
+// Facts describes one runtime, for reports.
 type Facts struct {
 	Name       string
 	Registered bool
@@ -355,12 +359,12 @@ type Facts struct {
 
 	State    string    // "ready", "changing", "unusable"
 	Watched  string    // "inotify", or "polled: <why>"
-	Changes  []string  // what was different when it was last assessed, a line each
-	Assessed time.Time // when that was; zero: never
-	Previous time.Time // when it was assessed before that; zero: never
+	Changes  []string  // changes found by the last assessment, one line each
+	Assessed time.Time // time of the last assessment; zero: none
+	Previous time.Time // time of the assessment before that; zero: none
 
-	// the files changed meanwhile, or it was cancelled: an error among these says nothing of the
-	// runtime
+	// Unsettled: the files changed, or the probe was cancelled, so the errors are not the
+	// runtime's.
 	Unsettled bool
 }
 
@@ -372,13 +376,13 @@ func ErrorText(err error) string {
 	return err.Error()
 }
 
-// Driver is the version of an execution provider's driver, and where it is from.
+// Driver is the version of an execution provider's driver, and its source.
 type Driver struct {
 	Version, Source string
 }
 
-// Probe looks at a runtime and returns what its EPs are and list. Libraries are loaded, and a tiny
-// model is compiled with each, as far as nothing is remembered of them.
+// Probe returns the facts about a runtime and its EPs. It loads the libraries, and compiles a tiny
+// model with each, unless the results are remembered.
 func (s *Set) Probe(ctx context.Context, rt *Runtime) Facts { return s.probe(ctx, rt, false) }
 
 func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
@@ -434,9 +438,9 @@ func (s *Set) defaultFingerprint(ctx context.Context, rc *Content, facts compile
 	return marks[0], nil
 }
 
-// Refresh probes a runtime again, whatever is remembered. Where it finds another SDK, driver or
-// device although neither the files nor the machine changed, the runtime counts as another one: no
-// plan, verdict or load check of before is used for it.
+// Refresh probes a runtime again, ignoring remembered results. If it finds another SDK, driver or
+// device although neither the files nor the machine changed, earlier plans, verdicts and load
+// checks no longer count for the runtime.
 func (s *Set) Refresh(ctx context.Context, rt *Runtime) Facts {
 	before := s.probe(ctx, rt, false)
 	after := s.probe(ctx, rt, true)
@@ -445,15 +449,16 @@ func (s *Set) Refresh(ctx context.Context, rt *Runtime) Facts {
 		seen == before.fingerprint(&after) {
 		return after
 	}
-	// Not saved costs what it prevents only if the daemon starts again before the next refresh.
+	// Best effort: without it, earlier results count again if the daemon restarts before the next
+	// refresh.
 	_ = s.options.Book.Save(noticedKey(rt), seen[:])
 	rt.noticed.Store(&seen)
-	return s.probe(ctx, rt, false) // as what it is from now on
+	return s.probe(ctx, rt, false) // with the new machineID
 }
 
 func noticedKey(rt *Runtime) []byte { return []byte("noticed:" + rt.subject) }
 
-// recallNoticed is for a runtime that this process has not looked at yet.
+// recallNoticed loads the result of an earlier Refresh for a runtime that is new to this process.
 func (s *Set) recallNoticed(rt *Runtime) {
 	raw, ok := s.options.Book.Get(noticedKey(rt))
 	if ok && len(raw) == len(MachineID{}) && rt.noticed.Load() == nil {
@@ -481,7 +486,7 @@ func (f *Facts) fingerprint(other *Facts) [32]byte {
 	}
 	raw, err := json.Marshal(all)
 	if err != nil {
-		return [32]byte{} // texts and numbers can always be marshalled
+		return [32]byte{} // cannot happen: strings and numbers can always be marshalled
 	}
 	return blake3.Sum256(raw)
 }

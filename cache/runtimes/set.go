@@ -1,18 +1,19 @@
-// Package runtimes knows which ONNX Runtimes and execution provider libraries there are, on which
-// machine, and what they find there.
+// Package runtimes finds ONNX Runtimes and execution provider libraries, notices their changes, and
+// probes which devices they find on this machine.
 //
 // A Set has the runtimes that the administrator registered and those that clients named. Resolve
-// finds the one that a request means. Content is what the files of a runtime were when they were
-// last looked at; every use finds out whether that holds, so that a library that was replaced is
-// never taken for the one before. A change is noticed by a watcher as well: the runtime is probed
-// again, and Options.Assessed is called.
+// finds the one that a request means. A Content describes the files of a runtime at the last check.
+// Each use compares the files with it, so that a replaced library is never taken for the previous
+// one. A watcher notices changes as well: then the runtime is probed again, and Options.Assessed is
+// called.
 //
-// Files are kept open where their directory's times and the kernel's reports of mounts show that
-// names lead to them; elsewhere names are looked up. The kernel reports what is written to these
-// files, see kept.go. So each request itself notices a rename, a mount over one, and other bytes.
+// Files are kept open if the times of their directory and the kernel's reports of mounts show that
+// their names still lead to them; other names are looked up. The kernel also reports writes to
+// these files, see kept.go. So each request itself notices a rename, a mount over a file, and
+// changed bytes.
 //
-// Findings of the worker (devices, fingerprints, verdicts) are remembered under keys that cover the
-// libraries' bytes and the machine: see Remember. They outlive the daemon.
+// Results of workers (devices, fingerprints, verdicts) are remembered, also over restarts, under
+// keys that cover the libraries' bytes and the machine: see Remember.
 //
 // Start reading at Set.
 package runtimes
@@ -39,55 +40,58 @@ import (
 	"github.com/epcached/epcached/internal/watch"
 )
 
-// Options say what a Set works with. All functions must be set.
+// Options are the dependencies of a Set. All functions must be set.
 type Options struct {
 	Compiler compilers.Compiler
 	Runtimes []compilers.Runtime // registered by the administrator, in order of preference
 	Drivers  []DriverSource
-	Quiet    time.Duration // how long a runtime's files must be at rest after a change
-	Poll     time.Duration // how often files are looked at that cannot be watched
-	UID      uint32        // the daemon's own user: its clients may bring libraries
-	Book     Book          // what is found out is kept there over restarts
+	Quiet    time.Duration // how long a runtime's files must be unchanged after a change
+	Poll     time.Duration // interval of checks of files that cannot be watched
+	UID      uint32        // the daemon's own user, whose clients may name libraries
+	Book     Book          // stores facts over restarts
 	Now      func() time.Time
 	Log      *slog.Logger
 
 	// Event adds an event to the history.
 	Event func(index.Event)
-	// Inquire runs find, once for all callers of one key at a time. The jobs show it to the asker.
+	// Inquire runs find, once for all callers of one key at a time. It is shown among the asker's
+	// jobs.
 	Inquire func(ctx context.Context, q Inquiry,
 		find func(context.Context) (any, error)) (any, error)
-	// ReadShown blocks until a library may be read: its file system may never answer.
+	// ReadShown blocks until a client's library may be read. It bounds the concurrent reads,
+	// because a file system may never answer.
 	ReadShown func(ctx context.Context, uid uint32) (leave func(), err error)
 	// Assessed is called when a runtime was probed that is new or changed, with the digests of the
-	// libraries by EP that it had before. recorded: the history has an event of the change. False
-	// says that the work did not end, so that the runtime is assessed again.
+	// libraries by EP that it had before. recorded says that the history has an event of the
+	// change. Assessed returns false if its work did not end, so that the runtime is assessed
+	// again.
 	Assessed func(ctx context.Context, rt *Runtime, rc *Content, previous map[string]string,
 		recorded bool) bool
 	// Attach makes the value of Content.Attached.
 	Attach func() any
 }
 
-// Set is the runtimes of one daemon: the registered ones in the order of the configuration, then
-// those that clients of the daemon's own user named. Make one with New. Its methods may be called
-// by several goroutines. The zero value has no runtimes.
+// Set has the runtimes of one daemon: the registered ones in the order of the configuration, then
+// those that clients of the daemon's own user have named. Make one with New. Its methods may be
+// called by several goroutines. The zero value has no runtimes.
 type Set struct {
 	options Options
 	log     *slog.Logger
 	machine *Machine
 	watcher *watch.Watcher
-	wake    chan struct{} // has a token when a runtime is to be assessed
+	wake    chan struct{} // has a token when a runtime must be assessed
 	digests digests
 
 	mu   sync.Mutex
 	list []*Runtime // registered ones first; guarded by mu
 
-	facts memo.Table[string, memo.Fact] // what the worker found out, by key
+	facts memo.Table[string, memo.Fact] // results of workers, by key
 
-	ctx  context.Context // of the background work; set by Start
-	work sync.WaitGroup  // which Close waits for
+	ctx  context.Context // context of the background work; set by Start
+	work sync.WaitGroup  // the background work, which Close waits for
 }
 
-// New returns a set of the registered runtimes. None is looked at yet.
+// New returns a set of the registered runtimes, without checking their files yet.
 func New(o Options) *Set {
 	s := &Set{options: o, log: o.Log, machine: NewMachine(o.Drivers), wake: make(chan struct{}, 1),
 		digests: digests{o.Book, o.Now, o.ReadShown},
@@ -96,7 +100,7 @@ func New(o Options) *Set {
 	return s
 }
 
-// Start looks at the machine and assesses changes until the context ends. Close must follow.
+// Start checks the machine and assesses changes until the context ends. Close must follow.
 func (s *Set) Start(ctx context.Context) {
 	s.ctx = ctx
 	s.work.Go(func() { s.machine.Refresh(ctx) })
@@ -114,7 +118,7 @@ func (s *Set) Close() error {
 	return err
 }
 
-// RefreshAll looks at each runtime, so that the first request need not, and has its files watched.
+// RefreshAll probes each runtime, so that the first request need not, and has its files watched.
 func (s *Set) RefreshAll(ctx context.Context) {
 	s.watcher.Set(watchedDrivers, s.machine.Files())
 	for _, rt := range s.All() {
@@ -129,8 +133,8 @@ func (s *Set) refreshContent(ctx context.Context, rt *Runtime) {
 	}
 }
 
-// Register makes these the registered runtimes, in this order. Those that clients named stay,
-// behind them.
+// Register makes these the registered runtimes, in this order. Those that clients named follow
+// them.
 func (s *Set) Register(specs []compilers.Runtime) {
 	added, gone := s.register(specs)
 	for _, subject := range gone {
@@ -138,7 +142,7 @@ func (s *Set) Register(specs []compilers.Runtime) {
 	}
 	for _, rt := range added {
 		s.watch(rt, nil)
-		// An error is reported and logged where it is found.
+		// The error is ignored because Content reports and logs it.
 		s.work.Go(func() { _, _ = s.Content(s.ctx, rt, func(string) {}) })
 	}
 }
@@ -154,10 +158,11 @@ func (s *Set) SetDrivers(sources []DriverSource) {
 // Machine returns the machine that the runtimes are on.
 func (s *Set) Machine() *Machine { return s.machine }
 
-// Watched returns how changes are noticed: "inotify", "polled: REASON", or "": they are not.
+// Watched returns how changes are noticed: "inotify", "polled: REASON", or "" if they are not.
 func (s *Set) Watched(rt *Runtime) string { return s.watcher.Mode(rt.subject) }
 
-// Reassess has each runtime assessed again, because builds are judged otherwise now.
+// Reassess has each runtime assessed again, because the rules or policies for judging builds have
+// changed.
 func (s *Set) Reassess() {
 	for _, rt := range s.All() {
 		s.noteChanged(rt)
@@ -171,7 +176,7 @@ func (s *Set) All() []*Runtime {
 	return slices.Clone(s.list)
 }
 
-// IsCurrent reports whether the runtime may still be used: it was not taken out of the set.
+// IsCurrent reports whether the runtime is still in the set.
 func (s *Set) IsCurrent(rt *Runtime) bool { return slices.Contains(s.All(), rt) }
 
 // ByName returns the runtime of that name that has the build's EPs, nil if none is known.
@@ -184,7 +189,7 @@ func (s *Set) ByName(name string, b *index.Build) *Runtime {
 	return nil
 }
 
-// MaxNamed bounds the runtimes that clients can bring; the oldest is dropped first.
+// MaxNamed bounds the runtimes that clients have named; the oldest is dropped first.
 const MaxNamed = 64
 
 func directoryRuntime(dir string, registered bool) *Runtime {
@@ -201,7 +206,7 @@ func explicitRuntime(spec compilers.Runtime, registered bool) *Runtime {
 		rt.subject += " " + l.EP + "=" + l.Path
 	}
 	if spec.ORTVersion != "" {
-		rt.subject += " " + spec.ORTVersion // as a client says; the file may be another by now
+		rt.subject += " " + spec.ORTVersion // as the client states; the file may have changed
 	}
 	return rt
 }
@@ -215,8 +220,8 @@ func registeredRuntime(spec compilers.Runtime) *Runtime {
 	return rt
 }
 
-// register makes these the registered runtimes, in this order. Those that are registered already
-// stay what they are. It returns the new ones, and the removed subjects.
+// register makes these the registered runtimes, in this order. It keeps those that are registered
+// already, and returns the new ones and the removed subjects.
 func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []string) {
 	var dropped []*Runtime
 	defer func() {
@@ -245,7 +250,7 @@ func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []stri
 		equal := func(now *Runtime) bool { return now.subject == rt.subject }
 		switch {
 		case slices.Contains(s.list, rt):
-		case slices.ContainsFunc(s.list, equal): // another of the same libraries stays
+		case slices.ContainsFunc(s.list, equal): // a client's runtime with the same libraries stays
 			dropped = append(dropped, rt)
 		case rt.Registered:
 			gone, dropped = append(gone, rt.subject), append(dropped, rt)
@@ -262,7 +267,8 @@ func (s *Set) forget(rt *Runtime) {
 	s.list = slices.DeleteFunc(s.list, func(old *Runtime) bool { return old == rt })
 }
 
-// addNamed returns the same runtime, or adds this one of a client and drops the oldest.
+// addNamed returns the runtime for which same is true, or adds a client's runtime and drops the
+// oldest.
 func (s *Set) addNamed(rt *Runtime, same func(*Runtime) bool) *Runtime {
 	known, gone := s.add(rt, same)
 	if gone == nil {
@@ -293,26 +299,26 @@ func (s *Set) add(rt *Runtime, same func(*Runtime) bool) (known, gone *Runtime) 
 
 // Runtime is one libonnxruntime with the EP libraries used with it, as it is on this machine.
 type Runtime struct {
-	// the directory, or the path of libonnxruntime where it was named one by one
+	// Name is the directory, or the path of libonnxruntime if the files were named singly.
 	Name string
-	// distinguishes it from others of its name, which have other execution providers
+	// subject distinguishes it from runtimes of the same name with other execution providers.
 	subject string
-	// by the administrator; others were named by a client of the daemon's own user
+	// Registered by the administrator; otherwise a client of the daemon's own user has named it.
 	Registered bool
 	spec       compilers.Runtime // as it was registered
 	find       func() (compilers.Runtime, error)
 
-	looking chan struct{}           // holds one token while the files are looked at again
-	facts   atomic.Pointer[Content] // nil until looked at
+	looking chan struct{}           // holds one token while the files are checked
+	facts   atomic.Pointer[Content] // nil until the first check
 	state   atomic.Pointer[string]
-	pending atomic.Bool // it is to be assessed
-	// an assessment of what was found began, and none has come to its end since
+	pending atomic.Bool // an assessment is due soon
+	// due: an assessment has begun, and none has ended since.
 	due atomic.Bool
-	// what a probe found changed last, though neither files nor machine did; nil: nothing
+	// noticed is a digest of changes that only a probe can notice; nil: none.
 	noticed atomic.Pointer[MachineID]
 }
 
-// machineID is the machine as it counts for this runtime: with what only a probe notices.
+// machineID combines the machine with changes that only a probe of this runtime has noticed.
 func (rt *Runtime) machineID(m MachineID) MachineID {
 	if seen := rt.noticed.Load(); seen != nil {
 		return blake3.Sum256(append(m[:], seen[:]...))
@@ -327,13 +333,13 @@ var (
 	stateUnusable = "unusable"
 )
 
-// LastContent returns the contents that were found last, nil before the runtime was looked at.
+// LastContent returns the contents of the last check, nil before the first one.
 func (rt *Runtime) LastContent() *Content { return rt.facts.Load() }
 
 // State returns "ready", "changing" or "unusable".
 func (rt *Runtime) State() string { return *rt.state.Load() }
 
-// close is called after the runtime's removal from the set. Requests that have it may go on.
+// close is called after the runtime's removal from the set. Requests that use it continue.
 func (rt *Runtime) close() {
 	if rc := rt.LastContent(); rc != nil {
 		rc.dirs.close()
@@ -347,7 +353,7 @@ func newRuntime(name string, registered bool, find func() (compilers.Runtime, er
 	return rt
 }
 
-// Content returns the runtime as it is now. It looks again, or blocks, while its files change.
+// Content returns the runtime's current contents. It blocks while the files are changing.
 func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (*Content, error) {
 	if rc := rt.LastContent(); rc != nil && s.isCurrent(rc, recently) {
 		return rc, nil
@@ -374,7 +380,7 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 	return rc, nil
 }
 
-// isCurrent reports whether the runtime is as it was found. See directories.unchanged for within.
+// isCurrent reports whether machine and files are unchanged. See dirs.unchanged for within.
 func (s *Set) isCurrent(rc *Content, within time.Duration) bool {
 	return rc.Machine == rc.now() && rc.dirs.unchanged(within)
 }
@@ -391,7 +397,7 @@ func (s *Set) noteUnusable(ctx context.Context, rt *Runtime, before *Content, er
 		return err
 	}
 	if !rt.Registered && before == nil {
-		s.forget(rt) // it never worked, and the client that brought it will name it again
+		s.forget(rt) // it never worked, and its client will name it again
 	}
 	if was := rt.state.Swap(&stateUnusable); was != &stateUnusable {
 		s.log.Warn("runtime cannot be used", "runtime", rt.Name, "error", err)
@@ -406,7 +412,7 @@ func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 		before.dirs.close()
 	}
 	if !s.IsCurrent(rt) {
-		rt.close() // it was forgotten while it was looked at
+		rt.close() // it was removed from the set during the check
 	}
 	rt.state.Store(&stateReady)
 	s.watch(rt, rc)
@@ -417,7 +423,7 @@ func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 		}
 		s.noteChanged(rt)
 	} else if rt.due.Load() {
-		s.noteChanged(rt) // the same libraries as before, but they moved while they were assessed
+		s.noteChanged(rt) // the same libraries, but their files changed during the assessment
 	}
 }
 
@@ -425,19 +431,19 @@ func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 const (
 	maxLooks     = 20
 	lookPause    = 250 * time.Millisecond
-	lookPatience = 30 * time.Second // for files that are whole each time one looks, and other ones
+	lookPatience = 30 * time.Second // for files that are complete but different at each check
 )
 
 // ErrFilesChanging says that a runtime's files keep changing, or changed while they were used.
 var ErrFilesChanging = errors.New("its files keep changing")
 
-// findContent identifies the runtime's libraries. Stamps are taken before and after the bytes are
-// hashed. While they differ, a package manager is writing, and the bytes are of no library. Where
-// there was something before, the files must have come to rest as well: half of an update may look
-// like a whole runtime.
+// findContent identifies the runtime's libraries. It compares stamps before and after hashing.
+// While they differ, a package manager is writing, and the digests are useless. After a change the
+// files must also have been unchanged for a while, because half of an update may look like a whole
+// runtime.
 func (s *Set) findContent(ctx context.Context, rt *Runtime, before *Content) (*Content, error) {
 	began := time.Now()
-	// it was here a moment ago, and will be again
+	// the runtime worked before, so an update is probably under way
 	patient := before != nil && rt.state.Load() != &stateUnusable
 	for attempt := 0; ; {
 		rc, err := s.readContent(ctx, rt)
@@ -468,14 +474,14 @@ func (s *Set) findContent(ctx context.Context, rt *Runtime, before *Content) (*C
 	}
 }
 
-// settlingTime is how long the files must still stay unchanged before they count as complete.
+// settlingTime returns how much longer the files must stay unchanged before they count as complete.
 func (s *Set) settlingTime(rc, before *Content) time.Duration {
 	if before == nil || before.SameLibraries(rc) {
 		return 0
 	}
 	since := time.Since(rc.newest())
 	if since < 0 {
-		return 0 // times from the future say nothing
+		return 0 // times in the future are ignored
 	}
 	return s.options.Quiet - since
 }

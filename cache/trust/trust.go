@@ -1,9 +1,9 @@
-// Package trust has the trust documents that count: which keys and builds their root keys revoke,
-// and until when builds of other machines are taken. A document comes from a remote, or with a
+// Package trust has the trust documents in effect: which keys and builds their root keys revoke,
+// and until when builds of other machines are accepted. A document comes from a remote, or with a
 // bundle. The journal keeps the highest sequence number of each root key, so that no earlier
-// document counts again.
+// document takes effect again.
 //
-// Documents may be used by any number of goroutines. Start reading at Documents.Take.
+// Documents is safe for concurrent use. Start reading at Documents.Take.
 package trust
 
 import (
@@ -24,16 +24,17 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Options say what Documents work with.
+// Options are the dependencies of Documents.
 type Options struct {
 	Store *store.Store
 	Now   func() time.Time
 	Log   *slog.Logger
-	// Warn: builds of other machines are taken without a document that is in effect.
+	// Warn reports whether builds of other machines are accepted, with a warning, when no document
+	// is in effect.
 	Warn func() bool
 }
 
-// Documents are the documents that were taken, the latest of each root key.
+// Documents has the latest accepted document of each root key.
 type Documents struct {
 	Options
 
@@ -72,8 +73,8 @@ func (ds *Documents) Roots(keys []*portable.Key) []*portable.Key {
 	})
 }
 
-// memoKey is where a document outlives the daemon. It may be lost: then no build is taken until
-// there is one again.
+// memoKey is the key of the memo that keeps a document over restarts. If it is lost, no build of
+// another machine is accepted until a document arrives.
 func memoKey(root string) string { return "trust:" + root }
 
 // document returns the document of a root key, nil if there is none. The caller holds mu.
@@ -91,7 +92,7 @@ func (ds *Documents) document(root *portable.Key) *taken {
 	return out
 }
 
-// Known returns the documents of the root keys among the keys, as they travel.
+// Known returns the documents of the root keys among the keys, encoded.
 func (ds *Documents) Known(keys []*portable.Key) (raw [][]byte) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -104,7 +105,7 @@ func (ds *Documents) Known(keys []*portable.Key) (raw [][]byte) {
 }
 
 // Take puts a document in effect that a root key among the keys signed, and withholds the builds
-// that it revokes. An earlier document than was seen before is refused.
+// that it revokes. It refuses a document that is earlier than one seen before.
 func (ds *Documents) Take(ctx context.Context, raw []byte, keys []*portable.Key) error {
 	d, root, err := portable.ParseDocument("trust document", raw, ds.Roots(keys))
 	if err != nil {
@@ -119,7 +120,7 @@ func (ds *Documents) Take(ctx context.Context, raw []byte, keys []*portable.Key)
 	return ds.Apply(ctx, keys)
 }
 
-// keep makes a document the one of its root key, unless it is that already.
+// keep stores a document as the latest of its root key. fresh reports whether it is new.
 func (ds *Documents) keep(root *portable.Key, raw []byte, d *portable.Document) (fresh bool,
 	err error) {
 	ds.mu.Lock()
@@ -146,8 +147,8 @@ func (ds *Documents) keep(root *portable.Key, raw []byte, d *portable.Document) 
 	return true, nil
 }
 
-// Why returns why a build does not count any more, "" if it does: a document of a root key among
-// the keys revokes it, or a key that signed it.
+// Why returns why a build is revoked, "" if it is not: a document of a root key among the keys
+// revokes it, or a key that signed it.
 func (ds *Documents) Why(keys []*portable.Key, keyIDs string, manifest portable.Digest,
 	build portable.Hash) string {
 	ds.mu.Lock()
@@ -162,7 +163,7 @@ func (ds *Documents) Why(keys []*portable.Key, keyIDs string, manifest portable.
 	return ""
 }
 
-// WhyNot is Why for a build in the store. A build that this machine compiled is not concerned.
+// WhyNot is Why for a build in the store. It returns "" for a build that this machine compiled.
 func (ds *Documents) WhyNot(keys []*portable.Key, b *index.Build) string {
 	if b.Imported.Key == "" {
 		return ""
@@ -171,7 +172,7 @@ func (ds *Documents) WhyNot(keys []*portable.Key, b *index.Build) string {
 		portable.Hash(b.BuildKey))
 }
 
-// Of returns which signatures count.
+// Of returns the trust in these keys, under the documents in effect.
 func (ds *Documents) Of(keys []*portable.Key, threshold int) *portable.Trust {
 	return &portable.Trust{Keys: keys, Threshold: threshold,
 		Revoked: func(keyID string, manifest portable.Digest, build portable.Hash) string {
@@ -179,8 +180,9 @@ func (ds *Documents) Of(keys []*portable.Key, threshold int) *portable.Trust {
 		}}
 }
 
-// State returns the sequence number and the end of the document that counts longest. why says why
-// no build of another machine is taken; it is "" without a root key among the keys.
+// State returns the sequence number and the expiry of the document that is valid longest. why says
+// why no build of another machine is accepted, "" if builds are or if there is no root key among
+// the keys.
 func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.Time, why string) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -201,8 +203,8 @@ func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.
 	return sequence, expires, why
 }
 
-// Fresh returns why no build of another machine is taken, nil if builds are. Builds that are stored
-// stay.
+// Fresh returns an error if no build of another machine is accepted for lack of a document in
+// effect. Stored builds are not affected.
 func (ds *Documents) Fresh(keys []*portable.Key) error {
 	if _, _, why := ds.State(keys); why != "" && !ds.Warn() {
 		return &portable.TrustError{Text: why, Hint: staleHint}
@@ -210,7 +212,7 @@ func (ds *Documents) Fresh(keys []*portable.Key) error {
 	return nil
 }
 
-// staleHint is the remedy where no trust document is in effect.
+// staleHint is the hint if no trust document is in effect.
 const staleHint = "get a new document: epcachectl pull, from a remote that has one, " +
 	"or import a newer " +
 	"bundle; epcachectl remote revoke signs one; on_expired = \"warn\" takes builds without"

@@ -21,30 +21,30 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// QueuedJob is a job that was queued in the background, as the index keeps it. No client waits for
-// it, so that after a restart of the daemon none would ask again.
+// QueuedJob is a background job as the index stores it. No client waits for it, so after a restart
+// no client would request it again.
 type QueuedJob struct {
 	UID       uint32
 	Name      string
 	Record    []byte // of the request
 	Model     cas.Digest
-	Source    index.Source // none: the model cannot be found again
+	Source    index.Source // zero: the model cannot be found again
 	Members   []QueuedMember
 	Runtime   string // directory; "": the default
 	Store     string
 	StrictORT bool
 	Queued    time.Time
-	// of daemons that took it up, and died before its end; a clean stop does not count
+	// Starts counts the daemons that resumed the job and crashed before its end.
 	Starts int
 }
 
-// QueuedMember is a further model of a group.
+// QueuedMember is a model of a group after the first one.
 type QueuedMember struct {
 	Name   string
 	Source index.Source
 }
 
-// validPaths reports whether the row in the index, which is text, can hold the paths.
+// validPaths reports whether the paths are valid UTF-8, which the row in the index requires.
 func validPaths(s index.Source) bool {
 	for _, path := range s.External {
 		if !utf8.ValidString(path) {
@@ -54,13 +54,13 @@ func validPaths(s index.Source) bool {
 	return utf8.ValidString(s.Path)
 }
 
-// Backlog has queued jobs outlive the daemon: a job is in the index from its acceptance to its end,
-// and the next daemon takes it up under the same id. That needs the model to be found again, so it
-// is for files of the daemon's own user, or that all users may read. Clients of other jobs are
-// asked, by an event, to request again. All fields must be set.
+// Backlog preserves queued background jobs over restarts: a job is in the index from its acceptance
+// to its end, and the next daemon resumes it under the same id. That requires that the model can be
+// opened again, so its files must belong to the daemon's own user or be readable by all. For other
+// jobs an event asks the clients to repeat the request. All fields must be set.
 type Backlog struct {
 	Later   func(func(context.Context)) // runs a function in the background
-	Sources *workspace.Sources          // opens them
+	Sources *workspace.Sources          // opens the models
 	Log     *slog.Logger
 
 	// Acquire answers a request for a job that an earlier daemon did not finish.
@@ -68,11 +68,11 @@ type Backlog struct {
 		func(request.Progress)) (*request.Answer, error)
 }
 
-// maxStarts bounds how often a job is taken up again, because a job of which no daemon has seen the
-// end may be what ends them.
+// maxStarts bounds how often a job is resumed, because a job that no daemon has finished may be
+// what crashes them.
 const maxStarts = 3
 
-// Save has the job of the attempt outlive the daemon, until the job ends.
+// Save stores the attempt's job in the index until the job ends.
 func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 	w := QueuedJob{UID: at.Peer.UID, Name: at.Name, Record: at.Plan.Record,
 		Model: at.Plan.Canonical.Model, Runtime: at.Runtime.Directory, Store: at.Store,
@@ -102,15 +102,15 @@ func (l *Backlog) Save(j *jobs.Job, at *request.Attempt) {
 			if ctx.Err() == nil || j.Info().State == jobs.Done {
 				l.Sources.Store.Index().Wanted.Drop([]byte(j.ID))
 				return
-			} // else the end of the daemon may have been that of the job
+			} // keep it if the daemon is ending, which may have ended the job
 		case <-ctx.Done():
 		}
-		w.Starts = 0 // the daemon was ended, and did not end of this
+		w.Starts = 0 // a clean stop, which this job did not cause
 		save()
 	})
 }
 
-// find records where the models of a request are found again.
+// find records where to open the models of a request again.
 func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	for i, model := range r.AllModels() {
 		s, err := l.Sources.References.RememberPaths(context.Background(), model,
@@ -130,7 +130,8 @@ func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	return nil
 }
 
-// UnfinishedJobs returns jobs that earlier daemons left. Call it before the first request.
+// UnfinishedJobs returns the jobs that earlier daemons have not finished. Call it before the first
+// request.
 func (l *Backlog) UnfinishedJobs() map[string][]byte {
 	rows, err := l.Sources.Store.Index().Wanted.All()
 	if err != nil {
@@ -149,7 +150,8 @@ func (l *Backlog) Resume(ctx context.Context, rows map[string][]byte) {
 	for id, row := range rows {
 		w := &queued{id: id}
 		if json.Unmarshal(row, &w.QueuedJob) != nil {
-			l.Sources.Store.Index().Wanted.Drop([]byte(id)) // of a later epcached, perhaps
+			// perhaps from a later version of epcached
+			l.Sources.Store.Index().Wanted.Drop([]byte(id))
 			continue
 		}
 		all = append(all, w)
@@ -159,7 +161,7 @@ func (l *Backlog) Resume(ctx context.Context, rows map[string][]byte) {
 			cmp.Compare(a.id, b.id))
 	})
 	for _, w := range all {
-		// One that may end this daemon too is taken up after the others.
+		// A job that may crash this daemon too is resumed after the others.
 		if w.Starts++; w.Starts > 1 && w.Starts <= maxStarts {
 			l.Later(func(ctx context.Context) {
 				select {
@@ -182,7 +184,7 @@ func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return // for the next start
+		return // keep it for the next start
 	case again:
 		l.Log.Info("a compile from before the daemon's restart is queued again",
 			"model", w.Name, "job", id)
@@ -190,7 +192,7 @@ func (l *Backlog) resume(ctx context.Context, id string, w *QueuedJob) {
 	}
 	l.Sources.Store.Index().Wanted.Drop([]byte(id))
 	if err != nil {
-		// otherwise the failure is remembered, and was reported
+		// other failures are remembered and reported already
 		if failure.FromError(err) == nil {
 			l.Sources.Store.RecordEvent(event.For(event.About{Peer: request.Peer{UID: w.UID},
 				Key: index.RequestKey(request.DigestOf(w.Record)), Model: w.Name},
@@ -229,7 +231,7 @@ func (l *Backlog) queue(ctx context.Context, id string, w *QueuedJob) (bool, err
 	case a.Outcome == request.Later && a.Job == id:
 		return true, nil
 	case a.View != nil:
-		_ = a.View.Close() // only read
+		_ = a.View.Close() // opened for reading, so no data can be lost
 	}
 	return false, nil
 }

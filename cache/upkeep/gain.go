@@ -21,24 +21,25 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Gain compares what the two forms of a model take to load, in processor seconds; 0: not measured.
+// Gain has the processor seconds of loading a build and of loading its source model; 0: not
+// measured.
 type Gain struct {
 	Load, SourceLoad float64
 }
 
-// Bounds of noise, of two loads measured one after the other in the same process: they differ by
-// more than a quarter and by more than these processor seconds.
+// Two loads, measured one after the other in the same process, differ significantly if they differ
+// by more than a quarter and by more than gainMargin processor seconds.
 const (
 	gainRatio  = 1.25
 	gainMargin = 0.01
 )
 
-// IsLoss reports whether the compiled form clearly takes more time to load than the source.
+// IsLoss reports whether loading the build takes significantly longer than loading the source.
 func (g Gain) IsLoss() bool {
 	return g.SourceLoad > 0 && g.Load > gainRatio*g.SourceLoad && g.Load > g.SourceLoad+gainMargin
 }
 
-// Warnings are for the application that is given the build.
+// Warnings returns warnings for the application that gets the build.
 func (g Gain) Warnings() []string {
 	if !g.IsLoss() {
 		return nil
@@ -47,13 +48,13 @@ func (g Gain) Warnings() []string {
 		"processor time to load, the source model %.3f s", g.Load, g.SourceLoad)}
 }
 
-// Gains compare the processor time of loading a compiled model and of loading its source, because
-// processor time does not depend on what else the machine does. A build is measured at most once,
-// right after its job, if nothing is compiled then: at the lowest priority, in one worker for both
-// loads. A compile that begins ends the measurement for good, and so does a machine that is too
-// busy for it. The result is remembered beside the index, and may be lost.
+// Gains measures the processor time of loading a build and of loading its source. Unlike elapsed
+// time, processor time hardly depends on other load. A build is measured at most once, after its
+// job, if no compile is under way: at the lowest priority, with one worker for both loads. If a
+// compile begins, or the machine is too busy, the measurement is abandoned and not repeated. The
+// result is remembered beside the index, and may be lost.
 type Gains struct {
-	Limit   time.Duration // of a measurement, besides twice what the compile took; 0: 5 s
+	Limit   time.Duration // longest measurement, beyond twice the time of the compile; 0: 5 s
 	builder *build.Builder
 	ctx     context.Context
 	work    sync.WaitGroup
@@ -61,8 +62,8 @@ type Gains struct {
 	measuring sync.Mutex // held by the measurement under way
 	stop      atomic.Pointer[context.CancelFunc]
 
-	known memo.Table[index.BuildID, Gain] // zero: nothing is remembered either
-	// held while what is remembered beside the index is read, or changed
+	known memo.Table[index.BuildID, Gain] // zero: not measured
+	// mu is held while the memos beside the index are read or changed.
 	mu sync.Mutex
 }
 
@@ -84,7 +85,7 @@ func (gs *Gains) Interrupt() {
 	}
 }
 
-// ForBuild returns what is known of the build. It is on the path of each hit.
+// ForBuild returns the measured gain of the build. It is on the path of each hit.
 func (gs *Gains) ForBuild(id index.BuildID) Gain {
 	g, ok := gs.known.Load(id)
 	if ok {
@@ -130,12 +131,12 @@ func (gs *Gains) measure(ctx context.Context, at *request.Attempt, b *index.Buil
 // compile is under way when the job has ended.
 func (gs *Gains) MeasureBuild(at *request.Attempt, b *index.Build, ended <-chan struct{}) {
 	if len(b.Members) > 0 || b.LoadCheck != compilers.Passed {
-		return // a group's models have no load of their own to compare with
+		return // the models of a group are not loaded separately
 	}
 	if measure := gs.builder.Policy(at.Plan.EPs).MeasureGain; measure != nil && !*measure {
 		return
 	}
-	own, err := at.WithOwnFiles() // the job's descriptors are closed by then
+	own, err := at.WithOwnFiles() // because the job closes its descriptors
 	if err != nil {
 		gs.builder.Log.Info("cannot measure the "+
 			"gain", "model", b.ModelName, "build", b.BuildKey.String(),
@@ -156,16 +157,16 @@ func (gs *Gains) MeasureBuild(at *request.Attempt, b *index.Build, ended <-chan 
 		ctx, stop := context.WithCancel(gs.ctx)
 		defer stop()
 		gs.stop.Store(&stop)
-		// from now on a compile that begins finds the stop to call
+		// after stop is set, so that a compile which begins now interrupts it
 		if gs.builder.Jobs.Count() == 0 {
 			gs.measure(ctx, at, &stored)
 		}
 	})
 }
 
-// loadBoth loads the build and a copy of the source model in one worker. The build has a lease
-// meanwhile. The copy has to fit above the free space that is kept: otherwise a collection would
-// evict builds for it.
+// loadBoth loads the build and a copy of the source model in one worker. It holds a lease on the
+// build. The copy has to fit into the free space above the store's floor, because otherwise a
+// collection would evict builds for it.
 func (gs *Gains) loadBoth(ctx context.Context, at *request.Attempt, b *index.Build) (Gain, error) {
 	o := gs.builder
 	return runtimes.RunUnreplaced(at.Content, func() (g Gain, err error) {
@@ -183,7 +184,7 @@ func (gs *Gains) loadBoth(ctx context.Context, at *request.Attempt, b *index.Bui
 		}
 		defer func() {
 			_ = answer.View.Close() // only read
-			o.Store.Views().Sweep() // the build may have been removed meanwhile
+			o.Store.Views().Sweep() // the build may have been removed in the meantime
 		}()
 		check := at.Plan.WithDimensions(at.Plan.JudgeTarget("", at.Content).CheckJobOf(b, answer))
 		check.Against, check.Pace = source.Copies[0].Path, compilers.Pace{Idle: make(chan struct{})}

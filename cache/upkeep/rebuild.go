@@ -15,22 +15,23 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// RebuildRequest asks for a build to be compiled again, though no request waits for that.
+// RebuildRequest asks for a rebuild of a build that no client waits for.
 type RebuildRequest struct {
 	Build   *index.Build // its request is compiled again, into the build's own scope
 	Why     string       // for people and for the history: "the SDK is 1.8.1 now"
 	Runtime string       // name of the runtime that it is compiled for; "": Compile chooses
-	Compile Compile      // of the source that is kept with the build
+	Compile Compile      // compiles the source that is recorded in the build
 
 	// Asked is a request that the build answers. Its files are used if no source is kept; nil:
-	// there is none. They stay the caller's to close.
+	// there is none. The caller closes them.
 	Asked *request.Request
 
-	// Refresh compiles also if the current libraries made the build and nothing is known against
-	// it: it is too old, or they do not consider it the best any more.
+	// Refresh compiles even if the current libraries made the build, because it is too old, or
+	// because they recommend a recompile.
 	Refresh bool
 
-	// Delay is how long the rebuild waits at least, because a request is about to compile the same.
+	// Delay is how long the rebuild waits at least, because a request is probably about to compile
+	// the same model.
 	Delay time.Duration
 }
 
@@ -41,18 +42,19 @@ type Compile func(ctx context.Context, what Rebuild, asked *request.Request) Out
 type Outcome struct {
 	CPU time.Duration // processor time that the workers took
 
-	// Same reports whether the runtime's libraries still are those that were tried, as far as is
-	// known. nil: they were not determined.
+	// Same reports whether the runtime's libraries are still those of this try. It is nil if they
+	// were not determined.
 	Same func() bool
 
-	Err error // nil: published. ErrNotNeeded and ErrNoSource have meanings of their own.
+	Err error // nil if published; may wrap ErrNotNeeded or ErrNoSource
 }
 
-// Options are what rebuilds need of the cache.
+// Options are the dependencies of Rebuilds.
 type Options struct {
-	Limits  func() Limits                                // in effect now
-	LastUse func(index.BuildID) (at time.Time, n uint64) // of a build, with the number of its hits
-	// reports whether a request waits for a compile
+	Limits func() Limits // in effect now
+	// last use of a build, and its number of hits
+	LastUse func(index.BuildID) (at time.Time, n uint64)
+	// Busy reports whether a request waits for a compile.
 	Busy func() bool
 	Now  func() time.Time
 	Log  *slog.Logger
@@ -60,27 +62,28 @@ type Options struct {
 
 // Rebuilds compile builds again in the background: one at a time by default, the most used first,
 // only while no request waits for a compile, only at the configured times of day, and within a
-// share of the processor. The compiles are ordinary jobs: a request for the same build joins, and
-// makes the job urgent. A request for another build does not wait.
+// share of the processor. The compiles are ordinary jobs: a request for the same build joins the
+// job and makes it urgent, and a request for another build does not wait for it.
 //
-// The queue is in memory, because after a start the builds are judged, and asked for, again.
+// The queue is in memory only, because after a restart the builds are judged again, which queues
+// them again.
 //
-// A build without a source, or with another one by now, waits for its next request. A failed
-// rebuild is retried a few times with a growing delay, and later only if the runtime's libraries
-// have changed or a day has passed.
+// A build whose source is missing or has changed waits for its next request. A failed rebuild is
+// retried a few times with a growing delay, and later only if the runtime's libraries have changed
+// or a day has passed.
 //
-// The zero value queues nothing. Start makes it work.
+// The zero value queues nothing before Start.
 type Rebuilds struct {
 	options Options
-	ctx     context.Context // of the work
+	ctx     context.Context // context of the compiles
 	work    sync.WaitGroup
 
-	mu             sync.Mutex // guards the rest
-	serving        int        // goroutines that work on tasks, or would if there were as many jobs
+	mu             sync.Mutex // guards the fields below
+	serving        int        // running worker goroutines, some perhaps above the limit and idle
 	closed         bool
 	tasks          map[taskKey]*task
 	tasksWithFiles int           // tasks that hold a request's files
-	changed        chan struct{} // closed and replaced when there may be something to do
+	changed        chan struct{} // closed and replaced when a task may have become ready
 }
 
 // taskKey: one build of a request, scope and runtime is compiled at a time.
@@ -90,13 +93,13 @@ type taskKey struct {
 	runtime string // its name; "" if the wish left it open
 }
 
-// task is a wish in the queue.
+// task is an entry of the queue.
 type task struct {
 	Rebuild
 	compile     Compile
-	request     *request.Request // with duplicates of its files; nil: none is held
+	request     *request.Request // with duplicates of its files; may be nil
 	keepUntil   time.Time
-	same        func() bool     // Outcome.Same of the last try that got so far
+	same        func() bool     // Outcome.Same of the last try that set it
 	nextRequest *RebuildRequest // arrived while the task was running
 }
 
@@ -104,24 +107,24 @@ type task struct {
 const (
 	Queued  = "queued"
 	Running = "running"
-	Waiting = "waiting" // for a request: there is no source
+	Waiting = "waiting" // for a request, because there is no source
 	Failed  = "failed"
 )
 
 const (
 	maxTries   = 3
 	giveUpTime = 24 * time.Hour
-	// before a source that was not there is looked for again without a request
+	// interval of looking again for a missing source
 	retryInterval = time.Hour
-	// a request's files: held for longer they would keep file systems mounted
+	// a request's files are held so long at most, because open files keep file systems mounted
 	keepFilesFor      = 5 * time.Minute
-	maxTasksWithFiles = 16 // requests with files that are held
-	maxOpenFiles      = 64 // of one of them
+	maxTasksWithFiles = 16 // tasks that hold a request's files
+	maxOpenFiles      = 64 // files of one task
 	maxTasks          = 1 << 16
-	longestWait       = time.Minute // of a timer: clocks are set, and machines sleep
+	longestWait       = time.Minute // of a timer, because clocks are set and machines sleep
 )
 
-// Backoff returns how long to wait after so many failures.
+// Backoff returns how long to wait before the next retry, after tries failures.
 func Backoff(tries int) time.Duration {
 	pause := time.Minute
 	for range tries - 1 {
@@ -131,7 +134,7 @@ func Backoff(tries int) time.Duration {
 }
 
 // Enqueue queues a rebuild. It returns at once, and may be called for each hit: a rebuild that is
-// queued already, or failed lately with the same libraries, is not queued again.
+// queued already, or failed recently with the same libraries, is not queued again.
 func (q *Rebuilds) Enqueue(w RebuildRequest) {
 	if q.ctx == nil || q.options.Limits().Off {
 		return
@@ -143,7 +146,7 @@ func (q *Rebuilds) Enqueue(w RebuildRequest) {
 	t := q.tasks[key]
 	switch {
 	case t == nil && len(q.tasks) >= maxTasks:
-		return // the next judging asks again
+		return // the next judgement queues it again
 	case t == nil:
 		t = &task{Rebuild: Rebuild{ID: jobs.NewID(), RequestKey: key.request, Scope: key.scope,
 			Runtime: key.runtime, Since: now}}
@@ -151,7 +154,7 @@ func (q *Rebuilds) Enqueue(w RebuildRequest) {
 	case t.State == Running:
 		again := w
 		again.Asked = nil
-		t.nextRequest = &again // the libraries may have changed under it
+		t.nextRequest = &again // the libraries may have changed since the task began
 		return
 	case t.State == Queued:
 		t.Refresh = t.Refresh || w.Refresh
@@ -171,7 +174,7 @@ func (q *Rebuilds) Enqueue(w RebuildRequest) {
 	q.wakeLocked()
 }
 
-// sameLibraries reports whether the runtime is, as far as is known, what it was at the last try.
+// sameLibraries reports whether the runtime has the libraries of the last try, as far as is known.
 func (t *task) sameLibraries() bool { return t.same == nil || t.same() }
 
 // keepFiles keeps a request's files open for a task that runs soon, if possible. mu is held.
@@ -214,20 +217,20 @@ func (q *Rebuilds) NotePublished(b *index.Build) {
 	}
 }
 
-// Rebuild is a build that is being compiled again, or waits for that.
+// Rebuild describes a queued, running, waiting or failed rebuild.
 type Rebuild struct {
 	ID         string // of its job
 	RequestKey index.RequestKey
 	Scope      string
-	Build      index.BuildID // the one that asked for it
+	Build      index.BuildID // the build to be replaced
 	ModelName  string
 	Runtime    string // its name; "" where it is not decided yet
 	Why        string
 	Refresh    bool // see RebuildRequest
 	// "queued", "running", "waiting" for a request that brings the model, "failed"
 	State        string
-	Text         string    // why it waits, or what went wrong
-	Since, After time.Time // queued, and not tried again before
+	Text         string    // why it waits, or its error
+	Since, After time.Time // when it was queued, and when it may be tried next
 	Tries        int
 }
 
@@ -256,13 +259,13 @@ func (q *Rebuilds) Waiting() map[index.BuildID]bool {
 	return out
 }
 
-// Drop removes a rebuild from the queue unless it is running, and reports whether it was there. It
-// comes back when it is wanted again.
+// Drop removes a rebuild from the queue unless it is running, and reports whether it was queued. A
+// later Enqueue queues it again.
 func (q *Rebuilds) Drop(id string) bool {
 	return q.drop(func(t *task) bool { return t.ID == id })
 }
 
-// DropAll removes all of them, unless they are running.
+// DropAll removes all rebuilds that are not running.
 func (q *Rebuilds) DropAll() { q.drop(func(*task) bool { return true }) }
 
 func (q *Rebuilds) drop(which func(*task) bool) (any bool) {
@@ -291,10 +294,10 @@ func (q *Rebuilds) ByID(id string) *Rebuild {
 	return nil
 }
 
-// RebuildOptions bound the compiles that no request waits for.
+// RebuildOptions limit the rebuilds.
 type RebuildOptions struct {
 	Off      bool
-	Jobs     int     // at the same time; 0: 1
+	Jobs     int     // concurrent rebuilds; 0: 1
 	CPUShare float64 // seconds of processor time per second and job; 0: 0.5
 	Window   string  // local time of day, "22:00-06:00"; "": always
 }
@@ -318,9 +321,10 @@ func (o RebuildOptions) Limits() (Limits, error) {
 	return l, err
 }
 
-// window is a time of day, over midnight where end is not after begin. The zero value is always.
+// window is a range of times of day, over midnight if end is not after begin. The zero value is
+// always open.
 type window struct {
-	begin, end time.Duration // since midnight, by the clock on the wall
+	begin, end time.Duration // since midnight, in local time
 }
 
 func parseWindow(text string) (window, error) {
@@ -345,8 +349,8 @@ func timeOfDay(text string) (time.Duration, error) {
 	return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute, nil
 }
 
-// untilOpen returns how long it is until the window is open; 0: it is. Days that are longer or
-// shorter because the clocks were changed are taken as the clocks show them.
+// untilOpen returns how long it is until the window opens, 0 if it is open. It follows the local
+// clock over changes of daylight saving time.
 func (w window) untilOpen(now time.Time) time.Duration {
 	if w.begin == w.end {
 		return 0

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// Recompiler queues builds for recompilation, and compiles them in order.
+// Recompiler queues rebuilds of builds, and compiles them.
 type Recompiler struct {
 	*build.Builder
 	Queue *Rebuilds
@@ -30,17 +30,17 @@ type Recompiler struct {
 type rebuildRun struct {
 	*Recompiler
 
-	// runtime is nil for a build that its own libraries compile, as they are by then, or else the
-	// first runtime that has its execution providers.
+	// runtime is nil if the build's own libraries compile it, in their current version, or
+	// otherwise the first runtime that has its execution providers.
 	runtime *runtimes.Runtime
-	asked   *request.Request // a request that the build answers; nil: there is none
+	asked   *request.Request // a request that the build answers; may be nil
 
-	Rebuild // while it is compiled
+	Rebuild // the rebuild under way
 }
 
-// RebuildRequest is the wish for a build to be compiled again. A runtime of nil means the build's
-// own libraries. A request that the build answers, nil if there is none, may bring the model; its
-// files stay the caller's to close.
+// RebuildRequest returns a request to compile a build again. A nil runtime means the build's own
+// libraries. asked, which may be nil, is a request that the build answers, whose files may be the
+// source; the caller closes them.
 func (r *Recompiler) RebuildRequest(b *index.Build, rt *runtimes.Runtime, why string,
 	asked *request.Request) RebuildRequest {
 	t := rebuildRun{Recompiler: r, runtime: rt}
@@ -51,8 +51,8 @@ func (r *Recompiler) RebuildRequest(b *index.Build, rt *runtimes.Runtime, why st
 	return w
 }
 
-// Refresh has a build compiled again for the runtime of that name, though the current libraries may
-// have made it. A request that it answers, nil if there is none, may bring the model.
+// Refresh queues a rebuild of a build for the runtime of that name, even if the current libraries
+// made it. asked is as for RebuildRequest.
 func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request.Request) {
 	r.Log.Debug("rebuild needed", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
 	w := r.RebuildRequest(b, r.Planner.Runtimes.ByName(runtime, b), why, asked)
@@ -60,14 +60,14 @@ func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request
 	r.Queue.Enqueue(w)
 }
 
-// RefreshIfStale has a build that was served compiled again if it is not the best there could be.
+// RefreshIfStale queues a rebuild of a served build that is not optimal or is too old.
 func (r *Recompiler) RefreshIfStale(at *request.Attempt, b *index.Build, j judge.Judgement) {
 	if at.Plan.Outside || at.Adopting {
-		return // with libraries that are not run here, or from an artefact
+		return // the daemon cannot compile it
 	}
 	asked := at.Request
 	if at.AsMember {
-		asked = nil // it brings one of the group's models
+		asked = nil // it has only one of the group's models
 	}
 	const preferred = request.PolicyServeAndRefresh
 	policy := r.Policy(at.Plan.EPs)
@@ -80,7 +80,7 @@ func (r *Recompiler) RefreshIfStale(at *request.Attempt, b *index.Build, j judge
 	}
 }
 
-// compile compiles the build again, unless that is settled already, and publishes it in its scope.
+// compile compiles the build again and publishes it in its scope, unless that is no longer needed.
 func (t rebuildRun) compile(ctx context.Context, what Rebuild,
 	asked *request.Request) (out Outcome) {
 	t.Rebuild, t.asked = what, asked
@@ -91,7 +91,7 @@ func (t rebuildRun) compile(ctx context.Context, what Rebuild,
 	if len(builds) == 0 {
 		return Outcome{Err: NotNeeded("the builds of the request were removed")}
 	}
-	// The build that was wished for may have been replaced, but all of them are of one request.
+	// The build itself may have been replaced, but all builds are of the same request.
 	of := slices.IndexFunc(builds, func(b index.Build) bool { return b.ID == t.Build })
 	b := &builds[max(0, of)]
 	at, err := t.plan(ctx, b)
@@ -118,8 +118,8 @@ func (t rebuildRun) compile(ctx context.Context, what Rebuild,
 	return out
 }
 
-// runOrJoin runs the compile, or waits for that of a request for the same. It returns the processor
-// time that the workers took.
+// runOrJoin runs the compile, or joins a request's job for the same build. It returns the processor
+// time of the workers.
 func (t rebuildRun) runOrJoin(ctx context.Context, b *index.Build, at *request.Attempt,
 	again build.Recompile) (
 	time.Duration, error) {
@@ -163,7 +163,7 @@ func (t rebuildRun) plan(ctx context.Context, b *index.Build) (*request.Attempt,
 	return at, nil
 }
 
-// libraries finds what the build is compiled with.
+// libraries returns the libraries to compile the build with.
 func (t rebuildRun) libraries(ctx context.Context, b *index.Build, r *request.Request) (
 	*runtimes.Content, error) {
 	quiet := func(string) {}
@@ -193,7 +193,7 @@ func (t rebuildRun) libraries(ctx context.Context, b *index.Build, r *request.Re
 	return rc, err
 }
 
-// checkNeeded returns an ErrNotNeeded if there is already a build that is what would be compiled.
+// checkNeeded returns an ErrNotNeeded if a build exists that the compile would equal.
 func (t rebuildRun) checkNeeded(builds []index.Build, p *request.Plan) error {
 	for i := range builds {
 		have := &builds[i]
@@ -208,8 +208,9 @@ func (t rebuildRun) checkNeeded(builds []index.Build, p *request.Plan) error {
 	return nil
 }
 
-// RefreshEvery is how old a build of the current libraries has to be before it is compiled again
-// for their sake, because some libraries prefer another build to each of their own.
+// RefreshEvery is how old a build of the current libraries has to be before it is compiled again on
+// their recommendation, because some libraries recommend a recompile of each build, even of their
+// own.
 const RefreshEvery = 24 * time.Hour
 
 // isTooOld reports whether the build is older than the policy allows.
@@ -217,11 +218,11 @@ func (r *Recompiler) isTooOld(b *index.Build, p request.Policy) bool {
 	return p.MaxAge > 0 && r.Now().Sub(b.Compiled()) > p.MaxAge
 }
 
-// DamageDelay is how long a rebuild of a damaged build waits, because the request that met the
-// damage compiles for itself.
+// DamageDelay is how long a rebuild of a damaged build waits, because the request that found the
+// damage probably compiles it.
 const DamageDelay = 5 * time.Second
 
-// RebuildDamaged has a build compiled again if it is damaged.
+// RebuildDamaged queues a rebuild of the build if it is damaged.
 func (r *Recompiler) RebuildDamaged(b *index.Build) {
 	if s := r.Store.Index().Journal.StateOf(b.ID); s.Name == index.Damaged {
 		w := r.RebuildRequest(b, nil, "it was damaged: "+s.Reason, nil)
@@ -230,12 +231,12 @@ func (r *Recompiler) RebuildDamaged(b *index.Build) {
 	}
 }
 
-// RebuildAllDamaged does so with all builds that an earlier run found damaged.
+// RebuildAllDamaged queues rebuilds of all builds that are recorded as damaged.
 func (r *Recompiler) RebuildAllDamaged(ctx context.Context) error {
 	for _, id := range r.Store.Index().Journal.NotServed() {
 		b, err := r.Store.Index().Get(id)
 		if errors.Is(err, index.ErrNotFound) {
-			continue // it was removed meanwhile
+			continue // removed in the meantime
 		}
 		if err = cmp.Or(err, ctx.Err()); err != nil {
 			return err
@@ -245,8 +246,8 @@ func (r *Recompiler) RebuildAllDamaged(ctx context.Context) error {
 	return nil
 }
 
-// withModel returns the attempt with the model open, and notes where it is from: the files of the
-// request that asked, or else a source that one of the request's builds has, its own first.
+// withModel returns the attempt with the model open, and sets its source in again: the files of the
+// request asked, otherwise the source recorded in one of the request's builds, in b first.
 func (t rebuildRun) withModel(ctx context.Context, at *request.Attempt, b *index.Build,
 	builds []index.Build, again *build.Recompile) (*request.Attempt, error) {
 	if t.asked != nil {
@@ -276,8 +277,8 @@ func (t rebuildRun) withModel(ctx context.Context, at *request.Attempt, b *index
 	return at.WithRequest(r), nil
 }
 
-// recordNotRebuilt writes into the history why a build was not compiled again. It says nothing of a
-// source that was never kept, because that may be so with thousands of builds.
+// recordNotRebuilt writes into the history why a build was not compiled again. It omits builds
+// whose source was never kept, because there may be thousands of them.
 func (t rebuildRun) recordNotRebuilt(ctx context.Context, b *index.Build, err error) {
 	if err == nil || ctx.Err() != nil || errors.Is(err, ErrNotNeeded) ||
 		errors.Is(err, workspace.ErrNoSource) && b.Source.Kind == "" {

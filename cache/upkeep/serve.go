@@ -1,8 +1,8 @@
-// Package upkeep does what no request waits for. Rebuilds queue builds that are to be compiled
-// again, and a Recompiler compiles them while the machine is not needed. Gains measure what a
-// compile gained. A Backlog has queued jobs outlive the daemon.
+// Package upkeep does work in the background that no request waits for. Rebuilds queues builds to
+// compile again, and a Recompiler compiles them while no request needs the machine. Gains measures
+// the time that builds save. A Backlog preserves queued jobs over restarts.
 //
-// All methods may be called at the same time.
+// The package is safe for concurrent use.
 package upkeep
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// paused reports whether nothing is begun now, and for how long; 0: until something changes.
+// paused reports whether no rebuild may begin now, and for how long; 0: until a change.
 func (q *Rebuilds) paused(now time.Time) (paused bool, wait time.Duration) {
 	if wait := q.options.Limits().window.untilOpen(now); wait > 0 {
 		return true, wait
@@ -25,14 +25,14 @@ func (q *Rebuilds) paused(now time.Time) (paused bool, wait time.Duration) {
 	return q.options.Busy(), 0
 }
 
-// Start begins the work. It ends with the context.
+// Start starts the workers, which run until the context ends.
 func (q *Rebuilds) Start(ctx context.Context, o Options) {
 	q.options, q.ctx, q.tasks, q.changed = o, ctx, make(map[taskKey]*task), make(chan struct{})
 	q.ApplyLimits()
 }
 
-// ApplyLimits follows the limits that are in effect now. Running rebuilds continue. If rebuilds are
-// switched off, the others are dropped.
+// ApplyLimits applies changed limits. Running rebuilds continue. If rebuilds are switched off, the
+// queued ones are dropped.
 func (q *Rebuilds) ApplyLimits() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -75,7 +75,7 @@ func (q *Rebuilds) Changes() <-chan struct{} {
 	return q.changed
 }
 
-// Wake looks at the queue again, because a request that it waited for has ended.
+// Wake makes the workers look at the queue again, because a request that they waited for has ended.
 func (q *Rebuilds) Wake() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -87,10 +87,10 @@ func (q *Rebuilds) wakeLocked() {
 	q.changed = make(chan struct{})
 }
 
-// worker works on one task after the other, as long as there are more jobs than its number.
+// worker runs tasks one after the other, while the limit of jobs is above its number.
 func (q *Rebuilds) worker(number int) {
 	ctx := q.ctx
-	var rest time.Time // nothing is begun before
+	var rest time.Time // no task begins before
 	for ctx.Err() == nil {
 		changed := q.Changes()
 		if limits := q.options.Limits(); limits.Off || number >= limits.Jobs {
@@ -108,7 +108,7 @@ func (q *Rebuilds) worker(number int) {
 	}
 }
 
-// sleepUntil waits for a change, and not longer than the wait unless that is 0.
+// sleepUntil blocks until changed is closed, at most for wait unless that is 0.
 func sleepUntil(ctx context.Context, wait time.Duration, changed <-chan struct{}) {
 	var tick <-chan time.Time
 	if wait > 0 {
@@ -123,8 +123,8 @@ func sleepUntil(ctx context.Context, wait time.Duration, changed <-chan struct{}
 	}
 }
 
-// next takes the task that is to be worked on now; without one it says how long there will be none,
-// 0 until changed is closed.
+// next takes the next task. If there is none it returns how long to wait, 0 for until changed is
+// closed.
 func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-chan struct{}) {
 	now := q.options.Now()
 	q.mu.Lock()
@@ -144,15 +144,15 @@ func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, one := range ready {
-		if one.task.State == Queued { // not another's by now
+		if one.task.State == Queued { // no other worker has taken it
 			one.task.State = Running
 			return one.task, 0, changed
 		}
 	}
-	return nil, time.Millisecond, changed // all went to others meanwhile: look again
+	return nil, time.Millisecond, changed // other workers took all tasks: look again
 }
 
-// ready lists the tasks that could run. wait is how long until there is another. mu is held.
+// ready lists the tasks that may run. wait is how long until another one may. The caller holds mu.
 func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 	later := func(at time.Time) {
 		if d := max(at.Sub(now), time.Millisecond); wait == 0 || d < wait {
@@ -178,7 +178,7 @@ func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 	return ready, wait
 }
 
-// ranked is a task with what its place depends on.
+// ranked is a task with the figures that its order depends on.
 type ranked struct {
 	task  *task
 	build index.BuildID
@@ -232,7 +232,7 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	}
 	if again != nil {
 		if t.State == Queued && !t.sameLibraries() {
-			// it failed of the very change that it is wanted for again
+			// the libraries changed after the failure, so retry at once
 			t.After, t.Tries = time.Time{}, 0
 		}
 		q.mu.Unlock()
@@ -242,7 +242,7 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	return out.CPU
 }
 
-// ErrNotNeeded says that there is nothing left to do.
+// ErrNotNeeded says that the rebuild is no longer needed.
 var ErrNotNeeded = errors.New("settled")
 
 // NotNeeded returns an ErrNotNeeded with the reason.

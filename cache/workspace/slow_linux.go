@@ -21,9 +21,10 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// CopySlowFiles returns a user's files with copies in place of those on file systems that may never
-// answer, if they are read. They are copied in processes of their own: few at a time for each user
-// and in all. The caller calls remove, in any case, when it no longer needs the files.
+// CopySlowFiles returns the files, with copies in place of those that will be read and are on file
+// systems that may never answer. Processes of their own make the copies; their number is bounded
+// for each user and in all. The caller calls remove, also after an error, when it no longer needs
+// the files.
 func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File,
 	read func(int) bool) (
 	local []*os.File, remove func(), err error) {
@@ -63,14 +64,14 @@ func (in *Maker) CopySlowFiles(ctx context.Context, uid uint32, files []*os.File
 	return local, remove, nil
 }
 
-// slowBytes are the bytes of the copies of CopySlowFiles that exist or are being made.
+// slowBytes counts the bytes of the copies of CopySlowFiles, with those being made.
 type slowBytes struct {
 	mu    sync.Mutex
 	all   int64
 	users map[uint32]int64 // by owner
 }
 
-// add adds bytes to those of an owner, below 0 too, and returns the sums.
+// add adds bytes, which may be negative, to those of an owner, and returns the sums.
 func (s *slowBytes) add(owner uint32, bytes int64) (own, all int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,9 +86,9 @@ func (s *slowBytes) add(owner uint32, bytes int64) (own, all int64) {
 	return s.users[owner], s.all
 }
 
-// reserveSlow sets space aside for a copy of the size that the file system states. All copies take
-// at most half of what is free above the store's floor, because the collector would otherwise evict
-// builds for them, and those of one user a part of that, as user_share says.
+// reserveSlow sets space aside for a copy of the size that the file system states. All copies may
+// take half of the free space above the store's floor, because otherwise the collector would evict
+// builds for them, and those of one user the part of it that user_share sets.
 func (in *Maker) reserveSlow(owner uint32, stated uint64) error {
 	b, err := in.Store.Bounds()
 	if err != nil {
@@ -95,7 +96,7 @@ func (in *Maker) reserveSlow(owner uint32, stated uint64) error {
 	}
 	most, size := (b.Free-b.Floor)/2, int64(min(stated, math.MaxInt64))
 	if err := store.Fits("a copy of the model", size, most); err != nil {
-		return err // by itself already, so that no sum overflows
+		return err // checked alone first, so that the sum cannot overflow
 	}
 	own, all := in.slow.add(owner, size)
 	err = store.Fits("the copies of models on slow file systems", all, most)
@@ -110,8 +111,8 @@ func (in *Maker) reserveSlow(owner uint32, stated uint64) error {
 	return err
 }
 
-// fetch copies one file, with its mode. The copy has a name, as the file does, and not the one that
-// it is opened by, because that no longer leads to it later.
+// fetch copies one file with its mode, and returns the copy open for reading, under the name of f,
+// because its own path is removed before messages name it.
 func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string, st *unix.Statx_t) (
 	*os.File, error) {
 	leave, err := in.SlowCopies.Take(ctx, in.Owner(uid))
@@ -124,7 +125,7 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 		leave()
 		return nil, request.StoreError(err, f.Name())
 	}
-	done := func() { leave(); _ = to.Close() } // nothing of it counts but what is read
+	done := func() { leave(); _ = to.Close() } // only reads of it matter
 	if err := slowfile.Copy(ctx, f, to, int64(st.Size), done); err != nil {
 		if ctx.Err() == nil && cas.IsDiskFull(err) {
 			return nil, request.StoreError(err, f.Name())

@@ -19,7 +19,7 @@ import (
 // ErrNoSource says that a build cannot be compiled again before a request brings the model.
 var ErrNoSource = errors.New("the source model is not kept")
 
-// noSourceError is ErrNoSource with what became of the source.
+// noSourceError is an ErrNoSource with the reason.
 type noSourceError struct{ text string }
 
 func (e *noSourceError) Error() string        { return e.text }
@@ -30,7 +30,7 @@ func NoSource(format string, args ...any) error {
 	return &noSourceError{fmt.Sprintf(format, args...)}
 }
 
-// Sources opens kept models. Its methods may be called by several goroutines.
+// Sources opens source models that are recorded in builds. It is safe for concurrent use.
 type Sources struct {
 	Models     *identity.Models
 	References *identity.Sources
@@ -39,8 +39,8 @@ type Sources struct {
 }
 
 // Request returns the request that the build answers, with the model's files open, which the caller
-// closes. The error wraps ErrNoSource if there is no model, or another one than the build was made
-// from.
+// closes. The error wraps ErrNoSource if there is no model, or if it has changed since the build
+// was made.
 func (s *Sources) Request(ctx context.Context, b *index.Build) (*request.Request, error) {
 	at, err := AttemptOf(b)
 	if err != nil {
@@ -70,8 +70,8 @@ func (s *Sources) Reopen(ctx context.Context, at *request.Attempt, names []strin
 	return r, s.CheckSame(ctx, r, at.Identity)
 }
 
-// RequestWith returns the build's request with the files of another request that means the same,
-// if they are what the build was made from. The other's files stay its own.
+// RequestWith returns the build's request with the files of another equal request, if the build was
+// made from the same bytes. The caller still closes the other request's files.
 func (s *Sources) RequestWith(ctx context.Context, asked *request.Request, b *index.Build) (
 	*request.Request, error) {
 	at, err := AttemptOf(b)
@@ -105,7 +105,8 @@ func (s *Sources) CheckSame(ctx context.Context, r *request.Request, made identi
 	return NoSource("the source model at %q has changed", where)
 }
 
-// open opens one of the models that a build was made from. own: for the daemon's own user.
+// open opens one of the models that a build was made from. own says that the build is the daemon's
+// own user's.
 func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (identity.Files, error) {
 	switch from.Kind {
 	case index.SourceReference:

@@ -1,6 +1,6 @@
-// Package workspace has the models that are compiled: private copies of those of a request in a
-// directory of their own, proven to be what the request key is made of, and the sources that are
-// kept for compiling builds again, with the requests that these builds answer.
+// Package workspace provides the models for compiles. A Workspace has private copies of a request's
+// models, verified to have the bytes that the request key was made from. Sources opens the recorded
+// source models of builds that are compiled again.
 package workspace
 
 import (
@@ -35,8 +35,8 @@ import (
 // Maker makes workspaces in the store's directory for staging.
 type Maker struct {
 	Store    *store.Store
-	Runtimes *runtimes.Set // remember the results of Remember
-	// bounds the load checks, comparisons and conversions that run at a time
+	Runtimes *runtimes.Set // stores the results of Remember
+	// Checks bounds the concurrent load checks, comparisons and conversions.
 	Checks     *jobs.Queue
 	Owner      func(uid uint32) uint32
 	SlowCopies *keyed.Shares[uint32] // bounds the copies of CopySlowFiles, by owner
@@ -52,7 +52,7 @@ func (in *Maker) AcquireSlot(ctx context.Context, r *request.Request) (leave fun
 }
 
 // WithCopy returns a function for Remember that calls find with a private copy of the request's
-// model. find continues when the request that began it leaves.
+// model. find continues when the caller disconnects.
 func WithCopy[T any](in *Maker, record identity.Record, find func(ctx context.Context,
 	graph string) (T, error)) func(context.Context, *request.Request) (T, error) {
 	return func(ctx context.Context, r *request.Request) (out T, err error) {
@@ -65,8 +65,8 @@ func WithCopy[T any](in *Maker, record identity.Record, find func(ctx context.Co
 	}
 }
 
-// CopyModels makes private copies of the request's models, proven to be what its key was made of.
-// remove may be called in any case.
+// CopyModels makes verified private copies of the request's models. The caller calls remove, also
+// after an error.
 func (in *Maker) CopyModels(ctx context.Context, r *request.Request, record identity.Record) (
 	w *Workspace, remove func(), err error) {
 	w = New(r, &record, jobs.NewID()[:16])
@@ -83,8 +83,8 @@ func (in *Maker) CopyModels(ctx context.Context, r *request.Request, record iden
 	return w, remove, err
 }
 
-// Remember is runtimes.Remember for results that need the request's models: find gets them with
-// descriptors of its own, because the caller may leave before the end.
+// Remember is runtimes.Remember for results that need the request's models: find gets duplicates of
+// the descriptors, because the caller may disconnect before it ends.
 func Remember[T any](ctx context.Context, in *Maker, r *request.Request, key string,
 	lasts func(T) bool, find func(context.Context, *request.Request) (T, error)) (T, error) {
 	none, known := runtimes.Recall[T](in.Runtimes, key)
@@ -95,7 +95,7 @@ func Remember[T any](ctx context.Context, in *Maker, r *request.Request, key str
 	if err != nil {
 		return none, err
 	}
-	var taken atomic.Bool // own, by whichever closes it
+	var taken atomic.Bool // own is closed once, by find or by the caller
 	defer func() {
 		if taken.CompareAndSwap(false, true) {
 			own.Close()
@@ -106,7 +106,8 @@ func Remember[T any](ctx context.Context, in *Maker, r *request.Request, key str
 			return none, context.Canceled
 		}
 		defer own.Close()
-		leave, err := in.AcquireSlot(ctx, own) // after an update many may be asked for at a time
+		// after an update many may be needed at the same time
+		leave, err := in.AcquireSlot(ctx, own)
 		if err != nil {
 			return none, err
 		}
@@ -116,20 +117,20 @@ func Remember[T any](ctx context.Context, in *Maker, r *request.Request, key str
 	return runtimes.Remember(ctx, in.Runtimes, runtimes.Inquiry{Key: key}, lasts, try)
 }
 
-// Original is a job's model in its owner's file. A worker may read it there, without a private
-// copy, where the memo has the digest under the file's stamp. The output counts only if the file
-// has the same stamp when the compile is over.
+// Original is a job's model in its user's file. A worker may read it in place, without a private
+// copy, if the memo has the digest for the file's stamp. The output may be used only if the stamp
+// is the same after the compile.
 type Original struct {
 	File  *os.File  // open for reading only; no client shares the open file
-	Stamp cas.Stamp // that the memo has the digest under
+	Stamp cas.Stamp // for which the memo has the digest
 }
 
 // ErrOriginalUnusable says that the model has to be compiled from a private copy.
 var ErrOriginalUnusable = errors.New("the model's file changed, or cannot be compiled in its place")
 
-// Verify reports whether the file has the bytes that were keyed, and had them all the time. The
-// memo's digest was taken after the file was written back, so every store since has moved its
-// times.
+// Verify fails if the file may have changed since the memo's digest was made. Comparing the stamp
+// suffices: the digest was made after the file was written back, so every later write has changed
+// its times.
 func (o *Original) Verify() error {
 	if stamp, err := cas.StampOf(o.File); err != nil || stamp != o.Stamp {
 		return ErrOriginalUnusable
@@ -144,9 +145,9 @@ func (o *Original) Close() {
 	}
 }
 
-// MayHaveCaused reports whether a compile may have failed because it read the original and not a
-// copy: a worker that died is replaced anyway, and a refusal that names the file may be about its
-// path.
+// MayHaveCaused reports whether a compile may have failed because it read the original instead of a
+// copy, so that it is retried with a copy. A refusal that names the file may concern its path. The
+// death of a worker counts too, because the compile is retried anyway.
 func (o *Original) MayHaveCaused(err error, path string) bool {
 	var exit *compilers.ExitError
 	var refused *compilers.RefusedError
@@ -159,12 +160,12 @@ func (o *Original) MayHaveCaused(err error, path string) bool {
 	return errors.As(err, &exit)
 }
 
-// modelCopy is the private copy of one of a job's models, or what stands for it.
+// modelCopy is the private copy of one of a job's models, or its Original.
 type modelCopy struct {
 	Path      string
 	Locations []string  // of external data, beside it
-	respelled [2]string // two locations that are one file by their spelling, if there are
-	Original  *Original // not nil: there is no copy, and at path only a worker finds the model
+	respelled [2]string // two locations that name one file in different spellings, if any
+	Original  *Original // not nil: there is no copy, and Path exists only for the worker
 }
 
 // OpenGraph opens the graph for reading.
@@ -178,32 +179,34 @@ func (c modelCopy) OpenGraph() (*os.File, error) {
 // Workspace is a directory with private copies of a request's models.
 type Workspace struct {
 	request *request.Request
-	record  *identity.Record // that the copies have to be the models of
-	name    string           // what the models are called: EPs write file names into what they make
-	Dir     string
+	record  *identity.Record // the copies must have its digests
+	// base name of the copies, because EPs write file names into their output
+	name string
+	Dir  string
 
-	Copies     []modelCopy             // once they are made
-	Open       []request.OpenDimension // of the inputs, where the request fixes none
-	dimensions []string                // names that dimensions of the inputs have
+	Copies     []modelCopy             // set when they are made
+	Open       []request.OpenDimension // of the inputs, not fixed by the request
+	dimensions []string                // names of the inputs' dimensions
 }
 
-// New returns a workspace without a directory yet. keyed is what the copies have to be the models
-// of, and EPs write name into the files that they make.
+// New returns a workspace without a directory yet. The copies must have the digests in keyed, and
+// name is their base name, which EPs write into their output.
 func New(of *request.Request, keyed *identity.Record, name string) *Workspace {
 	return &Workspace{request: of, record: keyed, name: name}
 }
 
-// UseOriginal has the model at the path stand for a copy, where a worker finds the original.
+// UseOriginal uses the original instead of a copy. The worker finds it at path.
 func (w *Workspace) UseOriginal(path string, o *Original, m *epmodel.Model) {
 	w.Copies, w.Open, w.dimensions = []modelCopy{{Path: path, Original: o}}, nil, nil
 	w.addDimensions(m)
 }
 
-// CopyModel makes the private copies that are compiled. It returns the proof, which takes as long
-// as hashing them, that they have the bytes that the key is made of: without it nothing that came
-// of them may be used.
+// CopyModel makes the private copies that are compiled. The returned proof hashes them, and fails
+// if they do not have the bytes that the key was made from. Call it before any output of the
+// compile is used.
 func (w *Workspace) CopyModel(ctx context.Context) (proof func(context.Context) error, err error) {
-	w.Copies, w.Open, w.dimensions = nil, nil, nil // of an earlier try of a job that yielded
+	// may be set by an earlier try of a job that yielded
+	w.Copies, w.Open, w.dimensions = nil, nil, nil
 	made := make(copiedFiles)
 	var models []*epmodel.Model
 	for i := range w.request.Models() {
@@ -216,12 +219,13 @@ func (w *Workspace) CopyModel(ctx context.Context) (proof func(context.Context) 
 	return func(ctx context.Context) error { return w.verifyCopies(ctx, models) }, nil
 }
 
-// ModelPath is where a model is copied to at first, and the first one stays.
+// ModelPath returns the path for the copy of a model. dirFor may move models of a group after the
+// first one.
 func (w *Workspace) ModelPath(i int) string {
 	return filepath.Join(w.ModelDir(), w.memberName(i)+".onnx")
 }
 
-// verifyCopies compares the copies with the digests that the key is made of.
+// verifyCopies compares the copies with the digests in the request record.
 func (w *Workspace) verifyCopies(ctx context.Context, models []*epmodel.Model) error {
 	var seen identity.Sums
 	for i, m := range models {
@@ -236,8 +240,8 @@ func (w *Workspace) verifyCopies(ctx context.Context, models []*epmodel.Model) e
 	return nil
 }
 
-// memberName is what the files of one of the job's models are called: the first by the build key
-// alone, as EPs name after it what all share.
+// memberName returns the base name of a model's files. The first one has the plain name, because
+// EPs name shared files after it.
 func (w *Workspace) memberName(i int) string {
 	if i == 0 {
 		return w.name
@@ -245,13 +249,13 @@ func (w *Workspace) memberName(i int) string {
 	return fmt.Sprintf("%s_%d", w.name, i+1)
 }
 
-// MemberOutput names the graph that is written for one of the job's models.
+// MemberOutput returns the name of the graph that is compiled from one of the job's models.
 func (w *Workspace) MemberOutput(i int) string { return w.memberName(i) + "_ctx.onnx" }
 
 // ModelDir is the directory of the copies.
 func (w *Workspace) ModelDir() string { return filepath.Join(w.Dir, "model") }
 
-// changed is the error for a copy with other bytes than those that the key is made of.
+// changed returns the error for a copy whose bytes differ from those that the key was made from.
 func (w *Workspace) changed(member int) error {
 	if two := w.Copies[member].respelled; two[0] != two[1] {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q name one "+
@@ -265,7 +269,7 @@ func (w *Workspace) changed(member int) error {
 // copiedFiles maps each path in a directory, relative and clean, to the file that was copied there.
 type copiedFiles map[string]*os.File
 
-// isTaken reports whether a location's path is taken in the directory, and whether by the same
+// isTaken reports whether the location's path exists in the directory, and whether it is the same
 // file.
 func (c copiedFiles) isTaken(location string, f *os.File) (there, same bool) {
 	other := c[path.Clean(location)]
@@ -280,10 +284,10 @@ func (c copiedFiles) isTaken(location string, f *os.File) (there, same bool) {
 	return true, err == nil && os.SameFile(a, b)
 }
 
-// copyMember copies one of the models with its external data, and returns the model. Only files
-// that the graph refers to are copied, because those were checked: others may have any name. A file
-// that several models of a group share is copied once; where they call different files the same, a
-// model gets a directory of its own.
+// copyMember copies one of the models with its external data, and returns the model. It copies only
+// files that the graph refers to, because only their names were checked. A file that several models
+// of a group share is copied once. If they give different files the same name, a model gets a
+// directory of its own.
 func (w *Workspace) copyMember(ctx context.Context, i int,
 	made copiedFiles) (*epmodel.Model, error) {
 	r := w.request.ModelFiles(i)
@@ -324,8 +328,9 @@ func (w *Workspace) copyMember(ctx context.Context, i int,
 	return m, nil
 }
 
-// copyExternal copies the external data at one location. A file that is there under another
-// spelling is not copied again: the proof reads it under both, so that a difference is found.
+// copyExternal copies the external data at one location. A file that exists under another spelling
+// of the location is not copied again; the proof reads both spellings, so that a difference is
+// found.
 func (c *modelCopy) copyExternal(location string, f *os.File, made copiedFiles) error {
 	dir, at := filepath.Dir(c.Path), path.Clean(location)
 	if err := makeParents(dir, location); err != nil {
@@ -357,7 +362,8 @@ func makeParents(dir, location string) error {
 	return nil
 }
 
-// dirFor returns a model's directory: that of the first one, unless a name is taken there.
+// dirFor returns a model's directory: that of the first model, unless one of its names exists
+// there.
 func (w *Workspace) dirFor(i int, r identity.Files, locations []string, made copiedFiles) (
 	string, error) {
 	for _, location := range locations {
@@ -396,7 +402,7 @@ func (o *OpenFiles) Close() {
 	}
 }
 
-// addDimensions records the dimensions of one model's inputs, those of several models once.
+// addDimensions records the dimensions of one model's inputs, without duplicates.
 func (w *Workspace) addDimensions(m *epmodel.Model) {
 	for _, d := range w.request.OpenDimensions(m) {
 		same := func(o request.OpenDimension) bool {
@@ -409,8 +415,8 @@ func (w *Workspace) addDimensions(m *epmodel.Model) {
 	w.dimensions = append(w.dimensions, identity.FreeDimensions(m)...)
 }
 
-// UnusedDimensions lists the dimensions that the request fixes and no input of the models has: ONNX
-// Runtime says nothing of them.
+// UnusedDimensions lists the dimensions that the request fixes but no input has. ONNX Runtime
+// ignores them silently.
 func (w *Workspace) UnusedDimensions() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(w.request.FreeDimensions)) {
 		if !slices.Contains(w.dimensions, name) {
@@ -429,7 +435,7 @@ func CopyPath(from, to string) error {
 	return errors.Join(CopyPrivate(f, to), f.Close())
 }
 
-// Reopen opens an open file again, for reading only, if the daemon may. It does not wait for a
+// Reopen opens an open file again, for reading only, if the daemon may. It does not block on a
 // lease that another process holds on the file.
 func Reopen(f *os.File) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
@@ -441,8 +447,8 @@ func Reopen(f *os.File) (*os.File, error) {
 	return again, nil
 }
 
-// CopyPrivate copies a client's file to a new file of ours, through the descriptor alone. Where the
-// file system can, the bytes are cloned.
+// CopyPrivate copies a client's file to a new file of ours, through the descriptor alone. The bytes
+// are cloned if the file system supports that.
 func CopyPrivate(from *os.File, path string) error {
 	info, err := from.Stat()
 	if err != nil {
@@ -450,13 +456,13 @@ func CopyPrivate(from *os.File, path string) error {
 	}
 	err = sparse.Copy(from, from, path, info.Size())
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil // it changed meanwhile, as the copy's proof will say
+		return nil // it changed in the meantime, so the copy's proof will fail
 	}
 	return err
 }
 
-// CheckSpace fails if a private copy of the files does not fit into the directory's file system
-// with something to spare. It counts blocks, because holes cost nothing.
+// CheckSpace fails if a private copy of the files does not fit, with a margin, into the directory's
+// file system. It counts allocated blocks, because holes take no space.
 func CheckSpace(dir string, files []*os.File) error {
 	var need int64
 	for _, f := range files {
