@@ -149,7 +149,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	}
 	c.endReadSlot()
 	slot := c.user.slots.take(c.ctx, inline)
-	c.server.overseer.wakeUp()
+	c.server.overseer.lookSoon()
 	err = c.overLimits(r)
 	if err == nil && message == nil {
 		err = &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request",
