@@ -246,9 +246,10 @@ flood: build deps ## have one user flood the daemon with REQUESTS=1000000 beside
 matrix: build deps ## serve OpenVINO 1.4.0 to 1.8.1 with ONNX Runtime 1.24.4 to 1.32.0
 	@testdata/fetch-runtimes $(DEPS)/runtimes \
 		openvino-{1.4.0,1.4.1,1.5.2,1.6.1,1.7.0,1.8.0,1.8.1} \
-		openvino-1.8.1-ort-{1.24.4,1.28.0,1.32.0}
+		openvino-1.8.1-ort-{1.24.4,1.28.0,1.32.0} qnn-{2.3.0-ort-1.24.4,2.4.0,2.6.0}
 	EPCACHED_MATRIX=1 $(VENV) -m pytest -q -s clients/python/tests/real/test_matrix.py
 	$(GO) test -count 1 ./compilers -run TestRealEPsMakeKnownCallsOnly -args -compilers.all
+	$(GO) test -count 1 ./compilers ./cache/identity -run 'OptionsInTheInstalled|EveryEntryOf'
 
 .PHONY: kills
 kills: build deps ## kill the daemon at each system call that changes the disk; half an hour

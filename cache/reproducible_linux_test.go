@@ -44,6 +44,7 @@ func TestBuildsAreReproducible(t *testing.T) {
 		runtime func(*testing.T) compilers.Runtime
 	}{
 		"OpenVINO 1.8.1": {ovep, runtimeNamed("openvino-1.8.1")},
+		"OpenVINO 1.6.1": {ovep, runtimeNamed("openvino-1.6.1")},
 		"OpenVINO 1.4.0": {ovep, runtimeNamed("openvino-1.4.0")},
 		"QNN 2.7.0": {identity.EP{Name: qnn,
 			Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
