@@ -24,6 +24,7 @@ const (
 	Fetched      = "fetched"       // a build was fetched from a remote and stored
 	Published    = "published"     // a build was copied to a remote
 	NotPublished = "not published" // a build could not be copied to a remote
+	Remote       = "remote"        // a remote did not answer, or sent wrong bytes
 	Trust        = "trust"         // a trust document was accepted or refused
 	Put          = "put"           // a model that an application compiled was stored as a build
 	// a build was removed, evicted or superseded; the index writes this event itself

@@ -82,7 +82,7 @@ func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
 	a.began = rs.Now()
 	for i := range all {
 		r := &all[i]
-		if !r.Ask || !a.Refresh && rs.knownMissing(r, a.Plan.BuildKey) {
+		if !rs.wouldAsk(r, a) {
 			continue
 		}
 		if b := rs.fetchFrom(ctx, r, a); b != nil {
@@ -98,8 +98,12 @@ func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
 // Asks reports whether any remote would be queried.
 func (rs *Remotes) Asks(a *Ask) bool {
 	return a.whyNot() == "" && slices.ContainsFunc(rs.all(), func(r Remote) bool {
-		return r.Ask && (a.Refresh || !rs.knownMissing(&r, a.Plan.BuildKey))
+		return rs.wouldAsk(&r, a)
 	})
+}
+
+func (rs *Remotes) wouldAsk(r *Remote, a *Ask) bool {
+	return r.Ask && (a.Refresh || !rs.knownMissing(r, a.Plan.BuildKey) && rs.aside(r) <= 0)
 }
 
 // Concerns reports whether a compile begins with a look-up, or with a lease.
@@ -126,6 +130,9 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 		negative := errors.Is(err, remote.ErrMissing) || errors.Is(err, remote.ErrRefused) ||
 			errors.Is(err, remote.ErrDamaged)
 		rs.note(r, a.Plan.BuildKey, outcome{text: textOf(err)}, negative && ctx.Err() == nil)
+		if errors.Is(err, remote.ErrUnreachable) {
+			rs.tell(r, textOf(err))
+		}
 		return nil
 	}
 	why := ""
@@ -137,6 +144,9 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 		}
 		if why = ""; err != nil {
 			why = textOf(err)
+			if errors.Is(err, remote.ErrDamaged) {
+				rs.noteDamage(r)
+			}
 		}
 	}
 	rs.note(r, a.Plan.BuildKey, outcome{text: why, bad: why != ""}, true)
@@ -240,7 +250,11 @@ func (rs *Remotes) refused(r *Remote, out *claims.Imported) error {
 	if out.Outcome == claims.Refused {
 		rs.figuresOf(r.Name).refused.Add(1)
 	}
-	return fmt.Errorf("%s: %s", out.Outcome, out.Text)
+	text := fmt.Sprintf("%s: %s", out.Outcome, out.Text)
+	if out.Damaged {
+		return &remote.Error{Class: "damaged", Remote: r.Name, Text: text}
+	}
+	return errors.New(text)
 }
 
 func stageFiles(dir string, all []portable.File) (files []*os.File, err error) {

@@ -41,7 +41,8 @@ func (rs *Remotes) Begin(ctx context.Context, a *Ask) (b *index.Build, end func(
 	all := rs.all()
 	for i := range all {
 		r := &all[i]
-		if !r.Lease || !r.Ask || a.whyNot() != "" || !rs.knownMissing(r, a.Plan.BuildKey) {
+		if !r.Lease || !r.Ask || a.whyNot() != "" || !rs.knownMissing(r, a.Plan.BuildKey) ||
+			rs.aside(r) > 0 {
 			continue // no lease, or the remote does not answer
 		}
 		b, ours := rs.acquireLease(ctx, r, a)

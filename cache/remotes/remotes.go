@@ -150,6 +150,7 @@ func (rs *Remotes) Configure() {
 	// read trust documents again, because other keys need other documents
 	for _, f := range rs.figures {
 		f.trustNext.Store(0)
+		f.damage = [maxDamage]time.Time{}
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/remote"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -21,6 +23,45 @@ type figures struct {
 	// Unix nanoseconds when the trust document is read next
 	trustNext  atomic.Int64
 	trustError atomic.Pointer[string] // why the trust document was refused
+	told       atomic.Int64           // Unix nanoseconds of the last event of kind remote
+	damage     [maxDamage]time.Time   // times of wrong bytes; Remotes.mu guards it
+}
+
+// A remote that sends wrong bytes so often within asideFor is not asked until that has passed. It
+// is reported by one event each tellEvery at most.
+const (
+	maxDamage  = 3
+	asideFor   = time.Hour
+	tellEvery  = 10 * time.Minute
+	wrongBytes = "it sent wrong bytes three times in an hour"
+)
+
+func (rs *Remotes) noteDamage(r *Remote) {
+	f := rs.figuresOf(r.Name)
+	rs.mu.Lock()
+	copy(f.damage[:], f.damage[1:])
+	f.damage[maxDamage-1] = rs.Now()
+	rs.mu.Unlock()
+	if rs.aside(r) > 0 {
+		rs.tell(r, wrongBytes)
+	}
+}
+
+// aside returns for how long a remote is not asked, because it sent wrong bytes.
+func (rs *Remotes) aside(r *Remote) time.Duration {
+	f := rs.figuresOf(r.Name)
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return f.damage[0].Add(asideFor).Sub(rs.Now())
+}
+
+// tell records an event of a remote that fails.
+func (rs *Remotes) tell(r *Remote, text string) {
+	f, now := rs.figuresOf(r.Name), rs.Now().UnixNano()
+	if last := f.told.Load(); now-last >= int64(tellEvery) && f.told.CompareAndSwap(last, now) {
+		rs.Store.RecordEvent(index.Event{Kind: event.Remote,
+			Text: "remote " + r.Name + ": " + text})
+	}
 }
 
 func (rs *Remotes) figuresOf(name string) *figures {
@@ -44,6 +85,8 @@ func (rs *Remotes) Explain(a *Ask) (lines []string) {
 			text = "not asked: it is only written to"
 		case why != "":
 			text = "not asked: " + why
+		case rs.aside(&r) > 0:
+			text = fmt.Sprintf("not asked for %s: %s", rs.aside(&r).Round(time.Second), wrongBytes)
 		case known && rs.Now().Before(o.until):
 			text = fmt.Sprintf("not asked again for %s: %s",
 				o.until.Sub(rs.Now()).Round(time.Second), o.text)
@@ -90,6 +133,9 @@ func (rs *Remotes) Status() (out []*wire.Remote) {
 		if n := len(s.Last); n > 0 {
 			one.LastError = wire.Valid(s.Last[n-1].Text)
 			one.LastErrorMs = wire.Milliseconds(s.Last[n-1].Time)
+		}
+		if left := rs.aside(&r); left > 0 {
+			one.BreakerSeconds, one.LastError = max(one.BreakerSeconds, left.Seconds()), wrongBytes
 		}
 		if why := f.failure.Load(); why != nil {
 			one.PublishError = wire.Valid(*why)
