@@ -135,8 +135,10 @@ func TestFetchedFilesThatCouldBeWrittenAreCopied(t *testing.T) {
 }
 
 // While a fetched build is checked, its space is set aside once, and the free space knows of it.
-func TestAFetchSetsItsSpaceAsideOnce(t *testing.T) {
-	bucket, _, public, made := published(t)
+func TestAFetchSetsItsSpaceAsideOnce(t *testing.T) { onEachEngine(t, setSpaceAside) }
+
+func setSpaceAside(t *testing.T, bucket *bucket) {
+	_, public, made := publishedTo(t, bucket)
 	var sizes []int64
 	for _, f := range made.Build.Files {
 		sizes = append(sizes, f.Size)
@@ -158,7 +160,11 @@ func TestAFetchSetsItsSpaceAsideOnce(t *testing.T) {
 
 // A daemon that is killed between a fetch and the end of its check leaves nothing.
 func TestADaemonKilledWhileItChecksAFetchLeavesNothing(t *testing.T) {
-	bucket, _, public, _ := published(t)
+	onEachEngine(t, killWhileItChecks)
+}
+
+func killWhileItChecks(t *testing.T, bucket *bucket) {
+	_, public, _ := publishedTo(t, bucket)
 	killed := &bench{TB: t, state: filepath.Join(memoryDir(t), "state")}
 	var b *bench
 	b = machine(t, bucket, remotes.Remote{Trust: []string{public}}, func(o *Options) {

@@ -142,7 +142,11 @@ var serverKeys = credentials.NewStaticV4("user", "secret-secret", "")
 
 // remoteOn is a remote on an engine: a directory, a registry or an S3 server.
 func remoteOn(t testing.TB, engine string) remote.Config {
-	config := remote.Config{Name: "fleet", URL: "file://" + memoryDir(t), Connect: 2 * time.Second}
+	return remoteIn(t, engine, memoryDir(t))
+}
+
+func remoteIn(t testing.TB, engine, dir string) remote.Config {
+	config := remote.Config{Name: "fleet", URL: "file://" + dir, Connect: 2 * time.Second}
 	if engine == "file" {
 		return config
 	}
@@ -151,10 +155,9 @@ func remoteOn(t testing.TB, engine string) remote.Config {
 	address, port := l.Addr().String(), fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
 	require.NoError(t, l.Close())
 	server := []string{"versitygw", "--access", "user", "--secret", "secret-secret", "--port",
-		address, "posix", memoryDir(t)}
+		address, "posix", dir}
 	if engine == "oci" {
-		server = []string{"olareg", "serve", "--addr", "127.0.0.1", "--port", port, "--dir",
-			memoryDir(t)}
+		server = []string{"olareg", "serve", "--addr", "127.0.0.1", "--port", port, "--dir", dir}
 	}
 	program, err := filepath.Abs(fetchedServers + server[0])
 	require.NoError(t, err)
@@ -185,23 +188,21 @@ func remoteOn(t testing.TB, engine string) remote.Config {
 }
 
 // newHelper is the client of a helper process.
-func newHelper(t testing.TB) *remote.Client {
+func newHelper(t testing.TB, env ...string) *remote.Client {
 	program, err := helperProgram()
 	require.NoError(t, err)
 	return remote.New(remote.Options{Program: program,
-		Env: []string{"AWS_ACCESS_KEY_ID=user", "AWS_SECRET_ACCESS_KEY=secret-secret",
-			"HOME=/nonexistent", "GOMAXPROCS=1"}})
+		Env: append(env, "AWS_ACCESS_KEY_ID=user", "AWS_SECRET_ACCESS_KEY=secret-secret",
+			"HOME=/nonexistent", "GOMAXPROCS=1")})
 }
 
 // onEachEngine runs a test on a remote in memory and on each engine.
 func onEachEngine(t *testing.T, test func(*testing.T, *bucket)) {
-	for _, engine := range []string{"memory", "file", "oci", "s3"} {
+	for _, engine := range []string{"memory", "file", "https", "oci", "s3"} {
 		t.Run(engine, func(t *testing.T) {
 			store := newBucket()
 			if engine != "memory" {
-				store.engine, store.helper = remoteOn(t, engine), newHelper(t)
-				store.helper.Configure([]remote.Config{store.engine})
-				t.Cleanup(func() { _ = store.helper.Close() }) // its process ends with the test
+				store = newFront(t, engine).bucket
 			}
 			test(t, store)
 		})

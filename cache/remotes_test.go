@@ -41,6 +41,8 @@ type bucket struct {
 	// does not. built is the key of the one build there.
 	helper *remote.Client
 	engine remote.Config
+	reads  remote.Config // of machines that do not publish
+	env    []string      // of their helpers
 	built  portable.Hash
 
 	looks, fetches, puts, renews, takes atomic.Int64
@@ -282,7 +284,9 @@ func machine(t testing.TB, b *bucket, r remotes.Remote, change ...func(*Options)
 	return newBenchWith(t, func(o *Options) {
 		o.RemoteClient = b
 		if b.helper != nil {
-			r.Config, o.RemoteClient = b.engine, newHelper(t)
+			if r.Config, o.RemoteClient = b.reads, newHelper(t, b.env...); r.Publish {
+				r.Config = b.engine
+			}
 		}
 		o.Remotes = []remotes.Remote{r}
 		for _, do := range change {
