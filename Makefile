@@ -62,13 +62,14 @@ deps-remote: ## fetch S3 servers, registries, and tools for registries into .dep
 	@timeout 30m testdata/fetch-remote $(DEPS)/remote
 
 SHARED = TestMachinesWithTheirOwnHelpers|TestTheHolderOfALease|TrustDocument|TwoBuilders|$\
-	RevokedKey|AnotherRootKey|FetchedFiles
+	RevokedKey|AnotherRootKey|FetchedFiles|EveryFailure
 
 .PHONY: remotes
 remotes: build deps deps-remote ## share builds by S3 servers and registries; five minutes
 	$(PLAIN) $(GO) test ./cmd/epcached-remote -run 'RealServers|RealRegistries' -v -timeout 10m
 	$(PLAIN) $(GO) test ./cmd/epcached -run 'OtherTools' -v -timeout 10m
 	EPCACHED_FLEET=50 $(PLAIN) $(GO) test ./cache -run '$(SHARED)' -v -timeout 20m
+	EPCACHED_LARGE=1 $(PLAIN) $(GO) test ./cache -run OfAGigabyte -v -timeout 10m
 
 .PHONY: wheel
 wheel: ## build the Python package with the programs, for x86-64 and arm64, into dist/
