@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -249,4 +250,86 @@ func withServer(t *testing.T, config remote.Config) {
 			Estimate: time.Minute, TTL: time.Second})
 		return err == nil && l == remote.Lease{State: remote.Granted, TakenOver: true}
 	}, 10*time.Second, 100*time.Millisecond)
+}
+
+// The policies of doc/s3 are enough for machines that read and for publishers, and for no more.
+func TestPoliciesInTheDocumentsAreEnough(t *testing.T) {
+	gateway := servers["versitygw"]
+	gateway.args = func(address, _, dir string) []string {
+		return []string{"--access", "root", "--secret", "secret-secret", "--port", address,
+			"--iam-dir", t.TempDir(), "posix", dir}
+	}
+	address := gateway.start(t)
+	admin, err := minio.New(address, &minio.Options{
+		Creds: credentials.NewStaticV4("root", "secret-secret", ""), Region: awsFirst})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		return admin.MakeBucket(t.Context(), "bucket", minio.MakeBucketOptions{}) == nil
+	}, 30*time.Second, 50*time.Millisecond)
+	var both []any
+	for _, user := range []string{"reader", "publisher"} {
+		out, err := exec.Command(fetched(t, "versitygw"), "admin", "--access", "root", "--secret",
+			"secret-secret", "--endpoint-url", "http://"+address, "create-user", "--access", user,
+			"--secret", "secret-secret", "--role", "user").CombinedOutput()
+		require.NoError(t, err, string(out))
+		text, err := os.ReadFile("../../doc/s3/" + user + ".json")
+		require.NoError(t, err)
+		var policy struct{ Statement []map[string]any }
+		require.NoError(t, json.Unmarshal([]byte(strings.NewReplacer("BUCKET", "bucket", "PREFIX",
+			"p").Replace(string(text))), &policy))
+		for _, s := range policy.Statement {
+			s["Principal"] = map[string]any{"AWS": []string{user}} // it is the bucket's here
+			delete(s, "Sid")
+			delete(s, "Condition") // versitygw has none
+			both = append(both, s)
+		}
+	}
+	text, err := json.Marshal(map[string]any{"Version": "2012-10-17", "Statement": both})
+	require.NoError(t, err)
+	require.NoError(t, admin.SetBucketPolicy(t.Context(), "bucket", string(text)))
+	as := func(user string) *remote.Client {
+		return client(t, []string{"AWS_ACCESS_KEY_ID=" + user}, bucketAt(address))
+	}
+	publisher, reader := as("publisher"), as("reader")
+	found, err := publisher.Check(t.Context(), name)
+	require.NoError(t, err)
+	for _, one := range found {
+		require.True(t, one.OK, "%+v", one)
+	}
+	e := export(t, randomBytes(1, 1<<20))
+	_, put := e.publish(t, publisher)
+	require.Equal(t, remote.Created, put)
+	_, err = publisher.Renew(t.Context(), name, remote.CardKeys{Build: buildKey}, e.card.Raw)
+	require.NoError(t, err)
+	for _, release := range []bool{false, true} {
+		l, err := publisher.Lease(t.Context(), name, remote.LeaseRequest{Key: buildKey,
+			Holder: "x", Estimate: time.Minute, TTL: time.Minute, Release: release})
+		require.NoError(t, err)
+		require.Equal(t, remote.Granted, l.State)
+	}
+	transfer(t, reader, e)
+
+	other := export(t, randomBytes(2, 1<<20))
+	_, err = reader.PutBlobs(t.Context(), name, other.blobs, nil)
+	require.ErrorIs(t, err, remote.ErrRefused)
+	_, err = publisher.PutTrust(t.Context(), name, []byte("{}"), portable.Digest{})
+	require.ErrorIs(t, err, remote.ErrRefused)
+	_, err = publisher.Collect(t.Context(), name, false, nil)
+	require.NoError(t, err) // there is nothing to remove
+
+	var rules struct {
+		Rules []struct {
+			Filter     struct{ Prefix string }
+			Expiration struct{ Days int }
+		}
+	}
+	text, err = os.ReadFile("../../doc/s3/lifecycle.json")
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &rules))
+	days := make(map[string]int)
+	for _, r := range rules.Rules {
+		days[strings.TrimPrefix(r.Filter.Prefix, "PREFIX/")] = r.Expiration.Days
+	}
+	require.Equal(t, map[string]int{"v1/blobs/": 120, "v1/builds/": 75, "v1/requests/": 75,
+		"v1/leases/": 1, checkName: 1}, days) // doc/format.md has them as well
 }
