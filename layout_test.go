@@ -354,8 +354,9 @@ var travelPackages = []string{"portable", "remote", "cmd/epcached-remote", "cach
 	"cmd/epcachectl/internal/remotes", "cmd/epcachectl/internal/modelpackage"}
 
 // maxTravelLines was 6,800 before trust documents with a threshold, which took 1,000, registries,
-// which took 500, and renewal, revoke, gc and the model package, which took 800.
-const maxTravelLines = 9_200
+// which took 500, and renewal, revoke, gc and the model package, which took 800. Setting
+// remotes aside took 60.
+const maxTravelLines = 9_260
 
 func TestProductionCodeStaysSmall(t *testing.T) {
 	total, travel := 0, 0
