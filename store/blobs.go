@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// openForms opens what keeps blobs whole, packed and unpacked.
+// openForms opens the part that stores blobs, whole and packed, with unpacked copies.
 func (st *Store) openForms() error {
 	dir, apart := st.path("unpacked"), false
 	if st.options.UnpackedDir != "" {
@@ -34,7 +34,8 @@ func (st *Store) openForms() error {
 	return err
 }
 
-// unpackElsewhere makes a directory of our own in the configured one, which others may share.
+// unpackElsewhere makes this store's directory below the configured one, which other stores may
+// share. apart reports whether it is on another file system.
 func (st *Store) unpackElsewhere() (dir string, apart bool, err error) {
 	own := blake3.Sum256([]byte(st.dir))
 	dir = filepath.Join(st.options.UnpackedDir, "epcached-"+hex.EncodeToString(own[:8]))
@@ -51,7 +52,7 @@ func (st *Store) unpackElsewhere() (dir string, apart bool, err error) {
 	}
 	if !info.IsDir() || cas.Owner(info) != st.uid {
 		return "", false, fmt.Errorf("%s: not a directory of user "+
-			"%d", dir, st.uid) // another user could change what is read from it
+			"%d", dir, st.uid) // another user could change the files
 	}
 	if err := os.Chmod(dir, mode); err != nil {
 		return "", false, err
@@ -60,13 +61,12 @@ func (st *Store) unpackElsewhere() (dir string, apart bool, err error) {
 	return dir, apart, err
 }
 
-// blobOwner is the store as package packing knows it: it implements packing.Owner.
+// blobOwner implements packing.Owner, the part of the store that package packing needs.
 type blobOwner struct{ st *Store }
 
-// Needed implements packing.Owner.
 func (o blobOwner) Needed(d cas.Digest) (bool, error) {
 	if !o.st.index.Complete() {
-		return true, nil // the needs of builds that cannot be read are unknown
+		return true, nil // unreadable builds may need it
 	}
 	ids, err := o.st.index.Needs(d)
 	return len(ids) > 0, err
@@ -83,7 +83,7 @@ func (o blobOwner) DropViews(d cas.Digest) error {
 	for _, id := range ids {
 		b, err := o.st.index.Get(id)
 		if err != nil {
-			continue // retracted meanwhile
+			continue // removed in the meantime
 		}
 		if why := o.st.WhyInUse(&b); why != "" {
 			return fmt.Errorf("%w: %s", packing.ErrInUse, why)
@@ -99,8 +99,8 @@ func (o blobOwner) DropViews(d cas.Digest) error {
 	return nil
 }
 
-// BeingServed implements packing.Owner. A request has a build in hand from before the first link of
-// a new view until the view is in use.
+// BeingServed implements packing.Owner. A request guards its build from before the first link of a
+// new view until the view is in use.
 func (o blobOwner) BeingServed(d cas.Digest) bool {
 	ids, err := o.st.index.Needs(d)
 	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool {
@@ -108,7 +108,6 @@ func (o blobOwner) BeingServed(d cas.Digest) bool {
 	})
 }
 
-// MayTake implements packing.Owner.
 func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
 	own, err := o.scopesOf(d)
 	return func(from cas.Digest) (bool, error) {
@@ -124,12 +123,10 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release fu
 	return place.Release, err
 }
 
-// CountTransient implements packing.Owner.
 func (o blobOwner) CountTransient(disk int64) (done func()) {
 	return o.st.ledger.countTransient(disk)
 }
 
-// Fits implements packing.Owner.
 func (o blobOwner) Fits(dir, what string, size, instead int64) error {
 	free, err := cas.FreeBytes(dir)
 	if err != nil {
@@ -141,12 +138,13 @@ func (o blobOwner) Fits(dir, what string, size, instead int64) error {
 	return Fits(what, size, free)
 }
 
-// remeasure corrects the accounted sizes of blobs: a crash while a form changes leaves them stale.
+// remeasure corrects the accounted sizes of blobs, which are stale after a crash during packing or
+// unpacking.
 func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	if len(wrong) == 0 {
 		return nil
 	}
-	leave, err := st.forms.LockForm(ctx) // no blob is packed meanwhile
+	leave, err := st.forms.LockForm(ctx) // so that no blob is packed in the meantime
 	if err != nil {
 		return err
 	}
@@ -158,13 +156,13 @@ func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	return err
 }
 
-// Need is a build that needs a blob, as a file of its own or for unpacking one.
+// Need is a build that needs a blob, as one of its files or as a base of one.
 type Need struct {
 	Build index.BuildID
 	Blob  cas.Digest
 }
 
-// Needs lists the builds that need a blob: as one of theirs, or as a base of one that is packed.
+// Needs lists the builds that need a blob: as one of their files, or as a base of a packed one.
 func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 	add := func(blob cas.Digest) error {
 		ids, err := st.index.Needs(blob)
@@ -185,8 +183,9 @@ func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 // scopeSet are the scopes of the builds that need a blob.
 type scopeSet map[string]struct{}
 
-// mayTakeFrom reports whether a blob of these scopes may take bytes from one of those: if it is
-// shared, or has all of these scopes. So no user's blob stays, or is read, for another user's sake.
+// mayTakeFrom reports whether a blob of these scopes may take bytes from one of those: if the base
+// is shared, or has all of these scopes. Otherwise a user's blob would be kept and read for another
+// user's build.
 func (r scopeSet) mayTakeFrom(theirs scopeSet) bool {
 	if _, shared := theirs["shared"]; shared {
 		return true

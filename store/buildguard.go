@@ -10,25 +10,26 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// ErrRemoved says that a build was removed between the look-up that found it and its being served.
+// ErrRemoved says that a build was removed after the look-up and before it was served.
 var ErrRemoved = errors.New("the build was removed during the request")
 
-// buildGuard keeps requests and the collector from having the same build in hand: whichever comes
-// first has it, and neither waits. A request that comes second finds no build; a collector that
-// does leaves it alone.
+// buildGuard prevents a request and the collector from using the same build at the same time. The
+// first one gets it, and neither waits for the other: a later request fails with ErrRemoved, and
+// the collector skips the build.
 type buildGuard struct {
-	mu       sync.Mutex
-	serving  map[index.BuildID]int         // requests that are making sure of a view; guarded by mu
-	stored   map[index.BuildID]recentBuild // stored just now; guarded by mu
-	evicting map[index.BuildID]bool        // being collected; guarded by mu
+	mu sync.Mutex
+	// number of requests that are taking a lease; guarded by mu
+	serving  map[index.BuildID]int
+	stored   map[index.BuildID]recentBuild // builds stored just now; guarded by mu
+	evicting map[index.BuildID]bool        // builds being evicted; guarded by mu
 }
 
 type recentBuild struct {
 	until  time.Time
-	takers int // requests that waited and have not taken it yet
+	takers int // waiting requests that have not leased it yet
 }
 
-// storedGrace bounds how long requests that waited for a compile have to take its result.
+// storedGrace is how long a stored build is protected for requests that waited for it.
 const storedGrace = 10 * time.Second
 
 func newBuildGuard() *buildGuard {
@@ -36,7 +37,8 @@ func newBuildGuard() *buildGuard {
 		stored: make(map[index.BuildID]recentBuild), evicting: make(map[index.BuildID]bool)}
 }
 
-// BeginServing guards a build for a request until done. ErrRemoved: the collector is removing it.
+// BeginServing guards a build for a request until done. It fails with ErrRemoved if the collector
+// is removing it.
 func (a *buildGuard) BeginServing(id index.BuildID) (done func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -64,8 +66,8 @@ func (a *buildGuard) noteStored(id index.BuildID) {
 	a.stored[id] = recentBuild{until: now.Add(storedGrace)}
 }
 
-// ExpectTakers says how many requests waited for a build that was stored: the collector leaves it
-// alone until all of them have it.
+// ExpectTakers records how many requests waited for a stored build. The collector skips it until
+// all of them have leased it.
 func (a *buildGuard) ExpectTakers(id index.BuildID, takers int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -73,11 +75,11 @@ func (a *buildGuard) ExpectTakers(id index.BuildID, takers int) {
 		delete(a.stored, id)
 		return
 	}
-	// also one that was found, and not stored just now
+	// also a build that was found and not stored just now
 	a.stored[id] = recentBuild{time.Now().Add(storedGrace), takers}
 }
 
-// TakerDone says that one of the requests that waited for a build has it, or never will.
+// TakerDone records that one of the waiting requests has leased the build, or will not use it.
 func (a *buildGuard) TakerDone(id index.BuildID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,7 +91,7 @@ func (a *buildGuard) TakerDone(id index.BuildID) {
 	a.stored[id] = f
 }
 
-// inUse reports whether a request has the build in hand, or is about to.
+// inUse reports whether a request guards the build or is expected to.
 func (a *buildGuard) inUse(id index.BuildID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -100,7 +102,7 @@ func (a *buildGuard) inUseLocked(id index.BuildID) bool {
 	return a.serving[id] > 0 || time.Now().Before(a.stored[id].until)
 }
 
-// beginEviction takes a build in hand for the collector until done, or says why it stays.
+// beginEviction guards a build for the collector until done, or returns why it may not be evicted.
 func (a *buildGuard) beginEviction(id index.BuildID) (done func(), why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -118,8 +120,8 @@ func (a *buildGuard) beginEviction(id index.BuildID) (done func(), why string) {
 	}, ""
 }
 
-// AsErrRemoved returns ErrRemoved for an error of serving a build that was removed meanwhile, and
-// other errors as they are.
+// AsErrRemoved returns ErrRemoved if err is the error of serving a build that was removed in the
+// meantime, and other errors unchanged.
 func (st *Store) AsErrRemoved(id index.BuildID, err error) error {
 	if !errors.Is(err, cas.ErrNotFound) {
 		return err

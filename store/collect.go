@@ -15,19 +15,19 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Collection is a plan to free space, and afterwards its outcome.
+// Collection is a plan of evictions, and after Collect its outcome.
 type Collection struct {
 	evict.Plan
-	Took time.Duration // to plan
+	Took time.Duration // time of planning
 
-	forBudget bool // builds are evicted to keep to the budget
+	forBudget bool // the budget is the reason
 
 	Records []*index.Build // the records of its first steps
-	Yields  bool           // it ends when a reservation needs space
-	urgent  bool           // a reservation waits: a use since the survey keeps no build
+	Yields  bool           // it stops when a reservation needs space
+	urgent  bool           // for a waiting reservation, so use since the survey protects no build
 }
 
-// WhyProtected returns why a build may not be removed now, "" if it may. own are the files that the
+// WhyProtected returns why a build may not be removed now, "" if it may. own has the files that the
 // daemon itself has open.
 func (c *Collector) WhyProtected(id index.BuildID, own *views.OwnFiles) string {
 	if why := c.pinnedOrInUse(id); why != "" {
@@ -39,7 +39,7 @@ func (c *Collector) WhyProtected(id index.BuildID, own *views.OwnFiles) string {
 	}
 	defer done()
 	if held, err := v.Leased(); held || err != nil {
-		return KeptInUse // one that cannot be looked at is left alone
+		return KeptInUse // if it cannot be checked, it is kept
 	}
 	if c.st.now().Before(v.PathGraceEnd()) {
 		return "served recently, perhaps by path"
@@ -53,7 +53,7 @@ func (c *Collector) WhyProtected(id index.BuildID, own *views.OwnFiles) string {
 	return ""
 }
 
-// pinnedOrInUse is the part of WhyProtected that is answered from memory.
+// pinnedOrInUse is the part of WhyProtected that needs no file.
 func (c *Collector) pinnedOrInUse(id index.BuildID) string {
 	if _, pinned := c.st.index.Journal.Pinned(id); pinned {
 		return "pinned"
@@ -64,7 +64,8 @@ func (c *Collector) pinnedOrInUse(id index.BuildID) string {
 	return ""
 }
 
-// whyNoEviction returns why no build at all may be evicted: some needs are unknown. "": some may.
+// whyNoEviction returns why no build may be evicted, because some needs are unknown; "" if builds
+// may be.
 func (c *Collector) whyNoEviction() string {
 	if c.st.index.Complete() && c.st.forms.Recipes.Complete() {
 		return ""
@@ -75,19 +76,19 @@ func (c *Collector) whyNoEviction() string {
 const (
 	KeptInUse      = "in use"
 	KeptUnreadable = "unreadable records may need its files, so its removal would free no space"
-	KeptReading    = "the daemon is reading it" // which is no use: it may be evicted afterwards
+	KeptReading    = "the daemon is reading it" // no use by a client; it may be evicted afterwards
 	KeptRemoved    = "it was removed already"
 	keptEnough     = "enough space is free by now"
 	KeptNoSpace    = "there is no space for its own bytes"
 )
 
-// BatchSize is how many builds are removed together, which share their syncs. It is bounded because
-// a reservation may wait for the space of the first of them.
+// BatchSize is how many evictions share their syncs. It is bounded because a reservation may wait
+// for the space of the first one.
 const BatchSize = 16
 
-// Collect carries a plan out, some builds at a time, and checks again before each: a build that
-// was used, pinned or leased since stays, and nothing is removed beyond the goal. The plan says
-// what became of each step. ctx may stop it between two builds.
+// Collect carries out a plan in batches. It checks each build again: it skips those that were used,
+// pinned or leased since, and stops at the goal. The plan's steps have the outcomes. ctx may stop
+// it between two builds.
 func (c *Collector) Collect(ctx context.Context, plan *Collection,
 	progress func(done, total int64)) error {
 	total := plan.Freed
@@ -120,11 +121,11 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection,
 	return nil
 }
 
-// readingWait is how long a collection waits for the daemon to finish reading what it evicts.
+// readingWait is how long a collection waits for the daemon to finish reading a build.
 const readingWait = 2 * time.Second
 
-// evictRead removes builds that stayed because the daemon was reading them. It ends background
-// comparisons, because they wait for the request that this may run for.
+// evictRead evicts builds that were skipped because the daemon was reading them. It interrupts
+// background comparisons, because they pause while the request runs that waits for this space.
 func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 	reading := func(s evict.Step) bool { return s.KeptReason() == KeptReading }
 	if !slices.ContainsFunc(plan.Steps, reading) {
@@ -152,16 +153,16 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 	}
 }
 
-// EvictAll removes the builds of some steps, except those that must stay by now. Their tombstones
-// are made durable first.
+// EvictAll evicts the builds of the steps, except those that are protected by now. It makes their
+// tombstones durable first.
 func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evict.Step) error {
 	list := make([]Removal, 0, len(steps))
-	before := make(map[cas.Digest]int64) // what their parts take
-	var going int64                      // bytes that the removed builds free
+	before := make(map[cas.Digest]int64) // bytes that their parts take
+	var going int64                      // bytes that this batch frees
 	for i := range steps {
 		s := &steps[i]
 		b, err := c.st.index.Get(s.ID)
-		if err != nil { // one that cannot be read counts as gone
+		if err != nil { // an unreadable build counts as removed
 			s.NoteKept(KeptRemoved)
 			continue
 		}
@@ -179,7 +180,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 		d.may = func() bool { return ctx.Err() == nil && c.mayEvict(plan, d, &going) }
 	}
 	err := c.st.RemoveAll(list)
-	// a shared part is freed with the last build that has it, as planned
+	// Backwards, because the plan counts a shared part for the last build that has it.
 	for _, d := range slices.Backward(list) {
 		if d.guarded != nil {
 			d.guarded()
@@ -189,7 +190,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 			c.st.index.Counters.Add("evicted", 1)
 			plan.NoteDone(d.step, c.st.FreedOf(d.parts, before))
 		case errors.Is(d.Err, index.ErrNotFound):
-			d.step.NoteKept(KeptRemoved) // it was removed for another reason
+			d.step.NoteKept(KeptRemoved) // it was removed by another caller
 			continue
 		}
 		if d.Err != nil && err == nil {
@@ -204,8 +205,8 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 	return nil
 }
 
-// mayEvict takes a build in hand, so that no request can take it any more, and checks it for the
-// last time. going is what the builds free that are removed with it.
+// mayEvict guards a build, so that no request can use it any more, and checks it for the last time.
+// freed is the sum that the batch frees.
 func (c *Collector) mayEvict(plan *Collection, d *Removal, freed *int64) bool {
 	done, why := c.st.buildGuard.beginEviction(d.step.ID)
 	if why == "" {
@@ -221,7 +222,7 @@ func (c *Collector) mayEvict(plan *Collection, d *Removal, freed *int64) bool {
 	return true
 }
 
-// FreedOf sums what some blobs take less on the disk than before, and updates before.
+// FreedOf returns how many bytes less the blobs take on the disk than before, and updates before.
 func (st *Store) FreedOf(parts map[cas.Digest]int64, before map[cas.Digest]int64) (sum int64) {
 	for d := range parts {
 		now := st.DiskBytesOf(d)
@@ -232,7 +233,7 @@ func (st *Store) FreedOf(parts map[cas.Digest]int64, before map[cas.Digest]int64
 }
 
 // PartsOf lists the blobs of a build and the bases that it is packed with, each once, with their
-// sizes: what its removal may free.
+// sizes. Removing the build may free them.
 func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 	parts := b.DistinctBlobs()
 	for d := range b.DistinctBlobs() {
@@ -245,7 +246,7 @@ func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 	return parts
 }
 
-// DiskBytesOf returns what a blob takes on the disk now, in all of its forms.
+// DiskBytesOf returns how many bytes a blob takes on the disk now, in all its representations.
 func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	whole, recipe, unpacked := st.forms.Bytes(d)
 	if _, apart := st.forms.Copies.Directory(); apart {
@@ -254,8 +255,8 @@ func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	return whole + recipe + unpacked
 }
 
-// whyKept returns why a build that was to be removed stays, "" if it is removed. freed is what
-// earlier steps of the batch free.
+// whyKept returns why a planned eviction is skipped, "" if it is not. freed is the sum of the
+// batch's earlier steps.
 func (c *Collector) whyKept(plan *Collection, s *evict.Step, freed int64) (why string) {
 	if !s.Must && plan.Goal >= 0 && plan.GoalReached(freed) {
 		return keptEnough

@@ -16,12 +16,12 @@ type Collector struct {
 	st *Store
 }
 
-// collectLoop keeps the store within its bounds: after each build that is stored, when the disk
-// gets full, and from time to time because builds get too old.
+// collectLoop keeps the store within its bounds. It runs after each stored build, when the disk
+// gets full, and periodically because builds become too old.
 func (c *Collector) collectLoop(ctx context.Context) {
 	look := time.NewTicker(spaceCheckInterval)
 	defer look.Stop()
-	var aged time.Time // when the builds' ages were last looked at
+	var aged time.Time // when the builds' ages were last checked
 	for {
 		select {
 		case <-ctx.Done():
@@ -29,7 +29,7 @@ func (c *Collector) collectLoop(ctx context.Context) {
 		case <-c.st.ledger.wake:
 		case <-look.C:
 		}
-		if end, err := c.st.ledger.beginRound(ctx); err == nil { // else the daemon stops
+		if end, err := c.st.ledger.beginRound(ctx); err == nil { // otherwise the daemon is stopping
 			c.evictToBounds(ctx, &aged)
 			end()
 		}
@@ -38,23 +38,24 @@ func (c *Collector) collectLoop(ctx context.Context) {
 }
 
 const (
-	spaceCheckInterval = 5 * time.Second // for low space, which other programs may cause
+	spaceCheckInterval = 5 * time.Second // of the free space, which other programs use too
 	ageCheckInterval   = 10 * time.Minute
 
-	// maxRounds bounds the plans of one round: builds of one may be in use by now.
+	// maxRounds bounds the plans of one round. A plan may fail because its builds are in use by
+	// now.
 	maxRounds = 3
 )
 
-// evictToBounds is a round of the collector: it evicts until the store is within its bounds, or
-// nothing more may be evicted. aged is when the builds' ages were last looked at; nil: it runs for
-// a reservation, evicts no more than is needed, and packs nothing.
+// evictToBounds is one round of the collector. It evicts until the store is within its bounds, or
+// no more builds may be evicted. aged is when the builds' ages were last checked. If it is nil, the
+// round runs for a reservation, evicts only as much as that needs, and packs no build.
 func (c *Collector) evictToBounds(ctx context.Context, aged *time.Time) {
 	own := aged == nil
 	hurry := own
 	var last *Collection
 	for range maxRounds {
 		if !own && c.st.ledger.reservationWaits() {
-			return // the reservation that waits runs the next round
+			return // the waiting reservation runs the next round
 		}
 		old := !own && (c.st.now().Sub(*aged) >= ageCheckInterval || aged.IsZero())
 		above, err := c.AboveBounds(ctx, own)
@@ -97,7 +98,8 @@ func (c *Collector) evictToBounds(ctx context.Context, aged *time.Time) {
 			if len(plan.Steps) == 0 {
 				break
 			}
-			hurry = true // evict what could not be packed, and others than those in use by now
+			// evict builds that could not be packed, and others in place of those in use
+			hurry = true
 		}
 	}
 	if above, err := c.AboveBounds(ctx, own); err == nil && above {
@@ -105,8 +107,9 @@ func (c *Collector) evictToBounds(ctx context.Context, aged *time.Time) {
 	}
 }
 
-// AboveBounds reports whether something has to be removed now, for another reason than its age.
-// waits: a reservation waits for it, so that bytes that are about to be made smaller count in full.
+// AboveBounds reports whether builds have to be evicted now, for another reason than their age.
+// waits says that a reservation waits, so that bytes which are about to be replaced by fewer count
+// in full.
 func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 	b, err := c.st.Bounds()
 	if err != nil {
@@ -123,7 +126,7 @@ func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 		return false, nil
 	}
 	users, err := c.st.index.Users(ctx)
-	// afterwards, so that a build that is published counts once
+	// read afterwards, so that a build that is being published counts once
 	storing := c.st.ledger.Reserved().ByUser
 	for uid, u := range users {
 		if u.LogicalBytes+storing[uid] > b.User {
@@ -133,7 +136,7 @@ func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 	return false, err
 }
 
-// aboveBounds reports whether a bound other than a quota is exceeded. Missing space of reservations
+// aboveBounds reports whether a bound other than a quota is exceeded. Space that reservations lack
 // counts for the floor, which is strict, but not for the budget, which one build may exceed.
 func (s *Ledger) aboveBounds(b *Bounds, now *Account, waits bool) bool {
 	need, written := s.lackedBytes()
@@ -172,7 +175,7 @@ func (c *Collector) RunShrinkStep(ctx context.Context, plan *Collection, s *evic
 	switch {
 	case ctx.Err() != nil:
 		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
-	case freed > 0: // also where only a part was done
+	case freed > 0: // perhaps only a part of the step
 		plan.NoteDone(s, freed)
 	case errors.Is(err, packing.ErrInUse):
 		s.NoteKept(KeptInUse)
@@ -194,12 +197,12 @@ func (c *Collector) RunShrinkStep(ctx context.Context, plan *Collection, s *evic
 	return nil
 }
 
-// ErrReservationWaits ends a collection of the daemon's own because a reservation needs space,
-// and packing takes too long to free some.
+// ErrReservationWaits ends a collection of the daemon's own because a reservation needs space, and
+// packing would take too long.
 var ErrReservationWaits = errors.New("a reservation needs space")
 
-// UntilUsed returns a gate that closes for good when a request wants the build, which is served as
-// it is then. It closes as well when a reservation needs space, if the plan yields to that.
+// UntilUsed returns a gate for packing a build. It fails from the moment on when a request uses the
+// build, or when a reservation needs space and the plan yields to it.
 func (c *Collector) UntilUsed(plan *Collection, s *evict.Step) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {

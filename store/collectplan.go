@@ -13,35 +13,38 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Goal says what a collection has to reach.
+// Goal is the goal of a collection.
 type Goal struct {
-	// on disk, of what the peer may collect, if that is less than the configuration wants; nil: as
-	// it wants
+	// Bytes is a bound on the disk bytes of the peer's builds, if lower than the configuration's;
+	// nil: only the configuration's bounds.
 	Bytes *int64
-	// somewhat less than the configuration wants, so that not each put has to evict
-	Slack   bool
-	Need    int64 // bytes on disk that are to fit in besides
-	Written int64 // of these are there already: for the floor nothing has to go for them
-	// a reservation waits: nothing is packed, because that takes longer than to evict
+	// Slack frees somewhat more than necessary, so that not each put has to evict.
+	Slack bool
+	Need  int64 // bytes on disk that must fit in addition
+	// the part of Need that is written already, and so counts for the budget but not for the floor
+	Written int64
+	// Urgent: a reservation waits, so no build is packed, because packing takes longer than
+	// eviction.
 	Urgent bool
 
-	Progress index.Progress // receives how far the survey of the store is; may be nil
+	Progress index.Progress // is told the progress of the survey; may be nil
 }
 
-// Owner says which builds a collection may remove.
+// Owner selects the builds that a collection may evict.
 type Owner struct {
 	UID uint32
-	All bool // of all users: an administrator asks, or the daemon itself
+	All bool // builds of all users, for an administrator or the daemon itself
 }
 
-// maxRecords bounds the steps with records for the reply: 2 KiB each, of a frame's 1 MiB.
+// maxRecords bounds the steps with records in the reply, because each takes 2 KiB of a frame's 1
+// MiB.
 const maxRecords = 256
 
 // Plan plans to bring the owner's builds within the configured bounds, or within the goal.
-// evict.Snapshot.Plan decides what is removed in which order.
+// evict.Snapshot.Plan decides the order of evictions.
 func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, error) {
 	began := time.Now()
-	c.st.forms.Recipes.RetryUnread() // else nothing is evicted
+	c.st.forms.Recipes.RetryUnread() // because unread recipes prevent eviction
 	b, err := c.st.Bounds()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
@@ -77,16 +80,17 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 		})
 	}
 	plan := &Collection{Plan: *s.Plan(to), urgent: goal.Urgent}
-	plan.forBudget = budgeted && plan.Goal == to.Bytes // else the floor requires more
+	plan.forBudget = budgeted && plan.Goal == to.Bytes // otherwise the floor requires more
 	for _, step := range plan.Steps[:min(len(plan.Steps), maxRecords)] {
-		b, _ := c.st.index.Get(step.ID) // zero if it has just been removed
+		b, _ := c.st.index.Get(step.ID) // zero if it was just removed
 		plan.Records = append(plan.Records, &b)
 	}
 	plan.Took = time.Since(began)
 	return plan, nil
 }
 
-// snapshot is the input of plans. waits: builds that the daemon is reading may go when it is done.
+// snapshot returns the input of a plan. waits says that the collection waits for the daemon's
+// reads, so that builds which it is reading may be evicted.
 func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory,
 	waits bool) *evict.Snapshot {
 	s := &evict.Snapshot{At: c.st.now(), Bound: c.st.options.Bound, Builds: survey.Builds,
@@ -99,11 +103,11 @@ func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory,
 		s.Pinned[id] = true
 	}
 	s.Storing = c.st.ledger.Reserved().ByUser
-	var own views.OwnFiles // as of this plan
+	var own views.OwnFiles // at the time of this plan
 	none := c.whyNoEviction()
 	s.WhySpared = func(b *index.Brief) string {
 		why := cmp.Or(none, c.pinnedOrInUse(b.ID))
-		// else no file is looked at: most builds of a large store have no view
+		// skipped without a view, because most builds of a large store have none
 		if why == "" && (b.Viewed || c.st.views.CurrentView(b.ID) != nil) {
 			if why = c.WhyProtected(b.ID, &own); why == KeptReading && waits {
 				return ""
@@ -114,17 +118,17 @@ func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory,
 	return s
 }
 
-// clock is what a store has seen of the clock. The index remembers it.
+// clock records the observed time of day, in the index, to notice when the clock jumps.
 type clock struct {
-	Seen     time.Time // at the latest plan
-	AgesFrom time.Time // it was believable since then
+	Seen     time.Time // time of the latest plan
+	AgesFrom time.Time // since when the clock has not jumped
 }
 
 var clockKey = []byte("clock")
 
-// agesFrom returns the time since which the clock has been believable: it did not go on by more
-// than half of max_unused between two plans, so that a clock that jumps makes no build too old. A
-// machine that was off for longer has all ages begin again, because the two look the same.
+// agesFrom returns since when the clock has not jumped, so that a jump makes no build too old. A
+// step of more than half of max_unused between two plans counts as a jump. A machine that was off
+// for longer looks the same, so all ages begin again after it.
 func (c *Collector) agesFrom(now time.Time, unused time.Duration) time.Time {
 	if unused == 0 {
 		return time.Time{}
@@ -145,15 +149,17 @@ func (c *Collector) agesFrom(now time.Time, unused time.Duration) time.Time {
 		err = c.st.index.Memos.Save(clockKey, row)
 	}
 	if err != nil {
-		c.st.log.Warn("cannot record the time of this plan", "error", err) // ages begin again later
+		// best effort: the next plan tries again
+		c.st.log.Warn("cannot record the time of this plan", "error", err)
 	}
 	return was.AgesFrom
 }
 
-// SlackPart is the part of each bound that a collection leaves free beyond what it has to.
+// SlackPart is the divisor of each bound for the space that a collection with Slack frees in
+// addition.
 const SlackPart = 20
 
-// AllowedBytes returns how many bytes blobs may take within the budget, below 0 for any number, and
+// AllowedBytes returns how many bytes blobs may take within the budget, negative for no bound, and
 // how many bytes are missing to the floor.
 func (c *Collector) AllowedBytes(b Bounds, goal Goal) (bytes, missing int64, err error) {
 	now, err := c.st.Account()

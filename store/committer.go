@@ -11,38 +11,40 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// committer does all changes of which builds there are, and of their states and pins, in one
-// goroutine, so that nothing intervenes between the last check of a build and its change. Changes
-// handed in together are one batch, which shares syncs and a transaction. Callers write and hash
-// bytes before, and remove blobs afterwards. Hits never pass through it.
+// committer publishes and removes builds, and changes their states and pins, in one goroutine, so
+// that no other change intervenes between the last check of a build and its change. Changes that
+// arrive at the same time form a batch, which shares syncs and a transaction. Callers write and
+// hash files before, and remove blobs afterwards. Hits do not use it.
 type committer struct {
 	index    *index.Index
 	queue    chan *commitRequest
 	stop     chan struct{}
-	expected atomic.Int32 // publications that are handed in within moments
+	expected atomic.Int32 // publications that will be submitted within moments
 }
 
-// commitRequest is the work that one caller hands in.
+// commitRequest has the changes that one caller submits.
 type commitRequest struct {
 	marks  []*index.Mark
 	builds []*change
-	done   chan struct{} // is closed when all of it is durable, or has failed
+	done   chan struct{} // closed when all changes are durable or have failed
 }
 
 // change is a build that is published or retracted.
 type change struct {
 	*index.Change
-	may func() bool // is asked right before, when nothing can intervene; nil: it may
-	// is called when it is durable: moves bytes in the ledger, and appends the event
+	may func() bool // called right before the change; false skips it; may be nil
+	// then is called when the change is durable: it moves bytes in the ledger, and appends the
+	// event.
 	then func()
 	done bool // it is durable
 }
 
-// batchWait bounds how long a batch is added to, and waits for publications that are known to come.
+// batchWait bounds how long a batch waits for expected publications.
 const batchWait = 5 * time.Millisecond
 
-// commit hands changes in, and waits until they are durable or have failed, as they say themselves.
-// Where the context ends before that, they are done nevertheless, and the error is the context's.
+// commit submits changes, and waits until they are durable or have failed; each change has its own
+// error. If the context ends first, commit returns its error, and the changes are carried out
+// nevertheless.
 func (c *committer) commit(ctx context.Context, h *commitRequest) error {
 	h.done = make(chan struct{})
 	select {
@@ -60,7 +62,7 @@ func (c *committer) commit(ctx context.Context, h *commitRequest) error {
 	}
 }
 
-// run commits what is handed in until the store is closed.
+// run commits submitted changes until the store is closed.
 func (c *committer) run() {
 	for {
 		select {
@@ -72,8 +74,8 @@ func (c *committer) run() {
 	}
 }
 
-// batch adds what else was handed in, and waits for publications that are known to come. A change
-// that comes alone waits for nothing.
+// batch adds the other submitted changes, and waits for expected publications. A single change does
+// not wait.
 func (c *committer) batch(first *commitRequest) []*commitRequest {
 	batch := []*commitRequest{first}
 	for end := time.Now().Add(batchWait); time.Now().Before(end); {
@@ -96,7 +98,7 @@ func (c *committer) batch(first *commitRequest) []*commitRequest {
 	return batch
 }
 
-// commitBatch commits a batch. Marks come first, so that an eviction finds the batch's pins.
+// commitBatch commits a batch. Marks come first, so that evictions in the batch see its pins.
 func (c *committer) commitBatch(batch []*commitRequest) {
 	var marks []*index.Mark
 	var builds []*change

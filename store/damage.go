@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// WithholdDamaged takes a build that failed its check out of service, and returns why.
+// WithholdDamaged withholds a build that failed its check, quarantines its damaged blobs, and
+// returns the reason.
 func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause error) string {
 	if b.Layer != "" {
 		why, damaged := st.Layers.WhyNot(b, cause)
@@ -22,7 +23,7 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 		return why
 	}
 	var found []packing.Damage
-	// of a blob, or of the view's directories, which say nothing of the build
+	// The cause may also be an error of the view's directories, which does not concern the build.
 	if packing.IsMissingOrDamaged(cause) {
 		found = st.damagedBlobs(ctx, b)
 	}
@@ -39,14 +40,15 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 	return "the stored build was damaged: " + reason
 }
 
-// nothingMissing reports whether no part is missing after all: a copy went while a view was made.
+// nothingMissing reports whether all files exist after all, because only a copy was removed while a
+// view was made.
 func (st *Store) nothingMissing(ctx context.Context, b *index.Build) bool {
 	return !slices.ContainsFunc(b.Files, func(f index.File) bool {
 		return st.forms.Verify(ctx, f.Digest) != nil
 	})
 }
 
-// damagedBlobs lists the damaged parts of a build. It hashes none that was just verified.
+// damagedBlobs lists the damaged parts of a build. It does not hash blobs that were just verified.
 func (st *Store) damagedBlobs(ctx context.Context, b *index.Build) (out []packing.Damage) {
 	for _, f := range b.Files {
 		for _, one := range st.forms.DamageOf(ctx, f.Digest) {
@@ -73,9 +75,9 @@ func (st *Store) QuarantineAll(all []packing.Damage) (err error) {
 	return err
 }
 
-// Withhold sets the state of a build that is not to be served, and takes its view out of use,
-// because a repaired build gets a new view. After an error, which is logged, the build is withheld
-// until the daemon ends.
+// Withhold sets a state in which the build is not served, and drops its view, because a repaired
+// build gets a new view. If the state cannot be stored, the error is logged and returned, and the
+// build is withheld until the daemon ends.
 func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 	failed := st.committer.mark(context.Background(),
 		&index.Mark{ID: id, State: &index.State{Name: state, Reason: reason, At: st.now()}})
@@ -85,15 +87,16 @@ func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 	st.views.DropCurrent(id, views.PathGrace)
 	b, err := st.index.Get(id)
 	if err != nil {
-		return nil // retracted meanwhile: it has no history of its own
+		return nil // removed in the meantime, so no event
 	}
 	st.RecordEvent(eventOf(&b, state, "%s", reason))
 	st.options.OnWithheld(&b)
 	return failed
 }
 
-// Repair moves the damaged parts of a blob into the quarantine. The builds of a blob that is only
-// missing are withheld. Its error, which is logged, says what could not be moved.
+// Repair moves the damaged parts of a blob into the quarantine. If the blob is only missing, it
+// withholds the builds that need it. It logs and returns an error for files that could not be
+// moved.
 func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) error {
 	found := st.forms.DamageOf(ctx, d)
 	if len(found) == 0 {
@@ -103,7 +106,7 @@ func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) error {
 }
 
 // quarantine moves a damaged blob into the quarantine, and withholds every build that needs it for
-// its own files. A build of which only the kept source model is damaged stays in service.
+// its own files. A build is still served if only its kept source model is damaged.
 func (st *Store) quarantine(d cas.Digest, why string) error {
 	failed := st.logNotQuarantined(d, st.cas.Quarantine(d, why))
 	if err := st.index.Remeasure(d); err != nil {
@@ -123,7 +126,8 @@ func (st *Store) QuarantineRecipe(d cas.Digest, why string) error {
 	return failed
 }
 
-// logNotQuarantined logs why a blob or recipe was not moved to the quarantine, unless it is gone.
+// logNotQuarantined logs why a blob or recipe was not moved to the quarantine, unless it does not
+// exist any more.
 func (st *Store) logNotQuarantined(d cas.Digest, err error) error {
 	if err == nil || errors.Is(err, cas.ErrNotFound) {
 		return nil

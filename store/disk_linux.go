@@ -29,10 +29,11 @@ func otherFileSystem(a, b string) (bool, error) {
 	return one.Dev != other.Dev, cmp.Or(err, err2)
 }
 
-// Fits fails where so many bytes do not fit beside what has to stay free, and names their use.
+// Fits fails if need bytes do not fit into free beside CopyReserve. The error names their use,
+// what.
 func Fits(what string, need, free int64) error { return fitsLeaving(what, need, free, CopyReserve) }
 
-// fitsLeaving is fits where so much has to stay free.
+// fitsLeaving is Fits with another number of bytes that must stay free.
 func fitsLeaving(what string, need, free, leave int64) error {
 	if need > free-leave {
 		return fmt.Errorf("%w: %s needs %s, and %s are free, of which %s are reserved for the "+
@@ -49,8 +50,8 @@ const (
 	copyReserveOfSmall = 1 << 20
 )
 
-// FileOnDisk returns which file a path leads to, how many names the file has, and what it takes on
-// the disk in whole blocks.
+// FileOnDisk returns the identity of the file at a path, its number of links, and its bytes on disk
+// in whole blocks.
 func FileOnDisk(path string) (id FileID, names uint64, disk int64, ok bool) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {
@@ -59,14 +60,14 @@ func FileOnDisk(path string) (id FileID, names uint64, disk int64, ok bool) {
 	return FileID{st.Dev, st.Ino}, uint64(st.Nlink), st.Blocks * 512, true
 }
 
-// FileID distinguishes files.
+// FileID identifies a file.
 type FileID struct{ dev, ino uint64 }
 
-// idleIO has the calling thread's reads wait for those of all other programs, until it is undone.
+// idleIO gives the calling thread's reads the lowest I/O priority until undo is called.
 func idleIO() (undo func()) {
 	// IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
 	const thread, idle = 1, 3 << 13
-	// a hint
+	// Best effort: the priority is only a hint.
 	set := func(class uintptr) { _, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, thread, 0, class) }
 	set(idle)
 	return func() { set(0) }

@@ -7,17 +7,17 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// RecordEvent writes an event into the journal and passes it to the subscribers. It fills in the
-// time and the sequence. It may write to the disk, so it is not for the path of a hit. An event
-// that cannot be written is still passed on.
+// RecordEvent writes an event into the journal and passes it to the subscribers. It sets the time
+// and the sequence number. It may write to the disk, so hits must not call it. An event that cannot
+// be written is still passed on.
 func (st *Store) RecordEvent(e index.Event) {
 	e.At = st.now()
 	if err := st.index.Journal.AddEvent(context.Background(), e); err != nil {
-		st.log.Warn("cannot record an event", "kind", e.Kind, "error", err) // nothing depends on it
+		st.log.Warn("cannot record an event", "kind", e.Kind, "error", err) // best effort
 	}
 }
 
-// eventOf is an event of a build.
+// eventOf returns an event about a build.
 func eventOf(b *index.Build, kind, format string, args ...any) index.Event {
 	return index.Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey,
 		ModelName: b.ModelName,

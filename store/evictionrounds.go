@@ -12,19 +12,20 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// evictionRounds are the collector's: those of the daemon by itself, and those that a reservation
-// runs for itself where there is no space for it. One runs at a time.
+// evictionRounds coordinates the rounds of the collector: the daemon's own, and those that a
+// reservation runs because it lacks space. One runs at a time.
 type evictionRounds struct {
 	running chan struct{} // has one token while a round runs
 
 	// These are guarded by Ledger.mu.
 	waiting     int    // reservations that lack space
-	lacks       int64  // these bytes on disk
-	lackWritten int64  // of which these are on the disk already
-	started     uint64 // rounds that have begun
-	// the latest that left the store above its bounds, and had nothing more to evict
+	lacks       int64  // bytes on disk that they lack
+	lackWritten int64  // the part of lacks that is on the disk already
+	started     uint64 // number of rounds that have begun
+	// futile is the latest round that left the store above its bounds because no more builds could
+	// be evicted.
 	futile   uint64
-	keptText string // what that one had to leave, with numbers
+	keptText string // the builds that round could not evict, in words
 }
 
 // beginRound waits until no other round runs, and begins one. end ends it.
@@ -40,8 +41,8 @@ func (s *Ledger) beginRound(ctx context.Context) (end func(), err error) {
 	return func() { <-s.running }, nil
 }
 
-// CountLacking counts what a reservation lacks as needed until done. Every round that begins after
-// those that have begun then evicts builds for it too.
+// CountLacking counts the bytes that a reservation lacks, until done. Every round that begins after
+// round number begun evicts for it too.
 func (s *Ledger) CountLacking(bytes, written int64) (begun uint64, done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,16 +59,17 @@ func (s *Ledger) CountLacking(bytes, written int64) (begun uint64, done func()) 
 	}
 }
 
-// roundFailed reports whether a round after those left no space, and what that had to leave.
+// roundFailed reports whether a later round than begun was futile, and which builds it could not
+// evict.
 func (s *Ledger) roundFailed(begun uint64) (is bool, left string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.futile > begun, s.keptText
 }
 
-// evict has the collector make space for a reservation, and tries again. It returns the error of
-// the last try. A request that waits for another round finds its own need met by that one, or runs
-// the next.
+// evict runs a round of the collector for the reservation, and tries to reserve again. It returns
+// the error of the last try. While another round runs, the reservation waits for it, because that
+// round may free enough.
 func (r *Reservation) evict(ctx context.Context, disk, bytes int64) (err error) {
 	s := r.st.ledger
 	begun, done := s.CountLacking(disk-r.disk, min(r.Written, disk)-r.counted)
@@ -103,7 +105,8 @@ func withText(err error, text string) error {
 	return err
 }
 
-// lackedBytes returns the bytes that reservations lack, and how many are on the disk already.
+// lackedBytes returns the bytes that reservations lack, and how many of them are on the disk
+// already.
 func (s *Ledger) lackedBytes() (bytes, written int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,20 +120,20 @@ func (s *Ledger) reservationWaits() bool {
 	return s.waiting > 0
 }
 
-// noteFutileRound records that this round leaves the store above its bounds, because nothing more
-// may be evicted: left says what and why.
+// noteFutileRound records that this round leaves the store above its bounds, because no more builds
+// may be evicted. left says which builds and why.
 func (s *Ledger) noteFutileRound(left string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.futile, s.keptText = s.started, left
 }
 
-// errStopSearch ends a search.
+// errStopSearch ends an iteration early.
 var errStopSearch = errors.New("seen")
 
 // EvictableFor reports whether enough of a user's builds can be evicted to keep a reservation
-// within the quota. It evicts nothing. mayGo is at most the necessary bytes; if it is less, stays
-// says why.
+// within the quota. It evicts nothing. mayGo is the evictable bytes, at most as many as necessary.
+// If there are fewer, stays says why.
 func (c *Collector) EvictableFor(ctx context.Context, r *Reservation, disk,
 	bytes int64) (mayGo int64, stays string, err error) {
 	b, err := c.st.Bounds()
@@ -157,7 +160,7 @@ func (c *Collector) EvictableFor(ctx context.Context, r *Reservation, disk,
 	return c.evictableOfUser(ctx, r.user, now.users[r.user].Builds, above)
 }
 
-// evictableOfUser looks at a user's builds until enough may be evicted.
+// evictableOfUser sums a user's evictable builds until they are enough.
 func (c *Collector) evictableOfUser(ctx context.Context, uid uint32, builds uint64,
 	enough int64) (mayGo int64, stays string, err error) {
 	var own views.OwnFiles
@@ -166,7 +169,7 @@ func (c *Collector) evictableOfUser(ctx context.Context, uid uint32, builds uint
 		if one.UID != uid {
 			return nil
 		}
-		// that is over in a moment
+		// the daemon's own reads end soon
 		if why := c.WhyProtected(one.ID, &own); why != "" && why != KeptReading {
 			held += one.LogicalBytes
 		} else {

@@ -10,7 +10,7 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// Inventory surveys the store: builds, and the forms of their blobs. progress may be nil.
+// Inventory surveys the store: builds, and the representations of their blobs. progress may be nil.
 func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*index.Survey,
 	*evict.Inventory, error) {
 	var (
@@ -35,7 +35,8 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 	if err == nil {
 		err = c.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 			if s.Little {
-				return nil // kept: it would soon be requested again, and need more space
+				// keep the copy, because the build would soon be requested and unpacked again
+				return nil
 			}
 			shares[d], wanted[d] = s, struct{}{}
 			for _, from := range s.From {
@@ -53,7 +54,7 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 	}
 	c.st.log.Debug("surveyed", "builds", len(survey.Builds))
 	inv := evict.NewInventory(survey, func(d cas.Digest) int64 {
-		disk, _ := c.st.WholeBytes(d) // of one that is missing, none
+		disk, _ := c.st.WholeBytes(d) // 0 for a missing blob
 		return disk
 	})
 	for d, p := range recipes {
@@ -67,8 +68,8 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 		inv.AddCopy(d, disk)
 	}
 	for d, s := range shares {
-		// Of what no build needs nothing is packed; what has been packed or removed since frees
-		// nothing.
+		// Only needed blobs are packed. One that was packed or removed since the survey frees no
+		// bytes.
 		if inv.Needed(d) {
 			inv.AddSaving(d, c.st.forms.Sharing.Saving(d), s.From...)
 		}

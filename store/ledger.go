@@ -15,16 +15,17 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// SpaceOptions bound what is kept. The zero value bounds nothing.
+// SpaceOptions bound the space of the store. The zero value has no bounds.
 type SpaceOptions struct {
-	// on disk: of blobs, manifests, what is being stored, and what of removed builds is still open
+	// Budget bounds the bytes on disk of blobs, manifests, reservations, and files of removed
+	// builds that are still open.
 	Budget     Amount
-	Floor      Amount        // that stays free on the file system
-	MaxUnused  time.Duration // builds that were not used for so long are evicted; 0: any time
-	MaxEntries uint64        // request keys; 0: any number
-	UserBytes  Amount        // logical bytes of all builds that one user asked for
-	// of the budget: what the builds of a bound user keep when space is short, and what its pins
-	// may take
+	Floor      Amount        // free space to keep on the file system
+	MaxUnused  time.Duration // builds that were not used for so long are evicted; 0: no limit
+	MaxEntries uint64        // request keys; 0: no limit
+	UserBytes  Amount        // logical bytes of all builds that one user requested
+	// UserShare is the part of the budget that the builds of a bound user keep when space is short,
+	// and that its pins may take.
 	UserShare Amount
 }
 
@@ -34,7 +35,7 @@ type Amount struct {
 	Percent float64
 }
 
-// of returns the amount in bytes; 0: there is no bound.
+// of returns the amount in bytes, 0 for no bound.
 func (a Amount) of(size int64) int64 {
 	if a.Percent > 0 {
 		return max(int64(float64(size)/100*a.Percent), 1)
@@ -45,18 +46,19 @@ func (a Amount) of(size int64) int64 {
 // Bounds are SpaceOptions in bytes; 0 is no bound.
 type Bounds struct {
 	Budget, Floor, User int64
-	Share               int64 // of each user that Options.Bound binds
+	Share               int64 // share of each user for whom Options.Bound is true
 	Entries             uint64
 	unused              time.Duration
-	Free                int64 // bytes of the file system now
+	Free                int64 // free bytes of the file system now
 
-	bound func(uid uint32) bool // has a share
+	bound func(uid uint32) bool // whether a share bounds the user
 }
 
 // shares reports whether a share of the budget bounds the user.
 func (b *Bounds) shares(uid uint32) bool { return b.Share > 0 && b.bound(uid) }
 
-// ShareOf returns the part of some bytes that the user may take, as user_share says of the budget.
+// ShareOf returns the part of some bytes that the user may take, in the proportion that user_share
+// sets for the budget.
 func (b *Bounds) ShareOf(uid uint32, bytes int64) int64 {
 	if !b.shares(uid) {
 		return bytes
@@ -64,7 +66,7 @@ func (b *Bounds) ShareOf(uid uint32, bytes int64) int64 {
 	return int64(float64(bytes) * min(float64(b.Share)/float64(b.Budget), 1))
 }
 
-// Bounds returns the bounds that are in effect, and what is free now.
+// Bounds returns the bounds in effect, and the free space now.
 func (st *Store) Bounds() (Bounds, error) {
 	o := st.settings.Load().Space
 	s, err := diskOf(st.dir)
@@ -79,7 +81,7 @@ func (st *Store) Bounds() (Bounds, error) {
 	return b, nil
 }
 
-// keepReserve refills the reserve for a full disk, as far as free space above the floor allows it.
+// keepReserve refills the reserve for a full disk, if there is free space above the floor.
 func (c *Collector) keepReserve() {
 	b, err := c.st.Bounds()
 	if err == nil {
@@ -90,26 +92,27 @@ func (c *Collector) keepReserve() {
 	}
 }
 
-// Ledger accounts for the space that is reserved for builds that are being stored. A build's space
-// is reserved before a byte of it is written into the store.
+// Ledger accounts for reservations of builds that are being stored. The space of a build is
+// reserved before a byte of it is written into the store.
 //
-// Admission: a build is stored while the store is within its budget, even if it ends above: so the
-// budget is exceeded by one artefact in flight at most, and a compile does not wait for an eviction
-// that can run beside it. While the store is above, only a build that fits is admitted, and a
-// reservation evicts for it first.
+// Admission: while the store is within its budget, a reservation is admitted even if it exceeds the
+// budget, so that a compile does not wait for an eviction that can run at the same time. So the
+// budget is exceeded by at most one artefact in flight. While the store is above its budget, a
+// reservation is admitted only if it fits, and evicts builds first.
 type Ledger struct {
 	mu       sync.Mutex
 	reserved Reserved // guarded by mu
 
-	releases uint64 // counts what was taken out, for another account; guarded by mu
+	// number of releases, to notice bytes that moved to another account; guarded by mu
+	releases uint64
 
-	// removing counts bytes on disk of builds that were removed, until their blobs are: for moments
-	// they are in no account, neither as a build's nor as held, and still there. Guarded by mu.
+	// removing counts the bytes of removed builds until their blobs are removed, because in the
+	// meantime no other account has them. Guarded by mu.
 	removing int64
 
 	evictionRounds
 
-	wake chan struct{} // asks the collector to look
+	wake chan struct{} // wakes the collector
 }
 
 func newLedger() *Ledger {
@@ -117,24 +120,24 @@ func newLedger() *Ledger {
 		evictionRounds: evictionRounds{running: make(chan struct{}, 1)}}
 }
 
-// errUserFull is ErrNoSpace where only the quota of the build's user is in the way: builds of other
+// errUserFull is ErrNoSpace for a build that only its user's quota does not admit. Builds of other
 // users are not evicted for it.
 var errUserFull = fmt.Errorf("%w for its user", packing.ErrNoSpace)
 
-// Reserved is what is set aside at one moment, in bytes.
+// Reserved is the sum of all reservations at one moment, in bytes.
 type Reserved struct {
 	Disk int64 // on disk
-	// of Disk: what is on the disk already, and of which the free space knows
+	// Written is the part of Disk that is written already, so that the free space is less by it.
 	Written int64
 	ByUser  map[uint32]int64 // logical bytes
 
-	// Transient are bytes on disk that go in a moment for something smaller, which is set aside or
-	// written beside them: the collector evicts nothing for that by itself. A reservation that
-	// waits does, because it could not be admitted instead of these bytes.
+	// Transient counts bytes on disk that are about to be replaced by fewer, for which space is
+	// reserved in addition. The collector evicts no builds for them on its own. Only for a waiting
+	// reservation they count.
 	Transient int64
 }
 
-// Reserved returns what is set aside now.
+// Reserved returns the sum of all reservations.
 func (s *Ledger) Reserved() Reserved {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,21 +146,21 @@ func (s *Ledger) Reserved() Reserved {
 	return now
 }
 
-// Reservation is space that is set aside for one build.
+// Reservation is space that is reserved for one build.
 type Reservation struct {
 	st    *Store
 	user  uint32
-	disk  int64 // bytes on disk that are set aside
+	disk  int64 // reserved bytes on disk
 	bytes int64 // logical
 
-	transient int64 // of disk: the build that it is for counts by itself, or is about to
+	transient int64 // the part of disk for which the published build counts already, or is about to
 
-	// written is how much lies on the disk before it is stored, as files of the compile: it counts
-	// for the budget, but not for the floor. counted is that part of disk.
+	// Written is how many bytes are on the disk already, as output of the compile. They count for
+	// the budget but not for the floor. counted is the part of disk that was counted so.
 	Written, counted int64
 
-	// above is by how much the store may exceed its budget: for a smaller form, at most by the
-	// bytes that are removed for it afterwards. So these are the artefact in flight.
+	// above is by how many bytes the store may exceed its budget while a blob is replaced by fewer
+	// bytes: at most those that are removed afterwards.
 	above int64
 }
 
@@ -165,11 +168,11 @@ type Reservation struct {
 func (s *Ledger) WakeCollector() {
 	select {
 	case s.wake <- struct{}{}:
-	default: // asked already
+	default: // woken already
 	}
 }
 
-// countRemoving counts a build that was just removed on the disk, until done.
+// countRemoving counts the disk bytes of a build that was just removed, until done.
 func (s *Ledger) countRemoving(disk int64) (done func()) { return s.count(&s.removing, disk) }
 
 // countTransient counts bytes that something smaller is about to replace, until done.
@@ -177,7 +180,7 @@ func (s *Ledger) countTransient(disk int64) (done func()) {
 	return s.count(&s.reserved.Transient, disk)
 }
 
-// count adds to a sum until done.
+// count adds to the sum, and done subtracts it again.
 func (s *Ledger) count(sum *int64, disk int64) (done func()) {
 	add := func(disk int64) {
 		s.mu.Lock()
@@ -188,12 +191,12 @@ func (s *Ledger) count(sum *int64, disk int64) (done func()) {
 	add(disk)
 	return func() {
 		add(-disk)
-		s.WakeCollector() // what stayed after all counts from now on
+		s.WakeCollector() // bytes that were not removed count from now on
 	}
 }
 
-// SpaceOf returns what files of these sizes take on the disk with a manifest, if they have no
-// holes, and the sum of the sizes.
+// SpaceOf returns how many bytes files of these sizes take on the disk with a manifest, if they
+// have no holes, and the sum of the sizes.
 func SpaceOf(sizes ...int64) (disk, bytes int64) {
 	disk = ManifestNeed
 	for _, size := range sizes {
@@ -203,22 +206,22 @@ func SpaceOf(sizes ...int64) (disk, bytes int64) {
 	return disk, bytes
 }
 
-// ManifestNeed is the most that nearly every manifest takes on the disk.
+// ManifestNeed bounds the bytes that nearly every manifest takes on the disk.
 const ManifestNeed = 2 * cas.Block
 
-// Unreserved returns a reservation of a user that sets nothing aside yet.
+// Unreserved returns an empty reservation of a user.
 func (st *Store) Unreserved(user uint32) *Reservation { return &Reservation{st: st, user: user} }
 
-// Reserve sets space aside. The error says with numbers why there is none. evicts: builds are
-// evicted for it first; the caller may hold no lock of a blob then.
+// Reserve reserves space for files of these sizes. The error says with numbers why there is none.
+// With evicts it evicts builds first if necessary, and the caller must not hold locks of blobs.
 func (st *Store) Reserve(ctx context.Context, user uint32, evicts bool,
 	sizes ...int64) (*Reservation, error) {
 	r := &Reservation{st: st, user: user}
 	return r, r.Resize(ctx, evicts, sizes...)
 }
 
-// Resize makes the reservation fit files of these sizes. After an error it is as it was. evicts:
-// builds are evicted for it first.
+// Resize changes the reservation to files of these sizes. After an error it is unchanged. evicts is
+// as for Reserve.
 func (r *Reservation) Resize(ctx context.Context, evicts bool, sizes ...int64) error {
 	disk, bytes := SpaceOf(sizes...)
 	return r.ResizeTo(ctx, evicts, disk, bytes)
@@ -227,7 +230,7 @@ func (r *Reservation) Resize(ctx context.Context, evicts bool, sizes ...int64) e
 // ResizeTo is Resize to a number of bytes on disk, and of logical bytes.
 func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int64) error {
 	if evicts && r.st.ledger.reservationWaits() {
-		return r.evict(ctx, disk, bytes) // behind those that wait
+		return r.evict(ctx, disk, bytes) // queue behind waiting reservations
 	}
 	final, err := r.try(ctx, disk, bytes)
 	if err == nil || final || !evicts || errors.Is(err, errUserFull) {
@@ -236,7 +239,7 @@ func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int
 	return r.evict(ctx, disk, bytes)
 }
 
-// try reserves if there is space, and wakes the collector. final: eviction cannot help.
+// try reserves if there is space, and wakes the collector. final reports that eviction cannot help.
 func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
 	s := r.st.ledger
 	defer s.WakeCollector()
@@ -254,20 +257,20 @@ func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 		}
 		now.mayGo, now.stays = mayGo, stays
 		s.mu.Lock()
-		// else something was in no account, perhaps, while these were read
+		// otherwise bytes may have moved between accounts while these were read
 		same := s.releases == given
 		if same {
 			final, err = s.reserve(&now, r, disk, bytes)
 		}
 		s.mu.Unlock()
 		if same && (final || stays != "" || !errors.Is(err, errUserFull) || ctx.Err() != nil) {
-			// else others of the user's have reserved since, and more may go for them
+			// otherwise the user has reserved more since, for which more builds may be evicted
 			return final, err
 		}
 	}
 }
 
-// reserve reserves what try asks for. mu is held.
+// reserve reserves the bytes if admit admits them. The caller holds mu.
 func (s *Ledger) reserve(now *usageNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	if final, err := s.admit(now, r, disk, bytes); err != nil {
 		return final, err
@@ -279,14 +282,14 @@ func (s *Ledger) reserve(now *usageNow, r *Reservation, disk, bytes int64) (fina
 	return false, nil
 }
 
-// usageNow is what a decision rests on, besides what is set aside.
+// usageNow has the figures of a decision besides the reservations.
 type usageNow struct {
 	Bounds
 	Account
-	users map[uint32]index.UserSpace // where there is a quota
-	// logical bytes of the user's builds that may go for one more, as far as so many have to
+	users map[uint32]index.UserSpace // set if there is a quota
+	// mayGo is the evictable logical bytes of the user's builds, at most as many as necessary.
 	mayGo int64
-	stays string // why others of them may not; "": there are none
+	stays string // why others of them are not evictable; "" if all are
 }
 
 func (st *Store) usageNow(ctx context.Context) (now usageNow, err error) {
@@ -302,7 +305,8 @@ func (st *Store) usageNow(ctx context.Context) (now usageNow, err error) {
 	return now, err
 }
 
-// admit returns why the bytes may not be reserved, and whether eviction cannot help. mu is held.
+// admit returns why the bytes may not be reserved, and whether eviction cannot help. The caller
+// holds mu.
 func (s *Ledger) admit(now *usageNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	b := &now.Bounds
 	others := s.reserved.Disk - r.disk + s.removing
@@ -331,16 +335,17 @@ func (s *Ledger) admit(now *usageNow, r *Reservation, disk, bytes int64) (final 
 	return s.admitUser(now, r, disk, bytes)
 }
 
-// admitUser is admit for the quota: more is admitted only if enough of the user's builds may go.
+// admitUser is admit for the user's quota. Beyond the quota it admits bytes only if enough of the
+// user's builds may be evicted.
 func (s *Ledger) admitUser(now *usageNow, r *Reservation, disk, bytes int64) (final bool,
 	err error) {
 	used := now.users[r.user].LogicalBytes + s.reserved.ByUser[r.user] - r.bytes
 	most, share := s.quotaOf(now, r, used, disk-bytes)
 	switch {
 	case bytes == 0 && share && used+disk > most:
-		// a guess, and others' builds might be evicted in vain
+		// an estimate, for which other builds might be evicted in vain
 		return false, NoSpace("uid %d has used up its quota", r.user)
-	case bytes == 0 || most == 0: // copies count for no user
+	case bytes == 0 || most == 0: // copies do not count towards quotas
 		return false, nil
 	case bytes <= most && used+bytes-now.mayGo <= most:
 		return false, nil
@@ -364,9 +369,10 @@ func (s *Ledger) admitUser(now *usageNow, r *Reservation, disk, bytes int64) (fi
 	return false, e
 }
 
-// quotaOf returns how many logical bytes the user of a reservation may have, with used so far; 0:
-// any number. share: it is the user's share of the budget, or more where that takes nothing from
-// others. besides are bytes on disk that the new build takes besides its logical ones. mu is held.
+// quotaOf returns how many logical bytes the user of a reservation may have, 0 for no limit. used
+// are the user's bytes so far, and others the disk bytes of the new build beyond its logical ones.
+// share reports that the limit is the user's share of the budget, or more if other users do not
+// need that. The caller holds mu.
 func (s *Ledger) quotaOf(now *usageNow, r *Reservation, used, others int64) (most int64,
 	share bool) {
 	b := &now.Bounds
@@ -385,15 +391,15 @@ func (s *Ledger) quotaOf(now *usageNow, r *Reservation, used, others int64) (mos
 	return most, true
 }
 
-// NoSpace returns the refusal of something that there is no space for. It is packing.ErrNoSpace.
+// NoSpace returns an error for missing space, which wraps packing.ErrNoSpace.
 func NoSpace(format string, args ...any) *apierr.Error {
 	e := apierr.New(apierr.NoSpace, nil, format, args...)
 	e.Err = packing.ErrNoSpace
 	return e
 }
 
-// releaseQuota ends what counts to its user's quota: the build that is published counts from now
-// on. If both counted for a moment, a plan of that moment would evict one build too many.
+// releaseQuota ends the reservation's part of its user's quota, because the published build counts
+// from now on. If both counted, a plan of that moment would evict one build too many.
 func (r *Reservation) releaseQuota() {
 	if r == nil {
 		return
@@ -405,12 +411,12 @@ func (r *Reservation) releaseQuota() {
 		delete(s.reserved.ByUser, r.user)
 	}
 	r.bytes = 0
-	// it counts twice in a moment, for which nothing may be evicted
+	// until Release the bytes count twice, for which no build may be evicted
 	s.reserved.Transient += r.disk - r.transient
 	r.transient = r.disk
 }
 
-// Release gives the space back. It may be called more than once, and on nil.
+// Release releases the space. It may be called more than once, and on nil.
 func (r *Reservation) Release() {
 	if r == nil {
 		return
@@ -429,18 +435,18 @@ func (r *Reservation) Release() {
 	s.WakeCollector()
 }
 
-// Account is what counts against the budget, besides what is reserved.
+// Account has the bytes that count against the budget, besides the reservations.
 type Account struct {
-	Disk, Manifests int64 // of builds
-	UnlinkedOpen    int64 // of removed builds that are still open
+	Disk, Manifests int64 // of stored builds
+	UnlinkedOpen    int64 // files of removed builds that are still open
 	Packed          packing.Space
 	entries         uint64
 }
 
-// Counted returns the sum of all that counts.
+// Counted returns the sum of the account.
 func (a *Account) Counted() int64 { return a.Disk + a.Manifests + a.UnlinkedOpen + a.Packed.Sum() }
 
-// Account returns what counts against the budget now.
+// Account returns the current account.
 func (st *Store) Account() (Account, error) {
 	s, err := st.index.Space()
 	if err != nil {
@@ -451,5 +457,5 @@ func (st *Store) Account() (Account, error) {
 		UnlinkedOpen: st.views.UnlinkedOpenBytes(), Packed: packed, entries: s.Entries}, err
 }
 
-// WholeBytes returns what the whole form of a blob takes on the disk, in whole blocks.
+// WholeBytes returns how many bytes the whole file of a blob takes on the disk, in whole blocks.
 func (st *Store) WholeBytes(d cas.Digest) (int64, error) { return cas.DiskBytesIn(st.dir, d) }

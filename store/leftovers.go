@@ -12,16 +12,15 @@ import (
 )
 
 // RemoveLeftovers removes blobs that no manifest refers to, files of puts that were never
-// acknowledged, and recipes of blobs that are whole. It brings the account of the other blobs to
-// what they take, because a crash may have come between a change of form and its being accounted
-// for. Each file is looked at once for both.
+// acknowledged, and recipes of whole blobs. In the same pass it corrects the accounted sizes of the
+// other blobs, because a crash may have interrupted packing before the account was updated.
 func (st *Store) RemoveLeftovers(ctx context.Context) error {
 	if !st.index.Complete() {
 		st.log.Warn("leftovers are kept, because this version cannot read all builds")
 		return nil
 	}
 	l := leftovers{st: st, Pace: Pace{Last: time.Now()}}
-	// Recipes first: their bases may be left over as well.
+	// Recipes first, because their bases may be leftovers as well.
 	err := errors.Join(st.forms.RemoveRecipesOfWhole(ctx), st.forms.Recipes.Walk(ctx, l.recipe))
 	err = errors.Join(err, l.wholeBlobs(ctx))
 	for _, d := range l.lost {
@@ -34,16 +33,18 @@ func (st *Store) RemoveLeftovers(ctx context.Context) error {
 	return errors.Join(err, st.remeasure(ctx, l.wrong))
 }
 
-// leftovers is a look at all blobs, in order of digests.
+// leftovers is a walk through all blobs, in order of digests.
 type leftovers struct {
 	st *Store
 	Pace
 
-	// that no build needs, and that are accounted for with other bytes than they take
+	// lost are blobs that no build needs, and wrong those whose accounted size is not their size on
+	// disk.
 	lost, wrong []cas.Digest
-	// those that begin with the byte before next and were not seen yet, with what is accounted for
+	// needed has the accounted sizes of needed blobs whose digest begins with the byte before next,
+	// and that the walk has not met.
 	needed map[cas.Digest]int64
-	next   int // first byte of those that come after them
+	next   int // first byte of the digests that follow
 }
 
 func (l *leftovers) recipe(d cas.Digest, _ dedupe.Packed) error {
@@ -55,8 +56,8 @@ func (l *leftovers) recipe(d cas.Digest, _ dedupe.Packed) error {
 	return err
 }
 
-// dropViewsWithout drops the views of a packed blob without its unpacked form, say after a reboot:
-// they are not served again, and bytes that only they have would be in no account.
+// dropViewsWithout drops the views of a packed blob that has no unpacked copy any more, for example
+// after a reboot. They cannot be served again, and no account has the bytes that only they keep.
 func (l *leftovers) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
 	if _, _, unpacked := l.st.forms.Bytes(d); unpacked > 0 || !l.st.forms.OnlyPacked(d) {
 		return
@@ -65,7 +66,7 @@ func (l *leftovers) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
 		if _, there := l.st.index.Views.Get(id[:]); !there || l.st.buildGuard.inUse(id) {
 			continue
 		}
-		if b, err := l.st.index.Get(id); err == nil { // else it has just been removed
+		if b, err := l.st.index.Get(id); err == nil { // otherwise it was just removed
 			if v := l.st.views.ForBuild(&b); v != nil {
 				l.st.views.Drop(id, v, views.PathGrace)
 			}
@@ -80,7 +81,7 @@ func (l *leftovers) wholeBlobs(ctx context.Context) error {
 		}
 		accounted, ok := l.needed[d]
 		switch {
-		case !ok: // it may have been published since: its removal checks again
+		case !ok: // perhaps published since; the removal checks again
 			l.lost = append(l.lost, d)
 		case accounted != disk:
 			l.wrong = append(l.wrong, d)
@@ -97,7 +98,7 @@ func (l *leftovers) wholeBlobs(ctx context.Context) error {
 	return err
 }
 
-// advanceTo goes on to the blobs that begin with this byte.
+// advanceTo advances to the blobs that begin with this byte.
 func (l *leftovers) advanceTo(ctx context.Context, first byte) (err error) {
 	for ; l.next <= int(first); l.next++ {
 		l.skipUnseen()
@@ -108,7 +109,7 @@ func (l *leftovers) advanceTo(ctx context.Context, first byte) (err error) {
 	return nil
 }
 
-// skipUnseen handles needed blobs that were not seen: they are packed or missing.
+// skipUnseen handles needed blobs that the walk has not met, because they are packed or missing.
 func (l *leftovers) skipUnseen() {
 	for d, accounted := range l.needed {
 		if accounted != 0 {
@@ -119,11 +120,11 @@ func (l *leftovers) skipUnseen() {
 
 // Pace lets background work take at most half of a processor.
 type Pace struct {
-	Last  time.Time // when it went on
+	Last  time.Time // end of the last pause
 	steps int
 }
 
-// stepsPerPause are some milliseconds' work.
+// stepsPerPause steps take some milliseconds.
 const stepsPerPause = 256
 
 // Pause is called after each step of the work.

@@ -12,20 +12,20 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// PackBuild packs the blobs of a build that share enough with others, also where that frees
-// little, and drops its views. It returns the bytes on disk that it freed. Blobs that are not
-// worth packing stay, which is no error. An error that is packing.ErrInUse says that the build is
-// in use, and that nothing was done. It reads the blobs and their bases a few times; when ctx
-// ends, each blob is in a form that serves it.
+// PackBuild packs the blobs of a build that share bytes with others, even if that frees few, and
+// drops its views. It returns how many bytes it freed on the disk. Blobs that are not worth packing
+// stay whole, which is no error. It fails with packing.ErrInUse, and does nothing, if the build is
+// in use. It reads the blobs and their bases a few times. If ctx ends, each blob is whole or
+// completely packed.
 func (p *Packer) PackBuild(ctx context.Context, id index.BuildID) (freed int64, err error) {
 	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
 		return p.st.forms.Pack(ctx, d, packing.Little, nil)
 	})
 }
 
-// PackBuildWith is PackBuild of only those blobs that are worth it even if they are needed soon,
-// that no recipe takes from, and that only cold builds need, in the sense of when. It asks gate
-// before each piece that is read.
+// PackBuildWith is PackBuild for only those blobs that save much, that are no base of a recipe, and
+// that only builds need which are cold according to when. It calls gate before each piece that it
+// reads.
 func (p *Packer) PackBuildWith(ctx context.Context, id index.BuildID, when Packing,
 	gate packing.Gate) (freed int64, err error) {
 	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
@@ -56,8 +56,8 @@ func (p *Packer) packBlobs(ctx context.Context, id index.BuildID,
 	return freed, nil
 }
 
-// PackSaving returns the bytes on disk that PackBuild would free, as far as is known: 0 where
-// nothing is known yet, nothing is worth packing, or the build is packed. It reads no blob.
+// PackSaving estimates how many bytes PackBuild would free on the disk, without reading a blob. It
+// returns 0 if the shared bytes are unknown yet, no blob is worth packing, or the build is packed.
 func (p *Packer) PackSaving(id index.BuildID) int64 {
 	b, err := p.st.index.Get(id)
 	if err != nil {
@@ -98,10 +98,10 @@ func (st *Store) WhyInUse(b *index.Build) string {
 	}
 	defer done()
 	if held, err := v.Leased(); held || err != nil {
-		return KeptInUse // one that cannot be looked at is left alone
+		return KeptInUse // if it cannot be checked, it stays
 	}
 	if until := v.PathGraceEnd(); st.now().Before(until) {
-		until = until.Add(time.Second - 1) // a whole second, by which it is over
+		until = until.Add(time.Second - 1) // rounded up to a whole second
 		return "it was served recently, perhaps by path: it is kept until " +
 			"" + until.UTC().Format(time.RFC3339)
 	}
@@ -120,7 +120,7 @@ func (p *Packer) Seeds(ctx context.Context, sketch []byte, n int) (files []*os.F
 		p.st.log.Debug("seeds not found", "error", err)
 	}
 	for _, d := range near {
-		if f, err := p.st.cas.Open(ctx, d); err == nil { // else it was just removed
+		if f, err := p.st.cas.Open(ctx, d); err == nil { // otherwise it was just removed
 			files = append(files, f)
 		}
 	}

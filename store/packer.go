@@ -19,57 +19,60 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// The packer finds out what blobs share one at a time, while no request and no compile runs. The
-// index is the queue, so that a restart continues: a blob without a share is still to be read. The
-// packer reads the index at the start and when settings have changed, else only new and changed
-// blobs, so that a build costs the same in a large store.
+// The packer reads blobs one at a time, while no request and no compile runs, to find the bytes
+// that they share. The index is the queue, so that a restart continues: a blob without a recorded
+// result has not been read. The packer walks the index at the start and after a change of the
+// settings, and otherwise reads only new and changed blobs, so that a new build costs the same in a
+// large store.
 
 // When builds are packed.
 const (
-	PackCold   = "cold"   // those that were not used for a while
-	PackAlways = "always" // as soon as no process holds them
-	PackOff    = "off"    // only on request; no blob is read by itself either
+	PackCold   = "cold"   // builds that were not used for a while
+	PackAlways = "always" // all builds, as soon as they are not in use
+	PackOff    = "off"    // only on request; the packer reads no blobs
 )
 
 const (
 	DefaultPackAfter = 2 * time.Hour
-	packEvery        = 10 * time.Minute      // how often cold builds are looked for
-	gateWait         = 20 * time.Millisecond // how often it checks for requests under way
+	packEvery        = 10 * time.Minute      // interval of looking for cold builds
+	gateWait         = 20 * time.Millisecond // interval of checks for requests under way
 	maxPause         = 20 * time.Millisecond // between two reads
 )
 
 // Packing says when builds are packed, with all defaults filled in.
 type Packing struct {
 	When  string
-	After time.Duration // without use
+	After time.Duration // time without use
 }
 
-// Packer finds out in the background what blobs share, packs cold builds and drops unused copies.
+// Packer finds the bytes that blobs share in the background, packs cold builds and drops unused
+// copies.
 type Packer struct {
 	st             *Store
-	retryAll       chan struct{} // there may be something to look at
+	retryAll       chan struct{} // wakes the packer
 	activeRequests atomic.Int64  // requests under way
-	sweepAll       atomic.Int64  // collections that wait until blobs that are read may be removed
-	// blobs that are still to be looked at, as of the last time that they were counted
+	sweepAll       atomic.Int64  // collections that wait for blobs which the packer reads
+	// toRead is the number of unread blobs at the last count.
 	toRead atomic.Int64
 
-	sweeping sync.Mutex              // held while blobs are looked at and builds are packed
-	renewed  bool                    // sketches of other versions are gone; guarded by sweeping
-	futile   map[packing.Family]bool // what could not be compacted; guarded by sweeping
+	sweeping sync.Mutex              // held during Sweep
+	renewed  bool                    // sketches of other versions are removed; guarded by sweeping
+	futile   map[packing.Family]bool // families that could not be compacted; guarded by sweeping
 
-	mu     sync.Mutex
-	fresh  []cas.Digest // of new builds, or in another form, as they came; guarded by mu
-	failed []cas.Digest // could not be looked at; guarded by mu
-	all    bool         // there may be others besides; guarded by mu
-	due    bool         // builds may be cold that were not; guarded by mu
+	mu sync.Mutex
+	// blobs of new builds, and unpacked ones, in order of arrival; guarded by mu
+	fresh  []cas.Digest
+	failed []cas.Digest // blobs that could not be read; guarded by mu
+	all    bool         // the index may have more unread blobs; guarded by mu
+	due    bool         // builds may have become cold; guarded by mu
 
-	slowly *rate.Limiter // of the scrub
+	slowly *rate.Limiter // rate of the scrub
 
-	pace sync.Mutex // one read at a time begins
+	pace sync.Mutex // lets one read begin at a time
 	last time.Time  // when the gate last opened; guarded by pace
 }
 
-// RequestSweep has all blobs looked at of which nothing is known, and cold builds packed.
+// RequestSweep wakes the packer to read all unread blobs and pack cold builds.
 func (s *Packer) RequestSweep() {
 	s.mu.Lock()
 	s.all, s.due = true, true
@@ -77,7 +80,7 @@ func (s *Packer) RequestSweep() {
 	s.signal()
 }
 
-// RetrySweep has the next sweep pack builds that have become cold, and retry failed blobs.
+// RetrySweep makes the next sweep pack builds that have become cold, and retry failed blobs.
 func (s *Packer) RetrySweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +91,7 @@ func (s *Packer) RetrySweep() {
 	s.failed = nil
 }
 
-// enqueue has a blob looked at the next time; mu is held.
+// enqueue queues a blob for the next sweep. The caller holds mu.
 func (s *Packer) enqueue(d cas.Digest) {
 	if len(s.fresh) >= maxFresh {
 		s.fresh, s.all = nil, true
@@ -98,17 +101,17 @@ func (s *Packer) enqueue(d cas.Digest) {
 	}
 }
 
-// EnqueueChanged has a blob read again later: it was made whole, or lost its base.
+// EnqueueChanged queues a blob that was unpacked or has lost its base.
 func (s *Packer) EnqueueChanged(d cas.Digest) {
 	s.mu.Lock()
 	s.enqueue(d)
 	s.mu.Unlock()
 }
 
-// maxFresh bounds what is remembered one by one.
+// maxFresh bounds the queue of single blobs.
 const maxFresh = 1 << 12
 
-// EnqueueBuild has the blobs of a new build looked at.
+// EnqueueBuild queues the blobs of a new build.
 func (s *Packer) EnqueueBuild(b *index.Build) {
 	s.mu.Lock()
 	for d, size := range b.DistinctBlobs() {
@@ -123,21 +126,21 @@ func (s *Packer) EnqueueBuild(b *index.Build) {
 func (s *Packer) signal() {
 	select {
 	case s.retryAll <- struct{}{}:
-	default: // said already
+	default: // woken already
 	}
 }
 
-// Remaining returns how many blobs are still to be looked at.
+// Remaining returns the number of unread blobs.
 func (s *Packer) Remaining() int64 { return s.toRead.Load() }
 
-// Pending reports whether the next sweep looks at all blobs, and which blobs it could not read.
+// Pending reports whether the next sweep walks the index, and which blobs could not be read.
 func (s *Packer) Pending() (all bool, failed []cas.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.all, slices.Clone(s.failed)
 }
 
-// BeginRequest is called for each request, and what it returns at its end.
+// BeginRequest is called at the beginning of each request, and done at its end.
 func (s *Packer) BeginRequest() (done func()) {
 	s.activeRequests.Add(1)
 	return func() { s.activeRequests.Add(-1) }
@@ -145,8 +148,8 @@ func (s *Packer) BeginRequest() (done func()) {
 
 // AwaitIdle blocks while a request or a compile is under way, and then lets background work run for
 // half of the time, because other programs need the processor as well. It returns at once while a
-// caller waits for the form lock, or a collection for a blob that is being read: the work that is
-// kept here may hold that, and requests may wait for the collector.
+// caller waits for the form lock, or a collection waits for a blob that is being read, because the
+// blocked work may hold these, and requests may wait for the collector.
 func (s *Packer) AwaitIdle(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
@@ -167,12 +170,11 @@ func (s *Packer) AwaitIdle(ctx context.Context) error {
 	}
 }
 
-// ErrCollected says that a blob is not read on, because a collection waits to remove it.
+// ErrCollected says that reading a blob was stopped because a collection waits to remove it.
 var ErrCollected = fmt.Errorf("%w: it is being evicted", packing.ErrInUse)
 
-// AwaitIdleRead is the gate of work that only reads, and can be given up between two pieces. It
-// closes for good, with ErrCollected, when a collection waits for the blobs: they are looked at
-// another time.
+// AwaitIdleRead is the gate of work that only reads, and can be stopped between two pieces. It
+// fails with ErrCollected when a collection waits for the blobs, which are then read another time.
 func (s *Packer) AwaitIdleRead(ctx context.Context) error {
 	if err := s.AwaitIdle(ctx); err != nil {
 		return err
@@ -183,16 +185,16 @@ func (s *Packer) AwaitIdleRead(ctx context.Context) error {
 	return nil
 }
 
-// interruptReads ends what reads blobs for no request, until done is called.
+// interruptReads stops background reads of blobs, until done is called.
 func (s *Packer) interruptReads() (done func()) {
 	s.sweepAll.Add(1)
 	return func() { s.sweepAll.Add(-1) }
 }
 
-// AwaitIdleLocked is the gate of work that holds the form lock, and can be given up between two
-// pieces. It closes for good, with packing.ErrInUse, when a caller waits for the lock, or a
-// collection for a blob that is read: the blob is packed another time. Compacting has
-// the other gate, because half of it leaves more on the disk than there was before.
+// AwaitIdleLocked is the gate of work that holds the form lock, and can be stopped between two
+// pieces. It fails with packing.ErrInUse when a caller waits for the lock, or a collection waits
+// for a blob that is being read; the blob is then packed another time. Compacting uses AwaitIdle,
+// because a half of it would leave more bytes on the disk than before.
 func (s *Packer) AwaitIdleLocked(ctx context.Context) error {
 	if err := s.AwaitIdleRead(ctx); err != nil {
 		return err
@@ -230,7 +232,7 @@ func (s *Packer) run(ctx context.Context) {
 	}
 }
 
-// Sweep does all that there is to do now: it looks at blobs, packs, compacts and drops copies.
+// Sweep does all pending work: it reads blobs, packs, compacts and drops copies.
 func (s *Packer) Sweep(ctx context.Context) {
 	s.sweeping.Lock()
 	defer s.sweeping.Unlock()
@@ -260,7 +262,7 @@ func (s *Packer) Sweep(ctx context.Context) {
 	}
 }
 
-// takeQueued takes the blobs that are to be looked at now.
+// takeQueued returns the blobs to read now.
 func (s *Packer) takeQueued(ctx context.Context) ([]cas.Digest, error) {
 	s.mu.Lock()
 	all, fresh := s.all, s.fresh
@@ -271,17 +273,17 @@ func (s *Packer) takeQueued(ctx context.Context) ([]cas.Digest, error) {
 	}
 	return slices.DeleteFunc(fresh, func(d cas.Digest) bool {
 		size, err := s.st.cas.Size(d)
-		// it was removed, is packed, or was looked at
+		// it was removed, packed, or read in the meantime
 		return err != nil || size < packing.MinBlobSize || s.st.forms.Sharing.IsKnown(d)
 	}), nil
 }
 
-// readQueued goes through the blobs that were not looked at yet.
+// readQueued reads the queued blobs.
 func (s *Packer) readQueued(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
 			s.mu.Lock()
-			s.all = true // the index finds the rest, with the next new blob
+			s.all = true // the next sweep finds the rest in the index
 			s.mu.Unlock()
 		}
 	}()
@@ -298,7 +300,7 @@ func (s *Packer) readQueued(ctx context.Context) (err error) {
 			if ctx.Err() != nil || errors.Is(err, ErrCollected) {
 				return cmp.Or(ctx.Err(), err)
 			}
-			// else it was removed, or the next request finds out
+			// otherwise it was removed, or the next request reports the damage
 			if !packing.IsMissingOrDamaged(err) {
 				s.st.log.Warn("cannot compare a blob", "digest", d.String(), "error", err)
 				s.mu.Lock()
@@ -311,7 +313,7 @@ func (s *Packer) readQueued(ctx context.Context) (err error) {
 	return nil
 }
 
-// UnknownBlobs lists the whole blobs of builds that nothing is known of. Blobs of older builds come
+// UnknownBlobs lists the whole blobs of builds that have not been read. Blobs of older builds come
 // first, because they are the bases of later ones.
 func (s *Packer) UnknownBlobs(ctx context.Context) ([]cas.Digest, error) {
 	found := make(map[cas.Digest]time.Time)
@@ -337,7 +339,7 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 	var worth []cas.Digest
 	err := s.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
 		if !s.st.forms.Sharing.DropStale(d, found) && !found.Little {
-			worth = append(worth, d) // what is stale is looked at again, the next time
+			worth = append(worth, d) // stale results are checked in the next sweep
 		}
 		return nil
 	})
@@ -378,8 +380,9 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 	return s.dropCold(ctx, when.After)
 }
 
-// dropCold removes unpacked forms that no build used for so long, whatever the packing setting:
-// else each copy stays for good. The next request makes it again. A whole blob needs none.
+// dropCold removes unpacked copies that no build has used for that time. It does so with every
+// setting of packing, because otherwise copies would never be removed. The next request unpacks the
+// blob again. A copy beside a whole blob is never needed.
 func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 	open := s.st.forms.Copies.Store()
 	if open == nil {
@@ -426,12 +429,12 @@ func (p *Packer) allCold(d cas.Digest, when Packing) (bool, error) {
 	return true, nil
 }
 
-// baseIdleTime is for how long a base must not have been used before another blob takes its place:
-// an application that uses one build in the morning and another one in the afternoon shall not have
-// them change places twice a day.
+// baseIdleTime is how long a base must have been unused before another blob replaces it. It is long
+// so that an application which uses one build in the morning and another in the afternoon does not
+// make them change roles twice a day.
 const baseIdleTime = 24 * time.Hour
 
-// compact replaces idle bases by blobs that are used, and removes bases that no build needs.
+// compact replaces idle bases by blobs in use, and removes bases that no build needs.
 func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 	hot := func(d cas.Digest) bool { return s.st.packer.usedWithin(d, after) }
 	idle := func(d cas.Digest) bool {
@@ -454,7 +457,7 @@ func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil && !errors.Is(err, packing.ErrInUse) { // else another time
+		if err != nil && !errors.Is(err, packing.ErrInUse) { // retried another time
 			s.futile[f] = true // until the next start
 			s.st.log.Warn("cannot compact blobs",
 				"used", f.Hot.String(), "base", f.Base.String(), "error", err)
@@ -463,11 +466,11 @@ func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 	return nil
 }
 
-// usedWithin reports whether some build that needs the blob was asked for in that time.
+// usedWithin reports whether a build that needs the blob was requested in that time.
 func (p *Packer) usedWithin(d cas.Digest, after time.Duration) bool {
 	ids, err := p.st.index.Needs(d)
 	if err != nil {
-		return false // a request for it finds out
+		return false // a request reports the error
 	}
 	return slices.ContainsFunc(ids, func(id index.BuildID) bool {
 		last, hits := p.st.index.Uses.LastUse(id)

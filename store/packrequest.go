@@ -22,7 +22,8 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 	int64, error) {
 	looked := false
 	return func(b *index.Build) (string, int64, error) {
-		if !looked { // others' blobs first, to compare with; once, because it lists all blobs
+		// read other builds' blobs first, to compare with them; once, because this lists all blobs
+		if !looked {
 			looked = true
 			if err := p.ReadUnknown(ctx); err != nil {
 				return "", 0, err
@@ -58,11 +59,12 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 	}
 }
 
-// UnpackOnRequest returns a function that makes one build whole again, durably, and removes its
-// recipes, or with dryRun reports what that would free.
+// UnpackOnRequest returns a function that durably replaces one build's recipes by whole files, or
+// with dryRun reports how many bytes that would free.
 func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string,
 	int64, error) {
-	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
+	// with dryRun: blobs that earlier calls would have unpacked
+	planned := make(map[cas.Digest]bool)
 	return func(b *index.Build) (string, int64, error) {
 		packed := make(map[cas.Digest]int64)
 		for d, size := range b.DistinctBlobs() {
@@ -91,9 +93,9 @@ func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index
 	}
 }
 
-// unpackFrees returns what it would free on the disk, mostly less than 0, if these packed blobs of
-// a build became whole after those that are planned, and adds them to these: it frees recipes,
-// unused copies, and bases that no recipe takes from any more and no build needs.
+// unpackFrees returns how many bytes unpacking these blobs after the planned ones would free on the
+// disk, usually a negative number, and adds the blobs to planned. Unpacking removes recipes, unused
+// copies, and bases that no recipe and no build needs any more.
 func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64,
 	planned map[cas.Digest]bool) (frees int64, err error) {
 	held := p.st.WhyInUse(b) != ""
@@ -107,7 +109,7 @@ func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64,
 	}
 	gone := make(map[cas.Digest]bool)
 	for d := range packed {
-		recipe, _ := p.st.forms.Recipes.Has(d) // of one that has become whole meanwhile, nothing
+		recipe, _ := p.st.forms.Recipes.Has(d) // zero if the blob was unpacked in the meantime
 		for _, base := range recipe.Bases {
 			left := slices.ContainsFunc(p.st.forms.Recipes.Users(base.Digest),
 				func(user cas.Digest) bool { return !planned[user] })
@@ -127,7 +129,7 @@ func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64,
 	return frees, nil
 }
 
-// ReadUnknown finds out what blobs share of which that is not known.
+// ReadUnknown reads all unread blobs to find the bytes that they share.
 func (p *Packer) ReadUnknown(ctx context.Context) error {
 	todo, err := p.UnknownBlobs(ctx)
 	if err != nil {

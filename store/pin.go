@@ -7,9 +7,9 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Pin protects a build from eviction, or with nil takes that back, durably when it returns. It is
-// no error if the build was not pinned. It fails where the pins of the user would take more than
-// its share.
+// Pin protects a build from eviction, or with nil unpins it, durably when it returns. It is no
+// error if the build was not pinned. It fails if the user's pins would take more than the user's
+// share.
 func (st *Store) Pin(ctx context.Context, id index.BuildID, pin *index.Pin) error {
 	if pin != nil {
 		return movePin(ctx, st, id, pin, id)
@@ -17,7 +17,7 @@ func (st *Store) Pin(ctx context.Context, id index.BuildID, pin *index.Pin) erro
 	return st.committer.mark(ctx, &index.Mark{ID: id})
 }
 
-// movePin pins a build in the place of another, which may be the same one.
+// movePin pins a build instead of another one, which may be the same.
 func movePin(ctx context.Context, st *Store, id index.BuildID, pin *index.Pin,
 	from index.BuildID) error {
 	st.pinning.Lock()
@@ -38,7 +38,7 @@ func mayPin(st *Store, id index.BuildID, uid uint32, from index.BuildID) error {
 		return err
 	}
 	bytes := func(id index.BuildID) (sum int64) {
-		b, _ := st.index.Get(id) // of one that has just gone, nothing
+		b, _ := st.index.Get(id) // zero if it was just removed
 		for i := range b.Files {
 			sum += b.Files[i].Size
 		}

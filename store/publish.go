@@ -14,23 +14,23 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Publication is a build before it is stored.
+// Publication is a build to be stored.
 type Publication struct {
 	Build       *index.Build
-	Dir         string                // that its files are in
-	Hashed      map[string]cas.Hashed // of these, as far as that is done
-	UID         uint32                // of the user that asked for it
+	Dir         string                // directory with its files
+	Hashed      map[string]cas.Hashed // digests of files that are hashed already
+	UID         uint32                // the user who requested it
 	Reservation *Reservation
 
-	Kind, Text string // of its event
+	Kind, Text string // of the event
 	Counter    string // that counts it besides; "": none
-	// the build that it inherits a pin from, besides those of the same key; zero: none
+	// Replaces is a build whose pin moves to this one, like those of the same key; may be zero.
 	Replaces index.BuildID
 }
 
-// Publish makes blobs of the build's files and stores the build, which is acknowledged as soon as
-// its manifest is durable. Then it removes the builds that it supersedes. hold keeps the blobs that
-// the build needs until a manifest says that it does; the caller releases it.
+// Publish stores the build's files as blobs and then the build, which is durable when its manifest
+// is. Then it removes superseded builds. hold protects the blobs from removal until the manifest
+// refers to them; the caller releases it.
 func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) error {
 	b := m.Build
 	for i := range b.Files {
@@ -41,7 +41,7 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 	}
-	_, _ = rand.Read(b.ID[:]) // it never fails
+	_, _ = rand.Read(b.ID[:]) // never fails
 	st.buildGuard.noteStored(b.ID)
 	st.committer.expected.Add(1)
 	staged, err := st.index.Stage(ctx, *b)
@@ -51,7 +51,7 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	}
 	one := &change{Change: staged, may: func() bool { m.Reservation.releaseQuota(); return true },
 		then: func() { st.notePublished(&m) }}
-	// It waits whatever the context says, because hold ends with the caller.
+	// Without the caller's context, because hold must last until the commit.
 	if err := st.committer.commit(context.Background(),
 		&commitRequest{builds: []*change{one}}); err != nil {
 		return err
@@ -59,8 +59,8 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	if one.Err != nil {
 		return one.Err
 	}
-	// A blob that other builds keep packed, and that was stored whole, is accounted as whole before
-	// the reservation ends: for a moment bytes may count twice, but never not at all.
+	// Account for blobs that were packed for other builds and are now also whole before the
+	// reservation ends, so that bytes may count twice for a moment, but are never missing.
 	st.forms.Release(hold)
 	m.Reservation.Release()
 	st.packer.EnqueueBuild(b)
@@ -68,7 +68,7 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	return nil
 }
 
-// notePublished says of a build that it is stored.
+// notePublished notifies the parts that need to know of a stored build.
 func (st *Store) notePublished(m *Publication) {
 	b := m.Build
 	st.log.Info(m.Kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds",
@@ -76,14 +76,14 @@ func (st *Store) notePublished(m *Publication) {
 	if m.Counter != "" {
 		st.index.Counters.Add(m.Counter, 1)
 	}
-	// before the event: else a subscriber that asked for the build would miss it
+	// before the event, because otherwise the requesting subscriber could not see the event
 	st.options.OnPublished(b, m.UID)
 	st.RecordEvent(eventOf(b, m.Kind, "%s", m.Text))
 }
 
-// supersede retracts the earlier builds of the same key: a newer one answers in their place. One
-// that was made with another driver stays, for when that comes back, unless it is not served
-// anyway. Their pins, and that of replaces, move to the new build.
+// supersede removes the earlier builds of the same key, which the new build replaces. It keeps one
+// that was made with another driver, in case that returns, unless the build is withheld. Their
+// pins, and that of replaces, move to the new build.
 func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 	builds, err := st.index.Lookup(b.RequestKey, b.Scope)
 	if err != nil {

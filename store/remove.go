@@ -11,35 +11,35 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Removal is a build that is being removed, and what became of it.
+// Removal is a build to remove, and the outcome.
 type Removal struct {
 	Build *index.Build
 	Why   string
 
-	grace       time.Duration // of clients that know a path of its view
-	may         func() bool   // is asked last, when no caller can stop it any more; nil: it may
+	grace       time.Duration // for clients that know a path of its view
+	may         func() bool   // called right before the removal; false prevents it; may be nil
 	tombstone   *index.Tombstone
 	view        *views.View
-	checkedView func() // ends the look at the view, unless that is dropped
-	viewBytes   func() // ends its being counted on the disk
+	checkedView func() // returns the borrowed view, unless that is dropped
+	viewBytes   func() // ends counting its bytes on the disk
 
-	step    *evict.Step          // of an eviction
-	parts   map[cas.Digest]int64 // of the build
-	guarded func()               // ends the collector's having it in hand
+	step    *evict.Step          // the step of the plan, if it is an eviction
+	parts   map[cas.Digest]int64 // blobs and bases of the build, with sizes
+	guarded func()               // ends the collector's guard
 
 	Removed bool
-	Err     error // why not, or what could not be removed of it
+	Err     error // why it was not removed, or not completely
 }
 
 // RemoveAll removes builds: first the manifests, which is the commit point of each, then the views,
-// then the blobs that nothing else needs. They share syncs: one build alone needs about six. A
-// crash in between leaves leftovers, which the next start removes. The error says that what was
-// removed may come back after a crash, as leftovers.
+// then the blobs that no other build needs. The removals share syncs, of which one build alone
+// needs about six. After a crash in between, the next start removes the leftovers. On an error, a
+// crash may bring removed files back as leftovers.
 func (st *Store) RemoveAll(list []Removal) error {
 	h := &commitRequest{}
 	for i := range list {
 		d := &list[i]
-		d.view, d.checkedView = st.views.BorrowFor(d.Build) // before the index forgets where it is
+		d.view, d.checkedView = st.views.BorrowFor(d.Build) // before the index drops its path
 		one := &index.Change{ID: d.Build.ID, Why: d.Why, Tombstone: d.tombstone}
 		h.builds = append(h.builds, &change{Change: one, may: d.may, then: func() {
 			d.viewBytes = st.ledger.countRemoving(one.Freed)
@@ -58,7 +58,7 @@ func (st *Store) RemoveAll(list []Removal) error {
 		if d.view != nil {
 			st.views.Drop(d.Build.ID, d.view, d.grace)
 		}
-		// it was made since: there was none, or that one was found not to be intact
+		// a new view may have been made since BorrowFor
 		st.views.DropCurrent(d.Build.ID, d.grace)
 		for _, f := range d.Build.Blobs() {
 			_, err := blobs.Remove(f.Digest)

@@ -10,24 +10,24 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// The state directory may be removed or replaced under a running daemon, in whole or in part. Open
-// files stay, but no names: builds are served and not kept, and another daemon may begin on the
-// path. Nothing is mended in place: the caller closes and reopens the cache, which makes the
-// missing parts and rebuilds the index.
+// A user may remove or replace the state directory of a running daemon, or parts of it. Open files
+// remain usable, but their names are gone: builds are served but not stored, and another daemon may
+// start with the same path. The store does not repair that in place. The caller closes and reopens
+// the cache, which makes the missing parts and rebuilds the index.
 
-// permanentDirs are directories that a running store never makes. Others are made when needed.
+// permanentDirs are directories that only Open makes. Others are made when needed.
 var permanentDirs = []string{"objects", filepath.Join("objects", "incoming"), "manifests",
 	"recipes", filepath.Join("recipes", "incoming")}
 
-// ReopenNeeded receives once why the store has to be closed and opened again: what of the state
-// directory is gone, or is not this store's any more, within seconds, after which the store serves
-// and keeps nothing; or that the index is to be made again.
+// ReopenNeeded receives once why the store has to be closed and opened again: a part of the state
+// directory is missing or replaced, which is noticed within seconds, or the index has to be
+// rebuilt. From then on the store neither serves nor stores builds.
 func (st *Store) ReopenNeeded() <-chan string { return st.reopenNeeded }
 
-// IndexDiscarded is what ReopenNeeded sends when the index is to be made again.
+// IndexDiscarded is the text from ReopenNeeded if the index has to be rebuilt.
 const IndexDiscarded = "the index is rebuilt"
 
-// RebuildIndex has the next Open rebuild the index, and ReopenNeeded request that.
+// RebuildIndex marks the index, so that the next Open rebuilds it, and signals ReopenNeeded.
 func (st *Store) RebuildIndex(why string) error {
 	_, _, err := st.index.Repair(index.Finding{Kind: index.RebuildKind, Detail: why}, false)
 	if err == nil {
@@ -36,18 +36,18 @@ func (st *Store) RebuildIndex(why string) error {
 	return err
 }
 
-// reopen reports whether it is the first that has ReopenNeeded ask for that.
+// reopen signals ReopenNeeded, and reports whether it is the first call that does.
 func (st *Store) reopen(why string) bool {
 	select {
 	case st.reopenNeeded <- why:
 		return true
-	default: // reported, or about to be
+	default: // signalled already
 		return false
 	}
 }
 
-// CheckStateDirectory finds out whether the state directory is still the one that was opened.
-// ReopenNeeded reports that it is not.
+// CheckStateDirectory checks that the state directory is still the one that was opened, and signals
+// ReopenNeeded if not.
 func (st *Store) CheckStateDirectory() {
 	if why := st.MissingPart(); why != "" {
 		if st.reopen(why) {
@@ -56,7 +56,7 @@ func (st *Store) CheckStateDirectory() {
 		}
 		return
 	}
-	// A journal that alone was deleted is written again, because all of it is in memory as well.
+	// If only the journal was deleted, it is written again, because memory has all of it.
 	if restored, err := st.index.Journal.RewriteIfDeleted(false); err != nil {
 		st.log.Error("the journal was deleted, and cannot be restored", "error", err)
 	} else if restored {
@@ -65,8 +65,8 @@ func (st *Store) CheckStateDirectory() {
 	}
 }
 
-// MissingPart returns a part of the state directory that is missing or replaced; "": none. One that
-// cannot be looked at is not missing.
+// MissingPart returns a part of the state directory that is missing or replaced; "" if none. A part
+// that cannot be checked does not count as missing.
 func (st *Store) MissingPart() string {
 	if _, err := os.Stat(st.dir); errors.Is(err, fs.ErrNotExist) {
 		return "the directory no longer exists"

@@ -16,36 +16,36 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// The scrub reads every blob in turn and compares its digest, so that damage is found before an
-// application needs the blob. It is a part of the packer's loop, which has it read, after its own
-// work, the bytes that are due by then.
+// The scrub verifies every blob in turn, so that damage is found before an application needs the
+// blob. The packer's loop runs it after its own work, and it reads as many bytes as are due by
+// then.
 
 const (
-	scrubRate  = 32 << 20 // bytes a second at most, while it reads
-	scrubPiece = 1 << 20  // bytes in one read at most
-	// the time for which bytes become due while no daemon runs, at most
+	scrubRate  = 32 << 20 // bytes per second while it reads, at most
+	scrubPiece = 1 << 20  // bytes per read, at most
+	// maxScrubFiles bounds the time without a daemon for which bytes become due.
 	maxScrubFiles = 24 * time.Hour
 )
 
-// Pass is one time that the scrub goes through the store.
+// Pass is one pass of the scrub through the store.
 type Pass struct {
 	Began, Ended time.Time // zero: not yet
 	Files        uint64
 	Bytes        int64
-	Damaged      uint64 // of the files
+	Damaged      uint64 // damaged files
 }
 
-// Scrub is what the scrub has done. The index remembers it, so that the next daemon goes on there.
+// Scrub is the progress of the scrub. The index stores it, so that the next daemon continues there.
 type Scrub struct {
 	Last, This Pass
-	From       cas.Digest // the last one that was read in this pass
-	At         time.Time  // when bytes were last due
-	Due        int64      // bytes that are to be read; negative: those that were read too early
+	From       cas.Digest // the last blob read in this pass
+	At         time.Time  // when Due was computed
+	Due        int64      // bytes to read; negative: bytes read early
 }
 
 var scrubKey = []byte("scrub")
 
-// ScrubState returns what the scrub has done.
+// ScrubState returns the progress of the scrub.
 func (st *Store) ScrubState() (s Scrub) {
 	if row, ok := st.index.Memos.Get(scrubKey); !ok || json.Unmarshal(row, &s) != nil {
 		return Scrub{}
@@ -73,12 +73,13 @@ func (p Pass) String() string {
 		bytesize.Text(p.Bytes), p.Began.UTC().Format(time.RFC3339), until, p.Damaged)
 }
 
-// Scrub reads the blobs that are due. Damaged ones are quarantined, and their builds compiled
+// Scrub reads the blobs that are due. It quarantines damaged ones, and their builds are compiled
 // again.
 func (p *Packer) Scrub(ctx context.Context) {
 	every, now, s := p.st.settings.Load().Verify, p.st.now(), p.st.ScrubState()
 	within := func(since time.Time, d time.Duration) bool {
-		return !now.Before(since) && now.Sub(since) < d // a clock that was set back delays nothing
+		// so that a clock which was set back causes no delay
+		return !now.Before(since) && now.Sub(since) < d
 	}
 	if every == 0 || within(s.At, packEvery) || s.This.Began.IsZero() &&
 		within(s.Last.Began, every) {
@@ -86,7 +87,7 @@ func (p *Packer) Scrub(ctx context.Context) {
 	}
 	space, err := p.st.index.Space()
 	if err != nil {
-		return // whatever needs the index next reports it
+		return // the next user of the index reports the error
 	}
 	passed := packEvery
 	if within(s.At, maxScrubFiles) {
@@ -99,7 +100,7 @@ func (p *Packer) Scrub(ctx context.Context) {
 	}
 	err = p.st.index.EachNeed(ctx, s.From, func(n index.Need) error {
 		if n.Blob == s.From {
-			return nil // another build's need of it
+			return nil // the same blob again, for another build
 		}
 		if s.Due <= 0 {
 			return errNotDue
@@ -136,8 +137,8 @@ func (p *Packer) saveScrub(s *Scrub) error {
 	return p.st.index.Memos.Save(scrubKey, row)
 }
 
-// verify reads a blob, a packed one as its recipe gives it. If the bytes are wrong it reads it
-// again while no blob changes its form, and repairs.
+// verify reads and hashes a blob; a packed one it reads through its recipe. If the digest is wrong,
+// it reads the blob again while no blob is packed or unpacked, and then repairs it.
 func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err error) {
 	from, err := p.st.forms.OpenUnverified(d)
 	if err == nil {
@@ -157,7 +158,7 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	err = p.st.forms.Check(ctx, d)
 	leave()
 	if !packing.IsMissingOrDamaged(err) || !p.st.isMissed(d, errors.Is(err, cas.ErrNotFound)) {
-		// it had another form just then, is gone with its builds, or is known to be damaged
+		// it was being packed, was removed with its builds, or is known to be damaged
 		return false, nil
 	}
 	p.st.log.Warn("the background verification has found "+
@@ -165,8 +166,8 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	return true, p.st.Repair(ctx, d, err.Error())
 }
 
-// isMissed reports whether a build that is not withheld for damage needs the blob. A missing
-// blob is needed only by builds that serve it.
+// isMissed reports whether a build that is not withheld for damage needs the blob. For a missing
+// blob only builds count that serve it.
 func (st *Store) isMissed(d cas.Digest, missing bool) bool {
 	all, err := st.Needs(d)
 	return err != nil || slices.ContainsFunc(all, func(n Need) bool {

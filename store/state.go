@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/internal/flock"
 )
 
-// stateReadme is in every state directory, for people that find it and wonder.
+// stateReadme is the text of a README in every state directory.
 const stateReadme = `This directory is the store of epcached, which keeps compiled ONNX Runtime
 models.
 
@@ -38,9 +38,8 @@ reserve      empty space, used to remove models when the disk is full
 index.db     a database of the manifests, which is rebuilt if it is missing
 `
 
-// checkOwnership fails for root where another user owns the state directory or what lies directly
-// in it, or may write there, because root would write through the links that this user puts into
-// their place.
+// checkOwnership fails for root if another user owns the state directory or an entry of it, or may
+// write there, because root would write through links that this user creates.
 func checkOwnership(dir string) error {
 	info, err := os.Stat(dir)
 	if os.Geteuid() != 0 || errors.Is(err, fs.ErrNotExist) {
@@ -51,7 +50,7 @@ func checkOwnership(dir string) error {
 		err = checkFileOwnership(dir, info)
 	}
 	if err == nil {
-		entries, err = os.ReadDir(dir) // no other user changes these from here on
+		entries, err = os.ReadDir(dir) // no other user can change these from here on
 	}
 	for _, e := range entries {
 		if info, err = e.Info(); err == nil {
@@ -104,8 +103,8 @@ func makeLayout(dir string) error {
 	return os.MkdirAll(filepath.Join(dir, "views"), 0o711)
 }
 
-// writeNote leaves a text for people and for programs that make backups. One that is there stays as
-// it is, unless it is empty: a full disk left it so.
+// writeNote writes a text for users, or for backup programs. It does not change an existing file,
+// unless that is empty because the disk was full.
 func writeNote(path, text string) error {
 	if info, err := os.Lstat(path); err == nil && (info.Size() > 0 || !info.Mode().IsRegular()) {
 		return nil
@@ -113,7 +112,7 @@ func writeNote(path, text string) error {
 	return os.WriteFile(path, []byte(text), 0o644)
 }
 
-// LockedError says that another process has the state directory.
+// LockedError says that another process has the state directory open.
 type LockedError struct {
 	Directory string
 	Holder    string // what the other process wrote about itself: "process 4711"; may be empty
@@ -130,17 +129,17 @@ func (e *LockedError) Error() string {
 
 func lockedError(dir string, lock *os.File) error {
 	holder := make([]byte, 128)
-	n, _ := lock.ReadAt(holder, 0) // the text is a courtesy
+	n, _ := lock.ReadAt(holder, 0) // best effort
 	return &LockedError{Directory: dir, Holder: strings.TrimSpace(string(holder[:n]))}
 }
 
-// checkLock fails where a daemon holds the state directory's lock, and does not keep it: a daemon
-// that starts later leaves alone what the lease on a view holds.
+// checkLock fails if a daemon holds the state directory's lock. It does not take the lock, because
+// leases on views suffice against a daemon that starts later.
 func checkLock(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"),
 		os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		// none was ever made, or this user may not look: then a lease is what there is
+		// No lock was ever made, or this user may not read it. Then only leases protect views.
 		return nil //nolint:nilerr
 	}
 	defer f.Close()
@@ -150,15 +149,15 @@ func checkLock(dir string) error {
 	return nil
 }
 
-// How long to wait for a process that is just ending, or that was killed and has children that have
-// not begun yet: they hold its lock until they do.
+// How long to wait for the lock of a process that is ending, or that was killed just after fork,
+// because its children hold the lock until their exec.
 const (
 	lockPatience = 2 * time.Second
 	lockPause    = 20 * time.Millisecond
 )
 
-// lockState takes the state directory for this process; the lock goes with the process. No other
-// user may open the file, because a lock of theirs would keep the daemon from starting.
+// lockState locks the state directory for this process, until that ends. No other user may open the
+// file, because a lock of another user would prevent the daemon from starting.
 func lockState(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -168,7 +167,7 @@ func lockState(dir string) (*os.File, error) {
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s is not a regular file", f.Name())
 	}
-	if err == nil && info.Mode().Perm() != 0o600 { // earlier versions let all users read it
+	if err == nil && info.Mode().Perm() != 0o600 { // earlier versions made it readable for all
 		err = f.Chmod(0o600)
 	}
 	ok := false
@@ -185,8 +184,8 @@ func lockState(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	// It is as long as the longest, so that nothing of another text is left. A full disk may keep
-	// it out.
+	// The width is fixed, so that it overwrites any earlier text. Best effort: a full disk may
+	// prevent it.
 	_, _ = fmt.Fprintf(f, "process %-10d\n", os.Getpid())
 	return f, nil
 }

@@ -21,29 +21,28 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Options say how a store is kept, and which functions it calls.
+// Options configure a Store, and have the functions that it calls.
 type Options struct {
 	FS  cas.FS // nil: the operating system's
 	Log *slog.Logger
 	Now func() time.Time
-	// shared views may be reached by path by every local user, not only by descriptor
+	// PathAccess lets every local user open shared views by path, not only by descriptor.
 	PathAccess  bool
 	UnpackedDir string // directory for unpacked copies; "": in the state directory
 	Settings    Settings
-	Layers      []layers.Source // below this store, in their order
+	Layers      []layers.Source // below this store, in order
 
-	Making func(builds uint64, percent int) // is called while the index is made from the manifests
-	Broken func(*index.BrokenError)         // is called once if the index turns out to be damaged
-	Heard  func(index.Event)                // is called with each event, in order
+	Making func(builds uint64, percent int) // called while the index is made from the manifests
+	Broken func(*index.BrokenError)         // called once if the index turns out to be damaged
+	Heard  func(index.Event)                // called with each event, in order
 
-	// OnPublished is called when a build that this user asked for is durable, before its event.
+	// OnPublished is called when a build that the user uid requested is durable, before its event.
 	OnPublished func(b *index.Build, uid uint32)
-	OnWithheld  func(b *index.Build) // is called when a build is withheld
-	// reports whether something is compiled: background work waits then
+	OnWithheld  func(b *index.Build) // called when a build is withheld
+	// Compiling reports whether a compile is under way, while which background work pauses.
 	Compiling func() bool
 
-	// Bound reports whether UserShare bounds what a user's builds and pins keep; nil: it bounds
-	// none.
+	// Bound reports whether UserShare bounds a user's builds and pins; nil: it bounds no user.
 	Bound func(uid uint32) bool
 }
 
@@ -51,11 +50,10 @@ type Options struct {
 type Settings struct {
 	Space  SpaceOptions
 	Pack   Packing
-	Verify time.Duration // in which the scrub reads everything; 0: there is none
+	Verify time.Duration // period of one pass of the scrub; 0: no scrub
 }
 
-// Store is the one owner of a state directory. Make one with Open or OpenReadOnly. It may be used
-// by any number of goroutines.
+// Store owns a state directory. Make one with Open or OpenReadOnly. It is safe for concurrent use.
 type Store struct {
 	Layers *layers.Set // below the store
 
@@ -64,7 +62,7 @@ type Store struct {
 	options  Options
 	log      *slog.Logger
 	now      func() time.Time
-	lock     *os.File // nil: the store is only read
+	lock     *os.File // nil if the store is read-only
 	settings atomic.Pointer[Settings]
 
 	index *index.Index
@@ -78,12 +76,12 @@ type Store struct {
 	collector    *Collector
 	packer       *Packer
 	reopenNeeded chan string
-	pinning      sync.Mutex     // one pin at a time: it is counted, and then made
+	pinning      sync.Mutex     // one pin at a time, because it is checked against the share first
 	work         sync.WaitGroup // the background work
 }
 
-// Open opens the store in dir, an absolute path, and makes it where there is none. One process has
-// a store open at a time.
+// Open opens the store in dir, an absolute path, and creates it if there is none. Only one process
+// can have a store open.
 func Open(dir string, o Options) (*Store, error) {
 	if err := makeLayout(dir); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
@@ -134,8 +132,8 @@ func (st *Store) open() (err error) {
 	return nil
 }
 
-// OpenReadOnly opens a store that no daemon has: it takes no lock and writes nothing. It fails with
-// a *LockedError where a daemon has the store.
+// OpenReadOnly opens a store without taking a lock or writing to it, and returns its builds. It
+// fails with a *LockedError if a daemon has the store open.
 func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error) {
 	if err := checkLock(dir); err != nil {
 		return nil, nil, err
@@ -156,7 +154,7 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 	return st, builds, err
 }
 
-// Start begins the background work: the collector and the packer. It ends with the context.
+// Start starts the collector and the packer, which run until the context ends.
 func (st *Store) Start(ctx context.Context) {
 	st.work.Go(func() { st.packer.run(ctx) })
 	st.packer.RequestSweep()
@@ -176,45 +174,45 @@ func (st *Store) Close() (err error) {
 	return errors.Join(err, st.lock.Close())
 }
 
-// SetSettings applies other settings.
+// SetSettings replaces the settings.
 func (st *Store) SetSettings(s Settings) {
 	st.settings.Store(&s)
 	st.packer.RequestSweep()
 	st.ledger.WakeCollector()
 }
 
-// Index is the store's index.
+// Index returns the store's index.
 func (st *Store) Index() *index.Index { return st.index }
 
-// Blobs are the store's whole blobs.
+// Blobs returns the store of whole blobs.
 func (st *Store) Blobs() *cas.Store { return st.cas }
 
-// Forms are the store's blobs in all their representations.
+// Forms returns the store of blobs in all their representations.
 func (st *Store) Forms() *packing.Store { return st.forms }
 
-// Views are the store's views.
+// Views returns the store's views.
 func (st *Store) Views() *views.Store { return st.views }
 
-// Ledger accounts for the space that is set aside.
+// Ledger returns the account of reserved space.
 func (st *Store) Ledger() *Ledger { return st.ledger }
 
-// Collector keeps the store within its bounds.
+// Collector returns the store's collector.
 func (st *Store) Collector() *Collector { return st.collector }
 
-// Packer finds out in the background what blobs share, packs cold builds and drops unused copies.
+// Packer returns the store's packer.
 func (st *Store) Packer() *Packer { return st.packer }
 
-// Directory is the state directory, absolute.
+// Directory returns the absolute path of the state directory.
 func (st *Store) Directory() string { return st.dir }
 
 func (st *Store) path(name ...string) string {
 	return filepath.Join(append([]string{st.dir}, name...)...)
 }
 
-// Stage makes a directory for work in progress. remove may be called in any case.
+// Stage makes a directory for work in progress. The caller calls remove, also after an error.
 func (st *Store) Stage(prefix string) (dir string, remove func(), err error) {
 	remove = func() {}
-	if err := os.MkdirAll(st.path("staging"), 0o700); err != nil { // it may have been deleted
+	if err := os.MkdirAll(st.path("staging"), 0o700); err != nil { // a user may have deleted it
 		return "", remove, err
 	}
 	if dir, err = os.MkdirTemp(st.path("staging"), prefix); err != nil {
@@ -233,7 +231,7 @@ func (st *Store) emptyStaging() error {
 		return err
 	}
 	for _, e := range entries {
-		// another user's, of a worker that was killed
+		// it may belong to the user of a worker that was killed
 		if err := os.RemoveAll(st.path("staging", e.Name())); err != nil {
 			st.log.Warn("cannot remove a staging "+
 				"directory", "path", st.path("staging", e.Name()), "error", err)

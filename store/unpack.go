@@ -11,13 +11,13 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Phases receive how far a view is that a request waits for.
+// Phases are told the progress of making a view.
 type Phases struct {
 	Phase    func(string)            // "unpacking", "verifying"
 	Unpacked func(done, total int64) // bytes; may be nil
 }
 
-// unpackAll makes the unpacked form of each of the build's packed files.
+// unpackAll makes unpacked copies of the build's packed files.
 func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error {
 	begins := func() { p.Phase("unpacking") }
 	for i := range b.Files {
@@ -25,7 +25,7 @@ func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error 
 			noRoom := st.evictForCopy(ctx, f.Size)
 			err := st.forms.Unpack(ctx, f.Digest, begins, p.Unpacked)
 			if errors.Is(err, packing.ErrNoSpace) && noRoom != nil {
-				err = noRoom // it has more to say
+				err = noRoom // it has more details
 			}
 			if err != nil {
 				return fmt.Errorf("%s: %w", f.Name, err)
@@ -35,8 +35,8 @@ func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error 
 	return nil
 }
 
-// evictForCopy evicts what may be evicted for an unpacked copy. The copy's own reservation is made
-// while its blob is locked, and evicts nothing.
+// evictForCopy evicts builds to make space for an unpacked copy. That is separate from the copy's
+// reservation, which is made while its blob is locked and so must not evict.
 func (st *Store) evictForCopy(ctx context.Context, size int64) error {
 	if _, apart := st.forms.Copies.Directory(); apart {
 		return nil
@@ -46,8 +46,8 @@ func (st *Store) evictForCopy(ctx context.Context, size int64) error {
 	return place.ResizeTo(ctx, true, cas.RoundUpToBlock(size), 0)
 }
 
-// View returns a view of the build with every file checked: the one in use, one of an earlier run,
-// or a new one, for which it unpacks what is packed.
+// View returns a view of the build after checking every file: the current view, one of an earlier
+// run, or a new one, for which it unpacks packed files.
 func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.View, error) {
 	if b.Layer != "" {
 		return st.Layers.View(ctx, b, func() { p.Phase("verifying") })
@@ -64,9 +64,10 @@ func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.Vie
 			!st.views.NeedsUnpacking(b) {
 			return v, err
 		}
-		// It was packed just now, or what was unpacked is gone already.
+		// It was packed just now, or the unpacked copy was removed already.
 	}
 }
 
-// viewAttempts bounds how often a view is begun again because a form of a blob was removed.
+// viewAttempts bounds the retries of making a view because a file of a blob was removed in the
+// meantime.
 const viewAttempts = 3

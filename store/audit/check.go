@@ -1,5 +1,5 @@
-// Package audit checks a store against what it should be: the bytes of its blobs, its recipes,
-// leftovers, and what is accounted for against what the file system says.
+// Package audit checks a store: the bytes of its blobs, its recipes, leftovers, and its account of
+// space against the file system.
 package audit
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// checking is what Check has looked at, and what it has found.
+// checking has the counts and findings of a Check so far.
 type checking struct {
 	*wire.CheckReply
 	damages, leftovers int // found so far
@@ -39,8 +39,9 @@ func newAuditor(st *store.Store) *auditor {
 	return &auditor{st: st, index: st.Index(), cas: st.Blobs(), forms: st.Forms()}
 }
 
-// Check looks at the files of every build: with w.Deep by hashing every byte, else by their stamps.
-// Each finding has what a repair does about it. With w.Repair that is done. progress may be nil.
+// Check checks the files of every build: with w.Deep by hashing every byte, otherwise by their
+// stamps. Each finding says how a repair would handle it. With w.Repair it carries that out.
+// progress may be nil.
 func Check(ctx context.Context, st *store.Store, w *wire.Check,
 	progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	a, deep, repair := newAuditor(st), w.Deep, w.Repair
@@ -64,7 +65,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check,
 	a.forms.Recipes.RetryUnread()
 	for _, p := range a.forms.Recipes.Problems() {
 		f := RecipeFinding(p)
-		// else it is found where the blob is looked at
+		// otherwise checking the blob finds it
 		if d, err := cas.ParseDigest(filepath.Base(p.Path)); p.Unread && err == nil {
 			if f.Action = "quarantine it"; repair && a.cas.Has(d) {
 				f.Action = outcome(f.Action, a.st.QuarantineRecipe(d, p.Detail))
@@ -121,7 +122,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check,
 	}
 	out.Findings = slices.DeleteFunc(out.Findings, a.wasBeingRemoved)
 	if repair && a.forms.Recipes.Complete() {
-		// also those that had to stay while not all recipes could be read
+		// also those that were kept because some recipes were unreadable
 		err = a.st.RemoveLeftovers(ctx)
 	}
 	if rebuild && err == nil {
@@ -139,7 +140,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check,
 	return out.CheckReply, nil
 }
 
-// outcome is an action, or why it failed.
+// outcome returns the action, or why it failed.
 func outcome(action string, err error) string {
 	if err != nil {
 		return "failed: " + err.Error()
@@ -147,13 +148,13 @@ func outcome(action string, err error) string {
 	return action
 }
 
-// remedy returns what a repair does about a blob that is damaged or missing.
+// remedy says how a repair handles a damaged or missing blob.
 func (a *auditor) remedy(d cas.Digest, kind string) string {
 	all, err := a.st.Needs(d)
 	if err != nil {
 		return "failed: " + err.Error()
 	}
-	var now, later int // builds that are recompiled at once, and when they are requested
+	var now, later int // number of builds that are recompiled at once, and on their next request
 	none := "none: its builds are withheld until a request recompiles them"
 	for _, one := range all {
 		b, err := a.index.Get(one.Build)
@@ -185,21 +186,21 @@ func (a *auditor) remedy(d cas.Digest, kind string) string {
 	return strings.Join(do, "; ")
 }
 
-// wasBeingRemoved reports a leftover that was one only while its build was being removed.
+// wasBeingRemoved reports whether a finding is a leftover only because its build was being removed.
 func (a *auditor) wasBeingRemoved(f *wire.Finding) bool {
 	if f.Kind != kindLeftover {
 		return false
 	}
 	d, err := cas.ParseDigest(f.Object)
 	if err != nil {
-		return false // not of a blob
+		return false // not about a blob
 	}
 	_, packed := a.forms.Recipes.Has(d)
 	return !packed && !a.cas.Has(d)
 }
 
-// maxKeptFindings bounds the findings that are reported, damage and leftovers each: a disk may have
-// lost everything.
+// maxKeptFindings bounds the reported findings of damage and of leftovers, because a disk may have
+// lost all files.
 const maxKeptFindings = 4096
 
 func (r *checking) found(f *wire.Finding) {
@@ -214,7 +215,7 @@ func (r *checking) found(f *wire.Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
-// truncate keeps the findings that fit into so many bytes, leftovers last: damage is not cut off.
+// truncate keeps the findings that fit into limit bytes. It drops leftovers before damage.
 func (r *checking) truncate(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
 		return leftover(a) - leftover(b)
@@ -236,8 +237,8 @@ func leftover(f *wire.Finding) int {
 	return 0
 }
 
-// The kinds of findings that are made differently, or not at all, where the store changes while it
-// is checked.
+// Kinds of findings that must be checked again, because the store may have changed during the
+// check.
 const (
 	kindLeftover = "leftover"
 	kindMissing  = "missing"
@@ -271,12 +272,12 @@ func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Dige
 	return bases, err
 }
 
-// checkLeftovers finds the blobs that nothing needs.
+// checkLeftovers finds the blobs that no build or recipe needs.
 func (a *auditor) checkLeftovers(ctx context.Context, bases map[cas.Digest]int64,
 	out *checking,
 	progress func(*wire.Progress)) error {
 	seen := uint64(0)
-	var needed map[cas.Digest]int64 // of those that begin with the same byte: they come in order
+	var needed map[cas.Digest]int64 // blobs with the same first byte, because the walk is in order
 	first := -1
 	return a.cas.Walk(ctx, func(d cas.Digest, size, _ int64) (err error) {
 		if seen++; seen%wire.StoreProgressEvery == 0 {
@@ -296,7 +297,7 @@ func (a *auditor) checkLeftovers(ctx context.Context, bases map[cas.Digest]int64
 		}
 		ids, err := a.index.Needs(d)
 		if err != nil || len(ids) > 0 || len(a.forms.Recipes.Users(d)) > 0 {
-			return err // published, or packed, meanwhile
+			return err // published or packed in the meantime
 		}
 		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
 			Detail: bytesize.Text(size) + " that no build needs", Action: remedyRemove})
@@ -311,17 +312,17 @@ func checkError(ctx context.Context, err error) error {
 	return apierr.New(apierr.Internal, err, "check")
 }
 
-// checkBlob returns what is wrong with one blob, nil if nothing is.
+// checkBlob returns the finding about one blob, nil if it is intact.
 func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64,
 	deep bool) *wire.Finding {
 	f := a.checkBlobOnce(ctx, d, size, deep)
 	if f == nil {
 		return nil
 	}
-	// It may have been taking another form just then, or have gone together with what needed it.
+	// Check again under the lock, because it may have been packed or removed at that moment.
 	leave, err := a.forms.LockForm(ctx)
 	if err != nil {
-		return nil // the check ends with the context
+		return nil // the context has ended, and with it the check
 	}
 	f = a.checkBlobOnce(ctx, d, size, deep)
 	leave()
@@ -348,8 +349,8 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64,
 	return f
 }
 
-// checkLayers hashes the files of layers. Without --deep that is done before they are served. A
-// repair has builds served again that are sound now.
+// checkLayers hashes the files of layers. Without --deep they are hashed before they are served. A
+// repair lets builds be served again that are intact now.
 func (a *auditor) checkLayers(ctx context.Context, out *checking, repair bool) error {
 	return a.st.Layers.Each(func(b index.Build) error {
 		err := a.st.Layers.Hash(ctx, &b)
@@ -376,7 +377,8 @@ func (a *auditor) checkLayers(ctx context.Context, out *checking, repair bool) e
 	})
 }
 
-// checkBlobOnce is checkBlob for a store without changes, without the builds that need the blob.
+// checkBlobOnce is checkBlob without the second check and without listing the builds that need the
+// blob.
 func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64,
 	deep bool) *wire.Finding {
 	f := &wire.Finding{Object: d.String()}
@@ -392,7 +394,7 @@ func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64,
 		err = a.forms.Check(ctx, d)
 		a.forms.Copies.Check(ctx, d)
 	default:
-		err = a.forms.Verify(ctx, d) // hashes only where the stamp does not hold
+		err = a.forms.Verify(ctx, d) // hashes only if the stamp has changed
 	}
 	if f.Kind == "" {
 		if err == nil || ctx.Err() != nil {
@@ -412,7 +414,7 @@ func (a *auditor) unneeded(d cas.Digest) bool {
 	return err == nil && len(ids) == 0 && len(a.forms.Recipes.Users(d)) == 0
 }
 
-// maxNeeding bounds the builds that are named which need a blob.
+// maxNeeding bounds the listed builds that need a blob.
 const maxNeeding = 64
 
 // RecipeFinding reports a recipe that could not be read.
@@ -430,8 +432,8 @@ func RecipeFinding(p dedupe.Problem) *wire.Finding {
 		Detail: p.Detail + "; it is in quarantine", Action: index.NothingToDo}
 }
 
-// The kinds, in the order in which a file with several names is counted. Views hold further names
-// of objects; what they have for themselves is of removed builds.
+// The kinds of files. A file with several links is counted for the first of its kinds. Views have
+// links to objects; files that only a view has belong to removed builds.
 const (
 	kindObjects    = "objects"
 	kindRecipes    = "recipes"
@@ -451,7 +453,7 @@ const (
 var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindQuarantine,
 	kindViews, kindUnkept, kindStaging, kindIndex, kindJournal, kindReserve, kindOthers, kindDirs}
 
-// kindOf returns what a path below the state directory is.
+// kindOf returns the kind of a path below the state directory.
 func kindOf(rel string) string {
 	top, rest, _ := strings.Cut(rel, "/")
 	switch {
@@ -472,8 +474,8 @@ func kindOf(rel string) string {
 	return kindOthers
 }
 
-// Space compares what is accounted with what the file system says, to the block, and names the
-// differences. It looks again at files that change meanwhile. progress may be nil.
+// Space compares the account of space with the file system, to the block, and reports the
+// differences. It checks files again that change in the meantime. progress may be nil.
 func Space(ctx context.Context, st *store.Store,
 	progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	a := newAuditor(st)
@@ -485,7 +487,7 @@ func Space(ctx context.Context, st *store.Store,
 	seen := make(map[store.FileID]bool)
 	var blobs []cas.Digest
 	looked := uint64(0)
-	for _, name := range spaceKinds { // objects first: their other names count nothing
+	for _, name := range spaceKinds { // objects first, because each file is counted once
 		err := a.eachFile(ctx, name, func(path string, dir bool) {
 			if looked++; looked%wire.StoreProgressEvery == 0 {
 				wire.ReportStoreProgress(progress, "measuring files", "files", looked, 0)
@@ -496,7 +498,7 @@ func Space(ctx context.Context, st *store.Store,
 			}
 			id, names, disk, ok := store.FileOnDisk(path)
 			if !ok || names > 1 && seen[id] {
-				return // it has just gone, or was counted
+				return // it was just removed, or was counted
 			}
 			if names > 1 {
 				seen[id] = true
@@ -536,7 +538,7 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 	roots := []string{kind}
 	switch kind {
 	case kindDirs:
-		return nil // counted with what is in them
+		return nil // counted with their entries
 	case kindUnkept:
 		roots = []string{"views/" + views.Unkept}
 	case kindStaging:
@@ -558,7 +560,7 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 				}
 				rel, relErr := filepath.Rel(a.st.Directory(), path)
 				if err != nil || relErr != nil {
-					return nil // it has just gone
+					return nil // it was just removed
 				}
 				is := kindOf(filepath.ToSlash(rel))
 				top := rel == "." && kind == kindOthers
@@ -578,8 +580,8 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 	return nil
 }
 
-// eachCopyFile walks what is of one kind where unpacked forms have a directory of their own on the
-// store's file system.
+// eachCopyFile walks the files of one kind in the directory of unpacked copies, if that is outside
+// the state directory but on its file system.
 func (a *auditor) eachCopyFile(ctx context.Context, kind string,
 	fn func(path string, dir bool)) error {
 	copies, apart := a.forms.Copies.Directory()
@@ -599,14 +601,14 @@ func (a *auditor) eachCopyFile(ctx context.Context, kind string,
 	})
 }
 
-// dirsWithKinds have kinds of their own, of the same names.
+// dirsWithKinds are directories whose kind has the same name.
 var dirsWithKinds = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging",
 	"quarantine"}
 
-// maxSpaceFindings bounds what is named; the lines have the sums.
+// maxSpaceFindings bounds the reported differences; the lines have the sums.
 const maxSpaceFindings = 1000
 
-// misaccounted names the blobs that are not accounted for, or with another size.
+// misaccounted lists the blobs that the account lacks or has with another size.
 func (a *auditor) misaccounted(ctx context.Context, blobs []cas.Digest,
 	progress func(*wire.Progress)) ([]*wire.Finding, error) {
 	var out []*wire.Finding
@@ -625,10 +627,10 @@ func (a *auditor) misaccounted(ctx context.Context, blobs []cas.Digest,
 			}
 			disk, err := cas.DiskBytesIn(a.st.Directory(), d)
 			if err != nil || known && disk == accounted {
-				break // it has just gone, or all is well
+				break // it was just removed, or is correct
 			}
 			if !again {
-				continue // it may be just about to be published, or removed
+				continue // it may be being published or removed at this moment
 			}
 			detail := fmt.Sprintf("accounted with %d bytes on disk, and takes %d", accounted, disk)
 			if !known && len(a.forms.Recipes.Users(d)) > 0 {

@@ -11,40 +11,41 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Inventory is the disk space of the blobs of a store, in all forms, and the builds that need them.
-// A plan takes builds out of it, packs blobs and drops copies, to see what that frees.
+// Inventory has the disk space of a store's blobs, in all representations, and the builds that need
+// them. A plan simulates on it: it removes builds, packs blobs and drops copies, and learns how
+// many bytes that frees.
 type Inventory struct {
-	// those of the survey, then bases that no build needs; Needs counts builds
+	// blobs has those of the survey, then bases that no build needs. Needs counts builds.
 	blobs []index.Blob
-	// by place in blobs: of those that are more, or less, than a whole file that only builds need
+	// forms has, by index in blobs, the blobs that are not just a whole file which only builds
+	// need.
 	forms  map[uint32]*blobForms
 	at     map[cas.Digest]uint32
 	disk   func(cas.Digest) int64
-	before []int64 // by place: what the whole form of a blob took that has gone; nil: none has
+	before []int64 // by index: bytes of whole files that the plan has removed; nil: none
 }
 
-// blobForms are what a blob has besides its whole form, which may be gone.
+// blobForms has the other representations of a blob, besides its whole file.
 type blobForms struct {
-	recipe, unpacked int64    // bytes on disk; 0: there is none
+	recipe, unpacked int64    // bytes on disk; 0: none
 	bases            []uint32 // the bases of the recipe
-	users            int      // recipes that take from it
-	// bytes on disk that packing it frees; 0: it is not worth it, or not known
+	users            int      // number of recipes of which it is a base
+	// saving is how many bytes on disk packing it would free; 0: too few or unknown.
 	saving int64
-	from   []uint32 // the blobs that it would take from
+	from   []uint32 // bases that its recipe would have
 
-	// what it had when the last build that needed it was taken out; nil: none was
+	// wholeDropped is a copy from when the last build that needed it was removed, for undoing that;
+	// nil: none was.
 	wholeDropped *blobForms
 }
 
-// NewInventory begins with the whole forms of the blobs that builds need, and takes the survey's
-// blobs over. disk says what the whole form of a blob takes that no build needs, and is called as
-// what others take from.
+// NewInventory makes an inventory of the survey's blobs, as whole files. It takes over s.Blobs.
+// disk returns the bytes on disk of a blob that no build needs; it is called for bases.
 func NewInventory(s *index.Survey, disk func(cas.Digest) int64) *Inventory {
 	return &Inventory{blobs: s.Blobs, forms: make(map[uint32]*blobForms), at: s.At, disk: disk}
 }
 
-// AddRecipe takes in that a blob is packed, in so many bytes on disk, and which bases its
-// recipe takes from.
+// AddRecipe records that a blob is packed: the bytes on disk of its recipe, and its bases.
 func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, bases ...cas.Digest) {
 	f := inv.formsOf(d)
 	f.recipe = disk
@@ -54,10 +55,10 @@ func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, bases ...cas.Digest) {
 	}
 }
 
-// AddCopy takes in that a packed blob is unpacked as well, in so many bytes on disk.
+// AddCopy records the unpacked copy of a packed blob, with its bytes on disk.
 func (inv *Inventory) AddCopy(d cas.Digest, disk int64) { inv.formsOf(d).unpacked = disk }
 
-// AddSaving takes in what packing a blob would free, and which blobs it would take from then.
+// AddSaving records how many bytes packing a blob would free, and the bases that it would have.
 func (inv *Inventory) AddSaving(d cas.Digest, saving int64, from ...cas.Digest) {
 	f := inv.formsOf(d)
 	f.saving = saving
@@ -73,7 +74,7 @@ func (inv *Inventory) Needed(d cas.Digest) bool {
 	return ok && inv.blobs[at].Needs > 0
 }
 
-// formsOf finds what a blob has besides, and takes one in that no build needs.
+// formsOf returns the blobForms of a blob, and adds a blob that no build needs to the inventory.
 func (inv *Inventory) formsOf(d cas.Digest) *blobForms {
 	at, ok := inv.at[d]
 	if !ok {
@@ -87,7 +88,7 @@ func (inv *Inventory) formsOf(d cas.Digest) *blobForms {
 	return inv.forms[at]
 }
 
-// bytes is what a blob takes on the disk in all forms, without what its recipe takes from others.
+// bytes returns the disk bytes of a blob in all representations, without its bases.
 func (inv *Inventory) bytes(at uint32) int64 {
 	sum := inv.blobs[at].Disk
 	if f := inv.forms[at]; f != nil {
@@ -103,7 +104,7 @@ func (inv *Inventory) sum() (sum int64) {
 	return sum
 }
 
-// sumOf is what the blobs of some builds take, each once, with what only recipes take from.
+// sumOf returns the disk bytes of the builds' blobs and of their bases, each once.
 func (inv *Inventory) sumOf(builds []candidate) (sum int64) {
 	counted := make([]bool, len(inv.blobs))
 	for i := range builds {
@@ -117,8 +118,7 @@ func (inv *Inventory) sumOf(builds []candidate) (sum int64) {
 	return sum
 }
 
-// parts calls fn with what a build takes space with: its blobs, and the bases that they are
-// packed with. Several blobs may have a base in common.
+// parts calls fn with the blobs of a build and their bases. It may report a base several times.
 func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, base bool)) {
 	for _, at := range b.Blobs {
 		fn(at, false)
@@ -130,8 +130,8 @@ func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, base bool)) {
 	}
 }
 
-// release takes out one build that needs a blob, and returns what that frees: with the last build
-// the blob, unless recipes take from it, and its bases that are not needed any more.
+// release removes one build from those that need a blob, and returns the bytes that this frees:
+// after the last build the blob, unless it is a base, and its bases that are not needed any more.
 func (inv *Inventory) release(at uint32) (freed int64) {
 	b := &inv.blobs[at]
 	if b.Needs--; b.Needs > 0 {
@@ -155,7 +155,7 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 	return freed
 }
 
-// releaseRecipe takes out one recipe that takes from a blob.
+// releaseRecipe removes one recipe from those of which a blob is a base.
 func (inv *Inventory) releaseRecipe(at uint32) (freed int64) {
 	f := inv.forms[at]
 	if f.users--; f.users == 0 && inv.blobs[at].Needs == 0 {
@@ -164,7 +164,7 @@ func (inv *Inventory) releaseRecipe(at uint32) (freed int64) {
 	return 0
 }
 
-// dropWhole lets the whole form of a blob go.
+// dropWhole removes the whole file of a blob.
 func (inv *Inventory) dropWhole(at uint32) (freed int64) {
 	if len(inv.before) < len(inv.blobs) {
 		inv.before = append(inv.before, make([]int64, len(inv.blobs)-len(inv.before))...)
@@ -174,8 +174,7 @@ func (inv *Inventory) dropWhole(at uint32) (freed int64) {
 	return freed
 }
 
-// retain adds a released build again, where nothing was packed since, and returns what
-// that takes.
+// retain undoes release, if no blob was packed since, and returns the bytes that this takes.
 func (inv *Inventory) retain(at uint32) (takes int64) {
 	b := &inv.blobs[at]
 	if b.Needs++; b.Needs > 1 {
@@ -200,19 +199,20 @@ func (inv *Inventory) retain(at uint32) (takes int64) {
 	return takes
 }
 
-// restoreWhole undoes lose.
+// restoreWhole undoes dropWhole.
 func (inv *Inventory) restoreWhole(at uint32) (takes int64) {
 	b := &inv.blobs[at]
 	b.Disk = inv.before[at]
 	return b.Disk
 }
 
-// neededBytes is what builds need, each part once: blobs in all forms, and their bases.
+// neededBytes returns the bytes of all that the builds need, each part once: blobs in all
+// representations, and their bases.
 func (inv *Inventory) neededBytes(builds ...*candidate) (sum int64) {
 	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool {
 		return inv.forms[at] != nil
 	}) {
-		// as of nearly all: each blob is named once, and nothing is packed
+		// The usual case: each blob occurs once, and none is packed.
 		for _, at := range builds[0].Blobs {
 			sum += inv.blobs[at].Disk
 		}
@@ -230,8 +230,8 @@ func (inv *Inventory) neededBytes(builds ...*candidate) (sum int64) {
 	return sum
 }
 
-// pack replaces the whole form of a blob by a recipe, which takes what it does not free. It frees
-// nothing where that cannot be done now, or is not worth it.
+// pack replaces the whole file of a blob by a recipe, and returns the bytes that this frees, 0 if
+// it is not possible or saves too few.
 func (inv *Inventory) pack(at uint32) (freed int64) {
 	b, f := &inv.blobs[at], inv.forms[at]
 	if f == nil || f.saving <= 0 || f.users > 0 || b.Disk < f.saving {
@@ -239,7 +239,7 @@ func (inv *Inventory) pack(at uint32) (freed int64) {
 	}
 	for _, from := range f.from {
 		if inv.blobs[from].Disk == 0 {
-			return 0 // it is going, or packed
+			return 0 // it was removed or packed already
 		}
 	}
 	freed, f.saving = f.saving, 0
@@ -260,8 +260,8 @@ func (inv *Inventory) dropCopy(at uint32) (freed int64) {
 	return freed
 }
 
-// perBuild is what a blob takes of each build that needs it: its bytes, and those of what its
-// recipe takes from, in equal parts for all builds and recipes that need them.
+// perBuild returns the part of a blob's bytes, and of its bases', that counts for each build: they
+// are divided equally among the builds and recipes that need them.
 func (inv *Inventory) perBuild(at uint32) float64 {
 	b, f := &inv.blobs[at], inv.forms[at]
 	if f == nil {
@@ -274,19 +274,19 @@ func (inv *Inventory) perBuild(at uint32) float64 {
 	return bytes / float64(max(b.Needs, 1))
 }
 
-// part is the part of a blob's whole form that falls to each build or recipe that needs it.
+// part returns the part of a blob's whole file that counts for each build or recipe that needs it.
 func (inv *Inventory) part(at uint32) float64 {
 	b := &inv.blobs[at]
 	return float64(b.Disk) / float64(max(int(b.Needs)+inv.forms[at].users, 1))
 }
 
-// Accounts divide an inventory among some builds; the needs of others are not in them.
+// Accounts divide an inventory among some builds, without the needs of others.
 type Accounts struct {
 	inv  *Inventory
-	need []uint32 // by place in the inventory: builds that need a blob, as theirs or as a base
+	need []uint32 // by index in the inventory: builds that need a blob, as a file or as a base
 }
 
-// NewAccounts counts the builds that are to be distinguished.
+// NewAccounts returns accounts of these builds.
 func (inv *Inventory) NewAccounts(builds []*index.Brief) *Accounts {
 	a := &Accounts{inv, make([]uint32, len(inv.blobs))}
 	mark := make([]uint32, len(inv.blobs))
@@ -296,25 +296,26 @@ func (inv *Inventory) NewAccounts(builds []*index.Brief) *Accounts {
 	return a
 }
 
-// Row is what one build takes: the bytes of its files, and on the disk what it needs alone, and
-// what others need as well; of that, Once is what no build of its model in a row before has.
+// Row has the bytes of one build: those of its files, and on the disk those that only it needs, and
+// those that others need as well. Once is the part of these that no build of its model in an
+// earlier row has.
 type Row struct {
 	ID                         index.BuildID
 	Logical, Own, Shared, Once int64
 }
 
-// Sum is what several builds take.
+// Sum has the bytes of several builds.
 type Sum struct {
 	Name      string
 	Builds    uint64
 	Logical   int64 // bytes; each build in full
-	Own, Disk int64 // on disk: what no other builds need, and every blob once
+	Own, Disk int64 // on disk: needed by no other builds; and all, every blob once
 }
 
-// ByModel lists builds by model, the largest first, and within one by size. Two models of one name
-// are two.
+// ByModel lists builds by model, the largest first, and within one by size. It distinguishes models
+// of the same name.
 func (a *Accounts) ByModel(list []*index.Brief) []Row {
-	type row struct { // what is compared, side by side
+	type row struct { // with the keys of comparison
 		Row
 		model int64 // bytes of all builds of the model
 		of    *index.Brief
@@ -346,7 +347,7 @@ func (a *Accounts) ByModel(list []*index.Brief) []Row {
 			cmp.Compare(y.Own+y.Shared, x.Own+x.Shared), bytes.Compare(x.ID[:], y.ID[:]))
 	})
 	rows := make([]Row, len(all))
-	had := make([]uint32, len(a.need)) // the model, by a number, that had the blob last
+	had := make([]uint32, len(a.need)) // by blob: number of the last model that had it
 	model := uint32(0)
 	clear(mark)
 	for i := range all {
@@ -365,14 +366,14 @@ func (a *Accounts) ByModel(list []*index.Brief) []Row {
 	return rows
 }
 
-// SumsBy adds up by a name of each build, what takes most first.
+// SumsBy sums builds by a name of each, the largest sum first.
 func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string) []Sum {
 	byName := make(map[string][]*index.Brief)
 	for _, b := range list {
 		byName[nameOf(b)] = append(byName[nameOf(b)], b)
 	}
 	mark, round := make([]uint32, len(a.need)), uint32(0)
-	seen := make([]uint32, len(a.need)) // builds of the present name that need the blob
+	seen := make([]uint32, len(a.need)) // by blob: builds of the current name that need it
 	var out []Sum
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		sum := Sum{Name: name, Builds: uint64(len(byName[name]))}
@@ -399,8 +400,8 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 	return out
 }
 
-// eachPart calls fn with what a build takes space with, each once: its blobs, and the bases
-// that they are packed with. mark has an element for each blob; round differs for each call.
+// eachPart calls fn with the blobs of a build and their bases, each once. mark has an element for
+// each blob, and round must differ for each call.
 func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, round uint32, fn func(at uint32)) {
 	inv.parts(b, func(at uint32, _ bool) {
 		if mark[at] != round {
@@ -410,23 +411,23 @@ func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, round uint32, fn f
 	})
 }
 
-// Thrashing is what says that the budget is too small: builds that were evicted and soon compiled
-// again.
+// Thrashing counts builds that were evicted and soon compiled again, which shows that the budget is
+// too small.
 type Thrashing struct {
 	Evicted, Back int     // entries
-	Seconds       float64 // of compiling what was there before
-	Bytes         int64   // that they take
+	Seconds       float64 // of recompiling
+	Bytes         int64   // of the recompiled builds
 }
 
-// minReturned is how many entries have to come back before it is spoken of.
+// minReturned is how many entries have to come back before it is reported.
 const minReturned = 3
 
 // IsSignificant reports whether enough entries came back: minReturned, and a quarter of all.
 func (t Thrashing) IsSignificant() bool { return t.Back >= minReturned && 4*t.Back >= t.Evicted }
 
-// FindThrashing looks at tombstones, the oldest first: an entry has come back where there is a
-// build of it, or a later tombstone, from after its removal. madeSince reports for a tombstone's
-// entry whether there is such a build.
+// FindThrashing counts in tombstones, which are sorted by time. An entry has come back if it has a
+// build, or a later tombstone of one, that was made after the removal. madeSince reports whether a
+// tombstone's entry has such a build.
 func FindThrashing(tombstones []index.Tombstone,
 	madeSince func(*index.Tombstone) bool) (t Thrashing) {
 	type entry struct {

@@ -11,10 +11,10 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Plan is the steps to free space, and afterwards their outcome: printing and execution share it.
+// Plan has the steps to free space, and after their execution the outcomes, for printing both.
 type Plan struct {
-	// bytes on disk, of the builds that may be collected: before, and wished for; a goal below 0:
-	// there is none
+	// Used are the disk bytes of the builds that may be collected, and Goal those to reach;
+	// negative: no goal.
 	Used, Goal int64
 	Freed      int64 // that the steps free
 	Short      int64 // bytes by which the goal is missed
@@ -26,8 +26,7 @@ type Plan struct {
 // Action is what a step does.
 type Action int
 
-// The actions, the milder ones first: what a copy costs, what packing and unpacking costs, a
-// compile.
+// The actions in order of their cost when the build is needed again: a copy, unpacking, a compile.
 const (
 	DropCopy Action = iota // removes the unpacked copy of a packed build
 	PackBuild
@@ -45,19 +44,19 @@ const (
 	kept    = "kept: "
 )
 
-// Step is what is done with one build; a weight-sharing group is one. A plan may have hundreds of
-// thousands.
+// Step is the action on one build; a group is one build. Keep it small, because a plan may have
+// hundreds of thousands.
 type Step struct {
 	Action  Action
 	ID      index.BuildID
-	Frees   int64  // bytes on disk, after those before it
+	Frees   int64  // bytes on disk, after the earlier steps
 	Outcome string // "planned", "dropped", "packed", "removed", "kept: <why>"
 	Last    time.Time
-	Must    bool // also if there is space: it is too old, or its user is above a limit
+	Must    bool // even if there is space, because of age or a user's limit
 
 	why   cause
-	of    *candidate // while it is planned
-	blobs []uint32   // to change the form of, by place in the inventory; while it is planned
+	of    *candidate // only during planning
+	blobs []uint32   // blobs to pack, or with copies to drop, by index; only during planning
 }
 
 // Reason returns why this build is evicted.
@@ -87,12 +86,13 @@ func (p *Plan) Finish() {
 	}
 }
 
-// GoalReached reports whether the goal is reached once so much more is freed, or there is no goal.
+// GoalReached reports whether the goal is reached if besides more bytes are freed, or there is no
+// goal.
 func (p *Plan) GoalReached(besides int64) bool {
 	return p.Goal < 0 || p.Used-p.Freed-besides <= p.Goal
 }
 
-// Count counts the steps of one kind that were carried out, or are planned.
+// Count counts the steps with an action that were carried out or are planned.
 func (p *Plan) Count(a Action) (n uint64) {
 	for i := range p.Steps {
 		if s := &p.Steps[i]; s.Action == a && (s.Outcome == planned || s.Outcome == a.done()) {
@@ -102,17 +102,18 @@ func (p *Plan) Count(a Action) (n uint64) {
 	return n
 }
 
-// Kept counts the builds that stay, by reason. Of those that are planned for, their bytes and what
-// the steps free add up to what is used.
+// Kept counts the builds that are kept for one reason. For the collected builds, the bytes of all
+// Kept and those that the steps free add up to Used.
 type Kept struct {
 	Reason string
-	Builds uint64 // 0: bytes that builds need which are not planned for
-	// on disk, with what recipes take from: what several reasons hold counts for the first of them
+	Builds uint64 // 0: the bytes are needed by builds that are not collected
+	// Bytes on disk, with bases. Blobs that are kept for several reasons count for the first of
+	// these.
 	Bytes int64
-	First []index.BuildID // of the builds; maxNamed in a whole plan
+	First []index.BuildID // some of the builds; maxNamed in a whole plan
 }
 
-// maxNamed bounds the builds that a plan names as staying.
+// maxNamed bounds the kept builds that a plan lists.
 const maxNamed = 1024
 
 // KeptText lists, in words, which builds were kept and why; "" if none.
@@ -149,17 +150,18 @@ func (p *Plan) KeptText() string {
 	return "remaining: " + strings.Join(parts, "; ")
 }
 
-// cause is why a step is in a plan. Only printed steps get words, few of hundreds of thousands.
+// cause is why a step is in a plan. The text is made only for printed steps, because there may be
+// hundreds of thousands.
 type cause struct {
 	kind   int8
 	class  int8      // of the build
 	limit  string    // what was exceeded, in words; "": nothing was
 	state  string    // of classNotServed
-	since  time.Time // of classSuperseded: when the build was made that has taken its place
+	since  time.Time // of classSuperseded: creation time of the newer build
 	action Action    // of causeSmaller
 
 	compileSeconds float64 // of classServed
-	hits           uint64  // likewise
+	hits           uint64  // of classServed
 }
 
 // The kinds of causes.
@@ -167,7 +169,7 @@ const (
 	// space or a limit requires it, and the build is next
 	causeLeastValuable int8 = iota
 	causeUnused
-	causeSmaller // what it frees costs no compile
+	causeSmaller // freeing its bytes costs no compile
 )
 
 // causeOf returns why this build is evicted next.
@@ -183,7 +185,7 @@ func (pl *planner) causeOf(one *candidate, kind int8, limit string) cause {
 	return w
 }
 
-// text puts it into words, for a build that was used last at that time.
+// text returns the reason in words. last is when the build was last used.
 func (w *cause) text(last time.Time) string {
 	used := last.Format(time.RFC3339)
 	switch w.kind {
@@ -197,7 +199,7 @@ func (w *cause) text(last time.Time) string {
 	}
 	hits := fmt.Sprintf("%d hits, last used %s", w.hits, used)
 	switch w.hits {
-	case 0: // last is then when it was made
+	case 0: // without hits, last is the creation time
 		hits = "no hits since " + used
 	case 1:
 		hits = "1 hit, last used " + used

@@ -1,9 +1,11 @@
-// Package evict plans the eviction of builds for space, and says which builds need which blobs.
+// Package evict plans the eviction of builds for space, and divides the space of blobs among
+// builds.
 //
-// It works on a moment's Inventory of a store, from index.Survey and the forms of blobs, and sums
-// it up by model and user. A Snapshot's Plan evicts builds in thought, packs blobs and drops
-// copies, until Limits are kept. It opens no file, takes no lock, and knows no views or requests: a
-// function says which builds may be evicted; check again before each Step. Not for concurrent use.
+// It works on an Inventory of a store at one moment, which also gives sums by model and user.
+// Snapshot.Plan simulates evictions, packing and dropped copies until the Limits are kept. It opens
+// no file, takes no lock, and knows no views or requests: the caller's WhySpared says which builds
+// may be evicted. Check that again before executing each Step. The package is not safe for
+// concurrent use.
 package evict
 
 import (
@@ -19,10 +21,10 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// halfLife is how long it takes for a build's use to count half.
+// halfLife is the age at which a use of a build counts half.
 const halfLife = 7 * 24 * time.Hour
 
-// The classes of candidates; lower ones go first.
+// The classes of candidates. Lower ones are evicted first.
 const (
 	classNotServed = iota
 	classSuperseded
@@ -33,20 +35,21 @@ type candidate struct {
 	*index.Brief
 	last        time.Time
 	class       int8
-	successor   *candidate // of classSuperseded: the build that has taken its place
-	chosen      bool       // chosen
-	sparedKnown bool       // whether it is spared was looked at
-	spared      string     // it is spared
+	successor   *candidate // of classSuperseded: the newer build
+	chosen      bool       // to be evicted
+	sparedKnown bool       // spared is valid
+	spared      string     // why it may not be evicted
 	worth       float64
-	justStored  bool // it was just stored, and stays though its user has too much
-	above       bool // it is not within its user's share: it goes before builds of other users
-	useless     bool // it was chosen, and stays after all: others need what it has
+	justStored  bool // just stored, so it is kept although its user exceeds the quota
+	above       bool // not within its user's share, so it is evicted before builds of other users
+	useless     bool // evicting it frees hardly any bytes, because others need its blobs
 }
 
-// minFreedPart is the part of its needs that a removal must free to be worth a compile.
+// minFreedPart is the divisor for the part of a build's bytes that an eviction must free to be
+// worth a compile.
 const minFreedPart = 16
 
-// planner is the work of one plan.
+// planner is the state of making one plan.
 type planner struct {
 	*Snapshot
 	plan    *Plan
@@ -54,24 +57,24 @@ type planner struct {
 	inv     *Inventory
 	all     []candidate
 	sorted  []*candidate
-	entries map[index.RequestKey]uint32 // builds of each, where their number is bounded
+	entries map[index.RequestKey]uint32 // number of builds of each, if entries are bounded
 	kept    map[string]*Kept
-	// of blobs that may be packed, or have a copy: the candidates that need them
+	// needers has, for blobs that may be packed or have a copy, the candidates that need them.
 	needers map[uint32][]*candidate
 }
 
-// classify finds out what is not served or superseded.
+// classify sets the classes of the candidates.
 func (pl *planner) classify() {
 	type entry struct {
 		key   index.RequestKey
 		scope string
 	}
-	all := make([]candidate, 0, len(pl.Builds)) // at once: pointers to them stay good
+	all := make([]candidate, 0, len(pl.Builds)) // allocated at once, so that pointers stay valid
 	newest := make(map[entry]*candidate, len(pl.Builds))
 	if pl.limits.Entries > 0 && pl.Whole {
 		pl.entries = make(map[index.RequestKey]uint32, len(pl.Builds))
 	}
-	var several []*candidate // builds that are not the only one of their entry
+	var several []*candidate // builds that share their entry with others
 	for i := range pl.Builds {
 		b := &pl.Builds[i]
 		all = append(all, candidate{Brief: b, last: b.Use.Last, class: classServed})
@@ -107,7 +110,7 @@ func (pl *planner) classify() {
 	pl.plan.Considered = uint64(len(all))
 }
 
-// setGoal finds out what is used, and how much is to stay.
+// setGoal computes the used bytes and the goal.
 func (pl *planner) setGoal() {
 	if pl.Whole {
 		pl.plan.Used = pl.inv.sum()
@@ -122,7 +125,8 @@ func (pl *planner) setGoal() {
 	}
 }
 
-// rank sorts the candidates: those that pay least are evicted first.
+// rank sorts the candidates by the order of eviction: the least compile time and use per byte
+// first.
 func (pl *planner) rank() {
 	type place struct { // what is compared, side by side
 		worth float64
@@ -154,8 +158,8 @@ func (pl *planner) rank() {
 }
 
 // markAboveShare finds the builds that are not within the shares of their users, and sorts them
-// before those of other users. Within a share are what is being stored, what is pinned, and then
-// what pays most.
+// before those of other users. A share covers reservations first, then pinned builds, and then the
+// most valuable ones.
 func (pl *planner) markAboveShare() {
 	if pl.limits.Share == 0 {
 		return
@@ -193,7 +197,7 @@ func (pl *planner) markAboveShare() {
 	}
 }
 
-// evictUnused chooses what was not used for longer than it may.
+// evictUnused chooses the builds that were not used for too long.
 func (pl *planner) evictUnused() {
 	if pl.limits.Unused == 0 {
 		return
@@ -210,7 +214,7 @@ func (pl *planner) evictUnused() {
 	}
 }
 
-// evictAboveQuota chooses among the builds of each user that has too much.
+// evictAboveQuota chooses builds of each user who exceeds the quota.
 func (pl *planner) evictAboveQuota() {
 	if pl.limits.User == 0 {
 		return
@@ -267,12 +271,12 @@ func (pl *planner) evictAboveQuota() {
 	}
 }
 
-// newestGrace is how long a user's newest build stays though the user has more than the quota: what
-// was in use when it was stored may go meanwhile.
+// newestGrace is how long a user's newest build is kept although the user exceeds the quota,
+// because the user's older builds may have been in use when it was stored.
 const newestGrace = time.Minute
 
-// newestOfUsers returns the build of each user that was just stored, last of all, and would
-// be within the quota alone. Where something is being stored, that is the newest.
+// newestOfUsers returns for each user the newest build, if it was just stored and alone would be
+// within the quota. A user with a reservation has none, because its build is newer.
 func (pl *planner) newestOfUsers() map[uint32]*candidate {
 	all := make(map[uint32]*candidate)
 	for i := range pl.all {
@@ -288,7 +292,7 @@ func (pl *planner) newestOfUsers() map[uint32]*candidate {
 	return all
 }
 
-// evictEntries chooses while there are more entries than there may be.
+// evictEntries chooses builds while there are more entries than allowed.
 func (pl *planner) evictEntries() {
 	limit := fmt.Sprintf("more entries than max_entries (%d)", pl.limits.Entries)
 	most := pl.limits.Entries
@@ -320,12 +324,12 @@ func (pl *planner) evictClasses(classes ...int8) {
 	}
 }
 
-// maxPlanRounds bounds the searches for other builds. Each round goes through all candidates.
+// maxPlanRounds bounds the rounds of replacing useless choices, because each walks all candidates.
 const maxPlanRounds = 16
 
-// evictServed chooses served builds until the goal is reached. One that frees hardly anything is
-// evicted only with those that share with it, or as the last means. Builds stay that need not be
-// evicted.
+// evictServed chooses served builds until the goal is reached. A build that frees hardly any bytes
+// is evicted only with those that it shares bytes with, or as the last resort. Choices that prove
+// unnecessary are undone.
 func (pl *planner) evictServed() {
 	pl.evictClasses(classServed)
 	for round := 0; round < maxPlanRounds; round++ {
@@ -336,7 +340,7 @@ func (pl *planner) evictServed() {
 	}
 	if !pl.plan.GoalReached(0) {
 		for i := range pl.all {
-			pl.all[i].useless = false // the builds that needed it may be chosen by now
+			pl.all[i].useless = false // the other builds that need its blobs may be chosen by now
 		}
 		if pl.evictClasses(classServed); !pl.plan.GoalReached(0) {
 			pl.chooseTogether(pl.unchooseUseless())
@@ -346,9 +350,9 @@ func (pl *planner) evictServed() {
 	pl.recount()
 }
 
-// unchooseUseless keeps served builds that were chosen and free nothing after all, or hardly
-// anything: others need what they have, or they are packed with what others need, and these stay.
-// It returns which, and how much they would free together.
+// unchooseUseless undoes the choice of served builds that free no or hardly any bytes, because kept
+// builds need their blobs or their bases. It returns those that free few, and how many they would
+// free together.
 func (pl *planner) unchooseUseless() (little []*candidate, freed int64) {
 	for i := range pl.plan.Steps {
 		s := &pl.plan.Steps[i]
@@ -367,8 +371,8 @@ func (pl *planner) unchooseUseless() (little []*candidate, freed int64) {
 	return little, freed
 }
 
-// chooseTogether chooses builds again that free hardly anything each, where they free more than
-// that together and the goal is missed otherwise: many that are packed with one that stays.
+// chooseTogether chooses builds again that each free hardly any bytes but together enough, if the
+// goal is missed otherwise. An example is many builds that are packed with one base.
 func (pl *planner) chooseTogether(little []*candidate, frees int64) {
 	if frees == 0 || frees <= (pl.inv.neededBytes(little...)-frees)/minFreedPart {
 		return
@@ -379,7 +383,8 @@ func (pl *planner) chooseTogether(little []*candidate, frees int64) {
 	}
 }
 
-// unchooseNeedless keeps served builds that a larger, later choice makes needless, the best first.
+// unchooseNeedless undoes the choice of served builds that a larger, later choice makes
+// unnecessary, the most valuable first.
 func (pl *planner) unchooseNeedless() {
 	if pl.plan.Goal < 0 || !pl.plan.GoalReached(0) {
 		return
@@ -394,13 +399,13 @@ func (pl *planner) unchooseNeedless() {
 	pl.dropRestored()
 }
 
-// isOptional reports whether a step evicts a served build, only to reach the goal.
+// isOptional reports whether a step evicts a served build only to reach the goal.
 func (s *Step) isOptional() bool {
 	return s.Action == Evict && !s.Must && s.of.class == classServed
 }
 
-// restore takes back a choice that was made to free space, and returns the bytes that it takes.
-// Nothing may have been packed since it was chosen.
+// restore undoes the choice of a build, and returns the bytes that it takes. No blob may have been
+// packed since.
 func (pl *planner) restore(one *candidate) (takes int64) {
 	for _, at := range one.Blobs {
 		takes += pl.inv.retain(at)
@@ -410,7 +415,7 @@ func (pl *planner) restore(one *candidate) (takes int64) {
 	return takes
 }
 
-// reapply undoes back.
+// reapply undoes restore.
 func (pl *planner) reapply(one *candidate) (frees int64) {
 	frees = pl.release(one)
 	one.chosen = true
@@ -418,7 +423,7 @@ func (pl *planner) reapply(one *candidate) (frees int64) {
 	return frees
 }
 
-// dropRestored removes the steps of what was taken in again.
+// dropRestored removes the steps of restored builds.
 func (pl *planner) dropRestored() {
 	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool {
 		return s.isOptional() && !s.of.chosen
@@ -439,7 +444,7 @@ func (pl *planner) recount() {
 	}
 }
 
-// choose chooses a build, if it may go.
+// choose chooses a build, if it may be evicted.
 func (pl *planner) choose(one *candidate, must bool, kind int8, limit string) bool {
 	if one.chosen || one.useless && !must || pl.whySpared(one) != "" {
 		return false
@@ -469,7 +474,7 @@ func (pl *planner) addStep(s Step) {
 	pl.plan.Steps = append(pl.plan.Steps, s)
 }
 
-// dropSurvey drops the survey, which else would stay while the plan is carried out.
+// dropSurvey drops pointers to the survey, so that it is freed before the plan is carried out.
 func (pl *planner) dropSurvey() {
 	for i := range pl.plan.Steps {
 		pl.plan.Steps[i].of, pl.plan.Steps[i].blobs = nil, nil
@@ -487,7 +492,7 @@ func (pl *planner) whySpared(one *candidate) string {
 	return one.spared
 }
 
-// countKept counts a build that stays; addKept sums their bytes.
+// countKept counts a kept build; sumKept sums the bytes.
 func (pl *planner) countKept(why string) *Kept {
 	k := pl.kept[why]
 	if k == nil {
@@ -498,7 +503,7 @@ func (pl *planner) countKept(why string) *Kept {
 	return k
 }
 
-// countKeptOther counts a build that is not planned for.
+// countKeptOther counts a build that is not collected.
 func (pl *planner) countKeptOther(b *index.Brief, why string) {
 	k := pl.countKept(why)
 	for _, at := range b.Blobs {
@@ -522,7 +527,7 @@ const (
 	keptNotStored = "needed by builds outside the plan"
 )
 
-// sumKept counts what stays, and what it takes.
+// sumKept counts the kept builds and their bytes.
 func (pl *planner) sumKept() {
 	for i := range pl.all {
 		one := &pl.all[i]
@@ -541,7 +546,7 @@ func (pl *planner) sumKept() {
 		}
 		pl.countKept(one.spared)
 	}
-	strength := func(why string) int { // what would keep them all by itself comes first
+	strength := func(why string) int { // reasons that would keep all builds come first
 		if strings.HasPrefix(why, keptPinned) {
 			return -2
 		}
@@ -566,10 +571,10 @@ func (pl *planner) sumKept() {
 	}
 }
 
-// sumKeptShares counts each blob that builds need which stay, as their file or to unpack one from,
-// for the first of the reasons why they do.
+// sumKeptShares counts each blob that kept builds need, as a file or a base, for the first of the
+// reasons why these are kept.
 func (pl *planner) sumKeptShares(order []string) {
-	place := make(map[string]uint32, len(order)) // from 1 on
+	place := make(map[string]uint32, len(order)) // numbered from 1
 	for i, why := range order {
 		place[why] = uint32(i + 1)
 	}
@@ -587,7 +592,7 @@ func (pl *planner) sumKeptShares(order []string) {
 		at := place[one.spared]
 		pl.inv.parts(one.Brief, func(blob uint32, base bool) {
 			if base && !pl.Whole && pl.inv.blobs[blob].Needs > 0 {
-				return // it is in what is used only if it is a build's that is planned for
+				return // Used does not have it, because no collected build needs it
 			}
 			if first[blob] == 0 || at < first[blob] {
 				first[blob] = at
@@ -608,40 +613,43 @@ func days(d time.Duration) string {
 	return d.String()
 }
 
-// Snapshot is what is known of a store when a plan is made for it. A plan uses its inventory up.
+// Snapshot is the state of a store for which a plan is made. Plan changes the inventory, so make
+// one plan of a snapshot.
 type Snapshot struct {
 	At time.Time
-	// the clock was not believable before: what Limits.Unused bounds begins there
+	// AgesFrom is when the clock last jumped; ages for Limits.Unused begin there at the earliest.
 	AgesFrom  time.Time
-	Builds    []index.Brief // those that may be collected
-	Others    []index.Brief // that count for quotas as well, and may not be collected here
-	Whole     bool          // they are all that there are: bounds of the whole store are for them
-	Inventory *Inventory    // of the whole store, of the same survey
+	Builds    []index.Brief // builds that may be collected
+	Others    []index.Brief // builds that count for quotas but may not be collected
+	Whole     bool          // Builds are all of the store, so that its bounds apply to them
+	Inventory *Inventory    // of the whole store, from the same survey
 
-	NotServed map[index.BuildID]string // the states of those that are not
+	NotServed map[index.BuildID]string // states of builds that are not served
 	Pinned    map[index.BuildID]bool
-	// logical bytes by user: what is being stored comes in place of what is there
+	// Storing has the reserved logical bytes by user.
 	Storing map[uint32]int64
-	Bound   func(uid uint32) bool // reports whether Limits.Share is for the user; nil: for none
+	Bound   func(uid uint32) bool // reports whether Limits.Share bounds the user; nil: no user
 
-	// WhySpared says why a build may not be evicted now, "" if it may. It is called once at most,
-	// and only for builds that would be evicted, because it may have to look at files.
+	// WhySpared returns why a build may not be evicted now, "" if it may. It is called at most once
+	// for each build that would be evicted, because it may check files.
 	WhySpared func(*index.Brief) string
 }
 
-// Limits are what is to be kept to. The zero value lets no byte stay: where there is no goal, Bytes
-// is below 0.
+// Limits are the bounds that a plan has to keep. With the zero value all bytes must be freed;
+// without a goal for bytes, Bytes is negative.
 type Limits struct {
-	Bytes   int64         // on disk that may stay; below 0: as many as there are
-	Missing int64         // bytes on disk that have to go at least
-	Unused  time.Duration // builds that were not used for longer go; 0: any time
-	User    int64         // logical bytes of all builds that one user asked for; 0: any number
-	// logical bytes of a bound user that go after what others have above it; 0: any number
+	Bytes   int64         // allowed on disk; negative: no bound
+	Missing int64         // bytes on disk to free at least
+	Unused  time.Duration // evict builds that were not used for longer; 0: no bound
+	User    int64         // logical bytes of all builds that one user requested; 0: no bound
+	// Share is how many logical bytes of a bound user are evicted only after other users' bytes
+	// above their shares; 0: no bound.
 	Share   int64
-	Entries uint64 // request keys, of a whole store; 0: any number
-	Packs   bool   // builds may be packed, which takes longer than to remove them
+	Entries uint64 // request keys of a whole store; 0: no bound
+	Packs   bool   // builds may be packed, which takes longer than removing them
 
-	// where User is exceeded, so much stays free besides, as far as whole builds fit in
+	// UserSlack is how many bytes to free in addition when User is exceeded, rounded down to whole
+	// builds.
 	UserSlack    int64
 	EntriesSlack uint64 // the same of Entries
 }
@@ -671,8 +679,8 @@ func (s *Snapshot) Plan(to Limits) *Plan {
 	return pl.plan
 }
 
-// Before it evicts for space, the plan frees what comes back without a compile: copies of packed
-// builds, and the whole forms of blobs that share enough.
+// Before a plan evicts for space, it frees bytes that do not cost a compile: copies of packed
+// builds, and the whole files of blobs that share enough bytes.
 
 // findNeeders lists the builds that need blobs which may be packed, or have a copy. It omits blobs
 // that builds outside the peer's reach need.
@@ -699,7 +707,7 @@ func (pl *planner) findNeeders() {
 	}
 }
 
-// mayShrink reports whether the form of a blob may change for all builds that need it.
+// mayShrink reports whether a blob may be packed, or its copy dropped, for all builds that need it.
 func (pl *planner) mayShrink(at uint32) bool {
 	all := pl.needers[at]
 	return len(all) > 0 && !slices.ContainsFunc(all, func(one *candidate) bool {
@@ -724,7 +732,8 @@ func (pl *planner) coldest() (list []*candidate) {
 	return slices.Compact(list)
 }
 
-// shrinkUntilEnough makes a step of each candidate for which some of its blobs free something.
+// shrinkUntilEnough makes steps with the action, for candidates with blobs that free bytes by it,
+// until the goal is reached.
 func (pl *planner) shrinkUntilEnough(action Action, free func(at uint32) int64) {
 	if pl.plan.GoalReached(0) {
 		return
@@ -764,7 +773,7 @@ func (pl *planner) dropUselessSteps() {
 		}) {
 			return false
 		}
-		last.Frees += s.Frees // it comes later, and so has not been moved yet
+		last.Frees += s.Frees // it comes later, so it was not moved yet
 		return true
 	})
 }

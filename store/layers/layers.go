@@ -1,6 +1,6 @@
-// Package layers has the builds of read-only stores below the daemon's own, and the views that
-// these have of them. Nothing in a layer is changed or copied. The builds' records are kept in
-// memory: see Set. A Set may be used by any number of goroutines.
+// Package layers serves builds from read-only stores below the daemon's own, through the views in
+// these. It neither changes nor copies a layer, and keeps the builds' records in memory: see Set. A
+// Set is safe for concurrent use.
 package layers
 
 import (
@@ -24,51 +24,51 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Source is a layer, and how its builds are read.
+// Source is a layer with the function that reads its builds.
 type Source struct {
 	Path string
-	List string // the file in it that names its builds; it is replaced when they are others
-	// Read returns the builds, with Layer set, and what is not used of the layer.
+	List string // its file that lists the builds; replaced when they change
+	// Read returns the builds, with Layer set, and for each refused build the reason.
 	Read func() (builds []index.Build, refused []string, err error)
 }
 
-// State is what is known of a layer.
+// State is the state of a layer.
 type State struct {
 	Path    string
 	Builds  uint64
 	Bytes   int64    // of the builds' files
-	Err     error    // why none of its builds is used
-	Refused []string // builds that are not used, and why
+	Err     error    // why the whole layer is not used
+	Refused []string // builds that are not used, with the reason
 }
 
 // Set has the builds of some layers. Of equal builds in several, the first layer's is used.
 type Set struct {
-	Memos *index.Memos // remembers which files were hashed; set before View is called
+	Memos *index.Memos // remembers verified files; set before View is called
 
 	all      atomic.Pointer[[]Source]
 	log      *slog.Logger
 	read     atomic.Pointer[contents]
-	reading  sync.Mutex // the layers are read by one caller at a time
+	reading  sync.Mutex // held while the layers are read
 	hashing  keyed.Locks[index.BuildID]
-	verified sync.Map // index.BuildID -> the mark of the files that were hashed
+	verified sync.Map // index.BuildID -> mark of the verified files
 }
 
-// contents are the builds of the layers as they were read.
+// contents has the builds of the layers at the last read.
 type contents struct {
-	marks     []string // of the lists; "": it was not there
+	marks     []string // of the lists; "": missing
 	states    []State
 	byID      map[index.BuildID]index.Build
 	byRequest map[index.RequestKey][]index.Build
 }
 
-// New reads the layers. One that cannot be read keeps no other from being used.
+// New reads the layers. If one cannot be read, the others are still used.
 func New(all []Source, log *slog.Logger) *Set {
 	s := &Set{log: log}
 	s.Use(all)
 	return s
 }
 
-// Use reads other layers, which take the place of those before. Views that are in use stay.
+// Use replaces the layers by others. Views in use stay valid.
 func (s *Set) Use(all []Source) {
 	s.reading.Lock()
 	defer s.reading.Unlock()
@@ -85,11 +85,11 @@ func marksOf(all []Source) []string {
 	return now
 }
 
-// States returns what is known of the layers.
+// States returns the state of each layer.
 func (s *Set) States() []State { return s.read.Load().states }
 
-// Follow reads the layers again when one was mounted, unmounted or replaced. Else it costs a look
-// at each list.
+// Follow reads the layers again if one was mounted, unmounted or replaced. Otherwise it only checks
+// the stamp of each list.
 func (s *Set) Follow() {
 	if all := *s.all.Load(); len(all) == 0 || slices.Equal(s.read.Load().marks, marksOf(all)) {
 		return
@@ -152,8 +152,8 @@ func (s *Set) Each(fn func(index.Build) error) error {
 
 func compareIDs(a, b index.BuildID) int { return bytes.Compare(a[:], b[:]) }
 
-// Among calls fn with the builds of each, which come in order of ids, and with those of layers
-// with ids after this one among them.
+// Among calls fn with the builds of each, which are in order of ids, merged with the layers' builds
+// whose ids follow after.
 func (s *Set) Among(after index.BuildID, each func(func(index.Build) error) error,
 	fn func(index.Build) error) error {
 	var below []index.Build
@@ -162,7 +162,7 @@ func (s *Set) Among(after index.BuildID, each func(func(index.Build) error) erro
 			below = append(below, b)
 		}
 		return nil
-	}) // it returns only what the function does
+	}) // Each returns only errors of the function
 	until := func(id *index.BuildID) error {
 		for len(below) > 0 && (id == nil || compareIDs(below[0].ID, *id) < 0) {
 			if err := fn(below[0]); err != nil {
@@ -184,15 +184,16 @@ func (s *Set) Among(after index.BuildID, each func(func(index.Build) error) erro
 	return until(nil)
 }
 
-// Keep implements index.Lower: marks are kept while a layer is missing that may have the build.
+// Keep implements index.Lower: the states of a build are kept while a layer is missing that may
+// have it.
 func (s *Set) Keep(id index.BuildID) bool {
 	c := s.read.Load()
 	_, there := c.byID[id]
 	return there || slices.ContainsFunc(c.states, func(one State) bool { return one.Err != nil })
 }
 
-// View returns the layer's view of a build. Its files are hashed once a boot and once a mount,
-// after verifying was called.
+// View returns the layer's view of a build. It hashes the files once for each boot and mount, and
+// calls verifying before.
 func (s *Set) View(ctx context.Context, b *index.Build, verifying func()) (*views.View, error) {
 	v, mark, err := views.InLayer(b.Layer, b)
 	if err != nil {
@@ -247,14 +248,15 @@ func asNotFound(err error) error {
 	return err
 }
 
-// WhyNot returns why a build could not be served, and whether it is damaged: without its layer it
-// is only missing.
+// WhyNot returns why a build could not be served, and whether it is damaged. If its layer is not
+// mounted, it is only missing.
 func (s *Set) WhyNot(b *index.Build, cause error) (why string, damaged bool) {
 	s.Follow()
 	if now, there := s.Get(b.ID); !there || now.Layer != b.Layer {
 		return fmt.Sprintf("layer %s, which had the build, was removed", b.Layer), false
 	}
-	broken := errors.Is(cause, unix.EUCLEAN) || errors.Is(cause, unix.EBADMSG) // of the file system
+	// errors of a damaged file system
+	broken := errors.Is(cause, unix.EUCLEAN) || errors.Is(cause, unix.EBADMSG)
 	if errors.Is(cause, fs.ErrPermission) || !cas.IsUnsound(cause) &&
 		!errors.Is(cause, cas.ErrNotFound) && !broken {
 		return fmt.Sprintf("the build in layer %s cannot be served: %v", b.Layer, cause), false

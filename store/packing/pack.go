@@ -13,16 +13,15 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Gain is how much a recipe has to save, in bytes on disk: unpacking costs a copy.
+// Gain says how many bytes on disk a recipe has to save, because unpacking costs a copy.
 type Gain int8
 
-// The gains.
 const (
-	Worth  Gain = iota // an eighth of the blob, and 64 KiB: for what may be asked for again soon
-	Little             // 64 KiB: for what an administrator wants packed
+	Worth  Gain = iota // an eighth of the blob and 64 KiB: for blobs that may be needed again soon
+	Little             // 64 KiB: for blobs that an administrator wants packed
 )
 
-// minimum returns the least of it for a blob of so many bytes.
+// minimum returns how many bytes the recipe of a blob of this size has to save.
 func (g Gain) minimum(size int64) int64 {
 	if g == Little {
 		return minSaving
@@ -35,19 +34,19 @@ const (
 	minSavingPart = 8 // an eighth
 )
 
-// errSavesTooLittle reports that a recipe of a blob would save too little.
+// errSavesTooLittle says that a recipe would save less than its Gain.
 var errSavesTooLittle = errors.New("packing saves too little")
 
-// Pack replaces the whole form of a blob by a recipe, if that saves at least as much and the
-// blob is not in use, and returns how many bytes on disk that freed: 0 for one that is packed,
-// or not worth it. ErrInUse: the blob is in use. It takes as long as reading the blob and what
-// it shares, a few times; ctx and gate end it between two steps, and leave the blob in a form
-// that serves it. The whole form is removed last, when the recipe's literals and the recipe
-// are durable and the recipe was proven to give the blob.
+// Pack replaces the whole file of a blob by a recipe, if that saves at least least, and returns how
+// many bytes on disk that freed, 0 for a blob that is packed or not worth it. It fails with
+// ErrInUse if the blob is in use. It reads the blob and its bases a few times. ctx and gate can
+// stop it between two steps, after which the blob can still be served. The whole file is removed
+// last, when the literals and the recipe are durable and the recipe was verified to restore the
+// blob.
 //
-// Blobs that take from the whole form are packed again before, by matching: most of it is
-// in the recipe's literals then. A crash on the way leaves a blob that is whole and has a
-// recipe, which is removed the next time, and blobs that take from either.
+// If the blob is a base, its dependents are packed again before, mostly with the literals of the
+// new recipe as their base. A crash in between may leave a blob that is whole and has a recipe,
+// which the next start removes.
 func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64,
 	err error) {
 	leave, err := s.LockForm(ctx)
@@ -57,10 +56,10 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	defer leave()
 	size, err := s.whole.Size(d)
 	if err != nil {
-		return 0, ignore(cas.ErrNotFound, err) // it is packed already
+		return 0, ignore(cas.ErrNotFound, err) // packed already
 	}
 	if len(s.recipeStore.Users(d)) > 0 && s.Sharing.Saving(d) < least.minimum(size) {
-		return 0, nil // most bases: they need not be read again for that
+		return 0, nil // avoids reading most bases again
 	}
 	freed, err = s.pack(ctx, d, least, nil, gate)
 	if errors.Is(err, errSavesTooLittle) {
@@ -69,8 +68,8 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	return freed, err
 }
 
-// pack is Pack, and errSavesTooLittle if nothing came of it; the caller holds formLock. The blobs
-// of also are compared with it besides those that it is probably like.
+// pack is Pack, but fails with errSavesTooLittle for a blob that is not worth it. The caller holds
+// formLock. It compares the blobs in also with it, besides those with similar sketches.
 func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.Digest,
 	gate Gate) (freed int64, err error) {
 	if err := s.removeRecipeOfWhole(ctx, d); err != nil {
@@ -90,7 +89,7 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 	if err == nil {
 		removed, err = s.removeWhole(d)
 	}
-	if !removed { // after an error it may be, and not durably: then the recipe stays
+	if !removed { // after an error the removal may not be durable, so the recipe is kept
 		return 0, errors.Join(err, s.removeRecipeOfWhole(context.WithoutCancel(ctx), d))
 	}
 	freed = before - s.diskBytesOf(append(users, d))
@@ -98,22 +97,22 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 	return freed, nil
 }
 
-// diskBytesOf sums blobs' bytes on disk: whole forms, recipes, and the literals of these.
+// diskBytesOf sums blobs' bytes on disk: whole files, recipes, and the literals of these.
 func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 	for _, d := range all {
 		whole, recipe, _ := s.Bytes(d)
 		sum += whole + recipe
 		if p, ok := s.recipeStore.Has(d); ok && p.Literals != dedupe.NoLiterals {
 			own, _ := cas.DiskBytesIn(s.dir, p.Bases[p.Literals].Digest)
-			sum += own // of a removed one, none
+			sum += own // 0 for a removed blob
 		}
 	}
 	return sum
 }
 
-// repack packs the blobs again, by matching, that take bytes from a base, and has them take nothing
-// from it: from what the base's own recipe takes from, from the blobs that the search names, or
-// from any other. A blob that would save too little becomes whole. The caller holds formLock.
+// repack packs the dependents of a base again, by matching, with other bases: those of the base's
+// own recipe, those that the search names, or any other. A blob that would save too little becomes
+// whole. The caller holds formLock.
 func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	if p, packed := s.recipeStore.Has(base); packed {
 		how.include = append(how.include, digestsOf(p.Bases)...)
@@ -122,7 +121,7 @@ func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	for _, d := range s.dependents(base) {
 		was, packed := s.recipeStore.Has(d)
 		if !packed || !slices.Contains(s.recipeStore.Users(base), d) {
-			continue // it was removed, durably or not yet, or was packed again for another base
+			continue // it was removed, or was packed again with another base
 		}
 		if err := s.repackWithout(ctx, d, was, how); err != nil {
 			return err
@@ -131,11 +130,11 @@ func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	return nil
 }
 
-// dependents lists the blobs with recipes that take from a base, the one that takes most first: it
-// may become the base of the others.
+// dependents lists the blobs with recipes that use a base, the one that takes the most bytes first,
+// because it may become the base of the others.
 func (s *Store) dependents(base cas.Digest) []cas.Digest {
 	taken := func(d cas.Digest) int64 {
-		p, _ := s.recipeStore.Has(d) // of one that was just removed, nothing
+		p, _ := s.recipeStore.Has(d) // zero if it was just removed
 		if at := slices.Index(digestsOf(p.Bases), base); at >= 0 {
 			return p.Taken[at]
 		}
@@ -153,7 +152,8 @@ func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Pack
 	how.include, how.exclude = slices.Clone(how.include), slices.Clone(how.exclude)
 	for i, one := range was.Bases {
 		if i == was.Literals && len(s.recipeStore.Users(one.Digest)) == 1 {
-			how.exclude = append(how.exclude, one.Digest) // they are written again, in one piece
+			// not as bases, because they are written again
+			how.exclude = append(how.exclude, one.Digest)
 		} else {
 			how.include = append(how.include, one.Digest)
 		}
@@ -168,9 +168,9 @@ func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Pack
 	return err
 }
 
-// makeRecipe looks for what a blob shares with others, and puts a recipe of that in the place
-// of the one that the blob may have, durably, if it saves enough; else errSavesTooLittle. The
-// hold keeps what the recipe takes from. The caller holds formLock.
+// makeRecipe finds the bytes that a blob shares with others, and durably stores a recipe, which
+// replaces an existing one. It fails with errSavesTooLittle if that saves too few bytes. hold
+// protects the bases from removal. The caller holds formLock.
 func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *cas.Hold) error {
 	found, err := s.Sharing.match(ctx, d, how)
 	if err != nil {
@@ -187,7 +187,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 		if there, err := hold.Keep(ctx, one); err != nil {
 			return err
 		} else if !there {
-			return errSavesTooLittle // it was removed meanwhile: another time
+			return errSavesTooLittle // it was removed in the meantime
 		}
 	}
 	now := s.diskBytesOf([]cas.Digest{d})
@@ -198,7 +198,8 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 		return err
 	}
 	defer release()
-	defer s.account.changed() // before the reservation is released: what was written counts by then
+	// before the reservation is released, so that the written bytes are counted already
+	defer s.account.changed()
 	r, literals, err := s.recipeOfPlan(ctx, d, found, how, hold)
 	if err != nil {
 		return err
@@ -206,7 +207,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 	err = s.putRecipe(ctx, r, literals)
 	var other *cas.CorruptError
 	if errors.As(err, &other) && other.Digest == d && !s.anyDamaged(ctx, r) {
-		// The blob stays as it is, and that nothing can be had of it is noted.
+		// The blob stays unchanged, and is recorded as not worth packing.
 		s.log.Error("not packed: the recipe does not restore the file; please report this",
 			"digest", d.String(), "error", err)
 		return errors.Join(errSavesTooLittle, s.Sharing.saveShare(d, Share{}))
@@ -214,7 +215,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 	return err
 }
 
-// anyDamaged reads a blob and all that its recipe takes from.
+// anyDamaged verifies a blob and the bases of its recipe.
 func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
 	if s.whole.Check(ctx, r.Blob) != nil {
 		return true
@@ -224,9 +225,9 @@ func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
 	})
 }
 
-// recipeOfPlan returns the recipe of a plan. Its literals are stored as a blob of their own, which
-// others can take from; where none does or would, and a sample of them gains enough, they are
-// returned, to be compressed into the recipe's own file.
+// recipeOfPlan returns the recipe of a plan. Its literals are stored as a separate blob, which can
+// be a base of others. If no other blob needs them, and a sample compresses well, they are returned
+// instead, to be compressed into the recipe's file.
 func (s *Store) recipeOfPlan(ctx context.Context, d cas.Digest, m *Matched, how search,
 	hold *cas.Hold) (*dedupe.Recipe, dedupe.Source, error) {
 	size := m.Plan.LiteralSize()
@@ -249,7 +250,8 @@ func (s *Store) recipeOfPlan(ctx context.Context, d cas.Digest, m *Matched, how 
 	}
 	own, _, err := hold.Put(ctx, io.NewSectionReader(literals, 0, size))
 	if err == nil {
-		err = s.Sharing.addSketch(ctx, own, how.gate) // later recipes take from them, too
+		// because later recipes may use the literals as a base
+		err = s.Sharing.addSketch(ctx, own, how.gate)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -258,7 +260,7 @@ func (s *Store) recipeOfPlan(ctx context.Context, d cas.Digest, m *Matched, how 
 	return r, nil, err
 }
 
-// isWantedBase reports whether another blob, not packed yet, would take bytes from this one.
+// isWantedBase reports whether this blob would be a base of another one that is not packed yet.
 func (s *Store) isWantedBase(ctx context.Context, d cas.Digest) (wanted bool) {
 	err := s.Sharing.EachShare(ctx, func(other cas.Digest, found Share) error {
 		wanted = wanted || s.whole.Has(other) && slices.Contains(found.From, d)
@@ -267,24 +269,24 @@ func (s *Store) isWantedBase(ctx context.Context, d cas.Digest) (wanted bool) {
 	return wanted || err != nil
 }
 
-// worthCompressing reports whether compressing to so many bytes is worth it: packing has to
-// save as much, for the same reason.
+// worthCompressing reports whether compressing to stored bytes saves enough, as much as packing has
+// to.
 func worthCompressing(size, stored int64) bool {
 	return cas.RoundUpToBlock(size)-cas.RoundUpToBlock(stored) >= Worth.minimum(size)
 }
 
-// removeWhole removes the whole form of a blob that has a sound recipe.
+// removeWhole removes the whole file of a blob that has a verified recipe.
 func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
 	if err := s.owner.DropViews(d); err != nil {
 		return false, err
 	}
 	removed, err = s.whole.RemoveUnless(d, func() (bool, error) {
 		if !s.recipeStore.Complete() {
-			return true, nil // a recipe that cannot be read may take from it
+			return true, nil // an unreadable recipe may have it as a base
 		}
 		p, ok := s.recipeStore.Has(d)
 		if !ok || len(s.recipeStore.Users(d)) > 0 || s.owner.BeingServed(d) {
-			return true, nil // another recipe takes from it by now, or a request is being given it
+			return true, nil // it has become a base, or a request is being served with it
 		}
 		for _, base := range p.Bases {
 			if !s.whole.Has(base.Digest) {
@@ -312,19 +314,19 @@ func digestsOf(all []dedupe.Base) (out []cas.Digest) {
 	return out
 }
 
-// Of blobs that are alike the first one that was stored is the base. Later it may be idle, while
-// one that is used every day is packed: that one has an unpacked form most of the time, so its
-// bytes are stored twice, and it is unpacked again and again. Or no build needs the base any
-// more. Then its family is compacted.
+// Of similar blobs the one that was stored first is the base. Later it may be idle, while a packed
+// blob is used every day. That one then has an unpacked copy most of the time, so its bytes are
+// stored twice, and it is unpacked repeatedly. Or no build needs the base any more. In both cases
+// its family is compacted.
 
-// Family is a blob that is used, and what it is to take the place of.
+// Family is a blob in use, and the base that it should replace.
 type Family struct {
-	Hot  cas.Digest // is used, and becomes whole; zero: none
-	Base cas.Digest // is idle, and is packed, or removed if only recipes need it; zero: none
+	Hot  cas.Digest // in use, becomes whole; zero: none
+	Base cas.Digest // idle, is packed, or removed if only recipes need it; zero: none
 }
 
-// CompactableFamilies lists the families that are worth compacting, those first that have most in
-// common. hot reports whether a blob is used, and idle whether none of its builds is.
+// CompactableFamilies lists the families that are worth compacting, those that share most bytes
+// first. hot reports whether a blob is in use, and idle whether none of its builds is.
 func (s *Store) CompactableFamilies(ctx context.Context, hot,
 	idle func(cas.Digest) bool) ([]Family, error) {
 	found := make(map[Family]int64) // bytes in common
@@ -344,7 +346,7 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 				best = i
 			}
 		}
-		if p.Size-own < Worth.minimum(p.Size) { // it would be stored twice
+		if p.Size-own < Worth.minimum(p.Size) { // the base would be stored twice
 			if hot(d) && !s.whole.Has(d) {
 				found[Family{Hot: d}] = 0
 			}
@@ -363,7 +365,7 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 	}
 	for _, base := range s.recipeStore.Bases() {
 		needed, err := s.owner.Needed(base)
-		if err == nil && !needed && !literals[base] { // what cannot be read says so elsewhere
+		if err == nil && !needed && !literals[base] { // errors are reported elsewhere
 			found[Family{Base: base}] = 0
 		}
 	}
@@ -378,8 +380,8 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 	return all, err
 }
 
-// mayCompact reports whether all that take bytes from the base may take them from the blob that
-// is used: else more would be stored than is saved.
+// mayCompact reports whether all dependents of the base may use the hot blob as their base, because
+// otherwise compacting would take more bytes than it saves.
 func (s *Store) mayCompact(f Family) bool {
 	isHot := func(d cas.Digest) bool { return d == f.Hot }
 	others := slices.DeleteFunc(s.recipeStore.Users(f.Base), isHot)
@@ -391,11 +393,11 @@ func (s *Store) mayCompact(f Family) bool {
 	return ok && err == nil
 }
 
-// Compact makes the blob that is used whole, packs its base and the blobs that take from that
-// again, by matching, and removes what is not needed any more. Nothing is removed before all that
-// needs it takes from elsewhere, durably and proven; a crash on the way leaves blobs that are
-// whole without need, and CompactableFamilies lists them. ErrInUse: one of them is in use, or there
-// is no free space for both just now.
+// Compact makes the blob in use whole, packs its base and the dependents of that again, by
+// matching, and removes blobs that are not needed any more. It removes a blob only when all recipes
+// that used it have been replaced, durably and verified. A crash in between leaves blobs whole
+// without need, which CompactableFamilies lists again. It fails with ErrInUse if a blob is in use,
+// or if there is not enough free space now.
 func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	leave, err := s.LockForm(ctx)
 	if err != nil {
@@ -403,7 +405,7 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	}
 	defer leave()
 	if !f.Base.IsZero() && !s.whole.Has(f.Base) {
-		return nil // it was packed or removed meanwhile
+		return nil // it was packed or removed in the meantime
 	}
 	hold, done := s.holdAccounted()
 	defer done()
@@ -412,7 +414,7 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 		if err := s.makeWhole(ctx, f.Hot, hold, gate); err != nil {
 			return retryLater(err)
 		}
-		s.memory.dropShare(f.Hot) // it takes from no other any more
+		s.memory.dropShare(f.Hot) // it is whole and needs no base
 		also = append(also, f.Hot)
 	}
 	if !f.Base.IsZero() {
@@ -422,7 +424,7 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 			return err
 		case needed:
 			_, err = s.pack(ctx, f.Base, Worth, also, gate)
-		default: // it is removed with the last recipe that takes from it
+		default: // it is removed with the last recipe that needs it
 			err = s.repack(ctx, f.Base, search{include: also, gate: gate})
 		}
 		if err != nil {
@@ -433,12 +435,12 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	if f.Hot.IsZero() {
 		return nil
 	}
-	// a client that has it open keeps it; it is removed later
+	// if a client has the copy open, it is removed later
 	return ignore(ErrInUse, s.DropCopy(f.Hot))
 }
 
-// retryLater makes ErrInUse of an error that says that there is no free space: there may be
-// some when other builds were evicted.
+// retryLater replaces an error for missing space by ErrInUse, so that the caller retries when other
+// builds were evicted.
 func retryLater(err error) error {
 	if errors.Is(err, ErrNoSpace) || errors.Is(err, syscall.ENOSPC) {
 		return fmt.Errorf("%w: %w", ErrInUse, err)

@@ -9,41 +9,42 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Removal removes blobs, durably and all at once. Bases that only removed recipes needed
-// follow once that is durable: a crash leaves only unneeded blobs and recipes, each with its
-// bases. One goroutine uses it, and calls End.
+// Removal removes blobs in a batch that shares syncs. Bases that only removed recipes needed are
+// removed after the recipes' removal is durable, so that a crash leaves no recipe without its
+// bases. It is for one goroutine, which must call End.
 type Removal struct {
 	s       *Store
 	whole   *cas.Removal
 	recipes *dedupe.Removal
-	bases   []cas.Digest // of recipes that were removed
-	done    []func()     // of moves, for each of them
+	bases   []cas.Digest // of removed recipes
+	done    []func()     // end the accounting of bases
 }
 
-// Removal begins to remove blobs.
+// Removal returns an empty batch.
 func (s *Store) Removal() *Removal {
 	return &Removal{s: s, whole: s.whole.Removal(), recipes: s.recipeStore.Removal()}
 }
 
-// Remove removes a blob in all its forms, durably when End returns, unless it is needed or about to
-// be. A blob that recipes take bytes from stays whole. freed counts bytes of files.
+// Remove removes a blob in all its representations, durably when End returns, unless it is needed
+// or held. A base of recipes stays whole. freed counts bytes of files.
 func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 	s := r.s
-	s.account.changed()        // what recipes take from may count there from now on
-	size, _ := s.whole.Size(d) // 0 where it is not whole
+	s.account.changed()        // a base may count for recipes only from now on
+	size, _ := s.whole.Size(d) // 0 if it is not whole
 	removed, err := r.whole.RemoveUnless(d, func() (bool, error) {
 		if !s.recipeStore.Complete() {
-			return true, nil // the needs of recipes that cannot be read are unknown
+			return true, nil // an unreadable recipe may have it as a base
 		}
 		needed, err := s.owner.Needed(d)
 		if err != nil || needed {
 			return true, err
 		}
-		// Under the blob's lock, as the whole form: packing removes that only if there is a recipe.
+		// Under the blob's lock, like the whole file, because packing removes that only if a recipe
+		// exists.
 		freed, err = r.removePacked(d)
 		return len(s.recipeStore.Users(d)) > 0, err
 	})
-	s.account.changed() // it may have been a base, or be held by now
+	s.account.changed() // it may have been a base, or a hold may protect it
 	if removed {
 		s.memory.dropSharing(d)
 		freed += size
@@ -53,7 +54,7 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 
 // End removes unneeded bases, and makes all removals durable. freed counts bytes of files.
 func (r *Removal) End() (freed int64, err error) {
-	// a base may have a recipe, if its packing was begun: its bases are next
+	// A base may have a recipe if its packing has begun; the loop then continues with its bases.
 	for err == nil && len(r.bases) > 0 {
 		if err = r.recipes.Sync(); err != nil {
 			break // a crash could bring recipes back
@@ -83,18 +84,18 @@ func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
 	return freed + more, errors.Join(err, err2)
 }
 
-// RemoveRecipesOfWhole removes the recipes of blobs that are whole: a crash leaves them.
+// RemoveRecipesOfWhole removes the recipes of whole blobs, which a crash may leave.
 func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 	return s.recipeStore.Walk(ctx, func(d cas.Digest, _ dedupe.Packed) error {
 		if !s.whole.Has(d) {
-			return nil // mostly
+			return nil // the usual case
 		}
-		leave, err := s.LockForm(ctx) // it may just be changing its form
+		leave, err := s.LockForm(ctx) // because it may be being packed at this moment
 		if err != nil {
 			return err
 		}
 		defer leave()
-		// otherwise check reports it
+		// Damage is ignored here, because check reports it.
 		if err := s.removeRecipeOfWhole(ctx, d); !IsMissingOrDamaged(err) {
 			return err
 		}
@@ -102,8 +103,8 @@ func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 	})
 }
 
-// removeRecipeOfWhole removes the recipe of a blob that is whole, if its whole form is sound, and
-// after that is durable: a crash may have come before it was. The caller holds formLock.
+// removeRecipeOfWhole removes the recipe of a whole blob if the whole file is intact, after making
+// that durable, because a crash may have prevented it. The caller holds formLock.
 func (s *Store) removeRecipeOfWhole(ctx context.Context, d cas.Digest) error {
 	was, packed := s.recipeStore.Has(d)
 	if !packed || !s.whole.Has(d) {
@@ -125,7 +126,8 @@ func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
 	})
 }
 
-// removeUnneededAfter removes a recipe's unneeded bases when take has removed the recipe.
+// removeUnneededAfter calls take, which removes a recipe, and then removes the recipe's bases that
+// are not needed any more.
 func (s *Store) removeUnneededAfter(was dedupe.Packed, take func() error) error {
 	defer s.accountByForm(digestsOf(was.Bases)...)()
 	err := take()
@@ -141,38 +143,38 @@ func (s *Store) removeUnneededAfter(was dedupe.Packed, take func() error) error 
 	return errors.Join(err, err2)
 }
 
-// Release ends a hold, and removes unneeded blobs at once, not at the next start: stored for
-// nothing, or left by the removal of their last build because of this hold.
+// Release ends a hold, and removes the blobs that are not needed: those that were stored in vain,
+// and those that the removal of their last build left because of this hold.
 func (s *Store) Release(hold *cas.Hold) {
 	kept := hold.Kept()
 	defer s.accountByForm(kept...)()
 	hold.Release()
 	for _, d := range kept {
 		s.removeIfUnneeded(d)
-		// a failed put leaves it whole, and accounted for as packed or missing
+		// after a failed put it is whole, but accounted for as packed or missing
 		if err := s.remeasure(d); err != nil {
 			s.log.Warn("cannot account for the space of a blob", "digest", d.String(), "error", err)
 		}
 	}
 }
 
-// remeasure brings the account of a blob that a build needs to what its whole form takes.
+// remeasure corrects the account of a needed blob to the bytes of its whole file.
 func (s *Store) remeasure(d cas.Digest) error {
 	accounted, needed, err := s.memory.DiskBytes(d)
-	// of one that is not there, none
+	// 0 for a missing file
 	if disk, _ := cas.DiskBytesIn(s.dir, d); err != nil || !needed || disk == accounted {
-		return err // mostly
+		return err // the usual case
 	}
 	return s.memory.Remeasure(d)
 }
 
-// removeIfUnneeded removes a blob in all its forms if it is not needed any more.
+// removeIfUnneeded removes a blob in all its representations if it is not needed any more.
 func (s *Store) removeIfUnneeded(d cas.Digest) {
 	needed, err := s.owner.Needed(d)
 	switch {
 	case err != nil || needed:
-	case len(s.recipeStore.Users(d)) > 0: // the last one that takes from it removes it
-		s.account.changed() // it may have been missing
+	case len(s.recipeStore.Users(d)) > 0: // it is removed with the last of these recipes
+		s.account.changed() // it may have been missing before
 	default:
 		_, err = s.Remove(d)
 	}
@@ -182,12 +184,12 @@ func (s *Store) removeIfUnneeded(d cas.Digest) {
 	}
 }
 
-// removePacked removes the recipe and the unpacked form of a blob, where there are any.
+// removePacked removes the recipe and the unpacked copy of a blob, if there are any.
 func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 	s := r.s
 	if p, ok := s.recipeStore.Has(d); ok {
-		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
-		// of what is there now: packing may have written another one since
+		_ = s.memory.RecipeStamps().ForgetStamp(d) // best effort: the stamp fits no later file
+		// The bases of the recipe that is removed now, because packing may have replaced it.
 		bases, err := r.recipes.Remove(d)
 		r.bases = append(r.bases, digestsOf(bases)...)
 		r.done = append(r.done, s.accountByForm(digestsOf(bases)...))
@@ -198,7 +200,7 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 		freed += p.Stored
 	}
 	if open := s.Copies.Store(); open != nil {
-		size, _ := open.Size(d) // 0 where there is none
+		size, _ := open.Size(d) // 0 if there is none
 		if err := open.Remove(d); err == nil {
 			s.account.changed()
 			freed += size
@@ -207,8 +209,8 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 	return freed, nil
 }
 
-// recipe reads the recipe of a packed blob. proven: this very file was proven before to give the
-// blob. It refuses a size other than that of the builds before any caller acts on it.
+// recipe reads the recipe of a packed blob. proven reports that this very file was verified before
+// to restore the blob. It fails if the size differs from that in the builds.
 func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven bool, err error) {
 	r, stamp, err = s.recipeStore.GetStamped(d)
 	if err != nil {
@@ -227,19 +229,19 @@ func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven 
 	return r, stamp, ok && was.Holds(stamp), nil
 }
 
-// markVerified records that the recipe in the file of the stamp gives its blob.
+// markVerified records that the recipe in the file with this stamp restores its blob.
 func (s *Store) markVerified(d cas.Digest, stamp cas.Stamp) {
-	_ = s.memory.RecipeStamps().SaveStamp(d, stamp) // what is forgotten is hashed again
+	// best effort: without it the recipe is verified again
+	_ = s.memory.RecipeStamps().SaveStamp(d, stamp)
 }
 
-// putRecipe makes a recipe durable that takes the place of the one that the blob may have, after
-// it was proven to give the blob, and removes what only that one took from. literals are as
-// for RecipeStore.Put.
+// putRecipe verifies that a recipe restores its blob, stores it durably in place of an earlier one,
+// and removes bases that only the earlier one needed. literals are as for RecipeStore.Put.
 func (s *Store) putRecipe(ctx context.Context, r *dedupe.Recipe, literals dedupe.Source) error {
 	was, _ := s.recipeStore.Has(r.Blob)
 	err := s.removeUnneededAfter(was, func() error {
-		// The last build that needed the blob may have been removed before the recipe was there,
-		// and has not removed that.
+		// The last build that needed the blob may have been removed just before the recipe was
+		// stored.
 		defer s.removeIfUnneeded(r.Blob)
 		return s.recipeStore.Put(ctx, r, literals, func(written *dedupe.Recipe) error {
 			return s.verifyRecipe(ctx, written)
@@ -249,20 +251,20 @@ func (s *Store) putRecipe(ctx context.Context, r *dedupe.Recipe, literals dedupe
 		return err
 	}
 	if written, stamp, _, err := s.recipe(r.Blob); err == nil && written.Equal(r) {
-		s.markVerified(r.Blob, stamp) // else it is proven again when it is used
+		s.markVerified(r.Blob, stamp) // otherwise it is verified again when it is used
 	}
 	return nil
 }
 
-// removeRecipe is RecipeStore.Remove. A stamp that stayed would fit no later file.
+// removeRecipe removes a recipe, and updates the account.
 func (s *Store) removeRecipe(d cas.Digest) error {
 	defer s.account.changed()
 	_ = s.memory.RecipeStamps().ForgetStamp(d)
 	return s.recipeStore.Remove(d)
 }
 
-// QuarantineRecipe quarantines a blob's recipe, durably, and removes its bases that are not
-// needed. Errors are cas.ErrNotFound and the system's.
+// QuarantineRecipe quarantines a blob's recipe, durably, and removes its bases that are not needed.
+// It fails with cas.ErrNotFound if there is none.
 func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
 	was, _ := s.recipeStore.Has(d)
 	return s.removeUnneededAfter(was, func() error {
@@ -272,7 +274,7 @@ func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
 	})
 }
 
-// verifyStoredRecipe reads the blob's recipe, and proves that it gives the blob.
+// verifyStoredRecipe reads the blob's recipe, and verifies that it restores the blob.
 func (s *Store) verifyStoredRecipe(ctx context.Context, d cas.Digest) error {
 	r, stamp, _, err := s.recipe(d)
 	if err != nil {
@@ -285,7 +287,7 @@ func (s *Store) verifyStoredRecipe(ctx context.Context, d cas.Digest) error {
 	return nil
 }
 
-// verifyRecipe rebuilds a packed blob only to compare its digest.
+// verifyRecipe assembles a packed blob in order to compare its digest.
 func (s *Store) verifyRecipe(ctx context.Context, r *dedupe.Recipe) error {
 	a, err := s.assemble(r)
 	if err != nil {

@@ -13,17 +13,18 @@ import (
 	"github.com/epcached/epcached/dedupe/match"
 )
 
-// MinBlobSize is the size in bytes below which a blob is not read, because too little can be saved.
+// MinBlobSize is the smallest blob, in bytes, that is read for sharing. Smaller ones save too
+// little.
 const MinBlobSize = 256 << 10
 
-// Sharing finds out what blobs share, and keeps that beside them.
+// Sharing finds the bytes that blobs share, and records the results in the index.
 type Sharing struct {
 	reader
 	memory *memories
 	owner  Owner
 }
 
-// maxCandidates bounds how many blobs one is compared with.
+// maxCandidates bounds the blobs that one is compared with.
 const maxCandidates = 16
 
 // addSketch makes the sketch of a whole blob by reading it, unless there is one.
@@ -45,7 +46,7 @@ func (s *Sharing) addSketch(ctx context.Context, d cas.Digest, gate Gate) error 
 // hasSketch reports whether the index has a sketch of the blob in today's format.
 func (s *Sharing) hasSketch(d cas.Digest) bool {
 	raw, _ := s.memory.sketches.Get(d[:])
-	_, err := match.DecodeSketch(raw) // of none: an error
+	_, err := match.DecodeSketch(raw) // an error without a row
 	return err == nil
 }
 
@@ -73,16 +74,17 @@ func eachBlob(ctx context.Context, t Table, fn func(d cas.Digest, raw []byte) er
 	})
 }
 
-// forgetIfRemoved drops the new share of a removed blob, because the removal came too early for it.
+// forgetIfRemoved drops the new share of a removed blob, because the share was saved after the
+// removal.
 func (s *Sharing) forgetIfRemoved(d cas.Digest) {
 	if !s.whole.Has(d) && !s.recipeStore.HasOrRead(d) {
 		s.memory.dropSharing(d)
 	}
 }
 
-// nearBlobs lists the whole blobs that one may refer to and probably shares bytes with, the best
-// first, after those that the search names. A blob with a recipe, or with one that is worth it, is
-// no good base: it could be removed itself. One that shares only with itself has all of its bytes.
+// nearBlobs lists the whole blobs that are permitted as bases and probably share bytes with a blob,
+// the best first, after those that the search names. A blob that is packed, or worth packing, is
+// left out, because its whole file may be removed. One that shares bytes only within itself is not.
 func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 	how search) ([]cas.Digest, error) {
 	if own.Size < MinBlobSize {
@@ -104,7 +106,7 @@ func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 		}
 	}
 	var failed error
-	// Before they are ranked: one that is out of reach must not stand for another that is not.
+	// Filter before ranking, because an excluded blob must not displace a permitted one.
 	ranked := match.Candidates(own, s.sketches(ctx, &failed), func(other cas.Digest) bool {
 		if other == d || s.mayBePacked(other) || slices.Contains(how.exclude, other) ||
 			slices.Contains(out, other) {
@@ -117,12 +119,12 @@ func (s *Sharing) nearBlobs(ctx context.Context, d cas.Digest, own match.Sketch,
 	return append(out, ranked...), failed
 }
 
-// sketches yields those of all blobs. An error is added to failed.
+// sketches yields the sketches of all blobs, and adds errors to failed.
 func (s *Sharing) sketches(ctx context.Context, failed *error) iter.Seq2[cas.Digest, match.Sketch] {
 	return func(yield func(cas.Digest, match.Sketch) bool) {
 		*failed = errors.Join(*failed,
 			eachBlob(ctx, s.memory.sketches, func(other cas.Digest, raw []byte) error {
-				// else made again when it is looked at
+				// otherwise it is made again when the blob is read
 				if theirs, err := match.DecodeSketch(raw); err == nil {
 					yield(other, theirs)
 				}
@@ -150,8 +152,8 @@ func (s *Sharing) Sketch(ctx context.Context, d cas.Digest) ([]byte, error) {
 	return raw, nil
 }
 
-// Near lists at most n whole blobs that probably share bytes with one that is not here and has this
-// encoded sketch, the best first. Blobs of which may says no are left out.
+// Near lists at most n whole blobs that probably share bytes with a blob of another store that has
+// this encoded sketch, the best first. It omits blobs for which may is false.
 func (s *Sharing) Near(ctx context.Context, sketch []byte, may func(cas.Digest) bool,
 	n int) ([]cas.Digest, error) {
 	own, err := match.DecodeSketch(sketch)
@@ -163,7 +165,7 @@ func (s *Sharing) Near(ctx context.Context, sketch []byte, may func(cas.Digest) 
 	}, n), err
 }
 
-// mayTake returns what reports whether all of these blobs may take bytes of another one.
+// mayTake returns a function that reports whether a blob may be a base of all of these blobs.
 func (s *Sharing) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error), error) {
 	var each []func(cas.Digest) (bool, error)
 	for _, d := range all {
@@ -183,8 +185,8 @@ func (s *Sharing) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error)
 	}, nil
 }
 
-// mayBePacked reports whether a blob is packed, or could be with bytes of others, so that it is no
-// good base. One that others take from already is.
+// mayBePacked reports whether a blob is packed, or could be with other bases, so that it is no good
+// base. A blob that is a base already is a good one.
 func (s *Sharing) mayBePacked(d cas.Digest) bool {
 	if _, packed := s.recipeStore.Has(d); packed || !s.whole.Has(d) {
 		return true
@@ -194,16 +196,17 @@ func (s *Sharing) mayBePacked(d cas.Digest) bool {
 		s.Saving(d) > 0
 }
 
-// Share is what is known of a blob: what packing it would save, and which blobs it would take from.
+// Share is the result of reading a blob: how many bytes packing it would save, and with which
+// bases.
 type Share struct {
-	Saving int64 // bytes on disk; 0: it is not worth it
+	Saving int64 // bytes on disk; 0: not worth packing
 	From   []cas.Digest
-	Little bool // it saves little, which is worth it only by hand: see Gain
+	Little bool // worth packing only on request: see Gain
 }
 
 // A share, a value of the index: version u8, 3; flags u8: 1 if it is little; saving i64; digests of
-// the bases, 32 each. Bit 2 of the flags was set by earlier versions, which noted by it what
-// compressing had gained too little of. Versions 1 and 2 count as if nothing were known.
+// the bases, 32 each. Bit 2 of the flags was used by earlier versions, and is ignored. Shares of
+// versions 1 and 2 are not used.
 const (
 	shareVersion = 3
 	shareLittle  = 1
@@ -235,19 +238,19 @@ func decodeShare(b []byte) (o Share, ok bool) {
 	return o, o.Saving >= 0
 }
 
-// knownShare is what is known of a blob; false: nothing.
+// knownShare returns the recorded share of a blob, false if there is none.
 func (s *Sharing) knownShare(d cas.Digest) (Share, bool) {
 	raw, _ := s.memory.shares.Get(d[:])
-	return decodeShare(raw) // of none: false
+	return decodeShare(raw) // false without a row
 }
 
-// IsKnown reports whether it is known what a blob shares.
+// IsKnown reports whether a blob has been read.
 func (s *Sharing) IsKnown(d cas.Digest) bool {
 	_, known := s.knownShare(d)
 	return known
 }
 
-// EachShare calls fn for every blob that packing may save space for; some may have changed since.
+// EachShare calls fn for every recorded share, which may be stale.
 func (s *Sharing) EachShare(ctx context.Context, fn func(d cas.Digest, found Share) error) error {
 	return eachBlob(ctx, s.memory.shares, func(d cas.Digest, raw []byte) error {
 		if found, ok := decodeShare(raw); ok && found.Saving > 0 {
@@ -257,8 +260,8 @@ func (s *Sharing) EachShare(ctx context.Context, fn func(d cas.Digest, found Sha
 	})
 }
 
-// Saving is how many bytes on disk packing a blob would free, be it little, as far as is known and
-// still true. It reads no blob.
+// Saving returns how many bytes on disk packing a blob would free, 0 if unknown or stale. It reads
+// no blob.
 func (s *Sharing) Saving(d cas.Digest) int64 {
 	found, ok := s.knownShare(d)
 	if !ok || !s.whole.Has(d) || s.stale(found) {
@@ -267,12 +270,13 @@ func (s *Sharing) Saving(d cas.Digest) int64 {
 	return found.Saving
 }
 
-// stale reports whether a blob that it would take from is not whole any more.
+// stale reports whether one of the bases is not whole any more.
 func (s *Sharing) stale(found Share) bool {
 	return slices.ContainsFunc(found.From, func(from cas.Digest) bool { return !s.whole.Has(from) })
 }
 
-// DropStale drops a stale share of a whole blob, so that the blob is read again, and reports that.
+// DropStale drops the share of a whole blob if it is stale, so that the blob is read again, and
+// reports whether it did.
 func (s *Sharing) DropStale(d cas.Digest, found Share) bool {
 	if !s.stale(found) || !s.whole.Has(d) {
 		return false
@@ -281,7 +285,7 @@ func (s *Sharing) DropStale(d cas.Digest, found Share) bool {
 	return true
 }
 
-// Examine finds out and keeps what a whole blob shares, its sketch first: later blobs find it then.
+// Examine reads a whole blob and records its sketch, by which later blobs find it, and its share.
 func (s *Sharing) Examine(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
 	m, err := s.Match(ctx, d, gate)
 	if err != nil {
@@ -300,8 +304,9 @@ func (s *Sharing) Examine(ctx context.Context, d cas.Digest, gate Gate) (Share, 
 	return out, s.saveShare(d, out)
 }
 
-// requeueSmaller has earlier, smaller blobs read again that this one has much of, so that they can
-// be packed. It skips larger ones, because two blobs could cause each other to be read for ever.
+// requeueSmaller has earlier, smaller blobs read again that share many bytes with this one, so that
+// they can be packed. It skips larger ones, because otherwise two blobs could cause each other to
+// be read for ever.
 func (s *Sharing) requeueSmaller(p *match.Plan) {
 	taken := make([]int64, len(p.Bases))
 	for _, e := range p.Extents {
@@ -316,7 +321,7 @@ func (s *Sharing) requeueSmaller(p *match.Plan) {
 	}
 }
 
-// ReexamineStale is Examine if the share is stale: what it would take from may have been removed.
+// ReexamineStale calls Examine if the blob's share is stale.
 func (s *Sharing) ReexamineStale(ctx context.Context, d cas.Digest, gate Gate) error {
 	if found, known := s.knownShare(d); !known || !s.whole.Has(d) || !s.stale(found) {
 		return nil
@@ -325,8 +330,8 @@ func (s *Sharing) ReexamineStale(ctx context.Context, d cas.Digest, gate Gate) e
 	return err
 }
 
-// RefreshSketches drops sketches of other versions of the daemon, and their shares, so that their
-// blobs are read again. It remakes the sketches of bases that only recipes need itself.
+// RefreshSketches drops sketches from other versions of the daemon, and their shares, so that the
+// packer reads these blobs again. For bases that only recipes need it makes new sketches itself.
 func (s *Sharing) RefreshSketches(ctx context.Context, gate Gate) error {
 	var old []cas.Digest
 	err := eachBlob(ctx, s.memory.sketches, func(d cas.Digest, raw []byte) error {
@@ -349,47 +354,46 @@ func (s *Sharing) RefreshSketches(ctx context.Context, gate Gate) error {
 	return nil
 }
 
-// Matched is what a blob shares with others, as a recipe of it would say. The files are open until
-// Close.
+// Matched has the bytes that a blob shares with others, as a plan for its recipe. The files are
+// open until Close.
 type Matched struct {
-	Plan   *match.Plan // the base without a digest has the bytes that are nowhere else
+	Plan   *match.Plan // the base without a digest stands for the literals
 	target Source
 	files  []*dedupe.File
 }
 
-// search says what a blob is compared with, and what a recipe of it has to save.
+// search says with which blobs one is compared, and how much its recipe has to save.
 type search struct {
 	minGain    Gain
-	include    []cas.Digest // besides those that its sketch says, as far as it may take from them
-	exclude    []cas.Digest // nor with these
-	dependents []cas.Digest // that are to take from the same: only what they may take from counts
-	single     bool         // no other blob takes from it yet: its literals may be compressed
+	include    []cas.Digest // compare with these too, if they are permitted as bases
+	exclude    []cas.Digest // do not compare with these
+	dependents []cas.Digest // the bases must be permitted for these blobs too
+	single     bool         // it is no base, so its literals may be compressed
 	gate       Gate
 }
 
-// Close closes them.
 func (m *Matched) Close() {
-	_ = m.target.Close() // read-only: nothing can be lost
+	_ = m.target.Close() // opened for reading, so no data can be lost
 	for _, f := range m.files {
-		_ = f.Close() // likewise
+		_ = f.Close() // as above
 	}
 }
 
 func (m *Matched) digests() (out []cas.Digest) {
 	for _, one := range m.Plan.Bases {
-		if !one.Digest.IsZero() { // the literals have no digest yet
+		if !one.Digest.IsZero() { // literals have no digest yet
 			out = append(out, one.Digest)
 		}
 	}
 	return out
 }
 
-// recipeBytes is what a plan's recipe takes, more or less: 10 bytes an extent.
+// recipeBytes estimates the size of a plan's recipe, with 10 bytes for each extent.
 func (m *Matched) recipeBytes() int64 {
 	return 160 + 40*int64(len(m.Plan.Bases)) + 10*int64(len(m.Plan.Extents))
 }
 
-// saving is how many bytes on disk go when the whole form does.
+// saving returns how many bytes on disk replacing the whole file by the recipe frees.
 func (m *Matched) saving() int64 {
 	return cas.RoundUpToBlock(m.Plan.Size) - cas.RoundUpToBlock(m.Plan.LiteralSize()) -
 		cas.RoundUpToBlock(m.recipeBytes())
@@ -399,14 +403,15 @@ func (m *Matched) isWorth(least Gain) bool {
 	return m.Plan.Shares() && m.saving() >= least.minimum(m.Plan.Size)
 }
 
-// Match finds what a whole blob shares with those that it may take bytes from, all of them whole,
-// and with itself: a weight-sharing group may have its weights once for each member. nil: it is too
-// small for that. gate, which may be nil, is asked before each piece that is read.
+// Match finds the bytes that a whole blob shares with other whole blobs that are permitted as
+// bases, and within itself, because a group may have its weights once for each member. It returns
+// nil for a blob that is too small. gate, which may be nil, is called before each piece that is
+// read.
 func (s *Sharing) Match(ctx context.Context, d cas.Digest, gate Gate) (*Matched, error) {
 	return s.match(ctx, d, search{gate: gate})
 }
 
-// match is Match of a blob in whichever form. The bytes of one that is packed are not verified.
+// match is Match for a whole or packed blob. It does not verify the bytes of a packed one.
 func (s *Sharing) match(ctx context.Context, d cas.Digest, how search) (*Matched, error) {
 	open := func() (Source, error) { return s.openWhole(ctx, d) }
 	if s.OnlyPacked(d) {
@@ -452,7 +457,7 @@ func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Dig
 	for _, one := range near {
 		f, err := s.openWhole(ctx, one)
 		if IsMissingOrDamaged(err) {
-			continue // the next request finds out
+			continue // the next request reports the error
 		}
 		if err != nil {
 			return nil, err
@@ -463,7 +468,7 @@ func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Dig
 	return all, nil
 }
 
-// gated returns a source that is read only when the gate opens.
+// gated returns a source that calls the gate before each read.
 func gated(ctx context.Context, s dedupe.Source, gate Gate) dedupe.Source {
 	if gate == nil {
 		return s
@@ -473,11 +478,10 @@ func gated(ctx context.Context, s dedupe.Source, gate Gate) dedupe.Source {
 
 type gatedSource struct {
 	dedupe.Source
-	ctx  context.Context //nolint:containedctx // ReadAt has none
+	ctx  context.Context //nolint:containedctx // ReadAt has no context
 	gate Gate
 }
 
-// ReadAt is io.ReaderAt.
 func (g *gatedSource) ReadAt(p []byte, off int64) (int, error) {
 	if err := g.gate(g.ctx); err != nil {
 		return 0, err

@@ -1,28 +1,28 @@
-// Package packing keeps the blobs of one store in the representation that serves best for what it
-// takes on the disk. Four operations change it:
+// Package packing stores the blobs of one store, whole or packed, to save disk space. Four
+// operations change the representation of a blob:
 //
-//   - Store.Pack replaces the whole form of a blob by a recipe: ranges of other blobs, its bases,
-//     and literals, which no other blob has.
-//   - Store.Unpack makes a copy of a packed blob for a request. It is not synced, and may vanish at
-//     any time.
+//   - Store.Pack replaces the whole file of a blob by a recipe: ranges of other blobs, its bases,
+//     and literals, the bytes that no other blob has.
+//   - Store.Unpack makes a copy of a packed blob for a request. The copy is not synced, and may
+//     vanish at any time.
 //   - Store.MakeWhole stores a packed blob whole again.
-//   - Store.Compact makes a blob whole that is used, and packs the idle base that it took from,
-//     and what else took from that, again, by matching; or it removes a base that no build needs.
+//   - Store.Compact makes a blob in use whole, and packs its idle base and the other dependents of
+//     that again; or it removes a base that no build needs.
 //
-// A blob is whole or packed; both at once only while its form is changed, or after a crash, and
-// then it is served whole. Bases are whole, and stay as long as a recipe needs them; recipes have
-// depth one. Literals are stored as a blob of their own, which later recipes take from, or, where
-// none does or would and a sample of them gains an eighth, compressed in the recipe's file.
+// A blob is whole or packed. It is both only during a change or after a crash, and then the whole
+// file is served. Bases are whole, and are kept as long as a recipe needs them; a base is never
+// packed itself. Literals are stored as a separate blob, which can be a base of later recipes. If
+// no other blob needs them, and a sample compresses by an eighth, they are compressed in the
+// recipe's file.
 //
-// Package cas keeps the whole forms and the copies, package dedupe the recipes. This package knows
-// which forms each blob has, and changes them in an order in which one of them serves the blob at
-// any time, also after a crash. It knows digests, files, stamps and space, and not what blobs are
-// kept for: it asks its Owner before it removes anything, or has a blob take bytes of another one.
-// Its Memory has the facts known about blobs.
+// Package cas stores the whole files and the copies, package dedupe the recipes. This package
+// changes the representations in an order in which the blob can be served at any time, also after a
+// crash. It does not know builds: it asks its Owner before it removes a blob or uses one as a base.
+// Its Memory has the recorded facts about blobs.
 //
-// A Store may be used by any number of goroutines. Operations that change the form of a blob hold
-// the form lock, one at a time; opening, verifying and copying blobs never blocks on it. Packed,
-// whole and removed forms are reported when they are durable, except for copies.
+// A Store is safe for concurrent use. Operations that change the representation of a blob hold the
+// form lock, one at a time; opening, verifying and copying blobs never blocks on it. When an
+// operation returns, its result is durable, except for copies.
 package packing
 
 import (
@@ -41,62 +41,65 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// ErrInUse says that something was left alone because it is in use, or was just now.
+// ErrInUse says that an operation did nothing because a blob or build is in use, or was just now.
 var ErrInUse = errors.New("in use")
 
-// ErrNoSpace is in the error of an Owner without budget for a form. The disk may still have space.
+// ErrNoSpace is wrapped by an Owner's error if its budget has no space. The disk may still have
+// some.
 var ErrNoSpace = errors.New("no free space")
 
 // Gate blocks before each piece that background work reads, until it may continue; its error ends
 // that work. A nil Gate is always open.
 type Gate = func(context.Context) error
 
-// Owner knows what blobs are kept for and in use by. Its methods are called with locks held, also
-// of a blob, and must not call what changes forms.
+// Owner knows which builds need and use blobs. Its methods are called while locks are held, also of
+// a blob, and must not call operations that change representations.
 type Owner interface {
-	// Needed reports whether a blob has to stay for more than recipes, also where that is unknown.
+	// Needed reports whether a build needs a blob, and true if that is unknown.
 	Needed(d cas.Digest) (bool, error)
 
-	// DropViews removes all else that leads to the bytes of a blob, and keeps them on the disk.
-	// After ErrInUse, part of that is in use, and all is left as it was.
+	// DropViews removes all other links to the bytes of a blob. It fails with ErrInUse, and removes
+	// none, if one of them is in use.
 	DropViews(d cas.Digest) error
 
-	// BeingServed reports whether a name leads to a blob's bytes since DropViews, or soon.
+	// BeingServed reports whether a new link to the blob was made since DropViews, or is about to
+	// be.
 	BeingServed(d cas.Digest) bool
 
-	// MayTake returns a check, to be used at once, of the blobs that a blob may take bytes from.
+	// MayTake returns a function that reports whether another blob is permitted as a base of d. Use
+	// it at once, because builds change.
 	MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error)
 
-	// Reserve sets space aside for another form, of so many bytes in whole blocks, until release,
-	// which may be called more than once. instead is what is removed when it is there, likewise;
-	// 0: nothing is, a request waits for it, and other blobs may be removed for it. An error that
-	// is ErrNoSpace says that there is no space within the budget; others are the context's or the
-	// system's.
+	// Reserve reserves disk bytes, in whole blocks, for another representation, until release,
+	// which may be called more than once. instead is how many bytes will be removed afterwards. If
+	// it is 0, a request waits, and other blobs may be removed for it. It fails with ErrNoSpace if
+	// the budget has no space.
 	Reserve(ctx context.Context, disk, instead int64) (release func(), err error)
 
-	// CountTransient announces that a smaller form is about to replace bytes on the disk, in whole
-	// blocks, until done, so that nothing else is evicted for it.
+	// CountTransient announces, until done, that fewer bytes are about to replace these on the
+	// disk, so that no build is evicted for them.
 	CountTransient(disk int64) (done func())
 
-	// Fits returns an error that is syscall.ENOSPC where so many named bytes may not be written to
-	// the file system of a directory now. instead is what is removed from there then; 0: nothing
-	// is.
+	// Fits returns an error that wraps syscall.ENOSPC if size bytes for the use what may not be
+	// written to the file system of dir now. instead is how many bytes will be removed there
+	// afterwards.
 	Fits(dir, what string, size, instead int64) error
 }
 
-// Memory is what is remembered of blobs beside them; stamps may be lost. *index.Index is one.
+// Memory stores facts about blobs; stamps may be lost. *index.Index implements it.
 type Memory interface {
-	// of the plain bytes, as its builds say
+	// BlobBytes returns the size of the plain bytes, as recorded in its builds.
 	BlobBytes(d cas.Digest) (size int64, needed bool, err error)
 	DiskBytes(d cas.Digest) (disk int64, needed bool, err error) // as accounted for
-	// accounts for what the whole form takes now
+	// Remeasure accounts for the current disk bytes of the whole file.
 	Remeasure(d cas.Digest) error
 
 	UnpackedStamps() cas.StampBook // of copies
-	RecipeStamps() cas.StampBook   // of the files of recipes that were proven to give their blob
+	RecipeStamps() cas.StampBook   // of recipe files that were verified
 }
 
-// Table keeps values by the digests of blobs; all of them may be lost. An index.Table is one.
+// Table stores values by the digests of blobs; all of them may be lost. An index.Table implements
+// it.
 type Table interface {
 	Get(d []byte) ([]byte, bool)
 	Save(d, value []byte) error
@@ -104,11 +107,11 @@ type Table interface {
 	Each(ctx context.Context, fn func(d, value []byte) error) error
 }
 
-// memories are what is remembered of blobs.
+// memories has the recorded facts about blobs.
 type memories struct {
 	Memory
 	sketches, shares Table
-	changed          func(cas.Digest) // may be nil: what a blob shares has to be found again
+	changed          func(cas.Digest) // called when a blob must be read again; may be nil
 }
 
 func (n *memories) Remeasure(d cas.Digest) error {
@@ -130,27 +133,28 @@ func (n *memories) dropSharing(d cas.Digest) {
 	n.dropShare(d)
 }
 
-// Options say where a Store keeps its data, and which functions it calls.
+// Options configure a Store, and have the functions that it calls.
 type Options struct {
 	Dir    string     // the state directory, absolute
-	Copies string     // the directory of the unpacked forms, absolute
-	Apart  bool       // that is on another file system than the state directory
+	Copies string     // the directory of unpacked copies, absolute
+	Apart  bool       // Copies is on another file system than the state directory
 	Whole  *cas.Store // of the state directory
 	FS     cas.FS     // nil: the operating system's
 	Memory Memory
 	Owner  Owner
 	Log    *slog.Logger
 
-	Sketches Table            // by which blobs with equal parts are found
-	Shares   Table            // what each blob was found to share
-	Changed  func(cas.Digest) // may be nil: the blob is whole again, or its share was dropped
+	Sketches Table // sketches, by which similar blobs are found
+	Shares   Table // the Share of each blob
+	// called when a blob became whole, or its share was dropped; may be nil
+	Changed func(cas.Digest)
 
-	// ReadOnly is for a store that is only read: OpenUnverified, Check and CopyTo are all that may
-	// be called. Copies and Owner are not used.
+	// ReadOnly is for a store that is not written to. Only OpenUnverified, Check and CopyTo may be
+	// called, and Copies and Owner are not used.
 	ReadOnly bool
 }
 
-// Store keeps blobs in their forms. Make one with Open.
+// Store stores blobs, whole and packed. Make one with Open.
 type Store struct {
 	reader
 	Recipes Recipes
@@ -162,15 +166,15 @@ type Store struct {
 	owner  Owner
 	log    *slog.Logger
 
-	formLock chan struct{} // one token: the form of one blob is changed at a time
-	// CountTransient's done, called on unlock; guarded by formLock
+	formLock chan struct{} // has one token: one change at a time
+	// transients has done functions of CountTransient, called on unlock; guarded by formLock.
 	transients []func()
 	waiting    atomic.Int32 // callers that wait for formLock
 	account    account
 }
 
-// Open reads the recipes, and removes unpacked forms of an earlier boot. Recipes that cannot be
-// read are in the log, and in Problems.
+// Open reads the recipes, and removes unpacked copies from an earlier boot. Unreadable recipes are
+// logged, and listed by Problems.
 func Open(o Options) (*Store, error) {
 	s := &Store{
 		dir: o.Dir, owner: o.Owner, log: o.Log, formLock: make(chan struct{}, 1),
@@ -197,13 +201,13 @@ func Open(o Options) (*Store, error) {
 			"unread", p.Unread, "detail", p.Detail)
 	}
 	if _, err := os.Lstat(o.Copies); errors.Is(err, fs.ErrNotExist) {
-		return s, nil // made when something is unpacked
+		return s, nil // made when a blob is first unpacked
 	}
 	_, err = s.Copies.open()
 	return s, err
 }
 
-// Recipes is the part of dedupe.RecipeStore that reads; its methods are documented there.
+// Recipes has the reading methods of dedupe.RecipeStore, which documents them.
 type Recipes interface {
 	Has(d cas.Digest) (dedupe.Packed, bool)
 	Get(d cas.Digest) (*dedupe.Recipe, error)
@@ -214,8 +218,8 @@ type Recipes interface {
 	Problems() []dedupe.Problem
 }
 
-// ServingStore returns the store that has the form of a blob that is served: the whole one, or a
-// copy where there is but a recipe.
+// ServingStore returns the store with the file of a blob to serve: the whole file, or the copy of a
+// packed blob.
 func (s *Store) ServingStore(d cas.Digest) (store *cas.Store, unpacked bool, err error) {
 	if !s.OnlyPacked(d) {
 		return s.whole, false, nil
@@ -224,7 +228,8 @@ func (s *Store) ServingStore(d cas.Digest) (store *cas.Store, unpacked bool, err
 	return store, true, err
 }
 
-// LockForm acquires the lock for changes of forms; leave releases it. The error is the context's.
+// LockForm acquires the lock for changes of representations. leave releases it. It fails only if
+// the context ends.
 func (s *Store) LockForm(ctx context.Context) (leave func(), err error) {
 	s.waiting.Add(1)
 	defer s.waiting.Add(-1)
@@ -242,7 +247,8 @@ func (s *Store) LockForm(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// countTransient counts bytes that are removed before the caller releases the lock that it holds.
+// countTransient counts bytes that the caller, which holds the form lock, removes before it
+// unlocks.
 func (s *Store) countTransient(disk int64) {
 	s.transients = append(s.transients, s.owner.CountTransient(disk))
 }
@@ -250,7 +256,7 @@ func (s *Store) countTransient(disk int64) {
 // FormLockContended reports whether a caller waits for the lock: background work then releases it.
 func (s *Store) FormLockContended() bool { return s.waiting.Load() > 0 }
 
-// ignore returns nil for an error of the kind, and any other one as it is.
+// ignore returns nil for an error of the kind, and other errors unchanged.
 func ignore(kind, err error) error {
 	if errors.Is(err, kind) {
 		return nil
@@ -258,17 +264,16 @@ func ignore(kind, err error) error {
 	return err
 }
 
-// Space is what packed blobs take besides the whole ones that are needed, in bytes on disk.
+// Space has the disk bytes of packed blobs, besides the whole blobs that builds need.
 type Space struct {
 	Recipes int64
 	Bases   int64 // literals and blobs that only recipes need, and blobs in change
-	Copies  int64 // unpacked forms, where they lie on the store's file system
+	Copies  int64 // unpacked copies on the store's file system
 }
 
-// Sum is all of it.
 func (p *Space) Sum() int64 { return p.Recipes + p.Bases + p.Copies }
 
-// account remembers it for a moment: it is asked for with each build that is stored.
+// account caches the Space for a short time, because each stored build needs it.
 type account struct {
 	mu   sync.Mutex
 	at   time.Time // guarded by mu
@@ -277,19 +282,19 @@ type account struct {
 	movingBlobs movingBlobs
 }
 
-// movingBlobs are blobs that are accounted for by what they take, whatever else says so.
+// movingBlobs are blobs that are accounted for by their files on disk, instead of by their builds.
 type movingBlobs struct {
-	mu sync.Mutex // guards the rest
+	mu sync.Mutex // guards the fields below
 
-	// counts keep blobs, though no build and no recipe may need these any more.
+	// counts has holds that protect blobs which perhaps no build and no recipe needs any more.
 	counts map[*cas.Hold]bool
 
-	// moving counts calls that give a blob another form, or remove it if it is not needed.
+	// moving counts, by blob, the calls that change its representation, or remove it if it is not
+	// needed.
 	moving map[cas.Digest]int
 }
 
-// holdAccounted is cas.Store.Hold of blobs that are accounted for as long as they are held. done is
-// Release, and the end of that.
+// holdAccounted returns a hold whose blobs are accounted for while they are held. done releases it.
 func (s *Store) holdAccounted() (hold *cas.Hold, done func()) {
 	b := &s.account.movingBlobs
 	hold = s.whole.Hold()
@@ -304,8 +309,8 @@ func (s *Store) holdAccounted() (hold *cas.Hold, done func()) {
 	}
 }
 
-// accountByForm accounts for blobs by their form on disk until done, even if a build accounts
-// for another form, or no recipe takes from them any more.
+// accountByForm accounts for blobs by their files on disk until done, even if a build accounts for
+// another representation, or no recipe needs them any more.
 func (s *Store) accountByForm(all ...cas.Digest) (done func()) {
 	b := &s.account.movingBlobs
 	b.add(all, 1)
@@ -332,8 +337,8 @@ func (b *movingBlobs) all() (out []cas.Digest) {
 	return out
 }
 
-// AccountExcess is by how many bytes on disk the builds' account exceeds blobs that change their
-// form: it is corrected when that is durable.
+// AccountExcess returns by how many bytes the builds' account exceeds the files of blobs that are
+// being packed or unpacked. It is corrected when the change is durable.
 func (s *Store) AccountExcess() (sum int64, err error) {
 	counted := make(map[cas.Digest]bool)
 	for _, d := range s.account.movingBlobs.all() {
@@ -350,18 +355,18 @@ func (s *Store) AccountExcess() (sum int64, err error) {
 	return sum, nil
 }
 
-// changed says that what is remembered does not hold any more.
+// changed invalidates the cached Space.
 func (a *account) changed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.at = time.Time{}
 }
 
-// accountLifetime is how long it is believed.
+// accountLifetime is how long the cached Space is used.
 const accountLifetime = time.Second
 
-// Space sums up. Where nothing is packed that costs nothing. Without fresh it may be what it was a
-// second ago.
+// Space returns the sums. It is fast if no blob is packed. Without fresh they may be
+// accountLifetime old.
 func (s *Store) Space(fresh bool) (Space, error) {
 	a := &s.account
 	a.mu.Lock()
@@ -378,7 +383,8 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		return now, err
 	}
 	counted := make(map[cas.Digest]bool)
-	// in this order: what is no base any more is going by then
+	// Bases first, because a blob that ceases to be a base in between is then among the moving
+	// ones.
 	for _, d := range slices.Concat(s.recipeStore.Bases(), a.movingBlobs.all()) {
 		_, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
@@ -386,7 +392,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		}
 		if !needed && !counted[d] {
 			counted[d] = true
-			disk, _ := cas.DiskBytesIn(s.dir, d) // of one that is missing, none
+			disk, _ := cas.DiskBytesIn(s.dir, d) // 0 for a missing blob
 			now.Bases += disk
 		}
 	}
@@ -400,15 +406,15 @@ func (s *Store) Space(fresh bool) (Space, error) {
 	return now, err
 }
 
-// Bytes returns the bytes on disk of each form of a blob, 0 for one that it does not have: whole,
-// the recipe without its bases, unpacked.
+// Bytes returns the disk bytes of a blob's whole file, of its recipe without the bases, and of its
+// unpacked copy, each 0 if there is none.
 func (s *Store) Bytes(d cas.Digest) (whole, recipe, unpacked int64) {
 	whole, _ = cas.DiskBytesIn(s.dir, d) // of one that is not there, none
 	if p, ok := s.recipeStore.Has(d); ok {
 		recipe = p.Disk
 	}
 	if s.Copies.Store() != nil {
-		unpacked, _ = cas.DiskBytesIn(s.Copies.dir, d) // likewise
+		unpacked, _ = cas.DiskBytesIn(s.Copies.dir, d) // as above
 	}
 	return whole, recipe, unpacked
 }

@@ -14,11 +14,10 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Unpack makes the unpacked form of a packed blob, unless it is there. Equal calls at the same time
-// write it once, and the others wait for that. begins, which may be nil, is called before anything
-// is written; progress, which may be nil, a hundred times at most while bytes are. Errors that
-// IsMissingOrDamaged knows say that a base or the recipe is no good; those that cas.IsDiskFull
-// knows and ErrNoSpace, that there is no space.
+// Unpack makes the unpacked copy of a packed blob, unless it exists. Concurrent calls write it
+// once. begins, which may be nil, is called before the first byte is written, and progress, which
+// may be nil, at most a hundred times. If a base or the recipe is damaged, IsMissingOrDamaged is
+// true for the error. If there is no space, it wraps ErrNoSpace, or cas.IsDiskFull is true for it.
 func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(),
 	progress func(done, total int64)) error {
 	store, err := s.Copies.open()
@@ -38,17 +37,16 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(),
 		err = s.fillCopy(ctx, store, d, progress)
 	}
 	if errors.Is(err, cas.ErrNotFound) && s.whole.Has(d) {
-		return nil // it has become whole meanwhile, and its recipe is gone
+		return nil // it has become whole in the meantime
 	}
 	return err
 }
 
-// fillCopy writes the unpacked form, which has its place within what may be taken as everything
-// else has.
+// fillCopy reserves space for the unpacked copy and writes it.
 func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, progress func(done,
 	total int64)) error {
 	release := func() {}
-	defer func() { release() }() // when what was written is in the account
+	defer func() { release() }() // when the account has the written bytes
 	defer s.account.changed()
 	return store.Fill(ctx, d, func(f *os.File) error {
 		r, _, _, err := s.recipe(d)
@@ -69,7 +67,7 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, pr
 	})
 }
 
-// throttled passes on at most a hundred progress reports.
+// throttled returns a function that passes at most a hundred reports to progress.
 func throttled(progress func(done, total int64)) func(done, total int64) {
 	if progress == nil {
 		return nil
@@ -83,8 +81,8 @@ func throttled(progress func(done, total int64)) func(done, total int64) {
 	}
 }
 
-// dropIdleCopies removes every unpacked form that is not in use, and returns the bytes freed,
-// because unpacking again costs a copy, but a lack of space a compile.
+// dropIdleCopies removes all unpacked copies that are not in use, and returns the bytes freed.
+// Unpacking them again costs less than a compile for lack of space.
 func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int64) {
 	err := store.Walk(ctx, func(d cas.Digest, size, _ int64) error {
 		if err := s.DropCopy(d); err != nil {
@@ -99,7 +97,8 @@ func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int
 	return freed
 }
 
-// DropCopy removes the unpacked form of a blob, if any, and all that leads to it. ErrInUse: in use.
+// DropCopy removes the unpacked copy of a blob, if any, and the views with it. It fails with
+// ErrInUse if it is in use.
 func (s *Store) DropCopy(d cas.Digest) error {
 	open := s.Copies.Store()
 	if open == nil {
@@ -109,7 +108,7 @@ func (s *Store) DropCopy(d cas.Digest) error {
 		return err
 	}
 	inHand := false
-	// else a view's bytes without a name here would be in no account
+	// Otherwise no account would have the bytes that only a view keeps.
 	_, err := open.RemoveUnless(d, func() (bool, error) {
 		inHand = s.owner.BeingServed(d)
 		return inHand, nil
@@ -121,9 +120,8 @@ func (s *Store) DropCopy(d cas.Digest) error {
 	return err
 }
 
-// rebuildInto rebuilds a packed blob into an empty file. Where the recipe is as it was when it was
-// proven, and all bases are as they were when they were verified, it is copied; else what
-// comes out is hashed.
+// rebuildInto assembles a packed blob in an empty file. If the recipe and all bases are unchanged
+// since they were verified, it only copies; otherwise it verifies the result.
 func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File,
 	progress func(done, total int64)) error {
 	for attempt := 1; ; attempt++ {
@@ -138,20 +136,21 @@ func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File,
 		if !errors.Is(err, cas.ErrNotFound) || attempt == attempts {
 			return err
 		}
-		// A base may just have been rewritten: then the recipe is another by now.
+		// Retry, because a base was perhaps replaced, and the recipe with it.
 		if err := f.Truncate(0); err != nil {
 			return err
 		}
 	}
 }
 
-// apply opens all bases before it copies: open files stay although their names are removed.
+// apply assembles the recipe's blob in f. It opens all bases first, so that it can read them even
+// if they are removed.
 func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool,
 	progress func(done, total int64)) error {
 	open := make(map[cas.Digest]*dedupe.File, len(r.Bases))
 	defer func() {
 		for _, one := range open {
-			_ = one.Close() // read-only: nothing can be lost
+			_ = one.Close() // opened for reading, so no data can be lost
 		}
 	}()
 	for _, one := range r.Bases {
@@ -170,9 +169,8 @@ func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven 
 	return dedupe.Apply(ctx, r, take, f, dedupe.ApplyOptions{Trusted: proven, Progress: progress})
 }
 
-// MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe.
-// Blobs that took from its literals take from the blob. Errors are ErrNoSpace, those that
-// cas.IsDiskFull knows, those for which IsMissingOrDamaged is true, and the system's.
+// MakeWhole stores a packed blob whole again, durably, and then removes the recipe. The blob
+// replaces its literals as a base. Errors are as for Unpack.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	leave, err := s.LockForm(ctx)
 	if err != nil {
@@ -184,7 +182,7 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	return s.makeWhole(ctx, d, hold, nil)
 }
 
-// makeWhole is MakeWhole; the hold keeps the whole form. The caller holds formLock.
+// makeWhole is MakeWhole for a caller that holds formLock. hold protects the blob from removal.
 func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) error {
 	was, packed := s.recipeStore.Has(d)
 	there, err := hold.Keep(ctx, d)
@@ -192,7 +190,7 @@ func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gat
 		return err
 	}
 	defer s.accountByForm(d)()
-	if there { // a crash came before the recipe was removed
+	if there { // a crash prevented the removal of the recipe
 		err = s.removeRecipeOfWhole(ctx, d)
 	} else {
 		err = s.replaceRecipe(ctx, d, was, hold)
@@ -203,12 +201,12 @@ func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gat
 	literals := was.Bases[was.Literals].Digest
 	err = s.repack(ctx, literals, search{include: []cas.Digest{d}, gate: gate})
 	if IsMissingOrDamaged(err) || errors.Is(retryLater(err), ErrInUse) {
-		return nil // they take from literals that no blob calls its own: Compact tries again
+		return nil // their base are literals of no existing blob; Compact retries
 	}
 	return err
 }
 
-// replaceRecipe stores the whole form of a blob, which the hold keeps, and removes its recipe.
+// replaceRecipe stores the whole file of a blob, which hold protects, and removes its recipe.
 func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Packed,
 	hold *cas.Hold) error {
 	if err := s.owner.Fits(s.dir, "the unpacked form of a file", was.Size, 0); err != nil {
@@ -220,7 +218,8 @@ func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Pack
 		return err
 	}
 	defer release()
-	defer s.account.changed() // before the reservation is released: what was written counts by then
+	// before the reservation is released, so that the written bytes are counted already
+	defer s.account.changed()
 	if err := s.putWhole(ctx, d, hold); err != nil {
 		return err
 	}
@@ -230,7 +229,7 @@ func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Pack
 	return s.giveUpRecipe(d, was)
 }
 
-// putWhole stores what the recipe gives, and has the hold keep it.
+// putWhole stores the blob that the recipe restores, protected by hold.
 func (s *Store) putWhole(ctx context.Context, d cas.Digest, hold *cas.Hold) error {
 	r, err := s.recipeStore.Get(d)
 	if err != nil {
@@ -251,7 +250,7 @@ func (s *Store) putWhole(ctx context.Context, d cas.Digest, hold *cas.Hold) erro
 	return nil
 }
 
-// reader reads blobs in whichever form they are.
+// reader reads blobs, whole or packed.
 type reader struct {
 	whole       *cas.Store
 	recipeStore *dedupe.RecipeStore
@@ -285,7 +284,8 @@ type Source interface {
 	io.Closer
 }
 
-// OpenUnverified opens a blob in any form, unverified, so not for serving a client.
+// OpenUnverified opens a blob, whole or packed. Its bytes are not verified, so do not serve them to
+// clients.
 func (s *reader) OpenUnverified(d cas.Digest) (Source, error) {
 	if !s.OnlyPacked(d) {
 		f, _, err := s.unverified(d)
@@ -298,7 +298,7 @@ func (s *reader) OpenUnverified(d cas.Digest) (Source, error) {
 	return s.assemble(r)
 }
 
-// assemble returns what a recipe makes of its bases, unverified.
+// assemble returns the blob that a recipe restores from its bases, unverified.
 func (s *reader) assemble(r *dedupe.Recipe) (*dedupe.Assembled, error) {
 	return dedupe.Assemble(r, func(d cas.Digest) (dedupe.Source, error) {
 		f, _, err := s.unverified(d)
@@ -306,7 +306,7 @@ func (s *reader) assemble(r *dedupe.Recipe) (*dedupe.Assembled, error) {
 	})
 }
 
-// unverified opens a whole form. verified reports whether its stamp holds.
+// unverified opens a whole file. verified reports whether its stamp is unchanged.
 func (s *reader) unverified(d cas.Digest) (src *dedupe.File, verified bool, err error) {
 	f, verified, err := s.whole.OpenUnverified(d)
 	if err != nil {
@@ -324,7 +324,7 @@ func (s *reader) openWhole(ctx context.Context, d cas.Digest) (*dedupe.File, err
 	return dedupe.NewFile(f)
 }
 
-// Copies are the unpacked forms of blobs.
+// Copies has the unpacked copies of blobs.
 type Copies struct {
 	fs              cas.FS
 	dir             string
@@ -332,11 +332,11 @@ type Copies struct {
 	stamps          cas.StampBook
 	log             *slog.Logger
 
-	opened  atomic.Pointer[cas.Store] // nil until something is unpacked
+	opened  atomic.Pointer[cas.Store] // nil until a blob is unpacked
 	opening sync.Mutex                // held while it is opened
 }
 
-// open opens the store of the unpacked forms, or makes it.
+// open opens the store of unpacked copies, or makes it.
 func (c *Copies) open() (*cas.Store, error) {
 	if open := c.Store(); open != nil {
 		return open, nil
@@ -354,14 +354,14 @@ func (c *Copies) open() (*cas.Store, error) {
 	return open, nil
 }
 
-// Store returns the store of the unpacked forms, nil while nothing has been unpacked.
+// Store returns the store of unpacked copies, nil while no blob has been unpacked.
 func (c *Copies) Store() *cas.Store { return c.opened.Load() }
 
-// Directory is that of the unpacked forms, absolute. apart: on another file system than whole ones.
+// Directory returns the absolute path of the copies. apart reports whether it is on another file
+// system than whole files.
 func (c *Copies) Directory() (path string, apart bool) { return c.dir, c.otherFileSystem }
 
-// Each calls fn for every unpacked form that takes space on the store's own file system, with its
-// bytes on disk.
+// Each calls fn for every unpacked copy on the store's own file system, with its bytes on disk.
 func (c *Copies) Each(ctx context.Context, fn func(d cas.Digest, disk int64) error) error {
 	open := c.Store()
 	if open == nil || c.otherFileSystem {
@@ -370,13 +370,13 @@ func (c *Copies) Each(ctx context.Context, fn func(d cas.Digest, disk int64) err
 	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {
 		disk, err := cas.DiskBytesIn(c.dir, d)
 		if err != nil {
-			return nil //nolint:nilerr // it has just gone
+			return nil //nolint:nilerr // it was just removed
 		}
 		return fn(d, disk)
 	})
 }
 
-// Stamp is the stamp of a blob's unpacked form, from memory.
+// Stamp returns the recorded stamp of a blob's unpacked copy.
 func (c *Copies) Stamp(d cas.Digest) (cas.Stamp, bool) {
 	open := c.Store()
 	if open == nil {
@@ -385,7 +385,7 @@ func (c *Copies) Stamp(d cas.Digest) (cas.Stamp, bool) {
 	return open.Stamp(d)
 }
 
-// Check drops an unpacked form if its bytes have changed: it is made again when it is needed.
+// Check drops an unpacked copy if its bytes have changed. It is made again when it is needed.
 func (c *Copies) Check(ctx context.Context, d cas.Digest) {
 	open := c.Store()
 	if open == nil || !open.Has(d) {
@@ -410,7 +410,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) 
 		if err := s.Unpack(ctx, d, nil, nil); err != nil {
 			return err
 		}
-		store, _, err := s.ServingStore(d) // it may have become whole meanwhile
+		store, _, err := s.ServingStore(d) // it may have become whole in the meantime
 		if err == nil {
 			f, err = store.Open(ctx, d)
 		}
@@ -419,10 +419,10 @@ func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) 
 	return f, err
 }
 
-const attempts = 3 // of an operation, where blobs change their forms meanwhile
+const attempts = 3 // of an operation on a blob that is being packed or unpacked
 
-// inEitherForm calls whole, or packed if a blob is not whole. It retries where either finds
-// nothing, because the blob has just changed its form or base, or its copy was removed.
+// inEitherForm calls whole, or packed if a blob is not whole. It retries if a file is missing,
+// because the blob may have been packed or unpacked, or its copy removed, in the meantime.
 func (s *Store) inEitherForm(d cas.Digest, whole, packed func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := whole()
@@ -449,15 +449,14 @@ func (s *Store) CopyTo(ctx context.Context, d cas.Digest, f *os.File, progress f
 		if err != nil {
 			return err
 		}
-		defer from.Close() // only read from
+		defer from.Close() // opened for reading
 		return dedupe.CopyVerified(ctx, from, d, f, progress)
 	}
 	return s.inEitherForm(d, whole, func() error { return s.rebuildInto(ctx, d, f, progress) })
 }
 
-// Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of
-// a packed one it reads the recipe and verifies the bases, which does not prove that the one
-// goes with the others: Check does.
+// Verify verifies a blob by stamps, and hashes files whose stamps have changed. For a packed blob
+// it reads the recipe and verifies the bases, but not that they restore the blob, as Check does.
 func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
 	return s.inEitherForm(d, func() error { return s.whole.Verify(ctx, d) }, func() error {
 		return s.verifyPacked(ctx, d)
@@ -466,7 +465,7 @@ func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
 
 func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 	r, _, proven, err := s.recipe(d)
-	// its literals are in the recipe's file, which has no digest
+	// Literals in the recipe's file have no digest of their own.
 	if err == nil && r.Frames != nil && !proven {
 		err = s.verifyStoredRecipe(ctx, d)
 	}
@@ -481,7 +480,7 @@ func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 	return nil
 }
 
-// Check reads every byte of a blob, whatever stamps say; a packed one's as its recipe gives them.
+// Check verifies every byte of a blob without relying on stamps. It assembles a packed blob.
 func (s *Store) Check(ctx context.Context, d cas.Digest) error {
 	return s.inEitherForm(d, func() error { return s.whole.Check(ctx, d) }, func() error {
 		return s.verifyStoredRecipe(ctx, d)
@@ -494,23 +493,22 @@ func IsDamage(err error) bool {
 	return cas.IsUnsound(err) || errors.As(err, &format)
 }
 
-// IsMissingOrDamaged reports whether an error is about something that is missing, or is broken, or
-// perhaps a base that is.
+// IsMissingOrDamaged reports whether an error is about a missing or damaged blob, base or recipe.
 func IsMissingOrDamaged(err error) bool {
 	var base *dedupe.BaseError
 	return IsDamage(err) || errors.Is(err, cas.ErrNotFound) || errors.As(err, &base)
 }
 
-// Damage is a blob, or a recipe, that is no good.
+// Damage is a damaged or missing blob or recipe.
 type Damage struct {
 	Digest cas.Digest
-	Recipe bool // the recipe of that blob; else its whole form
+	Recipe bool // the recipe of that blob; otherwise its whole file
 	Why    string
 }
 
-// DamageOf finds out what keeps a blob from being served: its whole form, or if it is packed its
-// recipe or its bases, also missing ones. It lists no missing blob that is not packed, and
-// does not hash again bytes that were just verified.
+// DamageOf lists the damage that prevents serving a blob: in its whole file or, if it is packed, in
+// its recipe or bases, with missing bases. It does not list a missing blob that is not packed. It
+// does not hash bytes again that were just verified.
 func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	err := s.whole.Verify(ctx, d)
 	if !errors.Is(err, cas.ErrNotFound) || !s.recipeStore.HasOrRead(d) {
@@ -519,7 +517,7 @@ func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 		}
 		return out
 	}
-	p, _ := s.recipeStore.Has(d) // of one that cannot be read, none
+	p, _ := s.recipeStore.Has(d) // zero for an unreadable one
 	for _, base := range p.Bases {
 		err := s.whole.Verify(ctx, base.Digest)
 		if size, _ := s.whole.Size(base.Digest); err == nil && size != base.Size {
@@ -534,7 +532,7 @@ func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	if len(out) > 0 {
 		return out
 	}
-	// All bases are sound: what does not come out right is the recipe's doing.
+	// All bases are intact, so a wrong result is the recipe's fault.
 	if err := s.Check(ctx, d); IsMissingOrDamaged(err) {
 		out = append(out, Damage{d, true, "the recipe is damaged: " + err.Error()})
 	}

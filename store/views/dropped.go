@@ -18,14 +18,15 @@ import (
 // dropped is a view that Sweep removes as soon as it is not in use.
 type dropped struct {
 	path string
-	// nil for a view of an earlier run; stays open as long as a hit may be looking through it
+	// inner is nil for a view of an earlier run. It is open as long as a hit may be using it.
 	inner       *os.File
-	duplicates  []*os.File // the same directory, opened by concurrent drops of the view
+	duplicates  []*os.File // further descriptors of the directory, from concurrent drops
 	files       []file
-	removableAt time.Time // clients that were given only the path have until then
+	removableAt time.Time // clients that got only the path may use it until then
 }
 
-// PathGrace is how long a view stays after it was last given out, for clients that load by path.
+// PathGrace is how long a dropped view is kept after it was last served, for clients that load by
+// path.
 const PathGrace = 10 * time.Minute
 
 // Drop takes a view out of use. Sweep removes it when it is not in use and the grace is over.
@@ -66,25 +67,26 @@ func (d *dropped) close() {
 	}
 }
 
-// DropCurrent takes the build's view that is in use out of use, if there is one.
+// DropCurrent drops the build's current view, if there is one.
 func (vs *Store) DropCurrent(id index.BuildID, grace time.Duration) {
 	if v := vs.CurrentView(id); v != nil {
 		vs.Drop(id, v, grace)
 	}
 }
 
-// dropAfterHandOver drops a view that only the requests that wait now are given.
+// dropAfterHandOver drops a view of which only waiting requests take leases.
 func (vs *Store) dropAfterHandOver(v *View) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	vs.dropLocked(v, vs.o.Now().Add(HandOver))
 }
 
-// HandOver is how long the requests that waited for a compile have to take its result.
+// HandOver is how long requests that waited for a compile have to take a lease on its result.
 const HandOver = time.Minute
 
 // droppedViews returns the remaining views of removed builds, and the one being made, because its
-// build may be gone. It omits those on another file system, which take nothing here.
+// build may have been removed. It omits those on another file system, which take no space of the
+// store.
 func (vs *Store) droppedViews() []*dropped {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
@@ -101,15 +103,15 @@ func (vs *Store) droppedViews() []*dropped {
 	return out
 }
 
-// onBlobFileSystem reports whether a view lies among those that are links to whole blobs.
+// onBlobFileSystem reports whether a view is among those with links to whole blobs.
 func (vs *Store) onBlobFileSystem(path string) bool {
 	return filepath.Dir(filepath.Dir(path)) == vs.o.Dir
 }
 
-// Unkept is the scope of views of results that are not kept.
+// Unkept is the scope of views of builds that are not stored.
 const Unkept = "unkept"
 
-// paths returns the paths of a doomed view's files.
+// paths returns the paths of a dropped view's files.
 func (d *dropped) paths() (paths []string) {
 	if d.inner != nil && len(d.files) > 0 {
 		for _, f := range d.files {
@@ -121,7 +123,7 @@ func (d *dropped) paths() (paths []string) {
 }
 
 func filesBelow(dir string) (paths []string) {
-	// what cannot be read was just removed
+	// errors are ignored, because unreadable entries were just removed
 	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
 			paths = append(paths, p)
@@ -138,7 +140,7 @@ func (d *dropped) isOpen() bool {
 	})
 }
 
-// Sweep removes the doomed views that are not in use.
+// Sweep removes the dropped views that are not in use.
 func (vs *Store) Sweep() {
 	vs.mu.Lock()
 	todo := make(map[string]*dropped, len(vs.dropped))
@@ -152,7 +154,7 @@ func (vs *Store) Sweep() {
 	for name, d := range todo {
 		held, err := Leased(d.path)
 		if held || d.isOpen() {
-			continue // its bytes would not be free, and in no account
+			continue // removing it would free no bytes, and no account would have them
 		}
 		if err == nil {
 			err = vs.remove(d.path, d.files)
@@ -162,7 +164,7 @@ func (vs *Store) Sweep() {
 			continue
 		}
 		vs.mu.Lock()
-		if vs.dropped[name] == d { // else it was dropped again
+		if vs.dropped[name] == d { // otherwise it was dropped again
 			d.close()
 			delete(vs.dropped, name)
 			delete(vs.createdNames, name)
@@ -209,7 +211,7 @@ func (vs *Store) unlink(dir *os.File, file file) {
 		store = vs.o.Forms.Copies.Store()
 	}
 	if store != nil && !file.copied {
-		// a stamp not renewed costs hashing, or unpacking, once
+		// best effort: otherwise the blob is hashed or unpacked once more
 		_ = store.Unlink(file.digest, dir, file.name)
 	}
 }
@@ -244,7 +246,7 @@ func (vs *Store) DropUnknown(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the looks through views; the files stay, and so do the leases on them.
+// Close closes the daemon's descriptors of views. The files stay, and so do leases on them.
 func (vs *Store) Close() {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()

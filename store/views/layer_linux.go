@@ -11,16 +11,16 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// LayerDir is where a layer has the files of a build. A path is of one content for ever, because
-// the id follows from the digests of the files.
+// LayerDir returns the directory with a build's files in a layer. A path never has two contents,
+// because the id is derived from the digests of the files.
 func LayerDir(layer string, b *index.Build) string {
 	return filepath.Join(layer, "views", ScopeDir(b.Scope), b.ID.String(), b.ID.String())
 }
 
 // InLayer returns the view that a layer has of a build, without reading its files, and a mark that
-// differs as soon as one of them may be another: by stamps, by the boot, and by the mount, because
-// two images may give different files equal stamps. The view is not the caller's to drop, and keeps
-// nothing open, so that the layer can be unmounted.
+// changes if a file may have changed. It covers the stamps, the boot and the mount, because two
+// images may have different files with equal stamps. The caller must not drop the view. It keeps no
+// file open, so that the layer can be unmounted.
 func InLayer(layer string, b *index.Build) (*View, string, error) {
 	inner := LayerDir(layer, b)
 	v := &View{scope: ScopeDir(b.Scope), name: b.ID.String(), id: b.ID.String(), graph: b.Graph,
@@ -49,7 +49,7 @@ func InLayer(layer string, b *index.Build) (*View, string, error) {
 	return v, string(sum[:]), nil
 }
 
-// MarkOf is a mark of one file, as that of InLayer. It opens nothing.
+// MarkOf returns such a mark for one file, without opening it.
 func MarkOf(path string) (string, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS|mountMask,
@@ -62,7 +62,7 @@ func MarkOf(path string) (string, error) {
 
 const mountMask = unix.STATX_MNT_ID_UNIQUE | unix.STATX_MNT_ID
 
-// mountOf returns the id of the mount that a file is on. Since Linux 6.8 no id is used twice.
+// mountOf returns the id of the mount that a file is on. Since Linux 6.8 ids are unique.
 func mountOf(f *os.File) (uint64, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, mountMask, &st); err != nil {

@@ -8,22 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Opener says which processes have a file open.
+// Opener classifies the processes that have a file open.
 type Opener int
 
-// These are the openers.
 const (
 	ByNobody Opener = iota
-	ByDaemon        // and perhaps another process
+	ByDaemon        // perhaps other processes too
 	ByOther
 )
 
-// inode distinguishes files.
+// inode identifies a file.
 type inode struct{ dev, ino uint64 }
 
-// UnlinkedOpenBytes sums the bytes on disk, in whole blocks, of files with names only in views of
-// removed builds. Results that were never kept do not count: they end with the requests that wait
-// for them.
+// UnlinkedOpenBytes sums the disk bytes, in whole blocks, of files that have links only in views of
+// removed builds. It omits builds that were never stored, because they end with the requests that
+// wait for them.
 func (vs *Store) UnlinkedOpenBytes() int64 {
 	var sum, changing int64
 	for range maxRecounts {
@@ -31,21 +30,21 @@ func (vs *Store) UnlinkedOpenBytes() int64 {
 			break
 		}
 	}
-	return sum + changing // rather too much, for a moment
+	return sum + changing // may be too much for a moment
 }
 
-// maxRecounts bounds how often the names are counted because some are removed meanwhile.
+// maxRecounts bounds the retries of counting links while some are being removed.
 const maxRecounts = 10
 
 // droppedFile is a file in views of removed builds.
 type droppedFile struct {
-	paths  []string // its names there
-	links  uint64   // all of its names, when the first of these was looked at
+	paths  []string // its links in these views
+	links  uint64   // link count at the first of these
 	blocks int64
 }
 
-// countUnlinkedOpen counts the names of each file, and then checks them again: a name that was just
-// removed would miss in one number only. changing are bytes of files with changed names.
+// countUnlinkedOpen counts the links of each file in dropped views, and then checks them again,
+// because links may be removed in between. changing are the bytes of files whose links changed.
 func (vs *Store) countUnlinkedOpen() (sum, changing int64) {
 	found := make(map[inode]*droppedFile)
 	for _, d := range vs.droppedViews() {
@@ -72,8 +71,7 @@ func (vs *Store) countUnlinkedOpen() (sum, changing int64) {
 	return sum, changing
 }
 
-// sameLinks reports whether a file has all the names that were counted, and no more or fewer
-// others.
+// sameLinks reports whether a file still has exactly the links that were counted.
 func (vs *Store) sameLinks(id inode, f *droppedFile) bool {
 	return !slices.ContainsFunc(f.paths, func(path string) bool {
 		var st unix.Stat_t
@@ -82,23 +80,24 @@ func (vs *Store) sameLinks(id inode, f *droppedFile) bool {
 	})
 }
 
-// openedBy finds out whether a file is open or mapped: a client may run the model without a lease.
-// The kernel grants a write lease, given back at once, only if no other process has the file. It
-// names none, so if the daemon reads the file others are unknown. Without own the daemon is
-// ByOther too. It takes a path because a removal may close the directory's descriptor.
+// openedBy finds out whether a file is open or mapped, because a client may use the model without a
+// lease. It tries to take a write lease, which the kernel grants only if no descriptor of the file
+// is open. The kernel does not say which process has it, so while the daemon reads the file, other
+// processes are unknown. Without own the daemon counts as ByOther. It takes a path because a
+// removal may close the directory's descriptor.
 func openedBy(path string, own *OwnFiles) Opener {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return ByNobody
 	}
 	defer unix.Close(fd)
-	for range 2 { // the daemon may be done with it between one look and the other
+	for range 2 { // again, because the daemon may have closed it between the two checks
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK); err == nil {
-			// closing gives it back too
+			// closing the file releases it too
 			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
 			return ByNobody
 		} else if err != unix.EAGAIN {
-			return ByNobody // the file system grants none, so it is unknown
+			return ByNobody // the file system has no leases, so it is unknown
 		}
 		if own == nil {
 			return ByOther
@@ -111,9 +110,9 @@ func openedBy(path string, own *OwnFiles) Opener {
 }
 
 // OwnFiles are the files that this process has open. They are listed once, when first needed,
-// because a daemon may have thousands of descriptors, and a plan may meet as many open files.
+// because the daemon may have thousands of descriptors, and a plan may check as many files.
 type OwnFiles struct {
-	open map[inode]bool // nil: not looked up yet
+	open map[inode]bool // nil: not listed yet
 }
 
 // has reports whether another descriptor of the process has the same file open.
@@ -154,8 +153,8 @@ func fileOf(fd int) (inode, bool) {
 	return inode{st.Dev, st.Ino}, true
 }
 
-// openDir opens a directory for reading, without the runtime's poller, which directories have no
-// use for.
+// openDir opens a directory for reading, without Go's poller, because directories do not support
+// it.
 func openDir(path string) (*os.File, error) {
 	for {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -1,12 +1,13 @@
 // Package views makes the directories that applications load builds from, and removes unused ones.
 //
-// A view's files are links to blobs, or to their unpacked forms, under the build's file names; a
-// file system without links gets copies. Its id is never used again. A client of a view holds a
-// lease, a read lock on a descriptor that survives the daemon and ends with the last holder; one
-// with only the path has some time. A dropped view is removed after its last holder, or at a start.
+// A view's files are links to blobs, or to their unpacked copies, under the build's file names. On
+// a file system without links they are copies. Its id is never reused. A client of a view holds a
+// lease, a read lock on an open descriptor, which survives the daemon and ends with the last
+// holder. A client with only the path has a limited time. A dropped view is removed after its last
+// lease, or at a start.
 //
-// A Store is safe for concurrent use. It decides nothing about builds: its callers decide what to
-// serve, evict and pack, and ask it whether a view is in use. See View first.
+// A Store is safe for concurrent use. It makes no decisions about builds: its callers decide what
+// to serve, evict and pack, and ask it whether a view is in use. See View first.
 package views
 
 import (
@@ -48,28 +49,28 @@ type View struct {
 	name  string // <view>
 	id    string
 	graph string // the graph's name below <id>
-	path  string // absolute, of <view>
+	path  string // absolute path of <view>
 	inner *os.File
-	at    cas.Stamp // of inner, when the view was whole
+	at    cas.Stamp // of inner, when the view was complete
 	files []file
 
-	inLayer bool        // it is never removed
-	dropped atomic.Bool // set before the view may be taken away
-	// when it was last given out, whatever the clock is set to; nil: never
+	inLayer bool        // in a layer, so never removed
+	dropped atomic.Bool // set before the view may be removed
+	// lastGiven is the monotonic time when its path was last served; nil: never.
 	lastGiven atomic.Pointer[time.Time]
 }
 
 type file struct {
 	name   string
 	digest cas.Digest
-	copied bool      // not a link to the blob: it has its own stamp
+	copied bool      // a copy instead of a link, with its own stamp
 	stamp  cas.Stamp // of a copied file
 
-	unpacked bool // of the blob's unpacked form
+	unpacked bool // a link to the blob's unpacked copy
 }
 
-// isIntact compares every file of the view with what it was when its bytes were last checked. It
-// notices further files by the time of the directory.
+// isIntact compares the stamps of the view's files with those of the verified bytes. It notices
+// added files by the time of the directory.
 func (vs *Store) isIntact(v *View) bool {
 	if v.dropped.Load() {
 		return false
@@ -98,8 +99,9 @@ func (vs *Store) isIntact(v *View) bool {
 	return true
 }
 
-// Get returns a view of the build; its packed files have their unpacked form. It verifies the
-// blobs, and makes a new view unless the old one is sound. It calls verifying before it hashes.
+// Get returns a view of the build, whose packed files must have unpacked copies. It verifies the
+// blobs, and makes a new view unless the existing one is intact. It calls verifying before it
+// hashes.
 func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*View, error) {
 	leave, err := vs.making.Take(ctx)
 	if err != nil {
@@ -119,7 +121,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	}
 	v := vs.ForBuild(b)
 	if v != nil {
-		// none was added while no daemon ran
+		// no file was added while no daemon ran
 		if vs.isIntact(v) && len(filesBelow(v.path)) == len(v.files) {
 			vs.setCurrent(b.ID, v)
 			return v, nil
@@ -139,10 +141,11 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		return nil, err
 	}
 	if err := vs.o.Index.Views.Save(b.ID[:], []byte(vs.savedPath(v))); err != nil {
-		vs.o.Log.Warn("cannot record a view", "error", err) // it is made again after a restart
+		// best effort: it is made again after a restart
+		vs.o.Log.Warn("cannot record a view", "error", err)
 	}
 	vs.setCurrent(b.ID, v)
-	// its removal meanwhile may have missed this view
+	// If the build was removed in the meantime, that removal did not see this view.
 	if _, err := vs.o.Index.Get(b.ID); errors.Is(err, index.ErrNotFound) {
 		vs.mu.Lock()
 		delete(vs.live, b.ID)
@@ -158,7 +161,7 @@ func (vs *Store) setCurrent(id index.BuildID, v *View) {
 	vs.live[id] = v
 }
 
-// openEarlier opens the view that an earlier run made for the build, nil if there is none.
+// openEarlier opens the build's view from an earlier run, nil if there is none.
 func (vs *Store) openEarlier(b *index.Build) *View {
 	saved, ok := vs.o.Index.Views.Get(b.ID[:])
 	if !ok {
@@ -182,7 +185,7 @@ func (vs *Store) openEarlier(b *index.Build) *View {
 	return v
 }
 
-// unpackedPrefix marks, in what the index keeps, a view that lies beside the unpacked forms.
+// unpackedPrefix marks a recorded view that is beside the unpacked copies.
 const unpackedPrefix = "unpacked:"
 
 func (vs *Store) savedPath(v *View) string {
@@ -193,8 +196,8 @@ func (vs *Store) savedPath(v *View) string {
 	return where
 }
 
-// Lease opens the view's directory and takes a lease on that open directory: it lasts as long as a
-// process holds the descriptor, and survives the daemon.
+// Lease opens the view's directory and takes a lease on that open directory: The lease lasts until
+// the last descriptor is closed, and survives the daemon.
 func (v *View) Lease() (*os.File, error) {
 	f, err := openDir(v.path)
 	if err != nil {
@@ -209,22 +212,22 @@ func (v *View) Lease() (*os.File, error) {
 	return f, nil
 }
 
-// NotePathGiven records that a client was given a view's path, which does not hold on to the
-// descriptor: the view stays for a while.
+// NotePathGiven records that a client got a view's path without keeping the descriptor, so that the
+// view is kept for PathGrace.
 func (vs *Store) NotePathGiven(v *View) {
 	now := vs.o.Now()
 	v.lastGiven.Store(&now)
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	if d := vs.dropped[v.scope+"/"+v.name]; d != nil && v.scope == Unkept {
-		// it is kept only for its present clients, as it is in no account
+		// a short time, because no account has its bytes
 		d.removableAt = now.Add(HandOver)
 	} else if d != nil {
 		d.removableAt = now.Add(PathGrace)
 	}
 }
 
-// open opens the directory of the files, which is looked through from then on.
+// open opens the directory of the files, through which their stamps are read from then on.
 func (v *View) open() (err error) {
 	if v.inner, err = os.Open(filepath.Join(v.path, v.id)); err != nil {
 		return err
@@ -235,7 +238,7 @@ func (v *View) open() (err error) {
 	return nil
 }
 
-// contains reports whether the open directory of the files is still in the view by its name.
+// contains reports whether f is still the view's directory of files by its name.
 func (v *View) contains(f *os.File) bool {
 	there, err := cas.StampAt(int(f.Fd()), v.id)
 	if err != nil {
@@ -244,19 +247,19 @@ func (v *View) contains(f *os.File) bool {
 	return there.Dev == v.at.Dev && there.Ino == v.at.Ino
 }
 
-// Path is that of the view, absolute. The files are in the directory ID below it.
+// Path returns the absolute path of the view. The files are in the directory ID below it.
 func (v *View) Path() string { return v.path }
 
-// ID is the name of the directory that has the files. It is never used again.
+// ID returns the name of the directory with the files, which is never reused.
 func (v *View) ID() string { return v.id }
 
-// GraphPath is the graph's path below that of the view.
+// GraphPath returns the graph's path relative to the view.
 func (v *View) GraphPath() string { return v.id + "/" + v.graph }
 
 // Leased reports whether a process holds a lease on the view.
 func (v *View) Leased() (bool, error) { return Leased(v.path) }
 
-// PathGraceEnd is when the time of clients that got the view's path ends, zero if none did.
+// PathGraceEnd returns until when clients with only the path may use it, zero if there are none.
 func (v *View) PathGraceEnd() time.Time {
 	given := v.lastGiven.Load()
 	if given == nil {
@@ -265,7 +268,7 @@ func (v *View) PathGraceEnd() time.Time {
 	return given.Add(PathGrace)
 }
 
-// OpenedBy reports which processes have a file open or mapped. own is what the daemon has open.
+// OpenedBy reports which processes have a file open or mapped. own are the daemon's open files.
 func (v *View) OpenedBy(own *OwnFiles) Opener {
 	by := ByNobody
 	for i := range v.files {
@@ -275,7 +278,8 @@ func (v *View) OpenedBy(own *OwnFiles) Opener {
 	return by
 }
 
-// Store has the views in use, and those to be removed. Any number of goroutines may use it.
+// Store has the current views, and the dropped ones that are not removed yet. It is safe for
+// concurrent use.
 type Store struct {
 	o Options
 
@@ -285,16 +289,15 @@ type Store struct {
 	createdNames map[string]bool
 	dropped      map[string]*dropped // by "<scope>/<view>"; guarded by mu
 	making       keyed.Slots         // one view is made at a time
-	// which is being made: its build may go meanwhile; guarded by mu
+	// unfinished is the view being made, whose build may be removed in the meantime; guarded by mu.
 	unfinished *View
 }
 
-// Options say where views lie and what they are made of.
+// Options are the directory and the dependencies of a Store.
 type Options struct {
-	// the directory of the views that are links to whole blobs; the others lie beside the unpacked
-	// forms
+	// Dir is for views with links to whole blobs only. The others are beside the unpacked copies.
 	Dir string
-	// shared views may be reached by path by every local user, not only by descriptor
+	// PathAccess lets every local user open shared views by path, not only by descriptor.
 	PathAccess bool
 	Blobs      *cas.Store
 	Forms      *packing.Store
@@ -310,7 +313,7 @@ func Open(o Options) (*Store, error) {
 	return vs, vs.scopeDir(o.Dir, "shared")
 }
 
-// directory is where views lie that have a file of an unpacked form, or none.
+// dir returns the directory of views with an unpacked copy, or of those without.
 func (vs *Store) dir(unpacked bool) string {
 	if dir, apart := vs.o.Forms.Copies.Directory(); unpacked && apart {
 		return filepath.Join(dir, "views")
@@ -318,21 +321,21 @@ func (vs *Store) dir(unpacked bool) string {
 	return vs.o.Dir
 }
 
-// NeedsUnpacking reports whether some file of the build has to be unpacked for a view.
+// NeedsUnpacking reports whether a file of the build has to be unpacked for a view.
 func (vs *Store) NeedsUnpacking(b *index.Build) bool {
 	return slices.ContainsFunc(b.Files, func(f index.File) bool {
 		return vs.o.Forms.OnlyPacked(f.Digest)
 	})
 }
 
-// CurrentView returns the build's view that is in use in this run, nil if there is none.
+// CurrentView returns the build's view of this run, nil if there is none.
 func (vs *Store) CurrentView(id index.BuildID) *View {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	return vs.live[id]
 }
 
-// CurrentIntact returns the build's view in use, with every file checked; nil if there is none.
+// CurrentIntact returns the build's current view after checking every file, nil if there is none.
 func (vs *Store) CurrentIntact(id index.BuildID) *View {
 	if v := vs.CurrentView(id); v != nil && vs.isIntact(v) {
 		return v
@@ -340,7 +343,7 @@ func (vs *Store) CurrentIntact(id index.BuildID) *View {
 	return nil
 }
 
-// ForBuild returns the build's view that is in use, or was in an earlier run; nil if there is none.
+// ForBuild returns the build's current view, or that of an earlier run, nil if there is none.
 func (vs *Store) ForBuild(b *index.Build) *View {
 	if v := vs.CurrentView(b.ID); v != nil {
 		return v
@@ -348,7 +351,7 @@ func (vs *Store) ForBuild(b *index.Build) *View {
 	return vs.openEarlier(b)
 }
 
-// Borrow returns the build's current view, nil if there is none. done ends the use of it.
+// Borrow returns the build's current view, nil if there is none. done returns it.
 func (vs *Store) Borrow(id index.BuildID) (v *View, done func()) {
 	if v = vs.CurrentView(id); v != nil {
 		return v, func() {}
@@ -374,7 +377,7 @@ func (vs *Store) BorrowFor(b *index.Build) (v *View, done func()) {
 	return v, func() { _ = v.inner.Close() } // read-only: nothing can be lost
 }
 
-// AnyLeased reports whether one of the views in use is leased.
+// AnyLeased reports whether any view is leased.
 func (vs *Store) AnyLeased() bool {
 	vs.mu.Lock()
 	paths := make([]string, 0, len(vs.live))
@@ -390,18 +393,18 @@ func (vs *Store) AnyLeased() bool {
 	return false
 }
 
-// ScopeDir is what the directory of a scope is called.
+// ScopeDir returns the name of a scope's directory.
 func ScopeDir(scope string) string { return strings.ReplaceAll(scope, ":", "-") }
 
-// scopeDir makes the directory of a scope. Path access opens the way, not the list: names of views
-// cannot be guessed.
+// scopeDir makes the directory of a scope. With path access other users may enter but not list it,
+// so that they can open only views whose name they know.
 func (vs *Store) scopeDir(views, scope string) error {
 	dir := filepath.Join(views, ScopeDir(scope))
 	mode := fs.FileMode(0o700)
 	if scope == "shared" && vs.o.PathAccess {
 		mode = 0o711
 	}
-	if err := os.MkdirAll(views, 0o711); err != nil { // it may have been deleted
+	if err := os.MkdirAll(views, 0o711); err != nil { // a user may have deleted it
 		return err
 	}
 	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -410,8 +413,8 @@ func (vs *Store) scopeDir(views, scope string) error {
 	return os.Chmod(dir, mode)
 }
 
-// create links the build's files into a new directory. Until the index knows it, a crash leaves a
-// leftover, which the next start removes.
+// create links the build's files into a new directory. After a crash before it is recorded in the
+// index, the next start removes it.
 func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
 	v, err := vs.createView(b.Scope, b.Graph, vs.NeedsUnpacking(b))
 	if err != nil {
@@ -428,8 +431,8 @@ func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
 	return v, vs.makeReadable(v)
 }
 
-// createView makes the directories of a view, still writable. A view lies on one file system: one
-// with unpacked files where they are.
+// createView makes the directories of a view, still writable. A view is on one file system, with
+// unpacked files on that of the copies.
 func (vs *Store) createView(scope, graph string, unpacked bool) (*View, error) {
 	dir := vs.dir(unpacked)
 	if err := vs.scopeDir(dir, scope); err != nil {
@@ -469,7 +472,7 @@ func (vs *Store) link(ctx context.Context, v *View, f index.File) (file, error) 
 		nil
 }
 
-// makeReadable lets all users read the view that is whole.
+// makeReadable lets all users read a complete view.
 func (vs *Store) makeReadable(v *View) error {
 	err := MakeTreeReadable(v.path)
 	if err == nil {
@@ -506,7 +509,7 @@ func MakeTreeRemovable(path string) error {
 	})
 }
 
-// discard removes a view that was never given out.
+// discard removes a view that was never served.
 func (vs *Store) discard(v *View) {
 	if v.inner != nil {
 		_ = v.inner.Close() // read-only: nothing can be lost
@@ -516,7 +519,7 @@ func (vs *Store) discard(v *View) {
 	}
 }
 
-// CreateUnkept makes a view of a directory for the requests that wait now, with links to blobs.
+// CreateUnkept makes a view of a directory that is not stored, for the waiting requests.
 func (vs *Store) CreateUnkept(b *index.Build, out string) (*View, error) {
 	v, err := vs.createView(Unkept, b.Graph, false)
 	if err != nil {
@@ -537,11 +540,11 @@ func (vs *Store) CreateUnkept(b *index.Build, out string) (*View, error) {
 	if err := vs.makeReadable(v); err != nil {
 		return nil, err
 	}
-	vs.dropAfterHandOver(v) // no other request finds it: it ends with its last holder
+	vs.dropAfterHandOver(v) // no other request finds it, so it ends with its last lease
 	return v, nil
 }
 
-// moveFile moves a staged file into the view, or links the blob that it has become already.
+// moveFile moves a staged file into the view, or links its blob if it has one.
 func (vs *Store) moveFile(v *View, f *index.File, out string) error {
 	if !f.Digest.IsZero() {
 		_, err := vs.link(context.Background(), v, *f)
@@ -560,9 +563,9 @@ func (vs *Store) moveFile(v *View, f *index.File, out string) error {
 	return errors.Join(os.Chmod(from, 0o444), os.Rename(from, to))
 }
 
-// NewID returns a name for a view, which was never used before and cannot be guessed.
+// NewID returns a name for a view, which is unique and cannot be guessed.
 func NewID() string {
 	var b [12]byte
-	_, _ = rand.Read(b[:]) // it never fails
+	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
