@@ -13,20 +13,20 @@ import (
 	"github.com/epcached/epcached/internal/parallel"
 )
 
-// Assembled is a packed blob that reads as if it stood whole. Its bytes are not
-// verified: callers that read all of them hash them, as Apply does.
+// Assembled reads a packed blob as if it were whole. It does not verify the bytes; a caller that
+// reads all of them can hash them, as Apply does.
 type Assembled struct {
 	recipe *Recipe
 	open   func(cas.Digest) (Source, error)
 
 	mu sync.Mutex // guards sources
-	// in the order of the recipe's bases, then its frames; nil: not opened yet
+	// sources has the recipe's bases in order, then its frames; nil: not opened yet.
 	sources []Source
 }
 
 // Assemble returns the blob of a valid recipe as a Source. open is called at most once for each
-// base, when its bytes are first needed, and must answer with a whole blob: with
-// cas.ErrNotFound for one that is packed. Close closes what was opened.
+// base, when its bytes are first needed, and must return a whole blob, or cas.ErrNotFound for one
+// that is packed. Close closes the opened bases.
 func Assemble(r *Recipe, open func(cas.Digest) (Source, error)) (*Assembled, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
@@ -88,7 +88,8 @@ func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
 	return ReadExtents(a.recipe.Extents, p, off, a.fill)
 }
 
-// ReadExtents reads from off what extents in order of At make up, each by fill, from skip on.
+// ReadExtents reads bytes from off of the blob that the extents, in order of At, cover. It calls
+// fill for each extent, to fill p from the extent's byte skip on.
 func ReadExtents(all []Extent, p []byte, off int64, fill func(p []byte, e Extent,
 	skip int64) error) (n int, err error) {
 	i := sort.Search(len(all), func(i int) bool { return all[i].At+all[i].Length > off })
@@ -122,7 +123,8 @@ func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
 	return err
 }
 
-// fillRepeated reads at most one period and doubles that, so that no period is slow.
+// fillRepeated reads at most one period and then doubles the bytes, so that short periods are not
+// slow.
 func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 	phase := skip % e.Period
 	n := int(min(int64(len(p)), e.Period-phase))
@@ -134,7 +136,7 @@ func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 	}
 	rest := p[n:]
 	unit := int(min(int64(len(rest)), e.Period))
-	head := min(unit, int(phase)) // of the period's beginning, what has not been read yet
+	head := min(unit, int(phase)) // the part of the period's beginning that was not read yet
 	if err := ReadFull(s, rest[:head], e.From); err != nil {
 		return err
 	}
@@ -145,9 +147,8 @@ func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 	return nil
 }
 
-// Source is a blob with bytes that do not change while it is used: a File, a
-// *bytes.Reader, or an Assembled blob. ReadAt is called from several
-// goroutines.
+// Source is a blob whose bytes do not change: a File, a *bytes.Reader, or an Assembled blob.
+// Several goroutines call ReadAt.
 //
 // Files are read in windows and not mapped, because a mapping of a file that was truncated, or that
 // a failing disk cannot read, kills the process or needs SetPanicOnFault in every goroutine, and
@@ -157,7 +158,7 @@ type Source interface {
 	Size() int64
 }
 
-// ReadFull fills p from off. An earlier end is io.ErrUnexpectedEOF.
+// ReadFull fills p from off. It fails with io.ErrUnexpectedEOF if r ends earlier.
 func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	n, err := r.ReadAt(p, off)
 	if n == len(p) {
@@ -169,13 +170,14 @@ func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	return fmt.Errorf("read at offset %d: %w", off+int64(n), err)
 }
 
-// File is an open file as a Source. It takes its size when it is made; store files do not change.
+// File is an open file as a Source. Its size is that of NewFile, because files of the store do not
+// change.
 type File struct {
 	*io.SectionReader
 	file *os.File
 }
 
-// NewFile returns f as a Source that closes f. It takes f over, also where it fails.
+// NewFile returns f as a Source that closes f. It takes ownership of f, and closes it if it fails.
 func NewFile(f *os.File) (*File, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -187,7 +189,7 @@ func NewFile(f *os.File) (*File, error) {
 // Close closes the file.
 func (f *File) Close() error { return f.file.Close() }
 
-// ApplyOptions say how a blob is rebuilt.
+// ApplyOptions say how Apply restores a blob.
 type ApplyOptions struct {
 	// Trusted omits hashing the result. It is for a verified recipe and verified bases
 	// with valid stamps.
@@ -197,13 +199,11 @@ type ApplyOptions struct {
 	Progress func(done, total int64)
 }
 
-// Apply rebuilds the blob of a recipe into w, which is empty, on all cores. Memory
-// is a few megabytes whatever the sizes. Nothing is synced. open is as in Assemble;
-// Apply closes what it opened.
+// Apply restores the blob of a recipe in w, which must be empty, on all cores, with a few megabytes
+// of memory. It does not sync. open is as in Assemble; Apply closes the bases.
 //
-// Without Trusted the bytes are hashed on their way, and others than r.Blob are
-// a *cas.CorruptError: then some base is not what its digest says. After
-// any error the caller removes what was written.
+// Without Trusted it hashes the bytes, and fails with a *cas.CorruptError if the digest is not
+// r.Blob, because a base is damaged. After any error the caller removes the output.
 func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error), w io.WriterAt,
 	o ApplyOptions) error {
 	a, err := Assemble(r, open)
@@ -218,9 +218,8 @@ func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error)
 	return errors.Join(err, a.Close())
 }
 
-// CopyVerified writes a blob and hashes it on the way, in one pass. fn, which may
-// be nil, receives bytes. A *cas.CorruptError says that the bytes, which were
-// written all the same, are not the blob's.
+// CopyVerified writes and hashes a blob in one pass. fn, which may be nil, is called with the bytes
+// so far. It fails with a *cas.CorruptError, after writing, if the digest is wrong.
 func CopyVerified(ctx context.Context, from Source, blob cas.Digest, w io.WriterAt, fn func(done,
 	total int64)) error {
 	return newTee(from, w, fn).copyVerified(ctx, from.Size(), blob)
@@ -241,7 +240,7 @@ func (t *tee) copyVerified(ctx context.Context, size int64, blob cas.Digest) err
 	return err
 }
 
-// tee writes what is read through it. So hashing and writing is one pass.
+// tee writes the bytes that are read through it, so that hashing and writing is one pass.
 type tee struct {
 	from   io.ReaderAt
 	to     io.WriterAt
@@ -257,12 +256,12 @@ func (t *tee) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// copy reads all, a step of the blob at a time, of however many extents.
+// copy reads the whole blob in steps of one size, regardless of its extents.
 //
-// copy_file_range was used before: where nothing can be shared it takes its bytes through a pipe,
-// 64 KiB at most, and what is written begins where the source's pages do and not the file's own. On
-// ext4 that takes two to three times as long. Extents are not cloned either: of real context
-// binaries 6 % of what they share begins alike within the blocks of a file system.
+// copy_file_range is slower: if the file system cannot share blocks, it copies through a pipe in
+// pieces of at most 64 KiB that are aligned to the source's pages, which takes two to three times
+// as long on ext4. Cloning extents does not help: of the shared bytes of real context binaries,
+// only 6 % have the same offset within file system blocks in both files.
 func (t *tee) copy(ctx context.Context, size int64) error {
 	steps := int((size + cas.WriteStep - 1) / cas.WriteStep)
 	begin := func() []byte { return make([]byte, cas.WriteStep) }

@@ -32,7 +32,9 @@ import (
 //	32      8     size of the blob
 //	40      4     c, number of bases, at most 256
 //	44      4     e, number of extents, at most 524,288
-//	48      4     0; other values are names of ranges behind the extents, which are passed over
+//
+// 48 4 0; other values are names of ranges behind the extents, which are ignored
+//
 //	52      4     1 + index of the base with the recipe's own literals; 0: none
 //	56      40 c  bases: 32 digest, 8 size
 //	        e     extents: uv 2 x base + (1 if repeated); uv length; sv from, less the end of
@@ -56,13 +58,13 @@ const (
 	maxBody       = 32 << 20
 	bodyHead      = 56
 	baseSize      = 40
-	minExtent     = 3 // bytes that an extent takes at least
+	minExtent     = 3 // least bytes of an encoded extent
 	framesHead    = 12
 	frameEntry    = 4 + frameSumSize
 )
 
-// Encode returns the recipe as the bytes of a file, after Validate; of one with
-// frames the bytes before them. One recipe has one encoding.
+// Encode validates the recipe and returns the bytes of its file, of a recipe with frames only the
+// bytes before these. The encoding is unique.
 func (r *Recipe) Encode() ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
@@ -70,7 +72,7 @@ func (r *Recipe) Encode() ([]byte, error) {
 	b := make([]byte, headerSize, headerSize+bodyHead+baseSize*len(r.Bases)+
 		12*len(r.Extents)+sumSize)
 	copy(b, recipeMagic)
-	version := uint32(formatPlain) // the oldest that does
+	version := uint32(formatPlain) // the oldest version that suffices
 	if r.Frames != nil {
 		version = formatFramed
 	}
@@ -94,14 +96,14 @@ func (r *Recipe) Encode() ([]byte, error) {
 	return append(b, sum[:]...), nil
 }
 
-// Equal reports whether two recipes say the same.
+// Equal reports whether two recipes have the same encoding.
 func (r *Recipe) Equal(other *Recipe) bool {
 	a, err := r.Encode()
 	b, err2 := other.Encode()
 	return err == nil && err2 == nil && bytes.Equal(a, b)
 }
 
-// headBytes returns the length of Encode's answer before the frames are known.
+// headBytes returns the length of Encode's result before the frames are known.
 func (r *Recipe) headBytes() (int64, error) {
 	blank := *r
 	frames := *r.Frames
@@ -170,7 +172,7 @@ func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
 	names := d.count("names", maxBody, 1)
 	r.Literals = d.count("literals", bases, 0) - 1
 	d.bases(r, bases)
-	length := "length" // of what the file's length depends on
+	length := "length" // the field that the length of the file depends on
 	if r.Frames != nil {
 		d.frames(r.Frames)
 		length = "frames"
@@ -193,7 +195,8 @@ func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
 	return r, head, nil
 }
 
-// bodyOf checks what is around a body. The version is first: newer formats may sum otherwise.
+// bodyOf checks the header and the checksum, and returns the body. It checks the version first,
+// because newer formats may use another checksum.
 func bodyOf(b []byte, size int64) ([]byte, error) {
 	if len(b) < headerSize || string(b[:8]) != recipeMagic {
 		return nil,
@@ -228,7 +231,7 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 	if err != nil {
 		return nil, stamp, err
 	}
-	defer f.Close() // only read from
+	defer f.Close() // opened for reading
 	info, err := f.Stat()
 	switch {
 	case err != nil:
@@ -236,7 +239,7 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 	case !info.Mode().IsRegular():
 		return nil, stamp, &FormatError{-1, "", "not a regular file"}
 	}
-	// taken before reading, so that a change meanwhile shows in its times
+	// before reading, so that a change in the meantime changes the stamp
 	if stamp, err = cas.StampOf(f); err != nil {
 		return nil, stamp, err
 	}
@@ -259,7 +262,7 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 	return r, stamp, nil
 }
 
-// readHead reads at least the header, and all before the frames, of a file of that size.
+// readHead reads all bytes before the frames, at least the header.
 func readHead(fsys cas.FS, f *os.File, size int64) ([]byte, error) {
 	b := make([]byte, min(size, headerSize))
 	if err := readAll(fsys, f, b); err != nil || len(b) < headerSize {
@@ -267,7 +270,7 @@ func readHead(fsys cas.FS, f *os.File, size int64) ([]byte, error) {
 	}
 	n := headerSize + int64(binary.LittleEndian.Uint32(b[12:])) + sumSize
 	if n > min(size, headerSize+maxBody+sumSize) {
-		return b, nil // refused when it is decoded
+		return b, nil // decoding refuses it
 	}
 	b = make([]byte, n)
 	return b, readAll(fsys, f, b)
@@ -279,14 +282,15 @@ func readAll(fsys cas.FS, f *os.File, b []byte) error {
 	case n == len(b):
 		return nil
 	case err == io.EOF:
-		// it was cut off meanwhile
+		// the file was truncated in the meantime
 		return &FormatError{int64(n), "length",
 			fmt.Sprintf("the file ends early, and had %d bytes", len(b))}
 	}
 	return err
 }
 
-// decoder reads a body. After the first error it gives zeros, so callers look once at the end.
+// decoder reads a body. After the first error it returns zeros, so that callers need to check only
+// once at the end.
 type decoder struct {
 	b   []byte
 	at  int
@@ -326,7 +330,8 @@ func (d *decoder) int64(field string) int64 {
 	return int64(v)
 }
 
-// count reads how many things of each bytes follow: more than the body can hold takes no memory.
+// count reads the number of elements that follow, each of at least each bytes. It fails if the body
+// is too short for them, so that a wrong number allocates no memory.
 func (d *decoder) count(field string, most, each int) int {
 	b := d.fixed(field, 4)
 	if b == nil {
@@ -398,7 +403,7 @@ func (d *decoder) extents(r *Recipe, n int) {
 			return
 		}
 		if e.Base < len(ends) {
-			// a sum that wraps is negative, or beyond any base
+			// if the sum overflows it is negative or beyond the base, which Validate refuses
 			e.From = ends[e.Base] + delta
 		}
 		err := r.validateExtent(i, e, at)

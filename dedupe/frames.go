@@ -14,29 +14,30 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Limits of frames. A frame is what has to be decoded to read one byte of it, so
-// its size bounds the memory and the time that this takes.
+// Limits of frames. To read one byte, its whole frame must be decoded, so the size of frames bounds
+// the memory and time of a read.
 const (
 	MinFrame     = 64 << 10
 	MaxFrame     = 1 << 20
 	MaxFrames    = 1 << 20
-	frameSumSize = 16 // bytes of the BLAKE3 of a frame as it is stored
+	frameSumSize = 16 // bytes of the BLAKE3 of a stored frame
 )
 
-// Frames are the own literals of a recipe which has them in its own file: cut into pieces of one
-// size, each of which is compressed by itself, so that any range can be read without the rest.
-// Extents whose Base is the number of the recipe's bases take from them.
+// Frames are literals in the recipe's own file: pieces of equal size, which are compressed
+// separately, so that any range can be read without the rest. Extents refer to them with the Base
+// len(Recipe.Bases).
 type Frames struct {
-	Size int64 // bytes that come out of all
-	// bytes that come out of each but the last: a power of two, from MinFrame to MaxFrame
+	Size int64 // decompressed bytes of all frames
+	// Each is the decompressed bytes of each frame but the last: a power of two from MinFrame to
+	// MaxFrame.
 	Each  int64
 	Table []Frame
 
-	file *framedFile // where they are stored; nil: they are not yet
+	file *framedFile // the file with the frames; nil: not stored yet
 }
 
-// Frame is one of them: as it is, if it is stored in as many bytes as come out, else a frame of
-// Zstandard (RFC 8878) that states its size and needs no dictionary.
+// Frame is one frame. If its stored size equals the decompressed one, it is uncompressed; otherwise
+// it is a Zstandard frame (RFC 8878) that states its size and needs no dictionary.
 type Frame struct {
 	Stored int64              // bytes
 	Sum    [frameSumSize]byte // half of the BLAKE3 of the stored bytes
@@ -45,8 +46,8 @@ type Frame struct {
 type framedFile struct {
 	fs   cas.FS
 	path string
-	head int64         // where the frames begin
-	sum  [sumSize]byte // of the bytes before; another sum: the recipe was replaced
+	head int64         // offset of the frames
+	sum  [sumSize]byte // checksum of the bytes before; if it differs, the recipe was replaced
 }
 
 func (f *Frames) plain(i int) int64 { return min(f.Each, f.Size-int64(i)*f.Each) }
@@ -85,9 +86,9 @@ func (f *Frames) validate() error {
 
 func (f *Frames) count() int64 { return (f.Size + f.Each - 1) / f.Each }
 
-// open returns the decompressed bytes as a Source, which is an io.Closer. If another recipe has
-// replaced the file meanwhile, it returns cas.ErrNotFound, as for a base that was removed;
-// callers read the recipe again.
+// open returns the decompressed bytes as a Source, which is an io.Closer. It fails with
+// cas.ErrNotFound, as for a removed base, if another recipe has replaced the file; callers then
+// read the recipe again.
 func (f *Frames) open() (*framedSource, error) {
 	if f.file == nil {
 		return nil, invalid("frames", "not stored yet")
@@ -116,18 +117,19 @@ func (f *Frames) open() (*framedSource, error) {
 	return s, nil
 }
 
-const keptFrames = 8 // how many decoded frames are kept: small extents in a row share them
+// number of decoded frames kept, because consecutive small extents use the same ones
+const keptFrames = 8
 
-// framedSource reads what comes out of frames, and checks their sums first.
+// framedSource reads the decompressed bytes of frames, after checking their checksums.
 type framedSource struct {
 	frames *Frames
 	in     *os.File
 	starts []int64
-	stored sync.Pool // of *[]byte, for frames as they are stored
+	stored sync.Pool // of *[]byte, buffers for stored frames
 
-	mu      sync.Mutex // guards the rest
+	mu      sync.Mutex // guards the fields below
 	decoded [keptFrames]keptFrame
-	next    int // of kept, which is given up next
+	next    int // index in kept of the next one to replace
 }
 
 type keptFrame struct {
@@ -135,7 +137,7 @@ type keptFrame struct {
 	index int
 }
 
-// Size returns how many bytes come out.
+// Size returns the number of decompressed bytes.
 func (s *framedSource) Size() int64 { return s.frames.Size }
 
 // Close closes the file.
@@ -237,14 +239,14 @@ func truncatedSum(b []byte) (half [frameSumSize]byte) {
 	return half
 }
 
-// frameDecoder bounds memory by what a frame may have, whatever a frame says of itself.
+// frameDecoder returns a decoder with bounded memory, regardless of the size that a frame states.
 var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
 	d,
 		err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(MaxFrame),
 		zstd.WithDecoderMaxWindow(MaxFrame), zstd.WithDecoderLowmem(true),
 		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
 	if err != nil {
-		panic(err) // of options that are constants
+		panic(err) // the options are constants
 	}
 	return d
 })
@@ -258,9 +260,9 @@ func decodeFrame(p, frame []byte) error {
 	return err
 }
 
-// FrameSize is the size of frames before they are compressed. Larger ones gain one or two
-// per cent of what has headers and tables, and make the reading of single ranges
-// slower; smaller ones lose as much.
+// FrameSize is the size of frames before they are compressed. Larger frames compress headers and
+// tables by one or two per cent better, but reading single ranges is slower; smaller ones compress
+// that much worse.
 const FrameSize = 256 << 10
 
 const sampleFrames = 16
@@ -273,8 +275,8 @@ func newFrameEncoder() (*zstd.Encoder, error) {
 		zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))
 }
 
-// Compressed estimates how many bytes a source takes as frames: from 16 of them,
-// spread over it, or from all if it has no more.
+// Compressed estimates how many bytes a source takes as frames, by compressing 16 frames that are
+// spread over it, or all if there are fewer.
 func Compressed(ctx context.Context, s Source) (int64, error) {
 	f := &Frames{Size: s.Size(), Each: FrameSize}
 	c, err := newFrameEncoder()

@@ -1,20 +1,19 @@
-// Package dedupe keeps the recipes of packed blobs, and applies them byte for
-// byte. Package match finds what blobs share.
+// Package dedupe stores the recipes of packed blobs, and restores the blobs byte for byte. Package
+// match finds the bytes that blobs share.
 //
-// A Recipe rebuilds a packed blob from extents: ranges of other blobs, its bases, which are
-// whole in the store. The bytes that no other blob has are a base too, the recipe's own
-// literals, which later recipes may use directly. Recipes have depth one: a base is never
-// packed itself. A short run that is repeated, such as zeros, is one extent with a period. Or a
-// recipe has its own literals in its own file, compressed, for itself alone (Frames). doc/format.md
+// A Recipe restores a packed blob from extents: ranges of other blobs, its bases, which are whole
+// in the store. The bytes that no other blob has, the recipe's literals, are either a base too,
+// which later recipes may use, or compressed in the recipe's own file (Frames). A base is never
+// packed itself. A repeated short run, such as zeros, is one extent with a period. doc/format.md
 // has the bytes of a recipe.
 //
-// Recipes that are read are foreign bytes: DecodeRecipe accepts only what is sound in itself, and
-// Apply hashes what comes out, so a wrong extent or a wrong base can cost a compile but never
-// gives a wrong artefact. With ApplyOptions.Trusted, which is for bases with valid stamps,
-// nothing is hashed.
+// Stored recipes are not trusted: DecodeRecipe accepts only consistent ones, and Apply hashes the
+// result, so a wrong extent or base may cost a compile but never produces a wrong artefact. With
+// ApplyOptions.Trusted, which is for verified recipes and bases with valid stamps, Apply does not
+// hash.
 //
-// All functions may be called at the same time, also with the same Recipe,
-// which nothing here changes. Start with Recipe, Apply and RecipeStore.
+// The package is safe for concurrent use, also of the same Recipe, because no function changes it.
+// Start with Recipe, Apply and RecipeStore.
 package dedupe
 
 import (
@@ -25,8 +24,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Limits of a recipe. They bound what reading one takes to some 50 MB; match.Find
-// raises its floor where a plan would not keep them.
+// Limits of a recipe. They bound the memory of reading one to about 50 MB. match.Find omits short
+// matches if a plan would exceed them.
 const (
 	MaxExtents = 1 << 19
 	MaxBases   = 256
@@ -40,15 +39,15 @@ type Base struct {
 	Size   int64 // bytes of the whole blob
 }
 
-// Extent is a range of one blob with bytes that are in a base: typically the
-// weights that a batch-1 and a batch-4 form have in common.
+// Extent is a range of one blob with bytes that are in a base: for example the weights that the
+// builds of a model for batch 1 and batch 4 share.
 type Extent struct {
-	At     int64 // where the range begins in the blob that is rebuilt, in bytes
+	At     int64 // offset in the restored blob
 	Length int64 // bytes, greater than zero
-	From   int64 // where the bytes begin in the base
-	// 0, or: the base has only this many bytes, less than Length, which are repeated
+	From   int64 // offset in the base
+	// Period, if not 0, is the number of bytes in the base, less than Length, that are repeated.
 	Period int64
-	// index in Recipe.Bases or Plan.Bases; the number of these: Recipe.Frames
+	// Base is an index in Recipe.Bases or Plan.Bases; their number means Recipe.Frames.
 	Base int
 }
 
@@ -59,20 +58,20 @@ func (e Extent) baseBytes() int64 {
 	return e.Length
 }
 
-// NoLiterals is the Literals of a recipe that needs no bytes of its own.
+// NoLiterals is the value of Recipe.Literals if no base has literals.
 const NoLiterals = -1
 
-// Recipe rebuilds one packed blob byte for byte: its extents, in order of At,
-// cover the blob from 0 to Size without gap or overlap.
+// Recipe restores one packed blob byte for byte: its extents, in order of At, cover the blob from 0
+// to Size without gap or overlap.
 type Recipe struct {
-	Blob  cas.Digest // the digest of the plain bytes that come out
-	Size  int64      // bytes that come out
+	Blob  cas.Digest // digest of the restored blob
+	Size  int64      // bytes of the restored blob
 	Bases []Base
-	// the base that was made for this recipe, of bytes that stood nowhere else, or NoLiterals
+	// Literals is the index of the base with this recipe's literals, or NoLiterals.
 	Literals int
 	Extents  []Extent
-	// literals that are in the recipe's own file, compressed; nil: there are none. Then Literals is
-	// NoLiterals
+	// Frames has literals in the recipe's own file, compressed; nil: none. With Frames, Literals is
+	// NoLiterals.
 	Frames *Frames
 }
 
@@ -144,7 +143,7 @@ func (r *Recipe) validateBases() error {
 	return nil
 }
 
-// validateExtent gets the end of the extents before.
+// validateExtent checks extent i, which must begin at at, the end of the previous one.
 func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 	reason := ""
 	switch {
@@ -195,13 +194,13 @@ func (r *Recipe) BytesPerBase() []int64 {
 	return taken
 }
 
-// ErrNewer says that a recipe or sketch was written by a newer epcached. It is
-// not damaged, and is to be left where it is.
+// ErrNewer says that a recipe or sketch was written by a newer epcached. It is not damaged, and
+// must not be removed.
 var ErrNewer = errors.New("written by a newer epcached")
 
 // FormatError says what is wrong with a recipe or a sketch, and where.
 type FormatError struct {
-	Offset int64  // in the file, of the field at fault; -1 where a Recipe in memory is meant
+	Offset int64  // in the file, of the field at fault; -1 for a Recipe in memory
 	Field  string // such as "extent 3: from"; "" for the file as a whole
 	Reason string // what was found, and what was expected
 }
@@ -218,8 +217,8 @@ func (e *FormatError) Error() string {
 	return b.String()
 }
 
-// BaseError says that a base is not what the recipe was made from, or could not be opened
-// or read. Err may be a *cas.CorruptError or cas.ErrNotFound.
+// BaseError says that a base has changed since the recipe was made, or could not be opened or read.
+// Err may be a *cas.CorruptError or cas.ErrNotFound.
 type BaseError struct {
 	Digest cas.Digest // of the base
 	Err    error

@@ -16,64 +16,65 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// RecipeStore keeps the recipes of a store, in the directory recipes below the state
-// directory, and knows which bases they need. A recipe's name is the digest of
-// the blob that it rebuilds. It never removes or reads a blob: what a recipe
-// refers to is the caller's to keep, for as long as Users returns one.
+// RecipeStore stores recipes, in the directory recipes below the state directory, and knows their
+// bases. A recipe's name is the digest of its blob. RecipeStore never removes or reads a blob: the
+// caller must keep each base for which Users returns a blob.
 //
 // Put and Remove return when the change is durable; a crash at any step leaves the earlier recipe
-// or the new one under the name, whole, and at most a staged file, which the next OpenRecipeStore
-// removes. All methods may be called at the same time.
+// or the new one, complete, and at most a staged file, which the next OpenRecipeStore removes. A
+// RecipeStore is safe for concurrent use.
 type RecipeStore struct {
 	dir      string // the state directory
 	recipes  string
-	incoming string // recipes that have no name yet
+	incoming string // directory of staged recipes
 	fs       cas.FS
-	onlyRead bool // nothing is known of recipes, and each is read when it is asked for
+	onlyRead bool // recipes are read only when they are requested
 
-	writing sync.Mutex // held from a change on disk to that of what is known
+	writing sync.Mutex // held during a change on disk and the update of the maps
 
-	mu     sync.RWMutex                           // guards the rest
+	mu     sync.RWMutex                           // guards the fields below
 	packed map[cas.Digest]Packed                  // by blob
 	users  map[cas.Digest]map[cas.Digest]struct{} // base -> blobs with recipes that need it
-	// of recipes that were taken away, and may come back after a crash: they are users still
+	// removing has the bases of removed recipes that may come back after a crash, so that they
+	// still count as users.
 	removing map[cas.Digest][]Base
-	unread   map[cas.Digest]Problem // recipes that could not be read: their bases are unknown
+	unread   map[cas.Digest]Problem // unreadable recipes, whose bases are unknown
 	problems []Problem
 }
 
-// Packed is what the recipe store knows of a recipe without reading it.
+// Packed has the facts about a recipe that are kept in memory.
 type Packed struct {
-	Size       int64 // bytes of the blob that it rebuilds
+	Size       int64 // bytes of the restored blob
 	Stored     int64 // bytes of the recipe's file
-	Disk       int64 // bytes that it takes on the disk, in whole blocks
-	Compressed int64 // bytes of the blob's own literals, if the file has them; 0: it has none
+	Disk       int64 // disk bytes of the file, in whole blocks
+	Compressed int64 // decompressed bytes of literals in the file
 	Bases      []Base
-	// bytes of the blob that come from each base, then from the literals in the file
+	// Taken has the bytes of the blob from each base, then from literals in the file.
 	Taken    []int64
 	Literals int // as in Recipe
 }
 
-// Problem is a recipe that could not be read when the recipe store was opened. It is in
-// the quarantine, unless one of these says that it was left where it is.
+// Problem is a recipe that could not be read when the recipe store was opened. It was moved to
+// quarantine, unless one of the flags is set.
 type Problem struct {
 	Path  string // below the state directory
 	Newer bool   // written by a newer epcached
-	// no recipe, and not in the place of one: nothing reads it
+	// Foreign: not a recipe's path, so the file is ignored.
 	Foreign bool
-	// the system did not give its bytes, which says nothing of them: HasOrRead tries again
+	// Unread: an error of the system prevented reading it. HasOrRead retries.
 	Unread bool
 	Detail string
 }
 
 const (
 	recipesName  = "recipes"
-	incomingName = "incoming" // below recipes, so that a rename never leaves the file system
+	incomingName = "incoming" // below recipes, so that renames stay on one file system
 )
 
-// OpenRecipeStore opens the recipes in the state directory dir. fsys may be nil: the operating
-// system's. A recipe that is damaged is moved into the quarantine, and one that the system does not
-// give stays; Problems returns them. No other process may use the directory meanwhile.
+// OpenRecipeStore opens the recipes in the state directory dir. If fsys is nil it uses the
+// operating system's file system. It moves damaged recipes to quarantine, and leaves those that the
+// system fails to read; Problems returns both. No other process may use the directory at the same
+// time.
 func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
 	s := &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName),
 		incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
@@ -88,9 +89,9 @@ func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
 	return s, nil
 }
 
-// ReadRecipeStore is the recipe store in the state directory dir for callers that only read. It
-// reads a recipe when it is asked for, writes nothing and takes no lock, so a store on a read-only
-// file system will do. Of what is known from memory only HasOrRead answers.
+// ReadRecipeStore returns a RecipeStore for reading only. It reads recipes when they are requested,
+// writes no file and takes no lock, so that it works on a read-only file system. Of the methods
+// that answer from memory, only HasOrRead works.
 func ReadRecipeStore(dir string) *RecipeStore {
 	return &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName), fs: cas.OS{},
 		onlyRead: true}
@@ -146,8 +147,8 @@ func (s *RecipeStore) openDir(dir string) error {
 		}
 		p := Problem{Path: filepath.Join(recipesName, path), Newer: errors.Is(err, ErrNewer),
 			Detail: err.Error()}
-		// An error of the system says nothing of what is there: memory may have been short, and
-		// a disk may give later what it does not give now.
+		// An error of the system, such as a lack of memory or a temporary failure of the disk, does
+		// not mean that the recipe is damaged.
 		noGood := cas.IsUnsound(err) && !errors.Is(err, syscall.EIO)
 		p.Unread = !p.Newer && !noGood && !errors.As(err, new(*FormatError))
 		s.problems = append(s.problems, p)
@@ -190,7 +191,7 @@ func (s *RecipeStore) loadRecipe(d cas.Digest) error {
 func (s *RecipeStore) directory(d cas.Digest) string { return recipeDir(s.dir, d) }
 func (s *RecipeStore) path(d cas.Digest) string      { return RecipePath(s.dir, d) }
 
-// RecipePath is where the recipe of a blob lies in the state directory dir, if there is one.
+// RecipePath returns the path of a blob's recipe in the state directory dir.
 func RecipePath(dir string, d cas.Digest) string {
 	return filepath.Join(recipeDir(dir, d), d.String())
 }
@@ -199,7 +200,8 @@ func recipeDir(dir string, d cas.Digest) string {
 	return filepath.Join(dir, recipesName, d.String()[:2])
 }
 
-// noteRecipe records a recipe. certain: no earlier one can come back, so its bases are given up.
+// noteRecipe records a recipe. With certain no earlier one can come back after a crash, so their
+// bases are released.
 func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +215,7 @@ func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	if r.Frames != nil {
 		p.Compressed = r.Frames.Size
 	}
-	p.Disk, _ = cas.DiskBytes(s.path(r.Blob)) // of one that has just gone, none
+	p.Disk, _ = cas.DiskBytes(s.path(r.Blob)) // 0 if it was just removed
 	s.packed[r.Blob] = p
 	for _, c := range r.Bases {
 		if s.users[c.Digest] == nil {
@@ -223,7 +225,7 @@ func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	}
 }
 
-// forgetLocked gives up the bases of the recipe that a blob has, and of those that it had.
+// forgetLocked releases the bases of a blob's recipe and of its removed recipes.
 func (s *RecipeStore) forgetLocked(d cas.Digest) {
 	s.releaseBasesLocked(d, s.packed[d].Bases)
 	delete(s.packed, d)
@@ -243,14 +245,15 @@ func (s *RecipeStore) releaseBasesLocked(d cas.Digest, bases []Base) {
 	}
 }
 
-// Put makes the recipe durable, in the place of one that the blob may have had. literals are the
-// bytes that come out of r.Frames; they are compressed into the file. They are nil where the recipe
-// has no frames. prove, which may be nil, is called with the recipe as it was written, before that
-// gets its name; its error leaves things as they were. From then on Users returns the recipe's
-// bases, which have to be durable before.
+// Put stores the recipe durably, and replaces an earlier one of the blob. literals are the
+// decompressed bytes of r.Frames, which Put compresses into the file; nil without frames. verify,
+// which may be nil, is called with the written recipe before it gets its name; if it fails, the
+// store is unchanged. The bases must be durable before. After Put, Users returns the blob for each
+// of them.
 func (s *RecipeStore) Put(ctx context.Context, r *Recipe, literals Source,
 	verify func(*Recipe) error) error {
-	path, stored, err := s.stage(ctx, r, literals, verify) // others put and remove meanwhile
+	// without the lock, so that others can put and remove
+	path, stored, err := s.stage(ctx, r, literals, verify)
 	if err == nil {
 		err = s.rename(r, path, stored)
 	}
@@ -317,11 +320,13 @@ func (s *RecipeStore) write(ctx context.Context, f *os.File, r *Recipe, literals
 	return err
 }
 
-// rename makes the name durable. After an error a crash may bring the earlier recipe back.
+// rename moves the staged recipe to its name, durably. After an error a crash may bring the earlier
+// recipe back.
 func (s *RecipeStore) rename(r *Recipe, path string, stored int64) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	err := s.fs.Mkdir(s.directory(r.Blob)) // with its first recipe, because few stores have many
+	// made with its first recipe, because most stores have few
+	err := s.fs.Mkdir(s.directory(r.Blob))
 	if err == nil {
 		err = s.fs.SyncDir(s.recipes)
 	}
@@ -377,7 +382,7 @@ func (s *RecipeStore) HasOrRead(d cas.Digest) bool {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if _, known := s.Has(d); known {
-		return true // another caller was faster
+		return true // another caller has read it
 	}
 	return !errors.Is(s.loadRecipe(d), cas.ErrNotFound)
 }
@@ -393,7 +398,7 @@ func (s *RecipeStore) RetryUnread() {
 	}
 	s.mu.RUnlock()
 	for _, d := range again {
-		_ = s.HasOrRead(d) // what is not read now stays in Problems
+		_ = s.HasOrRead(d) // failures stay in Problems
 	}
 }
 
@@ -411,8 +416,8 @@ func (s *RecipeStore) Bases() []cas.Digest {
 	return slices.SortedFunc(maps.Keys(s.users), cas.Digest.Compare)
 }
 
-// Walk calls fn with every recipe that there was when it began, in order of
-// digests, and stops at fn's first error.
+// Walk calls fn with every recipe that existed when it began, in order of digests, and stops at
+// fn's first error.
 func (s *RecipeStore) Walk(ctx context.Context, fn func(cas.Digest, Packed) error) error {
 	s.mu.RLock()
 	all := slices.SortedFunc(maps.Keys(s.packed), cas.Digest.Compare)
@@ -438,7 +443,7 @@ func (s *RecipeStore) Complete() bool {
 	return len(s.unread) == 0
 }
 
-// Problems returns what was wrong when the recipe store was opened, and is still.
+// Problems returns the problems from opening that still exist.
 func (s *RecipeStore) Problems() []Problem {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

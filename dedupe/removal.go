@@ -9,21 +9,20 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Removal removes recipes, and makes that durable for all of them at once: with one sync of each
-// directory that some of them stood in. They are not found from then on, but Users returns them
-// until Sync, because a crash before it could restore the recipes. It is used by one goroutine,
-// which calls Sync at the end.
+// Removal removes recipes in a batch, with one sync for each directory. A removed recipe is not
+// found any more, but Users returns its blob until Sync, because a crash before that could bring
+// the recipe back. A Removal is for one goroutine, which must call Sync at the end.
 type Removal struct {
 	s       *RecipeStore
-	removed []cas.Digest // in no order; of some there was no recipe
+	removed []cas.Digest // perhaps without a recipe
 }
 
-// Removal begins to remove recipes.
+// Removal returns an empty batch.
 func (s *RecipeStore) Removal() *Removal { return &Removal{s: s} }
 
-// Remove deletes the recipe of a blob, durably when Sync returns, and returns the bases that it
-// releases: the bases of that very recipe, and of those before that were not certain to be gone.
-// One that is not there is cas.ErrNotFound, and then Sync makes that durable.
+// Remove deletes the recipe of a blob, durably when Sync returns, and returns the bases that this
+// will release: those of the recipe, and of earlier removals that were not durable. It fails with
+// cas.ErrNotFound if there is none, and Sync makes that durable too.
 func (r *Removal) Remove(d cas.Digest) (bases []Base, err error) {
 	return r.removeWith(d, func() error { return r.s.fs.Remove(r.s.path(d)) })
 }
@@ -48,11 +47,11 @@ func (r *Removal) removeWith(d cas.Digest, take func() error) (bases []Base, err
 	return bases, err
 }
 
-// Sync makes durable what was removed, and gives up its bases. A recipe whose removal could not be
-// synced may come back after a crash, and keeps its bases until it is removed again.
+// Sync makes the removals durable, and releases the bases. If a sync fails, the recipe may come
+// back after a crash, and its bases count as needed until it is removed again.
 func (r *Removal) Sync() (err error) {
 	if len(r.removed) == 0 {
-		return nil // most removed blobs have no recipe: no need to wait for the lock
+		return nil // the usual case, because most removed blobs have no recipe
 	}
 	s := r.s
 	byDir := make(map[byte][]cas.Digest)
@@ -81,20 +80,20 @@ func (s *RecipeStore) releaseBases(gone []cas.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range gone {
-		// else it was stored meanwhile, and what it had before was given up then
+		// otherwise it was stored again in the meantime, which released the earlier bases
 		if _, packed := s.packed[d]; !packed {
 			s.forgetLocked(d)
 		}
 	}
 }
 
-// Remove deletes the recipe of a blob, durably. One that is not there is
-// cas.ErrNotFound, and then that is durable.
+// Remove deletes the recipe of a blob, durably. It fails with cas.ErrNotFound if there is none,
+// which is durable then too.
 func (s *RecipeStore) Remove(d cas.Digest) error {
 	return s.removeWith(d, func() error { return s.fs.Remove(s.path(d)) })
 }
 
-// Quarantine moves a recipe out of the way, with a note why.
+// Quarantine moves a recipe to quarantine, with a note of the reason.
 func (s *RecipeStore) Quarantine(d cas.Digest, why string) error {
 	return s.removeWith(d, func() error { return cas.SetAside(s.fs, s.dir, s.path(d), why) })
 }

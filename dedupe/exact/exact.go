@@ -1,10 +1,9 @@
-// Package exact finds what files have in common at any offset, exactly and slowly: it is the
-// yardstick of dedupe's tests and of make bench-space, and no part of any program.
+// Package exact finds all bytes that files share at any offset, slowly. It is the reference for
+// dedupe's tests and make bench-space, and not part of any program.
 //
-// A Matcher looks at every offset of every file and forgets nothing, at some ten
-// bytes of memory for each byte that is new. Bytes are compared, never hashes
-// trusted. No matcher that stores files in the same order, without compression,
-// and refers to runs of a least length only, stores fewer bytes than New counts.
+// A Matcher records every offset of every file, with about ten bytes of memory for each new byte,
+// and always compares bytes. New counts the fewest bytes that any matcher could store which stores
+// files in the same order, without compression, and refers only to runs of a least length.
 package exact
 
 import (
@@ -13,12 +12,12 @@ import (
 	"sort"
 )
 
-// Matcher holds the files that were added. It is one goroutine's.
+// Matcher holds the files that were added. It is for one goroutine.
 type Matcher struct {
 	run   int
-	power uint64 // factor^(run-1): what a byte that leaves the window counts
+	power uint64 // factor^(run-1): weight of the byte that leaves the window
 	files [][]byte
-	ends  []int64 // where each file ends, all being joined
+	ends  []int64 // end of each file in their concatenation
 	slots []uint64
 	used  int
 }
@@ -46,7 +45,6 @@ func NewMatcher(run int, expect int64) *Matcher {
 	return m
 }
 
-// Range is a part of a file, in bytes.
 type Range struct{ At, Length int64 }
 
 // Add returns the ranges of b that are new, in order: the bytes that are in no
@@ -62,7 +60,7 @@ func (m *Matcher) Add(b []byte) []Range {
 	}
 	m.files, m.ends = append(m.files, b), append(m.ends, base+int64(len(b)))
 	var fresh []Range
-	done := 0 // up to where b is either new or not
+	done := 0 // end of the part that is decided
 	at := 0
 	for hash := m.hash(b); at+m.run <= len(b); {
 		place, found := m.find(hash, b[at:at+m.run])
@@ -79,7 +77,7 @@ func (m *Matcher) Add(b []byte) []Range {
 		}
 		n := commonPrefix(m.from(place), b[at:])
 		done = at + n
-		// The windows within the run are elsewhere, so none of them is looked up.
+		// The windows within the run are known, so they are not looked up.
 		at = done - m.run + 1
 		hash = m.hash(b[at:])
 	}
@@ -97,7 +95,7 @@ func (m *Matcher) New(b []byte) (n int64) {
 	return n
 }
 
-// hash returns that of the first window of b.
+// hash returns the hash of the first window of b.
 func (m *Matcher) hash(b []byte) (h uint64) {
 	if len(b) < m.run {
 		return 0

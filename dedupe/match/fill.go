@@ -16,14 +16,15 @@ import (
 // bytes missing between two matches are compared, exactly and at every offset, with the bytes
 // between these matches in the candidate.
 const (
-	// of the candidate, at multiples of it: any run of minPiece bytes has a whole one
+	// fillBlock is the size of aligned blocks of the candidate. Any run of minPiece bytes contains
+	// a whole one.
 	fillBlock    = 32
-	maxFillGap   = 1 << 20 // a larger gap is something new
-	maxFillBytes = 8 << 20 // bytes of gaps that are looked at
+	maxFillGap   = 1 << 20 // larger gaps are probably new bytes
+	maxFillBytes = 8 << 20 // total bytes of gaps that are compared
 	fillTries    = 4       // blocks that are compared at an offset
 )
 
-const fillBatch = 64 // how many gaps a core takes at a time. Results keep the order of the gaps
+const fillBatch = 64 // gaps that a core takes at a time; results are in the order of gaps
 
 type gap struct {
 	i       int
@@ -75,8 +76,9 @@ type filler struct {
 	gapBytes []byte
 	bytes    []byte  // of the candidate
 	slots    []int32 // by hash: 1 + the latest block that has it
-	earlier  []int32 // by block: 1 + the one before it in the same slot
-	// a bit for each product of a block's first word: most offsets have none and need no hash
+	earlier  []int32 // by block: 1 + the previous block in the same slot
+	// begins has a bit for each product of a block's first word. Most offsets of the gap match no
+	// bit, and so need no hash.
 	begins []uint64
 	shift  int // of such products
 }
@@ -98,7 +100,7 @@ func (f *filler) gap(g gap) error {
 	if i < len(f.covered) {
 		behind := f.covered[i]
 		length := n + n/4 + minPiece
-		// Where the gap is as long in the candidate, it has been compared.
+		// If the gap has the same length in the candidate, it was compared already.
 		if i > 0 && f.covered[i-1].source == behind.source && behind.from >= f.covered[i-1].from &&
 			behind.from-(f.covered[i-1].from+f.covered[i-1].length) <= length {
 			return nil
@@ -109,7 +111,7 @@ func (f *filler) gap(g gap) error {
 	return nil
 }
 
-// compare finds what the gap at that offset has in common with n bytes of a candidate.
+// compare finds equal runs of the gap at that offset and n bytes of a candidate.
 func (f *filler) compare(gap []byte, at int64, source int, from, n int64) error {
 	src := f.candidates[source].Source
 	n = min(n, src.Size()-from)
@@ -123,7 +125,7 @@ func (f *filler) compare(gap []byte, at int64, source int, from, n int64) error 
 	}
 	f.compared += n
 	f.index(b)
-	done := 0 // of the gap
+	done := 0 // bytes of the gap that are done
 	for i := 0; i+fillBlock <= len(gap); i++ {
 		if h := product(gap[i:]) >> f.shift; f.begins[h/64]>>(h%64)&1 == 0 {
 			continue

@@ -1,19 +1,19 @@
-// Package match finds what context binaries share.
+// Package match finds the bytes that context binaries share.
 //
 // A Sketch is a few hundred numbers that show which stored blobs are likely to share bytes with a
-// new one; Candidates ranks them in memory that does not depend on how many there are. A sketch
-// decides where to look and nothing else: no hash is trusted to say that bytes are equal.
+// new one; Candidates ranks them with memory that does not depend on their number. Sketches only
+// select blobs to compare: bytes are always compared, because hashes may collide.
 //
-// Find finds the extents of a recipe. It reads the target once and lists its anchors, positions
-// that the bytes themselves choose, about one in a KiB; then it goes through each candidate, and
-// where an anchor is in both, compares the bytes both ways as far as they are equal. Bytes that
-// the target has twice count too. Runs without anchors, such as zeros, are shared where they are
-// beside something that is.
+// Find finds the extents of a recipe. It reads the target once and lists its anchors: positions
+// that depend only on the bytes there, about one in a KiB. Then it scans each candidate, and at an
+// anchor that both have, it compares the bytes in both directions as far as they are equal. It also
+// finds bytes that the target has twice. Runs without anchors, such as zeros, are found next to
+// other matches.
 //
-// The caller ensures the scopes: a private blob may use bases of the shared scope or of the
-// same user, never another user's.
+// The caller checks scopes: a private blob may use shared bases and those of the same user, never
+// another user's.
 //
-// All functions may be called at the same time. Start with Find and Candidates.
+// The package is safe for concurrent use. Start with Find and Candidates.
 package match
 
 import (
@@ -26,22 +26,22 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// defaultMinMatch is the least length of a match: an extent takes some ten bytes
-// of a recipe and a read of its own when the blob is rebuilt. Where anchors are
-// dense, matches that are shorter by as much are found as well as others.
+// defaultMinMatch is the least length of a match, because an extent takes about ten bytes in a
+// recipe and a read when the blob is restored. With denser anchors, proportionally shorter matches
+// are found.
 const defaultMinMatch = 1 << 10
 
-// minMinMatch: shorter runs than that hardly ever pay.
+// minMinMatch is the least length with the densest anchors. Shorter runs hardly ever save bytes.
 const minMinMatch = windowSize
 
-const minPiece = 64 // what may be left of a match where another has the rest
+const minPiece = 64 // least bytes that remain of a match when another one covers the rest
 
-// maxHeldMatches is up to how many bytes a target is held in memory while it is matched.
-// Such ones have dense anchors, and short matches and gaps by the ten thousand: a
-// read of each from the file takes longer than comparing it.
+// maxHeldMatches is the largest target that is held in memory while it is matched. Small targets
+// have dense anchors, with tens of thousands of short matches and gaps, and reading each from the
+// file would take longer than comparing it.
 const maxHeldMatches = 16 << 20
 
-// heldMatchBytes has the memory for that: the system gives new memory out page by page.
+// heldMatchBytes reuses that memory, because the system provides new memory slowly, page by page.
 var heldMatchBytes = sync.Pool{New: func() any { return new([maxHeldMatches]byte) }}
 
 // Candidate is a base that Find looks for shared bytes in.
@@ -53,21 +53,20 @@ type Candidate struct {
 // Near returns the candidates for a target with that sketch.
 type Near func(context.Context, Sketch) ([]Candidate, error)
 
-// stats says what Find did; it is the same for the same input.
+// stats counts the work of Find; it is the same for the same input.
 type stats struct {
-	scanned  int64 // bytes looked at for anchors
+	scanned  int64 // bytes scanned for anchors
 	compared int64 // bytes of the target that were compared with others
 }
 
-// Find reads all of target, on all cores, calls near with its sketch, and finds what the target
-// shares with the candidates that near returns, which it takes in their order, and with itself. The
-// plan covers all of the target. Candidates are whole, none is the target, no digest is there
-// twice, and there are fewer than MaxBases.
+// Find reads all of target, on all cores, calls near with its sketch, and finds the bytes that the
+// target shares with the candidates from near, in their order, and within itself. The plan covers
+// all of the target. Candidates must be whole, different, and not the target, and there must be
+// fewer than MaxBases.
 //
-// Bytes are compared, whatever their hashes say. Work is linear in the sizes,
-// whatever the bytes are: comparing in vain stops when a part of a candidate has
-// had its share, and what is missed is stored as literals. Memory is less than
-// 100 MB whatever the sizes. The same input gives the same plan.
+// Bytes are always compared. The work is linear in the sizes for any bytes: each part of a
+// candidate has a bound for comparisons in vain, and bytes that are missed become literals. Memory
+// is less than 100 MB for any size. The same input gives the same plan.
 func Find(ctx context.Context, target dedupe.Source, near Near) (*Plan, error) {
 	if size := target.Size(); size < 0 || size > dedupe.MaxSize {
 		return nil, fmt.Errorf("match: a target of %d bytes", size)
@@ -94,8 +93,8 @@ type matcher struct {
 	floor      int64
 	level      int
 	table      *table
-	selfCopies cover // of the target, by earlier bytes of it
-	covered    cover // by the candidates
+	selfCopies cover // ranges of the target that equal earlier ones
+	covered    cover // ranges of the target that candidates have
 	stats      stats
 }
 
@@ -119,7 +118,7 @@ func levelOf(size int64) int {
 
 func (m *matcher) match(ctx context.Context, near Near) (*Plan, error) {
 	size := m.target.Size()
-	// As many as random bytes have.
+	// Sized for the number of anchors in random bytes.
 	m.table = newTable(size/anchorEvery<<max(-m.level, 0)>>max(m.level, 0), size)
 	defer m.table.release()
 	copies := &selfCopies{matcher: m, spare: spareWork + workPerByte*size}

@@ -8,21 +8,22 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Plan says how a blob can be put together: from ranges of bases, and from
-// literals, ranges of its own that are nowhere else.
+// Plan says how a blob can be restored: from ranges of bases, and from literals, its ranges that no
+// base has.
 type Plan struct {
 	Size int64
-	// those of the candidates that are needed, then the literals if there are any
+	// Bases has the candidates that are needed, then the literals if there are any.
 	Bases   []dedupe.Base
 	Extents []dedupe.Extent // as in a Recipe
 	Sketch  Sketch          // of the blob
 
 	stats stats
-	// where each range of the literals is in the target: At in the literals, From in the target
+	// literals has the ranges of the literals: At is the offset in the literals, From that in the
+	// target.
 	literals []dedupe.Extent
 }
 
-// LiteralSize returns how many bytes of the plan are nowhere else.
+// LiteralSize returns the number of bytes that no base has.
 func (p *Plan) LiteralSize() int64 {
 	if len(p.literals) == 0 {
 		return 0
@@ -31,12 +32,11 @@ func (p *Plan) LiteralSize() int64 {
 	return last.At + last.Length
 }
 
-// Shares reports whether some bytes need not be stored again.
-// A plan that is all literals is no recipe: its base would be the blob.
+// Shares reports whether any bytes are shared. A plan with only literals cannot become a recipe,
+// because its base would be the blob.
 func (p *Plan) Shares() bool { return p.LiteralSize() < p.Size }
 
-// Literals returns those bytes, one range of the target after another: what is
-// to be stored as a blob before the recipe is.
+// Literals returns the literals as one source. They must be stored as a blob before the recipe.
 func (p *Plan) Literals(target dedupe.Source) dedupe.Source {
 	return &literalSource{p.literals, target, p.LiteralSize()}
 }
@@ -56,9 +56,8 @@ func (l *literalSource) ReadAt(p []byte, off int64) (int, error) {
 	})
 }
 
-// Recipe returns the plan as a recipe of the blob, once the digest of the
-// literals is known; it is not looked at where LiteralSize is 0. The error is a
-// *FormatError, as that of a plan that shares nothing.
+// Recipe returns the plan as a recipe of the blob, with the digest of the literals, which is
+// ignored if LiteralSize is 0. It fails with a *FormatError if the plan shares no bytes.
 func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
 	r := &dedupe.Recipe{Blob: blob, Size: p.Size, Bases: slices.Clone(p.Bases),
 		Literals: dedupe.NoLiterals, Extents: slices.Clone(p.Extents)}
@@ -66,7 +65,7 @@ func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
 		last := len(r.Bases) - 1
 		r.Bases[last].Digest = literals
 		r.Literals = last
-		// The same literals may have been stored before, and be a base already.
+		// Equal literals may exist, and be a base already.
 		for i, c := range r.Bases[:last] {
 			if c.Digest == literals {
 				r.Bases, r.Literals = r.Bases[:last], i
@@ -85,7 +84,7 @@ func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
 // Framed returns the plan as a recipe that has the blob's own literals in its own
 // file, compressed: RecipeStore.Put writes them there. The plan has literals.
 func (p *Plan) Framed(blob cas.Digest) *dedupe.Recipe {
-	last := len(p.Bases) - 1 // the literals, which the frames take the place of
+	last := len(p.Bases) - 1 // the literals, which the frames replace
 	return &dedupe.Recipe{
 		Blob: blob, Size: p.Size, Bases: slices.Clone(p.Bases[:last]), Literals: dedupe.NoLiterals,
 		Extents: slices.Clone(p.Extents),
@@ -93,7 +92,8 @@ func (p *Plan) Framed(blob cas.Digest) *dedupe.Recipe {
 	}
 }
 
-// plan lays out what was found, dropping copies and short matches where extents are too many.
+// plan makes the plan from the matches. It drops copies and short matches if there are too many
+// extents.
 func (m *matcher) plan() *Plan {
 	for least := m.floor; ; least *= 2 {
 		b := &builder{literal: len(m.candidates)}
@@ -129,17 +129,18 @@ func (m *matcher) named(b *builder) *Plan {
 	return p
 }
 
-// shortPeriod: up to it a repeated run stores one period; longer copies are laid piece by piece.
+// shortPeriod is the longest period for which a repeated run becomes one extent. Longer ones become
+// copies.
 const shortPeriod = 4096
 
-// builder lays extents from the target's beginning to its end. Copies of earlier bytes of the
-// target become what that was laid as, so that a recipe never refers to its own blob.
+// builder makes extents from the target's beginning to its end. A copy of earlier bytes of the
+// target gets the extents of these bytes, so that a recipe never refers to its own blob.
 type builder struct {
 	out      []dedupe.Extent
 	literals []dedupe.Extent // as in Plan
-	size     int64           // of the literals
-	literal  int             // their base
-	at       int64           // what is laid so far
+	size     int64           // bytes of literals so far
+	literal  int             // index of their base
+	at       int64           // end of the extents so far
 }
 
 func (b *builder) build(found, own cover, size int64) {
@@ -150,9 +151,9 @@ func (b *builder) build(found, own cover, size int64) {
 	b.gap(size, own)
 }
 
-// sourcesOfCopies returns what the candidates have of those sources of self-copies that would be
-// literals: a candidate is compared with one of two equal ranges of the target only, which may be
-// the later one.
+// sourcesOfCopies returns matches of candidates for sources of self-copies that would otherwise be
+// literals. They are missing because a candidate is compared with only one of two equal ranges of
+// the target, which may be the later one.
 func (m *matcher) sourcesOfCopies() (found []match) {
 	for _, own := range m.selfCopies {
 		if m.selfCopies.has(own.from) {
@@ -202,7 +203,7 @@ func (b *builder) addLiteral(at, n int64) int64 {
 
 func (b *builder) copy(m match) {
 	if distance := m.at - m.from; distance < m.length && distance < shortPeriod {
-		// The extent before is mostly the run's first period.
+		// The previous extent is usually the run's first period.
 		if k := len(b.out) - 1; k >= 0 && b.out[k].Period == 0 && b.out[k].Length >= distance {
 			last := b.out[k]
 			b.push(dedupe.Extent{Length: m.length, From: last.From + last.Length - distance,
@@ -213,13 +214,14 @@ func (b *builder) copy(m match) {
 			Base: b.literal})
 		return
 	}
-	// More than a recipe may have is not kept in any case.
+	// Stop beyond MaxExtents, because the plan is dropped then anyway.
 	for done := int64(0); done < m.length && len(b.out) <= dedupe.MaxExtents; {
 		done += b.repeat(m.from+done, m.length-done)
 	}
 }
 
-// repeat lays at most n bytes of what the target has at from, one extent, and returns how many.
+// repeat appends one extent with at most n bytes that equal those at from, and returns their
+// number.
 func (b *builder) repeat(from, n int64) int64 {
 	e := b.out[sort.Search(len(b.out),
 		func(i int) bool { return b.out[i].At+b.out[i].Length > from })]
@@ -248,7 +250,8 @@ func (b *builder) push(e dedupe.Extent) {
 	b.out = append(b.out, e)
 }
 
-// match is a range of the target that is also at from in a source, or earlier in itself.
+// match is a range of the target that equals the bytes at from in a source, or earlier in the
+// target.
 type match struct {
 	at, from, length int64
 	source           int // index of the candidate
@@ -260,7 +263,7 @@ func (m match) continues(before match) bool {
 	return m.source == before.source && m.at == before.end() && m.from == before.from+before.length
 }
 
-// cover is what of the target is found: matches in order that do not overlap.
+// cover has the matches found so far, sorted and not overlapping.
 type cover []match
 
 func (c cover) has(off int64) bool {
@@ -275,7 +278,8 @@ func (c cover) bytes() (n int64) {
 	return n
 }
 
-// add returns the cover with further matches, cut where it or an earlier longer one has bytes.
+// add returns the cover with further matches, which are cut where the cover or a longer one has the
+// bytes.
 func (c cover) add(more []match, least int64) cover {
 	sort.Slice(more, func(i, j int) bool {
 		a, b := more[i], more[j]
@@ -285,7 +289,7 @@ func (c cover) add(more []match, least int64) cover {
 		return a.length > b.length
 	})
 	out := make(cover, 0, len(c)+len(more))
-	end := int64(0) // of what is laid, or was there
+	end := int64(0) // end of the result so far
 	k := 0          // the first of c that ends after the position
 	for _, m := range more {
 		at := max(m.at, end)

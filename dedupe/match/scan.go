@@ -11,12 +11,13 @@ import (
 	"github.com/epcached/epcached/internal/parallel"
 )
 
-// segmentSize is what a core scans at a time, with one window more, so that cuts change nothing.
+// segmentSize is the part that a core scans at a time, plus one window, so that the result does not
+// depend on the cuts.
 const segmentSize = 1 << 20
 
-// denseSegment is how many anchors of each of so many segments are kept: four
-// times what random bytes have, and all together no more than maxAnchors. Bytes
-// that were made to have more take no more memory.
+// denseSegment returns how many anchors of each segment are kept: four times as many as random
+// bytes have, but in total at most maxAnchors, so that bytes which were crafted to have more need
+// no more memory.
 func denseSegment(level, segments int) int {
 	return min(4*segmentSize/anchorEvery<<max(-level, 0)>>max(level, 0), maxAnchors/segments)
 }
@@ -26,14 +27,16 @@ type segment struct {
 	runs    []run
 }
 
-// scanOptions say what scanAll keeps.
+// scanOptions select the results of scanAll.
 type scanOptions struct {
-	// less than 0: dense anchors; more: of the keys only those with as many zero bits at the end
+	// level is negative for dense anchors. If positive, only keys that end in as many zero bits are
+	// kept.
 	level  int
-	least  int       // runs of as many bytes; 0: none
+	least  int       // least length of runs; 0: no runs
 	sketch *sketcher // gets all keys; may be nil
 
-	// each gets every segment, in order and one at a time, while others are scanned. May be nil.
+	// each is called with every segment, in order and one at a time, while others are scanned; may
+	// be nil.
 	each func(segment) error
 }
 
@@ -50,15 +53,15 @@ type scanner struct {
 	src dedupe.Source
 	scanOptions
 
-	mu    sync.Mutex // guards all below, and the sketch
-	ready []*segment // those that are scanned and not handed on
-	first int        // that is not handed on
-	busy  bool       // one worker is handing on
+	mu    sync.Mutex // guards the fields below, and the sketch
+	ready []*segment // scanned segments that each has not been called with
+	first int        // index of the first of ready
+	busy  bool       // a worker is calling each
 }
 
-// handOn gives segment i, and those behind it that are scanned already, to each, if all before it
-// were given. A worker that has scanned one goes on with that, unless another one does: so what one
-// core has to do alone is done while the others scan, and none waits for another.
+// handOn calls each with segment i, and with later ones that are scanned already, if all before it
+// are done. Only one worker does that at a time, while the others go on scanning, so that no worker
+// waits for another.
 func (s *scanner) handOn(i int, one *segment) error {
 	if s.each == nil {
 		return nil
@@ -77,7 +80,7 @@ func (s *scanner) handOn(i int, one *segment) error {
 		err := s.each(*one)
 		s.mu.Lock()
 		if err != nil {
-			return err // and busy for good: nothing is handed on behind what could not be
+			return err // busy stays set, so that no later segment follows a failed one
 		}
 		s.first++
 	}
@@ -89,8 +92,8 @@ type scanning struct {
 	*scanner
 	finder
 	buf   []byte
-	found []anchor // in the latest segment
-	keys  []uint64 // those of found that may belong into the sketch
+	found []anchor // anchors of the latest segment
+	keys  []uint64 // keys of found for the sketch
 }
 
 func (s *scanning) segment(i int) error {
@@ -139,20 +142,20 @@ func (s *scanning) anchors(b []byte, start int64) {
 }
 
 const (
-	finderStep = 4096 // positions that a finder looks at in one go
+	finderStep = 4096 // positions that a finder scans in one step
 	pairsSpare = 4    // elements that pairs may write behind its last one
 )
 
-// finder finds anchors, a step at a time and with hardly a branch in it: the
-// processor cannot foresee where the bytes have them, and each time that it
-// guesses wrong costs as much as dozens of positions. It is one goroutine's.
+// finder finds anchors in steps, with hardly any branches, because the processor cannot predict
+// where anchors are, and a mispredicted branch costs as much as dozens of positions. It is for one
+// goroutine.
 type finder struct {
 	at [finderStep + pairsSpare]int32
 }
 
-// step returns the anchors of b among the at most finderStep positions from i on, in order, until
-// the next call; and the first position that it has not looked at, which is i when there is none
-// left: b has to have windowSize bytes for each.
+// step returns the anchors of b among the at most finderStep positions from i on, in order, valid
+// until the next call, and the next position to scan, which is i if none is left, because each
+// needs windowSize bytes.
 func (f *finder) step(b []byte, i int, least uint64) (at []int32, next int) {
 	n := min(finderStep, len(b)-windowSize+1-i)
 	if n <= 0 {
@@ -177,9 +180,9 @@ func (f *finder) step(b []byte, i int, least uint64) (at []int32, next int) {
 	return f.at[:k], i + n
 }
 
-// pairsPortable writes the positions of those of the first 64*words bytes of b that differ from the
-// one behind them as those of anchors do, each plus base, and returns how many. b has one byte
-// more, and at has pairsSpare more elements than there may be.
+// pairsPortable writes to at the positions, plus base, of those among the first 64*words bytes of b
+// that differ from the next byte as anchors do, and returns their number. b must have one more
+// byte, and at pairsSpare more elements than there may be positions.
 func pairsPortable(at []int32, b []byte, base int32, words int) int {
 	const ones = 0x0101010101010101
 	count := 0
@@ -187,7 +190,7 @@ func pairsPortable(at []int32, b []byte, base int32, words int) int {
 		s := b[8*w : 8*w+9 : 8*w+9]
 		x := (binary.LittleEndian.Uint64(s)^binary.LittleEndian.Uint64(s[1:]))&(pairMask*ones) ^
 			pairDiffers*ones
-		// A bit in each byte that is 0; none of the sums is carried.
+		// Sets a bit for each byte that is 0. The sums do not carry into the next byte.
 		for hits := ^(x + pairMask*ones) & (0x40 * ones); hits != 0; hits &= hits - 1 {
 			at[count] = base + int32(8*w+bits.TrailingZeros64(hits)/8)
 			count++
@@ -196,23 +199,23 @@ func pairsPortable(at []int32, b []byte, base int32, words int) int {
 	return count
 }
 
-// An anchor is a position that the bytes themselves choose, so that equal runs have the same
-// anchors at any offset. Unlike a rolled hash this needs nothing of the position
-// before, so any part of a blob can be looked at alone. It takes two steps, for most positions have
-// to be passed in less than a processor's cycle each: a byte and the one behind it differ in
-// certain bits, as one in 64 pairs of random bytes do and no two equal ones, which is tried on 64
-// positions at once; and the eight bytes there, times a constant, are among the highest products.
-// Two bytes are used because one alone has few values in text, and favours some in small integers.
+// An anchor is a position that depends only on the bytes there, so that equal runs have the same
+// anchors at any offset. Unlike a rolling hash, it does not depend on the previous position, so any
+// part of a blob can be scanned separately. It is found in two steps, because most positions have
+// to be rejected in less than a cycle each. First, a byte and the next one differ in certain bits,
+// as one in 64 pairs of random bytes do and no equal ones; that is tested for 64 positions at once.
+// Second, the eight bytes there, times a constant, exceed a least product. Two bytes are used
+// because single bytes have few values in text and in small integers.
 //
-// How many positions are anchors is a matter of the least product. With sparse ones it is one in
-// 1024 with random bytes, with dense ones up to one in 64; sparse anchors are dense ones too.
+// The least product decides how many positions are anchors: of random bytes one in 1024 with sparse
+// anchors, and up to one in 64 with dense ones. Sparse anchors are dense ones too.
 //
-// The key of an anchor is a hash of the next 64 bytes: eight are too few to distinguish tensors.
+// The key of an anchor is a hash of the next 64 bytes: eight would not distinguish tensors.
 const (
 	pairBits    = 6
 	anchorBits  = 10
 	anchorEvery = 1 << anchorBits
-	denseLevel  = pairBits - anchorBits // of which there are most
+	denseLevel  = pairBits - anchorBits // the densest anchors
 	windowSize  = 64
 
 	pairDiffers = 0x03
@@ -221,7 +224,8 @@ const (
 	anchorFactor = 0x9E3779B97F4A7C15
 )
 
-// minProduct is that of a level: 0 for sparse anchors, one less for twice as many.
+// minProduct returns the least product of a level: 0 for sparse anchors, and one less for twice as
+// many.
 func minProduct(level int) uint64 {
 	passed := min(level, 0) - denseLevel
 	return ^uint64(0) << (64 - passed)
@@ -234,7 +238,8 @@ type anchor struct {
 
 func product(b []byte) uint64 { return binary.LittleEndian.Uint64(b) * anchorFactor }
 
-// keyOf hashes the window at b. Keys are in stored sketches: new constants are a new format.
+// keyOf hashes the window at b. Stored sketches contain keys, so changed constants need a new
+// sketchVersion.
 func keyOf(b []byte) uint64 {
 	b = b[:windowSize:windowSize]
 	var h uint64

@@ -9,21 +9,21 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Where there are few different values, as in masks and in folded weights that are
-// zeros of either sign, there are hardly any anchors, and yet much comes again.
-// These quiet ranges are searched exactly for runs of a window or more, at every
-// multiple of quietStep, each against those before it.
+// Ranges with few different values, such as masks and weights folded to zeros of either sign, have
+// hardly any anchors but many repetitions. These quiet ranges are searched for repeated windows at
+// every multiple of quietStep.
 const (
-	// times the mean distance of anchors make a range quiet: one in e^16 with random bytes
+	// quietLength, times the mean distance of anchors, is the least length of a quiet range. Random
+	// bytes have such a range once in e^16.
 	quietLength   = 16
-	quietStep     = 4       // what values are aligned to
-	longRun       = 4 << 10 // bytes of a run with a period that are not searched as well
+	quietStep     = 4       // alignment of values
+	longRun       = 4 << 10 // longer periodic runs are not searched
 	maxQuietBytes = 8 << 20 // bytes of a target that are searched
 )
 
 type uniformRange struct {
 	at  int64
-	pos int // where its bytes begin among those of all quiet ranges
+	pos int // offset of its bytes in quietRanges.bytes
 }
 
 type quietRanges struct {
@@ -86,7 +86,7 @@ func (q *quietRanges) searchOne(k int) {
 	}
 }
 
-// positionOf returns where the window at i stood before, or remembers it.
+// positionOf returns an earlier position of the window at i, or records i.
 func (q *quietRanges) positionOf(i int) (from int, known bool) {
 	w := q.bytes[i : i+windowSize]
 	k := int(keyOf(w)>>20) & (len(q.slots) - 1)
@@ -103,7 +103,8 @@ func (q *quietRanges) positionOf(i int) (from int, known bool) {
 	return 0, false
 }
 
-// quietUntil receives each anchor in order, and last of the target's end.
+// quietUntil is called with the position of each anchor in order, and at last with the target's
+// end.
 func (o *selfCopies) quietUntil(at int64) error {
 	from := o.heard
 	o.heard = max(o.heard, at)
@@ -116,26 +117,27 @@ func (o *selfCopies) quietUntil(at int64) error {
 	return nil
 }
 
-// Runs that repeat a few bytes, such as zeros, padding and constant tensors, have
-// no anchors, or the same one over and over. They are looked for by themselves:
-// where two words in a row are equal, at every runStride-th byte, and where there
-// is no anchor for noAnchor bytes, one in e^4 times with random ones.
+// Runs that repeat a few bytes, such as zeros, padding and constant tensors, have no anchors, or
+// the same one over and over. They are found separately: at every runStride-th byte where two
+// consecutive words are equal, and where there is no anchor for noAnchor bytes, as happens once in
+// e^4 in random bytes.
 const (
 	runStride  = 256
 	runWord    = 8 // a run with a period of 1, 2, 4 or 8 repeats its words
 	noAnchor   = 4 << 10
-	runPattern = 16 // bytes that are looked for again where there is no anchor
+	runPattern = 16 // bytes whose repetition is searched where there is no anchor
 )
 
-// run is a range of a source that repeats its first period bytes.
+// run is a range that repeats its first period bytes.
 type run struct{ at, length, period int64 }
 
 func (r run) end() int64 { return r.at + r.length }
 
-// runsOf returns runs in b of least bytes, or at its edges, in order. found are b's anchors.
+// runsOf returns the runs in b that have least bytes or touch its edges, in order. found are b's
+// anchors.
 func runsOf(b []byte, start int64, least int, found []anchor) []run {
 	var runs []run
-	done := 0 // up to where runs are known
+	done := 0 // end of the part that is done
 	look := func(at, period int) {
 		from, to := extend(b, at, period, done)
 		if to-from >= least || (to-from > 2*period && (from == 0 || to == len(b))) {
@@ -143,8 +145,8 @@ func runsOf(b []byte, start int64, least int, found []anchor) []run {
 			done = to
 		}
 	}
-	next := 0  // of found
-	quiet := 0 // from where on there is neither an anchor nor a run
+	next := 0  // index in found
+	quiet := 0 // begin of a range without anchors and runs
 	for at := 0; at+2*runWord <= len(b); at += runStride {
 		for next < len(found) && int(found[next].at-start) < at {
 			quiet = int(found[next].at-start) + 1
@@ -177,26 +179,28 @@ func wordPeriod(w uint64) int {
 	return runWord
 }
 
-// periodAt returns after how many bytes the beginning of b comes again, at most half of b; or 0.
+// periodAt returns after how many bytes, at most half of b, the beginning of b is repeated, 0 if it
+// is not.
 func periodAt(b []byte) int { return bytes.Index(b[1:len(b)/2+runPattern], b[:runPattern]) + 1 }
 
-// extend returns the range around at, from least on, that repeats itself with the period.
+// extend returns the range around at, beginning at least at least, that has the period.
 func extend(b []byte, at, period, least int) (from, to int) {
 	ahead := commonPrefix(b[at:len(b)-period], b[at+period:])
 	back := commonSuffix(b[least:at], b[least+period:at+period])
 	return at - back, at + ahead + period
 }
 
-// selfCopies fills the table from the target's segments, and finds what is there twice.
+// selfCopies fills the table from the target's segments, and finds ranges that the target has
+// twice.
 type selfCopies struct {
 	*matcher
 	comparer
 	spare     int64 // bytes that may still be compared in vain
-	end       int64 // of the latest range that is a copy
-	heard     int64 // the latest anchor
+	end       int64 // end of the latest copy
+	heard     int64 // position of the latest anchor
 	quiet     quietRanges
 	positions []int64
-	warm      uint64 // nothing; see table.touch
+	warm      uint64 // unused result; see table.touch
 }
 
 func (o *selfCopies) done() error {
@@ -210,7 +214,7 @@ func (o *selfCopies) done() error {
 	return nil
 }
 
-const prefetchDistance = 128 // for how many anchors the table's slots are fetched at once
+const prefetchDistance = 128 // number of anchors whose slots in the table are prefetched
 
 func (o *selfCopies) segment(s segment) error {
 	for i, a := range s.anchors {
@@ -245,7 +249,7 @@ func (o *selfCopies) segment(s segment) error {
 	return nil
 }
 
-// run takes what repeats the first period of a run, which may go on in further segments.
+// run records the repetitions of a run's first period, which may continue in later segments.
 func (o *selfCopies) run(r run) error {
 	at := max(r.at+r.period, o.end)
 	if at >= r.end() || o.spare <= 0 {
@@ -260,7 +264,7 @@ func (o *selfCopies) run(r run) error {
 		o.spare -= o.compared - before
 		return nil
 	}
-	// A long run is no quiet range, but ends one; short ones are parts of it.
+	// A long run ends a quiet range. Short ones are parts of it.
 	if found.length >= longRun {
 		if err := o.quietUntil(found.at); err != nil {
 			return err
@@ -271,7 +275,7 @@ func (o *selfCopies) run(r run) error {
 	return nil
 }
 
-// anchor looks whether the bytes around an anchor of the target are earlier in it.
+// anchor searches earlier copies of the bytes around an anchor of the target.
 func (o *selfCopies) anchor(a anchor) (bool, error) {
 	best := match{}
 	o.positions = o.table.lookup(a.key, o.positions[:0])
@@ -302,7 +306,7 @@ func (o *selfCopies) take(found match) {
 	o.end = found.end()
 }
 
-// copyOf extends what is equal at two positions of the target, which may overlap.
+// copyOf extends a match of two positions of the target in both directions. The ranges may overlap.
 func (m *matcher) copyOf(c *comparer, at, from, end int64) (match, error) {
 	ahead, err := c.forward(m.target, from, m.target, at, m.target.Size()-at)
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 
 const sketchKeys = 384
 
-// Sketch shows which blobs have bytes in common without reading them: the
-// smallest keys of a blob's anchors. Two blobs that share a run have its anchors
-// in common, and where one of them is among the smallest of both, both have it.
+// Sketch has the smallest keys of a blob's anchors, to estimate which blobs share bytes without
+// reading them. Two blobs that share a run have the keys of its anchors in common. If one of these
+// is among the smallest of both, both sketches have it.
 type Sketch struct {
 	Size int64    // of the blob, in bytes
 	Keys []uint64 // ascending, each once
@@ -27,17 +27,18 @@ type Sketch struct {
 // SketchOf reads all of src, on all cores, and returns its sketch.
 func SketchOf(ctx context.Context, src dedupe.Source) (Sketch, error) {
 	sk := newSketcher()
-	// No key passes the level, so that no list of anchors is kept.
+	// With this level no anchors are kept.
 	if err := scanAll(ctx, src, scanOptions{level: 63, sketch: sk}); err != nil {
 		return Sketch{}, fmt.Errorf("sketch: %w", err)
 	}
 	return sk.sketch(src.Size()), nil
 }
 
-// sketcher keeps the smallest keys: more than wanted, cut when full, which is cheaper than a heap.
+// sketcher keeps the smallest keys. It collects more than needed and cuts the list when it is full,
+// which is faster than a heap.
 type sketcher struct {
 	keys []uint64
-	most uint64 // greater ones are not among the smallest
+	most uint64 // greater keys are not among the smallest
 }
 
 func newSketcher() *sketcher { return &sketcher{most: ^uint64(0)} }
@@ -73,9 +74,9 @@ func (s *sketcher) sketch(size int64) Sketch {
 //	9    8 n  keys, ascending
 const sketchHead = 9
 
-// sketchVersion is that of the encoding and of what keys are: two sketches can
-// be compared only if their anchors and keys are defined alike. Any change
-// of the keys of a blob, or of the choice of those that are kept, needs another version.
+// sketchVersion is the version of the encoding and of the definition of keys, because only sketches
+// with equal definitions can be compared. Any change of the keys of a blob, or of their selection,
+// needs another version.
 const sketchVersion = 1
 
 // AppendBinary appends the encoding of the sketch, some 3 KiB, to b.
@@ -122,9 +123,10 @@ func formatError(offset int, field, reason string) error {
 
 const maxRanked = 64
 
-// Candidates ranks known blobs by what Find would find in them, at most n: the best one first, then
-// the one that adds most to it, and so on. Blobs that share no key are left out, and then those of
-// which may, which may be nil, says no. Memory does not depend on how many are known.
+// Candidates selects at most n of the known blobs by how many bytes Find would probably find in
+// them: the best one first, then the one that adds most to it, and so on. It omits blobs that share
+// no key, and those for which may, which may be nil, is false. Memory does not depend on the number
+// of known blobs.
 func Candidates(s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Digest) bool,
 	n int) []cas.Digest {
 	var best []shared
@@ -145,8 +147,8 @@ func Candidates(s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Dige
 
 type shared struct {
 	digest cas.Digest
-	keys   [(sketchKeys + 63) / 64]uint64 // a bit for each
-	// keys of the sketch that stand for one: 1, more where the other sketch ends early
+	keys   [(sketchKeys + 63) / 64]uint64 // a bit for each key of the sketch
+	// scale is the weight of a shared key: more than 1 if the other sketch has fewer keys.
 	scale float64
 }
 
@@ -156,7 +158,7 @@ func (s Sketch) common(digest cas.Digest, other Sketch) shared {
 	for i, k := range s.Keys {
 		j, found := slices.BinarySearch(other.Keys, k)
 		if j == len(other.Keys) && len(other.Keys) == sketchKeys {
-			break // greater keys of the other were cut off: nothing is known of them
+			break // the other sketch does not have greater keys, so they are unknown
 		}
 		seen++
 		if found {
@@ -187,7 +189,8 @@ func sortShared(all []shared) {
 	})
 }
 
-// pickCandidates takes the blob that adds most to those taken before, until nothing is added.
+// pickCandidates repeatedly takes the blob that adds most keys to those taken before, while any
+// adds some.
 func pickCandidates(all []shared, n int) (taken []cas.Digest) {
 	for len(taken) < n && len(all) > 0 {
 		sortShared(all)

@@ -12,22 +12,23 @@ import (
 )
 
 const (
-	streamSize = 8 << 20   // of a candidate that one core goes through at a time
-	streamRead = 32 << 10  // read at first where nothing is known
-	maxStreams = 256 << 10 // and at most
-	// how far a match goes on into the parts beside its own: it may have no anchor there
+	streamSize = 8 << 20   // part of a candidate that one core scans at a time
+	streamRead = 32 << 10  // size of the first read
+	maxStreams = 256 << 10 // size of the largest read
+	// overSeam is how far a match may extend into neighbouring parts, where it may have no anchor.
 	overSeam    = 64 << 10
-	spareWork   = 4 << 20 // bytes compared in vain that a part may cost besides
-	workPerByte = 4       // and for each byte of it
+	spareWork   = 4 << 20 // fixed bound of bytes that a part may compare in vain
+	workPerByte = 4       // and the bound for each byte of the part
 )
 
-// worthReading leaves out a candidate of which only this part could be used. Small ones pass.
+// worthReading is the divisor for the part of a large candidate that must be usable for it to be
+// read.
 const worthReading = 4096
 
-// candidate goes through the i-th candidate, on all cores. Where an anchor of it is in the
-// target too, the bytes are compared both ways as far as they are equal, and it goes on behind
-// them: each byte of a candidate is scanned or compared, not both. Parts are cut at fixed offsets
-// and know nothing of each other, so the result is always the same.
+// candidate scans the i-th candidate on all cores. At an anchor that the target has too, it
+// compares the bytes in both directions as far as they are equal, and continues after them, so that
+// each byte is scanned or compared, not both. Parts have fixed offsets and are independent, so the
+// result is always the same.
 func (m *matcher) candidate(ctx context.Context, i int) error {
 	c := m.candidates[i].Source
 	missing := m.target.Size() - m.covered.bytes()
@@ -53,26 +54,27 @@ func (m *matcher) candidate(ctx context.Context, i int) error {
 	return err
 }
 
-// part is a range of a candidate, and what one goroutine needs for it. It reads the matcher only.
+// part is a range of a candidate, with the state of the goroutine that scans it. It only reads the
+// matcher.
 type part struct {
 	*matcher
 	comparer
 	finder
 	candidate dedupe.Source
-	index     int    // of the candidate
-	mask      uint64 // of keys
-	least     uint64 // product of an anchor
+	index     int    // index of the candidate
+	mask      uint64 // mask of keys
+	least     uint64 // least product of an anchor
 	buf       []byte
 	scanned   int64
 
-	end   int64 // of the range
-	limit int64 // of matches: a little behind it
-	last  int64 // the end of the latest match, or where the first may begin
+	end   int64 // end of the range
+	limit int64 // end of matches, somewhat after end
+	last  int64 // end of the latest match, or least begin of the first
 	spare int64 // bytes that may still be compared in vain
 	found []match
 
-	anchors        []anchor // of the latest step
-	matchPositions []int64  // of the latest anchor in the target
+	anchors        []anchor // anchors of the latest step
+	matchPositions []int64  // positions of the latest anchor in the target
 	warm           uint64   // nothing; see table.touch
 }
 
@@ -92,7 +94,7 @@ func (p *part) run(from int64) ([]match, error) {
 			return nil, err
 		}
 		if next > pos+n {
-			read = streamRead // behind a match
+			read = streamRead // after a match
 		} else {
 			read = min(2*read, maxStreams)
 		}
@@ -102,7 +104,7 @@ func (p *part) run(from int64) ([]match, error) {
 }
 
 func (p *part) window(b []byte, pos, n int64) (int64, error) {
-	after := pos // the bytes before are part of a match
+	after := pos // the bytes before belong to a match
 	for i := 0; ; {
 		found, next := p.step(b, i, p.least)
 		p.scanned += int64(next - i)
@@ -170,13 +172,13 @@ func (p *part) try(c int64, places []int64) (int64, error) {
 }
 
 const (
-	firstCompare = 1 << 10   // bytes that are read to begin with: many comparisons end there
+	firstCompare = 1 << 10   // first read, because many comparisons end there
 	maxCompare   = 256 << 10 // fits a core's cache, twice
 )
 
 type comparer struct {
 	a, b     []byte
-	compared int64 // bytes that were read from either side, all in all
+	compared int64 // total bytes that were read from each side
 }
 
 // buffers returns windows of n bytes, which grow because most blobs need small ones.
@@ -231,7 +233,7 @@ func (c *comparer) equal(a dedupe.Source, ai int64, b dedupe.Source, bi, limit i
 	return done, nil
 }
 
-const block = 1 << 10 // what is compared at once by the processor's widest instructions
+const block = 1 << 10 // bytes compared by one call of bytes.Equal
 
 func commonPrefix(a, b []byte) int {
 	b = b[:len(a)]

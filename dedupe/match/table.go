@@ -6,33 +6,33 @@ import (
 )
 
 // maxAnchors bounds the anchors of a target that are held at a time: 16 bytes each in lists, 12 or
-// less in the table. Larger targets keep fewer anchors in each MiB, and lose nothing but matches
-// that are as much shorter: so many that there are usualAnchors with random bytes.
+// less in the table. Larger targets keep fewer anchors per MiB, so that random bytes have
+// usualAnchors, and only miss short matches.
 const (
 	maxAnchors   = 3 << 19
 	usualAnchors = 1 << 20
 )
 
-// denseAnchors is up to how many a target has more than the sparse ones. With
-// four times as many the table would be larger than what is left of a core's
-// cache, and what context binaries share is found to 0.01 % all the same.
+// denseAnchors is the number of anchors up to which a target uses dense ones. Four times as many
+// would not fit into a core's cache, and would find only 0.01 % more shared bytes in context
+// binaries.
 const denseAnchors = 1 << 18
 
 const (
-	// positions that are kept for one key: copies were found before, the rest are headers and
-	// padding
+	// maxSame is how many positions are kept for one key. More are useless, because copies were
+	// found before, and the rest are headers and padding.
 	maxSame  = 4
-	maxProbe = 32 // slots that are looked at for a key, whatever the keys are
+	maxProbe = 32 // slots that are probed for a key
 )
 
 // table finds the positions of a key. One goroutine fills it before many read it.
 type table struct {
 	slots []uint64 // 0: free; else a key's tag above a position plus 1
-	used  int      // of them
-	at    int      // bits of a slot that have the position
+	used  int      // number of used slots
+	at    int      // number of a slot's bits that have the position
 }
 
-// The table of a target of some TB cannot grow: tags are too short to show where keys belong.
+// The table of a target of several TB cannot grow, because its tags are too short to rehash keys.
 const (
 	minSlots = 1 << 4
 	maxBits  = 21
@@ -50,12 +50,13 @@ func newTable(n, size int64) *table {
 	return t
 }
 
-// unused has slots of old tables, because the system gives new memory out page by page.
+// unused has slots of old tables for reuse, because the system provides new memory slowly, page by
+// page.
 var unused sync.Pool // of *[]uint64
 
-// newSlots returns n free slots. They are written even where they come from the
-// system as zeros: touch reads them first, and a page that was read before it is
-// written costs the system twice, and interrupts the other cores.
+// newSlots returns n free slots. It writes them even if the system has zeroed them: touch would
+// read them first, and a page that is read before it is written costs two page faults, and
+// interrupts the other cores.
 func newSlots(n int) []uint64 {
 	if p, ok := unused.Get().(*[]uint64); ok && cap(*p) >= n {
 		s := (*p)[:n]
@@ -82,7 +83,8 @@ func (t *table) tagged(key uint64) uint64 {
 
 func (t *table) slot(tag uint64) int { return int(tag>>t.at) & (len(t.slots) - 1) }
 
-// touch fetches the slots of many keys at once, because each alone would be waited for.
+// touch loads the slots of many keys into the cache at once, because loading them one by one is
+// slow.
 func (t *table) touch(anchors []anchor) (sum uint64) {
 	for _, a := range anchors {
 		sum |= t.slots[t.slot(t.tagged(a.key))]
@@ -90,7 +92,7 @@ func (t *table) touch(anchors []anchor) (sum uint64) {
 	return sum
 }
 
-// insert adds a position; where the table is full, it is left out.
+// insert adds a position, unless the table is full.
 func (t *table) insert(a anchor) {
 	if t.used >= len(t.slots)/3*2 && len(t.slots) < maxSlots {
 		t.grow()
@@ -115,7 +117,8 @@ func (t *table) put(one uint64) {
 	}
 }
 
-// grow doubles the table, from behind a free slot, so that positions of a key keep their order.
+// grow doubles the table. It begins after a free slot, so that the positions of a key keep their
+// order.
 func (t *table) grow() {
 	old := t.slots
 	t.slots, t.used = newSlots(2*len(old)), 0
@@ -130,7 +133,7 @@ func (t *table) grow() {
 	}
 }
 
-// lookup appends the positions of a key, and at times another's, to found.
+// lookup appends the positions of a key to found, sometimes with positions of another key.
 func (t *table) lookup(key uint64, found []int64) []int64 {
 	tag := t.tagged(key)
 	slot := t.slot(tag)

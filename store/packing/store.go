@@ -348,7 +348,7 @@ func (s *Store) AccountExcess() (sum int64, err error) {
 		}
 		if needed && !counted[d] {
 			counted[d] = true
-			disk, _ := cas.DiskBytesIn(s.dir, d) // of one that is not there, none
+			disk, _ := cas.DiskBytesIn(s.dir, d) // 0 for a missing file
 			sum += accounted - disk
 		}
 	}
@@ -409,7 +409,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 // Bytes returns the disk bytes of a blob's whole file, of its recipe without the bases, and of its
 // unpacked copy, each 0 if there is none.
 func (s *Store) Bytes(d cas.Digest) (whole, recipe, unpacked int64) {
-	whole, _ = cas.DiskBytesIn(s.dir, d) // of one that is not there, none
+	whole, _ = cas.DiskBytesIn(s.dir, d) // 0 for a missing file
 	if p, ok := s.recipeStore.Has(d); ok {
 		recipe = p.Disk
 	}

@@ -62,7 +62,7 @@ func (vs *Store) dropLocked(v *View, after time.Time) {
 func (d *dropped) close() {
 	for _, f := range append(d.duplicates, d.inner) {
 		if f != nil {
-			_ = f.Close() // read-only: nothing can be lost
+			_ = f.Close() // opened for reading, so no data can be lost
 		}
 	}
 }
@@ -199,7 +199,7 @@ func (vs *Store) remove(dir string, files []file) error {
 			for _, file := range files {
 				vs.unlink(f, file)
 			}
-			_ = f.Close() // read-only: nothing can be lost
+			_ = f.Close() // opened for reading, so no data can be lost
 		}
 	}
 	return os.RemoveAll(dir)
@@ -211,7 +211,7 @@ func (vs *Store) unlink(dir *os.File, file file) {
 		store = vs.o.Forms.Copies.Store()
 	}
 	if store != nil && !file.copied {
-		// best effort: otherwise the blob is hashed or unpacked once more
+		// best effort: otherwise the blob is hashed or unpacked again
 		_ = store.Unlink(file.digest, dir, file.name)
 	}
 }
@@ -251,7 +251,7 @@ func (vs *Store) Close() {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	for _, v := range vs.live {
-		_ = v.inner.Close() // read-only: nothing can be lost
+		_ = v.inner.Close() // opened for reading, so no data can be lost
 	}
 	for _, d := range vs.dropped {
 		d.close()

@@ -374,7 +374,7 @@ func (vs *Store) BorrowFor(b *index.Build) (v *View, done func()) {
 	if v = vs.openEarlier(b); v == nil {
 		return nil, func() {}
 	}
-	return v, func() { _ = v.inner.Close() } // read-only: nothing can be lost
+	return v, func() { _ = v.inner.Close() } // opened for reading, so no data can be lost
 }
 
 // AnyLeased reports whether any view is leased.
@@ -512,7 +512,7 @@ func MakeTreeRemovable(path string) error {
 // discard removes a view that was never served.
 func (vs *Store) discard(v *View) {
 	if v.inner != nil {
-		_ = v.inner.Close() // read-only: nothing can be lost
+		_ = v.inner.Close() // opened for reading, so no data can be lost
 	}
 	if err := vs.remove(v.path, v.files); err != nil {
 		vs.o.Log.Warn("cannot remove a view", "path", v.path, "error", err)
