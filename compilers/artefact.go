@@ -20,12 +20,11 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Collect lists what a compiler left in directory, besides the names in inputs, and reads the
-// graphs. It trusts nothing: links, devices and files beyond the limits are ErrOutput; a graph
-// without EPContext nodes is a *NoNodesError with EPs still empty. Files begin with the graphs, in
+// Collect lists the output of a compiler in dir, without the names in inputs, and reads the graphs.
+// It does not trust the output: links, devices and files beyond the limits are ErrOutput, and a
+// graph without EPContext nodes is a *NoNodesError without EPs. Files begin with the graphs, in
 // order; names in sub-directories use slashes. An error in one of several graphs is a *MemberError.
-// Beside a
-// *NoNodesError, the last of models is the one without nodes.
+// With a *NoNodesError, the last of models is the one without nodes.
 func Collect(ctx context.Context, dir string, graphs, inputs []string,
 	limits Limits) (files []string, models []*epmodel.Model, err error) {
 	others, found, err := listOutput(dir, graphs, inputs, limits.orDefault())
@@ -61,7 +60,7 @@ func listOutput(dir string, graphs, inputs []string, limits Limits) (others []st
 	var total int64
 	found = map[string]bool{}
 	err = walkOutput(dir, inputs, func(name string, info fs.FileInfo) error {
-		// Anything but a regular file with one name could be a way to the daemon's own files.
+		// Any other kind of file, or one with several links, could lead to the daemon's own files.
 		if !info.Mode().IsRegular() {
 			return fmt.Errorf("%w: %q is not a regular file", ErrOutput, info.Name())
 		}
@@ -92,7 +91,7 @@ func overOutput(limit int64) error {
 	return fmt.Errorf("%w: more than %s", ErrOutputLimit, bytesize.Text(limit))
 }
 
-// walkOutput calls each for everything below the directory but directories and the names in skip.
+// walkOutput calls each for all files below the directory, except the names in skip.
 func walkOutput(dir string, skip []string, each func(name string, info fs.FileInfo) error) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -120,7 +119,7 @@ func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("graph: %w", err)
 	}
-	defer f.Close() // read only: nothing can be lost
+	defer f.Close() // opened for reading, so no data can be lost
 	model, err := epmodel.Read(ctx, filepath.Base(path), source)
 	if err != nil {
 		return nil, fmt.Errorf("graph: %w", err)
@@ -129,8 +128,8 @@ func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
 	return model, nil
 }
 
-// The clock that files get their times from goes on in steps of up to 10 ms: how often it is looked
-// whether it has, and at most.
+// The clock for the times of files advances in steps of up to 10 ms. These are the interval and the
+// number of the checks whether it has.
 const (
 	clockTick = time.Millisecond
 	maxTicks  = 50
@@ -138,18 +137,18 @@ const (
 
 const maxTries = 8
 
-// outputWatch looks at a job's directory while its worker compiles, for the moment at which the
-// graph is written. ONNX Runtime does that last, and then takes the session apart: to load the
-// graph meanwhile saves a tenth of a miss.
+// outputWatch watches a job's directory for the moment at which the worker has written the graph.
+// ONNX Runtime writes that last, and then releases the session; loading the graph in the meantime
+// saves a tenth of a miss.
 type outputWatch struct {
 	dir   string
-	graph []byte           // its name in the kernel's records, with a zero
+	graph []byte           // its name as in inotify events, with a final zero
 	skip  []string         // names in the directory that are not output
 	done  func(size int64) // Job.Written
 
 	events  *os.File
 	ended   sync.WaitGroup
-	earlier map[string]fileStamp // what was there when done was called; nil: it was not
+	earlier map[string]fileStamp // the files when done was called; nil: it was not called
 }
 
 type fileStamp struct {
@@ -163,7 +162,7 @@ func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logge
 		return nil
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil { // a user has a limited number of them
+	if err != nil { // a user's inotify instances are limited
 		log.Debug("cannot watch for the writing of a graph", "error", err)
 		return nil
 	}
@@ -207,7 +206,8 @@ func (w *outputWatch) check(ctx context.Context) {
 	}
 }
 
-// end stops looking, after the worker's end, and reports whether no file changed since done's call.
+// end stops watching after the worker's end, and reports whether no file has changed since the call
+// of done.
 func (w *outputWatch) end() (settled bool) {
 	if w == nil {
 		return false
@@ -232,9 +232,9 @@ func stamps(dir string, skip []string) (found map[string]fileStamp, last int64, 
 	return found, last, err
 }
 
-// stampsSettled gives stamps that any later change makes others: the clock that the kernel takes
-// files' times from had gone on since the last change when they were taken. nil: it does not, on a
-// file system with a clock of its own.
+// stampsSettled returns stamps that any later change will alter: it waits until the kernel's clock
+// for file times has advanced since the last change. It returns nil on a file system with a clock
+// of its own.
 func stampsSettled(ctx context.Context, dir string, skip []string) (map[string]fileStamp, error) {
 	for range maxTicks {
 		var now unix.Timespec

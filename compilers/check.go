@@ -15,9 +15,9 @@ import (
 
 const disableAll = "disable_all"
 
-// Check implements Compiler. A graph that does not load is retried without graph optimisation,
-// because graphs with nodes outside the EP often load only so. A failure is NotCheckable if the EP
-// compiles for a device that is not here.
+// Check implements Compiler. It retries a graph that does not load without graph optimisation,
+// because graphs with nodes outside the EP often load only that way. A failure is NotCheckable if
+// the EP compiles for a device that this machine does not have.
 func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	if why := o.unloadable(job.Runtime, job.EPs); why != "" {
 		return CheckResult{Outcome: NotCheckable, Text: why}, ctx.Err()
@@ -37,7 +37,7 @@ func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return again, nil
 	}
 	result.CPUSeconds = again.CPUSeconds
-	return result, nil // the first failure is about the graph as it was asked for
+	return result, nil // report the failure at the requested level
 }
 
 func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
@@ -75,7 +75,7 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	}
 	result.Outcome = Failed
 	_, isTool, _ := o.toolFor(job.EPs)
-	// it never came to ONNX Runtime: there is no such device, for one
+	// The worker itself refused, for example because there is no such device.
 	absent := refused != nil && refused.Code < 0
 	if isTargetAbsent(done.EPs, job.EPs) || isTool && absent {
 		result.Outcome = NotCheckable
@@ -115,9 +115,9 @@ func loadRequest(job CheckJob) (workerproto.Request, error) {
 	return req, nil
 }
 
-// isTargetAbsent reports whether one of the EPs compiles for a device that is elsewhere. A worker
-// that crashed early reported no devices: then the selectors count, and without any it is not
-// known, which proves nothing either.
+// isTargetAbsent reports whether one of the EPs compiles for a device that this machine does not
+// have. If the worker crashed before it reported devices, the selectors decide; without any it is
+// unknown, and the result is true.
 func isTargetAbsent(used []workerproto.EPResult, asked []EP) bool {
 	for i, ep := range asked {
 		if slices.ContainsFunc(ep.Devices, Device.Virtual) {
@@ -151,23 +151,24 @@ type OutputVerifier interface {
 
 var _ OutputVerifier = (*ORT)(nil)
 
-// VerifyJob asks whether a graph computes what another model does.
+// VerifyJob compares the outputs of a graph with those of its source model.
 type VerifyJob struct {
-	// the compiled graph, and how it is loaded; free dimensions are the source model's alone
+	// CheckJob loads the compiled graph. Free dimensions apply to the source model only.
 	CheckJob
-	// absolute path of the source model, which ONNX Runtime runs on the CPU with kernels of its own
+	// Source is the absolute path of the source model, which ONNX Runtime runs on the CPU with its
+	// own kernels.
 	Source   string
-	Most     float64 // by which a value may differ, as it is or as a part of the source model's
+	Most     float64 // tolerance of a value, absolute or relative to the source model's
 	Compiled float64 // seconds that the compile took, which bound those of the comparison
 }
 
 // VerifyResult is what a comparison found.
 type VerifyResult struct {
-	// Passed, Failed, or NotCheckable: the device is not here, the source model does not run on
-	// zeros, or a limit was reached
+	// Outcome is Passed, Failed, or NotCheckable: the device is missing, the source model does not
+	// run on zeros, or a limit was reached.
 	Outcome    string
 	Text       string  // the first value that differs, or why nothing could be compared
-	Outputs    int     // that were compared
+	Outputs    int     // number of compared outputs
 	CPUSeconds float64 // of all processors, of the worker
 }
 
@@ -212,10 +213,11 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	return result, nil
 }
 
-// verify is the limit of a comparison. Both models run once in it, so that an ordinary one takes
-// less time than the compile; a model may also loop for as long as it likes.
+// verify returns the time limit of a comparison. Usually it takes less time than the compile,
+// because both models run only once, but a model may also loop without end.
 func (l Limits) verify(compiled float64) time.Duration {
-	const least, compiles, most = 30, 10, 1e6 // seconds; what applications put may state any number
+	// in seconds; bounded because applications state any compile time
+	const least, compiles, most = 30, 10, 1e6
 	limit := time.Duration(min(least+compiles*compiled, most) * float64(time.Second))
 	if l.Verify > 0 {
 		limit = min(limit, l.Verify)
@@ -226,7 +228,7 @@ func (l Limits) verify(compiled float64) time.Duration {
 func (o *ORT) notCompared(job VerifyJob, done answer, err error) (VerifyResult, error) {
 	var member MemberError
 	if of := (*MemberError)(nil); errors.As(err, &of) {
-		member, err = *of, of.Err // the source model is the second of them
+		member, err = *of, of.Err // the source model is the second one
 	}
 	result := VerifyResult{Outcome: Failed, Text: "it does not run: " + err.Error(),
 		CPUSeconds: done.cpu}

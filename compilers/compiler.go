@@ -1,4 +1,4 @@
-// Package compilers compiles ONNX models with an execution provider (EP) and judges what came out,
+// Package compilers compiles ONNX models with an execution provider (EP) and checks the results,
 // without ever loading vendor code into the calling process.
 //
 // A [Compiler] answers five questions: which devices a runtime has (Probe), which SDK and hardware
@@ -12,14 +12,17 @@
 //
 //   - All methods may be called from several goroutines at once. Each call ends when its context
 //     ends, and by then the worker and every process of its group are gone.
-//   - A crash, a hang or a flood of the vendor's code is an error value: [ExitError], [ErrTimeout],
-//     [ErrCPU], [ErrMemory], [ErrOutput]. A refusal by ORT is a [RefusedError] with its code and
-//     text.
-//   - Compile reports only files that are complete: regular files in the job's directory, at least
-//     one EPContext node in the graph. A graph that holds no EPContext node is a [NoNodesError].
-//   - Workers have their working directory, home and temporary files in the job's directory, write
-//     nowhere else, read only what they need, have no network, and leave no process behind: as far
-//     as the kernel can keep them so, which [ORT.Sandbox] reports ([SandboxOptions] says more).
+//
+// - A crash, a hang or excessive output of the vendor's code is an error value: [ExitError],
+// [ErrTimeout],
+//
+//	  [ErrCPU], [ErrMemory], [ErrOutput]. A refusal by ORT is a [RefusedError] with its code and
+//	  text.
+//	- Compile reports only files that are complete: regular files in the job's directory, at least
+//	  one EPContext node in the graph. A graph that holds no EPContext node is a [NoNodesError].
+//	- Workers have their working directory, home and temporary files in the job's directory, write
+//	  nowhere else, read only what they need, have no network, and leave no process behind: as far
+//	  as the kernel can keep them so, which [ORT.Sandbox] reports ([SandboxOptions] says more).
 //
 // [Find] reads a directory that pip, a virtual environment or an administrator made, and returns
 // the [Runtime] of every call; [EPByName] describes a known EP (its options, its library's name).
@@ -50,7 +53,7 @@ type Compiler interface {
 	Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error)
 
 	// Compile compiles one model into job.Directory. progress, if not nil, is called from another
-	// goroutine with each phase that begins, and never after Compile returned.
+	// goroutine at the beginning of each phase, and never after Compile has returned.
 	Compile(ctx context.Context, job Job, progress func(phase string)) (Result, error)
 
 	// Check loads a graph, compiled or not, in a process of its own. A graph that does not load is
@@ -64,7 +67,7 @@ type Compiler interface {
 
 // OpenModelCompiler is a Compiler that can have a model as an open file in the place of Job.Model.
 type OpenModelCompiler interface {
-	// AcceptsOpenModel reports whether it can for this job, of which all but Pace is filled in.
+	// AcceptsOpenModel reports whether it can for this job, whose Pace need not be set.
 	AcceptsOpenModel(job Job) bool
 }
 
@@ -78,8 +81,7 @@ const IsVirtual = workerproto.IsVirtual
 // runtime's for Name; options that name a library hold its base name.
 type EP = workerproto.EP
 
-// PhaseCompiling is the phase that Compile reports when the model is there and the compiling of it
-// begins.
+// PhaseCompiling is the phase that Compile reports when it has the model and begins to compile.
 const PhaseCompiling = workerproto.PhaseCompiling
 
 // Routes by which ORT compiles.
@@ -94,8 +96,8 @@ type Job struct {
 	EPs     []EP   // at least one
 	Model   string // absolute path of a private copy; names in the output are of its Spelling
 
-	// ModelFile, if not nil, is the model, which is not at Model then: an open file of any owner,
-	// so that no copy is needed. The caller ensures that it does not change. Only if
+	// ModelFile, if not nil, is the model as an open file of any owner, so that no copy is needed.
+	// Model then does not exist. The caller ensures that it does not change. Only if
 	// [OpenModelCompiler] allows it.
 	ModelFile *os.File
 
@@ -107,9 +109,9 @@ type Job struct {
 	Route        string // "": RouteCompileAPI, or RouteSessionOptions with Share
 	Initializers Initializers
 
-	// Written, if not nil, is called from another goroutine once the graph is written, where that
-	// is seen before Compile returns, with the bytes of all output: the worker then frees its
-	// memory, and may still fail. Output read from then on is final if Result.Settled says so.
+	// Written, if not nil, is called from another goroutine with the bytes of all output when the
+	// graph is written, if that is noticed before Compile returns. The worker still frees its
+	// memory then, and may fail. Output read from then on is final if Result.Settled is set.
 	Written func(size int64)
 
 	// Share are further models, compiled after Model and in this order, in the same worker and with
@@ -120,15 +122,15 @@ type Job struct {
 	Pace
 }
 
-// Pace says when a worker's work is there, and how urgent it is. The zero value: it is there, and
-// is done at the usual priority.
+// Pace says when a worker may begin, and with which priority. The zero value means at once and with
+// the usual priority.
 type Pace struct {
-	// Ready, if not nil, is closed when the model, or the graph, is there, in a directory that is
-	// there already: until then the worker gets ready.
+	// Ready, if not nil, is closed when the model, or the graph, exists in the directory, which
+	// exists already. Until then the worker only prepares.
 	Ready <-chan struct{}
 
-	// not nil: at the lowest priority until it is closed, then at the usual one as far as the
-	// system lets a process rise
+	// Idle, if not nil, lets the worker run at the lowest priority until it is closed, and then at
+	// the usual one, as far as the system lets a process raise its priority.
 	Idle <-chan struct{}
 }
 
@@ -141,16 +143,17 @@ type Session struct {
 	GraphOptimizationLevel string `json:"graph_optimization_level"`
 }
 
-// Initializers says where those initializers go that stay outside of contexts: of nodes that no EP
-// took, and, where an EP makes weightless contexts, the weights. Threshold and InSource are for
+// Initializers says where to store the initializers that are not in contexts: those of nodes that
+// no EP took, and the weights if an EP makes weightless contexts. Threshold and InSource are for
 // RouteCompileAPI only. The source's files that initializers stay in become part of the artefact.
 type Initializers = workerproto.Keep
 
 // Result is a finished compile.
 type Result struct {
 	Graph  string   // name of the graph in Job.Directory
-	Graphs []string // of a group: the names of all its graphs, in order; else the one
-	// names of all files of the artefact in Job.Directory, the graphs first, the others sorted
+	Graphs []string // names of all graphs of a group, in order, otherwise of the one
+	// Files has the names of all files of the artefact in Job.Dir: the graphs first, then the
+	// others sorted.
 	Files      []string
 	Seconds    float64 // ORT's part: from session options to written graph
 	ORTVersion string
@@ -159,23 +162,22 @@ type Result struct {
 	Log        string  // the bounded tail of what ORT and the EP printed
 	MaxRSS     int64   // bytes, of the worker
 	CPUSeconds float64 // of all processors, of the worker; also reported beside an error
-	// Job.Written was called, and no file of the output was written, made or removed since
+	// Settled: Job.Written was called, and no output file was written, made or removed since.
 	Settled bool
 }
 
 // EPUsed describes an EP of a job, with the devices that were chosen.
 type EPUsed = workerproto.EPResult
 
-// CheckJob asks whether a graph loads, and how long that takes.
+// CheckJob loads a graph, to find out whether and how fast it loads.
 type CheckJob struct {
 	Runtime Runtime
 	EPs     []EP
 	Graph   string // absolute path; sidecars, or external data, are beside it
-	Zeros   int64  // size of free dimensions with which it is then run on zeros; 0: it is not run
+	Zeros   int64  // size of free dimensions for running it on zeros; 0: it is not run
 
-	// Against is the absolute path of the model that Graph was compiled from; "": none. It is
-	// loaded in the same worker once Graph is, to compare what both take. Free dimensions are fixed
-	// for it alone.
+	// Against, unless "", is the absolute path of the source model. It is loaded in the same worker
+	// after Graph, to compare the load times. Only for it free dimensions are fixed.
 	Against string
 
 	// Share are further graphs, loaded after Graph and in this order, in the same process and with
@@ -184,11 +186,11 @@ type CheckJob struct {
 	Share []string
 
 	Session
-	Pace // of Graph and the files beside it
+	Pace // for Graph and the files beside it
 
-	// Beside says that none of the EPs keeps a device for itself, so that they may be registered
-	// before Pace.Ready, beside the worker that is compiling the graph. Else the worker waits with
-	// it: EPs may open their device as they are registered.
+	// Beside says that no EP locks a device, so that the worker may register them before
+	// Pace.Ready, while another worker compiles the graph. Otherwise it waits, because EPs may open
+	// their device when they are registered.
 	Beside bool
 }
 
@@ -200,11 +202,11 @@ const (
 		"here" // the target device is not in this machine, so a failure would prove nothing
 )
 
-// CheckResult is what a load check found.
+// CheckResult is the result of a load check.
 type CheckResult struct {
 	Outcome                string  // Passed, Failed or NotCheckable
 	Code                   int     // ORT's error code when it failed; -1: the process crashed
-	Text                   string  // ORT's words, or the end of standard error after a crash
+	Text                   string  // ORT's text, or the end of standard error after a crash
 	Member                 int     // of Graph and Share, which one failed; 0: the first
 	Signal                 string  // "SIGSEGV" and so on, where one ended the process
 	GraphOptimizationLevel string  // "disable_all" when it loads only so; else as asked
@@ -212,25 +214,25 @@ type CheckResult struct {
 	CPUSeconds             float64 // of all processors, of the workers
 	// processor seconds of one load of Graph and of Against; 0: not compared
 	LoadCPU, AgainstCPU float64
-	MaxRSS              int64 // bytes, of the worker at its most; 0: not reported
-	ReadyRSS            int64 // bytes that it had taken when its EPs were registered
-	Ran                 bool  // it was loaded, and run as far as the outcome says
+	MaxRSS              int64 // peak bytes of the worker; 0: not reported
+	ReadyRSS            int64 // its bytes when its EPs were registered
+	Ran                 bool  // it was loaded, and also run
 }
 
 // Crashed reports whether the process of the check crashed.
 func (r CheckResult) Crashed() bool { return r.Outcome == Failed && r.Code == -1 }
 
-// Cause returns why it failed: "11 EP_FAIL: " and ORT's words, of a crash how the process ended.
+// Cause returns why it failed: "11 EP_FAIL: " and ORT's text, or how a crashed process ended.
 func (r CheckResult) Cause() string { return (&RefusedError{Code: r.Code, Text: r.Text}).Cause() }
 
-// Fingerprint is what a one-node model says of itself after a compile with an EP.
+// Fingerprint has the facts that an EP states in a compiled one-node model.
 type Fingerprint struct {
 	SDKVersion string // attribute ep_sdk_version
 	// attribute hardware_architecture, else the part of CompatibilityString that names it
 	HardwareArchitecture string
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
 	EPVersion            string
-	// of the devices: the hardware where the EP states none; "": not known
+	// MachineClass is the class of the devices, for an EP that states no hardware; "": unknown.
 	MachineClass  string
 	DriverVersion string // device metadata "os_driver_version" where the EP gives one
 	Device        DeviceFacts
@@ -238,23 +240,24 @@ type Fingerprint struct {
 	Seconds       float64
 }
 
-// Hardware is what builds are for: as the EP states it, else the class of the machine.
+// Hardware returns the hardware that builds are for, as the EP states it, otherwise the class of
+// the machine.
 func (f *Fingerprint) Hardware() string { return cmp.Or(f.HardwareArchitecture, f.MachineClass) }
 
-// Facts is what a probe found.
+// Facts is the result of a probe.
 type Facts struct {
 	ORTVersion string
 	ORTBuild   string    // ONNX Runtime's own build information
 	EPs        []EPProbe // in the order of Runtime.EPs
 }
 
-// EPProbe is what a probe found of an EP library: its devices, or why it did not register.
+// EPProbe is the result of probing an EP library: its devices, or why it did not register.
 type EPProbe = workerproto.EPResult
 
 // DeviceFacts describes a device as ORT and the EP report it.
 type DeviceFacts = workerproto.DeviceFacts
 
-// Verdict is what an EP says of a compatibility string: ORT's OrtCompiledModelCompatibility.
+// Verdict is an EP's verdict on a compatibility string: ORT's OrtCompiledModelCompatibility.
 type Verdict int
 
 // Verdicts, numbered as ORT numbers them.
@@ -278,10 +281,10 @@ func (v Verdict) String() string {
 // means no limit.
 type Limits struct {
 	Wall   time.Duration // from start to result
-	Verify time.Duration // of a comparison of outputs, however long the compile took
+	Verify time.Duration // longest comparison of outputs, regardless of the compile's time
 	CPU    time.Duration // processor time of each process; whole seconds
-	// bytes: of all memory of a worker, and of what each process allocates for itself; 0: three
-	// quarters of the machine's
+	// Memory bounds the bytes of a worker with all its processes, and the private memory of each of
+	// these; 0: three quarters of the machine's.
 	Memory      int64
 	Output      int64 // bytes of all files that it leaves, and of each single file
 	Files       int   // files in the job's directory
@@ -289,7 +292,7 @@ type Limits struct {
 	Processes   int64 // processes and threads, where workers have a user of their own
 	Stack       int64 // bytes, of each thread: deep graphs recurse
 	Nice        int   // of workers, unless they inherit a higher one
-	StderrBytes int   // tail that is kept
+	StderrBytes int   // bytes of the tail that is kept
 }
 
 // DefaultLimits are generous: they stop runaway jobs, not large ones.

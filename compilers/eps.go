@@ -21,64 +21,64 @@ import (
 //go:embed eps.toml
 var epsData []byte
 
-// EPInfo is what is known of an EP before any of its code runs. It comes from eps.toml.
+// EPInfo describes an EP without running its code. It comes from eps.toml.
 type EPInfo struct {
 	Name      string              `toml:"-"`
 	Libraries []string            `toml:"libraries"` // patterns of the plugin library's file name
-	Packages  []string            `toml:"packages"`  // Python packages that carry it
+	Packages  []string            `toml:"packages"`  // Python packages that contain it
 	Options   map[string]EPOption `toml:"options"`   // by name
 	// FingerprintOptions change the SDK version, the hardware or the compatibility string.
 	FingerprintOptions []string `toml:"fingerprint_options"`
-	// Hardware takes the hardware architecture out of the compatibility string: its first group, or
-	// named groups joined by "/".
+	// Hardware extracts the hardware architecture from the compatibility string: its first group,
+	// or named groups joined by "/".
 	Hardware *regexp.Regexp `toml:"hardware"`
-	// it makes the system calls only that workers know
+	// KnownCalls: it makes only the system calls that workers are known to need.
 	KnownCalls bool `toml:"known_calls"`
-	// other values of attribute "source" under which the EP takes EPContext nodes, in any case
+	// Aliases are other values, in any case, of the attribute "source" of EPContext nodes that the
+	// EP accepts.
 	Aliases []string `toml:"aliases"`
-	// keys of device metadata that hold a driver version, besides os_driver_version
+	// DriverMetadata has keys of device metadata for the driver version, besides os_driver_version.
 	DriverMetadata []string `toml:"driver_metadata"`
-	// device type on which builds are made for a device that is elsewhere; load checks prove
-	// nothing there
+	// TargetAbsent is the device type on which the EP compiles for a device that the machine does
+	// not have. Failed load checks prove nothing there.
 	TargetAbsent string `toml:"target_absent_on"`
 }
 
-// Policy is which process may set an option, and how its value is understood.
+// Policy says who may set an option, and how its value is interpreted.
 type Policy string
 
 // Policies of options.
 const (
 	Allowed Policy = "allowed"
-	// a library beside the EP's own, by base name; the path is filled in here
+	// LibraryName: a library beside the EP's own, by base name. Resolve adds the path.
 	LibraryName Policy = "library"
-	// a file, of which the content counts; comes as a descriptor, never as a path
+	// FileName: a file, identified by its content; clients send a descriptor, never a path.
 	FileName     Policy = "file"
-	RefusedByUse Policy = "refused" // makes the EP write or load something; never from a client
+	RefusedByUse Policy = "refused" // makes the EP write or load a file; clients may not set it
 )
 
 // EPOption describes one provider option.
 type EPOption struct {
 	Policy Policy `toml:"policy"`
 	Kind   string `toml:"kind"` // "bool", "int", "string", "json"; how values are compared
-	// what the EP does when the option is absent; such a value is left out of keys
+	// Default is the value that equals the option's absence. It is left out of keys.
 	Default string `toml:"default"`
-	Fill    string `toml:"fill"`   // what is passed when the option is absent
-	Unless  string `toml:"unless"` // another option, with which Fill is not passed
-	// what weight-sharing groups are compiled with when the option is absent
+	Fill    string `toml:"fill"`   // value to pass if the option is absent
+	Unless  string `toml:"unless"` // another option; if it is set, Fill is not passed
+	// Share is the value for compiling groups if the option is absent.
 	Share string `toml:"share"`
 
 	// Unchecked: a build with this option ("1") is not loaded without its target: it would crash.
 	Unchecked bool `toml:"unchecked"`
 }
 
-// epTable holds what eps.toml says, and what AddEPs added.
+// epTable has the EPs from eps.toml and from AddEPs.
 var epTable = struct {
 	sync.RWMutex // guards eps
 	eps          map[string]EPInfo
 }{eps: mustParse(epsData)}
 
-// mustParse is for the table that is part of the program: a mistake in it is ours, and no test run
-// survives it.
+// mustParse parses the embedded table. It panics on an error, which would be our own mistake.
 func mustParse(data []byte) map[string]EPInfo {
 	table, err := parseEPs(data)
 	if err != nil {
@@ -88,7 +88,7 @@ func mustParse(data []byte) map[string]EPInfo {
 }
 
 // AddEPs adds EPs to the table, or replaces them: those that a configuration describes, and the
-// stand-in's. data has the form of eps.toml.
+// stand-in's. data has the syntax of eps.toml.
 func AddEPs(data []byte) error {
 	added, err := parseEPs(data)
 	if err != nil {
@@ -161,10 +161,10 @@ func epOfLibrary(file string) (string, bool) {
 	return "", false
 }
 
-// Normalize returns the canonical form of an EP's options: values that mean the same become equal,
-// and options that say what is the case anyway are left out. Options that may not be given are an
-// error that wraps ErrOption and names the option. Unknown options are such an error too, unless
-// allowUnknown; then they are kept as they are, and named in unknown.
+// Normalize returns the canonical spelling of an EP's options: equivalent values become equal, and
+// options with their default value are left out. Options that may not be given are an error that
+// wraps ErrOption and names the option. Unknown options are such an error too, unless allowUnknown;
+// then they are kept unchanged, and listed in unknown.
 func (i EPInfo) Normalize(options map[string]string, allowUnknown bool) (normal map[string]string,
 	unknown []string, err error) {
 	normal = map[string]string{}
@@ -228,8 +228,8 @@ func CanonicalValue(kind, value string) (string, error) {
 	return value, nil
 }
 
-// canonicalJSON sorts keys and drops white space; numbers keep their spelling, for 1.0 and 1 may be
-// two things to an EP.
+// canonicalJSON sorts keys and drops white space; numbers keep their spelling, because an EP may
+// distinguish 1.0 and 1.
 func canonicalJSON(value string) (string, error) {
 	dec := json.NewDecoder(strings.NewReader(value))
 	dec.UseNumber()
@@ -267,8 +267,8 @@ func (i EPInfo) Resolve(lib string, options map[string]string) map[string]string
 	return full
 }
 
-// HardwareOf takes the hardware architecture out of a compatibility string; empty where the string
-// does not report.
+// HardwareOf extracts the hardware architecture from a compatibility string, "" if the string has
+// none.
 func (i EPInfo) HardwareOf(compatibility string) string {
 	if i.Hardware == nil {
 		return ""
@@ -280,8 +280,8 @@ func (i EPInfo) HardwareOf(compatibility string) string {
 	return strings.Join(m[1:], "/")
 }
 
-// ForFingerprint keeps those options that the fingerprint depends on. Of an EP without an entry it
-// may depend on any.
+// ForFingerprint keeps those options that the fingerprint depends on. For an EP without an entry it
+// keeps all, because the fingerprint may depend on any.
 func (i EPInfo) ForFingerprint(options map[string]string) map[string]string {
 	if i.Name == "" {
 		return options

@@ -90,7 +90,7 @@ var optionLike = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)+$`)
 func optionsLike(t *testing.T, library string) []string {
 	f, err := elf.Open(library)
 	require.NoError(t, err)
-	defer f.Close() // read only
+	defer f.Close() // opened for reading
 	data, err := f.Section(".rodata").Data()
 	require.NoError(t, err)
 	found := map[string]bool{}

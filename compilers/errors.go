@@ -29,7 +29,7 @@ var (
 	ErrStart = errors.New("worker cannot be started")
 	// ErrCrash is an ExitError of code that crashed by itself.
 	ErrCrash = errors.New("compiler crashed")
-	// ErrProtocol is returned when a worker answers with what is no answer.
+	// ErrProtocol is returned when a worker's answer is malformed.
 	ErrProtocol = workerproto.ErrMalformed
 	// ErrNotFound is returned when a directory holds no runtime, or a runtime holds no library for
 	// an EP.
@@ -56,7 +56,7 @@ func (e *ExitError) Error() string {
 	case e.Signal != "":
 		how = fmt.Sprintf("%v (%s): %s", ErrCrash, e.Name, e.Signal)
 	}
-	if e.Compiler != "" { // known only once the library has reported its name
+	if e.Compiler != "" { // set only after the library has reported its name
 		how = e.Compiler + ": " + how
 	}
 	if line := LastLine(e.Stderr); line != "" {
@@ -70,23 +70,24 @@ func (e *ExitError) Is(target error) bool {
 	return target == ErrCrash && e.Signal != "" && !e.IsExternalSignal()
 }
 
-// IsExternalSignal reports whether the signal is one that processes are ended with, by the kernel
-// when memory is short or by people, and not one that code brings upon itself.
+// IsExternalSignal reports whether the signal is one that the kernel, when memory is short, or a
+// user sends to end a process, and not one that a fault in the process raises.
 func (e *ExitError) IsExternalSignal() bool {
 	return slices.Contains([]string{"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}, e.Name)
 }
 
 // RefusedError is a status that ORT or the EP returned.
 type RefusedError struct {
-	Doing string // what was asked, e.g. "register QNNExecutionProvider"
-	// OrtErrorCode; -1: not ORT's refusal but the worker's own, such as a device that is not there
+	Doing string // the operation, e.g. "register QNNExecutionProvider"
+	// Code is the OrtErrorCode; -1: the worker itself refused, for example a device that does not
+	// exist.
 	Code int
-	Text string // ORT's words
+	Text string // ORT's text
 }
 
 func (e *RefusedError) Error() string { return e.Doing + ": " + e.Cause() }
 
-// Cause is the error without what was asked: "11 EP_FAIL: " and ORT's words.
+// Cause is the error without the operation: "11 EP_FAIL: " and ORT's text.
 func (e *RefusedError) Cause() string {
 	if e.Code < 0 {
 		return e.Text
@@ -94,13 +95,13 @@ func (e *RefusedError) Cause() string {
 	return CodeName(e.Code) + ": " + strings.TrimSpace(e.Text)
 }
 
-// NoNodesError is a compile that succeeded and gave a graph without any EPContext node: the EPs
-// took nothing, so caching brings nothing.
+// NoNodesError says that a compile succeeded but the graph has no EPContext node. The EPs took no
+// node, so caching the result saves no time.
 type NoNodesError struct {
 	EPs    []string
-	Errors []string // logged by ONNX Runtime: where an EP does not work, only they say why
-	// node types that were left, "domain::Op" ("::Op" or "Op" for the default domain), with their
-	// number
+	Errors []string // logged by ONNX Runtime; if an EP does not work, only they say why
+	// OpTypes counts the nodes that no EP took by type, "domain::Op" ("::Op" or "Op" for the
+	// default domain).
 	OpTypes map[string]int
 	Log     string
 }
@@ -118,12 +119,12 @@ func (e *NoNodesError) Error() string {
 	return text
 }
 
-// LastLine returns the line of text that says most: where Go's runtime gave up, its reason; else
-// the last line that is not blank, which is where crashing programs say why.
+// LastLine returns the most informative line of text: the reason of a panic of Go's runtime,
+// otherwise the last line that is not blank, in which crashing programs usually give the reason.
 func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i, line := range lines {
-		// a signal that Go reports: the reason is before it, or is the signal
+		// Go reports a signal: the reason is in the line before, or is the signal
 		if strings.HasPrefix(line, "SIG") && strings.Contains(line, ": ") {
 			return strings.TrimSpace(lines[max(i-1, 0)])
 		}
@@ -152,8 +153,8 @@ func CodeName(code int) string {
 	return fmt.Sprintf("code %d", code)
 }
 
-// Tail keeps the last bytes that are written to it. It never fails and never blocks, so that a
-// flood on a worker's standard error neither blocks the worker nor takes our memory.
+// Tail keeps the last bytes that are written to it. It never fails and never blocks, so that
+// excessive output of a worker neither blocks the worker nor takes the daemon's memory.
 type Tail struct {
 	Limit int // bytes that are kept
 
@@ -171,7 +172,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 		p, t.truncated = p[len(p)-t.Limit:], true
 	}
 	t.buf = append(t.buf, p...)
-	if len(t.buf) > 2*t.Limit { // moved only now and then: writes are small
+	if len(t.buf) > 2*t.Limit { // moved only sometimes, because writes are small
 		t.trim()
 	}
 	return n, nil
@@ -194,7 +195,8 @@ func (t *Tail) String() string {
 	return string(t.buf)
 }
 
-// LastWords shortens a message to its end, because ONNX Runtime's begin with a place in its source.
+// LastWords shortens a message to its end, because ONNX Runtime's messages begin with a position in
+// its source code.
 func LastWords(text string) string {
 	const most = 400
 	if len(text) <= most {

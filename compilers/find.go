@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// Find reads the runtime in dir: a directory of `pip install --target`, a virtual
-// environment, or a plain directory of libraries. It loads nothing and looks only at names and ELF
-// headers. Without a libonnxruntime, or without any library of a known EP, the error wraps
-// ErrNotFound and says what was looked for.
+// Find reads the runtime in dir: a directory of `pip install --target`, a virtual environment, or a
+// plain directory of libraries. It loads no library and reads only names and ELF headers. Without a
+// libonnxruntime, or without any library of a known EP, the error wraps ErrNotFound and says what
+// Find searched for.
 func Find(dir string) (Runtime, error) {
 	r, err := FindORT(dir)
 	if err != nil {
@@ -31,7 +31,7 @@ func Find(dir string) (Runtime, error) {
 	return r, nil
 }
 
-// FindORT is Find for a directory that need not have a library of a known EP: the runtime has none.
+// FindORT is Find for a directory without libraries of known EPs; the runtime then has none.
 func FindORT(dir string) (Runtime, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -116,7 +116,7 @@ func versionOf(path string) string {
 	return ""
 }
 
-// numbers are those of a dotted version; an unknown version is lower than any other.
+// numbers returns the numbers of a dotted version. An unknown version is lower than any other.
 func numbers(version string) (list []int) {
 	for part := range strings.SplitSeq(version, ".") {
 		n, err := strconv.Atoi(part)
@@ -139,7 +139,7 @@ func findEPs(dirs []string) []EPLibrary {
 			}
 			path := filepath.Join(dir, e.Name())
 			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-				continue // a dangling link is a library that is not there
+				continue // a dangling link does not count
 			}
 			libs = append(libs, describeLibrary(ep, path))
 		}
@@ -152,8 +152,8 @@ func sortEPs(libs []EPLibrary) {
 	slices.SortFunc(libs, func(a, b EPLibrary) int { return strings.Compare(a.EP, b.EP) })
 }
 
-// FindAll looks in well-known places and in the Python environments of this user for runtimes that
-// hold at least one EP library.
+// FindAll searches well-known directories and the user's Python environments for runtimes with at
+// least one EP library.
 func FindAll(ctx context.Context) []Runtime {
 	var found []Runtime
 	seen := map[string]bool{}
@@ -163,7 +163,7 @@ func FindAll(ctx context.Context) []Runtime {
 		}
 		r, err := Find(dir)
 		if err != nil || seen[r.ORTLibrary] {
-			continue // most places hold none, and one may be reached by two ways
+			continue // most directories have none, and two paths may lead to the same one
 		}
 		seen[r.ORTLibrary] = true
 		found = append(found, r)
@@ -192,8 +192,8 @@ func wellKnownDirs() []string {
 	return dirs
 }
 
-// environments lists the Python environments that are likely to be meant though not activated: that
-// of this program, that of the first Python in PATH, and those in the working directory.
+// environments lists the Python environments to search: the activated one, that of this program,
+// that of the first Python in PATH, and those in the working directory.
 func environments() (dirs []string) {
 	for _, variable := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
 		if dir := os.Getenv(variable); filepath.IsAbs(dir) {
@@ -208,7 +208,7 @@ func environments() (dirs []string) {
 		}
 	}
 	if python, err := exec.LookPath("python3"); err == nil && filepath.IsAbs(python) {
-		// as it is called: an environment's is a link to the system's
+		// without resolving links, because an environment's python is a link to the system's
 		programs = append(programs, python)
 	}
 	for _, program := range programs {
@@ -225,10 +225,10 @@ func environments() (dirs []string) {
 }
 
 // describeLibrary describes the EP library at a path. Its Files are itself, the shared libraries in
-// its directory, and what the run paths of all of them reach by a way that starts at $ORIGIN.
-// libonnxruntime and its Python module are not among them, nor other EPs' plugin libraries: a build
-// does not depend on those. System libraries are not either; they change with every update and have
-// never been seen to matter.
+// its directory, and the libraries in their run paths that begin with $ORIGIN. libonnxruntime and
+// its Python module are not among them, nor other EPs' plugin libraries: a build does not depend on
+// those. System libraries are not either; they change with every update and have never been seen to
+// matter.
 func describeLibrary(ep, library string) EPLibrary {
 	l := EPLibrary{EP: ep, Path: library}
 	dir := filepath.Dir(library)
@@ -249,13 +249,12 @@ func describeLibrary(ep, library string) EPLibrary {
 	return l
 }
 
-// wheelLibraries is the directory in which Python wheels keep the libraries that they brought
-// along.
+// wheelLibraries returns the directory in which Python wheels have their bundled libraries.
 func wheelLibraries(dir string) string { return dir + ".libs" }
 
-// LibrariesBeside lists the shared libraries that an application shows to a daemon that may have
-// other libraries: those in the directory of an EP library and in the bundled one, by their paths
-// relative to the directory. The clients in other languages show the same ones.
+// LibrariesBeside lists the shared libraries that an application shows to the daemon besides the
+// EP's own: those in the directory of an EP library and in the bundled one, by their paths relative
+// to the directory. The clients in other languages show the same ones.
 func LibrariesBeside(library string) []string {
 	dir := filepath.Dir(library)
 	var names []string
@@ -295,21 +294,21 @@ func sharedObjects(dir string) []string {
 	return files
 }
 
-// runPathFiles lists the files and directories on a library's run path: none for a file that is no
+// runPathFiles lists the files and directories on a library's run path: none for a file that is not
 // ELF.
 func runPathFiles(file string) (files, dirs []string) {
 	f, err := elf.Open(file)
 	if err != nil {
 		return nil, nil
 	}
-	defer f.Close() // read only
+	defer f.Close() // opened for reading
 	needed, err := f.ImportedLibraries()
 	if err != nil {
 		return nil, nil
 	}
 	dirs = runPaths(f, filepath.Dir(file))
 	for _, dir := range dirs {
-		// where Python wheels keep what they brought along; some of it is opened by name
+		// bundled libraries of Python wheels, some of which are opened by name
 		if strings.HasSuffix(dir, ".libs") {
 			files = append(files, sharedObjects(dir)...)
 			continue
@@ -327,7 +326,7 @@ func runPathFiles(file string) (files, dirs []string) {
 func runPaths(f *elf.File, origin string) []string {
 	var dirs []string
 	for _, tag := range []elf.DynTag{elf.DT_RUNPATH, elf.DT_RPATH} {
-		entries, _ := f.DynString(tag) // an error: there is no such entry
+		entries, _ := f.DynString(tag) // an error means no such entry
 		for _, entry := range entries {
 			for path := range strings.SplitSeq(entry, ":") {
 				path = strings.NewReplacer("${ORIGIN}", "$ORIGIN").Replace(path)

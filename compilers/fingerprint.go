@@ -51,7 +51,7 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool,
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	stated, _, _ := ReadStated(ep.Name, true, graph) // of a contradiction the first part counts
+	stated, _, _ := ReadStated(ep.Name, true, graph) // of contradicting parts the first one counts
 	print := Fingerprint{SDKVersion: cmp.Or(stated.SDKVersion, version),
 		HardwareArchitecture: stated.HardwareArchitecture,
 		CompatibilityString:  stated.CompatibilityString, Seconds: done.Seconds}
@@ -69,9 +69,9 @@ const ProbeModel = "probe.onnx"
 //go:embed probes/*.onnx
 var probeFiles embed.FS
 
-// ProbeModels are tiny models to find out with whether an EP compiles at all, in the order in which
-// they are worth trying: one Relu; then a graph that has every other one in it, so that one compile
-// covers all; then these others, one node each. Package tinymodel writes them.
+// ProbeModels are tiny models for testing whether an EP compiles at all, in the order of trying:
+// one Relu; then a graph that contains all others, so that one compile covers them; then the
+// others, one node each. Package tinymodel writes them.
 var ProbeModels = sync.OnceValue(func() (models [][]byte) {
 	files, _ := probeFiles.ReadDir("probes") // the program's own
 	for _, f := range files {
@@ -103,7 +103,7 @@ func (p *Fingerprint) describe(used EPUsed, info EPInfo) {
 	}
 }
 
-// StatedFacts is what compiled graphs say of themselves about one EP.
+// StatedFacts has the facts that compiled graphs state about one EP.
 type StatedFacts struct {
 	SDKVersion string // attribute ep_sdk_version of the EP's nodes
 	// attribute hardware_architecture, else a part of CompatibilityString
@@ -111,11 +111,11 @@ type StatedFacts struct {
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
 }
 
-// ReadStated reads what the graphs of one build state about an EP. took is false, and nothing is
-// stated, if the EP took no node. writes reports whether the EP writes compatibility strings: the
-// metadata of the source model survive a compile, so that another's string may be left over from
-// there. The error says that nodes or graphs contradict each other; the first statement is returned
-// with it.
+// ReadStated reads the facts that the graphs of one build state about an EP. took reports whether
+// the EP took a node; without one there are no facts. writes says that the EP writes compatibility
+// strings. Otherwise a string is ignored, because it may be left over from the metadata of the
+// source model. It fails if nodes or graphs contradict each other, and then also returns the first
+// statement.
 func ReadStated(ep string, writes bool, graphs ...*epmodel.Model) (s StatedFacts, took bool,
 	err error) {
 	for _, graph := range graphs {
@@ -151,11 +151,10 @@ func (s *StatedFacts) merge(ep string, graph *epmodel.Model, took bool, err erro
 // ErrNoModelCompiled is returned where an EP takes none of the tiny models. It may take others.
 var ErrNoModelCompiled = errors.New("none of the tiny test models compiles")
 
-// compileSmallest compiles with the EP the first of the tiny models that it takes a node of, and
-// where it takes none of them the model of own, if that is not nil, with the session's options that
-// own has. The compiled model is in a directory below directory, and job.Directory is its path. The
-// error is that of own's model; without own it is that of the smallest and wraps
-// ErrNoModelCompiled.
+// compileSmallest compiles the first of the tiny models of which the EP takes a node. If it takes
+// none, it compiles own's model with own's session options, unless own is nil. The compiled model
+// is in Dir of the returned job, below job.Dir. The error is that of own's model, or without own
+// that of the smallest model, which wraps ErrNoModelCompiled.
 func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, Result, error) {
 	dir, all := job.Dir, job
 	var first error
@@ -176,8 +175,8 @@ func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, R
 		if i == 0 {
 			first = err
 		}
-		// The second model has all the others in it. Where nothing of it is taken, no other one
-		// fares better, and where it is refused in the words of the first no model at all does.
+		// The second model contains all others, so if the EP takes no node of it, the others cannot
+		// succeed either. The same is true if its error equals that of the first.
 		if i == 1 && errors.As(err, new(*NoNodesError)) {
 			break
 		}
@@ -197,7 +196,8 @@ func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, R
 	return all, done, err
 }
 
-// mayTryAnother reports whether to try another model: the EP was asked, and refused in order.
+// mayTryAnother reports whether to try another model, because the EP refused this one without a
+// crash.
 func mayTryAnother(err error) bool {
 	var refused *RefusedError
 	return errors.As(err, new(*NoNodesError)) || errors.As(err, &refused) &&
@@ -213,10 +213,10 @@ func shortCause(err error) string {
 }
 
 // Control compiles the smallest model that each EP takes, and checks whether that loads: with the
-// same libraries, in the same kind of process. Where it does not, a failed Check says nothing of
-// the graph that was checked, but something of the machine: under MemoryDenyWriteExecute OpenVINO
-// refuses sound artefacts with the code of broken ones. directory is a private one that exists and
-// is empty; own is as for Fingerprint. The first result that is not Passed is returned.
+// same libraries, in the same kind of process. If it does not load, a failed Check is the machine's
+// fault and not the graph's: under MemoryDenyWriteExecute, for example, OpenVINO refuses intact
+// artefacts with the error code of broken ones. dir is an empty private directory; own is as for
+// Fingerprint. The first result that is not Passed is returned.
 func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, dir string,
 	own *Job) (CheckResult, error) {
 	result := CheckResult{Outcome: Passed}
@@ -229,7 +229,7 @@ func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, dir string,
 		if err != nil {
 			return CheckResult{}, fmt.Errorf("control of %s: %w", ep.Name, err)
 		}
-		job.GraphOptimizationLevel = "" // the compile's alone
+		job.GraphOptimizationLevel = "" // for the compile only
 		result, err = c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs,
 			Graph: filepath.Join(job.Dir, done.Graph), Session: job.Session})
 		if err != nil || result.Outcome != Passed {

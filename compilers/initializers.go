@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// checkInitializers returns which requests for initializers ONNX Runtime cannot fulfil. job.Route
-// is filled in.
+// checkInitializers returns an error for settings of initializers that ONNX Runtime cannot carry
+// out. job.Route must be set.
 func (job Job) checkInitializers() error {
 	i := job.Initializers
 	switch {
@@ -47,7 +47,7 @@ func (job Job) checkInitializers() error {
 }
 
 // IsWeightless reports whether session options ask the EP to leave weights in the source model, and
-// to find them there by itself.
+// to find them there itself.
 func IsWeightless(entries map[string]string) bool {
 	on, err := CanonicalValue("bool", entries["ep.enable_weightless"])
 	mode := entries["ep.enable_weightless_mode"]
@@ -56,8 +56,8 @@ func IsWeightless(entries map[string]string) bool {
 
 const sourceOption = "ep.context_source_model_path"
 
-// sourceOf finds the source model of a weightless artefact: beside the compiled graph, under the
-// name that it was compiled by.
+// sourceOf finds the source model of a weightless artefact, which is beside the compiled graph with
+// the name that it had during the compile.
 func sourceOf(graph string) (string, bool) {
 	entries, err := os.ReadDir(filepath.Dir(graph))
 	if err != nil || !strings.HasSuffix(graph, "_ctx.onnx") {
@@ -72,21 +72,21 @@ func sourceOf(graph string) (string, bool) {
 	return "", false
 }
 
-// keepSources copies those files of the source beside the compiled graph that the artefact needs,
-// because it has to be complete: external data that the graph refers to, and with weightless
-// contexts, which only the EP can read, all external data and the source model itself. before are
-// the names in the directory that are not output; those that became part of it are taken out.
+// keepSources copies the files of the source that the artefact needs beside the compiled graph:
+// external data that the graph refers to, and with weightless contexts, which only the EP can read,
+// all external data and the source model itself. before are the names in the directory that are not
+// output. It returns them without those that became part of the artefact.
 func keepSources(ctx context.Context, job Job, before []string) ([]string, error) {
 	model, err := readGraph(ctx, filepath.Join(job.Dir, job.Output))
 	if err != nil {
 		return nil, err
 	}
-	// A file that the worker left in the directory may be a link to anywhere.
+	// A root, because a file that the worker left may be a link to any other file.
 	root, err := os.OpenRoot(job.Dir)
 	if err != nil {
 		return nil, err
 	}
-	defer root.Close() // nothing is written through it any more
+	defer root.Close() // no write through it follows
 	names := model.Locations()
 	if IsWeightless(job.SessionOptions) {
 		whole, err := readGraph(ctx, job.Model)
@@ -110,9 +110,9 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 	return before, nil
 }
 
-// keepSharedSources copies those files of a group's models beside their graphs that the shared
-// context binaries refer to: OpenVINO leaves weights that the models have in external data there.
-// Which of the models a name is of no binary says.
+// keepSharedSources copies the external data of a group's models that shared context binaries refer
+// to beside their graphs, because OpenVINO leaves such weights there. A binary does not say which
+// of the models a name belongs to.
 func keepSharedSources(ctx context.Context, job Job, before []string, limits Limits) error {
 	written, _, err := listOutput(job.Dir, job.Outputs(), before, limits.orDefault())
 	if err != nil {
@@ -122,7 +122,7 @@ func keepSharedSources(ctx context.Context, job Job, before []string, limits Lim
 	if err != nil {
 		return err
 	}
-	defer root.Close() // nothing is written through it any more
+	defer root.Close() // no write through it follows
 	var dirs map[string][]string
 	for _, name := range written {
 		refs, err := referencesOf(filepath.Join(job.Dir, filepath.FromSlash(name)))
@@ -141,7 +141,7 @@ func keepSharedSources(ctx context.Context, job Job, before []string, limits Lim
 					"files, and different files are named %q", ErrOption, ref.Name)
 			}
 			if len(from) == 0 {
-				continue // of no model: whether it is there at all is validated like all references
+				continue // not of a model; the validation of references reports it if it is missing
 			}
 			if err := keepSource(ctx, root, from[0], path.Clean(ref.Name)); err != nil {
 				return fmt.Errorf("source's file %q: %w", ref.Name, err)
@@ -156,7 +156,7 @@ func referencesOf(binary string) ([]epmodel.Reference, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // read only
+	defer f.Close() // opened for reading
 	return epmodel.BinaryReferences(filepath.Base(binary), source)
 }
 
@@ -190,8 +190,7 @@ func keepSource(ctx context.Context, root *os.Root, source, name string) error {
 	}
 	to, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {
-		// written by this compile: what it is, and whether it is enough, is validated like all
-		// files
+		// written by this compile, and validated like all files
 		return nil
 	}
 	if err != nil {
@@ -201,12 +200,12 @@ func keepSource(ctx context.Context, root *os.Root, source, name string) error {
 	if err != nil {
 		return errors.Join(err, to.Close())
 	}
-	defer from.Close() // read only
+	defer from.Close() // opened for reading
 	return errors.Join(copyFile(ctx, to, from), to.Close())
 }
 
-// copyFile copies in pieces, so that it ends soon after its context. The kernel clones them where
-// the file system can.
+// copyFile copies in pieces, so that it ends soon after its context. The kernel clones them if the
+// file system supports that.
 func copyFile(ctx context.Context, to, from *os.File) error {
 	const piece = 64 << 20
 	for {

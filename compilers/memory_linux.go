@@ -14,12 +14,12 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// MachineMemory returns how many bytes of memory this process may use: the machine's, or what its
-// cgroups leave of that. 0: not known.
+// MachineMemory returns how many bytes of memory this process may use: the machine's, or less if
+// its cgroups bound it. It returns 0 if unknown.
 func MachineMemory() int64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return 0 // it fails for no reason that there is here
+		return 0 // cannot fail
 	}
 	least := int64(info.Totalram) * int64(info.Unit)
 	text, err := os.ReadFile("/proc/self/cgroup")
@@ -29,15 +29,15 @@ func MachineMemory() int64 {
 	for line := range strings.Lines(string(text)) {
 		own, found := strings.CutPrefix(strings.TrimSpace(line), "0::/")
 		if !found {
-			continue // version 1
+			continue // cgroup version 1
 		}
 		for dir := filepath.Join("/sys/fs/cgroup", own); strings.HasPrefix(dir,
 			"/sys/fs/cgroup"); dir = filepath.Dir(dir) {
 			bound, err := os.ReadFile(filepath.Join(dir, "memory.max"))
 			if err != nil {
-				continue // the root has none
+				continue // the root cgroup has none
 			}
-			// else it is "max"
+			// otherwise it is "max"
 			if n, err := strconv.ParseInt(strings.TrimSpace(string(bound)), 10, 64); err == nil &&
 				n > 0 {
 				least = min(least, n)
@@ -47,8 +47,9 @@ func MachineMemory() int64 {
 	return least
 }
 
-// watchMemory cancels a job if its worker and all that it started take too much together. The
-// kernel limits besides what each of them allocates, but not what it maps or shares.
+// watchMemory cancels a job if its worker and the processes that it started together take too much
+// memory. The kernel's limits cover only the private memory of each process, not mapped or shared
+// memory.
 func watchMemory(ctx context.Context, pid int, limit int64, cancel context.CancelCauseFunc) {
 	ticker := time.NewTicker(500 * time.Millisecond)
 	defer ticker.Stop()
@@ -66,9 +67,9 @@ func watchMemory(ctx context.Context, pid int, limit int64, cancel context.Cance
 	}
 }
 
-// memoryOf sums the memory of a process and of all that it started, without what files hold.
-// Nothing is known of processes that end meanwhile, or of other users' where the system hides
-// those.
+// memoryOf sums the memory of a process and of its descendants, without mapped files. It does not
+// count processes that end in the meantime, or that the system hides because they belong to other
+// users.
 func memoryOf(pid string) (bytes int64) {
 	status, _ := os.ReadFile("/proc/" + pid + "/status")
 	for line := range strings.Lines(string(status)) {
@@ -78,7 +79,7 @@ func memoryOf(pid string) (bytes int64) {
 			bytes += kilobytes << 10
 		}
 	}
-	lists, _ := filepath.Glob("/proc/" + pid + "/task/*/children") // the pattern is one
+	lists, _ := filepath.Glob("/proc/" + pid + "/task/*/children") // the pattern is valid
 	for _, list := range lists {
 		children, _ := os.ReadFile(list)
 		for _, child := range strings.Fields(string(children)) {

@@ -15,13 +15,14 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// modelDir is where a job's directory has a model that the workers' user cannot reach.
+// modelDir is the subdirectory of a job's directory for a model whose own path the workers' user
+// cannot access.
 const modelDir = "given"
 
-// grantModelAccess lets the workers' user reach the files of a request: it opens directories below
-// Scratch to its group, and files beside a model there; a model elsewhere, as in the store, gets a
-// place in the job's directory. It returns the request for the worker, and a function that undoes
-// the opening.
+// grantModelAccess lets the workers' user access the files of a request: it opens directories below
+// Scratch, and files beside a model there, to the user's group. It links or copies a model
+// elsewhere, as in the store, into the job's directory. It returns the request for the worker, and
+// a function that undoes the access.
 func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto.Request,
 	func(), error) {
 	if o.opts.User == nil {
@@ -33,7 +34,7 @@ func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto
 	model := filepath.Dir(req.Model)
 	switch {
 	case req.Model == "" || model == dir:
-		return req, func() {}, nil // the directory and what is in it are the user's already
+		return req, func() {}, nil // the user owns the directory and its files already
 	case o.inScratch(model):
 		undo, err := o.openModels(req)
 		return req, undo, err
@@ -55,14 +56,14 @@ func (o *ORT) grantModelAccess(req workerproto.Request, dir string) (workerproto
 	return req, func() {}, nil
 }
 
-// openModels lets the group reach a request's models in Scratch until undo is called. Those of a
-// group may be in several directories.
+// openModels lets the workers' group access a request's models in Scratch until undo is called. The
+// models of a group may be in several directories.
 func (o *ORT) openModels(req workerproto.Request) (undo func(), err error) {
 	var shared []string
 	undo = func() {
 		for _, path := range slices.Backward(shared) {
 			if info, err := os.Lstat(path); err == nil { // else it was removed meanwhile
-				// only the daemon's directory lets anybody reach it
+				// other users cannot access it, because the daemon's directory does not admit them
 				_ = os.Lchown(path, -1, os.Getegid())
 				_ = os.Chmod(path, info.Mode().Perm()&^0o050)
 			}
@@ -90,7 +91,7 @@ func (o *ORT) inScratch(path string) bool {
 	return o.opts.Scratch != "" && strings.HasPrefix(path+"/", o.opts.Scratch+"/")
 }
 
-// openDirs lets the group pass, and not list, directories below Scratch; others are the caller's.
+// openDirs lets the group enter, but not list, directories below Scratch.
 func (o *ORT) openDirs(dir string) error {
 	for ; o.inScratch(dir); dir = filepath.Dir(dir) {
 		if err := o.share(dir, 0o010); err != nil {
@@ -100,7 +101,7 @@ func (o *ORT) openDirs(dir string) error {
 	return nil
 }
 
-// share gives a file to the workers' group, with rights for it.
+// share changes a file to the workers' group, with these permissions for it.
 func (o *ORT) share(path string, rights fs.FileMode) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -129,7 +130,7 @@ func (o *ORT) openFiles(dir string, shared *[]string) error {
 		rights := fs.FileMode(0o040)
 		switch {
 		case err != nil || path == dir:
-			return nil // removed meanwhile; or opened already
+			return nil // removed in the meantime, or shared already
 		case info.IsDir() && info.Mode()&0o001 == 0:
 			rights = 0o010
 		case !info.Mode().IsRegular() || info.Mode()&0o004 != 0:
@@ -143,8 +144,8 @@ func (o *ORT) openFiles(dir string, shared *[]string) error {
 	})
 }
 
-// linkTree makes a directory with the regular files of another: second names of them where that can
-// be and all may read them, else copies.
+// linkTree makes a directory with the regular files of another: links if possible and if all may
+// read the files, otherwise copies.
 func linkTree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -159,7 +160,7 @@ func linkTree(from, to string) error {
 			if err := os.Mkdir(target, 0o755); err != nil {
 				return err
 			}
-			return os.Chmod(target, 0o755) // whatever the umask
+			return os.Chmod(target, 0o755) // explicitly, because of the umask
 		}
 		info, err := entry.Info()
 		if err != nil || !info.Mode().IsRegular() {
@@ -177,7 +178,7 @@ func copyForAll(from, to string) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close() // read only: nothing can be lost
+	defer in.Close() // opened for reading, so no data can be lost
 	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -196,7 +197,7 @@ func copyForAll(from, to string) error {
 // the artefact.
 func (o *ORT) AcceptsOpenModel(job Job) bool {
 	if _, isTool, err := o.toolFor(job.EPs); isTool || err != nil {
-		return false // a tool may use the model's path in any way
+		return false // a vendor's tool may use the model's path in any way
 	}
 	if job.ModelFile == nil || len(job.Share) > 0 || job.Initializers.InSource ||
 		IsWeightless(job.SessionOptions) {
@@ -217,8 +218,8 @@ func (o *ORT) AcceptsOpenModel(job Job) bool {
 		info.Mode()&0o004 != 0
 }
 
-// CanPass finds the first directory above a path that the user cannot pass, by the directories'
-// modes alone. A path that is "" or not there is passed as far as it goes.
+// CanPass fails with the first directory above a path that the user cannot enter, by the
+// directories' modes only. It ignores missing directories and the path "".
 func (c *Credential) CanPass(path string) error {
 	if path == "" {
 		return nil
@@ -226,7 +227,7 @@ func (c *Credential) CanPass(path string) error {
 	for _, dir := range parents(path) {
 		info, err := os.Stat(dir)
 		if err != nil {
-			return nil // its user will report that it is missing
+			return nil // opening it reports that it is missing
 		}
 		if !c.may(info, 1) {
 			return fmt.Errorf("uid %d cannot pass %q, which is above %q: chmod o+x %s", c.UID,
@@ -248,7 +249,7 @@ func (c *Credential) CanRun(path string) error {
 	return nil
 }
 
-// may looks at the mode's bits for the user: 4 to read, 2 to write, 1 to execute or to pass.
+// may checks the mode's bits for the user: 4 to read, 2 to write, 1 to execute or to enter.
 func (c *Credential) may(info os.FileInfo, bit fs.FileMode) bool {
 	owner := statOf(info)
 	switch {
@@ -271,8 +272,8 @@ func parents(path string) []string {
 	}
 }
 
-// LookUpUser reads "name", "uid", "name:group" or "uid:gid". A number need not be in the list of
-// users, but then needs a group.
+// LookUpUser reads "name", "uid", "name:group" or "uid:gid". A uid need not exist in the user
+// database, but then needs a gid.
 func LookUpUser(text string) (*Credential, error) {
 	name, group, _ := strings.Cut(text, ":")
 	var c Credential

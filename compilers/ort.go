@@ -19,7 +19,7 @@ import (
 // Credential is the user that workers run as. Only a daemon that runs as root can give one.
 type Credential struct {
 	UID, GID uint32
-	Groups   []uint32 // others that it is in: devices may belong to one
+	Groups   []uint32 // supplementary groups, because devices may belong to one
 }
 
 // ORTOptions configure the ORT compiler.
@@ -27,13 +27,14 @@ type ORTOptions struct {
 	Worker string // path of epcached-ort; empty: beside the running program
 	Limits Limits
 	Log    *slog.Logger // nil: no log
-	// nil: workers run as the caller. Else models and graphs must be readable, and all directories
-	// above a job's passable, for them
+	// User, unless nil, is the user that workers run as. Models and graphs must be readable, and
+	// all directories above a job's accessible, for it.
 	User *Credential
-	// of the unit that starts workers, with User from UnitCredential; empty: they are children of
-	// this process
+	// Socket is of the unit that starts workers, with User from UnitCredential; "": workers are
+	// children of this process.
 	Socket string
-	// where jobs without a directory of their own get one; empty: the system's temporary directory
+	// Scratch is for temporary directories of jobs that have none; "": the system's temporary
+	// directory.
 	Scratch string
 	Env     []string // "NAME=value" added to the workers' environment, which is otherwise fixed
 	Sandbox SandboxOptions
@@ -43,14 +44,14 @@ type ORTOptions struct {
 type ORT struct {
 	opts     ORTOptions
 	launcher *launcher
-	// of address space that threads may reserve beside a default limit: most of a small machine's
+	// stacks is the address space that threads may reserve in addition to a default memory limit.
 	stacks        int64
-	host          *host         // what of the system's means workers get
-	leftDirs      []os.DirEntry // in Scratch, of an earlier process
-	leave         sync.Once     // removes them, which can only be done by the workers' unit
-	startTimeout  time.Duration // of a worker's process, or of an instance of the workers' unit
+	host          *host         // the system's safeguards that workers get
+	leftDirs      []os.DirEntry // directories in Scratch of an earlier process
+	leave         sync.Once     // removes leftDirs, which only the workers' unit can do
+	startTimeout  time.Duration // for a worker's process, or an instance of the workers' unit
 	sandboxResult sandboxResult
-	// by the paths of EPs: those that need more system calls than the known ones
+	// unknown has, by path, the EPs that need more than the known system calls.
 	unknown sync.Map
 	tools   map[string]Tool // by EP: see AddTools
 }
@@ -66,7 +67,7 @@ var (
 // Close ends. Workers die with that thread, and so with the calling process.
 func NewORT(o ORTOptions) *ORT {
 	if o.Worker == "" {
-		// else Worker stays empty, and the first job says so
+		// otherwise Worker stays empty, which the first job reports
 		if self, err := os.Executable(); err == nil {
 			o.Worker = filepath.Join(filepath.Dir(self), "epcached-ort")
 		}
@@ -93,8 +94,8 @@ func (o *ORT) Close() error {
 }
 
 // Probe implements Compiler. Each EP library is loaded in a process of its own, so that one that
-// crashes does not hide the others. An EP without a library, or without a device, has the one that
-// its tool compiles for.
+// crashes does not hide the others. For an EP without a library or without a device, it lists the
+// device that the vendor's tool compiles for.
 func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 	facts := Facts{ORTVersion: r.ORTVersion}
 	for _, lib := range r.EPs {
@@ -137,7 +138,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	switch {
 	case err != nil:
 	case isTool:
-		job.Written = nil // tools may write their files in any order
+		job.Written = nil // because tools may write their files in any order
 		req, err = t.compileRequest(job)
 	default:
 		req, err = compileRequest(job)
@@ -225,7 +226,7 @@ func compileRequest(job Job) (workerproto.Request, error) {
 	case "":
 		job.Route = RouteCompileAPI
 		if len(job.Share) > 0 {
-			// OpenVINO shares only among sessions that live, and QNN writes no larger a binary so
+			// OpenVINO shares only among live sessions, and QNN's binary is not larger this way
 			job.Route = RouteSessionOptions
 		}
 	case RouteCompileAPI, RouteSessionOptions:
@@ -259,7 +260,7 @@ func requestEPs(r Runtime, eps []EP) ([]EP, error) {
 			ep.Library = lib.Path
 		}
 		if !filepath.IsAbs(ep.Library) {
-			// ORT would look for it beside its own
+			// ORT would look for it beside its own library
 			return nil, fmt.Errorf("library %q of %s: not an absolute path", ep.Library, ep.Name)
 		}
 		if info, ok := EPByName(ep.Name); ok {
@@ -292,7 +293,7 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP,
 	if len(infos) == 0 {
 		return nil, nil
 	}
-	if !o.loadable(r, ep) { // only the library knows
+	if !o.loadable(r, ep) { // only the library could answer
 		return make([]Verdict, len(infos)), ctx.Err()
 	}
 	eps, err := requestEPs(r, []EP{ep})
@@ -311,7 +312,7 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP,
 	var verdicts []Verdict
 	for _, v := range done.Verdicts {
 		if v < int(Unknown) || v > int(Unsupported) {
-			v = int(Unknown) // a later ORT may know more; unknown is always safe
+			v = int(Unknown) // a later ORT may have more verdicts; unknown is always safe
 		}
 		verdicts = append(verdicts, Verdict(v))
 	}
@@ -321,7 +322,7 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP,
 type answer struct {
 	workerproto.Result
 	log    string
-	before int64   // bytes that it took until its EPs were registered
+	before int64   // bytes when its EPs were registered
 	cpu    float64 // seconds of all processors, also of a worker that failed
 }
 
@@ -350,7 +351,8 @@ func (o *ORT) scratch() (string, error) {
 // removeScratch removes a scratch directory. A failure costs only temporary space.
 func (o *ORT) removeScratch(dir string) {
 	err := os.RemoveAll(dir)
-	if errors.Is(err, fs.ErrPermission) && o.opts.Socket != "" { // directories of the workers' user
+	// perhaps directories of the workers' user
+	if errors.Is(err, fs.ErrPermission) && o.opts.Socket != "" {
 		if err = o.releaseDir(dir); err == nil {
 			err = os.RemoveAll(dir)
 		}

@@ -19,27 +19,25 @@ import (
 type Runtime struct {
 	Directory  string // the directory that Find was given
 	ORTLibrary string // libonnxruntime.so.X.Y.Z
-	ORTVersion string // from the file's name; empty if the name has none: Probe reports it
+	ORTVersion string // from the file's name; empty if the name has none, and then Probe reports it
 	EPs        []EPLibrary
 }
 
-// EPLibrary is a plugin EP library and everything that makes it what it is.
+// EPLibrary is a plugin EP library and the files that identify it.
 type EPLibrary struct {
 	EP   string // canonical EP name
 	Path string
-	// Files are the absolute paths, sorted, of the files with the bytes that are the library's
-	// identity: the library, the shared libraries in its directory, and those in package
-	// directories that its run path reaches. Never libonnxruntime: builds do not depend on its
-	// version.
+	// Files are the sorted absolute paths of the files whose bytes identify the library: the
+	// library, the shared libraries in its directory, and those in package directories that its run
+	// path reaches. Never libonnxruntime: builds do not depend on its version.
 	Files []string
-	// Elsewhere: a run path leads, from $ORIGIN, to other directories than the library's own and
-	// the one that [LibrariesBeside] names. An application's own library, as far as the daemon sees
-	// it, then does not say whether it is this one.
+	// Elsewhere: a run path with $ORIGIN leads to directories that [LibrariesBeside] does not
+	// cover. The libraries that an application shows then do not suffice to identify this one.
 	Elsewhere bool
 	// Tool is the identity of the arguments of the vendor's compiler that replaces the library; its
 	// files are among Files. Empty: there is none.
 	Tool string
-	// Absent: the library is not here, and Path is the tool's program.
+	// Absent: the library does not exist, and Path is the tool's program.
 	Absent bool
 }
 
@@ -60,9 +58,9 @@ func (r Runtime) Library(ep string) (EPLibrary, error) {
 		ErrNotFound, strings.Join(have, ", "))
 }
 
-// Complete fills in what follows from the libraries that r names: the files that make up each EP
-// library's identity, and ONNX Runtime's version if the file's name contains it. It loads nothing,
-// and is for runtimes that are given library by library; Find is for those in one directory.
+// Complete sets the fields that can be derived from the libraries in r: the files that identify
+// each EP library, and ONNX Runtime's version if the file's name contains it. It loads no library.
+// It is for runtimes that are configured library by library; Find is for those in one directory.
 func Complete(r Runtime) (Runtime, error) {
 	if err := library("libonnxruntime", r.ORTLibrary); err != nil {
 		return Runtime{}, err
@@ -98,10 +96,10 @@ func library(what, path string) error {
 	return nil
 }
 
-// MachineClass names the hardware that an EP's builds depend on, for EPs that do not state it: for
-// a processor "cpu:" and a digest of the instruction sets that compilers choose between, otherwise
-// the type, vendor and device, such as "npu:8086:7d1d". It is "" where the EP compiles for a device
-// that is not in this machine, and where the instruction sets cannot be read.
+// MachineClass returns the hardware that an EP's builds depend on, for EPs that do not state it:
+// for a processor "cpu:" and a digest of the instruction sets that compilers choose between,
+// otherwise the type, vendor and device, such as "npu:8086:7d1d". It is "" if the EP compiles for a
+// device that this machine does not have, or if the instruction sets cannot be read.
 func MachineClass(ep EP, devices []DeviceFacts) string {
 	if isTargetAbsent([]workerproto.EPResult{{Name: ep.Name, Devices: devices}}, []EP{ep}) {
 		return ""
@@ -137,9 +135,9 @@ func ProcessorClass() string {
 	return fmt.Sprintf("cpu:%x", sum[:8])
 }
 
-// InstructionLimits returns those variables of this process's environment, as "NAME=value", that
-// keep oneDNN from instruction sets which the processor has. Workers get them as well, and they are
-// part of the processor's class, because an EP then compiles for less.
+// InstructionLimits returns the environment variables, as "NAME=value", that prevent oneDNN from
+// using some instruction sets of the processor. Workers get them too, and they are part of the
+// processor's class, because an EP then compiles for fewer instructions.
 func InstructionLimits() (limits []string) {
 	for _, name := range []string{"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} {
 		if value, set := os.LookupEnv(name); set {
@@ -149,16 +147,16 @@ func InstructionLimits() (limits []string) {
 	return limits
 }
 
-// instructionSets lists what the processor's compilers and kernels choose between: SSE4, AVX, FMA,
-// VNNI, AMX, and on Arm all features. Neither model nor microcode is among it, because builds do
-// not depend on these. It is read once, because each plan asks and the kernel never changes it.
+// instructionSets lists the instruction sets that compilers and kernels choose between: SSE4, AVX,
+// FMA, VNNI, AMX, and on Arm all features. It omits the processor's model and microcode, because
+// builds do not depend on these. It is read once, because each plan needs it and it never changes.
 var instructionSets = sync.OnceValue(func() []string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return nil
 	}
 	first, _, _ := bytes.Cut(text, []byte("\n\n"))
-	begun := []string{"sse4_", "avx", "fma", "amx"} // of sets in several steps
+	begun := []string{"sse4_", "avx", "fma", "amx"} // prefixes of sets with several versions
 	var sets []string
 	for line := range strings.Lines(string(first)) {
 		key, flags, _ := strings.Cut(line, ":")

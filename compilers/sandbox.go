@@ -18,23 +18,23 @@ import (
 // runtime, its model and the devices that compute, writes only into its job's directory, has no
 // network, and leaves no process behind, each as far as the kernel can enforce it.
 type SandboxOptions struct {
-	// workers may use the network: a vendor's compiler may ask a licence server
+	// Network lets workers use the network, because a vendor's compiler may need a licence server.
 	Network      bool
 	Read         []string // absolute paths of directories and files that they may read as well
 	Write        []string // directories, or device files, that they may write as well
 	NoNamespaces bool     // workers get no pid namespace of their own
 }
 
-// Safeguard is one thing that keeps workers from doing harm.
+// Safeguard is one restriction of workers.
 type Safeguard struct {
 	// "files", "network", "processes", "memory", "process limit", "privileges", "user"
 	Name    string
 	InForce bool
-	Text    string // how it is done, or what is missing
-	Hint    string // what to do about it; empty when in effect
+	Text    string // how it is enforced, or what is missing
+	Hint    string // the remedy; empty if in force
 }
 
-// String returns a line for people.
+// String returns a line for messages.
 func (m Safeguard) String() string {
 	if m.InForce {
 		return m.Name + ": " + m.Text
@@ -42,10 +42,10 @@ func (m Safeguard) String() string {
 	return m.Name + ": NOT IN EFFECT: " + m.Text
 }
 
-// SandboxReporter is a Compiler that reports how its workers are kept from doing harm.
+// SandboxReporter is a Compiler that reports the safeguards of its workers.
 type SandboxReporter interface {
-	// Sandbox tries it out, once, in a worker that loads nothing of a vendor. Later calls give what
-	// the first found.
+	// Sandbox tests the safeguards once, in a worker that loads no vendor library. Later calls
+	// return the same result.
 	Sandbox(ctx context.Context) ([]Safeguard, error)
 }
 
@@ -64,7 +64,7 @@ func (o *ORT) confinement(req workerproto.Request, dir string) *workerproto.Conf
 	c := &workerproto.Confinement{Network: s.Network, Reads: req.Do != workerproto.Compile &&
 		req.Do != workerproto.Command, Write: append([]string{dir}, s.Write...)}
 	for _, path := range systemFiles {
-		// Of a directory above the daemon's own not all may be read.
+		// A directory above the daemon's own must not be readable as a whole.
 		if o.opts.Scratch == "" || !strings.HasPrefix(o.opts.Scratch, path+"/") {
 			c.Read = append(c.Read, path)
 		}
@@ -81,8 +81,7 @@ func (o *ORT) confinement(req workerproto.Request, dir string) *workerproto.Conf
 			return !info.KnownCalls
 		})
 	model := req.Model
-	// the link there means something else in this process; the worker is let to the file by its
-	// descriptor
+	// The link is different in this process; the worker gets access to the file by its descriptor.
 	if req.ModelFile != nil {
 		c.Read = append(c.Read, filepath.Dir(model))
 		model = ""
@@ -111,7 +110,7 @@ func dirsOf(file string) []string {
 		return nil
 	}
 	dirs := []string{filepath.Dir(file)}
-	// else the worker says that it is not there
+	// on an error, the worker reports that it is missing
 	if real, err := filepath.EvalSymlinks(file); err == nil && filepath.Dir(real) != dirs[0] {
 		dirs = append(dirs, filepath.Dir(real))
 	}
@@ -128,7 +127,7 @@ func readable(r Runtime, eps []EP) []string {
 	return files
 }
 
-// sandboxTimeout is how long a worker that loads nothing may take; concurrent callers wait as long.
+// sandboxTimeout bounds the worker that tests the safeguards. Concurrent callers wait as long.
 const sandboxTimeout = 10 * time.Second
 
 type sandboxResult struct {

@@ -11,16 +11,15 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// ShareMember is a further model of a weight-sharing group: Model as Job.Model, and Output as
-// Job.Output, another name than those of the other members.
+// ShareMember is a model of a group after the first one. Model is like Job.Model, and Output like
+// Job.Output, with a name that no other member has.
 type ShareMember = workerproto.Member
 
-// ShareOptions returns the session config entries with which members of a group are loaded when
-// there are several of them in one process. A member that is loaded alone has none of them.
+// ShareOptions returns the session config entries for loading several members of a group in one
+// process. A member that is loaded alone has none of them.
 func ShareOptions() map[string]string { return map[string]string{"ep.share_ep_contexts": "1"} }
 
-// ForSharing returns the options with what weight-sharing groups are compiled with, where the
-// options do not say otherwise.
+// ForSharing returns the options with the defaults for compiling groups.
 func (i EPInfo) ForSharing(options map[string]string) map[string]string {
 	full := map[string]string{}
 	for name, opt := range i.Options {
@@ -43,7 +42,8 @@ func (e *MemberError) Error() string {
 }
 func (e *MemberError) Unwrap() error { return e.Err }
 
-// memberError names the model of a group that an error is of; a worker's number may be wrong.
+// memberError wraps an error with the model of a group that caused it. A worker's number may be
+// invalid.
 func memberError(member, count int, err error) error {
 	if err == nil || count < 2 || member < 0 || member >= count {
 		return err
@@ -51,7 +51,8 @@ func memberError(member, count int, err error) error {
 	return &MemberError{Member: member, Err: err}
 }
 
-// shareRequest adds a group's models. None is embedded: amid a group binaries are in memory.
+// shareRequest adds a group's models. It does not embed contexts, because ORT keeps the binaries in
+// memory until the last member.
 func shareRequest(job Job, req *workerproto.Request) error {
 	if len(job.Share) == 0 {
 		return nil
@@ -76,8 +77,8 @@ func shareRequest(job Job, req *workerproto.Request) error {
 	return nil
 }
 
-// noGraph returns why a compile in a session wrote no graph, if that is what err is: where the EPs
-// take no node ONNX Runtime writes none.
+// noGraph replaces the error for a missing graph by its cause: in a session, ONNX Runtime writes
+// none if the EPs take no node.
 func noGraph(ctx context.Context, job Job, err error) error {
 	var missing *missingGraphError
 	if !errors.As(err, &missing) {

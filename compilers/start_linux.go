@@ -20,27 +20,28 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// host is how workers are isolated here, found by trying: containers forbid what kernels allow.
+// host has the ways to isolate workers on this machine. They are found by trying, because
+// containers may forbid what the kernel supports.
 type host struct {
 	mu         sync.Mutex  // guards ways
-	isolations []isolation // that were not refused, the best first
+	isolations []isolation // those that did not fail, the best first
 }
 
 type isolation struct {
-	namespace bool // a pid namespace, whose first process takes all others along when it ends
-	user      bool // within a user namespace, in which an ordinary user may make it
+	namespace bool // in a pid namespace, whose processes end with its first one
+	user      bool // within a user namespace, which lets an ordinary user make one
 }
 
-// newHost lists the ways from the best on; those that turn out to be forbidden are dropped.
+// newHost lists all ways, the best first. Those that fail are dropped later.
 func newHost(o ORTOptions) *host {
 	h := &host{isolations: []isolation{{}}}
 	if !o.Sandbox.NoNamespaces {
 		h.isolations = []isolation{{namespace: true}, {namespace: true, user: true}, {}}
 	}
-	if o.Socket != "" { // systemd looks after all that an instance leaves
+	if o.Socket != "" { // systemd ends the processes that an instance leaves
 		h.isolations = []isolation{{}}
 	}
-	if o.User != nil { // in a user namespace there is only one user
+	if o.User != nil { // a user namespace has only one user
 		h.isolations = slices.DeleteFunc(h.isolations, func(i isolation) bool { return i.user })
 	}
 	return h
@@ -56,7 +57,7 @@ func (h *host) drop(iso isolation) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.isolations[0] != iso {
-		return true // another job found the same before
+		return true // another job dropped it before
 	}
 	if len(h.isolations) == 1 {
 		return false
@@ -71,8 +72,8 @@ func isNamespaceError(err error) bool {
 	return slices.ContainsFunc(about, func(e error) bool { return errors.Is(err, e) })
 }
 
-// start starts a worker with the descriptors: nothing to read, one pipe for everything printed, the
-// dialogue on 3 and 4, and on 5 its model, if that is an open file.
+// start starts a worker with these descriptors: an empty standard input, one pipe for all output,
+// the dialogue on 3 and 4, and on 5 its model, if that is an open file.
 func (o *ORT) start(req workerproto.Request, dir string, idle <-chan struct{}) (*worker, error) {
 	for {
 		way := o.host.current()
@@ -102,7 +103,7 @@ func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string,
 		requestWrite.Close() // nothing was written
 		return nil, err
 	}
-	defer answerWrite.Close() // likewise
+	defer answerWrite.Close() // as above
 	stderrRead, stderrWrite, err := os.Pipe()
 	if err != nil {
 		requestWrite.Close() // nothing was written
@@ -141,7 +142,7 @@ func (o *ORT) startChild(l workerproto.Launch, files []*os.File, iso isolation) 
 	cmd := exec.Command(o.opts.Worker, "prepare", l.Prepare)
 	cmd.Dir, cmd.Env = l.Dir, l.Env
 	cmd.SysProcAttr = o.attributes(iso)
-	own, err := duplicates(files) // the start may go on when the caller has closed the others
+	own, err := duplicates(files) // the start may continue after the caller has closed its files
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +171,8 @@ func (o *ORT) startChild(l workerproto.Launch, files []*os.File, iso isolation) 
 }
 
 // errStartBlocked is returned while the kernel keeps a new process from running its program. The
-// process first closes what the daemon has open, which blocks while a FUSE server does not answer.
+// new process first closes the daemon's descriptors, which blocks while a FUSE server does not
+// answer.
 var errStartBlocked = errors.New("the kernel starts no process: a client's file may be on a FUSE " +
 	"file system that does not answer")
 
@@ -195,8 +197,8 @@ func closeAll(files []*os.File) {
 
 func (c *child) wait() {
 	for {
-		// The process stays a zombie, so that its number, and with it its group's, cannot become
-		// another's before the group is killed.
+		// WNOWAIT leaves the process a zombie, so that its pid, and with it its group's, is not
+		// reused before the group is killed.
 		err := unix.Waitid(unix.P_PID, c.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
 			return
@@ -206,15 +208,16 @@ func (c *child) wait() {
 
 func (c *child) raise(nice int) { raise(c.cmd.Process.Pid, nice) }
 
-// stop asks the process that looks after the worker, which ends that and all that it started: it
-// knows also those that left the group. It has not been reaped: it is this process, or a zombie.
+// stop signals the process that supervises the worker, which ends the worker and all its
+// descendants, also those that left the group. The pid is valid, because the process has not been
+// reaped.
 func (c *child) stop() { _ = syscall.Kill(c.cmd.Process.Pid, syscall.SIGTERM) }
 
 // ESRCH: no process is left
 func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) }
 
 func (c *child) reap() workerproto.ExitReport {
-	_ = c.cmd.Wait() // the state says it all
+	_ = c.cmd.Wait() // ProcessState has the result
 	awaitGroup(c.cmd.Process.Pid)
 	state := c.cmd.ProcessState
 	ended := workerproto.ExitReport{Status: state.ExitCode(),
@@ -230,7 +233,8 @@ func (o *ORT) attributes(iso isolation) *syscall.SysProcAttr {
 	if iso.namespace {
 		a.Cloneflags |= unix.CLONE_NEWPID
 	} else {
-		a.Pdeathsig = syscall.SIGTERM // what it looks after does not end with it
+		// SIGTERM, because the supervised processes do not end with it
+		a.Pdeathsig = syscall.SIGTERM
 	}
 	if iso.user {
 		uid, gid := os.Geteuid(), os.Getegid()
@@ -262,8 +266,9 @@ func (o *ORT) preparation(iso isolation, idle bool) workerproto.Preparation {
 	return p
 }
 
-// countsProcesses reports whether the kernel's count of a user's processes is one of workers alone.
-// Since Linux 5.14 each user namespace counts for itself. Root's are never limited.
+// countsProcesses reports whether the kernel's count of the user's processes contains only workers,
+// so that a limit on it is possible. Since Linux 5.14 each user namespace has its own count. Root's
+// processes are never limited.
 func (o *ORT) countsProcesses(iso isolation) bool {
 	if u := o.opts.User; u != nil {
 		return u.UID != 0 && int(u.UID) != os.Geteuid()
@@ -274,9 +279,9 @@ func (o *ORT) countsProcesses(iso isolation) bool {
 var errClosed = errors.New("compiler is closed")
 
 // launcher starts processes from one thread. The kernel kills a worker when the thread that started
-// it ends (Pdeathsig), and Go ends threads as it likes; this one ends with the launcher.
+// it ends (Pdeathsig), and Go may end threads at any time. This thread ends only with the launcher.
 type launcher struct {
-	calls chan func() // that run on the thread, between begin and end
+	calls chan func() // functions to run on the thread, between begin and end
 	mu    sync.Mutex  // guards closed, and orders close with begin
 	done  bool
 	jobs  sync.WaitGroup
@@ -285,7 +290,7 @@ type launcher struct {
 func newLauncher() *launcher {
 	l := &launcher{calls: make(chan func())}
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with this goroutine
 		for call := range l.calls {
 			call()
 		}
@@ -315,13 +320,14 @@ func (l *launcher) close() {
 	}
 }
 
-// privateDir is a worker's working directory, home and TMPDIR; removed before output counts.
+// privateDir is a worker's working directory, home and TMPDIR; It is removed before the output is
+// collected.
 const privateDir = ".worker"
 
 // Spelling returns the path by which the worker of a Job with this Directory names a model:
 // relative to the worker's working directory. ONNX Runtime hashes that spelling into names of nodes
-// and graphs, so two compiles of one model give the same bytes if their directories and models have
-// the same names and lie in the same way to each other, wherever that is.
+// and graphs, so two compiles of one model write equal bytes if the relative path between their
+// directories and models is the same.
 func Spelling(dir, model string) string {
 	return relative(filepath.Join(dir, privateDir), model)
 }
@@ -330,7 +336,7 @@ func relative(workingDirectory, path string) string {
 	if spelled, err := filepath.Rel(workingDirectory, path); err == nil {
 		return spelled
 	}
-	return path // two absolute paths always have a relation, on Unix
+	return path // cannot happen for two absolute paths on Unix
 }
 
 func spelled(req workerproto.Request, workingDirectory string) workerproto.Request {
@@ -368,12 +374,12 @@ func (o *ORT) restorePriority(w *worker, idle <-chan struct{}) {
 	}
 }
 
-// raise gives a worker's process group the priority of that niceness. The disk's and the session's
-// can always be raised; niceness only by root or with RLIMIT_NICE. A failure only delays the
-// waiting requests.
+// raise sets the priority of a worker's process group to that of the niceness. The I/O and session
+// priorities can always be raised, niceness only by root or with RLIMIT_NICE. Best effort: a
+// failure only delays waiting requests.
 func raise(pid, nice int) {
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/autogroup", []byte(strconv.Itoa(nice)), 0)
-	// class none: that of the niceness
+	// class none, which follows the niceness
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioGroup, uintptr(pid), 0)
 	// of every thread in the group
 	_ = unix.Setpriority(unix.PRIO_PGRP, pid, nice)
@@ -384,7 +390,7 @@ func ownNiceness() int {
 	if err != nil {
 		return 0
 	}
-	return 20 - left // the system call returns that
+	return 20 - left // the system call returns 20 - nice
 }
 
 const ioprioGroup = 2 // IOPRIO_WHO_PGRP

@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// Tool is a vendor's own compiler: a program that makes an EPContext model of an ONNX model.
+// Tool is a vendor's own compiler: a program that compiles an ONNX model to an EPContext model.
 //
 // Arguments may hold placeholders:
 //
@@ -30,33 +30,36 @@ import (
 //	{options} {sessions} {dims} all of them: an argument NAME=VALUE for each, in the order of the
 //	                           names; the whole argument is this placeholder
 //
-// An argument with a placeholder that the request has no value for is left out as a whole. A value
-// without a placeholder is refused, because none may be ignored. "{{" is a brace.
+// An argument is left out if the request has no value for its placeholder. A request with a value
+// that has no placeholder is refused, because no option may be ignored. "{{" is a brace.
 type Tool struct {
-	// canonical name of the EP that loads its contexts; it compiles all of that EP's models
+	// EP is the canonical name of the EP that loads its contexts. The tool compiles all of that
+	// EP's models.
 	EP      string
 	Program string   // absolute path
 	Args    []string // with placeholders
-	// arguments with which the program prints its version first; empty: it reports none
+	// Version has the arguments with which the program prints its version in the first line; empty:
+	// it has none.
 	Version []string
-	Files   []string // absolute paths of further files that make it what it is: its own libraries
+	Files   []string // absolute paths of more files that identify it, such as its libraries
 	Read    []string // absolute paths that it may read, besides its own directory
 	Device  string   // type of the device that it compiles for: "CPU", "GPU" or "NPU"; empty: NPU
-	// also for runtimes that lack the EP's library, which applications bring; what it makes is not
-	// loaded here
+	// Alone uses the tool also for runtimes without the EP's library, which only applications have.
+	// Its builds are not loaded by the daemon.
 	Alone bool
 }
 
 var placeholder = regexp.MustCompile(`\{\{|\{([a-z]+)(?::([^{}]*))?\}|[{}]`)
 
-// named are the placeholders with a name in them, and plural those for all values of a kind.
+// The placeholders: plain ones, those with a name (named), and those for all values of a kind
+// (plural).
 var (
 	plain  = []string{"model", "output", "folder", "ep", "embed", "level"}
 	named  = []string{"option", "session", "dim"}
 	plural = []string{"options", "sessions", "dims"}
 )
 
-// Check returns what is wrong with a tool's description.
+// Check validates a tool's description.
 func (t Tool) Check() error {
 	if t.EP == "" {
 		return errors.New("no execution provider named")
@@ -104,7 +107,7 @@ func checkPlaceholder(arg string, m []string) error {
 	return fmt.Errorf("%q: unknown placeholder %q", arg, whole)
 }
 
-// identity stands for the tool's arguments, on which its output depends as much as on its files.
+// identity returns a digest of the tool's arguments, on which its output depends as on its files.
 func (t Tool) identity() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q", t.Args, t.Version)))
 }
@@ -209,17 +212,16 @@ func fill(arg string, fixed map[string]string, values map[string]map[string]stri
 // RouteCommand is the route of builds that a vendor's tool compiled.
 const RouteCommand = "command"
 
-// ToolCompiler is a Compiler with tools of its own.
+// ToolCompiler is a Compiler that can use Tools.
 type ToolCompiler interface {
 	// Equip returns the runtime as this compiler uses it: a tool that replaces an EP's library
 	// becomes part of that library's identity, and so of build keys.
 	Equip(r Runtime) Runtime
 }
 
-// AddTools has the models of some EPs compiled with vendors' own tools, and no longer with ONNX
-// Runtime. Tools run as workers do: in a process that the same worker program keeps to the same
-// limits and files. The options that the tools' arguments name become known. It comes before the
-// first use of the compiler.
+// AddTools has the models of some EPs compiled by vendors' tools instead of ONNX Runtime. Tools run
+// as workers do, with the same limits and access to files. The options in the tools' arguments
+// become known options. Call it before the first use of the compiler.
 func (o *ORT) AddTools(tools []Tool) error {
 	for _, t := range tools {
 		if err := t.Check(); err != nil {
@@ -298,8 +300,8 @@ func (o *ORT) loadable(r Runtime, ep EP) bool {
 	return path != "" && path != t.Program
 }
 
-// unloadable returns why builds for the EPs do not load on this machine, "" where they may: an EP
-// of a tool has no library here, or builds with one of the options crash the process where their
+// unloadable returns why builds for the EPs cannot be loaded on this machine, "" if they may be: an
+// EP with a tool has no library here, or builds with one of the options crash the process if their
 // device is absent.
 func (o *ORT) unloadable(r Runtime, eps []EP) string {
 	for _, ep := range eps {

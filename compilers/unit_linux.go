@@ -12,12 +12,12 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// noUser is the id of no user: the workers of a unit are known by their group.
+// noUser is an invalid uid, because only the group of a unit's workers is known.
 const noUser = ^uint32(0)
 
-// UnitCredential returns the user of the workers that the unit at a socket starts, as far as it
-// matters here: its group, which the socket belongs to, so that the daemon can let it reach
-// directories without being root.
+// UnitCredential returns the credential of the workers that the unit at a socket starts, with only
+// the group, which is the socket's. With it the daemon can give them access to directories without
+// being root.
 func UnitCredential(socket string) (*Credential, error) {
 	info, err := os.Stat(socket)
 	if err != nil {
@@ -32,7 +32,8 @@ func UnitCredential(socket string) (*Credential, error) {
 	return &Credential{UID: noUser, GID: gid}, nil
 }
 
-// unit is an instance of the workers' unit, which runs one worker. It ends with the connection.
+// unit is an instance of the workers' unit, which runs one worker. It ends when the connection
+// closes.
 type unit struct {
 	conn  *net.UnixConn
 	in    *bufio.Reader
@@ -81,7 +82,7 @@ func (o *ORT) releaseDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer null.Close() // nothing is read
+	defer null.Close() // only passed on
 	launch := workerproto.Launch{Dir: filepath.Join(dir, privateDir)}
 	u, err := o.startUnit(launch, []*os.File{null, null, null})
 	if err != nil {
@@ -94,14 +95,16 @@ func (o *ORT) releaseDir(dir string) error {
 
 func (u *unit) wait() { u.err = workerproto.Receive(u.in, &u.ended) }
 
-func (u *unit) raise(int) { _, _ = u.conn.Write([]byte{workerproto.Raise}) } // it may have ended
+// best effort: it may have ended
+func (u *unit) raise(int) { _, _ = u.conn.Write([]byte{workerproto.Raise}) }
 
 func (u *unit) stop() { _ = u.conn.CloseWrite() } // likewise
 
-func (u *unit) kill() { _ = u.conn.SetReadDeadline(time.Now()) } // systemd kills the rest
+// ends the wait; systemd kills the rest
+func (u *unit) kill() { _ = u.conn.SetReadDeadline(time.Now()) }
 
 func (u *unit) reap() workerproto.ExitReport {
-	_ = u.conn.Close() // it has said all
+	_ = u.conn.Close() // all messages were read
 	if u.err != nil {
 		return workerproto.ExitReport{Status: workerproto.ExitSignal + int(syscall.SIGKILL)}
 	}

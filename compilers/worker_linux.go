@@ -21,42 +21,43 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// killGrace is how long a killed process, or a pipe that another one holds, may take to end.
+// killGrace is how long to wait for a killed process, or for a pipe that another process holds
+// open.
 const killGrace = 2 * time.Second
 
-// workerProcess is the process that looks after a worker.
+// workerProcess is the process that supervises a worker.
 type workerProcess interface {
-	wait() // until it has ended
+	wait() // blocks until it has ended
 	raise(nice int)
-	stop()                        // has it end the worker, and all that it started
-	kill()                        // with all of its group
+	stop()                        // has it end the worker and its descendants
+	kill()                        // kills it and its group
 	reap() workerproto.ExitReport // after wait
 }
 
 type worker struct {
 	process  workerProcess
 	ended    workerproto.ExitReport
-	request  *os.File // our ends of the dialogue
+	request  *os.File // the daemon's ends of the dialogue
 	answers  *os.File
 	printed  *os.File
 	stderr   *Tail
 	exited   chan struct{} // closed when the process has ended, before it is reaped
-	answered chan struct{} // closed when nothing more is read from it
+	answered chan struct{} // closed when its dialogue is read completely
 	event    workerproto.Event
 	eventErr error
-	eps      []workerproto.EPResult // written by the reader, read when it is done
-	// bytes that it took until they were registered; by the reader
+	eps      []workerproto.EPResult // written by the reader goroutine, read after its end
+	// phaseBefore is its bytes when the EPs were registered; written by the reader.
 	phaseBefore int64
-	member      int // of a group, from 1: which model it works on; by the reader
+	member      int // current model of a group, from 1; written by the reader
 	readers     sync.WaitGroup
 }
 
-// runWorker has a worker do the request. If the worker fails after it was refused a system call
-// that is not known, work retries without that refusal.
+// runWorker runs the request in a worker. If the worker fails after the sandbox refused it an
+// unknown system call, it retries without that filter.
 func (o *ORT) runWorker(ctx context.Context, req workerproto.Request, dir string, pace Pace,
 	progress func(string)) (answer, error) {
 	o.leave.Do(func() {
-		for _, e := range o.leftDirs { // those that the store could remove are gone
+		for _, e := range o.leftDirs { // those that the store could not remove
 			o.removeScratch(filepath.Join(o.opts.Scratch, e.Name()))
 		}
 	})
@@ -71,7 +72,7 @@ func (o *ORT) runWorker(ctx context.Context, req workerproto.Request, dir string
 	}
 	o.opts.Log.Warn("a worker with a system call filter failed, and is retried without the filter",
 		"ep", strings.Join(epNames(req.EPs), ", "), "error", err)
-	left, _ := os.ReadDir(dir) // an unreadable directory cannot be cleaned
+	left, _ := os.ReadDir(dir) // best effort
 	for _, e := range left {
 		if !slices.ContainsFunc(before, func(b os.DirEntry) bool { return b.Name() == e.Name() }) {
 			o.removeScratch(filepath.Join(dir, e.Name()))
@@ -98,7 +99,8 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, dir string,
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if o.opts.User != nil || req.Do == workerproto.Command {
-		// The way to the model is made before the worker starts, and a tool does not wait for it.
+		// Access to the model is granted before the worker starts, and tools cannot wait for the
+		// model.
 		if !await(ctx, pace.Ready) {
 			return answer{}, context.Cause(ctx)
 		}
@@ -126,7 +128,7 @@ func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, dir string,
 		if err := os.Symlink(workerproto.ModelLink, given.Model); err != nil {
 			return answer{}, fmt.Errorf("model for the worker: %w", err)
 		}
-		defer os.Remove(given.Model) // if that fails it goes with the job's directory
+		defer os.Remove(given.Model) // otherwise removed with the job's directory
 	}
 	given.Waits = pace.Ready != nil
 	w, err := o.start(given, dir, pace.Idle)
@@ -160,8 +162,8 @@ func watchTime(ctx context.Context, name string, wall time.Duration, ready <-cha
 	}
 }
 
-// await waits until ready is closed, and reports whether that was before the end of ctx. nil is
-// ready.
+// await waits until ready is closed, and reports whether that happened before the end of ctx. A nil
+// channel is ready.
 func await(ctx context.Context, ready <-chan struct{}) bool {
 	if ready == nil {
 		return true
@@ -174,11 +176,10 @@ func await(ctx context.Context, ready <-chan struct{}) bool {
 	}
 }
 
-// environment is the same for every worker, whatever the daemon was started with, except for limits
-// of instruction sets. GOTRACEBACK: a crash in vendor code never gets to Go's handlers (see
-// cmd/epcached-ort); for the rest, "crash" would spend ten seconds on filling standard error with
-// the registers of every thread. ONNX Runtime's telemetry keeps a database, and syncs it a dozen
-// times in each process; its last words would be that it cannot keep a device ID.
+// environment returns the environment of workers. It does not depend on the daemon's, except for
+// limits of instruction sets. GOTRACEBACK is not "crash", because that would print the registers of
+// every thread for ten seconds. ONNX Runtime's telemetry is disabled, because it syncs a database a
+// dozen times in each process, and its error would be the last line of output.
 func environment(private string) []string {
 	fixed := []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=single",
 		"ORT_DISABLE_TELEMETRY=1", "PWD=" + private, "HOME=" + private, "TMPDIR=" + private,
@@ -186,24 +187,23 @@ func environment(private string) []string {
 	return append(fixed, InstructionLimits()...)
 }
 
-// tunables have glibc's malloc use huge pages where the kernel gives them on request, and keep
-// freed memory, because a compile allocates and frees buffers of megabytes all the time, and each
-// new page is a fault. They halve the faults and save some 10 % of the processor time of a compile
-// of 10 MB with OpenVINO. A worker's life is short, and so memory is not kept for long.
+// tunables make glibc's malloc use huge pages if possible, and keep freed memory, because a compile
+// allocates and frees large buffers all the time, and each new page costs a page fault. They halve
+// the faults and save about 10 % of the processor time of a compile of 10 MB with OpenVINO. Keeping
+// memory is harmless, because workers are short-lived.
 const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:" +
 	"glibc.malloc.trim_threshold=536870912"
 
-// converse sends the request, and has a waiting worker continue when ready is closed, and
-// reads what comes, both beside the caller: a worker may read or write as slowly as it likes, or
-// not at all.
+// converse sends the request, tells a waiting worker to continue when ready is closed, and reads
+// the answers. It does so in goroutines, because a worker may read or write slowly, or not at all.
 func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progress func(string)) {
 	w.readers.Go(func() { _, _ = io.Copy(w.stderr, w.printed) }) // to its end, or the deadline
 	w.readers.Add(2)
 	go func() {
 		defer w.readers.Done()
 		defer w.request.Close()
-		// A worker that does not take its request ends without a result, which says more than this
-		// error.
+		// The error is ignored, because a worker that does not read its request ends without a
+		// result, which has a better error.
 		if err := workerproto.WriteRequest(w.request, req); err != nil || ready == nil {
 			return
 		}
@@ -231,8 +231,8 @@ func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progre
 }
 
 // wait returns when the process has ended and is reaped, its group is killed, and the dialogue is
-// read. It ends the process when ctx ends, and when the worker has said its last word, or talks
-// nonsense, and does not exit. Meanwhile raise may give the process another priority.
+// read. It ends the process when ctx ends, or when the worker has sent its last event, or a
+// malformed one, and does not exit. raise runs at the same time to change the process's priority.
 func (w *worker) wait(ctx context.Context, raise func()) {
 	raised := make(chan struct{})
 	go func() {
@@ -260,8 +260,8 @@ func (w *worker) wait(ctx context.Context, raise func()) {
 	}
 	w.process.kill()
 	<-w.exited
-	<-raised // the number is the process's until it is reaped
-	// Another process may hold the pipes, if it left the group; it is not waited for.
+	<-raised // before reaping, after which the pid may be reused
+	// A process that left the group may hold the pipes open; wait for it only this long.
 	deadline := time.Now().Add(killGrace)
 	for _, pipe := range []*os.File{w.answers, w.printed} {
 		_ = pipe.SetReadDeadline(deadline) // pipes have deadlines
@@ -273,8 +273,8 @@ func (w *worker) wait(ctx context.Context, raise func()) {
 	_ = w.printed.Close()
 }
 
-// awaitGroup waits until a killed group has ended, so that none of it writes into the job's
-// directory.
+// awaitGroup waits until a killed group has ended, so that it does not write into the job's
+// directory any more.
 func awaitGroup(pid int) {
 	for range 100 {
 		if err := syscall.Kill(-pid, 0); errors.Is(err, syscall.ESRCH) || !groupRuns(pid) {
@@ -288,16 +288,17 @@ func awaitGroup(pid int) {
 func groupRuns(group int) bool {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
-		return true // a malformed pattern, which it is not
+		return true // only for a malformed pattern
 	}
 	for _, path := range stats {
 		stat, err := os.ReadFile(path)
 		if err != nil {
-			continue // ended meanwhile
+			continue // ended in the meantime
 		}
 		var state string
 		var parent, pgrp int
-		rest := stat[bytes.LastIndexByte(stat, ')')+1:] // the name before it may hold anything
+		// the name before it may have any characters
+		rest := stat[bytes.LastIndexByte(stat, ')')+1:]
 		if _, err := fmt.Sscan(string(rest), &state, &parent, &pgrp); err == nil && pgrp == group &&
 			state != "Z" && state != "X" {
 			return true
@@ -308,7 +309,7 @@ func groupRuns(group int) bool {
 
 func (w *worker) result(ctx context.Context, name string, limits Limits) (answer, error) {
 	a := answer{log: w.stderr.String(), before: w.phaseBefore, cpu: w.ended.CPU.Seconds()}
-	a.EPs = w.eps // until there is a result
+	a.EPs = w.eps // known even without a result
 	code, signal := exitOf(w.ended.Status)
 	switch {
 	case w.eventErr == nil && w.event.Result != nil && code == workerproto.ExitDone:
@@ -333,14 +334,14 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 	switch {
 	case signal != 0:
 		e.Signal, e.Name = signal.String(), unix.SignalName(signal)
-	case code == workerproto.ExitSetup: // before anything of the vendor's was loaded
+	case code == workerproto.ExitSetup: // before any vendor library was loaded
 		return a, fmt.Errorf("%w: %w", ErrStart, e)
 	}
 	return a, e
 }
 
-// exitOf returns how the worker ended: -1 with a signal, or its exit status. The process that looks
-// after it passes on what it saw.
+// exitOf returns how the worker ended: -1 with a signal, or its exit status. The supervising
+// process passes on its status.
 func exitOf(status int) (code int, signal syscall.Signal) {
 	if status > workerproto.ExitSignal {
 		return -1, syscall.Signal(status - workerproto.ExitSignal)

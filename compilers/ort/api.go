@@ -16,13 +16,13 @@ import (
 const OldestMinor = 24
 
 // API is an open ONNX Runtime library. It stays loaded until the process ends: EP libraries leave
-// threads behind that must not lose their code.
+// threads running that need their code.
 type API struct {
-	// Version is what the library says of itself, e.g. "1.31.1".
+	// Version is the version that the library states, e.g. "1.31.1".
 	Version string
 
-	// Build is what the library says of how it was built, e.g. "ORT Build Info: git-branch=...,
-	// build type=Release, cmake cxx flags: ...".
+	// Build is the library's build information, e.g. "ORT Build Info: git-branch=..., build
+	// type=Release, cmake cxx flags: ...".
 	Build string
 
 	minor   int
@@ -57,8 +57,8 @@ func Open(path string) (*API, error) {
 	if err := a.parseVersion(); err != nil {
 		return nil, err
 	}
-	// Any version that the library accepts gives the same table; the oldest supported one is
-	// accepted by all.
+	// All accepted versions return the same table, and every library accepts the oldest supported
+	// one.
 	api := handle(call(functionAt(base, fnGetApi.slot), uint32(OldestMinor)))
 	if api == 0 {
 		return nil, fmt.Errorf("load %q: version %s has no API %d: ONNX Runtime 1.%d or later "+
@@ -90,7 +90,7 @@ func (a *API) parseVersion() error {
 	return nil
 }
 
-// entry finds a function, or says that the library is too old: its table ends before that.
+// entry returns a function, or an error if the library is too old to have it.
 func (a *API) entry(f function) (handle, error) {
 	if f.minor > a.minor {
 		return 0, fmt.Errorf("%s: came with ONNX Runtime 1.%d, this is %s", f.field,
@@ -122,7 +122,7 @@ type callSequence struct {
 	err error
 }
 
-// do calls a function, unless one has failed, and reports whether none has.
+// do calls a function, unless an earlier one has failed, and reports whether none has failed.
 func (c *callSequence) do(f function, args ...any) bool {
 	if c.err == nil {
 		c.err = c.API.do(f, args...)
@@ -130,8 +130,8 @@ func (c *callSequence) do(f function, args ...any) bool {
 	return c.err == nil
 }
 
-// raw calls a function that returns a value. Functions that are called so are in every supported
-// version; an older library was refused by Open.
+// raw calls a function that returns a value instead of a status. It is for functions that every
+// supported version has, because Open refuses older libraries.
 func (a *API) raw(f function, args ...any) uintptr {
 	fn, err := a.entry(f)
 	if err != nil {
@@ -155,14 +155,13 @@ func (a *API) pairs(h handle) map[string]string {
 	return m
 }
 
-// handle is a pointer that C gave us. Go's garbage collector neither sees nor moves what it points
-// to.
+// handle is a pointer to C memory, which Go's garbage collector ignores.
 type handle uintptr
 
 // call enters C. It is the only place where Go memory becomes an address: each pointer, string and
 // slice among args is pinned until the function has returned. Strings get a terminating zero.
 // Arguments are handles, integers, strings, []string (as char**), slices, and pointers for results.
-// The answer is the raw return register: convert it to the C type's width first.
+// The result is the raw return register, so convert it to the C type's width first.
 func call(fn handle, args ...any) uintptr {
 	var pins runtime.Pinner
 	defer pins.Unpin()
@@ -175,8 +174,8 @@ func call(fn handle, args ...any) uintptr {
 	return result
 }
 
-// argumentWord returns the machine word for an argument. Only types whose layout C shares are
-// accepted: another one is a mistake in this package.
+// argumentWord returns the machine word for an argument. It accepts only types with the same layout
+// in C, and panics for others, which would be a mistake in this package.
 func argumentWord(pins *runtime.Pinner, arg any) uintptr {
 	switch v := arg.(type) {
 	case nil:
@@ -234,11 +233,11 @@ func pinnedPointer[T any](pins *runtime.Pinner, p *T) uintptr {
 	return uintptr(unsafe.Pointer(p))
 }
 
-// pointer makes C memory readable. The detour keeps vet from taking it for a Go pointer that was
-// hidden in an integer.
+// pointer converts a handle to a pointer. The detour avoids vet's warning about pointers in
+// integers.
 func pointer(h handle) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&h)) }
 
-const maxText = 1 << 20 // bounds strings that C gives us: longer ones are cut
+const maxText = 1 << 20 // bounds strings from C; longer ones are cut
 
 func text(h handle) string {
 	if h == 0 {

@@ -18,46 +18,46 @@ const (
 	ErrorIfOutputFileExists = uint32(1) << 1
 )
 
-// Compilation is one use of the compile API. Model or ModelPath says what is compiled. OutputPath,
-// Write or Buffer says where the compiled model goes; without any of them ORT writes it beside the
-// model, as NAME_ctx.onnx.
+// Compilation is one use of the compile API. Model or ModelPath is the source. OutputPath, Write or
+// Buffer selects the destination; without any of them ORT writes the compiled model beside the
+// source, as NAME_ctx.onnx.
 type Compilation struct {
 	ModelPath string
 	Model     []byte
 
 	OutputPath string
-	// gets the compiled model piece by piece; what it is given is gone after the call
+	// Write is called with the pieces of the compiled model. It must not keep the slice after the
+	// call.
 	Write  func([]byte) error
 	Buffer bool // Compile returns the compiled model
 
 	Embed bool
-	// a graph optimisation level by name, or "" for the compile API's own default, which is not
-	// that of the session options
+	// Level is a graph optimisation level by name, or "" for the compile API's default, which
+	// differs from that of session options.
 	Level string
 	Flags uint32
 
-	// BinaryDir and BinaryModel say to the EP where context binaries go, and the model's name that
-	// theirs begins with, where no path of the compiled model does.
+	// BinaryDir and BinaryModel tell the EP the directory and the name prefix of context binaries,
+	// if the compiled model has no path.
 	BinaryDir, BinaryModel string
 
-	// for initializers that stay outside of contexts, relative to the compiled model; empty: they
-	// stay in the model
+	// InitializersFile is the file, relative to the compiled model, for initializers that are not
+	// in contexts; "": they stay in the model.
 	InitializersFile      string
-	InitializersThreshold int64 // bytes; smaller ones stay in the model
-	// Location, where it is not nil, is asked for each of those initializers in place of
+	InitializersThreshold int64 // in bytes; smaller initializers stay in the model
+	// Location, if not nil, is called for each of these initializers, instead of using
 	// InitializersFile.
 	Location func(Initializer) (*Place, error)
 }
 
-// Initializer is a constant of a compiled model. Data is ORT's memory, and only there during the
-// call.
+// Initializer is a constant of a compiled model. Data is ORT's memory, valid only during the call.
 type Initializer struct {
 	Name  string
 	Data  []byte
-	Place *Place // where the source model has it, if that is a file beside it
+	Place *Place // its location in external data of the source model, if any
 }
 
-// Place is where the data of an initializer is: a file relative to its model's directory, and a
+// Place is the location of an initializer's data: a file relative to its model's directory, and a
 // range of bytes.
 type Place struct {
 	File         string
@@ -87,12 +87,12 @@ type compiling struct {
 	Compilation
 	callSequence
 	options handle
-	pins    runtime.Pinner // of what ORT keeps pointers to until the model is compiled
+	pins    runtime.Pinner // pins memory that ORT has pointers to until the model is compiled
 
 	allocator handle
 	buffer    handle
 	size      uintptr
-	failed    error // of a callback: what it said itself
+	failed    error // error of a callback
 }
 
 func (k *compiling) setFiles() {
@@ -110,7 +110,7 @@ func (k *compiling) setFiles() {
 	case k.Write != nil:
 		k.do(fnSetOutputWriteFunc, k.options, handle(purego.NewCallback(k.write)), nil)
 	case k.Buffer:
-		k.do(fnGetAllocatorWithDefaultOptions, &k.allocator) // ORT's own: not to be released
+		k.do(fnGetAllocatorWithDefaultOptions, &k.allocator) // owned by ORT, not released
 		k.pins.Pin(k)
 		k.do(fnSetOutputModelBuffer, k.options, k.allocator, &k.buffer, &k.size)
 	}
@@ -137,8 +137,8 @@ func (k *compiling) setContext() {
 	}
 }
 
-// write is an OrtWriteBufferFunc. Callbacks are never freed, and a process has 2000 of them at
-// most: this is for processes that compile a few models.
+// write is an OrtWriteBufferFunc. Callbacks are never freed, and a process can have only 2000, so
+// use this in processes that compile few models.
 func (k *compiling) write(_, data handle, size uintptr) handle {
 	return k.status(k.Write(bytesAt(data, size)))
 }
@@ -159,15 +159,15 @@ func (k *compiling) locate(_, name, value, source, out handle) handle {
 	if err != nil || place == nil {
 		return k.status(err)
 	}
-	var info handle // ORT's from here on
+	var info handle // owned by ORT from here on
 	if c.do(fnCreateExternalInfo, place.File, place.Offset, int(place.Size), &info) {
 		*(*handle)(pointer(out)) = info
 	}
 	return k.status(c.err)
 }
 
-// status makes an OrtStatus of a callback's error, which is kept besides, for ORT may put it into
-// words of its own.
+// status makes an OrtStatus of a callback's error. It also keeps the error, because ORT may replace
+// the text.
 func (k *compiling) status(err error) handle {
 	if err == nil {
 		return 0
@@ -179,7 +179,7 @@ func (k *compiling) status(err error) handle {
 	return handle(k.raw(fnCreateStatus, fail, err.Error()))
 }
 
-// bytesAt makes C memory readable, for as long as it is there.
+// bytesAt returns C memory as a slice, valid as long as the memory.
 func bytesAt(h handle, size uintptr) []byte {
 	if h == 0 || size == 0 {
 		return nil
@@ -187,9 +187,9 @@ func bytesAt(h handle, size uintptr) []byte {
 	return unsafe.Slice((*byte)(pointer(h)), size)
 }
 
-// AddExternalFiles gives the session the contents of external data files, by the names under which
-// the model knows them, so that it opens none of them. ORT reads them while a session is created,
-// which must be before free is called.
+// AddExternalFiles sets the contents of external data files by their names in the model, so that
+// ORT opens no file. Call free only after the session is created, because ORT reads the contents
+// until then.
 func (o *SessionOptions) AddExternalFiles(files map[string][]byte) (free func(), err error) {
 	pins := &runtime.Pinner{}
 	var names []string
@@ -198,7 +198,7 @@ func (o *SessionOptions) AddExternalFiles(files map[string][]byte) (free func(),
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		data := files[name]
 		if len(data) == 0 {
-			continue // nothing can be in it
+			continue // no initializer can be in it
 		}
 		names, contents, sizes = append(names, name), append(contents, handle(pinned(pins, data))),
 			append(sizes, int64(len(data)))

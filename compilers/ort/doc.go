@@ -2,8 +2,8 @@
 // vendor libraries into the calling process, and importing it makes a program dynamic.
 //
 // The package covers what the worker needs: open a library, register EP libraries, list devices,
-// compile by the compile API, open sessions, run them on tensors, ask for verdicts. [Open] gives an
-// [API]; everything hangs on it.
+// compile by the compile API, open sessions, run them on tensors, ask for verdicts. Start with
+// [Open], which returns an [API].
 //
 // Every call into C goes through [API.call], which pins each Go pointer, string and array for the
 // length of the call. Nothing else in the package turns a Go pointer into an integer. (A conversion
@@ -12,8 +12,8 @@
 //
 // Functions are found by their position in ORT's function tables, which only ever grow at the end.
 // functions.go lists each with its name and the version that it came with; a test compares the
-// positions with the public header by way of a C compiler. GetApi gives the same table whatever
-// version is asked for, so each call is gated on the version that the library states.
+// positions with the public header by way of a C compiler. GetApi returns the same table for all
+// versions, so each call is checked against the version that the library states.
 //
 // Methods may be called from several goroutines; objects are not to be used after Release. It works
 // on Linux, on amd64 and arm64.

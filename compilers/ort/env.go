@@ -32,8 +32,9 @@ var severities = []string{"verbose", "info", "warning", "error", "fatal"}
 
 const warningLevel, errorLevel = 2, 3
 
-// NewEnv creates the environment. Messages from level warning on go to log, one line each, and the
-// text of errors also to failed, if that is not nil; ORT calls from several threads at once.
+// NewEnv creates the environment. It writes messages of warnings and errors to log, one line each,
+// and calls failed, if not nil, with the text of errors. ORT calls both from several threads at
+// once.
 func (a *API) NewEnv(log io.Writer, failed func(text string)) (*Env, error) {
 	callback := purego.NewCallback(func(_ uintptr, severity int32, category, _, where,
 		message handle) uintptr {
@@ -122,8 +123,8 @@ func (e *Env) Compatibility(devices []Device, info string) (int, error) {
 	return int(verdict), err
 }
 
-// Release ends the environment. Only for processes that go on: at exit it is safer to leave it, for
-// EP libraries may still have threads.
+// Release ends the environment. Do not call it at exit, because EP libraries may still have threads
+// that use it.
 func (e *Env) Release() { e.api.raw(fnReleaseEnv, e.ptr) }
 
 func pointers(devices []Device) []handle {
@@ -184,7 +185,7 @@ func (o *SessionOptions) SetGraphOptimization(name string) error {
 	return o.env.api.do(fnSetSessionGraphOptLevel, o.ptr, level)
 }
 
-// Release ends the options; sessions made with them go on.
+// Release ends the options; sessions made with them stay valid.
 func (o *SessionOptions) Release() { o.env.api.raw(fnReleaseSessionOptions, o.ptr) }
 
 // Level returns GraphOptimizationLevel's number for a name: disable_all, basic, extended, layout,

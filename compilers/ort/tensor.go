@@ -87,8 +87,8 @@ func (c *callSequence) bytesOf(value handle) []byte {
 	return bytesAt(data, size)
 }
 
-// Run computes all outputs. Data of the inputs must not change meanwhile; the outputs' data is a
-// copy.
+// Run computes all outputs. Data of the inputs must not change during the call; the outputs' data
+// is a copy.
 func (s *Session) Run(inputs []Tensor) ([]Tensor, error) {
 	api := s.env.api
 	var memory handle
@@ -97,8 +97,8 @@ func (s *Session) Run(inputs []Tensor) ([]Tensor, error) {
 		return nil, err
 	}
 	defer api.raw(fnReleaseMemoryInfo, memory)
-	// The tensors' memory is Go's, and ORT reads it after the call that hands it over: it stays
-	// pinned until the values are released.
+	// ORT reads the tensors' Go memory after the call that passes it, so it stays pinned until the
+	// values are released.
 	var pins runtime.Pinner
 	defer pins.Unpin()
 	var names []string

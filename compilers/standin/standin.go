@@ -28,8 +28,8 @@ var addEP = sync.OnceValue(func() error { return compilers.AddEPs([]byte(Table))
 type Compiler struct {
 	// Fault is the misbehaviour of every job that names none in its option "fault".
 	Fault Fault
-	// Broken is a machine on which also the smallest model fails, in the way of Fault. Without it
-	// faults are those of models.
+	// Broken lets also the smallest model fail with Fault, as on a broken machine. Without it only
+	// other models fail.
 	Broken bool
 	// Delay is how long each compile takes. Cancelling ends it at once.
 	Delay time.Duration
@@ -39,10 +39,10 @@ type Compiler struct {
 	CompileSeconds float64
 	// LoadCPU and AgainstCPU are the processor seconds that checks with CheckJob.Against report.
 	LoadCPU, AgainstCPU float64
-	// CheckFault, where it gives a result, is the result of a Check: a machine on which nothing
-	// loads, or a device that is not there.
+	// CheckFault, if it returns a result, replaces that of Check, for a machine on which no build
+	// loads, or without the device.
 	CheckFault func(compilers.CheckJob) *compilers.CheckResult
-	// Comparison, where there is one, is what every comparison with a source model finds.
+	// Comparison, if not nil, returns the result of every comparison with a source model.
 	Comparison func(compilers.VerifyJob) compilers.VerifyResult
 	// Limits bound the output, as for the real compiler.
 	Limits compilers.Limits

@@ -1,11 +1,10 @@
 // Package workerproto holds the messages between epcached and its worker process, epcached-ort.
 //
-// The worker reads one [Request] from descriptor 3, and where that says so waits there for its
-// model, or for the request proper, and writes [Event] records to descriptor 4, each as one line of
-// JSON. Standard output and standard error belong to the vendor's code. The last event carries a
-// Result or a Refusal; a worker that ends without one has crashed, whatever its exit status says.
-// Both ends bound what they read: a request by [MaxRequest], an event by [MaxEvent], the whole
-// dialogue by [MaxEvents].
+// The worker reads one [Request] from descriptor 3, and if that says so waits there until its model
+// exists. It writes [Event] records to descriptor 4, each as one line of JSON. Standard output and
+// standard error belong to the vendor's code. The last event carries a Result or a Refusal; a
+// worker that ends without one has crashed, regardless of its exit status. Both ends bound what
+// they read: a request by [MaxRequest], an event by [MaxEvent], the whole dialogue by [MaxEvents].
 //
 // Both programs are built from the same tree and installed together, so the messages carry one
 // version number and no history: a worker of another version refuses.
@@ -36,14 +35,13 @@ const (
 	ExitProtocol = 61 // the request could not be read, or the answer not be written
 	ExitSetup    = 62 // the worker's own process could not be prepared
 
-	// ExitSignal and above: a signal ended the worker, and its number is added. The process that
-	// looks after a worker cannot end as the worker did.
+	// ExitSignal plus a number: that signal ended the worker. The supervising process cannot end by
+	// the same signal itself.
 	ExitSignal = 128
 )
 
-// Where a worker finds a model that it is given as an open file: a link at the model's path leads
-// to ModelLink. The descriptor stays open in programs that the worker starts, so that they find it
-// there too.
+// A model that is an open file: a link at the model's path leads to ModelLink. The descriptor stays
+// open in programs that the worker starts, so that they can open it too.
 const (
 	ModelFD   = 5
 	ModelLink = "/proc/self/fd/5"
@@ -65,13 +63,13 @@ const (
 	MaxErrorText = 1 << 10
 )
 
-// The jobs that a request asks for.
+// The kinds of requests.
 const (
 	Probe         = "probe"
 	Compile       = "compile"
 	Load          = "load"
 	Compatibility = "compatibility"
-	TrySandbox    = "try"     // try what the worker is kept from; loads no library
+	TrySandbox    = "try"     // test the sandbox; loads no library
 	Compare       = "compare" // run a graph and the model that it was compiled from
 	Command       = "command" // run a vendor's own compiler; loads no library
 )
@@ -85,11 +83,11 @@ const (
 	PhaseRunning     = "running"
 )
 
-// Request is what one worker process is to do. All paths are absolute, but for the models that the
-// daemon has compiled: those are relative to the worker's working directory.
+// Request is the work of one worker process. All paths are absolute, except those of models to
+// compile, which are relative to the worker's working directory.
 type Request struct {
 	Version    int
-	Do         string // one of the words above
+	Do         string // one of the kinds above
 	ORTLibrary string
 	EPs        []EP
 
@@ -99,26 +97,27 @@ type Request struct {
 	Embed   bool    // Compile
 	Keep    Keep    // Compile
 	Options Session // Compile, Load, Compare
-	// Compile, Load: further models, in order, in the same process. Compile: all share one context
-	// binary
+	// Share has, for Compile and Load, more models in order, for the same process. In Compile all
+	// share one context binary.
 	Share []Member
-	// Load: the model that Model was compiled from, loaded after it to compare both; "": none
+	// Against is, for Load, the source of Model, which is loaded after it to compare both; "":
+	// none.
 	Against string
 	Infos   []string // Compatibility: the strings to judge
 
-	Most float64 // Compare: by which a value may differ; the source model is the only one of Share
+	Most float64 // Compare: tolerance of values; the source model is the only one of Share
 
-	Zeros int64 // Load: size of free dimensions with which it is then run on zeros; 0: it is not
-	// Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
+	Zeros int64 // Load: size of free dimensions for running it on zeros; 0: not run
+	// Waits: for Compile and Load, the model does not exist yet; [WriteGo] follows when it does.
 	Waits  bool
-	Beside bool // Load: the EPs are registered before that: none of them keeps a device for itself
+	Beside bool // Load: register the EPs before that, because none of them locks a device
 
 	Args []string // Command: the program, an absolute path, and its arguments
-	// Command: the beginning of what it prints to standard output is wanted; else that goes where
-	// its errors go, in the order of both
+	// CaptureOutput: for Command, return the beginning of standard output. Otherwise that goes to
+	// the same pipe as standard error.
 	CaptureOutput bool
 
-	// Not sent. Fill gives Args once it is known at which path the worker finds the model.
+	// Not sent. Fill returns Args when the worker's path of the model is known.
 	Fill func(model string) []string `json:"-"`
 	Read []string                    `json:"-"` // directories and files that the worker may read
 
@@ -126,25 +125,25 @@ type Request struct {
 	// Model.
 	ModelFile *os.File `json:"-"`
 
-	AnyCall bool `json:"-"` // not sent: it may make calls that are not known, too
+	AnyCall bool `json:"-"` // not sent: allow unknown system calls
 
 	// not sent: files whose directories the worker may read, besides those of the libraries and the
 	// model
 	Readable []string `json:"-"`
 }
 
-// Member is a further model of a request, beside Model and Output.
+// Member is a model of a request after the first one.
 type Member struct {
 	Model  string
 	Output string // Compile
 }
 
-// Keep says where initializers go that stay outside of contexts. Without any of it they go into the
+// Keep says where to store initializers that are not in contexts. The zero value means in the
 // graph.
 type Keep struct {
-	File      string // base name of the file that gets them
-	Threshold int64  // bytes; smaller ones go into the graph all the same
-	InSource  bool   // what the source model has in files stays there
+	File      string // base name of the file for them
+	Threshold int64  // in bytes; smaller initializers are stored in the graph
+	InSource  bool   // initializers in files of the source model stay there
 }
 
 // EP is an EP of a request.
@@ -157,7 +156,7 @@ type EP struct {
 	Options map[string]string // provider options
 }
 
-// Session is what goes into ORT's session options.
+// Session has the session options for ORT.
 type Session struct {
 	SessionOptions             map[string]string `json:"Entries"`
 	FreeDimensions             map[string]int64
@@ -165,61 +164,62 @@ type Session struct {
 	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
 }
 
-// Event is one record from the worker: exactly one field is set, but for those that go with
-// another.
+// Event is one record from the worker: exactly one field is set, except for those that belong to
+// another one.
 type Event struct {
 	Phase string `json:",omitempty"`
-	// with Phase: which of Model and Share it is about, from 1
+	// Member belongs to Phase: the model that it concerns, Model being 1.
 	Member int `json:",omitempty"`
-	// what was registered and chosen, before it is used: known even if the use crashes
+	// EPs has the registered EPs and chosen devices. It is sent before they are used, because that
+	// may crash.
 	EPs []EPResult `json:",omitempty"`
-	// with EPs: bytes, resident, that the worker took until then
+	// Memory belongs to EPs: resident bytes of the worker so far.
 	Memory  int64    `json:",omitempty"`
 	Result  *Result  `json:",omitempty"`
 	Refusal *Refusal `json:",omitempty"`
 }
 
-// Result ends a request that was done.
+// Result ends a successful request.
 type Result struct {
 	ORTVersion string
 	ORTBuild   string // ONNX Runtime's own build information
 	EPs        []EPResult
-	Seconds    float64 // of the part that the request is about: compile, load
+	Seconds    float64 // time of the compile or the load
 	Verdicts   []int   // Compatibility: one per string
 	// Load with Against: processor seconds of one load of each form
 	LoadCPU    []float64 `json:",omitempty"`
 	PeakMemory int64     // bytes, resident, of the worker so far
 	Confined   *Confined `json:",omitempty"` // Try
 	Compared   *Compared `json:",omitempty"` // Compare
-	// what ONNX Runtime logged as errors: the first ones, each once
+	// Errors has the first errors that ONNX Runtime logged, without duplicates.
 	Errors []string `json:",omitempty"`
 	// Command: the beginning of what it printed to standard output
 	Printed string `json:",omitempty"`
 	NotRun  string `json:",omitempty"` // Load with Zeros: why there is no such input
 }
 
-// Compared is what a comparison found.
+// Compared is the result of a comparison.
 type Compared struct {
-	Difference string // the first one; empty: there is none
-	Without    string // why there is nothing to compare with; empty: there is
-	Outputs    int    // that were compared
+	Difference string // the first difference; empty if there is none
+	Without    string // why the outputs could not be compared; empty if they were
+	Outputs    int    // number of compared outputs
 }
 
-// EPResult is what became of one EP of the request.
+// EPResult is the outcome of one EP of the request.
 type EPResult struct {
 	Name    string
 	Library string
 	Version string // the EP's own metadata, "version"; not always informative
-	// Probe: all that the library lists under Name; else those that were chosen
+	// Devices has, for Probe, all that the library lists under Name, otherwise the chosen ones.
 	Devices []DeviceFacts
 	Error   string // Probe: why it could not be registered
-	Err     error  `json:"-"` // how the worker ended that has no answer; its text is Error
+	Err     error  `json:"-"` // why the worker ended without an answer; Error has the text
 }
 
 // Refusal ends a request that ORT, the EP or the worker itself turned down.
 type Refusal struct {
 	Doing string
-	Code  int // OrtErrorCode; -1: the worker's own words
+	Code  int // OrtErrorCode; -1: refused by the worker itself
 	Text  string
 }
 
@@ -233,9 +233,9 @@ type DeviceFacts struct {
 	DeviceMetadata map[string]string
 }
 
-// Preparation is the worker's only argument after "prepare": the limits that it puts on itself
-// before it starts again as "work". They cannot be set from outside between fork and exec without
-// cgo, and a stack limit takes effect only in a new program. Zero leaves a limit as it is.
+// Preparation is the worker's only argument after "prepare": the limits that it sets for itself
+// before it executes itself again as "work". The daemon cannot set them between fork and exec
+// without cgo, and a stack limit takes effect only in a new program. Zero leaves a limit unchanged.
 type Preparation struct {
 	Data      uint64 // bytes of private writable memory
 	FileSize  uint64 // bytes of each file
@@ -244,18 +244,18 @@ type Preparation struct {
 	CPU       uint64 // seconds of processor time of each process
 	Processes uint64 // processes and threads of the user: only for a user that has no others
 	Nice      int
-	// disk and, where sessions share the processor, session: at the lowest priority too
+	// Idle sets the lowest I/O priority too, and with autogroups that of the session.
 	Idle bool
 
-	Group bool // its group reads, writes and removes what it makes
+	Group bool // its group may read, write and remove the files that it makes
 	Model bool // descriptor 5 is a model that the worker may read, and gets as ModelFD
-	// it is the first process of a pid namespace, and what it leaves ends with it
+	// First: it is the first process of a pid namespace, with which the others end.
 	First   bool
-	Confine *Confinement // nil: it may do what its user may
+	Confine *Confinement // nil: no sandbox
 }
 
-// Messages from the daemon to an instance of the workers' unit. Handle brings the descriptors of
-// the worker from 2 on, and precedes its Launch. The end of the connection ends the worker.
+// Messages from the daemon to an instance of the workers' unit. Handle carries the worker's
+// descriptors from 2 on, and precedes its Launch. Closing the connection ends the worker.
 const (
 	Handle = 'h'
 	Raise  = 'r' // gives the worker the usual priority
@@ -265,28 +265,29 @@ const (
 type Launch struct {
 	Dir string // working directory, in the job's directory
 	Env []string
-	// the Preparation, as JSON; "": only what workers left there is opened to the group
+	// Prepare is the Preparation as JSON. If it is "", the instance starts no worker, and only
+	// opens the files that workers left in Dir to the group.
 	Prepare string
 }
 
-// ExitReport is the last that an instance says.
+// ExitReport is the last message of an instance.
 type ExitReport struct {
 	Status      int           // the worker's exit status
 	CPU         time.Duration // of all its processes
-	OutOfMemory bool          // one was killed for the memory limit of the unit
+	OutOfMemory bool          // a process was killed at the memory limit of the unit
 }
 
-// Confinement is what a worker may reach, as far as the kernel can keep it to that.
+// Confinement is the access of a worker, as far as the kernel can enforce it.
 type Confinement struct {
 	// Absolute paths of directories and files; missing ones are left out.
 	Read    []string // read and executed
 	Write   []string // written as well
 	Network bool     // it may use the network
-	Known   bool     // it makes the known calls only
-	Reads   bool     // it makes nothing: it has no use for other modes of files
+	Known   bool     // allow the known system calls only
+	Reads   bool     // it only reads, so changes of file modes are refused too
 }
 
-// Confined is what a worker found out about its own confinement, by trying.
+// Confined is the result of a worker's test of its own sandbox.
 type Confined struct {
 	Reads      bool  // it read the file at Request.Model, which is outside
 	Writes     bool  // it made the file at Request.Output, which is outside
@@ -294,7 +295,7 @@ type Confined struct {
 	Landlock   int   // ABI that the kernel offers; 0: none
 	Seccomp    bool  // a filter is in effect
 	Namespace  bool  // it has a pid namespace of its own
-	Memory     int64 // bytes, that its cgroup bounds; 0: it does not
+	Memory     int64 // memory limit of its cgroup in bytes; 0: none
 	Privileged bool  // it has a capability beyond reading and writing files
 	UID        uint32
 }
@@ -307,12 +308,12 @@ type DeviceSelector struct {
 	Metadata map[string]string // each pair must be in the EP's or the hardware device's metadata
 }
 
-// IsVirtual is the metadata key of a device that is not in this machine, with the value "1": an EP
-// that knows such devices compiles for them, and their builds do not load here. Only a selector
-// that asks for it matches one.
+// IsVirtual is the metadata key, with the value "1", of a device that this machine does not have.
+// Some EPs compile for such devices, and the builds do not load here. Only a selector with this key
+// matches one.
 const IsVirtual = "is_virtual"
 
-// Virtual reports whether the device is one that is not in this machine.
+// Virtual reports whether the selector is for a device that this machine does not have.
 func (s DeviceSelector) Virtual() bool { return s.Metadata[IsVirtual] == "1" }
 
 // Fits reports whether the selector matches a device.
@@ -344,7 +345,7 @@ func (s DeviceSelector) String() string {
 	return describeDevice(cmp.Or(strings.ToUpper(s.Type), "device"), more)
 }
 
-// Listed describes devices by all by which the selector may distinguish them.
+// Listed describes devices by all fields that selectors compare.
 func (s DeviceSelector) Listed(devices []DeviceFacts) string {
 	if len(devices) == 0 {
 		return "none"
@@ -403,11 +404,11 @@ func ReadRequest(r *bufio.Reader) (Request, error) {
 
 type goMessage struct{ Go bool }
 
-// WriteGo notifies a waiting worker that the model is there.
+// WriteGo tells a waiting worker that the model exists.
 func WriteGo(w io.Writer) error { return writeLine(w, goMessage{true}, MaxRequest) }
 
-// ReadGo waits for WriteGo. io.ErrUnexpectedEOF means that the caller gave up. The reader has to be
-// that of ReadRequest.
+// ReadGo waits for WriteGo. It fails with io.ErrUnexpectedEOF if the daemon gave up. r must be the
+// reader of ReadRequest.
 func ReadGo(r *bufio.Reader) error {
 	line, err := readLine(r, MaxRequest)
 	if err != nil {
@@ -420,7 +421,8 @@ func ReadGo(r *bufio.Reader) error {
 	return nil
 }
 
-// Send writes a Launch or an ExitReport; the first ExitReport of an instance says that it runs.
+// Send writes a Launch or an ExitReport; the first ExitReport of an instance only says that it
+// runs.
 func Send(w io.Writer, v any) error { return writeLine(w, v, MaxRequest) }
 
 // Receive reads a message that Send wrote.
@@ -435,8 +437,8 @@ func Receive(r *bufio.Reader, v any) error {
 // WriteEvent sends one event.
 func WriteEvent(w io.Writer, e Event) error { return writeLine(w, e, MaxEvent) }
 
-// ReadEvents reads events until one ends the request, and returns that one; those before it go to
-// each as they come. io.ErrUnexpectedEOF means that the worker ended before it had an answer.
+// ReadEvents reads events until one ends the request, and returns it. It calls each with the events
+// before. It fails with io.ErrUnexpectedEOF if the worker ended without an answer.
 func ReadEvents(r io.Reader, each func(Event)) (Event, error) {
 	lines := bufio.NewReader(r)
 	for range MaxEvents {
@@ -485,7 +487,7 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 		case errors.Is(err, bufio.ErrBufferFull):
 			continue
 		case errors.Is(err, io.EOF):
-			// messages end with a line feed: a shorter one was cut off
+			// messages end with a line feed, so this one is truncated
 			return nil, io.ErrUnexpectedEOF
 		default:
 			return nil, err

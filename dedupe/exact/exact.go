@@ -111,7 +111,7 @@ func (m *Matcher) slot(hash uint64) (slot int, tag uint64) {
 	return int(mixed>>20) & (len(m.slots) - 1), mixed << placeBits
 }
 
-// from returns the rest of the file that has the place, from there on.
+// from returns the rest of the file that contains the position, beginning there.
 func (m *Matcher) from(place int64) []byte {
 	i := sort.Search(len(m.ends), func(i int) bool { return m.ends[i] > place })
 	return m.files[i][int64(len(m.files[i]))-(m.ends[i]-place):]
