@@ -227,7 +227,7 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 	if err != nil {
 		return err
 	}
-	defer target.Close() // read-only: nothing can be lost
+	defer target.Close() // opened for reading, so no data can be lost
 	var candidates []match.Candidate
 	for _, other := range with[:min(len(with), dedupe.MaxBases-1)] {
 		s, err := q.forms.OpenUnverified(other.Digest)
